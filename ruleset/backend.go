@@ -1,0 +1,137 @@
+package ruleset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"time"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Backend is a data plane, or anything else that follows the ruleset. See the
+// package documentation for how to write one.
+//
+// Apply makes the data plane agree with d. It is called by one goroutine at a
+// time for each [Cursor] and must not keep d.Changes. It must be idempotent: a
+// delta whose Apply failed is offered again, merged with what came since. It
+// returns
+//
+//   - nil: everything in d is in effect;
+//   - a [*PartialError] (perhaps wrapped): everything but the Services it names is;
+//   - an error that is [ErrNeedFull]: nothing can be said of the data plane, the
+//     whole state is offered at once;
+//   - any other error: nothing in d is acknowledged; all of it is offered again.
+type Backend interface {
+	Apply(ctx context.Context, d *Delta) error
+}
+
+// BackendFunc is a function that is a [Backend].
+type BackendFunc func(context.Context, *Delta) error
+
+// Apply calls f.
+func (f BackendFunc) Apply(ctx context.Context, d *Delta) error { return f(ctx, d) }
+
+// ErrNeedFull is returned by a [Backend] that cannot go on from what it has, for
+// example because its tables were deleted, and wants the whole state.
+var ErrNeedFull = errors.New("ruleset: backend needs the full state")
+
+// PartialError is returned by a [Backend] that could apply a delta but for some
+// Services.
+type PartialError struct {
+	// Failed says why, for each Service that failed.
+	Failed map[tracker.Key]error
+}
+
+// Error names the first few Services that failed and why.
+func (e *PartialError) Error() string {
+	keys := make([]tracker.Key, 0, len(e.Failed))
+	for k := range e.Failed {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, tracker.Key.Compare)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d services failed", len(keys))
+	for i, k := range keys {
+		if i == 3 {
+			b.WriteString("; ...")
+			break
+		}
+		fmt.Fprintf(&b, "; %s: %v", k, e.Failed[k])
+	}
+	return b.String()
+}
+
+// Unwrap returns the errors of all Services.
+func (e *PartialError) Unwrap() []error {
+	out := make([]error, 0, len(e.Failed))
+	for _, err := range e.Failed {
+		out = append(out, err)
+	}
+	return out
+}
+
+// Delta is what one backend must do to agree with the ruleset.
+type Delta struct {
+	// Full means that Changes holds every Service there is, each with Old as last
+	// acknowledged (nil if never), plus those to be removed; and that whatever else
+	// the data plane holds is stale and must go.
+	Full bool
+	// Gen is the ruleset's generation that this delta leads to. It only grows.
+	Gen uint64
+	// Node is the node as it is now, never nil. OldNode is what the backend last
+	// acknowledged, nil at first; it is the same pointer as Node when nothing
+	// changed. A [*PartialError] acknowledges Node.
+	Node, OldNode *Node
+	// Changes is sorted by key unless Full.
+	Changes []Change
+	// Triggers is the causes of the endpoint changes in this delta that were not
+	// acknowledged before, for measuring network programming latency.
+	Triggers []Trigger
+}
+
+// Trigger says when changes to a Service's endpoints were caused.
+type Trigger struct {
+	Service types.NamespacedName
+	Times   []time.Time
+}
+
+// Field is a set of bits that say what differs between two [Service] values.
+type Field uint8
+
+// What can differ. A Service that is new, gone, or whose last attempt failed has
+// all bits.
+const (
+	// FieldFrontends: some frontend was added, removed or treats connections
+	// differently.
+	FieldFrontends Field = 1 << iota
+	// FieldCluster and FieldLocal: the pool's endpoints, or something about one.
+	FieldCluster
+	FieldLocal
+	// FieldAffinity: the affinity timeout.
+	FieldAffinity
+	// FieldOther: anything else about the ServicePort or its endpoints, such as a
+	// health-check node port, an extension, or an endpoint in no pool.
+	FieldOther
+
+	FieldAll = FieldFrontends | FieldCluster | FieldLocal | FieldAffinity | FieldOther
+)
+
+// Change is what happened to one Service.
+type Change struct {
+	Key tracker.Key
+	// Old is what the backend last acknowledged, nil if nothing. New is what must
+	// be, nil if the Service is gone. They are never both nil, unless Attempted is
+	// not empty.
+	Old, New *Service
+	// What tells in what they differ.
+	What Field
+	// Attempted is what was offered since Old and failed, oldest first: parts of
+	// it may be in effect. It is almost always empty.
+	Attempted []*Service
+}
