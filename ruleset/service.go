@@ -21,6 +21,10 @@ type Service struct {
 	// Selection is the endpoints: Selection.Cluster and Selection.Local are the
 	// two pools a [Frontend] can send to.
 	Selection tracker.Selection
+	// Endpoints is every known endpoint of the port, whatever its conditions:
+	// also those in no pool, such as one that is terminating and still serves the
+	// connections it has. It is shared with the tracker.
+	Endpoints []*tracker.Endpoint
 	// Frontends is where clients reach the Service: the cluster IP first, then
 	// external IPs, load-balancer IPs and the NodePort. No two have the same
 	// address and port.
