@@ -1,0 +1,64 @@
+package endpointslice
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// ParseAddr parses an IP address as Kubernetes has always accepted them in its
+// APIs: parts of an IPv4 address may have leading zeros, which are ignored and do
+// not mean octal ("172.30.0.041" is 172.30.0.41; KEP-4858), and an IPv4-mapped
+// IPv6 address is the IPv4 address. An IPv6 zone is not accepted.
+func ParseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		if a, ok := parseSloppy(s); ok {
+			return a, nil
+		}
+		return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
+	}
+	if a.Zone() != "" {
+		return netip.Addr{}, fmt.Errorf("%q: an address with a zone cannot be used", s)
+	}
+	return a.Unmap(), nil
+}
+
+// parseSloppy parses what netip refuses for the leading zeros of its IPv4 part,
+// which may be the tail of an IPv6 address.
+func parseSloppy(s string) (netip.Addr, bool) {
+	tail := strings.LastIndexByte(s, ':') + 1
+	var ip [4]byte
+	rest := s[tail:]
+	for i := range ip {
+		part := rest
+		if i < 3 {
+			var ok bool
+			if part, rest, ok = strings.Cut(rest, "."); !ok {
+				return netip.Addr{}, false
+			}
+		}
+		n := 0
+		if part == "" {
+			return netip.Addr{}, false
+		}
+		for _, c := range []byte(part) {
+			if c < '0' || c > '9' {
+				return netip.Addr{}, false
+			}
+			if n = n*10 + int(c-'0'); n > 255 {
+				return netip.Addr{}, false
+			}
+		}
+		ip[i] = byte(n)
+	}
+	v4 := netip.AddrFrom4(ip)
+	if tail == 0 {
+		return v4, true
+	}
+	a, err := netip.ParseAddr(s[:tail] + v4.String())
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	return a.Unmap(), true
+}

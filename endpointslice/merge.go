@@ -1,0 +1,143 @@
+package endpointslice
+
+import "slices"
+
+// merged returns the endpoints of all slices of a Service and whether they differ
+// from those taken. What does not differ is what was taken.
+func (c *Cache[E]) merged(svc *service[E]) (ports []Port[E], changed bool) {
+	if len(svc.slices) == 1 {
+		ports = svc.slices[0].ports
+	} else {
+		ports = c.mergeSlices(svc.slices)
+	}
+	return c.settle(ports, svc.taken)
+}
+
+// mergeSlices returns new ports; lists that only one slice has are that slice's.
+func (c *Cache[E]) mergeSlices(from []*slice[E]) []Port[E] {
+	all := c.lists
+	for _, s := range from {
+		for i := range s.ports {
+			all = append(all, &s.ports[i])
+		}
+	}
+	c.lists = all
+	// The sort is stable, so that ports that are the same stay in order of their
+	// slices' names.
+	slices.SortStableFunc(all, (*Port[E]).compare)
+	var out []Port[E]
+	for len(all) > 0 {
+		n := 1
+		for n < len(all) && all[n].compare(all[0]) == 0 {
+			n++
+		}
+		port := *all[0]
+		if n > 1 {
+			port.Endpoints = c.mergeLists(all[:n])
+		}
+		out = append(out, port)
+		all = all[n:]
+	}
+	c.lists = tidied(c.lists)
+	return out
+}
+
+// mergeLists merges sorted lists, the preferred of equal addresses surviving.
+func (c *Cache[E]) mergeLists(ports []*Port[E]) []*E {
+	list := c.list
+	for _, p := range ports {
+		list = append(list, p.Endpoints...)
+	}
+	slices.SortStableFunc(list, func(a, b *E) int {
+		x, xr := c.config.Key(a)
+		y, yr := c.config.Key(b)
+		if d := x.Compare(y); d != 0 {
+			return d
+		}
+		return int(yr) - int(xr)
+	})
+	unique := slices.CompactFunc(list, func(a, b *E) bool {
+		x, _ := c.config.Key(a)
+		y, _ := c.config.Key(b)
+		return x == y
+	})
+	out := slices.Clone(unique)
+	c.list = tidied(list)
+	return out
+}
+
+// settle replaces in ports whatever was already taken by what was, so that an
+// endpoint that was changed and changed back, or that moved to another slice, is
+// still the same one.
+func (c *Cache[E]) settle(ports, taken []Port[E]) (out []Port[E], changed bool) {
+	changed = len(ports) != len(taken)
+	cloned := false // ports may be a slice's own
+	j := 0
+	for i := range ports {
+		p := &ports[i]
+		for j < len(taken) && taken[j].compare(p) < 0 {
+			j++
+		}
+		if j == len(taken) || taken[j].compare(p) != 0 {
+			changed = true
+			continue
+		}
+		list := c.settleList(p.Endpoints, taken[j].Endpoints)
+		if &list[0] != &taken[j].Endpoints[0] {
+			changed = true
+		}
+		if &list[0] != &p.Endpoints[0] {
+			if !cloned {
+				ports, cloned = slices.Clone(ports), true
+			}
+			ports[i].Endpoints = list
+		}
+	}
+	if !changed {
+		return taken, false
+	}
+	return ports, true
+}
+
+// settleList returns taken if list says the same, else list, or a copy of it if
+// something in it is to be replaced.
+func (c *Cache[E]) settleList(list, taken []*E) []*E {
+	if len(list) == len(taken) && &list[0] == &taken[0] {
+		return taken
+	}
+	same := len(list) == len(taken)
+	out := list
+	j := 0
+	for i, e := range list {
+		if i < len(taken) && taken[i] == e {
+			// By far the most common case costs no look at the endpoint.
+			continue
+		}
+		addr, _ := c.config.Key(e)
+		var was *E
+		for ; j < len(taken); j++ {
+			a, _ := c.config.Key(taken[j])
+			if d := a.Compare(addr); d > 0 {
+				break
+			} else if d == 0 {
+				was = taken[j]
+				j++
+				break
+			}
+		}
+		if was == nil || was != e && !c.config.Equal(was, e) {
+			same = false
+			continue
+		}
+		if was != e {
+			if &out[0] == &list[0] {
+				out = slices.Clone(list)
+			}
+			out[i] = was
+		}
+	}
+	if same {
+		return taken
+	}
+	return out
+}

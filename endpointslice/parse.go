@@ -1,0 +1,169 @@
+package endpointslice
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+)
+
+// ErrInvalid is what every error given to [Config.Report] is that is about the
+// object itself, and no error that [Config.Make] returned.
+var ErrInvalid = errors.New("endpointslice: invalid")
+
+// parsedEndpoint is an endpoint of the slice at hand; its Addr has port 0.
+type parsedEndpoint struct {
+	Endpoint
+	index int // in the slice's Endpoints
+}
+
+// parsedPort is a usable port of the slice at hand.
+type parsedPort struct {
+	name     string
+	protocol v1.Protocol
+	number   uint16
+}
+
+func (p parsedPort) compare(o parsedPort) int {
+	return cmp.Or(
+		strings.Compare(p.name, o.name),
+		strings.Compare(string(p.protocol), string(o.protocol)),
+		cmp.Compare(p.number, o.number),
+	)
+}
+
+// problems collects what was wrong with one slice, so that a slice of a thousand
+// bad endpoints is reported once and not a thousand times.
+type problems struct {
+	first error
+	more  int
+}
+
+func (p *problems) add(err error) {
+	if p.first == nil {
+		p.first = err
+	} else {
+		p.more++
+	}
+}
+
+func (p *problems) err() error {
+	if p.more > 0 {
+		return fmt.Errorf("%w (and %d more like it)", p.first, p.more)
+	}
+	return p.first
+}
+
+// parsePorts returns the usable ports, sorted, each once.
+func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
+	out := c.numbers
+	var bad problems
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if p.Name == nil {
+			bad.add(fmt.Errorf("%w: port %d has no name, not even an empty one", ErrInvalid, i))
+			continue
+		}
+		if p.Port == nil || *p.Port == 0 {
+			// It stands for all ports, which is of no use behind a Service.
+			continue
+		}
+		if *p.Port < 0 || *p.Port > 65535 {
+			bad.add(fmt.Errorf("%w: port %q has the number %d", ErrInvalid, *p.Name, *p.Port))
+			continue
+		}
+		proto := v1.ProtocolTCP
+		if p.Protocol != nil && *p.Protocol != "" {
+			// A constant, so as not to keep the object's string.
+			switch *p.Protocol {
+			case v1.ProtocolTCP:
+			case v1.ProtocolUDP:
+				proto = v1.ProtocolUDP
+			case v1.ProtocolSCTP:
+				proto = v1.ProtocolSCTP
+			default:
+				bad.add(fmt.Errorf("%w: port %q has the unknown protocol %q", ErrInvalid, *p.Name, *p.Protocol))
+				continue
+			}
+		}
+		out = append(out, parsedPort{c.names.name(*p.Name), proto, uint16(*p.Port)})
+	}
+	c.report(s, bad)
+	slices.SortFunc(out, parsedPort.compare)
+	c.numbers = slices.Compact(out)
+	return c.numbers
+}
+
+// parseEndpoints returns the usable endpoints, sorted by address, each once.
+func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
+	out := c.parsed
+	var bad problems
+	for i := range s.Endpoints {
+		ep := &s.Endpoints[i]
+		if len(ep.Addresses) == 0 {
+			bad.add(fmt.Errorf("%w: endpoint %d has no address", ErrInvalid, i))
+			continue
+		}
+		a, err := ParseAddr(ep.Addresses[0])
+		if err != nil {
+			bad.add(fmt.Errorf("%w: endpoint %d: %w", ErrInvalid, i, err))
+			continue
+		}
+		if a.Is4() != (s.AddressType == discovery.AddressTypeIPv4) {
+			bad.add(fmt.Errorf("%w: endpoint %d: %s in a slice of type %s", ErrInvalid, i, a, s.AddressType))
+			continue
+		}
+		if a.IsUnspecified() || a.IsMulticast() {
+			bad.add(fmt.Errorf("%w: endpoint %d: %s cannot be an endpoint", ErrInvalid, i, a))
+			continue
+		}
+		p := parsedEndpoint{index: i, Endpoint: Endpoint{
+			Addr:        netip.AddrPortFrom(a, 0),
+			Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,
+			Serving:     ep.Conditions.Serving == nil || *ep.Conditions.Serving,
+			Terminating: ep.Conditions.Terminating != nil && *ep.Conditions.Terminating,
+		}}
+		if ep.NodeName != nil {
+			p.Node = c.names.name(*ep.NodeName)
+		}
+		if ep.Zone != nil {
+			p.Zone = c.names.name(*ep.Zone)
+		}
+		if ep.Hints != nil {
+			for _, h := range ep.Hints.ForNodes {
+				c.names.list = append(c.names.list, h.Name)
+			}
+			p.ForNodes = c.names.set()
+			for _, h := range ep.Hints.ForZones {
+				c.names.list = append(c.names.list, h.Name)
+			}
+			p.ForZones = c.names.set()
+		}
+		out = append(out, p)
+	}
+	c.report(s, bad)
+	c.parsed = out
+	if !slices.IsSortedFunc(out, compareParsed) {
+		slices.SortStableFunc(out, compareParsed)
+	}
+	return slices.CompactFunc(out, func(a, b parsedEndpoint) bool { return a.Addr == b.Addr })
+}
+
+// compareParsed orders by address, and among endpoints with the same address puts
+// the preferred one first. That it does not go by their place in the slice, as
+// far as they differ in anything else, keeps a reordering from being a change.
+func compareParsed(a, b parsedEndpoint) int {
+	if c := a.Addr.Compare(b.Addr); c != 0 {
+		return c
+	}
+	return cmp.Or(
+		cmp.Compare(RankOf(b.Ready, b.Terminating), RankOf(a.Ready, a.Terminating)),
+		strings.Compare(a.Node, b.Node),
+		strings.Compare(a.Zone, b.Zone),
+	)
+}
