@@ -44,7 +44,8 @@ var ErrNeedFull = errors.New("ruleset: backend needs the full state")
 // PartialError is returned by a [Backend] that could apply a delta but for some
 // Services.
 type PartialError struct {
-	// Failed says why, for each Service that failed.
+	// Failed says why, for each Service that failed. Keys that were not in the
+	// delta have no effect.
 	Failed map[tracker.Key]error
 }
 
@@ -91,7 +92,8 @@ type Delta struct {
 	// Changes is sorted by key unless Full.
 	Changes []Change
 	// Triggers is the causes of the endpoint changes in this delta that were not
-	// acknowledged before, for measuring network programming latency.
+	// acknowledged before, for measuring network programming latency. While a
+	// backend fails for long, only the oldest few thousand are kept.
 	Triggers []Trigger
 }
 
@@ -116,7 +118,8 @@ const (
 	// FieldAffinity: the affinity timeout.
 	FieldAffinity
 	// FieldOther: anything else about the ServicePort or its endpoints, such as a
-	// health-check node port, an extension, or an endpoint in no pool.
+	// health-check node port, an extension, or (if no pool differs) an endpoint in
+	// no pool.
 	FieldOther
 
 	FieldAll = FieldFrontends | FieldCluster | FieldLocal | FieldAffinity | FieldOther
@@ -134,4 +137,7 @@ type Change struct {
 	// Attempted is what was offered since Old and failed, oldest first: parts of
 	// it may be in effect. It is almost always empty.
 	Attempted []*Service
+
+	// taken is the places of Old and Attempted that another Service has now.
+	taken []place
 }

@@ -1,0 +1,86 @@
+package ruleset
+
+import (
+	"context"
+	"errors"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// ByFamily joins two backends, each for one address family, into one. Each is
+// given the changes of its own family; the rest of the delta is the same for
+// both, Triggers included. A nil one stands for a family that is not served.
+// Both are always tried, v4 first, so that one family goes on while the other
+// fails.
+//
+// When one of them fails altogether, its family's Services are reported failed
+// as in a [*PartialError], and the other's count as accepted. Where that would
+// acknowledge too much, because the delta is Full or changes the Node, both get
+// the delta again, as both do after either's [ErrNeedFull].
+func ByFamily(v4, v6 Backend) Backend {
+	return &byFamily{v4: v4, v6: v6}
+}
+
+type byFamily struct{ v4, v6 Backend }
+
+func (b *byFamily) Apply(ctx context.Context, d *Delta) error {
+	var failed []error
+	partial := &PartialError{Failed: map[tracker.Key]error{}}
+	for _, side := range []struct {
+		family  tracker.Family
+		backend Backend
+	}{{tracker.IPv4, b.v4}, {tracker.IPv6, b.v6}} {
+		if side.backend == nil {
+			continue
+		}
+		part := *d
+		part.Changes = changesOf(d.Changes, side.family)
+		if len(part.Changes) == 0 && !d.Full && d.Node == d.OldNode {
+			continue
+		}
+		err := side.backend.Apply(ctx, &part)
+		var p *PartialError
+		switch {
+		case err == nil:
+		case errors.Is(err, ErrNeedFull):
+			failed = append(failed, err)
+		case errors.As(err, &p) && p != nil:
+			for k, err := range p.Failed {
+				partial.Failed[k] = err
+			}
+		case d.Full || d.Node != d.OldNode:
+			failed = append(failed, err)
+		default:
+			for i := range part.Changes {
+				partial.Failed[part.Changes[i].Key] = err
+			}
+		}
+	}
+	if len(failed) != 0 {
+		return errors.Join(failed...)
+	}
+	if len(partial.Failed) != 0 {
+		return partial
+	}
+	return nil
+}
+
+// changesOf returns the changes of one family, without copying if that is all.
+func changesOf(all []Change, f tracker.Family) []Change {
+	n := 0
+	for i := range all {
+		if all[i].Key.Family == f {
+			n++
+		}
+	}
+	if n == len(all) {
+		return all
+	}
+	out := make([]Change, 0, n)
+	for i := range all {
+		if all[i].Key.Family == f {
+			out = append(out, all[i])
+		}
+	}
+	return out
+}

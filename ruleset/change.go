@@ -1,0 +1,140 @@
+package ruleset
+
+import (
+	"iter"
+	"net/netip"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Upserted yields the endpoints that new connections may be sent to now and
+// that were not known before, or were but differ: those of
+// New.Selection.Reachable that Old does not have equally. If What is FieldAll, as
+// after a failed attempt, it yields all of them. It does not tell which pools an
+// endpoint is in: see FieldCluster and FieldLocal for that.
+//
+// It does not allocate for what is the same.
+func (c Change) Upserted() iter.Seq[*tracker.Endpoint] {
+	return func(yield func(*tracker.Endpoint) bool) {
+		if c.New == nil {
+			return
+		}
+		now := c.New.Selection.Reachable
+		var before []*tracker.Endpoint
+		if c.Old != nil && c.What != FieldAll {
+			before, now = trim(c.Old.Selection.Reachable, now)
+		}
+		find := newFinder(before, endpointAddr)
+		for _, ep := range now {
+			if i := find.first(ep.Addr); i >= 0 && before[i].Equal(ep) {
+				continue
+			}
+			if !yield(ep) {
+				return
+			}
+		}
+	}
+}
+
+// Removed yields the endpoints that are to be forgotten, each address once:
+// those of the Selection.Reachable of Old and of every one Attempted whose
+// address New does not have. It covers everything that was ever offered for the
+// Service and not taken back.
+func (c Change) Removed() iter.Seq[*tracker.Endpoint] {
+	return func(yield func(*tracker.Endpoint) bool) {
+		var before, now []*tracker.Endpoint
+		if c.New != nil {
+			now = c.New.Selection.Reachable
+		}
+		if c.Old != nil {
+			before = c.Old.Selection.Reachable
+		}
+		if len(c.Attempted) == 0 {
+			before, now = trim(before, now)
+			keep := newFinder(now, endpointAddr)
+			for _, ep := range before {
+				if !keep.has(ep.Addr) && !yield(ep) {
+					return
+				}
+			}
+			return
+		}
+		done := make(map[netip.AddrPort]bool)
+		for _, ep := range now {
+			done[ep.Addr] = true
+		}
+		for i := -1; i < len(c.Attempted); i++ {
+			if i >= 0 {
+				before = c.Attempted[i].Selection.Reachable
+			}
+			for _, ep := range before {
+				if done[ep.Addr] {
+					continue
+				}
+				done[ep.Addr] = true
+				if !yield(ep) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// GoneFrontends yields the frontends that are to be taken away, each address and
+// port once: those of Old and of every one Attempted whose address and port New
+// does not have. It covers everything that was ever offered for the Service and
+// not taken back, except what another Service has now: that Service's own Change
+// replaces it, in this delta or an earlier one, and taking it away here would
+// undo that. Two Changes may yield the same frontend, and it may be gone already.
+func (c Change) GoneFrontends() iter.Seq[Frontend] {
+	return func(yield func(Frontend) bool) {
+		if c.Old == nil && len(c.Attempted) == 0 {
+			return
+		}
+		if c.What&FieldFrontends == 0 && c.New != nil {
+			return
+		}
+		done := make(map[place]bool)
+		for _, p := range c.taken {
+			done[p] = true
+		}
+		if c.New != nil {
+			for i := range c.New.Frontends {
+				done[placeOf(c.New, &c.New.Frontends[i])] = true
+			}
+		}
+		for i := -1; i < len(c.Attempted); i++ {
+			s := c.Old
+			if i >= 0 {
+				s = c.Attempted[i]
+			}
+			if s == nil {
+				continue
+			}
+			for j := range s.Frontends {
+				at := placeOf(s, &s.Frontends[j])
+				if done[at] {
+					continue
+				}
+				done[at] = true
+				if !yield(s.Frontends[j]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func endpointAddr(ep *tracker.Endpoint) netip.AddrPort { return ep.Addr }
+
+// trim cuts off what two lists begin and end with alike. An endpoint that an
+// update leaves as it was keeps its pointer, so little is left after a small one.
+func trim(a, b []*tracker.Endpoint) ([]*tracker.Endpoint, []*tracker.Endpoint) {
+	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
+		a, b = a[1:], b[1:]
+	}
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	return a, b
+}

@@ -1,0 +1,71 @@
+package ruleset
+
+import (
+	"slices"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// diff says in what two Services of the same key differ, FieldAll if one is nil
+// and the other is not. Values that share memory are told by their pointers.
+func diff(a, b *Service) Field {
+	if a == b {
+		return 0
+	}
+	if a == nil || b == nil {
+		return FieldAll
+	}
+	var f Field
+	if !slices.EqualFunc(a.Frontends, b.Frontends, equalFrontends) {
+		f |= FieldFrontends
+	}
+	if !equalEndpoints(a.Selection.Cluster, b.Selection.Cluster) {
+		f |= FieldCluster
+	}
+	if !equalEndpoints(a.Selection.Local, b.Selection.Local) {
+		f |= FieldLocal
+	}
+	if a.Port.Affinity != b.Port.Affinity {
+		f |= FieldAffinity
+	}
+	if !equalOther(a, b, f) {
+		f |= FieldOther
+	}
+	return f
+}
+
+// equalOther compares what the other bits do not stand for. found is those.
+func equalOther(a, b *Service, found Field) bool {
+	if a.Selection.UsesCluster != b.Selection.UsesCluster || a.Selection.UsesLocal != b.Selection.UsesLocal ||
+		a.Selection.HasAny != b.Selection.HasAny || a.Selection.Mode != b.Selection.Mode {
+		return false
+	}
+	// An endpoint that a pool holds is spoken for by the pool's bit.
+	if !equalEndpoints(a.Endpoints, b.Endpoints) && found&(FieldCluster|FieldLocal) == 0 {
+		return false
+	}
+	if a.Port == b.Port {
+		return true
+	}
+	// Frontends and affinity are spoken for as well.
+	p := *b.Port
+	p.Affinity = a.Port.Affinity
+	if found&FieldFrontends != 0 {
+		p.ClusterIP, p.Port, p.NodePort = a.Port.ClusterIP, a.Port.Port, a.Port.NodePort
+		p.ExternalIPs, p.LoadBalancerIPs = a.Port.ExternalIPs, a.Port.LoadBalancerIPs
+		p.SourceRanges = a.Port.SourceRanges
+		p.InternalLocal, p.ExternalLocal = a.Port.InternalLocal, a.Port.ExternalLocal
+	}
+	return a.Port.Equal(&p)
+}
+
+func equalFrontends(a, b Frontend) bool {
+	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port &&
+		a.Target == b.Target && a.Near == b.Near && a.Masquerade == b.Masquerade &&
+		slices.Equal(a.Sources, b.Sources)
+}
+
+func equalEndpoints(a, b []*tracker.Endpoint) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] ||
+		slices.EqualFunc(a, b, (*tracker.Endpoint).Equal))
+}

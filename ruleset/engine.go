@@ -1,0 +1,464 @@
+package ruleset
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Config is what an [Engine] is made of.
+type Config struct {
+	// Tracker is where Services and endpoints come from; required. The Engine is
+	// its one consumer.
+	Tracker *tracker.Tracker
+	// Topology changes how endpoints are chosen; it should be what the Tracker was
+	// given. The zero value is kube-proxy's behaviour.
+	Topology tracker.TopologyOptions
+	// MasqueradeAll becomes [Node.MasqueradeAll].
+	MasqueradeAll bool
+	// LocalTraffic becomes [Node.LocalTraffic]. At most one of its fields may be
+	// set.
+	LocalTraffic LocalTraffic
+	// NodePortAddresses becomes [Node.NodePorts4] and [Node.NodePorts6]. The zero
+	// value is all addresses.
+	NodePortAddresses NodePortAddresses
+	// ServiceCIDRs is the [Node.ServiceCIDRs] to begin with; see
+	// [Engine.SetServiceCIDRs].
+	ServiceCIDRs []netip.Prefix
+	// Log gets what an operator should know: Services that ask for the same
+	// frontend. Nil discards it.
+	Log *slog.Logger
+}
+
+// ErrConfig is what errors of [NewEngine] are.
+var ErrConfig = errors.New("ruleset: bad configuration")
+
+// maxInterfaceName is the longest name of a network interface (IFNAMSIZ less the
+// terminating zero, linux/if.h).
+const maxInterfaceName = 15
+
+// Engine keeps the ruleset, every [Service] compiled, in step with a
+// [tracker.Tracker], and tells each attached [Backend] what changed since what
+// that backend last accepted. Its methods are safe for concurrent use.
+//
+// It does its work when a [Cursor] is synced or a [Snapshot] taken, and only for
+// the Services that changed.
+type Engine struct {
+	tracker  *tracker.Tracker
+	topology tracker.TopologyOptions
+	nodePort NodePortAddresses
+	log      *slog.Logger
+
+	mu     sync.Mutex
+	gen    uint64
+	node   *Node
+	notify []func()
+
+	// slots is the Services by ID; slots[0] is not used.
+	slots []slot
+	// names is the IDs of each Service that has any, in the order of their keys.
+	names map[types.NamespacedName][]uint32
+	// gone is the IDs of keys that are not live but that some cursor's backend may
+	// still have.
+	gone map[tracker.Key]uint32
+	// free is the IDs nobody uses, the longest unused first.
+	free []uint32
+	// restricted is the IDs of those with source ranges, the only ones that
+	// depend on the node's addresses.
+	restricted map[uint32]struct{}
+	claims     claims
+	// jobs is what is to be compiled before the lock is released.
+	jobs []job
+	// ports and endpoints count the live slots and their reachable endpoints.
+	ports, endpoints int
+
+	cursors []*Cursor
+}
+
+// slot is what the Engine knows of one ID.
+type slot struct {
+	// svc is the compiled Service; once it is not live, the last there was.
+	svc *Service
+	// claimed is the port whose places are entered in the claims, nil if none.
+	claimed *tracker.ServicePort
+	// holders is how many cursors' backends may have something of svc.
+	holders int32
+	// job is 1 + the index into Engine.jobs of the slot's job, or 0 for none.
+	job int32
+	// live reports whether svc is part of the ruleset.
+	live bool
+}
+
+type job struct {
+	id    uint32
+	state tracker.PortState
+}
+
+// NewEngine makes an Engine. The error is an [ErrConfig].
+func NewEngine(c Config) (*Engine, error) {
+	if c.Tracker == nil {
+		return nil, fmt.Errorf("%w: Tracker is required", ErrConfig)
+	}
+	if err := c.LocalTraffic.validate(); err != nil {
+		return nil, fmt.Errorf("%w: LocalTraffic: %w", ErrConfig, err)
+	}
+	for _, p := range c.ServiceCIDRs {
+		if !p.IsValid() {
+			return nil, fmt.Errorf("%w: ServiceCIDRs: invalid prefix", ErrConfig)
+		}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.LocalTraffic.CIDRs = reducePrefixes(c.LocalTraffic.CIDRs)
+	e := &Engine{
+		tracker:    c.Tracker,
+		topology:   c.Topology,
+		nodePort:   c.NodePortAddresses,
+		log:        c.Log,
+		slots:      make([]slot, 1),
+		names:      map[types.NamespacedName][]uint32{},
+		gone:       map[tracker.Key]uint32{},
+		restricted: map[uint32]struct{}{},
+	}
+	e.claims = newClaims(func(id uint32) tracker.Key { return e.slots[id].claimed.Key })
+	e.node = e.newNode(Node{
+		Info:          c.Tracker.Node(),
+		ServiceCIDRs:  reducePrefixes(c.ServiceCIDRs),
+		LocalTraffic:  c.LocalTraffic,
+		MasqueradeAll: c.MasqueradeAll,
+	})
+	return e, nil
+}
+
+func (l LocalTraffic) validate() error {
+	set := 0
+	if len(l.CIDRs) != 0 {
+		set++
+	}
+	for _, name := range []string{l.Bridge, l.InterfacePrefix} {
+		if name != "" {
+			set++
+		}
+		if len(name) > maxInterfaceName {
+			return fmt.Errorf("%q is longer than the %d bytes of an interface name", name, maxInterfaceName)
+		}
+	}
+	if set > 1 {
+		return errors.New("CIDRs, Bridge and InterfacePrefix exclude each other")
+	}
+	for _, p := range l.CIDRs {
+		if !p.IsValid() {
+			return errors.New("CIDRs: invalid prefix")
+		}
+	}
+	return nil
+}
+
+// newNode returns n with its derived fields.
+func (e *Engine) newNode(n Node) *Node {
+	n.NodePorts4 = e.nodePort.Resolve(n.Info, tracker.IPv4)
+	n.NodePorts6 = e.nodePort.Resolve(n.Info, tracker.IPv6)
+	return &n
+}
+
+// SetServiceCIDRs says from what ranges cluster IPs are taken now (the ServiceCIDR
+// API, KEP-1880). Invalid prefixes are left out; none means not known. It calls
+// what [Engine.Notify] registered if that is a change.
+func (e *Engine) SetServiceCIDRs(cidrs []netip.Prefix) {
+	cidrs = reducePrefixes(cidrs)
+	e.mu.Lock()
+	if slices.Equal(cidrs, e.node.ServiceCIDRs) {
+		e.mu.Unlock()
+		return
+	}
+	n := *e.node
+	n.ServiceCIDRs = cidrs
+	e.node = &n
+	e.gen++
+	notify := slices.Clone(e.notify)
+	e.mu.Unlock()
+	for _, f := range notify {
+		f()
+	}
+}
+
+// Notify registers f to be called whenever a Sync may have something to do: after
+// a change in the tracker, and after one here. It is called with no lock held and
+// must return soon; a [Cursor.Sync] is not to be called from it, but triggered.
+func (e *Engine) Notify(f func()) {
+	e.mu.Lock()
+	e.notify = append(e.notify, f)
+	e.mu.Unlock()
+	e.tracker.Notify(f)
+}
+
+// pull brings the ruleset up to date with the tracker. The caller holds e.mu.
+func (e *Engine) pull() {
+	taken := e.tracker.Take()
+	changed := false
+	if info := taken.Node; !info.Equal(e.node.Info) {
+		changed = true
+		moved := !slices.Equal(info.Addresses, e.node.Info.Addresses)
+		n := *e.node
+		n.Info = info
+		e.node = e.newNode(n)
+		if moved {
+			for id := range e.restricted {
+				e.recompile(id)
+			}
+		}
+	}
+	for _, u := range taken.Updates {
+		if e.update(u) {
+			changed = true
+		}
+		if len(u.Triggers) != 0 {
+			for _, c := range e.cursors {
+				c.trigger(Trigger{Service: u.Name, Times: u.Triggers})
+			}
+		}
+	}
+	// Only now is it settled who has which place.
+	for i := range e.jobs {
+		if e.compile(e.jobs[i]) {
+			changed = true
+		}
+	}
+	if cap(e.jobs) > 1024 {
+		e.jobs = nil
+	}
+	clear(e.jobs)
+	e.jobs = e.jobs[:0]
+	if changed {
+		e.gen++
+	}
+}
+
+// update takes over what the tracker says of one Service. It reports whether one
+// of its ports is gone; those that are new or may differ become jobs.
+func (e *Engine) update(u tracker.Update) (removed bool) {
+	ports := e.sorted(u)
+	before := e.names[u.Name]
+	ids := before
+	if !slices.EqualFunc(before, ports, func(id uint32, p tracker.PortState) bool {
+		return e.slots[id].claimed.Key == p.Port.Key
+	}) {
+		ids = make([]uint32, 0, len(ports))
+		i := 0
+		for _, p := range ports {
+			for i < len(before) && e.slots[before[i]].claimed.Key.Compare(p.Port.Key) < 0 {
+				e.remove(before[i])
+				removed = true
+				i++
+			}
+			if i < len(before) && e.slots[before[i]].claimed.Key == p.Port.Key {
+				ids = append(ids, before[i])
+				i++
+			} else {
+				ids = append(ids, e.add(p.Port.Key))
+			}
+		}
+		for _, id := range before[i:] {
+			e.remove(id)
+			removed = true
+		}
+		if len(ids) == 0 {
+			delete(e.names, u.Name)
+		} else {
+			e.names[u.Name] = ids
+		}
+	}
+	for i, p := range ports {
+		e.claim(ids[i], p.Port)
+		e.queue(ids[i], p)
+	}
+	return removed
+}
+
+// sorted returns the ports of u in the order of their keys, without what must not
+// be there: a nil port, one of another Service, or a key twice.
+func (e *Engine) sorted(u tracker.Update) []tracker.PortState {
+	ok := true
+	for i, p := range u.Ports {
+		if p.Port == nil || p.Port.Key.NamespacedName != u.Name ||
+			i > 0 && ok && u.Ports[i-1].Port.Key.Compare(p.Port.Key) >= 0 {
+			ok = false
+		}
+	}
+	if ok {
+		return u.Ports
+	}
+	out := slices.DeleteFunc(slices.Clone(u.Ports), func(p tracker.PortState) bool {
+		return p.Port == nil || p.Port.Key.NamespacedName != u.Name
+	})
+	slices.SortStableFunc(out, func(a, b tracker.PortState) int { return a.Port.Key.Compare(b.Port.Key) })
+	out = slices.CompactFunc(out, func(a, b tracker.PortState) bool { return a.Port.Key == b.Port.Key })
+	if len(out) != len(u.Ports) {
+		e.log.Warn("left out service ports without an identity of their own",
+			"service", u.Name, "ports", len(u.Ports)-len(out))
+	}
+	return out
+}
+
+// add finds an ID for a key that is not live: the one it had, if some backend may
+// still have what it stood for.
+func (e *Engine) add(k tracker.Key) uint32 {
+	if id, ok := e.gone[k]; ok {
+		delete(e.gone, k)
+		return id
+	}
+	if len(e.free) != 0 {
+		id := e.free[0]
+		e.free = e.free[1:]
+		return id
+	}
+	e.slots = append(e.slots, slot{})
+	return uint32(len(e.slots) - 1)
+}
+
+// remove takes a Service out of the ruleset.
+func (e *Engine) remove(id uint32) {
+	e.claim(id, nil)
+	s := &e.slots[id]
+	if s.live {
+		s.live = false
+		e.ports--
+		e.endpoints -= len(s.svc.Selection.Reachable)
+	}
+	switch {
+	case s.svc == nil: // never compiled
+		e.free = append(e.free, id)
+	case s.holders == 0:
+		e.release(id)
+	default:
+		e.gone[s.svc.Key] = id
+		e.mark(id)
+	}
+}
+
+// release makes the ID of a Service that nobody has any more available again.
+func (e *Engine) release(id uint32) {
+	s := &e.slots[id]
+	delete(e.gone, s.svc.Key)
+	s.svc = nil
+	e.free = append(e.free, id)
+}
+
+// claim replaces the places that id asks for by those of p, nil for none.
+func (e *Engine) claim(id uint32, p *tracker.ServicePort) {
+	s := &e.slots[id]
+	before := s.claimed
+	if samePlaces(before, p) {
+		s.claimed = p
+	} else {
+		if before != nil {
+			for at := range places(before) {
+				e.recompile(e.claims.remove(at, id))
+			}
+		}
+		s.claimed = p
+		if p != nil {
+			for at, kind := range places(p) {
+				e.recompile(e.claims.add(at, claim{id, kind}))
+			}
+		}
+	}
+	if p != nil && len(p.SourceRanges) != 0 && len(p.LoadBalancerIPs) != 0 {
+		e.restricted[id] = struct{}{}
+	} else {
+		delete(e.restricted, id)
+	}
+}
+
+// queue notes that id is to be compiled from state.
+func (e *Engine) queue(id uint32, state tracker.PortState) {
+	s := &e.slots[id]
+	if s.job == 0 {
+		e.jobs = append(e.jobs, job{id: id})
+		s.job = int32(len(e.jobs))
+	}
+	e.jobs[s.job-1].state = state
+}
+
+// recompile notes that id, if it is live, is to be compiled from what it was
+// compiled from before, unless something newer is to come.
+func (e *Engine) recompile(id uint32) {
+	if s := &e.slots[id]; s.live && s.job == 0 {
+		e.queue(id, tracker.PortState{Port: s.svc.Port, Endpoints: s.svc.Endpoints})
+	}
+}
+
+// compile does a job and reports whether the ruleset is another for it.
+func (e *Engine) compile(j job) bool {
+	s := &e.slots[j.id]
+	s.job = 0
+	if s.claimed == nil {
+		return false // removed since
+	}
+	now := Compile(j.state, e.node, e.topology)
+	now.ID = j.id
+	e.strip(now, s)
+	what := FieldAll
+	if s.live {
+		what = diff(s.svc, now)
+		if what == 0 {
+			return false
+		}
+		e.ports--
+		e.endpoints -= len(s.svc.Selection.Reachable)
+	}
+	if what&FieldFrontends == 0 {
+		now.Frontends = s.svc.Frontends
+	}
+	s.svc, s.live = now, true
+	e.ports++
+	e.endpoints += len(now.Selection.Reachable)
+	e.mark(j.id)
+	return true
+}
+
+// strip leaves out the frontends of now that another Service has.
+func (e *Engine) strip(now *Service, s *slot) {
+	if len(e.claims.rivals) == 0 {
+		return
+	}
+	now.Frontends = slices.DeleteFunc(now.Frontends, func(f Frontend) bool {
+		at := placeOf(now, &f)
+		owner := e.claims.owner[at].id
+		if owner == now.ID {
+			return false
+		}
+		had := s.live && slices.ContainsFunc(s.svc.Frontends, func(o Frontend) bool {
+			return placeOf(s.svc, &o) == at
+		})
+		if !s.live || had || !samePlaces(s.svc.Port, now.Port) {
+			e.log.Warn("two services ask for the same frontend; only one gets it",
+				"kind", f.Kind, "address", f.Addr, "port", f.Port, "protocol", now.Key.Protocol,
+				"service", now.Key, "winner", e.slots[owner].claimed.Key)
+		}
+		return true
+	})
+}
+
+// mark tells every cursor that a Service is not what it was.
+func (e *Engine) mark(id uint32) {
+	for _, c := range e.cursors {
+		c.mark(id)
+	}
+}
+
+// desired returns what a backend should have of id, nil for nothing.
+func (e *Engine) desired(id uint32) *Service {
+	if s := &e.slots[id]; s.live {
+		return s.svc
+	}
+	return nil
+}
