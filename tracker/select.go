@@ -1,0 +1,154 @@
+package tracker
+
+import "slices"
+
+// Select chooses from a Service port's endpoints those that a node may use. It is
+// a pure function of its arguments, so it can be asked for any node. Nothing is
+// allocated unless something is to be filtered out.
+//
+// For traffic under a policy of Cluster these are the ready endpoints, narrowed to
+// those hinted for the node, or else for its zone, if every ready endpoint has
+// such hints and at least one names the node (or zone); and if no endpoint is
+// ready, all that still serve while they terminate, on whatever node (KEP-1669).
+// For traffic under a policy of Local they are the ready endpoints of the node,
+// whatever the hints, or else its serving and terminating ones. As in kube-proxy
+// the two fall back independently.
+//
+// [Endpoint.Weight] plays no part in it. A nil p selects nothing, a nil endpoint
+// is never selected.
+func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) Selection {
+	if p == nil {
+		return Selection{}
+	}
+	s := Selection{UsesCluster: p.UsesClusterEndpoints(), UsesLocal: p.UsesLocalEndpoints()}
+	if len(eps) == 0 {
+		return s
+	}
+
+	// One look at each endpoint tells how many there are of each kind.
+	var ready, serving, localReady, localServing int
+	nodeHints, zoneHints := !o.IgnoreHints, !o.IgnoreHints // has every ready endpoint some?
+	var hintedNode, hintedZone int                         // and how many are for us?
+	for _, e := range eps {
+		switch {
+		case e == nil:
+		case e.Ready:
+			ready++
+			if e.IsLocal(node.Name) {
+				localReady++
+			}
+			nodeHints = nodeHints && len(e.ForNodes) > 0
+			if nodeHints && hinted(e.ForNodes, node.Name) {
+				hintedNode++
+			}
+			zoneHints = zoneHints && len(e.ForZones) > 0
+			if zoneHints && hinted(e.ForZones, node.Zone) {
+				hintedZone++
+			}
+		case e.Serving && e.Terminating:
+			serving++
+			if e.IsLocal(node.Name) {
+				localServing++
+			}
+		}
+	}
+	s.HasAny = ready > 0 || serving > 0
+
+	var cluster, local kind
+	clusterCount, localCount := 0, 0
+	if s.UsesCluster {
+		switch {
+		case ready == 0:
+			cluster, clusterCount = servingOnes, serving
+		case nodeHints && hintedNode > 0:
+			cluster, clusterCount, s.Mode = nodeOnes, hintedNode, SameNode
+		case zoneHints && hintedZone > 0:
+			cluster, clusterCount, s.Mode = zoneOnes, hintedZone, SameZone
+		default:
+			cluster, clusterCount = readyOnes, ready
+		}
+	}
+	if s.UsesLocal {
+		local, localCount = localReadyOnes, localReady
+		if localReady == 0 {
+			local, localCount = localServingOnes, localServing
+		}
+	}
+	s.Cluster = pick(eps, clusterCount, func(e *Endpoint) bool { return cluster.has(e, &node) })
+	s.Local = pick(eps, localCount, func(e *Endpoint) bool { return local.has(e, &node) })
+	switch {
+	case clusterCount == 0:
+		s.Reachable = s.Local
+	case localCount == 0:
+		s.Reachable = s.Cluster
+	default:
+		either := func(e *Endpoint) bool { return cluster.has(e, &node) || local.has(e, &node) }
+		n := 0
+		for _, e := range eps {
+			if e != nil && either(e) {
+				n++
+			}
+		}
+		switch n {
+		case clusterCount:
+			s.Reachable = s.Cluster
+		case localCount:
+			s.Reachable = s.Local
+		default:
+			s.Reachable = pick(eps, n, either)
+		}
+	}
+	return s
+}
+
+// kind is a kind of endpoint that a set is made of.
+type kind uint8
+
+const (
+	none kind = iota
+	readyOnes
+	nodeOnes
+	zoneOnes
+	servingOnes
+	localReadyOnes
+	localServingOnes
+)
+
+func (k kind) has(e *Endpoint, node *NodeInfo) bool {
+	switch k {
+	case readyOnes:
+		return e.Ready
+	case nodeOnes:
+		return e.Ready && hinted(e.ForNodes, node.Name)
+	case zoneOnes:
+		return e.Ready && hinted(e.ForZones, node.Zone)
+	case servingOnes:
+		return !e.Ready && e.Serving && e.Terminating
+	case localReadyOnes:
+		return e.Ready && e.IsLocal(node.Name)
+	case localServingOnes:
+		return !e.Ready && e.Serving && e.Terminating && e.IsLocal(node.Name)
+	}
+	return false
+}
+
+func hinted(hints []string, name string) bool {
+	return name != "" && slices.Contains(hints, name)
+}
+
+// pick returns the n endpoints of eps that are wanted.
+func pick(eps []*Endpoint, n int, wanted func(*Endpoint) bool) []*Endpoint {
+	switch n {
+	case 0:
+		return nil
+	case len(eps):
+		return eps
+	}
+	out := make([]*Endpoint, 0, n)
+	for _, e := range eps {
+		if e != nil && wanted(e) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
