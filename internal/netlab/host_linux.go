@@ -1,0 +1,224 @@
+package netlab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Host is one network namespace of a [Lab]. Its methods may be called from any
+// goroutine, until the Lab is closed.
+type Host struct {
+	// Name is for messages.
+	Name string
+
+	// mu is held while fd is used to enter, so that it is not closed, and its
+	// number given to another file, in between.
+	mu sync.RWMutex
+	fd int
+}
+
+// ErrClosed is returned by the methods of a [Host] whose [Lab] has been closed.
+var ErrClosed = errors.New("netlab: host is closed")
+
+// setup makes the namespace's settings what [Lab.Host] says.
+func (h *Host) setup() error {
+	return h.Do(func() error {
+		if err := loopbackUp(); err != nil {
+			return err
+		}
+		for path, value := range map[string]string{
+			"net/ipv4/ip_forward":              "0",
+			"net/ipv4/conf/all/rp_filter":      "0",
+			"net/ipv4/conf/default/rp_filter":  "0",
+			"net/ipv6/conf/all/forwarding":     "0",
+			"net/ipv6/conf/all/accept_dad":     "0",
+			"net/ipv6/conf/default/accept_dad": "0",
+			"net/ipv6/conf/default/accept_ra":  "0",
+		} {
+			if err := sysctl(path, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (h *Host) close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	fd := h.fd
+	h.fd = -1
+	if fd < 0 {
+		return nil
+	}
+	return unix.Close(fd)
+}
+
+// Do runs f inside the namespace, on an OS thread that no other goroutine uses
+// meanwhile. Sockets that f opens, and processes that it starts, belong to the
+// namespace for good. Goroutines that f starts do not run inside.
+func (h *Host) Do(f func() error) error {
+	err := onThread(func() error {
+		if err := h.enter(); err != nil {
+			return err
+		}
+		return f()
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", h.Name, err)
+	}
+	return nil
+}
+
+// enter moves the calling thread into the namespace.
+func (h *Host) enter() error {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if h.fd < 0 {
+		return ErrClosed
+	}
+	if err := unix.Setns(h.fd, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter namespace: %w", err)
+	}
+	return nil
+}
+
+// FD returns a descriptor of the namespace. It belongs to the Host and is valid
+// until the [Lab] is closed.
+func (h *Host) FD() int {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.fd
+}
+
+// Path returns the namespace's descriptor as a file name, good for this process
+// and those it starts.
+func (h *Host) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), h.FD()) }
+
+// Sysctl sets a kernel parameter of the namespace, given as below /proc/sys, e.g.
+// "net/ipv4/ip_forward".
+func (h *Host) Sysctl(path, value string) error {
+	return h.Do(func() error { return sysctl(path, value) })
+}
+
+// sysctl sets a parameter of the calling thread's namespace: it is that which
+// /proc/sys/net shows.
+func sysctl(path, value string) error {
+	return os.WriteFile(filepath.Join("/proc/sys", filepath.FromSlash(path)), []byte(value), 0)
+}
+
+// Forward makes the host a router for both families.
+func (h *Host) Forward() error {
+	return h.Do(func() error {
+		return errors.Join(
+			sysctl("net/ipv4/ip_forward", "1"),
+			sysctl("net/ipv6/conf/all/forwarding", "1"))
+	})
+}
+
+// AddAddr gives an interface an address, with the route to its prefix. It can be
+// used at once.
+func (h *Host) AddAddr(ifname string, p netip.Prefix) error {
+	return h.onLink(ifname, func(nl *netlink.Handle, link netlink.Link) error {
+		a := &netlink.Addr{IPNet: ipNet(p)}
+		if p.Addr().Is6() {
+			a.Flags = unix.IFA_F_NODAD
+		}
+		if err := nl.AddrAdd(link, a); err != nil {
+			return fmt.Errorf("add address %s to %s: %w", p, ifname, err)
+		}
+		return nil
+	})
+}
+
+// AddRoute adds a route to dst: by way of via, or directly if that is the zero
+// Addr. With a via, ifname may be "".
+func (h *Host) AddRoute(dst netip.Prefix, via netip.Addr, ifname string) error {
+	r := &netlink.Route{Dst: ipNet(dst)}
+	if via.IsValid() {
+		r.Gw = via.AsSlice()
+	} else {
+		r.Scope = netlink.SCOPE_LINK
+	}
+	add := func(nl *netlink.Handle) error {
+		if err := nl.RouteAdd(r); err != nil {
+			return fmt.Errorf("add route %s via %s dev %q: %w", dst, via, ifname, err)
+		}
+		return nil
+	}
+	if ifname == "" {
+		return h.netlink(add)
+	}
+	return h.onLink(ifname, func(nl *netlink.Handle, link netlink.Link) error {
+		r.LinkIndex = link.Attrs().Index
+		return add(nl)
+	})
+}
+
+// AddBridge makes a bridge, up, with the named interfaces as its ports.
+func (h *Host) AddBridge(name string, ports ...string) error {
+	err := h.netlink(func(nl *netlink.Handle) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		br := &netlink.Bridge{LinkAttrs: attrs}
+		if err := nl.LinkAdd(br); err != nil {
+			return err
+		}
+		for _, p := range ports {
+			link, err := nl.LinkByName(p)
+			if err != nil {
+				return err
+			}
+			if err := nl.LinkSetMaster(link, br); err != nil {
+				return err
+			}
+		}
+		return nl.LinkSetUp(br)
+	})
+	if err == nil {
+		err = h.waitUp(name)
+	}
+	if err != nil {
+		return fmt.Errorf("netlab: bridge %s: %w", name, err)
+	}
+	return nil
+}
+
+// netlink runs f with a handle to the namespace's rtnetlink.
+func (h *Host) netlink(f func(*netlink.Handle) error) error {
+	var nl *netlink.Handle
+	err := h.Do(func() (err error) {
+		nl, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	if err := f(nl); err != nil {
+		return fmt.Errorf("%s: %w", h.Name, err)
+	}
+	return nil
+}
+
+func (h *Host) onLink(name string, f func(*netlink.Handle, netlink.Link) error) error {
+	return h.netlink(func(nl *netlink.Handle) error {
+		link, err := nl.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", name, err)
+		}
+		return f(nl, link)
+	})
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

@@ -1,0 +1,157 @@
+package netlab
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Lab is a set of hosts. Its methods may be called from any goroutine.
+type Lab struct {
+	mu     sync.Mutex
+	hosts  map[string]*Host
+	closed bool
+}
+
+// New makes a Lab without hosts. To be closed by [Lab.Close].
+func New() (*Lab, error) {
+	return &Lab{hosts: map[string]*Host{}}, nil
+}
+
+// Host makes a host: a new network namespace with the loopback interface up,
+// forwarding off, reverse-path filtering off and IPv6 addresses usable at once
+// (no duplicate address detection). The name is for messages and must be new in
+// the lab.
+func (l *Lab) Host(name string) (*Host, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, errors.New("netlab: lab is closed")
+	}
+	if l.hosts[name] != nil {
+		return nil, fmt.Errorf("netlab: there is a host %q already", name)
+	}
+	fd, err := newNamespace()
+	if err != nil {
+		return nil, fmt.Errorf("netlab: host %s: %w", name, err)
+	}
+	h := &Host{Name: name, fd: fd}
+	if err := h.setup(); err != nil {
+		h.close()
+		return nil, err
+	}
+	l.hosts[name] = h
+	return h, nil
+}
+
+// Close takes all hosts down, with their links. What still runs or is open in
+// their namespaces keeps those alive, but out of reach. Further calls do nothing.
+func (l *Lab) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for _, h := range l.hosts {
+		errs = append(errs, h.close())
+	}
+	clear(l.hosts)
+	l.closed = true
+	return errors.Join(errs...)
+}
+
+// Link joins two hosts by a pair of virtual Ethernet interfaces, both up when it
+// returns.
+func (l *Lab) Link(a *Host, ifA string, b *Host, ifB string) error {
+	err := a.netlink(func(nl *netlink.Handle) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = ifA
+		return nl.LinkAdd(&netlink.Veth{
+			LinkAttrs:     attrs,
+			PeerName:      ifB,
+			PeerNamespace: netlink.NsFd(b.fd),
+		})
+	})
+	if err == nil {
+		err = a.linkUp(ifA)
+	}
+	if err == nil {
+		err = b.linkUp(ifB)
+	}
+	// The carrier is passed on by a kernel worker; until then packets are lost.
+	if err == nil {
+		err = a.waitUp(ifA)
+	}
+	if err == nil {
+		err = b.waitUp(ifB)
+	}
+	if err != nil {
+		return fmt.Errorf("netlab: link %s:%s to %s:%s: %w", a.Name, ifA, b.Name, ifB, err)
+	}
+	return nil
+}
+
+func (h *Host) linkUp(name string) error {
+	return h.netlink(func(nl *netlink.Handle) error {
+		link, err := nl.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return nl.LinkSetUp(link)
+	})
+}
+
+func (h *Host) waitUp(name string) error {
+	return h.netlink(func(nl *netlink.Handle) error {
+		deadline := time.Now().Add(10 * time.Second)
+		for {
+			link, err := nl.LinkByName(name)
+			if err != nil || link.Attrs().OperState == netlink.OperUp {
+				return err
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("interface %s stays %v", name, link.Attrs().OperState)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+// newNamespace makes a network namespace and returns its descriptor. The calling
+// thread stays where it is.
+func newNamespace() (fd int, err error) {
+	err = onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("new network namespace: %w", err)
+		}
+		fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		return err
+	})
+	return fd, err
+}
+
+// onThread runs f, which may change the network namespace of its thread, on a
+// thread that no other goroutine uses meanwhile, and puts the namespace back. If
+// that fails the thread is left locked: it ends with its goroutine and is never
+// used by another.
+func onThread(f func() error) (err error) {
+	runtime.LockOSThread()
+	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	defer func() {
+		back := unix.Setns(home, unix.CLONE_NEWNET)
+		unix.Close(home)
+		if back != nil {
+			err = errors.Join(err, fmt.Errorf("return to own namespace: %w", back))
+			return
+		}
+		runtime.UnlockOSThread()
+	}()
+	return f()
+}

@@ -1,0 +1,101 @@
+package netlab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+)
+
+// insideEnv marks a process that has been started in its own namespaces, and is
+// inherited by what it starts: a fuzz worker must not enter another set.
+const insideEnv = "PROXIER_NETLAB_INSIDE"
+
+// Reexec runs this program again in new user and network namespaces, as root
+// there, with the loopback interface up.
+//
+// In the process that is already inside it returns at once, with inside true. In
+// the one that is not, it starts the same program with the same arguments and
+// streams, passes on the signals it gets, and returns the child's exit code once
+// the child has ended; a child killed by signal n counts as 128+n. The child does
+// not outlive this process. An error means that the namespaces could not be made
+// or set up; inside then still tells where.
+func Reexec() (inside bool, code int, err error) {
+	if os.Getenv(insideEnv) != "" {
+		return true, 0, loopbackUp()
+	}
+	// Pdeathsig is sent when the thread that forked ends, so that thread is kept.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd, err := start(syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET)
+	if err != nil && os.Geteuid() == 0 {
+		// Where user namespaces are forbidden, root can do without one.
+		cmd, err = start(syscall.CLONE_NEWNET)
+	}
+	if err != nil {
+		return false, 0, fmt.Errorf("netlab: start in new namespaces: %w", err)
+	}
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	done := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case s := <-signals:
+				// Fails only if the child has just ended.
+				_ = cmd.Process.Signal(s)
+			case <-done:
+				return
+			}
+		}
+	}()
+	err = cmd.Wait()
+	signal.Stop(signals)
+	close(done)
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return false, 0, fmt.Errorf("netlab: wait: %w", err)
+	}
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return false, 128 + int(status.Signal()), nil
+	}
+	return false, cmd.ProcessState.ExitCode(), nil
+}
+
+// start runs this program in new namespaces of the given kinds.
+func start(kinds uintptr) (*exec.Cmd, error) {
+	// The link's target may have been replaced since, the link itself is always
+	// the program that runs.
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = os.Args
+	cmd.Env = append(os.Environ(), insideEnv+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: kinds, Pdeathsig: syscall.SIGKILL}
+	if kinds&syscall.CLONE_NEWUSER != 0 {
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
+	}
+	return cmd, cmd.Start()
+}
+
+// loopbackUp brings up the loopback interface of the calling thread's namespace.
+func loopbackUp() error {
+	nl, err := netlink.NewHandle(syscall.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("netlab: netlink: %w", err)
+	}
+	defer nl.Close()
+	lo, err := nl.LinkByName("lo")
+	if err == nil {
+		err = nl.LinkSetUp(lo)
+	}
+	if err != nil {
+		return fmt.Errorf("netlab: loopback: %w", err)
+	}
+	return nil
+}

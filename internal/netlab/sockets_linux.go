@@ -1,0 +1,82 @@
+package netlab
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+)
+
+// Start starts cmd inside the namespace. It is to be waited for as usual.
+//
+// Do not set Pdeathsig in it: the thread that starts it may end long before the
+// process does.
+func (h *Host) Start(cmd *exec.Cmd) error { return h.Do(cmd.Start) }
+
+// Output runs a command inside the namespace and returns what it wrote to
+// standard output. The error holds what it wrote to standard error.
+func (h *Host) Output(name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	var out, diag strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &diag
+	err := h.Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		return out.String(), fmt.Errorf("%s: %s: %w: %s", h.Name, cmd, err, strings.TrimSpace(diag.String()))
+	}
+	return out.String(), nil
+}
+
+// Listen is net.Listen inside the namespace. The address must be literal.
+func (h *Host) Listen(network, addr string) (l net.Listener, err error) {
+	err = h.Do(func() error {
+		l, err = net.Listen(network, addr)
+		return err
+	})
+	return l, err
+}
+
+// ListenPacket is net.ListenPacket inside the namespace. The address must be
+// literal.
+func (h *Host) ListenPacket(network, addr string) (c net.PacketConn, err error) {
+	err = h.Do(func() error {
+		c, err = net.ListenPacket(network, addr)
+		return err
+	})
+	return c, err
+}
+
+// Dial connects from inside the namespace, from laddr ("" for any) to raddr, both
+// literal: "tcp" and "udp" take address and port. For a limited time, use a
+// context with a deadline.
+func (h *Host) Dial(ctx context.Context, network, laddr, raddr string) (conn net.Conn, err error) {
+	// A name would be looked up, and a host with several addresses connected to,
+	// by other goroutines, outside the namespace.
+	if _, err := netip.ParseAddrPort(raddr); err != nil {
+		return nil, fmt.Errorf("%s: %w", h.Name, err)
+	}
+	var d net.Dialer
+	if laddr != "" {
+		local, err := netip.ParseAddrPort(laddr)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", h.Name, err)
+		}
+		switch {
+		case strings.HasPrefix(network, "tcp"):
+			d.LocalAddr = net.TCPAddrFromAddrPort(local)
+		case strings.HasPrefix(network, "udp"):
+			d.LocalAddr = net.UDPAddrFromAddrPort(local)
+		default:
+			return nil, fmt.Errorf("%s: local address for network %q", h.Name, network)
+		}
+	}
+	err = h.Do(func() error {
+		conn, err = d.DialContext(ctx, network, raddr)
+		return err
+	})
+	return conn, err
+}

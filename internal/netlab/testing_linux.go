@@ -1,0 +1,55 @@
+package netlab
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// requireAllEnv makes a failure of every skip by [Require] and [Need]. The
+// project's own checks set it, so that no machine leaves tests out unnoticed.
+const requireAllEnv = "PROXIER_REQUIRE_ALL"
+
+// Main is for a TestMain. It runs the tests in new user and network namespaces,
+// by [Reexec], and exits with their status. Where that cannot be done it runs
+// them where it is, and those that call [Require] are skipped.
+func Main(m *testing.M) {
+	inside, code, err := Reexec()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	if inside || err != nil {
+		code = m.Run()
+	}
+	os.Exit(code)
+}
+
+// Require skips the test unless it runs inside [Main] and namespaces can be made
+// here. With PROXIER_REQUIRE_ALL=1 in the environment it fails instead.
+func Require(tb testing.TB) {
+	tb.Helper()
+	if os.Getenv(insideEnv) == "" {
+		Need(tb, false, "its own network namespace (was TestMain netlab.Main, and are user namespaces allowed?)")
+		return
+	}
+	// Some systems let anyone make user namespaces but give no rights in them.
+	lab, err := New()
+	if err == nil {
+		_, err = lab.Host("probe")
+		lab.Close()
+	}
+	Need(tb, err == nil, fmt.Sprintf("network namespaces: %v", err))
+}
+
+// Need skips the test unless ok, saying what it needs. With
+// PROXIER_REQUIRE_ALL=1 in the environment it fails instead.
+func Need(tb testing.TB, ok bool, what string) {
+	tb.Helper()
+	switch {
+	case ok:
+	case os.Getenv(requireAllEnv) != "":
+		tb.Fatalf("needs %s (%s is set)", what, requireAllEnv)
+	default:
+		tb.Skipf("needs %s", what)
+	}
+}
