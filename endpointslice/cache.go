@@ -287,7 +287,7 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 		return nil, len(was) > 0
 	}
 	var bad problems
-	var e E // the zero value
+	var zero E
 	for i := 0; i < len(numbers); {
 		p := numbers[i]
 		n := 1
@@ -297,11 +297,11 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 		c.values = slices.Grow(c.values, n*len(eps))
 		for j := range eps {
 			for _, p := range numbers[i : i+n] {
-				from := eps[j].Endpoint
+				from := &eps[j].Endpoint
 				from.Addr = netip.AddrPortFrom(from.Addr.Addr(), p.number)
-				c.values = append(c.values, e)
-				if err := c.config.Make(s, &s.Endpoints[eps[j].index], &from, &c.values[len(c.values)-1]); err != nil {
-					c.values[len(c.values)-1] = e
+				c.values = append(c.values, zero)
+				if err := c.config.Make(s, &s.Endpoints[eps[j].index], from, &c.values[len(c.values)-1]); err != nil {
+					c.values[len(c.values)-1] = zero
 					c.values = c.values[:len(c.values)-1]
 					bad.add(fmt.Errorf("endpoint %s: %w", from.Addr, err))
 				}

@@ -16,7 +16,8 @@ import (
 // object itself, and no error that [Config.Make] returned.
 var ErrInvalid = errors.New("endpointslice: invalid")
 
-// parsedEndpoint is an endpoint of the slice at hand; its Addr has port 0.
+// parsedEndpoint is an endpoint of the slice at hand, with whatever port it was
+// last looked at for.
 type parsedEndpoint struct {
 	Endpoint
 	index int // in the slice's Endpoints

@@ -31,50 +31,44 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	if s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == "" || s.Spec.ClusterIP == v1.ClusterIPNone {
 		return nil
 	}
-	ports := b.ports(s)
-	if len(ports) == 0 {
+	ports, ips := b.ports(s), b.clusterIPs(s)
+	if len(ports) == 0 || len(ips) == 0 {
 		return nil
 	}
-	var out []*ServicePort
 	name := types.NamespacedName{Namespace: strings.Clone(s.Namespace), Name: strings.Clone(s.Name)}
 	external := b.addrs(s, "externalIPs", s.Spec.ExternalIPs)
 	ingress := b.addrs(s, "load-balancer ingress", ingressIPs(s))
 	ranges, badRange := b.ranges(s)
-	for _, f := range b.families {
-		ip, ok := b.clusterIP(s, f)
-		if !ok {
-			continue
-		}
-		common := ServicePort{
-			ClusterIP:           ip,
-			HealthCheckNodePort: b.healthCheckNodePort(s),
-			ExternalIPs:         ofFamily(external, f),
-			LoadBalancerIPs:     ofFamily(ingress, f),
-			SourceRanges:        prefixesOfFamily(ranges, f),
-			Affinity:            b.affinity(s),
-			InternalLocal:       s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal,
-			ExternalLocal:       externalLocal(s),
-		}
+	common := ServicePort{
+		HealthCheckNodePort: b.healthCheckNodePort(s),
+		Affinity:            b.affinity(s),
+		InternalLocal:       s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal,
+		ExternalLocal:       externalLocal(s),
+	}
+	out := make([]*ServicePort, 0, len(ips)*len(ports))
+	for _, ip := range ips {
+		f := FamilyOf(ip)
+		common.ClusterIP = ip
+		common.ExternalIPs = inFamily(external, f, FamilyOf)
+		common.LoadBalancerIPs = inFamily(ingress, f, FamilyOf)
+		common.SourceRanges = inFamily(ranges, f, func(p netip.Prefix) Family { return FamilyOf(p.Addr()) })
 		if badRange && len(common.SourceRanges) == 0 {
-			// No packet comes from this address (RFC 1122, RFC 4291): nobody may connect.
-			none := netip.IPv4Unspecified()
-			if f == IPv6 {
-				none = netip.IPv6Unspecified()
-			}
-			common.SourceRanges = []netip.Prefix{netip.PrefixFrom(none, f.Bits())}
+			// Empty would mean that everyone may connect, which is what somebody meant
+			// to prevent.
+			common.SourceRanges = []netip.Prefix{nobody(f)}
 			if len(common.LoadBalancerIPs) > 0 {
 				b.reporter.service(s, ReasonClosed, fmt.Errorf("no usable %s range in loadBalancerSourceRanges: the load-balancer addresses are closed to everyone", f))
 			}
 		}
-		for i := range ports {
+		for _, from := range ports {
 			p := common
-			p.Key = Key{ServicePortName{name, strings.Clone(ports[i].Name), protocol(ports[i].Protocol)}, f}
-			p.Port = uint16(ports[i].Port)
-			p.NodePort = uint16(ports[i].NodePort)
+			p.Key = Key{ServicePortName{name, strings.Clone(from.source.Name), from.protocol}, f}
+			p.Port = from.port
+			p.NodePort = from.nodePort
 			if b.hook != nil {
 				key := p.Key
-				if err := b.hook(s, ports[i].source, &p); err != nil {
-					b.reporter.service(s, ReasonHookFailed, fmt.Errorf("port %q (%s): %w", ports[i].Name, f, err))
+				if err := b.hook(s, from.source, &p); err != nil {
+					b.reporter.service(s, ReasonHookFailed, fmt.Errorf("port %q (%s): %w", from.source.Name, f, err))
 					continue
 				}
 				p.Key = key
@@ -86,36 +80,38 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	return out
 }
 
-// usablePort is a port that was found good, with a bad node port set to 0.
+// usablePort is a port that was found good.
 type usablePort struct {
-	v1.ServicePort
-	source *v1.ServicePort
+	source         *v1.ServicePort
+	protocol       v1.Protocol
+	port, nodePort uint16 // nodePort 0 also for one that is not good
 }
 
 func (b *builder) ports(s *v1.Service) []usablePort {
 	out := make([]usablePort, 0, len(s.Spec.Ports))
-next:
 	for i := range s.Spec.Ports {
-		p := usablePort{s.Spec.Ports[i], &s.Spec.Ports[i]}
+		p := &s.Spec.Ports[i]
 		if p.Port <= 0 || p.Port > 65535 {
 			b.invalid(s, "port %q has the number %d", p.Name, p.Port)
 			continue
 		}
-		if protocol(p.Protocol) == "" {
+		u := usablePort{source: p, protocol: protocol(p.Protocol), port: uint16(p.Port)}
+		if u.protocol == "" {
 			b.invalid(s, "port %q has the unknown protocol %q", p.Name, p.Protocol)
 			continue
 		}
-		for _, o := range out {
-			if protocol(o.Protocol) == protocol(p.Protocol) && (o.Name == p.Name || o.Port == p.Port) {
-				b.invalid(s, "port %q (%s %d) repeats the name or number of port %q", p.Name, protocol(p.Protocol), p.Port, o.Name)
-				continue next
-			}
+		if j := slices.IndexFunc(out, func(o usablePort) bool {
+			return o.protocol == u.protocol && (o.port == u.port || o.source.Name == p.Name)
+		}); j >= 0 {
+			b.invalid(s, "port %q (%s %d) repeats the name or number of port %q", p.Name, u.protocol, p.Port, out[j].source.Name)
+			continue
 		}
 		if p.NodePort < 0 || p.NodePort > 65535 {
 			b.invalid(s, "port %q has the node port %d", p.Name, p.NodePort)
-			p.NodePort = 0
+		} else {
+			u.nodePort = uint16(p.NodePort)
 		}
-		out = append(out, p)
+		out = append(out, u)
 	}
 	return out
 }
@@ -134,35 +130,34 @@ func protocol(p v1.Protocol) v1.Protocol {
 	return ""
 }
 
-// clusterIP returns the Service's cluster IP of the family: spec.clusterIPs
-// corresponds to spec.ipFamilies one by one. A Service without ipFamilies (they
-// are set by the API server, but not in every manifest) has only its clusterIP.
-func (b *builder) clusterIP(s *v1.Service, f Family) (netip.Addr, bool) {
-	text := s.Spec.ClusterIP
-	if len(s.Spec.IPFamilies) > 0 {
-		i := slices.Index(s.Spec.IPFamilies, v1.IPFamily(f.String()))
+// clusterIPs returns the Service's cluster IPs of the families tracked, at most
+// one of each: spec.clusterIPs corresponds to spec.ipFamilies one by one. A
+// Service without ipFamilies (the API server sets them, but not every manifest
+// has them) has its clusterIP only.
+func (b *builder) clusterIPs(s *v1.Service) []netip.Addr {
+	texts := s.Spec.ClusterIPs
+	if len(texts) == 0 || len(s.Spec.IPFamilies) == 0 {
+		texts = []string{s.Spec.ClusterIP}
+	}
+	if len(s.Spec.IPFamilies) > len(texts) {
+		b.invalid(s, "%d ipFamilies have %d cluster IPs", len(s.Spec.IPFamilies), len(texts))
+	}
+	var out []netip.Addr
+	for i, text := range texts {
+		ip, err := parseAddr(text)
+		f := FamilyOf(ip)
 		switch {
-		case i < 0:
-			return netip.Addr{}, false
-		case i < len(s.Spec.ClusterIPs):
-			text = s.Spec.ClusterIPs[i]
-		case i > 0:
-			b.invalid(s, "ipFamilies has %s, clusterIPs has no address for it", f)
-			return netip.Addr{}, false
+		case err != nil:
+			b.invalid(s, "cluster IP: %w", err)
+		case len(s.Spec.IPFamilies) > 0 && (i >= len(s.Spec.IPFamilies) || string(s.Spec.IPFamilies[i]) != f.String()):
+			b.invalid(s, "ipFamilies does not have %s in the place of the cluster IP %s", f, ip)
+		case slices.ContainsFunc(out, func(o netip.Addr) bool { return FamilyOf(o) == f }):
+			b.invalid(s, "cluster IP %s is the second %s address", ip, f)
+		case slices.Contains(b.families, f):
+			out = append(out, ip)
 		}
 	}
-	ip, err := parseAddr(text)
-	if err != nil {
-		b.invalid(s, "cluster IP: %w", err)
-		return netip.Addr{}, false
-	}
-	if FamilyOf(ip) != f {
-		if len(s.Spec.IPFamilies) > 0 {
-			b.invalid(s, "cluster IP %s where ipFamilies says %s", ip, f)
-		}
-		return netip.Addr{}, false
-	}
-	return ip, true
+	return out
 }
 
 // parseAddr parses an address that packets can be sent to.
@@ -242,21 +237,22 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return netip.PrefixFrom(a, int(n)).Masked(), nil
 }
 
-func ofFamily(addrs []netip.Addr, f Family) []netip.Addr {
-	var out []netip.Addr
-	for _, a := range addrs {
-		if FamilyOf(a) == f {
-			out = append(out, a)
-		}
+// nobody returns a range that no packet comes from: the unspecified address, which
+// is never a source of routed packets (RFC 1122 section 3.2.1.3, RFC 4291 section
+// 2.5.2).
+func nobody(f Family) netip.Prefix {
+	if f == IPv6 {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 128)
 	}
-	return out
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 32)
 }
 
-func prefixesOfFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range prefixes {
-		if FamilyOf(p.Addr()) == f {
-			out = append(out, p)
+// inFamily returns those of list that are of the family, nil if there are none.
+func inFamily[T any](list []T, f Family, of func(T) Family) []T {
+	var out []T
+	for _, x := range list {
+		if of(x) == f {
+			out = append(out, x)
 		}
 	}
 	return out

@@ -35,7 +35,7 @@ type reporter struct {
 
 func (r reporter) service(s *v1.Service, reason string, err error) {
 	r.log.Warn("Skipped part of a Service", "service", s.Namespace+"/"+s.Name, "reason", reason, "err", err)
-	if r.events != nil {
+	if r.events != nil && s.Name != "" {
 		r.events.Event(v1.ObjectReference{
 			Kind: "Service", APIVersion: "v1",
 			Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion,
@@ -45,7 +45,7 @@ func (r reporter) service(s *v1.Service, reason string, err error) {
 
 func (r reporter) slice(s *discovery.EndpointSlice, reason string, err error) {
 	r.log.Warn("Skipped part of an EndpointSlice", "endpointSlice", s.Namespace+"/"+s.Name, "reason", reason, "err", err)
-	if r.events != nil {
+	if r.events != nil && s.Name != "" {
 		r.events.Event(v1.ObjectReference{
 			Kind: "EndpointSlice", APIVersion: discovery.SchemeGroupVersion.String(),
 			Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion,

@@ -41,11 +41,12 @@ type ServiceChangeTracker struct {
 	selector Selector
 	builder  builder
 	services map[types.NamespacedName]*trackedService
-	pending  map[types.NamespacedName]*trackedService
+	pending  map[*trackedService]struct{}
 	health   map[types.NamespacedName]uint16 // as of the last Take
 }
 
 type trackedService struct {
+	name types.NamespacedName
 	// taken is as of the last Take, current as of now. They are the same, as
 	// pointers, unless the Service is pending.
 	taken, current []*ServicePort
@@ -66,7 +67,7 @@ func newServices(c Config) *ServiceChangeTracker {
 		selector: c.Selector,
 		builder:  builder{c.Families, c.OnService, reporter{c.Log, c.Events}},
 		services: map[types.NamespacedName]*trackedService{},
-		pending:  map[types.NamespacedName]*trackedService{},
+		pending:  map[*trackedService]struct{}{},
 		health:   map[types.NamespacedName]uint16{},
 	}
 }
@@ -119,9 +120,9 @@ func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePo
 		if len(ports) == 0 {
 			return false
 		}
-		name = ports[0].Key.NamespacedName // the caller's may be a part of something bigger
-		s = &trackedService{}
-		t.services[name] = s
+		// The name is the ports' own: the caller's may be a part of something bigger.
+		s = &trackedService{name: ports[0].Key.NamespacedName}
+		t.services[s.name] = s
 	}
 	for i, p := range ports {
 		ports[i] = known(known(p, s.current), s.taken)
@@ -131,11 +132,11 @@ func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePo
 	}
 	s.current = ports
 	if !slices.Equal(ports, s.taken) {
-		t.pending[name] = s
+		t.pending[s] = struct{}{}
 		return true
 	}
 	s.current = s.taken // changed and changed back
-	delete(t.pending, name)
+	delete(t.pending, s)
 	if len(s.taken) == 0 {
 		delete(t.services, name)
 	}
@@ -155,7 +156,12 @@ func known(p *ServicePort, ports []*ServicePort) *ServicePort {
 func (t *ServiceChangeTracker) PendingChanges() []types.NamespacedName {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(t.pending), compareNames)
+	out := make([]types.NamespacedName, 0, len(t.pending))
+	for s := range t.pending {
+		out = append(out, s.name)
+	}
+	slices.SortFunc(out, compareNames)
+	return out
 }
 
 // Take returns what has changed since the last Take, sorted by name. What was
@@ -167,16 +173,16 @@ func (t *ServiceChangeTracker) Take() []ServiceChange {
 		return nil
 	}
 	out := make([]ServiceChange, 0, len(t.pending))
-	for name, s := range t.pending {
-		out = append(out, ServiceChange{name, s.taken, s.current})
+	for s := range t.pending {
+		out = append(out, ServiceChange{s.name, s.taken, s.current})
 		s.taken = s.current
 		if len(s.taken) == 0 {
-			delete(t.services, name)
+			delete(t.services, s.name)
 		}
 		if n := healthCheckNodePort(s.taken); n != 0 {
-			t.health[name] = n
+			t.health[s.name] = n
 		} else {
-			delete(t.health, name)
+			delete(t.health, s.name)
 		}
 	}
 	t.pending = emptied(t.pending)
