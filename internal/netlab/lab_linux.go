@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -81,7 +82,6 @@ func (l *Lab) Link(a *Host, ifA string, b *Host, ifB string) error {
 	if err == nil {
 		err = b.linkUp(ifB)
 	}
-	// The carrier is passed on by a kernel worker; until then packets are lost.
 	if err == nil {
 		err = a.waitUp(ifA)
 	}
@@ -104,16 +104,29 @@ func (h *Host) linkUp(name string) error {
 	})
 }
 
+// waitUp waits until the interface can send. Kernel workers pass on the carrier
+// and make the IPv6 link-local address usable; a neighbour solicitation that has
+// to go out before that is lost, and repeated only a second later.
 func (h *Host) waitUp(name string) error {
 	return h.netlink(func(nl *netlink.Handle) error {
 		deadline := time.Now().Add(10 * time.Second)
 		for {
 			link, err := nl.LinkByName(name)
-			if err != nil || link.Attrs().OperState == netlink.OperUp {
+			if err != nil {
 				return err
 			}
+			addrs, err := nl.AddrList(link, netlink.FAMILY_V6)
+			if err != nil {
+				return err
+			}
+			ready := slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
+				return a.IP.IsLinkLocalUnicast() && a.Flags&unix.IFA_F_TENTATIVE == 0
+			})
+			if ready && link.Attrs().OperState == netlink.OperUp {
+				return nil
+			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("interface %s stays %v", name, link.Attrs().OperState)
+				return fmt.Errorf("interface %s does not come up (state %v, addresses %v)", name, link.Attrs().OperState, addrs)
 			}
 			time.Sleep(time.Millisecond)
 		}
