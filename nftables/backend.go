@@ -1,0 +1,224 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Backend programs one network namespace's nf_tables. It implements
+// [ruleset.Backend]. Its methods are safe for concurrent use.
+type Backend struct {
+	config Config
+
+	mu     sync.Mutex
+	conn   *nlbatch.Conn
+	writer *writer
+	// tables is what is in the kernel, by family, or nil while that is not known.
+	tables []*table
+	watch  watchState
+}
+
+// ErrTooLarge is in the error of a full [ruleset.Delta] whose transaction is
+// larger than this process may send: replacing a large table in one atomic step
+// needs CAP_NET_ADMIN in the initial user namespace, or a sysctl
+// net.core.wmem_max of half the size that the error names.
+var ErrTooLarge = nlbatch.ErrTooLarge
+
+// New returns a backend for the network namespace that c names. It opens a
+// netlink socket and checks, without changing anything, that the kernel can do
+// what is needed: an [*UnsupportedError] says what it cannot. Tables are first
+// written when a full delta is applied, and stay as they are when the backend is
+// closed.
+func New(c Config) (*Backend, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := nlbatch.Dial(c.NetNS)
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	b := &Backend{config: c, conn: conn, writer: newWriter(c.Table, c.mark())}
+	if err := b.probe(); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// Close closes the backend's socket and leaves its tables in place.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.tables = nil
+	return b.conn.Close()
+}
+
+// Limits of one transaction where it may be divided, in bytes: about 25,000
+// elements. Larger ones are no faster.
+const chunkSize = 1 << 20
+
+// Apply makes the tables agree with d, as [ruleset.Backend] says.
+//
+// A delta is committed in one transaction, in both families at once, so that a
+// packet meets the rules of before or of after it; very large ones in several, of
+// whole Services each. A full delta replaces what the tables hold in one
+// transaction, whoever wrote it, but for the clients that Services with affinity
+// remember: a new process takes over from an earlier one by it. Where there was
+// no table it is written in steps, of whole Services each.
+//
+// A [*ruleset.PartialError] names Services that cannot be programmed; they stay
+// as they were, or absent from a full delta. [ruleset.ErrNeedFull] comes with a
+// transaction that the kernel refused because the tables were not as they were
+// left. The kernel's refusal of a full delta is returned as an [*Error], with the
+// tables unchanged.
+func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if d.Full {
+		return b.replace(ctx, d)
+	}
+	if b.tables == nil {
+		return ruleset.ErrNeedFull
+	}
+	return b.update(ctx, d)
+}
+
+// Error is the kernel's refusal of a transaction. Its Errno is what errors.Is
+// finds, What says which of the backend's objects was refused and Message is the
+// kernel's own explanation, if it gave one.
+type Error = nlbatch.Error
+
+func (b *Backend) table(f tracker.Family) *table {
+	for _, t := range b.tables {
+		if t.family == f {
+			return t
+		}
+	}
+	return nil
+}
+
+// update applies a delta to tables that are as they were left.
+func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
+	if needsRewrite(b.tables[0].node, d.Node) {
+		return ruleset.ErrNeedFull
+	}
+	b.writer.begin()
+	for _, t := range b.tables {
+		if t.node != d.Node {
+			t.setNode(d.Node, b.writer)
+		}
+	}
+	failed, err := b.write(ctx, d.Changes, true)
+	if err == nil {
+		err = b.commit()
+	}
+	switch {
+	case err == nil:
+		return partial(failed)
+	case ctx.Err() != nil:
+		b.tables = nil
+		return err
+	}
+	b.tables = nil
+	b.config.Log.Warn("nftables: replacing all", slog.Any("reason", err))
+	return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
+}
+
+// write writes changes for the next commit and, if divide is set, commits in
+// between when there is much. It returns the Services that cannot be programmed.
+// After an error the tables are not what they were thought to be.
+func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bool) (map[tracker.Key]error, error) {
+	var failed map[tracker.Key]error
+	for i := range changes {
+		c := &changes[i]
+		err := b.writeOne(c)
+		switch {
+		case err == nil:
+		case errors.Is(err, errTooManyClasses) && len(b.table(c.Key.Family).chains) > maxClass/2 && divide:
+			return nil, err // a full delta makes only the classes that are in use
+		default:
+			if failed == nil {
+				failed = map[tracker.Key]error{}
+			}
+			failed[c.Key] = err
+			b.config.Log.Error("nftables: service left as it was", slog.String("service", c.Key.String()), slog.Any("error", err))
+		}
+		if divide && i%64 == 63 && b.writer.size() > chunkSize {
+			if err := b.commit(); err != nil {
+				return nil, err
+			}
+			b.writer.begin()
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return failed, nil
+}
+
+// writeOne writes one Service's change.
+func (b *Backend) writeOne(c *ruleset.Change) error {
+	t := b.table(c.Key.Family)
+	if t == nil {
+		return nil
+	}
+	// What is programmed may have another ID than what is to be, if the Service was
+	// gone for a while.
+	gone := func(o *ruleset.Service) error {
+		if o == nil || c.New != nil && c.New.ID == o.ID {
+			return nil
+		}
+		return t.apply(o.ID, nil, b.writer)
+	}
+	for _, o := range c.Attempted {
+		if err := gone(o); err != nil {
+			return err
+		}
+	}
+	if err := gone(c.Old); err != nil || c.New == nil {
+		return err
+	}
+	return t.apply(c.New.ID, c.New, b.writer)
+}
+
+// commit commits what was written.
+func (b *Backend) commit() error {
+	for _, t := range b.tables {
+		if t.overflows() {
+			return errOverflow
+		}
+	}
+	batch, err := b.writer.finish(b.tables)
+	if err != nil {
+		return err
+	}
+	if batch.Empty() {
+		return nil
+	}
+	if err := b.conn.Commit(batch); err != nil {
+		return err
+	}
+	b.watch.commits++
+	return nil
+}
+
+func partial(failed map[tracker.Key]error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	return &ruleset.PartialError{Failed: failed}
+}
+
+// errOverflow asks for a full delta, which gives the sets more room.
+var errOverflow = errors.New("a set has grown beyond the size it was made with")

@@ -1,0 +1,141 @@
+package nlbatch
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxMessage bounds one message of set elements: the length of the attribute
+// that holds them is 16 bits.
+const maxMessage = 60 << 10
+
+// Batch is one nf_tables transaction being written. The zero value is an empty
+// batch. It keeps its memory between uses and is not safe for concurrent use.
+type Batch struct {
+	buf   []byte
+	start int // of the message being written
+	seq   uint32
+	notes []note
+	nest  []int
+}
+
+// note says what the messages from a sequence number on are about, for errors.
+type note struct {
+	seq  uint32
+	what string
+}
+
+// Reset empties b and begins a transaction.
+func (b *Batch) Reset() {
+	b.buf, b.notes, b.seq = b.buf[:0], b.notes[:0], 0
+	b.control(unix.NFNL_MSG_BATCH_BEGIN)
+}
+
+// Len returns the batch's length in bytes so far.
+func (b *Batch) Len() int { return len(b.buf) }
+
+// Empty reports whether b holds no message.
+func (b *Batch) Empty() bool { return b.seq <= 1 }
+
+// Note labels the messages that follow, until the next Note, for [Error.What].
+func (b *Batch) Note(what string) { b.notes = append(b.notes, note{b.seq, what}) }
+
+func (b *Batch) what(seq uint32) string {
+	what := ""
+	for _, n := range b.notes {
+		if n.seq > seq {
+			break
+		}
+		what = n.what
+	}
+	return what
+}
+
+func (b *Batch) control(typ uint16) {
+	b.header(typ, unix.NLM_F_REQUEST, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	b.End()
+}
+
+func (b *Batch) header(typ, flags uint16, family byte, resID uint16) {
+	b.start = len(b.buf)
+	b.buf = binary.NativeEndian.AppendUint32(b.buf, 0)
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, flags)
+	b.buf = binary.NativeEndian.AppendUint32(b.buf, b.seq)
+	b.buf = binary.NativeEndian.AppendUint32(b.buf, 0)
+	b.buf = append(b.buf, family, unix.NFNETLINK_V0)
+	b.buf = binary.BigEndian.AppendUint16(b.buf, resID)
+	b.seq++
+}
+
+// Begin starts a message of an nf_tables type (NFT_MSG_*) with flags (NLM_F_*)
+// beside NLM_F_REQUEST.
+func (b *Batch) Begin(typ, flags uint16, family byte) {
+	b.header(unix.NFNL_SUBSYS_NFTABLES<<8|typ, unix.NLM_F_REQUEST|flags, family, 0)
+}
+
+// End ends the message that Begin started.
+func (b *Batch) End() {
+	binary.NativeEndian.PutUint32(b.buf[b.start:], uint32(len(b.buf)-b.start))
+}
+
+// String appends a NUL-terminated string attribute.
+func (b *Batch) String(typ uint16, s string) { b.buf = AppendString(b.buf, typ, s) }
+
+// Uint32 appends a big-endian 32-bit attribute.
+func (b *Batch) Uint32(typ uint16, v uint32) { b.buf = AppendUint32(b.buf, typ, v) }
+
+// Uint64 appends a big-endian 64-bit attribute.
+func (b *Batch) Uint64(typ uint16, v uint64) {
+	b.buf = appendHeader(b.buf, typ, 8)
+	b.buf = binary.BigEndian.AppendUint64(b.buf, v)
+}
+
+// Bytes appends an attribute of raw bytes.
+func (b *Batch) Bytes(typ uint16, data []byte) { b.buf = AppendBytes(b.buf, typ, data) }
+
+// Nest starts an attribute that holds attributes; Unnest ends it.
+func (b *Batch) Nest(typ uint16) {
+	b.nest = append(b.nest, len(b.buf))
+	b.buf = appendHeader(b.buf, typ|unix.NLA_F_NESTED, 0)
+}
+
+// Unnest ends the attribute that Nest started.
+func (b *Batch) Unnest() {
+	at := b.nest[len(b.nest)-1]
+	b.nest = b.nest[:len(b.nest)-1]
+	binary.NativeEndian.PutUint16(b.buf[at:], uint16(len(b.buf)-at))
+}
+
+// Elements appends the messages that add (NFT_MSG_NEWSETELEM) or delete
+// (NFT_MSG_DELSETELEM) the elements of one set that e holds.
+func (b *Batch) Elements(typ, flags uint16, family byte, table, set string, e *Elements) {
+	elems := e.buf
+	for len(elems) > 0 {
+		n := 0
+		for n < len(elems) {
+			l := int(binary.NativeEndian.Uint16(elems[n:]))
+			if n > 0 && n+l > maxMessage {
+				break
+			}
+			n += l
+		}
+		b.Begin(typ, flags, family)
+		b.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		b.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+		b.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		b.buf = append(b.buf, elems[:n]...)
+		b.Unnest()
+		b.End()
+		elems = elems[n:]
+	}
+}
+
+// finish asks for an acknowledgement of the last message and ends the batch.
+// Asking at the batch's own end would do only since Linux 6.10.
+func (b *Batch) finish() {
+	flags := binary.NativeEndian.Uint16(b.buf[b.start+6:])
+	binary.NativeEndian.PutUint16(b.buf[b.start+6:], flags|unix.NLM_F_ACK)
+	b.control(unix.NFNL_MSG_BATCH_END)
+}

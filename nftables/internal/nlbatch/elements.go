@@ -1,0 +1,126 @@
+package nlbatch
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxComment is the longest element comment that the nft tool shows; it has to
+// fit a one-byte length with its terminator and the kernel's
+// NFT_USERDATA_MAXLEN.
+const maxComment = 127
+
+// udataComment is the type under which nft keeps an element's comment in its
+// user data (libnftnl, NFTNL_UDATA_SET_ELEM_COMMENT).
+const udataComment = 0
+
+// Elements collects encoded elements of one set. The zero value is empty; Reset
+// empties it and keeps its memory.
+type Elements struct {
+	buf []byte
+	n   int
+}
+
+// Reset removes all elements.
+func (e *Elements) Reset() { e.buf, e.n = e.buf[:0], 0 }
+
+// Count returns the number of elements.
+func (e *Elements) Count() int { return e.n }
+
+// Size returns the encoded length in bytes.
+func (e *Elements) Size() int { return len(e.buf) }
+
+// Add appends an element: data is nil in a set, comment may be "".
+func (e *Elements) Add(key, data []byte, comment string) {
+	at := e.open(key)
+	if data != nil {
+		e.value(unix.NFTA_SET_ELEM_DATA, data)
+	}
+	if comment != "" {
+		e.comment(comment)
+	}
+	e.close(at)
+}
+
+// AddVerdict appends an element of a verdict map that goes to a chain.
+func (e *Elements) AddVerdict(key []byte, chain string) {
+	at := e.open(key)
+	data := len(e.buf)
+	e.buf = appendHeader(e.buf, unix.NFTA_SET_ELEM_DATA|unix.NLA_F_NESTED, 0)
+	verdict := len(e.buf)
+	e.buf = appendHeader(e.buf, unix.NFTA_DATA_VERDICT|unix.NLA_F_NESTED, 0)
+	code := int32(unix.NFT_GOTO)
+	e.buf = AppendUint32(e.buf, unix.NFTA_VERDICT_CODE, uint32(code))
+	e.buf = AppendString(e.buf, unix.NFTA_VERDICT_CHAIN, chain)
+	e.patch(verdict)
+	e.patch(data)
+	e.close(at)
+}
+
+// AddInterval appends the two elements that stand for the addresses from first
+// up to but not including end in an interval set; end is nil for the last
+// address of all.
+func (e *Elements) AddInterval(first, end []byte) {
+	e.close(e.open(first))
+	if end == nil {
+		return
+	}
+	at := e.open(end)
+	e.buf = AppendUint32(e.buf, unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	e.close(at)
+}
+
+func (e *Elements) open(key []byte) int {
+	at := len(e.buf)
+	e.buf = appendHeader(e.buf, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, 0)
+	e.value(unix.NFTA_SET_ELEM_KEY, key)
+	return at
+}
+
+func (e *Elements) close(at int) {
+	e.patch(at)
+	e.n++
+}
+
+func (e *Elements) patch(at int) {
+	binary.NativeEndian.PutUint16(e.buf[at:], uint16(len(e.buf)-at))
+}
+
+func (e *Elements) value(typ uint16, v []byte) {
+	e.buf = appendHeader(e.buf, typ|unix.NLA_F_NESTED, 4+align(len(v)))
+	e.buf = AppendBytes(e.buf, unix.NFTA_DATA_VALUE, v)
+}
+
+// comment appends a comment with what could upset a terminal or a parser
+// replaced.
+func (e *Elements) comment(s string) {
+	s = s[:min(len(s), maxComment)]
+	n := len(s) + 1
+	e.buf = appendHeader(e.buf, unix.NFTA_SET_ELEM_USERDATA, 2+n)
+	e.buf = append(e.buf, udataComment, byte(n))
+	for i := range len(s) {
+		c := s[i]
+		if c < ' ' || c > '~' || c == '"' || c == '\\' {
+			c = '?'
+		}
+		e.buf = append(e.buf, c)
+	}
+	e.buf = append(e.buf, 0)
+	e.buf = append(e.buf, padding[:align(2+n)-2-n]...)
+}
+
+// Comment returns the comment in an element's user data, or "".
+func Comment(udata []byte) string {
+	for len(udata) >= 2 {
+		typ, n := udata[0], int(udata[1])
+		if 2+n > len(udata) {
+			break
+		}
+		if v := udata[2 : 2+n]; typ == udataComment && n > 0 {
+			return string(v[:n-1])
+		}
+		udata = udata[2+n:]
+	}
+	return ""
+}

@@ -1,0 +1,190 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// kernelTable is what was found of a table by an earlier process, or by this one
+// before something went wrong.
+type kernelTable struct {
+	exists bool
+	// compatible: this package wrote it, in the layout it still has.
+	compatible   bool
+	sets, chains []string
+	sticky       map[stickyOwner]*adoptedPool
+}
+
+// inspect reads what has to be known to replace the family's table. It reads no
+// large map.
+func (b *Backend) inspect(f tracker.Family) (*kernelTable, error) {
+	k := &kernelTable{}
+	name := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, b.config.Table)
+	err := b.conn.Get(unix.NFT_MSG_GETTABLE, protoFamily(f), false, name, func([]byte) error {
+		k.exists = true
+		return nil
+	})
+	if err != nil || !k.exists {
+		return k, ignore(err, unix.ENOENT)
+	}
+	err = again(func() error {
+		k.sets, err = b.names(unix.NFT_MSG_GETSET, f, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
+		return err
+	})
+	if err != nil {
+		return k, err
+	}
+	err = again(func() error {
+		k.chains, err = b.names(unix.NFT_MSG_GETCHAIN, f, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
+		return err
+	})
+	if err != nil {
+		return k, err
+	}
+	err = again(func() error {
+		return b.elements(f, setLayout, func(e element) {
+			k.compatible = len(e.key) == 4 && binary.NativeEndian.Uint32(e.key) == layoutVersion
+		})
+	})
+	if err != nil || !k.compatible {
+		return k, ignore(err, unix.ENOENT)
+	}
+	err = again(func() error {
+		k.sticky = map[stickyOwner]*adoptedPool{}
+		return b.elements(f, setStickyEndpoints, k.addSticky)
+	})
+	// Without the map of clients there is nothing to take over.
+	has := false
+	for _, s := range k.sets {
+		has = has || s == setStickyClients.name()
+	}
+	k.compatible = has && err == nil
+	return k, ignore(err, unix.ENOENT)
+}
+
+// addSticky adds an element of sticky-endpoints to the pool it is of.
+func (k *kernelTable) addSticky(e element) {
+	if len(e.key) != 4 || e.comment == "" {
+		return
+	}
+	number := binary.NativeEndian.Uint32(e.key)
+	addr, ok := parseAddrPort(e.data)
+	if !ok || number&ticketMark == 0 {
+		return
+	}
+	owner := parseStickyOwner(e.comment)
+	p := k.sticky[owner]
+	if p == nil {
+		p = &adoptedPool{number: number >> stickyShift, members: map[netip.AddrPort]uint16{}}
+		k.sticky[owner] = p
+	}
+	if p.number == number>>stickyShift {
+		p.members[addr] = uint16(number)
+	}
+}
+
+// parseAddrPort reads an address and port as maps hold them.
+func parseAddrPort(data []byte) (netip.AddrPort, bool) {
+	if len(data) != 8 && len(data) != 20 {
+		return netip.AddrPort{}, false
+	}
+	n := len(data) - 4
+	addr, ok := netip.AddrFromSlice(data[:n])
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(data[n:])), ok
+}
+
+// names returns the names of the table's objects of one type.
+func (b *Backend) names(typ uint16, f tracker.Family, tableAttr, nameAttr uint16) ([]string, error) {
+	var out []string
+	request := nlbatch.AppendString(nil, tableAttr, b.config.Table)
+	err := b.conn.Get(typ, protoFamily(f), true, request, func(attrs []byte) error {
+		var table, name string
+		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+			switch typ {
+			case tableAttr:
+				table = text(data)
+			case nameAttr:
+				name = text(data)
+			}
+		})
+		// Not every kernel heeds the request's table.
+		if table == b.config.Table {
+			out = append(out, name)
+		}
+		return nil
+	})
+	return out, err
+}
+
+func text(data []byte) string { return strings.TrimRight(string(data), "\x00") }
+
+// element is one element of a set or map.
+type element struct {
+	key, data []byte
+	comment   string
+}
+
+// elements calls fn with the elements of a set. What it is given is valid only
+// during the call.
+func (b *Backend) elements(f tracker.Family, s set, fn func(element)) error {
+	request := nlbatch.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, b.config.Table)
+	request = nlbatch.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
+	return b.conn.Get(unix.NFT_MSG_GETSETELEM, protoFamily(f), true, request, func(attrs []byte) error {
+		nlbatch.Attributes(attrs, func(typ uint16, list []byte) {
+			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+				return
+			}
+			nlbatch.Attributes(list, func(_ uint16, one []byte) { fn(parseElement(one)) })
+		})
+		return nil
+	})
+}
+
+func parseElement(attrs []byte) element {
+	var e element
+	value := func(data []byte) (out []byte) {
+		nlbatch.Attributes(data, func(typ uint16, v []byte) {
+			if typ == unix.NFTA_DATA_VALUE {
+				out = v
+			}
+		})
+		return out
+	}
+	nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.key = value(data)
+		case unix.NFTA_SET_ELEM_DATA:
+			e.data = value(data)
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.comment = nlbatch.Comment(data)
+		}
+	})
+	return e
+}
+
+// again repeats a read that a transaction of somebody else's interrupted.
+func again(read func() error) error {
+	var err error
+	for range 10 {
+		if err = read(); !errors.Is(err, nlbatch.ErrInterrupted) {
+			break
+		}
+	}
+	return err
+}
+
+// ignore returns err unless it is the kernel's error errno.
+func ignore(err error, errno unix.Errno) error {
+	if errors.Is(err, errno) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,189 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// pool is the endpoints of one Service that one kind of its traffic may use, as
+// the kernel knows them: numbered slots without a gap.
+type pool struct {
+	number uint32
+	// affinity, if not 0, makes it a sticky pool: clients are remembered with the
+	// endpoint they were sent to, by a number that an endpoint keeps as long as it
+	// is in the pool, because its slot may change.
+	affinity time.Duration
+	slots    []*tracker.Endpoint
+	members  []uint16 // the endpoints' numbers in a sticky pool, by slot
+	last     uint16   // the number given out last
+	wrapped  bool     // all numbers were given out once
+	// adopted is the numbers that endpoints had in an earlier process, until the
+	// pool is first set.
+	adopted map[netip.AddrPort]uint16
+}
+
+// member returns a number no endpoint of the pool has, the longest unused first.
+func (p *pool) member() uint16 {
+	for {
+		p.last++
+		if p.last == 0 {
+			p.wrapped = true
+			continue
+		}
+		if !p.wrapped || !slices.Contains(p.members, p.last) {
+			return p.last
+		}
+	}
+}
+
+// memberFor returns the endpoint's number from before a restart, or a new one.
+func (p *pool) memberFor(a netip.AddrPort) uint16 {
+	if n, ok := p.adopted[a]; ok {
+		return n
+	}
+	return p.member()
+}
+
+// poolChange is what applying a new list of endpoints did to a pool.
+type poolChange struct {
+	before int            // number of slots in use before
+	slots  []int          // slots whose content changed, sorted
+	gone   []uint16       // numbers that are no longer in use, of a sticky pool
+	come   []memberChange // and those that are new
+}
+
+type memberChange struct {
+	number uint16
+	addr   netip.AddrPort
+}
+
+// set replaces the pool's endpoints, given as a list that was old. Endpoints
+// that stay keep their slots as far as possible, so that few elements change.
+func (p *pool) set(old, list []*tracker.Endpoint, c *poolChange) {
+	*c = poolChange{before: len(p.slots), slots: c.slots[:0], gone: c.gone[:0], come: c.come[:0]}
+	// Most updates touch one endpoint, and unchanged ones keep their pointers.
+	for len(old) > 0 && len(list) > 0 && old[0] == list[0] {
+		old, list = old[1:], list[1:]
+	}
+	for len(old) > 0 && len(list) > 0 && old[len(old)-1] == list[len(list)-1] {
+		old, list = old[:len(old)-1], list[:len(list)-1]
+	}
+	if len(old) == 0 && len(list) == 0 {
+		return
+	}
+	for _, n := range p.adopted {
+		p.last = max(p.last, n)
+		p.wrapped = p.last == maxStickyEndpoints
+	}
+	defer func() { p.adopted = nil }()
+	slotOf := p.finder(len(old))
+
+	wanted := make(map[netip.AddrPort]*tracker.Endpoint, len(list))
+	for _, ep := range list {
+		wanted[ep.Addr] = ep
+	}
+	var holes []int
+	for _, ep := range old {
+		slot := slotOf(ep.Addr)
+		if now, ok := wanted[ep.Addr]; ok {
+			p.slots[slot] = now
+			delete(wanted, ep.Addr)
+			continue
+		}
+		holes = append(holes, slot)
+	}
+	// What is left in wanted is new; list is gone through for its order.
+	for _, ep := range list {
+		if wanted[ep.Addr] != ep {
+			continue
+		}
+		delete(wanted, ep.Addr)
+		slot := len(p.slots)
+		if n := len(holes); n > 0 {
+			slot, holes = holes[n-1], holes[:n-1]
+			p.leave(slot, c)
+		} else {
+			p.slots = append(p.slots, nil)
+			if p.affinity != 0 {
+				p.members = append(p.members, 0)
+			}
+		}
+		p.slots[slot] = ep
+		if p.affinity != 0 {
+			p.members[slot] = p.memberFor(ep.Addr)
+			c.come = append(c.come, memberChange{p.members[slot], ep.Addr})
+		}
+		c.slots = append(c.slots, slot)
+	}
+	// Holes that nothing fills are closed from the end, the last first.
+	slices.Sort(holes)
+	for _, slot := range slices.Backward(holes) {
+		p.leave(slot, c)
+		end := len(p.slots) - 1
+		if slot != end {
+			p.slots[slot] = p.slots[end]
+			if p.affinity != 0 {
+				p.members[slot] = p.members[end]
+			}
+			c.slots = append(c.slots, slot)
+		}
+		c.slots = append(c.slots, end)
+		p.slots[end] = nil
+		p.slots = p.slots[:end]
+		if p.affinity != 0 {
+			p.members = p.members[:end]
+		}
+	}
+	slices.Sort(c.slots)
+	c.slots = slices.Compact(c.slots)
+}
+
+// leave notes that the endpoint in the slot is gone.
+func (p *pool) leave(slot int, c *poolChange) {
+	if p.affinity != 0 {
+		c.gone = append(c.gone, p.members[slot])
+		p.members[slot] = 0
+	}
+}
+
+// finder returns a function that finds an endpoint's slot; n says how many will
+// be looked for. Slots do not move while it is in use.
+func (p *pool) finder(n int) func(netip.AddrPort) int {
+	if n <= 4 {
+		return func(a netip.AddrPort) int {
+			return slices.IndexFunc(p.slots, func(ep *tracker.Endpoint) bool { return ep.Addr == a })
+		}
+	}
+	index := make(map[netip.AddrPort]int, len(p.slots))
+	for i, ep := range p.slots {
+		index[ep.Addr] = i
+	}
+	return func(a netip.AddrPort) int { return index[a] }
+}
+
+// numbers gives out the numbers of pools. One that was given back is used again
+// only after all others were, so that no packet that read it before can be meant
+// for its next owner.
+type numbers struct {
+	next, max uint32
+	free      []uint32
+}
+
+// take returns a number, or false if all are in use.
+func (n *numbers) take() (uint32, bool) {
+	if n.next < n.max {
+		n.next++
+		return n.next, true
+	}
+	if len(n.free) == 0 {
+		return 0, false
+	}
+	v := n.free[0]
+	n.free = n.free[1:]
+	return v, true
+}
+
+func (n *numbers) give(v uint32) { n.free = append(n.free, v) }

@@ -1,0 +1,396 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// firstReg is the register a look-up's key begins in (NFT_REG32_00). Registers
+// are numbered as 32-bit words throughout; the kernel itself shows them as
+// 128-bit ones where they coincide.
+const firstReg = unix.NFT_REG32_00
+
+// dynsetDataReg holds what is put into sticky-clients: behind the longest key.
+const dynsetDataReg = firstReg + 8
+
+// Numbers that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h):
+// NFTA_BITWISE_OP, NFTA_BITWISE_DATA, NFT_BITWISE_LSHIFT, NFT_DYNSET_OP_DELETE.
+const (
+	bitwiseOp        = 6
+	bitwiseData      = 7
+	bitwiseLeftShift = 1
+	dynsetDelete     = 2
+)
+
+// rule is one rule's expressions. Rules use only sequences of expressions that
+// the nft tool would itself make of some statement, because it aborts on others
+// (seen with nft 1.0.6: a register passed from one look-up to the next).
+type rule []part
+
+// part is one expression: its attributes (NFTA_EXPR_NAME and _DATA).
+type part func(family byte) ([]byte, error)
+
+func (r rule) with(parts ...part) rule { return append(r[:len(r):len(r)], parts...) }
+
+func of(e expr.Any) part {
+	return func(family byte) ([]byte, error) { return expr.Marshal(family, e) }
+}
+
+// rules renders the rules of one family's table.
+type rules struct {
+	family tracker.Family
+	// mark is the bit of the packet's mark that asks for masquerading.
+	mark uint32
+}
+
+func (w rules) addrLen() uint32 { return uint32(w.family.Bits() / 8) }
+
+// words is the number of registers an address takes.
+func (w rules) words() uint32 { return w.addrLen() / 4 }
+
+// saddr and daddr load an address of the packet (RFC 791, RFC 8200).
+func (w rules) saddr(reg uint32) part {
+	offset := uint32(12)
+	if w.family == tracker.IPv6 {
+		offset = 8
+	}
+	return of(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: w.addrLen()})
+}
+
+func (w rules) daddr(reg uint32) part {
+	offset := uint32(16)
+	if w.family == tracker.IPv6 {
+		offset = 24
+	}
+	return of(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: w.addrLen()})
+}
+
+// proto and dport load the transport protocol and the destination port, which
+// TCP, UDP and SCTP have at the same place.
+func proto(reg uint32) part { return of(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}) }
+
+func dport(reg uint32) part {
+	return of(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2})
+}
+
+// service loads the key of the service maps: address, protocol and port.
+func (w rules) service(reg uint32) []part {
+	return []part{w.daddr(reg), proto(reg + w.words()), dport(reg + w.words() + 1)}
+}
+
+func load(key expr.MetaKey, reg uint32) part { return of(&expr.Meta{Key: key, Register: reg}) }
+
+func store(key expr.MetaKey, reg uint32) part {
+	return of(&expr.Meta{Key: key, SourceRegister: true, Register: reg})
+}
+
+// word is v as the kernel keeps numbers of its own.
+func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// masked sets the register to (itself AND mask) XOR xor.
+func masked(reg, mask, xor uint32) part {
+	return of(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(mask), Xor: word(xor)})
+}
+
+// shifted shifts the register left. The library has no such expression.
+func shifted(reg, bits uint32) part {
+	return func(byte) ([]byte, error) {
+		var value, data []byte
+		value = nlbatch.AppendBytes(value, unix.NFTA_DATA_VALUE, word(bits))
+		data = nlbatch.AppendUint32(data, unix.NFTA_BITWISE_SREG, reg)
+		data = nlbatch.AppendUint32(data, unix.NFTA_BITWISE_DREG, reg)
+		data = nlbatch.AppendUint32(data, unix.NFTA_BITWISE_LEN, 4)
+		data = nlbatch.AppendUint32(data, bitwiseOp, bitwiseLeftShift)
+		data = nlbatch.AppendBytes(data, bitwiseData|unix.NLA_F_NESTED, value)
+		out := nlbatch.AppendString(nil, unix.NFTA_EXPR_NAME, "bitwise")
+		return nlbatch.AppendBytes(out, unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, data), nil
+	}
+}
+
+func equal(reg uint32, data []byte) part {
+	return of(&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: data})
+}
+
+func differs(reg uint32, data []byte) part {
+	return of(&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: data})
+}
+
+// in matches if the key that begins in the first register is in s, and found
+// replaces it by what s maps it to.
+func in(s set) part { return of(&expr.Lookup{SourceRegister: firstReg, SetName: s.name()}) }
+
+func found(s set) part {
+	return of(&expr.Lookup{SourceRegister: firstReg, SetName: s.name(), IsDestRegSet: true, DestRegister: firstReg})
+}
+
+// dispatch goes to the chain that s, a verdict map, maps the first register to.
+func dispatch(s set) part {
+	return of(&expr.Lookup{SourceRegister: firstReg, SetName: s.name(), IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
+}
+
+func gotoChain(chain string) part { return of(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}) }
+func jump(chain string) part      { return of(&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}) }
+
+func drop() part        { return of(&expr.Verdict{Kind: expr.VerdictDrop}) }
+func returnChain() part { return of(&expr.Verdict{Kind: expr.VerdictReturn}) }
+
+// reject answers with ICMP port unreachable (RFC 792, RFC 4443).
+func (w rules) reject() part {
+	code := uint8(3)
+	if w.family == tracker.IPv6 {
+		code = 4
+	}
+	return of(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code})
+}
+
+func masquerade() part { return of(&expr.Masq{FullyRandom: true}) }
+
+// dnat sends the connection to the address and port that were looked up.
+func (w rules) dnat() part {
+	family := uint32(unix.NFPROTO_IPV4)
+	if w.family == tracker.IPv6 {
+		family = unix.NFPROTO_IPV6
+	}
+	port := firstReg + w.words()
+	return of(&expr.NAT{
+		Type: expr.NATTypeDestNAT, Family: family,
+		RegAddrMin: firstReg, RegAddrMax: firstReg,
+		RegProtoMin: port, RegProtoMax: port,
+	})
+}
+
+// fib matches if the packet's source or destination is an address of this node.
+func fib(source bool) []part {
+	return []part{
+		of(&expr.Fib{Register: firstReg, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source}),
+		equal(firstReg, word(unix.RTN_LOCAL)),
+	}
+}
+
+func ctHas(key expr.CtKey, bit uint32) []part {
+	return []part{
+		of(&expr.Ct{Key: key, Register: firstReg}),
+		masked(firstReg, bit, 0),
+		differs(firstReg, word(0)),
+	}
+}
+
+func ctNew() []part { return ctHas(expr.CtKeySTATE, expr.CtStateBitNEW) }
+
+// ctDNAT matches connections whose destination was changed
+// (linux/netfilter/nf_conntrack_common.h, IPS_DST_NAT).
+func ctDNAT() []part { return ctHas(expr.CtKeySTATUS, 1<<5) }
+
+// ticketed matches packets that carry a ticket.
+func ticketed() []part {
+	return []part{
+		load(expr.MetaKeyPRIORITY, firstReg),
+		masked(firstReg, ticketMark, 0),
+		equal(firstReg, word(ticketMark)),
+	}
+}
+
+// setTicket stores what was looked up last as the packet's ticket.
+func setTicket() part { return store(expr.MetaKeyPRIORITY, firstReg) }
+
+// ticketPart loads the part of the ticket under mask.
+func ticketPart(mask uint32) []part {
+	return []part{load(expr.MetaKeyPRIORITY, firstReg), masked(firstReg, mask, 0)}
+}
+
+// random loads a random number below n behind a pool's number.
+func random(n uint32) part {
+	return of(&expr.Numgen{Register: firstReg + 1, Modulus: n, Type: unix.NFT_NG_RANDOM})
+}
+
+// markForMasquerade sets the bit that chainMasquerading looks for.
+func (w rules) markForMasquerade() []part {
+	return []part{
+		load(expr.MetaKeyMARK, firstReg),
+		masked(firstReg, ^w.mark, w.mark),
+		store(expr.MetaKeyMARK, firstReg),
+	}
+}
+
+// classified takes a ticket from a map and goes to the chain of its class.
+func classified(key []part, tickets, classes set) rule {
+	r := rule(key).with(found(tickets), setTicket())
+	return r.with(ticketPart(classMask)...).with(dispatch(classes))
+}
+
+// services finds the service that a new connection is for. The rules after the
+// first jump try again for a packet that has a ticket and was not sent on: it
+// met a transaction being committed between two look-ups, so that the first
+// knew the old state and the second the new.
+func (w rules) natBase() []rule {
+	again := rule(ticketed()).with(jump(chainServices))
+	return []rule{{jump(chainServices)}, again, again}
+}
+
+func (w rules) services() []rule {
+	nodePort := rule{w.daddr(firstReg), in(setNodePortIPs)}
+	return []rule{
+		classified(w.service(firstReg), setServiceIPs, setClasses),
+		nodePort.with(fib(false)...).with(gotoChain(chainNodePorts)),
+	}
+}
+
+func (w rules) nodePorts() []rule {
+	return []rule{classified([]part{proto(firstReg), dport(firstReg + 1)}, setNodePorts, setClasses)}
+}
+
+// near is where connections from this node's pods and from the node itself get
+// their ticket under externalTrafficPolicy Local.
+func (w rules) near() []rule {
+	return []rule{
+		classified(w.service(firstReg), setNearIPs, setNearClasses),
+		classified([]part{proto(firstReg), dport(firstReg + 1)}, setNearNodePorts, setNearClasses),
+	}
+}
+
+// filterBase is what happens to a new connection behind the NAT chains: its
+// priority is put back if it carried a ticket, and cluster IPs that were not
+// translated are refused.
+func (w rules) filterBase() []rule {
+	restore := rule(ctDNAT()).with(ticketed()...).with(
+		of(&expr.Immediate{Register: firstReg, Data: word(0)}),
+		store(expr.MetaKeyPRIORITY, firstReg),
+	)
+	return []rule{restore, rule(ctNew()).with(jump(chainClusterIPs))}
+}
+
+func (w rules) clusterIPsCheck() []rule {
+	return []rule{
+		{w.daddr(firstReg), in(setClusterIPs), w.reject()},
+		{w.daddr(firstReg), in(setServiceCIDRs), drop()},
+	}
+}
+
+func (w rules) masquerading() []rule {
+	marked := rule{
+		load(expr.MetaKeyMARK, firstReg), masked(firstReg, w.mark, 0), equal(firstReg, word(w.mark)),
+		load(expr.MetaKeyMARK, firstReg), masked(firstReg, ^w.mark, 0), store(expr.MetaKeyMARK, firstReg),
+		masquerade(),
+	}
+	hairpin := rule(ctDNAT()).with(w.saddr(firstReg), w.daddr(firstReg+w.words()), in(setHairpin), masquerade())
+	return []rule{marked, hairpin}
+}
+
+// allowedSource lets sources pass the firewall that are within a prefix of the
+// given length.
+func (w rules) allowedSource(bits int) rule {
+	r := rule{w.saddr(firstReg)}.with(w.prefixed(bits)...)
+	return r.with(w.service(firstReg+w.words())...).with(in(allowed(bits)), returnChain())
+}
+
+// poolChain draws a slot and sends the connection to the endpoint in it.
+func (w rules) poolChain(slots int) []rule {
+	draw := func(n int) rule {
+		return rule(ticketPart(poolMask)).with(random(uint32(n)), found(setEndpoints), w.dnat())
+	}
+	if slots <= exactSlots {
+		return []rule{draw(slots)}
+	}
+	// Fewer than one draw in five finds an empty slot. Should four in a row, the
+	// last is among the slots that are never empty.
+	return []rule{draw(slots), draw(slots), draw(slots), draw(slots), draw(slotsBelow(slots))}
+}
+
+// stickyChain sends the connection to the endpoint that its client was sent to
+// last, if that still is one, and otherwise draws one and remembers it.
+func (w rules) stickyChain(slots int, timeout time.Duration) []rule {
+	client := append(ticketPart(stickyMask), w.saddr(firstReg+1))
+	remember := func(op uint32) rule {
+		return rule(client).with(load(expr.MetaKeyPRIORITY, dynsetDataReg), of(&expr.Dynset{
+			SetName: setStickyClients.name(), SrcRegKey: firstReg, SrcRegData: dynsetDataReg,
+			Operation: op, Timeout: timeout,
+		}))
+	}
+	recall := rule(client).with(found(setStickyClients), setTicket())
+	send := rule{load(expr.MetaKeyPRIORITY, firstReg), found(setStickyEndpoints), w.dnat()}
+	known := []part{load(expr.MetaKeyPRIORITY, firstReg), masked(firstReg, ^uint32(stickyMask), 0), differs(firstReg, word(0))}
+	draw := func(n int) rule {
+		return rule(ticketPart(stickyMask)).with(random(uint32(n)), found(setStickySlots), setTicket())
+	}
+
+	rules := []rule{
+		{load(expr.MetaKeyPRIORITY, firstReg), shifted(firstReg, stickyShift), setTicket()},
+		recall,
+		rule(known).with(remember(unix.NFT_DYNSET_OP_UPDATE)...).with(send...),
+		// Not sent on: nothing is remembered, or an endpoint that is gone.
+		remember(dynsetDelete),
+		rule(ticketPart(stickyMask)).with(setTicket()),
+	}
+	// A draw whose slot was empty leaves the ticket as it was. One that hit turns it
+	// into an endpoint's, whose pool part the next draw would start from again: so
+	// the surest comes first and the most even last.
+	if slots > exactSlots {
+		rules = append(rules, draw(slotsBelow(slots)), draw(slots), draw(slots), draw(slots))
+	}
+	return append(rules,
+		draw(slots),
+		remember(unix.NFT_DYNSET_OP_UPDATE),
+		// Another connection of the client's may have been remembered first.
+		recall,
+		send,
+	)
+}
+
+// isNear is one rule's condition for each way in which a connection is from one
+// of this node's pods.
+func (w rules) isNear(l ruleset.LocalTraffic) []rule {
+	return w.localTraffic(l, equal)
+}
+
+// notNear is the condition under which a connection is not from one of this
+// node's pods: one rule, as all must hold.
+func (w rules) notNear(l ruleset.LocalTraffic) rule {
+	var all rule
+	for _, r := range w.localTraffic(l, differs) {
+		all = all.with(r...)
+	}
+	return all
+}
+
+func (w rules) localTraffic(l ruleset.LocalTraffic, cmp func(uint32, []byte) part) []rule {
+	switch {
+	case l.Bridge != "":
+		name := make([]byte, unix.IFNAMSIZ)
+		copy(name, l.Bridge)
+		return []rule{{load(expr.MetaKeyIIFNAME, firstReg), cmp(firstReg, name)}}
+	case l.InterfacePrefix != "":
+		return []rule{{load(expr.MetaKeyIIFNAME, firstReg), cmp(firstReg, []byte(l.InterfacePrefix))}}
+	}
+	var out []rule
+	for _, c := range l.CIDRs {
+		if tracker.FamilyOf(c.Addr()) != w.family {
+			continue
+		}
+		r := rule{w.saddr(firstReg)}.with(w.prefixed(c.Bits())...)
+		out = append(out, r.with(cmp(firstReg, c.Masked().Addr().AsSlice())))
+	}
+	return out
+}
+
+// prefixed clears what is behind the first bits of the address in the first
+// register.
+func (w rules) prefixed(bits int) []part {
+	if bits == w.family.Bits() {
+		return nil
+	}
+	mask := make([]byte, w.addrLen())
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return []part{of(&expr.Bitwise{
+		SourceRegister: firstReg, DestRegister: firstReg, Len: w.addrLen(),
+		Mask: mask, Xor: make([]byte, w.addrLen()),
+	})}
+}

@@ -1,0 +1,101 @@
+package nftables
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// chainSpec is one of the chains that are always there.
+type chainSpec struct {
+	name  string
+	base  *baseChain
+	rules []rule
+}
+
+// Netfilter's priorities for destination NAT, filtering and source NAT
+// (linux/netfilter_ipv4.h, NF_IP_PRI_*).
+const (
+	priorityDstNAT = -100
+	priorityFilter = 0
+	prioritySrcNAT = 100
+)
+
+// fixedChains returns the chains that do not depend on the Services, those that
+// others go to first.
+func (w rules) fixedChains() []chainSpec {
+	return []chainSpec{
+		{chainFirewallCheck, nil, []rule{{drop()}}},
+		{chainNear, nil, w.near()},
+		{chainNodePorts, nil, w.nodePorts()},
+		{chainServices, nil, w.services()},
+		{chainClusterIPs, nil, w.clusterIPsCheck()},
+		{chainMasquerading, nil, w.masquerading()},
+		{chainNATPrerouting, &baseChain{"nat", unix.NF_INET_PRE_ROUTING, priorityDstNAT}, w.natBase()},
+		{chainNATOutput, &baseChain{"nat", unix.NF_INET_LOCAL_OUT, priorityDstNAT}, w.natBase()},
+		{chainNATPostrouting, &baseChain{"nat", unix.NF_INET_POST_ROUTING, prioritySrcNAT}, []rule{{jump(chainMasquerading)}}},
+		{chainFilterForward, &baseChain{"filter", unix.NF_INET_FORWARD, priorityFilter}, w.filterBase()},
+		{chainFilterOutput, &baseChain{"filter", unix.NF_INET_LOCAL_OUT, priorityFilter}, w.filterBase()},
+	}
+}
+
+// skeleton writes everything of a table that does not depend on the Services. The
+// sets must have their sizes.
+func (t *table) skeleton(w *writer) {
+	for s := setLayout; s < firstAllowed; s++ {
+		if s != setStickyClients || !t.keepsClients {
+			w.newSet(t, s)
+		}
+	}
+	for _, c := range w.rules(t).fixedChains() {
+		w.hookedChain(t, c.name, c.base, c.rules)
+	}
+	var key buffer
+	n := key.word(0, layoutVersion)
+	w.adds(t, setLayout).Add(key[:n], nil, "version of the layout of this table")
+	w.addRanges(t, setNodePortIPs, nodePortRanges(t.node.NodePorts(t.family), t.family))
+}
+
+// measure sets the sizes of the sets for the Services in changes, from how many
+// elements they will take at the most.
+func (t *table) measure(changes []ruleset.Change, clients int) {
+	need := map[set]int{}
+	for i := range changes {
+		s := changes[i].New
+		if s == nil || s.Key.Family != t.family {
+			continue
+		}
+		endpoints, slots := setEndpoints, len(s.Selection.Cluster)+len(s.Selection.Local)
+		if s.Port.Affinity != 0 {
+			endpoints = setStickySlots
+			need[setStickyEndpoints] += slots
+		}
+		need[endpoints] += slots
+		need[setClusterIPs]++
+		for j := range s.Frontends {
+			f := &s.Frontends[j]
+			all, near := setServiceIPs, setNearIPs
+			if f.Kind == ruleset.NodePort {
+				all, near = setNodePorts, setNearNodePorts
+			}
+			need[all]++
+			if f.ShortCircuit() {
+				need[near]++
+			}
+			for _, source := range f.Sources {
+				need[allowed(source.Bits())]++
+			}
+		}
+		for _, ep := range s.Selection.Reachable {
+			if t.mayBeHere(ep) {
+				need[setHairpin]++
+			}
+		}
+	}
+	for s := setServiceIPs; int(s) < len(t.size); s++ {
+		t.size[s] = sizeFor(need[s])
+	}
+	t.size[setStickyClients] = clients
+	// The kinds of set that intervals are kept in have no size.
+	t.size[setNodePortIPs], t.size[setServiceCIDRs] = 0, 0
+}

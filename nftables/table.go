@@ -1,0 +1,452 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// table is one family's table as it is in the kernel, or will be once the
+// transaction that is being written is committed. It is the only memory of what
+// was programmed: nothing is read back to apply a change.
+type table struct {
+	family tracker.Family
+	node   *ruleset.Node
+	// services is by the Service's ID.
+	services []*service
+	plain    numbers
+	sticky   numbers
+	// classes numbers the classes that have a chain; near is those of them that
+	// near traffic can be sent to.
+	classes map[class]uint32
+	near    map[class]bool
+	// chains is the names of the chains made for classes.
+	chains map[string]bool
+	// prefixes is the lengths of source prefixes that have a set.
+	prefixes map[int]bool
+	// clusterIPs and hairpin count who needs an element.
+	clusterIPs, hairpin map[netip.Addr]int
+	// count and size are the number of elements of each set and its bound.
+	count, size [firstAllowed + 129]int
+	// keepsClients means that sticky-clients is an earlier table's.
+	keepsClients bool
+	// adopted is the sticky pools of an earlier table that none took over yet.
+	adopted map[stickyOwner]*adoptedPool
+}
+
+// service is one Service as programmed.
+type service struct {
+	rule           *ruleset.Service
+	cluster, local *pool
+	// tickets is, for each of rule.Frontends, what its elements hold.
+	tickets []tickets
+}
+
+// tickets is the tickets of one frontend: of any connection, and under
+// externalTrafficPolicy Local of one from near, else 0.
+type tickets struct{ any, near uint32 }
+
+// Errors about one Service.
+var (
+	errTooManyPools     = errors.New("too many Services with endpoints (at most 1048575 pools a family)")
+	errTooManySticky    = errors.New("too many Services with client affinity (at most 32767 pools a family)")
+	errTooManyEndpoints = fmt.Errorf("too many endpoints for client affinity (at most %d)", maxStickyEndpoints)
+	errTooManyClasses   = fmt.Errorf("too many different combinations of endpoint counts and affinity timeouts (at most %d)", maxClass)
+	errProtocol         = errors.New("protocol is not TCP, UDP or SCTP")
+)
+
+func newTable(f tracker.Family, n *ruleset.Node) *table {
+	return &table{
+		family:     f,
+		node:       n,
+		plain:      numbers{max: maxPool},
+		sticky:     numbers{max: maxSticky},
+		classes:    map[class]uint32{},
+		near:       map[class]bool{},
+		chains:     map[string]bool{},
+		prefixes:   map[int]bool{},
+		clusterIPs: map[netip.Addr]int{},
+		hairpin:    map[netip.Addr]int{},
+	}
+}
+
+// service returns what is programmed for the ID, or nil.
+func (t *table) service(id uint32) *service {
+	if int(id) < len(t.services) {
+		return t.services[id]
+	}
+	return nil
+}
+
+// apply changes the table from what it has for the Service to s, which is nil
+// for a Service that is gone, and writes the difference to w. On an error nothing
+// was changed.
+func (t *table) apply(id uint32, s *ruleset.Service, w *writer) error {
+	old := t.service(id)
+	if old == nil && s == nil {
+		return nil
+	}
+	now := &service{rule: s}
+	if s != nil {
+		if err := t.prepare(old, now); err != nil {
+			return err
+		}
+	}
+	if old == nil {
+		old = &service{}
+	}
+	t.replacePool(old, now, ruleset.ToCluster, w)
+	t.replacePool(old, now, ruleset.ToLocal, w)
+	t.replaceHairpin(old, now, w)
+	t.replaceFrontends(old, now, w)
+	if s == nil {
+		t.services[id] = nil
+		return nil
+	}
+	for int(id) >= len(t.services) {
+		t.services = append(t.services, nil)
+	}
+	t.services[id] = now
+	return nil
+}
+
+// prepare gives now the pools it needs, taking over old's where they are of the
+// right kind, and checks everything that can fail.
+func (t *table) prepare(old, now *service) error {
+	s := now.rule
+	if protocolNumber(s.Key.Protocol) == 0 {
+		return fmt.Errorf("%w: %q", errProtocol, s.Key.Protocol)
+	}
+	var taken []*pool
+	for _, target := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
+		if !uses(s, target) {
+			continue
+		}
+		eps := s.Pool(target)
+		if s.Port.Affinity != 0 && len(eps) > maxStickyEndpoints {
+			t.release(taken)
+			return fmt.Errorf("%d endpoints: %w", len(eps), errTooManyEndpoints)
+		}
+		if p := old.pool(target); p != nil && (p.affinity != 0) == (s.Port.Affinity != 0) {
+			*now.poolField(target) = p
+			continue
+		}
+		p, err := t.newPool(s, target)
+		if err != nil {
+			t.release(taken)
+			return err
+		}
+		taken = append(taken, p)
+		*now.poolField(target) = p
+	}
+	// Classes are few and never given back before the table is written anew, so it
+	// is enough to know that there will be room: a frontend needs at most three.
+	if len(t.classes)+3*len(s.Frontends) > maxClass {
+		t.release(taken)
+		return errTooManyClasses
+	}
+	return nil
+}
+
+func (t *table) newPool(s *ruleset.Service, target ruleset.Target) (*pool, error) {
+	if s.Port.Affinity == 0 {
+		n, ok := t.plain.take()
+		if !ok {
+			return nil, errTooManyPools
+		}
+		return &pool{number: n}, nil
+	}
+	p := &pool{affinity: s.Port.Affinity}
+	owner := stickyOwner{s.Key.String(), target}
+	if a := t.adopted[owner]; a != nil {
+		delete(t.adopted, owner)
+		p.number, p.adopted = a.number, a.members
+		return p, nil
+	}
+	n, ok := t.sticky.take()
+	if !ok {
+		return nil, errTooManySticky
+	}
+	p.number = stickyMark | n
+	return p, nil
+}
+
+// release gives back pools that were never programmed.
+func (t *table) release(pools []*pool) {
+	for _, p := range pools {
+		t.freeNumber(p)
+	}
+}
+
+func (t *table) freeNumber(p *pool) {
+	if p.affinity != 0 {
+		t.sticky.give(p.number &^ stickyMark)
+	} else {
+		t.plain.give(p.number)
+	}
+}
+
+// uses reports whether some traffic of the Service goes to the target.
+func uses(s *ruleset.Service, target ruleset.Target) bool {
+	return slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool {
+		return f.Target == target || f.Near == target
+	})
+}
+
+func (s *service) pool(target ruleset.Target) *pool {
+	if s == nil {
+		return nil
+	}
+	if p := s.poolField(target); p != nil {
+		return *p
+	}
+	return nil
+}
+
+func (s *service) poolField(target ruleset.Target) **pool {
+	switch target {
+	case ruleset.ToCluster:
+		return &s.cluster
+	case ruleset.ToLocal:
+		return &s.local
+	}
+	return nil
+}
+
+// endpoints returns what the pool for the target was given.
+func (s *service) endpoints(target ruleset.Target) []*tracker.Endpoint {
+	if s.rule == nil {
+		return nil
+	}
+	return s.rule.Pool(target)
+}
+
+func (t *table) replacePool(old, now *service, target ruleset.Target, w *writer) {
+	was, is := old.pool(target), now.pool(target)
+	if was != nil && was != is {
+		was.set(old.endpoints(target), nil, &w.pool)
+		t.writePool(was, "", w)
+		t.freeNumber(was)
+	}
+	if is == nil {
+		return
+	}
+	var before []*tracker.Endpoint
+	if was == is {
+		before = old.endpoints(target)
+		if sameSlice(before, now.endpoints(target)) {
+			is.affinity = now.rule.Port.Affinity
+			return
+		}
+	}
+	is.set(before, now.endpoints(target), &w.pool)
+	is.affinity = now.rule.Port.Affinity
+	t.writePool(is, stickyOwner{now.rule.Key.String(), target}.comment(is), w)
+}
+
+func sameSlice(a, b []*tracker.Endpoint) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// writePool writes what w.pool says changed.
+func (t *table) writePool(p *pool, comment string, w *writer) {
+	c := &w.pool
+	for _, slot := range c.slots {
+		if slot < c.before {
+			w.deleteSlot(t, p, slot)
+		}
+		if slot < len(p.slots) {
+			w.addSlot(t, p, slot)
+		}
+	}
+	for _, n := range c.gone {
+		w.deleteMember(t, p, n)
+	}
+	for _, m := range c.come {
+		w.addMember(t, p, m, comment)
+	}
+}
+
+// mayBeHere reports whether connections from the endpoint may pass this node
+// before they are translated: a pod reaches its Services through its own node.
+func (t *table) mayBeHere(ep *tracker.Endpoint) bool {
+	return ep.Node == "" || ep.Node == t.node.Info.Name
+}
+
+func (t *table) replaceHairpin(old, now *service, w *writer) {
+	var before, after []*tracker.Endpoint
+	if old.rule != nil {
+		before = old.rule.Selection.Reachable
+	}
+	if now.rule != nil {
+		after = now.rule.Selection.Reachable
+	}
+	if sameSlice(before, after) {
+		return
+	}
+	for len(before) > 0 && len(after) > 0 && before[0] == after[0] {
+		before, after = before[1:], after[1:]
+	}
+	for _, ep := range after {
+		if t.mayBeHere(ep) {
+			w.count(t, setHairpin, t.hairpin, ep.Addr.Addr(), +1)
+		}
+	}
+	for _, ep := range before {
+		if t.mayBeHere(ep) {
+			w.count(t, setHairpin, t.hairpin, ep.Addr.Addr(), -1)
+		}
+	}
+}
+
+func (t *table) replaceFrontends(old, now *service, w *writer) {
+	var before, after []ruleset.Frontend
+	if old.rule != nil {
+		before = old.rule.Frontends
+	}
+	if now.rule != nil {
+		after = now.rule.Frontends
+		now.tickets = make([]tickets, len(after))
+	}
+	for i := range after {
+		f := &after[i]
+		now.tickets[i] = t.tickets(f, now, w)
+		j := indexOf(before, f, i)
+		if j < 0 {
+			w.addFrontend(t, now.rule, f, now.tickets[i])
+			continue
+		}
+		if old.tickets[j] != now.tickets[i] {
+			w.replaceTickets(t, now.rule, f, old.tickets[j], now.tickets[i])
+		}
+		if !slices.Equal(before[j].Sources, f.Sources) {
+			w.deleteSources(t, now.rule, &before[j])
+			w.addSources(t, now.rule, f)
+		}
+	}
+	for j := range before {
+		if indexOf(after, &before[j], j) < 0 {
+			w.deleteFrontend(t, old.rule, &before[j], old.tickets[j])
+		}
+	}
+}
+
+// indexOf finds the frontend with f's kind, address and port, which is most
+// often at the place that hint names, or returns -1.
+func indexOf(list []ruleset.Frontend, f *ruleset.Frontend, hint int) int {
+	same := func(o *ruleset.Frontend) bool {
+		return o.Kind == f.Kind && o.Addr == f.Addr && o.Port == f.Port
+	}
+	if hint < len(list) && same(&list[hint]) {
+		return hint
+	}
+	for i := range list {
+		if same(&list[i]) {
+			return i
+		}
+	}
+	return -1
+}
+
+// tickets returns the frontend's tickets and makes sure that their classes
+// exist.
+func (t *table) tickets(f *ruleset.Frontend, s *service, w *writer) tickets {
+	p := s.pool(f.Target)
+	out := tickets{any: ticket(t.class(classOf(f, p), w), number(p))}
+	if f.ShortCircuit() && f.Near == ruleset.ToCluster {
+		c := classOf(&ruleset.Frontend{Target: f.Near}, s.cluster)
+		out.near = ticket(t.nearClass(c, w), number(s.cluster))
+	}
+	return out
+}
+
+func number(p *pool) uint32 {
+	if p == nil {
+		return 0
+	}
+	return p.number
+}
+
+// class returns the class's number, after making its chain if there is none.
+func (t *table) class(c class, w *writer) uint32 {
+	n, ok := t.classes[c]
+	if !ok {
+		n = uint32(len(t.classes) + 1)
+		t.classes[c] = n
+		t.makeChain(c, w)
+		w.addClass(t, setClasses, n, c)
+	}
+	return n
+}
+
+func (t *table) nearClass(c class, w *writer) uint32 {
+	n := t.class(c, w)
+	if !t.near[c] {
+		t.near[c] = true
+		w.addClass(t, setNearClasses, n, c)
+	}
+	return n
+}
+
+// makeChain makes the class's chain and those it goes to.
+func (t *table) makeChain(c class, w *writer) {
+	name := c.chain()
+	if t.chains[name] {
+		return
+	}
+	t.chains[name] = true
+	if c.firewall {
+		t.makeChain(c.unguarded(), w)
+	}
+	if c.slots != 0 && c != c.direct() {
+		t.makeChain(c.direct(), w)
+	}
+	w.chain(t, name, c.chainRules(w.rules(t), t.node.LocalTraffic))
+}
+
+// prefix makes the set for sources of the prefix length, if there is none.
+func (t *table) prefix(length int, w *writer) {
+	if t.prefixes[length] {
+		return
+	}
+	t.prefixes[length] = true
+	w.newSet(t, allowed(length))
+	w.firewallRule(t, length)
+}
+
+// overflows reports whether some set was given more elements than it was made
+// for.
+func (t *table) overflows() bool {
+	for s, n := range t.count {
+		if t.size[s] != 0 && n > t.size[s] {
+			return true
+		}
+	}
+	return false
+}
+
+// sizeFor returns the size to make a set with for n elements: the kernel takes
+// no more than the size, and finds elements faster for knowing it.
+func sizeFor(n int) int {
+	return max(1<<12, 1<<bits.Len(uint(2*n)))
+}
+
+func protocolNumber(p v1.Protocol) uint8 {
+	switch p {
+	case v1.ProtocolTCP:
+		return unix.IPPROTO_TCP
+	case v1.ProtocolUDP:
+		return unix.IPPROTO_UDP
+	case v1.ProtocolSCTP:
+		return unix.IPPROTO_SCTP
+	}
+	return 0
+}

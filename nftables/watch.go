@@ -1,0 +1,5 @@
+package nftables
+
+type watchState struct{ commits int }
+
+func (s *watchState) rewritten(b *Backend) {}

@@ -1,0 +1,431 @@
+package nftables
+
+import (
+	"net/netip"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// writer writes one transaction: chains and rules as they come, and the elements
+// of sets collected by set, those to delete before those to add. It keeps its
+// memory from one transaction to the next.
+type writer struct {
+	table string
+	mark  uint32
+	batch nlbatch.Batch
+	// elements is by family.
+	elements [2]familyElements
+	pool     poolChange
+	err      error
+}
+
+type familyElements struct {
+	add, remove map[set]*nlbatch.Elements
+	// counted is how many needed an element before this transaction.
+	counted map[set]map[netip.Addr]int
+}
+
+func newWriter(table string, mark uint32) *writer {
+	w := &writer{table: table, mark: mark}
+	for i := range w.elements {
+		w.elements[i] = familyElements{
+			add:     map[set]*nlbatch.Elements{},
+			remove:  map[set]*nlbatch.Elements{},
+			counted: map[set]map[netip.Addr]int{setClusterIPs: {}, setHairpin: {}},
+		}
+	}
+	w.begin()
+	return w
+}
+
+// begin empties the writer and starts a transaction.
+func (w *writer) begin() {
+	w.batch.Reset()
+	w.err = nil
+	for i := range w.elements {
+		e := &w.elements[i]
+		for _, l := range e.add {
+			l.Reset()
+		}
+		for _, l := range e.remove {
+			l.Reset()
+		}
+		for _, c := range e.counted {
+			clear(c)
+		}
+	}
+}
+
+// size is about how many bytes the transaction has.
+func (w *writer) size() int {
+	n := w.batch.Len()
+	for i := range w.elements {
+		for _, l := range w.elements[i].add {
+			n += l.Size()
+		}
+		for _, l := range w.elements[i].remove {
+			n += l.Size()
+		}
+	}
+	return n
+}
+
+// finish writes what was collected. Nothing may be added after it.
+func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
+	for _, t := range tables {
+		w.writeCounted(t, setClusterIPs, t.clusterIPs)
+		w.writeCounted(t, setHairpin, t.hairpin)
+	}
+	for _, t := range tables {
+		e := &w.elements[index(t.family)]
+		for s, l := range e.remove {
+			if l.Count() == 0 {
+				continue
+			}
+			w.batch.Note("delete elements of " + s.name())
+			w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, protoFamily(t.family), w.table, s.name(), l)
+		}
+	}
+	for _, t := range tables {
+		e := &w.elements[index(t.family)]
+		for s, l := range e.add {
+			if l.Count() == 0 {
+				continue
+			}
+			w.batch.Note("add elements to " + s.name())
+			w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_EXCL, protoFamily(t.family), w.table, s.name(), l)
+		}
+	}
+	return &w.batch, w.err
+}
+
+// index is the place of a family in an array.
+func index(f tracker.Family) int {
+	if f == tracker.IPv6 {
+		return 1
+	}
+	return 0
+}
+
+// protoFamily is the kernel's number for the family of a table.
+func protoFamily(f tracker.Family) byte {
+	if f == tracker.IPv6 {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
+func (w *writer) rules(t *table) rules { return rules{family: t.family, mark: w.mark} }
+
+func (w *writer) adds(t *table, s set) *nlbatch.Elements {
+	t.count[s]++
+	return list(w.elements[index(t.family)].add, s)
+}
+
+func (w *writer) removes(t *table, s set) *nlbatch.Elements {
+	t.count[s]--
+	return list(w.elements[index(t.family)].remove, s)
+}
+
+func list(m map[set]*nlbatch.Elements, s set) *nlbatch.Elements {
+	l := m[s]
+	if l == nil {
+		l = new(nlbatch.Elements)
+		m[s] = l
+	}
+	return l
+}
+
+// count changes by how many an element of a counted set is needed.
+func (w *writer) count(t *table, s set, counts map[netip.Addr]int, a netip.Addr, by int) {
+	n := counts[a]
+	counted := w.elements[index(t.family)].counted[s]
+	if _, ok := counted[a]; !ok {
+		counted[a] = n
+	}
+	if n += by; n == 0 {
+		delete(counts, a)
+	} else {
+		counts[a] = n
+	}
+}
+
+// writeCounted adds and deletes the elements of a counted set that are newly
+// needed or no longer so.
+func (w *writer) writeCounted(t *table, s set, counts map[netip.Addr]int) {
+	for a, before := range w.elements[index(t.family)].counted[s] {
+		var key buffer
+		n := key.addr(0, a)
+		if s == setHairpin {
+			n = key.addr(n, a)
+		}
+		switch after := counts[a]; {
+		case before == 0 && after > 0:
+			w.adds(t, s).Add(key[:n], nil, "")
+		case before > 0 && after == 0:
+			w.removes(t, s).Add(key[:n], nil, "")
+		}
+	}
+}
+
+// slotKey is the key of a slot in endpoints or sticky-slots.
+func slotKey(p *pool, slot int) (key buffer, n int) {
+	number := p.number
+	if p.affinity != 0 {
+		number <<= stickyShift
+	}
+	n = key.word(0, number)
+	return key, key.word(n, uint32(slot))
+}
+
+func (w *writer) addSlot(t *table, p *pool, slot int) {
+	key, n := slotKey(p, slot)
+	var data buffer
+	if p.affinity != 0 {
+		m := data.word(0, p.number<<stickyShift|uint32(p.members[slot]))
+		w.adds(t, setStickySlots).Add(key[:n], data[:m], "")
+		return
+	}
+	ep := p.slots[slot].Addr
+	m := data.port(data.addr(0, ep.Addr()), ep.Port())
+	w.adds(t, setEndpoints).Add(key[:n], data[:m], "")
+}
+
+func (w *writer) deleteSlot(t *table, p *pool, slot int) {
+	key, n := slotKey(p, slot)
+	s := setEndpoints
+	if p.affinity != 0 {
+		s = setStickySlots
+	}
+	w.removes(t, s).Add(key[:n], nil, "")
+}
+
+func (w *writer) addMember(t *table, p *pool, m memberChange, comment string) {
+	var key, data buffer
+	n := key.word(0, p.number<<stickyShift|uint32(m.number))
+	l := data.port(data.addr(0, m.addr.Addr()), m.addr.Port())
+	w.adds(t, setStickyEndpoints).Add(key[:n], data[:l], comment)
+}
+
+func (w *writer) deleteMember(t *table, p *pool, number uint16) {
+	var key buffer
+	n := key.word(0, p.number<<stickyShift|uint32(number))
+	w.removes(t, setStickyEndpoints).Add(key[:n], nil, "")
+}
+
+// frontendSets returns the maps that hold the frontend's tickets and its key in
+// them.
+func frontendSets(s *ruleset.Service, f *ruleset.Frontend) (all, near set, key buffer, n int) {
+	all, near = setNodePorts, setNearNodePorts
+	if f.Kind != ruleset.NodePort {
+		all, near = setServiceIPs, setNearIPs
+		n = key.addr(0, f.Addr)
+	}
+	n = key.port(key.proto(n, protocolNumber(s.Key.Protocol)), f.Port)
+	return all, near, key, n
+}
+
+func (w *writer) addTicket(t *table, s set, key []byte, ticket uint32, comment string) {
+	var data buffer
+	n := data.word(0, ticket)
+	w.adds(t, s).Add(key, data[:n], comment)
+}
+
+func (w *writer) addFrontend(t *table, s *ruleset.Service, f *ruleset.Frontend, k tickets) {
+	w.replaceTickets(t, s, f, tickets{}, k)
+	w.addSources(t, s, f)
+	if f.Kind == ruleset.ClusterIP {
+		w.count(t, setClusterIPs, t.clusterIPs, f.Addr, +1)
+	}
+}
+
+func (w *writer) deleteFrontend(t *table, s *ruleset.Service, f *ruleset.Frontend, k tickets) {
+	w.replaceTickets(t, s, f, k, tickets{})
+	w.deleteSources(t, s, f)
+	if f.Kind == ruleset.ClusterIP {
+		w.count(t, setClusterIPs, t.clusterIPs, f.Addr, -1)
+	}
+}
+
+// replaceTickets changes what the frontend's elements hold; a ticket of 0 is no
+// element.
+func (w *writer) replaceTickets(t *table, s *ruleset.Service, f *ruleset.Frontend, had, has tickets) {
+	all, near, key, n := frontendSets(s, f)
+	if had.any != has.any {
+		if had.any != 0 {
+			w.removes(t, all).Add(key[:n], nil, "")
+		}
+		if has.any != 0 {
+			w.addTicket(t, all, key[:n], has.any, s.Key.ServicePortName.String())
+		}
+	}
+	if had.near != has.near {
+		if had.near != 0 {
+			w.removes(t, near).Add(key[:n], nil, "")
+		}
+		if has.near != 0 {
+			w.addTicket(t, near, key[:n], has.near, s.Key.ServicePortName.String())
+		}
+	}
+}
+
+// sourceKey is the key of one source range of the frontend in its set.
+func sourceKey(s *ruleset.Service, f *ruleset.Frontend, source netip.Prefix) (key buffer, n int) {
+	n = key.addr(0, source.Masked().Addr())
+	n = key.addr(n, f.Addr)
+	return key, key.port(key.proto(n, protocolNumber(s.Key.Protocol)), f.Port)
+}
+
+func (w *writer) addSources(t *table, s *ruleset.Service, f *ruleset.Frontend) {
+	for _, source := range f.Sources {
+		t.prefix(source.Bits(), w)
+		key, n := sourceKey(s, f, source)
+		w.adds(t, allowed(source.Bits())).Add(key[:n], nil, s.Key.ServicePortName.String())
+	}
+}
+
+func (w *writer) deleteSources(t *table, s *ruleset.Service, f *ruleset.Frontend) {
+	for _, source := range f.Sources {
+		key, n := sourceKey(s, f, source)
+		w.removes(t, allowed(source.Bits())).Add(key[:n], nil, "")
+	}
+}
+
+// addClass maps a class to its chain.
+func (w *writer) addClass(t *table, s set, number uint32, c class) {
+	var key buffer
+	n := key.word(0, ticket(number, 0))
+	w.adds(t, s).AddVerdict(key[:n], c.chain())
+}
+
+// newTable makes the family's table.
+func (w *writer) newTable(t *table) {
+	w.batch.Note("create table")
+	w.batch.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, protoFamily(t.family))
+	w.batch.String(unix.NFTA_TABLE_NAME, w.table)
+	w.batch.End()
+}
+
+func (w *writer) deleteTable(f tracker.Family) {
+	w.batch.Note("delete table")
+	w.batch.Begin(unix.NFT_MSG_DELTABLE, 0, protoFamily(f))
+	w.batch.String(unix.NFTA_TABLE_NAME, w.table)
+	w.batch.End()
+}
+
+// newSet makes a set. Its ID is only unique in the transaction, for the kernel's
+// own bookkeeping; rules name sets by name.
+func (w *writer) newSet(t *table, s set) {
+	w.batch.Note("create set " + s.name())
+	sp := s.spec(t.family)
+	w.batch.Begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, protoFamily(t.family))
+	w.batch.String(unix.NFTA_SET_TABLE, w.table)
+	w.batch.String(unix.NFTA_SET_NAME, s.name())
+	w.batch.Uint32(unix.NFTA_SET_ID, uint32(s)+1)
+	w.batch.Uint32(unix.NFTA_SET_FLAGS, sp.flags)
+	w.batch.Uint32(unix.NFTA_SET_KEY_TYPE, sp.keyType)
+	w.batch.Uint32(unix.NFTA_SET_KEY_LEN, sp.keyLen)
+	if sp.flags&unix.NFT_SET_MAP != 0 {
+		w.batch.Uint32(unix.NFTA_SET_DATA_TYPE, sp.dataType)
+		w.batch.Uint32(unix.NFTA_SET_DATA_LEN, sp.dataLen)
+	}
+	if orders := sp.byteOrders(); orders != nil {
+		w.batch.Bytes(unix.NFTA_SET_USERDATA, orders)
+	}
+	if size := t.size[s]; size != 0 {
+		w.batch.Nest(unix.NFTA_SET_DESC)
+		w.batch.Uint32(unix.NFTA_SET_DESC_SIZE, uint32(size))
+		w.batch.Unnest()
+	}
+	w.batch.End()
+}
+
+func (w *writer) deleteSet(f tracker.Family, name string) {
+	w.batch.Note("delete set " + name)
+	w.batch.Begin(unix.NFT_MSG_DELSET, 0, protoFamily(f))
+	w.batch.String(unix.NFTA_SET_TABLE, w.table)
+	w.batch.String(unix.NFTA_SET_NAME, name)
+	w.batch.End()
+}
+
+// emptySet deletes all elements of a set.
+func (w *writer) emptySet(t *table, s set) {
+	t.count[s] = 0
+	w.batch.Note("empty set " + s.name())
+	w.batch.Begin(unix.NFT_MSG_DELSETELEM, 0, protoFamily(t.family))
+	w.batch.String(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
+	w.batch.String(unix.NFTA_SET_ELEM_LIST_SET, s.name())
+	w.batch.End()
+}
+
+// baseChain says where a chain is hooked in.
+type baseChain struct {
+	typ      string
+	hook     uint32
+	priority int32
+}
+
+// chain makes a chain with rules.
+func (w *writer) chain(t *table, name string, rules []rule) { w.hookedChain(t, name, nil, rules) }
+
+func (w *writer) hookedChain(t *table, name string, base *baseChain, rules []rule) {
+	w.batch.Note("create chain " + name)
+	w.batch.Begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, protoFamily(t.family))
+	w.batch.String(unix.NFTA_CHAIN_TABLE, w.table)
+	w.batch.String(unix.NFTA_CHAIN_NAME, name)
+	if base != nil {
+		w.batch.Nest(unix.NFTA_CHAIN_HOOK)
+		w.batch.Uint32(unix.NFTA_HOOK_HOOKNUM, base.hook)
+		w.batch.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(base.priority))
+		w.batch.Unnest()
+		w.batch.String(unix.NFTA_CHAIN_TYPE, base.typ)
+	}
+	w.batch.End()
+	for i, r := range rules {
+		w.rule(t, name, i, unix.NLM_F_CREATE|unix.NLM_F_APPEND, r)
+	}
+}
+
+func (w *writer) deleteChain(f tracker.Family, name string) {
+	w.batch.Note("delete chain " + name)
+	w.batch.Begin(unix.NFT_MSG_DELCHAIN, 0, protoFamily(f))
+	w.batch.String(unix.NFTA_CHAIN_TABLE, w.table)
+	w.batch.String(unix.NFTA_CHAIN_NAME, name)
+	w.batch.End()
+}
+
+// firewallRule puts the rule for sources of a prefix length before the drop that
+// ends chainFirewallCheck.
+func (w *writer) firewallRule(t *table, length int) {
+	w.rule(t, chainFirewallCheck, length, unix.NLM_F_CREATE, w.rules(t).allowedSource(length))
+}
+
+func (w *writer) rule(t *table, chain string, number int, flags uint16, r rule) {
+	w.batch.Note("add rule " + strconv.Itoa(number+1) + " of chain " + chain)
+	w.batch.Begin(unix.NFT_MSG_NEWRULE, flags, protoFamily(t.family))
+	w.batch.String(unix.NFTA_RULE_TABLE, w.table)
+	w.batch.String(unix.NFTA_RULE_CHAIN, chain)
+	w.batch.Nest(unix.NFTA_RULE_EXPRESSIONS)
+	for _, p := range r {
+		data, err := p(protoFamily(t.family))
+		if err != nil && w.err == nil {
+			w.err = err
+		}
+		w.batch.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, data)
+	}
+	w.batch.Unnest()
+	w.batch.End()
+}
+
+// deleteRules deletes the rules of all of the table's chains.
+func (w *writer) deleteRules(f tracker.Family) {
+	w.batch.Note("delete rules")
+	w.batch.Begin(unix.NFT_MSG_DELRULE, 0, protoFamily(f))
+	w.batch.String(unix.NFTA_RULE_TABLE, w.table)
+	w.batch.End()
+}
