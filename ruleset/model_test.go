@@ -1,0 +1,588 @@
+package ruleset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// plane is a model data plane: maps keyed by place, by Service and by endpoint.
+// Its backend does only what a delta tells it to, so that the maps are right only
+// if deltas are.
+type plane struct {
+	t    *testing.T
+	r    *rand.Rand
+	name string
+	// prunes: a Full delta empties the maps of what is not in it. Without, what is
+	// offered must be enough to leave nothing behind.
+	prunes bool
+	// trouble is how often an Apply goes wrong, in percent.
+	trouble int
+
+	fronts map[place]string
+	pools  map[poolKey]string
+	eps    map[epKey]*tracker.Endpoint
+	ids    map[uint32]tracker.Key
+
+	acked    map[tracker.Key]*Service // as this backend accepted it
+	node     *Node
+	gen      uint64
+	needFull bool
+}
+
+type poolKey struct {
+	id     uint32
+	target Target
+}
+
+type epKey struct {
+	id   uint32
+	addr netip.AddrPort
+}
+
+func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, trouble int) *plane {
+	return &plane{
+		t: t, r: r, name: name, prunes: prunes, trouble: trouble,
+		fronts: map[place]string{}, pools: map[poolKey]string{}, eps: map[epKey]*tracker.Endpoint{},
+		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Service{}, needFull: true,
+	}
+}
+
+func front(s *Service, f Frontend) string { return fmt.Sprintf("%d %s", s.ID, show(f)) }
+
+func pool(s *Service, t Target) string {
+	var b strings.Builder
+	for _, ep := range s.Pool(t) {
+		fmt.Fprintf(&b, "%s ", ep)
+	}
+	return b.String()
+}
+
+// op is one write to the maps, on behalf of a Service.
+type op struct {
+	key tracker.Key
+	do  func()
+}
+
+// check holds a delta against what this backend accepted before.
+func (p *plane) check(d *Delta) {
+	if p.needFull && !d.Full {
+		p.t.Fatalf("%s: asked for a full delta, got another", p.name)
+	}
+	if d.Gen < p.gen || d.OldNode != p.node || d.Node == nil {
+		p.t.Fatalf("%s: gen %d after %d; old node %p, accepted %p", p.name, d.Gen, p.gen, d.OldNode, p.node)
+	}
+	if !d.Full && !slices.IsSortedFunc(d.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) }) {
+		p.t.Fatalf("%s: not sorted", p.name)
+	}
+	seen, ids := map[tracker.Key]bool{}, map[uint32]bool{}
+	for _, c := range d.Changes {
+		if seen[c.Key] {
+			p.t.Fatalf("%s: %s twice", p.name, c.Key)
+		}
+		seen[c.Key] = true
+		if diff(c.Old, p.acked[c.Key]) != 0 {
+			p.t.Fatalf("%s: %s: Old is not what was accepted", p.name, c.Key)
+		}
+		if c.Old == nil && c.New == nil && len(c.Attempted) == 0 {
+			p.t.Fatalf("%s: %s: empty change", p.name, c.Key)
+		}
+		if c.What == 0 && !d.Full || c.What != FieldAll && (c.What != diff(c.Old, c.New) || len(c.Attempted) != 0) {
+			p.t.Fatalf("%s: %s: What is %b", p.name, c.Key, c.What)
+		}
+		for _, s := range append([]*Service{c.Old, c.New}, c.Attempted...) {
+			if s != nil && (s.ID != c.id() || s.ID == 0 || s.Key != c.Key) {
+				p.t.Fatalf("%s: %s: id %d, key %s", p.name, c.Key, s.ID, s.Key)
+			}
+		}
+		if ids[c.id()] {
+			p.t.Fatalf("%s: id %d twice", p.name, c.id())
+		}
+		ids[c.id()] = true
+	}
+	if d.Full {
+		for k := range p.acked {
+			if !seen[k] {
+				p.t.Fatalf("%s: full delta without %s", p.name, k)
+			}
+		}
+	}
+}
+
+// plan lists the writes for a delta in the safe order.
+func (p *plane) plan(d *Delta) []op {
+	var ops []op
+	if d.Full && p.prunes {
+		live := map[place]bool{}
+		liveIDs := map[uint32]map[netip.AddrPort]bool{}
+		for _, c := range d.Changes {
+			if c.New == nil {
+				continue
+			}
+			for i := range c.New.Frontends {
+				live[placeOf(c.New, &c.New.Frontends[i])] = true
+			}
+			liveIDs[c.New.ID] = map[netip.AddrPort]bool{}
+			for _, ep := range c.New.Selection.Reachable {
+				liveIDs[c.New.ID][ep.Addr] = true
+			}
+		}
+		ops = append(ops, op{do: func() {
+			maps.DeleteFunc(p.fronts, func(at place, _ string) bool { return !live[at] })
+			maps.DeleteFunc(p.pools, func(k poolKey, _ string) bool { return liveIDs[k.id] == nil })
+			maps.DeleteFunc(p.eps, func(k epKey, _ *tracker.Endpoint) bool { return !liveIDs[k.id][k.addr] })
+			maps.DeleteFunc(p.ids, func(id uint32, _ tracker.Key) bool { return liveIDs[id] == nil })
+		}})
+	}
+	for _, c := range d.Changes {
+		for f := range c.GoneFrontends() {
+			ops = append(ops, op{c.Key, func() { delete(p.fronts, placeOf(&Service{Key: c.Key}, &f)) }})
+		}
+	}
+	for _, c := range d.Changes {
+		if c.New == nil {
+			continue
+		}
+		ops = append(ops, op{c.Key, func() {
+			if k, ok := p.ids[c.New.ID]; ok && k != c.Key {
+				p.t.Fatalf("%s: id %d of %s given to %s", p.name, c.New.ID, k, c.Key)
+			}
+			p.ids[c.New.ID] = c.Key
+		}})
+		upserted := c.Upserted()
+		if d.Full {
+			upserted = slices.Values(c.New.Selection.Reachable)
+		}
+		for ep := range upserted {
+			ops = append(ops, op{c.Key, func() { p.eps[epKey{c.New.ID, ep.Addr}] = ep }})
+		}
+		for target, field := range map[Target]Field{ToCluster: FieldCluster, ToLocal: FieldLocal} {
+			if d.Full || c.What&field != 0 {
+				ops = append(ops, op{c.Key, func() { p.pools[poolKey{c.New.ID, target}] = pool(c.New, target) }})
+			}
+		}
+	}
+	for _, c := range d.Changes {
+		if c.New != nil && (d.Full || c.What&FieldFrontends != 0) {
+			for i, f := range c.New.Frontends {
+				ops = append(ops, op{c.Key, func() { p.fronts[placeOf(c.New, &c.New.Frontends[i])] = front(c.New, f) }})
+			}
+		}
+	}
+	for _, c := range d.Changes {
+		for ep := range c.Removed() {
+			ops = append(ops, op{c.Key, func() { delete(p.eps, epKey{c.id(), ep.Addr}) }})
+		}
+		if c.New == nil {
+			ops = append(ops, op{c.Key, func() {
+				delete(p.ids, c.id())
+				delete(p.pools, poolKey{c.id(), ToCluster})
+				delete(p.pools, poolKey{c.id(), ToLocal})
+			}})
+		}
+	}
+	return ops
+}
+
+func (p *plane) accept(d *Delta, failed map[tracker.Key]error) {
+	p.node, p.gen, p.needFull = d.Node, d.Gen, false
+	for _, c := range d.Changes {
+		if failed[c.Key] != nil {
+			continue
+		}
+		if c.New == nil {
+			delete(p.acked, c.Key)
+		} else {
+			p.acked[c.Key] = c.New
+		}
+	}
+}
+
+var errTrouble = errors.New("trouble")
+
+func (p *plane) Apply(_ context.Context, d *Delta) error {
+	p.check(d)
+	ops := p.plan(d)
+	if p.r.IntN(100) >= p.trouble {
+		for _, o := range ops {
+			o.do()
+		}
+		p.accept(d, nil)
+		return nil
+	}
+	switch p.r.IntN(5) {
+	case 0, 1: // some Services fail, each somewhere in the middle
+		failed := map[tracker.Key]error{}
+		left := map[tracker.Key]int{}
+		for _, c := range d.Changes {
+			if p.r.IntN(2) == 0 {
+				failed[c.Key], left[c.Key] = errTrouble, p.r.IntN(8)
+			}
+		}
+		for _, o := range ops {
+			if failed[o.key] != nil {
+				if left[o.key]--; left[o.key] < 0 {
+					continue
+				}
+			}
+			o.do()
+		}
+		p.accept(d, failed)
+		return fmt.Errorf("wrapped: %w", &PartialError{Failed: failed})
+	case 2: // it fails somewhere in the middle
+		for _, o := range ops[:p.r.IntN(len(ops)+1)] {
+			o.do()
+		}
+		p.needFull = d.Full
+		return errTrouble
+	case 3:
+		for _, o := range ops[:p.r.IntN(len(ops)+1)] {
+			o.do()
+		}
+		p.needFull = d.Full
+		panic(errTrouble)
+	default: // everything is lost
+		clear(p.fronts)
+		clear(p.pools)
+		clear(p.eps)
+		clear(p.ids)
+		p.needFull = true
+		return fmt.Errorf("wrapped: %w", ErrNeedFull)
+	}
+}
+
+// compare holds the maps against a snapshot.
+func (p *plane) compare(s *Snapshot) {
+	p.t.Helper()
+	want := newPlane(p.t, nil, "", false, 0)
+	for _, svc := range s.Services {
+		want.ids[svc.ID] = svc.Key
+		want.acked[svc.Key] = svc
+		for i, f := range svc.Frontends {
+			at := placeOf(svc, &svc.Frontends[i])
+			if _, twice := want.fronts[at]; twice {
+				p.t.Fatalf("%v is two services'", at)
+			}
+			want.fronts[at] = front(svc, f)
+		}
+		for _, ep := range svc.Selection.Reachable {
+			want.eps[epKey{svc.ID, ep.Addr}] = ep
+		}
+		want.pools[poolKey{svc.ID, ToCluster}] = pool(svc, ToCluster)
+		want.pools[poolKey{svc.ID, ToLocal}] = pool(svc, ToLocal)
+	}
+	if len(want.ids) != len(s.Services) || len(want.acked) != len(s.Services) {
+		p.t.Fatal("services share an id or a key")
+	}
+	if !maps.Equal(p.fronts, want.fronts) {
+		p.t.Fatalf("%s: frontends\n got %v\nwant %v", p.name, p.fronts, want.fronts)
+	}
+	if !maps.Equal(p.pools, want.pools) {
+		p.t.Fatalf("%s: pools\n got %v\nwant %v", p.name, p.pools, want.pools)
+	}
+	if !maps.EqualFunc(p.eps, want.eps, (*tracker.Endpoint).Equal) {
+		p.t.Fatalf("%s: endpoints\n got %v\nwant %v", p.name, p.eps, want.eps)
+	}
+	if !maps.Equal(p.ids, want.ids) {
+		p.t.Fatalf("%s: ids\n got %v\nwant %v", p.name, p.ids, want.ids)
+	}
+	if !maps.EqualFunc(p.acked, want.acked, func(a, b *Service) bool { return diff(a, b) == 0 }) {
+		p.t.Fatalf("%s: what was accepted is not what is", p.name)
+	}
+	if p.node != s.Node {
+		p.t.Fatalf("%s: node", p.name)
+	}
+}
+
+// objects is the API objects of a random world, as they are now.
+type objects struct {
+	r        *rand.Rand
+	services map[types.NamespacedName]*v1.Service
+	slices   map[types.NamespacedName]*discovery.EndpointSlice
+	node     tracker.NodeInfo
+	cidrs    []netip.Prefix
+}
+
+func pick[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
+
+// randomService makes up a Service whose addresses and NodePorts others ask for
+// as well.
+func (o *objects) randomService(i int) *v1.Service {
+	r := o.r
+	four, six := fmt.Sprintf("172.30.0.%d", i+1), fmt.Sprintf("fd00::%d", i+1)
+	if r.IntN(20) == 0 {
+		four = "172.30.0.1"
+	}
+	s := service(fmt.Sprintf("s%d", i), four, func(s *v1.Service) {
+		s.Spec.Type = pick(r, v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer)
+		switch r.IntN(4) {
+		case 0:
+			s.Spec.ClusterIP, s.Spec.ClusterIPs = six, []string{six}
+			s.Spec.IPFamilies = []v1.IPFamily{v1.IPv6Protocol}
+		case 1:
+			s.Spec.ClusterIPs = []string{four, six}
+			s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
+		case 2:
+			if r.IntN(4) == 0 {
+				s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"}
+			}
+		}
+		s.Spec.Ports = nil
+		for j := range 1 + r.IntN(2) {
+			p := v1.ServicePort{Name: string(rune('p' + j)), Port: pick[int32](r, 80, 443), Protocol: pick(r, v1.ProtocolTCP, v1.ProtocolTCP, v1.ProtocolUDP)}
+			if s.Spec.Type != v1.ServiceTypeClusterIP {
+				p.NodePort = pick[int32](r, 30001, 30002, 30003)
+			}
+			s.Spec.Ports = append(s.Spec.Ports, p)
+		}
+		if r.IntN(2) == 0 {
+			s.Spec.ExternalIPs = []string{pick(r, "192.0.2.1", "192.0.2.2", "172.30.0.2"), pick(r, "2001:db8::1", "203.0.113.1")}
+		}
+		if s.Spec.Type == v1.ServiceTypeLoadBalancer {
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: pick(r, "203.0.113.1", "203.0.113.2")}, {IP: "2001:db8::2"}}
+			if r.IntN(2) == 0 {
+				s.Spec.LoadBalancerSourceRanges = []string{pick(r, "10.0.0.0/8", "192.168.0.0/16", "0.0.0.0/0"), "2001:db8::/32"}
+			}
+		}
+		if r.IntN(3) == 0 {
+			s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+		}
+		if r.IntN(3) == 0 {
+			local := v1.ServiceInternalTrafficPolicyLocal
+			s.Spec.InternalTrafficPolicy = &local
+		}
+		if r.IntN(3) == 0 {
+			timeout := pick[int32](r, 60, 120)
+			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &timeout}}
+		}
+	})
+	return s
+}
+
+func (o *objects) randomSlice(i, j int) *discovery.EndpointSlice {
+	r := o.r
+	s := sliceOn(fmt.Sprintf("s%d", i), fmt.Sprint("slice", j))
+	six := j%2 == 1
+	s.AddressType = discovery.AddressTypeIPv4
+	if six {
+		s.AddressType = discovery.AddressTypeIPv6
+	}
+	s.Ports[0].Name = pick(r, new("p"), new("p"), new("q"))
+	s.Ports[0].Protocol = pick(r, new(v1.ProtocolTCP), new(v1.ProtocolTCP), new(v1.ProtocolUDP))
+	if r.IntN(3) == 0 {
+		s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: time.Unix(r.Int64N(1e9)+4e9, 0).UTC().Format(time.RFC3339Nano)}
+	}
+	for range r.IntN(5) {
+		addr := fmt.Sprintf("10.0.%d.%d", i, r.IntN(6))
+		if six {
+			addr = fmt.Sprintf("fd01::%d:%d", i, r.IntN(6))
+		}
+		ep := discovery.Endpoint{Addresses: []string{addr}, NodeName: pick(r, nil, new("n1"), new("n2"))}
+		if r.IntN(3) == 0 {
+			ep.Conditions = discovery.EndpointConditions{Ready: new(r.IntN(2) == 0), Serving: new(r.IntN(2) == 0), Terminating: new(r.IntN(2) == 0)}
+		}
+		if r.IntN(2) == 0 {
+			ep.Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: pick(r, "z1", "z2")}}}
+		}
+		s.Endpoints = append(s.Endpoints, ep)
+	}
+	return s
+}
+
+// step changes something at random, in both the objects and what follows them.
+func (o *objects) step(tr *tracker.Tracker, e *Engine) {
+	r := o.r
+	const n = 6
+	switch r.IntN(20) {
+	case 0, 1, 2, 3, 4, 5:
+		s := o.randomService(r.IntN(n))
+		o.services[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = s
+		tr.SetService(s)
+	case 6, 7, 8:
+		name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("s%d", r.IntN(n))}
+		delete(o.services, name)
+		tr.DeleteService(name)
+	case 9, 10, 11, 12, 13, 14:
+		s := o.randomSlice(r.IntN(n), r.IntN(4))
+		o.slices[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = s
+		tr.SetSlice(s)
+	case 15, 16:
+		name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("s%d-slice%d", r.IntN(n), r.IntN(4))}
+		delete(o.slices, name)
+		tr.DeleteSlice(name)
+	case 17:
+		o.node.Zone = pick(r, "", "z1", "z2")
+		tr.SetNode(o.node)
+	case 18:
+		o.node.Addresses = addrs(pick(r, "10.1.1.1", "192.168.1.1", "1.1.1.1"), "2001:db8::9")[:r.IntN(3)]
+		tr.SetNode(o.node)
+	case 19:
+		o.cidrs = prefixes("172.30.0.0/16", "fd00::/64")[:r.IntN(3)]
+		e.SetServiceCIDRs(o.cidrs)
+	}
+}
+
+// fresh builds the world anew, in another order.
+func (o *objects) fresh(t *testing.T) *Snapshot {
+	tr, e := world(t, modelConfig, tracker.NodeInfo{Name: "n1"})
+	var do []func()
+	for _, s := range o.services {
+		do = append(do, func() { tr.SetService(s) })
+	}
+	for _, s := range o.slices {
+		do = append(do, func() { tr.SetSlice(s) })
+	}
+	do = append(do, func() { tr.SetNode(o.node) }, func() { e.SetServiceCIDRs(o.cidrs) })
+	o.r.Shuffle(len(do), func(i, j int) { do[i], do[j] = do[j], do[i] })
+	for _, f := range do {
+		f()
+	}
+	return e.Snapshot()
+}
+
+var modelConfig = Config{LocalTraffic: LocalTraffic{Bridge: "cni0"}, NodePortAddresses: NodePortAddresses{primary: true}}
+
+// same holds what an engine came to against what a fresh one does.
+func same(t *testing.T, got, want *Snapshot) {
+	t.Helper()
+	byKey := func(s *Snapshot) map[tracker.Key]*Service {
+		m := map[tracker.Key]*Service{}
+		for _, svc := range s.Services {
+			m[svc.Key] = svc
+		}
+		return m
+	}
+	g, w := byKey(got), byKey(want)
+	for k, s := range g {
+		if f := diff(s, w[k]); f != 0 {
+			t.Errorf("%s differs from a fresh start: %b\n got %+v\nwant %+v", k, f, s, w[k])
+		}
+	}
+	for k := range w {
+		if g[k] == nil {
+			t.Errorf("%s is missing", k)
+		}
+	}
+	if !got.Node.Info.Equal(want.Node.Info) || !slices.Equal(got.Node.ServiceCIDRs, want.Node.ServiceCIDRs) ||
+		!slices.Equal(got.Node.NodePorts4.Prefixes, want.Node.NodePorts4.Prefixes) {
+		t.Errorf("node %+v, want %+v", got.Node, want.Node)
+	}
+}
+
+// sync calls Sync and reports whether it succeeded. A panic is a failure.
+func syncs(t *testing.T, c *Cursor) (ok bool) {
+	t.Helper()
+	defer func() {
+		if r := recover(); r != nil && r != errTrouble {
+			panic(r)
+		}
+	}()
+	var partial *PartialError
+	err := c.Sync(context.Background())
+	if err != nil && !errors.Is(err, errTrouble) && !errors.Is(err, ErrNeedFull) && !errors.As(err, &partial) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// TestRandom drives model data planes that fail in every way through random
+// events. Whenever a Sync succeeds, the plane must hold exactly what is to be
+// there; and what is there must be what a fresh start from the same objects
+// comes to.
+func TestRandom(t *testing.T) {
+	worlds, steps := 60, 120
+	if testing.Short() {
+		worlds = 10
+	}
+	succeeded := 0
+	for seed := range uint64(worlds) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		o := &objects{
+			r: r, services: map[types.NamespacedName]*v1.Service{}, slices: map[types.NamespacedName]*discovery.EndpointSlice{},
+			node: tracker.NodeInfo{Name: "n1"},
+		}
+		tr, e := world(t, modelConfig, o.node)
+		planes := []*plane{newPlane(t, r, "steady", true, 0), newPlane(t, r, "prunes", true, 50), newPlane(t, r, "relies", false, 50)}
+		var cursors []*Cursor
+		for _, p := range planes {
+			cursors = append(cursors, e.Attach(p.name, p))
+		}
+		for range steps {
+			for range 1 + r.IntN(4) {
+				o.step(tr, e)
+			}
+			i := r.IntN(len(planes))
+			if r.IntN(20) == 0 {
+				cursors[i].Resync()
+				planes[i].needFull = true
+			}
+			if r.IntN(40) == 0 {
+				cursors[i].Detach()
+				if err := cursors[i].Sync(t.Context()); !errors.Is(err, ErrDetached) {
+					t.Fatalf("sync of a detached cursor: %v", err)
+				}
+				p := planes[i]
+				planes[i] = newPlane(t, r, p.name, p.prunes, p.trouble)
+				cursors[i] = e.Attach(p.name, planes[i])
+			}
+			if syncs(t, cursors[i]) {
+				succeeded++
+				planes[i].compare(e.Snapshot())
+			}
+			if t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		}
+		same(t, e.Snapshot(), o.fresh(t))
+		for i := range planes {
+			planes[i].trouble = 0
+			if !syncs(t, cursors[i]) {
+				t.Fatal("failed without trouble")
+			}
+			planes[i].compare(e.Snapshot())
+		}
+
+		// With everything gone and accepted, nothing is left behind.
+		for name := range o.services {
+			tr.DeleteService(name)
+		}
+		for i := range planes {
+			if !syncs(t, cursors[i]) {
+				t.Fatal("failed without trouble")
+			}
+			planes[i].compare(e.Snapshot())
+		}
+		if len(e.names)+len(e.gone)+len(e.restricted)+len(e.claims.owner)+len(e.claims.rivals)+e.ports+e.endpoints+len(e.jobs) != 0 {
+			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d places, %d rivals, %d ports, %d endpoints",
+				seed, len(e.names), len(e.gone), len(e.restricted), len(e.claims.owner), len(e.claims.rivals), e.ports, e.endpoints)
+		}
+		if len(e.free) != len(e.slots)-1 {
+			t.Errorf("seed %d: %d of %d ids are free", seed, len(e.free), len(e.slots)-1)
+		}
+		for _, c := range cursors {
+			if len(c.tried)+len(c.dirty) != 0 {
+				t.Errorf("seed %d: %s: %d tried, %d dirty", seed, c.name, len(c.tried), len(c.dirty))
+			}
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	if succeeded < worlds*steps/4 {
+		t.Errorf("only %d syncs succeeded: the test proves little", succeeded)
+	}
+}
