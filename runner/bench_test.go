@@ -1,0 +1,68 @@
+package runner_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/go-proxier/proxier/runner"
+)
+
+// BenchmarkTrigger is the cost to whoever reports a change.
+func BenchmarkTrigger(b *testing.B) {
+	b.Run("pending", func(b *testing.B) { // a run was asked for already
+		r := benchRunner(b)
+		b.ReportAllocs()
+		for b.Loop() {
+			r.Trigger()
+		}
+	})
+	b.Run("pending/parallel", func(b *testing.B) {
+		r := benchRunner(b)
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				r.Trigger()
+			}
+		})
+	})
+	b.Run("running", func(b *testing.B) { // while Run takes them up
+		r := benchRunner(b)
+		ctx, cancel := context.WithCancel(b.Context())
+		done := make(chan struct{})
+		go func() { r.Run(ctx); close(done) }()
+		b.ReportAllocs()
+		for b.Loop() {
+			r.Trigger()
+		}
+		cancel()
+		<-done
+	})
+}
+
+// BenchmarkRun is one trigger, its run, and back.
+func BenchmarkRun(b *testing.B) {
+	ran := make(chan struct{})
+	r, err := runner.New(runner.Config{}, func(context.Context) error { ran <- struct{}{}; return nil })
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	done := make(chan struct{})
+	go func() { r.Run(ctx); close(done) }()
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Trigger()
+		<-ran
+	}
+	cancel()
+	<-done
+}
+
+func benchRunner(b *testing.B) *runner.Runner {
+	b.Helper()
+	r, err := runner.New(runner.Config{}, func(context.Context) error { return nil })
+	if err != nil {
+		b.Fatal(err)
+	}
+	return r
+}

@@ -1,0 +1,144 @@
+package runner_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/runner"
+)
+
+// outcome is how one run ends.
+type outcome uint8
+
+const (
+	ok outcome = iota
+	fails
+	panics
+)
+
+// TestSpacing drives random stories through a Runner and holds every start
+// against the package documentation's rules, computed anew from what happened.
+func TestSpacing(t *testing.T) {
+	for seed := range uint64(400) {
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { spacing(t, rand.New(rand.NewPCG(seed, 1))) })
+	}
+}
+
+func spacing(t *testing.T, rng *rand.Rand) {
+	const ms = time.Millisecond
+	// Small numbers, so that things often happen at the same time.
+	minGap := time.Duration(rng.IntN(6)) * ms
+	retry := time.Duration(1+rng.IntN(12)) * ms
+	maxGap := minGap + time.Duration(1+rng.IntN(40))*ms
+	begin := time.Unix(1_000_000, 0)
+	clock := &scriptClock{now: begin, end: begin.Add(500 * ms)}
+
+	var triggers []time.Time
+	for at, n := begin, rng.IntN(120); n > 0; n-- {
+		if rng.IntN(3) > 0 {
+			at = at.Add(time.Duration(rng.IntN(20)) * ms)
+		}
+		triggers = append(triggers, at)
+	}
+	clock.script = slices.Clone(triggers)
+
+	var runs []runner.Info
+	resyncs := 0
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	clock.done = cancel
+	r, err := runner.New(runner.Config{
+		Min: minGap, Retry: retry, Max: maxGap, Clock: clock,
+		Resync: func() { resyncs++ },
+		Trace:  &runner.Trace{SyncDone: func(i runner.Info) { runs = append(runs, i) }},
+	}, func(context.Context) error {
+		clock.Sleep(time.Duration(rng.IntN(8)) * ms)
+		switch outcome(rng.IntN(4)) {
+		case fails:
+			return errors.New("no")
+		case panics:
+			panic("oh")
+		default:
+			return nil
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock.event = r.Trigger
+	if err := r.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("Run returned %v", err)
+	}
+
+	// The model. Times are since begin.
+	since := func(at time.Time) time.Duration { return at.Sub(begin) }
+	const never = time.Hour
+	var (
+		pauseEnds  time.Duration // of Min after the last run
+		retryDue   = never
+		periodic   = maxGap
+		taken      = 0 // triggers that runs have answered
+		wantResync = 0
+	)
+	for i, run := range runs {
+		due := min(retryDue, periodic)
+		if taken < len(triggers) {
+			due = min(due, since(triggers[taken]))
+		}
+		want := max(due, pauseEnds)
+		start, end := since(run.Start), since(run.Start)+run.Duration
+		if start != want {
+			t.Fatalf("run %d started at %v, want %v (Min %v, Retry %v, Max %v)", i, start, want, minGap, retry, maxGap)
+		}
+		queued, count := time.Time{}, 0
+		for ; taken < len(triggers) && since(triggers[taken]) <= start; taken++ {
+			if count == 0 {
+				queued = triggers[taken]
+			}
+			count++
+		}
+		if run.Triggers != count || !run.QueuedAt.Equal(queued) {
+			t.Fatalf("run %d: %d triggers, first %v, want %d, %v", i, run.Triggers, run.QueuedAt, count, queued)
+		}
+		reason := runner.Retry
+		if count > 0 {
+			reason = runner.Triggered
+		}
+		if periodic <= start {
+			reason = runner.Periodic
+			wantResync++
+		}
+		if run.Reason != reason {
+			t.Fatalf("run %d: %v, want %v", i, run.Reason, reason)
+		}
+		pauseEnds, retryDue = end+minGap, never
+		if run.Err != nil {
+			retryDue = end + retry
+		}
+		if reason == runner.Periodic {
+			periodic = end + maxGap
+			if run.Err != nil {
+				periodic = retryDue
+			}
+		}
+	}
+	if resyncs != wantResync {
+		t.Fatalf("%d resyncs, want %d", resyncs, wantResync)
+	}
+	// The story must not have ended while something was due.
+	last := pauseEnds
+	if last < since(clock.end) {
+		due := min(retryDue, periodic)
+		if taken < len(triggers) {
+			due = min(due, since(triggers[taken]))
+		}
+		if max(due, pauseEnds) < since(clock.end) {
+			t.Fatalf("nothing ran at %v", max(due, pauseEnds))
+		}
+	}
+}

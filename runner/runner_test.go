@@ -1,0 +1,379 @@
+package runner_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-proxier/proxier/runner"
+)
+
+func TestNewRefuses(t *testing.T) {
+	fn := func(context.Context) error { return nil }
+	for name, c := range map[string]struct {
+		cfg runner.Config
+		fn  func(context.Context) error
+	}{
+		"no function":       {runner.Config{}, nil},
+		"negative Min":      {runner.Config{Min: -1}, fn},
+		"negative Retry":    {runner.Config{Retry: -1}, fn},
+		"negative Max":      {runner.Config{Max: -1}, fn},
+		"Max less than Min": {runner.Config{Min: 2, Max: 1}, fn},
+	} {
+		if r, err := runner.New(c.cfg, c.fn); err == nil || r != nil {
+			t.Errorf("%s: %v, %v", name, r, err)
+		}
+	}
+	if _, err := runner.New(runner.Config{}, fn); err != nil {
+		t.Errorf("the zero Config: %v", err)
+	}
+}
+
+// story runs a Runner in a bubble of package time and notes when each run
+// started, since the beginning.
+type story struct {
+	*runner.Runner
+	begin time.Time
+	stop  func() error
+
+	mu   sync.Mutex
+	done []runner.Info
+}
+
+// runs returns the runs there were until now.
+func (s *story) runs() []runner.Info {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.done)
+}
+
+func tell(t *testing.T, cfg runner.Config, fn func(context.Context) error, before ...func(*runner.Runner)) *story {
+	t.Helper()
+	s := &story{begin: time.Now()}
+	cfg.Trace = &runner.Trace{SyncDone: func(i runner.Info) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.done = append(s.done, i)
+	}}
+	r, err := runner.New(cfg, fn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Runner = r
+	for _, f := range before {
+		f(r)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() { result <- r.Run(ctx) }()
+	s.stop = func() error { cancel(); return <-result }
+	synctest.Wait()
+	return s
+}
+
+func (s *story) starts() []time.Duration {
+	var out []time.Duration
+	for _, r := range s.runs() {
+		out = append(out, r.Start.Sub(s.begin))
+	}
+	return out
+}
+
+func (s *story) reasons() []runner.Reason {
+	var out []runner.Reason
+	for _, r := range s.runs() {
+		out = append(out, r.Reason)
+	}
+	return out
+}
+
+func expect[T comparable](t *testing.T, what string, got []T, want ...T) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+func succeed(context.Context) error { return nil }
+
+func TestTriggerBeforeRunIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tell(t, runner.Config{Min: time.Minute}, succeed,
+			(*runner.Runner).Trigger, (*runner.Runner).Trigger)
+		expect(t, "starts", s.starts(), 0)
+		if n := s.runs()[0].Triggers; n != 2 {
+			t.Errorf("%d triggers, want 2", n)
+		}
+		if err := s.stop(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestNothingRunsUntriggered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tell(t, runner.Config{}, succeed)
+		time.Sleep(1000 * time.Hour)
+		expect(t, "starts", s.starts())
+		s.stop()
+	})
+}
+
+func TestTriggersCoalesce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tell(t, runner.Config{Min: 10 * time.Second}, func(context.Context) error {
+			time.Sleep(3 * time.Second)
+			return nil
+		}, (*runner.Runner).Trigger)
+		for range 5 { // during the first run and in the pause after it
+			time.Sleep(2 * time.Second)
+			s.Trigger()
+		}
+		time.Sleep(time.Hour)
+		s.Trigger() // long after: at once
+		time.Sleep(time.Minute)
+		expect(t, "starts", s.starts(), 0, 13*time.Second, time.Hour+10*time.Second)
+		expect(t, "triggers", []int{s.runs()[0].Triggers, s.runs()[1].Triggers, s.runs()[2].Triggers}, 1, 5, 1)
+		if at := s.runs()[1].QueuedAt.Sub(s.begin); at != 2*time.Second {
+			t.Errorf("oldest trigger at %v, want 2s", at)
+		}
+		if d := s.runs()[1].Duration; d != 3*time.Second {
+			t.Errorf("took %v, want 3s", d)
+		}
+		s.stop()
+	})
+}
+
+func TestRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		left := 2
+		s := tell(t, runner.Config{Min: time.Second, Retry: 10 * time.Second}, func(context.Context) error {
+			if left--; left >= 0 {
+				return errors.New("not yet")
+			}
+			return nil
+		}, (*runner.Runner).Trigger)
+		time.Sleep(time.Hour)
+		expect(t, "starts", s.starts(), 0, 10*time.Second, 20*time.Second)
+		expect(t, "reasons", s.reasons(), runner.Triggered, runner.Retry, runner.Retry)
+		s.stop()
+	})
+}
+
+func TestTriggerBeatsRetryButNotMin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		left := 1
+		s := tell(t, runner.Config{Min: 3 * time.Second, Retry: 10 * time.Second}, func(context.Context) error {
+			if left--; left >= 0 {
+				return errors.New("not yet")
+			}
+			return nil
+		}, (*runner.Runner).Trigger)
+		time.Sleep(time.Second)
+		s.Trigger()
+		time.Sleep(time.Hour)
+		expect(t, "starts", s.starts(), 0, 3*time.Second) // and no retry once it succeeded
+		s.stop()
+	})
+}
+
+func TestPeriodicIsNotPutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		resyncs := 0
+		s := tell(t, runner.Config{Max: 10 * time.Second, Resync: func() { resyncs++ }}, succeed)
+		for range 7 { // at 4, 8, 12 ...
+			time.Sleep(4 * time.Second)
+			s.Trigger()
+			synctest.Wait()
+		}
+		expect(t, "starts", s.starts(), 4e9, 8e9, 10e9, 12e9, 16e9, 20e9, 24e9, 28e9)
+		if resyncs != 2 {
+			t.Errorf("%d resyncs, want 2", resyncs)
+		}
+		s.stop()
+	})
+}
+
+func TestFailedPeriodicIsRetriedAsPeriodic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		left := 2
+		s := tell(t, runner.Config{Retry: time.Second, Max: time.Minute, Resync: func() {
+			if left--; left >= 0 {
+				panic("a panic here is a failed run too")
+			}
+		}}, succeed)
+		time.Sleep(2 * time.Minute)
+		expect(t, "starts", s.starts(), 60e9, 61e9, 62e9)
+		expect(t, "reasons", s.reasons(), runner.Periodic, runner.Periodic, runner.Periodic)
+		s.stop()
+	})
+}
+
+func TestPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		cause := errors.New("a cause")
+		what := []any{"oops", cause, nil}
+		s := tell(t, runner.Config{
+			Min: time.Second, Retry: 5 * time.Second, Max: time.Hour,
+			Log: slog.New(slog.NewTextHandler(&log, nil)),
+		}, func(context.Context) error {
+			if len(what) > 0 {
+				v := what[0]
+				what = what[1:]
+				panic(v)
+			}
+			return nil
+		}, (*runner.Runner).Trigger)
+		time.Sleep(time.Minute)
+		expect(t, "starts", s.starts(), 0, 5*time.Second, 10*time.Second, 15*time.Second)
+
+		p, ok := errors.AsType[*runner.PanicError](s.runs()[0].Err)
+		if !ok || p.Value != "oops" || !bytes.Contains(p.Stack, []byte("TestPanic")) {
+			t.Errorf("first error: %#v", s.runs()[0].Err)
+		}
+		if !errors.Is(s.runs()[1].Err, cause) {
+			t.Errorf("second error does not wrap its cause: %v", s.runs()[1].Err)
+		}
+		if _, ok := errors.AsType[*runtime.PanicNilError](s.runs()[2].Err); !ok {
+			t.Errorf("third error: %v", s.runs()[2].Err)
+		}
+		if s.runs()[3].Err != nil {
+			t.Error(s.runs()[3].Err)
+		}
+		if n := strings.Count(log.String(), "sync panicked"); n != 3 || !strings.Contains(log.String(), "TestPanic") {
+			t.Errorf("%d lines in the log:\n%s", n, &log)
+		}
+
+		time.Sleep(2 * time.Hour) // and the timers are right afterwards
+		if r := s.runs()[len(s.runs())-1].Reason; r != runner.Periodic {
+			t.Errorf("last run is %v, want periodic", r)
+		}
+		s.stop()
+	})
+}
+
+func TestShutdown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		s := tell(t, runner.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(time.Second) // it may tidy up
+			return ctx.Err()
+		}, (*runner.Runner).Trigger)
+		if err := s.stop(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		if len(s.runs()) != 1 || s.runs()[0].Duration != time.Second {
+			t.Errorf("the run under way was not waited for: %v", s.runs())
+		}
+		if log.Len() != 0 {
+			t.Errorf("being told to stop is no failure: %s", &log)
+		}
+	})
+}
+
+func TestDoneContextRunsNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r, err := runner.New(runner.Config{}, func(context.Context) error {
+		t.Error("it ran")
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Trigger()
+	if err := r.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestRunTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tell(t, runner.Config{Min: 10 * time.Second}, succeed, (*runner.Runner).Trigger)
+		if err := s.Run(t.Context()); !errors.Is(err, runner.ErrRunning) {
+			t.Errorf("a second Run at once: %v", err)
+		}
+		s.stop()
+
+		s.Trigger() // after Run: kept
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := s.Run(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a second Run afterwards: %v", err)
+		}
+		expect(t, "starts", s.starts(), 0, 10*time.Second) // Min holds across Runs
+	})
+}
+
+func TestTraceHooks(t *testing.T) {
+	var got []string
+	ctx, cancel := context.WithCancel(t.Context())
+	trace := &runner.Trace{
+		Queued: func(at time.Time) {
+			if at.IsZero() {
+				t.Error("no time")
+			}
+			got = append(got, "queued")
+		},
+		SyncStart: func(i runner.Info) { got = append(got, "start "+i.Reason.String()) },
+		SyncDone:  func(runner.Info) { got = append(got, "done"); cancel() },
+	}
+	r, err := runner.New(runner.Config{Trace: trace}, succeed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Trigger()
+	r.Trigger()
+	r.Run(ctx)
+	expect(t, "calls", got, "queued", "start triggered", "done")
+}
+
+// TestConcurrentTriggers is for the race detector, and checks that no trigger is
+// lost: each must be followed by a run that starts after it.
+func TestConcurrentTriggers(t *testing.T) {
+	var done, seen atomic.Int64 // triggers made; made when the last run started
+	ctx, cancel := context.WithCancel(t.Context())
+	counted := 0
+	r, err := runner.New(runner.Config{
+		Trace: &runner.Trace{SyncDone: func(i runner.Info) { counted += i.Triggers }},
+	}, func(context.Context) error {
+		seen.Store(done.Load())
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg, running sync.WaitGroup
+	running.Go(func() { r.Run(ctx) })
+	const goroutines, each = 8, 500
+	for range goroutines {
+		wg.Go(func() {
+			for range each {
+				done.Add(1)
+				r.Trigger()
+			}
+		})
+	}
+	wg.Wait()
+	for seen.Load() != goroutines*each {
+		runtime.Gosched() // until the last trigger's run
+	}
+	cancel()
+	running.Wait()
+	r.Trigger()
+	if counted > goroutines*each {
+		t.Errorf("%d triggers counted of %d", counted, goroutines*each)
+	}
+}
