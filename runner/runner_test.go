@@ -191,12 +191,12 @@ func TestPeriodicIsNotPutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		resyncs := 0
 		s := tell(t, runner.Config{Max: 10 * time.Second, Resync: func() { resyncs++ }}, succeed)
-		for range 7 { // at 4, 8, 12 ...
-			time.Sleep(4 * time.Second)
+		for range 7 { // at 3, 6, 9 ...
+			time.Sleep(3 * time.Second)
 			s.Trigger()
 			synctest.Wait()
 		}
-		expect(t, "starts", s.starts(), 4e9, 8e9, 10e9, 12e9, 16e9, 20e9, 24e9, 28e9)
+		expect(t, "starts", s.starts(), 3e9, 6e9, 9e9, 10e9, 12e9, 15e9, 18e9, 20e9, 21e9)
 		if resyncs != 2 {
 			t.Errorf("%d resyncs, want 2", resyncs)
 		}
