@@ -124,15 +124,19 @@ func (h *Host) Forward() error {
 	})
 }
 
-// AddAddr gives an interface an address, with the route to its prefix. It can be
-// used at once.
+// AddAddr gives an interface, which must be up, an address with the route to its
+// prefix. When it returns the address can be used.
 func (h *Host) AddAddr(ifname string, p netip.Prefix) error {
 	return h.onLink(ifname, func(nl *netlink.Handle, link netlink.Link) error {
 		a := &netlink.Addr{IPNet: ipNet(p)}
 		if p.Addr().Is6() {
 			a.Flags = unix.IFA_F_NODAD
 		}
-		if err := nl.AddrAdd(link, a); err != nil {
+		err := nl.AddrAdd(link, a)
+		if err == nil && p.Addr().Is6() && link.Attrs().Flags&net.FlagLoopback == 0 {
+			err = h.waitSolicited(link.Attrs().Index, p.Addr())
+		}
+		if err != nil {
 			return fmt.Errorf("add address %s to %s: %w", p, ifname, err)
 		}
 		return nil

@@ -3,8 +3,11 @@ package netlab
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"os"
 	"runtime"
-	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -104,33 +107,78 @@ func (h *Host) linkUp(name string) error {
 	})
 }
 
-// waitUp waits until the interface can send. Kernel workers pass on the carrier
-// and make the IPv6 link-local address usable; a neighbour solicitation that has
-// to go out before that is lost, and repeated only a second later.
+// waitUp waits until the interface can send: until kernel workers have passed on
+// the carrier and given it its IPv6 link-local address.
 func (h *Host) waitUp(name string) error {
-	return h.netlink(func(nl *netlink.Handle) error {
-		deadline := time.Now().Add(10 * time.Second)
-		for {
+	var index int
+	var own netip.Addr
+	err := h.onLink(name, func(nl *netlink.Handle, _ netlink.Link) error {
+		return wait(func() (bool, error) {
 			link, err := nl.LinkByName(name)
-			if err != nil {
-				return err
+			if err != nil || link.Attrs().OperState != netlink.OperUp {
+				return false, err
 			}
+			index = link.Attrs().Index
 			addrs, err := nl.AddrList(link, netlink.FAMILY_V6)
 			if err != nil {
-				return err
+				return false, err
 			}
-			ready := slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
-				return a.IP.IsLinkLocalUnicast() && a.Flags&unix.IFA_F_TENTATIVE == 0
-			})
-			if ready && link.Attrs().OperState == netlink.OperUp {
-				return nil
+			for _, a := range addrs {
+				if a.IP.IsLinkLocalUnicast() && a.Flags&unix.IFA_F_TENTATIVE == 0 {
+					own, _ = netip.AddrFromSlice(a.IP)
+					return true, nil
+				}
 			}
-			if time.Now().After(deadline) {
-				return fmt.Errorf("interface %s does not come up (state %v, addresses %v)", name, link.Attrs().OperState, addrs)
-			}
-			time.Sleep(time.Millisecond)
-		}
+			return false, nil
+		})
 	})
+	if err == nil {
+		err = h.waitSolicited(index, own)
+	}
+	if err != nil {
+		return fmt.Errorf("interface %s does not come up: %w", name, err)
+	}
+	return nil
+}
+
+// waitSolicited waits until an interface listens for the neighbour solicitations
+// for one of its IPv6 addresses. A kernel worker has it join their group (RFC 4291
+// section 2.7.1) some time after the address was added; a neighbour that asks
+// before that asks again only a second later.
+func (h *Host) waitSolicited(index int, addr netip.Addr) error {
+	a := addr.As16()
+	group := fmt.Sprintf("ff0200000000000000000001ff%x", a[13:])
+	return h.Do(func() error {
+		return wait(func() (bool, error) {
+			// Fields: interface index and name, group, and more.
+			list, err := os.ReadFile("/proc/thread-self/net/igmp6")
+			if err != nil {
+				return false, err
+			}
+			for line := range strings.Lines(string(list)) {
+				f := strings.Fields(line)
+				if len(f) > 2 && f[0] == strconv.Itoa(index) && f[2] == group {
+					return true, nil
+				}
+			}
+			return false, nil
+		})
+	})
+}
+
+// wait waits until ready reports true, for at most ten seconds.
+func wait(ready func() (bool, error)) error {
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		ok, err := ready()
+		if ok || err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return os.ErrDeadlineExceeded
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // newNamespace makes a network namespace and returns its descriptor. The calling
