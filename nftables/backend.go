@@ -21,8 +21,8 @@ type Backend struct {
 	conn   *nlbatch.Conn
 	writer *writer
 	// tables is what is in the kernel, by family, or nil while that is not known.
-	tables []*table
-	watch  watchState
+	tables  []*table
+	watched watched
 }
 
 // ErrTooLarge is in the error of a full [ruleset.Delta] whose transaction is
@@ -114,6 +114,7 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 		return ruleset.ErrNeedFull
 	}
 	b.writer.begin()
+	b.writer.structural = false
 	for _, t := range b.tables {
 		if t.node != d.Node {
 			t.setNode(d.Node, b.writer)
@@ -122,6 +123,9 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 	failed, err := b.write(ctx, d.Changes, true)
 	if err == nil {
 		err = b.commit()
+	}
+	if err == nil && b.writer.structural {
+		err = b.remember()
 	}
 	switch {
 	case err == nil:
@@ -209,7 +213,7 @@ func (b *Backend) commit() error {
 	if err := b.conn.Commit(batch); err != nil {
 		return err
 	}
-	b.watch.commits++
+	b.watched.commits++
 	return nil
 }
 

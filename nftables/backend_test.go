@@ -93,3 +93,23 @@ func TestSmoke(t *testing.T) {
 	out, err = h.Output("nft", "list", "ruleset")
 	t.Log(out, err)
 }
+
+func TestAttr(t *testing.T) {
+	lab, _ := netlab.New()
+	defer lab.Close()
+	h, _ := lab.Host("x")
+	b, err := New(Config{NetNS: h.FD()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWriter("proxier", 1)
+	tt := newTable(tracker.IPv4, &ruleset.Node{NodePorts4: ruleset.NodePorts{All: true}})
+	tt.measure(nil, 100)
+	w.newTable(tt)
+	tt.skeleton(w)
+	ba, _ := w.finish([]*table{tt})
+	if err := b.conn.Commit(ba); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println(b.setCounts(tracker.IPv4))
+}

@@ -56,6 +56,8 @@ const (
 	setNodePortIPs
 	setServiceCIDRs
 	firstAllowed
+
+	setCount = firstAllowed + 129
 )
 
 // allowed is the set of sources with prefixes of the given length.

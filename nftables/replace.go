@@ -53,7 +53,10 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 		t.adopted = nil
 		b.deleteUnused(t, kernel[i])
 	}
-	b.watch.rewritten(b)
+	if err := b.remember(); err != nil {
+		b.tables = nil
+		return fmt.Errorf("nftables: read back: %w", err)
+	}
 	return partial(failed)
 }
 

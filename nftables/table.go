@@ -35,7 +35,7 @@ type table struct {
 	// clusterIPs and hairpin count who needs an element.
 	clusterIPs, hairpin map[netip.Addr]int
 	// count and size are the number of elements of each set and its bound.
-	count, size [firstAllowed + 129]int
+	count, size [setCount]int
 	// keepsClients means that sticky-clients is an earlier table's.
 	keepsClients bool
 	// adopted is the sticky pools of an earlier table that none took over yet.

@@ -21,11 +21,14 @@ type writer struct {
 	// elements is by family.
 	elements [2]familyElements
 	pool     poolChange
-	err      error
+	// structural is set when more than elements of large sets is written, and stays
+	// set.
+	structural bool
+	err        error
 }
 
 type familyElements struct {
-	add, remove map[set]*nlbatch.Elements
+	add, remove [setCount]nlbatch.Elements
 	// counted is how many needed an element before this transaction.
 	counted map[set]map[netip.Addr]int
 }
@@ -34,8 +37,6 @@ func newWriter(table string, mark uint32) *writer {
 	w := &writer{table: table, mark: mark}
 	for i := range w.elements {
 		w.elements[i] = familyElements{
-			add:     map[set]*nlbatch.Elements{},
-			remove:  map[set]*nlbatch.Elements{},
 			counted: map[set]map[netip.Addr]int{setClusterIPs: {}, setHairpin: {}},
 		}
 	}
@@ -49,11 +50,9 @@ func (w *writer) begin() {
 	w.err = nil
 	for i := range w.elements {
 		e := &w.elements[i]
-		for _, l := range e.add {
-			l.Reset()
-		}
-		for _, l := range e.remove {
-			l.Reset()
+		for s := range e.add {
+			e.add[s].Reset()
+			e.remove[s].Reset()
 		}
 		for _, c := range e.counted {
 			clear(c)
@@ -65,11 +64,8 @@ func (w *writer) begin() {
 func (w *writer) size() int {
 	n := w.batch.Len()
 	for i := range w.elements {
-		for _, l := range w.elements[i].add {
-			n += l.Size()
-		}
-		for _, l := range w.elements[i].remove {
-			n += l.Size()
+		for s := range w.elements[i].add {
+			n += w.elements[i].add[s].Size() + w.elements[i].remove[s].Size()
 		}
 	}
 	return n
@@ -83,7 +79,8 @@ func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
 	}
 	for _, t := range tables {
 		e := &w.elements[index(t.family)]
-		for s, l := range e.remove {
+		for s := range set(len(e.remove)) {
+			l := &e.remove[s]
 			if l.Count() == 0 {
 				continue
 			}
@@ -93,7 +90,8 @@ func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
 	}
 	for _, t := range tables {
 		e := &w.elements[index(t.family)]
-		for s, l := range e.add {
+		for s := range set(len(e.add)) {
+			l := &e.add[s]
 			if l.Count() == 0 {
 				continue
 			}
@@ -124,21 +122,12 @@ func (w *writer) rules(t *table) rules { return rules{family: t.family, mark: w.
 
 func (w *writer) adds(t *table, s set) *nlbatch.Elements {
 	t.count[s]++
-	return list(w.elements[index(t.family)].add, s)
+	return &w.elements[index(t.family)].add[s]
 }
 
 func (w *writer) removes(t *table, s set) *nlbatch.Elements {
 	t.count[s]--
-	return list(w.elements[index(t.family)].remove, s)
-}
-
-func list(m map[set]*nlbatch.Elements, s set) *nlbatch.Elements {
-	l := m[s]
-	if l == nil {
-		l = new(nlbatch.Elements)
-		m[s] = l
-	}
-	return l
+	return &w.elements[index(t.family)].remove[s]
 }
 
 // count changes by how many an element of a counted set is needed.
@@ -321,6 +310,7 @@ func (w *writer) deleteTable(f tracker.Family) {
 // newSet makes a set. Its ID is only unique in the transaction, for the kernel's
 // own bookkeeping; rules name sets by name.
 func (w *writer) newSet(t *table, s set) {
+	w.structural = true
 	w.batch.Note("create set " + s.name())
 	sp := s.spec(t.family)
 	w.batch.Begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, protoFamily(t.family))
@@ -356,6 +346,7 @@ func (w *writer) deleteSet(f tracker.Family, name string) {
 // emptySet deletes all elements of a set.
 func (w *writer) emptySet(t *table, s set) {
 	t.count[s] = 0
+	w.structural = true
 	w.batch.Note("empty set " + s.name())
 	w.batch.Begin(unix.NFT_MSG_DELSETELEM, 0, protoFamily(t.family))
 	w.batch.String(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
@@ -374,6 +365,7 @@ type baseChain struct {
 func (w *writer) chain(t *table, name string, rules []rule) { w.hookedChain(t, name, nil, rules) }
 
 func (w *writer) hookedChain(t *table, name string, base *baseChain, rules []rule) {
+	w.structural = true
 	w.batch.Note("create chain " + name)
 	w.batch.Begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, protoFamily(t.family))
 	w.batch.String(unix.NFTA_CHAIN_TABLE, w.table)

@@ -1,0 +1,408 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// sizes is the worlds that benchmarks are run with.
+var sizes = []worldSize{{1000, 10}, {10000, 10}, {45000, 1}, {5000, 50}}
+
+type worldSize struct{ services, endpoints int }
+
+func (s worldSize) String() string {
+	return fmt.Sprintf("services=%d/endpoints=%d", s.services, s.endpoints)
+}
+
+// world is API objects in memory, as informers would hold them.
+type world struct {
+	services []*v1.Service
+	slices   []*discovery.EndpointSlice
+}
+
+func newWorld(size worldSize) *world {
+	w := &world{}
+	for i := range size.services {
+		w.services = append(w.services, benchService(i))
+		w.slices = append(w.slices, benchSlice(i, size.endpoints))
+	}
+	return w
+}
+
+func benchService(i int) *v1.Service {
+	ip := netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}).String()
+	return &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: "service-" + strconv.Itoa(i)},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip},
+			IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
+			Ports:      []v1.ServicePort{{Name: "http", Protocol: v1.ProtocolTCP, Port: 80}},
+		},
+	}
+}
+
+func benchSlice(i, endpoints int) *discovery.EndpointSlice {
+	name, port, proto := "http", int32(8080), v1.ProtocolTCP
+	es := &discovery.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "bench", Name: "service-" + strconv.Itoa(i) + "-abcde",
+			Labels: map[string]string{discovery.LabelServiceName: "service-" + strconv.Itoa(i)},
+		},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Name: &name, Port: &port, Protocol: &proto}},
+	}
+	for e := range endpoints {
+		n := i*endpoints + e
+		node := "node-" + strconv.Itoa(n%1000)
+		es.Endpoints = append(es.Endpoints, discovery.Endpoint{
+			Addresses: []string{netip.AddrFrom4([4]byte{10, 128 + byte(n>>16), byte(n >> 8), byte(n)}).String()},
+			NodeName:  &node,
+		})
+	}
+	return es
+}
+
+// pipeline is everything from objects to the kernel.
+type pipeline struct {
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	cursor  *ruleset.Cursor
+	backend *Backend
+}
+
+func newPipeline(tb testing.TB, netns int) *pipeline {
+	tb.Helper()
+	p := &pipeline{}
+	var err error
+	if p.backend, err = New(Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
+		tb.Fatal(err)
+	}
+	if p.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}}); err != nil {
+		tb.Fatal(err)
+	}
+	if p.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: p.tracker}); err != nil {
+		tb.Fatal(err)
+	}
+	p.cursor = p.engine.Attach("nftables", p.backend)
+	return p
+}
+
+// take hands the world in.
+func (p *pipeline) take(w *world) {
+	for _, s := range w.services {
+		p.tracker.SetService(s)
+	}
+	for _, s := range w.slices {
+		p.tracker.SetSlice(s)
+	}
+	p.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+}
+
+func (p *pipeline) sync(tb testing.TB) {
+	tb.Helper()
+	if err := p.cursor.Sync(context.Background()); err != nil {
+		if errors.Is(err, ErrTooLarge) {
+			netlab.Need(tb, false, "a socket buffer for one large transaction: "+err.Error())
+		}
+		tb.Fatal(err)
+	}
+}
+
+// benchHost is a network namespace for one benchmark.
+func benchHost(b *testing.B) *netlab.Host {
+	netlab.Require(b)
+	lab, err := netlab.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { lab.Close() })
+	h, err := lab.Host("node")
+	if err != nil {
+		b.Fatal(err)
+	}
+	return h
+}
+
+// residentPeak is the process's largest resident memory so far, in bytes
+// (proc(5), VmHWM); resetPeak starts it anew.
+func residentPeak() float64 {
+	data, _ := os.ReadFile("/proc/self/status")
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmHWM:" {
+			n, _ := strconv.Atoi(f[1])
+			return float64(n) * 1024
+		}
+	}
+	return 0
+}
+
+func resetPeak() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
+
+// BenchmarkColdStart is a node's start: from objects in memory to rules in an
+// empty kernel.
+func BenchmarkColdStart(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(size.String(), func(b *testing.B) {
+			w := newWorld(size)
+			h := benchHost(b)
+			b.ReportAllocs()
+			var floor time.Duration
+			n := 0
+			for b.Loop() {
+				b.StopTimer()
+				floor += floorElements(b, h, size)
+				n++
+				clean(b, h)
+				runtime.GC()
+				resetPeak()
+				b.StartTimer()
+				p := newPipeline(b, h.FD())
+				p.take(w)
+				p.sync(b)
+				b.StopTimer()
+				p.backend.Close()
+				b.StartTimer()
+			}
+			b.ReportMetric(residentPeak()/1e6, "MB-resident")
+			ratio(b, floor, n)
+		})
+	}
+}
+
+func ratio(b *testing.B, floor time.Duration, n int) {
+	per := float64(floor) / float64(n)
+	b.ReportMetric(per, "floor-ns/op")
+	b.ReportMetric(float64(b.Elapsed())/float64(b.N)/per, "x-floor")
+}
+
+func clean(b *testing.B, h *netlab.Host) {
+	if err := Cleanup(context.Background(), Config{NetNS: h.FD()}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// floorElements is what the kernel takes for a bare set of as many elements as
+// the world has services and endpoints, in one netlink batch where it fits.
+func floorElements(b *testing.B, h *netlab.Host, size worldSize) time.Duration {
+	return floorOf(b, h, size.services*(size.endpoints+1))
+}
+
+func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
+	conn, err := nlbatch.Dial(h.FD())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	var batch nlbatch.Batch
+	t := newTable(tracker.IPv4, &ruleset.Node{})
+	t.size[setEndpoints] = sizeFor(count)
+	w := newWriter("floor", 1)
+	w.newTable(t)
+	w.newSet(t, setEndpoints)
+	made, _ := w.finish(nil)
+	if err := conn.Commit(made); err != nil {
+		b.Fatal(err)
+	}
+	runtime.GC()
+	start := time.Now()
+	var e nlbatch.Elements
+	for i := 0; i < count; {
+		batch.Reset()
+		e.Reset()
+		for ; i < count && e.Size() < min(chunkSize, conn.Limit()/2); i++ {
+			var key, data buffer
+			n := key.word(key.word(0, uint32(i)), 0)
+			m := data.port(data.addr(0, netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})), 80)
+			e.Add(key[:n], data[:m], "")
+		}
+		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", setEndpoints.name(), &e)
+		if err := conn.Commit(&batch); err != nil {
+			b.Fatal(err)
+		}
+	}
+	took := time.Since(start)
+	if err := Cleanup(context.Background(), Config{NetNS: h.FD(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
+		b.Fatal(err)
+	}
+	return took
+}
+
+// BenchmarkRestart is a new process's start on a world that the kernel has.
+func BenchmarkRestart(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(size.String(), func(b *testing.B) {
+			w := newWorld(size)
+			h := benchHost(b)
+			p := newPipeline(b, h.FD())
+			p.take(w)
+			p.sync(b)
+			p.backend.Close()
+			b.ReportAllocs()
+			var floor time.Duration
+			n := 0
+			for b.Loop() {
+				b.StopTimer()
+				floor += floorElements(b, h, size)
+				n++
+				runtime.GC()
+				b.StartTimer()
+				p := newPipeline(b, h.FD())
+				p.take(w)
+				p.sync(b)
+				b.StopTimer()
+				p.backend.Close()
+				b.StartTimer()
+			}
+			ratio(b, floor, n)
+		})
+	}
+}
+
+// BenchmarkOneEndpointChanged is one endpoint replaced by another, from the
+// EndpointSlice handed in to the kernel's commit.
+func BenchmarkOneEndpointChanged(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(size.String(), func(b *testing.B) {
+			h := benchHost(b)
+			p := newPipeline(b, h.FD())
+			defer p.backend.Close()
+			p.take(newWorld(size))
+			p.sync(b)
+			i := size.services / 2
+			variants := [2]*discovery.EndpointSlice{benchSlice(i, size.endpoints), benchSlice(i, size.endpoints)}
+			variants[1].Endpoints[size.endpoints/2].Addresses[0] = "10.250.0.1"
+			p.tracker.SetSlice(variants[1])
+			p.sync(b)
+			runtime.GC()
+			floor := floorTransaction(b, h)
+			b.ReportAllocs()
+			n := 0
+			for b.Loop() {
+				if !p.tracker.SetSlice(variants[n%2]) {
+					b.Fatal("no change")
+				}
+				p.sync(b)
+				n++
+			}
+			ratio(b, floor, 1)
+		})
+	}
+}
+
+// floorTransaction is what the kernel takes for a bare transaction of one
+// element added, the median of many.
+func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
+	conn, err := nlbatch.Dial(h.FD())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	t := newTable(tracker.IPv4, &ruleset.Node{})
+	t.size[setEndpoints] = 1 << 16
+	w := newWriter("floor", 1)
+	w.newTable(t)
+	w.newSet(t, setEndpoints)
+	made, _ := w.finish(nil)
+	if err := conn.Commit(made); err != nil {
+		b.Fatal(err)
+	}
+	var batch nlbatch.Batch
+	var e nlbatch.Elements
+	const rounds = 20000
+	start := time.Now()
+	for i := range rounds {
+		batch.Reset()
+		e.Reset()
+		var key, data buffer
+		n := key.word(key.word(0, uint32(i)), 0)
+		m := data.port(data.addr(0, netip.AddrFrom4([4]byte{10, 0, 0, 1})), 80)
+		e.Add(key[:n], data[:m], "")
+		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", setEndpoints.name(), &e)
+		if err := conn.Commit(&batch); err != nil {
+			b.Fatal(err)
+		}
+	}
+	took := time.Since(start) / rounds
+	if err := Cleanup(context.Background(), Config{NetNS: h.FD(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
+		b.Fatal(err)
+	}
+	return took
+}
+
+// BenchmarkServiceAddedAndRemoved is one Service with its endpoints, added and
+// removed again: two operations.
+func BenchmarkServiceAddedAndRemoved(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(size.String(), func(b *testing.B) {
+			h := benchHost(b)
+			p := newPipeline(b, h.FD())
+			defer p.backend.Close()
+			p.take(newWorld(size))
+			p.sync(b)
+			svc, slice := benchService(1<<17), benchSlice(size.services, size.endpoints)
+			slice.Name, slice.Labels[discovery.LabelServiceName] = svc.Name, svc.Name
+			name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+			floor := floorTransaction(b, h)
+			b.ReportAllocs()
+			for b.Loop() {
+				p.tracker.SetService(svc)
+				p.tracker.SetSlice(slice)
+				p.sync(b)
+				p.tracker.DeleteService(name)
+				p.tracker.DeleteSlice(name)
+				p.sync(b)
+			}
+			ratio(b, floor, 1)
+		})
+	}
+}
+
+// BenchmarkHeap is not about time: it reports the Go heap that the pipeline
+// holds for each endpoint, without the caller's objects.
+func BenchmarkHeap(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(size.String(), func(b *testing.B) {
+			w := newWorld(size)
+			h := benchHost(b)
+			var held float64
+			for b.Loop() {
+				before := liveHeap()
+				p := newPipeline(b, h.FD())
+				p.take(w)
+				p.sync(b)
+				held = liveHeap() - before
+				p.backend.Close()
+				runtime.KeepAlive(p)
+			}
+			runtime.KeepAlive(w)
+			b.ReportMetric(held/float64(size.services*size.endpoints), "B/endpoint")
+		})
+	}
+}
+
+func liveHeap() float64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}

@@ -1,0 +1,178 @@
+package nftables
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestPoolAgainstModel applies random lists of endpoints to a pool and to a map
+// that is changed only by what the pool says changed, as the kernel's is.
+func TestPoolAgainstModel(t *testing.T) {
+	for _, affinity := range []time.Duration{0, time.Hour} {
+		rng := rand.New(rand.NewPCG(1, uint64(affinity)))
+		p := &pool{number: 7, affinity: affinity}
+		kernel := map[int]netip.AddrPort{}
+		members := map[uint16]netip.AddrPort{}
+		numberOf := map[netip.AddrPort]uint16{}
+		var list []*tracker.Endpoint
+		var c poolChange
+		for round := range 3000 {
+			next := slices.Clone(list)
+			for range rng.IntN(4) {
+				switch {
+				case len(next) > 0 && rng.IntN(2) == 0:
+					i := rng.IntN(len(next))
+					next = slices.Delete(next, i, i+1)
+				case len(next) < 40:
+					a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(rng.IntN(60))}), 80)
+					if !slices.ContainsFunc(next, func(ep *tracker.Endpoint) bool { return ep.Addr == a }) {
+						next = slices.Insert(next, rng.IntN(len(next)+1), &tracker.Endpoint{Addr: a})
+					}
+				}
+			}
+			if len(next) > 0 && rng.IntN(3) == 0 {
+				// The same endpoint with another condition: a new pointer, no change here.
+				i := rng.IntN(len(next))
+				next[i] = &tracker.Endpoint{Addr: next[i].Addr, Serving: true}
+			}
+			p.set(list, next, &c)
+
+			come, gone := difference(list, next)
+			if limit := 2 * (come + gone); len(c.slots) > limit {
+				t.Fatalf("round %d: %d slots changed for %d endpoints come and %d gone", round, len(c.slots), come, gone)
+			}
+			for _, slot := range c.slots {
+				if _, was := kernel[slot]; was != (slot < c.before) {
+					t.Fatalf("round %d: slot %d in use before: %t", round, slot, was)
+				}
+				delete(kernel, slot)
+				if slot < len(p.slots) {
+					kernel[slot] = p.slots[slot].Addr
+				}
+			}
+			if len(kernel) != len(next) {
+				t.Fatalf("round %d: %d slots for %d endpoints", round, len(kernel), len(next))
+			}
+			for i := range next {
+				if a, ok := kernel[i]; !ok || !slices.ContainsFunc(next, func(ep *tracker.Endpoint) bool { return ep.Addr == a }) {
+					t.Fatalf("round %d: slot %d has %v", round, i, a)
+				}
+			}
+			for i, ep := range p.slots {
+				if !slices.Contains(next, ep) {
+					t.Fatalf("round %d: slot %d keeps an old value", round, i)
+				}
+			}
+			for _, n := range c.gone {
+				if _, ok := members[n]; !ok {
+					t.Fatalf("round %d: number %d is gone but never came", round, n)
+				}
+				delete(members, n)
+			}
+			for _, m := range c.come {
+				if _, ok := members[m.number]; ok || m.number == 0 {
+					t.Fatalf("round %d: number %d came twice", round, m.number)
+				}
+				members[m.number] = m.addr
+			}
+			if affinity != 0 {
+				if len(members) != len(next) {
+					t.Fatalf("round %d: %d numbers for %d endpoints", round, len(members), len(next))
+				}
+				now := map[netip.AddrPort]uint16{}
+				for i, ep := range p.slots {
+					now[ep.Addr] = p.members[i]
+					if members[p.members[i]] != ep.Addr {
+						t.Fatalf("round %d: number of slot %d is another endpoint's", round, i)
+					}
+				}
+				for a, n := range numberOf {
+					if m, ok := now[a]; ok && m != n {
+						t.Fatalf("round %d: %v changed its number", round, a)
+					}
+				}
+				numberOf = now
+			}
+			list = next
+		}
+	}
+}
+
+func difference(old, list []*tracker.Endpoint) (come, gone int) {
+	has := func(in []*tracker.Endpoint, a netip.AddrPort) bool {
+		return slices.ContainsFunc(in, func(ep *tracker.Endpoint) bool { return ep.Addr == a })
+	}
+	for _, ep := range list {
+		if !has(old, ep.Addr) {
+			come++
+		}
+	}
+	for _, ep := range old {
+		if !has(list, ep.Addr) {
+			gone++
+		}
+	}
+	return come, gone
+}
+
+// TestPoolNumbersWrap gives an affinity pool more endpoints over time than there
+// are numbers.
+func TestPoolNumbersWrap(t *testing.T) {
+	p := &pool{affinity: time.Hour}
+	stays := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:80")}
+	var c poolChange
+	list := []*tracker.Endpoint{stays}
+	p.set(nil, list, &c)
+	for i := range 1 << 17 {
+		next := []*tracker.Endpoint{stays, {Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 80)}}
+		p.set(list, next, &c)
+		list = next
+		if p.members[0] != 1 || p.members[1] == 1 || p.members[1] == 0 {
+			t.Fatalf("change %d: numbers %v", i, p.members)
+		}
+	}
+}
+
+func TestNumbersAreReusedLate(t *testing.T) {
+	n := numbers{max: 4}
+	for want := uint32(1); want <= 4; want++ {
+		got, ok := n.take()
+		if !ok || got != want {
+			t.Fatalf("take gave %d, %t; want %d", got, ok, want)
+		}
+		if want == 2 {
+			n.give(2)
+			n.give(1)
+		}
+	}
+	for _, want := range []uint32{2, 1} {
+		if got, ok := n.take(); !ok || got != want {
+			t.Fatalf("take gave %d, %t; want %d", got, ok, want)
+		}
+	}
+	if got, ok := n.take(); ok {
+		t.Fatalf("take gave %d of none", got)
+	}
+}
+
+func TestSlots(t *testing.T) {
+	for n := 1; n <= 100000; n++ {
+		slots := slotsFor(n)
+		below := slotsBelow(slots)
+		switch {
+		case slots < n:
+			t.Fatalf("%d endpoints get %d slots", n, slots)
+		case n > exactSlots && slots*4 > n*5:
+			t.Fatalf("%d endpoints get %d slots: more than a fifth empty", n, slots)
+		case below >= n:
+			t.Fatalf("%d endpoints: %d slots are said to be full", n, below)
+		case below > 0 && slotsFor(below) != below:
+			t.Fatalf("%d is not a number of slots", below)
+		}
+	}
+}
