@@ -1,0 +1,58 @@
+package endpointslice_test
+
+import (
+	"encoding/json"
+	"reflect"
+	"testing"
+
+	discovery "k8s.io/api/discovery/v1"
+)
+
+// FuzzSet gives a cache whatever decodes as a slice, besides a sound one of the
+// same Service: it must not panic, must not write to the object, must find no
+// change in the same object again, and must be empty when both are gone.
+func FuzzSet(f *testing.F) {
+	for _, seed := range []string{
+		`{"metadata":{"namespace":"ns","name":"s","labels":{"kubernetes.io/service-name":"svc"}},"addressType":"IPv4",
+		  "ports":[{"name":"http","port":80},{"name":"http","port":81,"protocol":"TCP"},{"port":3},{"name":"","port":70000}],
+		  "endpoints":[{"addresses":["10.0.0.1","10.0.0.2"],"conditions":{"ready":false},"nodeName":"n","zone":"z","hints":{"forZones":[{"name":"b"},{"name":"a"}],"forNodes":[{"name":"n"}]}},
+		               {"addresses":["10.0.0.1"],"conditions":{"terminating":true}},{"addresses":[]},{"addresses":["fd00::1"]}]}`,
+		`{"metadata":{"namespace":"ns","name":"s","labels":{"kubernetes.io/service-name":"svc"}},"addressType":"IPv6",
+		  "ports":[{"name":"","port":53,"protocol":"UDP"}],"endpoints":[{"addresses":["::ffff:10.0.0.01"]},{"addresses":["fd00::010.0.0.1"]}]}`,
+		`{"metadata":{"namespace":"ns","name":"s"},"addressType":"FQDN"}`,
+		`null`, `{}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var s *discovery.EndpointSlice
+		if json.Unmarshal(data, &s) != nil {
+			t.Skip()
+		}
+		c, _ := newCache()
+		sound := slice("sound", "svc", ep("10.0.0.1"), ep("10.0.0.9"))
+		c.Set(sound)
+		c.Take()
+		before := s.DeepCopy()
+		c.Set(s)
+		if !reflect.DeepEqual(s, before) {
+			t.Fatal("the object was written to")
+		}
+		for _, change := range c.Take() {
+			portsState(t, change.New)
+		}
+		if c.Set(s) || len(c.Take()) > 0 {
+			t.Fatal("the same object again is a change")
+		}
+		c.Delete(named("sound"))
+		if s != nil {
+			gone := *s
+			gone.Endpoints = nil
+			c.Set(&gone)
+		}
+		c.Take()
+		for range c.All() {
+			t.Fatal("something is left")
+		}
+	})
+}
