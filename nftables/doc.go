@@ -1,0 +1,91 @@
+// Package nftables forwards Service traffic with the kernel's nf_tables, over
+// netlink and without the nft tool. A [Backend] is a [ruleset.Backend]: attach it
+// to a [ruleset.Engine] and it keeps one table a family, "proxier" unless told
+// otherwise, in agreement with the ruleset.
+//
+// # What it promises
+//
+//   - A change costs what changed: one endpoint replaced is two to four set
+//     elements in one transaction, whatever else there is. Nothing is read back.
+//   - Every transaction is atomic, so a packet meets the rules of before or of
+//     after. A full delta, at the start of a new process too, replaces everything
+//     in one transaction: there is no moment in which a Service is missing, and
+//     clients of Services with affinity keep their endpoints.
+//   - Nothing outside its tables is touched, and of the packet mark only one bit.
+//     Tables altered or deleted by somebody else are noticed by [Backend.Check] and
+//     put right by the next full delta.
+//
+// # The layout
+//
+// There is no chain, rule or anonymous set for a Service or an endpoint. A fixed
+// set of chains, and a few more for each number of endpoints in use, read named
+// maps whose elements are the data. To follow a connection to 10.96.0.10 port 53
+// through "nft list table ip proxier":
+//
+//	map service-ips {
+//		elements = { 10.96.0.10 . udp . 53 comment "kube-system/dns:dns" : 8010:2 }
+//	}
+//
+// The value is a ticket. Its class, the first three digits, says what is done with
+// the connection, and its last five which endpoints there are:
+//
+//	map classes {
+//		elements = { 8010:0 : goto cluster-ip-3 }
+//	}
+//	map endpoints {
+//		elements = { 0:2 . 0x00000000 : 10.244.1.7 . 53,
+//			     0:2 . 0x00000001 : 10.244.2.4 . 53,
+//			     0:2 . 0x00000002 : 10.244.3.9 . 53 }
+//	}
+//	chain cluster-ip-3 {
+//		ip saddr != 10.244.0.0/16 meta mark set meta mark | 0x00004000
+//		goto pool-3
+//	}
+//	chain pool-3 {
+//		dnat ip to meta priority & f:ffff . numgen random mod 3 map @endpoints
+//	}
+//
+// "nft get element ip proxier service-ips { 10.96.0.10 . udp . 53 }" finds the
+// first of these at once. The other chains that tickets lead to:
+//
+//   - external-N: masquerade, then pool-N;
+//   - local-N: externalTrafficPolicy Local. Connections from this node's pods and
+//     from the node itself take another ticket, from near-service-ips, which leads
+//     to the endpoints of every node; all others go to pool-N, of local ones;
+//   - local-none: the same on a node without local endpoints: others are dropped;
+//   - firewall-…: only sources in allowed-sources-LENGTH, a set for each prefix
+//     length, go on to the chain behind the dash;
+//   - sticky-N-Ts: like pool-N with client affinity: sticky-clients remembers a
+//     client's endpoint for T seconds, sticky-endpoints says whether it still is
+//     one, sticky-slots is what is drawn from otherwise;
+//   - no-endpoints rejects, no-local-endpoints drops.
+//
+// N is the number of slots to draw from. Up to 16 it is the number of endpoints;
+// beyond, it is the next of four steps between powers of two, and a draw that hits
+// none is repeated, so that there are few chains and an added endpoint seldom
+// changes the ticket. The choice is uniform.
+//
+// The ticket travels in the packet's priority, from nat-prerouting or nat-output
+// to the filter chains, which set it back to none. Only a connection's first
+// packet is affected: if a local process gave it a priority of its own
+// (SO_PRIORITY) that packet loses it. Packets that are forwarded get theirs from
+// the kernel after routing in any case (IPv4), or have none.
+//
+// # Differences from kube-proxy's nftables mode
+//
+// Packets are treated the same. The table has another name, so that both can be
+// installed while one takes over from the other; chains and maps are those above.
+// Client affinity is kept by Service port and, under externalTrafficPolicy Local,
+// apart for traffic that may use every endpoint and traffic that may use local
+// ones. Hairpin connections are masqueraded for endpoints that are on this node or
+// whose node is not known: others' connections do not start here.
+//
+// # Needs
+//
+// Linux 5.15 or later with nf_tables, NAT and connection tracking, and
+// CAP_NET_ADMIN in the network namespace. [New] tries everything that will be used
+// and says what is missing. Replacing a table in one step needs a socket buffer
+// for the whole transaction, about 36 bytes an endpoint and 110 a Service port;
+// beyond net.core.wmem_max that takes CAP_NET_ADMIN in the initial user
+// namespace, which a node agent has (see [ErrTooLarge]).
+package nftables
