@@ -31,6 +31,8 @@ type plane struct {
 	prunes bool
 	// trouble is how often an Apply goes wrong, in percent.
 	trouble int
+	// during, if not nil, is called in the middle of an Apply.
+	during func()
 
 	fronts map[place]string
 	pools  map[poolKey]string
@@ -216,6 +218,9 @@ var errTrouble = errors.New("trouble")
 func (p *plane) Apply(_ context.Context, d *Delta) error {
 	p.check(d)
 	ops := p.plan(d)
+	if p.during != nil {
+		p.during()
+	}
 	if p.r.IntN(100) >= p.trouble {
 		for _, o := range ops {
 			o.do()
@@ -539,9 +544,23 @@ func TestRandom(t *testing.T) {
 				planes[i] = newPlane(t, r, p.name, p.prunes, p.trouble)
 				cursors[i] = e.Attach(p.name, planes[i])
 			}
+			// The world does not wait for a data plane.
+			before, moved := e.Snapshot(), false
+			planes[i].during = nil
+			if r.IntN(4) == 0 {
+				planes[i].during = func() {
+					// After ErrNeedFull this is the second time.
+					before, moved = e.Snapshot(), true
+					o.step(tr, e)
+					e.Snapshot()
+				}
+			}
 			if syncs(t, cursors[i]) {
 				succeeded++
-				planes[i].compare(e.Snapshot())
+				planes[i].compare(before)
+			}
+			if !moved && r.IntN(10) == 0 {
+				same(t, before, o.fresh(t))
 			}
 			if t.Failed() {
 				t.Fatalf("seed %d", seed)
@@ -549,7 +568,7 @@ func TestRandom(t *testing.T) {
 		}
 		same(t, e.Snapshot(), o.fresh(t))
 		for i := range planes {
-			planes[i].trouble = 0
+			planes[i].trouble, planes[i].during = 0, nil
 			if !syncs(t, cursors[i]) {
 				t.Fatal("failed without trouble")
 			}
