@@ -1,0 +1,298 @@
+package manifests
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Kind is the kind of an [Object].
+type Kind string
+
+// The kinds that are read.
+const (
+	Service       Kind = "Service"
+	EndpointSlice Kind = "EndpointSlice"
+	Node          Kind = "Node"
+	ServiceCIDR   Kind = "ServiceCIDR"
+)
+
+// ErrNotUsed is the reason of a [Problem] about an object that is not bad, but
+// of a kind that is not read.
+var ErrNotUsed = errors.New("is not used here")
+
+// typeMeta is the part of an object that says what it is.
+type typeMeta struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+}
+
+func (t typeMeta) String() string {
+	if t.APIVersion == "" {
+		return t.Kind
+	}
+	return t.APIVersion + " " + t.Kind
+}
+
+// isList reports whether t is a List of anything.
+func (t typeMeta) isList() bool { return strings.HasSuffix(t.Kind, "List") }
+
+// item is what the items of a List are if they do not say: nothing is known of
+// those of a plain List.
+func (t typeMeta) item() typeMeta {
+	if t.Kind == "List" {
+		return typeMeta{}
+	}
+	return typeMeta{APIVersion: t.APIVersion, Kind: strings.TrimSuffix(t.Kind, "List")}
+}
+
+// found is what a piece holds, with lines counted from the piece's first as 0,
+// so that it stays true when the piece moves.
+type found struct {
+	objects  []placed
+	problems []placedProblem
+}
+
+type placed struct {
+	*Object
+	line int
+}
+
+type placedProblem struct {
+	line int
+	err  error
+}
+
+func (f *found) problem(line int, err error) {
+	f.problems = append(f.problems, placedProblem{line, err})
+}
+
+// bad reports whether something could not be understood, rather than not used.
+func (f *found) bad() bool {
+	return slices.ContainsFunc(f.problems, func(p placedProblem) bool { return !errors.Is(p.err, ErrNotUsed) })
+}
+
+// parse reads a piece.
+func parse(p piece) *found {
+	f := &found{}
+	if text := bytes.TrimSpace(p.text); len(text) == 0 || text[0] != '{' {
+		f.yaml(p)
+		return f
+	}
+	f.json(p)
+	if !f.bad() {
+		return f
+	}
+	// YAML has a style with braces too, which is nearly JSON.
+	y := &found{}
+	if y.yaml(p); !y.bad() {
+		return y
+	}
+	return f
+}
+
+var yamlLine = regexp.MustCompile(`line (\d+)(: )?`)
+
+// yaml reads a piece that is a YAML document.
+func (f *found) yaml(p piece) {
+	var root, more yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(p.text))
+	err := dec.Decode(&root)
+	if err == nil {
+		err = dec.Decode(&more)
+	}
+	if !errors.Is(err, io.EOF) {
+		if err == nil {
+			err = fmt.Errorf("line %d: is a second document without a marker", more.Line)
+		}
+		// The message has its line in words, counted from the piece's first as 1.
+		line, text := 0, strings.TrimPrefix(err.Error(), "yaml: ")
+		if m := yamlLine.FindStringSubmatch(text); m != nil {
+			if n, err := strconv.Atoi(m[1]); err == nil {
+				line = max(n-1, 0)
+			}
+			text = strings.Replace(text, m[0], "", 1)
+		}
+		f.problem(line, errors.New(text))
+		return
+	}
+	if len(root.Content) == 0 {
+		return
+	}
+	f.yamlObject(root.Content[0], p.of, true)
+}
+
+// yamlObject reads an object from a node.
+func (f *found) yamlObject(n *yaml.Node, of typeMeta, lists bool) {
+	first := n.Line - 1
+	if n.Kind != yaml.MappingNode {
+		f.problem(first, errors.New("is not an object"))
+		return
+	}
+	if t := yamlType(n); lists && t.isList() {
+		items := yamlField(n, "items")
+		switch {
+		case items == nil || items.ShortTag() == "!!null":
+		case items.Kind != yaml.SequenceNode:
+			f.problem(items.Line-1, fmt.Errorf("items of a %s is not a list", t.Kind))
+		default:
+			for _, i := range items.Content {
+				f.yamlObject(i, t.item(), false)
+			}
+		}
+		return
+	}
+	text, err := nodeToJSON(n)
+	if err != nil {
+		line := first
+		if e := (*nodeError)(nil); errors.As(err, &e) {
+			line = e.line - 1
+		}
+		f.problem(line, err)
+		return
+	}
+	f.object(text, first, of)
+}
+
+func yamlType(n *yaml.Node) typeMeta {
+	var t typeMeta
+	if k := yamlField(n, "kind"); k != nil {
+		t.Kind = k.Value
+	}
+	if v := yamlField(n, "apiVersion"); v != nil {
+		t.APIVersion = v.Value
+	}
+	return t
+}
+
+func yamlField(n *yaml.Node, name string) *yaml.Node {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == name {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// json reads a piece that is JSON values, one after another.
+func (f *found) json(p piece) {
+	dec := json.NewDecoder(bytes.NewReader(p.text))
+	for {
+		var raw json.RawMessage
+		err := dec.Decode(&raw)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			at := dec.InputOffset()
+			if e := (*json.SyntaxError)(nil); errors.As(err, &e) {
+				at = e.Offset
+			}
+			f.problem(lineOf(p.text, at), err)
+			return
+		}
+		line := lineOf(p.text, dec.InputOffset()-int64(len(raw)))
+		var t typeMeta
+		if err := json.Unmarshal(raw, &t); err == nil && t.isList() {
+			f.jsonList(raw, line, t)
+		} else {
+			f.object(raw, line, p.of)
+		}
+	}
+}
+
+// jsonList reads the items of a List one by one, to know their lines.
+func (f *found) jsonList(raw []byte, line int, list typeMeta) {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	// The text is known to be valid, so tokens cannot fail.
+	dec.Token()
+	for dec.More() {
+		key, _ := dec.Token()
+		var value json.RawMessage
+		if key != "items" {
+			dec.Decode(&value)
+			continue
+		}
+		open, _ := dec.Token()
+		if open == nil { // null
+			continue
+		}
+		if open != json.Delim('[') {
+			f.problem(line+lineOf(raw, dec.InputOffset()), fmt.Errorf("items of a %s is not a list", list.Kind))
+			return
+		}
+		for dec.More() {
+			dec.Decode(&value)
+			f.object(value, line+lineOf(raw, dec.InputOffset()-int64(len(value))), list.item())
+		}
+		dec.Token()
+	}
+}
+
+// lineOf returns how many line breaks come before an offset.
+func lineOf(text []byte, offset int64) int {
+	return bytes.Count(text[:min(max(offset, 0), int64(len(text)))], []byte("\n"))
+}
+
+// object reads one object from JSON whose first line is the given one.
+func (f *found) object(text []byte, line int, of typeMeta) {
+	if len(text) == 0 || text[0] != '{' {
+		f.problem(line, errors.New("is not an object"))
+		return
+	}
+	t := of
+	if err := json.Unmarshal(text, &t); err != nil {
+		f.problem(line, errors.New("kind and apiVersion must be strings"))
+		return
+	}
+	var into metav1.Object
+	var kind Kind
+	switch t {
+	case typeMeta{"v1", "Service"}:
+		kind, into = Service, new(v1.Service)
+	case typeMeta{"discovery.k8s.io/v1", "EndpointSlice"}:
+		kind, into = EndpointSlice, new(discovery.EndpointSlice)
+	case typeMeta{"v1", "Node"}:
+		kind, into = Node, new(v1.Node)
+	case typeMeta{"networking.k8s.io/v1", "ServiceCIDR"}, typeMeta{"networking.k8s.io/v1beta1", "ServiceCIDR"}:
+		kind, into = ServiceCIDR, new(networking.ServiceCIDR)
+	default:
+		switch {
+		case t.Kind == "":
+			f.problem(line, errors.New("has no kind"))
+		case t.APIVersion == "":
+			f.problem(line, fmt.Errorf("%s has no apiVersion", t.Kind))
+		default:
+			f.problem(line, fmt.Errorf("%s %w", t, ErrNotUsed))
+		}
+		return
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		if e := (*json.UnmarshalTypeError)(nil); errors.As(err, &e) {
+			line += lineOf(text, e.Offset)
+			err = fmt.Errorf("%s must not be a %s", e.Field, e.Value)
+		}
+		f.problem(line, fmt.Errorf("%s: %w", kind, err))
+		return
+	}
+	if into.GetName() == "" {
+		f.problem(line, fmt.Errorf("%s has no name", kind))
+		return
+	}
+	setDefaults(into)
+	ref := Ref{Kind: kind, NamespacedName: types.NamespacedName{Namespace: into.GetNamespace(), Name: into.GetName()}}
+	f.objects = append(f.objects, placed{&Object{Ref: ref, Value: into}, line})
+}

@@ -1,0 +1,326 @@
+package manifests
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Ref names an object. Namespace is "" for a Node or ServiceCIDR.
+type Ref struct {
+	Kind Kind
+	types.NamespacedName
+}
+
+// String returns "Kind namespace/name".
+func (r Ref) String() string {
+	if r.Namespace == "" {
+		return string(r.Kind) + " " + r.Name
+	}
+	return string(r.Kind) + " " + r.NamespacedName.String()
+}
+
+// Object is one object of the files. It must not be written to.
+type Object struct {
+	Ref
+	// Value is a *v1.Service, *discovery.EndpointSlice, *v1.Node or
+	// *networking.ServiceCIDR, as Ref.Kind says.
+	Value metav1.Object
+}
+
+// Problem is something that was skipped, and where it is. It is an error.
+type Problem struct {
+	File string
+	Line int // from 1; 0 if it is about the whole file
+	Err  error
+}
+
+// Error returns "file:line: what is wrong".
+func (p *Problem) Error() string {
+	if p.Line == 0 {
+		return fmt.Sprintf("%s: %v", p.File, p.Err)
+	}
+	return fmt.Sprintf("%s:%d: %v", p.File, p.Line, p.Err)
+}
+
+// Unwrap returns Err.
+func (p *Problem) Unwrap() error { return p.Err }
+
+// Changes is how the files differ from what they were at the last
+// [Reader.Read].
+type Changes struct {
+	// Any reports whether any file was added, removed or differs at all, be it
+	// in a comment.
+	Any bool
+	// Set is the objects that are new or that are written differently, in the
+	// order of the files.
+	Set []*Object
+	// Gone is the names of those that are no longer there, sorted.
+	Gone []Ref
+	// Problems is those that were not there the last time.
+	Problems []*Problem
+}
+
+// Reader reads the objects of a file or folder. See the package documentation
+// for what it reads. It must not be used from several goroutines at once.
+type Reader struct {
+	path     string
+	files    map[string]*file
+	objects  map[Ref]*Object
+	problems map[string]bool
+}
+
+// NewReader returns a Reader for a file or folder, which need not exist yet.
+func NewReader(path string) *Reader { return &Reader{path: path} }
+
+// file is one file as it was read last.
+type file struct {
+	stamp  stamp
+	data   [sha256.Size]byte
+	parts  []part
+	pieces map[[sha256.Size]byte]*found
+	err    error // why it could not be read this time
+}
+
+// part is what one piece of a file holds, and where it begins.
+type part struct {
+	line  int
+	found *found
+}
+
+// Read looks at the files and returns how they differ from the last time. If
+// the path itself is not there, or the folder cannot be read, it returns an error
+// and the Reader stays as it was: that somebody unmounts a folder does not mean
+// that every Service is gone.
+func (r *Reader) Read() (Changes, error) {
+	names, err := list(r.path)
+	if err != nil {
+		return Changes{}, fmt.Errorf("manifests: %w", err)
+	}
+	var c Changes
+	files := make(map[string]*file, len(names))
+	for _, name := range names {
+		f, changed := readFile(name, r.files[name])
+		if f == nil && name == r.path {
+			return Changes{}, fmt.Errorf("manifests: %s: %w", name, fs.ErrNotExist)
+		}
+		if f == nil { // gone since it was listed
+			continue
+		}
+		files[name] = f
+		c.Any = c.Any || changed
+	}
+	for name := range r.files {
+		c.Any = c.Any || files[name] == nil
+	}
+	first := r.files == nil
+	r.files = files
+	if !c.Any && !first {
+		return c, nil
+	}
+	r.collect(&c)
+	return c, nil
+}
+
+// collect puts together what the files hold and compares it with what they held.
+func (r *Reader) collect(c *Changes) {
+	objects := make(map[Ref]*Object, len(r.objects))
+	where := make(map[Ref]string, len(r.objects))
+	problems := map[string]bool{}
+	report := func(p *Problem) {
+		text := p.Error()
+		if !problems[text] && !r.problems[text] {
+			c.Problems = append(c.Problems, p)
+		}
+		problems[text] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.files)) {
+		f := r.files[name]
+		if f.err != nil {
+			report(&Problem{File: name, Err: f.err})
+		}
+		for _, p := range f.parts {
+			for _, x := range p.found.problems {
+				report(&Problem{name, p.line + x.line, x.err})
+			}
+			for _, o := range p.found.objects {
+				if objects[o.Ref] != nil {
+					report(&Problem{name, p.line + o.line, fmt.Errorf("%s is already at %s", o.Ref, where[o.Ref])})
+					continue
+				}
+				objects[o.Ref] = o.Object
+				where[o.Ref] = fmt.Sprintf("%s:%d", name, p.line+o.line)
+				if r.objects[o.Ref] != o.Object {
+					c.Set = append(c.Set, o.Object)
+				}
+			}
+		}
+	}
+	for ref := range r.objects {
+		if objects[ref] == nil {
+			c.Gone = append(c.Gone, ref)
+		}
+	}
+	slices.SortFunc(c.Gone, func(a, b Ref) int { return strings.Compare(a.String(), b.String()) })
+	r.objects, r.problems = objects, problems
+}
+
+// list returns the files to read.
+func list(path string) ([]string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return []string{path}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if isManifest(e.Name()) {
+			names = append(names, filepath.Join(path, e.Name()))
+		}
+	}
+	return names, nil
+}
+
+// isManifest reports whether a file of this name is read if it is in a folder.
+func isManifest(name string) bool {
+	switch filepath.Ext(name) {
+	case ".yaml", ".yml", ".json":
+		return !strings.HasPrefix(name, ".")
+	}
+	return false
+}
+
+// stamp is what tells a file that need not be read again.
+type stamp struct {
+	info    fs.FileInfo // nil if nothing is known
+	settled bool        // the file was not changed just before it was read
+}
+
+func stampOf(info fs.FileInfo) stamp {
+	return stamp{info, time.Since(info.ModTime()) > settling}
+}
+
+func (s stamp) same(info fs.FileInfo) bool {
+	return s.info != nil && s.settled && os.SameFile(s.info, info) &&
+		s.info.Size() == info.Size() && s.info.ModTime().Equal(info.ModTime())
+}
+
+// quiet is how long nothing must happen to a file before it is taken to be
+// complete.
+const quiet = 20 * time.Millisecond
+
+// settling is how long after a change of a file another one may leave the
+// same time, by the granularity of the clock that file systems use.
+const settling = 100 * time.Millisecond
+
+// readFile reads a file that was f when it was last read, nil if never, and
+// reports whether it differs. It returns nil for a folder, and for a file that is
+// gone.
+func readFile(name string, f *file) (*file, bool) {
+	failed := func(err error) (*file, bool) {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, false
+		}
+		if p := (*fs.PathError)(nil); errors.As(err, &p) {
+			err = p.Err // the name is said anyway
+		}
+		if f == nil {
+			return &file{err: err}, true
+		}
+		kept := *f
+		kept.stamp, kept.err = stamp{}, err
+		return &kept, f.err == nil || f.err.Error() != err.Error()
+	}
+	info, err := os.Stat(name)
+	if err != nil {
+		return failed(err)
+	}
+	if info.IsDir() {
+		return nil, false
+	}
+	if !info.Mode().IsRegular() {
+		return failed(errors.New("is not a file")) // a pipe would not end
+	}
+	if f != nil && f.stamp.same(info) {
+		return f, false
+	}
+	// A file that is overwritten is empty at first.
+	for try := 0; try < 50; try++ {
+		age := time.Since(info.ModTime())
+		if age < 0 || age >= quiet {
+			break
+		}
+		time.Sleep(quiet - age)
+		if info, err = os.Stat(name); err != nil {
+			return failed(err)
+		}
+	}
+	now := stampOf(info) // before reading: what changes meanwhile is seen next time
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return failed(err)
+	}
+	sum := sha256.Sum256(data)
+	if f != nil && f.err == nil && f.data == sum {
+		same := *f
+		same.stamp = now
+		return &same, false
+	}
+	g := &file{stamp: now, data: sum}
+	g.parse(data, f)
+	return g, true
+}
+
+// parse reads a file's text. Pieces that were in the file before are not read
+// again, so that their objects are the same.
+func (f *file) parse(data []byte, before *file) {
+	f.pieces = map[[sha256.Size]byte]*found{}
+	read := func(p piece) *found {
+		h := sha256.New()
+		fmt.Fprintf(h, "%s\n", p.of)
+		h.Write(p.text)
+		key := [sha256.Size]byte(h.Sum(nil))
+		if f.pieces[key] == nil && before != nil {
+			f.pieces[key] = before.pieces[key]
+		}
+		if f.pieces[key] == nil {
+			f.pieces[key] = parse(p)
+		}
+		return f.pieces[key]
+	}
+	for _, d := range split(data) {
+		if d.items == nil {
+			f.parts = append(f.parts, part{d.whole.line, read(d.whole)})
+			continue
+		}
+		parts := make([]part, len(d.items))
+		bad := false
+		for i, p := range d.items {
+			parts[i] = part{p.line, read(p)}
+			bad = bad || parts[i].found.bad()
+		}
+		if bad {
+			// An item may be bad only because it refers to another one.
+			if whole := read(d.whole); !whole.bad() {
+				parts = []part{{d.whole.line, whole}}
+			}
+		}
+		f.parts = append(f.parts, parts...)
+	}
+}

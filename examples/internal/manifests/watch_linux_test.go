@@ -1,0 +1,116 @@
+package manifests
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+// follow reads whenever the watcher says so, until there is a change.
+func follow(t *testing.T, w *Watcher, r *Reader) []string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for {
+		if err := w.Wait(ctx); err != nil {
+			t.Fatal(err)
+		}
+		c, err := r.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Any {
+			return summary(c, r.path)
+		}
+	}
+}
+
+func TestWatcher(t *testing.T) {
+	for _, single := range []bool{false, true} {
+		dir := t.TempDir()
+		path := dir
+		if single {
+			path = filepath.Join(dir, "a.yaml")
+		}
+		write(t, dir, map[string]string{"a.yaml": svc("a")})
+		r := NewReader(path)
+		w, err := NewWatcher(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		if _, err := r.Read(); err != nil {
+			t.Fatal(err)
+		}
+		step := func(what string, want ...string) {
+			t.Helper()
+			if got := follow(t, w, r); !slices.Equal(got, want) {
+				t.Errorf("%s: %q, want %q", what, got, want)
+			}
+		}
+
+		write(t, dir, map[string]string{"a.yaml": svc("a") + "---\n" + svc("b")})
+		step("overwritten", "set Service default/b")
+
+		write(t, dir, map[string]string{"new": svc("c")})
+		if err := os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "a.yaml")); err != nil {
+			t.Fatal(err)
+		}
+		step("replaced", "set Service default/c", "gone Service default/a", "gone Service default/b")
+
+		// Somebody takes a long time to overwrite the file. While its first half is
+		// all there is of it, it stands for what it held.
+		f, err := os.Create(filepath.Join(dir, "a.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			defer f.Close()
+			f.WriteString(svc("c"))
+			time.Sleep(400 * time.Millisecond)
+			f.WriteString("---\n" + svc("d"))
+		}()
+		// The first is written as it was, but for its being the last.
+		step("overwritten slowly", "set Service default/d")
+
+		if single {
+			continue
+		}
+		write(t, dir, map[string]string{"a.yaml": "-"})
+		step("removed", "gone Service default/c", "gone Service default/d")
+		if err := os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), filepath.Join(dir, "b.yaml")); err != nil {
+			t.Fatal(err)
+		}
+		target, err := os.Readlink(filepath.Join(dir, "b.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Dir(target), map[string]string{filepath.Base(target): svc("e")})
+		step("behind a link", "set Service default/e")
+	}
+}
+
+func TestWatcherEnds(t *testing.T) {
+	w, err := NewWatcher(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	time.AfterFunc(10*time.Millisecond, cancel)
+	for err == nil {
+		err = w.Wait(ctx)
+	}
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Wait(context.Background()); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("error %v after Close", err)
+	}
+}
