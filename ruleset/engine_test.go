@@ -1,0 +1,461 @@
+package ruleset
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// recorder is a backend that keeps the deltas it gets and answers as told.
+type recorder struct {
+	deltas []*Delta
+	answer func(*Delta) error
+}
+
+func (r *recorder) Apply(_ context.Context, d *Delta) error {
+	r.deltas = append(r.deltas, d)
+	if r.answer != nil {
+		return r.answer(d)
+	}
+	return nil
+}
+
+// take returns the deltas since the last take.
+func (r *recorder) take() []*Delta {
+	d := r.deltas
+	r.deltas = nil
+	return d
+}
+
+func name(s string) types.NamespacedName {
+	return types.NamespacedName{Namespace: "default", Name: s}
+}
+
+func TestConfigErrors(t *testing.T) {
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		c    Config
+		ok   bool
+	}{
+		{"nothing", Config{}, false},
+		{"only a tracker", Config{Tracker: tr}, true},
+		{"two ways to detect", Config{Tracker: tr, LocalTraffic: LocalTraffic{Bridge: "cni0", CIDRs: prefixes("10.0.0.0/8")}}, false},
+		{"two more", Config{Tracker: tr, LocalTraffic: LocalTraffic{Bridge: "cni0", InterfacePrefix: "veth"}}, false},
+		{"a long name", Config{Tracker: tr, LocalTraffic: LocalTraffic{Bridge: "a234567890123456"}}, false},
+		{"the longest name", Config{Tracker: tr, LocalTraffic: LocalTraffic{Bridge: "a23456789012345"}}, true},
+		{"an invalid Service CIDR", Config{Tracker: tr, ServiceCIDRs: make([]netip.Prefix, 1)}, false},
+		{"an invalid pod range", Config{Tracker: tr, LocalTraffic: LocalTraffic{CIDRs: make([]netip.Prefix, 1)}}, false},
+	} {
+		_, err := NewEngine(c.c)
+		if c.ok != (err == nil) || err != nil && !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: error %v", c.name, err)
+		}
+	}
+}
+
+// Nothing is offered before everything is listed, then everything at once.
+func TestGate(t *testing.T) {
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := NewEngine(Config{Tracker: tr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	notified := 0
+	e.Notify(func() { notified++ })
+	b := &recorder{}
+	c := e.Attach("b", b)
+	tr.SetService(service("a", "172.30.0.1"))
+	tr.MarkSynced(tracker.Services)
+	if err := c.Sync(t.Context()); err != nil || len(b.deltas) != 0 || notified != 0 || len(e.Snapshot().Services) != 0 {
+		t.Fatalf("before the gate opened: %v, %d deltas, %d notifications", err, len(b.deltas), notified)
+	}
+	tr.MarkSynced(tracker.Slices, tracker.Nodes)
+	if notified != 1 {
+		t.Fatalf("%d notifications", notified)
+	}
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d := b.take()
+	if len(d) != 1 || !d[0].Full || len(d[0].Changes) != 1 || d[0].OldNode != nil || d[0].Node == nil {
+		t.Fatalf("first: %+v", d)
+	}
+	// With no Service at all the first delta is offered too: it prunes.
+	empty := &recorder{}
+	tr.DeleteService(name("a"))
+	if err := e.Attach("empty", empty).Sync(t.Context()); err != nil || len(empty.deltas) != 1 || !empty.deltas[0].Full {
+		t.Fatalf("empty: %v %+v", err, empty.deltas)
+	}
+}
+
+func TestNothingToDo(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	b := &recorder{}
+	c := e.Attach("b", b)
+	var infos []SyncInfo
+	c.OnSync(func(i SyncInfo) { infos = append(infos, i) })
+	sync := func() {
+		t.Helper()
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tr.SetService(service("a", "172.30.0.1"))
+	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
+	sync()
+	sync()
+	// There and back again.
+	tr.SetSlice(slice("a", "10.0.0.1"))
+	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
+	sync()
+	tr.SetSlice(slice("a", "10.0.0.1"))
+	e.Snapshot() // has it compiled
+	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
+	sync()
+	tr.SetService(service("b", "172.30.0.2"))
+	e.Snapshot()
+	tr.DeleteService(name("b"))
+	sync()
+	if d := b.take(); len(d) != 1 {
+		t.Errorf("offered %d deltas, the last with %+v", len(d), d[len(d)-1].Changes)
+	}
+	e.SetServiceCIDRs(prefixes("172.30.0.0/16"))
+	sync()
+	e.SetServiceCIDRs(prefixes("172.30.9.9/16"))
+	sync()
+	d := b.take()
+	if len(d) != 1 || d[0].Node == d[0].OldNode || len(d[0].Changes) != 0 || !slices.Equal(d[0].Node.ServiceCIDRs, prefixes("172.30.0.0/16")) {
+		t.Errorf("Service CIDRs: %d deltas", len(d))
+	}
+	c.Resync()
+	sync()
+	if d := b.take(); len(d) != 1 || !d[0].Full || len(d[0].Changes) != 1 || d[0].Changes[0].What != 0 || d[0].Changes[0].Old == nil {
+		t.Errorf("resync: %+v", d)
+	}
+	var got strings.Builder
+	for _, i := range infos {
+		fmt.Fprintf(&got, "applied %v full %v changes %d services %d ports %d endpoints %d\n", i.Applied, i.Full, i.Changes, i.Services, i.Ports, i.Endpoints)
+	}
+	idle := "applied false full false changes 0 services 1 ports 1 endpoints 2\n"
+	want := "applied true full true changes 1 services 1 ports 1 endpoints 2\n" + strings.Repeat(idle, 4) +
+		"applied true full false changes 0 services 1 ports 1 endpoints 2\n" + idle +
+		"applied true full true changes 1 services 1 ports 1 endpoints 2\n"
+	if got.String() != want {
+		t.Errorf("OnSync got\n%swant\n%s", got.String(), want)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	b := &recorder{}
+	c := e.Attach("bee", b)
+	for _, s := range []string{"a", "b"} {
+		tr.SetService(service(s, "172.30.0."+fmt.Sprint(s[0])))
+		tr.SetSlice(slice(s, "10.0.0.1"))
+	}
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.take()
+	boom := errors.New("boom")
+
+	// One Service fails, then it is offered alone, with all there is to undo.
+	tr.SetSlice(slice("a", "10.0.0.2"))
+	tr.SetSlice(slice("b", "10.0.0.2"))
+	failA := func(*Delta) error {
+		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): boom, key("zzz", tracker.IPv4): boom}}
+	}
+	b.answer = failA
+	err := c.Sync(t.Context())
+	var partial *PartialError
+	if !errors.As(err, &partial) || !errors.Is(err, boom) || !strings.Contains(err.Error(), "bee") {
+		t.Fatalf("error %v", err)
+	}
+	b.take()
+	tr.SetSlice(slice("a", "10.0.0.3"))
+	if err := c.Sync(t.Context()); err == nil {
+		t.Fatal("no error")
+	}
+	tr.SetSlice(slice("a", "10.0.0.1")) // as it was before all this
+	b.answer = nil
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d := b.take()
+	if len(d) != 2 || len(d[1].Changes) != 1 {
+		t.Fatalf("deltas %+v", d)
+	}
+	ch := d[1].Changes[0]
+	var gone, come []string
+	for ep := range ch.Removed() {
+		gone = append(gone, ep.String())
+	}
+	for ep := range ch.Upserted() {
+		come = append(come, ep.String())
+	}
+	slices.Sort(gone)
+	if ch.What != FieldAll || len(ch.Attempted) != 2 || diff(ch.Old, ch.New) != 0 ||
+		!slices.Equal(gone, []string{"10.0.0.2:8080", "10.0.0.3:8080"}) || !slices.Equal(come, []string{"10.0.0.1:8080"}) {
+		t.Errorf("after failing: %+v, removed %v, upserted %v", ch, gone, come)
+	}
+
+	// A failed deletion is offered again, and the ID waits for it.
+	id := ch.New.ID
+	b.answer = func(*Delta) error { return boom }
+	tr.DeleteService(name("a"))
+	for range 2 {
+		if err := c.Sync(t.Context()); !errors.Is(err, boom) {
+			t.Fatal(err)
+		}
+	}
+	tr.SetService(service("c", "172.30.0.9"))
+	b.take()
+	b.answer = nil
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d = b.take()
+	if len(d[0].Changes) != 2 || d[0].Changes[0].New != nil || d[0].Changes[0].Old.ID != id || d[0].Changes[1].New.ID == id {
+		t.Errorf("deletion: %+v", d[0].Changes)
+	}
+	// Now it is free.
+	tr.SetService(service("d", "172.30.0.10"))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.take()[0].Changes[0].New.ID; got != id {
+		t.Errorf("id %d, want %d again", got, id)
+	}
+
+	// A backend that lost everything gets everything, once.
+	calls := 0
+	b.answer = func(d *Delta) error {
+		if calls++; calls == 1 {
+			return fmt.Errorf("table is gone: %w", ErrNeedFull)
+		}
+		return nil
+	}
+	tr.SetSlice(slice("b", "10.0.0.7"))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d = b.take()
+	if len(d) != 2 || d[0].Full || !d[1].Full || len(d[1].Changes) != 3 {
+		t.Errorf("after ErrNeedFull: %d deltas", len(d))
+	}
+	b.answer = func(d *Delta) error { return ErrNeedFull }
+	c.Resync()
+	if err := c.Sync(t.Context()); !errors.Is(err, ErrNeedFull) || len(b.take()) != 2 {
+		t.Errorf("always ErrNeedFull: %v", err)
+	}
+	b.answer = nil
+	if err := c.Sync(t.Context()); err != nil || !b.take()[0].Full {
+		t.Errorf("then: %v", err)
+	}
+
+	// A done context is not the backend's fault.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	tr.DeleteService(name("b"))
+	if err := c.Sync(ctx); !errors.Is(err, context.Canceled) || len(b.take()) != 0 {
+		t.Errorf("cancelled: %v", err)
+	}
+	if err := c.Sync(t.Context()); err != nil || len(b.take()) != 1 {
+		t.Errorf("after cancelled: %v", err)
+	}
+}
+
+// A Service that fails for ever must not make the engine remember for ever.
+func TestManyAttempts(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	b := &recorder{answer: func(d *Delta) error {
+		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errTrouble}}
+	}}
+	c := e.Attach("b", b)
+	tr.SetService(service("a", "172.30.0.1"))
+	full, most := 0, 0
+	for i := range 4 * maxAttempts {
+		tr.SetSlice(slice("a", fmt.Sprintf("10.0.%d.%d", i/250, i%250)))
+		if err := c.Sync(t.Context()); err == nil {
+			t.Fatal("no error")
+		}
+		for _, d := range b.take() {
+			if d.Full {
+				full++
+			}
+			most = max(most, len(d.Changes[0].Attempted))
+		}
+	}
+	if most > maxAttempts || full != 4 {
+		t.Errorf("at most %d attempts were remembered, %d full deltas", most, full)
+	}
+}
+
+func TestTriggers(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	b := &recorder{}
+	c := e.Attach("b", b)
+	var acked []string
+	c.OnSync(func(i SyncInfo) {
+		acked = nil
+		for _, tr := range i.Triggers {
+			acked = append(acked, fmt.Sprint(tr.Service.Name, len(tr.Times)))
+		}
+	})
+	set := func(s, addr, at string) {
+		sl := slice(s, addr)
+		sl.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: at}
+		tr.SetSlice(sl)
+	}
+	for _, s := range []string{"a", "b"} {
+		tr.SetService(service(s, "172.30.0."+fmt.Sprint(s[0])))
+	}
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	set("a", "10.0.0.1", "2096-01-02T03:04:05Z")
+	set("b", "10.0.0.1", "2096-01-02T03:04:06Z")
+	b.answer = func(*Delta) error { return errTrouble }
+	for range 2 {
+		b.take()
+		if err := c.Sync(t.Context()); err == nil || len(acked) != 0 {
+			t.Fatal("no error, or triggers acknowledged")
+		}
+		if got := b.deltas[0].Triggers; len(got) != 2 {
+			t.Fatalf("triggers %v", got)
+		}
+	}
+	b.answer = func(*Delta) error {
+		set("b", "10.0.0.2", "2096-01-02T03:04:07Z")
+		e.Snapshot()
+		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errTrouble}}
+	}
+	if err := c.Sync(t.Context()); err == nil || !slices.Equal(acked, []string{"b1"}) {
+		t.Fatalf("error %v, acknowledged %v", err, acked)
+	}
+	b.answer = nil
+	if err := c.Sync(t.Context()); err != nil || !slices.Equal(acked, []string{"a1", "b1"}) {
+		t.Fatalf("error %v, acknowledged %v", err, acked)
+	}
+	if err := c.Sync(t.Context()); err != nil || len(acked) != 0 {
+		t.Fatalf("error %v, acknowledged %v", err, acked)
+	}
+}
+
+func TestDetachDuringApply(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	var c *Cursor
+	c = e.Attach("b", BackendFunc(func(context.Context, *Delta) error {
+		c.Detach()
+		c.Detach()
+		return nil
+	}))
+	tr.SetService(service("a", "172.30.0.1"))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Sync(t.Context()); !errors.Is(err, ErrDetached) {
+		t.Errorf("error %v", err)
+	}
+	tr.DeleteService(name("a"))
+	e.Snapshot()
+	if len(e.free) != 1 || len(e.gone) != 0 {
+		t.Errorf("%d ids free, %d keys gone", len(e.free), len(e.gone))
+	}
+}
+
+// TestConflicts follows one address through every Service that asks for it.
+func TestConflicts(t *testing.T) {
+	var logged bytes.Buffer
+	tr, e := world(t, Config{Log: slog.New(slog.NewTextHandler(&logged, nil))}, tracker.NodeInfo{Name: "n1"})
+	external := func(ip string, nodePort int32) func(*v1.Service) {
+		return func(s *v1.Service) {
+			s.Spec.ExternalIPs = []string{ip}
+			if nodePort != 0 {
+				s.Spec.Type = v1.ServiceTypeNodePort
+				s.Spec.Ports[0].NodePort = nodePort
+			}
+		}
+	}
+	who := func() string {
+		t.Helper()
+		var out []string
+		s := e.Snapshot()
+		for _, at := range []string{"192.0.2.1:80", "172.30.0.9:80", "0.0.0.0:30080"} {
+			owner := "-"
+			n := 0
+			for _, svc := range s.Services {
+				for i := range svc.Frontends {
+					if p := placeOf(svc, &svc.Frontends[i]); netip.AddrPortFrom(p.addr, p.port).String() == at {
+						owner = svc.Key.Name
+						n++
+					}
+				}
+			}
+			if n > 1 {
+				t.Errorf("%s is %d services'", at, n)
+			}
+			out = append(out, owner)
+		}
+		return strings.Join(out, " ")
+	}
+	for _, step := range []struct {
+		what func()
+		want string
+		logs int
+	}{
+		{func() { tr.SetService(service("m", "172.30.0.1", external("192.0.2.1", 30080))) }, "m - m", 0},
+		{func() { tr.SetService(service("z", "172.30.0.2", external("192.0.2.1", 30080))) }, "m - m", 2},
+		{func() { tr.SetSlice(slice("z", "10.0.0.1")) }, "m - m", 0}, // the same conflict is no news
+		{func() { tr.SetService(service("a", "172.30.0.3", external("192.0.2.1", 30080))) }, "a - a", 2},
+		{func() { tr.DeleteService(name("m")) }, "a - a", 0},
+		{func() { tr.DeleteService(name("a")) }, "z - z", 0},
+		{func() { tr.SetService(service("z", "172.30.0.2")) }, "- - -", 0},
+		// A cluster IP cannot be taken by another's external IP, whatever the names.
+		{func() { tr.SetService(service("a", "172.30.0.3", external("172.30.0.9", 0))) }, "- a -", 0},
+		{func() { tr.SetService(service("z", "172.30.0.9")) }, "- z -", 1},
+		{func() { tr.SetService(service("a", "172.30.0.3", external("172.30.0.9", 30080))) }, "- z a", 1},
+		{func() { tr.DeleteService(name("z")) }, "- a a", 0},
+	} {
+		logged.Reset()
+		step.what()
+		if got := who(); got != step.want {
+			t.Errorf("frontends are of %q, want %q", got, step.want)
+		}
+		if n := strings.Count(logged.String(), "two services"); n != step.logs {
+			t.Errorf("%q: %d messages, want %d: %s", step.want, n, step.logs, &logged)
+		}
+	}
+}
+
+// An update with ports that must not be there costs only those.
+func TestSorted(t *testing.T) {
+	_, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	port := func(svc, p string) tracker.PortState {
+		k := key(svc, tracker.IPv4)
+		k.Port = p
+		return tracker.PortState{Port: &tracker.ServicePort{Key: k}}
+	}
+	got := e.sorted(tracker.Update{Name: name("a"), Ports: []tracker.PortState{port("a", "z"), {}, port("b", "p"), port("a", "c"), port("a", "z")}})
+	if len(got) != 2 || got[0].Port.Key.Port != "c" || got[1].Port.Key.Port != "z" {
+		t.Errorf("got %v", got)
+	}
+}
