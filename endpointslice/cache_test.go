@@ -431,6 +431,47 @@ func TestDuplicates(t *testing.T) {
 	}
 }
 
+// TestManyDuplicates is more than small sorts, which are stable by accident, can
+// hide.
+func TestManyDuplicates(t *testing.T) {
+	c, _ := newCache()
+	for i := range 50 {
+		name := fmt.Sprintf("s%02d", i*37%50)
+		s := slice(name, "svc", onNode(ep("10.0.0.1"), "on-"+name), onNode(ep("10.0.0.2"), "on-"+name))
+		s.Ports = append(s.Ports, port("a", 1), port("z", 9))
+		c.Set(s)
+	}
+	c.Take()
+	want := "a/TCP/IPv4 10.0.0.1:1@on-s00 10.0.0.2:1@on-s00; " +
+		"http/TCP/IPv4 10.0.0.1:80@on-s00 10.0.0.2:80@on-s00; " +
+		"z/TCP/IPv4 10.0.0.1:9@on-s00 10.0.0.2:9@on-s00"
+	if got := dump(c.Ports(named("svc"))); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestListsStay has a slice's own list, once handed out, come back after another
+// endpoint with the same address was seen in the meantime.
+func TestListsStay(t *testing.T) {
+	c, _ := newCache()
+	c.Set(slice("b", "svc", onNode(ep("10.0.0.1"), "n"), ep("10.0.0.2")))
+	ports := c.Take()[0].New
+	list := ports[0].Endpoints
+	wantPort, want := ports[0], slices.Clone(list)
+	c.Set(slice("a", "svc", onNode(ep("10.0.0.1"), "other")))
+	c.Take()
+	c.Set(slice("a", "svc", onNode(ep("10.0.0.1"), "n"), ep("10.0.0.3")))
+	seen := c.Take()[0].New[0].Endpoints
+	c.Delete(named("a"))
+	now := c.Take()[0].New[0].Endpoints
+	if now[0] != seen[0] || now[1] != seen[1] {
+		t.Error("an endpoint that did not change lost its pointer")
+	}
+	if !slices.Equal(list, want) || &ports[0].Endpoints[0] != &wantPort.Endpoints[0] {
+		t.Error("a list that was handed out has changed")
+	}
+}
+
 func TestMakeFails(t *testing.T) {
 	broken := errors.New("broken")
 	config := endpointslice.Plain(nil)

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"unsafe"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -183,6 +184,7 @@ func TestAgainstModel(t *testing.T) {
 		followed := state{}
 		pointers := map[string]*endpointslice.Endpoint{}
 		kept := map[*endpointslice.Endpoint]endpointslice.Endpoint{}
+		lists := map[*endpointslice.Port[endpointslice.Endpoint]][]endpointslice.Port[endpointslice.Endpoint]{}
 		for step := range 300 {
 			name := types.NamespacedName{Namespace: pick(r, "n", "m"), Name: fmt.Sprint(r.IntN(5))}
 			if r.IntN(4) == 0 {
@@ -234,6 +236,12 @@ func TestAgainstModel(t *testing.T) {
 			}
 			now := map[string]*endpointslice.Endpoint{}
 			for service, ports := range c.All() {
+				if lists[&ports[0]] == nil {
+					lists[&ports[0]] = slices.Clone(ports)
+					for i := range ports {
+						lists[&ports[0]][i].Endpoints = slices.Clone(ports[i].Endpoints)
+					}
+				}
 				for _, p := range ports {
 					for _, e := range p.Endpoints {
 						id := fmt.Sprint(service, p.Name, p.Protocol, e.Addr)
@@ -251,6 +259,14 @@ func TestAgainstModel(t *testing.T) {
 			for e, was := range kept {
 				if !reflect.DeepEqual(*e, was) {
 					t.Fatalf("seed %d step %d: an endpoint was changed from %+v to %+v", seed, step, was, *e)
+				}
+			}
+		}
+		for first, was := range lists {
+			now := unsafe.Slice(first, len(was))
+			for i := range was {
+				if now[i].Name != was[i].Name || !slices.Equal(now[i].Endpoints, was[i].Endpoints) {
+					t.Fatalf("seed %d: a list was changed from %v to %v", seed, was[i], now[i])
 				}
 			}
 		}
