@@ -1,0 +1,187 @@
+package ruleset
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestChange holds Upserted, Removed and GoneFrontends against the sets they are
+// defined by.
+func TestChange(t *testing.T) {
+	for seed := range uint64(2000) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		pool := make([]*tracker.Endpoint, 40)
+		for i := range pool {
+			pool[i] = endpoint(fmt.Sprintf("10.0.0.%d:80", i), "n1")
+		}
+		var some func() *Service
+		some = func() *Service {
+			if r.IntN(4) == 0 {
+				return nil
+			}
+			s := &Service{ID: 1, Key: key("s", tracker.IPv4), Port: &tracker.ServicePort{}}
+			most := pick(r, 3, 40)
+			for i, ep := range pool[:most] {
+				switch r.IntN(4) {
+				case 0:
+					continue
+				case 1:
+					c := *ep
+					c.Weight = pick[uint16](r, 1, 2)
+					ep = &c
+				}
+				s.Selection.Reachable = append(s.Selection.Reachable, ep)
+				if r.IntN(2) == 0 {
+					s.Frontends = append(s.Frontends, Frontend{Kind: ExternalIP, Addr: pool[i].Addr.Addr(), Port: 80})
+				}
+			}
+			s.Selection.Cluster = s.Selection.Reachable
+			return s
+		}
+		c := Change{Key: key("s", tracker.IPv4), Old: some(), New: some()}
+		for range r.IntN(6) - 3 {
+			if s := some(); s != nil {
+				c.Attempted = append(c.Attempted, s)
+			}
+		}
+		c.What = diff(c.Old, c.New)
+		if len(c.Attempted) > 0 {
+			c.What = FieldAll
+		}
+		var taken *place
+		if c.Old != nil && len(c.Old.Frontends) > 0 && r.IntN(2) == 0 {
+			at := placeOf(c.Old, &c.Old.Frontends[0])
+			taken, c.taken = &at, []place{at}
+		}
+
+		before, now := map[netip.AddrPort]*tracker.Endpoint{}, map[netip.AddrPort]*tracker.Endpoint{}
+		frontsBefore, frontsNow := map[place]bool{}, map[place]bool{}
+		all := []*Service{c.Old}
+		for _, s := range append(all, c.Attempted...) {
+			if s == nil {
+				continue
+			}
+			for _, ep := range s.Selection.Reachable {
+				before[ep.Addr] = ep
+			}
+			for i := range s.Frontends {
+				frontsBefore[placeOf(s, &s.Frontends[i])] = true
+			}
+		}
+		if c.New != nil {
+			for _, ep := range c.New.Selection.Reachable {
+				now[ep.Addr] = ep
+			}
+			for i := range c.New.Frontends {
+				frontsNow[placeOf(c.New, &c.New.Frontends[i])] = true
+			}
+		}
+		var wantUp, wantDown, wantFronts, gotUp, gotDown, gotFronts []string
+		for a, ep := range now {
+			if c.What == FieldAll || !before[a].Equal(ep) {
+				wantUp = append(wantUp, fmt.Sprint(ep, ep.Weight))
+			}
+		}
+		for a := range before {
+			if now[a] == nil {
+				wantDown = append(wantDown, a.String())
+			}
+		}
+		for at := range frontsBefore {
+			if !frontsNow[at] && (taken == nil || at != *taken) {
+				wantFronts = append(wantFronts, at.addr.String())
+			}
+		}
+		for ep := range c.Upserted() {
+			gotUp = append(gotUp, fmt.Sprint(ep, ep.Weight))
+		}
+		for ep := range c.Removed() {
+			gotDown = append(gotDown, ep.String())
+		}
+		for f := range c.GoneFrontends() {
+			gotFronts = append(gotFronts, f.Addr.String())
+		}
+		for _, x := range []struct {
+			what      string
+			got, want []string
+		}{{"upserted", gotUp, wantUp}, {"removed", gotDown, wantDown}, {"gone", gotFronts, wantFronts}} {
+			slices.Sort(x.got)
+			slices.Sort(x.want)
+			if !slices.Equal(x.got, x.want) {
+				t.Fatalf("seed %d: %s\n got %v\nwant %v", seed, x.what, x.got, x.want)
+			}
+		}
+		// Stopping early is allowed.
+		for range c.Upserted() {
+			break
+		}
+		for range c.Removed() {
+			break
+		}
+		for range c.GoneFrontends() {
+			break
+		}
+	}
+}
+
+func TestDiff(t *testing.T) {
+	base := func() *Service {
+		a, b, c := endpoint("10.0.0.1:80", "n1"), endpoint("10.0.0.2:80", "n2"), endpoint("10.0.0.3:80", "n2")
+		c.Ready = false
+		return &Service{
+			Key:  key("s", tracker.IPv4),
+			Port: &tracker.ServicePort{Key: key("s", tracker.IPv4), ClusterIP: addrs("172.30.0.1")[0], Port: 80},
+			Selection: tracker.Selection{
+				Cluster: []*tracker.Endpoint{a, b}, Local: []*tracker.Endpoint{a}, Reachable: []*tracker.Endpoint{a, b},
+				UsesCluster: true, UsesLocal: true, HasAny: true,
+			},
+			Endpoints: []*tracker.Endpoint{a, b, c},
+			Frontends: []Frontend{{Kind: ClusterIP, Addr: addrs("172.30.0.1")[0], Port: 80, Target: ToCluster, Near: ToCluster}},
+		}
+	}
+	for _, c := range []struct {
+		name string
+		edit func(*Service)
+		want Field
+	}{
+		{"nothing", func(*Service) {}, 0},
+		{"id", func(s *Service) { s.ID = 7 }, 0},
+		{"target", func(s *Service) { s.Frontends[0].Target = Drop }, FieldFrontends},
+		{"near", func(s *Service) { s.Frontends[0].Near = Drop }, FieldFrontends},
+		{"masquerade", func(s *Service) { s.Frontends[0].Masquerade = MasqueradeAlways }, FieldFrontends},
+		{"sources", func(s *Service) { s.Frontends[0].Sources = prefixes("10.0.0.0/8") }, FieldFrontends},
+		{"frontend port", func(s *Service) { s.Frontends[0].Port, s.Port.Port = 81, 81 }, FieldFrontends},
+		{"one frontend less", func(s *Service) { s.Frontends = nil }, FieldFrontends},
+		{"cluster", func(s *Service) { s.Selection.Cluster = s.Selection.Cluster[1:] }, FieldCluster},
+		{"local", func(s *Service) { s.Selection.Local = nil }, FieldLocal},
+		{"an endpoint of both pools", func(s *Service) { s.Selection.Cluster[0].Weight = 9 }, FieldCluster | FieldLocal},
+		{"affinity", func(s *Service) { s.Port.Affinity = 1 }, FieldAffinity},
+		{"health-check port", func(s *Service) { s.Port.HealthCheckNodePort = 1 }, FieldOther},
+		{"an endpoint in no pool", func(s *Service) { s.Endpoints[2].Serving = false }, FieldOther},
+		{"one endpoint in no pool less", func(s *Service) { s.Endpoints = s.Endpoints[:2] }, FieldOther},
+		{"mode", func(s *Service) { s.Selection.Mode = tracker.SameZone }, FieldOther},
+		{"extension", func(s *Service) { s.Port.Ext = ext(1) }, FieldOther},
+		{"extension and frontend", func(s *Service) { s.Port.Ext = ext(1); s.Frontends = nil }, FieldOther | FieldFrontends},
+	} {
+		a, b := base(), base()
+		c.edit(b)
+		if got := diff(a, b); got != c.want {
+			t.Errorf("%s: %05b, want %05b", c.name, got, c.want)
+		}
+		if got := diff(b, a); got != c.want {
+			t.Errorf("%s, reversed: %05b, want %05b", c.name, got, c.want)
+		}
+	}
+	if diff(nil, nil) != 0 || diff(base(), nil) != FieldAll || diff(nil, base()) != FieldAll {
+		t.Error("nil")
+	}
+}
+
+type ext int
+
+func (e ext) Equal(o tracker.Extension) bool { x, ok := o.(ext); return ok && x == e }

@@ -1,0 +1,51 @@
+// Package conformance tests that a [ruleset.Backend] treats packets as
+// Kubernetes defines it, in the manner of testing/fstest: the caller says how the
+// backend is made, and [Run] drives it through a series of worlds.
+//
+// A world is a small cluster around one node, built of real network namespaces,
+// for which no privileges are needed but the right to make user namespaces: local
+// pods, the pods of another node, and clients outside. Services and
+// EndpointSlices are handed to a real [tracker.Tracker], the backend is driven
+// by a real [ruleset.Engine] and [ruleset.Cursor], and then connections are made
+// from everywhere to everything. Every one of them is judged by
+// [ruleset.Snapshot.Trace]: which endpoints may answer, and all of them must in
+// turn; whether they see the client's address or the node's; whether a
+// connection is refused or gets no answer. Each world is a sub-test; both address
+// families are tested in it.
+//
+// A vendor's test of a backend of its own is this, in a package with nothing else
+// in it that minds running in a namespace of its own:
+//
+//	func TestMain(m *testing.M) { conformance.Main(m) }
+//
+//	func TestConformance(t *testing.T) {
+//		conformance.Run(t, conformance.Options{
+//			New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+//				b, err := mybackend.New(env.NetNS)
+//				if err != nil {
+//					tb.Fatal(err)
+//				}
+//				tb.Cleanup(b.Close)
+//				return b
+//			},
+//			Skip: map[conformance.Feature]string{
+//				conformance.SCTP: "the data plane forwards TCP and UDP only",
+//			},
+//		})
+//	}
+//
+// A backend programs whatever it likes in the node's namespace ([Env.NetNS]),
+// where New and every Apply are called on a thread inside of it: a program that
+// is started there, or a socket opened, belongs to the node. The node routes for
+// the others. Worlds run in parallel, each with a backend and namespaces of its
+// own.
+//
+// What a data plane cannot do is declared in [Options.Skip]; its worlds are then
+// reported as skipped, with the reason. Where namespaces cannot be made, all are.
+//
+// A backend's author has more to prove than the suite knows: for that there is
+// [NewWorld], and above all [World.Churn], which makes connections without end
+// while something is done to the backend, and reports each one that failed.
+//
+// The package exists on Linux only; elsewhere it is empty.
+package conformance

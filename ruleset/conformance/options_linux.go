@@ -1,0 +1,71 @@
+package conformance
+
+import (
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Main is for the TestMain of a package that calls [Run] or [NewWorld]. It runs
+// the tests as root of new user and network namespaces and exits with their
+// status. Where these cannot be made it runs the tests all the same, and the
+// package's worlds are skipped.
+func Main(m *testing.M) { netlab.Main(m) }
+
+// Options says what is tested.
+type Options struct {
+	// New makes the backend of one world; required. It is called, as every Apply
+	// is, on a thread inside the node's network namespace. What must be undone
+	// when the world ends goes to tb.Cleanup.
+	New func(tb testing.TB, env Env) ruleset.Backend
+	// Families is the address families to test, nil for both.
+	Families []tracker.Family
+	// Skip says what the backend does not do, and why. Worlds that are about it
+	// are skipped with that reason.
+	Skip map[Feature]string
+}
+
+// Env is where a backend finds itself.
+type Env struct {
+	// NetNS is a file descriptor of the node's network namespace. It is good until
+	// the test ends, and must not be closed.
+	NetNS int
+	// Families is the address families in use.
+	Families []tracker.Family
+}
+
+// Feature is something that a data plane may do without, for [Options.Skip].
+type Feature string
+
+// The features. What has none here is expected of every backend.
+const (
+	// SCTP: Services with protocol SCTP.
+	SCTP Feature = "SCTP"
+	// Affinity: sessionAffinity ClientIP.
+	Affinity Feature = "affinity"
+	// SourceRanges: loadBalancerSourceRanges.
+	SourceRanges Feature = "source ranges"
+	// NodePortAddresses: NodePorts at some of the node's addresses only.
+	NodePortAddresses Feature = "node port addresses"
+	// ClosedPorts: refusing connections to ports of a cluster IP that no Service
+	// has.
+	ClosedPorts Feature = "closed ports"
+	// ServiceCIDRs: dropping packets to unused addresses of the Service CIDRs.
+	ServiceCIDRs Feature = "service CIDRs"
+	// MasqueradeAll: [ruleset.Node].MasqueradeAll.
+	MasqueradeAll Feature = "masquerade all"
+	// InterfaceDetection: telling local traffic by bridge or by interface prefix.
+	InterfaceDetection Feature = "interface detection"
+	// Distribution: choosing among endpoints evenly.
+	Distribution Feature = "distribution"
+)
+
+// families returns the families under test.
+func (o Options) families() []tracker.Family {
+	if o.Families == nil {
+		return []tracker.Family{tracker.IPv4, tracker.IPv6}
+	}
+	return o.Families
+}

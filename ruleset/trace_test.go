@@ -1,0 +1,195 @@
+package ruleset
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestTrace goes through the oracle rule by rule. Its world: a node 192.168.0.1
+// with pods in 10.1.0.0/16, endpoint 10.1.0.1 on it and 10.2.0.1 elsewhere.
+func TestTrace(t *testing.T) {
+	node := tracker.NodeInfo{Name: "n1", Addresses: addrs("192.168.0.1", "2001:db8::1")}
+	own := addrs("127.0.0.1", "192.168.0.1", "10.1.255.1", "::1", "2001:db8::1")
+	tr, e := world(t, Config{
+		LocalTraffic:      LocalTraffic{CIDRs: prefixes("10.1.0.0/16")},
+		NodePortAddresses: NodePortAddresses{primary: true},
+		ServiceCIDRs:      prefixes("172.30.0.0/16", "fd00::/64"),
+	}, node)
+	policy := func(internal, external bool) func(*v1.Service) {
+		return func(s *v1.Service) {
+			if internal {
+				s.Spec.InternalTrafficPolicy = new(v1.ServiceInternalTrafficPolicyLocal)
+			}
+			if external {
+				s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+			}
+		}
+	}
+	lb := func(ip string, nodePort int32, ranges ...string) func(*v1.Service) {
+		return func(s *v1.Service) {
+			s.Spec.Type = v1.ServiceTypeLoadBalancer
+			s.Spec.Ports[0].NodePort = nodePort
+			s.Spec.LoadBalancerSourceRanges = ranges
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: ip}}
+		}
+	}
+	affinity := func(s *v1.Service) {
+		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: new(int32(60))}}
+	}
+	tr.SetService(service("plain", "172.30.0.1", affinity))
+	tr.SetSlice(sliceOn("plain", "n1", "10.1.0.1"))
+	tr.SetSlice(sliceOn("plain", "n2", "10.2.0.1"))
+	tr.SetService(service("internal", "172.30.0.2", policy(true, false)))
+	tr.SetSlice(sliceOn("internal", "n1", "10.1.0.1"))
+	tr.SetSlice(sliceOn("internal", "n2", "10.2.0.1"))
+	tr.SetService(service("far", "172.30.0.3", lb("203.0.113.3", 30003), policy(true, true)))
+	tr.SetSlice(sliceOn("far", "n2", "10.2.0.1"))
+	tr.SetService(service("empty", "172.30.0.4", lb("203.0.113.4", 30004, "198.51.100.0/24")))
+	tr.SetService(service("open", "172.30.0.5", lb("203.0.113.5", 30005, "198.51.100.0/24", "10.1.0.0/16")))
+	tr.SetSlice(sliceOn("open", "n1", "10.1.0.1"))
+	tr.SetSlice(sliceOn("open", "n2", "10.2.0.1"))
+	tr.SetService(service("local", "172.30.0.6", lb("203.0.113.6", 30006), policy(false, true)))
+	tr.SetSlice(sliceOn("local", "n1", "10.1.0.1"))
+	tr.SetSlice(sliceOn("local", "n2", "10.2.0.1"))
+	tr.SetService(service("six", "fd00::7", lb("2001:db8:1::7", 30007)))
+	tr.SetSlice(sliceOn("six", "n1", "fd01::1"))
+	s := e.Snapshot()
+
+	const outside, pod, self = "198.51.100.9 eth0", "10.1.0.9 veth1", "192.168.0.1 "
+	for _, c := range []struct {
+		from string // address and interface
+		to   string
+		want string // action, endpoints (* if masqueraded), and a part of the rule
+	}{
+		// Cluster IPs.
+		{pod, "172.30.0.1:80", "forward 10.1.0.1 10.2.0.1|cluster endpoints"},
+		{"10.1.0.1 veth1", "172.30.0.1:80", "forward 10.1.0.1* 10.2.0.1|"},
+		{self, "172.30.0.1:80", "forward 10.1.0.1* 10.2.0.1*|"},
+		{outside, "172.30.0.1:80", "forward 10.1.0.1* 10.2.0.1*|"},
+		{pod, "[::ffff:172.30.0.1]:80", "forward 10.1.0.1 10.2.0.1|"},
+		{pod, "172.30.0.2:80", "forward 10.1.0.1|local endpoints"},
+		{pod, "172.30.0.3:80", "drop|none this node may use"},
+		{pod, "172.30.0.4:80", "reject|no endpoints"},
+		// Ports that cluster IPs do not have, and addresses that nobody has.
+		{pod, "172.30.0.1:81", "reject|closed port"},
+		{self, "172.30.0.1:81", "reject|closed port"},
+		{pod, "172.30.9.9:80", "drop|in a Service CIDR"},
+		{pod, "[fd00::9]:80", "drop|in a Service CIDR"},
+		{pod, "203.0.113.5:81", "pass|no Service's address"},
+		{pod, "8.8.8.8:53", "pass|"},
+		// A load balancer's address, and its source ranges.
+		{outside, "203.0.113.5:80", "forward 10.1.0.1* 10.2.0.1*|"},
+		{pod, "203.0.113.5:80", "forward 10.1.0.1* 10.2.0.1*|"},
+		{self, "203.0.113.5:80", "drop|not among the source ranges"},
+		{"8.8.8.8 eth0", "203.0.113.5:80", "drop|not among the source ranges"},
+		{"8.8.8.8 eth0", "203.0.113.4:80", "drop|not among the source ranges"},
+		{outside, "203.0.113.4:80", "reject|no endpoints"},
+		// NodePorts have no source ranges.
+		{"8.8.8.8 eth0", "192.168.0.1:30005", "forward 10.1.0.1* 10.2.0.1*|"},
+		{"8.8.8.8 eth0", "192.168.0.1:30004", "reject|no endpoints"},
+		{self, "192.168.0.1:30005", "forward 10.1.0.1* 10.2.0.1*|"},
+		{"127.0.0.1 ", "127.0.0.1:30005", "pass|node's own address"},
+		{"8.8.8.8 eth0", "10.1.255.1:30005", "pass|node's own address"},
+		{"8.8.8.8 eth0", "192.168.0.2:30005", "pass|no Service's address"},
+		{"8.8.8.8 eth0", "192.168.0.1:22", "pass|node's own address"},
+		{"2001:db8::9 eth0", "[2001:db8::1]:30007", "forward fd01::1*|"},
+		{"2001:db8::9 eth0", "[2001:db8::1]:30005", "pass|"},
+		{"8.8.8.8 eth0", "192.168.0.1:30007", "pass|"},
+		{"2001:db8::9 eth0", "[2001:db8:1::7]:80", "forward fd01::1*|"},
+		// externalTrafficPolicy Local, and its short circuit.
+		{outside, "203.0.113.6:80", "forward 10.1.0.1|local endpoints"},
+		{"10.1.0.1 veth1", "203.0.113.6:80", "forward 10.1.0.1* 10.2.0.1|used from this node"},
+		{pod, "203.0.113.6:80", "forward 10.1.0.1 10.2.0.1|used from this node"},
+		{self, "203.0.113.6:80", "forward 10.1.0.1* 10.2.0.1*|used from this node"},
+		{outside, "192.168.0.1:30006", "forward 10.1.0.1|"},
+		{self, "192.168.0.1:30006", "forward 10.1.0.1* 10.2.0.1*|"},
+		{outside, "203.0.113.3:80", "drop|none this node may use"},
+		{pod, "203.0.113.3:80", "forward 10.2.0.1|used from this node"},
+	} {
+		addr, in, _ := strings.Cut(c.from, " ")
+		v := s.Trace(Packet{From: netip.MustParseAddr(addr), InInterface: in, Protocol: v1.ProtocolTCP,
+			To: netip.MustParseAddrPort(c.to), NodeAddresses: own})
+		got := v.Action.String()
+		for _, ep := range v.Endpoints {
+			got += " " + ep.Addr.Addr().String()
+			if v.MasqueradeTo(ep) {
+				got += "*"
+			}
+		}
+		want, rule, _ := strings.Cut(c.want, "|")
+		if got != want || !strings.Contains(v.Rule, rule) {
+			t.Errorf("%s to %s: %s (%s), want %s", c.from, c.to, got, v.Rule, c.want)
+		}
+		if (v.Service != nil) != (v.Frontend != nil) || v.Rule == "" {
+			t.Errorf("%s to %s: %+v", c.from, c.to, v)
+		}
+		if affine := v.Action == ActionForward && v.Service.Key.Name == "plain"; (v.Affinity == time.Minute) != affine {
+			t.Errorf("%s to %s: affinity %s", c.from, c.to, v.Affinity)
+		}
+	}
+	if v := s.Trace(Packet{From: addrs("10.1.0.9")[0], InInterface: "veth1", Protocol: v1.ProtocolUDP, To: netip.MustParseAddrPort("172.30.0.1:80")}); v.Action != ActionReject {
+		t.Errorf("other protocol: %+v", v)
+	}
+	// Nonsense is passed.
+	if v := s.Trace(Packet{}); v.Action != ActionPass {
+		t.Errorf("zero packet: %+v", v)
+	}
+}
+
+// A packet of a pod's is told by its interface, if so configured.
+func TestTraceLocalTraffic(t *testing.T) {
+	for _, c := range []struct {
+		local LocalTraffic
+		in    string
+		masq  bool
+	}{
+		{LocalTraffic{}, "veth1", false}, // not known: never
+		{LocalTraffic{Bridge: "cni0"}, "cni0", false},
+		{LocalTraffic{Bridge: "cni0"}, "cni01", true},
+		{LocalTraffic{InterfacePrefix: "veth"}, "veth1", false},
+		{LocalTraffic{InterfacePrefix: "veth"}, "eth0", true},
+		{LocalTraffic{InterfacePrefix: "veth"}, "", true},
+		{LocalTraffic{CIDRs: prefixes("10.1.0.0/16")}, "eth0", false},
+		{LocalTraffic{CIDRs: prefixes("10.9.0.0/16")}, "veth1", true},
+	} {
+		tr, e := world(t, Config{LocalTraffic: c.local}, tracker.NodeInfo{Name: "n1"})
+		tr.SetService(service("a", "172.30.0.1"))
+		tr.SetSlice(slice("a", "10.1.0.1"))
+		v := e.Snapshot().Trace(Packet{From: addrs("10.1.0.9")[0], InInterface: c.in, Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort("172.30.0.1:80")})
+		if len(v.Endpoints) != 1 || v.MasqueradeTo(v.Endpoints[0]) != c.masq {
+			t.Errorf("%+v, in by %q: %+v", c.local, c.in, v)
+		}
+	}
+}
+
+func TestLookup(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	tr.SetService(service("a", "172.30.0.1", func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeNodePort
+		s.Spec.Ports[0].NodePort = 30080
+	}))
+	s := e.Snapshot()
+	tr.DeleteService(name("a"))
+	e.Snapshot()
+	for to, want := range map[string]string{
+		"172.30.0.1:80": "cluster IP", "[::ffff:172.30.0.1]:80": "cluster IP", "172.30.0.1:81": "", "172.30.0.2:80": "",
+		"0.0.0.0:30080": "node port", "[::]:30080": "",
+	} {
+		svc, f := s.Lookup(netip.MustParseAddrPort(to), v1.ProtocolTCP)
+		got := ""
+		if f != nil {
+			got = fmt.Sprint(f.Kind)
+		}
+		if got != want || (svc == nil) != (f == nil) {
+			t.Errorf("%s is %q, want %q", to, got, want)
+		}
+	}
+}
