@@ -2,15 +2,20 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
@@ -19,97 +24,477 @@ import (
 
 func TestMain(m *testing.M) { netlab.Main(m) }
 
-func TestSmoke(t *testing.T) {
-	netlab.Require(t)
+// newHost returns a network namespace of the test's own.
+func newHost(tb testing.TB) *netlab.Host {
+	tb.Helper()
+	netlab.Require(tb)
 	lab, err := netlab.New()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	defer lab.Close()
+	tb.Cleanup(func() { lab.Close() })
 	h, err := lab.Host("node")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	b, err := New(Config{NetNS: h.FD()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.1")}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tcp := v1.ProtocolTCP
-	port := int32(8080)
-	name := "p"
-	ready := true
-	for i := range 3 {
-		svc := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("svc", i)}, Spec: v1.ServiceSpec{
-			Type: v1.ServiceTypeLoadBalancer, ClusterIP: fmt.Sprint("10.96.0.", 10+i), ClusterIPs: []string{fmt.Sprint("10.96.0.", 10+i)}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
-			Ports: []v1.ServicePort{{Name: "p", Port: 80, Protocol: tcp, TargetPort: intstr.FromInt(8080), NodePort: int32(30000 + i)}},
-		}, Status: v1.ServiceStatus{LoadBalancer: v1.LoadBalancerStatus{Ingress: []v1.LoadBalancerIngress{{IP: fmt.Sprint("192.0.2.", i)}}}}}
-		if i == 1 {
-			svc.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-			svc.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8", "1.2.3.4/32"}
-		}
-		if i == 2 {
-			svc.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
-		}
-		tr.SetService(svc)
-		es := &discovery.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("svc", i), Labels: map[string]string{"kubernetes.io/service-name": fmt.Sprint("svc", i)}},
-			AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: &name, Port: &port, Protocol: &tcp}}}
-		for e := range 2 + i*17 {
-			node := "node-b"
-			if e%2 == 0 {
-				node = "node-a"
-			}
-			es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{fmt.Sprintf("10.244.%d.%d", i, e)}, NodeName: &node, Conditions: discovery.EndpointConditions{Ready: &ready}})
-		}
-		tr.SetSlice(es)
-	}
-	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, LocalTraffic: ruleset.LocalTraffic{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := e.Attach("nft", b)
-	if err := c.Sync(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	out, err := h.Output("nft", "list", "ruleset")
-	t.Log(out, err)
-	c.Resync()
-	if err := c.Sync(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	b.tables = nil
-	c.Resync()
-	if err := c.Sync(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	tr.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc1"})
-	if err := c.Sync(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	out, err = h.Output("nft", "list", "ruleset")
-	t.Log(out, err)
+	return h
 }
 
-func TestAttr(t *testing.T) {
-	lab, _ := netlab.New()
-	defer lab.Close()
-	h, _ := lab.Host("x")
-	b, err := New(Config{NetNS: h.FD()})
+// rig is a pipeline to one kernel, driven by hand.
+type rig struct {
+	testing.TB
+	host    *netlab.Host
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	cursor  *ruleset.Cursor
+	backend *Backend
+	last    ruleset.SyncInfo
+}
+
+const thisNode = "node-a"
+
+func newRig(tb testing.TB, h *netlab.Host) *rig {
+	tb.Helper()
+	r := &rig{TB: tb, host: h}
+	var err error
+	r.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{
+		Name: thisNode, Zone: "z1",
+		Addresses: []netip.Addr{netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("fd00:7::1")},
+	}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.engine, err = ruleset.NewEngine(ruleset.Config{
+		Tracker:      r.tracker,
+		LocalTraffic: ruleset.LocalTraffic{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/108")},
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	r.start()
+	tb.Cleanup(func() { r.backend.Close() })
+	return r
+}
+
+// start attaches a new backend, as a new process would.
+func (r *rig) start() {
+	r.Helper()
+	if r.cursor != nil {
+		r.cursor.Detach()
+		r.backend.Close()
+	}
+	var err error
+	if r.backend, err = New(Config{NetNS: r.host.FD()}); err != nil {
+		r.Fatal(err)
+	}
+	r.cursor = r.engine.Attach("nftables", r.backend)
+	r.cursor.OnSync(func(i ruleset.SyncInfo) { r.last = i })
+}
+
+func (r *rig) sync() {
+	r.Helper()
+	if err := r.cursor.Sync(context.Background()); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// verify compares the kernel with the ruleset.
+func (r *rig) verify() {
+	r.Helper()
+	snap := r.engine.Snapshot()
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if d := diffViews(kernelView(r, r.backend, f), rulesetView(snap.Services, snap.Node, f)); d != "" {
+			r.Fatalf("%s table is not what it should be:\n%s", f, d)
+		}
+	}
+	if err := r.backend.Check(context.Background()); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// svc returns a dual-stack Service number i with the edits made.
+func svc(i int, edits ...func(*v1.Service)) *v1.Service {
+	s := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)},
+		Spec: v1.ServiceSpec{
+			Type:       v1.ServiceTypeClusterIP,
+			ClusterIP:  fmt.Sprintf("10.96.0.%d", i+1),
+			ClusterIPs: []string{fmt.Sprintf("10.96.0.%d", i+1), fmt.Sprintf("fd00:10:96::%x", i+1)},
+			IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
+			Ports:      []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}},
+		},
+	}
+	for _, e := range edits {
+		e(s)
+	}
+	return s
+}
+
+// epSlice returns the Service's EndpointSlice of a family with endpoints
+// numbered eps, every other one on this node.
+func epSlice(i int, f tracker.Family, eps ...int) *discovery.EndpointSlice {
+	name, port, proto := "p", int32(8080), v1.ProtocolTCP
+	s := &discovery.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: fmt.Sprintf("svc-%d-%s", i, f),
+			Labels: map[string]string{discovery.LabelServiceName: fmt.Sprintf("svc-%d", i)},
+		},
+		AddressType: discovery.AddressType(f.String()),
+		Ports:       []discovery.EndpointPort{{Name: &name, Port: &port, Protocol: &proto}},
+	}
+	for _, e := range eps {
+		node := [...]string{thisNode, "node-b"}[e%2]
+		addr := fmt.Sprintf("10.244.%d.%d", e>>8, e&255)
+		if f == tracker.IPv6 {
+			addr = fmt.Sprintf("fd00:10:244::%x", e)
+		}
+		s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{addr}, NodeName: &node})
+	}
+	return s
+}
+
+func upTo(n int) []int {
+	var out []int
+	for i := range n {
+		out = append(out, i+1)
+	}
+	return out
+}
+
+// TestRandomChanges drives a real kernel through random changes, full deltas and
+// restarts, and compares what it holds with the ruleset after each.
+func TestRandomChanges(t *testing.T) {
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, newHost(t))
+			rng := rand.New(rand.NewPCG(seed, 2))
+			r.sync()
+			for range 60 {
+				for range 1 + rng.IntN(3) {
+					r.randomChange(rng)
+				}
+				switch rng.IntN(12) {
+				case 0:
+					r.cursor.Resync()
+				case 1:
+					r.start()
+				}
+				r.sync()
+				r.verify()
+			}
+		})
+	}
+}
+
+func (r *rig) randomChange(rng *rand.Rand) {
+	i := rng.IntN(8)
+	f := []tracker.Family{tracker.IPv4, tracker.IPv6}[rng.IntN(2)]
+	name := types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)}
+	switch rng.IntN(8) {
+	case 0:
+		r.tracker.DeleteService(name)
+	case 1:
+		r.tracker.DeleteSlice(types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d-%s", i, f)})
+	case 2, 3, 4:
+		var eps []int
+		for range []int{0, 1, 2, 3, 5, 17, 18, 40}[rng.IntN(8)] {
+			if e := 1 + rng.IntN(60); !slices.Contains(eps, e) {
+				eps = append(eps, e)
+			}
+		}
+		r.tracker.SetSlice(epSlice(i, f, eps...))
+	case 5:
+		if rng.IntN(3) == 0 {
+			r.engine.SetServiceCIDRs([]netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.96.0.0"), 8+rng.IntN(20))})
+			break
+		}
+		r.tracker.SetNode(tracker.NodeInfo{Name: thisNode, Zone: "z1", Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 168, 7, byte(rng.IntN(4))})}})
+	default:
+		r.tracker.SetService(svc(i, func(s *v1.Service) {
+			s.Spec.Type = []v1.ServiceType{v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer}[rng.IntN(3)]
+			if rng.IntN(2) == 0 {
+				s.Spec.Ports[0].NodePort = int32(30000 + i)
+			}
+			if rng.IntN(3) == 0 {
+				s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "q", Port: 53, Protocol: v1.ProtocolUDP})
+			}
+			if rng.IntN(3) == 0 {
+				s.Spec.ExternalIPs = []string{fmt.Sprintf("198.51.100.%d", rng.IntN(4)), fmt.Sprintf("2001:db8::%x", rng.IntN(4))}
+			}
+			if s.Spec.Type == v1.ServiceTypeLoadBalancer {
+				s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: fmt.Sprintf("203.0.113.%d", i)}, {IP: fmt.Sprintf("2001:db8:1::%x", i)}}
+				if rng.IntN(2) == 0 {
+					s.Spec.LoadBalancerSourceRanges = []string{"192.168.7.0/24", fmt.Sprintf("172.16.0.0/%d", 12+rng.IntN(4)), "2001:db8:2::/48"}[rng.IntN(3):]
+				}
+			}
+			if rng.IntN(3) == 0 {
+				s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+				seconds := int32(10 + rng.IntN(3))
+				s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+			}
+			if rng.IntN(3) == 0 {
+				s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+			}
+			if rng.IntN(5) == 0 {
+				local := v1.ServiceInternalTrafficPolicyLocal
+				s.Spec.InternalTrafficPolicy = &local
+			}
+		}))
+	}
+}
+
+// TestCostOfAChange counts the elements of a transaction, which must not depend
+// on what else there is.
+func TestCostOfAChange(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	for _, services := range []int{1, 200} {
+		for i := range services {
+			r.tracker.SetService(svc(i))
+			r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(40)...))
+		}
+		r.sync()
+		count := func(what string, want int, change func()) {
+			t.Helper()
+			before := r.backend.writer.written
+			change()
+			r.sync()
+			if n := r.backend.writer.written - before; n != want {
+				t.Errorf("%d services: %s took %d elements, want %d", services, what, n, want)
+			}
+		}
+		count("nothing", 0, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(40)...)) })
+		replaced := upTo(40)
+		replaced[6] = 101 // on another node, as 7 was
+		count("an endpoint replaced", 2, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, replaced...)) })
+		// The last slot moves into the hole; the number of slots to draw from stays.
+		count("an endpoint removed", 3, func() {
+			r.tracker.SetSlice(epSlice(0, tracker.IPv4, slices.DeleteFunc(slices.Clone(replaced), func(e int) bool { return e == 3 })...))
+		})
+		count("an endpoint added", 1, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, replaced...)) })
+		r.verify()
+		for i := range services {
+			r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)})
+		}
+		r.sync()
+		r.verify()
+	}
+}
+
+// TestAlteredTablesAreNoticedAndRepaired alters the tables with the nft tool in
+// every way that matters.
+func TestAlteredTablesAreNoticedAndRepaired(t *testing.T) {
+	netlab.Require(t)
+	for _, alter := range []string{
+		"delete table ip proxier",
+		"delete table ip6 proxier",
+		"flush chain ip proxier services",
+		"add rule ip proxier services counter",
+		"insert rule ip proxier nat-output accept",
+		"delete chain ip proxier nat-postrouting",
+		"flush map ip proxier endpoints",
+		"delete element ip proxier service-ips { 10.96.0.1 . tcp . 80 }",
+		"add element ip proxier cluster-ips { 10.96.0.99 }",
+		"flush set ip6 proxier nodeport-ips",
+		"flush set ip6 proxier service-cidrs",
+		"add chain ip proxier strange",
+		"delete table ip proxier; add table ip proxier",
+	} {
+		t.Run(alter, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, newHost(t))
+			needNFT(t, r.host)
+			r.tracker.SetService(svc(0))
+			r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(3)...))
+			r.tracker.SetSlice(epSlice(0, tracker.IPv6, upTo(3)...))
+			r.sync()
+			r.nft("add table ip other; add set ip other s { type ipv4_addr; }")
+			if err := r.backend.Check(context.Background()); err != nil {
+				t.Fatalf("a table of others was changed, and Check says: %v", err)
+			}
+			r.nft(alter)
+			err := r.backend.Check(context.Background())
+			var drift *DriftError
+			if !errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull) {
+				t.Fatalf("Check says %v", err)
+			}
+			r.cursor.Resync()
+			r.sync()
+			r.verify()
+			if out := r.nft("list tables"); !strings.Contains(out, "table ip other") {
+				t.Errorf("a table of others is gone: %s", out)
+			}
+		})
+	}
+}
+
+// TestChangeAfterAlteration has a change meet tables that were altered and not
+// yet noticed.
+func TestChangeAfterAlteration(t *testing.T) {
+	netlab.Require(t)
+	for _, alter := range []string{
+		"delete table ip proxier",
+		"add element ip proxier endpoints { \"0:1\" . 0x3 : 10.0.0.1 . 80 }",
+	} {
+		t.Run(alter, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, newHost(t))
+			needNFT(t, r.host)
+			r.tracker.SetService(svc(0))
+			r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1, 2, 3))
+			r.sync()
+			r.nft(alter)
+			r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1, 2, 3, 4))
+			r.sync()
+			if !r.last.Full {
+				t.Error("the change went in as if nothing had happened")
+			}
+			r.verify()
+		})
+	}
+}
+
+func needNFT(tb testing.TB, h *netlab.Host) {
+	tb.Helper()
+	_, err := h.Output("nft", "--version")
+	netlab.Need(tb, err == nil, fmt.Sprintf("the nft tool: %v", err))
+}
+
+// nft runs the nft tool in the rig's namespace.
+func (r *rig) nft(script string) string {
+	r.Helper()
+	out, err := r.host.Output("nft", script)
+	if err != nil {
+		r.Fatalf("nft %s: %v\n%s", script, err, out)
+	}
+	return out
+}
+
+// TestCleanup removes exactly what is ours.
+func TestCleanup(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	needNFT(t, r.host)
+	r.nft("add table ip other")
+	r.tracker.SetService(svc(0))
+	r.sync()
+	for range 2 { // there is nothing to remove the second time
+		if err := Cleanup(context.Background(), Config{NetNS: r.host.FD()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := strings.TrimSpace(r.nft("list ruleset")); out != "table ip other {\n}" {
+		t.Errorf("left behind:\n%s", out)
+	}
+}
+
+// TestTwoBackends has two backends with tables of their own.
+func TestTwoBackends(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	r.tracker.SetService(svc(0))
+	r.sync()
+	other, err := New(Config{NetNS: r.host.FD(), Table: "another", Families: []tracker.Family{tracker.IPv6}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWriter("proxier", 1)
-	tt := newTable(tracker.IPv4, &ruleset.Node{NodePorts4: ruleset.NodePorts{All: true}})
-	tt.measure(nil, 100)
-	w.newTable(tt)
-	tt.skeleton(w)
-	ba, _ := w.finish([]*table{tt})
-	if err := b.conn.Commit(ba); err != nil {
+	defer other.Close()
+	if err := r.engine.Attach("another", other).Sync(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	fmt.Println(b.setCounts(tracker.IPv4))
+	r.verify()
+	if err := other.Check(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestServiceThatCannotBe has Services beyond what can be programmed next to one
+// that can.
+func TestServiceThatCannotBe(t *testing.T) {
+	t.Parallel()
+	b, err := New(Config{NetNS: newHost(t).FD(), Families: []tracker.Family{tracker.IPv4}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	make := func(id uint32, name string, edit func(*tracker.ServicePort), endpoints int) ruleset.Change {
+		k := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
+		p := &tracker.ServicePort{Key: k, ClusterIP: netip.AddrFrom4([4]byte{10, 96, 0, byte(id)}), Port: 80}
+		edit(p)
+		var eps []*tracker.Endpoint
+		for e := range endpoints {
+			eps = append(eps, &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(e >> 16), byte(e >> 8), byte(e)}), 80), Ready: true, Serving: true, Node: "far"})
+		}
+		s := ruleset.Compile(tracker.PortState{Port: p, Endpoints: eps}, &ruleset.Node{}, tracker.TopologyOptions{})
+		s.ID, s.Key = id, p.Key
+		return ruleset.Change{Key: p.Key, New: s, What: ruleset.FieldAll}
+	}
+	d := &ruleset.Delta{Full: true, Node: &ruleset.Node{}, Changes: []ruleset.Change{
+		make(1, "sticky-and-huge", func(p *tracker.ServicePort) { p.Affinity = 1e9 }, maxStickyEndpoints+1),
+		make(2, "fine", func(*tracker.ServicePort) {}, 3),
+		make(3, "strange", func(p *tracker.ServicePort) { p.Key.Protocol = "QUIC" }, 3),
+	}}
+	for range 2 { // as a whole and as a change
+		err = b.Apply(context.Background(), d)
+		var partial *ruleset.PartialError
+		if !errors.As(err, &partial) || len(partial.Failed) != 2 {
+			t.Fatalf("Apply says %v", err)
+		}
+		if !errors.Is(err, errTooManyEndpoints) || !errors.Is(err, errProtocol) {
+			t.Errorf("Apply says %v", err)
+		}
+		v := kernelView(t, b, tracker.IPv4)
+		if len(v) != 2 || v["service 10.96.0.2 6 80"] == "" {
+			t.Errorf("the kernel has %v", v)
+		}
+		d.Full = false
+	}
+}
+
+// TestNoRights has a clear refusal where nothing is allowed.
+func TestNoRights(t *testing.T) {
+	netlab.Require(t)
+	err := withoutCapabilities(func() error { return Probe(Config{}) })
+	var unsupported *UnsupportedError
+	if !errors.As(err, &unsupported) || !errors.Is(err, ErrUnsupported) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+		t.Errorf("Probe says %v", err)
+	}
+}
+
+// withoutCapabilities runs f on a thread that may do nothing, which then ends.
+func withoutCapabilities(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&header, &none[0]); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	bit := uint8(32)
+	for name, c := range map[string]Config{
+		"table name":     {Table: "a b"},
+		"long name":      {Table: strings.Repeat("a", 64)},
+		"family":         {Families: []tracker.Family{5}},
+		"no family":      {Families: []tracker.Family{}},
+		"family twice":   {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
+		"mark bit":       {MasqueradeBit: &bit},
+		"sticky clients": {StickyClients: -1},
+		"name space":     {NetNS: 1 << 20},
+	} {
+		if b, err := New(c); err == nil {
+			b.Close()
+			t.Errorf("%s: no error", name)
+		}
+	}
 }

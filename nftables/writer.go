@@ -24,7 +24,9 @@ type writer struct {
 	// structural is set when more than elements of large sets is written, and stays
 	// set.
 	structural bool
-	err        error
+	// written counts the elements written so far.
+	written int
+	err     error
 }
 
 type familyElements struct {
@@ -122,11 +124,13 @@ func (w *writer) rules(t *table) rules { return rules{family: t.family, mark: w.
 
 func (w *writer) adds(t *table, s set) *nlbatch.Elements {
 	t.count[s]++
+	w.written++
 	return &w.elements[index(t.family)].add[s]
 }
 
 func (w *writer) removes(t *table, s set) *nlbatch.Elements {
 	t.count[s]--
+	w.written++
 	return &w.elements[index(t.family)].remove[s]
 }
 

@@ -1,0 +1,208 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// view is what a table does, without the numbers it happens to use: a line for
+// each fact.
+type view map[string]string
+
+// kernelView reads one family's table and resolves its tickets.
+func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
+	tb.Helper()
+	all := func(s set, fn func(element)) {
+		err := b.elements(f, s, fn)
+		if err != nil && !strings.Contains(err.Error(), unix.ENOENT.Error()) {
+			tb.Fatalf("read %s: %v", s.name(), err)
+		}
+	}
+	number := func(data []byte) uint32 { return binary.NativeEndian.Uint32(data) }
+	classes := map[bool]map[uint32]string{}
+	for near, s := range map[bool]set{false: setClasses, true: setNearClasses} {
+		classes[near] = map[uint32]string{}
+		err := b.verdicts(f, s, func(key []byte, chain string) { classes[near][number(key)] = chain })
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	members := map[uint32]string{}
+	all(setStickyEndpoints, func(e element) {
+		a, _ := parseAddrPort(e.data)
+		members[number(e.key)] = a.String()
+	})
+	pools := map[uint32][]string{}
+	put := func(pool, slot uint32, ep string) {
+		for int(slot) >= len(pools[pool]) {
+			pools[pool] = append(pools[pool], "")
+		}
+		pools[pool][slot] = ep
+	}
+	all(setEndpoints, func(e element) {
+		a, _ := parseAddrPort(e.data)
+		put(number(e.key), number(e.key[4:]), a.String())
+	})
+	all(setStickySlots, func(e element) {
+		ep := members[number(e.data)]
+		if ep == "" {
+			tb.Errorf("slot of unknown member %x", number(e.data))
+		}
+		put(number(e.key), number(e.key[4:]), ep)
+	})
+	v := view{}
+	used := map[uint32]bool{}
+	ticket := func(kind string, near bool) func(element) {
+		return func(e element) {
+			t := number(e.data)
+			chain := classes[near][t&classMask]
+			pool := t & poolMask
+			if strings.Contains(chain, "s") && pool&stickyMark != 0 && pools[pool] == nil {
+				pool <<= stickyShift
+			}
+			used[pool] = true
+			if slices.Contains(pools[pool], "") {
+				tb.Errorf("pool %x has a hole: %v", pool, pools[pool])
+			}
+			eps := slices.Sorted(slices.Values(pools[pool]))
+			v[kind+" "+place(e.key, f)] = fmt.Sprintf("%s %s %v", e.comment, chain, eps)
+		}
+	}
+	all(setServiceIPs, ticket("service", false))
+	all(setNodePorts, ticket("service", false))
+	all(setNearIPs, ticket("near", true))
+	all(setNearNodePorts, ticket("near", true))
+	for p := range pools {
+		if !used[p] {
+			tb.Errorf("pool %x is not used", p)
+		}
+	}
+	n := f.Bits() / 8
+	all(setClusterIPs, func(e element) { v["cluster IP "+address(e.key)] = "" })
+	all(setHairpin, func(e element) { v["hairpin "+address(e.key[:n])] = "" })
+	for bits := range f.Bits() + 1 {
+		all(allowed(bits), func(e element) {
+			v[fmt.Sprintf("source %s/%d to %s", address(e.key[:n]), bits, place(e.key[n:], f))] = ""
+		})
+	}
+	return v
+}
+
+func address(data []byte) string {
+	a, _ := netip.AddrFromSlice(data)
+	return a.String()
+}
+
+// place names the address, if there is one, protocol and port in a key.
+func place(key []byte, f tracker.Family) string {
+	n := 0
+	addr := "node port"
+	if len(key) > 8 {
+		n = f.Bits() / 8
+		addr = address(key[:n])
+	}
+	return fmt.Sprintf("%s %d %d", addr, key[n], binary.BigEndian.Uint16(key[n+4:]))
+}
+
+// verdicts calls fn with the elements of a verdict map.
+func (b *Backend) verdicts(f tracker.Family, s set, fn func(key []byte, chain string)) error {
+	request := nlbatch.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, b.config.Table)
+	request = nlbatch.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
+	inside := func(data []byte, want uint16, next func([]byte)) {
+		nlbatch.Attributes(data, func(typ uint16, d []byte) {
+			if typ == want {
+				next(d)
+			}
+		})
+	}
+	return b.conn.Get(unix.NFT_MSG_GETSETELEM, protoFamily(f), true, request, func(attrs []byte) error {
+		inside(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(list []byte) {
+			inside(list, unix.NFTA_LIST_ELEM, func(one []byte) {
+				e := parseElement(one)
+				inside(one, unix.NFTA_SET_ELEM_DATA, func(data []byte) {
+					inside(data, unix.NFTA_DATA_VERDICT, func(v []byte) {
+						inside(v, unix.NFTA_VERDICT_CHAIN, func(chain []byte) { fn(e.key, text(chain)) })
+					})
+				})
+			})
+		})
+		return nil
+	})
+}
+
+// rulesetView is what the table should do, from the ruleset.
+func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Family) view {
+	v := view{}
+	for _, s := range services {
+		if s.Key.Family != f {
+			continue
+		}
+		line := func(class class, eps []*tracker.Endpoint) string {
+			list := []string{}
+			for _, ep := range eps {
+				list = append(list, ep.Addr.String())
+			}
+			slices.Sort(list)
+			return fmt.Sprintf("%s %s %v", s.Key.ServicePortName, class.chain(), list)
+		}
+		for i := range s.Frontends {
+			fr := &s.Frontends[i]
+			at := fmt.Sprintf("%s %d %d", fr.Addr, protocolNumber(s.Key.Protocol), fr.Port)
+			if fr.Kind == ruleset.NodePort {
+				at = fmt.Sprintf("node port %d %d", protocolNumber(s.Key.Protocol), fr.Port)
+			}
+			pool := func(t ruleset.Target) *pool {
+				if t != ruleset.ToCluster && t != ruleset.ToLocal {
+					return nil
+				}
+				return &pool{affinity: s.Port.Affinity, slots: s.Pool(t)}
+			}
+			v["service "+at] = line(classOf(fr, pool(fr.Target)), s.Pool(fr.Target))
+			if fr.ShortCircuit() && fr.Near == ruleset.ToCluster {
+				direct := classOf(&ruleset.Frontend{Target: ruleset.ToCluster}, pool(ruleset.ToCluster))
+				v["near "+at] = line(direct, s.Pool(ruleset.ToCluster))
+			}
+			if fr.Kind == ruleset.ClusterIP {
+				v["cluster IP "+fr.Addr.String()] = ""
+			}
+			for _, source := range fr.Sources {
+				v[fmt.Sprintf("source %s to %s", source, at)] = ""
+			}
+		}
+		for _, ep := range s.Selection.Reachable {
+			if ep.Node == "" || ep.Node == node.Info.Name {
+				v["hairpin "+ep.Addr.Addr().String()] = ""
+			}
+		}
+	}
+	return v
+}
+
+// diffViews describes how two views differ, "" if not at all.
+func diffViews(have, want view) string {
+	var out []string
+	for k, w := range want {
+		if h, ok := have[k]; !ok {
+			out = append(out, fmt.Sprintf("missing: %s -> %s", k, w))
+		} else if h != w {
+			out = append(out, fmt.Sprintf("%s -> %s, want %s", k, h, w))
+		}
+	}
+	for k, h := range have {
+		if _, ok := want[k]; !ok {
+			out = append(out, fmt.Sprintf("stale: %s -> %s", k, h))
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}
