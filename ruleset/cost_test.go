@@ -1,0 +1,309 @@
+package ruleset
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"sync"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// size is how big a world is.
+type size struct{ services, endpoints int }
+
+func (s size) String() string {
+	return fmt.Sprintf("services=%d/endpoints=%d", s.services, s.endpoints)
+}
+
+var sizes = []size{{1000, 10}, {10000, 10}, {45000, 1}, {5000, 50}}
+
+func serviceN(i int) *v1.Service {
+	return service(fmt.Sprintf("s%05d", i), netip.AddrFrom4([4]byte{172, 30, byte(i >> 8), byte(i)}).String())
+}
+
+func sliceN(i, endpoints int, node string) *discovery.EndpointSlice {
+	list := make([]string, endpoints)
+	for j := range list {
+		k := i*endpoints + j
+		list[j] = netip.AddrFrom4([4]byte{10, byte(k >> 16), byte(k >> 8), byte(k)}).String()
+	}
+	return sliceOn(fmt.Sprintf("s%05d", i), node, list...)
+}
+
+// fill makes a world of a size that is synced.
+func fill(t testing.TB, s size) (*tracker.Tracker, *Engine) {
+	t.Helper()
+	tr, e := world(t, Config{LocalTraffic: LocalTraffic{Bridge: "cni0"}}, tracker.NodeInfo{Name: "n1"})
+	for i := range s.services {
+		tr.SetService(serviceN(i))
+		tr.SetSlice(sliceN(i, s.endpoints, "n2"))
+	}
+	return tr, e
+}
+
+var discard = BackendFunc(func(context.Context, *Delta) error { return nil })
+
+// A change of one endpoint touches one Service, and allocates as much with many
+// Services as with few.
+func TestChangeCost(t *testing.T) {
+	type cost struct{ allocs, bytes, changes, recompiled float64 }
+	measure := func(s size) cost {
+		tr, e := fill(t, s)
+		b := &recorder{}
+		c := e.Attach("b", b)
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		before := e.Snapshot()
+		a, z := sliceN(7, s.endpoints, "n2"), sliceN(7, s.endpoints, "n2")
+		z.Endpoints[0].Addresses[0] = "10.255.255.1"
+		tr.SetSlice(z)
+		b.take()
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		out := cost{changes: float64(len(b.take()[0].Changes))}
+		for i, svc := range e.Snapshot().Services {
+			if svc != before.Services[i] {
+				out.recompiled++
+			}
+		}
+		c.backend = discard
+		const rounds = 200
+		var m0, m1 runtime.MemStats
+		flip := func() {
+			a, z = z, a
+			tr.SetSlice(z)
+			if err := c.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out.allocs = testing.AllocsPerRun(rounds, flip)
+		runtime.ReadMemStats(&m0)
+		for range rounds {
+			flip()
+		}
+		runtime.ReadMemStats(&m1)
+		out.bytes = float64(m1.TotalAlloc-m0.TotalAlloc) / rounds
+		return out
+	}
+	few, many := measure(size{10, 10}), measure(size{3000, 10})
+	t.Logf("10 services: %+v; 3000 services: %+v", few, many)
+	if many.changes != 1 || many.recompiled != 1 {
+		t.Errorf("one endpoint changed %v services, compiled %v", many.changes, many.recompiled)
+	}
+	if many.allocs > few.allocs+2 || many.bytes > few.bytes*1.5+500 {
+		t.Errorf("one endpoint costs %+v with many services, %+v with few", many, few)
+	}
+}
+
+// Everything at once, for the race detector. In the end all agree.
+func TestConcurrent(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	var wg sync.WaitGroup
+	work := func(f func(i int)) {
+		wg.Go(func() {
+			for i := range 300 {
+				f(i)
+			}
+		})
+	}
+	e.Notify(func() {})
+	trouble := BackendFunc(func(_ context.Context, d *Delta) error {
+		for _, c := range d.Changes {
+			for range c.Removed() {
+			}
+			for range c.GoneFrontends() {
+			}
+			if c.Key.Name == "s00003" && d.Gen%3 == 0 {
+				return &PartialError{Failed: map[tracker.Key]error{c.Key: errTrouble}}
+			}
+		}
+		if d.Gen%7 == 0 {
+			return errTrouble
+		}
+		return nil
+	})
+	c1, c2 := e.Attach("1", trouble), e.Attach("2", discard)
+	work(func(i int) { tr.SetService(serviceN(i % 10)) })
+	work(func(i int) { tr.DeleteService(name(serviceN(i % 10).Name)) })
+	work(func(i int) { tr.SetSlice(sliceN(i%10, i%4, "n2")) })
+	work(func(i int) { tr.SetNode(tracker.NodeInfo{Name: "n1", Zone: fmt.Sprint(i % 3)}) })
+	work(func(i int) { e.SetServiceCIDRs(prefixes("172.30.0.0/16", "172.31.0.0/16")[:i%2+1]) })
+	work(func(i int) { _ = c1.Sync(t.Context()) })
+	work(func(i int) { _ = c1.Sync(t.Context()) })
+	work(func(i int) {
+		if i%50 == 0 {
+			c2.Resync()
+		}
+		if err := c2.Sync(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	work(func(i int) {
+		c := e.Attach("3", discard)
+		if err := c.Sync(t.Context()); err != nil {
+			t.Error(err)
+		}
+		c.OnSync(nil)
+		c.Detach()
+	})
+	work(func(i int) {
+		s := e.Snapshot()
+		s.Trace(Packet{From: addrs("1.1.1.1")[0], To: netip.MustParseAddrPort("172.30.0.1:80"), Protocol: v1.ProtocolTCP})
+	})
+	wg.Wait()
+	p := newPlane(t, rand.New(rand.NewPCG(1, 1)), "last", true, 0)
+	if err := e.Attach("last", p).Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.compare(e.Snapshot())
+}
+
+func BenchmarkCompile(b *testing.B) {
+	for _, n := range []int{1, 10, 50} {
+		b.Run(fmt.Sprintf("endpoints=%d", n), func(b *testing.B) {
+			b.ReportAllocs()
+			p := &tracker.ServicePort{Key: key("s", tracker.IPv4), ClusterIP: addrs("172.30.0.1")[0], Port: 80, NodePort: 30080}
+			state := tracker.PortState{Port: p}
+			for i := range n {
+				state.Endpoints = append(state.Endpoints, endpoint(fmt.Sprintf("10.0.0.%d:80", i), "n2"))
+			}
+			node := &Node{Info: tracker.NodeInfo{Name: "n1"}}
+			for b.Loop() {
+				if s := Compile(state, node, tracker.TopologyOptions{}); len(s.Frontends) != 2 {
+					b.Fatal(s)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkOneEndpointChanged is the whole way from an EndpointSlice handed in to
+// the end of a Sync with a backend that does nothing.
+func BenchmarkOneEndpointChanged(b *testing.B) {
+	for _, s := range sizes {
+		b.Run(s.String(), func(b *testing.B) {
+			tr, e := fill(b, s)
+			changes := 0
+			c := e.Attach("b", BackendFunc(func(_ context.Context, d *Delta) error {
+				changes += len(d.Changes)
+				return nil
+			}))
+			if err := c.Sync(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			changes = 0
+			a, z := sliceN(7, s.endpoints, "n2"), sliceN(7, s.endpoints, "n2")
+			z.Endpoints[0].Addresses[0] = "10.255.255.1"
+			b.ReportAllocs()
+			n := 0
+			for b.Loop() {
+				a, z = z, a
+				tr.SetSlice(a)
+				if err := c.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				n++
+			}
+			if changes != n {
+				b.Fatalf("%d changes in %d syncs", changes, n)
+			}
+		})
+	}
+}
+
+func BenchmarkNoOpSync(b *testing.B) {
+	for _, s := range sizes {
+		b.Run(s.String(), func(b *testing.B) {
+			_, e := fill(b, s)
+			c := e.Attach("b", discard)
+			if err := c.Sync(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := c.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkFullSync compiles everything for a new engine (first) and offers all
+// of it again to a backend (again).
+func BenchmarkFullSync(b *testing.B) {
+	for _, s := range sizes {
+		b.Run("again/"+s.String(), func(b *testing.B) {
+			_, e := fill(b, s)
+			c := e.Attach("b", discard)
+			if err := c.Sync(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				c.Resync()
+				if err := c.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run("first/"+s.String(), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				_, e := fill(b, s)
+				c := e.Attach("b", discard)
+				b.StartTimer()
+				if err := c.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkHeap reports what an engine and one cursor hold beyond the tracker.
+func BenchmarkHeap(b *testing.B) {
+	for _, s := range sizes {
+		b.Run(s.String(), func(b *testing.B) {
+			heap := func() float64 {
+				runtime.GC()
+				runtime.GC()
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				return float64(m.HeapAlloc)
+			}
+			for b.Loop() {
+				empty := heap()
+				tr, e := fill(b, s)
+				tr.Take() // what waits to be taken is not kept
+				alone := heap() - empty
+				runtime.KeepAlive(tr)
+				tr, e = nil, nil
+
+				empty = heap()
+				tr, e = fill(b, s)
+				c := e.Attach("b", discard)
+				if err := c.Sync(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				both := heap() - empty
+				n := float64(s.services * s.endpoints)
+				b.ReportMetric(alone/n, "tracker-B/endpoint")
+				b.ReportMetric((both-alone)/n, "engine-B/endpoint")
+				b.ReportMetric((both-alone)/float64(s.services), "engine-B/service")
+				runtime.KeepAlive(tr)
+				runtime.KeepAlive(c)
+			}
+		})
+	}
+}
