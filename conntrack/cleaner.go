@@ -1,0 +1,203 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Config says what a [Cleaner] works on. The zero value is the kernel's table in
+// the network namespace of the calling thread.
+type Config struct {
+	// NetNS is a file descriptor of the network namespace to work in; 0 is that of
+	// the thread that calls [New]. It is not used after New has returned.
+	NetNS int
+	// Table, if not nil, is worked on in place of the kernel's. NetNS is not used
+	// then.
+	Table Table
+	// Log gets one line for each clean-up that failed inside [After]. Nil discards.
+	Log *slog.Logger
+	// Trace is told of each clean-up. It may be nil.
+	Trace *Trace
+}
+
+// Cleaner deletes stale UDP flows. It learns from [Cleaner.Record] what changed,
+// for one [ruleset.Cursor] (or the two sides of a [ruleset.ByFamily] under one),
+// and looks at the table in [Cleaner.Flush]; [After] does both. Its methods may be
+// called by several goroutines. It holds, for each frontend of a UDP Service, a
+// pointer to the Service.
+type Cleaner struct {
+	log   *slog.Logger
+	trace *Trace
+	table Table
+	close func() error // what Close does, if the table is our own
+
+	mu      sync.Mutex // held while flushing
+	closed  bool
+	plans   [2]*plan // IPv4, IPv6
+	pending atomic.Bool
+}
+
+// New returns a Cleaner. Unless cfg.Table is set it opens the netlink sockets it
+// will use at once, which needs CAP_NET_ADMIN in the namespace's user namespace
+// (and CAP_SYS_ADMIN if cfg.NetNS is set), and fails with a [*NotSupportedError]
+// where the system has no such table or it cannot be reached by netlink
+// (CONFIG_NF_CT_NETLINK). It starts no goroutine.
+func New(cfg Config) (*Cleaner, error) {
+	c := &Cleaner{
+		log:   cfg.Log,
+		trace: cfg.Trace,
+		table: cfg.Table,
+		close: func() error { return nil },
+		plans: [2]*plan{newPlan(tracker.IPv4), newPlan(tracker.IPv6)},
+	}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	if c.table == nil {
+		k, err := openKernel(cfg.NetNS)
+		if err != nil {
+			return nil, err
+		}
+		c.table, c.close = k, k.Close
+	}
+	return c, nil
+}
+
+// Close gives up what New opened; a [Config.Table] is left open. Record and Flush
+// do nothing afterwards, and Flush returns [ErrClosed].
+func (c *Cleaner) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil
+	}
+	c.closed = true
+	c.pending.Store(false)
+	return c.close()
+}
+
+// Record notes how an Apply of d ended, err being what it returned: everything is
+// in effect if it is nil, all but the Services that failed if it is a
+// [*ruleset.PartialError], nothing for certain otherwise. What flows have to be
+// looked at for it is left to Flush. It takes time proportional to the changes of
+// UDP Services and keeps nothing of d but the Services.
+func (c *Cleaner) Record(d *ruleset.Delta, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	failures, acked := outcome(err)
+	for _, p := range c.plans {
+		for i := range d.Changes {
+			ch := &d.Changes[i]
+			if !p.concerns(ch.Key) {
+				continue
+			}
+			if _, failed := failures[ch.Key]; failed || !acked {
+				p.unsettle(ch)
+			} else {
+				p.record(ch)
+			}
+		}
+		if acked {
+			p.setNode(d.Node)
+			if d.Full {
+				p.lookAtAll()
+			}
+		}
+	}
+	c.note()
+}
+
+// outcome reads the error of an Apply: whether the delta was acknowledged, and
+// but for which Services.
+func outcome(err error) (failed map[tracker.Key]error, acked bool) {
+	if err == nil {
+		return nil, true
+	}
+	p, ok := errors.AsType[*ruleset.PartialError](err)
+	if !ok || p == nil || errors.Is(err, ruleset.ErrNeedFull) {
+		return nil, false
+	}
+	return p.Failed, true
+}
+
+// note updates pending.
+func (c *Cleaner) note() {
+	c.pending.Store(c.plans[0].pending() || c.plans[1].pending())
+}
+
+// Pending reports whether there is something that Flush would do: something was
+// recorded since the last, or the last failed.
+func (c *Cleaner) Pending() bool { return c.pending.Load() }
+
+// Flush reads the table, once for each family in which something has to be looked
+// at, and deletes what is stale. It does nothing, and asks nothing of the kernel,
+// if that is no family. What could not be done, or not for certain, is kept for
+// the next Flush; the error may be [ErrIncomplete], which may well be gone then.
+func (c *Cleaner) Flush(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return ErrClosed
+	}
+	if !c.pending.Load() {
+		return nil
+	}
+	defer c.note()
+	info, start := Info{}, time.Now()
+	for _, p := range c.plans {
+		if !p.pending() {
+			continue
+		}
+		if err := c.flush(ctx, p, &info); err != nil {
+			info.Err = errors.Join(info.Err, fmt.Errorf("conntrack: %s: %w", p.family, err))
+			continue
+		}
+		p.done()
+	}
+	info.Duration = time.Since(start)
+	c.trace.flushed(info)
+	return info.Err
+}
+
+// flush does the work of one family.
+func (c *Cleaner) flush(ctx context.Context, p *plan, info *Info) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var local []netip.Addr
+	if p.needsLocal() {
+		var err error
+		if local, err = c.table.LocalAddrs(ctx, p.family); err != nil {
+			return err
+		}
+	}
+	stale := p.judge(local)
+	var doomed []Flow
+	info.Dumps++
+	err := c.table.Dump(ctx, p.family, func(f *Flow) {
+		info.Seen++
+		if stale(f) {
+			doomed = append(doomed, *f)
+		}
+	})
+	info.Stale += len(doomed)
+	if len(doomed) == 0 {
+		return err
+	}
+	// Though a dump that failed will be made again, what it has found is certain.
+	n, errDelete := c.table.Delete(ctx, doomed)
+	info.Deleted += n
+	return errors.Join(err, errDelete)
+}
