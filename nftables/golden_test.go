@@ -1,0 +1,112 @@
+package nftables
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden listings in testdata")
+
+// goldenVersion is the release of the nft tool whose way of writing the golden
+// listings are in.
+const goldenVersion = "v1.0.6"
+
+// TestListing programs a kernel with a Service of every kind and compares what
+// the nft tool shows of it with testdata: what an operator sees, and proof that
+// the tool can show it.
+func TestListing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	needNFT(t, r.host)
+	version, _ := r.host.Output("nft", "--version")
+	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
+
+	seconds := int32(600)
+	loadBalancer := func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Spec.Ports[0].NodePort = 30080
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8:1::1"}}
+		s.Spec.LoadBalancerSourceRanges = []string{"172.16.0.0/12", "2001:db8:2::/48"}
+	}
+	for i, edit := range []func(*v1.Service){
+		func(*v1.Service) {},
+		loadBalancer,
+		func(s *v1.Service) {
+			s.Spec.Type = v1.ServiceTypeNodePort
+			s.Spec.Ports[0].NodePort = 30081
+			s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+		},
+		func(s *v1.Service) {
+			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+		},
+		func(s *v1.Service) { s.Spec.ExternalIPs = []string{"198.51.100.1", "2001:db8:3::1"} },
+		func(*v1.Service) {}, // without endpoints
+	} {
+		r.tracker.SetService(svc(i, edit))
+		if i == 5 {
+			continue
+		}
+		eps := []int{10*i + 1, 10*i + 2}
+		if i == 4 {
+			eps = upTo(18)
+		}
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			r.tracker.SetSlice(epSlice(i, f, eps...))
+		}
+	}
+	r.sync()
+	r.verify()
+	for family, name := range map[string]string{"ip": "listing-ipv4.nft", "ip6": "listing-ipv6.nft"} {
+		got := normal(r.nft(fmt.Sprintf("list table %s %s", family, DefaultTable)))
+		path := filepath.Join("testdata", name)
+		if *update {
+			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got != string(want) {
+			t.Errorf("%s: listing differs (go test -run Listing -update rewrites it):\n%s", path, firstDifference(got, string(want)))
+		}
+	}
+}
+
+var elements = regexp.MustCompile(`(?s)elements = \{ (.*?) \}\n`)
+
+// normal sorts the elements of each set, which the kernel shows in the order of
+// their hashes, and puts each on a line.
+func normal(listing string) string {
+	return elements.ReplaceAllStringFunc(listing, func(m string) string {
+		list := strings.Split(elements.FindStringSubmatch(m)[1], ",")
+		for i := range list {
+			list[i] = "\t\t\t" + strings.TrimSpace(list[i])
+		}
+		slices.Sort(list)
+		return "elements = {\n" + strings.Join(list, ",\n") + "\n\t\t}\n"
+	})
+}
+
+func firstDifference(got, want string) string {
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	for i := range min(len(g), len(w)) {
+		if g[i] != w[i] {
+			return fmt.Sprintf("line %d: %s\nwant    %s", i+1, g[i], w[i])
+		}
+	}
+	return fmt.Sprintf("%d lines, want %d", len(g), len(w))
+}

@@ -1,0 +1,227 @@
+package nlbatch
+
+import (
+	"bytes"
+	"encoding/binary"
+	"strings"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// message is one netlink message as an independent decoder sees it.
+type message struct {
+	typ, flags uint16
+	seq        uint32
+	family     byte
+	resID      uint16
+	attrs      []netlink.Attribute
+}
+
+// parse splits a finished batch with the decoder of github.com/mdlayher/netlink.
+func parse(t *testing.T, buf []byte) []message {
+	t.Helper()
+	var out []message
+	for len(buf) > 0 {
+		if len(buf) < unix.NLMSG_HDRLEN+4 {
+			t.Fatalf("%d bytes left over", len(buf))
+		}
+		n := binary.NativeEndian.Uint32(buf)
+		if n%4 != 0 || int(n) > len(buf) {
+			t.Fatalf("message of %d bytes in %d", n, len(buf))
+		}
+		m := message{
+			typ:    binary.NativeEndian.Uint16(buf[4:]),
+			flags:  binary.NativeEndian.Uint16(buf[6:]),
+			seq:    binary.NativeEndian.Uint32(buf[8:]),
+			family: buf[16],
+			resID:  binary.BigEndian.Uint16(buf[18:]),
+		}
+		var err error
+		if m.attrs, err = netlink.UnmarshalAttributes(buf[20:n]); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, m)
+		buf = buf[n:]
+	}
+	return out
+}
+
+func nested(t *testing.T, a netlink.Attribute) []netlink.Attribute {
+	t.Helper()
+	if a.Type&unix.NLA_F_NESTED == 0 {
+		t.Fatalf("attribute %d is not marked as nested", a.Type)
+	}
+	out, err := netlink.UnmarshalAttributes(a.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestBatchIsFramed(t *testing.T) {
+	var b Batch
+	for range 2 { // the second use must not see the first
+		b.Reset()
+		if !b.Empty() {
+			t.Fatal("a new batch is not empty")
+		}
+		b.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_IPV6)
+		b.String(unix.NFTA_TABLE_NAME, "abcd")
+		b.Uint32(unix.NFTA_TABLE_FLAGS, 1)
+		b.End()
+		if b.Empty() {
+			t.Fatal("a batch with a message is empty")
+		}
+		b.finish()
+		m := parse(t, b.buf)
+		if len(m) != 3 {
+			t.Fatalf("%d messages", len(m))
+		}
+		for i, want := range []message{
+			{typ: unix.NFNL_MSG_BATCH_BEGIN, flags: unix.NLM_F_REQUEST, seq: 0, resID: unix.NFNL_SUBSYS_NFTABLES},
+			{typ: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE, flags: unix.NLM_F_REQUEST | unix.NLM_F_CREATE | unix.NLM_F_ACK, seq: 1, family: unix.NFPROTO_IPV6},
+			{typ: unix.NFNL_MSG_BATCH_END, flags: unix.NLM_F_REQUEST, seq: 2, resID: unix.NFNL_SUBSYS_NFTABLES},
+		} {
+			got := m[i]
+			got.attrs = nil
+			if got.typ != want.typ || got.flags != want.flags || got.seq != want.seq || got.family != want.family || got.resID != want.resID {
+				t.Errorf("message %d is %+v, want %+v", i, got, want)
+			}
+		}
+		if a := m[1].attrs; len(a) != 2 || string(a[0].Data) != "abcd\x00" || !bytes.Equal(a[1].Data, []byte{0, 0, 0, 1}) {
+			t.Errorf("attributes %+v", a)
+		}
+	}
+}
+
+// TestElementsAgainstLibrary compares encoded elements with those that the
+// netlink library makes of the same.
+func TestElementsAgainstLibrary(t *testing.T) {
+	attrs := func(list ...netlink.Attribute) []byte {
+		out, err := netlink.MarshalAttributes(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	const nest = unix.NLA_F_NESTED
+	value := func(typ uint16, v []byte) netlink.Attribute {
+		return netlink.Attribute{Type: typ | nest, Data: attrs(netlink.Attribute{Type: unix.NFTA_DATA_VALUE, Data: v})}
+	}
+	elem := func(list ...netlink.Attribute) []byte {
+		return attrs(netlink.Attribute{Type: unix.NFTA_LIST_ELEM | nest, Data: attrs(list...)})
+	}
+	key, data := []byte("12345"), []byte("abcdef")
+	jump := int32(unix.NFT_GOTO)
+	for name, c := range map[string]struct {
+		add  func(*Elements)
+		want []byte
+	}{
+		"set": {func(e *Elements) { e.Add(key, nil, "") }, elem(value(unix.NFTA_SET_ELEM_KEY, key))},
+		"map with a comment": {
+			func(e *Elements) { e.Add(key, data, "a/b:c") },
+			elem(value(unix.NFTA_SET_ELEM_KEY, key), value(unix.NFTA_SET_ELEM_DATA, data),
+				netlink.Attribute{Type: unix.NFTA_SET_ELEM_USERDATA, Data: []byte("\x00\x06a/b:c\x00")}),
+		},
+		"verdict": {
+			func(e *Elements) { e.AddVerdict(key, "chain") },
+			elem(value(unix.NFTA_SET_ELEM_KEY, key), netlink.Attribute{Type: unix.NFTA_SET_ELEM_DATA | nest, Data: attrs(
+				netlink.Attribute{Type: unix.NFTA_DATA_VERDICT | nest, Data: attrs(
+					netlink.Attribute{Type: unix.NFTA_VERDICT_CODE, Data: binary.BigEndian.AppendUint32(nil, uint32(jump))},
+					netlink.Attribute{Type: unix.NFTA_VERDICT_CHAIN, Data: []byte("chain\x00")},
+				)},
+			)}),
+		},
+		"interval": {
+			func(e *Elements) { e.AddInterval(key, data) },
+			append(elem(value(unix.NFTA_SET_ELEM_KEY, key)), elem(value(unix.NFTA_SET_ELEM_KEY, data),
+				netlink.Attribute{Type: unix.NFTA_SET_ELEM_FLAGS, Data: []byte{0, 0, 0, unix.NFT_SET_ELEM_INTERVAL_END}})...),
+		},
+	} {
+		var e Elements
+		c.add(&e)
+		if !bytes.Equal(e.buf, c.want) {
+			t.Errorf("%s:\n% x\nwant\n% x", name, e.buf, c.want)
+		}
+	}
+}
+
+func TestManyElementsAreDivided(t *testing.T) {
+	var b Batch
+	b.Reset()
+	var e Elements
+	const count = 10000
+	for i := range count {
+		e.Add(binary.BigEndian.AppendUint32(nil, uint32(i)), []byte("12345678"), "comment")
+	}
+	if e.Count() != count {
+		t.Fatalf("%d elements", e.Count())
+	}
+	b.Elements(unix.NFT_MSG_NEWSETELEM, 0, unix.NFPROTO_IPV4, "table", "set", &e)
+	b.finish()
+	messages := parse(t, b.buf)
+	next := uint32(0)
+	for _, m := range messages[1 : len(messages)-1] {
+		if string(m.attrs[0].Data) != "table\x00" || string(m.attrs[1].Data) != "set\x00" {
+			t.Fatalf("message of %q %q", m.attrs[0].Data, m.attrs[1].Data)
+		}
+		for _, a := range nested(t, m.attrs[2]) {
+			k := nested(t, nested(t, a)[0])[0].Data
+			if got := binary.BigEndian.Uint32(k); got != next {
+				t.Fatalf("element %d comes where %d should", got, next)
+			}
+			next++
+		}
+	}
+	if next != count || len(messages) < 5 {
+		t.Errorf("%d elements in %d messages", next, len(messages))
+	}
+}
+
+func TestComments(t *testing.T) {
+	for in, want := range map[string]string{
+		"ns/name:port":           "ns/name:port",
+		"a\"b\\c\nd\x00e\x7fé":   "a?b?c?d?e???",
+		strings.Repeat("x", 300): strings.Repeat("x", maxComment),
+	} {
+		var e Elements
+		e.Add([]byte{1}, nil, in)
+		found := false
+		Attributes(e.buf, func(_ uint16, one []byte) {
+			Attributes(one, func(typ uint16, data []byte) {
+				if typ == unix.NFTA_SET_ELEM_USERDATA {
+					found = true
+					if got := Comment(data); got != want {
+						t.Errorf("%q became %q, want %q", in, got, want)
+					}
+				}
+			})
+		})
+		if !found {
+			t.Errorf("%q: no comment", in)
+		}
+	}
+}
+
+// FuzzDecoders feeds what a kernel would never send.
+func FuzzDecoders(f *testing.F) {
+	var e Elements
+	e.Add([]byte("key"), []byte("data"), "comment")
+	f.Add(e.buf)
+	f.Add([]byte{3, 0, 0, 0})
+	f.Add([]byte{0, 255, 1})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		n := 0
+		Attributes(data, func(_ uint16, d []byte) {
+			n += len(d)
+			Attributes(d, func(uint16, []byte) {})
+		})
+		if n > len(data) {
+			t.Errorf("%d bytes of attributes in %d", n, len(data))
+		}
+		Comment(data)
+		extendedAck(data)
+	})
+}
