@@ -7,6 +7,20 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// ID returns the [Service.ID] that the change is about: that of Old, New and every
+// one Attempted, whichever there are. It is 0 for the zero Change.
+func (c Change) ID() uint32 {
+	switch {
+	case c.New != nil:
+		return c.New.ID
+	case c.Old != nil:
+		return c.Old.ID
+	case len(c.Attempted) != 0:
+		return c.Attempted[0].ID
+	}
+	return 0
+}
+
 // Upserted yields the endpoints that new connections may be sent to now and
 // that were not known before, or were but differ: those of
 // New.Selection.Reachable that Old does not have equally. If What is FieldAll, as

@@ -19,8 +19,7 @@ func TestChange(t *testing.T) {
 		for i := range pool {
 			pool[i] = endpoint(fmt.Sprintf("10.0.0.%d:80", i), "n1")
 		}
-		var some func() *Service
-		some = func() *Service {
+		some := func() *Service {
 			if r.IntN(4) == 0 {
 				return nil
 			}

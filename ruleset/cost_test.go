@@ -288,7 +288,7 @@ func BenchmarkHeap(b *testing.B) {
 				tr.Take() // what waits to be taken is not kept
 				alone := heap() - empty
 				runtime.KeepAlive(tr)
-				tr, e = nil, nil
+				runtime.KeepAlive(e)
 
 				empty = heap()
 				tr, e = fill(b, s)

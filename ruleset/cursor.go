@@ -321,7 +321,7 @@ func (c *Cursor) settle(d *Delta, err error) (acked []Trigger) {
 
 // ack notes that the backend accepted ch.
 func (c *Cursor) ack(ch *Change) {
-	id := ch.id()
+	id := ch.ID()
 	s := &c.states[id]
 	s.acked = ch.New
 	delete(c.tried, id)
@@ -334,7 +334,7 @@ func (c *Cursor) ack(ch *Change) {
 // fail notes that ch may be in effect in part. After a Full delta failed as a
 // whole another is to come, so there it is enough to remember what was new.
 func (c *Cursor) fail(ch *Change, again bool) {
-	id := ch.id()
+	id := ch.ID()
 	tried, ok := c.tried[id]
 	if again && !ok && ch.New == ch.Old {
 		return
@@ -379,15 +379,4 @@ func (c *Cursor) trigger(t Trigger) {
 	if len(c.triggers) < maxTriggers {
 		c.triggers = append(c.triggers, t)
 	}
-}
-
-// id returns the ID the change is about, which all its Services share.
-func (c *Change) id() uint32 {
-	switch {
-	case c.New != nil:
-		return c.New.ID
-	case c.Old != nil:
-		return c.Old.ID
-	}
-	return c.Attempted[0].ID
 }

@@ -216,6 +216,9 @@ func (e *Engine) pull() {
 			}
 		}
 	}
+	if len(e.slots) == 1 {
+		e.reserve(taken.Updates)
+	}
 	for _, u := range taken.Updates {
 		if e.update(u) {
 			changed = true
@@ -239,6 +242,23 @@ func (e *Engine) pull() {
 	e.jobs = e.jobs[:0]
 	if changed {
 		e.gen++
+	}
+}
+
+// reserve makes room for the first updates, which are everything there is:
+// growing to that size step by step is a quarter of what a first Sync allocates
+// (BenchmarkFullSync/first).
+func (e *Engine) reserve(updates []tracker.Update) {
+	ports := 0
+	for i := range updates {
+		ports += len(updates[i].Ports)
+	}
+	e.slots = append(make([]slot, 0, ports+1), e.slots...)
+	e.jobs = make([]job, 0, ports)
+	e.names = make(map[types.NamespacedName][]uint32, len(updates))
+	e.claims.owner = make(map[place]claim, ports)
+	for _, c := range e.cursors {
+		c.grow(ports + 1)
 	}
 }
 

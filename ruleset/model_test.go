@@ -106,14 +106,14 @@ func (p *plane) check(d *Delta) {
 			p.t.Fatalf("%s: %s: What is %b", p.name, c.Key, c.What)
 		}
 		for _, s := range append([]*Service{c.Old, c.New}, c.Attempted...) {
-			if s != nil && (s.ID != c.id() || s.ID == 0 || s.Key != c.Key) {
+			if s != nil && (s.ID != c.ID() || s.ID == 0 || s.Key != c.Key) {
 				p.t.Fatalf("%s: %s: id %d, key %s", p.name, c.Key, s.ID, s.Key)
 			}
 		}
-		if ids[c.id()] {
-			p.t.Fatalf("%s: id %d twice", p.name, c.id())
+		if ids[c.ID()] {
+			p.t.Fatalf("%s: id %d twice", p.name, c.ID())
 		}
-		ids[c.id()] = true
+		ids[c.ID()] = true
 	}
 	if d.Full {
 		for k := range p.acked {
@@ -186,13 +186,13 @@ func (p *plane) plan(d *Delta) []op {
 	}
 	for _, c := range d.Changes {
 		for ep := range c.Removed() {
-			ops = append(ops, op{c.Key, func() { delete(p.eps, epKey{c.id(), ep.Addr}) }})
+			ops = append(ops, op{c.Key, func() { delete(p.eps, epKey{c.ID(), ep.Addr}) }})
 		}
 		if c.New == nil {
 			ops = append(ops, op{c.Key, func() {
-				delete(p.ids, c.id())
-				delete(p.pools, poolKey{c.id(), ToCluster})
-				delete(p.pools, poolKey{c.id(), ToLocal})
+				delete(p.ids, c.ID())
+				delete(p.pools, poolKey{c.ID(), ToCluster})
+				delete(p.pools, poolKey{c.ID(), ToLocal})
 			}})
 		}
 	}

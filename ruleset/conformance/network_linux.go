@@ -29,7 +29,7 @@ const (
 	remoteName = "remote"
 	zone       = "zone-a"
 
-	// servedPorts are the ports at which every pod answers.
+	// podPort and podPort2 are the ports at which every pod answers.
 	podPort, podPort2 = 8080, 8081
 	// nodePortOwn is the port of a server of the node itself, in its own
 	// namespace, which is no Service.
@@ -40,17 +40,219 @@ const (
 	interfacePrefix       = "veth-"
 )
 
-// dual is an address in each family.
-type dual map[tracker.Family]netip.Addr
-
-func both(v4, v6 string) dual {
-	return dual{tracker.IPv4: netip.MustParseAddr(v4), tracker.IPv6: netip.MustParseAddr(v6)}
+// pick returns the address of the family.
+func pick(f tracker.Family, v4, v6 string) netip.Addr {
+	if f == tracker.IPv6 {
+		return netip.MustParseAddr(v6)
+	}
+	return netip.MustParseAddr(v4)
 }
 
-// The addresses of the node.
-var (
-	primaryAddr   = both("192.0.2.1", "2001:db8:1::1")
-	secondaryAddr = both("198.51.100.1", "2001:db8:2::1")
-	gatewayAddr   = both("10.244.1.1", "fd00:10:244:1::1")
-	loopbackAddr  = both("127.0.0.1", "::1")
-)
+// numbered returns the address that is n after a base address, n below 200.
+func numbered(f tracker.Family, v4, v6 string, n int) netip.Addr {
+	b := pick(f, v4, v6).AsSlice()
+	b[len(b)-1] += byte(n)
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// The node's addresses: its primary one, by which the Node object knows it, its
+// second one, and the pods' gateway.
+func primary(f tracker.Family) netip.Addr   { return pick(f, "192.0.2.1", "2001:db8:1::1") }
+func secondary(f tracker.Family) netip.Addr { return pick(f, "198.51.100.1", "2001:db8:2::1") }
+func gateway(f tracker.Family) netip.Addr   { return pick(f, "10.244.1.1", "fd00:10:244:1::1") }
+func loopback(f tracker.Family) netip.Addr  { return pick(f, "127.0.0.1", "::1") }
+
+// nodeAddresses is everything that the node's kernel calls local.
+func nodeAddresses(f tracker.Family) []netip.Addr {
+	return []netip.Addr{primary(f), secondary(f), gateway(f), loopback(f)}
+}
+
+// clientAddr returns the address of the n-th client, from 1.
+func clientAddr(f tracker.Family, n int) netip.Addr {
+	return numbered(f, "192.0.2.9", "2001:db8:1::9", n)
+}
+
+// podAddr returns the address of the n-th local pod, from 1.
+func podAddr(f tracker.Family, n int) netip.Addr {
+	return numbered(f, "10.244.1.10", "fd00:10:244:1::10", n)
+}
+
+// remoteAddr returns the address of the n-th pod of the remote node, from 1.
+func remoteAddr(f tracker.Family, n int) netip.Addr {
+	return numbered(f, "10.244.2.20", "fd00:10:244:2::20", n)
+}
+
+// The ranges that the addresses are from.
+func localPodCIDR(f tracker.Family) netip.Prefix {
+	if f == tracker.IPv6 {
+		return netip.MustParsePrefix("fd00:10:244:1::/64")
+	}
+	return netip.MustParsePrefix("10.244.1.0/24")
+}
+
+func allPodsCIDR(f tracker.Family) netip.Prefix {
+	if f == tracker.IPv6 {
+		return netip.MustParsePrefix("fd00:10:244::/48")
+	}
+	return netip.MustParsePrefix("10.244.0.0/16")
+}
+
+func serviceCIDR(f tracker.Family) netip.Prefix {
+	if f == tracker.IPv6 {
+		return netip.MustParsePrefix("fd00:10:96::/112")
+	}
+	return netip.MustParsePrefix("10.96.0.0/16")
+}
+
+// host is where connections come from: one address of one namespace.
+type host struct {
+	name string
+	ns   *netlab.Host
+	// in is the interface of the node that its packets come in by, "" for the
+	// node's own.
+	in   string
+	addr func(tracker.Family) netip.Addr
+}
+
+// pod is where connections go to.
+type pod struct {
+	name, node string
+	ns         *netlab.Host
+	addr       func(tracker.Family) netip.Addr
+}
+
+// network is the namespaces of a world.
+type network struct {
+	node  *netlab.Host
+	hosts map[string]host
+	pods  []pod
+}
+
+// newNetwork builds the network, with so many clients, and with the local pods
+// behind a bridge or without.
+func newNetwork(tb testing.TB, families []tracker.Family, clients int, bridge bool) *network {
+	tb.Helper()
+	netlab.Require(tb)
+	must := func(errs ...error) {
+		tb.Helper()
+		for _, err := range errs {
+			if err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
+	lab, err := netlab.New()
+	must(err)
+	tb.Cleanup(func() { lab.Close() })
+	newHost := func(name string) *netlab.Host {
+		tb.Helper()
+		h, err := lab.Host(name)
+		must(err)
+		return h
+	}
+	node, outside, remote := newHost(nodeName), newHost("client"), newHost(remoteName)
+	n := &network{node: node, hosts: map[string]host{}}
+	add := func(name string, ns *netlab.Host, in string, addr func(tracker.Family) netip.Addr) {
+		n.hosts[name] = host{name, ns, in, addr}
+	}
+
+	must(node.Forward())
+	for path, value := range map[string]string{
+		// Refusals are ICMP errors: every one counts.
+		"net/ipv4/icmp_ratemask": "0", "net/ipv6/icmp/ratemask": "0",
+		// A hairpin goes out by the interface that it came in by.
+		"net/ipv4/conf/all/send_redirects": "0", "net/ipv4/conf/default/send_redirects": "0",
+	} {
+		must(node.Sysctl(path, value))
+	}
+	must(
+		lab.Link(node, "eth0", outside, "eth0"),
+		lab.Link(node, "eth1", remote, "eth0"),
+	)
+	ports := make([]*netlab.Host, localPods)
+	names := make([]string, localPods)
+	for i := range ports {
+		ports[i] = newHost(fmt.Sprint("pod", i+1))
+		names[i] = fmt.Sprint(interfacePrefix, "pod", i+1)
+		must(lab.Link(node, names[i], ports[i], "eth0"))
+	}
+	if bridge {
+		must(node.AddBridge(bridgeName, names...))
+		// Bridged frames are not to meet the rules for packets: everything is
+		// routed, through the bridge's own address.
+		for _, s := range []string{"ip", "ip6"} {
+			path := "net/bridge/bridge-nf-call-" + s + "tables"
+			if _, err := os.Stat("/proc/sys/" + path); err == nil {
+				must(node.Sysctl(path, "0"))
+			}
+		}
+	}
+
+	everything := func(f tracker.Family) netip.Prefix { return netip.PrefixFrom(pick(f, "0.0.0.0", "::"), 0) }
+	lan := func(a netip.Addr) netip.Prefix {
+		if a.Is4() {
+			return netip.PrefixFrom(a, 24)
+		}
+		return netip.PrefixFrom(a, 64)
+	}
+	for _, f := range families {
+		must(
+			node.AddAddr("eth0", lan(primary(f))),
+			node.AddAddr("eth1", lan(secondary(f))),
+			remote.AddAddr("eth0", lan(pick(f, "198.51.100.2", "2001:db8:2::2"))),
+		)
+		for i := 1; i <= clients; i++ {
+			must(outside.AddAddr("eth0", lan(clientAddr(f, i))))
+		}
+		for i := 1; i <= remotePods; i++ {
+			must(
+				remote.AddAddr("eth0", single(remoteAddr(f, i))),
+				node.AddRoute(single(remoteAddr(f, i)), pick(f, "198.51.100.2", "2001:db8:2::2"), ""),
+			)
+		}
+		must(
+			node.AddRoute(everything(f), clientAddr(f, 1), ""),
+			outside.AddRoute(everything(f), primary(f), ""),
+			remote.AddRoute(everything(f), secondary(f), ""),
+		)
+		for i, name := range names {
+			if bridge {
+				name = bridgeName
+			}
+			if !bridge || i == 0 {
+				must(node.AddAddr(name, single(gateway(f))))
+			}
+			must(
+				node.AddRoute(single(podAddr(f, i+1)), netip.Addr{}, name),
+				ports[i].AddAddr("eth0", single(podAddr(f, i+1))),
+				ports[i].AddRoute(single(gateway(f)), netip.Addr{}, "eth0"),
+				ports[i].AddRoute(everything(f), gateway(f), "eth0"),
+			)
+		}
+	}
+
+	for i := 1; i <= clients; i++ {
+		add(fmt.Sprint("client", i), outside, "eth0", func(f tracker.Family) netip.Addr { return clientAddr(f, i) })
+	}
+	for i := 1; i <= localPods; i++ {
+		addr := func(f tracker.Family) netip.Addr { return podAddr(f, i) }
+		in := names[i-1]
+		if bridge {
+			in = bridgeName
+		}
+		add(ports[i-1].Name, ports[i-1], in, addr)
+		n.pods = append(n.pods, pod{ports[i-1].Name, nodeName, ports[i-1], addr})
+	}
+	for i := 1; i <= remotePods; i++ {
+		addr := func(f tracker.Family) netip.Addr { return remoteAddr(f, i) }
+		name := fmt.Sprint(remoteName, i)
+		add(name, remote, "eth1", addr)
+		n.pods = append(n.pods, pod{name, remoteName, remote, addr})
+	}
+	add(nodeName, node, "", primary)
+	add("loopback", node, "", loopback)
+	return n
+}
+
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

@@ -1,0 +1,204 @@
+package conformance
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+const (
+	tcp  = v1.ProtocolTCP
+	udp  = v1.ProtocolUDP
+	sctp = v1.ProtocolSCTP
+)
+
+// row is one line of a world: connections of a kind and what must become of
+// them. What must become of them is the oracle's to say; want is there for the
+// reader, and to see that a world is about what it means to be about.
+type row struct {
+	// from lists the hosts, by name.
+	from  string
+	proto v1.Protocol
+	to    target
+	// want is "reject", "drop", "pass", or the names of the pods of which each
+	// may be reached, with ":port" if it is not podPort, and with a * if it sees
+	// the node's address in place of the source.
+	want string
+}
+
+// check makes the connections of the rows, in every family, and compares what
+// becomes of them with the oracle's verdict.
+func (w *World) check(rows ...row) {
+	w.tb.Helper()
+	snapshot := w.Engine.Snapshot()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	// Most of the time is spent waiting for what must not come.
+	limit := make(chan struct{}, 16)
+	// An ICMP error goes to every raw socket between the two addresses: one SCTP
+	// probe at a time.
+	var raw sync.Mutex
+	for _, r := range rows {
+		for from := range strings.FieldsSeq(r.from) {
+			for _, f := range w.Env.Families {
+				limit <- struct{}{}
+				wg.Go(func() {
+					defer func() { <-limit }()
+					if r.proto == sctp {
+						raw.Lock()
+						defer raw.Unlock()
+					}
+					if err := w.judge(snapshot, w.net.hosts[from], r, f); err != nil {
+						w.tb.Errorf("%s from %s (%s) to %s (%s): %v", r.proto, from, w.net.hosts[from].addr(f), r.to.name, r.to.at(f), err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// judge makes the connections of one row from one host in one family.
+func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) error {
+	to := r.to.at(f)
+	v := s.Trace(ruleset.Packet{
+		From: from.addr(f), InInterface: from.in, Protocol: r.proto, To: to, NodeAddresses: nodeAddresses(f),
+	})
+	if got := w.describe(v, f); got != sortWords(r.want) {
+		return fmt.Errorf("the oracle says %q (%s), this world %q: one of them is wrong", got, v.Rule, r.want)
+	}
+	ctx := w.tb.Context()
+	complain := func(o outcome, want string) error {
+		return fmt.Errorf("%s, must %s: %s", o, want, v.Rule)
+	}
+	switch v.Action {
+	case ruleset.ActionReject:
+		if o := from.probe(ctx, r.proto, to, patience); o.kind != refused {
+			return complain(o, "be refused")
+		}
+	case ruleset.ActionDrop:
+		if o := from.probe(ctx, r.proto, to, silence); o.kind != silent {
+			return complain(o, "get no answer")
+		}
+	case ruleset.ActionPass:
+		want := w.unhandled(from, to)
+		wait := patience
+		if want.kind == silent {
+			wait = silence
+		}
+		if o := from.probe(ctx, r.proto, to, wait); o.kind != want.kind || o.server != want.server || o.source != want.source {
+			return complain(o, fmt.Sprintf("be let pass (%s)", want))
+		}
+	case ruleset.ActionForward:
+		return w.judgeForward(from, r.proto, to, v)
+	}
+	return nil
+}
+
+// judgeForward connects until every endpoint was reached. One of n that is used
+// as often as the others is missed by 30n connections with a probability of e^-30.
+func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v ruleset.Verdict) error {
+	n := len(v.Endpoints)
+	seen := map[netip.AddrPort]int{}
+	for i := 0; i < 30*n && (len(seen) < n || i < n+2); i++ {
+		o := from.probe(w.tb.Context(), proto, to, patience)
+		ep, err := permitted(o, from.addr(tracker.FamilyOf(to.Addr())), v)
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, v.Rule)
+		}
+		seen[ep.Addr]++
+		// Who stays with an endpoint sees no other, but will stay.
+		if v.Affinity != 0 && i == n+1 {
+			break
+		}
+	}
+	if v.Affinity != 0 && len(seen) != 1 {
+		return fmt.Errorf("client affinity, but connections went to %d endpoints (%s)", len(seen), counts(seen))
+	}
+	if v.Affinity == 0 && len(seen) != n {
+		return fmt.Errorf("of %d endpoints only %d were ever used (%s): %s", n, len(seen), counts(seen), v.Rule)
+	}
+	return nil
+}
+
+// permitted returns the endpoint that was reached, or what is wrong with that.
+func permitted(o outcome, from netip.Addr, v ruleset.Verdict) (*tracker.Endpoint, error) {
+	if o.kind != reached {
+		return nil, fmt.Errorf("%s, must be forwarded", o)
+	}
+	i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.server })
+	if i < 0 {
+		return nil, fmt.Errorf("%s, which is not among the endpoints allowed (%v)", o, v.Endpoints)
+	}
+	ep := v.Endpoints[i]
+	if v.MasqueradeTo(ep) {
+		if !slices.Contains(nodeAddresses(tracker.FamilyOf(from)), o.source) {
+			return nil, fmt.Errorf("%s, which must be masqueraded to an address of the node", o)
+		}
+	} else if o.source != from {
+		return nil, fmt.Errorf("%s, must keep its source %s", o, from)
+	}
+	return ep, nil
+}
+
+func counts(seen map[netip.AddrPort]int) string {
+	var b []string
+	for _, a := range slices.SortedFunc(maps.Keys(seen), netip.AddrPort.Compare) {
+		b = append(b, fmt.Sprintf("%s %dx", a, seen[a]))
+	}
+	return strings.Join(b, ", ")
+}
+
+// unhandled is what becomes of a packet that no Service has anything to do with.
+func (w *World) unhandled(from host, to netip.AddrPort) outcome {
+	f := tracker.FamilyOf(to.Addr())
+	if slices.Contains(nodeAddresses(f), to.Addr()) {
+		if to.Port() == nodePortOwn {
+			return outcome{kind: reached, server: to, source: from.addr(f)}
+		}
+		return outcome{kind: refused}
+	}
+	for _, p := range w.net.pods {
+		if p.addr(f) == to.Addr() {
+			return outcome{kind: reached, server: to, source: from.addr(f)}
+		}
+	}
+	// It goes by the default route to a host that does not know it.
+	return outcome{kind: silent}
+}
+
+// describe puts a verdict as [row] does.
+func (w *World) describe(v ruleset.Verdict, f tracker.Family) string {
+	if v.Action != ruleset.ActionForward {
+		return v.Action.String()
+	}
+	var names []string
+	for _, ep := range v.Endpoints {
+		i := slices.IndexFunc(w.net.pods, func(p pod) bool { return p.addr(f) == ep.Addr.Addr() })
+		name := ep.String()
+		if i >= 0 {
+			name = w.net.pods[i].name
+			if port := ep.Addr.Port(); port != podPort {
+				name += fmt.Sprint(":", port)
+			}
+		}
+		if v.MasqueradeTo(ep) {
+			name += "*"
+		}
+		names = append(names, name)
+	}
+	return sortWords(strings.Join(names, " "))
+}
+
+func sortWords(s string) string {
+	words := strings.Fields(s)
+	slices.Sort(words)
+	return strings.Join(words, " ")
+}

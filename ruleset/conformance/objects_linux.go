@@ -1,0 +1,197 @@
+package conformance
+
+import (
+	"fmt"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+const namespace = "conformance"
+
+// service is a Service with its endpoints, as a world writes it down.
+type service struct {
+	name string
+	// number chooses its cluster IPs, external IPs and load-balancer IPs.
+	number int
+	kind   v1.ServiceType // "" is ClusterIP
+	ports  []port         // nil is one TCP port 80
+	// Where else it is reached: at how many external and load-balancer IPs.
+	externalIPs, loadBalancerIPs bool
+	// externalNumber, if not 0, chooses the external IPs in place of number.
+	externalNumber int
+	ipMode         v1.LoadBalancerIPMode
+	sources        []string
+	internalLocal  bool
+	externalLocal  bool
+	affinity       int32 // seconds, 0 for none
+	endpoints      []endpoint
+}
+
+// port is a Service port.
+type port struct {
+	name     string
+	protocol v1.Protocol // "" is TCP
+	port     int32       // 0 is 80
+	nodePort int32
+	target   int32 // 0 is podPort
+}
+
+// endpoint is an endpoint of a Service, by the name of its pod.
+type endpoint struct {
+	pod string
+	// unready and terminating are as in the EndpointSlice's conditions; an
+	// endpoint serves if it is ready, or if serving is set.
+	unready, serving, terminating bool
+	zones, nodes                  []string
+}
+
+// on returns ready endpoints.
+func on(pods ...string) []endpoint {
+	out := make([]endpoint, 0, len(pods))
+	for _, p := range pods {
+		out = append(out, endpoint{pod: p})
+	}
+	return out
+}
+
+// complete fills in the defaults.
+func (s service) complete() *service {
+	if s.kind == "" {
+		s.kind = v1.ServiceTypeClusterIP
+	}
+	if s.ports == nil {
+		s.ports = []port{{}}
+	}
+	s.ports = slices.Clone(s.ports)
+	for i := range s.ports {
+		p := &s.ports[i]
+		if p.protocol == "" {
+			p.protocol = v1.ProtocolTCP
+		}
+		if p.port == 0 {
+			p.port = 80
+		}
+		if p.target == 0 {
+			p.target = podPort
+		}
+	}
+	if s.externalNumber == 0 {
+		s.externalNumber = s.number
+	}
+	return &s
+}
+
+// set hands a Service with its endpoints to the tracker, new or not.
+func (w *World) set(services ...service) {
+	for _, s := range services {
+		c := s.complete()
+		w.services[c.name] = c
+		w.Tracker.SetService(c.object(w.Env.Families))
+		for _, f := range w.Env.Families {
+			w.Tracker.SetSlice(c.slice(f, w.net.pods))
+		}
+	}
+}
+
+// change edits a Service that was set before.
+func (w *World) change(name string, edit func(*service)) {
+	s := *w.services[name]
+	edit(&s)
+	w.set(s)
+}
+
+// remove deletes a Service and its endpoints.
+func (w *World) remove(name string) {
+	delete(w.services, name)
+	w.Tracker.DeleteService(types.NamespacedName{Namespace: namespace, Name: name})
+	for _, f := range w.Env.Families {
+		w.Tracker.DeleteSlice(types.NamespacedName{Namespace: namespace, Name: sliceName(name, f)})
+	}
+}
+
+func sliceName(service string, f tracker.Family) string { return fmt.Sprintf("%s-%d", service, f) }
+
+// object returns the Service as the API has it.
+func (s *service) object(families []tracker.Family) *v1.Service {
+	o := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: s.name},
+		Spec: v1.ServiceSpec{
+			Type:                     s.kind,
+			LoadBalancerSourceRanges: s.sources,
+		},
+	}
+	for _, f := range families {
+		o.Spec.IPFamilies = append(o.Spec.IPFamilies, v1.IPFamily(f.String()))
+		o.Spec.ClusterIPs = append(o.Spec.ClusterIPs, clusterIP(s.number, 0).at(f).Addr().String())
+		if s.externalIPs {
+			o.Spec.ExternalIPs = append(o.Spec.ExternalIPs, externalIP(s.externalNumber, 0).at(f).Addr().String())
+		}
+		if s.loadBalancerIPs {
+			in := v1.LoadBalancerIngress{IP: loadBalancerIP(s.number, 0).at(f).Addr().String()}
+			if s.ipMode != "" {
+				in.IPMode = &s.ipMode
+			}
+			o.Status.LoadBalancer.Ingress = append(o.Status.LoadBalancer.Ingress, in)
+		}
+	}
+	o.Spec.ClusterIP = o.Spec.ClusterIPs[0]
+	for _, p := range s.ports {
+		o.Spec.Ports = append(o.Spec.Ports, v1.ServicePort{
+			Name: p.name, Protocol: p.protocol, Port: p.port,
+			NodePort: p.nodePort, TargetPort: intstr.FromInt32(p.target),
+		})
+	}
+	if s.internalLocal {
+		local := v1.ServiceInternalTrafficPolicyLocal
+		o.Spec.InternalTrafficPolicy = &local
+	}
+	if s.externalLocal {
+		o.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+	}
+	if s.affinity != 0 {
+		o.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		o.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &s.affinity}}
+	}
+	return o
+}
+
+// slice returns the Service's endpoints in one family as the API has them.
+func (s *service) slice(f tracker.Family, pods []pod) *discovery.EndpointSlice {
+	o := &discovery.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: sliceName(s.name, f),
+			Labels: map[string]string{discovery.LabelServiceName: s.name},
+		},
+		AddressType: discovery.AddressType(f.String()),
+	}
+	for _, p := range s.ports {
+		o.Ports = append(o.Ports, discovery.EndpointPort{Name: &p.name, Protocol: &p.protocol, Port: &p.target})
+	}
+	for _, e := range s.endpoints {
+		i := slices.IndexFunc(pods, func(p pod) bool { return p.name == e.pod })
+		ready, serving := !e.unready, !e.unready || e.serving
+		out := discovery.Endpoint{
+			Addresses:  []string{pods[i].addr(f).String()},
+			NodeName:   &pods[i].node,
+			Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &e.terminating},
+		}
+		if e.zones != nil || e.nodes != nil {
+			out.Hints = &discovery.EndpointHints{}
+			for _, z := range e.zones {
+				out.Hints.ForZones = append(out.Hints.ForZones, discovery.ForZone{Name: z})
+			}
+			for _, n := range e.nodes {
+				out.Hints.ForNodes = append(out.Hints.ForNodes, discovery.ForNode{Name: n})
+			}
+		}
+		o.Endpoints = append(o.Endpoints, out)
+	}
+	return o
+}

@@ -1,0 +1,190 @@
+package conformance
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+const (
+	// patience is how long a connection may take that is to come about or to be
+	// refused: long enough for the busiest machine.
+	patience = 4 * time.Second
+	// silence is how long a connection is waited for that is not to come about.
+	silence = 250 * time.Millisecond
+)
+
+// outcome is what became of a connection.
+type outcome struct {
+	kind outcomeKind
+	// server and source are who answered and by what address it saw the client,
+	// if reached.
+	server netip.AddrPort
+	source netip.Addr
+	// err says more of what failed.
+	err error
+}
+
+type outcomeKind string
+
+const (
+	reached outcomeKind = "reached"
+	refused outcomeKind = "refused"
+	silent  outcomeKind = "no answer"
+	failed  outcomeKind = "failed"
+)
+
+func (o outcome) String() string {
+	switch o.kind {
+	case reached:
+		return fmt.Sprintf("reached %s with source %s", o.server, o.source)
+	case failed:
+		return fmt.Sprintf("failed: %v", o.err)
+	}
+	return string(o.kind)
+}
+
+// probe makes one connection and says what became of it within the time.
+func (h host) probe(ctx context.Context, proto v1.Protocol, to netip.AddrPort, wait time.Duration) outcome {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	var text string
+	var err error
+	switch proto {
+	case v1.ProtocolTCP:
+		text, err = h.probeTCP(ctx, to)
+	case v1.ProtocolUDP:
+		text, err = h.probeUDP(ctx, to)
+	case v1.ProtocolSCTP:
+		text, err = h.probeSCTP(ctx, to)
+	}
+	var timeout net.Error
+	switch {
+	case err == nil:
+		return parseGreeting(text)
+	case errors.Is(err, unix.ECONNREFUSED):
+		return outcome{kind: refused}
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return outcome{kind: silent, err: err}
+	}
+	return outcome{kind: failed, err: err}
+}
+
+func parseGreeting(text string) outcome {
+	self, peer, _ := strings.Cut(text, " ")
+	server, err1 := netip.ParseAddrPort(self)
+	source, err2 := netip.ParseAddrPort(peer)
+	if err := errors.Join(err1, err2); err != nil {
+		return outcome{kind: failed, err: fmt.Errorf("strange answer %q: %w", text, err)}
+	}
+	return outcome{kind: reached, server: server, source: source.Addr().Unmap()}
+}
+
+// local returns the address that the host connects from, with any port.
+func (h host) local(to netip.AddrPort) string {
+	return netip.AddrPortFrom(h.addr(tracker.FamilyOf(to.Addr())), 0).String()
+}
+
+// errRetransmitted: the connection came about, but only because the client's
+// kernel sent a packet again that had been lost.
+var errRetransmitted = errors.New("the first packet was lost")
+
+// connect opens a TCP connection, on which the server's greeting has arrived.
+func (h host) connect(ctx context.Context, to netip.AddrPort) (c *net.TCPConn, r *bufio.Reader, text string, err error) {
+	conn, err := h.ns.Dial(ctx, "tcp", h.local(to), to.String())
+	if err != nil {
+		return nil, nil, "", err
+	}
+	c = conn.(*net.TCPConn)
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	// Close with a reset: no port is left in TIME_WAIT, neither here nor in the
+	// node's connection tracking.
+	if err := c.SetLinger(0); err != nil {
+		return nil, nil, "", err
+	}
+	if lost, err := retransmitted(c); err != nil || lost {
+		return nil, nil, "", errors.Join(err, errRetransmitted)
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		c.SetDeadline(deadline)
+	}
+	r = bufio.NewReader(c)
+	if text, err = r.ReadString('\n'); err != nil {
+		return nil, nil, "", err
+	}
+	c.SetDeadline(time.Time{})
+	return c, r, strings.TrimSpace(text), nil
+}
+
+func retransmitted(c *net.TCPConn) (bool, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false, err
+	}
+	var info *unix.TCPInfo
+	if cerr := raw.Control(func(fd uintptr) {
+		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	}); cerr != nil {
+		err = cerr
+	}
+	if err != nil {
+		return false, err
+	}
+	return info.Total_retrans != 0, nil
+}
+
+func (h host) probeTCP(ctx context.Context, to netip.AddrPort) (string, error) {
+	c, _, text, err := h.connect(ctx, to)
+	if err != nil {
+		return "", err
+	}
+	return text, c.Close()
+}
+
+func (h host) probeUDP(ctx context.Context, to netip.AddrPort) (string, error) {
+	c, err := h.ns.Dial(ctx, "udp", h.local(to), to.String())
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	return ask(ctx, c, []byte("hello\n"), func(b []byte) (string, bool) {
+		return strings.TrimSpace(string(b)), true
+	})
+}
+
+// ask sends one packet and returns the first answer that is one.
+func ask(ctx context.Context, c net.Conn, packet []byte, isAnswer func([]byte) (string, bool)) (string, error) {
+	if deadline, ok := ctx.Deadline(); ok {
+		c.SetDeadline(deadline)
+	}
+	// EPERM is how a sender on the node itself learns that its packet was dropped.
+	// If it was refused rather, that can be read next.
+	if _, err := c.Write(packet); err != nil && !errors.Is(err, unix.EPERM) {
+		return "", err
+	}
+	buf := make([]byte, 1500)
+	for {
+		n, err := c.Read(buf)
+		if err != nil {
+			return "", err
+		}
+		if text, ok := isAnswer(buf[:n]); ok {
+			return text, nil
+		}
+	}
+}

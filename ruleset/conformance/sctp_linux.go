@@ -1,0 +1,170 @@
+package conformance
+
+import (
+	"context"
+	"encoding/binary"
+	"hash/crc32"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// SCTP is spoken here as far as the first two packets of an association (RFC
+// 9260 section 5.1), through raw sockets: that is all a data plane forwards by,
+// and needs no SCTP in the kernel but its connection tracking and NAT.
+
+const (
+	protoSCTP = "132"
+	// Chunk types (RFC 9260 section 3.2) and the parameter that an answer carries
+	// the server's greeting in (section 3.3.3.1).
+	chunkInit, chunkInitAck = 1, 2
+	paramStateCookie        = 7
+	// The offset of the first parameter of either chunk: the common header, the
+	// chunk's header and its fixed part.
+	initParams = 12 + 4 + 16
+)
+
+// sctpTracked reports whether the kernel tracks, and so can translate, SCTP.
+func sctpTracked() bool {
+	_, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_closed")
+	return err == nil
+}
+
+// sctpPacket returns a packet with one INIT or INIT ACK chunk.
+func sctpPacket(from, to uint16, verification uint32, chunk byte, tag uint32, cookie []byte) []byte {
+	be := binary.BigEndian
+	b := be.AppendUint16(nil, from)
+	b = be.AppendUint16(b, to)
+	b = be.AppendUint32(b, verification)
+	b = be.AppendUint32(b, 0) // checksum
+	length := 20
+	if cookie != nil {
+		length += 4 + len(cookie)
+	}
+	b = append(b, chunk, 0)
+	b = be.AppendUint16(b, uint16(length))
+	b = be.AppendUint32(b, tag)
+	b = be.AppendUint32(b, 65536) // receiver window
+	b = be.AppendUint16(b, 1)     // streams out
+	b = be.AppendUint16(b, 1)     // streams in
+	b = be.AppendUint32(b, 1)     // initial TSN
+	if cookie != nil {
+		b = be.AppendUint16(b, paramStateCookie)
+		b = be.AppendUint16(b, uint16(4+len(cookie)))
+		b = append(b, cookie...)
+		for len(b)%4 != 0 {
+			b = append(b, 0)
+		}
+	}
+	// The one field that is little-endian (appendix A).
+	binary.LittleEndian.PutUint32(b[8:], sctpChecksum(b))
+	return b
+}
+
+func sctpChecksum(packet []byte) uint32 {
+	b := slices.Clone(packet)
+	clear(b[8:12])
+	return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))
+}
+
+// sctpHeader is what of a packet matters here.
+type sctpHeader struct {
+	from, to          uint16
+	verification, tag uint32
+	chunk             byte
+	cookie            []byte
+}
+
+// parseSCTP reads a packet, and reports whether it is one of ours and its
+// checksum is right.
+func parseSCTP(b []byte) (h sctpHeader, ok bool) {
+	be := binary.BigEndian
+	if len(b) < initParams || binary.LittleEndian.Uint32(b[8:]) != sctpChecksum(b) {
+		return h, false
+	}
+	h = sctpHeader{
+		from: be.Uint16(b), to: be.Uint16(b[2:]), verification: be.Uint32(b[4:]),
+		chunk: b[12], tag: be.Uint32(b[16:]),
+	}
+	if p := b[initParams:]; len(p) >= 4 {
+		n := int(be.Uint16(p[2:]))
+		if n < 4 || n > len(p) {
+			return h, false
+		}
+		h.cookie = p[4:n]
+	}
+	return h, true
+}
+
+// serveSCTP has every pod answer INITs to its ports with its greeting.
+func (n *network) serveSCTP(tb testing.TB, families []tracker.Family) {
+	tb.Helper()
+	for _, f := range families {
+		for _, p := range n.pods {
+			var c *net.IPConn
+			err := p.ns.Do(func() (err error) {
+				c, err = net.ListenIP(rawSCTP(f), ipAddr(p.addr(f)))
+				return err
+			})
+			if err != nil {
+				tb.Fatal(err)
+			}
+			tb.Cleanup(func() { c.Close() })
+			go answerSCTP(c, p.addr(f))
+		}
+	}
+}
+
+func answerSCTP(c *net.IPConn, self netip.Addr) {
+	buf := make([]byte, 1500)
+	for {
+		n, from, err := c.ReadFromIP(buf)
+		if err != nil {
+			return
+		}
+		h, ok := parseSCTP(buf[:n])
+		if !ok || h.chunk != chunkInit || h.to != podPort && h.to != podPort2 {
+			continue
+		}
+		peer := net.TCPAddr{IP: from.IP, Port: int(h.from)}
+		text := greeting(netip.AddrPortFrom(self, h.to), &peer)
+		_, _ = c.WriteToIP(sctpPacket(h.to, h.from, h.tag, chunkInitAck, 1, text), from)
+	}
+}
+
+// probeSCTP asks for an association and returns the server's greeting.
+func (h host) probeSCTP(ctx context.Context, to netip.AddrPort) (string, error) {
+	f := tracker.FamilyOf(to.Addr())
+	var c *net.IPConn
+	err := h.ns.Do(func() (err error) {
+		c, err = net.DialIP(rawSCTP(f), ipAddr(h.addr(f)), ipAddr(to.Addr()))
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	port, tag := uint16(1024+rand.IntN(60000)), 1+rand.Uint32N(1<<31)
+	return ask(ctx, c, sctpPacket(port, to.Port(), 0, chunkInit, tag, nil), func(b []byte) (string, bool) {
+		a, ok := parseSCTP(b)
+		if !ok || a.chunk != chunkInitAck || a.from != to.Port() || a.to != port || a.verification != tag {
+			return "", false
+		}
+		return strings.TrimSpace(string(a.cookie)), true
+	})
+}
+
+func rawSCTP(f tracker.Family) string {
+	if f == tracker.IPv6 {
+		return "ip6:" + protoSCTP
+	}
+	return "ip4:" + protoSCTP
+}
+
+func ipAddr(a netip.Addr) *net.IPAddr { return &net.IPAddr{IP: a.AsSlice()} }

@@ -1,0 +1,145 @@
+package conformance
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// World is a small cluster around one node, in network namespaces, with a
+// backend at work in it. See the package documentation for what it looks like.
+type World struct {
+	// Tracker is to be given Services and EndpointSlices; the node and that all is
+	// synced it knows already. Engine and Cursor lead from it to the backend.
+	Tracker *tracker.Tracker
+	Engine  *ruleset.Engine
+	Cursor  *ruleset.Cursor
+	// Env is what the backend was made with.
+	Env Env
+
+	tb  testing.TB
+	net *network
+	// services is what setService was last given.
+	services map[string]*service
+}
+
+// config is what a world has of its own.
+type config struct {
+	// clients is the number of clients outside, 0 for a few.
+	clients           int
+	bridge            bool
+	sctp              bool
+	masqueradeAll     bool
+	nodePortAddresses []string
+	// localTraffic is nil for the local pods' CIDR.
+	localTraffic *ruleset.LocalTraffic
+}
+
+// NewWorld makes a World without Services, for tests beyond those of [Run]: pods
+// on the node and on another, and clients outside. Local traffic is told by the
+// local pods' CIDRs, NodePorts answer at all of the node's addresses, and no
+// Options.Skip matters. It skips the test where namespaces cannot be made.
+// Everything is taken down when the test ends.
+func NewWorld(tb testing.TB, o Options) *World {
+	tb.Helper()
+	return newWorld(tb, o, config{})
+}
+
+func newWorld(tb testing.TB, o Options, c config) *World {
+	tb.Helper()
+	if c.clients == 0 {
+		c.clients = 4
+	}
+	families := o.families()
+	n := newNetwork(tb, families, c.clients, c.bridge)
+	n.serve(tb, families)
+	if c.sctp {
+		n.serveSCTP(tb, families)
+	}
+	w := &World{
+		Env: Env{NetNS: n.node.FD(), Families: families},
+		tb:  tb, net: n, services: map[string]*service{},
+	}
+
+	if c.localTraffic == nil {
+		c.localTraffic = &ruleset.LocalTraffic{CIDRs: each(families, localPodCIDR)}
+	}
+	addresses, err := ruleset.ParseNodePortAddresses(c.nodePortAddresses)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	w.Tracker, err = tracker.New(tracker.Config{
+		Node:     tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(families, primary)},
+		Families: families,
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	w.Engine, err = ruleset.NewEngine(ruleset.Config{
+		Tracker:           w.Tracker,
+		MasqueradeAll:     c.masqueradeAll,
+		LocalTraffic:      *c.localTraffic,
+		NodePortAddresses: addresses,
+		ServiceCIDRs:      each(families, serviceCIDR),
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var backend ruleset.Backend
+	if err := w.Do(func() error {
+		backend = o.New(tb, w.Env)
+		return nil
+	}); err != nil {
+		tb.Fatal(err)
+	}
+	w.Cursor = w.Engine.Attach("conformance", backend)
+	w.Tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	return w
+}
+
+// each returns f of every family.
+func each[T any](families []tracker.Family, f func(tracker.Family) T) []T {
+	out := make([]T, 0, len(families))
+	for _, x := range families {
+		out = append(out, f(x))
+	}
+	return out
+}
+
+// Do runs f on a thread inside the node's network namespace. Goroutines that f
+// starts do not run inside.
+func (w *World) Do(f func() error) error { return w.net.node.Do(f) }
+
+// Sync has the backend apply what has changed, and fails the test if it cannot.
+func (w *World) Sync() {
+	w.tb.Helper()
+	if err := w.Do(func() error { return w.Cursor.Sync(context.Background()) }); err != nil {
+		w.tb.Fatalf("sync: %v", err)
+	}
+}
+
+// Pod is a server that Services can send to: it answers TCP and UDP at
+// [Pod.Ports].
+type Pod struct {
+	// Name is the pod's, Node its node's.
+	Name, Node string
+	addr       func(tracker.Family) netip.Addr
+}
+
+// Addr returns the pod's address.
+func (p Pod) Addr(f tracker.Family) netip.Addr { return p.addr(f) }
+
+// Ports returns the two ports at which every pod answers.
+func (Pod) Ports() [2]uint16 { return [2]uint16{podPort, podPort2} }
+
+// Pods returns the pods of the world, those of this node first.
+func (w *World) Pods() []Pod {
+	out := make([]Pod, 0, len(w.net.pods))
+	for _, p := range w.net.pods {
+		out = append(out, Pod{Name: p.name, Node: p.node, addr: p.addr})
+	}
+	return out
+}

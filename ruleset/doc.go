@@ -1,0 +1,71 @@
+// Package ruleset says what a node's data plane must do for every Service, and
+// tells each data plane what changed.
+//
+// An [Engine] takes changed Services from a [tracker.Tracker] and compiles each
+// port, in each address family, into a [Service]: where it is reached (its
+// frontends), by whom, which endpoints that leads to, when the source address is
+// replaced, and what happens where there is no endpoint. Every question of
+// Kubernetes semantics ends here; a [Backend] only translates. [Compile] does
+// this for one port and is a pure function.
+//
+// A backend is attached to the Engine and gets a [Cursor]. Each [Cursor.Sync]
+// offers it a [Delta] against what it last accepted, and notes what it accepts
+// now. So a failed update is retried by calling Sync again, for just the Services
+// that failed if the backend can tell; nothing that was half done is forgotten;
+// and backends that fail or lag do not concern each other.
+//
+// A [Snapshot] is the whole ruleset at one moment. Its [Snapshot.Trace] says what
+// must become of a given packet, and is the specification in readable form; the
+// conformance suite in the folder below judges backends by it.
+//
+// # What it promises
+//
+//   - The work of a Sync is proportional to what changed, not to what exists, but
+//     for a Full delta.
+//   - Everything handed out is immutable: it may be kept and read anywhere.
+//   - No two Services that are live, or that some backend may still have, share
+//     an ID. IDs are small: about as many as there are Service ports.
+//   - No two Services have a frontend with the same address, port and protocol
+//     (or the same NodePort). Where two ask for it, a cluster IP goes before
+//     anything else and then the lowest [tracker.Key]; the other goes without, and
+//     gets it when it becomes free.
+//   - Nothing is offered before all of the tracker's sources are synced.
+//   - No goroutine is started and no lock is held while a backend works.
+//
+// # How to write a backend
+//
+// Implement [Backend], a single method. The example MapBackend is a whole one.
+// What to do with a delta:
+//
+//  1. If d.Full, find what you have that d.Changes does not call for, such as
+//     what an earlier process left, and remove it at the end; put in everything
+//     else, whatever [Change.What] says.
+//  2. Bring in d.Node if it is another pointer than d.OldNode: NodePort addresses,
+//     Service CIDRs, how pods are told.
+//  3. Take away the [Change.GoneFrontends] of all changes.
+//  4. Bring in the endpoints: pools that What says differ, or [Change.Upserted].
+//  5. Bring in the frontends of all changes whose What has [FieldFrontends].
+//  6. Take away the endpoints nobody leads to any more: [Change.Removed], and all
+//     that belongs to a Service whose New is nil.
+//
+// In this order, each step done for all changes before the next, no frontend
+// ever leads to an endpoint that is not there. A data plane with transactions may
+// use any order. A frontend that moves from one Service to another is not among
+// the GoneFrontends: the step that brings it in replaces it.
+//
+// For each connection, a frontend first drops sources that [Frontend.Sources]
+// does not contain. It then looks at where the connection started, if
+// [Frontend.ShortCircuit] says so, and does what Target or Near says. The endpoint
+// is chosen from [Service.Pool], with the one used before if Port.Affinity is set
+// and that one is still in the pool. The source is replaced as Masquerade says,
+// and always if endpoint and source are the same address. What is addressed to
+// none of the frontends is settled by [Node.ServiceCIDRs] and the cluster IPs:
+// see Trace.
+//
+// Apply must be idempotent, since whatever it does not accept is offered again.
+// Return a [*PartialError] if single Services fail, and [ErrNeedFull] if the
+// tables are not what they should be. Where a Service's own data is needed, a hook
+// of [tracker.Config] puts it in Service.Port.Ext or an endpoint's Ext.
+//
+// [ByFamily] joins a backend for IPv4 and one for IPv6.
+package ruleset

@@ -1,0 +1,130 @@
+package ruleset_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// mapPlane is a backend for a data plane with two maps, as a BPF program might
+// have them: a frontend leads to a pool by the Service's number, and a pool is one
+// value, replaced as a whole.
+type mapPlane struct {
+	frontends map[frontendKey]frontendValue
+	pools     map[poolKey][]netip.AddrPort
+}
+
+type frontendKey struct {
+	addr  netip.Addr // invalid for a NodePort
+	port  uint16
+	proto v1.Protocol
+	tracker.Family
+}
+
+type frontendValue struct {
+	service      uint32
+	target, near ruleset.Target
+	masquerade   ruleset.Masquerade
+	sources      []netip.Prefix
+	affinity     int // seconds
+}
+
+type poolKey struct {
+	service uint32
+	target  ruleset.Target
+}
+
+func keyOf(k tracker.Key, f ruleset.Frontend) frontendKey {
+	return frontendKey{f.Addr, f.Port, k.Protocol, k.Family}
+}
+
+func (m *mapPlane) Apply(_ context.Context, d *ruleset.Delta) error {
+	frontends, pools := map[frontendKey]bool{}, map[poolKey]bool{} // all there are, if Full
+	for _, c := range d.Changes {
+		for f := range c.GoneFrontends() {
+			delete(m.frontends, keyOf(c.Key, f))
+		}
+	}
+	for _, c := range d.Changes {
+		m.setPool(c, d.Full, ruleset.ToCluster, ruleset.FieldCluster, pools)
+		m.setPool(c, d.Full, ruleset.ToLocal, ruleset.FieldLocal, pools)
+	}
+	for _, c := range d.Changes {
+		if c.New == nil || !d.Full && c.What&(ruleset.FieldFrontends|ruleset.FieldAffinity) == 0 {
+			continue
+		}
+		for _, f := range c.New.Frontends {
+			frontends[keyOf(c.Key, f)] = true
+			m.frontends[keyOf(c.Key, f)] = frontendValue{
+				c.New.ID, f.Target, f.Near, f.Masquerade, f.Sources, int(c.New.Port.Affinity.Seconds()),
+			}
+		}
+	}
+	for _, c := range d.Changes {
+		if c.New == nil {
+			delete(m.pools, poolKey{c.ID(), ruleset.ToCluster})
+			delete(m.pools, poolKey{c.ID(), ruleset.ToLocal})
+		}
+	}
+	if d.Full {
+		maps.DeleteFunc(m.frontends, func(k frontendKey, _ frontendValue) bool { return !frontends[k] })
+		maps.DeleteFunc(m.pools, func(k poolKey, _ []netip.AddrPort) bool { return !pools[k] })
+	}
+	return nil
+}
+
+func (m *mapPlane) setPool(c ruleset.Change, full bool, t ruleset.Target, f ruleset.Field, all map[poolKey]bool) {
+	if c.New == nil || !full && c.What&f == 0 {
+		return
+	}
+	k := poolKey{c.New.ID, t}
+	all[k] = true
+	m.pools[k] = nil
+	for _, ep := range c.New.Pool(t) {
+		m.pools[k] = append(m.pools[k], ep.Addr)
+	}
+}
+
+// A whole backend, for an imaginary data plane that consists of maps.
+func Example_mapBackend() {
+	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	plane := &mapPlane{map[frontendKey]frontendValue{}, map[poolKey][]netip.AddrPort{}}
+	plane.pools[poolKey{99, ruleset.ToLocal}] = nil // left by an earlier process
+	cursor := engine.Attach("maps", plane)
+
+	t.SetService(web)
+	t.SetSlice(webSlice())
+	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	if err := cursor.Sync(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+	f := plane.frontends[frontendKey{port: 30080, proto: v1.ProtocolTCP, Family: tracker.IPv4}]
+	fmt.Println("from outside:", plane.pools[poolKey{f.service, f.target}])
+	fmt.Println("from a pod:", plane.pools[poolKey{f.service, f.near}])
+
+	t.DeleteService(types.NamespacedName{Namespace: web.Namespace, Name: web.Name})
+	if err := cursor.Sync(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println("left:", len(plane.frontends), len(plane.pools))
+	// Output:
+	// from outside: [10.1.0.1:8080]
+	// from a pod: [10.1.0.1:8080 10.2.0.1:8080]
+	// left: 0 0
+}

@@ -1,0 +1,152 @@
+package ruleset_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// web is a Service at 172.30.0.1:80 and at node port 30080.
+var web = &v1.Service{
+	ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+	Spec: v1.ServiceSpec{
+		Type:                  v1.ServiceTypeNodePort,
+		ClusterIP:             "172.30.0.1",
+		ClusterIPs:            []string{"172.30.0.1"},
+		IPFamilies:            []v1.IPFamily{v1.IPv4Protocol},
+		Ports:                 []v1.ServicePort{{Port: 80, NodePort: 30080, Protocol: v1.ProtocolTCP}},
+		ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal,
+	},
+}
+
+// webSlice holds one endpoint on each of two nodes, and perhaps a third.
+func webSlice(more ...string) *discovery.EndpointSlice {
+	s := &discovery.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: "web-1",
+			Labels: map[string]string{discovery.LabelServiceName: "web"},
+		},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Name: new(""), Port: new(int32(8080)), Protocol: new(v1.ProtocolTCP)}},
+		Endpoints: []discovery.Endpoint{
+			{Addresses: []string{"10.1.0.1"}, NodeName: new("node-a")},
+			{Addresses: []string{"10.2.0.1"}, NodeName: new("node-b")},
+		},
+	}
+	for _, a := range more {
+		s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{a}})
+	}
+	return s
+}
+
+// A backend that prints what it is told.
+func Example() {
+	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	cursor := engine.Attach("print", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+		for _, c := range d.Changes {
+			fmt.Println(c.Key)
+			if c.New != nil && c.What&ruleset.FieldFrontends != 0 {
+				for _, f := range c.New.Frontends {
+					fmt.Printf("  %s %d: %s\n", f.Kind, f.Port, f.Target)
+				}
+			}
+			for ep := range c.Upserted() {
+				fmt.Println("  +", ep)
+			}
+			for ep := range c.Removed() {
+				fmt.Println("  -", ep)
+			}
+		}
+		return nil
+	}))
+
+	// Informers would do this, and a runner would call Sync.
+	ctx := context.Background()
+	t.SetService(web)
+	t.SetSlice(webSlice())
+	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	for _, change := range []func(){
+		func() {},
+		func() { t.SetSlice(webSlice("10.3.0.1")) },
+		func() { t.SetSlice(webSlice()) },
+	} {
+		change()
+		if err := cursor.Sync(ctx); err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// shop/web/TCP/IPv4
+	//   cluster IP 80: cluster endpoints
+	//   node port 30080: local endpoints
+	//   + 10.1.0.1:8080
+	//   + 10.2.0.1:8080
+	// shop/web/TCP/IPv4
+	//   + 10.3.0.1:8080
+	// shop/web/TCP/IPv4
+	//   - 10.3.0.1:8080
+}
+
+// What becomes of a packet, and why?
+func ExampleSnapshot_Trace() {
+	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	t.SetService(web)
+	t.SetSlice(webSlice())
+	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+
+	snapshot := engine.Snapshot()
+	for _, to := range []string{"192.0.2.1:30080", "172.30.0.1:80", "172.30.0.1:81"} {
+		v := snapshot.Trace(ruleset.Packet{
+			From:          netip.MustParseAddr("198.51.100.7"),
+			InInterface:   "eth0",
+			Protocol:      v1.ProtocolTCP,
+			To:            netip.MustParseAddrPort(to),
+			NodeAddresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		})
+		fmt.Printf("%s: %s %v\n  %s\n", to, v.Action, v.Endpoints, v.Rule)
+	}
+	// Output:
+	// 192.0.2.1:30080: forward [10.1.0.1:8080]
+	//   node port of shop/web/TCP/IPv4 goes to its local endpoints
+	// 172.30.0.1:80: forward [10.1.0.1:8080 10.2.0.1:8080]
+	//   cluster IP of shop/web/TCP/IPv4 goes to its cluster endpoints
+	// 172.30.0.1:81: reject []
+	//   TCP 81 is a closed port of a cluster IP (of shop/web)
+}
+
+func ExampleParseNodePortAddresses() {
+	n, err := ruleset.ParseNodePortAddresses([]string{"192.0.2.0/24"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	four := n.Resolve(tracker.NodeInfo{}, tracker.IPv4)
+	six := n.Resolve(tracker.NodeInfo{}, tracker.IPv6)
+	fmt.Println(four.Prefixes, six.All)
+	// Output: [192.0.2.0/24] true
+}
