@@ -124,26 +124,30 @@ func dumpRequest(seq uint32, f tracker.Family) []byte {
 	return endMessage(b, 0)
 }
 
+// appendTuple appends the addresses of one direction.
+func appendTuple(b []byte, kind uint16, protocol uint8, src, dst netip.AddrPort) []byte {
+	return appendNested(b, kind, func(b []byte) []byte {
+		b = appendNested(b, ctaTupleIP, func(b []byte) []byte {
+			from, to := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
+			if dst.Addr().Is6() {
+				from, to = ctaIPv6Src, ctaIPv6Dst
+			}
+			b = appendAttr(b, from, src.Addr().AsSlice()...)
+			return appendAttr(b, to, dst.Addr().AsSlice()...)
+		})
+		return appendNested(b, ctaTupleProto, func(b []byte) []byte {
+			b = appendAttr(b, ctaProtoNum, protocol)
+			b = appendAttr(b, ctaProtoSrcPort, byte(src.Port()>>8), byte(src.Port()))
+			return appendAttr(b, ctaProtoDstPort, byte(dst.Port()>>8), byte(dst.Port()))
+		})
+	})
+}
+
 // appendDelete appends a request to delete exactly the entry that f is.
 func appendDelete(b []byte, seq uint32, f *Flow) []byte {
 	start := len(b)
-	family := tracker.FamilyOf(f.Dst.Addr())
-	b = beginMessage(b, ctDelete, flagRequest|flagAck, seq, afOf(family))
-	b = appendNested(b, ctaTupleOrig, func(b []byte) []byte {
-		b = appendNested(b, ctaTupleIP, func(b []byte) []byte {
-			src, dst := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
-			if family == tracker.IPv6 {
-				src, dst = ctaIPv6Src, ctaIPv6Dst
-			}
-			b = appendAttr(b, src, f.Src.Addr().AsSlice()...)
-			return appendAttr(b, dst, f.Dst.Addr().AsSlice()...)
-		})
-		return appendNested(b, ctaTupleProto, func(b []byte) []byte {
-			b = appendAttr(b, ctaProtoNum, f.Protocol)
-			b = appendAttr(b, ctaProtoSrcPort, byte(f.Src.Port()>>8), byte(f.Src.Port()))
-			return appendAttr(b, ctaProtoDstPort, byte(f.Dst.Port()>>8), byte(f.Dst.Port()))
-		})
-	})
+	b = beginMessage(b, ctDelete, flagRequest|flagAck, seq, afOf(tracker.FamilyOf(f.Dst.Addr())))
+	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.Src, f.Dst)
 	if f.Zone != 0 {
 		b = appendAttr(b, ctaZone, byte(f.Zone>>8), byte(f.Zone))
 	}

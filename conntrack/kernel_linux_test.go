@@ -1,0 +1,490 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// host is a network namespace of its own, in which conntrack works.
+func host(tb testing.TB) *netlab.Host {
+	tb.Helper()
+	netlab.Require(tb)
+	lab, err := netlab.New()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { lab.Close() })
+	h, err := lab.Host("node")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return h
+}
+
+func cleanerAt(tb testing.TB, h *netlab.Host, trace *Trace) *Cleaner {
+	tb.Helper()
+	c, err := New(Config{NetNS: h.FD(), Trace: trace})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return c
+}
+
+// create puts flows into the table, by other code than what is tested.
+func create(tb testing.TB, h *netlab.Host, flows ...Flow) {
+	tb.Helper()
+	var nl *netlink.Handle
+	err := h.Do(func() (err error) {
+		nl, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
+		return err
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer nl.Close()
+	for _, f := range flows {
+		if f.Zone != 0 { // the library knows no zones
+			createInZone(tb, h, f)
+			continue
+		}
+		tuple := func(src, dst netip.AddrPort) netlink.IPTuple {
+			return netlink.IPTuple{
+				Protocol: f.Protocol,
+				SrcIP:    src.Addr().AsSlice(), SrcPort: src.Port(),
+				DstIP: dst.Addr().AsSlice(), DstPort: dst.Port(),
+			}
+		}
+		c := &netlink.ConntrackFlow{
+			FamilyType: afOf(tracker.FamilyOf(f.Dst.Addr())), TimeOut: 600,
+			Forward: tuple(f.Src, f.Dst), Reverse: tuple(f.ReplySrc, f.ReplyDst),
+		}
+		if f.Protocol == unix.IPPROTO_TCP {
+			c.ProtoInfo = &netlink.ProtoInfoTCP{State: nlTCPEstablished}
+		}
+		if err := nl.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(c.FamilyType), c); err != nil {
+			tb.Fatalf("create %+v: %v", f, err)
+		}
+	}
+}
+
+func createInZone(tb testing.TB, h *netlab.Host, f Flow) {
+	tb.Helper()
+	t, err := openKernel(h.FD())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer t.Close()
+	k := t.(*kernel)
+	k.seq++
+	b := beginMessage(nil, ctNew, flagRequest|flagAck|unix.NLM_F_CREATE, k.seq, afOf(tracker.FamilyOf(f.Dst.Addr())))
+	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.Src, f.Dst)
+	b = appendTuple(b, ctaTupleReply, f.Protocol, f.ReplySrc, f.ReplyDst)
+	b = appendAttr(b, ctaZone, byte(f.Zone>>8), byte(f.Zone))
+	b = appendAttr(b, ctaTimeout, 0, 0, 2, 0)
+	err = k.exchange(tb.Context(), endMessage(b, 0), 1, func(m message) (bool, error) { return true, m.err() })
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+const ctaTimeout = 7 // CTA_TIMEOUT of nfnetlink_conntrack.h
+
+const nlTCPEstablished = 3 // TCP_CONNTRACK_ESTABLISHED of nf_conntrack_tcp.h
+
+// read returns what is in the table, by other code than what is tested, as
+// "protocol client destination reply-source".
+func read(tb testing.TB, h *netlab.Host) []string {
+	tb.Helper()
+	var out []string
+	err := h.Do(func() error {
+		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+			flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+			if err != nil {
+				return err
+			}
+			for _, f := range flows {
+				if f.Forward.Protocol == unix.IPPROTO_ICMPV6 || f.Forward.Protocol == unix.IPPROTO_ICMP {
+					continue
+				}
+				at := func(ip net.IP, port uint16) string {
+					a, _ := netip.AddrFromSlice(ip)
+					return netip.AddrPortFrom(a.Unmap(), port).String()
+				}
+				out = append(out, fmt.Sprint(f.Forward.Protocol, " ", at(f.Forward.SrcIP, f.Forward.SrcPort), " ",
+					at(f.Forward.DstIP, f.Forward.DstPort), " ", at(f.Reverse.SrcIP, f.Reverse.SrcPort)))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func shown(flows ...Flow) []string {
+	var out []string
+	for _, f := range flows {
+		out = append(out, fmt.Sprint(f.Protocol, " ", f.Src, " ", f.Dst, " ", f.ReplySrc))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// TestKernelDump compares what is decoded with what was put in.
+func TestKernelDump(t *testing.T) {
+	h := host(t)
+	tcp := flow("10.9.0.1:1000", "10.96.0.1:53", "10.0.0.1:53")
+	tcp.Protocol = unix.IPPROTO_TCP
+	zoned := flow("10.9.0.2:1000", "10.96.0.1:53", "10.0.0.1:53")
+	zoned.Zone = 7
+	masqueraded := flow("10.9.0.3:1000", "10.96.0.1:53", "10.0.0.1:5353")
+	masqueraded.ReplyDst = ap("10.9.9.9:40000")
+	v6 := flow("[fd09::1]:1000", "[fd96::1]:53", "[fd00::1]:5353")
+	create(t, h, tcp, zoned, masqueraded, v6)
+
+	k, err := openKernel(h.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	for family, want := range map[tracker.Family][]Flow{
+		tracker.IPv4: {masqueraded, zoned}, tracker.IPv6: {v6},
+	} {
+		var got []Flow
+		if err := k.Dump(t.Context(), family, func(f *Flow) { got = append(got, *f) }); err != nil {
+			t.Fatal(err)
+		}
+		slices.SortFunc(got, func(a, b Flow) int { return b.Src.Compare(a.Src) })
+		for i := range got {
+			if got[i].ID == 0 {
+				t.Error("a flow without an ID")
+			}
+			got[i].ID = 0
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%v:\n got %v\nwant %v", family, got, want)
+		}
+	}
+}
+
+// TestKernelDelete: exactly the entries given are deleted, and not a later one
+// between the same addresses.
+func TestKernelDelete(t *testing.T) {
+	h := host(t)
+	stay := flow("10.9.0.1:1000", "10.96.0.1:53", "10.0.0.1:53")
+	zoned := flow("10.9.0.2:1000", "10.96.0.1:53", "10.0.0.1:53")
+	zoned.Zone = 7
+	v6 := flow("[fd09::1]:1000", "[fd96::1]:53", "[fd00::1]:5353")
+	var many []Flow
+	for i := range 3*deleteBatch + 1 {
+		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
+	}
+	create(t, h, append(many, stay, zoned, v6)...)
+	k, err := openKernel(h.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	var doomed []Flow
+	see := func(f *Flow) {
+		if f.Src != stay.Src {
+			doomed = append(doomed, *f)
+		}
+	}
+	if err := errors.Join(k.Dump(t.Context(), tracker.IPv4, see), k.Dump(t.Context(), tracker.IPv6, see)); err != nil {
+		t.Fatal(err)
+	}
+	other := doomed[0]
+	other.ID++ // as if it had been replaced
+	if n, err := k.Delete(t.Context(), []Flow{other}); n != 0 || err != nil {
+		t.Errorf("another entry's ID: %d deleted, %v", n, err)
+	}
+	if n, err := k.Delete(t.Context(), doomed); n != len(many)+2 || err != nil {
+		t.Errorf("%d deleted of %d, %v", n, len(many)+2, err)
+	}
+	if n, err := k.Delete(t.Context(), doomed); n != 0 || err != nil {
+		t.Errorf("a second time: %d, %v", n, err)
+	}
+	if got, want := read(t, h), shown(stay); !slices.Equal(got, want) {
+		t.Errorf("left: %v, want %v", got, want)
+	}
+}
+
+// TestKernelGivenUp: a dump that was broken off leaves nothing behind that the
+// next one stumbles over.
+func TestKernelGivenUp(t *testing.T) {
+	h := host(t)
+	var many []Flow
+	for i := range 2000 { // several times what one read gives
+		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
+	}
+	create(t, h, many...)
+	k, err := openKernel(h.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	seen := 0
+	err = k.Dump(ctx, tracker.IPv4, func(*Flow) { seen++; cancel() })
+	if !errors.Is(err, context.Canceled) || seen == 0 || seen >= len(many) {
+		t.Fatalf("%v after %d flows", err, seen)
+	}
+	seen = 0
+	if err := k.Dump(t.Context(), tracker.IPv4, func(*Flow) { seen++ }); err != nil || seen != len(many) {
+		t.Fatalf("then: %v after %d flows", err, seen)
+	}
+}
+
+func TestKernelLocalAddrs(t *testing.T) {
+	h := host(t)
+	for _, p := range []string{"192.0.2.1/24", "2001:db8::1/64"} {
+		if err := h.AddAddr("lo", netip.MustParsePrefix(p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k, err := openKernel(h.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	for family, want := range map[tracker.Family][]netip.Addr{
+		tracker.IPv4: {addr("127.0.0.1"), addr("192.0.2.1")},
+		tracker.IPv6: {addr("::1"), addr("2001:db8::1")},
+	} {
+		got, err := k.LocalAddrs(t.Context(), family)
+		slices.SortFunc(got, netip.Addr.Compare)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%v: %v, %v, want %v", family, got, err, want)
+		}
+	}
+}
+
+func TestNewInNoNamespace(t *testing.T) {
+	if c, err := New(Config{NetNS: 1 << 20}); err == nil || c != nil {
+		t.Errorf("%v, %v", c, err)
+	}
+}
+
+// TestKernelWorld is every kind of flow at once, in both families, before and
+// after a change of every kind.
+func TestKernelWorld(t *testing.T) {
+	h := host(t)
+	if err := errors.Join(h.AddAddr("lo", netip.MustParsePrefix("192.0.2.1/32")),
+		h.AddAddr("lo", netip.MustParsePrefix("2001:db8::1/128"))); err != nil {
+		t.Fatal(err)
+	}
+	node := everyAddress()
+	// v gives an address of either family: "s1" is cluster IP 1, "p1" pod 1.
+	v := func(six bool, s string, port int) string {
+		four := map[byte]string{'s': "10.96.0.%s", 'p': "10.0.0.%s", 'c': "10.9.0.%s", 'n': "192.0.2.%s", 'x': "198.51.100.%s"}
+		long := map[byte]string{'s': "fd96::%s", 'p': "fd00::%s", 'c': "fd09::%s", 'n': "2001:db8::%s", 'x': "2001:db8:1::%s"}
+		if six {
+			return fmt.Sprintf("[%s]:%d", fmt.Sprintf(long[s[0]], s[1:]), port)
+		}
+		return fmt.Sprintf("%s:%d", fmt.Sprintf(four[s[0]], s[1:]), port)
+	}
+	var stay, stale []Flow
+	var before, after []ruleset.Change
+	for _, six := range []bool{false, true} {
+		name := "v4"
+		ext := "198.51.100.1"
+		if six {
+			name, ext = "v6", "2001:db8:1::1"
+		}
+		port := 1000
+		f := func(dst string, dport int, src string, sport int) Flow {
+			port++
+			return flow(v(six, "c1", port), v(six, dst, dport), v(six, src, sport))
+		}
+		p := func(names ...string) []*tracker.Endpoint {
+			var out []*tracker.Endpoint
+			for _, n := range names {
+				out = append(out, ep(v(six, n, 5300), ""))
+			}
+			return out
+		}
+		dns := service{name: name + "dns", cluster: v(six, "s1", 53), nodePort: 30053, external: []string{ext}, endpoints: p("p1", "p2")}
+		old := service{name: name + "old", cluster: v(six, "s2", 53), nodePort: 30054, endpoints: p("p1", "p3")}
+		idle := service{name: name + "idle", cluster: v(six, "s3", 53), nodePort: 30055}
+		other := service{name: name + "other", cluster: v(six, "s4", 53), endpoints: p("p1")}
+		a, b, c, d := dns.compile(node), old.compile(node), idle.compile(node), other.compile(node)
+		before = append(before, change(nil, a), change(nil, b), change(nil, c), change(nil, d))
+		dns.endpoints, idle.endpoints = p("p2"), p("p4")
+		after = append(after, change(a, dns.compile(node)), change(b, nil), change(c, idle.compile(node)))
+
+		tcp := f("s1", 53, "p1", 5300)
+		tcp.Protocol = unix.IPPROTO_TCP
+		zoned := f("s1", 53, "p1", 5300)
+		zoned.Zone = 1
+		stay = append(stay, tcp, zoned,
+			f("s1", 53, "p2", 5300),     // an endpoint that stays
+			f("n1", 30053, "p2", 5300),  //
+			f("s4", 53, "p1", 5300),     // another Service with the same endpoint
+			f("s1", 54, "s1", 54),       // no port of a Service
+			f("n9", 30053, "n9", 30053), // another host's NodePort
+			f("n9", 30055, "n9", 30055), //
+			f("p1", 5300, "p1", 5300),   // an endpoint, asked directly
+		)
+		stale = append(stale,
+			f("s1", 53, "p1", 5300),     // the endpoint that went
+			f("x1", 53, "p1", 5300),     //
+			f("n1", 30053, "p1", 5300),  //
+			f("s2", 53, "p1", 5300),     // the Service that went
+			f("s2", 53, "p3", 5300),     //
+			f("n1", 30054, "p3", 5300),  //
+			f("s3", 53, "s3", 53),       // a black hole that is none any more
+			f("n1", 30055, "n1", 30055), //
+		)
+	}
+	var info Info
+	c := cleanerAt(t, h, &Trace{Flushed: func(i Info) { info = i }})
+	backend := After(ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }), c)
+	if err := backend.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: before}); err != nil {
+		t.Fatal(err)
+	}
+	create(t, h, append(slices.Clone(stay), stale...)...)
+	if err := backend.Apply(t.Context(), &ruleset.Delta{Node: node, OldNode: node, Changes: after}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := read(t, h), shown(stay...); !slices.Equal(got, want) {
+		t.Errorf("left:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if info.Dumps != 2 || info.Deleted != len(stale) || info.Stale != len(stale) || info.Err != nil {
+		t.Errorf("%+v, want 2 dumps and %d deleted", info, len(stale))
+	}
+}
+
+// TestPackets is one client's socket, which goes on sending while the endpoint it
+// was translated to goes away.
+func TestPackets(t *testing.T) {
+	node := host(t)
+	_, err := node.Output("nft", "--version")
+	netlab.Need(t, err == nil, "the nft command")
+	lab, err := netlab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lab.Close() })
+	client, err := lab.Host("client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.Link(client, "eth0", node, "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range []struct{ name, client, node, vip, one, two, family string }{
+		{"IPv4", "10.9.0.2/24", "10.9.0.1/24", "10.96.0.1", "10.0.0.1", "10.0.0.2", "ip"},
+		{"IPv6", "fd09::2/64", "fd09::1/64", "fd96::1", "fd00::1", "fd00::2", "ip6"},
+	} {
+		t.Run(w.name, func(t *testing.T) {
+			bits := addr(w.vip).BitLen()
+			if err := errors.Join(
+				client.AddAddr("eth0", netip.MustParsePrefix(w.client)),
+				node.AddAddr("eth0", netip.MustParsePrefix(w.node)),
+				client.AddRoute(netip.PrefixFrom(addr(w.vip), bits), netip.MustParsePrefix(w.node).Addr(), "eth0"),
+			); err != nil {
+				t.Fatal(err)
+			}
+			at := func(a string) string { return netip.AddrPortFrom(addr(a), 53).String() }
+			for _, e := range []string{w.one, w.two} {
+				if err := node.AddAddr("lo", netip.PrefixFrom(addr(e), bits)); err != nil {
+					t.Fatal(err)
+				}
+				pc, err := node.ListenPacket("udp", at(e))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { pc.Close() })
+				go func() {
+					b := make([]byte, 64)
+					for {
+						_, from, err := pc.ReadFrom(b)
+						if err != nil {
+							return
+						}
+						pc.WriteTo([]byte(e), from)
+					}
+				}()
+			}
+			conn, err := client.Dial(t.Context(), "udp", "", at(w.vip))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			ask := func() string {
+				t.Helper()
+				b := make([]byte, 64)
+				conn.SetDeadline(time.Now().Add(10 * time.Second))
+				if _, err := conn.Write([]byte("who")); err != nil {
+					t.Fatal(err)
+				}
+				n, err := conn.Read(b)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(b[:n])
+			}
+			// The data plane: one rule that sends all to one endpoint.
+			dataPlane := ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+				to := d.Changes[0].New.Selection.Cluster[0].Addr
+				_, err := node.Output("nft", fmt.Sprintf(`table %[1]s t
+					delete table %[1]s t
+					table %[1]s t {
+					chain c {
+						type nat hook prerouting priority dstnat
+						%[1]s daddr %[2]s udp dport 53 dnat to %[3]s
+					}
+					}
+`, w.family, w.vip, to))
+				return err
+			})
+			backend := After(dataPlane, cleanerAt(t, node, nil))
+			info := everyAddress()
+			svc := service{name: "dns", cluster: at(w.vip), endpoints: eps(at(w.one))}
+			first := svc.compile(info)
+			svc.endpoints = eps(at(w.two))
+			second := svc.compile(info)
+			if err := backend.Apply(t.Context(), &ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, first)}}); err != nil {
+				t.Fatal(err)
+			}
+			if got := ask(); got != w.one {
+				t.Fatalf("answered by %s, want %s", got, w.one)
+			}
+			next := &ruleset.Delta{Node: info, OldNode: info, Changes: []ruleset.Change{change(first, second)}}
+			if err := dataPlane.Apply(t.Context(), next); err != nil {
+				t.Fatal(err)
+			}
+			if got := ask(); got != w.one {
+				t.Fatalf("without a clean-up answered by %s, so nothing is proved", got)
+			}
+			if err := backend.Apply(t.Context(), next); err != nil {
+				t.Fatal(err)
+			}
+			if got := ask(); got != w.two {
+				t.Fatalf("answered by %s, want %s", got, w.two)
+			}
+		})
+	}
+}

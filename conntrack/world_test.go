@@ -1,0 +1,142 @@
+package conntrack
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// What tests are made of: Services as the ruleset compiles them, and a table in
+// memory.
+
+func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// service is a Service port to be. A test changes a copy and compiles it anew.
+type service struct {
+	name      string
+	protocol  v1.Protocol // UDP if empty
+	cluster   string      // cluster IP and port
+	nodePort  uint16
+	external  []string // external IPs
+	endpoints []*tracker.Endpoint
+}
+
+// ep is an endpoint: "addr:port", and one of "", "terminating" (and serving),
+// "gone" (neither ready nor serving) and "published" (ready though not serving).
+func ep(at, how string) *tracker.Endpoint {
+	e := &tracker.Endpoint{Addr: ap(at), Ready: true, Serving: true, Weight: 1, Node: "here"}
+	switch how {
+	case "terminating":
+		e.Ready, e.Terminating = false, true
+	case "gone":
+		e.Ready, e.Serving, e.Terminating = false, false, true
+	case "published":
+		e.Serving = false
+	}
+	return e
+}
+
+func eps(at ...string) []*tracker.Endpoint {
+	var out []*tracker.Endpoint
+	for _, a := range at {
+		out = append(out, ep(a, ""))
+	}
+	return out
+}
+
+func (s service) key() tracker.Key {
+	p := s.protocol
+	if p == "" {
+		p = v1.ProtocolUDP
+	}
+	return tracker.Key{
+		ServicePortName: tracker.ServicePortName{
+			NamespacedName: types.NamespacedName{Namespace: "default", Name: s.name}, Protocol: p,
+		},
+		Family: tracker.FamilyOf(ap(s.cluster).Addr()),
+	}
+}
+
+func (s service) compile(n *ruleset.Node) *ruleset.Service {
+	p := &tracker.ServicePort{
+		Key: s.key(), ClusterIP: ap(s.cluster).Addr(), Port: ap(s.cluster).Port(), NodePort: s.nodePort,
+	}
+	for _, e := range s.external {
+		p.ExternalIPs = append(p.ExternalIPs, addr(e))
+	}
+	return ruleset.Compile(tracker.PortState{Port: p, Endpoints: s.endpoints}, n, tracker.TopologyOptions{})
+}
+
+// everyAddress is a node whose NodePorts answer at all its addresses.
+func everyAddress() *ruleset.Node {
+	return &ruleset.Node{
+		Info:       tracker.NodeInfo{Name: "here"},
+		NodePorts4: ruleset.NodePorts{All: true},
+		NodePorts6: ruleset.NodePorts{All: true},
+	}
+}
+
+// change is what became of one Service.
+func change(old, now *ruleset.Service, attempted ...*ruleset.Service) ruleset.Change {
+	c := ruleset.Change{Old: old, New: now, Attempted: attempted, What: ruleset.FieldAll}
+	for _, s := range append([]*ruleset.Service{now, old}, attempted...) {
+		if s != nil {
+			c.Key = s.Key
+		}
+	}
+	return c
+}
+
+// memory is a table in memory.
+type memory struct {
+	flows []Flow
+	local []netip.Addr
+	dumps int
+	// fail, if not nil, is what the next Dump returns after half of the flows.
+	fail error
+	// refuse, if not nil, is what Delete returns for everything.
+	refuse error
+}
+
+func (m *memory) Dump(_ context.Context, f tracker.Family, see func(*Flow)) error {
+	m.dumps++
+	flows := m.flows
+	if m.fail != nil {
+		flows = flows[:len(flows)/2]
+	}
+	for _, fl := range flows {
+		if tracker.FamilyOf(fl.Dst.Addr()) == f {
+			see(&fl)
+		}
+	}
+	err := m.fail
+	m.fail = nil
+	return err
+}
+
+func (m *memory) Delete(_ context.Context, doomed []Flow) (int, error) {
+	if m.refuse != nil {
+		return 0, m.refuse
+	}
+	before := len(m.flows)
+	m.flows = slices.DeleteFunc(m.flows, func(f Flow) bool { return slices.Contains(doomed, f) })
+	return before - len(m.flows), nil
+}
+
+func (m *memory) LocalAddrs(_ context.Context, f tracker.Family) ([]netip.Addr, error) {
+	return slices.DeleteFunc(slices.Clone(m.local), func(a netip.Addr) bool { return tracker.FamilyOf(a) != f }), nil
+}
+
+// flow is a UDP flow from a client to dst that replies come to from src: dst
+// itself if it was not translated.
+func flow(client, dst, src string) Flow {
+	return Flow{Protocol: protoUDP, Src: ap(client), Dst: ap(dst), ReplySrc: ap(src), ReplyDst: ap(client)}
+}
