@@ -1,0 +1,79 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ownAddresses returns the node's addresses by its routing table: in each family
+// the source address of the default route, or, without a default route, every
+// address that is neither of the loopback interface nor link-local.
+func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return nil, fmt.Errorf("routing table: %w", err)
+		}
+		addrs, err := nl.AddrList(nil, family)
+		if err != nil {
+			return nil, fmt.Errorf("addresses: %w", err)
+		}
+		addrs = slices.DeleteFunc(addrs, func(a netlink.Addr) bool {
+			return a.Scope != int(netlink.SCOPE_UNIVERSE) || a.IP.IsLoopback() ||
+				a.Flags&(unix.IFA_F_TEMPORARY|unix.IFA_F_DEPRECATED) != 0
+		})
+		if own := defaultSource(routes, addrs); own != nil {
+			out = append(out, addr(own))
+			continue
+		}
+		for _, a := range addrs {
+			out = append(out, addr(a.IP))
+		}
+	}
+	return out, nil
+}
+
+// defaultSource returns the source address of the default route, nil if there is
+// none: that which the route names, or the address that its interface has, if
+// possible in the network of the gateway.
+func defaultSource(routes []netlink.Route, addrs []netlink.Addr) net.IP {
+	routes = slices.DeleteFunc(routes, func(r netlink.Route) bool {
+		if r.Dst == nil {
+			return false
+		}
+		bits, _ := r.Dst.Mask.Size()
+		return bits != 0
+	})
+	slices.SortStableFunc(routes, func(a, b netlink.Route) int { return cmp.Compare(a.Priority, b.Priority) })
+	for _, r := range routes {
+		if r.Src != nil {
+			return r.Src
+		}
+		link, gw := r.LinkIndex, r.Gw
+		if len(r.MultiPath) != 0 {
+			link, gw = r.MultiPath[0].LinkIndex, r.MultiPath[0].Gw
+		}
+		var found net.IP
+		for _, a := range addrs {
+			if a.LinkIndex == link && (found == nil || gw != nil && a.Contains(gw)) {
+				found = a.IP
+			}
+		}
+		if found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+func addr(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
