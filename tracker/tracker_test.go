@@ -1,0 +1,236 @@
+package tracker_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// show renders updates: "svc http/IPv4=2 ..." with the number of endpoints.
+func show(c tracker.Changes) string {
+	var out []string
+	for _, u := range c.Updates {
+		line := u.Name.Name
+		for _, p := range u.Ports {
+			line += fmt.Sprintf(" %s/%s=%d", p.Port.Key.Port, p.Port.Key.Family, len(p.Endpoints))
+		}
+		out = append(out, line)
+	}
+	return strings.Join(out, "; ")
+}
+
+func TestGateAndNotify(t *testing.T) {
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "me"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := [2]int{}
+	tr.Notify(func() { calls[0]++; tr.Synced() }) // not with the lock held
+	tr.SetService(service("ns", "svc", "10.96.0.1"))
+	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
+	tr.MarkSynced(tracker.Services, tracker.Slices)
+	tr.MarkSynced(tracker.Source(77))
+	if c := tr.Take(); tr.Synced() || c.Updates != nil || c.NodeChanged || c.Node.Name != "me" || calls[0] != 0 {
+		t.Fatal("open before all are synced", c, calls)
+	}
+	tr.MarkSynced(tracker.Nodes)
+	if !tr.Synced() || calls[0] != 1 {
+		t.Fatal("not open", calls)
+	}
+	tr.MarkSynced(tracker.Nodes)
+	tr.Notify(func() { calls[1]++ })
+	if c := tr.Take(); show(c) != "svc http/IPv4=1" || !c.NodeChanged {
+		t.Fatal(show(c))
+	}
+	if c := tr.Take(); c.Updates != nil || c.NodeChanged {
+		t.Fatal(show(c))
+	}
+	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
+	if calls != [2]int{1, 0} {
+		t.Error("told of no change", calls)
+	}
+	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.2"))
+	tr.DeleteSlice(named("a"))
+	tr.SetNode(tracker.NodeInfo{Name: "you"})
+	tr.SetService(service("ns", "svc", "10.96.0.2"))
+	tr.DeleteService(named("svc"))
+	if calls != [2]int{6, 5} {
+		t.Error(calls)
+	}
+}
+
+func TestJoin(t *testing.T) {
+	tr := newSynced(t, tracker.Config{})
+	step := func(want string) {
+		t.Helper()
+		if got := show(tr.Take()); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	// Endpoints of a Service that is not there concern nobody.
+	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
+	step("")
+	obj := dualStack()
+	obj.Spec.Ports = append(obj.Spec.Ports, v1.ServicePort{Name: "a", Port: 81}, v1.ServicePort{Name: "z", Port: 82})
+	tr.SetService(obj)
+	step("svc a/IPv4=0 a/IPv6=0 http/IPv4=1 http/IPv6=0 z/IPv4=0 z/IPv6=0")
+	tr.SetSlice(six(with(slice("ns", "b", "svc"), "fd00::1", "fd00::2")))
+	tr.SetService(dualStack())
+	step("svc http/IPv4=1 http/IPv6=2")
+	// The wrong protocol is another port.
+	udp := with(slice("ns", "a", "svc"), "10.0.0.1")
+	udp.Ports[0].Protocol = ptr(v1.ProtocolUDP)
+	tr.SetSlice(udp)
+	step("svc http/IPv4=0 http/IPv6=2")
+	tr.SetService(service("ns", "another", "10.96.0.9"))
+	tr.DeleteSlice(named("b"))
+	step("another http/IPv4=0; svc http/IPv4=0 http/IPv6=0")
+	tr.DeleteService(named("svc"))
+	step("svc")
+	tr.DeleteSlice(named("a"))
+	step("")
+	// A Service that moves to another proxy is gone, and comes back with its
+	// endpoints.
+	tr.SetSlice(with(slice("ns", "c", "another"), "10.0.0.1"))
+	step("another http/IPv4=1")
+	moved := service("ns", "another", "10.96.0.9")
+	moved.Labels = map[string]string{tracker.LabelServiceProxyName: "x"}
+	tr.SetService(moved)
+	step("another")
+	tr.SetService(service("ns", "another", "10.96.0.9"))
+	step("another http/IPv4=1")
+	tr.SetSlice(with(slice("ns", "c", "svc"), "10.0.0.1"))
+	step("another http/IPv4=0")
+}
+
+func TestUnchangedKeepsMemory(t *testing.T) {
+	tr := newSynced(t, tracker.Config{})
+	obj := dualStack()
+	tr.SetService(obj)
+	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1", "10.0.0.2"))
+	tr.SetSlice(six(with(slice("ns", "b", "svc"), "fd00::1")))
+	before := tr.Take().Updates[0].Ports
+	s := six(with(slice("ns", "b", "svc"), "fd00::1", "fd00::2"))
+	tr.SetSlice(s)
+	after := tr.Take().Updates[0].Ports
+	if after[0].Port != before[0].Port || after[1].Port != before[1].Port ||
+		&after[0].Endpoints[0] != &before[0].Endpoints[0] || after[1].Endpoints[0] != before[1].Endpoints[0] {
+		t.Error("what did not change was made anew")
+	}
+}
+
+// TestSetNode is which Services come up when the node changes.
+func TestSetNode(t *testing.T) {
+	local := v1.ServiceInternalTrafficPolicyLocal
+	hints := func(s *discovery.EndpointSlice, h *discovery.EndpointHints) *discovery.EndpointSlice {
+		for i := range s.Endpoints {
+			s.Endpoints[i].Hints = h
+		}
+		return s
+	}
+	forZones := func(zones ...string) *discovery.EndpointHints {
+		h := &discovery.EndpointHints{}
+		for _, z := range zones {
+			h.ForZones = append(h.ForZones, discovery.ForZone{Name: z})
+		}
+		return h
+	}
+	fill := func(tr *tracker.Tracker) {
+		for i, name := range []string{"plain", "local", "local-elsewhere", "zone-a", "zone-c", "node-hints"} {
+			s := service("ns", name, fmt.Sprintf("10.96.0.%d", i+1))
+			if strings.HasPrefix(name, "local") {
+				s.Spec.InternalTrafficPolicy = &local
+			}
+			tr.SetService(s)
+		}
+		tr.SetService(service("ns", "empty", "10.96.0.100"))
+		tr.SetSlice(with(slice("ns", "1", "plain"), "10.0.0.1"))
+		tr.SetSlice(with(slice("ns", "2", "local"), "10.0.0.2"))
+		elsewhere := with(slice("ns", "3", "local-elsewhere"), "10.0.0.3")
+		elsewhere.Endpoints[0].NodeName = ptr("elsewhere")
+		tr.SetSlice(elsewhere)
+		mixed := hints(with(slice("ns", "4", "zone-a"), "10.0.0.4", "10.0.1.4"), forZones("a"))
+		mixed.Endpoints[1].Hints = forZones("b")
+		tr.SetSlice(mixed)
+		tr.SetSlice(hints(with(slice("ns", "5", "zone-c"), "10.0.0.5"), forZones("c")))
+		onNodes := hints(with(slice("ns", "6", "node-hints"), "10.0.0.6", "10.0.1.6"), &discovery.EndpointHints{ForNodes: []discovery.ForNode{{Name: "node-1"}}})
+		onNodes.Endpoints[1].Hints = &discovery.EndpointHints{ForNodes: []discovery.ForNode{{Name: "node-2"}}}
+		tr.SetSlice(onNodes)
+	}
+	for _, tt := range []struct {
+		name     string
+		from, to tracker.NodeInfo
+		ignore   bool
+		want     string
+	}{
+		{"name", tracker.NodeInfo{Name: "x"}, tracker.NodeInfo{Name: "node-1"}, false, "local node-hints"},
+		{"name, nothing on either", tracker.NodeInfo{Name: "x"}, tracker.NodeInfo{Name: "y"}, false, ""},
+		{"name, one to the other", tracker.NodeInfo{Name: "node-1"}, tracker.NodeInfo{Name: "elsewhere"}, false, "local local-elsewhere node-hints"},
+		{"zone", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "a"}, false, "zone-a"},
+		{"zone, from one to the other", tracker.NodeInfo{Zone: "a"}, tracker.NodeInfo{Zone: "b"}, false, "zone-a"},
+		{"zone without hints", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "y"}, false, ""},
+		{"zone with hints ignored", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "a"}, true, ""},
+		{"zone that only names the mode", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "c"}, false, "zone-c"},
+		{"addresses", tracker.NodeInfo{}, tracker.NodeInfo{Addresses: []netip.Addr{addr("192.0.2.1")}}, false, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tr := newSynced(t, tracker.Config{Node: tt.from, Topology: tracker.TopologyOptions{IgnoreHints: tt.ignore}})
+			fill(tr)
+			tr.Take()
+			if tr.SetNode(tt.from) || !tr.SetNode(tt.to) || !tr.Node().Equal(tt.to) {
+				t.Error("wrong word on what changed")
+			}
+			c := tr.Take()
+			var got []string
+			for _, u := range c.Updates {
+				got = append(got, u.Name.Name)
+			}
+			if strings.Join(got, " ") != tt.want || !c.NodeChanged || !c.Node.Equal(tt.to) {
+				t.Errorf("got %v, want %s", got, tt.want)
+			}
+			tr.SetNode(tt.from)
+			tr.SetNode(tt.to)
+			if c := tr.Take(); c.NodeChanged {
+				t.Error("the node changed and changed back, and it is said to have changed")
+			}
+		})
+	}
+}
+
+func TestNodeIsCopied(t *testing.T) {
+	tr := newSynced(t, tracker.Config{})
+	n := tracker.NodeInfo{Name: "me", Addresses: addrs("192.0.2.1")}
+	tr.SetNode(n)
+	n.Addresses[0] = addr("192.0.2.2")
+	if got := tr.Take().Node.Addresses; !slices.Equal(got, addrs("192.0.2.1")) {
+		t.Error(got)
+	}
+}
+
+// TestHookPanic checks that a hook that panics leaves the tracker usable.
+func TestHookPanic(t *testing.T) {
+	tr := newSynced(t, tracker.Config{OnService: func(s *v1.Service, _ *v1.ServicePort, _ *tracker.ServicePort) error {
+		if s.Annotations != nil {
+			panic("hook")
+		}
+		return nil
+	}})
+	bad := service("ns", "bad", "10.96.0.2")
+	bad.Annotations = map[string]string{}
+	func() {
+		defer func() { _ = recover() }()
+		tr.SetService(bad)
+		t.Error("no panic")
+	}()
+	tr.SetService(service("ns", "svc", "10.96.0.1"))
+	if got := show(tr.Take()); got != "svc http/IPv4=0" {
+		t.Error(got)
+	}
+}
