@@ -216,7 +216,7 @@ func (e *Engine) pull() {
 			}
 		}
 	}
-	if len(e.slots) == 1 {
+	if len(e.slots) == 1 && len(taken.Updates) != 0 {
 		e.reserve(taken.Updates)
 	}
 	for _, u := range taken.Updates {

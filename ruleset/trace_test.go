@@ -99,6 +99,7 @@ func TestTrace(t *testing.T) {
 		{"127.0.0.1 ", "127.0.0.1:30005", "pass|node's own address"},
 		{"8.8.8.8 eth0", "10.1.255.1:30005", "pass|node's own address"},
 		{"8.8.8.8 eth0", "192.168.0.2:30005", "pass|no Service's address"},
+		{"8.8.8.8 eth0", "0.0.0.0:30005", "pass|"},
 		{"8.8.8.8 eth0", "192.168.0.1:22", "pass|node's own address"},
 		{"2001:db8::9 eth0", "[2001:db8::1]:30007", "forward fd01::1*|"},
 		{"2001:db8::9 eth0", "[2001:db8::1]:30005", "pass|"},
@@ -166,6 +167,26 @@ func TestTraceLocalTraffic(t *testing.T) {
 		v := e.Snapshot().Trace(Packet{From: addrs("10.1.0.9")[0], InInterface: c.in, Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort("172.30.0.1:80")})
 		if len(v.Endpoints) != 1 || v.MasqueradeTo(v.Endpoints[0]) != c.masq {
 			t.Errorf("%+v, in by %q: %+v", c.local, c.in, v)
+		}
+	}
+}
+
+// Where NodePorts answer at all addresses, those are still only the node's own.
+func TestTraceAllNodePorts(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	tr.SetService(service("a", "172.30.0.1", func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeNodePort
+		s.Spec.Ports[0].NodePort = 30080
+	}))
+	s := e.Snapshot()
+	for to, want := range map[string]Action{
+		"192.168.0.1:30080": ActionReject, "10.9.9.9:30080": ActionReject,
+		"127.0.0.1:30080": ActionPass, "8.8.8.8:30080": ActionPass,
+	} {
+		v := s.Trace(Packet{From: addrs("1.1.1.1")[0], InInterface: "eth0", Protocol: v1.ProtocolTCP,
+			To: netip.MustParseAddrPort(to), NodeAddresses: addrs("127.0.0.1", "192.168.0.1", "10.9.9.9")})
+		if v.Action != want {
+			t.Errorf("%s: %s (%s), want %s", to, v.Action, v.Rule, want)
 		}
 	}
 }

@@ -1,0 +1,233 @@
+package conformance
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"sync"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// clusterIPWorlds are about what is reached by cluster IPs.
+func clusterIPWorlds() []world {
+	return []world{
+		{name: "cluster IP", run: func(w *World) {
+			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "pod2", "remote1")})
+			w.Sync()
+			w.check(overUDP(
+				// Who is not known as a local pod gets its answers through the node.
+				row{from: "client1 remote2 remote1 node", to: clusterIP(1, 80), want: "pod1* pod2* remote1*"},
+				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 pod2 remote1"},
+				// Hairpin: a pod that reaches itself.
+				row{from: "pod1", to: clusterIP(1, 80), want: "pod1* pod2 remote1"},
+				row{from: "pod2", to: clusterIP(1, 80), want: "pod1 pod2* remote1"},
+				// What is no Service's is left alone.
+				row{from: everyone, to: atPod(2, podPort), want: "pass"},
+				row{from: everyone, to: atPrimary(nodePortOwn), want: "pass"},
+				row{from: everyone, to: atSecondary(nodePortOwn), want: "pass"},
+				row{from: everyone, to: atPrimary(80), want: "pass"},
+			)...)
+		}},
+
+		{name: "cluster IP over SCTP", needs: []Feature{SCTP}, config: config{sctp: true}, run: func(w *World) {
+			w.set(
+				service{name: "web", number: 1, kind: "NodePort",
+					ports:     []port{{name: "sctp", protocol: sctp, nodePort: 30080}},
+					endpoints: on("pod1", "remote1")},
+				service{name: "empty", number: 2, ports: []port{{protocol: sctp}}})
+			w.Sync()
+			w.check(
+				row{"client1 remote2 node", sctp, clusterIP(1, 80), "pod1* remote1*"},
+				row{"pod3", sctp, clusterIP(1, 80), "pod1 remote1"},
+				row{"pod1", sctp, clusterIP(1, 80), "pod1* remote1"},
+				row{"client1 pod3 node", sctp, atPrimary(30080), "pod1* remote1*"},
+				row{"client1 pod3 node", sctp, clusterIP(2, 80), "reject"},
+			)
+			w.change("web", func(s *service) { s.endpoints = on("remote1") })
+			w.Sync()
+			w.check(
+				row{"client1", sctp, clusterIP(1, 80), "remote1*"},
+				row{"pod3", sctp, clusterIP(1, 80), "remote1"},
+			)
+		}},
+
+		{name: "several ports", run: func(w *World) {
+			w.set(service{name: "web", number: 1, endpoints: on("pod1", "remote1"), ports: []port{
+				{name: "http", port: 80},
+				{name: "alt", port: 443, target: podPort2},
+				{name: "dns", port: 53, protocol: udp},
+				// The same number over another protocol is another port.
+				{name: "dns-tcp", port: 53, protocol: tcp, target: podPort2},
+			}})
+			w.Sync()
+			w.check(
+				row{"client1", tcp, clusterIP(1, 80), "pod1* remote1*"},
+				row{"client1", tcp, clusterIP(1, 443), "pod1:8081* remote1:8081*"},
+				row{"client1", udp, clusterIP(1, 53), "pod1* remote1*"},
+				row{"pod3", udp, clusterIP(1, 53), "pod1 remote1"},
+				row{"pod3", tcp, clusterIP(1, 53), "pod1:8081 remote1:8081"},
+			)
+			// A port moves, one goes, one gets another target.
+			w.change("web", func(s *service) {
+				s.ports = []port{
+					{name: "http", protocol: tcp, port: 8000, target: podPort},
+					{name: "dns", port: 53, protocol: udp, target: podPort2},
+				}
+			})
+			w.Sync()
+			w.check(
+				row{"client1", tcp, clusterIP(1, 8000), "pod1* remote1*"},
+				row{"client1", udp, clusterIP(1, 53), "pod1:8081* remote1:8081*"},
+			)
+		}},
+
+		{name: "many ports", run: func(w *World) {
+			const n = 60
+			s := service{name: "web", number: 1, endpoints: on("pod1", "remote1")}
+			var rows []row
+			for i := range int32(n) {
+				p := port{name: fmt.Sprint("p", i), port: 1000 + i, target: podPort + i%2}
+				pods := "pod1 remote1"
+				if i%2 == 1 {
+					pods = "pod1:8081 remote1:8081"
+				}
+				s.ports = append(s.ports, p)
+				rows = append(rows, row{"pod3", tcp, clusterIP(1, int(p.port)), pods})
+			}
+			w.set(s)
+			w.Sync()
+			w.check(rows...)
+			w.change("web", func(s *service) { s.ports = s.ports[:n/2] })
+			w.Sync()
+			w.check(rows[:n/2]...)
+		}},
+
+		{name: "no endpoints", run: func(w *World) {
+			w.set(
+				service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), externalIPs: true, loadBalancerIPs: true},
+				service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1")})
+			everywhere := func(want string) []row {
+				return overUDP(
+					row{from: everyone, to: clusterIP(1, 80), want: want},
+					row{from: everyone, to: externalIP(1, 80), want: want},
+					row{from: everyone, to: loadBalancerIP(1, 80), want: want},
+					row{from: everyone, to: atPrimary(30080), want: want},
+				)
+			}
+			w.Sync()
+			w.check(everywhere("reject")...)
+
+			w.change("web", func(s *service) { s.endpoints = []endpoint{{pod: "pod2", unready: true}} })
+			w.Sync()
+			w.check(everywhere("reject")...)
+
+			w.change("web", func(s *service) { s.endpoints = on("pod2") })
+			w.Sync()
+			w.check(overUDP(
+				row{from: "client1 node", to: clusterIP(1, 80), want: "pod2*"},
+				row{from: "pod1 pod3", to: clusterIP(1, 80), want: "pod2"},
+				row{from: everyone, to: externalIP(1, 80), want: "pod2*"},
+				row{from: everyone, to: loadBalancerIP(1, 80), want: "pod2*"},
+				row{from: everyone, to: atPrimary(30080), want: "pod2*"},
+			)...)
+
+			w.change("web", func(s *service) { s.endpoints = nil })
+			w.Sync()
+			w.check(everywhere("reject")...)
+			w.check(overUDP(row{from: "client1", to: clusterIP(2, 80), want: "pod1*"})...)
+		}},
+
+		{name: "closed ports", needs: []Feature{ClosedPorts}, run: func(w *World) {
+			w.set(
+				service{name: "web", number: 1, ports: []port{{protocol: tcp}}, endpoints: on("pod1")},
+				service{name: "empty", number: 2})
+			w.Sync()
+			w.check(overUDP(
+				row{from: everyone, to: clusterIP(1, 81), want: "reject"},
+				row{from: everyone, to: clusterIP(2, 81), want: "reject"},
+			)...)
+			w.check(row{everyone, udp, clusterIP(1, 80), "reject"})
+			w.change("web", func(s *service) { s.ports[0].port = 81 })
+			w.Sync()
+			w.check(
+				row{everyone, tcp, clusterIP(1, 80), "reject"},
+				row{"pod3", tcp, clusterIP(1, 81), "pod1"})
+		}},
+
+		{name: "service CIDR", needs: []Feature{ServiceCIDRs}, run: func(w *World) {
+			w.set(
+				service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1")},
+				service{name: "gone", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1")})
+			w.Sync()
+			w.check(overUDP(
+				row{from: everyone, to: clusterIP(99, 80), want: "drop"},
+				row{from: "pod3", to: clusterIP(2, 80), want: "pod1"},
+			)...)
+			w.remove("gone")
+			w.Sync()
+			w.check(overUDP(
+				row{from: everyone, to: clusterIP(2, 80), want: "drop"},
+				row{from: "pod3", to: clusterIP(1, 80), want: "pod1"},
+			)...)
+			w.Engine.SetServiceCIDRs(nil)
+			w.Sync()
+			w.check(overUDP(
+				row{from: everyone, to: clusterIP(2, 80), want: "pass"},
+				row{from: "pod3", to: clusterIP(1, 80), want: "pod1"},
+			)...)
+		}},
+
+		{name: "distribution", needs: []Feature{Distribution}, run: func(w *World) {
+			pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2"}
+			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(pods...)})
+			w.Sync()
+			for _, f := range w.Env.Families {
+				w.distribution(f, clusterIP(1, 80).at(f), len(pods))
+			}
+		}},
+	}
+}
+
+// distribution sends many UDP requests and fails if so uneven an outcome has a
+// probability of less than one in a million, by Pearson's chi-squared test. n,
+// the number of endpoints, must be odd.
+func (w *World) distribution(f tracker.Family, to netip.AddrPort, n int) {
+	w.tb.Helper()
+	const requests, workers = 2000, 4
+	var (
+		mu   sync.Mutex
+		seen = map[netip.AddrPort]int{}
+		wg   sync.WaitGroup
+	)
+	for range workers {
+		wg.Go(func() {
+			for range requests / workers {
+				o := w.net.hosts["client1"].probe(w.tb.Context(), udp, to, patience)
+				if o.kind != reached {
+					w.tb.Errorf("%s: %s", to, o)
+					return
+				}
+				mu.Lock()
+				seen[o.server]++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	want := float64(requests) / float64(n)
+	chi2 := float64(n-len(seen)) * want
+	for _, got := range seen {
+		chi2 += (float64(got) - want) * (float64(got) - want) / want
+	}
+	// With an even number 2k of degrees of freedom, a value above x has the
+	// probability e^(-x/2) * sum of (x/2)^i/i! for i < k.
+	p, term := 0.0, math.Exp(-chi2/2)
+	for i := 0; i < (n-1)/2; i++ {
+		p += term
+		term *= chi2 / 2 / float64(i+1)
+	}
+	if p < 1e-6 {
+		w.tb.Errorf("%s: %d requests went to %d endpoints unevenly: %s (chi-squared %.1f)", f, requests, n, counts(seen), chi2)
+	}
+}

@@ -1,0 +1,167 @@
+package conformance
+
+import v1 "k8s.io/api/core/v1"
+
+// externalWorlds are about external and load-balancer IPs.
+func externalWorlds() []world {
+	return []world{
+		{name: "external IP", run: func(w *World) {
+			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), externalIPs: true, endpoints: on("pod1", "remote1")})
+			w.Sync()
+			w.check(overUDP(
+				row{from: everyone, to: externalIP(1, 80), want: "pod1* remote1*"},
+				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
+				// An external IP may be a real host's: its other ports are its own.
+				row{from: everyone, to: externalIP(1, 81), want: "pass"},
+			)...)
+			w.change("web", func(s *service) { s.externalIPs = false })
+			w.Sync()
+			w.check(overUDP(
+				row{from: everyone, to: externalIP(1, 80), want: "pass"},
+				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
+			)...)
+		}},
+
+		{name: "external IP of two services", run: func(w *World) {
+			// Different ports of one address, then the same port.
+			w.set(
+				service{name: "a", number: 1, externalIPs: true, ports: []port{{port: 80}}, endpoints: on("pod1")},
+				service{name: "b", number: 2, externalIPs: true, externalNumber: 1, ports: []port{{port: 81}}, endpoints: on("pod2")})
+			w.Sync()
+			w.check(
+				row{everyone, tcp, externalIP(1, 80), "pod1*"},
+				row{everyone, tcp, externalIP(1, 81), "pod2*"})
+			w.change("b", func(s *service) { s.ports = []port{{port: 80}} })
+			w.Sync()
+			w.check(
+				row{everyone, tcp, externalIP(1, 80), "pod1*"},
+				row{everyone, tcp, externalIP(1, 81), "pass"},
+				row{"pod3", tcp, clusterIP(2, 80), "pod2"})
+			w.remove("a")
+			w.Sync()
+			w.check(row{everyone, tcp, externalIP(1, 80), "pod2*"})
+			w.set(service{name: "a", number: 1, externalIPs: true, endpoints: on("pod1")})
+			w.Sync()
+			w.check(row{everyone, tcp, externalIP(1, 80), "pod1*"})
+		}},
+
+		{name: "load-balancer IP", run: func(w *World) {
+			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), loadBalancerIPs: true, endpoints: on("pod1", "remote1")})
+			w.Sync()
+			w.check(overUDP(
+				row{from: everyone, to: loadBalancerIP(1, 80), want: "pod1* remote1*"},
+				row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
+				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
+				row{from: everyone, to: loadBalancerIP(1, 30080), want: "pass"},
+			)...)
+			// A load balancer that is a proxy is to be met itself.
+			w.change("web", func(s *service) { s.ipMode = v1.LoadBalancerIPModeProxy })
+			w.Sync()
+			w.check(overUDP(
+				row{from: everyone, to: loadBalancerIP(1, 80), want: "pass"},
+				row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
+			)...)
+			w.change("web", func(s *service) { s.ipMode = v1.LoadBalancerIPModeVIP })
+			w.Sync()
+			w.check(overUDP(row{from: everyone, to: loadBalancerIP(1, 80), want: "pod1* remote1*"})...)
+		}},
+
+		{name: "source ranges", needs: []Feature{SourceRanges}, run: func(w *World) {
+			to := loadBalancerIP(1, 80)
+			unrestricted := overUDP(
+				row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
+				row{from: everyone, to: externalIP(1, 80), want: "pod1* remote1*"},
+				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"})
+			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080),
+				loadBalancerIPs: true, externalIPs: true, endpoints: on("pod1", "remote1"),
+				sources: []string{"192.0.2.10/32", " 198.51.0.0/16 ", "2001:db8:1::a/128", "2001:db8:77::/48"}})
+			w.Sync()
+			w.check(overUDP(
+				row{from: "client1", to: to, want: "pod1* remote1*"},
+				row{from: "client2 client3 remote3 pod1 pod3 node", to: to, want: "drop"},
+			)...)
+			w.check(unrestricted...)
+
+			// The node itself is let in with its address, and so is its neighbourhood.
+			w.change("web", func(s *service) { s.sources = []string{"192.0.2.0/24", "2001:db8:1::/64"} })
+			w.Sync()
+			w.check(overUDP(
+				row{from: "client1 client2 node", to: to, want: "pod1* remote1*"},
+				row{from: "remote3 pod1 pod3", to: to, want: "drop"},
+			)...)
+
+			// Pods, and overlapping ranges.
+			w.change("web", func(s *service) {
+				s.sources = []string{"10.244.0.0/16", "10.244.1.0/24", "10.244.1.11/32", "fd00:10:244::/48", "fd00:10:244:1::/64"}
+			})
+			w.Sync()
+			w.check(overUDP(
+				row{from: "client1 client2 node", to: to, want: "drop"},
+				row{from: "remote3 pod1 pod3", to: to, want: "pod1* remote1*"},
+			)...)
+			w.check(unrestricted...)
+
+			// Whoever may not connect does not learn that nobody is there.
+			w.change("web", func(s *service) {
+				s.sources, s.endpoints = []string{"192.0.2.10/32", "2001:db8:1::a/128"}, nil
+			})
+			w.Sync()
+			w.check(overUDP(
+				row{from: "client1", to: to, want: "reject"},
+				row{from: "client2 pod1 node", to: to, want: "drop"},
+			)...)
+
+			for _, everybody := range [][]string{{"192.0.2.10/32", "0.0.0.0/0", "::/0"}, nil} {
+				w.change("web", func(s *service) {
+					s.sources, s.endpoints = []string{"192.0.2.99/32", "2001:db8:1::99/128"}, on("pod1", "remote1")
+				})
+				w.Sync()
+				w.check(overUDP(row{from: everyone, to: to, want: "drop"})...)
+				w.change("web", func(s *service) { s.sources = everybody })
+				w.Sync()
+				w.check(overUDP(row{from: everyone + " client2", to: to, want: "pod1* remote1*"})...)
+			}
+		}},
+
+		{name: "service type changes", run: func(w *World) {
+			s := service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")}
+			for _, step := range []struct {
+				kind                   v1.ServiceType
+				nodePort, loadBalancer bool
+			}{
+				{v1.ServiceTypeClusterIP, false, false},
+				{v1.ServiceTypeNodePort, true, false},
+				{v1.ServiceTypeLoadBalancer, true, true},
+				{v1.ServiceTypeLoadBalancer, false, true}, // allocateLoadBalancerNodePorts: false
+				{v1.ServiceTypeNodePort, true, false},
+				{v1.ServiceTypeClusterIP, false, false},
+			} {
+				np, lb := "pass", "pass"
+				s.kind, s.loadBalancerIPs, s.ports = step.kind, step.loadBalancer, tcpAndUDP(0)
+				if step.nodePort {
+					np, s.ports = "pod1* remote1*", tcpAndUDP(30080)
+				}
+				if step.loadBalancer {
+					lb = "pod1* remote1*"
+				}
+				w.set(s)
+				w.Sync()
+				w.check(overUDP(
+					row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
+					row{from: "client1 pod3 node", to: atPrimary(30080), want: np},
+					row{from: "client1 pod3 node", to: loadBalancerIP(1, 80), want: lb},
+				)...)
+			}
+			// Another cluster IP, as a Service has that was deleted and made again.
+			s.number = 2
+			w.set(s)
+			w.Sync()
+			w.check(overUDP(row{from: "pod3", to: clusterIP(2, 80), want: "pod1 remote1"})...)
+			s.kind = v1.ServiceTypeExternalName
+			w.set(s)
+			w.Engine.SetServiceCIDRs(nil)
+			w.Sync()
+			w.check(overUDP(row{from: "pod3 client1", to: clusterIP(2, 80), want: "pass"})...)
+		}},
+	}
+}

@@ -1,0 +1,64 @@
+package conformance
+
+// nodePortWorlds are about NodePorts.
+func nodePortWorlds() []world {
+	web := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1", "remote1")}
+	return []world{
+		{name: "node port", run: func(w *World) {
+			w.set(web)
+			w.Sync()
+			w.check(overUDP(
+				row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
+				row{from: everyone, to: atSecondary(30080), want: "pod1* remote1*"},
+				row{from: everyone, to: atGateway(30080), want: "pod1* remote1*"},
+				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
+				// Not at loopback, not at other ports, not at the ports of others.
+				row{from: "loopback", to: atLoopback(30080), want: "pass"},
+				row{from: everyone, to: atPrimary(30081), want: "pass"},
+				row{from: everyone, to: atPrimary(nodePortOwn), want: "pass"},
+			)...)
+			// Another number, then none.
+			w.change("web", func(s *service) { s.ports = tcpAndUDP(30081) })
+			w.Sync()
+			w.check(overUDP(
+				row{from: everyone, to: atPrimary(30081), want: "pod1* remote1*"},
+				row{from: everyone, to: atPrimary(30080), want: "pass"},
+			)...)
+			w.remove("web")
+			w.Sync()
+			w.check(overUDP(row{from: everyone, to: atPrimary(30081), want: "pass"})...)
+		}},
+
+		{name: "node port at primary addresses", needs: []Feature{NodePortAddresses},
+			config: config{nodePortAddresses: []string{"primary"}}, run: func(w *World) {
+				w.set(web)
+				w.Sync()
+				w.check(overUDP(
+					row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
+					row{from: everyone, to: atSecondary(30080), want: "pass"},
+					row{from: everyone, to: atGateway(30080), want: "pass"},
+				)...)
+				// The node gets another address for its primary one.
+				n := w.Tracker.Node()
+				n.Addresses = each(w.Env.Families, secondary)
+				w.Tracker.SetNode(n)
+				w.Sync()
+				w.check(overUDP(
+					row{from: everyone, to: atPrimary(30080), want: "pass"},
+					row{from: everyone, to: atSecondary(30080), want: "pod1* remote1*"},
+				)...)
+			}},
+
+		{name: "node port at CIDRs", needs: []Feature{NodePortAddresses},
+			config: config{nodePortAddresses: []string{"198.51.100.0/24", "2001:db8:2::/64", "127.0.0.0/8"}}, run: func(w *World) {
+				w.set(web)
+				w.Sync()
+				w.check(overUDP(
+					row{from: everyone, to: atPrimary(30080), want: "pass"},
+					row{from: everyone, to: atSecondary(30080), want: "pod1* remote1*"},
+					row{from: everyone, to: atGateway(30080), want: "pass"},
+					row{from: "loopback", to: atLoopback(30080), want: "pass"},
+				)...)
+			}},
+	}
+}
