@@ -154,6 +154,10 @@ func TestServicePorts(t *testing.T) {
 			four: {Key: four, ClusterIP: addr("10.96.0.1"), Port: 80, SourceRanges: prefixes("203.0.113.0/25", "0.0.0.0/0")},
 			six:  {Key: six, ClusterIP: addr("fd00::1"), Port: 80, SourceRanges: prefixes("fd02::/64")},
 		}},
+		{name: "IPv4-mapped source range", edit: func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"::ffff:203.0.113.9/121"} }, want: ports{
+			four: {Key: four, ClusterIP: addr("10.96.0.1"), Port: 80, SourceRanges: prefixes("203.0.113.0/25")},
+			six:  plain()[six],
+		}},
 		{name: "source ranges of one family only restrict that", edit: func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"203.0.113.0/25"} }, want: ports{
 			four: {Key: four, ClusterIP: addr("10.96.0.1"), Port: 80, SourceRanges: prefixes("203.0.113.0/25")},
 			six:  plain()[six],

@@ -135,7 +135,7 @@ func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePo
 		t.pending[s] = struct{}{}
 		return true
 	}
-	s.current = s.taken // changed and changed back
+	s.current = s.taken // changed and changed back: one array will do
 	delete(t.pending, s)
 	if len(s.taken) == 0 {
 		delete(t.services, name)
