@@ -20,16 +20,12 @@ type Backend struct {
 	mu     sync.Mutex
 	conn   *nlbatch.Conn
 	writer *writer
+	// name is the name of the tables in use: the configured one, or its shadow.
+	name string
 	// tables is what is in the kernel, by family, or nil while that is not known.
 	tables  []*table
 	watched watched
 }
-
-// ErrTooLarge is in the error of a full [ruleset.Delta] whose transaction is
-// larger than this process may send: replacing a large table in one atomic step
-// needs CAP_NET_ADMIN in the initial user namespace, or a sysctl
-// net.core.wmem_max of half the size that the error names.
-var ErrTooLarge = nlbatch.ErrTooLarge
 
 // New returns a backend for the network namespace that c names. It opens a
 // netlink socket and checks, without changing anything, that the kernel can do
@@ -45,7 +41,7 @@ func New(c Config) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	b := &Backend{config: c, conn: conn, writer: newWriter(c.Table, c.mark())}
+	b := &Backend{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table, c.mark())}
 	if err := b.probe(); err != nil {
 		conn.Close()
 		return nil, err
@@ -61,9 +57,13 @@ func (b *Backend) Close() error {
 	return b.conn.Close()
 }
 
-// Limits of one transaction where it may be divided, in bytes: about 25,000
-// elements. Larger ones are no faster.
-const chunkSize = 1 << 20
+// chunk is how many elements go into one transaction where they may be divided:
+// larger ones are no faster, and take more memory. elementSize is about the
+// largest an element gets, in bytes.
+const (
+	chunk       = 10000
+	elementSize = 128
+)
 
 // Apply makes the tables agree with d, as [ruleset.Backend] says.
 //
@@ -72,7 +72,9 @@ const chunkSize = 1 << 20
 // whole Services each. A full delta replaces what the tables hold in one
 // transaction, whoever wrote it, but for the clients that Services with affinity
 // remember: a new process takes over from an earlier one by it. Where there was
-// no table it is written in steps, of whole Services each.
+// no table it is written in steps, of whole Services each. Where the transaction
+// would be larger than this process may send, a shadow table is written in steps
+// and takes the other's place in one.
 //
 // A [*ruleset.PartialError] names Services that cannot be programmed; they stay
 // as they were, or absent from a full delta. [ruleset.ErrNeedFull] comes with a
@@ -144,6 +146,7 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 // After an error the tables are not what they were thought to be.
 func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bool) (map[tracker.Key]error, error) {
 	var failed map[tracker.Key]error
+	most := min(chunk, b.conn.Limit()/2/elementSize)
 	for i := range changes {
 		c := &changes[i]
 		err := b.writeOne(c)
@@ -158,7 +161,7 @@ func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bo
 			failed[c.Key] = err
 			b.config.Log.Error("nftables: service left as it was", slog.String("service", c.Key.String()), slog.Any("error", err))
 		}
-		if divide && i%64 == 63 && b.writer.size() > chunkSize {
+		if divide && b.writer.pending > most {
 			if err := b.commit(); err != nil {
 				return nil, err
 			}

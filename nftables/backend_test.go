@@ -49,7 +49,13 @@ type rig struct {
 	cursor  *ruleset.Cursor
 	backend *Backend
 	last    ruleset.SyncInfo
+	// limit, if not 0, is the largest batch that can be sent.
+	limit int
 }
+
+// smallLimit is too small for a full delta of more than a few Services, as a large
+// cluster's is for a process without privileges.
+const smallLimit = 40 << 10
 
 const thisNode = "node-a"
 
@@ -88,6 +94,9 @@ func (r *rig) start() {
 	var err error
 	if r.backend, err = New(Config{NetNS: r.host.FD()}); err != nil {
 		r.Fatal(err)
+	}
+	if r.limit != 0 {
+		r.backend.conn.SetLimit(r.limit)
 	}
 	r.cursor = r.engine.Attach("nftables", r.backend)
 	r.cursor.OnSync(func(i ruleset.SyncInfo) { r.last = i })
@@ -166,10 +175,14 @@ func upTo(n int) []int {
 // TestRandomChanges drives a real kernel through random changes, full deltas and
 // restarts, and compares what it holds with the ruleset after each.
 func TestRandomChanges(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range uint64(8) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, newHost(t))
+			if seed%2 == 1 {
+				r.limit = smallLimit
+				r.start()
+			}
 			rng := rand.New(rand.NewPCG(seed, 2))
 			r.sync()
 			for range 60 {
@@ -243,6 +256,66 @@ func (r *rig) randomChange(rng *rand.Rand) {
 				s.Spec.InternalTrafficPolicy = &local
 			}
 		}))
+	}
+}
+
+// TestRestartKeepsClients replaces tables in one transaction and by a shadow, and
+// looks for a client that was remembered before.
+func TestRestartKeepsClients(t *testing.T) {
+	netlab.Require(t)
+	for name, limit := range map[string]int{"in place": 0, "by a shadow": smallLimit} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, newHost(t))
+			needNFT(t, r.host)
+			seconds := int32(1000)
+			sticky := func(s *v1.Service) {
+				s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+				s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+			}
+			for i := range 60 {
+				r.tracker.SetService(svc(i, sticky))
+				r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(20)...))
+			}
+			r.limit = limit
+			r.start()
+			r.sync()
+			first := r.backend.name
+			// The client's endpoint is the one in slot 7 of some Service.
+			var member string
+			for line := range strings.Lines(r.nft("list map ip proxier sticky-endpoints")) {
+				if before, _, ok := strings.Cut(line, " comment \"ns/svc-33:p/TCP/IPv4\" : 10.244.0.7 ."); ok {
+					member = before[strings.LastIndexAny(before, " \t")+1:]
+				}
+			}
+			pool, _, _ := strings.Cut(member, ":")
+			r.nft(fmt.Sprintf("add element ip %s sticky-clients { \"%s:0\" . 172.16.0.9 timeout 1000s expires 500s : \"%s\" }", first, pool, member))
+			for round := range 4 {
+				switch round {
+				case 0, 1: // others come and go, and would take the numbers
+					r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", round)})
+					r.start()
+				case 2:
+					r.backend.tables = nil
+				}
+				r.cursor.Resync()
+				r.sync()
+				r.verify()
+				if swapped := r.backend.name != first; swapped != (limit != 0 && round%2 == 0) {
+					t.Errorf("round %d: the table is %s", round, r.backend.name)
+				}
+				out := r.nft("list map ip " + r.backend.name + " sticky-clients")
+				if !strings.Contains(out, fmt.Sprintf("%s:0 . 172.16.0.9 timeout 16m40s expires 8m1", pool)) || !strings.Contains(out, ": "+member+" ") {
+					t.Errorf("round %d: clients are %s", round, out)
+				}
+				if out := r.nft("list map ip " + r.backend.name + " sticky-endpoints"); !strings.Contains(out, member+" comment \"ns/svc-33:p/TCP/IPv4\" : 10.244.0.7 . 8080") {
+					t.Errorf("round %d: %s is another endpoint", round, member)
+				}
+				if out := r.nft("list tables"); strings.Count(out, "table ip ") != 1 {
+					t.Errorf("round %d: %s", round, out)
+				}
+			}
+		})
 	}
 }
 
@@ -484,7 +557,7 @@ func TestConfigIsChecked(t *testing.T) {
 	bit := uint8(32)
 	for name, c := range map[string]Config{
 		"table name":     {Table: "a b"},
-		"long name":      {Table: strings.Repeat("a", 64)},
+		"long name":      {Table: strings.Repeat("a", 56)},
 		"family":         {Families: []tracker.Family{5}},
 		"no family":      {Families: []tracker.Family{}},
 		"family twice":   {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},

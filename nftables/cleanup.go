@@ -23,14 +23,16 @@ func Cleanup(ctx context.Context, c Config) error {
 	}
 	defer conn.Close()
 	for _, f := range c.Families {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		w := newWriter(c.Table, c.mark())
-		w.deleteTable(f)
-		batch, _ := w.finish(nil)
-		if err := ignore(conn.Commit(batch), unix.ENOENT); err != nil {
-			return fmt.Errorf("nftables: clean up %s: %w", f, err)
+		for _, name := range []string{c.Table, shadowOf(c.Table)} {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			w := newWriter(name, c.mark())
+			w.deleteTable(f)
+			batch, _ := w.finish(nil)
+			if err := ignore(conn.Commit(batch), unix.ENOENT); err != nil {
+				return fmt.Errorf("nftables: clean up %s: %w", f, err)
+			}
 		}
 	}
 	return nil

@@ -18,9 +18,10 @@ const DefaultMasqueradeBit = 14
 // Config says what a [Backend] is to own. The zero value is a node's usual
 // configuration.
 type Config struct {
-	// Table is the name of the backend's table in each family, 1 to 63 bytes
+	// Table is the name of the backend's table in each family, 1 to 55 bytes
 	// without blanks or slashes; "" is [DefaultTable]. Everything in it belongs to
-	// the backend, and nothing outside it is touched.
+	// the backend, and nothing outside it is touched, but for a table of the same
+	// name with "-shadow" behind it: see [Backend.Apply].
 	Table string
 	// Families is the address families to program; nil is both. Services of another
 	// family are passed over.
@@ -50,8 +51,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Table == "" {
 		c.Table = DefaultTable
 	}
-	if len(c.Table) > 63 || strings.ContainsAny(c.Table, " \t\n/\"{};\x00") {
-		return c, fmt.Errorf("nftables: table name %q is not 1 to 63 bytes without blanks, quotes or slashes", c.Table)
+	if len(c.Table) > 55 || strings.ContainsAny(c.Table, " \t\n/\"{};\x00") {
+		return c, fmt.Errorf("nftables: table name %q is not 1 to 55 bytes without blanks, quotes or slashes", c.Table)
 	}
 	if c.Families == nil {
 		c.Families = []tracker.Family{tracker.IPv4, tracker.IPv6}

@@ -84,8 +84,11 @@
 //
 // Linux 5.15 or later with nf_tables, NAT and connection tracking, and
 // CAP_NET_ADMIN in the network namespace. [New] tries everything that will be used
-// and says what is missing. Replacing a table in one step needs a socket buffer
-// for the whole transaction, about 36 bytes an endpoint and 110 a Service port;
-// beyond net.core.wmem_max that takes CAP_NET_ADMIN in the initial user
-// namespace, which a node agent has (see [ErrTooLarge]).
+// and says what is missing.
+//
+// Replacing a table in one transaction needs a socket buffer for all of it, about
+// 36 bytes an endpoint and 110 a Service port; beyond net.core.wmem_max that takes
+// CAP_NET_ADMIN in the initial user namespace, which a node agent has. Without,
+// a large table is replaced by another one, "proxier-shadow", which is written in
+// steps and takes over in one; the next time it is the other way round.
 package nftables

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -17,16 +18,18 @@ import (
 type kernelTable struct {
 	exists bool
 	// compatible: this package wrote it, in the layout it still has.
-	compatible   bool
+	compatible bool
+	// hooked: packets meet it.
+	hooked       bool
 	sets, chains []string
 	sticky       map[stickyOwner]*adoptedPool
 }
 
-// inspect reads what has to be known to replace the family's table. It reads no
-// large map.
-func (b *Backend) inspect(f tracker.Family) (*kernelTable, error) {
+// inspect reads what has to be known to replace the family's table of a name. It
+// reads no large map.
+func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) {
 	k := &kernelTable{}
-	name := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, b.config.Table)
+	name := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, table)
 	err := b.conn.Get(unix.NFT_MSG_GETTABLE, protoFamily(f), false, name, func([]byte) error {
 		k.exists = true
 		return nil
@@ -35,21 +38,22 @@ func (b *Backend) inspect(f tracker.Family) (*kernelTable, error) {
 		return k, ignore(err, unix.ENOENT)
 	}
 	err = again(func() error {
-		k.sets, err = b.names(unix.NFT_MSG_GETSET, f, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
+		k.sets, err = b.names(table, unix.NFT_MSG_GETSET, f, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
 		return err
 	})
 	if err != nil {
 		return k, err
 	}
 	err = again(func() error {
-		k.chains, err = b.names(unix.NFT_MSG_GETCHAIN, f, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
+		k.chains, err = b.names(table, unix.NFT_MSG_GETCHAIN, f, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 		return err
 	})
 	if err != nil {
 		return k, err
 	}
+	k.hooked = slices.Contains(k.chains, chainNATPrerouting)
 	err = again(func() error {
-		return b.elements(f, setLayout, func(e element) {
+		return b.elements(table, f, setLayout, func(e element) {
 			k.compatible = len(e.key) == 4 && binary.NativeEndian.Uint32(e.key) == layoutVersion
 		})
 	})
@@ -58,14 +62,10 @@ func (b *Backend) inspect(f tracker.Family) (*kernelTable, error) {
 	}
 	err = again(func() error {
 		k.sticky = map[stickyOwner]*adoptedPool{}
-		return b.elements(f, setStickyEndpoints, k.addSticky)
+		return b.elements(table, f, setStickyEndpoints, k.addSticky)
 	})
 	// Without the map of clients there is nothing to take over.
-	has := false
-	for _, s := range k.sets {
-		has = has || s == setStickyClients.name()
-	}
-	k.compatible = has && err == nil
+	k.compatible = err == nil && slices.Contains(k.sets, setStickyClients.name())
 	return k, ignore(err, unix.ENOENT)
 }
 
@@ -101,21 +101,21 @@ func parseAddrPort(data []byte) (netip.AddrPort, bool) {
 }
 
 // names returns the names of the table's objects of one type.
-func (b *Backend) names(typ uint16, f tracker.Family, tableAttr, nameAttr uint16) ([]string, error) {
+func (b *Backend) names(table string, typ uint16, f tracker.Family, tableAttr, nameAttr uint16) ([]string, error) {
 	var out []string
-	request := nlbatch.AppendString(nil, tableAttr, b.config.Table)
+	request := nlbatch.AppendString(nil, tableAttr, table)
 	err := b.conn.Get(typ, protoFamily(f), true, request, func(attrs []byte) error {
-		var table, name string
+		var of, name string
 		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
 			switch typ {
 			case tableAttr:
-				table = text(data)
+				of = text(data)
 			case nameAttr:
 				name = text(data)
 			}
 		})
 		// Not every kernel heeds the request's table.
-		if table == b.config.Table {
+		if of == table {
 			out = append(out, name)
 		}
 		return nil
@@ -129,12 +129,14 @@ func text(data []byte) string { return strings.TrimRight(string(data), "\x00") }
 type element struct {
 	key, data []byte
 	comment   string
+	// timeout and expiration are as the kernel tells them, nil if there is none.
+	timeout, expiration []byte
 }
 
 // elements calls fn with the elements of a set. What it is given is valid only
 // during the call.
-func (b *Backend) elements(f tracker.Family, s set, fn func(element)) error {
-	request := nlbatch.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, b.config.Table)
+func (b *Backend) elements(table string, f tracker.Family, s set, fn func(element)) error {
+	request := nlbatch.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	request = nlbatch.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
 	return b.conn.Get(unix.NFT_MSG_GETSETELEM, protoFamily(f), true, request, func(attrs []byte) error {
 		nlbatch.Attributes(attrs, func(typ uint16, list []byte) {
@@ -163,6 +165,10 @@ func parseElement(attrs []byte) element {
 			e.key = value(data)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.data = value(data)
+		case unix.NFTA_SET_ELEM_TIMEOUT:
+			e.timeout = data
+		case unix.NFTA_SET_ELEM_EXPIRATION:
+			e.expiration = data
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.comment = nlbatch.Comment(data)
 		}

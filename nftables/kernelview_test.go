@@ -23,7 +23,7 @@ type view map[string]string
 func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	tb.Helper()
 	all := func(s set, fn func(element)) {
-		err := b.elements(f, s, fn)
+		err := b.elements(b.name, f, s, fn)
 		if err != nil && !strings.Contains(err.Error(), unix.ENOENT.Error()) {
 			tb.Fatalf("read %s: %v", s.name(), err)
 		}
@@ -116,7 +116,7 @@ func place(key []byte, f tracker.Family) string {
 
 // verdicts calls fn with the elements of a verdict map.
 func (b *Backend) verdicts(f tracker.Family, s set, fn func(key []byte, chain string)) error {
-	request := nlbatch.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, b.config.Table)
+	request := nlbatch.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, b.name)
 	request = nlbatch.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
 	inside := func(data []byte, want uint16, next func([]byte)) {
 		nlbatch.Attributes(data, func(typ uint16, d []byte) {

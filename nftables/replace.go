@@ -2,62 +2,152 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
+
+// shadowOf is the name of the table that replaces one of the given name where
+// that cannot be done in one transaction.
+func shadowOf(name string) string { return name + "-shadow" }
 
 // replace makes the tables hold what d says and nothing else.
 func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	b.tables = nil
-	// The transaction may be large; its memory is not kept.
-	b.writer = newWriter(b.config.Table, b.config.mark())
-	defer func() { b.writer = newWriter(b.config.Table, b.config.mark()) }()
+	// Transactions may be large; their memory is not kept.
+	defer func() { b.writer = newWriter(b.name, b.config.mark()) }()
 
-	fresh := true
-	kernel := make([]*kernelTable, len(b.config.Families))
-	for i, f := range b.config.Families {
-		var err error
-		if kernel[i], err = b.inspect(f); err != nil {
-			return fmt.Errorf("nftables: read table: %w", err)
-		}
-		fresh = fresh && !kernel[i].exists
+	spare := shadowOf(b.config.Table)
+	kernel, err := b.inspectAll(b.config.Table)
+	if err != nil {
+		return err
 	}
-	for i, f := range b.config.Families {
-		t := newTable(f, d.Node)
-		t.measure(d.Changes, b.config.StickyClients)
-		if kernel[i].compatible {
-			t.keepsClients = true
-			t.adopt(kernel[i].sticky)
-		}
-		b.clear(t, kernel[i])
-		t.skeleton(b.writer)
-		b.tables = append(b.tables, t)
+	other, err := b.inspectAll(spare)
+	if err != nil {
+		return err
+	}
+	b.name = b.config.Table
+	if other.hooked() {
+		b.name, spare, kernel, other = spare, b.name, other, kernel
+	}
+	// What is left there is of a process that was killed before it came into use.
+	if err := b.deleteTables(spare, other); err != nil {
+		return err
 	}
 
-	failed, err := b.write(ctx, d.Changes, fresh)
+	failed, err := b.rewrite(ctx, d, kernel)
+	if errors.Is(err, nlbatch.ErrTooLarge) && kernel.exist() {
+		failed, err = b.supplant(ctx, d, kernel, spare)
+	}
 	if err == nil {
-		// What drops packets to addresses without a Service comes when every Service is
-		// there.
-		for _, t := range b.tables {
-			b.writer.addRanges(t, setServiceCIDRs, merged(d.Node.ServiceCIDRs, t.family))
-		}
-		err = b.commit()
+		err = b.remember()
 	}
 	if err != nil {
 		b.tables = nil
 		return fmt.Errorf("nftables: replace tables: %w", err)
 	}
-	for i, t := range b.tables {
-		t.adopted = nil
-		b.deleteUnused(t, kernel[i])
-	}
-	if err := b.remember(); err != nil {
-		b.tables = nil
-		return fmt.Errorf("nftables: read back: %w", err)
+	for _, t := range b.tables {
+		t.disown()
 	}
 	return partial(failed)
+}
+
+// kernelTables is the tables of one name, by family.
+type kernelTables map[tracker.Family]*kernelTable
+
+func (k kernelTables) exist() bool {
+	for _, t := range k {
+		if t.exists {
+			return true
+		}
+	}
+	return false
+}
+
+func (k kernelTables) hooked() bool {
+	for _, t := range k {
+		if t.hooked {
+			return true
+		}
+	}
+	return false
+}
+
+func (b *Backend) inspectAll(name string) (kernelTables, error) {
+	out := kernelTables{}
+	for _, f := range b.config.Families {
+		var err error
+		if out[f], err = b.inspect(name, f); err != nil {
+			return nil, fmt.Errorf("nftables: read table: %w", err)
+		}
+	}
+	return out, nil
+}
+
+func (b *Backend) deleteTables(name string, k kernelTables) error {
+	w := newWriter(name, b.config.mark())
+	for f, t := range k {
+		if t.exists {
+			w.deleteTable(f)
+		}
+	}
+	batch, _ := w.finish(nil)
+	if err := b.conn.Commit(batch); err != nil {
+		return fmt.Errorf("nftables: delete table: %w", err)
+	}
+	return nil
+}
+
+// begin makes the tables that d is written to, empty, taking over what the kernel
+// remembers clients by.
+func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, edit func(*table)) {
+	b.writer = newWriter(name, b.config.mark())
+	b.tables = nil
+	for _, f := range b.config.Families {
+		t := newTable(f, d.Node)
+		t.measure(d.Changes, b.config.StickyClients)
+		if k[f].compatible {
+			t.adopt(k[f].sticky)
+		}
+		edit(t)
+		t.skeleton(b.writer)
+		b.tables = append(b.tables, t)
+	}
+}
+
+// fill writes the Services to tables that were begun, dividing it into
+// transactions or not.
+func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, divide bool) (map[tracker.Key]error, error) {
+	failed, err := b.write(ctx, d.Changes, divide)
+	if err != nil {
+		return nil, err
+	}
+	// What drops packets to addresses without a Service comes when every Service is
+	// there.
+	for _, t := range b.tables {
+		b.writer.addRanges(t, setServiceCIDRs, merged(d.Node.ServiceCIDRs, t.family))
+	}
+	return failed, b.commit()
+}
+
+// rewrite replaces what is in the tables in one transaction, or writes them in
+// several if there are none.
+func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, k kernelTables) (map[tracker.Key]error, error) {
+	b.begin(b.name, d, k, func(t *table) {
+		t.keepsClients = k[t.family].compatible
+		b.clear(t, k[t.family])
+	})
+	failed, err := b.fill(ctx, d, !k.exist())
+	if err == nil {
+		for _, t := range b.tables {
+			b.deleteUnused(t, k[t.family])
+		}
+	}
+	return failed, err
 }
 
 // clear empties a table that exists, as far as it is not taken over, or makes it.
@@ -90,18 +180,71 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 	for _, c := range b.writer.rules(t).fixedChains() {
 		used[c.name] = true
 	}
-	w := newWriter(b.config.Table, b.config.mark())
+	w := newWriter(b.name, b.config.mark())
 	for _, name := range k.chains {
 		if !used[name] && !t.chains[name] {
 			w.deleteChain(t.family, name)
 		}
 	}
 	batch, _ := w.finish(nil)
-	if batch.Empty() {
-		return
-	}
 	if err := b.conn.Commit(batch); err != nil {
 		b.config.Log.Info("nftables: unused chains stay until the next full sync", slog.Any("error", err))
-		return
 	}
+}
+
+// supplant writes tables of another name, which no packet meets, in several
+// transactions, and then has them take the place of those in use in one. Clients
+// that are remembered while it copies what is remembered are forgotten.
+func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables, name string) (map[tracker.Key]error, error) {
+	b.begin(name, d, k, func(t *table) {
+		t.unhooked = true
+		b.writer.newTable(t)
+	})
+	if err := b.commit(); err != nil {
+		return nil, err
+	}
+	b.writer.begin()
+	failed, err := b.fill(ctx, d, true)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range b.tables {
+		if k[t.family].compatible {
+			if err := b.copyClients(t, name); err != nil {
+				return nil, err
+			}
+		}
+	}
+	b.writer.begin()
+	for _, t := range b.tables {
+		t.hook(b.writer)
+		if k[t.family].exists {
+			b.writer.deleteTableOf(t.family, b.name)
+		}
+	}
+	if err := b.commit(); err != nil {
+		return nil, err
+	}
+	b.name = name
+	return failed, nil
+}
+
+// copyClients copies what clients are remembered by to the tables of a name.
+func (b *Backend) copyClients(t *table, name string) error {
+	var clients nlbatch.Elements
+	err := b.elements(b.name, t.family, setStickyClients, func(e element) {
+		if e.expiration != nil {
+			clients.AddTimed(e.key, e.data, e.timeout, e.expiration)
+		}
+	})
+	// Clients that come and go interrupt the reading, and are no loss.
+	if err != nil && !errors.Is(err, nlbatch.ErrInterrupted) {
+		return err
+	}
+	return clients.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
+		w := newWriter(name, b.config.mark())
+		w.addClients(t, part)
+		batch, _ := w.finish(nil)
+		return b.conn.Commit(batch)
+	})
 }

@@ -48,12 +48,24 @@ func (t *table) skeleton(w *writer) {
 		}
 	}
 	for _, c := range w.rules(t).fixedChains() {
-		w.hookedChain(t, c.name, c.base, c.rules)
+		if c.base == nil || !t.unhooked {
+			w.hookedChain(t, c.name, c.base, c.rules)
+		}
 	}
 	var key buffer
 	n := key.word(0, layoutVersion)
 	w.adds(t, setLayout).Add(key[:n], nil, "version of the layout of this table")
 	w.addRanges(t, setNodePortIPs, nodePortRanges(t.node.NodePorts(t.family), t.family))
+}
+
+// hook has packets meet a table that they did not.
+func (t *table) hook(w *writer) {
+	t.unhooked = false
+	for _, c := range w.rules(t).fixedChains() {
+		if c.base != nil {
+			w.hookedChain(t, c.name, c.base, c.rules)
+		}
+	}
 }
 
 // measure sets the sizes of the sets for the Services in changes, from how many

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"maps"
 	"net/netip"
 	"strings"
 
@@ -45,7 +46,7 @@ type adoptedPool struct {
 // adopt makes the sticky pools of an earlier table available to the Services
 // that t is yet to be given, and keeps their numbers from others.
 func (t *table) adopt(pools map[stickyOwner]*adoptedPool) {
-	t.adopted = pools
+	t.adopted = maps.Clone(pools)
 	used := map[uint32]bool{}
 	for _, p := range pools {
 		n := p.number &^ stickyMark
@@ -59,8 +60,8 @@ func (t *table) adopt(pools map[stickyOwner]*adoptedPool) {
 	}
 }
 
-// abandon frees the numbers of pools that nobody took over.
-func (t *table) abandon() {
+// disown gives back the numbers of pools that no Service took over.
+func (t *table) disown() {
 	for _, p := range t.adopted {
 		t.sticky.give(p.number &^ stickyMark)
 	}

@@ -38,6 +38,8 @@ type table struct {
 	count, size [setCount]int
 	// keepsClients means that sticky-clients is an earlier table's.
 	keepsClients bool
+	// unhooked means that no packet meets the table yet.
+	unhooked bool
 	// adopted is the sticky pools of an earlier table that none took over yet.
 	adopted map[stickyOwner]*adoptedPool
 }

@@ -151,7 +151,7 @@ func (b *Backend) compareCounts(t *table) error {
 				continue
 			}
 			have = 0
-			if err := b.elements(t.family, s, func(element) { have++ }); err != nil {
+			if err := b.elements(b.name, t.family, s, func(element) { have++ }); err != nil {
 				return fmt.Errorf("nftables: check: %w", err)
 			}
 		}
@@ -175,7 +175,7 @@ const (
 // where the kernel tells it.
 func (b *Backend) setCounts(f tracker.Family) (map[string]int, error) {
 	counts := map[string]int{}
-	request := nlbatch.AppendString(nil, unix.NFTA_SET_TABLE, b.config.Table)
+	request := nlbatch.AppendString(nil, unix.NFTA_SET_TABLE, b.name)
 	err := b.conn.Get(unix.NFT_MSG_GETSET, protoFamily(f), true, request, func(attrs []byte) error {
 		var name string
 		count := -1
@@ -200,7 +200,7 @@ func (b *Backend) setCounts(f tracker.Family) (map[string]int, error) {
 // something of it is gone.
 func (b *Backend) fingerprint(t *table) (uint64, error) {
 	sum := fnv.New64a()
-	name := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, b.config.Table)
+	name := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, b.name)
 	err := b.conn.Get(unix.NFT_MSG_GETTABLE, protoFamily(t.family), false, name, func(attrs []byte) error {
 		addTo(sum, attrs, unix.NFTA_TABLE_NAME, unix.NFTA_TABLE_FLAGS, tableAttrHandle)
 		return nil
@@ -217,8 +217,8 @@ func (b *Backend) fingerprint(t *table) (uint64, error) {
 		{unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, []uint16{unix.NFTA_RULE_CHAIN, unix.NFTA_RULE_HANDLE, unix.NFTA_RULE_EXPRESSIONS}},
 	}
 	for _, d := range dumps {
-		request := nlbatch.AppendString(nil, d.table, b.config.Table)
-		table := append([]byte(b.config.Table), 0)
+		request := nlbatch.AppendString(nil, d.table, b.name)
+		table := append([]byte(b.name), 0)
 		err := b.conn.Get(d.typ, protoFamily(t.family), true, request, func(attrs []byte) error {
 			mine := false
 			nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
@@ -234,7 +234,7 @@ func (b *Backend) fingerprint(t *table) (uint64, error) {
 		}
 	}
 	for _, s := range []set{setLayout, setClasses, setNearClasses, setNodePortIPs, setServiceCIDRs} {
-		err := b.elements(t.family, s, func(e element) {
+		err := b.elements(b.name, t.family, s, func(e element) {
 			sum.Write(e.key)
 			sum.Write(e.data)
 		})

@@ -24,9 +24,9 @@ type writer struct {
 	// structural is set when more than elements of large sets is written, and stays
 	// set.
 	structural bool
-	// written counts the elements written so far.
-	written int
-	err     error
+	// written counts the elements written so far, and pending those since begin.
+	written, pending int
+	err              error
 }
 
 type familyElements struct {
@@ -50,6 +50,7 @@ func newWriter(table string, mark uint32) *writer {
 func (w *writer) begin() {
 	w.batch.Reset()
 	w.err = nil
+	w.pending = 0
 	for i := range w.elements {
 		e := &w.elements[i]
 		for s := range e.add {
@@ -60,17 +61,6 @@ func (w *writer) begin() {
 			clear(c)
 		}
 	}
-}
-
-// size is about how many bytes the transaction has.
-func (w *writer) size() int {
-	n := w.batch.Len()
-	for i := range w.elements {
-		for s := range w.elements[i].add {
-			n += w.elements[i].add[s].Size() + w.elements[i].remove[s].Size()
-		}
-	}
-	return n
 }
 
 // finish writes what was collected. Nothing may be added after it.
@@ -125,12 +115,14 @@ func (w *writer) rules(t *table) rules { return rules{family: t.family, mark: w.
 func (w *writer) adds(t *table, s set) *nlbatch.Elements {
 	t.count[s]++
 	w.written++
+	w.pending++
 	return &w.elements[index(t.family)].add[s]
 }
 
 func (w *writer) removes(t *table, s set) *nlbatch.Elements {
 	t.count[s]--
 	w.written++
+	w.pending++
 	return &w.elements[index(t.family)].remove[s]
 }
 
@@ -289,6 +281,12 @@ func (w *writer) deleteSources(t *table, s *ruleset.Service, f *ruleset.Frontend
 	}
 }
 
+// addClients adds what clients are remembered by.
+func (w *writer) addClients(t *table, clients *nlbatch.Elements) {
+	w.batch.Note("add elements to " + setStickyClients.name())
+	w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, protoFamily(t.family), w.table, setStickyClients.name(), clients)
+}
+
 // addClass maps a class to its chain.
 func (w *writer) addClass(t *table, s set, number uint32, c class) {
 	var key buffer
@@ -304,10 +302,13 @@ func (w *writer) newTable(t *table) {
 	w.batch.End()
 }
 
-func (w *writer) deleteTable(f tracker.Family) {
+func (w *writer) deleteTable(f tracker.Family) { w.deleteTableOf(f, w.table) }
+
+// deleteTableOf deletes a table of another name.
+func (w *writer) deleteTableOf(f tracker.Family, name string) {
 	w.batch.Note("delete table")
 	w.batch.Begin(unix.NFT_MSG_DELTABLE, 0, protoFamily(f))
-	w.batch.String(unix.NFTA_TABLE_NAME, w.table)
+	w.batch.String(unix.NFTA_TABLE_NAME, name)
 	w.batch.End()
 }
 

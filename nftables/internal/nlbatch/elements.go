@@ -28,8 +28,27 @@ func (e *Elements) Reset() { e.buf, e.n = e.buf[:0], 0 }
 // Count returns the number of elements.
 func (e *Elements) Count() int { return e.n }
 
-// Size returns the encoded length in bytes.
-func (e *Elements) Size() int { return len(e.buf) }
+// Divide calls fn with e's elements in parts of at most limit bytes, and stops at
+// its first error.
+func (e *Elements) Divide(limit int, fn func(*Elements) error) error {
+	for rest := e.buf; len(rest) > 0; {
+		part := Elements{}
+		n := 0
+		for n < len(rest) {
+			l := int(binary.NativeEndian.Uint16(rest[n:]))
+			if n > 0 && n+l > limit {
+				break
+			}
+			n += l
+			part.n++
+		}
+		part.buf, rest = rest[:n], rest[n:]
+		if err := fn(&part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Add appends an element: data is nil in a set, comment may be "".
 func (e *Elements) Add(key, data []byte, comment string) {
@@ -40,6 +59,17 @@ func (e *Elements) Add(key, data []byte, comment string) {
 	if comment != "" {
 		e.comment(comment)
 	}
+	e.close(at)
+}
+
+// AddTimed appends an element of a map that lives for a while: timeout and
+// expiration, of which the latter is what is left, as the kernel tells them (in
+// milliseconds, big-endian).
+func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
+	at := e.open(key)
+	e.value(unix.NFTA_SET_ELEM_DATA, data)
+	e.buf = AppendBytes(e.buf, unix.NFTA_SET_ELEM_TIMEOUT, timeout)
+	e.buf = AppendBytes(e.buf, unix.NFTA_SET_ELEM_EXPIRATION, expiration)
 	e.close(at)
 }
 
