@@ -102,7 +102,7 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 
 // parseEndpoints returns the usable endpoints, sorted by address, each once.
 func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
-	out := c.parsed
+	out := slices.Grow(c.parsed, len(s.Endpoints))
 	var bad problems
 	for i := range s.Endpoints {
 		ep := &s.Endpoints[i]
@@ -123,12 +123,14 @@ func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 			bad.add(fmt.Errorf("%w: endpoint %d: %s cannot be an endpoint", ErrInvalid, i, a))
 			continue
 		}
-		p := parsedEndpoint{index: i, Endpoint: Endpoint{
-			Addr:        netip.AddrPortFrom(a, 0),
-			Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,
-			Serving:     ep.Conditions.Serving == nil || *ep.Conditions.Serving,
-			Terminating: ep.Conditions.Terminating != nil && *ep.Conditions.Terminating,
-		}}
+		// Filled in place, and field by field: copies of something this big show.
+		out = append(out, parsedEndpoint{})
+		p := &out[len(out)-1]
+		p.index = i
+		p.Addr = netip.AddrPortFrom(a, 0)
+		p.Ready = ep.Conditions.Ready == nil || *ep.Conditions.Ready
+		p.Serving = ep.Conditions.Serving == nil || *ep.Conditions.Serving
+		p.Terminating = ep.Conditions.Terminating != nil && *ep.Conditions.Terminating
 		if ep.NodeName != nil {
 			p.Node = c.names.name(*ep.NodeName)
 		}
@@ -145,7 +147,6 @@ func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 			}
 			p.ForZones = c.names.set()
 		}
-		out = append(out, p)
 	}
 	c.report(s, bad)
 	c.parsed = out

@@ -81,17 +81,11 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 	hook := c.OnEndpoint
 	t.cache = endpointslice.New(endpointslice.Config[Endpoint]{
 		Make: func(s *discovery.EndpointSlice, ep *discovery.Endpoint, from *endpointslice.Endpoint, e *Endpoint) error {
-			*e = Endpoint{
-				Addr:        from.Addr,
-				Node:        from.Node,
-				Zone:        from.Zone,
-				ForNodes:    from.ForNodes,
-				ForZones:    from.ForZones,
-				Ready:       from.Ready,
-				Serving:     from.Serving,
-				Terminating: from.Terminating,
-				Weight:      1,
-			}
+			e.Addr = from.Addr
+			e.Node, e.Zone = from.Node, from.Zone
+			e.ForNodes, e.ForZones = from.ForNodes, from.ForZones
+			e.Ready, e.Serving, e.Terminating = from.Ready, from.Serving, from.Terminating
+			e.Weight = 1
 			if hook == nil {
 				return nil
 			}
