@@ -2,7 +2,573 @@ package main
 
 import (
 	"context"
+	"embed"
+	"errors"
+	"fmt"
 	"io"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-func demo(ctx context.Context, args []string, out, diag io.Writer) int { return 0 }
+// worldFiles is the manifests that the demo serves.
+//
+//go:embed world/*.yaml
+var worldFiles embed.FS
+
+// Exit statuses of demo besides 0: something was not as expected, and the demo
+// could not even begin.
+const (
+	exitFailed   = 1
+	exitNoSpaces = 3
+)
+
+// demo is the verb demo.
+func demo(ctx context.Context, args []string, out, diag io.Writer) int {
+	flags := newFlagSet("demo", diag, `Usage: nodeproxy demo [flags]
+
+Builds a small cluster out of network namespaces of its own, serves the manifests
+that ship with it, and sends real connections. It needs no privileges, but the
+right to make user namespaces, and touches nothing outside of them. The exit
+status is 0 if everything went as expected, 1 if not, and 3 if no namespaces can
+be made here.
+
+`)
+	hold := flags.Bool("hold", false, "keep everything up at the end, to look around, until interrupted")
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return 0
+		}
+		fmt.Fprintf(diag, "nodeproxy demo: %v\n", err)
+		return 2
+	}
+	inside, code, err := netlab.Reexec()
+	if err == nil && !inside {
+		return code
+	}
+	var t *tour
+	if err == nil {
+		t, err = newTour(out, diag)
+	}
+	if err != nil {
+		fmt.Fprintf(diag, `nodeproxy demo: %v
+The demo needs the right to make user and network namespaces. Where it is
+restricted, see sysctl user.max_user_namespaces,
+kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns,
+or a container's seccomp profile; as root it works without user namespaces.
+`, err)
+		return exitNoSpaces
+	}
+	defer t.close()
+	if err := t.run(ctx); err != nil {
+		fmt.Fprintf(diag, "nodeproxy demo: %v\n", err)
+		return exitFailed
+	}
+	if *hold {
+		t.say("\nEverything stays up until you press Ctrl-C. From another terminal:\n  %s", t.howToLook())
+		<-ctx.Done()
+	}
+	if t.failed > 0 {
+		t.say("\n%d of %d expectations FAILED", t.failed, t.checked)
+		return exitFailed
+	}
+	t.say("\nAll %d expectations held.", t.checked)
+	return 0
+}
+
+// tour is one run of the demo.
+type tour struct {
+	*demoLab
+	out, diag       io.Writer
+	folder          string // of the manifests
+	synced          chan string
+	checked, failed int
+}
+
+func newTour(out, diag io.Writer) (*tour, error) {
+	lab, err := newDemoLab()
+	if err != nil {
+		return nil, err
+	}
+	return &tour{demoLab: lab, out: out, diag: diag, synced: make(chan string, 100)}, nil
+}
+
+func (t *tour) say(format string, args ...any) { fmt.Fprintf(t.out, format+"\n", args...) }
+
+// expect prints what was seen, and whether it is as expected.
+func (t *tour) expect(ok bool, format string, args ...any) {
+	t.checked++
+	verdict := "ok"
+	if !ok {
+		verdict = "FAILED"
+		t.failed++
+	}
+	t.say("  %-6s  %s", verdict, fmt.Sprintf(format, args...))
+}
+
+// run is the tour itself.
+func (t *tour) run(ctx context.Context) (err error) {
+	if t.folder, err = os.MkdirTemp("", "nodeproxy-demo-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(t.folder)
+	files, err := worldFiles.ReadDir("world")
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		text, err := worldFiles.ReadFile("world/" + f.Name())
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(t.folder, f.Name()), text, 0o644); err != nil {
+			return err
+		}
+	}
+	t.say(`node-1 has pod-1 and pod-2, node-2 has pod-3 and pod-4, and a client is outside:
+each in a network namespace of this process. What follows are real connections
+through the nftables rules of node-1, for IPv4 and IPv6.`)
+
+	stop, err := t.startAgent(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	line, err := t.waitSynced()
+	if err != nil {
+		return err
+	}
+	t.say("\nThe manifests are in effect: %s", line)
+
+	t.clusterIP()
+	t.nodePort()
+	t.loadBalancer()
+	t.localPolicy()
+	t.affinity()
+	t.noEndpoints()
+	if err := t.udp(); err != nil {
+		return err
+	}
+	if err := t.changes(); err != nil {
+		return err
+	}
+	t.showRules()
+	return nil
+}
+
+// startAgent does in the node's namespace what the verb run does. The function
+// it returns ends the agent.
+func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
+	opts := options{
+		manifests:         t.folder,
+		hostname:          "node-1",
+		localMode:         clusterCIDR,
+		clusterCIDRs:      []string{"10.1.0.0/16", "fd00:10:1::/48"},
+		nodePortAddresses: []string{"primary"},
+		syncPeriod:        time.Second,
+		verbosity:         1,
+	}
+	if err := opts.validate(); err != nil {
+		return nil, err
+	}
+	var a *agent
+	err = t.node.Do(func() (err error) {
+		a, err = newAgent(opts, lines(t.synced), opts.logger(t.diag))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- a.run(ctx) }()
+	return func() error { cancel(); return <-ended }, nil
+}
+
+// lines passes on what is written to it, a line at a time.
+type lines chan string
+
+func (l lines) Write(b []byte) (int, error) {
+	l <- strings.TrimSpace(string(b))
+	return len(b), nil
+}
+
+// waitSynced returns the agent's line about the next change in effect.
+func (t *tour) waitSynced() (string, error) {
+	select {
+	case line := <-t.synced:
+		return line, nil
+	case <-time.After(10 * time.Second):
+		return "", errors.New("no change came into effect for 10 s")
+	}
+}
+
+// edit changes a manifest, waits until that is in effect, and tells.
+func (t *tour) edit(what, file string, change func(line string) string) error {
+	path := filepath.Join(t.folder, file)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	var changed strings.Builder
+	for line := range strings.Lines(string(text)) {
+		changed.WriteString(change(line))
+	}
+	// Renamed into place, the file is never there in part.
+	if err := os.WriteFile(path+".new", []byte(changed.String()), 0o644); err != nil {
+		return err
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return err
+	}
+	line, err := t.waitSynced()
+	if err == nil {
+		t.say("  %s: %s", what, line)
+	}
+	return err
+}
+
+// without removes a pod's endpoints.
+func without(pod string) func(string) string {
+	return func(line string) string {
+		if strings.HasSuffix(line, "# "+pod+"\n") {
+			return ""
+		}
+		return line
+	}
+}
+
+// tally counts who answered, and notes whom they saw asking.
+type tally struct {
+	answers map[string]int             // by server
+	sources map[string]map[string]bool // by server
+	errs    []error
+}
+
+func newTally() *tally {
+	return &tally{answers: map[string]int{}, sources: map[string]map[string]bool{}}
+}
+
+func (y *tally) add(name, source string, err error) {
+	if err != nil {
+		y.errs = append(y.errs, err)
+		return
+	}
+	y.answers[name]++
+	if y.sources[name] == nil {
+		y.sources[name] = map[string]bool{}
+	}
+	y.sources[name][source] = true
+}
+
+// visits makes n connections, or fewer if they fail.
+func visits(h *netlab.Host, from, to string, n int) *tally {
+	y := newTally()
+	for i := 0; i < n && len(y.errs) == 0; i++ {
+		y.add(visit(h, from, to))
+	}
+	return y
+}
+
+// answered reports whether there was no error and exactly these servers answered.
+func (y *tally) answered(names ...string) bool {
+	return len(y.errs) == 0 && slices.Equal(slices.Sorted(maps.Keys(y.answers)), names)
+}
+
+// saw reports whether a server saw only that source.
+func (y *tally) saw(name, source string) bool {
+	return len(y.sources[name]) == 1 && y.sources[name][source]
+}
+
+// String returns the distribution, and the first error if there was one.
+func (y *tally) String() string {
+	var b strings.Builder
+	for i, name := range slices.Sorted(maps.Keys(y.answers)) {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s %d", name, y.answers[name])
+	}
+	if n := len(y.errs); n > 0 {
+		fmt.Fprintf(&b, "; %d failed, first: %v", n, y.errs[0])
+	}
+	return b.String()
+}
+
+// sourceList tells whom the servers saw, together.
+func (y *tally) sourceList() string {
+	all := map[string]bool{}
+	for _, s := range y.sources {
+		maps.Copy(all, s)
+	}
+	return strings.Join(slices.Sorted(maps.Keys(all)), " and ")
+}
+
+const connections = 60
+
+func (t *tour) clusterIP() {
+	t.say("\nshop/web by its cluster IP, %d connections from pod-1:", connections)
+	for f, vip := range (dual{"10.96.0.10", "fd00:10:96::10"}) {
+		y := visits(t.pod1, "", port(vip, "80"), connections)
+		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: every endpoint answers: %v", families[f], y)
+		me := podAddr["pod-1"][f]
+		t.expect(y.saw("pod-2", me) && y.saw("pod-3", me), "%s: other pods see pod-1's own address, %s", families[f], me)
+		t.expect(len(y.sources["pod-1"]) == 1 && !y.sources["pod-1"][me],
+			"%s: pod-1, sent to itself, sees the node's address", families[f])
+	}
+}
+
+func (t *tour) nodePort() {
+	t.say("\nshop/web by the node's port 30080, %d connections from the client:", connections)
+	for f, addr := range nodeAddr {
+		y := visits(t.client, clientAddr[f], port(addr, "30080"), connections)
+		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: every endpoint answers: %v", families[f], y)
+		t.expect(!y.sources["pod-1"][clientAddr[f]] && !y.sources["pod-2"][clientAddr[f]] && y.saw("pod-3", nodeAddr[f]),
+			"%s: the source is masqueraded: pods see %s", families[f], y.sourceList())
+	}
+}
+
+func (t *tour) loadBalancer() {
+	t.say("\nshop/web by its load balancer's address, for some sources only:")
+	for f, vip := range (dual{"203.0.113.80", "2001:db8:1b::80"}) {
+		y := visits(t.client, clientAddr[f], port(vip, "80"), connections)
+		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: from %s every endpoint answers: %v", families[f], clientAddr[f], y)
+		c, err := dial(t.client, "tcp", strangerAddr[f], port(vip, "80"), impatience)
+		if err == nil {
+			c.Close()
+		}
+		t.expect(isTimeout(err), "%s: from %s, outside the ranges, there is no answer", families[f], strangerAddr[f])
+	}
+}
+
+func (t *tour) localPolicy() {
+	t.say("\nshop/local by its load balancer's address, with externalTrafficPolicy Local:")
+	for f, vip := range (dual{"203.0.113.81", "2001:db8:1b::81"}) {
+		y := visits(t.client, clientAddr[f], port(vip, "80"), connections)
+		t.expect(y.answered("pod-1"), "%s: only the endpoint on this node answers the client: %v", families[f], y)
+		t.expect(y.saw("pod-1", clientAddr[f]), "%s: the source is preserved: it sees %s", families[f], y.sourceList())
+		y = visits(t.pod2, "", port(vip, "80"), connections)
+		t.expect(y.answered("pod-1", "pod-3"), "%s: pods of the node may use every endpoint: %v", families[f], y)
+	}
+}
+
+func (t *tour) affinity() {
+	t.say("\nshop/cart, with session affinity:")
+	for f, vip := range (dual{"10.96.0.30", "fd00:10:96::30"}) {
+		y := visits(t.pod2, "", port(vip, "80"), connections)
+		t.expect(len(y.errs) == 0 && len(y.answers) == 1, "%s: pod-2 always meets the same endpoint: %v", families[f], y)
+	}
+}
+
+func (t *tour) noEndpoints() {
+	t.say("\nWhere nobody can answer:")
+	for f, vip := range (dual{"10.96.0.40", "fd00:10:96::40"}) {
+		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), patience)
+		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: shop/empty, without endpoints, refuses at once", families[f])
+		_, err = dial(t.pod1, "tcp", "", port(vip, "81"), patience)
+		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: a closed port of a cluster IP refuses too", families[f])
+	}
+	for f, vip := range (dual{"10.96.0.250", "fd00:10:96::250"}) {
+		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), impatience)
+		t.expect(isTimeout(err), "%s: a cluster IP that no Service has does not answer", families[f])
+	}
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+// udp asks the name server from one socket, takes away the endpoint it is
+// connected to, and asks again.
+func (t *tour) udp() error {
+	t.say("\nkube-system/dns, over UDP, from one socket of pod-2 in each family:")
+	var talks [2]*talk
+	var before [2]string
+	for f, vip := range (dual{"10.96.0.53", "fd00:10:96::53"}) {
+		c, err := dial(t.pod2, "udp", "", port(vip, "53"), patience)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		talks[f] = c
+		before[f], _, err = c.ask()
+		t.expect(err == nil, "%s: %s answers", families[f], before[f])
+	}
+	err := t.edit("now without those endpoints", "endpoints-dns.yaml", func(line string) string {
+		f := 0
+		if strings.Contains(line, "fd00:") {
+			f = 1
+		}
+		return without(before[f])(line)
+	})
+	if err != nil {
+		return err
+	}
+	for f, c := range talks {
+		name, _, err := c.ask()
+		t.expect(err == nil && name != before[f], "%s: the next question of the same socket goes to %s", families[f], name)
+	}
+	return nil
+}
+
+// changes adds an endpoint and removes another while connections are made all
+// the time, and one stays open.
+func (t *tour) changes() error {
+	t.say("\nshop/web changes while the client and pod-1 open connections all the time:")
+	long, err := t.connectionTo("pod-2")
+	if err != nil {
+		return err
+	}
+	defer long.Close()
+
+	s := newStream(t.client, port("203.0.113.80", "80"), t.pod1, port("fd00:10:96::10", "80"))
+	defer s.stop()
+	err = t.edit("pod-4 becomes ready", "endpoints-web.yaml", func(line string) string {
+		return strings.Replace(line, ", conditions: {ready: false}", "", 1)
+	})
+	if err != nil {
+		return err
+	}
+	y := s.next(2 * connections)
+	t.expect(y.answers["pod-4"] > 0, "pod-4 gets its share: %v", y)
+	if err := t.edit("pod-2 goes", "endpoints-web.yaml", without("pod-2")); err != nil {
+		return err
+	}
+	y = s.next(2 * connections)
+	t.expect(y.answered("pod-1", "pod-3", "pod-4"), "pod-2 gets no more connections: %v", y)
+	name, _, err := long.ask()
+	t.expect(err == nil && name == "pod-2", "the connection to pod-2 that was open before still works")
+	y = s.stop()
+	total := 0
+	for _, n := range y.answers {
+		total += n
+	}
+	t.expect(len(y.errs) == 0, "of %d connections none failed%s", total+len(y.errs), firstError(y.errs))
+	return nil
+}
+
+func firstError(errs []error) string {
+	if len(errs) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", but %d: %v", len(errs), errs[0])
+}
+
+// connectionTo opens connections from the client to shop/web's NodePort until one
+// meets the pod.
+func (t *tour) connectionTo(pod string) (*talk, error) {
+	for range 1000 {
+		c, err := dial(t.client, "tcp", "", port(nodeAddr[0], "30080"), patience)
+		if err != nil {
+			return nil, err
+		}
+		name, _, err := c.hear()
+		if err == nil && name == pod {
+			return c, nil
+		}
+		c.Close()
+	}
+	return nil, fmt.Errorf("no connection meets %s", pod)
+}
+
+// stream opens connections from two hosts all the time.
+type stream struct {
+	mu    sync.Mutex
+	moved *sync.Cond
+	// all is every connection, and since those that were begun after the last call
+	// of next.
+	all, since *tally
+	round, n   int
+	quit       bool
+	wg         sync.WaitGroup
+}
+
+func newStream(a *netlab.Host, toA string, b *netlab.Host, toB string) *stream {
+	s := &stream{all: newTally(), since: newTally()}
+	s.moved = sync.NewCond(&s.mu)
+	s.wg.Go(func() { s.loop(a, toA) })
+	s.wg.Go(func() { s.loop(b, toB) })
+	return s
+}
+
+func (s *stream) loop(h *netlab.Host, to string) {
+	for {
+		s.mu.Lock()
+		round, quit := s.round, s.quit
+		s.mu.Unlock()
+		if quit {
+			return
+		}
+		name, source, err := visit(h, "", to)
+		s.mu.Lock()
+		s.all.add(name, source, err)
+		if round == s.round {
+			s.since.add(name, source, err)
+			s.n++
+		}
+		s.moved.Broadcast()
+		s.mu.Unlock()
+	}
+}
+
+// next returns what comes of n connections that begin after the call.
+func (s *stream) next(n int) *tally {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.round++
+	s.since, s.n = newTally(), 0
+	for s.n < n {
+		s.moved.Wait()
+	}
+	return s.since
+}
+
+// stop ends the stream and returns what came of all connections.
+func (s *stream) stop() *tally {
+	s.mu.Lock()
+	s.quit = true
+	s.mu.Unlock()
+	s.wg.Wait()
+	return s.all
+}
+
+// howToLook is a command that lists the rules from outside.
+func (t *tour) howToLook() string {
+	return fmt.Sprintf("nsenter --preserve-credentials --user --target %d --net=%s nft list table ip proxier", os.Getpid(), t.node.Path())
+}
+
+// showRules shows how to find a Service in the rules, with nft if it is there.
+func (t *tour) showRules() {
+	t.say("\nTo look at such rules: \"nft list table ip proxier\" on a node; here, while\n\"nodeproxy demo --hold\" waits. What concerns shop/web:")
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.say("  (nft is not installed here; the proxy does not need it)")
+		return
+	}
+	listing, err := t.node.Output("nft", "list", "table", "ip", "proxier")
+	if err != nil {
+		t.say("  (%v)", err)
+		return
+	}
+	object := ""
+	for line := range strings.Lines(listing) {
+		line = strings.TrimRight(line, "\n")
+		if strings.HasPrefix(line, "\tmap ") || strings.HasPrefix(line, "\tset ") {
+			object = strings.TrimSuffix(strings.TrimSpace(line), " {")
+		}
+		if strings.Contains(line, `"shop/web:`) {
+			t.say("  %s: %s", object, strings.TrimPrefix(strings.TrimSpace(line), "elements = { "))
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+// demoLab is the network of the demo, and what runs in it.
+//
+//	pod-1 --+                       +-- far (node-2) with pod-3 and pod-4
+//	        +-- node (node-1) ------+
+//	pod-2 --+                       +-- client, outside the cluster
+type demoLab struct {
+	lab                           *netlab.Lab
+	node, far, client, pod1, pod2 *netlab.Host
+	closers                       []io.Closer
+}
+
+// The addresses of the demo beyond those in its manifests.
+var (
+	nodeAddr   = dual{"192.0.2.1", "2001:db8::1"}
+	clientAddr = dual{"198.51.100.9", "2001:db8:c::9"}
+	// strangerAddr is an address of the client that no load balancer admits.
+	strangerAddr = dual{"198.51.100.200", "2001:db8:c::1:200"}
+	podAddr      = map[string]dual{
+		"pod-1": {"10.1.1.2", "fd00:10:1:1::2"},
+		"pod-2": {"10.1.1.3", "fd00:10:1:1::3"},
+		"pod-3": {"10.1.2.2", "fd00:10:1:2::2"},
+		"pod-4": {"10.1.2.3", "fd00:10:1:2::3"},
+	}
+)
+
+// dual is an IPv4 address and the IPv6 address that goes with it.
+type dual [2]string
+
+// families is what to say of the two.
+var families = [2]string{"IPv4", "IPv6"}
+
+// port returns the address with a port.
+func port(addr, port string) string { return net.JoinHostPort(addr, port) }
+
+// newDemoLab builds the network and starts its servers.
+func newDemoLab() (_ *demoLab, err error) {
+	d := &demoLab{}
+	defer func() {
+		if err != nil {
+			d.close()
+		}
+	}()
+	if d.lab, err = netlab.New(); err != nil {
+		return nil, err
+	}
+	b := &builder{lab: d.lab}
+	d.node, d.far, d.client = b.host("node"), b.host("far"), b.host("client")
+	d.pod1, d.pod2 = b.host("pod-1"), b.host("pod-2")
+	b.try(func() error { return d.node.Forward() })
+
+	b.link(d.node, "eth0", d.far, "eth0")
+	b.addrs(d.node, "eth0", "192.0.2.1/24", "2001:db8::1/64")
+	b.addrs(d.far, "eth0", "192.0.2.2/24", "2001:db8::2/64")
+	b.routes(d.far, "", "192.0.2.1", "0.0.0.0/0")
+	b.routes(d.far, "", "2001:db8::1", "::/0")
+	b.routes(d.node, "", "192.0.2.2", "10.1.2.0/24")
+	b.routes(d.node, "", "2001:db8::2", "fd00:10:1:2::/64")
+	b.addrs(d.far, "lo", "10.1.2.2/32", "10.1.2.3/32", "fd00:10:1:2::2/128", "fd00:10:1:2::3/128")
+
+	b.link(d.node, "eth1", d.client, "eth0")
+	b.addrs(d.node, "eth1", "198.51.100.1/24", "2001:db8:c::1/64")
+	b.addrs(d.client, "eth0", "198.51.100.9/24", "2001:db8:c::9/64", "198.51.100.200/24", "2001:db8:c::1:200/64")
+	b.routes(d.client, "", "198.51.100.1", "0.0.0.0/0")
+	b.routes(d.client, "", "2001:db8:c::1", "::/0")
+	b.routes(d.node, "", clientAddr[0], "0.0.0.0/0")
+	b.routes(d.node, "", clientAddr[1], "::/0")
+
+	for name, h := range map[string]*netlab.Host{"pod-1": d.pod1, "pod-2": d.pod2} {
+		veth, a := "veth-"+name, podAddr[name]
+		b.link(d.node, veth, h, "eth0")
+		b.addrs(d.node, veth, "10.1.1.1/32", "fd00:10:1:1::1/128")
+		b.routes(d.node, veth, "", a[0]+"/32", a[1]+"/128")
+		b.addrs(h, "eth0", a[0]+"/32", a[1]+"/128")
+		b.routes(h, "eth0", "", "10.1.1.1/32", "fd00:10:1:1::1/128")
+		b.routes(h, "eth0", "10.1.1.1", "0.0.0.0/0")
+		b.routes(h, "eth0", "fd00:10:1:1::1", "::/0")
+	}
+	for name, h := range map[string]*netlab.Host{"pod-1": d.pod1, "pod-2": d.pod2, "pod-3": d.far, "pod-4": d.far} {
+		for _, a := range podAddr[name] {
+			b.try(func() error { return d.serve(name, h, a) })
+		}
+	}
+	return d, b.err
+}
+
+func (d *demoLab) close() {
+	for _, c := range d.closers {
+		c.Close()
+	}
+	if d.lab != nil {
+		d.lab.Close()
+	}
+}
+
+// builder does one thing after another until something fails.
+type builder struct {
+	lab *netlab.Lab
+	err error
+}
+
+func (b *builder) try(f func() error) {
+	if b.err == nil {
+		b.err = f()
+	}
+}
+
+func (b *builder) host(name string) (h *netlab.Host) {
+	b.try(func() (err error) { h, err = b.lab.Host(name); return err })
+	return h
+}
+
+func (b *builder) link(x *netlab.Host, ifx string, y *netlab.Host, ify string) {
+	b.try(func() error { return b.lab.Link(x, ifx, y, ify) })
+}
+
+func (b *builder) addrs(h *netlab.Host, ifname string, prefixes ...string) {
+	for _, p := range prefixes {
+		b.try(func() error { return h.AddAddr(ifname, netip.MustParsePrefix(p)) })
+	}
+}
+
+func (b *builder) routes(h *netlab.Host, ifname, via string, to ...string) {
+	for _, dst := range to {
+		b.try(func() error {
+			var gw netip.Addr
+			if via != "" {
+				gw = netip.MustParseAddr(via)
+			}
+			return h.AddRoute(netip.MustParsePrefix(dst), gw, ifname)
+		})
+	}
+}
+
+// serve starts a pod's servers, which say who they are and who they see asking:
+// over TCP once, and again for each line they get; over UDP for each packet.
+func (d *demoLab) serve(name string, h *netlab.Host, addr string) error {
+	l, err := h.Listen("tcp", port(addr, "8080"))
+	if err != nil {
+		return err
+	}
+	d.closers = append(d.closers, l)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				go greet(name, c)
+			}
+		}
+	}()
+	p, err := h.ListenPacket("udp", port(addr, "5353"))
+	if err != nil {
+		return err
+	}
+	d.closers = append(d.closers, p)
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			_, from, err := p.ReadFrom(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				p.WriteTo([]byte(answer(name, from)), from)
+			}
+		}
+	}()
+	return nil
+}
+
+func greet(name string, c net.Conn) {
+	defer c.Close()
+	lines := bufio.NewScanner(c)
+	for ok := true; ok; ok = lines.Scan() {
+		if _, err := io.WriteString(c, answer(name, c.RemoteAddr())); err != nil {
+			return
+		}
+	}
+}
+
+func answer(name string, from net.Addr) string {
+	host, _, _ := net.SplitHostPort(from.String())
+	return name + " " + host + "\n"
+}
+
+// patience is how long a connection may take that is expected to work, and
+// impatience how long one that is not.
+const (
+	patience   = 5 * time.Second
+	impatience = 300 * time.Millisecond
+)
+
+// talk is a connection to one of the servers.
+type talk struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+// dial connects to a Service. The address it comes from may be "".
+func dial(h *netlab.Host, network, from, to string, wait time.Duration) (*talk, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	if from != "" {
+		from = port(from, "0")
+	}
+	c, err := h.Dial(ctx, network, from, to)
+	if err != nil {
+		return nil, err
+	}
+	return &talk{c, bufio.NewReader(c)}, nil
+}
+
+// hear returns the server's name and whom it sees asking.
+func (t *talk) hear() (name, source string, err error) {
+	t.SetReadDeadline(time.Now().Add(patience))
+	line, err := t.r.ReadString('\n')
+	name, source, _ = strings.Cut(strings.TrimSpace(line), " ")
+	return name, source, err
+}
+
+// ask has the server answer again.
+func (t *talk) ask() (name, source string, err error) {
+	if _, err := io.WriteString(t, "?\n"); err != nil {
+		return "", "", err
+	}
+	return t.hear()
+}
+
+// visit connects, listens and hangs up. The address it comes from may be "".
+func visit(h *netlab.Host, from, to string) (name, source string, err error) {
+	t, err := dial(h, "tcp", from, to, patience)
+	if err != nil {
+		return "", "", err
+	}
+	defer t.Close()
+	name, source, err = t.hear()
+	if err != nil {
+		err = fmt.Errorf("connected to %s, but: %w", to, err)
+	}
+	return name, source, err
+}
