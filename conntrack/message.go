@@ -232,12 +232,12 @@ func (r *attrReader) fail(why string) bool {
 	return false
 }
 
-// nested reads the attributes in the present one with f.
-func (r *attrReader) nested(f func(*attrReader)) {
-	in := attrReader{rest: r.value}
-	for in.next() {
-		f(&in)
-	}
+// inside returns a reader of the attributes in the present one. outside must be
+// given what it came to.
+func (r *attrReader) inside() attrReader { return attrReader{rest: r.value} }
+
+// outside takes over the error of a reader that inside returned.
+func (r *attrReader) outside(in *attrReader) {
 	if r.err == nil {
 		r.err = in.err
 	}
@@ -313,35 +313,39 @@ func decodeFlow(body []byte, f *Flow) error {
 func decodeTuple(r *attrReader, f *Flow) (src, dst netip.AddrPort) {
 	var from, to netip.Addr
 	var sport, dport uint16
-	r.nested(func(r *attrReader) {
-		switch r.kind {
+	tuple := r.inside()
+	for tuple.next() {
+		part := tuple.inside()
+		switch tuple.kind {
 		case ctaTupleIP:
-			r.nested(func(r *attrReader) {
-				switch r.kind {
+			for part.next() {
+				switch part.kind {
 				case ctaIPv4Src:
-					from = r.addr(4)
+					from = part.addr(4)
 				case ctaIPv4Dst:
-					to = r.addr(4)
+					to = part.addr(4)
 				case ctaIPv6Src:
-					from = r.addr(16)
+					from = part.addr(16)
 				case ctaIPv6Dst:
-					to = r.addr(16)
+					to = part.addr(16)
 				}
-			})
+			}
 		case ctaTupleProto:
-			r.nested(func(r *attrReader) {
-				switch r.kind {
+			for part.next() {
+				switch part.kind {
 				case ctaProtoNum:
-					f.Protocol = r.uint8()
+					f.Protocol = part.uint8()
 				case ctaProtoSrcPort:
-					sport = r.uint16()
+					sport = part.uint16()
 				case ctaProtoDstPort:
-					dport = r.uint16()
+					dport = part.uint16()
 				}
-			})
+			}
 		case ctaTupleZone:
-			f.Zone = r.uint16()
+			f.Zone = tuple.uint16()
 		}
-	})
+		tuple.outside(&part)
+	}
+	r.outside(&tuple)
 	return netip.AddrPortFrom(from, sport), netip.AddrPortFrom(to, dport)
 }

@@ -13,6 +13,14 @@ import (
 // addrs is a set of endpoint addresses.
 type addrs map[netip.AddrPort]struct{}
 
+// sized returns an empty set with room for the endpoints of s.
+func sized(s *ruleset.Service) addrs {
+	if s == nil {
+		return addrs{}
+	}
+	return make(addrs, len(s.Endpoints))
+}
+
 // add adds the endpoints of s that flows may go to: those that still serve,
 // chosen or not, and any that new flows are sent to (one that is not ready may be,
 // if the Service publishes such).
@@ -107,7 +115,7 @@ func (p *plan) record(c *ruleset.Change) {
 	delete(p.unsettled, c.Key)
 
 	// What was there before, or may have been.
-	was, had := map[netip.AddrPort]struct{}{}, addrs{}
+	was, had := map[netip.AddrPort]struct{}{}, sized(c.Old)
 	for i := -1; i < len(c.Attempted); i++ {
 		s := c.Old
 		if i >= 0 {
@@ -121,7 +129,7 @@ func (p *plan) record(c *ruleset.Change) {
 			was[p.at(&s.Frontends[j])] = struct{}{}
 		}
 	}
-	has := addrs{}
+	has := sized(c.New)
 	has.add(c.New)
 	gone := addrs{}
 	for a := range had {
@@ -301,7 +309,7 @@ func (j *judge) stale(f *Flow) bool {
 	}
 	valid, ok := j.valid[owner]
 	if !ok {
-		valid = addrs{}
+		valid = sized(owner)
 		valid.add(owner)
 		j.valid[owner] = valid
 	}

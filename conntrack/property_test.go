@@ -1,0 +1,241 @@
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestAgainstModel drives random changes, failures and flows through a Cleaner
+// and holds what is left against a model that looks at all flows and all Services
+// each time.
+func TestAgainstModel(t *testing.T) {
+	for seed := range uint64(25) {
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+			m := &model{t: t, rng: rand.New(rand.NewPCG(seed, 7)), bed: newBed(t), acked: map[string]*ruleset.Service{}, tried: map[string][]*ruleset.Service{}}
+			m.table.local = []netip.Addr{addr("127.0.0.1"), addr("192.0.2.1")}
+			for step := range 120 {
+				m.traffic()
+				m.change(step == 0 || m.rng.IntN(15) == 0)
+				m.check(step)
+			}
+			if m.deleted == 0 || m.kept == 0 {
+				t.Errorf("nothing proved: %d deleted, %d kept", m.deleted, m.kept)
+			}
+		})
+	}
+}
+
+type model struct {
+	t *testing.T
+	*bed
+	rng           *rand.Rand
+	acked         map[string]*ruleset.Service   // what the data plane has
+	tried         map[string][]*ruleset.Service // what it may have besides
+	port          uint16                        // of the last client
+	deleted, kept int
+}
+
+const (
+	modelServices = 5
+	nodeAddr      = "192.0.2.1"
+)
+
+// random makes a Service: cluster IPs differ, external IPs and NodePorts are
+// taken and given up, and endpoints are shared.
+func (m *model) random(i int) *ruleset.Service {
+	if m.rng.IntN(5) == 0 {
+		return nil
+	}
+	s := service{name: fmt.Sprint("s", i), cluster: fmt.Sprintf("10.96.0.%d:53", i)}
+	if m.rng.IntN(2) == 0 {
+		s.nodePort = uint16(30000 + i)
+	}
+	if m.rng.IntN(2) == 0 {
+		s.external = []string{fmt.Sprintf("198.51.100.%d", i)}
+	}
+	for e := range 4 {
+		if m.rng.IntN(3) == 0 {
+			how := []string{"", "", "terminating", "gone"}[m.rng.IntN(4)]
+			s.endpoints = append(s.endpoints, ep(fmt.Sprintf("10.0.0.%d:53", e), how))
+		}
+	}
+	return s.compile(everyAddress())
+}
+
+// place is where a frontend's packets go to.
+func place(f *ruleset.Frontend) netip.AddrPort {
+	if f.Kind == ruleset.NodePort {
+		return netip.AddrPortFrom(addr(nodeAddr), f.Port)
+	}
+	return netip.AddrPortFrom(f.Addr, f.Port)
+}
+
+// owner is the Service at an address.
+func (m *model) owner(at netip.AddrPort) *ruleset.Service {
+	for _, s := range m.acked {
+		for i := range s.Frontends {
+			if place(&s.Frontends[i]) == at {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// traffic begins some flows as the data plane would have them now.
+func (m *model) traffic() {
+	for range 12 {
+		i := m.rng.IntN(modelServices)
+		dst := []string{
+			fmt.Sprintf("10.96.0.%d:53", i), fmt.Sprintf("198.51.100.%d:53", i),
+			fmt.Sprintf("%s:%d", nodeAddr, 30000+i), fmt.Sprintf("192.0.2.9:%d", 30000+i), // another host
+			fmt.Sprintf("10.0.0.%d:53", i), // an endpoint, directly
+		}[m.rng.IntN(5)]
+		m.port++
+		f := flow(netip.AddrPortFrom(addr("10.9.0.1"), m.port).String(), dst, dst)
+		if m.rng.IntN(8) == 0 {
+			f.Protocol = 6
+		}
+		if m.rng.IntN(8) == 0 {
+			f.Zone = 3
+		}
+		if s := m.owner(f.Dst); s != nil {
+			// While an attempt failed it may be either that is in effect.
+			if tried := m.tried[s.Key.Name]; len(tried) > 0 && m.rng.IntN(2) == 0 {
+				s = tried[len(tried)-1]
+			}
+			if len(s.Selection.Reachable) == 0 {
+				continue // refused: no entry
+			}
+			f.ReplySrc = s.Selection.Reachable[m.rng.IntN(len(s.Selection.Reachable))].Addr
+		}
+		m.table.flows = append(m.table.flows, f)
+	}
+}
+
+// change offers changes of some Services to a data plane that may fail.
+func (m *model) change(full bool) {
+	d := &ruleset.Delta{Full: full, Node: everyAddress(), OldNode: everyAddress()}
+	for i := range modelServices {
+		name := fmt.Sprint("s", i)
+		if !full && m.rng.IntN(2) == 0 && len(m.tried[name]) == 0 {
+			continue
+		}
+		old, now := m.acked[name], m.random(i)
+		if old == nil && now == nil && len(m.tried[name]) == 0 {
+			continue
+		}
+		d.Changes = append(d.Changes, change(old, now, m.tried[name]...))
+	}
+	m.result = nil
+	failed := map[tracker.Key]error{}
+	switch m.rng.IntN(6) {
+	case 0:
+		m.result = errTest
+	case 1:
+		for _, c := range d.Changes {
+			if m.rng.IntN(2) == 0 {
+				failed[c.Key] = errTest
+			}
+		}
+		m.result = &ruleset.PartialError{Failed: failed}
+	}
+	switch m.rng.IntN(10) {
+	case 0:
+		m.table.fail = ErrIncomplete
+	case 1:
+		m.table.refuse = errTest
+	}
+	before := slices.Clone(m.table.flows)
+	if err := m.backend.Apply(m.t.Context(), d); err != m.result {
+		m.t.Fatal(err)
+	}
+	for _, c := range d.Changes {
+		if _, ok := failed[c.Key]; ok || m.result == errTest {
+			if c.New != nil {
+				m.tried[c.Key.Name] = append(m.tried[c.Key.Name], c.New)
+			} else if len(m.tried[c.Key.Name]) == 0 && c.Old != nil {
+				m.tried[c.Key.Name] = []*ruleset.Service{c.Old}
+			}
+			continue
+		}
+		delete(m.tried, c.Key.Name)
+		delete(m.acked, c.Key.Name)
+		if c.New != nil {
+			m.acked[c.Key.Name] = c.New
+		}
+	}
+	// Whatever happened, nothing that is right is touched.
+	for _, f := range before {
+		if !slices.Contains(m.table.flows, f) {
+			m.deleted++
+			if m.right(f) {
+				m.t.Fatalf("deleted %+v", f)
+			}
+		}
+	}
+	m.table.fail, m.table.refuse = nil, nil
+}
+
+// right reports whether f is as it should be.
+func (m *model) right(f Flow) bool {
+	if f.Protocol != protoUDP || f.Zone != 0 {
+		return true
+	}
+	s := m.owner(f.Dst)
+	if s == nil {
+		return f.ReplySrc == f.Dst
+	}
+	valid := 0
+	for _, e := range s.Endpoints {
+		if e.Ready || e.Serving {
+			valid++
+			if e.Addr == f.ReplySrc {
+				return true
+			}
+		}
+	}
+	return f.ReplySrc == f.Dst && valid == 0
+}
+
+// check flushes and finds out whether anything stale is left. Flows of Services
+// that are not settled are let be.
+func (m *model) check(step int) {
+	if err := m.Flush(m.t.Context()); err != nil || m.Pending() {
+		m.t.Fatalf("step %d: %v, pending %v", step, err, m.Pending())
+	}
+	settled := func(f Flow) bool {
+		for _, tried := range m.tried {
+			for _, s := range tried {
+				for i := range s.Frontends {
+					if place(&s.Frontends[i]) == f.Dst {
+						return false
+					}
+				}
+			}
+		}
+		s := m.owner(f.Dst)
+		return s == nil || len(m.tried[s.Key.Name]) == 0
+	}
+	for _, f := range m.table.flows {
+		m.kept++
+		if settled(f) && !m.right(f) {
+			m.t.Fatalf("step %d: left %+v, owner %v", step, f, m.owner(f.Dst))
+		}
+	}
+}
+
+// TestModelCanFail: the model finds a Cleaner that cleans nothing.
+func TestModelCanFail(t *testing.T) {
+	m := &model{acked: map[string]*ruleset.Service{"dns": dns("10.0.0.2:53")}}
+	if m.right(toOne) || !m.right(toTwo) {
+		t.Error(errors.New("the model cannot tell stale from valid"))
+	}
+}
