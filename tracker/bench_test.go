@@ -195,3 +195,35 @@ func newSynced(tb testing.TB, c tracker.Config) *tracker.Tracker {
 	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 	return t
 }
+
+// BenchmarkOneSliceOfMany is an endpoint of a Service with very many, in slices
+// of 100 as the EndpointSlice controller makes them, whose addresses interleave.
+func BenchmarkOneSliceOfMany(b *testing.B) {
+	for _, count := range []int{10, 100} {
+		b.Run(fmt.Sprintf("slices=%d/endpoints=100", count), func(b *testing.B) {
+			t := newSynced(b, tracker.Config{})
+			t.SetService(service("ns", "svc", "10.96.0.1"))
+			var states [2]*discovery.EndpointSlice
+			for i := range count {
+				s := slice("ns", fmt.Sprintf("svc-%03d", i), "svc")
+				for j := range 100 {
+					with(s, fmt.Sprintf("10.0.%d.%d", j, i))
+				}
+				t.SetSlice(s)
+				states[0] = s
+			}
+			states[1] = states[0].DeepCopy()
+			states[1].Endpoints[50].Conditions.Ready = ptr(false)
+			t.Take()
+			b.ReportAllocs()
+			n := 0
+			for b.Loop() {
+				n++
+				t.SetSlice(states[n&1])
+				if c := t.Take(); len(c.Updates) != 1 {
+					b.Fatal(len(c.Updates))
+				}
+			}
+		})
+	}
+}

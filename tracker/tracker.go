@@ -174,33 +174,43 @@ func (t *Tracker) Take() Changes {
 	if len(services) == 0 && len(endpoints) == 0 && len(t.affected) == 0 {
 		return c
 	}
-	names := make([]types.NamespacedName, 0, len(services)+len(endpoints)+len(t.affected))
-	for i := range services {
-		names = append(names, services[i].Name)
-	}
-	for i := range endpoints {
-		names = append(names, endpoints[i].Name)
-	}
-	names = slices.AppendSeq(names, maps.Keys(t.affected))
+	affected := slices.SortedFunc(maps.Keys(t.affected), compareNames)
 	t.affected = emptied(t.affected)
-	slices.SortFunc(names, compareNames)
-	names = slices.Compact(names)
 
-	c.Updates = make([]Update, 0, len(names))
-	for _, name := range names {
-		u := Update{Name: name}
-		had := false
-		if len(services) > 0 && services[0].Name == name {
-			had = len(services[0].Old) > 0
+	// All three are sorted by name and walked side by side.
+	c.Updates = make([]Update, 0, max(len(services), len(endpoints), len(affected)))
+	for len(services) > 0 || len(endpoints) > 0 || len(affected) > 0 {
+		heads := make([]types.NamespacedName, 0, 3)
+		if len(services) > 0 {
+			heads = append(heads, services[0].Name)
+		}
+		if len(endpoints) > 0 {
+			heads = append(heads, endpoints[0].Name)
+		}
+		if len(affected) > 0 {
+			heads = append(heads, affected[0])
+		}
+		u := Update{Name: slices.MinFunc(heads, compareNames)}
+		var ports, had []*ServicePort
+		if len(services) > 0 && services[0].Name == u.Name {
+			ports, had = services[0].New, services[0].Old
 			services = services[1:]
+		} else {
+			ports = t.services.Get(u.Name)
 		}
-		if len(endpoints) > 0 && endpoints[0].Name == name {
-			u.Triggers = endpoints[0].Triggers
+		var eps []PortEndpoints
+		if len(endpoints) > 0 && endpoints[0].Name == u.Name {
+			eps, u.Triggers = endpoints[0].New, endpoints[0].Triggers
 			endpoints = endpoints[1:]
+		} else {
+			eps = t.endpoints.Get(u.Name)
 		}
-		u.Ports = join(t.services.Get(name), t.endpoints.Get(name))
+		if len(affected) > 0 && affected[0] == u.Name {
+			affected = affected[1:]
+		}
+		u.Ports = join(ports, eps)
 		// Endpoints of a Service that nothing is forwarded for concern nobody.
-		if had || len(u.Ports) > 0 {
+		if len(u.Ports) > 0 || len(had) > 0 {
 			c.Updates = append(c.Updates, u)
 		}
 	}

@@ -1,0 +1,90 @@
+package tracker_test
+
+import (
+	"net/netip"
+	"reflect"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestEqualMissesNoField sets each field in turn, so that one that is added and
+// forgotten in Equal, whose changes would never reach a kernel, is found.
+func TestEqualMissesNoField(t *testing.T) {
+	eachField(t, (*tracker.ServicePort).Equal)
+	eachField(t, (*tracker.Endpoint).Equal)
+	eachField(t, func(a, b *tracker.NodeInfo) bool { return a.Equal(*b) })
+}
+
+func eachField[T any](t *testing.T, equal func(a, b *T) bool) {
+	t.Helper()
+	var zero T
+	kind := reflect.TypeOf(zero)
+	for i := range kind.NumField() {
+		field := kind.Field(i)
+		var a, b T
+		v := reflect.ValueOf(&a).Elem().Field(i)
+		switch field.Type {
+		case reflect.TypeFor[tracker.Key]():
+			v.Set(reflect.ValueOf(key("svc", "http", tracker.IPv4)))
+		case reflect.TypeFor[tracker.Extension]():
+			v.Set(reflect.ValueOf(color("red")))
+		case reflect.TypeFor[netip.Addr]():
+			v.Set(reflect.ValueOf(addr("10.0.0.1")))
+		case reflect.TypeFor[netip.AddrPort]():
+			v.Set(reflect.ValueOf(netip.MustParseAddrPort("10.0.0.1:80")))
+		default:
+			switch v.Kind() {
+			case reflect.Bool:
+				v.SetBool(true)
+			case reflect.Uint16:
+				v.SetUint(1)
+			case reflect.Int64:
+				v.SetInt(1)
+			case reflect.String:
+				v.SetString("x")
+			case reflect.Slice:
+				v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+			default:
+				t.Fatalf("%v: give it a value here", field)
+			}
+		}
+		if equal(&a, &b) || equal(&b, &a) {
+			t.Errorf("%v.%s is not compared", kind, field.Name)
+		}
+		b = a
+		if !equal(&a, &b) {
+			t.Errorf("%v.%s is not equal to itself", kind, field.Name)
+		}
+	}
+}
+
+func TestEqualNil(t *testing.T) {
+	var p *tracker.ServicePort
+	var e *tracker.Endpoint
+	if !p.Equal(nil) || p.Equal(&tracker.ServicePort{}) || !e.Equal(nil) || e.Equal(&tracker.Endpoint{}) {
+		t.Error("nil")
+	}
+}
+
+func TestStrings(t *testing.T) {
+	k := key("svc", "http", tracker.IPv6)
+	unnamed := key("svc", "", tracker.IPv4)
+	for _, tt := range [][2]string{
+		{k.String(), "ns/svc:http/TCP/IPv6"},
+		{k.ServicePortName.String(), "ns/svc:http"},
+		{unnamed.ServicePortName.String(), "ns/svc"},
+		{(&tracker.ServicePort{Key: k, ClusterIP: addr("fd00::1"), Port: 80}).String(), "[fd00::1]:80/TCP"},
+		{(&tracker.ServicePort{Key: tracker.Key{ServicePortName: tracker.ServicePortName{Protocol: v1.ProtocolUDP}}, ClusterIP: addr("10.96.0.1"), Port: 53}).String(), "10.96.0.1:53/UDP"},
+		{tracker.Family(0).String(), "none"},
+		{tracker.FamilyOf(addr("::ffff:10.0.0.1")).String(), "IPv4"},
+		{tracker.FamilyOf(netip.Addr{}).String(), "none"},
+		{tracker.SameNode.String() + tracker.SameZone.String() + tracker.AllEndpoints.String(), "same nodesame zoneall"},
+	} {
+		if tt[0] != tt[1] {
+			t.Errorf("got %s, want %s", tt[0], tt[1])
+		}
+	}
+}
