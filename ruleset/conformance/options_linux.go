@@ -58,6 +58,10 @@ const (
 	MasqueradeAll Feature = "masquerade all"
 	// InterfaceDetection: telling local traffic by bridge or by interface prefix.
 	InterfaceDetection Feature = "interface detection"
+	// Restart: a new instance of the backend, made where another one has been at
+	// work, takes over from it without a disturbance and leaves nothing of what is
+	// gone.
+	Restart Feature = "restart"
 	// Distribution: choosing among endpoints evenly.
 	Distribution Feature = "distribution"
 )

@@ -162,13 +162,20 @@ func (h host) probeUDP(ctx context.Context, to netip.AddrPort) (string, error) {
 		return "", err
 	}
 	defer c.Close()
-	return ask(ctx, c, []byte("hello\n"), func(b []byte) (string, bool) {
+	return ask(ctx, c.(packetConn), []byte("hello\n"), func(b []byte) (string, bool) {
 		return strings.TrimSpace(string(b)), true
 	})
 }
 
+// packetConn is a connected socket. Only ReadFrom takes the IP header off what a
+// raw socket receives.
+type packetConn interface {
+	net.Conn
+	net.PacketConn
+}
+
 // ask sends one packet and returns the first answer that is one.
-func ask(ctx context.Context, c net.Conn, packet []byte, isAnswer func([]byte) (string, bool)) (string, error) {
+func ask(ctx context.Context, c packetConn, packet []byte, isAnswer func([]byte) (string, bool)) (string, error) {
 	if deadline, ok := ctx.Deadline(); ok {
 		c.SetDeadline(deadline)
 	}
@@ -179,7 +186,7 @@ func ask(ctx context.Context, c net.Conn, packet []byte, isAnswer func([]byte) (
 	}
 	buf := make([]byte, 1500)
 	for {
-		n, err := c.Read(buf)
+		n, _, err := c.ReadFrom(buf)
 		if err != nil {
 			return "", err
 		}

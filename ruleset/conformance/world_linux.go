@@ -21,6 +21,7 @@ type World struct {
 	Env Env
 
 	tb  testing.TB
+	new func(testing.TB, Env) ruleset.Backend
 	net *network
 	// services is what setService was last given.
 	services map[string]*service
@@ -61,7 +62,7 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 	}
 	w := &World{
 		Env: Env{NetNS: n.node.FD(), Families: families},
-		tb:  tb, net: n, services: map[string]*service{},
+		tb:  tb, new: o.New, net: n, services: map[string]*service{},
 	}
 
 	if c.localTraffic == nil {
@@ -88,16 +89,22 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	var backend ruleset.Backend
-	if err := w.Do(func() error {
-		backend = o.New(tb, w.Env)
-		return nil
-	}); err != nil {
-		tb.Fatal(err)
-	}
-	w.Cursor = w.Engine.Attach("conformance", backend)
+	w.attach()
 	w.Tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 	return w
+}
+
+// attach makes a backend and has it follow the ruleset.
+func (w *World) attach() {
+	w.tb.Helper()
+	var backend ruleset.Backend
+	if err := w.Do(func() error {
+		backend = w.new(w.tb, w.Env)
+		return nil
+	}); err != nil {
+		w.tb.Fatal(err)
+	}
+	w.Cursor = w.Engine.Attach("conformance", backend)
 }
 
 // each returns f of every family.

@@ -83,7 +83,7 @@ func clusterIPWorlds() []world {
 		}},
 
 		{name: "many ports", run: func(w *World) {
-			const n = 60
+			const n = 20
 			s := service{name: "web", number: 1, endpoints: on("pod1", "remote1")}
 			var rows []row
 			for i := range int32(n) {

@@ -121,7 +121,9 @@ func policyWorlds() []world {
 		}},
 
 		{name: "terminating endpoints", run: func(w *World) {
-			leaving := func(name string) endpoint { return endpoint{pod: name, unready: true, serving: true, terminating: true} }
+			leaving := func(name string) endpoint {
+				return endpoint{pod: name, unready: true, serving: true, terminating: true}
+			}
 			left := func(name string) endpoint { return endpoint{pod: name, unready: true, terminating: true} }
 			w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true,
 				endpoints: []endpoint{{pod: "pod1"}, leaving("pod2"), {pod: "remote1"}, leaving("remote2")}})

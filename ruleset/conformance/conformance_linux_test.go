@@ -1,0 +1,24 @@
+package conformance
+
+import (
+	"os/exec"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+func TestMain(m *testing.M) { Main(m) }
+
+func needNft(t *testing.T) {
+	t.Helper()
+	_, err := exec.LookPath("nft")
+	netlab.Need(t, err == nil, "the nft program")
+}
+
+// TestReference runs the whole suite against the reference backend, or one that
+// TestBroken asks for.
+func TestReference(t *testing.T) {
+	needNft(t)
+	Run(t, Options{New: func(testing.TB, Env) ruleset.Backend { return &reference{} }})
+}

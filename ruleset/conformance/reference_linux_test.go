@@ -1,0 +1,327 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// reference is a backend as plain as can be: it writes the whole ruleset as a
+// script for the nft program, a chain for every pool, on every change. It proves the suite, and the suite proves it; it shares nothing with
+// the backend of package nftables.
+//
+// It uses no anonymous sets: one that a transaction replaces is empty for packets
+// that are on their way through the chain at that moment.
+type reference struct {
+	faults   faults
+	node     *ruleset.Node
+	services map[tracker.Key]*ruleset.Service
+	// chains and sets are those of the last script.
+	chains, sets map[string]bool
+}
+
+// faults is what a broken reference does wrong, by itself; see also broken.
+type faults struct {
+	noHairpin, noClosedPorts, noUnallocated, uneven bool
+	forgetful                                       bool // starts afresh on every change
+	gap                                             time.Duration
+}
+
+const markBit = "0x4000"
+
+func (r *reference) Apply(ctx context.Context, d *ruleset.Delta) error {
+	if d.Full {
+		r.services = map[tracker.Key]*ruleset.Service{}
+	}
+	for _, c := range d.Changes {
+		if c.New == nil {
+			delete(r.services, c.Key)
+		} else {
+			r.services[c.Key] = c.New
+		}
+	}
+	r.node = d.Node
+	if r.faults.gap != 0 && r.chains != nil {
+		if err := nft(ctx, "delete table inet reference\n"); err != nil {
+			return err
+		}
+		time.Sleep(r.faults.gap)
+		r.chains = nil
+	}
+	if r.faults.forgetful {
+		r.chains = nil
+	}
+	s := &script{chains: map[string][]string{}, sets: map[string]string{}}
+	r.render(s)
+
+	var b strings.Builder
+	fmt.Fprintln(&b, "add table inet reference")
+	if r.chains == nil {
+		fmt.Fprintln(&b, "delete table inet reference\nadd table inet reference")
+	} else {
+		fmt.Fprintln(&b, "flush table inet reference")
+	}
+	for name, spec := range s.sets {
+		fmt.Fprintf(&b, "add set inet reference %s { %s; }\n", name, spec)
+	}
+	for name := range s.chains {
+		fmt.Fprintf(&b, "add chain inet reference %s %s\n", name, hooks[name])
+	}
+	for name, rules := range s.chains {
+		for _, rule := range rules {
+			fmt.Fprintf(&b, "add rule inet reference %s %s\n", name, rule)
+		}
+	}
+	for name := range r.chains {
+		if s.chains[name] == nil {
+			fmt.Fprintf(&b, "delete chain inet reference %s\n", name)
+		}
+	}
+	for name := range r.sets {
+		if _, ok := s.sets[name]; !ok {
+			fmt.Fprintf(&b, "delete set inet reference %s\n", name)
+		}
+	}
+	if err := nft(ctx, b.String()); err != nil {
+		return err
+	}
+	r.chains, r.sets = map[string]bool{}, map[string]bool{}
+	for name := range s.chains {
+		r.chains[name] = true
+	}
+	for name := range s.sets {
+		r.sets[name] = true
+	}
+	return nil
+}
+
+// nft runs a script, in one transaction.
+func nft(ctx context.Context, script string) error {
+	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(script)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// hooks is the base chains, by where their packets come from: in from the wire,
+// out from the node itself.
+var hooks = map[string]string{
+	"firewall_in":  "{ type filter hook prerouting priority -110; }",
+	"firewall_out": "{ type filter hook output priority -110; }",
+	"nat_in":       "{ type nat hook prerouting priority -100; }",
+	"nat_out":      "{ type nat hook output priority -100; }",
+	"filter_fwd":   "{ type filter hook forward priority 0; }",
+	"filter_in":    "{ type filter hook input priority 0; }",
+	"filter_out":   "{ type filter hook output priority 0; }",
+	"nat_post":     "{ type nat hook postrouting priority 100; }",
+}
+
+type script struct {
+	chains map[string][]string
+	sets   map[string]string
+}
+
+func (s *script) add(chain, format string, args ...any) {
+	s.chains[chain] = append(s.chains[chain], fmt.Sprintf(format, args...))
+}
+
+func (r *reference) render(s *script) {
+	for name := range hooks {
+		s.chains[name] = []string{}
+	}
+	s.add("nat_post", "meta mark & %s != 0 meta mark set meta mark & 0xffffbfff masquerade fully-random", markBit)
+	for _, key := range slices.SortedFunc(maps.Keys(r.services), tracker.Key.Compare) {
+		svc := r.services[key]
+		// NodePorts come last: a service address may be bound to the node.
+		for i := range svc.Frontends {
+			if svc.Frontends[i].Kind != ruleset.NodePort {
+				r.frontend(s, svc, &svc.Frontends[i], "")
+			}
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(r.services), tracker.Key.Compare) {
+		svc := r.services[key]
+		for i := range svc.Frontends {
+			if f := &svc.Frontends[i]; f.Kind == ruleset.NodePort {
+				for _, addr := range r.nodePortMatches(key.Family) {
+					r.frontend(s, svc, f, addr)
+				}
+			}
+		}
+		r.pools(s, svc)
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(r.services), tracker.Key.Compare) {
+		svc := r.services[key]
+		if f := svc.Frontends; len(f) != 0 && f[0].Kind == ruleset.ClusterIP && !r.faults.noClosedPorts {
+			for _, chain := range []string{"filter_fwd", "filter_out"} {
+				s.add(chain, "%s daddr %s ct state new reject", ip(key.Family), f[0].Addr)
+			}
+		}
+	}
+	for _, p := range r.node.ServiceCIDRs {
+		if r.faults.noUnallocated {
+			break
+		}
+		for _, chain := range []string{"filter_fwd", "filter_out"} {
+			s.add(chain, "%s daddr %s ct state new drop", ip(tracker.FamilyOf(p.Addr())), p)
+		}
+	}
+}
+
+func ip(f tracker.Family) string {
+	if f == tracker.IPv6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
+// nodePortMatches returns matches of the addresses at which NodePorts answer.
+func (r *reference) nodePortMatches(f tracker.Family) (out []string) {
+	n := r.node.NodePorts(f)
+	if n.All {
+		lo := "127.0.0.0/8"
+		if f == tracker.IPv6 {
+			lo = "::1"
+		}
+		return []string{fmt.Sprintf("fib daddr type local %s daddr != %s", ip(f), lo)}
+	}
+	for _, p := range n.Prefixes {
+		out = append(out, fmt.Sprintf("fib daddr type local %s daddr %s", ip(f), p))
+	}
+	return out
+}
+
+// frontend writes the rules of one frontend; addr is the match of its address,
+// "" for its own.
+func (r *reference) frontend(s *script, svc *ruleset.Service, f *ruleset.Frontend, addr string) {
+	fam := ip(svc.Key.Family)
+	if addr == "" {
+		addr = fmt.Sprintf("%s daddr %s", fam, f.Addr)
+	}
+	match := fmt.Sprintf("meta nfproto %s %s %s dport %d", nfproto[svc.Key.Family], addr, strings.ToLower(string(svc.Key.Protocol)), f.Port)
+	if len(f.Sources) != 0 {
+		check := fmt.Sprintf("s%d_%s_sources", svc.ID, sanitize(f.Addr.String()))
+		for _, p := range f.Sources {
+			s.add(check, "%s saddr %s return", fam, p)
+		}
+		s.add(check, "drop")
+		for _, chain := range []string{"firewall_in", "firewall_out"} {
+			s.add(chain, "%s ct state new jump %s", match, check)
+		}
+	}
+	for _, hook := range []string{"in", "out"} {
+		fromNode := hook == "out"
+		// The last one is of everybody else.
+		for _, who := range append(r.fromPods(svc.Key.Family, fromNode), "") {
+			pods, target := who != "", f.Target
+			if pods || fromNode {
+				target = f.Near
+			}
+			do := ""
+			if f.Masquerade == ruleset.MasqueradeAlways ||
+				f.Masquerade == ruleset.MasqueradeNotPods && !pods ||
+				f.Masquerade == ruleset.MasqueradeNode && fromNode {
+				do = "meta mark set meta mark | " + markBit
+			}
+			switch target {
+			case ruleset.ToCluster:
+				s.add("nat_"+hook, "%s %s %s goto s%d_cluster", match, who, do, svc.ID)
+			case ruleset.ToLocal:
+				s.add("nat_"+hook, "%s %s %s goto s%d_local", match, who, do, svc.ID)
+			case ruleset.Reject, ruleset.Drop:
+				// Left as it is, it comes by the filters.
+				s.add("nat_"+hook, "%s %s return", match, who)
+				verdict := "drop"
+				if target == ruleset.Reject {
+					verdict = "reject"
+				}
+				chains := []string{"filter_fwd", "filter_in"}
+				if fromNode {
+					chains = []string{"filter_out"}
+				}
+				for _, chain := range chains {
+					s.add(chain, "%s %s ct state new %s", match, who, verdict)
+				}
+			}
+		}
+	}
+}
+
+var nfproto = map[tracker.Family]string{tracker.IPv4: "ipv4", tracker.IPv6: "ipv6"}
+
+// fromPods returns matches of packets from local pods.
+func (r *reference) fromPods(f tracker.Family, fromNode bool) (out []string) {
+	l := r.node.LocalTraffic
+	switch {
+	case l.Bridge != "" && !fromNode:
+		return []string{fmt.Sprintf("iifname %q", l.Bridge)}
+	case l.InterfacePrefix != "" && !fromNode:
+		return []string{fmt.Sprintf("iifname %q", l.InterfacePrefix+"*")}
+	}
+	for _, p := range l.CIDRs {
+		if tracker.FamilyOf(p.Addr()) == f {
+			out = append(out, fmt.Sprintf("%s saddr %s", ip(f), p))
+		}
+	}
+	return out
+}
+
+// pools writes the chains of the Service's pools.
+func (r *reference) pools(s *script, svc *ruleset.Service) {
+	fam, proto := ip(svc.Key.Family), strings.ToLower(string(svc.Key.Protocol))
+	affinity := int(svc.Port.Affinity / time.Second)
+	send := func(ep *tracker.Endpoint) string {
+		do := fmt.Sprintf("meta l4proto %s dnat %s to %s", proto, fam, ep.Addr)
+		if affinity != 0 {
+			do = fmt.Sprintf("update @%s { %s saddr } %s", clients(svc, ep), fam, do)
+		}
+		return do
+	}
+	for pool, eps := range map[string][]*tracker.Endpoint{"cluster": svc.Selection.Cluster, "local": svc.Selection.Local} {
+		chain := fmt.Sprintf("s%d_%s", svc.ID, pool)
+		s.chains[chain] = []string{}
+		if affinity != 0 {
+			for _, ep := range eps {
+				s.add(chain, "%s saddr @%s %s", fam, clients(svc, ep), send(ep))
+			}
+		}
+		if r.faults.uneven && len(eps) != 0 {
+			s.add(chain, "numgen random mod 8 == 0 %s", send(eps[0]))
+		}
+		for i, ep := range eps {
+			if left := len(eps) - i; left > 1 {
+				s.add(chain, "numgen random mod %d == 0 %s", left, send(ep))
+			} else {
+				s.add(chain, "%s", send(ep))
+			}
+		}
+	}
+	for _, ep := range svc.Selection.Reachable {
+		if affinity != 0 {
+			s.sets[clients(svc, ep)] = fmt.Sprintf("type %s_addr; flags dynamic,timeout; timeout %ds", nfproto[svc.Key.Family], affinity)
+		}
+		if a := ep.Addr.Addr(); !r.faults.noHairpin {
+			s.add("nat_post", "ct status dnat %s saddr %s %s daddr %s masquerade fully-random", fam, a, fam, a)
+		}
+	}
+}
+
+// clients names the set of the clients that stay with an endpoint.
+func clients(svc *ruleset.Service, ep *tracker.Endpoint) string {
+	return fmt.Sprintf("s%d_%ds_%s", svc.ID, svc.Port.Affinity/time.Second, sanitize(ep.Addr.String()))
+}
+
+// sanitize makes part of a name of an address.
+func sanitize(addr string) string {
+	return strings.NewReplacer(":", "_", "[", "", "]", "").Replace(addr)
+}

@@ -1,0 +1,190 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// affinityClients is the number of clients in worlds about affinity: if they all
+// choose the same of six endpoints, or none of them chooses another one when it is
+// free to, that is no accident (one in 10^11).
+const affinityClients = 16
+
+// affinityWorlds are about sessionAffinity ClientIP.
+func affinityWorlds() []world {
+	pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
+	c := config{clients: affinityClients}
+	need := []Feature{Affinity}
+	return []world{
+		{name: "affinity expires", needs: need, config: c, run: func(w *World) {
+			const timeout = 3 * time.Second
+			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), affinity: int32(timeout / time.Second), endpoints: on(pods...)})
+			w.Sync()
+			to := clusterIP(1, 80)
+			before := w.chosen(tcp, to)
+			last := time.Now()
+			// Whoever keeps coming keeps its endpoint for longer than the timeout.
+			for start := last; time.Since(start) < timeout+timeout/2; time.Sleep(timeout / 6) {
+				asked := time.Now()
+				now := w.chosen(tcp, to)
+				// A machine that is busy for too long makes even this too late.
+				if time.Since(last) > timeout*3/4 {
+					w.tb.Skipf("connections %s apart can prove nothing about a timeout of %s", time.Since(last), timeout)
+				}
+				w.same("while it kept coming", before, now)
+				last = asked
+			}
+			time.Sleep(timeout + time.Second)
+			now := w.chosen(tcp, to)
+			for _, f := range w.Env.Families {
+				moved := false
+				for i := 1; i <= affinityClients; i++ {
+					c := client{f, i}
+					moved = moved || before[c] != now[c]
+				}
+				if !moved {
+					w.tb.Errorf("%s: after more than the timeout of %s every client still has its endpoint", f, timeout)
+				}
+			}
+		}},
+
+		{name: "affinity", needs: need, config: c, run: func(w *World) {
+			w.set(
+				service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, affinity: 10800, endpoints: on(pods...)},
+				service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
+			w.Sync()
+			for _, to := range []target{clusterIP(1, 80), atPrimary(30080), externalIP(1, 80)} {
+				for _, p := range []v1.Protocol{tcp, udp} {
+					before := w.chosen(p, to)
+					for range 20 {
+						w.same("for no reason", before, w.chosen(p, to))
+					}
+					for _, f := range w.Env.Families {
+						used := map[netip.AddrPort]bool{}
+						for i := 1; i <= affinityClients; i++ {
+							used[before[client{f, i}]] = true
+						}
+						if len(used) == 1 {
+							w.tb.Errorf("%s: %d clients were all sent to the same of %d endpoints", f, affinityClients, len(pods))
+						}
+					}
+				}
+			}
+			w.check(overUDP(row{from: "client1 pod3 pod1 node", to: externalIP(1, 80), want: "pod1* pod2* pod3* remote1* remote2* remote3*"})...)
+
+			// Changes of others, and a full resync.
+			to := clusterIP(1, 80)
+			before := w.chosen(tcp, to)
+			w.change("other", func(s *service) { s.endpoints = on("pod2") })
+			w.Sync()
+			w.same("though only another service changed", before, w.chosen(tcp, to))
+			w.remove("other")
+			w.Sync()
+			w.same("though only another service was removed", before, w.chosen(tcp, to))
+			w.Cursor.Resync()
+			w.Sync()
+			w.same("by a full resync", before, w.chosen(tcp, to))
+
+			// An endpoint goes: its clients move, once; the others stay.
+			gone := before[client{w.Env.Families[0], 1}].Addr()
+			var rest []string
+			for _, p := range w.net.pods {
+				if p.addr(w.Env.Families[0]) != gone {
+					rest = append(rest, p.name)
+				}
+			}
+			w.change("web", func(s *service) { s.endpoints = on(rest...) })
+			w.Sync()
+			moved := w.chosen(tcp, to)
+			for c, ep := range before {
+				left := false
+				for _, p := range w.net.pods {
+					left = left || p.addr(c.family) == ep.Addr() && slices.Contains(rest, p.name)
+				}
+				if left && moved[c] != ep {
+					w.tb.Errorf("%s was moved from %s to %s when another endpoint was removed", c, ep, moved[c])
+				}
+				if !left && moved[c] == ep {
+					w.tb.Errorf("%s is still sent to %s, which was removed", c, ep)
+				}
+			}
+			for range 5 {
+				w.same("after it had moved", moved, w.chosen(tcp, to))
+			}
+			// It comes back: nobody has a reason to move.
+			w.change("web", func(s *service) { s.endpoints = on(pods...) })
+			w.Sync()
+			w.same("when an endpoint was added", moved, w.chosen(tcp, to))
+		}},
+
+		{name: "affinity switched on and off", needs: need, run: func(w *World) {
+			row := row{"client1", tcp, clusterIP(1, 80), "pod1* pod2* remote1*"}
+			w.set(service{name: "web", number: 1, endpoints: on("pod1", "pod2", "remote1")})
+			w.Sync()
+			w.check(row)
+			w.change("web", func(s *service) { s.affinity = 60 })
+			w.Sync()
+			w.check(row)
+			w.change("web", func(s *service) { s.affinity = 0 })
+			w.Sync()
+			w.check(row)
+			w.change("web", func(s *service) { s.affinity = 3600 })
+			w.Sync()
+			w.check(row)
+		}},
+
+		{name: "affinity and policy Local", needs: need, config: c, run: func(w *World) {
+			// What is remembered from a time when every endpoint could be used must
+			// not lead out of those that can be used now.
+			s := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), affinity: 10800, endpoints: on(pods...)}
+			w.set(s)
+			w.Sync()
+			w.chosen(tcp, atPrimary(30080))
+			s.externalLocal = true
+			w.set(s)
+			w.Sync()
+			w.check(row{"client1 client2 client3 client4 client5 client6", tcp, atPrimary(30080), "pod1 pod2 pod3"})
+		}},
+	}
+}
+
+// client is one of the clients outside, in one family.
+type client struct {
+	family tracker.Family
+	number int
+}
+
+func (c client) String() string { return fmt.Sprintf("client%d (%s)", c.number, c.family) }
+
+// chosen has every client connect once and returns who answered it.
+func (w *World) chosen(p v1.Protocol, to target) map[client]netip.AddrPort {
+	w.tb.Helper()
+	out := map[client]netip.AddrPort{}
+	for _, f := range w.Env.Families {
+		for i := 1; i <= affinityClients; i++ {
+			c := client{f, i}
+			o := w.net.hosts[fmt.Sprint("client", i)].probe(w.tb.Context(), p, to.at(f), patience)
+			if o.kind != reached {
+				w.tb.Fatalf("%s from %s to %s (%s): %s", p, c, to.name, to.at(f), o)
+			}
+			out[c] = o.server
+		}
+	}
+	return out
+}
+
+// same fails the test if a client was sent to another endpoint than before.
+func (w *World) same(why string, before, now map[client]netip.AddrPort) {
+	w.tb.Helper()
+	for c, ep := range before {
+		if now[c] != ep {
+			w.tb.Errorf("%s was moved from %s to %s %s", c, ep, now[c], why)
+		}
+	}
+}
