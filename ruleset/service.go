@@ -144,8 +144,9 @@ const (
 	// MasqueradeNotPods replaces sources that [Node.LocalTraffic] does not
 	// recognise: a cluster IP used from off the node or by the node itself.
 	MasqueradeNotPods
-	// MasqueradeNode replaces the source only of connections from the node itself:
-	// external traffic under a policy of Local.
+	// MasqueradeNode replaces the source only of connections from the node itself,
+	// unless [Node.LocalTraffic] takes it for a pod's: external traffic under a
+	// policy of Local.
 	MasqueradeNode
 )
 

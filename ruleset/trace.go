@@ -188,7 +188,7 @@ func (s *Snapshot) traceFrontend(p Packet, svc *Service, f *Frontend) Verdict {
 	case MasqueradeNotPods:
 		v.masquerade = !fromPod
 	case MasqueradeNode:
-		v.masquerade = fromNode
+		v.masquerade = fromNode && !fromPod
 	case MasqueradeNever:
 		v.masquerade = false
 	}
