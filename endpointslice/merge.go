@@ -42,28 +42,31 @@ func (c *Cache[E]) mergeSlices(from []*slice[E]) []Port[E] {
 	return out
 }
 
-// mergeLists merges sorted lists, the preferred of equal addresses surviving.
+// mergeLists merges the sorted lists of a port, given in order of their slices'
+// names. Of endpoints with the same address the preferred one survives, or else
+// the first.
 func (c *Cache[E]) mergeLists(ports []*Port[E]) []*E {
-	list := c.list
-	for _, p := range ports {
-		list = append(list, p.Endpoints...)
+	if len(ports) == 1 {
+		return ports[0].Endpoints
 	}
-	slices.SortStableFunc(list, func(a, b *E) int {
-		x, xr := c.config.Key(a)
-		y, yr := c.config.Key(b)
-		if d := x.Compare(y); d != 0 {
-			return d
+	half := len(ports) / 2
+	a, b := c.mergeLists(ports[:half]), c.mergeLists(ports[half:])
+	out := make([]*E, 0, len(a)+len(b))
+	for len(a) > 0 && len(b) > 0 {
+		x, xRank := c.config.Key(a[0])
+		y, yRank := c.config.Key(b[0])
+		switch d := x.Compare(y); {
+		case d < 0:
+			out, a = append(out, a[0]), a[1:]
+		case d > 0:
+			out, b = append(out, b[0]), b[1:]
+		case xRank >= yRank:
+			out, a, b = append(out, a[0]), a[1:], b[1:]
+		default:
+			out, a, b = append(out, b[0]), a[1:], b[1:]
 		}
-		return int(yr) - int(xr)
-	})
-	unique := slices.CompactFunc(list, func(a, b *E) bool {
-		x, _ := c.config.Key(a)
-		y, _ := c.config.Key(b)
-		return x == y
-	})
-	out := slices.Clone(unique)
-	c.list = tidied(list)
-	return out
+	}
+	return append(append(out, a...), b...)
 }
 
 // settle replaces in ports whatever was already taken by what was, so that an
