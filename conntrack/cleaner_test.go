@@ -126,15 +126,16 @@ func TestPartialError(t *testing.T) {
 	}
 	a1, a2, b1, b2 := dns("10.0.0.1:53"), dns("10.0.0.2:53"), compile("10.0.0.1:53"), compile("10.0.0.2:53")
 	b.apply(t, true, change(nil, a1), change(nil, b1))
-	b.table.flows = []Flow{toOne, other}
+	tried := flow("10.9.0.1:4", "10.96.0.2:53", "10.0.0.2:53") // if b2 is in effect in part
+	b.table.flows = []Flow{toOne, other, tried}
 	b.result = fmt.Errorf("wrapped: %w", &ruleset.PartialError{Failed: map[tracker.Key]error{b1.Key: errTest}})
 	b.apply(t, false, change(a1, a2), change(b1, b2))
-	b.left(t, other) // its Service failed
+	b.left(t, other, tried) // their Service failed
 	b.apply(t, true, change(a2, a2), change(b1, b2, b2))
-	b.left(t, other) // even when everything is looked at
+	b.left(t, other, tried) // even when everything is looked at
 	b.result = nil
 	b.apply(t, false, change(b1, b2, b2))
-	b.left(t)
+	b.left(t, tried)
 }
 
 // TestFailedCleanUpIsKept: whatever fails is done by the next Apply, or Flush.

@@ -119,25 +119,9 @@ func (k *kernel) Close() error {
 // Dump implements [Table].
 func (k *kernel) Dump(ctx context.Context, family tracker.Family, f func(*Flow)) error {
 	k.seq++
-	var flow Flow
-	interrupted := false
-	err := k.exchange(ctx, dumpRequest(k.seq, family), 1, func(m message) (bool, error) {
-		interrupted = interrupted || m.flags&flagDumpIntr != 0
-		if m.kind != ctNew {
-			return m.kind == nlmDone || m.kind == nlmError, m.err()
-		}
-		if err := decodeFlow(m.body, &flow); err != nil {
-			return false, err
-		}
-		if flow.Protocol == protoUDP {
-			f(&flow)
-		}
-		return false, nil
-	})
-	if errors.Is(err, unix.EINTR) || err == nil && interrupted {
-		err = fmt.Errorf("%w: it changed too much while it was read", ErrIncomplete)
-	}
-	if err != nil {
+	d := dump{see: f}
+	err := k.exchange(ctx, dumpRequest(k.seq, family), 1, d.take)
+	if err = d.result(err); err != nil {
 		return fmt.Errorf("dump: %w", err)
 	}
 	return nil

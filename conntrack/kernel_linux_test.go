@@ -257,6 +257,64 @@ func TestKernelGivenUp(t *testing.T) {
 	}
 }
 
+// TestKernelOverrun: answers that do not fit the receive buffer are an error, and
+// none after that.
+func TestKernelOverrun(t *testing.T) {
+	h := host(t)
+	var many []Flow
+	for i := range deleteBatch {
+		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
+	}
+	create(t, h, many...)
+	open, err := openKernel(h.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	k := open.(*kernel)
+	var doomed []Flow
+	if err := k.Dump(t.Context(), tracker.IPv4, func(f *Flow) { doomed = append(doomed, *f) }); err != nil {
+		t.Fatal(err)
+	}
+	size, err := unix.GetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.SetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Delete(t.Context(), doomed); !errors.Is(err, ErrIncomplete) || !errors.Is(err, unix.ENOBUFS) {
+		t.Fatalf("with the smallest buffer: %v", err)
+	}
+	if err := unix.SetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2); err != nil { // the kernel doubles it
+		t.Fatal(err)
+	}
+	if _, err := k.Delete(t.Context(), doomed); err != nil {
+		t.Error(err)
+	}
+	if left := read(t, h); len(left) != 0 {
+		t.Errorf("%d flows left", len(left))
+	}
+}
+
+// TestNewHere: without a namespace given, it is the thread's.
+func TestNewHere(t *testing.T) {
+	h := host(t)
+	create(t, h, toOne)
+	var c *Cleaner
+	if err := h.Do(func() (err error) { c, err = New(Config{}); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.Record(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
+	if err := c.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := read(t, h); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 func TestKernelLocalAddrs(t *testing.T) {
 	h := host(t)
 	for _, p := range []string{"192.0.2.1/24", "2001:db8::1/64"} {

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"syscall"
@@ -195,6 +196,36 @@ func (m message) err() error {
 		return fmt.Errorf("%w: error without a number", ErrMalformed)
 	}
 	return nil
+}
+
+// dump takes in the messages that answer a dumpRequest.
+type dump struct {
+	see         func(*Flow)
+	flow        Flow
+	interrupted bool
+}
+
+// take reads one message and reports whether it is the last.
+func (d *dump) take(m message) (last bool, err error) {
+	d.interrupted = d.interrupted || m.flags&flagDumpIntr != 0
+	if m.kind != ctNew {
+		return m.kind == nlmDone || m.kind == nlmError, m.err()
+	}
+	if err := decodeFlow(m.body, &d.flow); err != nil {
+		return false, err
+	}
+	if d.flow.Protocol == protoUDP { // always so, but on kernels that do not filter
+		d.see(&d.flow)
+	}
+	return false, nil
+}
+
+// result returns what came of a dump that ended with err.
+func (d *dump) result(err error) error {
+	if errors.Is(err, syscall.EINTR) || err == nil && d.interrupted {
+		return fmt.Errorf("%w: it changed too much while it was read", ErrIncomplete)
+	}
+	return err
 }
 
 // attrReader walks over attributes:

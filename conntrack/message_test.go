@@ -3,6 +3,7 @@ package conntrack
 import (
 	"errors"
 	"net/netip"
+	"syscall"
 	"testing"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -88,6 +89,41 @@ func TestMalformed(t *testing.T) {
 	}
 	if err := (message{kind: nlmDone}).err(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDumpEnds: how a dump can end, as the kernel says it.
+func TestDumpEnds(t *testing.T) {
+	f := flow("10.9.0.1:1000", "10.96.0.1:53", "10.0.0.1:5353")
+	tcp := f
+	tcp.Protocol = 6
+	errno := func(n int32) []byte { return native.AppendUint32(nil, uint32(-n)) }
+	for _, c := range []struct {
+		name  string
+		flags uint16 // of the first flow
+		end   message
+		want  error
+	}{
+		{"done", 0, message{kind: nlmDone, body: errno(0)}, nil},
+		{"done, of old kernels", 0, message{kind: nlmDone}, nil},
+		{"interrupted", flagDumpIntr, message{kind: nlmDone, body: errno(0)}, ErrIncomplete},
+		{"interrupted at the end", 0, message{kind: nlmDone, flags: flagDumpIntr, body: errno(0)}, ErrIncomplete},
+		{"interrupted by a signal", 0, message{kind: nlmDone, body: errno(int32(syscall.EINTR))}, ErrIncomplete},
+		{"failed at the end", 0, message{kind: nlmDone, body: errno(int32(syscall.ENOMEM))}, syscall.ENOMEM},
+		{"refused", 0, message{kind: nlmError, body: errno(int32(syscall.EPERM))}, syscall.EPERM},
+	} {
+		seen := 0
+		d := dump{see: func(*Flow) { seen++ }}
+		for _, f := range []Flow{f, tcp} {
+			last, err := d.take(message{kind: ctNew, flags: c.flags, body: encode(&f)[nlmHeaderLen:]})
+			if last || err != nil {
+				t.Errorf("%s: %v, %v", c.name, last, err)
+			}
+		}
+		last, err := d.take(c.end)
+		if err = d.result(err); !last || !errors.Is(err, c.want) || c.want == nil && err != nil || seen != 1 {
+			t.Errorf("%s: %v, %v, %d flows", c.name, last, err, seen)
+		}
 	}
 }
 

@@ -63,6 +63,8 @@ func TestPlan(t *testing.T) {
 		{"service without endpoints deleted", dns(), none, flow(client, vip, one), false, false},
 		{"another port of the address", dns(one), none, flow(client, "10.96.0.1:54", one), true, false},
 		{"endpoint asked directly", dns(one), none, flow(client, one, one), true, false},
+		{"service deleted, external IP is the endpoint's own", with(dns("10.0.0.1:53"), func(s *service) { s.external = []string{"10.0.0.1"} }), none,
+			flow(client, "10.0.0.1:53", "10.0.0.1:53"), true, false},
 		{"external IP added", dns(one), with(dns(one), func(s *service) { s.external = []string{"198.51.100.1"} }),
 			flow(client, "198.51.100.1:53", "198.51.100.1:53"), true, true},
 		{"external IP removed", with(dns(one), func(s *service) { s.external = []string{"198.51.100.1"} }), dns(one),
