@@ -174,8 +174,11 @@ func (t *Tracker) Take() Changes {
 	if len(services) == 0 && len(endpoints) == 0 && len(t.affected) == 0 {
 		return c
 	}
-	affected := slices.SortedFunc(maps.Keys(t.affected), compareNames)
-	t.affected = emptied(t.affected)
+	var affected []types.NamespacedName
+	if len(t.affected) > 0 {
+		affected = slices.SortedFunc(maps.Keys(t.affected), compareNames)
+		t.affected = emptied(t.affected)
+	}
 
 	// All three are sorted by name and walked side by side.
 	c.Updates = make([]Update, 0, max(len(services), len(endpoints), len(affected)))
