@@ -13,7 +13,7 @@ import (
 
 // ownAddresses returns the node's addresses by its routing table: in each family
 // the source address of the default route, or, without a default route, every
-// address that is neither of the loopback interface nor link-local.
+// address that is neither a loopback nor a link-local one.
 func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -33,6 +33,8 @@ func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 			out = append(out, addr(own))
 			continue
 		}
+		// Sorted, because the kernel's order is no news when it changes.
+		slices.SortFunc(addrs, func(a, b netlink.Addr) int { return addr(a.IP).Compare(addr(b.IP)) })
 		for _, a := range addrs {
 			out = append(out, addr(a.IP))
 		}

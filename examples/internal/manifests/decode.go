@@ -104,8 +104,6 @@ func parse(p piece) *found {
 	return f
 }
 
-var yamlLine = regexp.MustCompile(`line (\d+)(: )?`)
-
 // yaml reads a piece that is a YAML document.
 func (f *found) yaml(p piece) {
 	var root, more yaml.Node
@@ -118,14 +116,8 @@ func (f *found) yaml(p piece) {
 		if err == nil {
 			err = fmt.Errorf("line %d: is a second document without a marker", more.Line)
 		}
-		// The message has its line in words, counted from the piece's first as 1.
-		line, text := 0, strings.TrimPrefix(err.Error(), "yaml: ")
-		if m := yamlLine.FindStringSubmatch(text); m != nil {
-			if n, err := strconv.Atoi(m[1]); err == nil {
-				line = max(n-1, 0)
-			}
-			text = strings.Replace(text, m[0], "", 1)
-		}
+		line, text := yamlError(err)
+		line = min(line, bytes.Count(bytes.TrimSpace(p.text), []byte("\n")))
 		f.problem(line, errors.New(text))
 		return
 	}
@@ -133,6 +125,29 @@ func (f *found) yaml(p piece) {
 		return
 	}
 	f.yamlObject(root.Content[0], p.of, true)
+}
+
+var (
+	yamlLine = regexp.MustCompile(`line (\d+)(: )?`)
+	// yamlParser is the errors whose lines are counted from 0: package yaml adds 1
+	// to those of its scanner, but not to those of its parser.
+	yamlParser = regexp.MustCompile(`^did not find expected (node content|key|[<',])`)
+)
+
+// yamlError returns the line of an error, counted from 0, and its message, which
+// has the line in words.
+func yamlError(err error) (line int, text string) {
+	text = strings.TrimPrefix(err.Error(), "yaml: ")
+	m := yamlLine.FindStringSubmatch(text)
+	if m == nil {
+		return 0, text // package yaml leaves the first line out
+	}
+	line, _ = strconv.Atoi(m[1])
+	text = strings.Replace(text, m[0], "", 1)
+	if line > 0 && !yamlParser.MatchString(text) {
+		line--
+	}
+	return line, text
 }
 
 // yamlObject reads an object from a node.

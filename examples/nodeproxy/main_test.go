@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+// programEnv makes the test binary behave as nodeproxy itself.
+const programEnv = "NODEPROXY_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programEnv) == "" {
+		netlab.Main(m)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	os.Exit(dispatch(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// program is nodeproxy as a process of its own.
+type program struct {
+	*exec.Cmd
+	lines chan string // of its standard output; closed at its end
+
+	mu   sync.Mutex
+	diag bytes.Buffer // its standard error
+}
+
+// start runs nodeproxy inside a host. It is killed at the end of the test.
+func start(t *testing.T, h *netlab.Host, args ...string) *program {
+	t.Helper()
+	p := &program{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
+	p.Env = append(os.Environ(), programEnv+"=1")
+	p.Stderr = p
+	out, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(p.Cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Process.Kill() })
+	go func() {
+		defer close(p.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	}()
+	return p
+}
+
+// Write takes standard error.
+func (p *program) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.diag.Write(b)
+}
+
+func (p *program) log() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.diag.String()
+}
+
+// line returns the next line of standard output.
+func (p *program) line(t *testing.T) string {
+	t.Helper()
+	select {
+	case l, ok := <-p.lines:
+		if ok {
+			return l
+		}
+		t.Fatalf("it ended; log:\n%s", p.log())
+	case <-time.After(30 * time.Second):
+		t.Fatalf("no line within 30 s; log:\n%s", p.log())
+	}
+	return ""
+}
+
+// synced waits for the next line, which must have the fields and a valid time.
+func (p *program) synced(t *testing.T, fields string) {
+	t.Helper()
+	l := p.line(t)
+	rest, ok := strings.CutPrefix(l, "synced "+fields+" took=")
+	if _, err := time.ParseDuration(rest); !ok || err != nil {
+		t.Fatalf("line %q, want synced %s took=DURATION; log:\n%s", l, fields, p.log())
+	}
+}
+
+// logged waits for something in the log.
+func (p *program) logged(t *testing.T, what string) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !strings.Contains(p.log(), what); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("log has no %q:\n%s", what, p.log())
+		}
+	}
+}
+
+// exit waits for the end, and returns the exit status and the lines that were
+// not asked for.
+func (p *program) exit(t *testing.T) (int, []string) {
+	t.Helper()
+	var rest []string
+	for l := range p.lines {
+		rest = append(rest, l)
+	}
+	if err := p.Wait(); err != nil && p.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return p.ProcessState.ExitCode(), rest
+}
+
+func TestDispatch(t *testing.T) {
+	for _, tt := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"", 2, "Usage:"},
+		{"help", 0, "Usage:"},
+		{"--help", 0, "Usage:"},
+		{"fly", 2, `no verb "fly"`},
+		{"run --help", 0, "--nodeport-addresses"},
+		{"run", 2, "--manifests is required"},
+		{"run --fly", 2, "unknown flag: --fly"},
+		{"run --manifests /nonexistent more", 2, "1 arguments instead of 0"},
+		{"--manifests /nonexistent", 1, "/nonexistent: no such file"},
+		{"run --manifests x --proxy-mode ipvs", 2, `--proxy-mode "ipvs" is not nftables`},
+		{"run --manifests x --min-sync-period 1m", 2, "--min-sync-period"},
+		{"run --manifests x --sync-period -1s", 2, "--sync-period"},
+		{"run --manifests x --nodeport-addresses primary,10.0.0.0/8", 2, "must stand alone"},
+		{"run --manifests x --nodeport-addresses 10.0.0.0", 2, "10.0.0.0"},
+		{"run --manifests x --cluster-cidr 10.0.0.0/8,10.1.0.0/16", 2, "more than one IPv4 CIDR"},
+		{"run --manifests x --cluster-cidr fd00::/200", 2, "--cluster-cidr"},
+		{"run --manifests x --detect-local-mode Guess", 2, `"Guess"`},
+		{"run --manifests x --detect-local-mode BridgeInterface", 2, "--pod-bridge-interface"},
+		{"run --manifests x --detect-local-mode InterfaceNamePrefix", 2, "--pod-interface-name-prefix"},
+		{"run --manifests x --hostname-override \u00a0", 2, "--hostname-override is empty"},
+		{"explain --manifests x", 2, "0 arguments instead of 1"},
+		{"explain --manifests x 10.0.0.1", 2, `"10.0.0.1" is not ADDR:PORT`},
+		{"explain --manifests x 10.0.0.1:80/icmp", 2, `protocol "icmp"`},
+		{"demo --fly", 2, "unknown flag"},
+		{"demo --help", 0, "--hold"},
+	} {
+		var both strings.Builder
+		code := dispatch(t.Context(), slices.DeleteFunc(strings.Split(tt.args, " "), func(s string) bool { return s == "" }), &both, &both)
+		if code != tt.code || !strings.Contains(both.String(), tt.says) {
+			t.Errorf("nodeproxy %s: exit status %d, want %d; says:\n%s\nwithout %q", tt.args, code, tt.code, both.String(), tt.says)
+		}
+	}
+}
+
+// TestDemo runs the demo as a user would, in namespaces of its own.
+func TestDemo(t *testing.T) {
+	netlab.Require(t)
+	cmd := exec.Command("/proc/self/exe", "demo")
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "PROXIER_NETLAB") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	cmd.Env = append(cmd.Env, programEnv+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v", err)
+	}
+	for _, want := range []string{
+		"The manifests are in effect: synced services=5 endpoints=20 changed=10 took=",
+		"ok      IPv4: every endpoint answers: pod-1 ",
+		"ok      IPv6: the source is preserved: it sees 2001:db8:c::9",
+		"connections none failed",
+		"expectations held.",
+	} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	if strings.Contains(string(out), "FAILED") || t.Failed() {
+		t.Errorf("output:\n%s", out)
+	}
+}
+
+// TestDemoWithout runs it where no namespaces can be made.
+func TestDemoWithout(t *testing.T) {
+	netlab.Require(t)
+	cmd := exec.Command("/proc/self/exe", "demo")
+	cmd.Env = []string{programEnv + "=1"}
+	// In a user namespace of its own the limits can be set.
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{Size: 1}},
+	}
+	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c",
+		`echo 0 > /proc/sys/user/max_user_namespaces && echo 0 > /proc/sys/user/max_net_namespaces && exec "$0" demo`, testBinary(t)}
+	out, _ := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != exitNoSpaces || !strings.Contains(string(out), "needs the right to make user and network namespaces") {
+		t.Errorf("exit status %d, output:\n%s", code, out)
+	}
+}
+
+func testBinary(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -1,0 +1,303 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/nftables"
+)
+
+// site is a node between a client and a host that stands for all pods.
+type site struct {
+	*demoLab
+	pods *netlab.Host
+}
+
+var podIPs = []string{"10.1.0.2", "10.1.0.3", "10.1.0.4"}
+
+const (
+	clusterVIP = "10.96.0.10:80"
+	nodePort   = "192.0.2.1:30080"
+)
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	netlab.Require(t)
+	lab, err := netlab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &site{demoLab: &demoLab{lab: lab}}
+	t.Cleanup(s.close)
+	b := &builder{lab: lab}
+	s.node, s.client, s.pods = b.host("node"), b.host("client"), b.host("pods")
+	b.try(func() error { return s.node.Forward() })
+	b.link(s.node, "eth0", s.client, "eth0")
+	b.addrs(s.node, "eth0", "192.0.2.1/24")
+	b.addrs(s.client, "eth0", "192.0.2.9/24")
+	b.routes(s.node, "", "192.0.2.9", "0.0.0.0/0")
+	b.routes(s.client, "", "192.0.2.1", "10.96.0.0/16")
+	b.link(s.node, "pods", s.pods, "eth0")
+	b.addrs(s.node, "pods", "10.1.0.1/24")
+	for _, ip := range podIPs {
+		b.addrs(s.pods, "eth0", ip+"/24")
+		b.try(func() error { return s.serve(ip, s.pods, ip) })
+	}
+	b.routes(s.pods, "", "10.1.0.1", "0.0.0.0/0")
+	if b.err != nil {
+		t.Fatal(b.err)
+	}
+	return s
+}
+
+// webService is the Service web as YAML, and webSlice its endpoints.
+const webService = `apiVersion: v1
+kind: Service
+metadata:
+  name: web
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  ports:
+  - {name: http, port: 80, nodePort: 30080}
+`
+
+func webSlice(ips ...string) string {
+	var b strings.Builder
+	b.WriteString(`apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: web-1
+  labels: {kubernetes.io/service-name: web}
+addressType: IPv4
+ports:
+- {name: http, port: 8080}
+endpoints:
+`)
+	for _, ip := range ips {
+		fmt.Fprintf(&b, "- addresses: [%s]\n", ip)
+	}
+	return b.String()
+}
+
+// put replaces a file in one step.
+func put(t *testing.T, dir, name, text string) {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path+".new", []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// meets checks that connections are answered by exactly these endpoints.
+func (s *site) meets(t *testing.T, to string, ips ...string) {
+	t.Helper()
+	if y := visits(s.client, "", to, 60); !y.answered(ips...) {
+		t.Errorf("%s is answered by %v, want %v", to, y, ips)
+	}
+}
+
+func TestRun(t *testing.T) {
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+	put(t, dir, "bad.yaml", "a: b\n---\nkind: [\n")
+	args := []string{"run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s"}
+	p := start(t, s.node, args...)
+	p.synced(t, "services=1 endpoints=2 changed=1")
+	p.logged(t, dir+"/bad.yaml:1: has no kind")
+	p.logged(t, dir+"/bad.yaml:3: ")
+	s.meets(t, clusterVIP, podIPs[:2]...)
+	// No Node object tells the node's address: the default route does.
+	s.meets(t, nodePort, podIPs[:2]...)
+
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
+	p.synced(t, "services=1 endpoints=2 changed=1")
+	s.meets(t, clusterVIP, podIPs[1:]...)
+
+	put(t, dir, "web.yaml", webService+"---\n# Nothing new.\n"+webSlice(podIPs[1:]...))
+	p.synced(t, "services=1 endpoints=2 changed=0")
+
+	// A document gone bad is skipped, and what comes after it is read.
+	put(t, dir, "web.yaml", "kind: Service\nmetadata: ]\n---\n"+webService+"---\n"+webSlice(podIPs...))
+	p.synced(t, "services=1 endpoints=3 changed=1")
+	p.logged(t, dir+"/web.yaml:2: ")
+	s.meets(t, nodePort, podIPs...)
+
+	put(t, dir, "other.json", `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other"},
+		"spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]}}`)
+	p.synced(t, "services=2 endpoints=3 changed=1")
+	if err := os.Remove(filepath.Join(dir, "other.json")); err != nil {
+		t.Fatal(err)
+	}
+	p.synced(t, "services=1 endpoints=3 changed=1")
+
+	// Somebody deletes the table. The repair is no change of the manifests.
+	wipe(t, s.node)
+	p.logged(t, "repairing the tables")
+	for end := time.Now().Add(30 * time.Second); ; {
+		if _, _, err := visitSoon(s.client, clusterVIP); err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("not repaired: %v", err)
+		}
+	}
+	s.meets(t, clusterVIP, podIPs...)
+
+	// Whoever opens connections does not notice that the agent is killed, that the
+	// manifests change meanwhile, and that another takes over.
+	stream := newStream(s.client, clusterVIP, s.client, nodePort)
+	stream.next(20)
+	p.Process.Kill()
+	if _, rest := p.exit(t); len(rest) != 0 {
+		t.Errorf("lines that nothing called for: %q", rest)
+	}
+	stream.next(20)
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p = start(t, s.node, args...)
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	if y := stream.next(20); !y.answered(podIPs[0]) {
+		t.Errorf("after the restart: %v", y)
+	}
+	if y := stream.stop(); len(y.errs) != 0 {
+		t.Errorf("during the restart %d connections failed, first: %v", len(y.errs), y.errs[0])
+	}
+
+	// Rules outlive the agent until they are cleaned up.
+	p.Process.Signal(syscall.SIGTERM)
+	if code, rest := p.exit(t); code != 0 || len(rest) != 0 {
+		t.Errorf("exit status %d after SIGTERM, lines %q, log:\n%s", code, rest, p.log())
+	}
+	s.meets(t, clusterVIP, podIPs[0])
+	p = start(t, s.node, "run", "--cleanup")
+	if code, _ := p.exit(t); code != 0 {
+		t.Errorf("--cleanup: exit status %d, log:\n%s", code, p.log())
+	}
+	if name, _, err := visitSoon(s.client, clusterVIP); err == nil {
+		t.Errorf("%s still answers after --cleanup", name)
+	}
+}
+
+// wipe deletes the tables as any other process might.
+func wipe(t *testing.T, h *netlab.Host) {
+	t.Helper()
+	err := h.Do(func() error { return nftables.Cleanup(context.Background(), nftables.Config{}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func visitSoon(h *netlab.Host, to string) (name, source string, err error) {
+	c, err := dial(h, "tcp", "", to, impatience)
+	if err != nil {
+		return "", "", err
+	}
+	defer c.Close()
+	return c.hear()
+}
+
+// TestRunNodeObject checks that what depends on the Node follows it, and that the
+// path may be a single file.
+func TestRunNodeObject(t *testing.T) {
+	s := newSite(t)
+	dir := t.TempDir()
+	const node = "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: 10.1.0.0/24}\nstatus: {addresses: [{type: InternalIP, address: ADDR}]}\n---\n"
+	with := func(addr, cidr string) {
+		n := strings.Replace(strings.Replace(node, "ADDR", addr, 1), "10.1.0.0/24", cidr, 1)
+		put(t, dir, "all", n+webService+"---\n"+webSlice(podIPs[0]))
+	}
+	with("10.1.0.1", "10.1.0.0/24")
+	p := start(t, s.node, "run", "--manifests", filepath.Join(dir, "all"), "--hostname-override", " N1",
+		"--detect-local-mode", "NodeCIDR", "--min-sync-period", "0s")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	if _, _, err := visitSoon(s.client, nodePort); err == nil {
+		t.Error("the NodePort answers at an address that is not the Node's")
+	}
+	// The client is no pod, so its source is replaced.
+	if _, source, err := visit(s.client, "", clusterVIP); err != nil || source != "10.1.0.1" {
+		t.Errorf("the pod sees %q, error %v", source, err)
+	}
+	with("192.0.2.1", "10.1.0.0/24")
+	p.synced(t, "services=1 endpoints=1 changed=0")
+	s.meets(t, nodePort, podIPs[0])
+
+	with("192.0.2.1", "10.1.0.0/25")
+	if code, rest := p.exit(t); code != 1 || len(rest) != 0 || !strings.Contains(p.log(), "podCIDRs have changed") {
+		t.Errorf("exit status %d, lines %q, log:\n%s", code, rest, p.log())
+	}
+}
+
+func TestExplain(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0])+"---\n"+
+		"apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
+	for _, tt := range []struct{ args, want string }{
+		{"--cluster-cidr 10.1.0.0/16 --from 192.0.2.9 10.96.0.10:80",
+			"service: default/web:http/TCP/IPv4, by its cluster IP\nendpoint: 10.1.0.2:8080 on node \"\", masqueraded\n"},
+		{"--cluster-cidr 10.1.0.0/16 --from 10.1.0.3 10.96.0.10:80/tcp",
+			"endpoint: 10.1.0.2:8080 on node \"\", source kept\n"},
+		{"192.0.2.1:30080", "service: default/web:http/TCP/IPv4, by its node port\n"},
+		{"10.96.0.10:81", "reject: TCP 81 is a closed port of a cluster IP (of default/web)\n"},
+	} {
+		var out, diag strings.Builder
+		args := append([]string{"explain", "--manifests", dir, "--hostname-override", "n1"}, strings.Fields(tt.args)...)
+		if code := dispatch(t.Context(), args, &out, &diag); code != 0 || !strings.Contains(out.String(), tt.want) {
+			t.Errorf("explain %s: exit status %d, output:\n%s%swant %q in it", tt.args, code, out.String(), diag.String(), tt.want)
+		}
+	}
+}
+
+func TestOwnAddresses(t *testing.T) {
+	netlab.Require(t)
+	lab, err := netlab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	b := &builder{lab: lab}
+	h, peer := b.host("node"), b.host("peer")
+	check := func(what string, want ...string) {
+		t.Helper()
+		if b.err != nil {
+			t.Fatal(b.err)
+		}
+		var got []string
+		err := h.Do(func() error {
+			nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err != nil {
+				return err
+			}
+			defer nl.Close()
+			addrs, err := ownAddresses(nl)
+			for _, a := range addrs {
+				got = append(got, a.String())
+			}
+			return err
+		})
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %v, error %v, want %v", what, got, err, want)
+		}
+	}
+	check("with nothing but a loopback interface")
+	b.link(h, "eth0", peer, "eth0")
+	b.addrs(h, "eth0", "192.0.2.1/24", "198.51.100.1/24", "2001:db8::1/64", "2001:db8:1::1/64")
+	b.addrs(h, "lo", "203.0.113.1/32")
+	check("without a default route", "192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1", "2001:db8:1::1")
+	b.routes(h, "", "198.51.100.2", "0.0.0.0/0")
+	b.routes(h, "", "2001:db8:1::2", "::/0")
+	check("with default routes", "198.51.100.1", "2001:db8:1::1")
+}
