@@ -13,7 +13,7 @@ import (
 // clean-up: rules in effect are in effect. A clean-up that failed is logged, told
 // to [Trace], and kept for the next Apply, or for c.Flush; see the package
 // documentation for how to have that retried soon. After an Apply that failed
-// altogether there is none.
+// altogether there is none. Neither b nor c may be nil.
 func After(b ruleset.Backend, c *Cleaner) ruleset.Backend {
 	return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
 		err := b.Apply(ctx, d)

@@ -104,6 +104,18 @@ func TestFailedApplyCleansNothing(t *testing.T) {
 	b.left(t, toTwo)
 }
 
+// TestResync: a full delta has everything judged, whatever changed.
+func TestResync(t *testing.T) {
+	b := newBed(t)
+	two := dns("10.0.0.2:53")
+	b.apply(t, true, change(nil, two))
+	b.table.flows = []Flow{toOne, toTwo}
+	b.apply(t, false, change(two, two))
+	b.left(t, toOne, toTwo)
+	b.apply(t, true, change(two, two))
+	b.left(t, toTwo)
+}
+
 // TestAttempted: what a failed attempt put into effect is cleaned up after it is
 // taken back.
 func TestAttempted(t *testing.T) {

@@ -173,8 +173,12 @@ func (m *model) change(full bool) {
 		}
 	}
 	// Whatever happened, nothing that is right is touched.
+	left := map[Flow]bool{}
+	for _, f := range m.table.flows {
+		left[f] = true
+	}
 	for _, f := range before {
-		if !slices.Contains(m.table.flows, f) {
+		if !left[f] {
 			m.deleted++
 			if m.right(f) {
 				m.t.Fatalf("deleted %+v", f)
@@ -223,6 +227,9 @@ func (m *model) check(step int) {
 		}
 		s := m.owner(f.Dst)
 		return s == nil || len(m.tried[s.Key.Name]) == 0
+	}
+	if extra := len(m.table.flows) - 200; extra > 0 { // old flows expire
+		m.table.flows = m.table.flows[extra:]
 	}
 	for _, f := range m.table.flows {
 		m.kept++

@@ -126,8 +126,12 @@ func (m *memory) Delete(_ context.Context, doomed []Flow) (int, error) {
 	if m.refuse != nil {
 		return 0, m.refuse
 	}
+	gone := map[Flow]bool{}
+	for _, f := range doomed {
+		gone[f] = true
+	}
 	before := len(m.flows)
-	m.flows = slices.DeleteFunc(m.flows, func(f Flow) bool { return slices.Contains(doomed, f) })
+	m.flows = slices.DeleteFunc(m.flows, func(f Flow) bool { return gone[f] })
 	return before - len(m.flows), nil
 }
 
