@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,10 +16,38 @@ type message struct {
 	seq        uint32
 	family     byte
 	resID      uint16
-	attrs      []netlink.Attribute
+	attrs      []attribute
 }
 
-// parse splits a finished batch with the decoder of github.com/mdlayher/netlink.
+type attribute struct {
+	typ  uint16
+	data []byte
+}
+
+// attributes reads attributes with github.com/vishvananda/netlink.
+func attributes(t *testing.T, buf []byte) []attribute {
+	t.Helper()
+	list, err := nl.ParseRouteAttr(buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []attribute
+	for _, a := range list {
+		out = append(out, attribute{a.Attr.Type, a.Value})
+	}
+	return out
+}
+
+// encoded writes attributes with github.com/vishvananda/netlink.
+func encoded(list ...attribute) []byte {
+	var out []byte
+	for _, a := range list {
+		out = append(out, nl.NewRtAttr(int(a.typ), a.data).Serialize()...)
+	}
+	return out
+}
+
+// parse splits a finished batch.
 func parse(t *testing.T, buf []byte) []message {
 	t.Helper()
 	var out []message
@@ -38,26 +66,19 @@ func parse(t *testing.T, buf []byte) []message {
 			family: buf[16],
 			resID:  binary.BigEndian.Uint16(buf[18:]),
 		}
-		var err error
-		if m.attrs, err = netlink.UnmarshalAttributes(buf[20:n]); err != nil {
-			t.Fatal(err)
-		}
+		m.attrs = attributes(t, buf[20:n])
 		out = append(out, m)
 		buf = buf[n:]
 	}
 	return out
 }
 
-func nested(t *testing.T, a netlink.Attribute) []netlink.Attribute {
+func nested(t *testing.T, a attribute) []attribute {
 	t.Helper()
-	if a.Type&unix.NLA_F_NESTED == 0 {
-		t.Fatalf("attribute %d is not marked as nested", a.Type)
+	if a.typ&unix.NLA_F_NESTED == 0 {
+		t.Fatalf("attribute %d is not marked as nested", a.typ)
 	}
-	out, err := netlink.UnmarshalAttributes(a.Data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return attributes(t, a.data)
 }
 
 func TestBatchIsFramed(t *testing.T) {
@@ -90,7 +111,7 @@ func TestBatchIsFramed(t *testing.T) {
 				t.Errorf("message %d is %+v, want %+v", i, got, want)
 			}
 		}
-		if a := m[1].attrs; len(a) != 2 || string(a[0].Data) != "abcd\x00" || !bytes.Equal(a[1].Data, []byte{0, 0, 0, 1}) {
+		if a := m[1].attrs; len(a) != 2 || string(a[0].data) != "abcd\x00" || !bytes.Equal(a[1].data, []byte{0, 0, 0, 1}) {
 			t.Errorf("attributes %+v", a)
 		}
 	}
@@ -99,19 +120,12 @@ func TestBatchIsFramed(t *testing.T) {
 // TestElementsAgainstLibrary compares encoded elements with those that the
 // netlink library makes of the same.
 func TestElementsAgainstLibrary(t *testing.T) {
-	attrs := func(list ...netlink.Attribute) []byte {
-		out, err := netlink.MarshalAttributes(list)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return out
-	}
 	const nest = unix.NLA_F_NESTED
-	value := func(typ uint16, v []byte) netlink.Attribute {
-		return netlink.Attribute{Type: typ | nest, Data: attrs(netlink.Attribute{Type: unix.NFTA_DATA_VALUE, Data: v})}
+	value := func(typ uint16, v []byte) attribute {
+		return attribute{typ | nest, encoded(attribute{unix.NFTA_DATA_VALUE, v})}
 	}
-	elem := func(list ...netlink.Attribute) []byte {
-		return attrs(netlink.Attribute{Type: unix.NFTA_LIST_ELEM | nest, Data: attrs(list...)})
+	elem := func(list ...attribute) []byte {
+		return encoded(attribute{unix.NFTA_LIST_ELEM | nest, encoded(list...)})
 	}
 	key, data := []byte("12345"), []byte("abcdef")
 	jump := int32(unix.NFT_GOTO)
@@ -123,21 +137,21 @@ func TestElementsAgainstLibrary(t *testing.T) {
 		"map with a comment": {
 			func(e *Elements) { e.Add(key, data, "a/b:c") },
 			elem(value(unix.NFTA_SET_ELEM_KEY, key), value(unix.NFTA_SET_ELEM_DATA, data),
-				netlink.Attribute{Type: unix.NFTA_SET_ELEM_USERDATA, Data: []byte("\x00\x06a/b:c\x00")}),
+				attribute{unix.NFTA_SET_ELEM_USERDATA, []byte("\x00\x06a/b:c\x00")}),
 		},
 		"verdict": {
 			func(e *Elements) { e.AddVerdict(key, "chain") },
-			elem(value(unix.NFTA_SET_ELEM_KEY, key), netlink.Attribute{Type: unix.NFTA_SET_ELEM_DATA | nest, Data: attrs(
-				netlink.Attribute{Type: unix.NFTA_DATA_VERDICT | nest, Data: attrs(
-					netlink.Attribute{Type: unix.NFTA_VERDICT_CODE, Data: binary.BigEndian.AppendUint32(nil, uint32(jump))},
-					netlink.Attribute{Type: unix.NFTA_VERDICT_CHAIN, Data: []byte("chain\x00")},
+			elem(value(unix.NFTA_SET_ELEM_KEY, key), attribute{unix.NFTA_SET_ELEM_DATA | nest, encoded(
+				attribute{unix.NFTA_DATA_VERDICT | nest, encoded(
+					attribute{unix.NFTA_VERDICT_CODE, binary.BigEndian.AppendUint32(nil, uint32(jump))},
+					attribute{unix.NFTA_VERDICT_CHAIN, []byte("chain\x00")},
 				)},
 			)}),
 		},
 		"interval": {
 			func(e *Elements) { e.AddInterval(key, data) },
 			append(elem(value(unix.NFTA_SET_ELEM_KEY, key)), elem(value(unix.NFTA_SET_ELEM_KEY, data),
-				netlink.Attribute{Type: unix.NFTA_SET_ELEM_FLAGS, Data: []byte{0, 0, 0, unix.NFT_SET_ELEM_INTERVAL_END}})...),
+				attribute{unix.NFTA_SET_ELEM_FLAGS, []byte{0, 0, 0, unix.NFT_SET_ELEM_INTERVAL_END}})...),
 		},
 	} {
 		var e Elements
@@ -164,11 +178,11 @@ func TestManyElementsAreDivided(t *testing.T) {
 	messages := parse(t, b.buf)
 	next := uint32(0)
 	for _, m := range messages[1 : len(messages)-1] {
-		if string(m.attrs[0].Data) != "table\x00" || string(m.attrs[1].Data) != "set\x00" {
-			t.Fatalf("message of %q %q", m.attrs[0].Data, m.attrs[1].Data)
+		if string(m.attrs[0].data) != "table\x00" || string(m.attrs[1].data) != "set\x00" {
+			t.Fatalf("message of %q %q", m.attrs[0].data, m.attrs[1].data)
 		}
 		for _, a := range nested(t, m.attrs[2]) {
-			k := nested(t, nested(t, a)[0])[0].Data
+			k := nested(t, nested(t, a)[0])[0].data
 			if got := binary.BigEndian.Uint32(k); got != next {
 				t.Fatalf("element %d comes where %d should", got, next)
 			}
