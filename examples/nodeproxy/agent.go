@@ -39,6 +39,7 @@ type agent struct {
 	reader  *manifests.Reader
 	watcher *manifests.Watcher
 	nft     *nftables.Backend
+	udp     *conntrack.Cleaner // nil if the system has no such thing
 	cursor  *ruleset.Cursor
 	runner  *runner.Runner
 	closers []io.Closer
@@ -97,6 +98,7 @@ func newAgent(opts options, out io.Writer, log *slog.Logger) (_ *agent, err erro
 	if udp, err := conntrack.New(conntrack.Config{Log: log}); err != nil {
 		log.Warn("stale UDP flows will not be cleaned up", "error", err)
 	} else {
+		a.udp = udp
 		a.closers = append(a.closers, udp)
 		backend = conntrack.After(backend, udp)
 	}
@@ -148,7 +150,7 @@ func (a *agent) run(parent context.Context) error {
 	return context.Cause(ctx)
 }
 
-// sync brings the kernel up to date and writes the line that is due.
+// sync brings the kernel up to date. An error makes the runner call it again.
 func (a *agent) sync(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -158,10 +160,18 @@ func (a *agent) sync(ctx context.Context) error {
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		failed = len(p.Failed)
 	}
-	if !a.due || err != nil && failed == 0 {
-		return err
+	if a.due && (err == nil || failed != 0) {
+		a.due = false
+		a.report(failed)
 	}
-	a.due = false
+	if a.udp != nil {
+		err = errors.Join(err, a.udp.Flush(ctx)) // if it failed before
+	}
+	return err
+}
+
+// report writes the line about the change of the manifests that is in effect.
+func (a *agent) report(failed int) {
 	if a.applied.IsZero() {
 		a.applied = time.Now() // there was nothing to do
 	}
@@ -171,7 +181,6 @@ func (a *agent) sync(ctx context.Context) error {
 		line += fmt.Sprintf(" failed=%d", failed)
 	}
 	fmt.Fprintln(a.out, line)
-	return err
 }
 
 // apply has the kernel take over a delta, and notes when that was and how much of

@@ -532,6 +532,7 @@ func (s *stream) next(n int) *tally {
 	for s.n < n {
 		s.moved.Wait()
 	}
+	s.round++ // what is returned is complete
 	return s.since
 }
 
