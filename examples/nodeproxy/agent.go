@@ -114,7 +114,9 @@ func newAgent(opts options, out io.Writer, log *slog.Logger) (_ *agent, err erro
 	if err != nil {
 		return nil, err
 	}
-	a.engine.Notify(a.runner.Trigger)
+	// An agent fed by an API server has the engine tell the runner of each change
+	// (engine.Notify(runner.Trigger)). This one knows when it has handed in all that
+	// belongs together.
 	a.runner.Trigger()
 	checkForwarding(log)
 	return a, nil
@@ -243,7 +245,9 @@ func (a *agent) followNode(ctx context.Context) error {
 			return ctx.Err()
 		case <-tick.C:
 			a.mu.Lock()
-			a.tracker.SetNode(a.nodeInfo())
+			if a.tracker.SetNode(a.nodeInfo()) {
+				a.runner.Trigger()
+			}
 			a.mu.Unlock()
 		}
 	}
