@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/ruleset"
 )
 
 func TestMain(m *testing.M) { Main(m) }
@@ -20,5 +19,5 @@ func needNft(t *testing.T) {
 // TestBroken asks for.
 func TestReference(t *testing.T) {
 	needNft(t)
-	Run(t, Options{New: func(testing.TB, Env) ruleset.Backend { return &reference{} }})
+	Run(t, Options{New: backend(t)})
 }

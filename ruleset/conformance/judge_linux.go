@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -34,34 +35,49 @@ type row struct {
 	want string
 }
 
+// enough is how many failures of one check are reported.
+const enough = 8
+
 // check makes the connections of the rows, in every family, and compares what
-// becomes of them with the oracle's verdict.
+// becomes of them with the oracle's verdict. If something was wrong the world
+// ends: what follows would most likely only say it again.
 func (w *World) check(rows ...row) {
 	w.tb.Helper()
 	snapshot := w.Engine.Snapshot()
 	var wg sync.WaitGroup
-	defer wg.Wait()
+	var failures atomic.Int32
 	// Most of the time is spent waiting for what must not come.
 	limit := make(chan struct{}, 16)
 	// An ICMP error goes to every raw socket between the two addresses: one SCTP
 	// probe at a time.
 	var raw sync.Mutex
+	one := func(from host, r row, f tracker.Family) {
+		if r.proto == sctp {
+			raw.Lock()
+			defer raw.Unlock()
+		}
+		if failures.Load() >= enough {
+			return
+		}
+		if err := w.judge(snapshot, from, r, f); err != nil {
+			failures.Add(1)
+			w.tb.Errorf("%s from %s (%s) to %s (%s): %v", r.proto, from.name, from.addr(f), r.to.name, r.to.at(f), err)
+		}
+	}
 	for _, r := range rows {
 		for from := range strings.FieldsSeq(r.from) {
 			for _, f := range w.Env.Families {
 				limit <- struct{}{}
 				wg.Go(func() {
 					defer func() { <-limit }()
-					if r.proto == sctp {
-						raw.Lock()
-						defer raw.Unlock()
-					}
-					if err := w.judge(snapshot, w.net.hosts[from], r, f); err != nil {
-						w.tb.Errorf("%s from %s (%s) to %s (%s): %v", r.proto, from, w.net.hosts[from].addr(f), r.to.name, r.to.at(f), err)
-					}
+					one(w.net.hosts[from], r, f)
 				})
 			}
 		}
+	}
+	wg.Wait()
+	if failures.Load() != 0 {
+		w.tb.FailNow()
 	}
 }
 

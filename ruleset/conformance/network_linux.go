@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
@@ -113,7 +114,18 @@ type host struct {
 	// node's own.
 	in   string
 	addr func(tracker.Family) netip.Addr
+	// ports counts the source ports given out.
+	ports *atomic.Uint32
 }
+
+// firstPort is the first of the source ports for UDP and SCTP, and portCount how
+// many there are.
+const firstPort, portCount = 10000, 50000
+
+// port returns a source port that has not been used for long. The node's
+// connection tracking remembers for half a minute where the last datagrams from a
+// port were sent, and sends the next ones there as well.
+func (h host) port() uint16 { return uint16(firstPort + h.ports.Add(1)%portCount) }
 
 // pod is where connections go to.
 type pod struct {
@@ -154,7 +166,7 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients int, bridge bo
 	node, outside, remote := newHost(nodeName), newHost("client"), newHost(remoteName)
 	n := &network{node: node, hosts: map[string]host{}}
 	add := func(name string, ns *netlab.Host, in string, addr func(tracker.Family) netip.Addr) {
-		n.hosts[name] = host{name, ns, in, addr}
+		n.hosts[name] = host{name, ns, in, addr, new(atomic.Uint32)}
 	}
 
 	must(node.Forward())

@@ -1,6 +1,9 @@
 package conformance
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
@@ -59,12 +62,29 @@ const (
 	// InterfaceDetection: telling local traffic by bridge or by interface prefix.
 	InterfaceDetection Feature = "interface detection"
 	// Restart: a new instance of the backend, made where another one has been at
-	// work, takes over from it without a disturbance and leaves nothing of what is
-	// gone.
+	// work (and is not called any more), takes over from it without a disturbance
+	// and leaves nothing of what is gone.
 	Restart Feature = "restart"
 	// Distribution: choosing among endpoints evenly.
 	Distribution Feature = "distribution"
 )
+
+// validate says what is wrong with the options.
+func (o Options) validate() error {
+	if o.New == nil {
+		return errors.New("conformance: Options.New is required")
+	}
+	families := o.families()
+	if len(families) == 0 {
+		return errors.New("conformance: Options.Families is empty")
+	}
+	for i, f := range families {
+		if f != tracker.IPv4 && f != tracker.IPv6 || slices.Contains(families[:i], f) {
+			return fmt.Errorf("conformance: Options.Families %v are not one or both of IPv4 and IPv6", families)
+		}
+	}
+	return nil
+}
 
 // families returns the families under test.
 func (o Options) families() []tracker.Family {

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,9 +92,9 @@ func parseGreeting(text string) outcome {
 	return outcome{kind: reached, server: server, source: source.Addr().Unmap()}
 }
 
-// local returns the address that the host connects from, with any port.
-func (h host) local(to netip.AddrPort) string {
-	return netip.AddrPortFrom(h.addr(tracker.FamilyOf(to.Addr())), 0).String()
+// local returns the address that the host connects from, with a port or 0.
+func (h host) local(to netip.AddrPort, port uint16) string {
+	return netip.AddrPortFrom(h.addr(tracker.FamilyOf(to.Addr())), port).String()
 }
 
 // errRetransmitted: the connection came about, but only because the client's
@@ -101,34 +102,35 @@ func (h host) local(to netip.AddrPort) string {
 var errRetransmitted = errors.New("the first packet was lost")
 
 // connect opens a TCP connection, on which the server's greeting has arrived.
-func (h host) connect(ctx context.Context, to netip.AddrPort) (c *net.TCPConn, r *bufio.Reader, text string, err error) {
-	conn, err := h.ns.Dial(ctx, "tcp", h.local(to), to.String())
+func (h host) connect(ctx context.Context, to netip.AddrPort) (*net.TCPConn, *bufio.Reader, string, error) {
+	conn, err := h.ns.Dial(ctx, "tcp", h.local(to, 0), to.String())
 	if err != nil {
 		return nil, nil, "", err
 	}
-	c = conn.(*net.TCPConn)
-	defer func() {
-		if err != nil {
-			c.Close()
-		}
-	}()
+	c, r := conn.(*net.TCPConn), bufio.NewReader(conn)
+	text, err := receiveGreeting(ctx, c, r)
+	if err != nil {
+		c.Close()
+		return nil, nil, "", err
+	}
+	return c, r, text, nil
+}
+
+func receiveGreeting(ctx context.Context, c *net.TCPConn, r *bufio.Reader) (string, error) {
 	// Close with a reset: no port is left in TIME_WAIT, neither here nor in the
 	// node's connection tracking.
 	if err := c.SetLinger(0); err != nil {
-		return nil, nil, "", err
+		return "", err
 	}
 	if lost, err := retransmitted(c); err != nil || lost {
-		return nil, nil, "", errors.Join(err, errRetransmitted)
+		return "", cmp.Or(err, errRetransmitted)
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		c.SetDeadline(deadline)
 	}
-	r = bufio.NewReader(c)
-	if text, err = r.ReadString('\n'); err != nil {
-		return nil, nil, "", err
-	}
+	text, err := r.ReadString('\n')
 	c.SetDeadline(time.Time{})
-	return c, r, strings.TrimSpace(text), nil
+	return strings.TrimSpace(text), err
 }
 
 func retransmitted(c *net.TCPConn) (bool, error) {
@@ -157,7 +159,7 @@ func (h host) probeTCP(ctx context.Context, to netip.AddrPort) (string, error) {
 }
 
 func (h host) probeUDP(ctx context.Context, to netip.AddrPort) (string, error) {
-	c, err := h.ns.Dial(ctx, "udp", h.local(to), to.String())
+	c, err := h.ns.Dial(ctx, "udp", h.local(to, h.port()), to.String())
 	if err != nil {
 		return "", err
 	}

@@ -31,8 +31,12 @@ type reference struct {
 // faults is what a broken reference does wrong, by itself; see also broken.
 type faults struct {
 	noHairpin, noClosedPorts, noUnallocated, uneven bool
-	forgetful                                       bool // starts afresh on every change
-	gap                                             time.Duration
+	// refuseUnknown refuses whatever is not known in place of dropping it.
+	refuseUnknown bool
+	// forgetful makes everything afresh on every change.
+	forgetful bool
+	// gap is how long there are no rules at all on every change.
+	gap time.Duration
 }
 
 const markBit = "0x4000"
@@ -168,6 +172,9 @@ func (r *reference) render(s *script) {
 			}
 		}
 	}
+	if r.faults.refuseUnknown {
+		s.add("filter_fwd", "ct state new reject")
+	}
 	for _, p := range r.node.ServiceCIDRs {
 		if r.faults.noUnallocated {
 			break
@@ -210,7 +217,7 @@ func (r *reference) frontend(s *script, svc *ruleset.Service, f *ruleset.Fronten
 	}
 	match := fmt.Sprintf("meta nfproto %s %s %s dport %d", nfproto[svc.Key.Family], addr, strings.ToLower(string(svc.Key.Protocol)), f.Port)
 	if len(f.Sources) != 0 {
-		check := fmt.Sprintf("s%d_%s_sources", svc.ID, sanitize(f.Addr.String()))
+		check := fmt.Sprintf("s%d_%d_%s_sources", svc.ID, f.Kind, sanitize(f.Addr))
 		for _, p := range f.Sources {
 			s.add(check, "%s saddr %s return", fam, p)
 		}
@@ -279,7 +286,7 @@ func (r *reference) fromPods(f tracker.Family, fromNode bool) (out []string) {
 // pools writes the chains of the Service's pools.
 func (r *reference) pools(s *script, svc *ruleset.Service) {
 	fam, proto := ip(svc.Key.Family), strings.ToLower(string(svc.Key.Protocol))
-	affinity := int(svc.Port.Affinity / time.Second)
+	affinity := svc.Port.Affinity.Milliseconds()
 	send := func(ep *tracker.Endpoint) string {
 		do := fmt.Sprintf("meta l4proto %s dnat %s to %s", proto, fam, ep.Addr)
 		if affinity != 0 {
@@ -308,7 +315,7 @@ func (r *reference) pools(s *script, svc *ruleset.Service) {
 	}
 	for _, ep := range svc.Selection.Reachable {
 		if affinity != 0 {
-			s.sets[clients(svc, ep)] = fmt.Sprintf("type %s_addr; flags dynamic,timeout; timeout %ds", nfproto[svc.Key.Family], affinity)
+			s.sets[clients(svc, ep)] = fmt.Sprintf("type %s_addr; flags dynamic,timeout; timeout %dms", nfproto[svc.Key.Family], affinity)
 		}
 		if a := ep.Addr.Addr(); !r.faults.noHairpin {
 			s.add("nat_post", "ct status dnat %s saddr %s %s daddr %s masquerade fully-random", fam, a, fam, a)
@@ -318,10 +325,10 @@ func (r *reference) pools(s *script, svc *ruleset.Service) {
 
 // clients names the set of the clients that stay with an endpoint.
 func clients(svc *ruleset.Service, ep *tracker.Endpoint) string {
-	return fmt.Sprintf("s%d_%ds_%s", svc.ID, svc.Port.Affinity/time.Second, sanitize(ep.Addr.String()))
+	return fmt.Sprintf("s%d_%dms_%s", svc.ID, svc.Port.Affinity.Milliseconds(), sanitize(ep.Addr))
 }
 
 // sanitize makes part of a name of an address.
-func sanitize(addr string) string {
-	return strings.NewReplacer(":", "_", "[", "", "]", "").Replace(addr)
+func sanitize(addr fmt.Stringer) string {
+	return strings.NewReplacer(":", "_", "[", "", "]", "", " ", "_").Replace(addr.String())
 }

@@ -19,8 +19,8 @@ type world struct {
 // Run tests a backend in every world of the suite, each a parallel sub-test.
 func Run(t *testing.T, o Options) {
 	t.Helper()
-	if o.New == nil {
-		t.Fatal("conformance: Options.New is required")
+	if err := o.validate(); err != nil {
+		t.Fatal(err)
 	}
 	worlds := slices.Concat(
 		// Those that wait come first.
@@ -61,8 +61,8 @@ func overUDP(rows ...row) []row {
 	return out
 }
 
-// everyone is one host of every sort. The pods among them have no servers that
-// the worlds use as endpoints but for pod1.
+// everyone is one host of every sort; of its pods, only pod1 is an endpoint in
+// most worlds.
 const everyone = "client1 remote3 pod1 pod3 node"
 
 // tcpAndUDP returns a Service's ports: port 80 over both protocols, with node

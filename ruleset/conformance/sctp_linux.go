@@ -150,7 +150,7 @@ func (h host) probeSCTP(ctx context.Context, to netip.AddrPort) (string, error) 
 		return "", err
 	}
 	defer c.Close()
-	port, tag := uint16(1024+rand.IntN(60000)), 1+rand.Uint32N(1<<31)
+	port, tag := h.port(), 1+rand.Uint32N(1<<31)
 	return ask(ctx, c, sctpPacket(port, to.Port(), 0, chunkInit, tag, nil), func(b []byte) (string, bool) {
 		a, ok := parseSCTP(b)
 		if !ok || a.chunk != chunkInitAck || a.from != to.Port() || a.to != port || a.verification != tag {

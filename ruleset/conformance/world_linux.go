@@ -20,9 +20,9 @@ type World struct {
 	// Env is what the backend was made with.
 	Env Env
 
-	tb  testing.TB
-	new func(testing.TB, Env) ruleset.Backend
-	net *network
+	tb      testing.TB
+	options Options
+	net     *network
 	// services is what setService was last given.
 	services map[string]*service
 }
@@ -55,6 +55,9 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 		c.clients = 4
 	}
 	families := o.families()
+	if err := o.validate(); err != nil {
+		tb.Fatal(err)
+	}
 	n := newNetwork(tb, families, c.clients, c.bridge)
 	n.serve(tb, families)
 	if c.sctp {
@@ -62,7 +65,7 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 	}
 	w := &World{
 		Env: Env{NetNS: n.node.FD(), Families: families},
-		tb:  tb, new: o.New, net: n, services: map[string]*service{},
+		tb:  tb, options: o, net: n, services: map[string]*service{},
 	}
 
 	if c.localTraffic == nil {
@@ -99,10 +102,13 @@ func (w *World) attach() {
 	w.tb.Helper()
 	var backend ruleset.Backend
 	if err := w.Do(func() error {
-		backend = w.new(w.tb, w.Env)
+		backend = w.options.New(w.tb, w.Env)
 		return nil
 	}); err != nil {
 		w.tb.Fatal(err)
+	}
+	if backend == nil {
+		w.tb.Fatal("conformance: Options.New returned no backend")
 	}
 	w.Cursor = w.Engine.Attach("conformance", backend)
 }

@@ -33,12 +33,11 @@ func affinityWorlds() []world {
 			for start := last; time.Since(start) < timeout+timeout/2; time.Sleep(timeout / 6) {
 				asked := time.Now()
 				now := w.chosen(tcp, to)
-				// A machine that is busy for too long makes even this too late.
-				if time.Since(last) > timeout*3/4 {
-					w.tb.Skipf("connections %s apart can prove nothing about a timeout of %s", time.Since(last), timeout)
+				// On a machine that was busy for too long it was not kept coming.
+				if time.Since(last) < timeout*3/4 {
+					w.same("while it kept coming", before, now)
 				}
-				w.same("while it kept coming", before, now)
-				last = asked
+				before, last = now, asked
 			}
 			time.Sleep(timeout + time.Second)
 			now := w.chosen(tcp, to)

@@ -31,7 +31,8 @@ func changeWorlds() []world {
 			}
 			w.undisturbed(to, func() {
 				pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
-				for i := range 60 {
+				start := time.Now()
+				for i := 0; i < 60 || time.Since(start) < 2*time.Second; i++ {
 					switch {
 					case i%20 == 19:
 						w.Cursor.Resync()

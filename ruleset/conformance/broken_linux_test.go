@@ -1,0 +1,287 @@
+package conformance
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// brokenEnv names the broken backend that TestReference is to run against.
+const brokenEnv = "CONFORMANCE_TEST_BROKEN"
+
+// broken is a backend with one thing wrong, and what must come of it.
+type broken struct {
+	name string
+	// backend has faults of its own, or distorts what it is told.
+	faults  faults
+	distort func(*ruleset.Delta)
+	// world is one that must fail, and complaint what it must say.
+	world, complaint string
+}
+
+func brokenBackends() []broken {
+	return []broken{
+		{
+			name:    "ignores internal policy Local",
+			distort: eachService(func(s *ruleset.Service) { retarget(s, ruleset.ClusterIP, ruleset.ToLocal, ruleset.ToCluster) }),
+			world:   "internal policy Local", complaint: `not among the endpoints allowed`,
+		}, {
+			name:    "ignores external policy Local",
+			distort: eachService(func(s *ruleset.Service) { retarget(s, ruleset.NodePort, ruleset.ToLocal, ruleset.ToCluster) }),
+			world:   "external policy Local", complaint: `not among the endpoints allowed`,
+		}, {
+			name: "does not short-circuit",
+			distort: eachFrontend(func(f *ruleset.Frontend) {
+				f.Near = f.Target
+			}),
+			world: "external policy Local", complaint: `pod3 .* only 1 were ever used|pod3 .*no answer, must be forwarded`,
+		}, {
+			name:    "drops for refusing",
+			distort: eachFrontend(func(f *ruleset.Frontend) { f.Target, f.Near = swap(f.Target), swap(f.Near) }),
+			world:   "no endpoints", complaint: `no answer, must be refused`,
+		}, {
+			name:    "refuses for dropping",
+			distort: eachFrontend(func(f *ruleset.Frontend) { f.Target, f.Near = swap(f.Target), swap(f.Near) }),
+			world:   "internal policy Local", complaint: `refused, must get no answer`,
+		}, {
+			name:    "never masquerades",
+			distort: eachFrontend(func(f *ruleset.Frontend) { f.Masquerade = ruleset.MasqueradeNever }),
+			world:   "cluster IP", complaint: `client1 .*must be masqueraded`,
+		}, {
+			name:    "always masquerades",
+			distort: eachFrontend(func(f *ruleset.Frontend) { f.Masquerade = ruleset.MasqueradeAlways }),
+			world:   "external policy Local", complaint: `client1 .*must keep its source`,
+		}, {
+			name:    "forgets the node's own connections",
+			distort: eachFrontend(func(f *ruleset.Frontend) { f.Masquerade = ruleset.MasqueradeNever }),
+			world:   "external IP", complaint: `must be masqueraded`,
+		}, {
+			name: "takes pods for others", distort: func(d *ruleset.Delta) {
+				n := *d.Node
+				n.LocalTraffic = ruleset.LocalTraffic{}
+				d.Node = &n
+			},
+			world: "local traffic by bridge", complaint: `pod3 .*must keep its source`,
+		}, {
+			name: "has no hairpin", faults: faults{noHairpin: true},
+			world: "cluster IP", complaint: `pod1 .*must be forwarded|pod1 .*must be masqueraded`,
+		}, {
+			name:    "ignores source ranges",
+			distort: eachFrontend(func(f *ruleset.Frontend) { f.Sources = nil }),
+			world:   "source ranges", complaint: `client2 .*reached .*, must get no answer`,
+		}, {
+			name:    "applies source ranges to everything",
+			distort: eachService(restrictAll),
+			world:   "source ranges", complaint: `must be forwarded`,
+		}, {
+			name: "loses one endpoint",
+			distort: eachService(func(s *ruleset.Service) {
+				if n := len(s.Selection.Cluster); n > 1 {
+					s.Selection.Cluster = s.Selection.Cluster[:n-1]
+				}
+			}),
+			world: "cluster IP", complaint: `of 3 endpoints only 2 were ever used`,
+		}, {
+			name: "keeps endpoints that go", distort: keepEndpoints(),
+			world: "no endpoints", complaint: `reached .*, must be refused|must be refused`,
+		}, {
+			name: "keeps services that go",
+			distort: func(d *ruleset.Delta) {
+				d.Changes = slices.DeleteFunc(d.Changes, func(c ruleset.Change) bool { return c.New == nil })
+			},
+			world: "service CIDR", complaint: `reached .*, must get no answer`,
+		}, {
+			name: "knows one family only", distort: eachService(func(s *ruleset.Service) {
+				if s.Key.Family == tracker.IPv6 {
+					s.Frontends = nil
+				}
+			}),
+			world: "cluster IP", complaint: `fd00:10:96::1.*must be forwarded`,
+		}, {
+			name: "knows TCP only", distort: eachService(func(s *ruleset.Service) {
+				if s.Key.Protocol != tcp {
+					s.Frontends = nil
+				}
+			}),
+			world: "cluster IP", complaint: `UDP .*must be forwarded`,
+		}, {
+			name: "ignores affinity", distort: eachService(func(s *ruleset.Service) { reAffinity(s, 0) }),
+			world: "affinity", complaint: `was moved from .* for no reason`,
+		}, {
+			name: "forgets clients on every change", faults: faults{forgetful: true},
+			world: "affinity", complaint: `was moved from .* though only another service changed`,
+		}, {
+			name: "never forgets clients", distort: eachService(func(s *ruleset.Service) { reAffinity(s, time.Hour) }),
+			world: "affinity expires", complaint: `after more than the timeout`,
+		}, {
+			name: "forgets clients too early", distort: eachService(func(s *ruleset.Service) { reAffinity(s, time.Second/4) }),
+			world: "affinity expires", complaint: `was moved from .* while it kept coming`,
+		}, {
+			name: "answers NodePorts everywhere", distort: func(d *ruleset.Delta) {
+				n := *d.Node
+				n.NodePorts4.All, n.NodePorts6.All = true, true
+				d.Node = &n
+			},
+			world: "node port at primary addresses", complaint: `reached .*must be let pass`,
+		}, {
+			name: "lets closed ports pass", faults: faults{noClosedPorts: true, noUnallocated: true},
+			world: "closed ports", complaint: `no answer, must be refused`,
+		}, {
+			name: "refuses at unused addresses", distort: func(d *ruleset.Delta) {
+				n := *d.Node
+				n.ServiceCIDRs = nil
+				d.Node = &n
+			},
+			faults: faults{refuseUnknown: true},
+			world:  "service CIDR", complaint: `refused, must get no answer`,
+		}, {
+			name: "is uneven", faults: faults{uneven: true},
+			world: "distribution", complaint: `went to 5 endpoints unevenly`,
+		}, {
+			name: "has gaps", faults: faults{gap: 20 * time.Millisecond},
+			world: "changes under load", complaint: `connections, [1-9][0-9]* failed`,
+		},
+	}
+}
+
+// TestBroken runs the suite against broken backends, each in a process of its own,
+// and looks for the complaint that must come of it.
+func TestBroken(t *testing.T) {
+	netlab.Require(t)
+	needNft(t)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	// They mostly wait.
+	limit := make(chan struct{}, 6)
+	for _, b := range brokenBackends() {
+		limit <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-limit }()
+			cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run",
+				"^TestReference$/^"+strings.ReplaceAll(b.world, " ", "_")+"$")
+			cmd.Env = append(os.Environ(), brokenEnv+"="+b.name)
+			out, err := cmd.CombinedOutput()
+			if err == nil {
+				t.Errorf("a backend that %s: the world %q found nothing wrong", b.name, b.world)
+			} else if !regexp.MustCompile(b.complaint).Match(out) {
+				t.Errorf("a backend that %s: the world %q does not complain of %q but says:\n%s", b.name, b.world, b.complaint, out)
+			}
+		})
+	}
+}
+
+// backend returns the backend that TestReference is to test.
+func backend(t *testing.T) func(testing.TB, Env) ruleset.Backend {
+	name := os.Getenv(brokenEnv)
+	if name == "" {
+		return func(testing.TB, Env) ruleset.Backend { return &reference{} }
+	}
+	all := brokenBackends()
+	i := slices.IndexFunc(all, func(b broken) bool { return b.name == name })
+	if i < 0 {
+		t.Fatalf("no broken backend is named %q", name)
+	}
+	b := all[i]
+	return func(testing.TB, Env) ruleset.Backend {
+		r := &reference{faults: b.faults}
+		if b.distort == nil {
+			return r
+		}
+		return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+			own := *d
+			own.Changes = slices.Clone(d.Changes)
+			b.distort(&own)
+			return r.Apply(ctx, &own)
+		})
+	}
+}
+
+// eachService distorts copies of the Services in a delta.
+func eachService(f func(*ruleset.Service)) func(*ruleset.Delta) {
+	return func(d *ruleset.Delta) {
+		for i, c := range d.Changes {
+			if c.New != nil {
+				s := *c.New
+				s.Frontends = slices.Clone(s.Frontends)
+				f(&s)
+				d.Changes[i].New = &s
+			}
+		}
+	}
+}
+
+// eachFrontend distorts copies of the frontends in a delta.
+func eachFrontend(f func(*ruleset.Frontend)) func(*ruleset.Delta) {
+	return eachService(func(s *ruleset.Service) {
+		for i := range s.Frontends {
+			f(&s.Frontends[i])
+		}
+	})
+}
+
+// retarget has frontends of a kind do one thing in place of another.
+func retarget(s *ruleset.Service, k ruleset.Kind, from, to ruleset.Target) {
+	// What no policy can use is not selected.
+	s.Selection.Cluster, s.Selection.Reachable = s.Endpoints, s.Endpoints
+	for i := range s.Frontends {
+		if f := &s.Frontends[i]; f.Kind == k && f.Target == from {
+			f.Target, f.Near = to, to
+		}
+	}
+}
+
+// swap confuses refusing and dropping.
+func swap(t ruleset.Target) ruleset.Target {
+	switch t {
+	case ruleset.Reject:
+		return ruleset.Drop
+	case ruleset.Drop:
+		return ruleset.Reject
+	}
+	return t
+}
+
+// restrictAll applies the source ranges of load-balancer IPs to every frontend.
+func restrictAll(s *ruleset.Service) {
+	for _, f := range s.Frontends {
+		if len(f.Sources) == 0 {
+			continue
+		}
+		for i := range s.Frontends {
+			s.Frontends[i].Sources = f.Sources
+		}
+		return
+	}
+}
+
+// keepEndpoints forgets to take away the last endpoints of a Service.
+func keepEndpoints() func(*ruleset.Delta) {
+	had := map[tracker.Key]*ruleset.Service{}
+	return func(d *ruleset.Delta) {
+		for i, c := range d.Changes {
+			if old := had[c.Key]; c.New != nil && old != nil && len(c.New.Selection.Reachable) < len(old.Selection.Reachable) {
+				d.Changes[i].New = old
+			}
+			had[c.Key] = d.Changes[i].New
+		}
+	}
+}
+
+// reAffinity gives a Service that has client affinity another timeout.
+func reAffinity(s *ruleset.Service, timeout time.Duration) {
+	if s.Port.Affinity != 0 {
+		p := *s.Port
+		p.Affinity = timeout
+		s.Port = &p
+	}
+}

@@ -1,0 +1,65 @@
+package conformance_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// dataPlane stands for a vendor's backend.
+type dataPlane struct{ netns int }
+
+func newDataPlane(netns int, _ []tracker.Family) (*dataPlane, error) {
+	return &dataPlane{netns}, nil
+}
+
+func (*dataPlane) Apply(context.Context, *ruleset.Delta) error { return nil }
+
+func (*dataPlane) Close() error { return nil }
+
+// A vendor's test of a backend. Its package has besides
+//
+//	func TestMain(m *testing.M) { conformance.Main(m) }
+func Example() {
+	_ = func(t *testing.T) { // func TestConformance
+		conformance.Run(t, conformance.Options{
+			New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+				b, err := newDataPlane(env.NetNS, env.Families)
+				if err != nil {
+					tb.Fatal(err)
+				}
+				tb.Cleanup(func() { b.Close() })
+				return b
+			},
+			Skip: map[conformance.Feature]string{
+				conformance.SCTP:     "the data plane forwards TCP and UDP only",
+				conformance.Affinity: "planned",
+			},
+		})
+	}
+}
+
+// A test of its own in a world of the suite: no connection is lost while the
+// data plane does something.
+func ExampleWorld_Churn() {
+	_ = func(t *testing.T) {
+		w := conformance.NewWorld(t, conformance.Options{
+			New: func(testing.TB, conformance.Env) ruleset.Backend { return &dataPlane{} },
+		})
+		// Hand Services, and EndpointSlices with the addresses of w.Pods, to
+		// w.Tracker; then:
+		w.Sync()
+		var targets []conformance.Target // where the Services are reached
+		c := w.Churn(targets, func() {
+			w.Cursor.Resync()
+			w.Sync()
+		})
+		for _, err := range c.Failures {
+			t.Error(err)
+		}
+		t.Logf("%d connections", c.Opened)
+	}
+}
