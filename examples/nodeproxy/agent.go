@@ -85,11 +85,7 @@ func newAgent(opts options, out io.Writer, log *slog.Logger) (_ *agent, err erro
 	a.closers = append(a.closers, closeFunc(nl.Close))
 	own := func() ([]netip.Addr, error) { return ownAddresses(nl) }
 
-	if a.world, err = newWorld(opts, first, own, log); err != nil {
-		return nil, err
-	}
-	a.due, a.fed = true, time.Now()
-
+	// All that may fail for want of privileges or kernel features comes first.
 	if a.nft, err = nftables.New(nftables.Config{Log: log}); err != nil {
 		return nil, err
 	}
@@ -102,6 +98,11 @@ func newAgent(opts options, out io.Writer, log *slog.Logger) (_ *agent, err erro
 		a.closers = append(a.closers, udp)
 		backend = conntrack.After(backend, udp)
 	}
+
+	if a.world, err = newWorld(opts, first, own, log); err != nil {
+		return nil, err
+	}
+	a.due, a.fed = true, time.Now()
 	a.cursor = a.engine.Attach("nftables", backend)
 	a.cursor.OnSync(func(i ruleset.SyncInfo) { a.synced = i })
 	a.runner, err = runner.New(runner.Config{
