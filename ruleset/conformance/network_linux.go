@@ -161,6 +161,10 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients int, bridge bo
 		tb.Helper()
 		h, err := lab.Host(name)
 		must(err)
+		// Refusals are ICMP errors: every one counts, so none may be held back.
+		must(
+			h.Sysctl("net/ipv4/icmp_ratemask", "0"),
+			h.Sysctl("net/ipv6/icmp/ratemask", "0"))
 		return h
 	}
 	node, outside, remote := newHost(nodeName), newHost("client"), newHost(remoteName)
@@ -170,14 +174,11 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients int, bridge bo
 	}
 
 	must(node.Forward())
-	for path, value := range map[string]string{
-		// Refusals are ICMP errors: every one counts.
-		"net/ipv4/icmp_ratemask": "0", "net/ipv6/icmp/ratemask": "0",
-		// A hairpin goes out by the interface that it came in by.
-		"net/ipv4/conf/all/send_redirects": "0", "net/ipv4/conf/default/send_redirects": "0",
-	} {
-		must(node.Sysctl(path, value))
-	}
+	must(
+		// A hairpin goes out by the interface that it came in by: no cause for an
+		// ICMP redirect.
+		node.Sysctl("net/ipv4/conf/all/send_redirects", "0"),
+		node.Sysctl("net/ipv4/conf/default/send_redirects", "0"))
 	must(
 		lab.Link(node, "eth0", outside, "eth0"),
 		lab.Link(node, "eth1", remote, "eth0"),

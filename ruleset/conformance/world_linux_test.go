@@ -1,0 +1,129 @@
+package conformance_test
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// nothing is a backend that does nothing.
+func nothing(testing.TB, conformance.Env) ruleset.Backend {
+	return ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil })
+}
+
+// TestChurn sends connections to addresses that need no backend: pods' own.
+func TestChurn(t *testing.T) {
+	w := conformance.NewWorld(t, conformance.Options{New: nothing})
+	var served, closed []conformance.Target
+	for _, p := range w.Pods() {
+		for _, f := range w.Env.Families {
+			for _, proto := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
+				served = append(served, conformance.Target{Addr: netip.AddrPortFrom(p.Addr(f), p.Ports()[0]), Protocol: proto})
+				closed = append(closed, conformance.Target{Addr: netip.AddrPortFrom(p.Addr(f), 1), Protocol: proto})
+			}
+		}
+	}
+	ran := false
+	c := w.Churn(served, func() { ran = true })
+	// From a client and a pod, before f and after.
+	if want := 2 * 2 * len(served); !ran || c.Opened < want || len(c.Failures) != 0 {
+		t.Errorf("opened %d, at least %d expected; failures %v", c.Opened, want, c.Failures)
+	}
+	c = w.Churn(closed, func() {})
+	if want := 2 * 2 * len(closed); c.Opened != 0 || len(c.Failures) < want {
+		t.Errorf("opened %d, %d failures", c.Opened, len(c.Failures))
+	}
+	for _, err := range c.Failures {
+		if !strings.HasSuffix(err.Error(), ": refused") {
+			t.Error(err)
+		}
+	}
+}
+
+// TestWorld drives a backend that only looks, through the exported fields.
+func TestWorld(t *testing.T) {
+	for _, families := range [][]tracker.Family{{tracker.IPv4}, {tracker.IPv6}, nil} {
+		var got *ruleset.Delta
+		var ns, here string
+		w := conformance.NewWorld(t, conformance.Options{
+			Families: families,
+			New: func(_ testing.TB, env conformance.Env) ruleset.Backend {
+				ns, _ = os.Readlink("/proc/thread-self/ns/net")
+				return ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+					got = d
+					here, _ = os.Readlink("/proc/thread-self/ns/net")
+					return nil
+				})
+			},
+		})
+		f := w.Env.Families[0]
+		name, port := "http", int32(w.Pods()[0].Ports()[0])
+		ip := netip.MustParseAddr("10.96.0.1")
+		if f == tracker.IPv6 {
+			ip = netip.MustParseAddr("fd00:10:96::1")
+		}
+		w.Tracker.SetService(&v1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+			Spec: v1.ServiceSpec{
+				ClusterIP: ip.String(), ClusterIPs: []string{ip.String()}, IPFamilies: []v1.IPFamily{v1.IPFamily(f.String())},
+				Ports: []v1.ServicePort{{Name: name, Port: 80}},
+			},
+		})
+		slice := &discovery.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discovery.LabelServiceName: "web"}},
+			AddressType: discovery.AddressType(f.String()),
+			Ports:       []discovery.EndpointPort{{Name: &name, Port: &port}},
+		}
+		for _, p := range w.Pods() {
+			slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{p.Addr(f).String()}, NodeName: &p.Node})
+		}
+		w.Tracker.SetSlice(slice)
+		w.Sync()
+		if got == nil || !got.Full || len(got.Changes) != 1 || len(got.Changes[0].New.Selection.Cluster) != len(w.Pods()) {
+			t.Fatalf("families %v: delta %+v", families, got)
+		}
+		own, _ := os.Readlink("/proc/thread-self/ns/net")
+		if ns == own || here != ns {
+			t.Errorf("New ran in %s, Apply in %s, the test in %s", ns, here, own)
+		}
+	}
+}
+
+// TestSkip looks at what is reported of a backend that cannot do much.
+func TestSkip(t *testing.T) {
+	netlab.Require(t)
+	const env = "CONFORMANCE_TEST_SKIP"
+	if os.Getenv(env) != "" {
+		conformance.Run(t, conformance.Options{New: nothing, Skip: map[conformance.Feature]string{
+			conformance.SCTP: "no need", conformance.SourceRanges: "not yet",
+		}})
+		return
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run", "^TestSkip$/^(source_ranges|cluster_IP_over_SCTP|both_policies_Local)$")
+	cmd.Env = append(os.Environ(), env+"=1")
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		t.Error("a backend that does nothing has passed")
+	}
+	for _, want := range []string{
+		"the backend does not do SCTP: no need", "--- SKIP: TestSkip/cluster_IP_over_SCTP",
+		"the backend does not do source ranges: not yet", "--- SKIP: TestSkip/source_ranges",
+		"--- FAIL: TestSkip/both_policies_Local",
+	} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("%q is missing in:\n%s", want, out)
+		}
+	}
+}
