@@ -6,28 +6,16 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/manifests"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// parse reads a command line with so many arguments besides flags.
-func parse(flags *pflag.FlagSet, args []string, n int, opts *options) error {
-	if err := flags.Parse(args); err != nil {
-		return fmt.Errorf("%w: %w", err, errUsage)
-	}
-	if flags.NArg() != n {
-		return fmt.Errorf("%d arguments instead of %d: %w", flags.NArg(), n, errUsage)
-	}
-	return opts.validate()
-}
-
 // explain is the verb explain: it asks the ruleset what must happen to a packet.
 // Nothing of the kernel is looked at.
 func explain(args []string, out, diag io.Writer) error {
-	var opts options
+	opts := options{verbosity: 1}
 	var from, in string
 	flags := newFlagSet("explain", diag, `Usage: nodeproxy explain --manifests PATH [flags] ADDR:PORT[/PROTOCOL]
 
@@ -38,7 +26,10 @@ The protocol is TCP unless given.
 	opts.worldFlags(flags)
 	flags.StringVar(&from, "from", "", "the `address` the packet comes from; the node's own if empty")
 	flags.StringVar(&in, "in-interface", "", "the `interface` the packet comes in by")
-	if err := parse(flags, args, 1, &opts); err != nil {
+	if err := parse(flags, args, 1); err != nil {
+		return err
+	}
+	if err := opts.validate(); err != nil {
 		return err
 	}
 	packet, err := parsePacket(flags.Arg(0))
@@ -58,7 +49,7 @@ The protocol is TCP unless given.
 	packet.InInterface = in
 	if from != "" {
 		if packet.From, err = netip.ParseAddr(from); err != nil {
-			return fmt.Errorf("--from: %w: %w", err, errUsage)
+			return bad("--from: %w", err)
 		}
 	} else {
 		for _, a := range packet.NodeAddresses {
@@ -80,13 +71,13 @@ func parsePacket(s string) (ruleset.Packet, error) {
 	}
 	var err error
 	if p.To, err = netip.ParseAddrPort(to); err != nil {
-		return p, fmt.Errorf("%q is not ADDR:PORT: %w", to, errUsage)
+		return p, bad("%q is not ADDR:PORT", to)
 	}
 	switch p.Protocol {
 	case v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP:
 		return p, nil
 	}
-	return p, fmt.Errorf("protocol %q is not TCP, UDP or SCTP: %w", protocol, errUsage)
+	return p, bad("protocol %q is not TCP, UDP or SCTP", protocol)
 }
 
 func writeVerdict(out io.Writer, v ruleset.Verdict) {

@@ -84,28 +84,39 @@ func newFlagSet(verb string, diag io.Writer, usage string) *pflag.FlagSet {
 	return f
 }
 
-// validate checks what the flags say together. Its errors are errUsage.
-func (o *options) validate() error {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %w", fmt.Errorf(format, args...), errUsage)
-	}
-	if o.proxyMode != "" && o.proxyMode != "nftables" {
+// bad returns an errUsage.
+func bad(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", fmt.Errorf(format, args...), errUsage)
+}
+
+// validateRun checks what the flags of run say together. Its errors are errUsage.
+func (o *options) validateRun() error {
+	if o.proxyMode != "nftables" {
 		return bad("--proxy-mode %q is not nftables", o.proxyMode)
 	}
 	if o.cleanup {
 		return nil
 	}
+	if o.syncPeriod <= 0 {
+		return bad("--sync-period (%v) must be positive", o.syncPeriod)
+	}
+	if o.minSyncPeriod < 0 || o.minSyncPeriod > o.syncPeriod {
+		return bad("--min-sync-period (%v) must not be negative, or longer than --sync-period (%v)", o.minSyncPeriod, o.syncPeriod)
+	}
+	return o.validate()
+}
+
+// validate checks what the flags of the world say together. Its errors are
+// errUsage.
+func (o *options) validate() error {
 	if o.manifests == "" {
 		return bad("--manifests is required")
-	}
-	if o.syncPeriod < 0 || o.minSyncPeriod < 0 || o.minSyncPeriod > o.syncPeriod {
-		return bad("--min-sync-period (%v) must not be negative, or longer than --sync-period (%v)", o.minSyncPeriod, o.syncPeriod)
 	}
 	var err error
 	if o.nodePorts, err = ruleset.ParseNodePortAddresses(o.nodePortAddresses); err != nil {
 		return bad("--nodeport-addresses: %w", err)
 	}
-	if err := o.validateLocal(bad); err != nil {
+	if err := o.validateLocal(); err != nil {
 		return err
 	}
 	if o.hostname == "" {
@@ -122,7 +133,7 @@ func (o *options) validate() error {
 }
 
 // validateLocal makes o.local of what the flags say.
-func (o *options) validateLocal(bad func(string, ...any) error) error {
+func (o *options) validateLocal() error {
 	var cidrs []netip.Prefix
 	for _, s := range o.clusterCIDRs {
 		c, err := netip.ParsePrefix(strings.TrimSpace(s))
@@ -153,6 +164,17 @@ func (o *options) validateLocal(bad func(string, ...any) error) error {
 	default:
 		return bad("--detect-local-mode %q is not %s, %s, %s or %s", o.localMode,
 			clusterCIDR, nodeCIDR, bridgeInterface, interfaceNamePrefix)
+	}
+	return nil
+}
+
+// parse reads a command line with n arguments besides flags.
+func parse(flags *pflag.FlagSet, args []string, n int) error {
+	if err := flags.Parse(args); err != nil {
+		return fmt.Errorf("%w: %w", err, errUsage)
+	}
+	if flags.NArg() != n {
+		return bad("%d arguments instead of %d", flags.NArg(), n)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 // them (etcd stores none above 1.5 MB); aliases can be far beyond.
 const (
 	maxDepth = 100
-	maxJSON  = 16 << 20
+	maxJSON  = 4 << 20
 )
 
 // nodeToJSON returns a YAML node as JSON whose lines are the YAML's: what is on
