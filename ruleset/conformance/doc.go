@@ -38,7 +38,8 @@
 // where New and every Apply are called on a thread inside of it: a program that
 // is started there, or a socket opened, belongs to the node. The node routes for
 // the others. Worlds run in parallel, each with a backend and namespaces of its
-// own.
+// own; they mostly wait, and -parallel 8 makes the suite a matter of ten seconds
+// on two processors.
 //
 // What a data plane cannot do is declared in [Options.Skip]; its worlds are then
 // reported as skipped, with the reason. Where namespaces cannot be made, all are.

@@ -14,7 +14,7 @@ import (
 // The network of a world:
 //
 //	clients 192.0.2.10-            remote node 198.51.100.2, with its
-//	        |                      pods 10.244.2.21-23
+//	        |                      pods 10.244.2.21-
 //	        | eth0 192.0.2.1        | eth1 198.51.100.1
 //	      +-------------- node --------------+
 //	        | veth-pod1     | veth-pod2    | veth-pod3
@@ -36,9 +36,9 @@ const (
 	// namespace, which is no Service.
 	nodePortOwn = 9000
 
-	localPods, remotePods = 3, 3
-	bridgeName            = "cni0"
-	interfacePrefix       = "veth-"
+	localPods       = 3
+	bridgeName      = "cni0"
+	interfacePrefix = "veth-"
 )
 
 // pick returns the address of the family.
@@ -141,9 +141,9 @@ type network struct {
 	pods  []pod
 }
 
-// newNetwork builds the network, with so many clients, and with the local pods
-// behind a bridge or without.
-func newNetwork(tb testing.TB, families []tracker.Family, clients int, bridge bool) *network {
+// newNetwork builds the network, with so many clients and remote pods, and with
+// the local pods behind a bridge or without.
+func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods int, bridge bool) *network {
 	tb.Helper()
 	netlab.Require(tb)
 	must := func(errs ...error) {

@@ -29,8 +29,9 @@ type World struct {
 
 // config is what a world has of its own.
 type config struct {
-	// clients is the number of clients outside, 0 for a few.
+	// clients and remotePods are how many there are, 0 for a few.
 	clients           int
+	remotePods        int
 	bridge            bool
 	sctp              bool
 	masqueradeAll     bool
@@ -54,11 +55,14 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 	if c.clients == 0 {
 		c.clients = 4
 	}
+	if c.remotePods == 0 {
+		c.remotePods = 3
+	}
 	families := o.families()
 	if err := o.validate(); err != nil {
 		tb.Fatal(err)
 	}
-	n := newNetwork(tb, families, c.clients, c.bridge)
+	n := newNetwork(tb, families, c.clients, c.remotePods, c.bridge)
 	n.serve(tb, families)
 	if c.sctp {
 		n.serveSCTP(tb, families)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"strings"
 	"sync"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -186,7 +187,36 @@ func clusterIPWorlds() []world {
 				w.distribution(f, clusterIP(1, 80).at(f), len(pods))
 			}
 		}},
+
+		{name: "distribution over many endpoints", needs: []Feature{Distribution}, config: config{remotePods: manyPods}, run: func(w *World) {
+			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(remotes(manyPods)...)})
+			w.Sync()
+			for _, f := range w.Env.Families {
+				w.distribution(f, clusterIP(1, 80).at(f), manyPods)
+			}
+		}},
+
+		{name: "numbers of endpoints", config: config{remotePods: manyPods}, run: func(w *World) {
+			for _, n := range []int{1, 2, 3, 8, 9, 16, 17, 18, manyPods, 19, 15, 4, 1} {
+				pods := remotes(n)
+				w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(pods...)})
+				w.Sync()
+				w.check(row{"pod3", udp, clusterIP(1, 80), strings.Join(pods, " ")})
+			}
+		}},
 	}
+}
+
+// manyPods is a number of endpoints above those that a data plane may treat
+// specially.
+const manyPods = 23
+
+// remotes returns the names of the first n remote pods.
+func remotes(n int) (names []string) {
+	for i := range n {
+		names = append(names, fmt.Sprint(remoteName, i+1))
+	}
+	return names
 }
 
 // distribution sends many UDP requests and fails if so uneven an outcome has a
