@@ -67,7 +67,7 @@ type Cache[E any] struct {
 	config   Config[E]
 	slices   map[types.NamespacedName]*slice[E]
 	services map[types.NamespacedName]*service[E]
-	pending  map[*service[E]]struct{}
+	pending  []*service[E] // in the order they came, but for removals
 	names    names
 
 	// What follows is scratch space, empty between calls.
@@ -86,9 +86,11 @@ type slice[E any] struct {
 }
 
 type service[E any] struct {
-	name   types.NamespacedName
-	slices []*slice[E] // sorted by name
-	taken  []Port[E]   // as of the last Take
+	name    types.NamespacedName
+	slices  []*slice[E]  // sorted by name
+	one     [1]*slice[E] // room for slices, which is most often enough
+	taken   []Port[E]    // as of the last Take
+	pending int          // 1 + the index in Cache.pending, or 0
 }
 
 // New returns an empty cache. It panics if a required function is missing.
@@ -100,7 +102,6 @@ func New[E any](c Config[E]) *Cache[E] {
 		config:   c,
 		slices:   map[types.NamespacedName]*slice[E]{},
 		services: map[types.NamespacedName]*service[E]{},
-		pending:  map[*service[E]]struct{}{},
 		names:    names{one: recent[string]{limit: shared}, many: recent[[]string]{limit: shared}},
 	}
 }
@@ -141,7 +142,7 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 		}
 		if len(ports) > 0 {
 			old.ports = ports
-			c.pending[old.service] = struct{}{}
+			c.mark(old.service)
 			return true
 		}
 	}
@@ -178,7 +179,7 @@ func (c *Cache[E]) Owner(slice types.NamespacedName) (service types.NamespacedNa
 // [Cache.Take], in no order.
 func (c *Cache[E]) Pending() iter.Seq[types.NamespacedName] {
 	return func(yield func(types.NamespacedName) bool) {
-		for s := range c.pending {
+		for _, s := range c.pending {
 			if !yield(s.name) {
 				return
 			}
@@ -189,25 +190,25 @@ func (c *Cache[E]) Pending() iter.Seq[types.NamespacedName] {
 // Take returns what has changed since the last Take, sorted by Service. What was
 // changed and changed back is not in it.
 func (c *Cache[E]) Take() []Change[E] {
-	if len(c.pending) == 0 {
-		return nil
-	}
 	var out []Change[E]
-	for s := range c.pending {
+	c.TakeFunc(func(ch Change[E]) { out = append(out, ch) })
+	slices.SortFunc(out, func(a, b Change[E]) int { return compareNames(a.Service, b.Service) })
+	return out
+}
+
+// TakeFunc is [Cache.Take] without a list: it calls f for each change, in no
+// particular order. f must not change the cache.
+func (c *Cache[E]) TakeFunc(f func(Change[E])) {
+	for _, s := range c.pending {
+		s.pending = 0
 		was := s.taken
 		if ports, changed := c.merged(s); changed {
 			s.taken = ports
-			out = append(out, Change[E]{s.name, was, ports})
+			f(Change[E]{s.name, was, ports})
 		}
 		c.drop(s)
 	}
-	if len(c.pending) > 1024 {
-		c.pending = map[*service[E]]struct{}{} // not to keep the room for it
-	} else {
-		clear(c.pending)
-	}
-	slices.SortFunc(out, func(a, b Change[E]) int { return compareNames(a.Service, b.Service) })
-	return out
+	c.pending = tidied(c.pending)
 }
 
 // Ports returns a Service's endpoints as of the last [Cache.Take], as in
@@ -233,18 +234,30 @@ func (c *Cache[E]) All() iter.Seq2[types.NamespacedName, []Port[E]] {
 
 // add puts in a slice that is not there.
 func (c *Cache[E]) add(name, owner types.NamespacedName, ports []Port[E]) {
-	// Names are copied: the caller's may be a part of something bigger.
-	ns := c.names.name(name.Namespace)
+	// Names are copied: the caller's may be a part of something bigger. The
+	// EndpointSlice controller has a slice's name begin with its Service's, so one
+	// copy most often does for both.
+	name = types.NamespacedName{Namespace: c.names.name(name.Namespace), Name: strings.Clone(name.Name)}
 	svc := c.services[owner]
 	if svc == nil {
-		svc = &service[E]{name: types.NamespacedName{Namespace: ns, Name: strings.Clone(owner.Name)}}
-		c.services[svc.name] = svc
+		owner.Namespace = name.Namespace
+		if strings.HasPrefix(name.Name, owner.Name) {
+			owner.Name = name.Name[:len(owner.Name)]
+		} else {
+			owner.Name = strings.Clone(owner.Name)
+		}
+		svc = &service[E]{name: owner}
+		svc.slices = svc.one[:0]
+		c.services[owner] = svc
 	}
-	s := &slice[E]{types.NamespacedName{Namespace: ns, Name: strings.Clone(name.Name)}, svc, ports}
-	c.slices[s.name] = s
+	s := &slice[E]{name, svc, ports}
+	c.slices[name] = s
 	i, _ := svc.find(s)
 	svc.slices = slices.Insert(svc.slices, i, s)
-	c.pending[svc] = struct{}{}
+	if len(svc.slices) > 1 {
+		svc.one[0] = nil // no longer in use
+	}
+	c.mark(svc)
 }
 
 // remove takes out a slice that is there.
@@ -253,10 +266,32 @@ func (c *Cache[E]) remove(s *slice[E]) {
 	svc := s.service
 	i, _ := svc.find(s)
 	svc.slices = slices.Delete(svc.slices, i, i+1)
-	c.pending[svc] = struct{}{}
 	if c.drop(svc) {
-		delete(c.pending, svc)
+		c.unmark(svc)
+	} else {
+		c.mark(svc)
 	}
+}
+
+// mark notes that the Service is to be looked at by the next Take.
+func (c *Cache[E]) mark(svc *service[E]) {
+	if svc.pending == 0 {
+		c.pending = append(c.pending, svc)
+		svc.pending = len(c.pending)
+	}
+}
+
+// unmark takes that back.
+func (c *Cache[E]) unmark(svc *service[E]) {
+	if svc.pending == 0 {
+		return
+	}
+	last := len(c.pending) - 1
+	c.pending[svc.pending-1] = c.pending[last]
+	c.pending[last].pending = svc.pending
+	c.pending[last] = nil
+	c.pending = c.pending[:last]
+	svc.pending = 0
 }
 
 // drop forgets a Service that has nothing, and had nothing at the last Take.
@@ -373,6 +408,15 @@ func (c *Cache[E]) keep(old []*E) []*E {
 	defer func() { c.list = tidied(list) }()
 	if fresh == 0 && len(list) == len(old) {
 		return old
+	}
+	if len(list) == 1 && fresh == 1 {
+		// By far the most common length costs one allocation.
+		one := &struct {
+			value E
+			list  [1]*E
+		}{value: c.values[0]}
+		one.list[0] = &one.value
+		return one.list[:]
 	}
 	out := slices.Clone(list)
 	var block []E
