@@ -8,8 +8,8 @@ import (
 
 // Changes is what happened since the last [Tracker.Take].
 type Changes struct {
-	// Updates has one entry for each Service that may differ, sorted by name. A
-	// Service that was changed and changed back may be in it.
+	// Updates has one entry for each Service that may differ, in no particular
+	// order. A Service that was changed and changed back may be in it.
 	Updates []Update
 	// Node is the node as it is now.
 	Node NodeInfo

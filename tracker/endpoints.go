@@ -133,11 +133,15 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 	if !t.selector.MatchesSlice(s) || !t.tracks(s.AddressType) {
 		return t.delete(name)
 	}
-	was, had := t.cache.Owner(name)
+	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discovery.LabelServiceName]}
+	var was types.NamespacedName
+	had := false
+	if len(t.triggers) > 0 { // seldom so, and a look-up shows at the start
+		was, had = t.cache.Owner(name)
+	}
 	if !t.cache.Set(s) {
 		return false
 	}
-	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discovery.LabelServiceName]}
 	if had && was != owner {
 		delete(t.triggers, was)
 	}
@@ -208,8 +212,17 @@ func (t *EndpointsChangeTracker) Take() []EndpointsChange {
 	for i, c := range changes {
 		out[i] = EndpointsChange{c.Service, c.Old, c.New, t.triggers[c.Service]}
 	}
-	t.triggers = emptied(t.triggers)
+	t.forgetTriggers()
 	return out
+}
+
+// forgetTriggers does so without keeping the room that very many once took.
+func (t *EndpointsChangeTracker) forgetTriggers() {
+	if len(t.triggers) > 1024 {
+		t.triggers = map[types.NamespacedName][]time.Time{}
+	} else {
+		clear(t.triggers)
+	}
 }
 
 // Get returns a Service's endpoints as of the last Take, as in

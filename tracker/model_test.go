@@ -194,10 +194,12 @@ func TestAgainstModel(t *testing.T) {
 				}
 			case 7:
 				c := tr.Take()
-				for i, u := range c.Updates {
-					if i > 0 && c.Updates[i-1].Name.String() >= u.Name.String() {
-						t.Fatal("not sorted by name")
+				seen := map[types.NamespacedName]bool{}
+				for _, u := range c.Updates {
+					if seen[u.Name] {
+						t.Fatalf("seed %d step %d: %v is in the changes twice", seed, step, u.Name)
 					}
+					seen[u.Name] = true
 					if !slices.IsSortedFunc(u.Ports, func(a, b tracker.PortState) int { return a.Port.Key.Compare(b.Port.Key) }) {
 						t.Fatal("not sorted by key")
 					}

@@ -41,15 +41,23 @@ type ServiceChangeTracker struct {
 	selector Selector
 	builder  builder
 	services map[types.NamespacedName]*trackedService
-	pending  map[*trackedService]struct{}
+	pending  []*trackedService               // in the order they came, but for removals
 	health   map[types.NamespacedName]uint16 // as of the last Take
 }
 
+// trackedService is a Service that has ports, or had at the last Take.
 type trackedService struct {
-	name types.NamespacedName
 	// taken is as of the last Take, current as of now. They are the same, as
 	// pointers, unless the Service is pending.
 	taken, current []*ServicePort
+	pending        int // 1 + the index in ServiceChangeTracker.pending, or 0
+}
+
+func (s *trackedService) name() types.NamespacedName {
+	if len(s.current) > 0 {
+		return s.current[0].Key.NamespacedName
+	}
+	return s.taken[0].Key.NamespacedName
 }
 
 // NewServiceChangeTracker returns a tracker that knows no Services. It fails only
@@ -65,9 +73,8 @@ func NewServiceChangeTracker(c Config) (*ServiceChangeTracker, error) {
 func newServices(c Config) *ServiceChangeTracker {
 	return &ServiceChangeTracker{
 		selector: c.Selector,
-		builder:  builder{c.Families, c.OnService, reporter{c.Log, c.Events}},
+		builder:  builder{families: c.Families, hook: c.OnService, reporter: reporter{c.Log, c.Events}},
 		services: map[types.NamespacedName]*trackedService{},
-		pending:  map[*trackedService]struct{}{},
 		health:   map[types.NamespacedName]uint16{},
 	}
 }
@@ -121,8 +128,8 @@ func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePo
 			return false
 		}
 		// The name is the ports' own: the caller's may be a part of something bigger.
-		s = &trackedService{name: ports[0].Key.NamespacedName}
-		t.services[s.name] = s
+		s = &trackedService{}
+		t.services[ports[0].Key.NamespacedName] = s
 	}
 	for i, p := range ports {
 		ports[i] = known(known(p, s.current), s.taken)
@@ -132,11 +139,21 @@ func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePo
 	}
 	s.current = ports
 	if !slices.Equal(ports, s.taken) {
-		t.pending[s] = struct{}{}
+		if s.pending == 0 {
+			t.pending = append(t.pending, s)
+			s.pending = len(t.pending)
+		}
 		return true
 	}
 	s.current = s.taken // changed and changed back: one array will do
-	delete(t.pending, s)
+	if s.pending != 0 {
+		last := len(t.pending) - 1
+		t.pending[s.pending-1] = t.pending[last]
+		t.pending[last].pending = s.pending
+		t.pending[last] = nil
+		t.pending = t.pending[:last]
+		s.pending = 0
+	}
 	if len(s.taken) == 0 {
 		delete(t.services, name)
 	}
@@ -157,8 +174,8 @@ func (t *ServiceChangeTracker) PendingChanges() []types.NamespacedName {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	out := make([]types.NamespacedName, 0, len(t.pending))
-	for s := range t.pending {
-		out = append(out, s.name)
+	for _, s := range t.pending {
+		out = append(out, s.name())
 	}
 	slices.SortFunc(out, compareNames)
 	return out
@@ -173,21 +190,28 @@ func (t *ServiceChangeTracker) Take() []ServiceChange {
 		return nil
 	}
 	out := make([]ServiceChange, 0, len(t.pending))
-	for s := range t.pending {
-		out = append(out, ServiceChange{s.name, s.taken, s.current})
-		s.taken = s.current
-		if len(s.taken) == 0 {
-			delete(t.services, s.name)
-		}
-		if n := healthCheckNodePort(s.taken); n != 0 {
-			t.health[s.name] = n
-		} else {
-			delete(t.health, s.name)
-		}
+	for _, s := range t.pending {
+		out = append(out, ServiceChange{s.name(), s.taken, s.current})
+		t.take(s)
 	}
 	t.pending = emptied(t.pending)
 	slices.SortFunc(out, func(a, b ServiceChange) int { return compareNames(a.Name, b.Name) })
 	return out
+}
+
+// take makes what a pending Service is now what it was at the last Take. It stays
+// in t.pending, which is the caller's to empty.
+func (t *ServiceChangeTracker) take(s *trackedService) {
+	name := s.name()
+	s.taken, s.pending = s.current, 0
+	if len(s.taken) == 0 {
+		delete(t.services, name)
+	}
+	if n := healthCheckNodePort(s.taken); n != 0 {
+		t.health[name] = n
+	} else {
+		delete(t.health, name)
+	}
 }
 
 // Get returns a Service's ports as of the last Take, sorted by key. The slice
@@ -254,12 +278,12 @@ func compareNames(a, b types.NamespacedName) int {
 	return strings.Compare(a.Name, b.Name)
 }
 
-// emptied returns an empty map, without keeping the room that very many entries
+// emptied returns an empty list, without keeping the room that very many elements
 // once took.
-func emptied[M ~map[K]V, K comparable, V any](m M) M {
-	if len(m) > 1024 {
-		return M{}
+func emptied[T any](list []T) []T {
+	if cap(list) > 1024 {
+		return nil
 	}
-	clear(m)
-	return m
+	clear(list)
+	return list[:0]
 }

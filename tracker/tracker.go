@@ -1,13 +1,17 @@
 package tracker
 
 import (
-	"maps"
+	"cmp"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/endpointslice"
 )
 
 // Source is a kind of object that must have been listed before anything that a
@@ -38,7 +42,7 @@ type Tracker struct {
 	topology  TopologyOptions
 	node      NodeInfo
 	takenNode NodeInfo                          // as of the last Take
-	affected  map[types.NamespacedName]struct{} // by changes of the node
+	affected  map[types.NamespacedName]struct{} // by changes of the node, nil if none
 	synced    uint8                             // a bit for each Source
 	notify    []func()                          // only ever appended to
 }
@@ -56,7 +60,6 @@ func New(c Config) (*Tracker, error) {
 		endpoints: newEndpoints(c),
 		topology:  c.Topology,
 		node:      c.Node,
-		affected:  map[types.NamespacedName]struct{}{},
 	}, nil
 }
 
@@ -170,66 +173,60 @@ func (t *Tracker) Take() Changes {
 	c.NodeChanged = !t.node.Equal(t.takenNode)
 	t.takenNode = t.node
 
-	services, endpoints := t.services.Take(), t.endpoints.Take()
-	if len(services) == 0 && len(endpoints) == 0 && len(t.affected) == 0 {
-		return c
+	services, endpoints := t.services, t.endpoints
+	services.mu.Lock()
+	defer services.mu.Unlock()
+	endpoints.mu.Lock()
+	defer endpoints.mu.Unlock()
+	if n := len(services.pending); n > 0 {
+		c.Updates = make([]Update, 0, n)
 	}
-	var affected []types.NamespacedName
-	if len(t.affected) > 0 {
-		affected = slices.SortedFunc(maps.Keys(t.affected), compareNames)
-		t.affected = emptied(t.affected)
+	var room []PortState // for some updates at once
+	add := func(s *trackedService, eps []PortEndpoints, triggers []time.Time) {
+		u := Update{Name: s.name(), Triggers: triggers}
+		if s.pending != 0 {
+			services.take(s)
+		}
+		if n := len(s.taken); n > 0 {
+			if len(room) < n {
+				room = make([]PortState, max(n, min(cap(c.Updates)-len(c.Updates), 256)))
+			}
+			u.Ports, room = room[:n:n], room[n:]
+			join(u.Ports, s.taken, eps)
+		}
+		delete(t.affected, u.Name)
+		c.Updates = append(c.Updates, u)
 	}
-
-	// All three are sorted by name and walked side by side.
-	c.Updates = make([]Update, 0, max(len(services), len(endpoints), len(affected)))
-	for len(services) > 0 || len(endpoints) > 0 || len(affected) > 0 {
-		heads := make([]types.NamespacedName, 0, 3)
-		if len(services) > 0 {
-			heads = append(heads, services[0].Name)
+	// A Service that has changed as well comes with its endpoints, so that its name
+	// is looked up once. Endpoints of one that nothing is forwarded for concern
+	// nobody.
+	endpoints.cache.TakeFunc(func(ch endpointslice.Change[Endpoint]) {
+		if s := services.services[ch.Service]; s != nil {
+			add(s, ch.New, endpoints.triggers[ch.Service])
 		}
-		if len(endpoints) > 0 {
-			heads = append(heads, endpoints[0].Name)
-		}
-		if len(affected) > 0 {
-			heads = append(heads, affected[0])
-		}
-		u := Update{Name: slices.MinFunc(heads, compareNames)}
-		var ports, had []*ServicePort
-		if len(services) > 0 && services[0].Name == u.Name {
-			ports, had = services[0].New, services[0].Old
-			services = services[1:]
-		} else {
-			ports = t.services.Get(u.Name)
-		}
-		var eps []PortEndpoints
-		if len(endpoints) > 0 && endpoints[0].Name == u.Name {
-			eps, u.Triggers = endpoints[0].New, endpoints[0].Triggers
-			endpoints = endpoints[1:]
-		} else {
-			eps = t.endpoints.Get(u.Name)
-		}
-		if len(affected) > 0 && affected[0] == u.Name {
-			affected = affected[1:]
-		}
-		u.Ports = join(ports, eps)
-		// Endpoints of a Service that nothing is forwarded for concern nobody.
-		if len(u.Ports) > 0 || len(had) > 0 {
-			c.Updates = append(c.Updates, u)
+	})
+	endpoints.forgetTriggers()
+	for _, s := range services.pending {
+		if s.pending != 0 {
+			add(s, endpoints.cache.Ports(s.name()), nil)
 		}
 	}
+	services.pending = emptied(services.pending)
+	for name := range t.affected {
+		if s := services.services[name]; s != nil {
+			add(s, endpoints.cache.Ports(name), nil)
+		}
+	}
+	t.affected = nil
 	return c
 }
 
 // join puts a Service's ports and endpoints together. Both are sorted alike.
-func join(ports []*ServicePort, endpoints []PortEndpoints) []PortState {
-	if len(ports) == 0 {
-		return nil
-	}
-	out := make([]PortState, len(ports))
+func join(out []PortState, ports []*ServicePort, endpoints []PortEndpoints) {
 	for i, p := range ports {
 		out[i].Port = p
 		for len(endpoints) > 0 {
-			d := KeyOf(p.Key.NamespacedName, &endpoints[0]).Compare(p.Key)
+			d := comparePort(&endpoints[0], &p.Key)
 			if d > 0 {
 				break
 			}
@@ -239,7 +236,17 @@ func join(ports []*ServicePort, endpoints []PortEndpoints) []PortState {
 			endpoints = endpoints[1:]
 		}
 	}
-	return out
+}
+
+// comparePort is [Key.Compare] for a port of the Service that k is of.
+func comparePort(p *PortEndpoints, k *Key) int {
+	if c := strings.Compare(p.Name, k.Port); c != 0 {
+		return c
+	}
+	if c := strings.Compare(string(p.Protocol), string(k.Protocol)); c != 0 {
+		return c
+	}
+	return cmp.Compare(familyOf(p.Type), k.Family)
 }
 
 // affectedBy notes the Services of the last Take that are served otherwise on one
@@ -250,10 +257,15 @@ func (t *Tracker) affectedBy(a, b NodeInfo) {
 		return
 	}
 	for name, ports := range t.services.all() {
-		for _, s := range join(ports, t.endpoints.Get(name)) {
+		states := make([]PortState, len(ports))
+		join(states, ports, t.endpoints.Get(name))
+		for _, s := range states {
 			x := Select(s.Port, s.Endpoints, a, t.topology)
 			y := Select(s.Port, s.Endpoints, b, t.topology)
 			if x.Mode != y.Mode || !slices.Equal(x.Cluster, y.Cluster) || !slices.Equal(x.Local, y.Local) {
+				if t.affected == nil {
+					t.affected = map[types.NamespacedName]struct{}{}
+				}
 				t.affected[name] = struct{}{}
 				break
 			}

@@ -23,6 +23,7 @@ func show(c tracker.Changes) string {
 		}
 		out = append(out, line)
 	}
+	slices.Sort(out)
 	return strings.Join(out, "; ")
 }
 
@@ -192,6 +193,7 @@ func TestSetNode(t *testing.T) {
 			for _, u := range c.Updates {
 				got = append(got, u.Name.Name)
 			}
+			slices.Sort(got)
 			if strings.Join(got, " ") != tt.want || !c.NodeChanged || !c.Node.Equal(tt.to) {
 				t.Errorf("got %v, want %s", got, tt.want)
 			}
