@@ -23,6 +23,10 @@ type builder struct {
 	families []Family
 	hook     func(*v1.Service, *v1.ServicePort, *ServicePort) error
 	reporter reporter
+
+	// What follows is scratch space, empty between calls.
+	usable []usablePort
+	text   []byte
 }
 
 // build returns a Service's ports in every family, sorted by key; none for a
@@ -31,11 +35,13 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	if s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == "" || s.Spec.ClusterIP == v1.ClusterIPNone {
 		return nil
 	}
-	ports, ips := b.ports(s), b.clusterIPs(s)
+	ports := b.ports(s)
+	defer func() { b.usable = emptied(ports) }()
+	ips := b.clusterIPs(s, make([]netip.Addr, 0, 2))
 	if len(ports) == 0 || len(ips) == 0 {
 		return nil
 	}
-	name := types.NamespacedName{Namespace: strings.Clone(s.Namespace), Name: strings.Clone(s.Name)}
+	name := b.name(s, ports)
 	external := b.addrs(s, "externalIPs", s.Spec.ExternalIPs)
 	ingress := b.addrs(s, "load-balancer ingress", ingressIPs(s))
 	ranges, badRange := b.ranges(s)
@@ -45,7 +51,18 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 		InternalLocal:       s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal,
 		ExternalLocal:       externalLocal(s),
 	}
-	out := make([]*ServicePort, 0, len(ips)*len(ports))
+	var out []*ServicePort
+	var only *ServicePort
+	if len(ips)*len(ports) == 1 {
+		// By far the most common number costs one allocation.
+		one := &struct {
+			port ServicePort
+			list [1]*ServicePort
+		}{}
+		out, only = one.list[:0], &one.port
+	} else {
+		out = make([]*ServicePort, 0, len(ips)*len(ports))
+	}
 	for _, ip := range ips {
 		f := FamilyOf(ip)
 		common.ClusterIP = ip
@@ -61,34 +78,59 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 			}
 		}
 		for _, from := range ports {
-			p := common
-			p.Key = Key{ServicePortName{name, strings.Clone(from.source.Name), from.protocol}, f}
+			p := only
+			if p == nil {
+				p = &ServicePort{}
+			}
+			*p = common
+			p.Key = Key{ServicePortName{name, from.name, from.protocol}, f}
 			p.Port = from.port
 			p.NodePort = from.nodePort
 			if b.hook != nil {
 				key := p.Key
-				if err := b.hook(s, from.source, &p); err != nil {
+				if err := b.hook(s, from.source, p); err != nil {
 					b.reporter.service(s, ReasonHookFailed, fmt.Errorf("port %q (%s): %w", from.source.Name, f, err))
 					continue
 				}
 				p.Key = key
 			}
-			out = append(out, &p)
+			out = append(out, p)
 		}
 	}
 	slices.SortFunc(out, func(a, b *ServicePort) int { return a.Key.Compare(b.Key) })
 	return out
 }
 
+// name returns the Service's name and sets those of its ports, all in one copy of
+// the text: the object's may be a part of something bigger.
+func (b *builder) name(s *v1.Service, ports []usablePort) types.NamespacedName {
+	b.text = append(append(b.text[:0], s.Namespace...), s.Name...)
+	for i := range ports {
+		b.text = append(b.text, ports[i].source.Name...)
+	}
+	text := string(b.text)
+	cut := func(n int) (part string) {
+		part, text = text[:n], text[n:]
+		return part
+	}
+	name := types.NamespacedName{Namespace: cut(len(s.Namespace)), Name: cut(len(s.Name))}
+	for i := range ports {
+		ports[i].name = cut(len(ports[i].source.Name))
+	}
+	return name
+}
+
 // usablePort is a port that was found good.
 type usablePort struct {
 	source         *v1.ServicePort
+	name           string // a copy of its name, set by builder.name
 	protocol       v1.Protocol
 	port, nodePort uint16 // nodePort 0 also for one that is not good
 }
 
+// ports returns the usable ports, with the room of b.usable.
 func (b *builder) ports(s *v1.Service) []usablePort {
-	out := make([]usablePort, 0, len(s.Spec.Ports))
+	out := b.usable
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
 		if p.Port <= 0 || p.Port > 65535 {
@@ -133,8 +175,9 @@ func protocol(p v1.Protocol) v1.Protocol {
 // clusterIPs returns the Service's cluster IPs of the families tracked, at most
 // one of each: spec.clusterIPs corresponds to spec.ipFamilies one by one. A
 // Service without ipFamilies (the API server sets them, but not every manifest
-// has them) has its clusterIP only.
-func (b *builder) clusterIPs(s *v1.Service) []netip.Addr {
+// has them) has its clusterIP only. They are
+// appended to out.
+func (b *builder) clusterIPs(s *v1.Service, out []netip.Addr) []netip.Addr {
 	texts := s.Spec.ClusterIPs
 	if len(texts) == 0 || len(s.Spec.IPFamilies) == 0 {
 		texts = []string{s.Spec.ClusterIP}
@@ -142,7 +185,6 @@ func (b *builder) clusterIPs(s *v1.Service) []netip.Addr {
 	if len(s.Spec.IPFamilies) > len(texts) {
 		b.invalid(s, "%d ipFamilies have %d cluster IPs", len(s.Spec.IPFamilies), len(texts))
 	}
-	var out []netip.Addr
 	for i, text := range texts {
 		ip, err := parseAddr(text)
 		f := FamilyOf(ip)
