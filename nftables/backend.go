@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
@@ -25,6 +26,8 @@ type Backend struct {
 	// tables is what is in the kernel, by family, or nil while that is not known.
 	tables  []*table
 	watched watched
+	// linger is how long an endpoint that is gone is still masqueraded to.
+	linger time.Duration
 }
 
 // New returns a backend for the network namespace that c names. It opens a
@@ -41,7 +44,7 @@ func New(c Config) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	b := &Backend{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table, c.mark())}
+	b := &Backend{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table, c.mark()), linger: time.Second}
 	if err := b.probe(); err != nil {
 		conn.Close()
 		return nil, err
@@ -74,7 +77,7 @@ const (
 // remember: a new process takes over from an earlier one by it. Where there was
 // no table it is written in steps, of whole Services each. Where the transaction
 // would be larger than this process may send, a shadow table is written in steps
-// and takes the other's place in one.
+// and takes the other's place.
 //
 // A [*ruleset.PartialError] names Services that cannot be programmed; they stay
 // as they were, or absent from a full delta. [ruleset.ErrNeedFull] comes with a
@@ -124,6 +127,9 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 	}
 	failed, err := b.write(ctx, d.Changes, true)
 	if err == nil {
+		for _, t := range b.tables {
+			t.forget(b.linger, b.writer)
+		}
 		err = b.commit()
 	}
 	if err == nil && b.writer.structural {

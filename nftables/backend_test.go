@@ -22,8 +22,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestMain(m *testing.M) { netlab.Main(m) }
-
 // newHost returns a network namespace of the test's own.
 func newHost(tb testing.TB) *netlab.Host {
 	tb.Helper()
@@ -95,6 +93,7 @@ func (r *rig) start() {
 	if r.backend, err = New(Config{NetNS: r.host.FD()}); err != nil {
 		r.Fatal(err)
 	}
+	r.backend.linger = 0
 	if r.limit != 0 {
 		r.backend.conn.SetLimit(r.limit)
 	}

@@ -7,11 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // Cleanup deletes the tables that a [Backend] with the same configuration owns,
-// in each of its families, and nothing else. That there is none is no error.
-// Connections that were translated stay as they are.
+// in all of its families at once, and nothing else. That there is none is no
+// error. Connections that were translated stay as they are.
 func Cleanup(ctx context.Context, c Config) error {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -22,18 +23,43 @@ func Cleanup(ctx context.Context, c Config) error {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	defer conn.Close()
-	for _, f := range c.Families {
+	err = persist(func() error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var batch nlbatch.Batch
+		batch.Reset()
 		for _, name := range []string{c.Table, shadowOf(c.Table)} {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			w := newWriter(name, c.mark())
-			w.deleteTable(f)
-			batch, _ := w.finish(nil)
-			if err := ignore(conn.Commit(batch), unix.ENOENT); err != nil {
-				return fmt.Errorf("nftables: clean up %s: %w", f, err)
+			for _, f := range c.Families {
+				exists, err := tableExists(conn, name, f)
+				if err != nil {
+					return err
+				}
+				if exists {
+					deleteTable(&batch, f, name)
+				}
 			}
 		}
+		return conn.Commit(&batch)
+	})
+	if err != nil {
+		return fmt.Errorf("nftables: clean up: %w", err)
 	}
 	return nil
+}
+
+func tableExists(conn *nlbatch.Conn, name string, f tracker.Family) (exists bool, err error) {
+	request := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, name)
+	err = conn.Get(unix.NFT_MSG_GETTABLE, protoFamily(f), false, request, func([]byte) error {
+		exists = true
+		return nil
+	})
+	return exists, ignore(err, unix.ENOENT)
+}
+
+func deleteTable(batch *nlbatch.Batch, f tracker.Family, name string) {
+	batch.Note("delete table")
+	batch.Begin(unix.NFT_MSG_DELTABLE, 0, protoFamily(f))
+	batch.String(unix.NFTA_TABLE_NAME, name)
+	batch.End()
 }

@@ -65,6 +65,11 @@
 // none is repeated, so that there are few chains and an added endpoint seldom
 // changes the ticket. The choice is uniform.
 //
+// A packet can meet a transaction between two look-ups and find that what the
+// first led to is gone. It is then looked at again by nat-prerouting-again or
+// nat-output-again, base chains that come right behind and begin with the new
+// state.
+//
 // The ticket travels in the packet's priority, from nat-prerouting or nat-output
 // to the filter chains, which set it back to none. Only a connection's first
 // packet is affected: if a local process gave it a priority of its own
@@ -90,5 +95,5 @@
 // 36 bytes an endpoint and 110 a Service port; beyond net.core.wmem_max that takes
 // CAP_NET_ADMIN in the initial user namespace, which a node agent has. Without,
 // a large table is replaced by another one, "proxier-shadow", which is written in
-// steps and takes over in one; the next time it is the other way round.
+// steps and then takes over; the next time it is the other way round.
 package nftables

@@ -22,20 +22,18 @@ type kernelTable struct {
 	// hooked: packets meet it.
 	hooked       bool
 	sets, chains []string
-	sticky       map[stickyOwner]*adoptedPool
+	// ranges is what the interval sets hold, of those that there are.
+	ranges map[set][]addrRange
+	sticky map[stickyOwner]*adoptedPool
 }
 
 // inspect reads what has to be known to replace the family's table of a name. It
 // reads no large map.
 func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) {
 	k := &kernelTable{}
-	name := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, table)
-	err := b.conn.Get(unix.NFT_MSG_GETTABLE, protoFamily(f), false, name, func([]byte) error {
-		k.exists = true
-		return nil
-	})
-	if err != nil || !k.exists {
-		return k, ignore(err, unix.ENOENT)
+	var err error
+	if k.exists, err = tableExists(b.conn, table, f); err != nil || !k.exists {
+		return k, err
 	}
 	err = again(func() error {
 		k.sets, err = b.names(table, unix.NFT_MSG_GETSET, f, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
@@ -64,9 +62,37 @@ func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) 
 		k.sticky = map[stickyOwner]*adoptedPool{}
 		return b.elements(table, f, setStickyEndpoints, k.addSticky)
 	})
-	// Without the map of clients there is nothing to take over.
-	k.compatible = err == nil && slices.Contains(k.sets, setStickyClients.name())
-	return k, ignore(err, unix.ENOENT)
+	if err != nil {
+		k.compatible = false
+		return k, ignore(err, unix.ENOENT)
+	}
+	k.ranges = map[set][]addrRange{}
+	for _, s := range []set{setNodePortIPs, setServiceCIDRs} {
+		if !slices.Contains(k.sets, s.name()) {
+			continue
+		}
+		err := again(func() error {
+			var list []element
+			err := b.elements(table, f, s, func(e element) {
+				e.key = slices.Clone(e.key)
+				list = append(list, e)
+			})
+			k.ranges[s] = rangesOf(list)
+			return err
+		})
+		if err != nil {
+			return k, err
+		}
+	}
+	return k, nil
+}
+
+// keeps reports whether a set of the name stays where the table is rewritten:
+// the one that remembers clients, and those whose contents would be missing for a
+// moment if they were made anew.
+func (k *kernelTable) keeps(s set) bool {
+	return k.compatible && slices.Contains(k.sets, s.name()) &&
+		(s == setStickyClients || s == setNodePortIPs || s == setServiceCIDRs)
 }
 
 // addSticky adds an element of sticky-endpoints to the pool it is of.
@@ -129,6 +155,8 @@ func text(data []byte) string { return strings.TrimRight(string(data), "\x00") }
 type element struct {
 	key, data []byte
 	comment   string
+	// intervalEnd marks the first address behind an interval.
+	intervalEnd bool
 	// timeout and expiration are as the kernel tells them, nil if there is none.
 	timeout, expiration []byte
 }
@@ -165,6 +193,8 @@ func parseElement(attrs []byte) element {
 			e.key = value(data)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.data = value(data)
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.intervalEnd = len(data) == 4 && binary.BigEndian.Uint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_TIMEOUT:
 			e.timeout = data
 		case unix.NFTA_SET_ELEM_EXPIRATION:
@@ -181,6 +211,19 @@ func again(read func() error) error {
 	var err error
 	for range 10 {
 		if err = read(); !errors.Is(err, nlbatch.ErrInterrupted) {
+			break
+		}
+	}
+	return err
+}
+
+// persist repeats what failed because somebody else changed the same tables
+// between reading and writing them.
+func persist(f func() error) error {
+	var err error
+	for range 5 {
+		err = f()
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) {
 			break
 		}
 	}

@@ -18,11 +18,13 @@ const layoutVersion = 1
 // The chains that are always there. The base chains carry the names and
 // priorities that kube-proxy's nftables mode gives to those with their purpose.
 const (
-	chainNATPrerouting  = "nat-prerouting"
-	chainNATOutput      = "nat-output"
-	chainNATPostrouting = "nat-postrouting"
-	chainFilterForward  = "filter-forward"
-	chainFilterOutput   = "filter-output"
+	chainNATPrerouting   = "nat-prerouting"
+	chainNATOutput       = "nat-output"
+	chainPreroutingAgain = "nat-prerouting-again"
+	chainOutputAgain     = "nat-output-again"
+	chainNATPostrouting  = "nat-postrouting"
+	chainFilterForward   = "filter-forward"
+	chainFilterOutput    = "filter-output"
 
 	chainServices         = "services"
 	chainNodePorts        = "nodeports"

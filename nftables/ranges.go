@@ -72,33 +72,79 @@ func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []addrRange {
 	return out
 }
 
-// addRanges adds ranges to an interval set.
-func (w *writer) addRanges(t *table, s set, ranges []addrRange) {
-	for _, r := range ranges {
-		var end []byte
-		if next := r.last.Next(); next.IsValid() {
-			end = next.AsSlice()
+// setRanges makes an interval set hold the ranges. Those that it has already are
+// left alone: kernels make what is added to such a set visible a moment after the
+// rest of the transaction.
+func (w *writer) setRanges(t *table, s set, ranges []addrRange) {
+	have := t.ranges[s]
+	for _, r := range have {
+		if !slices.Contains(ranges, r) {
+			w.removes(t, s).AddInterval(r.first.AsSlice(), r.end())
+			w.structural = true
 		}
-		w.adds(t, s).AddInterval(r.first.AsSlice(), end)
 	}
+	for _, r := range ranges {
+		if !slices.Contains(have, r) {
+			w.adds(t, s).AddInterval(r.first.AsSlice(), r.end())
+			w.structural = true
+		}
+	}
+	t.ranges[s] = ranges
+}
+
+// end is the first address behind the range, nil behind the last of all.
+func (r addrRange) end() []byte {
+	if next := r.last.Next(); next.IsValid() {
+		return next.AsSlice()
+	}
+	return nil
+}
+
+// rangesOf returns the ranges that the elements of an interval set stand for.
+func rangesOf(elements []element) []addrRange {
+	type bound struct {
+		addr netip.Addr
+		end  bool
+	}
+	var bounds []bound
+	for _, e := range elements {
+		if a, ok := netip.AddrFromSlice(e.key); ok {
+			bounds = append(bounds, bound{a, e.intervalEnd})
+		}
+	}
+	slices.SortFunc(bounds, func(a, b bound) int {
+		if a.addr == b.addr && a.end != b.end { // one range ends where another begins
+			if a.end {
+				return -1
+			}
+			return 1
+		}
+		return a.addr.Compare(b.addr)
+	})
+	var out []addrRange
+	open := false
+	for _, b := range bounds {
+		switch {
+		case !b.end && !open:
+			last := netip.AddrFrom4([4]byte{255, 255, 255, 255})
+			if b.addr.Is6() {
+				last = rangeOf(netip.PrefixFrom(netip.IPv6Unspecified(), 0)).last
+			}
+			out = append(out, addrRange{b.addr, last})
+			open = true
+		case b.end && open:
+			out[len(out)-1].last = b.addr.Prev()
+			open = false
+		}
+	}
+	return out
 }
 
 // setNode brings what depends on the node as a whole up to date.
 func (t *table) setNode(n *ruleset.Node, w *writer) {
-	old := t.node
 	t.node = n
-	if !sameNodePorts(old.NodePorts(t.family), n.NodePorts(t.family)) {
-		w.emptySet(t, setNodePortIPs)
-		w.addRanges(t, setNodePortIPs, nodePortRanges(n.NodePorts(t.family), t.family))
-	}
-	if !slices.Equal(old.ServiceCIDRs, n.ServiceCIDRs) {
-		w.emptySet(t, setServiceCIDRs)
-		w.addRanges(t, setServiceCIDRs, merged(n.ServiceCIDRs, t.family))
-	}
-}
-
-func sameNodePorts(a, b ruleset.NodePorts) bool {
-	return a.All == b.All && slices.Equal(a.Prefixes, b.Prefixes)
+	w.setRanges(t, setNodePortIPs, nodePortRanges(n.NodePorts(t.family), t.family))
+	w.setRanges(t, setServiceCIDRs, merged(n.ServiceCIDRs, t.family))
 }
 
 // needsRewrite reports whether what differs between the nodes is part of the

@@ -17,35 +17,15 @@ func shadowOf(name string) string { return name + "-shadow" }
 
 // replace makes the tables hold what d says and nothing else.
 func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
-	b.tables = nil
 	// Transactions may be large; their memory is not kept.
 	defer func() { b.writer = newWriter(b.name, b.config.mark()) }()
-
-	spare := shadowOf(b.config.Table)
-	kernel, err := b.inspectAll(b.config.Table)
-	if err != nil {
+	var failed map[tracker.Key]error
+	err := persist(func() (err error) {
+		if failed, err = b.replaceOnce(ctx, d); err == nil {
+			err = b.remember()
+		}
 		return err
-	}
-	other, err := b.inspectAll(spare)
-	if err != nil {
-		return err
-	}
-	b.name = b.config.Table
-	if other.hooked() {
-		b.name, spare, kernel, other = spare, b.name, other, kernel
-	}
-	// What is left there is of a process that was killed before it came into use.
-	if err := b.deleteTables(spare, other); err != nil {
-		return err
-	}
-
-	failed, err := b.rewrite(ctx, d, kernel)
-	if errors.Is(err, nlbatch.ErrTooLarge) && kernel.exist() {
-		failed, err = b.supplant(ctx, d, kernel, spare)
-	}
-	if err == nil {
-		err = b.remember()
-	}
+	})
 	if err != nil {
 		b.tables = nil
 		return fmt.Errorf("nftables: replace tables: %w", err)
@@ -54,6 +34,31 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 		t.disown()
 	}
 	return partial(failed)
+}
+
+func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
+	spare := shadowOf(b.config.Table)
+	kernel, err := b.inspectAll(b.config.Table)
+	if err != nil {
+		return nil, err
+	}
+	other, err := b.inspectAll(spare)
+	if err != nil {
+		return nil, err
+	}
+	b.name = b.config.Table
+	if other.hooked() {
+		b.name, spare, kernel, other = spare, b.name, other, kernel
+	}
+	// What is left there is of a process that was killed.
+	if err := b.deleteTables(spare, other); err != nil {
+		return nil, err
+	}
+	failed, err := b.rewrite(ctx, d, kernel)
+	if errors.Is(err, nlbatch.ErrTooLarge) && kernel.exist() {
+		failed, err = b.supplant(ctx, d, kernel, spare)
+	}
+	return failed, err
 }
 
 // kernelTables is the tables of one name, by family.
@@ -82,24 +87,21 @@ func (b *Backend) inspectAll(name string) (kernelTables, error) {
 	for _, f := range b.config.Families {
 		var err error
 		if out[f], err = b.inspect(name, f); err != nil {
-			return nil, fmt.Errorf("nftables: read table: %w", err)
+			return nil, fmt.Errorf("read table: %w", err)
 		}
 	}
 	return out, nil
 }
 
 func (b *Backend) deleteTables(name string, k kernelTables) error {
-	w := newWriter(name, b.config.mark())
+	var batch nlbatch.Batch
+	batch.Reset()
 	for f, t := range k {
 		if t.exists {
-			w.deleteTable(f)
+			deleteTable(&batch, f, name)
 		}
 	}
-	batch, _ := w.finish(nil)
-	if err := b.conn.Commit(batch); err != nil {
-		return fmt.Errorf("nftables: delete table: %w", err)
-	}
-	return nil
+	return b.conn.Commit(&batch)
 }
 
 // begin makes the tables that d is written to, empty, taking over what the kernel
@@ -129,7 +131,7 @@ func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, divide bool) (map[
 	// What drops packets to addresses without a Service comes when every Service is
 	// there.
 	for _, t := range b.tables {
-		b.writer.addRanges(t, setServiceCIDRs, merged(d.Node.ServiceCIDRs, t.family))
+		b.writer.setRanges(t, setServiceCIDRs, merged(d.Node.ServiceCIDRs, t.family))
 	}
 	return failed, b.commit()
 }
@@ -138,7 +140,12 @@ func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, divide bool) (map[
 // several if there are none.
 func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, k kernelTables) (map[tracker.Key]error, error) {
 	b.begin(b.name, d, k, func(t *table) {
-		t.keepsClients = k[t.family].compatible
+		for s := range firstAllowed {
+			t.kept[s] = k[t.family].keeps(s)
+		}
+		for s, r := range k[t.family].ranges {
+			t.ranges[s] = r
+		}
 		b.clear(t, k[t.family])
 	})
 	failed, err := b.fill(ctx, d, !k.exist())
@@ -162,8 +169,12 @@ func (b *Backend) clear(t *table, k *kernelTable) {
 		// Chains stay: kernels before 6.2 cannot delete one in the transaction that
 		// deletes what refers to it.
 		b.writer.deleteRules(t.family)
+		kept := map[string]bool{}
+		for s := range firstAllowed {
+			kept[s.name()] = t.kept[s]
+		}
 		for _, name := range k.sets {
-			if name != setStickyClients.name() {
+			if !kept[name] {
 				b.writer.deleteSet(t.family, name)
 			}
 		}
@@ -193,7 +204,7 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 }
 
 // supplant writes tables of another name, which no packet meets, in several
-// transactions, and then has them take the place of those in use in one. Clients
+// transactions, and then has them take the place of those in use. Clients
 // that are remembered while it copies what is remembered are forgotten.
 func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables, name string) (map[tracker.Key]error, error) {
 	b.begin(name, d, k, func(t *table) {
@@ -215,18 +226,18 @@ func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables
 			}
 		}
 	}
+	// A connection that is looked at during a commit may meet one table as it was
+	// before and the other as it is after it. So both are in use for a moment.
 	b.writer.begin()
 	for _, t := range b.tables {
 		t.hook(b.writer)
-		if k[t.family].exists {
-			b.writer.deleteTableOf(t.family, b.name)
-		}
 	}
 	if err := b.commit(); err != nil {
 		return nil, err
 	}
+	old := b.name
 	b.name = name
-	return failed, nil
+	return failed, b.deleteTables(old, k)
 }
 
 // copyClients copies what clients are remembered by to the tables of a name.

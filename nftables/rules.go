@@ -225,15 +225,7 @@ func classified(key []part, tickets, classes set) rule {
 	return r.with(ticketPart(classMask)...).with(dispatch(classes))
 }
 
-// services finds the service that a new connection is for. The rules after the
-// first jump try again for a packet that has a ticket and was not sent on: it
-// met a transaction being committed between two look-ups, so that the first
-// knew the old state and the second the new.
-func (w rules) natBase() []rule {
-	again := rule(ticketed()).with(jump(chainServices))
-	return []rule{{jump(chainServices)}, again, again}
-}
-
+// services finds the service that a new connection is for.
 func (w rules) services() []rule {
 	nodePort := rule{w.daddr(firstReg), in(setNodePortIPs)}
 	return []rule{

@@ -21,6 +21,13 @@ const (
 	prioritySrcNAT = 100
 )
 
+// later is how much later a connection is looked at a second time. A packet can
+// meet a transaction that is being committed between two look-ups of the same
+// chain: what it found first is of the old state, and what that leads to is gone.
+// Another base chain begins with the state of its own moment. It sees only
+// connections that no chain before it translated.
+const later = 1
+
 // fixedChains returns the chains that do not depend on the Services, those that
 // others go to first.
 func (w rules) fixedChains() []chainSpec {
@@ -31,8 +38,10 @@ func (w rules) fixedChains() []chainSpec {
 		{chainServices, nil, w.services()},
 		{chainClusterIPs, nil, w.clusterIPsCheck()},
 		{chainMasquerading, nil, w.masquerading()},
-		{chainNATPrerouting, &baseChain{"nat", unix.NF_INET_PRE_ROUTING, priorityDstNAT}, w.natBase()},
-		{chainNATOutput, &baseChain{"nat", unix.NF_INET_LOCAL_OUT, priorityDstNAT}, w.natBase()},
+		{chainNATPrerouting, &baseChain{"nat", unix.NF_INET_PRE_ROUTING, priorityDstNAT}, []rule{{jump(chainServices)}}},
+		{chainNATOutput, &baseChain{"nat", unix.NF_INET_LOCAL_OUT, priorityDstNAT}, []rule{{jump(chainServices)}}},
+		{chainPreroutingAgain, &baseChain{"nat", unix.NF_INET_PRE_ROUTING, priorityDstNAT + later}, []rule{{jump(chainServices)}}},
+		{chainOutputAgain, &baseChain{"nat", unix.NF_INET_LOCAL_OUT, priorityDstNAT + later}, []rule{{jump(chainServices)}}},
 		{chainNATPostrouting, &baseChain{"nat", unix.NF_INET_POST_ROUTING, prioritySrcNAT}, []rule{{jump(chainMasquerading)}}},
 		{chainFilterForward, &baseChain{"filter", unix.NF_INET_FORWARD, priorityFilter}, w.filterBase()},
 		{chainFilterOutput, &baseChain{"filter", unix.NF_INET_LOCAL_OUT, priorityFilter}, w.filterBase()},
@@ -43,7 +52,7 @@ func (w rules) fixedChains() []chainSpec {
 // sets must have their sizes.
 func (t *table) skeleton(w *writer) {
 	for s := setLayout; s < firstAllowed; s++ {
-		if s != setStickyClients || !t.keepsClients {
+		if !t.kept[s] {
 			w.newSet(t, s)
 		}
 	}
@@ -55,7 +64,7 @@ func (t *table) skeleton(w *writer) {
 	var key buffer
 	n := key.word(0, layoutVersion)
 	w.adds(t, setLayout).Add(key[:n], nil, "version of the layout of this table")
-	w.addRanges(t, setNodePortIPs, nodePortRanges(t.node.NodePorts(t.family), t.family))
+	w.setRanges(t, setNodePortIPs, nodePortRanges(t.node.NodePorts(t.family), t.family))
 }
 
 // hook has packets meet a table that they did not.

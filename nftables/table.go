@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -36,8 +37,12 @@ type table struct {
 	clusterIPs, hairpin map[netip.Addr]int
 	// count and size are the number of elements of each set and its bound.
 	count, size [setCount]int
-	// keepsClients means that sticky-clients is an earlier table's.
-	keepsClients bool
+	// lingering is what hairpin still counts though it is not needed, oldest first.
+	lingering []lingerer
+	// ranges is what the interval sets hold.
+	ranges map[set][]addrRange
+	// kept is the sets that are an earlier table's.
+	kept map[set]bool
 	// unhooked means that no packet meets the table yet.
 	unhooked bool
 	// adopted is the sticky pools of an earlier table that none took over yet.
@@ -77,6 +82,8 @@ func newTable(f tracker.Family, n *ruleset.Node) *table {
 		prefixes:   map[int]bool{},
 		clusterIPs: map[netip.Addr]int{},
 		hairpin:    map[netip.Addr]int{},
+		ranges:     map[set][]addrRange{},
+		kept:       map[set]bool{},
 	}
 }
 
@@ -304,8 +311,29 @@ func (t *table) replaceHairpin(old, now *service, w *writer) {
 	}
 	for _, ep := range before {
 		if t.mayBeHere(ep) {
-			w.count(t, setHairpin, t.hairpin, ep.Addr.Addr(), -1)
+			t.lingering = append(t.lingering, lingerer{ep.Addr.Addr(), w.now})
 		}
+	}
+}
+
+// lingerer is the address of an endpoint that is gone, and since when. A
+// connection on its way to it may yet have to be masqueraded: the decision falls
+// later than the choice of the endpoint.
+type lingerer struct {
+	addr  netip.Addr
+	since time.Time
+}
+
+// forget stops counting the endpoints that have lingered for at least the given
+// time.
+func (t *table) forget(after time.Duration, w *writer) {
+	n := 0
+	for n < len(t.lingering) && w.now.Sub(t.lingering[n].since) >= after {
+		w.count(t, setHairpin, t.hairpin, t.lingering[n].addr, -1)
+		n++
+	}
+	if t.lingering = t.lingering[n:]; len(t.lingering) == 0 {
+		t.lingering = nil
 	}
 }
 

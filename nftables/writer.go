@@ -3,6 +3,7 @@ package nftables
 import (
 	"net/netip"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,8 @@ type writer struct {
 	// elements is by family.
 	elements [2]familyElements
 	pool     poolChange
+	// now is when the transaction was begun.
+	now time.Time
 	// structural is set when more than elements of large sets is written, and stays
 	// set.
 	structural bool
@@ -51,6 +54,7 @@ func (w *writer) begin() {
 	w.batch.Reset()
 	w.err = nil
 	w.pending = 0
+	w.now = time.Now()
 	for i := range w.elements {
 		e := &w.elements[i]
 		for s := range e.add {
@@ -302,15 +306,7 @@ func (w *writer) newTable(t *table) {
 	w.batch.End()
 }
 
-func (w *writer) deleteTable(f tracker.Family) { w.deleteTableOf(f, w.table) }
-
-// deleteTableOf deletes a table of another name.
-func (w *writer) deleteTableOf(f tracker.Family, name string) {
-	w.batch.Note("delete table")
-	w.batch.Begin(unix.NFT_MSG_DELTABLE, 0, protoFamily(f))
-	w.batch.String(unix.NFTA_TABLE_NAME, name)
-	w.batch.End()
-}
+func (w *writer) deleteTable(f tracker.Family) { deleteTable(&w.batch, f, w.table) }
 
 // newSet makes a set. Its ID is only unique in the transaction, for the kernel's
 // own bookkeeping; rules name sets by name.
@@ -345,17 +341,6 @@ func (w *writer) deleteSet(f tracker.Family, name string) {
 	w.batch.Begin(unix.NFT_MSG_DELSET, 0, protoFamily(f))
 	w.batch.String(unix.NFTA_SET_TABLE, w.table)
 	w.batch.String(unix.NFTA_SET_NAME, name)
-	w.batch.End()
-}
-
-// emptySet deletes all elements of a set.
-func (w *writer) emptySet(t *table, s set) {
-	t.count[s] = 0
-	w.structural = true
-	w.batch.Note("empty set " + s.name())
-	w.batch.Begin(unix.NFT_MSG_DELSETELEM, 0, protoFamily(t.family))
-	w.batch.String(unix.NFTA_SET_ELEM_LIST_TABLE, w.table)
-	w.batch.String(unix.NFTA_SET_ELEM_LIST_SET, s.name())
 	w.batch.End()
 }
 

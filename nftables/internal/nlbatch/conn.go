@@ -122,8 +122,9 @@ func (c *Conn) Close() error { return unix.Close(c.fd) }
 // Limit is the largest batch, in bytes, that the socket can send.
 func (c *Conn) Limit() int { return c.limit }
 
-// SetLimit lowers Limit, so that tests need no large batches.
-func (c *Conn) SetLimit(bytes int) { c.limit = min(c.limit, bytes) }
+// SetLimit changes Limit, so that tests need no large batches. To raise it lets
+// the socket send no more than it could.
+func (c *Conn) SetLimit(bytes int) { c.limit = bytes }
 
 // Commit sends the batch and returns once the kernel has committed it, or
 // refused all of it: the error is then an [*Error].

@@ -1,0 +1,231 @@
+package nftables
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+func TestMain(m *testing.M) {
+	if spec := os.Getenv(agentEnv); spec != "" {
+		fmt.Fprintln(os.Stderr, runAgent(spec))
+		os.Exit(1)
+	}
+	netlab.Main(m)
+}
+
+// busy is a dual-stack Service whose endpoints change all the time: every pod of
+// the world goes on serving, so that no connection may fail.
+type busy struct {
+	Pods4, Pods6 []netip.Addr
+	Port         uint16
+}
+
+func busyIn(w *conformance.World) busy {
+	var s busy
+	for _, p := range w.Pods() {
+		s.Pods4 = append(s.Pods4, p.Addr(tracker.IPv4))
+		s.Pods6 = append(s.Pods6, p.Addr(tracker.IPv6))
+		s.Port = p.Ports()[0]
+	}
+	return s
+}
+
+func (s busy) service() *v1.Service {
+	return &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "busy"},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeNodePort, ClusterIP: "10.96.0.50", ClusterIPs: []string{"10.96.0.50", "fd00:10:96::50"},
+			IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
+			Ports: []v1.ServicePort{
+				{Name: "tcp", Port: 80, Protocol: v1.ProtocolTCP, NodePort: 30050},
+				{Name: "udp", Port: 80, Protocol: v1.ProtocolUDP},
+			},
+		},
+	}
+}
+
+// targets is where the Service is reached.
+func (s busy) targets() []conformance.Target {
+	vip4, vip6 := netip.MustParseAddrPort("10.96.0.50:80"), netip.MustParseAddrPort("[fd00:10:96::50]:80")
+	return []conformance.Target{
+		{Addr: vip4, Protocol: v1.ProtocolTCP}, {Addr: vip6, Protocol: v1.ProtocolTCP},
+		{Addr: vip4, Protocol: v1.ProtocolUDP},
+		{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
+	}
+}
+
+// slices returns the Service's EndpointSlices with some of the pods, at least one.
+func (s busy) slices(rng *rand.Rand) []*discovery.EndpointSlice {
+	chosen := rng.Perm(len(s.Pods4))[:1+rng.IntN(len(s.Pods4))]
+	var out []*discovery.EndpointSlice
+	for typ, pods := range map[discovery.AddressType][]netip.Addr{discovery.AddressTypeIPv4: s.Pods4, discovery.AddressTypeIPv6: s.Pods6} {
+		es := &discovery.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "busy-" + string(typ), Labels: map[string]string{discovery.LabelServiceName: "busy"}},
+			AddressType: typ,
+		}
+		port := int32(s.Port)
+		for _, p := range s.service().Spec.Ports {
+			es.Ports = append(es.Ports, discovery.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &port})
+		}
+		for _, i := range chosen {
+			es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{pods[i].String()}})
+		}
+		out = append(out, es)
+	}
+	return out
+}
+
+func (s busy) hand(t *tracker.Tracker, rng *rand.Rand) {
+	for _, es := range s.slices(rng) {
+		t.SetSlice(es)
+	}
+}
+
+// TestNoConnectionIsLost opens connections from outside and from a pod, to cluster
+// IPs and a NodePort, throughout everything that a node agent does or suffers.
+func TestNoConnectionIsLost(t *testing.T) {
+	changes := 2000
+	if testing.Short() {
+		changes = 200
+	}
+	var b *Backend
+	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		b = newForWorld(tb, env).(*Backend)
+		return b
+	}})
+	s, rng := busyIn(w), rand.New(rand.NewPCG(1, 3))
+	w.Tracker.SetService(s.service())
+	s.hand(w.Tracker, rng)
+	w.Sync()
+
+	during := func(what string, f func()) {
+		t.Helper()
+		start := time.Now()
+		c := w.Churn(s.targets(), f)
+		t.Logf("%s: %d connections in %v, %d failed", what, c.Opened, time.Since(start).Round(time.Millisecond), len(c.Failures))
+		for _, err := range c.Failures[:min(len(c.Failures), 5)] {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	during(fmt.Sprintf("%d endpoint changes", changes), func() {
+		for range changes {
+			s.hand(w.Tracker, rng)
+			w.Sync()
+		}
+	})
+	during("50 full resyncs", func() {
+		for range 50 {
+			w.Cursor.Resync()
+			w.Sync()
+		}
+	})
+	during("50 full resyncs by a shadow table", func() {
+		limit := b.conn.Limit()
+		b.conn.SetLimit(20 << 10) // the skeletons fit, and hardly more
+		defer func() { b.conn.SetLimit(limit) }()
+		for range 50 {
+			w.Cursor.Resync()
+			w.Sync()
+		}
+	})
+	during("an agent killed and restarted 20 times", func() {
+		spec, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			agent := exec.Command("/proc/self/exe")
+			agent.Env = append(os.Environ(), agentEnv+"="+string(spec))
+			agent.Stderr = os.Stderr
+			ready, err := agent.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := w.Do(agent.Start); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ready.Read(make([]byte, 1)); err != nil {
+				t.Errorf("the agent ended by itself: %v", err)
+			}
+			time.Sleep(time.Duration(rng.IntN(60)) * time.Millisecond)
+			agent.Process.Kill()
+			agent.Wait()
+		}
+	})
+	// Connections fail while there is no table, and none once it is back.
+	if err := b.Check(t.Context()); !errors.Is(err, ruleset.ErrNeedFull) {
+		t.Errorf("another agent wrote the tables, and Check says %v", err)
+	}
+	w.Cursor.Resync()
+	w.Sync()
+	ctx, stop := context.WithCancel(t.Context())
+	repaired := make(chan error)
+	go b.Watch(ctx, time.Millisecond, func(err error) {
+		stop()
+		w.Cursor.Resync()
+		repaired <- errors.Join(errors.Unwrap(err), w.Cursor.Sync(context.Background()))
+	})
+	if err := Cleanup(t.Context(), Config{NetNS: w.Env.NetNS}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-repaired; err.Error() != ruleset.ErrNeedFull.Error() {
+		t.Fatal(err)
+	}
+	during("after the tables were deleted and repaired", func() { time.Sleep(200 * time.Millisecond) })
+}
+
+// agentEnv in the environment makes the test binary an agent for the Service it
+// describes.
+const agentEnv = "PROXIER_TEST_AGENT"
+
+// runAgent changes the Service's endpoints as fast as it can until it is killed.
+func runAgent(spec string) error {
+	var s busy
+	if err := json.Unmarshal([]byte(spec), &s); err != nil {
+		return err
+	}
+	b, err := New(Config{})
+	if err != nil {
+		return err
+	}
+	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
+	if err != nil {
+		return err
+	}
+	e, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	if err != nil {
+		return err
+	}
+	c, rng := e.Attach("nftables", b), rand.New(rand.NewPCG(uint64(os.Getpid()), 1))
+	t.SetService(s.service())
+	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	for i := 0; ; i++ {
+		s.hand(t, rng)
+		if i%7 == 6 {
+			c.Resync()
+		}
+		if err := c.Sync(context.Background()); err != nil {
+			return err
+		}
+		if i == 0 {
+			fmt.Println("ready")
+		}
+	}
+}
