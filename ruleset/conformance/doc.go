@@ -10,7 +10,8 @@
 // from everywhere to everything. Every one of them is judged by
 // [ruleset.Snapshot.Trace]: which endpoints may answer, and all of them must in
 // turn; whether they see the client's address or the node's; whether a
-// connection is refused or gets no answer. Each world is a sub-test; both address
+// connection is refused or gets no answer. Each world is a sub-test, and ends with
+// the first of its steps in which something was wrong; both address
 // families are tested in it.
 //
 // A vendor's test of a backend of its own is this, in a package with nothing else
