@@ -20,14 +20,12 @@ import (
 	"log"
 	"log/slog"
 	"os"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -51,23 +49,6 @@ func run(ctx context.Context, in io.Reader, out io.Writer) error {
 		show(out, d)
 		return nil
 	}))
-	r, err := runner.New(runner.Config{Min: 100 * time.Millisecond, Max: time.Hour}, cur.Sync)
-	if err != nil {
-		return err
-	}
-	e.Notify(r.Trigger)
-
-	running, stop := context.WithCancel(ctx)
-	ended := make(chan error)
-	go func() { ended <- r.Run(running) }()
-	err = feed(t, in)
-	stop()
-	<-ended
-	return errors.Join(err, cur.Sync(ctx)) // what came since the last run
-}
-
-// feed hands in what it reads.
-func feed(t *tracker.Tracker, in io.Reader) error {
 	for dec := json.NewDecoder(in); ; {
 		var o struct {
 			Service *v1.Service
@@ -75,24 +56,23 @@ func feed(t *tracker.Tracker, in io.Reader) error {
 			Gone    *types.NamespacedName
 			Synced  bool
 		}
-		err := dec.Decode(&o)
-		if err != nil && !errors.Is(err, io.EOF) {
+		switch err := dec.Decode(&o); {
+		case errors.Is(err, io.EOF):
+			t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+			return cur.Sync(ctx)
+		case err != nil:
 			return fmt.Errorf("decode: %w", err)
-		}
-		if o.Service != nil {
+		case o.Service != nil:
 			t.SetService(o.Service)
-		}
-		if o.Slice != nil {
+		case o.Slice != nil:
 			t.SetSlice(o.Slice)
-		}
-		if o.Gone != nil {
+		case o.Gone != nil:
 			t.DeleteService(*o.Gone)
-		}
-		if o.Synced || err != nil {
+		case o.Synced:
 			t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 		}
-		if err != nil {
-			return nil
+		if err := cur.Sync(ctx); err != nil { // nothing happens before all is synced
+			return err
 		}
 	}
 }
@@ -100,14 +80,13 @@ func feed(t *tracker.Tracker, in io.Reader) error {
 // show prints a delta.
 func show(out io.Writer, d *ruleset.Delta) {
 	for _, c := range d.Changes {
-		switch {
-		case c.New == nil:
-			fmt.Fprintln(out, "-", c.Key)
-		case c.Old == nil:
-			fmt.Fprintln(out, "+", c.Key, c.New.Port)
-		default:
-			fmt.Fprintln(out, "~", c.Key, c.New.Port)
+		sign := "~"
+		if c.Old == nil {
+			sign = "+"
+		} else if c.New == nil {
+			sign = "-"
 		}
+		fmt.Fprintln(out, sign, c.Key)
 		for ep := range c.Upserted() {
 			fmt.Fprintln(out, "   +", ep)
 		}
