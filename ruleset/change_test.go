@@ -93,7 +93,7 @@ func TestChange(t *testing.T) {
 		}
 		for at := range frontsBefore {
 			if !frontsNow[at] && (taken == nil || at != *taken) {
-				wantFronts = append(wantFronts, at.addr.String())
+				wantFronts = append(wantFronts, netip.AddrFrom16(at.addr).Unmap().String())
 			}
 		}
 		for ep := range c.Upserted() {

@@ -11,34 +11,52 @@ import (
 )
 
 // place is where a [Frontend] is. A NodePort's is at the unspecified address of
-// its family, which is no other frontend's.
+// its family, which is no other frontend's. It is laid out to be small and quickly
+// hashed, with no pointers and no padding: there is a map of all there are.
 type place struct {
-	addr  netip.Addr
+	addr  [16]byte // IPv4 addresses in their IPv6-mapped form
 	port  uint16
-	proto v1.Protocol
+	proto uint16
+}
+
+// placeAt returns the place of a valid address without a zone. Protocols that are
+// not the API's are all the same here, but have no [Service] either.
+func placeAt(a netip.Addr, port uint16, proto v1.Protocol) place {
+	p := place{addr: a.As16(), port: port}
+	switch proto {
+	case v1.ProtocolTCP:
+		p.proto = 1
+	case v1.ProtocolUDP:
+		p.proto = 2
+	case v1.ProtocolSCTP:
+		p.proto = 3
+	}
+	return p
 }
 
 func placeOf(s *Service, f *Frontend) place {
 	if f.Kind == NodePort {
 		return nodePortPlace(s.Key.Family, f.Port, s.Key.Protocol)
 	}
-	return place{f.Addr, f.Port, s.Key.Protocol}
+	return placeAt(f.Addr, f.Port, s.Key.Protocol)
 }
 
 func nodePortPlace(f tracker.Family, port uint16, proto v1.Protocol) place {
 	if f == tracker.IPv6 {
-		return place{netip.IPv6Unspecified(), port, proto}
+		return placeAt(netip.IPv6Unspecified(), port, proto)
 	}
-	return place{netip.IPv4Unspecified(), port, proto}
+	return placeAt(netip.IPv4Unspecified(), port, proto)
 }
 
 // places yields where p asks to be reached.
 func places(p *tracker.ServicePort) iter.Seq2[place, Kind] {
 	return func(yield func(place, Kind) bool) {
 		for kind, addr := range addresses(p) {
-			at := place{addr, p.Port, p.Key.Protocol}
+			var at place
 			if kind == NodePort {
 				at = nodePortPlace(p.Key.Family, p.NodePort, p.Key.Protocol)
+			} else {
+				at = placeAt(addr, p.Port, p.Key.Protocol)
 			}
 			if !yield(at, kind) {
 				return

@@ -25,18 +25,29 @@ func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Service {
 	if n == nil {
 		n = &Node{}
 	}
-	s := &Service{
-		Key:       p.Port.Key,
-		Port:      p.Port,
-		Endpoints: p.Endpoints,
-		Selection: tracker.Select(p.Port, p.Endpoints, n.Info, o),
+	var s *Service
+	if p.Port.ExternallyAccessible() {
+		s = &Service{}
+		s.Frontends = make([]Frontend, 0, 2+len(p.Port.ExternalIPs)+len(p.Port.LoadBalancerIPs))
+	} else {
+		// By far the most common number costs one allocation.
+		one := &struct {
+			service  Service
+			frontend [1]Frontend
+		}{}
+		s = &one.service
+		s.Frontends = one.frontend[:0]
 	}
-	s.Frontends = frontends(p.Port, &s.Selection, n)
+	s.Key = p.Port.Key
+	s.Port = p.Port
+	s.Endpoints = p.Endpoints
+	s.Selection = tracker.Select(p.Port, p.Endpoints, n.Info, o)
+	s.Frontends = frontends(s.Frontends, p.Port, &s.Selection, n)
 	return s
 }
 
-// frontends lists where p is reached.
-func frontends(p *tracker.ServicePort, sel *tracker.Selection, n *Node) []Frontend {
+// frontends appends to out where p is reached.
+func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n *Node) []Frontend {
 	external := external(p, sel)
 	var sources []netip.Prefix
 	if len(p.LoadBalancerIPs) != 0 {
@@ -44,7 +55,6 @@ func frontends(p *tracker.ServicePort, sel *tracker.Selection, n *Node) []Fronte
 	}
 	selfAllowed := len(sources) != 0 && containsNode(sources, n)
 
-	out := make([]Frontend, 0, 2+len(p.ExternalIPs)+len(p.LoadBalancerIPs))
 	for kind, addr := range addresses(p) {
 		f := external
 		switch kind {
@@ -74,11 +84,14 @@ func frontends(p *tracker.ServicePort, sel *tracker.Selection, n *Node) []Fronte
 // load-balancer IP, because only that restricts its sources.
 func addresses(p *tracker.ServicePort) iter.Seq2[Kind, netip.Addr] {
 	return func(yield func(Kind, netip.Addr) bool) {
-		usable := func(a netip.Addr) bool {
-			return a.IsValid() && !a.IsUnspecified() && a != p.ClusterIP
-		}
 		if p.ClusterIP.IsValid() && !yield(ClusterIP, p.ClusterIP) {
 			return
+		}
+		if !p.ExternallyAccessible() {
+			return
+		}
+		usable := func(a netip.Addr) bool {
+			return a.IsValid() && !a.IsUnspecified() && a != p.ClusterIP
 		}
 		self := func(a netip.Addr) netip.Addr { return a }
 		lb, ext := newFinder(p.LoadBalancerIPs, self), newFinder(p.ExternalIPs, self)

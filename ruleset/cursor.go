@@ -255,10 +255,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		ch.Key = tried[0].Key
 	}
 	for f := range ch.GoneFrontends() {
-		at := place{f.Addr, f.Port, ch.Key.Protocol}
-		if f.Kind == NodePort {
-			at = nodePortPlace(ch.Key.Family, f.Port, ch.Key.Protocol)
-		}
+		at := placeOf(&Service{Key: ch.Key}, &f)
 		if _, taken := c.engine.claims.owner[at]; taken {
 			ch.taken = append(ch.taken, at)
 		}
@@ -360,6 +357,9 @@ func (e *Engine) drop(id uint32) {
 
 // mark notes that there may be something to say of id.
 func (c *Cursor) mark(id uint32) {
+	if c.full {
+		return // as of everything
+	}
 	c.grow(int(id) + 1)
 	if s := &c.states[id]; !s.dirty {
 		s.dirty = true

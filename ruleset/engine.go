@@ -65,6 +65,8 @@ type Engine struct {
 	slots []slot
 	// names is the IDs of each Service that has any, in the order of their keys.
 	names map[types.NamespacedName][]uint32
+	// room is memory for what names holds.
+	room []uint32
 	// gone is the IDs of keys that are not live but that some cursor's backend may
 	// still have.
 	gone map[tracker.Key]uint32
@@ -98,7 +100,7 @@ type slot struct {
 
 type job struct {
 	id    uint32
-	state tracker.PortState
+	state *tracker.PortState
 }
 
 // NewEngine makes an Engine. The error is an [ErrConfig].
@@ -255,6 +257,7 @@ func (e *Engine) reserve(updates []tracker.Update) {
 	}
 	e.slots = append(make([]slot, 0, ports+1), e.slots...)
 	e.jobs = make([]job, 0, ports)
+	e.room = make([]uint32, ports)
 	e.names = make(map[types.NamespacedName][]uint32, len(updates))
 	e.claims.owner = make(map[place]claim, ports)
 	for _, c := range e.cursors {
@@ -271,7 +274,10 @@ func (e *Engine) update(u tracker.Update) (removed bool) {
 	if !slices.EqualFunc(before, ports, func(id uint32, p tracker.PortState) bool {
 		return e.slots[id].claimed.Key == p.Port.Key
 	}) {
-		ids = make([]uint32, 0, len(ports))
+		if len(e.room) < len(ports) {
+			e.room = make([]uint32, len(ports))
+		}
+		ids, e.room = e.room[:0:len(ports)], e.room[len(ports):]
 		i := 0
 		for _, p := range ports {
 			for i < len(before) && e.slots[before[i]].claimed.Key.Compare(p.Port.Key) < 0 {
@@ -298,7 +304,7 @@ func (e *Engine) update(u tracker.Update) (removed bool) {
 	}
 	for i, p := range ports {
 		e.claim(ids[i], p.Port)
-		e.queue(ids[i], p)
+		e.queue(ids[i], &ports[i])
 	}
 	return removed
 }
@@ -399,7 +405,7 @@ func (e *Engine) claim(id uint32, p *tracker.ServicePort) {
 }
 
 // queue notes that id is to be compiled from state.
-func (e *Engine) queue(id uint32, state tracker.PortState) {
+func (e *Engine) queue(id uint32, state *tracker.PortState) {
 	s := &e.slots[id]
 	if s.job == 0 {
 		e.jobs = append(e.jobs, job{id: id})
@@ -412,7 +418,7 @@ func (e *Engine) queue(id uint32, state tracker.PortState) {
 // compiled from before, unless something newer is to come.
 func (e *Engine) recompile(id uint32) {
 	if s := &e.slots[id]; s.live && s.job == 0 {
-		e.queue(id, tracker.PortState{Port: s.svc.Port, Endpoints: s.svc.Endpoints})
+		e.queue(id, &tracker.PortState{Port: s.svc.Port, Endpoints: s.svc.Endpoints})
 	}
 }
 
@@ -423,7 +429,7 @@ func (e *Engine) compile(j job) bool {
 	if s.claimed == nil {
 		return false // removed since
 	}
-	now := Compile(j.state, e.node, e.topology)
+	now := Compile(*j.state, e.node, e.topology)
 	now.ID = j.id
 	e.strip(now, s)
 	what := FieldAll
@@ -434,9 +440,6 @@ func (e *Engine) compile(j job) bool {
 		}
 		e.ports--
 		e.endpoints -= len(s.svc.Selection.Reachable)
-	}
-	if what&FieldFrontends == 0 {
-		now.Frontends = s.svc.Frontends
 	}
 	s.svc, s.live = now, true
 	e.ports++

@@ -51,11 +51,11 @@ func (s *Service) Pool(t Target) []*tracker.Endpoint {
 // Service, when the chosen endpoint is the connection's own source (hairpin).
 type Frontend struct {
 	Kind Kind
+	// Port is the destination port.
+	Port uint16
 	// Addr is the destination address; for a NodePort it is the zero Addr and
 	// stands for the addresses of [Node.NodePorts].
 	Addr netip.Addr
-	// Port is the destination port.
-	Port uint16
 	// Sources, if not empty, is the only sources that may connect, masked.
 	Sources []netip.Prefix
 	// Target is what a connection meets.

@@ -53,8 +53,11 @@ func (e *Engine) Snapshot() *Snapshot {
 // whether an address is the node's own is more than a Snapshot knows, see
 // [Snapshot.Trace].
 func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
+	if !to.IsValid() {
+		return nil, nil
+	}
 	s.index()
-	f := s.at[place{canonical(to.Addr()), to.Port(), p}]
+	f := s.at[placeAt(canonical(to.Addr()), to.Port(), p)]
 	return f.service, f.frontend
 }
 
