@@ -21,6 +21,10 @@ type Backend struct {
 	mu     sync.Mutex
 	conn   *nlbatch.Conn
 	writer *writer
+	// inFlight gives the result of a commit that is not waited for yet, of what
+	// spare holds.
+	inFlight chan error
+	spare    *writer
 	// name is the name of the tables in use: the configured one, or its shadow.
 	name string
 	// tables is what is in the kernel, by family, or nil while that is not known.
@@ -119,7 +123,7 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 		return ruleset.ErrNeedFull
 	}
 	b.writer.begin()
-	b.writer.structural = false
+	b.writer.structural, b.spare = false, nil
 	for _, t := range b.tables {
 		if t.node != d.Node {
 			t.setNode(d.Node, b.writer)
@@ -150,8 +154,8 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 // write writes changes for the next commit and, if divide is set, commits in
 // between when there is much. It returns the Services that cannot be programmed.
 // After an error the tables are not what they were thought to be.
-func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bool) (map[tracker.Key]error, error) {
-	var failed map[tracker.Key]error
+func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bool) (failed map[tracker.Key]error, err error) {
+	defer func() { err = errors.Join(err, b.settle()) }()
 	most := min(chunk, b.conn.Limit()/2/elementSize)
 	for i := range changes {
 		c := &changes[i]
@@ -168,10 +172,9 @@ func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bo
 			b.config.Log.Error("nftables: service left as it was", slog.String("service", c.Key.String()), slog.Any("error", err))
 		}
 		if divide && b.writer.pending > most {
-			if err := b.commit(); err != nil {
+			if err := b.commitBehind(); err != nil {
 				return nil, err
 			}
-			b.writer.begin()
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
@@ -207,23 +210,57 @@ func (b *Backend) writeOne(c *ruleset.Change) error {
 
 // commit commits what was written.
 func (b *Backend) commit() error {
-	for _, t := range b.tables {
-		if t.overflows() {
-			return errOverflow
-		}
-	}
-	batch, err := b.writer.finish(b.tables)
-	if err != nil {
+	batch, err := b.finish()
+	if err != nil || batch.Empty() {
 		return err
-	}
-	if batch.Empty() {
-		return nil
 	}
 	if err := b.conn.Commit(batch); err != nil {
 		return err
 	}
 	b.watched.commits++
 	return nil
+}
+
+func (b *Backend) finish() (*nlbatch.Batch, error) {
+	for _, t := range b.tables {
+		if t.overflows() {
+			return nil, errOverflow
+		}
+	}
+	return b.writer.finish(b.tables)
+}
+
+// commitBehind commits what was written while more is being written, which is
+// half of the time that many Services take. Its error may be that of the call
+// before; [Backend.settle] waits for the last.
+func (b *Backend) commitBehind() error {
+	batch, err := b.finish()
+	if err := errors.Join(err, b.settle()); err != nil {
+		return err
+	}
+	b.inFlight = make(chan error, 1)
+	go func(done chan<- error) { done <- b.conn.Commit(batch) }(b.inFlight)
+	next := b.spare
+	if next == nil {
+		next = newWriter(b.writer.table, b.config.mark())
+	}
+	next.structural = next.structural || b.writer.structural
+	next.begin()
+	b.writer, b.spare = next, b.writer
+	return nil
+}
+
+// settle waits for the commit behind, if there is one.
+func (b *Backend) settle() error {
+	if b.inFlight == nil {
+		return nil
+	}
+	err := <-b.inFlight
+	b.inFlight = nil
+	if err == nil {
+		b.watched.commits++
+	}
+	return err
 }
 
 func partial(failed map[tracker.Key]error) error {

@@ -138,6 +138,17 @@ func benchHost(b *testing.B) *netlab.Host {
 	return h
 }
 
+// elements is how many elements the pipeline has programmed.
+func (p *pipeline) elements() int {
+	n := 0
+	for _, t := range p.backend.tables {
+		for _, c := range t.count {
+			n += c
+		}
+	}
+	return n
+}
+
 // residentPeak is the process's largest resident memory so far, in bytes
 // (proc(5), VmHWM); resetPeak starts it anew.
 func residentPeak() float64 {
@@ -160,14 +171,20 @@ func BenchmarkColdStart(b *testing.B) {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
 			h := benchHost(b)
+			p := newPipeline(b, h.FD())
+			p.take(w)
+			p.sync(b)
+			count := p.elements()
+			p.backend.Close()
+			p = nil
 			b.ReportAllocs()
 			var floor time.Duration
 			n := 0
 			for b.Loop() {
 				b.StopTimer()
-				floor += floorElements(b, h, size)
-				n++
 				clean(b, h)
+				floor += floorOf(b, h, count)
+				n++
 				runtime.GC()
 				resetPeak()
 				b.StartTimer()
@@ -179,6 +196,7 @@ func BenchmarkColdStart(b *testing.B) {
 				b.StartTimer()
 			}
 			b.ReportMetric(residentPeak()/1e6, "MB-resident")
+			b.ReportMetric(float64(count), "elements")
 			ratio(b, floor, n)
 		})
 	}
@@ -196,12 +214,8 @@ func clean(b *testing.B, h *netlab.Host) {
 	}
 }
 
-// floorElements is what the kernel takes for a bare set of as many elements as
-// the world has services and endpoints, in one netlink batch where it fits.
-func floorElements(b *testing.B, h *netlab.Host, size worldSize) time.Duration {
-	return floorOf(b, h, size.services*(size.endpoints+1))
-}
-
+// floorOf is what the kernel takes for a bare set of as many elements, in netlink
+// batches of 10,000.
 func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 	conn, err := nlbatch.Dial(h.FD())
 	if err != nil {
@@ -251,13 +265,14 @@ func BenchmarkRestart(b *testing.B) {
 			p := newPipeline(b, h.FD())
 			p.take(w)
 			p.sync(b)
+			count := p.elements()
 			p.backend.Close()
 			b.ReportAllocs()
 			var floor time.Duration
 			n := 0
 			for b.Loop() {
 				b.StopTimer()
-				floor += floorElements(b, h, size)
+				floor += floorOf(b, h, count)
 				n++
 				runtime.GC()
 				b.StartTimer()

@@ -32,7 +32,10 @@ func Example() {
 	defer backend.Close()
 
 	cursor := engine.Attach("nftables", backend)
-	r, err := runner.New(runner.Config{Min: time.Second, Retry: 30 * time.Second, Max: time.Hour}, cursor.Sync)
+	r, err := runner.New(runner.Config{
+		Min: time.Second, Retry: 30 * time.Second,
+		Max: time.Hour, Resync: cursor.Resync, // everything anew once an hour
+	}, cursor.Sync)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -74,11 +74,10 @@ func (p *pool) set(old, list []*tracker.Endpoint, c *poolChange) {
 	if len(old) == 0 && len(list) == 0 {
 		return
 	}
-	for _, n := range p.adopted {
-		p.last = max(p.last, n)
-		p.wrapped = p.last == maxStickyEndpoints
+	if len(p.slots) == 0 {
+		p.fill(list, c)
+		return
 	}
-	defer func() { p.adopted = nil }()
 	slotOf := p.finder(len(old))
 
 	wanted := make(map[netip.AddrPort]*tracker.Endpoint, len(list))
@@ -113,7 +112,7 @@ func (p *pool) set(old, list []*tracker.Endpoint, c *poolChange) {
 		}
 		p.slots[slot] = ep
 		if p.affinity != 0 {
-			p.members[slot] = p.memberFor(ep.Addr)
+			p.members[slot] = p.member()
 			c.come = append(c.come, memberChange{p.members[slot], ep.Addr})
 		}
 		c.slots = append(c.slots, slot)
@@ -139,6 +138,24 @@ func (p *pool) set(old, list []*tracker.Endpoint, c *poolChange) {
 	}
 	slices.Sort(c.slots)
 	c.slots = slices.Compact(c.slots)
+}
+
+// fill sets an empty pool's endpoints.
+func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
+	for _, n := range p.adopted {
+		p.last = max(p.last, n)
+		p.wrapped = p.last == maxStickyEndpoints
+	}
+	p.slots = slices.Clone(list)
+	for slot, ep := range list {
+		c.slots = append(c.slots, slot)
+		if p.affinity != 0 {
+			n := p.memberFor(ep.Addr)
+			p.members = append(p.members, n)
+			c.come = append(c.come, memberChange{n, ep.Addr})
+		}
+	}
+	p.adopted = nil
 }
 
 // leave notes that the endpoint in the slot is gone.

@@ -18,7 +18,7 @@ func shadowOf(name string) string { return name + "-shadow" }
 // replace makes the tables hold what d says and nothing else.
 func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	// Transactions may be large; their memory is not kept.
-	defer func() { b.writer = newWriter(b.name, b.config.mark()) }()
+	defer func() { b.writer, b.spare = newWriter(b.name, b.config.mark()), nil }()
 	var failed map[tracker.Key]error
 	err := persist(func() (err error) {
 		if failed, err = b.replaceOnce(ctx, d); err == nil {
@@ -107,7 +107,7 @@ func (b *Backend) deleteTables(name string, k kernelTables) error {
 // begin makes the tables that d is written to, empty, taking over what the kernel
 // remembers clients by.
 func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, edit func(*table)) {
-	b.writer = newWriter(name, b.config.mark())
+	b.writer, b.spare = newWriter(name, b.config.mark()), nil
 	b.tables = nil
 	for _, f := range b.config.Families {
 		t := newTable(f, d.Node)

@@ -14,12 +14,8 @@ type stickyOwner struct {
 	target ruleset.Target
 }
 
-// comment is what the owner is found by in the kernel, "" for a pool that is not
-// sticky.
-func (o stickyOwner) comment(p *pool) string {
-	if p.affinity == 0 {
-		return ""
-	}
+// comment is what the owner is found by in the kernel.
+func (o stickyOwner) comment() string {
 	if o.target == ruleset.ToLocal {
 		return o.key + localSuffix
 	}

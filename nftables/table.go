@@ -258,7 +258,11 @@ func (t *table) replacePool(old, now *service, target ruleset.Target, w *writer)
 	}
 	is.set(before, now.endpoints(target), &w.pool)
 	is.affinity = now.rule.Port.Affinity
-	t.writePool(is, stickyOwner{now.rule.Key.String(), target}.comment(is), w)
+	comment := ""
+	if is.affinity != 0 {
+		comment = stickyOwner{now.rule.Key.String(), target}.comment()
+	}
+	t.writePool(is, comment, w)
 }
 
 func sameSlice(a, b []*tracker.Endpoint) bool {

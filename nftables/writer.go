@@ -34,17 +34,10 @@ type writer struct {
 
 type familyElements struct {
 	add, remove [setCount]nlbatch.Elements
-	// counted is how many needed an element before this transaction.
-	counted map[set]map[netip.Addr]int
 }
 
 func newWriter(table string, mark uint32) *writer {
 	w := &writer{table: table, mark: mark}
-	for i := range w.elements {
-		w.elements[i] = familyElements{
-			counted: map[set]map[netip.Addr]int{setClusterIPs: {}, setHairpin: {}},
-		}
-	}
 	w.begin()
 	return w
 }
@@ -61,18 +54,11 @@ func (w *writer) begin() {
 			e.add[s].Reset()
 			e.remove[s].Reset()
 		}
-		for _, c := range e.counted {
-			clear(c)
-		}
 	}
 }
 
 // finish writes what was collected. Nothing may be added after it.
 func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
-	for _, t := range tables {
-		w.writeCounted(t, setClusterIPs, t.clusterIPs)
-		w.writeCounted(t, setHairpin, t.hairpin)
-	}
 	for _, t := range tables {
 		e := &w.elements[index(t.family)]
 		for s := range set(len(e.remove)) {
@@ -130,35 +116,30 @@ func (w *writer) removes(t *table, s set) *nlbatch.Elements {
 	return &w.elements[index(t.family)].remove[s]
 }
 
-// count changes by how many an element of a counted set is needed.
+// count changes by how many an element of a counted set is needed: the set has it
+// as long as that is not none. In one transaction a count may fall to none and
+// rise again, and what is deleted comes before what is added; it cannot rise and
+// fall again, since each Service changes once.
 func (w *writer) count(t *table, s set, counts map[netip.Addr]int, a netip.Addr, by int) {
-	n := counts[a]
-	counted := w.elements[index(t.family)].counted[s]
-	if _, ok := counted[a]; !ok {
-		counted[a] = n
-	}
-	if n += by; n == 0 {
+	before := counts[a]
+	now := before + by
+	if now == 0 {
 		delete(counts, a)
 	} else {
-		counts[a] = n
+		counts[a] = now
 	}
-}
-
-// writeCounted adds and deletes the elements of a counted set that are newly
-// needed or no longer so.
-func (w *writer) writeCounted(t *table, s set, counts map[netip.Addr]int) {
-	for a, before := range w.elements[index(t.family)].counted[s] {
-		var key buffer
-		n := key.addr(0, a)
-		if s == setHairpin {
-			n = key.addr(n, a)
-		}
-		switch after := counts[a]; {
-		case before == 0 && after > 0:
-			w.adds(t, s).Add(key[:n], nil, "")
-		case before > 0 && after == 0:
-			w.removes(t, s).Add(key[:n], nil, "")
-		}
+	if before != 0 && now != 0 {
+		return
+	}
+	var key buffer
+	n := key.addr(0, a)
+	if s == setHairpin {
+		n = key.addr(n, a)
+	}
+	if now != 0 {
+		w.adds(t, s).Add(key[:n], nil, "")
+	} else {
+		w.removes(t, s).Add(key[:n], nil, "")
 	}
 }
 
