@@ -11,6 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/byname"
 )
 
 // Config says what a [Cache] makes of endpoints. [Plain] returns a complete one.
@@ -65,8 +67,8 @@ type Change[E any] struct {
 // Make one with [New].
 type Cache[E any] struct {
 	config   Config[E]
-	slices   map[types.NamespacedName]*slice[E]
-	services map[types.NamespacedName]*service[E]
+	slices   byname.Map[*slice[E]]
+	services byname.Map[*service[E]]
 	pending  []*service[E] // in the order they came, but for removals
 	names    names
 
@@ -93,6 +95,12 @@ type service[E any] struct {
 	pending int          // 1 + the index in Cache.pending, or 0
 }
 
+// Name is for [byname.Map].
+func (s *slice[E]) Name() types.NamespacedName { return s.name }
+
+// Name is for [byname.Map].
+func (s *service[E]) Name() types.NamespacedName { return s.name }
+
 // New returns an empty cache. It panics if a required function is missing.
 func New[E any](c Config[E]) *Cache[E] {
 	if c.Make == nil || c.Equal == nil || c.Key == nil {
@@ -100,8 +108,8 @@ func New[E any](c Config[E]) *Cache[E] {
 	}
 	return &Cache[E]{
 		config:   c,
-		slices:   map[types.NamespacedName]*slice[E]{},
-		services: map[types.NamespacedName]*service[E]{},
+		slices:   byname.New[*slice[E]](),
+		services: byname.New[*service[E]](),
 		names:    names{one: recent[string]{limit: shared}, many: recent[[]string]{limit: shared}},
 	}
 }
@@ -130,7 +138,7 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 		return c.Delete(name)
 	}
 
-	old := c.slices[name]
+	old := c.slices.Get(name)
 	var was []Port[E]
 	if old != nil {
 		was = old.ports
@@ -158,7 +166,7 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 // Delete forgets a slice and reports whether that changes the endpoints of a
 // Service.
 func (c *Cache[E]) Delete(name types.NamespacedName) (changed bool) {
-	old := c.slices[name]
+	old := c.slices.Get(name)
 	if old == nil {
 		return false
 	}
@@ -169,7 +177,7 @@ func (c *Cache[E]) Delete(name types.NamespacedName) (changed bool) {
 // Owner returns the Service that the named slice's endpoints are counted to. It
 // is false for a slice that has none.
 func (c *Cache[E]) Owner(slice types.NamespacedName) (service types.NamespacedName, ok bool) {
-	if s := c.slices[slice]; s != nil {
+	if s := c.slices.Get(slice); s != nil {
 		return s.service.name, true
 	}
 	return types.NamespacedName{}, false
@@ -214,7 +222,7 @@ func (c *Cache[E]) TakeFunc(f func(Change[E])) {
 // Ports returns a Service's endpoints as of the last [Cache.Take], as in
 // [Change.New].
 func (c *Cache[E]) Ports(service types.NamespacedName) []Port[E] {
-	if s := c.services[service]; s != nil {
+	if s := c.services.Get(service); s != nil {
 		return s.taken
 	}
 	return nil
@@ -224,8 +232,8 @@ func (c *Cache[E]) Ports(service types.NamespacedName) []Port[E] {
 // order. The cache must not be changed while it is read.
 func (c *Cache[E]) All() iter.Seq2[types.NamespacedName, []Port[E]] {
 	return func(yield func(types.NamespacedName, []Port[E]) bool) {
-		for name, s := range c.services {
-			if len(s.taken) > 0 && !yield(name, s.taken) {
+		for s := range c.services.All() {
+			if len(s.taken) > 0 && !yield(s.name, s.taken) {
 				return
 			}
 		}
@@ -238,7 +246,7 @@ func (c *Cache[E]) add(name, owner types.NamespacedName, ports []Port[E]) {
 	// EndpointSlice controller has a slice's name begin with its Service's, so one
 	// copy most often does for both.
 	name = types.NamespacedName{Namespace: c.names.name(name.Namespace), Name: strings.Clone(name.Name)}
-	svc := c.services[owner]
+	svc := c.services.Get(owner)
 	if svc == nil {
 		owner.Namespace = name.Namespace
 		if strings.HasPrefix(name.Name, owner.Name) {
@@ -248,10 +256,10 @@ func (c *Cache[E]) add(name, owner types.NamespacedName, ports []Port[E]) {
 		}
 		svc = &service[E]{name: owner}
 		svc.slices = svc.one[:0]
-		c.services[owner] = svc
+		c.services.Put(svc)
 	}
 	s := &slice[E]{name, svc, ports}
-	c.slices[name] = s
+	c.slices.Put(s)
 	i, _ := svc.find(s)
 	svc.slices = slices.Insert(svc.slices, i, s)
 	if len(svc.slices) > 1 {
@@ -262,7 +270,7 @@ func (c *Cache[E]) add(name, owner types.NamespacedName, ports []Port[E]) {
 
 // remove takes out a slice that is there.
 func (c *Cache[E]) remove(s *slice[E]) {
-	delete(c.slices, s.name)
+	c.slices.Delete(s)
 	svc := s.service
 	i, _ := svc.find(s)
 	svc.slices = slices.Delete(svc.slices, i, i+1)
@@ -299,7 +307,7 @@ func (c *Cache[E]) drop(svc *service[E]) bool {
 	if len(svc.slices) > 0 || len(svc.taken) > 0 {
 		return false
 	}
-	delete(c.services, svc.name)
+	c.services.Delete(svc)
 	return true
 }
 

@@ -11,6 +11,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/byname"
 )
 
 // ServicePortMap is Service ports by key.
@@ -40,7 +42,7 @@ type ServiceChangeTracker struct {
 	mu       sync.Mutex
 	selector Selector
 	builder  builder
-	services map[types.NamespacedName]*trackedService
+	services byname.Map[*trackedService]
 	pending  []*trackedService               // in the order they came, but for removals
 	health   map[types.NamespacedName]uint16 // as of the last Take
 }
@@ -53,7 +55,8 @@ type trackedService struct {
 	pending        int // 1 + the index in ServiceChangeTracker.pending, or 0
 }
 
-func (s *trackedService) name() types.NamespacedName {
+// Name is for [byname.Map].
+func (s *trackedService) Name() types.NamespacedName {
 	if len(s.current) > 0 {
 		return s.current[0].Key.NamespacedName
 	}
@@ -74,7 +77,7 @@ func newServices(c Config) *ServiceChangeTracker {
 	return &ServiceChangeTracker{
 		selector: c.Selector,
 		builder:  builder{families: c.Families, hook: c.OnService, reporter: reporter{c.Log, c.Events}},
-		services: map[types.NamespacedName]*trackedService{},
+		services: byname.New[*trackedService](),
 		health:   map[types.NamespacedName]uint16{},
 	}
 }
@@ -122,14 +125,15 @@ func (t *ServiceChangeTracker) Delete(name types.NamespacedName) (changed bool) 
 }
 
 func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePort) (changed bool) {
-	s := t.services[name]
+	s := t.services.Get(name)
 	if s == nil {
 		if len(ports) == 0 {
 			return false
 		}
-		// The name is the ports' own: the caller's may be a part of something bigger.
-		s = &trackedService{}
-		t.services[ports[0].Key.NamespacedName] = s
+		s = &trackedService{current: ports}
+		t.services.Put(s)
+		t.mark(s)
+		return true
 	}
 	for i, p := range ports {
 		ports[i] = known(known(p, s.current), s.taken)
@@ -137,15 +141,16 @@ func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePo
 	if slices.Equal(ports, s.current) {
 		return false
 	}
-	s.current = ports
 	if !slices.Equal(ports, s.taken) {
-		if s.pending == 0 {
-			t.pending = append(t.pending, s)
-			s.pending = len(t.pending)
-		}
+		s.current = ports
+		t.mark(s)
 		return true
 	}
-	s.current = s.taken // changed and changed back: one array will do
+	// Changed and changed back.
+	if len(s.taken) == 0 {
+		t.services.Delete(s)
+	}
+	s.current = s.taken // one array will do
 	if s.pending != 0 {
 		last := len(t.pending) - 1
 		t.pending[s.pending-1] = t.pending[last]
@@ -154,10 +159,15 @@ func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePo
 		t.pending = t.pending[:last]
 		s.pending = 0
 	}
-	if len(s.taken) == 0 {
-		delete(t.services, name)
-	}
 	return true
+}
+
+// mark notes that the next Take will have s.
+func (t *ServiceChangeTracker) mark(s *trackedService) {
+	if s.pending == 0 {
+		t.pending = append(t.pending, s)
+		s.pending = len(t.pending)
+	}
 }
 
 // known returns the port of ports that says the same as p, else p.
@@ -175,7 +185,7 @@ func (t *ServiceChangeTracker) PendingChanges() []types.NamespacedName {
 	defer t.mu.Unlock()
 	out := make([]types.NamespacedName, 0, len(t.pending))
 	for _, s := range t.pending {
-		out = append(out, s.name())
+		out = append(out, s.Name())
 	}
 	slices.SortFunc(out, compareNames)
 	return out
@@ -191,7 +201,7 @@ func (t *ServiceChangeTracker) Take() []ServiceChange {
 	}
 	out := make([]ServiceChange, 0, len(t.pending))
 	for _, s := range t.pending {
-		out = append(out, ServiceChange{s.name(), s.taken, s.current})
+		out = append(out, ServiceChange{s.Name(), s.taken, s.current})
 		t.take(s)
 	}
 	t.pending = emptied(t.pending)
@@ -202,11 +212,11 @@ func (t *ServiceChangeTracker) Take() []ServiceChange {
 // take makes what a pending Service is now what it was at the last Take. It stays
 // in t.pending, which is the caller's to empty.
 func (t *ServiceChangeTracker) take(s *trackedService) {
-	name := s.name()
-	s.taken, s.pending = s.current, 0
-	if len(s.taken) == 0 {
-		delete(t.services, name)
+	name := s.Name()
+	if len(s.current) == 0 {
+		t.services.Delete(s)
 	}
+	s.taken, s.pending = s.current, 0
 	if n := healthCheckNodePort(s.taken); n != 0 {
 		t.health[name] = n
 	} else {
@@ -219,7 +229,7 @@ func (t *ServiceChangeTracker) take(s *trackedService) {
 func (t *ServiceChangeTracker) Get(name types.NamespacedName) []*ServicePort {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := t.services[name]; s != nil {
+	if s := t.services.Get(name); s != nil {
 		return s.taken
 	}
 	return nil
@@ -230,8 +240,8 @@ func (t *ServiceChangeTracker) Get(name types.NamespacedName) []*ServicePort {
 func (t *ServiceChangeTracker) Map() ServicePortMap {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := make(ServicePortMap, len(t.services))
-	for _, s := range t.services {
+	out := make(ServicePortMap, t.services.Len())
+	for s := range t.services.All() {
 		for _, p := range s.taken {
 			out[p.Key] = p
 		}
@@ -244,8 +254,8 @@ func (t *ServiceChangeTracker) all() iter.Seq2[types.NamespacedName, []*ServiceP
 	return func(yield func(types.NamespacedName, []*ServicePort) bool) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		for name, s := range t.services {
-			if len(s.taken) > 0 && !yield(name, s.taken) {
+		for s := range t.services.All() {
+			if len(s.taken) > 0 && !yield(s.Name(), s.taken) {
 				return
 			}
 		}

@@ -183,7 +183,7 @@ func (t *Tracker) Take() Changes {
 	}
 	var room []PortState // for some updates at once
 	add := func(s *trackedService, eps []PortEndpoints, triggers []time.Time) {
-		u := Update{Name: s.name(), Triggers: triggers}
+		u := Update{Name: s.Name(), Triggers: triggers}
 		if s.pending != 0 {
 			services.take(s)
 		}
@@ -201,19 +201,19 @@ func (t *Tracker) Take() Changes {
 	// is looked up once. Endpoints of one that nothing is forwarded for concern
 	// nobody.
 	endpoints.cache.TakeFunc(func(ch endpointslice.Change[Endpoint]) {
-		if s := services.services[ch.Service]; s != nil {
+		if s := services.services.Get(ch.Service); s != nil {
 			add(s, ch.New, endpoints.triggers[ch.Service])
 		}
 	})
 	endpoints.forgetTriggers()
 	for _, s := range services.pending {
 		if s.pending != 0 {
-			add(s, endpoints.cache.Ports(s.name()), nil)
+			add(s, endpoints.cache.Ports(s.Name()), nil)
 		}
 	}
 	services.pending = emptied(services.pending)
 	for name := range t.affected {
-		if s := services.services[name]; s != nil {
+		if s := services.services.Get(name); s != nil {
 			add(s, endpoints.cache.Ports(name), nil)
 		}
 	}
