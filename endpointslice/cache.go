@@ -93,6 +93,7 @@ type service[E any] struct {
 	one     [1]*slice[E] // room for slices, which is most often enough
 	taken   []Port[E]    // as of the last Take
 	pending int          // 1 + the index in Cache.pending, or 0
+	edit    *edit[E]     // nil if not pending, or for more than an edit
 }
 
 // Name is for [byname.Map].
@@ -149,8 +150,7 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 			return false
 		}
 		if len(ports) > 0 {
-			old.ports = ports
-			c.mark(old.service)
+			c.edit(old, ports)
 			return true
 		}
 	}
@@ -208,9 +208,10 @@ func (c *Cache[E]) Take() []Change[E] {
 // particular order. f must not change the cache.
 func (c *Cache[E]) TakeFunc(f func(Change[E])) {
 	for _, s := range c.pending {
-		s.pending = 0
 		was := s.taken
-		if ports, changed := c.merged(s); changed {
+		ports, changed := c.merged(s)
+		s.pending, s.edit = 0, nil
+		if changed {
 			s.taken = ports
 			f(Change[E]{s.name, was, ports})
 		}
@@ -281,8 +282,23 @@ func (c *Cache[E]) remove(s *slice[E]) {
 	}
 }
 
+// edit gives a slice other ports.
+func (c *Cache[E]) edit(s *slice[E], ports []Port[E]) {
+	svc := s.service
+	e := svc.edit
+	if svc.pending == 0 && len(svc.slices) > 1 {
+		e = &edit[E]{s, s.ports}
+	} else if e != nil && e.slice != s {
+		e = nil
+	}
+	s.ports = ports
+	c.mark(svc)
+	svc.edit = e
+}
+
 // mark notes that the Service is to be looked at by the next Take.
 func (c *Cache[E]) mark(svc *service[E]) {
+	svc.edit = nil
 	if svc.pending == 0 {
 		c.pending = append(c.pending, svc)
 		svc.pending = len(c.pending)

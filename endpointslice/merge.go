@@ -5,6 +5,11 @@ import "slices"
 // merged returns the endpoints of all slices of a Service and whether they differ
 // from those taken. What does not differ is what was taken.
 func (c *Cache[E]) merged(svc *service[E]) (ports []Port[E], changed bool) {
+	if svc.edit != nil {
+		if ports, changed, ok := c.patched(svc); ok {
+			return ports, changed
+		}
+	}
 	if len(svc.slices) == 1 {
 		ports = svc.slices[0].ports
 	} else {

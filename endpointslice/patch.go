@@ -1,0 +1,107 @@
+package endpointslice
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// edit is what became of a Service of several slices since the last Take, where
+// that is no more than that one of them says something else.
+type edit[E any] struct {
+	slice *slice[E]
+	was   []Port[E] // the slice's ports at the last Take
+}
+
+// patched returns what merged does, from what was taken and what was edited: the
+// work is that of the one slice and not of all. It is not ok where that does not
+// suffice: the slice has other ports now, or an address is in several slices.
+func (c *Cache[E]) patched(svc *service[E]) (ports []Port[E], changed, ok bool) {
+	was, now := svc.edit.was, svc.edit.slice.ports
+	same := func(a, b Port[E]) bool { return a.compare(&b) == 0 }
+	if !slices.EqualFunc(was, now, same) {
+		return nil, false, false
+	}
+	ports = svc.taken
+	for i := range now {
+		j, found := findPort(svc.taken, &now[i])
+		if !found || svc.count(&now[i])-len(now[i].Endpoints)+len(was[i].Endpoints) != len(svc.taken[j].Endpoints) {
+			return nil, false, false
+		}
+		list, listChanged, ok := c.patchList(svc.taken[j].Endpoints, was[i].Endpoints, now[i].Endpoints)
+		if !ok {
+			return nil, false, false
+		}
+		if !listChanged {
+			continue
+		}
+		if !changed {
+			ports, changed = slices.Clone(ports), true
+		}
+		ports[j].Endpoints = list
+	}
+	return ports, changed, true
+}
+
+// count returns how many endpoints the Service's slices have for the port, with
+// those counted twice that two slices have.
+func (svc *service[E]) count(p *Port[E]) (n int) {
+	for _, s := range svc.slices {
+		if i, ok := findPort(s.ports, p); ok {
+			n += len(s.ports[i].Endpoints)
+		}
+	}
+	return n
+}
+
+func findPort[E any](ports []Port[E], p *Port[E]) (int, bool) {
+	return slices.BinarySearchFunc(ports, p, func(a Port[E], b *Port[E]) int { return a.compare(b) })
+}
+
+// patchList returns taken, which has every address of was, with now in the place
+// of was. It is not ok if an address would be there twice.
+func (c *Cache[E]) patchList(taken, was, now []*E) (out []*E, changed, ok bool) {
+	out = make([]*E, 0, len(taken)-len(was)+len(now))
+	rest := taken
+	for len(was) > 0 || len(now) > 0 {
+		// Most of was and now is the same.
+		if len(was) > 0 && len(now) > 0 && was[0] == now[0] {
+			was, now = was[1:], now[1:]
+			continue
+		}
+		d := -1 // which of them has the lower address
+		var addr netip.AddrPort
+		if len(was) > 0 {
+			addr, _ = c.config.Key(was[0])
+		} else {
+			d = 1
+		}
+		if len(now) > 0 {
+			a, _ := c.config.Key(now[0])
+			if len(was) > 0 {
+				d = addr.Compare(a)
+			}
+			if d > 0 {
+				addr = a
+			}
+		}
+		i, found := slices.BinarySearchFunc(rest, addr, func(e *E, addr netip.AddrPort) int {
+			a, _ := c.config.Key(e)
+			return a.Compare(addr)
+		})
+		if found != (d <= 0) {
+			return nil, false, false
+		}
+		out, rest = append(out, rest[:i]...), rest[i:]
+		switch {
+		case d < 0:
+			was, rest, changed = was[1:], rest[1:], true
+		case d > 0:
+			out, now, changed = append(out, now[0]), now[1:], true
+		case c.config.Equal(rest[0], now[0]):
+			out, was, now, rest = append(out, rest[0]), was[1:], now[1:], rest[1:]
+		default:
+			out, was, now, rest, changed = append(out, now[0]), was[1:], now[1:], rest[1:], true
+		}
+	}
+	return append(out, rest...), changed, true
+}
