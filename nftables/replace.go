@@ -105,17 +105,22 @@ func (b *Backend) deleteTables(name string, k kernelTables) error {
 }
 
 // begin makes the tables that d is written to, empty, taking over what the kernel
-// remembers clients by.
-func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, edit func(*table)) {
+// remembers clients by. Divide says whether that will be several transactions.
+func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, divide bool, edit func(*table)) {
 	b.writer, b.spare = newWriter(name, b.config.mark()), nil
 	b.tables = nil
 	for _, f := range b.config.Families {
 		t := newTable(f, d.Node)
-		t.measure(d.Changes, b.config.StickyClients)
+		need := t.measure(d.Changes, b.config.StickyClients)
 		if k[f].compatible {
 			t.adopt(k[f].sticky)
 		}
 		edit(t)
+		if !divide {
+			for s, n := range need {
+				b.writer.expect(t, s, n)
+			}
+		}
 		t.skeleton(b.writer)
 		b.tables = append(b.tables, t)
 	}
@@ -139,7 +144,8 @@ func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, divide bool) (map[
 // rewrite replaces what is in the tables in one transaction, or writes them in
 // several if there are none.
 func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, k kernelTables) (map[tracker.Key]error, error) {
-	b.begin(b.name, d, k, func(t *table) {
+	divide := !k.exist()
+	b.begin(b.name, d, k, divide, func(t *table) {
 		for s := range firstAllowed {
 			t.kept[s] = k[t.family].keeps(s)
 		}
@@ -148,7 +154,7 @@ func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, k kernelTables)
 		}
 		b.clear(t, k[t.family])
 	})
-	failed, err := b.fill(ctx, d, !k.exist())
+	failed, err := b.fill(ctx, d, divide)
 	if err == nil {
 		for _, t := range b.tables {
 			b.deleteUnused(t, k[t.family])
@@ -207,7 +213,7 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 // transactions, and then has them take the place of those in use. Clients
 // that are remembered while it copies what is remembered are forgotten.
 func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables, name string) (map[tracker.Key]error, error) {
-	b.begin(name, d, k, func(t *table) {
+	b.begin(name, d, k, true, func(t *table) {
 		t.unhooked = true
 		b.writer.newTable(t)
 	})

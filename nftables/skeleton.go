@@ -78,9 +78,9 @@ func (t *table) hook(w *writer) {
 }
 
 // measure sets the sizes of the sets for the Services in changes, from how many
-// elements they will take at the most.
-func (t *table) measure(changes []ruleset.Change, clients int) {
-	need := map[set]int{}
+// elements they will take at the most, which it returns.
+func (t *table) measure(changes []ruleset.Change, clients int) (need map[set]int) {
+	need = map[set]int{}
 	for i := range changes {
 		s := changes[i].New
 		if s == nil || s.Key.Family != t.family {
@@ -119,4 +119,5 @@ func (t *table) measure(changes []ruleset.Change, clients int) {
 	t.size[setStickyClients] = clients
 	// The kinds of set that intervals are kept in have no size.
 	t.size[setNodePortIPs], t.size[setServiceCIDRs] = 0, 0
+	return need
 }

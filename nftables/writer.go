@@ -59,6 +59,13 @@ func (w *writer) begin() {
 
 // finish writes what was collected. Nothing may be added after it.
 func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
+	size := 0
+	for i := range w.elements {
+		for s := range setCount {
+			size += w.elements[i].add[s].Size() + w.elements[i].remove[s].Size()
+		}
+	}
+	w.batch.Grow(size + size/64 + 4096) // and what goes around the elements
 	for _, t := range tables {
 		e := &w.elements[index(t.family)]
 		for s := range set(len(e.remove)) {
@@ -82,6 +89,17 @@ func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
 		}
 	}
 	return &w.batch, w.err
+}
+
+// expect makes room for n elements of a set.
+func (w *writer) expect(t *table, s set, n int) {
+	// Header, key and data, each nested in two attributes, and a short comment.
+	sp := s.spec(t.family)
+	size := 4 + 8 + int(sp.keyLen) + 8 + int(sp.dataLen)
+	if s == setServiceIPs {
+		size += 32
+	}
+	w.elements[index(t.family)].add[s].Grow(n * size)
 }
 
 // index is the place of a family in an array.

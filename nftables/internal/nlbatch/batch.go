@@ -2,6 +2,7 @@ package nlbatch
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,6 +35,9 @@ func (b *Batch) Reset() {
 
 // Len returns the batch's length in bytes so far.
 func (b *Batch) Len() int { return len(b.buf) }
+
+// Grow makes room for n more bytes.
+func (b *Batch) Grow(n int) { b.buf = slices.Grow(b.buf, n) }
 
 // Empty reports whether b holds no message.
 func (b *Batch) Empty() bool { return b.seq <= 1 }

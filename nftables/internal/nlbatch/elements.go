@@ -2,6 +2,7 @@ package nlbatch
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,6 +25,12 @@ type Elements struct {
 
 // Reset removes all elements.
 func (e *Elements) Reset() { e.buf, e.n = e.buf[:0], 0 }
+
+// Grow makes room for n more bytes.
+func (e *Elements) Grow(n int) { e.buf = slices.Grow(e.buf, n) }
+
+// Size returns the encoded length in bytes.
+func (e *Elements) Size() int { return len(e.buf) }
 
 // Count returns the number of elements.
 func (e *Elements) Count() int { return e.n }
