@@ -24,7 +24,10 @@ type kernelTable struct {
 	sets, chains []string
 	// ranges is what the interval sets hold, of those that there are.
 	ranges map[set][]addrRange
-	sticky map[stickyOwner]*adoptedPool
+	// hairpin is the endpoints that connections from themselves are masqueraded to,
+	// nil if they are very many.
+	hairpin []netip.Addr
+	sticky  map[stickyOwner]*adoptedPool
 }
 
 // inspect reads what has to be known to replace the family's table of a name. It
@@ -84,7 +87,39 @@ func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) 
 			return k, err
 		}
 	}
-	return k, nil
+	size, err := b.setSize(table, f, setHairpin)
+	if err != nil || size > 2*countable {
+		return k, ignore(err, unix.ENOENT)
+	}
+	err = again(func() error {
+		k.hairpin = nil
+		return b.elements(table, f, setHairpin, func(e element) {
+			if a, ok := netip.AddrFromSlice(e.key[:len(e.key)/2]); ok {
+				k.hairpin = append(k.hairpin, a)
+			}
+		})
+	})
+	return k, err
+}
+
+// setSize returns the size that a set was made with.
+func (b *Backend) setSize(table string, f tracker.Family, s set) (size int, err error) {
+	request := nlbatch.AppendString(nil, unix.NFTA_SET_TABLE, table)
+	request = nlbatch.AppendString(request, unix.NFTA_SET_NAME, s.name())
+	err = b.conn.Get(unix.NFT_MSG_GETSET, protoFamily(f), false, request, func(attrs []byte) error {
+		nlbatch.Attributes(attrs, func(typ uint16, desc []byte) {
+			if typ != unix.NFTA_SET_DESC {
+				return
+			}
+			nlbatch.Attributes(desc, func(typ uint16, data []byte) {
+				if typ == unix.NFTA_SET_DESC_SIZE && len(data) == 4 {
+					size = int(binary.BigEndian.Uint32(data))
+				}
+			})
+		})
+		return nil
+	})
+	return size, err
 }
 
 // keeps reports whether a set of the name stays where the table is rewritten:

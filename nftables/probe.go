@@ -65,7 +65,7 @@ func (b *Backend) probe() error {
 	for _, f := range b.config.Families {
 		w := newWriter(probeTable, b.config.mark())
 		t := newTable(f, &ruleset.Node{LocalTraffic: local})
-		t.measure(nil, b.config.StickyClients)
+		t.measure(nil, b.config.StickyClients, 0)
 		w.newTable(t)
 		t.skeleton(w)
 		for _, h := range []handling{handleNotPods, handleAlways, handleNear, handleNearOrDrop, handleReject, handleDrop} {

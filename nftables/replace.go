@@ -111,7 +111,7 @@ func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, divide bo
 	b.tables = nil
 	for _, f := range b.config.Families {
 		t := newTable(f, d.Node)
-		need := t.measure(d.Changes, b.config.StickyClients)
+		need := t.measure(d.Changes, b.config.StickyClients, len(k[f].hairpin))
 		if k[f].compatible {
 			t.adopt(k[f].sticky)
 		}
@@ -122,6 +122,11 @@ func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, divide bo
 			}
 		}
 		t.skeleton(b.writer)
+		if b.linger != 0 {
+			for _, a := range k[f].hairpin {
+				t.keepHairpin(a, b.writer)
+			}
+		}
 		b.tables = append(b.tables, t)
 	}
 }

@@ -78,8 +78,9 @@ func (t *table) hook(w *writer) {
 }
 
 // measure sets the sizes of the sets for the Services in changes, from how many
-// elements they will take at the most, which it returns.
-func (t *table) measure(changes []ruleset.Change, clients int) (need map[set]int) {
+// elements they will take at the most, which it returns. Lingers is how many
+// endpoints of a table before linger.
+func (t *table) measure(changes []ruleset.Change, clients, lingers int) (need map[set]int) {
 	need = map[set]int{}
 	for i := range changes {
 		s := changes[i].New
@@ -113,6 +114,7 @@ func (t *table) measure(changes []ruleset.Change, clients int) (need map[set]int
 			}
 		}
 	}
+	need[setHairpin] += lingers
 	for s := setServiceIPs; int(s) < len(t.size); s++ {
 		t.size[s] = sizeFor(need[s])
 	}

@@ -328,6 +328,12 @@ type lingerer struct {
 	since time.Time
 }
 
+// keepHairpin has an endpoint of the table before linger.
+func (t *table) keepHairpin(a netip.Addr, w *writer) {
+	w.count(t, setHairpin, t.hairpin, a, +1)
+	t.lingering = append(t.lingering, lingerer{a, w.now})
+}
+
 // forget stops counting the endpoints that have lingered for at least the given
 // time.
 func (t *table) forget(after time.Duration, w *writer) {
