@@ -159,10 +159,14 @@ func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bo
 	most := min(chunk, b.conn.Limit()/2/elementSize)
 	for i := range changes {
 		c := &changes[i]
-		err := b.writeOne(c)
+		t := b.table(c.Key.Family)
+		if t == nil {
+			continue
+		}
+		err := t.apply(c.ID(), c.New, b.writer)
 		switch {
 		case err == nil:
-		case errors.Is(err, errTooManyClasses) && len(b.table(c.Key.Family).chains) > maxClass/2 && divide:
+		case errors.Is(err, errTooManyClasses) && len(t.chains) > maxClass/2 && divide:
 			return nil, err // a full delta makes only the classes that are in use
 		default:
 			if failed == nil {
@@ -181,31 +185,6 @@ func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bo
 		}
 	}
 	return failed, nil
-}
-
-// writeOne writes one Service's change.
-func (b *Backend) writeOne(c *ruleset.Change) error {
-	t := b.table(c.Key.Family)
-	if t == nil {
-		return nil
-	}
-	// What is programmed may have another ID than what is to be, if the Service was
-	// gone for a while.
-	gone := func(o *ruleset.Service) error {
-		if o == nil || c.New != nil && c.New.ID == o.ID {
-			return nil
-		}
-		return t.apply(o.ID, nil, b.writer)
-	}
-	for _, o := range c.Attempted {
-		if err := gone(o); err != nil {
-			return err
-		}
-	}
-	if err := gone(c.Old); err != nil || c.New == nil {
-		return err
-	}
-	return t.apply(c.New.ID, c.New, b.writer)
 }
 
 // commit commits what was written.

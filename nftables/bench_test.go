@@ -123,21 +123,6 @@ func (p *pipeline) sync(tb testing.TB) {
 	}
 }
 
-// benchHost is a network namespace for one benchmark.
-func benchHost(b *testing.B) *netlab.Host {
-	netlab.Require(b)
-	lab, err := netlab.New()
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { lab.Close() })
-	h, err := lab.Host("node")
-	if err != nil {
-		b.Fatal(err)
-	}
-	return h
-}
-
 // elements is how many elements the pipeline has programmed.
 func (p *pipeline) elements() int {
 	n := 0
@@ -170,7 +155,7 @@ func BenchmarkColdStart(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
-			h := benchHost(b)
+			h := newHost(b)
 			p := newPipeline(b, h.FD())
 			p.take(w)
 			p.sync(b)
@@ -261,7 +246,7 @@ func BenchmarkRestart(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
-			h := benchHost(b)
+			h := newHost(b)
 			p := newPipeline(b, h.FD())
 			p.take(w)
 			p.sync(b)
@@ -293,7 +278,7 @@ func BenchmarkRestart(b *testing.B) {
 func BenchmarkOneEndpointChanged(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
-			h := benchHost(b)
+			h := newHost(b)
 			p := newPipeline(b, h.FD())
 			defer p.backend.Close()
 			p.take(newWorld(size))
@@ -364,7 +349,7 @@ func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
 func BenchmarkServiceAddedAndRemoved(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
-			h := benchHost(b)
+			h := newHost(b)
 			p := newPipeline(b, h.FD())
 			defer p.backend.Close()
 			p.take(newWorld(size))
@@ -393,7 +378,7 @@ func BenchmarkHeap(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
-			h := benchHost(b)
+			h := newHost(b)
 			var held float64
 			for b.Loop() {
 				before := liveHeap()
