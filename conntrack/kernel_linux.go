@@ -254,10 +254,14 @@ func (k *kernel) receive(flags int) ([]byte, error) {
 
 // LocalAddrs implements [Table].
 func (k *kernel) LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
+	var list []netlink.Addr
+	err := error(netlink.ErrDumpInterrupted) // by an address that came or went
+	for errors.Is(err, netlink.ErrDumpInterrupted) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		list, err = k.route.AddrList(nil, int(afOf(family)))
 	}
-	list, err := k.route.AddrList(nil, int(afOf(family)))
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}

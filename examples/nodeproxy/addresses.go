@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -17,11 +18,13 @@ import (
 func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		routes, err := whole(func() ([]netlink.Route, error) {
+			return nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("routing table: %w", err)
 		}
-		addrs, err := nl.AddrList(nil, family)
+		addrs, err := whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
 		if err != nil {
 			return nil, fmt.Errorf("addresses: %w", err)
 		}
@@ -40,6 +43,16 @@ func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 		}
 	}
 	return out, nil
+}
+
+// whole repeats a list that was read while it changed.
+func whole[T any](list func() ([]T, error)) (out []T, err error) {
+	for range 10 {
+		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
 }
 
 // defaultSource returns the source address of the default route, nil if there is

@@ -171,7 +171,7 @@ func wait(ready func() (bool, error)) error {
 	deadline := time.Now().Add(10 * time.Second)
 	for {
 		ok, err := ready()
-		if ok || err != nil {
+		if ok || err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return err
 		}
 		if time.Now().After(deadline) {
