@@ -96,4 +96,6 @@
 // CAP_NET_ADMIN in the initial user namespace, which a node agent has. Without,
 // a large table is replaced by another one, "proxier-shadow", which is written in
 // steps and then takes over; the next time it is the other way round.
+//
+// The package exists on Linux only; elsewhere it is empty.
 package nftables
