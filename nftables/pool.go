@@ -66,13 +66,7 @@ type memberChange struct {
 // that stay keep their slots as far as possible, so that few elements change.
 func (p *pool) set(old, list []*tracker.Endpoint, c *poolChange) {
 	*c = poolChange{before: len(p.slots), slots: c.slots[:0], gone: c.gone[:0], come: c.come[:0]}
-	// Most updates touch one endpoint, and unchanged ones keep their pointers.
-	for len(old) > 0 && len(list) > 0 && old[0] == list[0] {
-		old, list = old[1:], list[1:]
-	}
-	for len(old) > 0 && len(list) > 0 && old[len(old)-1] == list[len(list)-1] {
-		old, list = old[:len(old)-1], list[:len(list)-1]
-	}
+	old, list = differing(old, list)
 	if len(old) == 0 && len(list) == 0 {
 		return
 	}
@@ -140,6 +134,18 @@ func (p *pool) set(old, list []*tracker.Endpoint, c *poolChange) {
 	}
 	slices.Sort(c.slots)
 	c.slots = slices.Compact(c.slots)
+}
+
+// differing returns the lists without what they have in common at their ends. Most
+// updates touch one endpoint, and unchanged ones keep their pointers.
+func differing(a, b []*tracker.Endpoint) (_, _ []*tracker.Endpoint) {
+	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
+		a, b = a[1:], b[1:]
+	}
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	return a, b
 }
 
 // fill sets an empty pool's endpoints.

@@ -158,14 +158,18 @@ func (t *table) prepare(old, now *service) error {
 		taken = append(taken, p)
 		*now.poolField(target) = p
 	}
-	// Classes are few and never given back before the table is written anew, so it
-	// is enough to know that there will be room: a frontend needs at most three.
-	if len(t.classes)+3*len(s.Frontends) > maxClass {
+	// Classes are never given back before the table is written anew, so it is enough
+	// to know that there will be room.
+	if len(t.classes)+classesOfService > maxClass {
 		t.release(taken)
 		return errTooManyClasses
 	}
 	return nil
 }
+
+// classesOfService is more than the frontends of one Service can need: one for the
+// cluster IP, and for the others with and without a firewall and for near.
+const classesOfService = 8
 
 func (t *table) newPool(s *ruleset.Service, target ruleset.Target) (*pool, error) {
 	if s.Port.Affinity == 0 {
@@ -307,9 +311,7 @@ func (t *table) replaceHairpin(old, now *service, w *writer) {
 	if sameSlice(before, after) {
 		return
 	}
-	for len(before) > 0 && len(after) > 0 && before[0] == after[0] {
-		before, after = before[1:], after[1:]
-	}
+	before, after = differing(before, after)
 	for _, ep := range after {
 		if t.mayBeHere(ep) {
 			w.count(t, setHairpin, t.hairpin, ep.Addr.Addr(), +1)
