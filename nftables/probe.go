@@ -20,7 +20,7 @@ const MinimumKernel = "5.15"
 
 // ErrUnsupported is in the error of [New] and [Probe] where nf_tables cannot be
 // used at all or lack a feature.
-var ErrUnsupported = errors.New("nf_tables of this kernel cannot be used")
+var ErrUnsupported = errors.New("nftables: nf_tables cannot be used")
 
 // UnsupportedError says which feature a kernel lacks. It is [ErrUnsupported].
 type UnsupportedError struct {
@@ -34,12 +34,11 @@ type UnsupportedError struct {
 
 // Error says what is missing, and since when kernels have it.
 func (e *UnsupportedError) Error() string {
-	s := fmt.Sprintf("%v: %s, %s: %v (Linux %s or later is needed, with nf_tables, NAT and conntrack)",
-		ErrUnsupported, e.Family, e.Feature, e.Err, MinimumKernel)
 	if errors.Is(e.Err, unix.EPERM) {
-		s += "; CAP_NET_ADMIN is needed in the network namespace's user namespace"
+		return fmt.Sprintf("%v: CAP_NET_ADMIN is needed in the network namespace's user namespace: %v", ErrUnsupported, e.Err)
 	}
-	return s
+	return fmt.Sprintf("%v: %s, %s (Linux %s or later is needed, with nf_tables, NAT and conntrack)",
+		ErrUnsupported, e.Family, e.Err, MinimumKernel)
 }
 
 // Unwrap makes errors.Is find [ErrUnsupported] and the kernel's error number.

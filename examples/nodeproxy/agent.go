@@ -256,12 +256,17 @@ func (a *agent) followNode(ctx context.Context) error {
 
 // watchTables has the tables written anew when somebody else altered them.
 func (a *agent) watchTables(ctx context.Context) error {
+	var last time.Time
 	return a.nft.Watch(ctx, watchInterval, func(err error) {
 		d := (*nftables.DriftError)(nil)
 		if errors.Is(err, ruleset.ErrNeedFull) && !errors.As(err, &d) {
 			return // a sync failed, and will be tried again
 		}
 		a.log.Warn("repairing the tables", "error", err)
+		if time.Since(last) < 10*time.Second {
+			a.log.Warn("somebody keeps altering the tables: does another agent run in this network namespace?")
+		}
+		last = time.Now()
 		a.cursor.Resync()
 		a.runner.Trigger()
 	})

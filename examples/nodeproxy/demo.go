@@ -53,6 +53,10 @@ be made here.
 		fmt.Fprintf(diag, "nodeproxy demo: %v\n", err)
 		return 2
 	}
+	if flags.NArg() != 0 {
+		fmt.Fprintf(diag, "nodeproxy demo: unexpected argument %q\n", flags.Arg(0))
+		return 2
+	}
 	inside, code, err := netlab.Reexec()
 	if err == nil && !inside {
 		return code

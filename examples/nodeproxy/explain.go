@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -25,7 +26,7 @@ The protocol is TCP unless given.
 `)
 	opts.worldFlags(flags)
 	flags.StringVar(&from, "from", "", "the `address` the packet comes from; the node's own if empty")
-	flags.StringVar(&in, "in-interface", "", "the `interface` the packet comes in by")
+	flags.StringVar(&in, "in-interface", "", "the `interface` the packet comes in by; one that is no pod's if empty and --from is not the node's own address")
 	if err := parse(flags, args, 1); err != nil {
 		return err
 	}
@@ -51,6 +52,12 @@ The protocol is TCP unless given.
 		if packet.From, err = netip.ParseAddr(from); err != nil {
 			return bad("--from: %w", err)
 		}
+		if packet.From.Is4() != packet.To.Addr().Is4() {
+			return bad("--from %v and %v are of different address families", packet.From, packet.To)
+		}
+		if in == "" && !slices.Contains(packet.NodeAddresses, packet.From) {
+			packet.InInterface = outside
+		}
 	} else {
 		for _, a := range packet.NodeAddresses {
 			if a.Is4() == packet.To.Addr().Is4() {
@@ -61,6 +68,9 @@ The protocol is TCP unless given.
 	writeVerdict(out, w.engine.Snapshot().Trace(packet))
 	return nil
 }
+
+// outside stands for the interface of a packet of which only the source is known.
+const outside = "(outside)"
 
 // parsePacket reads "ADDR:PORT[/PROTOCOL]".
 func parsePacket(s string) (ruleset.Packet, error) {

@@ -205,6 +205,7 @@ func yamlField(n *yaml.Node, name string) *yaml.Node {
 // json reads a piece that is JSON values, one after another.
 func (f *found) json(p piece) {
 	dec := json.NewDecoder(bytes.NewReader(p.text))
+	lines := lineCounter{text: p.text}
 	for {
 		var raw json.RawMessage
 		err := dec.Decode(&raw)
@@ -219,7 +220,7 @@ func (f *found) json(p piece) {
 			f.problem(lineOf(p.text, at), err)
 			return
 		}
-		line := lineOf(p.text, dec.InputOffset()-int64(len(raw)))
+		line := lines.of(dec.InputOffset() - int64(len(raw)))
 		var t typeMeta
 		if err := json.Unmarshal(raw, &t); err == nil && t.isList() {
 			f.jsonList(raw, line, t)
@@ -232,6 +233,7 @@ func (f *found) json(p piece) {
 // jsonList reads the items of a List one by one, to know their lines.
 func (f *found) jsonList(raw []byte, line int, list typeMeta) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
+	lines := lineCounter{text: raw}
 	// The text is known to be valid, so tokens cannot fail.
 	dec.Token()
 	for dec.More() {
@@ -246,15 +248,29 @@ func (f *found) jsonList(raw []byte, line int, list typeMeta) {
 			continue
 		}
 		if open != json.Delim('[') {
-			f.problem(line+lineOf(raw, dec.InputOffset()), fmt.Errorf("items of a %s is not a list", list.Kind))
+			f.problem(line+lines.of(dec.InputOffset()), fmt.Errorf("items of a %s is not a list", list.Kind))
 			return
 		}
 		for dec.More() {
 			dec.Decode(&value)
-			f.object(value, line+lineOf(raw, dec.InputOffset()-int64(len(value))), list.item())
+			f.object(value, line+lines.of(dec.InputOffset()-int64(len(value))), list.item())
 		}
 		dec.Token()
 	}
+}
+
+// lineCounter is lineOf for offsets that grow, of a text that may be long.
+type lineCounter struct {
+	text []byte
+	at   int64
+	line int
+}
+
+func (c *lineCounter) of(offset int64) int {
+	offset = min(max(offset, c.at), int64(len(c.text)))
+	c.line += bytes.Count(c.text[c.at:offset], []byte("\n"))
+	c.at = offset
+	return c.line
 }
 
 // lineOf returns how many line breaks come before an offset.

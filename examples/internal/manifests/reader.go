@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -175,6 +176,11 @@ func (r *Reader) collect(c *Changes) {
 	r.objects, r.problems = objects, problems
 }
 
+// holdsObjects reports whether there was anything to use in the file.
+func (f *file) holdsObjects() bool {
+	return f != nil && slices.ContainsFunc(f.parts, func(p part) bool { return len(p.found.objects) > 0 })
+}
+
 // list returns the files to read.
 func list(path string) ([]string, error) {
 	info, err := os.Stat(path)
@@ -275,6 +281,10 @@ func readFile(name string, f *file) (*file, bool) {
 	data, err := os.ReadFile(name)
 	if err != nil {
 		return failed(err)
+	}
+	if f.holdsObjects() && len(bytes.TrimSpace(data)) == 0 {
+		// "kubectl get ... > file" empties it before the API server has answered.
+		return failed(errors.New("is empty; what it held is kept until it is written or removed"))
 	}
 	sum := sha256.Sum256(data)
 	if f != nil && f.err == nil && f.data == sum {

@@ -362,3 +362,44 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestEmptiedFileKeepsItsObjects has a file emptied, as a shell does before the
+// command that is to fill it has anything to say, and then written and removed.
+func TestEmptiedFileKeepsItsObjects(t *testing.T) {
+	folder := t.TempDir()
+	path := filepath.Join(folder, "a.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := NewReader(folder)
+	read := func() Changes {
+		t.Helper()
+		c, err := r.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	const service = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1}\n"
+	write(service)
+	if c := read(); len(c.Set) != 1 {
+		t.Fatalf("read %+v", c)
+	}
+	write("\n")
+	if c := read(); len(c.Gone) != 0 || len(c.Problems) != 1 {
+		t.Errorf("emptied: %+v", c)
+	}
+	write(service)
+	if c := read(); len(c.Gone)+len(c.Set)+len(c.Problems) != 0 {
+		t.Errorf("written again: %+v", c)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if c := read(); len(c.Gone) != 1 {
+		t.Errorf("removed: %+v", c)
+	}
+}
