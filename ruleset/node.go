@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"net/netip"
+	"strings"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -66,4 +67,18 @@ func (l LocalTraffic) Detects(f tracker.Family) bool {
 		}
 	}
 	return false
+}
+
+// Recognises reports whether a packet with this source, that came in by the
+// interface of this name ("" if the node itself sent it), comes from one of this
+// node's pods, as far as can be told. Its source counts though the node itself
+// sent it: an address of the pods' is answered through the node in any case.
+func (l LocalTraffic) Recognises(from netip.Addr, in string) bool {
+	switch {
+	case l.Bridge != "":
+		return in == l.Bridge
+	case l.InterfacePrefix != "":
+		return strings.HasPrefix(in, l.InterfacePrefix)
+	}
+	return containsAddr(l.CIDRs, canonical(from))
 }

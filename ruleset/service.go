@@ -74,6 +74,11 @@ type Frontend struct {
 // node itself are treated otherwise than others.
 func (f *Frontend) ShortCircuit() bool { return f.Masquerade == MasqueradeNode }
 
+// Admits reports whether Sources lets a connection from this address in.
+func (f *Frontend) Admits(from netip.Addr) bool {
+	return len(f.Sources) == 0 || containsAddr(f.Sources, canonical(from))
+}
+
 // Kind is the kind of a [Frontend].
 type Kind uint8
 

@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -22,6 +23,10 @@ type Snapshot struct {
 	// at finds the frontends by place; clusterIPs is the cluster IPs in use.
 	at         map[place]found
 	clusterIPs map[netip.Addr]*Service
+
+	onceEndpoints sync.Once
+	// endpoints finds the Services by the places of their endpoints.
+	endpoints map[place][]*Service
 }
 
 type found struct {
@@ -59,6 +64,33 @@ func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend
 	s.index()
 	f := s.at[placeAt(canonical(to.Addr()), to.Port(), p)]
 	return f.service, f.frontend
+}
+
+// LookupEndpoint returns the Services that have an endpoint at an address, port
+// and protocol, whatever its conditions, sorted by key; nil if there is none. An
+// IPv4-mapped IPv6 address stands for the IPv4 address. The first one builds an
+// index of all endpoints, like the first [Snapshot.Lookup] for frontends. The
+// result is shared and must not be written to.
+func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
+	if !at.IsValid() {
+		return nil
+	}
+	s.onceEndpoints.Do(func() {
+		s.endpoints = make(map[place][]*Service, len(s.Services))
+		for _, svc := range s.Services {
+			for _, ep := range svc.Endpoints {
+				if ep == nil {
+					continue
+				}
+				k := placeAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), svc.Key.Protocol)
+				s.endpoints[k] = append(s.endpoints[k], svc)
+			}
+		}
+		for _, all := range s.endpoints {
+			slices.SortFunc(all, func(a, b *Service) int { return a.Key.Compare(b.Key) })
+		}
+	})
+	return s.endpoints[placeAt(canonical(at.Addr()), at.Port(), p)]
 }
 
 func (s *Snapshot) index() {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -145,7 +144,7 @@ func (s *Snapshot) traceFrontend(p Packet, svc *Service, f *Frontend) Verdict {
 	name := fmt.Sprintf("%s of %s", f.Kind, svc.Key)
 
 	// 1. Whoever may not connect learns nothing, not even that nobody is there.
-	if len(f.Sources) != 0 && !containsAddr(f.Sources, p.From) {
+	if !f.Admits(p.From) {
 		v.Action = ActionDrop
 		v.Rule = fmt.Sprintf("%s is not among the source ranges of the %s", p.From, name)
 		return v
@@ -153,7 +152,7 @@ func (s *Snapshot) traceFrontend(p Packet, svc *Service, f *Frontend) Verdict {
 
 	// 2. Where did it start? A pod's packet is told by the source address or by
 	// the interface, as configured; the node's own comes in by no interface.
-	fromPod := s.Node.LocalTraffic.recognises(p.From, p.InInterface)
+	fromPod := s.Node.LocalTraffic.Recognises(p.From, p.InInterface)
 	fromNode := p.InInterface == ""
 
 	// 3. Under externalTrafficPolicy Local, pods and the node itself may use
@@ -194,19 +193,6 @@ func (s *Snapshot) traceFrontend(p Packet, svc *Service, f *Frontend) Verdict {
 	}
 	v.Rule = fmt.Sprintf("%s%s goes to its %s", name, whom, target)
 	return v
-}
-
-// recognises reports whether a packet comes from one of this node's pods, as far
-// as can be told. Its source counts though the node itself sent it: an address
-// of the pods' is answered through the node in any case.
-func (l LocalTraffic) recognises(from netip.Addr, in string) bool {
-	switch {
-	case l.Bridge != "":
-		return in == l.Bridge
-	case l.InterfacePrefix != "":
-		return strings.HasPrefix(in, l.InterfacePrefix)
-	}
-	return containsAddr(l.CIDRs, from)
 }
 
 // nodePort returns the Service with the packet's port as NodePort, or nil.

@@ -3,6 +3,7 @@ package ruleset
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -211,6 +212,58 @@ func TestLookup(t *testing.T) {
 		}
 		if got != want || (svc == nil) != (f == nil) {
 			t.Errorf("%s is %q, want %q", to, got, want)
+		}
+	}
+}
+
+func TestLookupEndpoint(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	tr.SetService(service("b", "10.96.0.2"))
+	tr.SetService(service("a", "10.96.0.1"))
+	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
+	tr.SetSlice(slice("b", "10.0.0.2"))
+	left := slice("b", "10.0.0.3") // known, but in no pool
+	left.Name, left.Endpoints[0].Conditions.Ready = "b-left", new(false)
+	tr.SetSlice(left)
+	s := e.Snapshot()
+	for at, want := range map[string][]string{
+		"10.0.0.1:8080":          {"a"},
+		"10.0.0.2:8080":          {"a", "b"},
+		"[::ffff:10.0.0.2]:8080": {"a", "b"},
+		"10.0.0.3:8080":          {"b"},
+		"10.0.0.1:80":            nil,
+		"10.96.0.1:80":           nil,
+	} {
+		var got []string
+		for _, svc := range s.LookupEndpoint(netip.MustParseAddrPort(at), v1.ProtocolTCP) {
+			got = append(got, svc.Key.Name)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s is of %v, want %v", at, got, want)
+		}
+	}
+	if s.LookupEndpoint(netip.MustParseAddrPort("10.0.0.1:8080"), v1.ProtocolUDP) != nil || s.LookupEndpoint(netip.AddrPort{}, v1.ProtocolTCP) != nil {
+		t.Error("found what is not there")
+	}
+	// Endpoints made by hand may be missing.
+	p := &tracker.ServicePort{Key: key("c", tracker.IPv4)}
+	byHand := &Snapshot{Node: &Node{}, Services: []*Service{Compile(tracker.PortState{Port: p, Endpoints: []*tracker.Endpoint{nil}}, nil, tracker.TopologyOptions{})}}
+	if byHand.LookupEndpoint(netip.MustParseAddrPort("10.0.0.1:8080"), v1.ProtocolTCP) != nil {
+		t.Error("found an endpoint that is nil")
+	}
+}
+
+func TestAdmits(t *testing.T) {
+	open, some := &Frontend{}, &Frontend{Sources: prefixes("192.0.2.0/24", "2001:db8::/32")}
+	for from, want := range map[string]bool{
+		"192.0.2.7": true, "::ffff:192.0.2.7": true, "192.0.3.7": false, "2001:db8::1": true, "2001:db9::1": false,
+	} {
+		a := netip.MustParseAddr(from)
+		if got := some.Admits(a); got != want {
+			t.Errorf("admits %s: %t", from, got)
+		}
+		if !open.Admits(a) {
+			t.Errorf("without sources %s is not admitted", from)
 		}
 	}
 }
