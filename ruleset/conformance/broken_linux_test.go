@@ -25,6 +25,8 @@ type broken struct {
 	// backend has faults of its own, or distorts what it is told.
 	faults  faults
 	distort func(*ruleset.Delta)
+	// skip is what it declares not to do.
+	skip map[Feature]string
 	// world is one that must fail, and complaint what it must say.
 	world, complaint string
 }
@@ -65,6 +67,10 @@ func brokenBackends() []broken {
 			name:    "forgets the node's own connections",
 			distort: eachFrontend(func(f *ruleset.Frontend) { f.Masquerade = ruleset.MasqueradeNever }),
 			world:   "external IP", complaint: `must be masqueraded`,
+		}, {
+			name:  "keeps the sources that it says it cannot keep",
+			skip:  map[Feature]string{SourceAddress: "it says"},
+			world: "external policy Local", complaint: `client1 .*must be masqueraded`,
 		}, {
 			name: "takes pods for others", distort: func(d *ruleset.Delta) {
 				n := *d.Node
@@ -180,11 +186,11 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// backend returns the backend that TestReference is to test.
-func backend(t *testing.T) func(testing.TB, Env) ruleset.Backend {
+// backend returns what TestReference is to test.
+func backend(t *testing.T) Options {
 	name := os.Getenv(brokenEnv)
 	if name == "" {
-		return func(testing.TB, Env) ruleset.Backend { return &reference{} }
+		return Options{New: func(testing.TB, Env) ruleset.Backend { return &reference{} }}
 	}
 	all := brokenBackends()
 	i := slices.IndexFunc(all, func(b broken) bool { return b.name == name })
@@ -192,7 +198,7 @@ func backend(t *testing.T) func(testing.TB, Env) ruleset.Backend {
 		t.Fatalf("no broken backend is named %q", name)
 	}
 	b := all[i]
-	return func(testing.TB, Env) ruleset.Backend {
+	return Options{Skip: b.skip, New: func(testing.TB, Env) ruleset.Backend {
 		r := &reference{faults: b.faults}
 		if b.distort == nil {
 			return r
@@ -203,7 +209,7 @@ func backend(t *testing.T) func(testing.TB, Env) ruleset.Backend {
 			b.distort(&own)
 			return r.Apply(ctx, &own)
 		})
-	}
+	}}
 }
 
 // eachService distorts copies of the Services in a delta.

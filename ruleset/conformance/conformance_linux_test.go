@@ -19,5 +19,5 @@ func needNft(t *testing.T) {
 // TestBroken asks for.
 func TestReference(t *testing.T) {
 	needNft(t)
-	Run(t, Options{New: backend(t)})
+	Run(t, backend(t))
 }

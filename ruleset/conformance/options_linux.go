@@ -26,7 +26,7 @@ type Options struct {
 	// Families is the address families to test, nil for both.
 	Families []tracker.Family
 	// Skip says what the backend does not do, and why. Worlds that are about it
-	// are skipped with that reason.
+	// are skipped with that reason, and in the others the connections that are.
 	Skip map[Feature]string
 }
 
@@ -37,7 +37,14 @@ type Env struct {
 	NetNS int
 	// Families is the address families in use.
 	Families []tracker.Family
+
+	do func(func() error) error
 }
+
+// Do runs f on a thread inside the node's network namespace, where a backend may
+// open sockets that it needs later than in New and Apply. Goroutines that f starts
+// do not run inside. It may be called from any goroutine, until the test ends.
+func (e Env) Do(f func() error) error { return e.do(f) }
 
 // Feature is something that a data plane may do without, for [Options.Skip].
 type Feature string
@@ -67,6 +74,17 @@ const (
 	Restart Feature = "restart"
 	// Distribution: choosing among endpoints evenly.
 	Distribution Feature = "distribution"
+	// SourceAddress: letting endpoints see the client's address where nothing calls
+	// for masquerading. No world is skipped for it; but a backend without it, such
+	// as one that makes connections of its own, must show its endpoints an address
+	// of the node always.
+	SourceAddress Feature = "source address"
+	// OtherPorts: leaving alone the ports of external and load-balancer IPs that no
+	// Service has. The address may be a real host's.
+	OtherPorts Feature = "other ports"
+	// RefuseBySource: refusing connections from the sources that may connect, where
+	// a Service has no endpoints, while others get no answer.
+	RefuseBySource Feature = "refuse by source"
 )
 
 // validate says what is wrong with the options.
