@@ -66,6 +66,12 @@
 // and judged one by one; only the stale ones are kept, until they are deleted.
 // Kernels from 5.8 on report UDP flows alone (CTA_FILTER). See the benchmarks.
 //
+// # Setting up connection tracking
+//
+// [Tuning] is what else kube-proxy does to the kernel's table at start: its limit,
+// the size of its hash table, and timeouts. [Tuning.Settings] plans, [Tune] writes
+// what differs.
+//
 // # System
 //
 // The kernel's table is reached by netlink: Linux with CONFIG_NF_CT_NETLINK, and

@@ -1,0 +1,132 @@
+package conntrack_test
+
+import (
+	"errors"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/conntrack"
+)
+
+const (
+	maxFile     = "proc/sys/net/netfilter/nf_conntrack_max"
+	hashFile    = "sys/module/nf_conntrack/parameters/hashsize"
+	liberalFile = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
+)
+
+func TestTuningLimit(t *testing.T) {
+	for _, tt := range []struct {
+		perCore, least, cores int
+		want                  int // 0: left alone
+	}{
+		{0, 131072, 4, 0},
+		{32768, 131072, 2, 131072},
+		{32768, 131072, 4, 131072},
+		{32768, 131072, 8, 262144},
+		{32768, 131072, 32, 1 << 20},
+		{32768, 131072, 33, 1 << 20},
+		{32768, 0, 0, 32768},
+		{1, 1, 1, 1},
+		{1, 2 << 20, 1, 1 << 20}, // the cap beats the floor
+		{math.MaxInt, 5, 64, 1 << 20},
+		{math.MaxInt/2 + 1, 0, 2, 1 << 20},
+	} {
+		got, err := conntrack.Tuning{MaxPerCore: tt.perCore, Min: tt.least}.Settings(tt.cores)
+		var want []conntrack.Setting
+		if tt.want != 0 {
+			want = []conntrack.Setting{{Path: maxFile, Value: tt.want}, {Path: hashFile, Value: tt.want / 4, AtLeast: true}}
+		}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v: %v, error %v", tt, got, err)
+		}
+	}
+}
+
+func TestTuningSettings(t *testing.T) {
+	got, err := conntrack.Tuning{
+		TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour,
+		UDPTimeout: time.Millisecond, UDPStreamTimeout: 3*time.Second + 1, TCPBeLiberal: true,
+	}.Settings(1)
+	dir := "proc/sys/net/netfilter/nf_conntrack_"
+	want := []conntrack.Setting{
+		{Path: dir + "tcp_timeout_established", Value: 86400},
+		{Path: dir + "tcp_timeout_close_wait", Value: 3600},
+		{Path: dir + "udp_timeout", Value: 1},
+		{Path: dir + "udp_timeout_stream", Value: 4},
+		{Path: liberalFile, Value: 1},
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, error %v", got, err)
+	}
+	for _, bad := range []conntrack.Tuning{{MaxPerCore: -1}, {Min: -1}, {UDPTimeout: -1}, {TCPEstablishedTimeout: -time.Hour}} {
+		if _, err := bad.Settings(1); err == nil {
+			t.Errorf("%+v is accepted", bad)
+		}
+	}
+}
+
+// sysctls makes a folder of parameters.
+func sysctls(t *testing.T, values map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for path, v := range values {
+		file := filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(v), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+func TestTune(t *testing.T) {
+	root := sysctls(t, map[string]string{maxFile: "65536\n", hashFile: "40000\n", liberalFile: "many\n"})
+	settings := []conntrack.Setting{
+		{Path: maxFile, Value: 131072},
+		{Path: hashFile, Value: 32768, AtLeast: true},
+		{Path: liberalFile, Value: 1},
+		{Path: "proc/sys/none", Value: 7},
+	}
+	done, err := conntrack.Tune(root, settings)
+	if want := []conntrack.Tuned{{Setting: settings[0], Old: 65536}}; !reflect.DeepEqual(done, want) {
+		t.Errorf("set %v, want %v", done, want)
+	}
+	if text, _ := os.ReadFile(filepath.Join(root, maxFile)); string(text) != "131072" {
+		t.Errorf("the limit is %q", text)
+	}
+	if text, _ := os.ReadFile(filepath.Join(root, hashFile)); string(text) != "40000\n" {
+		t.Errorf("the hash size is %q", text)
+	}
+	if !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, strconv.ErrSyntax) || !strings.Contains(err.Error(), "is the kernel module nf_conntrack loaded?") {
+		t.Errorf("error %v", err)
+	}
+	if done, err := conntrack.Tune(root, settings[:2]); len(done) != 0 || err != nil {
+		t.Errorf("again: %v, error %v", done, err)
+	}
+}
+
+// TestSettingErrorReadOnly does not depend on who runs it: root may write anything.
+func TestSettingErrorReadOnly(t *testing.T) {
+	e := &conntrack.SettingError{Setting: conntrack.Setting{Path: maxFile, Value: 9}, Now: 5, Known: true}
+	for err, want := range map[error]bool{
+		syscall.EROFS: true, syscall.EACCES: true, syscall.EPERM: true, syscall.EOPNOTSUPP: true, syscall.EINVAL: false,
+	} {
+		e.Err = &fs.PathError{Op: "open", Path: "x", Err: err}
+		if got := e.ReadOnly(); got != want {
+			t.Errorf("%v: read-only is %v", err, got)
+		}
+		if says := strings.Contains(e.Error(), "is 5 and cannot be set to 9 from here"); says != want {
+			t.Errorf("%v: %v", err, e)
+		}
+	}
+}
