@@ -1,0 +1,194 @@
+package health_test
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/runner/health"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// clock is a clock that stands still.
+type clock struct{ now time.Time }
+
+func (c *clock) Now() time.Time { return c.now }
+
+func newProxy(t *testing.T) (*health.Proxy, *clock) {
+	t.Helper()
+	c := &clock{time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
+	p, err := health.NewProxy(health.ProxyConfig{Timeout: time.Minute, Now: c.Now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, c
+}
+
+func TestProxyInTime(t *testing.T) {
+	both := []tracker.Family(nil)
+	four, six := []tracker.Family{tracker.IPv4}, []tracker.Family{tracker.IPv6}
+	type step struct {
+		do   string // queued, started, done, failed
+		on   []tracker.Family
+		wait time.Duration // before the next
+		want bool          // after the wait
+	}
+	for name, steps := range map[string][]step{
+		"nothing ever done": {
+			{"queued", both, time.Hour, true},
+		},
+		"done in time": {
+			{"queued", both, 59 * time.Second, true}, {"started", both, 0, true}, {"done", both, time.Hour, true},
+			{"queued", both, 59 * time.Second, true},
+			{"started", both, 999 * time.Millisecond, true},
+			{"done", both, time.Hour, true},
+		},
+		"queued and not begun": {
+			{"started", both, 0, true}, {"done", both, 0, true},
+			{"queued", both, time.Minute - 1, true},
+			{"queued", both, 1, false},
+			{"started", both, 0, false},
+			{"done", both, 0, true},
+		},
+		"a sync that hangs": {
+			{"started", both, 0, true}, {"done", both, 0, true},
+			{"started", both, time.Minute, false},
+			{"done", both, 0, true},
+		},
+		"queued during a sync": {
+			{"started", both, 0, true}, {"done", both, 0, true},
+			{"started", both, 0, true}, {"queued", both, 30 * time.Second, true}, {"done", both, 29 * time.Second, true},
+			{"queued", both, time.Second, false},
+		},
+		"failing": {
+			{"started", both, 0, true}, {"done", both, 0, true},
+			{"queued", both, 0, true}, {"started", both, 0, true}, {"failed", both, 30 * time.Second, true},
+			{"started", both, 0, true}, {"failed", both, 30 * time.Second, false},
+			{"started", both, 0, false}, {"done", both, 0, true},
+		},
+		"one family": {
+			{"started", both, 0, true}, {"done", both, 0, true},
+			{"queued", both, 0, true}, {"started", both, 0, true},
+			{"done", four, 0, true}, {"failed", six, time.Minute, false},
+			{"started", six, 0, false}, {"done", six, 0, true},
+		},
+		"a family that was never done": {
+			{"started", both, 0, true}, {"done", four, 0, true}, {"failed", six, time.Hour, true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, c := newProxy(t)
+			for i, s := range steps {
+				switch s.do {
+				case "queued":
+					p.Queued(s.on...)
+				case "started":
+					p.Started(s.on...)
+				default:
+					p.Done(s.do == "done", s.on...)
+				}
+				c.now = c.now.Add(s.wait)
+				if p.Healthy() != s.want {
+					t.Fatalf("after step %d (%s, then %v): healthy is %v", i, s.do, s.wait, !s.want)
+				}
+			}
+		})
+	}
+}
+
+func TestProxyAnswers(t *testing.T) {
+	c := &clock{time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
+	codes := map[health.Check][]int{}
+	p, err := health.NewProxy(health.ProxyConfig{
+		Timeout: time.Minute, Now: c.Now, Families: []tracker.Family{tracker.IPv4},
+		Answered: func(k health.Check, code int) { codes[k] = append(codes[k], code) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := p.Trace()
+	tr.SyncStart(runner.Info{})
+	tr.SyncDone(runner.Info{})
+	ask := func(k health.Check, code int, body string) {
+		t.Helper()
+		h := p.Livez()
+		if k == health.Healthz {
+			h = p.Healthz()
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", "/"+string(k), nil))
+		if w.Code != code || w.Header().Get("Content-Type") != "application/json" || w.Header().Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s: %d, headers %v, want %d", k, w.Code, w.Header(), code)
+		}
+		var got, want any
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal([]byte(body), &want); err != nil {
+			t.Fatal(err)
+		}
+		g, _ := json.Marshal(got)
+		if w, _ := json.Marshal(want); string(g) != string(w) {
+			t.Errorf("%s: %s, want %s", k, g, w)
+		}
+	}
+	ask(health.Healthz, 200, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","nodeEligible":true,
+		"healthy":true,"status":{"IPv4":{"lastUpdated":"2030-01-01T00:00:00Z","healthy":true}}}`)
+	p.SetEligible(false)
+	c.now = c.now.Add(time.Second)
+	ask(health.Healthz, 503, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:01Z","nodeEligible":false,
+		"healthy":true,"status":{"IPv4":{"lastUpdated":"2030-01-01T00:00:01Z","healthy":true}}}`)
+	ask(health.Livez, 200, `{"lastUpdated":"2030-01-01T00:00:01Z","currentTime":"2030-01-01T00:00:01Z",
+		"healthy":true,"status":{"IPv4":{"lastUpdated":"2030-01-01T00:00:01Z","healthy":true}}}`)
+	p.SetEligible(true)
+	tr.Queued(c.now)
+	tr.SyncStart(runner.Info{})
+	tr.SyncDone(runner.Info{Err: errors.New("no")})
+	c.now = c.now.Add(time.Minute)
+	late := `"healthy":false,"status":{"IPv4":{"lastUpdated":"2030-01-01T00:00:00Z","healthy":false}}}`
+	ask(health.Livez, 503, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:01:01Z",`+late)
+	ask(health.Healthz, 503, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:01:01Z","nodeEligible":true,`+late)
+
+	// One Service that cannot be programmed does not make the node useless.
+	tr.SyncStart(runner.Info{})
+	tr.SyncDone(runner.Info{Err: &ruleset.PartialError{Failed: map[tracker.Key]error{{}: errors.New("no")}}})
+	if !p.Healthy() {
+		t.Error("unhealthy by a PartialError")
+	}
+	if h, l := codes[health.Healthz], codes[health.Livez]; len(h) != 3 || h[1] != 503 || len(l) != 2 || l[1] != 503 {
+		t.Errorf("Answered was told %v", codes)
+	}
+}
+
+func TestNewProxyRefuses(t *testing.T) {
+	for _, c := range []health.ProxyConfig{{}, {Timeout: -1}, {Timeout: 1, Families: []tracker.Family{5}}} {
+		if _, err := health.NewProxy(c); !errors.Is(err, health.ErrConfig) {
+			t.Errorf("%+v: error %v", c, err)
+		}
+	}
+}
+
+func TestEligible(t *testing.T) {
+	now := metav1.Now()
+	for _, tt := range []struct {
+		node *v1.Node
+		want bool
+	}{
+		{nil, false},
+		{&v1.Node{}, true},
+		{&v1.Node{Spec: v1.NodeSpec{Taints: []v1.Taint{{Key: "node.kubernetes.io/not-ready"}}}}, true},
+		{&v1.Node{Spec: v1.NodeSpec{Taints: []v1.Taint{{}, {Key: "ToBeDeletedByClusterAutoscaler"}}}}, false},
+		{&v1.Node{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}}, false},
+	} {
+		if got := health.Eligible(tt.node); got != tt.want {
+			t.Errorf("%v: %v", tt.node, got)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package health
+
+import (
+	"context"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// weightHeader tells a load balancer how many endpoints the node has.
+const weightHeader = "X-Load-Balancing-Endpoint-Weight"
+
+// ServicesConfig is what a [Services] is made of. The zero value is useful.
+type ServicesConfig struct {
+	// ProxyHealthy reports whether the proxy works: [Proxy.Healthy] fits. It must be
+	// safe for concurrent use. Nil means that it always does.
+	ProxyHealthy func() bool
+}
+
+// Services counts the local ready endpoints of the Services that have a
+// health-check node port. It is a [ruleset.Backend]; its methods are safe for
+// concurrent use.
+type Services struct {
+	cfg ServicesConfig
+
+	mu    sync.Mutex
+	node  string
+	ports map[types.NamespacedName]*service
+}
+
+// service is one Service with a health-check node port.
+type service struct {
+	rules map[tracker.Key]*ruleset.Service
+	// Made of the above:
+	port  uint16
+	local int
+}
+
+// NewServices returns a Services that knows of none.
+func NewServices(c ServicesConfig) *Services {
+	return &Services{cfg: c, ports: map[types.NamespacedName]*service{}}
+}
+
+// Apply takes note of a delta, as [ruleset.Backend] says. It never fails. It costs
+// a step for each endpoint of the changed Services that have a health-check node
+// port.
+func (s *Services) Apply(_ context.Context, d *ruleset.Delta) error {
+	s.apply(d)
+	return nil
+}
+
+// apply is Apply, and returns the names of the Services that may have another port
+// than before.
+func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	touched := map[types.NamespacedName]bool{}
+	if d.Full {
+		for name := range s.ports {
+			touched[name] = true
+		}
+		s.ports = map[types.NamespacedName]*service{}
+	}
+	for i := range d.Changes {
+		c := &d.Changes[i]
+		name := c.Key.NamespacedName
+		e := s.ports[name]
+		if c.New != nil && c.New.Port.HealthCheckNodePort != 0 {
+			if e == nil {
+				e = &service{rules: map[tracker.Key]*ruleset.Service{}}
+				s.ports[name] = e
+			}
+			e.rules[c.Key] = c.New
+		} else if e != nil {
+			delete(e.rules, c.Key)
+		} else {
+			continue
+		}
+		touched[name] = true
+	}
+	if name := d.Node.Info.Name; name != s.node {
+		s.node = name
+		for name := range s.ports {
+			touched[name] = true
+		}
+	}
+	for name := range touched {
+		if e := s.ports[name]; e != nil && len(e.rules) == 0 {
+			delete(s.ports, name)
+		} else if e != nil {
+			e.count(s.node)
+		}
+	}
+	return touched
+}
+
+// count makes e.port and e.local.
+func (e *service) count(node string) {
+	seen := map[tracker.Family]map[netip.Addr]bool{}
+	e.port, e.local = 0, 0
+	var from tracker.Key
+	for key, r := range e.rules {
+		// All ports of a Service say the same, but while one change follows another
+		// they may not; then the first by key decides.
+		if e.port == 0 || key.Compare(from) < 0 {
+			e.port, from = r.Port.HealthCheckNodePort, key
+		}
+		for _, ep := range r.Endpoints {
+			if !ep.Ready || !ep.IsLocal(node) {
+				continue
+			}
+			if seen[key.Family] == nil {
+				seen[key.Family] = map[netip.Addr]bool{}
+			}
+			seen[key.Family][ep.Addr.Addr()] = true
+		}
+	}
+	for _, addrs := range seen {
+		e.local = max(e.local, len(addrs))
+	}
+}
+
+// Get returns a Service's health-check node port and how many local ready
+// endpoints it has, and whether there is such a Service.
+func (s *Services) Get(name types.NamespacedName) (port uint16, localEndpoints int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.ports[name]
+	if e == nil {
+		return 0, 0, false
+	}
+	return e.port, e.local, true
+}
+
+// answer is the body of a Service's health check.
+type answer struct {
+	Service struct {
+		Namespace string `json:"namespace"`
+		Name      string `json:"name"`
+	} `json:"service"`
+	LocalEndpoints      int  `json:"localEndpoints"`
+	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
+}
+
+// Handler returns a handler that answers the health check of one Service, whether
+// there is one of this name yet or not: one that is not known, or has no
+// health-check node port, has no local endpoints.
+func (s *Services) Handler(name types.NamespacedName) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, local, _ := s.Get(name)
+		a := answer{LocalEndpoints: local, ServiceProxyHealthy: s.cfg.ProxyHealthy == nil || s.cfg.ProxyHealthy()}
+		a.Service.Namespace, a.Service.Name = name.Namespace, name.Name
+		code := http.StatusOK
+		if a.LocalEndpoints == 0 || !a.ServiceProxyHealthy {
+			code = http.StatusServiceUnavailable
+		}
+		w.Header().Set(weightHeader, strconv.Itoa(local))
+		writeJSON(w, code, a)
+	})
+}
