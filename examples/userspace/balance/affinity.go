@@ -1,0 +1,113 @@
+package balance
+
+import (
+	"container/list"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// DefaultAffinityClients is how many clients an [Affinity] remembers unless told
+// otherwise: some ten megabytes.
+const DefaultAffinityClients = 65536
+
+// Affinity remembers which endpoint each client was sent to (a Service's
+// sessionAffinity ClientIP). Several Balancers may be wrapped by one, as for the
+// two pools of a Service. Its methods are safe for concurrent use.
+type Affinity struct {
+	mu      sync.Mutex
+	timeout time.Duration
+	max     int
+	now     func() time.Time
+	clients map[netip.Addr]*list.Element // of *stay
+	recent  list.List                    // the latest first
+}
+
+// stay is one client's endpoint.
+type stay struct {
+	client   netip.Addr
+	endpoint netip.AddrPort
+	last     time.Time
+}
+
+// NewAffinity returns an Affinity that remembers a client for timeout after its
+// last pick; with 0 or less, none. When there are more than max clients the one
+// that was not heard of for longest is forgotten; 0 means
+// [DefaultAffinityClients].
+func NewAffinity(timeout time.Duration, max int) *Affinity {
+	if max <= 0 {
+		max = DefaultAffinityClients
+	}
+	return &Affinity{timeout: timeout, max: max, now: time.Now, clients: map[netip.Addr]*list.Element{}}
+}
+
+// SetTimeout replaces the timeout, also for the clients that are remembered.
+func (a *Affinity) SetTimeout(d time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.timeout = d
+}
+
+// Len returns how many clients are remembered, including some that have been
+// silent for longer than the timeout.
+func (a *Affinity) Len() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.clients)
+}
+
+// Wrap returns a Balancer that picks the client's endpoint if that is in the pool
+// and has a weight, and else what next picks, from then on. Next is called with
+// the Affinity locked, and must not use it.
+func (a *Affinity) Wrap(next Balancer) Balancer { return &sticky{a, next} }
+
+type sticky struct {
+	affinity *Affinity
+	next     Balancer
+}
+
+func (s *sticky) Pick(pool []*tracker.Endpoint, client netip.Addr) *tracker.Endpoint {
+	a := s.affinity
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	client = client.Unmap()
+	now := a.now()
+	e := a.clients[client]
+	if e != nil {
+		c := e.Value.(*stay)
+		if now.Sub(c.last) < a.timeout {
+			i := slices.IndexFunc(pool, func(ep *tracker.Endpoint) bool { return ep.Addr == c.endpoint })
+			if i >= 0 && pool[i].Weight > 0 {
+				c.last = now
+				a.recent.MoveToFront(e)
+				return pool[i]
+			}
+		}
+	}
+	ep := s.next.Pick(pool, client)
+	switch {
+	case ep == nil:
+	case e != nil:
+		e.Value = &stay{client, ep.Addr, now}
+		a.recent.MoveToFront(e)
+	case a.timeout > 0:
+		a.clients[client] = a.recent.PushFront(&stay{client, ep.Addr, now})
+	}
+	a.trim(now)
+	return ep
+}
+
+// trim forgets clients that are too many, or silent for too long.
+func (a *Affinity) trim(now time.Time) {
+	for e := a.recent.Back(); e != nil; e = a.recent.Back() {
+		c := e.Value.(*stay)
+		if len(a.clients) <= a.max && now.Sub(c.last) < a.timeout {
+			return
+		}
+		a.recent.Remove(e)
+		delete(a.clients, c.client)
+	}
+}

@@ -1,0 +1,88 @@
+package balance
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// clock is a time that a test sets.
+type clock struct{ t time.Time }
+
+func (c *clock) now() time.Time { return c.t }
+
+func newAffinity(timeout time.Duration, max int) (*Affinity, *clock) {
+	a, c := NewAffinity(timeout, max), &clock{time.Unix(1e9, 0)}
+	a.now = c.now
+	return a, c
+}
+
+func TestAffinity(t *testing.T) {
+	a, clock := newAffinity(10*time.Second, 0)
+	b := a.Wrap(&RoundRobin{})
+	p := pool(1, 1, 1)
+	other := netip.MustParseAddr("2001:db8::1")
+	expect := func(what string, pool []*tracker.Endpoint, c netip.Addr, want string) {
+		t.Helper()
+		if got := name(b.Pick(pool, c)); got != want {
+			t.Errorf("%s: %s was sent to %s, want %s", what, c, got, want)
+		}
+	}
+	expect("first", p, client, "a")
+	expect("first", p, other, "b")
+	for range 5 { // it goes on for longer than the timeout
+		clock.t = clock.t.Add(9 * time.Second)
+		expect("kept coming", p, client, "a")
+	}
+	expect("as an IPv6 socket sees it", p, netip.AddrFrom16(client.As16()), "a")
+	expect("silent for long", p, other, "c")
+	expect("out of the pool", p[1:], client, "b")
+	expect("back in the pool", p, client, "b")
+	p[1].Weight = 0
+	expect("its endpoint takes no more", p, client, "c")
+	p[1].Weight = 1
+	clock.t = clock.t.Add(10 * time.Second)
+	expect("silent for the timeout", p, client, "a")
+	a.SetTimeout(time.Hour)
+	clock.t = clock.t.Add(59 * time.Minute)
+	expect("with a longer timeout", p, client, "a")
+	expect("with nothing to choose from", nil, client, "-")
+	expect("after that", p, client, "a")
+}
+
+// TestAffinityShared: two pools of a Service share what is remembered.
+func TestAffinityShared(t *testing.T) {
+	a, _ := newAffinity(time.Minute, 0)
+	cluster, local := a.Wrap(&RoundRobin{}), a.Wrap(&RoundRobin{})
+	p := pool(1, 1, 1)
+	if got := name(local.Pick(p[2:], client)) + name(cluster.Pick(p, client)) + name(cluster.Pick(p[:2], client)) + name(local.Pick(p[1:], client)); got != "ccab" {
+		t.Errorf("chose %s", got)
+	}
+}
+
+func TestAffinityForgets(t *testing.T) {
+	a, clock := newAffinity(time.Minute, 100)
+	b := a.Wrap(&RoundRobin{})
+	p := pool(equal(7)...)
+	for i := range 1000 {
+		b.Pick(p, clientNumber(i))
+		b.Pick(p, client) // always among the latest
+	}
+	if a.Len() != 100 {
+		t.Errorf("remembers %d clients, want 100", a.Len())
+	}
+	if got := name(b.Pick(p, client)); got != "b" {
+		t.Errorf("the busiest client was sent to %s", got)
+	}
+	clock.t = clock.t.Add(time.Minute)
+	b.Pick(p, client)
+	if a.Len() != 1 {
+		t.Errorf("remembers %d clients after all but one were silent", a.Len())
+	}
+	off, _ := newAffinity(0, 0)
+	if got := picks(off.Wrap(&RoundRobin{}), p, 3); got != "abc" || off.Len() != 0 {
+		t.Errorf("without a timeout: %s, and %d clients are remembered", got, off.Len())
+	}
+}

@@ -1,0 +1,50 @@
+package balance
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// RoundRobin chooses one endpoint after the other, in the order of the pool.
+// Weights do not count, except 0. The zero value is ready for use.
+type RoundRobin struct {
+	mu sync.Mutex
+	// last was chosen last; it was number at in its pool.
+	last netip.AddrPort
+	at   int
+}
+
+// Pick returns the endpoint after the last one, and if that is gone the next by
+// address. It takes a few steps, and one for each endpoint when the pool
+// has changed.
+func (b *RoundRobin) Pick(pool []*tracker.Endpoint, _ netip.Addr) *tracker.Endpoint {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	next := b.next(pool)
+	for i := range pool {
+		at := (next + i) % len(pool)
+		if ep := pool[at]; ep.Weight > 0 {
+			b.last, b.at = ep.Addr, at
+			return ep
+		}
+	}
+	return nil
+}
+
+// next returns the index to begin at, which may be len(pool).
+func (b *RoundRobin) next(pool []*tracker.Endpoint) int {
+	if !b.last.IsValid() {
+		return 0
+	}
+	if b.at < len(pool) && pool[b.at].Addr == b.last {
+		return b.at + 1
+	}
+	if i := slices.IndexFunc(pool, func(ep *tracker.Endpoint) bool { return ep.Addr == b.last }); i >= 0 {
+		return i + 1
+	}
+	// It is gone. Pools are in the order of their addresses.
+	return max(0, slices.IndexFunc(pool, func(ep *tracker.Endpoint) bool { return ep.Addr.Compare(b.last) > 0 }))
+}
