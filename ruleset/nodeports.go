@@ -19,18 +19,24 @@ type NodePortAddresses struct {
 var ErrNodePortAddresses = errors.New("ruleset: bad NodePort addresses")
 
 // ParseNodePortAddresses reads the choice as kube-proxy's --nodeport-addresses
-// has it: nothing for all addresses; "primary", alone, for the addresses the Node
-// object gives; or CIDRs, for the addresses within them. A family that no CIDR is
-// of is not restricted. The error is an [ErrNodePortAddresses] that names the bad
-// value.
+// has it: nothing for all addresses, or any combination of CIDRs, for the addresses
+// within them, and of the keywords "primary", for the addresses the Node object
+// gives, "all", for 0.0.0.0/0 and ::/0, and "localhost", for 127.0.0.0/8 and
+// ::1/128. A family that nothing in the list is of is not restricted. The error is
+// an [ErrNodePortAddresses] that names the bad value.
 func ParseNodePortAddresses(values []string) (NodePortAddresses, error) {
-	if len(values) == 1 && values[0] == "primary" {
-		return NodePortAddresses{primary: true}, nil
-	}
 	var n NodePortAddresses
 	for _, v := range values {
-		if v == "primary" {
-			return NodePortAddresses{}, fmt.Errorf("%w: \"primary\" must stand alone", ErrNodePortAddresses)
+		switch v {
+		case "primary":
+			n.primary = true
+			continue
+		case "all":
+			n.prefixes = append(n.prefixes, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+			continue
+		case "localhost":
+			n.prefixes = append(n.prefixes, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), netip.PrefixFrom(netip.IPv6Loopback(), 128))
+			continue
 		}
 		p, err := netip.ParsePrefix(v)
 		if err != nil {
@@ -48,16 +54,7 @@ func ParseNodePortAddresses(values []string) (NodePortAddresses, error) {
 // addresses are never part of it. A /0 stands for all addresses whatever else is
 // given.
 func (n NodePortAddresses) Resolve(info tracker.NodeInfo, f tracker.Family) NodePorts {
-	if n.primary {
-		var own []netip.Prefix
-		for _, a := range info.Addresses {
-			if a = a.Unmap().WithZone(""); tracker.FamilyOf(a) == f && !a.IsLoopback() {
-				own = append(own, single(a))
-			}
-		}
-		return NodePorts{Prefixes: reducePrefixes(own)}
-	}
-	given := false
+	given := n.primary
 	var within []netip.Prefix
 	for _, p := range n.prefixes {
 		if tracker.FamilyOf(p.Addr()) != f {
@@ -69,6 +66,13 @@ func (n NodePortAddresses) Resolve(info tracker.NodeInfo, f tracker.Family) Node
 		given = true
 		if !p.Addr().IsLoopback() {
 			within = append(within, p)
+		}
+	}
+	if n.primary {
+		for _, a := range info.Addresses {
+			if a = a.Unmap().WithZone(""); tracker.FamilyOf(a) == f && !a.IsLoopback() {
+				within = append(within, single(a))
+			}
 		}
 	}
 	if !given {

@@ -35,6 +35,9 @@ func TestNodePortAddresses(t *testing.T) {
 		{"a zero CIDR wins", []string{"192.0.2.0/24", "0.0.0.0/0", "2001:db8::/64"}, info, all, some("2001:db8::/64")},
 		{"both zero", []string{"0.0.0.0/0", "::/0"}, info, all, all},
 		{"loopback", []string{"127.0.0.0/8", "::1/128"}, info, some(), some()},
+		{"localhost", []string{"localhost"}, info, some(), some()},
+		{"everything", []string{"all"}, info, all, all},
+		{"primary and more", []string{"10.0.0.0/8", "primary", "localhost"}, info, some("10.0.0.0/8", "192.0.2.1/32"), some("2001:db8::1/128")},
 		{"loopback and more", []string{"127.0.0.0/8", "192.0.2.0/24"}, info, some("192.0.2.0/24"), all},
 	} {
 		n, err := ParseNodePortAddresses(c.values)
@@ -49,7 +52,7 @@ func TestNodePortAddresses(t *testing.T) {
 			t.Errorf("%s: IPv6 %+v, want %+v", c.name, got, c.v6)
 		}
 	}
-	for _, bad := range [][]string{{"primary", "10.0.0.0/8"}, {"10.0.0.0/8", "primary"}, {""}, {"10.0.0.1"}, {"10.0.0.0/33"}, {"eth0"}, {"::ffff:10.0.0.0/104"}} {
+	for _, bad := range [][]string{{"primary", "10.0.0.0"}, {"Primary"}, {""}, {"10.0.0.1"}, {"10.0.0.0/33"}, {"eth0"}, {"::ffff:10.0.0.0/104"}} {
 		if _, err := ParseNodePortAddresses(bad); !errors.Is(err, ErrNodePortAddresses) {
 			t.Errorf("%q: error %v", bad, err)
 		}
