@@ -139,7 +139,9 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 		err = b.commit()
 	}
 	if err == nil && b.writer.structural {
-		err = b.remember()
+		// What somebody else altered before or during this must not be taken for what
+		// was just written. If nothing can be read now, Check does it later.
+		err = ignoreInterrupted(b.examine(false))
 	}
 	switch {
 	case err == nil:
@@ -195,11 +197,7 @@ func (b *Backend) commit() error {
 	if err != nil || batch.Empty() {
 		return err
 	}
-	if err := b.conn.Commit(batch); err != nil {
-		return err
-	}
-	b.watched.commits++
-	return nil
+	return b.conn.Commit(batch)
 }
 
 func (b *Backend) finish() (*nlbatch.Batch, error) {
@@ -238,9 +236,6 @@ func (b *Backend) settle() error {
 	}
 	err := <-b.inFlight
 	b.inFlight = nil
-	if err == nil {
-		b.watched.commits++
-	}
 	return err
 }
 

@@ -33,7 +33,7 @@ func Cleanup(ctx context.Context, c Config) error {
 		batch.Reset()
 		for _, name := range []string{c.Table, shadowOf(c.Table)} {
 			for _, f := range c.Families {
-				exists, err := tableExists(conn, name, f)
+				_, exists, err := readTable(conn, name, f)
 				if err != nil {
 					return err
 				}
@@ -48,15 +48,6 @@ func Cleanup(ctx context.Context, c Config) error {
 		return fmt.Errorf("nftables: clean up: %w", err)
 	}
 	return nil
-}
-
-func tableExists(conn *nlbatch.Conn, name string, f tracker.Family) (exists bool, err error) {
-	request := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, name)
-	err = conn.Get(unix.NFT_MSG_GETTABLE, protoFamily(f), false, request, func([]byte) error {
-		exists = true
-		return nil
-	})
-	return exists, ignore(err, unix.ENOENT)
 }
 
 func deleteTable(batch *nlbatch.Batch, f tracker.Family, name string) {

@@ -19,79 +19,84 @@ import (
 // before something went wrong.
 type kernelTable struct {
 	exists bool
-	// compatible: this package wrote it, in the layout it still has.
-	compatible bool
+	// known: this package wrote it, in the layout it still has, so that what it
+	// remembers can be taken over.
+	known bool
+	// sound: it is known and can be written anew in place. A table is not if it was
+	// switched off, or a chain hooked in otherwise: deleting it is the only way to
+	// put that right on every kernel.
+	sound bool
 	// hooked: packets meet it.
-	hooked       bool
-	sets, chains []string
+	hooked bool
+	sets   map[string]kernelSet
+	chains map[string]kernelChain
 	// ranges is what the interval sets hold, of those that there are.
 	ranges map[set][]addrRange
 	// hairpin is the endpoints that connections from themselves are masqueraded to,
 	// nil if they are very many.
 	hairpin []netip.Addr
-	sticky  map[stickyOwner]*adoptedPool
+	// sticky is the sticky pools, nil if they cannot be told.
+	sticky map[stickyOwner]*adoptedPool
 }
 
 // inspect reads what has to be known to replace the family's table of a name. It
-// reads no large map.
+// reads no large map. Where others commit so fast that all readings are
+// interrupted the last one counts: what they change is most likely elsewhere, and
+// if not, the kernel refuses the transaction.
 func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) {
 	k := &kernelTable{}
-	var err error
-	if k.exists, err = tableExists(b.conn, table, f); err != nil || !k.exists {
+	flags, exists, err := readTable(b.conn, table, f)
+	if err != nil || !exists {
 		return k, err
 	}
-	err = again(func() error {
-		k.sets, err = b.names(table, unix.NFT_MSG_GETSET, f, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
-		return err
-	})
-	if err != nil {
+	k.exists = true
+	if k.sets, err = settled(b.readSets(table, f)); err != nil {
 		return k, err
 	}
-	err = again(func() error {
-		k.chains, err = b.names(table, unix.NFT_MSG_GETCHAIN, f, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
-		return err
-	})
-	if err != nil {
+	if k.chains, err = settled(b.readChains(table, f)); err != nil {
 		return k, err
 	}
-	k.hooked = slices.Contains(k.chains, chainNATPrerouting)
-	err = again(func() error {
-		return b.elements(table, f, setLayout, func(e element) {
-			k.compatible = len(e.key) == 4 && binary.NativeEndian.Uint32(e.key) == layoutVersion
-		})
-	})
-	if err != nil || !k.compatible {
-		return k, ignore(err, unix.ENOENT)
+	k.sound = flags == 0
+	base := rules{family: f, mark: b.config.mark()}.baseChains()
+	for name, c := range k.chains {
+		k.hooked = k.hooked || c.base != nil
+		k.sound = k.sound && c.is(base[name])
 	}
-	err = again(func() error {
-		k.sticky = map[stickyOwner]*adoptedPool{}
-		return b.elements(table, f, setStickyEndpoints, k.addSticky)
-	})
-	if err != nil {
-		k.compatible = false
-		return k, ignore(err, unix.ENOENT)
+	usable := func(s set) bool {
+		found, ok := k.sets[s.name()]
+		return ok && found.is(s.spec(f))
 	}
-	k.ranges = map[set][]addrRange{}
-	for _, s := range []set{setNodePortIPs, setServiceCIDRs} {
-		if !slices.Contains(k.sets, s.name()) {
-			continue
-		}
-		err := again(func() error {
-			var list []element
-			err := b.elements(table, f, s, func(e element) {
-				e.key = slices.Clone(e.key)
-				list = append(list, e)
+	if usable(setLayout) {
+		err = again(func() error {
+			return b.elements(table, f, setLayout, func(e element) {
+				k.known = len(e.key) == 4 && binary.NativeEndian.Uint32(e.key) == layoutVersion
 			})
-			k.ranges[s] = rangesOf(list)
-			return err
 		})
-		if err != nil {
+	}
+	k.sound = k.sound && k.known
+	if err != nil || !k.known {
+		return k, ignore(err, unix.ENOENT)
+	}
+	if usable(setStickyEndpoints) && usable(setStickyClients) {
+		err = again(func() error {
+			k.sticky = map[stickyOwner]*adoptedPool{}
+			return b.elements(table, f, setStickyEndpoints, k.addSticky)
+		})
+		if err = ignoreInterrupted(err); err != nil {
 			return k, err
 		}
 	}
-	size, err := b.setSize(table, f, setHairpin)
-	if err != nil || size > 2*countable {
-		return k, ignore(err, unix.ENOENT)
+	k.ranges = map[set][]addrRange{}
+	for _, s := range []set{setNodePortIPs, setServiceCIDRs} {
+		if !usable(s) {
+			continue
+		}
+		if k.ranges[s], err = settled(b.readRanges(table, f, s)); err != nil {
+			return k, err
+		}
+	}
+	if !usable(setHairpin) || k.sets[setHairpin.name()].size > 2*countable {
+		return k, nil
 	}
 	err = again(func() error {
 		k.hairpin = nil
@@ -101,35 +106,37 @@ func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) 
 			}
 		})
 	})
-	return k, err
+	return k, ignoreInterrupted(err)
 }
 
-// setSize returns the size that a set was made with.
-func (b *Backend) setSize(table string, f tracker.Family, s set) (size int, err error) {
-	request := nlbatch.AppendString(nil, unix.NFTA_SET_TABLE, table)
-	request = nlbatch.AppendString(request, unix.NFTA_SET_NAME, s.name())
-	err = b.conn.Get(unix.NFT_MSG_GETSET, protoFamily(f), false, request, func(attrs []byte) error {
-		nlbatch.Attributes(attrs, func(typ uint16, desc []byte) {
-			if typ != unix.NFTA_SET_DESC {
-				return
-			}
-			nlbatch.Attributes(desc, func(typ uint16, data []byte) {
-				if typ == unix.NFTA_SET_DESC_SIZE && len(data) == 4 {
-					size = int(binary.BigEndian.Uint32(data))
-				}
-			})
+// readRanges returns what an interval set holds.
+func (b *Backend) readRanges(table string, f tracker.Family, s set) ([]addrRange, error) {
+	var list []element
+	err := again(func() error {
+		list = list[:0]
+		return b.elements(table, f, s, func(e element) {
+			e.key = slices.Clone(e.key)
+			list = append(list, e)
 		})
-		return nil
 	})
-	return size, err
+	return rangesOf(list), err
 }
 
-// keeps reports whether a set of the name stays where the table is rewritten:
-// the one that remembers clients, and those whose contents would be missing for a
-// moment if they were made anew.
-func (k *kernelTable) keeps(s set) bool {
-	return k.compatible && slices.Contains(k.sets, s.name()) &&
-		(s == setStickyClients || s == setNodePortIPs || s == setServiceCIDRs)
+// keeps reports whether a set stays where the table is rewritten: the one that
+// remembers clients, and those whose contents would be missing for a moment if
+// they were made anew.
+func (k *kernelTable) keeps(s set, f tracker.Family) bool {
+	found, ok := k.sets[s.name()]
+	if !ok || !k.sound || !found.is(s.spec(f)) {
+		return false
+	}
+	switch s {
+	case setStickyClients:
+		return k.sticky != nil
+	case setNodePortIPs, setServiceCIDRs:
+		return true
+	}
+	return false
 }
 
 // addSticky adds an element of sticky-endpoints to the pool it is of.
@@ -163,35 +170,15 @@ func parseAddrPort(data []byte) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(data[n:])), ok
 }
 
-// names returns the names of the table's objects of one type.
-func (b *Backend) names(table string, typ uint16, f tracker.Family, tableAttr, nameAttr uint16) ([]string, error) {
-	var out []string
-	request := nlbatch.AppendString(nil, tableAttr, table)
-	err := b.conn.Get(typ, protoFamily(f), true, request, func(attrs []byte) error {
-		var of, name string
-		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
-			switch typ {
-			case tableAttr:
-				of = text(data)
-			case nameAttr:
-				name = text(data)
-			}
-		})
-		// Not every kernel heeds the request's table.
-		if of == table {
-			out = append(out, name)
-		}
-		return nil
-	})
-	return out, err
-}
-
 func text(data []byte) string { return strings.TrimRight(string(data), "\x00") }
 
 // element is one element of a set or map.
 type element struct {
 	key, data []byte
-	comment   string
+	// verdict and chain are an element's of a verdict map.
+	verdict int32
+	chain   string
+	comment string
 	// intervalEnd marks the first address behind an interval.
 	intervalEnd bool
 	// timeout and expiration are as the kernel tells them, nil if there is none.
@@ -230,6 +217,7 @@ func parseElement(attrs []byte) element {
 			e.key = value(data)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.data = value(data)
+			e.verdict, e.chain = parseVerdict(data)
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.intervalEnd = len(data) == 4 && binary.BigEndian.Uint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_TIMEOUT:
@@ -243,6 +231,24 @@ func parseElement(attrs []byte) element {
 	return e
 }
 
+// parseVerdict reads the data of an element of a verdict map.
+func parseVerdict(data []byte) (verdict int32, chain string) {
+	nlbatch.Attributes(data, func(typ uint16, v []byte) {
+		if typ != unix.NFTA_DATA_VERDICT {
+			return
+		}
+		nlbatch.Attributes(v, func(typ uint16, v []byte) {
+			switch typ {
+			case unix.NFTA_VERDICT_CODE:
+				verdict = int32(bigEndian(v))
+			case unix.NFTA_VERDICT_CHAIN:
+				chain = text(v)
+			}
+		})
+	})
+	return verdict, chain
+}
+
 // again repeats a read that a transaction of somebody else's interrupted.
 func again(read func() error) error {
 	var err error
@@ -254,13 +260,26 @@ func again(read func() error) error {
 	return err
 }
 
+// ignoreInterrupted returns err unless it says that others committed transactions
+// during the reading, every time.
+func ignoreInterrupted(err error) error {
+	if errors.Is(err, nlbatch.ErrInterrupted) {
+		return nil
+	}
+	return err
+}
+
+// settled returns what was read, interrupted or not.
+func settled[T any](v T, err error) (T, error) { return v, ignoreInterrupted(err) }
+
 // persist repeats what failed because somebody else changed the same tables
 // between reading and writing them.
 func persist(f func() error) error {
 	var err error
 	for range 5 {
 		err = f()
-		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) {
+		var drift *DriftError
+		if !errors.As(err, &drift) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) {
 			break
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -23,8 +25,12 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	defer func() { b.writer, b.spare = newWriter(b.name, b.config.mark()), nil }()
 	var failed map[tracker.Key]error
 	err := persist(func() (err error) {
+		b.watched = watched{commits: b.conn.Commits()}
+		if b.watched.generation, err = b.conn.Generation(); err != nil {
+			return err
+		}
 		if failed, err = b.replaceOnce(ctx, d); err == nil {
-			err = b.remember()
+			err = ignoreInterrupted(b.examine(false))
 		}
 		return err
 	})
@@ -114,9 +120,7 @@ func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, divide bo
 	for _, f := range b.config.Families {
 		t := newTable(f, d.Node)
 		need := t.measure(d.Changes, b.config.StickyClients, len(k[f].hairpin))
-		if k[f].compatible {
-			t.adopt(k[f].sticky)
-		}
+		t.adopt(k[f].sticky)
 		edit(t)
 		if !divide {
 			for s, n := range need {
@@ -154,13 +158,21 @@ func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, k kernelTables)
 	divide := !k.exist()
 	b.begin(b.name, d, k, divide, func(t *table) {
 		for s := range firstAllowed {
-			t.kept[s] = k[t.family].keeps(s)
-		}
-		for s, r := range k[t.family].ranges {
-			t.ranges[s] = r
+			if t.kept[s] = k[t.family].keeps(s, t.family); t.kept[s] {
+				t.ranges[s] = k[t.family].ranges[s]
+			}
 		}
 		b.clear(t, k[t.family])
 	})
+	for _, t := range b.tables {
+		if !t.kept[setStickyClients] {
+			clients, err := b.readClients(t, k[t.family])
+			if err != nil {
+				return nil, err
+			}
+			b.writer.addClients(t, clients)
+		}
+	}
 	failed, err := b.fill(ctx, d, divide)
 	if err == nil {
 		for _, t := range b.tables {
@@ -175,7 +187,7 @@ func (b *Backend) clear(t *table, k *kernelTable) {
 	switch {
 	case !k.exists:
 		b.writer.newTable(t)
-	case !k.compatible:
+	case !k.sound:
 		b.writer.deleteTable(t.family)
 		b.writer.newTable(t)
 	default:
@@ -186,8 +198,9 @@ func (b *Backend) clear(t *table, k *kernelTable) {
 		for s := range firstAllowed {
 			kept[s.name()] = t.kept[s]
 		}
-		for _, name := range k.sets {
-			if !kept[name] {
+		for name, s := range k.sets {
+			// Anonymous sets go with the rules of somebody else that they belong to.
+			if !kept[name] && s.flags&unix.NFT_SET_ANONYMOUS == 0 {
 				b.writer.deleteSet(t.family, name)
 			}
 		}
@@ -197,7 +210,7 @@ func (b *Backend) clear(t *table, k *kernelTable) {
 // deleteUnused deletes chains that an earlier table needed and this one does not.
 // It matters little whether it succeeds: nothing goes to them.
 func (b *Backend) deleteUnused(t *table, k *kernelTable) {
-	if !k.compatible {
+	if !k.sound {
 		return
 	}
 	used := map[string]bool{}
@@ -205,13 +218,16 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 		used[c.name] = true
 	}
 	w := newWriter(b.name, b.config.mark())
-	for _, name := range k.chains {
-		if !used[name] && !t.chains[name] {
+	unused := map[string]bool{}
+	for name := range k.chains {
+		if _, ok := t.chains[name]; !ok && !used[name] {
+			unused[name] = true
 			w.deleteChain(t.family, name)
 		}
 	}
 	batch, _ := w.finish(nil)
 	if err := b.conn.Commit(batch); err != nil {
+		t.unused = unused
 		b.config.Log.Info("nftables: unused chains stay until the next full sync", slog.Any("error", err))
 	}
 }
@@ -233,10 +249,8 @@ func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables
 		return nil, err
 	}
 	for _, t := range b.tables {
-		if k[t.family].compatible {
-			if err := b.copyClients(t, name); err != nil {
-				return nil, err
-			}
+		if err := b.copyClients(t, k[t.family], name); err != nil {
+			return nil, err
 		}
 	}
 	// A connection that is looked at during a commit may meet one table as it was
@@ -253,16 +267,25 @@ func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables
 	return failed, b.deleteTables(old, k)
 }
 
-// copyClients copies what clients are remembered by to the tables of a name.
-func (b *Backend) copyClients(t *table, name string) error {
-	var clients nlbatch.Elements
+// readClients reads what clients are remembered by.
+func (b *Backend) readClients(t *table, k *kernelTable) (*nlbatch.Elements, error) {
+	clients := &nlbatch.Elements{}
+	if k.sticky == nil {
+		return clients, nil
+	}
 	err := b.elements(b.name, t.family, setStickyClients, func(e element) {
-		if e.expiration != nil {
+		if e.expiration != nil && clients.Count() < t.size[setStickyClients] {
 			clients.AddTimed(e.key, e.data, e.timeout, e.expiration)
 		}
 	})
 	// Clients that come and go interrupt the reading, and are no loss.
-	if err != nil && !errors.Is(err, nlbatch.ErrInterrupted) {
+	return clients, ignoreInterrupted(err)
+}
+
+// copyClients copies what clients are remembered by to the tables of a name.
+func (b *Backend) copyClients(t *table, k *kernelTable, name string) error {
+	clients, err := b.readClients(t, k)
+	if err != nil {
 		return err
 	}
 	return clients.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {

@@ -50,6 +50,17 @@ func (w rules) fixedChains() []chainSpec {
 	}
 }
 
+// baseChains returns how the chains that packets come by are hooked in, by name.
+func (w rules) baseChains() map[string]*baseChain {
+	out := map[string]*baseChain{}
+	for _, c := range w.fixedChains() {
+		if c.base != nil {
+			out[c.name] = c.base
+		}
+	}
+	return out
+}
+
 // skeleton writes everything of a table that does not depend on the Services. The
 // sets must have their sizes.
 func (t *table) skeleton(w *writer) {

@@ -31,8 +31,10 @@ type table struct {
 	// near traffic can be sent to.
 	classes map[class]uint32
 	near    map[class]bool
-	// chains is the names of the chains made for classes.
-	chains map[string]bool
+	// chains is the chains made for classes, with the number of their rules.
+	chains map[string]int
+	// unused is chains of an earlier table that could not be deleted.
+	unused map[string]bool
 	// prefixes is the lengths of source prefixes that have a set.
 	prefixes map[int]bool
 	// clusterIPs and hairpin count who needs an element.
@@ -80,7 +82,7 @@ func newTable(f tracker.Family, n *ruleset.Node) *table {
 		sticky:     numbers{max: maxSticky},
 		classes:    map[class]uint32{},
 		near:       map[class]bool{},
-		chains:     map[string]bool{},
+		chains:     map[string]int{},
 		prefixes:   map[int]bool{},
 		clusterIPs: map[netip.Addr]int{},
 		hairpin:    map[netip.Addr]int{},
@@ -443,17 +445,18 @@ func (t *table) nearClass(c class, w *writer) uint32 {
 // makeChain makes the class's chain and those it goes to.
 func (t *table) makeChain(c class, w *writer) {
 	name := c.chain()
-	if t.chains[name] {
+	if _, ok := t.chains[name]; ok {
 		return
 	}
-	t.chains[name] = true
+	rules := c.chainRules(w.rules(t), t.node.LocalTraffic)
+	t.chains[name] = len(rules)
 	if c.firewall {
 		t.makeChain(c.unguarded(), w)
 	}
 	if c.slots != 0 && c != c.direct() {
 		t.makeChain(c.direct(), w)
 	}
-	w.chain(t, name, c.chainRules(w.rules(t), t.node.LocalTraffic))
+	w.chain(t, name, rules)
 }
 
 // prefix makes the set for sources of the prefix length, if there is none.

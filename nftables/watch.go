@@ -3,13 +3,12 @@
 package nftables
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash"
-	"hash/fnv"
+	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,25 +35,27 @@ func (e *DriftError) Error() string {
 // Unwrap returns [ruleset.ErrNeedFull].
 func (e *DriftError) Unwrap() error { return ruleset.ErrNeedFull }
 
-// watched is what the tables were like when they were last known to be right.
+// watched is what is known of the tables in the kernel since they were last read.
 type watched struct {
-	// generation is the network namespace's, and commits how many transactions of
-	// this backend came since.
+	// generation is the network namespace's when the tables were last known to be
+	// right, and commits how many transactions this backend had made by then.
 	generation, commits uint32
-	// prints is a fingerprint of each table's chains, rules, sets and small maps.
-	prints []uint64
+	// rules is the rules of each table, by handle: nil before they were first read.
+	rules []map[uint64]kernelRule
 }
 
 // Check reports whether the tables are as the backend left them: nil, a
 // [*DriftError] if somebody else altered or deleted one, [ruleset.ErrNeedFull] if
-// nothing is known of them, or the error of reading them. After any but nil the
-// next delta must be a full one; [Backend.Apply] asks for it.
+// nothing is known of them, [os.ErrClosed], or the error of reading them. After
+// any but nil the next delta must be a full one; [Backend.Apply] asks for it.
 //
 // While nobody else commits transactions in the network namespace it costs one
 // question to the kernel. Otherwise chains, rules, sets, the small maps and the
 // number of elements of the large ones are read, but not what those hold: a full
 // delta at long intervals sets that right, too. Numbers of elements are compared
-// where the kernel tells them (Linux 6.16) or there are at most 20,000.
+// where the kernel tells them (Linux 6.16) or there are at most 20,000. Where
+// others commit so fast that nothing can be read in between, nothing is decided:
+// Check returns nil, and the next call tries again.
 func (b *Backend) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -64,18 +65,23 @@ func (b *Backend) Check(ctx context.Context) error {
 	if b.tables == nil {
 		return ruleset.ErrNeedFull
 	}
-	var gen uint32
-	err := again(func() (err error) {
-		if gen, err = b.conn.Generation(); err != nil || gen == b.watched.generation+b.watched.commits {
-			return err
-		}
-		return b.compare()
-	})
-	if err != nil {
+	// What is committed from here on is looked at by the next call.
+	gen, err := b.conn.Generation()
+	if err == nil && gen == b.watched.generation+b.conn.Commits()-b.watched.commits {
+		return nil
+	}
+	if err == nil {
+		err = b.examine(true)
+	}
+	switch {
+	case errors.Is(err, nlbatch.ErrInterrupted):
+		b.config.Log.Info("nftables: tables not checked, too much else is being committed")
+		return nil
+	case err != nil:
 		b.tables = nil
 		return err
 	}
-	b.watched.generation, b.watched.commits = gen, 0
+	b.watched.generation, b.watched.commits = gen, b.conn.Commits()
 	return nil
 }
 
@@ -97,38 +103,156 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 	}
 }
 
-// remember takes the tables as they are now for right.
-func (b *Backend) remember() error {
-	return again(func() error {
-		gen, err := b.conn.Generation()
-		if err != nil {
-			return err
-		}
-		prints := make([]uint64, len(b.tables))
-		for i, t := range b.tables {
-			if prints[i], err = b.fingerprint(t); err != nil {
-				return err
-			}
-		}
-		b.watched = watched{generation: gen, prints: prints}
-		return nil
-	})
-}
-
-// compare reads the tables and compares them with what is remembered.
-func (b *Backend) compare() error {
+// examine reads the tables, compares them with what they are made of, and
+// remembers their rules. With count it compares numbers of elements, too. It says
+// nothing of the generation: whoever calls it must know what it was before.
+func (b *Backend) examine(count bool) error {
+	if b.watched.rules == nil {
+		b.watched.rules = make([]map[uint64]kernelRule, len(b.tables))
+	}
 	for i, t := range b.tables {
-		found, err := b.fingerprint(t)
+		rules, err := b.examineTable(t, b.watched.rules[i], count)
+		var drift *DriftError
 		switch {
+		case errors.As(err, &drift):
+			return drift
 		case errors.Is(err, unix.ENOENT):
 			return &DriftError{t.family, "it or one of its sets is gone"}
 		case err != nil:
 			return fmt.Errorf("nftables: check: %w", err)
-		case found != b.watched.prints[i]:
-			return &DriftError{t.family, "its chains, rules, sets or classes differ"}
 		}
-		if err := b.compareCounts(t); err != nil {
+		b.watched.rules[i] = rules
+	}
+	return nil
+}
+
+// examineTable compares a table with what it is made of. Of rules it knows how
+// many there must be in each chain, and that those of before, known by then, must
+// still be there; it returns those of now.
+func (b *Backend) examineTable(t *table, before map[uint64]kernelRule, count bool) (map[uint64]kernelRule, error) {
+	drift := func(format string, args ...any) (map[uint64]kernelRule, error) {
+		return nil, &DriftError{t.family, fmt.Sprintf(format, args...)}
+	}
+	flags, exists, err := readTable(b.conn, b.name, t.family)
+	switch {
+	case err != nil:
+		return nil, err
+	case !exists:
+		return drift("it is gone")
+	case flags != 0:
+		return drift("it has flags %#x", flags)
+	}
+	sets, err := b.readSets(b.name, t.family)
+	if err != nil {
+		return nil, err
+	}
+	for s := range setCount {
+		if s >= firstAllowed && !t.prefixes[int(s-firstAllowed)] {
+			continue
+		}
+		found, ok := sets[s.name()]
+		if !ok || !found.is(s.spec(t.family)) {
+			return drift("%s is gone or another", s.name())
+		}
+		delete(sets, s.name())
+		if count {
+			if err := b.compareCount(t, s, found.count); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for name := range sets {
+		return drift("%s does not belong to it", name)
+	}
+	chains, err := b.readChains(b.name, t.family)
+	if err != nil {
+		return nil, err
+	}
+	missing := t.expectedRules(rules{family: t.family, mark: b.config.mark()})
+	base := rules{family: t.family}.baseChains()
+	for name := range missing {
+		if c, ok := chains[name]; !ok || !c.is(base[name]) {
+			return drift("chain %s is gone or hooked in otherwise", name)
+		}
+		delete(chains, name)
+	}
+	for name, c := range chains {
+		if !t.unused[name] || c.base != nil {
+			return drift("chain %s does not belong to it", name)
+		}
+	}
+	list, err := b.readRules(b.name, t.family)
+	if err != nil {
+		return nil, err
+	}
+	found := make(map[uint64]kernelRule, len(list))
+	for _, r := range list {
+		found[r.handle] = r
+		missing[r.chain]--
+	}
+	for name, n := range missing {
+		if n != 0 {
+			return drift("chain %s has %d rules too few (or too many)", name, n)
+		}
+	}
+	for handle, r := range before {
+		if found[handle] != r {
+			return drift("a rule of chain %s was replaced", r.chain)
+		}
+	}
+	return found, b.compareMaps(t)
+}
+
+// expectedRules returns the number of rules of each chain that there must be.
+func (t *table) expectedRules(w rules) map[string]int {
+	out := maps.Clone(t.chains)
+	for _, c := range w.fixedChains() {
+		out[c.name] = len(c.rules)
+	}
+	out[chainFirewallCheck] += len(t.prefixes)
+	return out
+}
+
+// compareMaps compares what the small maps and the interval sets hold.
+func (b *Backend) compareMaps(t *table) error {
+	for s, near := range map[set]bool{setClasses: false, setNearClasses: true} {
+		want := map[uint32]string{}
+		for c, n := range t.classes {
+			if !near || t.near[c] {
+				want[ticket(n, 0)] = c.chain()
+			}
+		}
+		wrong := 0
+		err := again(func() error {
+			missing := maps.Clone(want)
+			wrong = 0
+			err := b.elements(b.name, t.family, s, func(e element) {
+				class := uint32(0)
+				if len(e.key) == 4 {
+					class = binary.NativeEndian.Uint32(e.key)
+				}
+				if chain, ok := missing[class]; !ok || e.chain != chain || e.verdict != unix.NFT_GOTO {
+					wrong++
+				}
+				delete(missing, class)
+			})
+			wrong += len(missing)
 			return err
+		})
+		if err != nil {
+			return err
+		}
+		if wrong != 0 {
+			return &DriftError{t.family, fmt.Sprintf("%d elements of %s are wrong", wrong, s.name())}
+		}
+	}
+	for _, s := range []set{setNodePortIPs, setServiceCIDRs} {
+		found, err := b.readRanges(b.name, t.family, s)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(found, t.ranges[s]) {
+			return &DriftError{t.family, fmt.Sprintf("%s holds %v", s.name(), found)}
 		}
 	}
 	return nil
@@ -137,124 +261,27 @@ func (b *Backend) compare() error {
 // countable is how many elements a set may have to be counted one by one.
 const countable = 20000
 
-func (b *Backend) compareCounts(t *table) error {
-	counts, err := b.setCounts(t.family)
-	if err != nil {
-		return fmt.Errorf("nftables: check: %w", err)
+// compareCount compares the number of a set's elements, which the kernel may have
+// told; -1 if not.
+func (b *Backend) compareCount(t *table, s set, have int) error {
+	if s == setStickyClients || s == setNodePortIPs || s == setServiceCIDRs {
+		return nil // dynamic, or compared one by one
 	}
-	for s := range set(len(t.count)) {
-		if s == setStickyClients || s == setNodePortIPs || s == setServiceCIDRs {
-			continue // dynamic, or in the fingerprint
+	want := t.count[s]
+	if have < 0 {
+		if want > countable {
+			return nil
 		}
-		want := t.count[s]
-		have, told := counts[s.name()]
-		if !told {
-			if want > countable || t.size[s] == 0 || s >= firstAllowed && !t.prefixes[int(s-firstAllowed)] {
-				continue
-			}
+		err := again(func() error {
 			have = 0
-			if err := b.elements(b.name, t.family, s, func(element) { have++ }); err != nil {
-				return fmt.Errorf("nftables: check: %w", err)
-			}
+			return b.elements(b.name, t.family, s, func(element) { have++ })
+		})
+		if err != nil {
+			return err
 		}
-		if have != want {
-			return &DriftError{t.family, fmt.Sprintf("%s has %d elements instead of %d", s.name(), have, want)}
-		}
+	}
+	if have != want {
+		return &DriftError{t.family, fmt.Sprintf("%s has %d elements instead of %d", s.name(), have, want)}
 	}
 	return nil
-}
-
-// Attributes that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h):
-// NFTA_TABLE_HANDLE, NFTA_SET_HANDLE, and NFTA_SET_COUNT, the number of a set's
-// elements.
-const (
-	tableAttrHandle = 4
-	setAttrHandle   = 16
-	setAttrCount    = 20
-)
-
-// setCounts returns the number of elements of each of the table's sets by name,
-// where the kernel tells it.
-func (b *Backend) setCounts(f tracker.Family) (map[string]int, error) {
-	counts := map[string]int{}
-	request := nlbatch.AppendString(nil, unix.NFTA_SET_TABLE, b.name)
-	err := b.conn.Get(unix.NFT_MSG_GETSET, protoFamily(f), true, request, func(attrs []byte) error {
-		var name string
-		count := -1
-		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
-			switch {
-			case typ == unix.NFTA_SET_NAME:
-				name = text(data)
-			case typ == setAttrCount && len(data) == 4:
-				count = int(binary.BigEndian.Uint32(data))
-			}
-		})
-		if count >= 0 {
-			counts[name] = count
-		}
-		return nil
-	})
-	return counts, err
-}
-
-// fingerprint sums up everything of the table that changes only by a new class
-// or prefix length, or with the node. Its error is ENOENT where the table or
-// something of it is gone.
-func (b *Backend) fingerprint(t *table) (uint64, error) {
-	sum := fnv.New64a()
-	name := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, b.name)
-	err := b.conn.Get(unix.NFT_MSG_GETTABLE, protoFamily(t.family), false, name, func(attrs []byte) error {
-		addTo(sum, attrs, unix.NFTA_TABLE_NAME, unix.NFTA_TABLE_FLAGS, tableAttrHandle)
-		return nil
-	})
-	if err != nil {
-		return 0, err
-	}
-	dumps := []struct {
-		typ, table uint16
-		keep       []uint16
-	}{
-		{unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, []uint16{unix.NFTA_SET_NAME, unix.NFTA_SET_FLAGS, unix.NFTA_SET_KEY_LEN, unix.NFTA_SET_DATA_LEN, setAttrHandle}},
-		{unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, []uint16{unix.NFTA_CHAIN_NAME, unix.NFTA_CHAIN_HANDLE, unix.NFTA_CHAIN_HOOK, unix.NFTA_CHAIN_POLICY, unix.NFTA_CHAIN_TYPE}},
-		{unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, []uint16{unix.NFTA_RULE_CHAIN, unix.NFTA_RULE_HANDLE, unix.NFTA_RULE_EXPRESSIONS}},
-	}
-	for _, d := range dumps {
-		request := nlbatch.AppendString(nil, d.table, b.name)
-		table := append([]byte(b.name), 0)
-		err := b.conn.Get(d.typ, protoFamily(t.family), true, request, func(attrs []byte) error {
-			mine := false
-			nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
-				mine = mine || typ == d.table && bytes.Equal(data, table)
-			})
-			if mine {
-				addTo(sum, attrs, d.keep...)
-			}
-			return nil
-		})
-		if err != nil {
-			return 0, err
-		}
-	}
-	for _, s := range []set{setLayout, setClasses, setNearClasses, setNodePortIPs, setServiceCIDRs} {
-		err := b.elements(b.name, t.family, s, func(e element) {
-			sum.Write(e.key)
-			sum.Write(e.data)
-		})
-		if err != nil {
-			return 0, err
-		}
-	}
-	return sum.Sum64(), nil
-}
-
-// addTo adds the attributes of the kept types.
-func addTo(sum hash.Hash64, attrs []byte, keep ...uint16) {
-	nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
-		for _, k := range keep {
-			if typ == k {
-				sum.Write([]byte{byte(typ)})
-				sum.Write(data)
-			}
-		}
-	})
 }

@@ -19,6 +19,8 @@ type Conn struct {
 	limit int
 	rcv   []byte
 	seq   uint32
+	// commits counts the transactions that were committed.
+	commits uint32
 }
 
 // ErrTooLarge is in the error of a batch that is larger than the socket can
@@ -128,6 +130,10 @@ func (c *Conn) Limit() int { return c.limit }
 // the socket send no more than it could.
 func (c *Conn) SetLimit(bytes int) { c.limit = bytes }
 
+// Commits returns how many transactions this connection has committed. Each adds
+// one to [Conn.Generation].
+func (c *Conn) Commits() uint32 { return c.commits }
+
 // Commit sends the batch and returns once the kernel has committed it, or
 // refused all of it: the error is then an [*Error].
 func (c *Conn) Commit(b *Batch) error {
@@ -155,6 +161,7 @@ func (c *Conn) Commit(b *Batch) error {
 			if !acked {
 				return errors.New("netlink: the kernel did not acknowledge the transaction")
 			}
+			c.commits++
 			return nil
 		case err != nil:
 			return err

@@ -1,0 +1,297 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// remakeBase returns a script that makes a base chain anew in another way.
+func remakeBase(spec string) string {
+	return "flush chain ip proxier nat-prerouting; delete chain ip proxier nat-prerouting; add chain ip proxier nat-prerouting " + spec
+}
+
+// alterations is scripts that alter tables of the Service that alteredRig makes,
+// each in a way that matters.
+var alterations = []string{
+	"delete table ip proxier",
+	"delete table ip6 proxier",
+	"flush chain ip proxier services",
+	"add rule ip proxier services counter",
+	"add rule ip proxier services ip daddr { 192.0.2.1, 192.0.2.3 } drop",
+	"insert rule ip proxier nat-output accept",
+	"delete chain ip proxier nat-postrouting",
+	"flush map ip proxier endpoints",
+	"delete element ip proxier service-ips { 10.96.0.1 . tcp . 80 }",
+	"add element ip proxier cluster-ips { 10.96.0.99 }",
+	"flush set ip6 proxier nodeport-ips",
+	"add element ip proxier nodeport-ips { 127.0.0.8 }",
+	"flush set ip6 proxier service-cidrs",
+	"add chain ip proxier strange",
+	"add chain ip proxier strange; add rule ip proxier strange drop; insert rule ip proxier services jump strange",
+	"add chain ip proxier strange { type filter hook prerouting priority 0; policy drop; }",
+	"add set ip proxier strange { type ipv4_addr; }",
+	"delete table ip proxier; add table ip proxier",
+	"add chain ip proxier filter-forward { policy drop; }",
+	"add chain ip6 proxier nat-output { policy drop; }",
+	"add table ip proxier { flags dormant; }",
+	remakeBase("{ type nat hook prerouting priority -50; }; add rule ip proxier nat-prerouting jump services"),
+	remakeBase("{ type nat hook output priority -100; }; add rule ip proxier nat-prerouting jump services"),
+	remakeBase("{ type filter hook prerouting priority -100; }; add rule ip proxier nat-prerouting counter"),
+	remakeBase("; add rule ip proxier nat-prerouting jump services"),
+	"delete element ip proxier classes { \"8010:0\" }; add element ip proxier classes { \"8010:0\" : goto pool-3 }",
+	"delete element ip proxier classes { \"8010:0\" }; add element ip proxier classes { \"8010:0\" : drop }",
+	"flush chain ip proxier near; delete map ip proxier near-service-ips; add map ip proxier near-service-ips { type ipv4_addr . inet_proto . inet_service : mark; }",
+	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-clients; add map ip proxier sticky-clients { type ipv4_addr : mark; }",
+	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-endpoints",
+	"delete element ip proxier layout { 0x1 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
+}
+
+// sticky gives a Service client affinity.
+func sticky(seconds int32) func(*v1.Service) {
+	return func(s *v1.Service) {
+		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+	}
+}
+
+// alteredRig returns a rig with two Services, one with affinity.
+func alteredRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t, newHost(t))
+	needNFT(t, r.host)
+	r.tracker.SetService(svc(0))
+	r.tracker.SetService(svc(1, sticky(600)))
+	for i := range 2 {
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			r.tracker.SetSlice(epSlice(i, f, upTo(3)...))
+		}
+	}
+	r.sync()
+	return r
+}
+
+// alter alters the tables, or skips the test where the tool or kernel refuses.
+func (r *rig) alter(script string) {
+	r.Helper()
+	if out, err := r.host.Output("nft", script); err != nil {
+		r.Fatalf("nft %s: %v\n%s", script, err, out)
+	}
+}
+
+// checkRepaired compares the tables with the ruleset, and what nft lists of
+// them with what it lists of tables made from nothing.
+func (r *rig) checkRepaired() {
+	r.Helper()
+	r.verify()
+	list := func() string {
+		var blocks []string
+		for _, family := range []string{"ip", "ip6"} {
+			for _, block := range strings.Split(normal(r.nft("list table "+family+" proxier")), "\n\t}\n") {
+				blocks = append(blocks, family+strings.TrimPrefix(block, "table "+family+" proxier {"))
+			}
+		}
+		slices.Sort(blocks) // their order tells only what was kept
+		return strings.ReplaceAll(strings.Join(blocks, "\n"), "\n\n", "\n")
+	}
+	repaired := list()
+	if err := Cleanup(context.Background(), Config{NetNS: r.host.FD()}); err != nil {
+		r.Fatal(err)
+	}
+	r.start()
+	r.sync()
+	if fresh := list(); repaired != fresh {
+		r.Errorf("repaired and fresh tables differ: %s", firstDifference(repaired, fresh))
+	}
+}
+
+// TestAlteredTablesAreNoticedAndRepaired alters the tables with the nft tool in
+// every way that matters.
+func TestAlteredTablesAreNoticedAndRepaired(t *testing.T) {
+	netlab.Require(t)
+	for _, script := range alterations {
+		t.Run(script, func(t *testing.T) {
+			t.Parallel()
+			r := alteredRig(t)
+			r.nft("add table ip other; add set ip other s { type ipv4_addr; }")
+			if err := r.backend.Check(context.Background()); err != nil {
+				t.Fatalf("a table of others was changed, and Check says: %v", err)
+			}
+			r.alter(script)
+			err := r.backend.Check(context.Background())
+			var drift *DriftError
+			if !errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull) {
+				t.Fatalf("Check says %v", err)
+			}
+			r.cursor.Resync()
+			r.sync()
+			r.checkRepaired()
+			if out := r.nft("list tables"); !strings.Contains(out, "table ip other") {
+				t.Errorf("a table of others is gone: %s", out)
+			}
+		})
+	}
+}
+
+// TestRestartRepairs has a new process meet altered tables.
+func TestRestartRepairs(t *testing.T) {
+	netlab.Require(t)
+	for _, script := range alterations {
+		t.Run(script, func(t *testing.T) {
+			t.Parallel()
+			r := alteredRig(t)
+			r.alter(script)
+			r.start()
+			r.sync()
+			r.checkRepaired()
+		})
+	}
+}
+
+// TestRemadeTableKeepsClients repairs a table that has to be deleted for it.
+func TestRemadeTableKeepsClients(t *testing.T) {
+	t.Parallel()
+	r := alteredRig(t)
+	r.nft("add element ip proxier sticky-clients { \"8001:0\" . 172.16.0.9 timeout 600s expires 500s : \"8001:2\" }")
+	before := stickyEndpoints(r)
+	r.alter("add table ip proxier { flags dormant; }")
+	r.cursor.Resync()
+	r.sync()
+	r.verify()
+	if out := r.nft("list map ip proxier sticky-clients"); !strings.Contains(out, "8001:0 . 172.16.0.9 timeout 10m expires 8m1") || !strings.Contains(out, ": 8001:2 ") {
+		t.Errorf("clients are %s", out)
+	}
+	if after := stickyEndpoints(r); after != before {
+		t.Errorf("endpoints are %s, were %s", after, before)
+	}
+}
+
+func stickyEndpoints(r *rig) string {
+	return normal(r.nft("list map ip proxier sticky-endpoints"))
+}
+
+// TestChangeAfterAlteration has a change meet tables that were altered and not
+// yet noticed.
+func TestChangeAfterAlteration(t *testing.T) {
+	netlab.Require(t)
+	for _, alter := range []string{
+		"delete table ip proxier",
+		"add element ip proxier endpoints { \"0:1\" . 0x3 : 10.0.0.1 . 80 }",
+		// A change that takes a new class reads the tables afterwards, and must not
+		// take for its own what it finds.
+		"insert rule ip proxier nat-output accept",
+		"add chain ip proxier filter-forward { policy drop; }",
+		"flush chain ip proxier pool-3; add rule ip proxier pool-3 drop",
+		"add chain ip proxier strange",
+		"delete element ip proxier classes { \"8010:0\" }; add element ip proxier classes { \"8010:0\" : drop }",
+	} {
+		t.Run(alter, func(t *testing.T) {
+			t.Parallel()
+			r := alteredRig(t)
+			r.alter(alter)
+			r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1, 2, 3, 4))
+			r.sync()
+			if !r.last.Full {
+				t.Error("the change went in as if nothing had happened")
+			}
+			r.checkRepaired()
+		})
+	}
+}
+
+// TestAlteredElementsStayNoticed alters what a change with a new class does not
+// read: the next Check must see it all the same.
+func TestAlteredElementsStayNoticed(t *testing.T) {
+	t.Parallel()
+	r := alteredRig(t)
+	r.alter("add element ip proxier cluster-ips { 10.96.0.99 }")
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1, 2, 3, 4))
+	r.sync()
+	if r.last.Full {
+		t.Fatal("the change was a full delta")
+	}
+	var drift *DriftError
+	if err := r.backend.Check(context.Background()); !errors.As(err, &drift) {
+		t.Fatalf("Check says %v", err)
+	}
+}
+
+// TestCheckAmidTransactionsOfOthers has somebody else commit without a pause: that
+// is no reason to make the tables anew.
+func TestCheckAmidTransactionsOfOthers(t *testing.T) {
+	t.Parallel()
+	r := alteredRig(t)
+	for i := range 150 {
+		r.tracker.SetService(svc(i+2, sticky(int32(1000+i))))
+		r.tracker.SetSlice(epSlice(i+2, tracker.IPv4, upTo(3)...))
+	}
+	r.sync()
+	conn, err := nlbatch.Dial(r.host.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	done, stopped := make(chan struct{}), make(chan error)
+	go func() {
+		w, other := newWriter("other", 1), newTable(tracker.IPv4, nil)
+		for {
+			w.begin()
+			w.newTable(other)
+			w.deleteTable(tracker.IPv4)
+			batch, _ := w.finish(nil)
+			err := conn.Commit(batch)
+			select {
+			case <-done:
+				stopped <- err
+				return
+			default:
+			}
+			if err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	interrupted := 0
+	for i := range 10 {
+		if err := r.backend.Check(context.Background()); err != nil {
+			t.Errorf("Check %d says %v", i, err)
+			break
+		}
+		if errors.Is(r.backend.examine(true), nlbatch.ErrInterrupted) {
+			interrupted++
+		}
+		r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4+i)...))
+		r.sync()
+		if r.last.Full {
+			t.Errorf("change %d was a full delta", i)
+		}
+		r.cursor.Resync()
+		r.sync()
+	}
+	close(done)
+	t.Logf("%d of 10 readings were interrupted, %d transactions of others", interrupted, conn.Commits())
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+	r.verify()
+	if err := r.backend.Check(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	r.alter("add chain ip proxier filter-forward { policy drop; }")
+	if err := r.backend.Check(context.Background()); !errors.Is(err, ruleset.ErrNeedFull) {
+		t.Fatal(fmt.Sprint("Check says ", err))
+	}
+}

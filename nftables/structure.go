@@ -1,0 +1,198 @@
+//go:build linux
+
+package nftables
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Attributes that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h):
+// NFTA_SET_COUNT, the number of a set's elements, told since Linux 6.16.
+const setAttrCount = 20
+
+// policyAccept is a base chain's policy that lets packets pass
+// (linux/netfilter.h, NF_ACCEPT).
+const policyAccept = 1
+
+// kernelChain is a chain as the kernel has it.
+type kernelChain struct {
+	// base is the hook of a base chain, nil for another.
+	base   *baseChain
+	policy uint32
+}
+
+// is reports whether the chain is hooked in as it should be, and lets through
+// what its rules do not decide; want is nil for a chain that is not hooked in.
+func (c kernelChain) is(want *baseChain) bool {
+	if c.base == nil || want == nil {
+		return c.base == nil && want == nil
+	}
+	return *c.base == *want && c.policy == policyAccept
+}
+
+// kernelSet is a set or map as the kernel has it.
+type kernelSet struct {
+	spec
+	// size is its bound, 0 for none.
+	size int
+	// count is the number of its elements, -1 where the kernel does not tell.
+	count int
+}
+
+// is reports whether the set was made as want says.
+func (s kernelSet) is(want spec) bool {
+	have := s.spec
+	if want.dataType == unix.NFT_DATA_VERDICT {
+		have.dataLen = want.dataLen // the kernel's own affair
+	}
+	return have == want
+}
+
+// kernelRule is what tells a rule from another: its handle, which none gets
+// again, and a sum of what it does.
+type kernelRule struct {
+	handle, sum uint64
+	chain       string
+}
+
+// readTable returns the table's flags (NFT_TABLE_F_*), and whether it exists.
+func readTable(conn *nlbatch.Conn, name string, f tracker.Family) (flags uint32, exists bool, err error) {
+	request := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, name)
+	err = conn.Get(unix.NFT_MSG_GETTABLE, protoFamily(f), false, request, func(attrs []byte) error {
+		exists = true
+		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+			if typ == unix.NFTA_TABLE_FLAGS {
+				flags = bigEndian(data)
+			}
+		})
+		return nil
+	})
+	return flags, exists, ignore(err, unix.ENOENT)
+}
+
+// dump calls fn with the attributes of each of the table's objects of one type;
+// tableAttr is the attribute by which they name their table. begin is called
+// before each attempt.
+func (b *Backend) dump(table string, f tracker.Family, typ, tableAttr uint16, begin func(), fn func(attrs []byte)) error {
+	request := nlbatch.AppendString(nil, tableAttr, table)
+	return again(func() error {
+		begin()
+		return b.conn.Get(typ, protoFamily(f), true, request, func(attrs []byte) error {
+			mine := false
+			nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+				mine = mine || typ == tableAttr && text(data) == table
+			})
+			if mine { // not every kernel heeds the request's table
+				fn(attrs)
+			}
+			return nil
+		})
+	})
+}
+
+// readChains returns the table's chains by name.
+func (b *Backend) readChains(table string, f tracker.Family) (out map[string]kernelChain, err error) {
+	begin := func() { out = map[string]kernelChain{} }
+	err = b.dump(table, f, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, begin, func(attrs []byte) {
+		var c kernelChain
+		var name, kind string
+		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+			switch typ {
+			case unix.NFTA_CHAIN_NAME:
+				name = text(data)
+			case unix.NFTA_CHAIN_TYPE:
+				kind = text(data)
+			case unix.NFTA_CHAIN_POLICY:
+				c.policy = bigEndian(data)
+			case unix.NFTA_CHAIN_HOOK:
+				c.base = &baseChain{}
+				nlbatch.Attributes(data, func(typ uint16, data []byte) {
+					switch typ {
+					case unix.NFTA_HOOK_HOOKNUM:
+						c.base.hook = bigEndian(data)
+					case unix.NFTA_HOOK_PRIORITY:
+						c.base.priority = int32(bigEndian(data))
+					}
+				})
+			}
+		})
+		if c.base != nil {
+			c.base.typ = kind
+		}
+		out[name] = c
+	})
+	return out, err
+}
+
+// readSets returns the table's sets and maps by name.
+func (b *Backend) readSets(table string, f tracker.Family) (out map[string]kernelSet, err error) {
+	begin := func() { out = map[string]kernelSet{} }
+	err = b.dump(table, f, unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, begin, func(attrs []byte) {
+		s := kernelSet{count: -1}
+		var name string
+		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+			switch typ {
+			case unix.NFTA_SET_NAME:
+				name = text(data)
+			case unix.NFTA_SET_FLAGS:
+				s.flags = bigEndian(data)
+			case unix.NFTA_SET_KEY_TYPE:
+				s.keyType = bigEndian(data)
+			case unix.NFTA_SET_KEY_LEN:
+				s.keyLen = bigEndian(data)
+			case unix.NFTA_SET_DATA_TYPE:
+				s.dataType = bigEndian(data)
+			case unix.NFTA_SET_DATA_LEN:
+				s.dataLen = bigEndian(data)
+			case setAttrCount:
+				s.count = int(bigEndian(data))
+			case unix.NFTA_SET_DESC:
+				nlbatch.Attributes(data, func(typ uint16, data []byte) {
+					if typ == unix.NFTA_SET_DESC_SIZE {
+						s.size = int(bigEndian(data))
+					}
+				})
+			}
+		})
+		out[name] = s
+	})
+	return out, err
+}
+
+// readRules returns the table's rules.
+func (b *Backend) readRules(table string, f tracker.Family) (out []kernelRule, err error) {
+	begin := func() { out = out[:0] }
+	err = b.dump(table, f, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, begin, func(attrs []byte) {
+		var r kernelRule
+		sum := fnv.New64a()
+		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+			switch typ {
+			case unix.NFTA_RULE_CHAIN:
+				r.chain = text(data)
+			case unix.NFTA_RULE_HANDLE:
+				if len(data) == 8 {
+					r.handle = binary.BigEndian.Uint64(data)
+				}
+			case unix.NFTA_RULE_EXPRESSIONS:
+				sum.Write(data)
+			}
+		})
+		r.sum = sum.Sum64()
+		out = append(out, r)
+	})
+	return out, err
+}
+
+// bigEndian reads a 32-bit number as netlink attributes have it.
+func bigEndian(data []byte) uint32 {
+	if len(data) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(data)
+}
