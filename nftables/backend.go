@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 )
 
 // Backend programs one network namespace's nf_tables. It implements
-// [ruleset.Backend]. Its methods are safe for concurrent use.
+// [ruleset.Backend]. Its methods are safe for concurrent use. Those called after
+// [Backend.Close] change nothing and return an error that is [os.ErrClosed].
 type Backend struct {
 	config Config
 
@@ -58,7 +60,8 @@ func New(c Config) (*Backend, error) {
 	return b, nil
 }
 
-// Close closes the backend's socket and leaves its tables in place.
+// Close waits for an [Backend.Apply] under way, closes the backend's socket and
+// leaves its tables in place. To close it again is no error and does nothing.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -96,6 +99,9 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.conn.Closed() {
+		return errClosed
+	}
 	if d.Full {
 		return b.replace(ctx, d)
 	}
@@ -245,6 +251,9 @@ func partial(failed map[tracker.Key]error) error {
 	}
 	return &ruleset.PartialError{Failed: failed}
 }
+
+// errClosed is what a closed backend says.
+var errClosed = fmt.Errorf("nftables: backend: %w", os.ErrClosed)
 
 // errOverflow asks for a full delta, which gives the sets more room.
 var errOverflow = errors.New("a set has grown beyond the size it was made with")

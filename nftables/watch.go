@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
@@ -62,6 +63,9 @@ func (b *Backend) Check(ctx context.Context) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.conn.Closed() {
+		return errClosed
+	}
 	if b.tables == nil {
 		return ruleset.ErrNeedFull
 	}
@@ -86,8 +90,9 @@ func (b *Backend) Check(ctx context.Context) error {
 }
 
 // Watch calls [Backend.Check] at the interval and drifted with each error but
-// those of ctx, until ctx is done; it returns ctx's error. What drifted should do
-// is ask the cursor for a full delta and have it synced.
+// those of ctx, until ctx is done or the backend is closed; it returns ctx's error
+// or [os.ErrClosed]. What drifted should do is ask the cursor for a full delta and
+// have it synced.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -97,7 +102,10 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 			return ctx.Err()
 		case <-tick.C:
 		}
-		if err := b.Check(ctx); err != nil && ctx.Err() == nil {
+		switch err := b.Check(ctx); {
+		case errors.Is(err, os.ErrClosed):
+			return err
+		case err != nil && ctx.Err() == nil:
 			drifted(err)
 		}
 	}

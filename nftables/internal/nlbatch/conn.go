@@ -120,8 +120,20 @@ func open() (int, error) {
 	return fd, nil
 }
 
-// Close closes the socket.
-func (c *Conn) Close() error { return unix.Close(c.fd) }
+// Close closes the socket. What is called after it returns [os.ErrClosed], but for
+// Close itself, which then does nothing.
+func (c *Conn) Close() error {
+	if c.Closed() {
+		return nil
+	}
+	// The kernel may give the number to another file at once.
+	fd := c.fd
+	c.fd = -1
+	return os.NewSyscallError("close", unix.Close(fd))
+}
+
+// Closed reports whether Close was called.
+func (c *Conn) Closed() bool { return c.fd < 0 }
 
 // Limit is the largest batch, in bytes, that the socket can send.
 func (c *Conn) Limit() int { return c.limit }
@@ -137,6 +149,9 @@ func (c *Conn) Commits() uint32 { return c.commits }
 // Commit sends the batch and returns once the kernel has committed it, or
 // refused all of it: the error is then an [*Error].
 func (c *Conn) Commit(b *Batch) error {
+	if c.Closed() {
+		return fmt.Errorf("netlink: %w", os.ErrClosed)
+	}
 	if b.Empty() {
 		return nil
 	}
@@ -209,6 +224,9 @@ func extendedAck(msg []byte) string {
 }
 
 func (c *Conn) send(buf []byte) error {
+	if c.Closed() {
+		return fmt.Errorf("netlink: %w", os.ErrClosed)
+	}
 	for {
 		err := unix.Sendto(c.fd, buf, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 		switch {
