@@ -73,7 +73,8 @@
 // The ticket travels in the packet's priority, from nat-prerouting or nat-output
 // to the filter chains, which set it back to none. Only a connection's first
 // packet is affected: if a local process gave it a priority of its own
-// (SO_PRIORITY) that packet loses it. Packets that are forwarded get theirs from
+// (SO_PRIORITY) that packet loses it. (So do those that follow before there is an
+// answer, if the priority is 0x80000000 or more, as no traffic class is.) Packets that are forwarded get theirs from
 // the kernel after routing in any case (IPv4), or have none.
 //
 // # Differences from kube-proxy's nftables mode

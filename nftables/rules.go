@@ -253,7 +253,7 @@ func (w rules) near() []rule {
 // priority is put back if it carried a ticket, and cluster IPs that were not
 // translated are refused.
 func (w rules) filterBase() []rule {
-	restore := rule(ctDNAT()).with(ticketed()...).with(
+	restore := rule(ctNew()).with(ctDNAT()...).with(ticketed()...).with(
 		of(&expr.Immediate{Register: firstReg, Data: word(0)}),
 		store(expr.MetaKeyPRIORITY, firstReg),
 	)
