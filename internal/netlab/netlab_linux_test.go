@@ -253,7 +253,7 @@ func TestReexec(t *testing.T) {
 	run := func(env ...string) (string, int) {
 		cmd := exec.Command("/proc/self/exe", "-test.run=^TestChild$", "-test.v")
 		for _, e := range os.Environ() {
-			if !strings.HasPrefix(e, insideEnv+"=") && !strings.HasPrefix(e, requireAllEnv+"=") {
+			if !strings.HasPrefix(e, InsideEnv+"=") && !strings.HasPrefix(e, requireAllEnv+"=") {
 				cmd.Env = append(cmd.Env, e)
 			}
 		}

@@ -12,9 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// insideEnv marks a process that has been started in its own namespaces, and is
+// InsideEnv marks a process that has been started in its own namespaces, and is
 // inherited by what it starts: a fuzz worker must not enter another set.
-const insideEnv = "PROXIER_NETLAB_INSIDE"
+const InsideEnv = "PROXIER_NETLAB_INSIDE"
 
 // Reexec runs this program again in new user and network namespaces, as root
 // there, with the loopback interface up.
@@ -26,7 +26,7 @@ const insideEnv = "PROXIER_NETLAB_INSIDE"
 // not outlive this process. An error means that the namespaces could not be made
 // or set up; inside then still tells where.
 func Reexec() (inside bool, code int, err error) {
-	if os.Getenv(insideEnv) != "" {
+	if os.Getenv(InsideEnv) != "" {
 		return true, 0, loopbackUp()
 	}
 	// Pdeathsig is sent when the thread that forked ends, so that thread is kept.
@@ -73,7 +73,7 @@ func start(kinds uintptr) (*exec.Cmd, error) {
 	// the program that runs.
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = os.Args
-	cmd.Env = append(os.Environ(), insideEnv+"=1")
+	cmd.Env = append(os.Environ(), InsideEnv+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: kinds, Pdeathsig: syscall.SIGKILL}
 	if kinds&syscall.CLONE_NEWUSER != 0 {

@@ -28,7 +28,7 @@ func Main(m *testing.M) {
 // here. With PROXIER_REQUIRE_ALL=1 in the environment it fails instead.
 func Require(tb testing.TB) {
 	tb.Helper()
-	if os.Getenv(insideEnv) == "" {
+	if os.Getenv(InsideEnv) == "" {
 		Need(tb, false, "its own network namespace (was TestMain netlab.Main, and are user namespaces allowed?)")
 		return
 	}

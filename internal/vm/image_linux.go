@@ -1,0 +1,240 @@
+package vm
+
+import (
+	"debug/elf"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// modules is what the tests may need of a kernel, by name or pattern. All of them
+// are loaded: there is nobody in the machine whom the kernel could ask for more.
+var modules = []string{
+	"veth", "dummy", "bridge", "crc32c_generic",
+	"nfnetlink", "nf_conntrack_netlink", "nf_tables", "nft_*", "nf_reject_*",
+	"ip_tables", "ip6_tables", "iptable_*", "ip6table_*", "ipt_REJECT", "ip6t_REJECT",
+	"xt_addrtype", "xt_comment", "xt_conntrack", "xt_connmark", "xt_mark", "xt_MASQUERADE", "xt_multiport",
+	"xt_nat", "xt_physdev", "xt_recent", "xt_set", "xt_statistic", "xt_tcpudp", "xt_sctp", "xt_limit", "xt_CT",
+	"xt_LOG", "xt_NFLOG", "xt_hashlimit", "xt_pkttype", "xt_owner", "xt_ipvs", "xt_u32", "xt_nfacct", "xt_bpf", "xt_iprange",
+	"ip_set_*", "ip_vs", "ip_vs_*", "nf_log_syslog",
+}
+
+// unwanted is what modules would match and nobody needs.
+var unwanted = map[string]bool{"ip_vs_ftp": true, "ip_vs_pe_sip": true, "nft_flow_offload": true}
+
+// tools is what is taken along of what is installed, by name.
+var tools = []string{
+	"nft", "conntrack", "ip", "ipset", "ipvsadm", "tcpdump",
+	"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore",
+	"iptables-nft", "iptables-nft-save", "iptables-nft-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore",
+	"iptables-legacy", "iptables-legacy-save", "iptables-legacy-restore", "ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore",
+}
+
+// initScript is the machine's first program. It runs the test with its output to
+// the second serial port, and reports its status by the third. What goes wrong
+// before is seen on the first one, the console.
+const initScript = `#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/sbin:/bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmp /tmp
+mount -t tmpfs run /run
+for p in ttyS1 ttyS2; do stty -F /dev/$p raw -echo; done
+while read -r m; do insmod /modules/$m || echo "cannot load $m"; done </modules/order
+echo 1 >/proc/sys/net/netfilter/nf_log_all_netns 2>/dev/null
+. /environment
+cd /work
+set --
+while IFS= read -r a; do set -- "$@" "$a"; done </arguments
+/test "$@" </dev/null >/dev/ttyS1 2>&1
+echo "status $?" >/dev/ttyS2
+poweroff -f
+`
+
+// writeImage writes the initial RAM file system that runs the program with the
+// arguments and environment, in a folder with the same testdata.
+func writeImage(w io.Writer, k *kernel, program string, args, env []string) error {
+	a := newArchive(w)
+	for _, d := range []string{"proc", "sys", "dev", "tmp", "run", "bin", "sbin", "etc", "root", "work", "modules", "var/lib"} {
+		a.dir(d)
+	}
+	a.charDevice("dev/console", 5, 1)
+	a.charDevice("dev/null", 1, 3)
+	a.file("init", []byte(initScript))
+	a.file("arguments", []byte(strings.Join(args, "\n")+"\n"))
+	var exports strings.Builder
+	for _, e := range env {
+		name, value, _ := strings.Cut(e, "=")
+		fmt.Fprintf(&exports, "export %s='%s'\n", name, strings.ReplaceAll(value, "'", `'\''`))
+	}
+	a.file("environment", []byte(exports.String()))
+	a.link("var/run", "/run")
+
+	p := packer{a: a, have: map[string]bool{}}
+	p.copy("/etc/protocols", "etc/protocols", false)
+	if err := p.program(program, "test"); err != nil {
+		return err
+	}
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return err
+	}
+	if err := p.program(busybox, "bin/busybox"); err != nil {
+		return err
+	}
+	for _, name := range tools {
+		if path, err := lookTool(name); err == nil {
+			if err := p.program(path, "sbin/"+name); err != nil {
+				return err
+			}
+		}
+	}
+	plugins, err := filepath.Glob("/usr/lib/*/xtables/*.so")
+	if err != nil {
+		return err
+	}
+	for _, path := range plugins {
+		if err := p.program(path, strings.TrimPrefix(path, "/")); err != nil {
+			return err
+		}
+	}
+	if err := p.tree("testdata", "work/testdata"); err != nil {
+		return err
+	}
+	files, err := k.ordered(without(k.matching(modules...), unwanted))
+	if err != nil {
+		return err
+	}
+	var order strings.Builder
+	for _, f := range files {
+		fmt.Fprintln(&order, filepath.Base(f))
+		if err := p.copy(f, "modules/"+filepath.Base(f), true); err != nil {
+			return err
+		}
+	}
+	a.file("modules/order", []byte(order.String()))
+	return a.close()
+}
+
+func without(names []string, unwanted map[string]bool) []string {
+	var out []string
+	for _, n := range names {
+		if !unwanted[n] {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// lookTool finds a tool, also where an ordinary user's PATH does not lead.
+func lookTool(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	for _, dir := range []string{"/usr/sbin", "/sbin"} {
+		if err == nil {
+			break
+		}
+		path, err = exec.LookPath(filepath.Join(dir, name))
+	}
+	return path, err
+}
+
+// packer copies files of this machine into an archive.
+type packer struct {
+	a *archive
+	// have is the names of what is there.
+	have map[string]bool
+}
+
+// copy copies a file. One that is not there is left out unless it is needed.
+func (p *packer) copy(from, to string, needed bool) error {
+	if p.have[to] {
+		return nil
+	}
+	p.have[to] = true
+	data, err := os.ReadFile(from)
+	if err != nil {
+		if needed {
+			return err
+		}
+		return nil
+	}
+	p.a.file(to, data)
+	return nil
+}
+
+// program copies a program, or a library, with all the libraries it needs.
+func (p *packer) program(from, to string) error {
+	if p.have[to] {
+		return nil
+	}
+	if err := p.copy(from, to, true); err != nil {
+		return err
+	}
+	f, err := elf.Open(from)
+	if err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
+	defer f.Close()
+	for _, s := range f.Progs {
+		if s.Type != elf.PT_INTERP {
+			continue
+		}
+		name, err := io.ReadAll(s.Open())
+		if err != nil {
+			return err
+		}
+		loader := strings.TrimRight(string(name), "\x00")
+		if err := p.copy(loader, strings.TrimPrefix(loader, "/"), true); err != nil {
+			return err
+		}
+	}
+	libs, err := f.ImportedLibraries()
+	if err != nil {
+		return err
+	}
+	for _, lib := range libs {
+		path, err := findLibrary(lib)
+		if err != nil {
+			return fmt.Errorf("%s: %w", from, err)
+		}
+		if err := p.program(path, strings.TrimPrefix(path, "/")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findLibrary looks where the loader of Debian does.
+func findLibrary(name string) (string, error) {
+	for _, dir := range []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/lib", "/usr/lib"} {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("library %s: %w", name, fs.ErrNotExist)
+}
+
+// tree copies a folder with what is in it, if it is there.
+func (p *packer) tree(from, to string) error {
+	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		return p.copy(path, filepath.Join(to, rel), true)
+	})
+	if os.IsNotExist(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,293 @@
+package vm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+// Kind is what kind of kernel a test needs.
+type Kind int
+
+const (
+	// IPVS is a kernel with IPVS and a process that may use it, which takes root in
+	// the initial user namespace: the running kernel in new network namespace if it
+	// will do, otherwise that of the machine.
+	IPVS Kind = iota
+	// Debian is the machine's kernel in any case.
+	Debian
+)
+
+// insideEnv marks the process that Inside started.
+const insideEnv = "PROXIER_VM_INSIDE"
+
+// Inside reports true in a process that runs in a kernel of the kind, started by
+// Inside. In any other it starts the test binary there, for this test or benchmark
+// alone, waits until it has ended, makes of tb what became of it, and reports
+// false. The command line's -test flags are passed on, so that -run, -v and
+// -bench mean the same there.
+//
+// It must be called by the top-level test, before t.Parallel.
+func Inside(tb testing.TB, kind Kind) bool {
+	tb.Helper()
+	if os.Getenv(insideEnv) != "" {
+		return true
+	}
+	if strings.Contains(tb.Name(), "/") {
+		tb.Fatal("vm.Inside is for top-level tests")
+	}
+	var cmd *command
+	if kind == IPVS && nativeIPVS() {
+		cmd = native(tb)
+	} else {
+		k, err := findKernel()
+		netlab.Need(tb, err == nil, fmt.Sprintf("a kernel to boot: %v", err))
+		qemu, err := exec.LookPath("qemu-system-x86_64")
+		netlab.Need(tb, err == nil, fmt.Sprintf("qemu: %v", err))
+		_, err = exec.LookPath("busybox")
+		netlab.Need(tb, err == nil, fmt.Sprintf("busybox (busybox-static): %v", err))
+		if cmd, err = machine(tb, qemu, k); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	cmd.run(tb)
+	return false
+}
+
+// nativeIPVS reports whether IPVS can be used by a child of this process in a new
+// network namespace.
+func nativeIPVS() bool {
+	if os.Geteuid() != 0 {
+		return false
+	}
+	// The first range is all of them in the initial user namespace only.
+	ids, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil || strings.Join(strings.Fields(string(ids)), " ") != "0 0 4294967295" {
+		return false
+	}
+	// Asking for the family has the kernel load the module.
+	_, err = netlink.GenlFamilyGet("IPVS")
+	return err == nil
+}
+
+// command is a test process to be run somewhere.
+type command struct {
+	*exec.Cmd
+	// status returns the test's exit status after the end of Cmd, and what there is
+	// to say if it has none.
+	status func() (int, error)
+}
+
+// grace is how long before the test's own deadline the started one has to end.
+const grace = 10 * time.Second
+
+// arguments returns the command line for the one test, to be run for that long.
+func arguments(tb testing.TB, timeout time.Duration) []string {
+	name := regexp.QuoteMeta(tb.Name())
+	args := []string{"-test.v=true"}
+	selected := func(flag string) string {
+		// Of what the user selected, the part behind the first slash is of interest.
+		if _, sub, ok := strings.Cut(flag, "/"); ok {
+			return "^" + name + "$/" + sub
+		}
+		return "^" + name + "$"
+	}
+	run, bench := "", ""
+	for i := 1; i < len(os.Args); i++ {
+		flag, value, given := strings.Cut(strings.TrimPrefix(os.Args[i], "-"), "=")
+		flag = strings.TrimPrefix(flag, "-")
+		switch flag {
+		case "test.run":
+			run = value
+		case "test.bench":
+			bench = value
+		case "test.v", "test.timeout", "test.testlogfile", "test.paniconexit0", "test.count", "test.gocoverdir", "test.coverprofile",
+			"test.cpuprofile", "test.memprofile", "test.outputdir", "test.fuzzcachedir":
+		default:
+			if given && strings.HasPrefix(flag, "test.") {
+				args = append(args, os.Args[i])
+			}
+		}
+	}
+	if _, ok := tb.(*testing.B); ok {
+		args = append(args, "-test.run=^$", "-test.bench="+selected(bench))
+	} else {
+		args = append(args, "-test.run="+selected(run))
+	}
+	return append(args, "-test.timeout="+timeout.String())
+}
+
+// remaining returns how long the started process may take.
+func remaining(tb testing.TB) time.Duration {
+	if t, ok := tb.(*testing.T); ok {
+		if deadline, ok := t.Deadline(); ok {
+			return max(time.Until(deadline)-2*grace, grace)
+		}
+	}
+	return time.Hour
+}
+
+// environment is what the started test gets to know.
+func environment() []string {
+	env := []string{insideEnv + "=1", netlab.InsideEnv + "=1", "HOME=/root"}
+	for _, e := range os.Environ() {
+		name, _, _ := strings.Cut(e, "=")
+		if strings.HasPrefix(name, "PROXIER_") && name != insideEnv && name != kernelEnv || name == "GORACE" || name == "GOMAXPROCS" {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// native runs the test in a new network namespace of the running kernel.
+func native(tb testing.TB) *command {
+	cmd := exec.CommandContext(tb.Context(), "/proc/self/exe")
+	cmd.Args = append(os.Args[:1:1], arguments(tb, remaining(tb))...)
+	cmd.Env = append(os.Environ(), environment()...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	return &command{cmd, func() (int, error) { return cmd.ProcessState.ExitCode(), nil }}
+}
+
+// machine runs the test in a virtual machine.
+func machine(tb testing.TB, qemu string, k *kernel) (*command, error) {
+	image, err := memoryFile("image")
+	if err != nil {
+		return nil, err
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	timeout := remaining(tb)
+	if err := writeImage(image, k, program, arguments(tb, timeout), environment()); err != nil {
+		return nil, fmt.Errorf("vm: image: %w", err)
+	}
+	dir := tb.TempDir()
+	console, status := filepath.Join(dir, "console"), filepath.Join(dir, "status")
+	ctx, cancel := context.WithTimeout(context.Background(), timeout+grace)
+	tb.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, qemu,
+		"-accel", "tcg,thread=multi", "-smp", "2", "-m", "3072",
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", k.image, "-initrd", "/dev/fd/3",
+		"-append", "console=ttyS0 panic=-1 quiet",
+		"-chardev", "file,id=console,path="+console, "-serial", "chardev:console",
+		"-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out",
+		"-chardev", "file,id=status,path="+status, "-serial", "chardev:status")
+	cmd.ExtraFiles = []*os.File{image}
+	tb.Cleanup(func() { image.Close() })
+	return &command{cmd, func() (int, error) {
+		text, err := os.ReadFile(status)
+		code := 0
+		if err == nil {
+			_, err = fmt.Sscanf(string(text), "status %d", &code)
+		}
+		if err == nil {
+			return code, nil
+		}
+		log, _ := os.ReadFile(console)
+		if len(log) > 4000 {
+			log = log[len(log)-4000:]
+		}
+		return 0, fmt.Errorf("the machine ended without the test's status; its console:\n%s", log)
+	}}, nil
+}
+
+// memoryFile makes a file that is in no folder.
+func memoryFile(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("vm: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// run waits for the command and makes of tb what became of the test in it.
+func (c *command) run(tb testing.TB) {
+	tb.Helper()
+	// It dies with the thread that starts it, which is therefore kept.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if c.SysProcAttr == nil {
+		c.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	c.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	out, err := c.StdoutPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c.Stderr = c.Stdout
+	if err := c.Start(); err != nil {
+		tb.Fatalf("vm: %v", err)
+	}
+	result, text, err := follow(tb, out)
+	werr := c.Wait()
+	code, serr := c.status()
+	switch {
+	case serr != nil:
+		tb.Fatalf("%s%v", text, errors.Join(serr, werr, err))
+	case code != 0:
+		tb.Fatalf("%sexit status %d", text, code)
+	case result == "SKIP":
+		tb.Skipf("%s", text)
+	case result != "PASS":
+		tb.Fatalf("%sit ended well, but did not run", text)
+	}
+	if _, ok := tb.(*testing.B); ok {
+		tb.Skip("its results are those above")
+	}
+}
+
+// follow reads the output of a test and returns how the test ended: PASS, FAIL,
+// SKIP, or nothing. Output is shown as it comes if it was asked for, and returned
+// otherwise. Results of benchmarks are always shown.
+func follow(tb testing.TB, r io.Reader) (result, text string, err error) {
+	_, bench := tb.(*testing.B)
+	var kept strings.Builder
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			for _, end := range []string{"PASS", "FAIL", "SKIP"} {
+				if strings.HasPrefix(line, "--- "+end+": "+tb.Name()+" ") {
+					result = end
+				}
+			}
+			switch {
+			case bench:
+				if strings.HasPrefix(line, "Benchmark") && len(strings.Fields(line)) > 2 {
+					result = "PASS"
+					fmt.Print(line)
+				} else {
+					kept.WriteString(line)
+				}
+			case testing.Verbose():
+				io.WriteString(tb.Output(), line)
+			default:
+				kept.WriteString(line)
+			}
+		}
+		if err == io.EOF {
+			return result, kept.String(), nil
+		}
+		if err != nil {
+			return result, kept.String(), err
+		}
+	}
+}
