@@ -138,6 +138,9 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 		}
 	}
 	failed, err := b.write(ctx, d.Changes, true)
+	if err == nil && b.wasted(failed) {
+		err = errTooManyClasses // a full delta makes only those that are in use
+	}
 	if err == nil {
 		for _, t := range b.tables {
 			t.forget(b.linger, b.writer)
@@ -161,6 +164,17 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 	return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 }
 
+// wasted reports whether some Service failed for want of a class and many that
+// there are have fallen out of use. Right after a full delta none have.
+func (b *Backend) wasted(failed map[tracker.Key]error) bool {
+	for k, err := range failed {
+		if errors.Is(err, errTooManyClasses) && b.table(k.Family).classes.wasted() {
+			return true
+		}
+	}
+	return false
+}
+
 // write writes changes for the next commit and, if divide is set, commits in
 // between when there is much. It returns the Services that cannot be programmed.
 // After an error the tables are not what they were thought to be.
@@ -173,12 +187,7 @@ func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bo
 		if t == nil {
 			continue
 		}
-		err := t.apply(c.ID(), c.New, b.writer)
-		switch {
-		case err == nil:
-		case errors.Is(err, errTooManyClasses) && len(t.chains) > maxClass/2 && divide:
-			return nil, err // a full delta makes only the classes that are in use
-		default:
+		if err := t.apply(c.ID(), c.New, b.writer); err != nil {
 			if failed == nil {
 				failed = map[tracker.Key]error{}
 			}

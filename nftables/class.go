@@ -35,12 +35,11 @@ const (
 	handleDrop
 )
 
-// classOf returns the class of a frontend with the given pool, which is the one
-// of its Target or nil.
-func classOf(f *ruleset.Frontend, p *pool) class {
+// classOf returns the class of a frontend of the Service.
+func classOf(s *ruleset.Service, f *ruleset.Frontend) class {
 	c := class{firewall: len(f.Sources) != 0}
-	if p != nil {
-		c.slots, c.affinity = slotsFor(len(p.slots)), p.affinity
+	if f.Target == ruleset.ToCluster || f.Target == ruleset.ToLocal {
+		c.slots, c.affinity = slotsFor(len(s.Pool(f.Target))), s.Port.Affinity
 	}
 	switch {
 	case f.Target == ruleset.Reject:
@@ -57,6 +56,88 @@ func classOf(f *ruleset.Frontend, p *pool) class {
 		c.handling = handleNear
 	}
 	return c
+}
+
+// nearClassOf returns the class of near traffic to the frontend, and whether that
+// is handled apart.
+func nearClassOf(s *ruleset.Service, f *ruleset.Frontend) (class, bool) {
+	if !f.ShortCircuit() || f.Near != ruleset.ToCluster {
+		return class{}, false
+	}
+	return class{slots: slotsFor(len(s.Pool(ruleset.ToCluster))), affinity: s.Port.Affinity}, true
+}
+
+// maxPlainClasses is how many classes without affinity there can be: eight for
+// each of the 80 numbers of slots that slotsFor gives for up to 1,048,576
+// endpoints, and six without a pool. Room is kept for all of them: affinity
+// timeouts are for users to choose, and whoever chooses very many must not leave
+// others' Services without a class. maxStickyClasses is how many with affinity
+// there can be.
+const (
+	maxPlainClasses  = 8*80 + 6
+	maxStickyClasses = maxClass - maxPlainClasses
+)
+
+// classes numbers the classes that have a chain, from 1. None is given back before
+// the table is written anew.
+type classes struct {
+	number map[class]uint32
+	// uses is by number, behind one that none has.
+	uses []classUses
+	// sticky is how many have affinity, and used how many of these any tickets.
+	sticky, used int
+}
+
+// classUses is how many tickets there are of a class, if it has affinity.
+type classUses struct {
+	sticky bool
+	n      int
+}
+
+func newClasses() classes {
+	return classes{number: map[class]uint32{}, uses: make([]classUses, 1)}
+}
+
+// room reports whether there is room for more classes.
+func (c *classes) room(more []class) bool {
+	plain, sticky := len(c.number)-c.sticky, c.sticky
+	for _, m := range more {
+		if m.affinity != 0 {
+			sticky++
+		} else {
+			plain++
+		}
+	}
+	return plain <= maxPlainClasses && (sticky <= maxStickyClasses || sticky == c.sticky)
+}
+
+// wasted reports whether many of the classes with affinity have no tickets any
+// more.
+func (c *classes) wasted() bool { return c.sticky-c.used >= maxStickyClasses/8 }
+
+// add numbers a class.
+func (c *classes) add(k class) uint32 {
+	c.uses = append(c.uses, classUses{sticky: k.affinity != 0})
+	if k.affinity != 0 {
+		c.sticky++
+	}
+	n := uint32(len(c.number) + 1)
+	c.number[k] = n
+	return n
+}
+
+// use changes by how many the tickets of a ticket's class are; 0 is none.
+func (c *classes) use(ticket uint32, by int) {
+	u := &c.uses[ticket&^ticketMark>>classShift]
+	if !u.sticky {
+		return
+	}
+	if u.n == 0 {
+		c.used++
+	}
+	if u.n += by; u.n == 0 {
+		c.used--
+	}
 }
 
 // direct is the class that only sends to the pool.

@@ -163,15 +163,9 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 			if fr.Kind == ruleset.NodePort {
 				at = fmt.Sprintf("node port %d %d", protocolNumber(s.Key.Protocol), fr.Port)
 			}
-			pool := func(t ruleset.Target) *pool {
-				if t != ruleset.ToCluster && t != ruleset.ToLocal {
-					return nil
-				}
-				return &pool{affinity: s.Port.Affinity, slots: s.Pool(t)}
-			}
-			v["service "+at] = line(classOf(fr, pool(fr.Target)), s.Pool(fr.Target))
+			v["service "+at] = line(classOf(s, fr), s.Pool(fr.Target))
 			if fr.ShortCircuit() && fr.Near == ruleset.ToCluster {
-				direct := classOf(&ruleset.Frontend{Target: ruleset.ToCluster}, pool(ruleset.ToCluster))
+				direct := class{slots: slotsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}
 				v["near "+at] = line(direct, s.Pool(ruleset.ToCluster))
 			}
 			if fr.Kind == ruleset.ClusterIP {

@@ -27,9 +27,9 @@ type table struct {
 	services []*service
 	plain    numbers
 	sticky   numbers
-	// classes numbers the classes that have a chain; near is those of them that
-	// near traffic can be sent to.
-	classes map[class]uint32
+	// classes is those that have a chain; near is those of them that near traffic
+	// can be sent to.
+	classes classes
 	near    map[class]bool
 	// chains is the chains made for classes, with the number of their rules.
 	chains map[string]int
@@ -70,7 +70,7 @@ var (
 	errTooManyPools     = errors.New("too many Services with endpoints (at most 1048575 pools a family)")
 	errTooManySticky    = errors.New("too many Services with client affinity (at most 32767 pools a family)")
 	errTooManyEndpoints = fmt.Errorf("too many endpoints for client affinity (at most %d)", maxStickyEndpoints)
-	errTooManyClasses   = fmt.Errorf("too many different combinations of endpoint counts and affinity timeouts (at most %d)", maxClass)
+	errTooManyClasses   = fmt.Errorf("too many different combinations of endpoint counts and affinity timeouts (at most %d a family)", maxStickyClasses)
 	errProtocol         = errors.New("protocol is not TCP, UDP or SCTP")
 )
 
@@ -80,7 +80,7 @@ func newTable(f tracker.Family, n *ruleset.Node) *table {
 		node:       n,
 		plain:      numbers{max: maxPool},
 		sticky:     numbers{max: maxSticky},
-		classes:    map[class]uint32{},
+		classes:    newClasses(),
 		near:       map[class]bool{},
 		chains:     map[string]int{},
 		prefixes:   map[int]bool{},
@@ -138,6 +138,9 @@ func (t *table) prepare(old, now *service) error {
 	if protocolNumber(s.Key.Protocol) == 0 {
 		return fmt.Errorf("%w: %q", errProtocol, s.Key.Protocol)
 	}
+	if missing := t.missingClasses(s); !t.classes.room(missing) {
+		return errTooManyClasses
+	}
 	var taken []*pool
 	for _, target := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
 		if !uses(s, target) {
@@ -160,18 +163,26 @@ func (t *table) prepare(old, now *service) error {
 		taken = append(taken, p)
 		*now.poolField(target) = p
 	}
-	// Classes are never given back before the table is written anew, so it is enough
-	// to know that there will be room.
-	if len(t.classes)+classesOfService > maxClass {
-		t.release(taken)
-		return errTooManyClasses
-	}
 	return nil
 }
 
-// classesOfService is more than the frontends of one Service can need: one for the
-// cluster IP, and for the others with and without a firewall and for near.
-const classesOfService = 8
+// missingClasses returns the classes that the Service needs and that have no
+// number yet.
+func (t *table) missingClasses(s *ruleset.Service) (missing []class) {
+	need := func(c class) {
+		if _, ok := t.classes.number[c]; !ok && !slices.Contains(missing, c) {
+			missing = append(missing, c)
+		}
+	}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		need(classOf(s, f))
+		if c, ok := nearClassOf(s, f); ok {
+			need(c)
+		}
+	}
+	return missing
+}
 
 func (t *table) newPool(s *ruleset.Service, target ruleset.Target) (*pool, error) {
 	if s.Port.Affinity == 0 {
@@ -383,6 +394,8 @@ func (t *table) replaceFrontends(old, now *service, w *writer) {
 			w.deleteFrontend(t, old.rule, &before[j], old.tickets[j])
 		}
 	}
+	t.use(now.tickets, +1)
+	t.use(old.tickets, -1)
 }
 
 // indexOf finds the frontend with f's kind, address and port, which is most
@@ -405,13 +418,19 @@ func indexOf(list []ruleset.Frontend, f *ruleset.Frontend, hint int) int {
 // tickets returns the frontend's tickets and makes sure that their classes
 // exist.
 func (t *table) tickets(f *ruleset.Frontend, s *service, w *writer) tickets {
-	p := s.pool(f.Target)
-	out := tickets{any: ticket(t.class(classOf(f, p), w), number(p))}
-	if f.ShortCircuit() && f.Near == ruleset.ToCluster {
-		c := classOf(&ruleset.Frontend{Target: f.Near}, s.cluster)
+	out := tickets{any: ticket(t.class(classOf(s.rule, f), w), number(s.pool(f.Target)))}
+	if c, ok := nearClassOf(s.rule, f); ok {
 		out.near = ticket(t.nearClass(c, w), number(s.cluster))
 	}
 	return out
+}
+
+// use counts a Service's tickets in or out.
+func (t *table) use(list []tickets, by int) {
+	for _, k := range list {
+		t.classes.use(k.any, by)
+		t.classes.use(k.near, by)
+	}
 }
 
 func number(p *pool) uint32 {
@@ -423,10 +442,9 @@ func number(p *pool) uint32 {
 
 // class returns the class's number, after making its chain if there is none.
 func (t *table) class(c class, w *writer) uint32 {
-	n, ok := t.classes[c]
+	n, ok := t.classes.number[c]
 	if !ok {
-		n = uint32(len(t.classes) + 1)
-		t.classes[c] = n
+		n = t.classes.add(c)
 		t.makeChain(c, w)
 		w.addClass(t, setClasses, n, c)
 	}

@@ -225,7 +225,7 @@ func (t *table) expectedRules(w rules) map[string]int {
 func (b *Backend) compareMaps(t *table) error {
 	for s, near := range map[set]bool{setClasses: false, setNearClasses: true} {
 		want := map[uint32]string{}
-		for c, n := range t.classes {
+		for c, n := range t.classes.number {
 			if !near || t.near[c] {
 				want[ticket(n, 0)] = c.chain()
 			}
