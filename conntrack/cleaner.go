@@ -160,11 +160,15 @@ func (c *Cleaner) Flush(ctx context.Context) error {
 		if !p.pending() {
 			continue
 		}
-		if err := c.flush(ctx, p, &info); err != nil {
-			info.Err = errors.Join(info.Err, fmt.Errorf("conntrack: %s: %w", p.family, err))
-			continue
+		one, begun := Info{}, time.Now()
+		if err := c.flush(ctx, p, &one); err != nil {
+			one.Err = fmt.Errorf("conntrack: %s: %w", p.family, err)
+		} else {
+			p.done()
 		}
-		p.done()
+		one.Duration = time.Since(begun)
+		c.trace.flushedFamily(p.family, one)
+		info.add(one)
 	}
 	info.Duration = time.Since(start)
 	c.trace.flushed(info)

@@ -22,6 +22,7 @@ type bed struct {
 	backend ruleset.Backend
 	result  error // of the next Apply
 	infos   []Info
+	sum     Info // of the families, since the last of infos
 	log     bytes.Buffer
 }
 
@@ -30,7 +31,18 @@ func newBed(t *testing.T, flows ...Flow) *bed {
 	b := &bed{table: &memory{flows: flows}}
 	c, err := New(Config{
 		Table: b.table, Log: slog.New(slog.NewTextHandler(&b.log, nil)),
-		Trace: &Trace{Flushed: func(i Info) { b.infos = append(b.infos, i) }},
+		Trace: &Trace{
+			Flushed: func(i Info) {
+				b.infos = append(b.infos, i)
+				if b.sum.Dumps != i.Dumps || b.sum.Seen != i.Seen || b.sum.Stale != i.Stale || b.sum.Deleted != i.Deleted {
+					t.Errorf("families come to %+v, not %+v", b.sum, i)
+				}
+				b.sum = Info{}
+			},
+			FlushedFamily: func(_ tracker.Family, i Info) {
+				b.sum.add(i)
+			},
+		},
 	})
 	if err != nil {
 		t.Fatal(err)

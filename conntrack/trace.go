@@ -1,6 +1,11 @@
 package conntrack
 
-import "time"
+import (
+	"errors"
+	"time"
+
+	"github.com/go-proxier/proxier/tracker"
+)
 
 // Trace is a set of functions that are told what a [Cleaner] does. Any of them,
 // and the *Trace itself, may be nil. They are called by the goroutine that
@@ -8,6 +13,9 @@ import "time"
 type Trace struct {
 	// Flushed is called after each clean-up that had anything to do.
 	Flushed func(Info)
+	// FlushedFamily is called before it for each family that something was done in,
+	// with what was done there.
+	FlushedFamily func(tracker.Family, Info)
 }
 
 // Info is what one clean-up did.
@@ -30,4 +38,19 @@ func (t *Trace) flushed(i Info) {
 	if t != nil && t.Flushed != nil {
 		t.Flushed(i)
 	}
+}
+
+func (t *Trace) flushedFamily(f tracker.Family, i Info) {
+	if t != nil && t.FlushedFamily != nil {
+		t.FlushedFamily(f, i)
+	}
+}
+
+// add counts what was done in one family.
+func (i *Info) add(o Info) {
+	i.Dumps += o.Dumps
+	i.Seen += o.Seen
+	i.Stale += o.Stale
+	i.Deleted += o.Deleted
+	i.Err = errors.Join(i.Err, o.Err)
 }
