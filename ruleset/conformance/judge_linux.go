@@ -3,11 +3,13 @@ package conformance
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -134,6 +136,11 @@ func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v 
 	n := len(v.Endpoints)
 	seen := map[netip.AddrPort]int{}
 	for i := 0; i < 30*n && (len(seen) < n || i < n+2); i++ {
+		// A backend that takes turns may be in step with several hosts, each of which
+		// then always gets the same endpoint.
+		if i > 3*n {
+			time.Sleep(rand.N(time.Millisecond))
+		}
 		o := from.probe(w.tb.Context(), proto, to, patience)
 		ep, err := w.permitted(o, from.addr(tracker.FamilyOf(to.Addr())), v)
 		if err != nil {
