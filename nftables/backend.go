@@ -70,12 +70,12 @@ func (b *Backend) Close() error {
 }
 
 // chunk is how many elements go into one transaction where they may be divided:
-// larger ones are no faster, and take more memory. elementSize is about the
-// largest an element gets, in bytes.
-const (
-	chunk       = 10000
-	elementSize = 128
-)
+// larger ones are no faster, and take more memory.
+const chunk = 10000
+
+// ErrTooLarge is in the error of a Service that takes a larger transaction than
+// this process may send, see "Needs" in the package documentation.
+var ErrTooLarge = nlbatch.ErrTooLarge
 
 // Apply makes the tables agree with d, as [ruleset.Backend] says.
 //
@@ -130,6 +130,20 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 	if needsRewrite(b.tables[0].node, d.Node) {
 		return ruleset.ErrNeedFull
 	}
+	failed, err := b.change(ctx, d)
+	switch {
+	case err == nil:
+		return partial(failed)
+	case ctx.Err() != nil:
+		b.tables = nil
+		return err
+	}
+	b.tables = nil
+	b.config.Log.Warn("nftables: replacing all", slog.Any("reason", err))
+	return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
+}
+
+func (b *Backend) change(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
 	b.writer.begin()
 	b.writer.structural, b.spare = false, nil
 	for _, t := range b.tables {
@@ -142,26 +156,32 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 		err = errTooManyClasses // a full delta makes only those that are in use
 	}
 	if err == nil {
-		for _, t := range b.tables {
-			t.forget(b.linger, b.writer)
-		}
-		err = b.commit()
+		err = b.forget(ctx)
 	}
-	if err == nil && b.writer.structural {
+	if err != nil {
+		return nil, errors.Join(err, b.settle())
+	}
+	if err := b.commit(); err != nil {
+		return nil, err
+	}
+	if b.writer.structural {
 		// What somebody else altered before or during this must not be taken for what
 		// was just written. If nothing can be read now, Check does it later.
-		err = ignoreInterrupted(b.examine(false))
+		return failed, ignoreInterrupted(b.examine(false))
 	}
-	switch {
-	case err == nil:
-		return partial(failed)
-	case ctx.Err() != nil:
-		b.tables = nil
-		return err
+	return failed, nil
+}
+
+// forget has the endpoints that have lingered for long enough linger no more.
+func (b *Backend) forget(ctx context.Context) error {
+	for _, t := range b.tables {
+		for t.forget(b.linger, b.writer) {
+			if err := b.makeRoom(ctx, t.elementSize[setHairpin]+messageSize); err != nil {
+				return err
+			}
+		}
 	}
-	b.tables = nil
-	b.config.Log.Warn("nftables: replacing all", slog.Any("reason", err))
-	return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
+	return nil
 }
 
 // wasted reports whether some Service failed for want of a class and many that
@@ -177,39 +197,70 @@ func (b *Backend) wasted(failed map[tracker.Key]error) bool {
 
 // write writes changes for the next commit and, if divide is set, commits in
 // between when there is much. It returns the Services that cannot be programmed.
-// After an error the tables are not what they were thought to be.
+// After an error the tables are not what they were thought to be. A commit may be
+// under way when it returns.
 func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bool) (failed map[tracker.Key]error, err error) {
-	defer func() { err = errors.Join(err, b.settle()) }()
-	most := min(chunk, b.conn.Limit()/2/elementSize)
 	for i := range changes {
 		c := &changes[i]
 		t := b.table(c.Key.Family)
 		if t == nil {
 			continue
 		}
-		if err := t.apply(c.ID(), c.New, b.writer); err != nil {
+		var err error
+		if c.New != nil {
+			err = t.check(c.New)
+		}
+		if err == nil && divide {
+			if err = b.divide(ctx, t, c); err != nil && !errors.Is(err, errServiceTooLarge) {
+				return nil, err
+			}
+		}
+		if err == nil {
+			err = t.apply(c.ID(), c.New, b.writer)
+		}
+		if err != nil {
 			if failed == nil {
 				failed = map[tracker.Key]error{}
 			}
 			failed[c.Key] = err
 			b.config.Log.Error("nftables: service left as it was", slog.String("service", c.Key.String()), slog.Any("error", err))
 		}
-		if divide && b.writer.pending > most {
-			if err := b.commitBehind(); err != nil {
-				return nil, err
-			}
-			if err := ctx.Err(); err != nil {
-				return nil, err
-			}
-		}
 	}
 	return failed, nil
 }
 
-// commit commits what was written.
+// divide makes room in the transaction for a change. Its error is
+// errServiceTooLarge if no transaction has room for the Service; one that is
+// there already may still be changed little enough.
+func (b *Backend) divide(ctx context.Context, t *table, c *ruleset.Change) error {
+	bytes := t.bytes(c.New)
+	if old := t.service(c.ID()); old != nil {
+		bytes += t.bytes(old.rule)
+	} else if bytes > b.conn.Limit()-emptySize {
+		return fmt.Errorf("%w: %d bytes, at most %d", errServiceTooLarge, bytes, b.conn.Limit()-emptySize)
+	}
+	return b.makeRoom(ctx, bytes)
+}
+
+// emptySize is what a writer says of a transaction with nothing in it.
+const emptySize = 4 * messageSize
+
+// makeRoom commits what was written if there is not room for so many bytes more,
+// or there is much.
+func (b *Backend) makeRoom(ctx context.Context, bytes int) error {
+	if b.writer.pending < chunk && b.writer.size()+bytes <= b.conn.Limit() || b.writer.empty() {
+		return nil
+	}
+	if err := b.commitBehind(); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// commit commits what was written, and waits for what is being committed.
 func (b *Backend) commit() error {
 	batch, err := b.finish()
-	if err != nil || batch.Empty() {
+	if err := errors.Join(err, b.settle()); err != nil {
 		return err
 	}
 	return b.conn.Commit(batch)
@@ -260,6 +311,9 @@ func partial(failed map[tracker.Key]error) error {
 	}
 	return &ruleset.PartialError{Failed: failed}
 }
+
+// errServiceTooLarge is the error of a Service that no transaction has room for.
+var errServiceTooLarge = fmt.Errorf("service alone: %w", ErrTooLarge)
 
 // errClosed is what a closed backend says.
 var errClosed = fmt.Errorf("nftables: backend: %w", os.ErrClosed)

@@ -225,7 +225,7 @@ func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 	for i := 0; i < count; {
 		batch.Reset()
 		e.Reset()
-		for ; i < count && e.Count() < min(chunk, conn.Limit()/2/elementSize); i++ {
+		for ; i < count && e.Count() < chunk && e.Size() < conn.Limit()/2; i++ {
 			var key, data buffer
 			n := key.word(key.word(0, uint32(i)), 0)
 			m := data.port(data.addr(0, netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})), 80)

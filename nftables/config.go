@@ -45,6 +45,9 @@ type Config struct {
 	Log *slog.Logger
 }
 
+// maxName is the longest name a table can be given, in bytes.
+const maxName = 55
+
 // defaultStickyClients bounds the dynamic set of remembered clients.
 const defaultStickyClients = 1 << 20
 
@@ -53,7 +56,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Table == "" {
 		c.Table = DefaultTable
 	}
-	if len(c.Table) > 55 || strings.ContainsAny(c.Table, " \t\n/\"{};\x00") {
+	if len(c.Table) > maxName || strings.ContainsAny(c.Table, " \t\n/\"{};\x00") {
 		return c, fmt.Errorf("nftables: table name %q is not 1 to 55 bytes without blanks, quotes or slashes", c.Table)
 	}
 	if c.Families == nil {

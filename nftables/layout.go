@@ -301,4 +301,9 @@ func (b *buffer) port(at int, p uint16) int {
 
 // seconds is how an affinity timeout is written in a chain's name and in a rule:
 // the kernel would do with milliseconds, Kubernetes has only seconds.
+//
+// Kubernetes has at most a day (v1.ClientIPConfig.TimeoutSeconds); maxAffinity is
+// one whose name is no shorter.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+
+const maxAffinity = 86400 * time.Second

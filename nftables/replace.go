@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -128,28 +129,90 @@ func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, divide bo
 			}
 		}
 		t.skeleton(b.writer)
-		if b.linger != 0 {
-			for _, a := range k[f].hairpin {
-				t.keepHairpin(a, b.writer)
-			}
-		}
 		b.tables = append(b.tables, t)
 	}
 }
 
-// fill writes the Services to tables that were begun, dividing it into
-// transactions or not.
-func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, divide bool) (map[tracker.Key]error, error) {
+// fill writes the Services to tables that were begun in place of others, dividing
+// it into transactions or not. It commits all of it.
+func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, k kernelTables, divide bool) (map[tracker.Key]error, error) {
+	failed, err := b.fillServices(ctx, d, k, divide)
+	if err != nil {
+		return nil, errors.Join(err, b.settle())
+	}
+	return failed, b.commit()
+}
+
+// makeClasses makes the classes that the Services need. It is done before the maps
+// have elements, because the kernel walks through all of a map when it is given a
+// chain that looks something up in it.
+func (b *Backend) makeClasses(ctx context.Context, changes []ruleset.Change) error {
+	for i := range changes {
+		s := changes[i].New
+		t := b.table(changes[i].Key.Family)
+		if s == nil || t == nil {
+			continue
+		}
+		missing := t.missingClasses(s)
+		if !t.classes.room(missing) {
+			continue
+		}
+		for _, c := range missing {
+			if err := b.makeRoom(ctx, t.classBytes(c)); err != nil {
+				return err
+			}
+			t.class(c, b.writer)
+		}
+	}
+	return nil
+}
+
+func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, k kernelTables, divide bool) (map[tracker.Key]error, error) {
+	room := func(t *table, s set) error {
+		if !divide {
+			return nil
+		}
+		return b.makeRoom(ctx, t.elementSize[s]+messageSize)
+	}
+	if divide {
+		if err := b.makeClasses(ctx, d.Changes); err != nil {
+			return nil, err
+		}
+	}
+	for _, t := range b.tables {
+		if b.linger == 0 {
+			break
+		}
+		for _, a := range k[t.family].hairpin {
+			if err := room(t, setHairpin); err != nil {
+				return nil, err
+			}
+			t.keepHairpin(a, b.writer)
+		}
+	}
+	// What refuses or drops packets to cluster IPs that were not translated comes
+	// when every Service is there.
+	later := make([][]netip.Addr, len(b.tables))
+	for i, t := range b.tables {
+		if divide {
+			t.later = &later[i]
+		}
+	}
 	failed, err := b.write(ctx, d.Changes, divide)
 	if err != nil {
 		return nil, err
 	}
-	// What drops packets to addresses without a Service comes when every Service is
-	// there.
-	for _, t := range b.tables {
+	for i, t := range b.tables {
+		t.later = nil
+		for _, a := range later[i] {
+			if err := room(t, setClusterIPs); err != nil {
+				return nil, err
+			}
+			b.writer.addCounted(t, setClusterIPs, a)
+		}
 		b.writer.setRanges(t, setServiceCIDRs, merged(d.Node.ServiceCIDRs, t.family))
 	}
-	return failed, b.commit()
+	return failed, nil
 }
 
 // rewrite replaces what is in the tables in one transaction, or writes them in
@@ -173,7 +236,7 @@ func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, k kernelTables)
 			b.writer.addClients(t, clients)
 		}
 	}
-	failed, err := b.fill(ctx, d, divide)
+	failed, err := b.fill(ctx, d, k, divide)
 	if err == nil {
 		for _, t := range b.tables {
 			b.deleteUnused(t, k[t.family])
@@ -244,7 +307,7 @@ func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables
 		return nil, err
 	}
 	b.writer.begin()
-	failed, err := b.fill(ctx, d, true)
+	failed, err := b.fill(ctx, d, k, true)
 	if err != nil {
 		return nil, err
 	}

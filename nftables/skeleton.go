@@ -4,8 +4,6 @@ package nftables
 
 import (
 	"golang.org/x/sys/unix"
-
-	"github.com/go-proxier/proxier/ruleset"
 )
 
 // chainSpec is one of the chains that are always there.
@@ -88,51 +86,4 @@ func (t *table) hook(w *writer) {
 			w.hookedChain(t, c.name, c.base, c.rules)
 		}
 	}
-}
-
-// measure sets the sizes of the sets for the Services in changes, from how many
-// elements they will take at the most, which it returns. Lingers is how many
-// endpoints of a table before linger.
-func (t *table) measure(changes []ruleset.Change, clients, lingers int) (need map[set]int) {
-	need = map[set]int{}
-	for i := range changes {
-		s := changes[i].New
-		if s == nil || s.Key.Family != t.family {
-			continue
-		}
-		endpoints, slots := setEndpoints, len(s.Selection.Cluster)+len(s.Selection.Local)
-		if s.Port.Affinity != 0 {
-			endpoints = setStickySlots
-			need[setStickyEndpoints] += slots
-		}
-		need[endpoints] += slots
-		need[setClusterIPs]++
-		for j := range s.Frontends {
-			f := &s.Frontends[j]
-			all, near := setServiceIPs, setNearIPs
-			if f.Kind == ruleset.NodePort {
-				all, near = setNodePorts, setNearNodePorts
-			}
-			need[all]++
-			if f.ShortCircuit() {
-				need[near]++
-			}
-			for _, source := range f.Sources {
-				need[allowed(source.Bits())]++
-			}
-		}
-		for _, ep := range s.Selection.Reachable {
-			if t.mayBeHere(ep) {
-				need[setHairpin]++
-			}
-		}
-	}
-	need[setHairpin] += lingers
-	for s := setServiceIPs; int(s) < len(t.size); s++ {
-		t.size[s] = sizeFor(need[s])
-	}
-	t.size[setStickyClients] = clients
-	// The kinds of set that intervals are kept in have no size.
-	t.size[setNodePortIPs], t.size[setServiceCIDRs] = 0, 0
-	return need
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -49,6 +50,12 @@ type table struct {
 	kept map[set]bool
 	// unhooked means that no packet meets the table yet.
 	unhooked bool
+	// later, if not nil, collects cluster IPs in place of the set of them.
+	later *[]netip.Addr
+	// elementSize is how many bytes an element of each set takes without its
+	// comment; classSize is what classBytes knows.
+	elementSize [setCount]int
+	classSize   map[class]int
 	// adopted is the sticky pools of an earlier table that none took over yet.
 	adopted map[stickyOwner]*adoptedPool
 }
@@ -75,7 +82,7 @@ var (
 )
 
 func newTable(f tracker.Family, n *ruleset.Node) *table {
-	return &table{
+	t := &table{
 		family:     f,
 		node:       n,
 		plain:      numbers{max: maxPool},
@@ -88,8 +95,22 @@ func newTable(f tracker.Family, n *ruleset.Node) *table {
 		hairpin:    map[netip.Addr]int{},
 		ranges:     map[set][]addrRange{},
 		kept:       map[set]bool{},
+		classSize:  map[class]int{},
 	}
+	for s := range setCount {
+		sp := s.spec(f)
+		data := int(sp.dataLen)
+		if sp.dataType == unix.NFT_DATA_VERDICT {
+			data = verdictSize
+		}
+		t.elementSize[s] = nlbatch.ElementSize(int(sp.keyLen), data)
+	}
+	return t
 }
+
+// verdictSize is about the most bytes that a verdict and the name of its chain
+// take.
+const verdictSize = 96
 
 // service returns what is programmed for the ID, or nil.
 func (t *table) service(id uint32) *service {
@@ -100,8 +121,8 @@ func (t *table) service(id uint32) *service {
 }
 
 // apply changes the table from what it has for the Service to s, which is nil
-// for a Service that is gone, and writes the difference to w. On an error nothing
-// was changed.
+// for a Service that is gone, and writes the difference to w. What check says no to
+// must not be applied. On an error nothing was changed.
 func (t *table) apply(id uint32, s *ruleset.Service, w *writer) error {
 	old := t.service(id)
 	if old == nil && s == nil {
@@ -131,25 +152,29 @@ func (t *table) apply(id uint32, s *ruleset.Service, w *writer) error {
 	return nil
 }
 
-// prepare gives now the pools it needs, taking over old's where they are of the
-// right kind, and checks everything that can fail.
-func (t *table) prepare(old, now *service) error {
-	s := now.rule
+// check returns the error of a Service that cannot be programmed whatever
+// transaction there is for it, but for a lack of pools, which apply finds.
+func (t *table) check(s *ruleset.Service) error {
 	if protocolNumber(s.Key.Protocol) == 0 {
 		return fmt.Errorf("%w: %q", errProtocol, s.Key.Protocol)
+	}
+	if n := max(len(s.Selection.Cluster), len(s.Selection.Local)); s.Port.Affinity != 0 && n > maxStickyEndpoints {
+		return fmt.Errorf("%d endpoints: %w", n, errTooManyEndpoints)
 	}
 	if missing := t.missingClasses(s); !t.classes.room(missing) {
 		return errTooManyClasses
 	}
+	return nil
+}
+
+// prepare gives now the pools it needs, taking over old's where they are of the
+// right kind.
+func (t *table) prepare(old, now *service) error {
+	s := now.rule
 	var taken []*pool
 	for _, target := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
 		if !uses(s, target) {
 			continue
-		}
-		eps := s.Pool(target)
-		if s.Port.Affinity != 0 && len(eps) > maxStickyEndpoints {
-			t.release(taken)
-			return fmt.Errorf("%d endpoints: %w", len(eps), errTooManyEndpoints)
 		}
 		if p := old.pool(target); p != nil && (p.affinity != 0) == (s.Port.Affinity != 0) {
 			*now.poolField(target) = p
@@ -351,17 +376,20 @@ func (t *table) keepHairpin(a netip.Addr, w *writer) {
 	t.lingering = append(t.lingering, lingerer{a, w.now})
 }
 
-// forget stops counting the endpoints that have lingered for at least the given
-// time.
-func (t *table) forget(after time.Duration, w *writer) {
-	n := 0
-	for n < len(t.lingering) && w.now.Sub(t.lingering[n].since) >= after {
-		w.count(t, setHairpin, t.hairpin, t.lingering[n].addr, -1)
-		n++
-	}
-	if t.lingering = t.lingering[n:]; len(t.lingering) == 0 {
+// forget stops counting the endpoint that has lingered longest, and reports
+// whether there was one that has for at least the given time.
+func (t *table) forget(after time.Duration, w *writer) bool {
+	if len(t.lingering) == 0 {
 		t.lingering = nil
+		return false
 	}
+	oldest := t.lingering[0]
+	if w.now.Sub(oldest.since) < after {
+		return false
+	}
+	w.count(t, setHairpin, t.hairpin, oldest.addr, -1)
+	t.lingering = t.lingering[1:]
+	return true
 }
 
 func (t *table) replaceFrontends(old, now *service, w *writer) {

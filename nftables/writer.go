@@ -29,8 +29,10 @@ type writer struct {
 	// structural is set when more than elements of large sets is written, and stays
 	// set.
 	structural bool
-	// written counts the elements written so far, and pending those since begin.
+	// written counts the elements written so far, and pending those since begin;
+	// touched is the lists that these are in.
 	written, pending int
+	touched          []*nlbatch.Elements
 	err              error
 }
 
@@ -48,7 +50,7 @@ func newWriter(table string, mark uint32) *writer {
 func (w *writer) begin() {
 	w.batch.Reset()
 	w.err = nil
-	w.pending = 0
+	w.pending, w.touched = 0, w.touched[:0]
 	w.now = time.Now()
 	for i := range w.elements {
 		e := &w.elements[i]
@@ -59,15 +61,25 @@ func (w *writer) begin() {
 	}
 }
 
+// size returns how many bytes the transaction takes so far, or a few more.
+func (w *writer) size() int {
+	size := 0
+	for _, e := range w.touched {
+		size += e.Size() + messageSize
+	}
+	// A message has some 60 kB of elements at the most.
+	return w.batch.Len() + size + size/(50<<10)*messageSize + 2*messageSize
+}
+
+// empty reports whether nothing was written.
+func (w *writer) empty() bool { return w.pending == 0 && w.batch.Empty() }
+
+// messageSize is about the most bytes that go around the elements in a message.
+const messageSize = 160
+
 // finish writes what was collected. Nothing may be added after it.
 func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
-	size := 0
-	for i := range w.elements {
-		for s := range setCount {
-			size += w.elements[i].add[s].Size() + w.elements[i].remove[s].Size()
-		}
-	}
-	w.batch.Grow(size + size/64 + 4096) // and what goes around the elements
+	w.batch.Grow(w.size() - w.batch.Len())
 	for _, t := range tables {
 		e := &w.elements[index(t.family)]
 		for s := range set(len(e.remove)) {
@@ -95,11 +107,9 @@ func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
 
 // expect makes room for n elements of a set.
 func (w *writer) expect(t *table, s set, n int) {
-	// Header, key and data, each nested in two attributes, and a short comment.
-	sp := s.spec(t.family)
-	size := 4 + 8 + int(sp.keyLen) + 8 + int(sp.dataLen)
+	size := t.elementSize[s]
 	if s == setServiceIPs {
-		size += 32
+		size += nlbatch.CommentSize(24)
 	}
 	w.elements[index(t.family)].add[s].Grow(n * size)
 }
@@ -124,16 +134,21 @@ func (w *writer) rules(t *table) rules { return rules{family: t.family, mark: w.
 
 func (w *writer) adds(t *table, s set) *nlbatch.Elements {
 	t.count[s]++
-	w.written++
-	w.pending++
-	return &w.elements[index(t.family)].add[s]
+	return w.touch(&w.elements[index(t.family)].add[s])
 }
 
 func (w *writer) removes(t *table, s set) *nlbatch.Elements {
 	t.count[s]--
+	return w.touch(&w.elements[index(t.family)].remove[s])
+}
+
+func (w *writer) touch(e *nlbatch.Elements) *nlbatch.Elements {
+	if e.Count() == 0 {
+		w.touched = append(w.touched, e)
+	}
 	w.written++
 	w.pending++
-	return &w.elements[index(t.family)].remove[s]
+	return e
 }
 
 // count changes by how many an element of a counted set is needed: the set has it
@@ -151,16 +166,30 @@ func (w *writer) count(t *table, s set, counts map[netip.Addr]int, a netip.Addr,
 	if before != 0 && now != 0 {
 		return
 	}
-	var key buffer
-	n := key.addr(0, a)
+	if s == setClusterIPs && t.later != nil {
+		*t.later = append(*t.later, a)
+		return
+	}
+	if now != 0 {
+		w.addCounted(t, s, a)
+		return
+	}
+	key, n := countedKey(s, a)
+	w.removes(t, s).Add(key[:n], nil, "")
+}
+
+// addCounted adds an element to a counted set.
+func (w *writer) addCounted(t *table, s set, a netip.Addr) {
+	key, n := countedKey(s, a)
+	w.adds(t, s).Add(key[:n], nil, "")
+}
+
+func countedKey(s set, a netip.Addr) (key buffer, n int) {
+	n = key.addr(0, a)
 	if s == setHairpin {
 		n = key.addr(n, a)
 	}
-	if now != 0 {
-		w.adds(t, s).Add(key[:n], nil, "")
-	} else {
-		w.removes(t, s).Add(key[:n], nil, "")
-	}
+	return key, n
 }
 
 // slotKey is the key of a slot in endpoints or sticky-slots.

@@ -149,6 +149,18 @@ func (e *Elements) comment(s string) {
 	e.buf = append(e.buf, padding[:align(2+n)-2-n]...)
 }
 
+// ElementSize is the most bytes that an element without a comment takes.
+func ElementSize(key, data int) int {
+	size := 4 + 8 + align(key)
+	if data != 0 {
+		size += 8 + align(data)
+	}
+	return size
+}
+
+// CommentSize is how many bytes a comment of the length adds to an element.
+func CommentSize(length int) int { return 4 + align(2+min(length, maxComment)+1) }
+
 // Comment returns the comment in an element's user data, or "".
 func Comment(udata []byte) string {
 	for len(udata) >= 2 {

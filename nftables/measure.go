@@ -1,0 +1,105 @@
+//go:build linux
+
+package nftables
+
+import (
+	"strings"
+
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// measure sets the sizes of the sets for the Services in changes, from how many
+// elements they will take at the most, which it returns. Lingers is how many
+// endpoints of a table before linger.
+func (t *table) measure(changes []ruleset.Change, clients, lingers int) (need map[set]int) {
+	need = map[set]int{setHairpin: lingers}
+	for i := range changes {
+		if s := changes[i].New; s != nil && s.Key.Family == t.family {
+			t.needs(s, func(k set, n int) { need[k] += n })
+		}
+	}
+	for s := setServiceIPs; int(s) < len(t.size); s++ {
+		t.size[s] = sizeFor(need[s])
+	}
+	t.size[setStickyClients] = clients
+	// The kinds of set that intervals are kept in have no size.
+	t.size[setNodePortIPs], t.size[setServiceCIDRs] = 0, 0
+	return need
+}
+
+// needs calls add with how many elements of a set the Service takes, at the most.
+func (t *table) needs(s *ruleset.Service, add func(k set, n int)) {
+	slots := len(s.Selection.Cluster) + len(s.Selection.Local)
+	if s.Port.Affinity != 0 {
+		add(setStickySlots, slots)
+		add(setStickyEndpoints, slots)
+	} else {
+		add(setEndpoints, slots)
+	}
+	add(setClusterIPs, 1)
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		all, near := setServiceIPs, setNearIPs
+		if f.Kind == ruleset.NodePort {
+			all, near = setNodePorts, setNearNodePorts
+		}
+		add(all, 1)
+		if f.ShortCircuit() {
+			add(near, 1)
+		}
+		for _, source := range f.Sources {
+			add(allowed(source.Bits()), 1)
+		}
+	}
+	here := 0
+	for _, ep := range s.Selection.Reachable {
+		if t.mayBeHere(ep) {
+			here++
+		}
+	}
+	add(setHairpin, here)
+}
+
+// bytes returns how many bytes of a transaction it takes, at the most, to write
+// the Service to a table that does not have it.
+func (t *table) bytes(s *ruleset.Service) int {
+	if s == nil {
+		return 0
+	}
+	comment := nlbatch.CommentSize(len(s.Key.Namespace) + len(s.Key.Name) + len(s.Key.Port) + len("//:/SCTP/IPv6 local"))
+	total, prefixes := 0, 0
+	t.needs(s, func(k set, n int) {
+		total += n * (t.elementSize[k] + comment)
+		if k >= firstAllowed && !t.prefixes[int(k-firstAllowed)] {
+			prefixes++
+		}
+	})
+	for _, c := range t.missingClasses(s) {
+		total += t.classBytes(c)
+	}
+	return total + prefixes*prefixSize
+}
+
+// prefixSize is about the most bytes that it takes to make a set for the sources
+// of one prefix length and its rule.
+const prefixSize = 1 << 10
+
+// classBytes returns how many bytes it takes to make the class.
+func (t *table) classBytes(c class) int {
+	// They do not depend on which slots or timeout, but for the length of names.
+	if c.slots > exactSlots {
+		c.slots = slotsFor(maxPool)
+	}
+	if c.affinity != 0 {
+		c.affinity = maxAffinity
+	}
+	n, ok := t.classSize[c]
+	if !ok {
+		w, only := newWriter(shadowOf(strings.Repeat("x", maxName)), 1), newTable(t.family, t.node)
+		only.nearClass(c, w)
+		n = w.size()
+		t.classSize[c] = n
+	}
+	return n
+}

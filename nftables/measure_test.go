@@ -1,0 +1,214 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// unprivileged is the largest transaction that a process without privileges can
+// send where net.core.wmem_max has the kernel's default.
+const unprivileged = 2*212992 - 32
+
+// TestBytesOfAService writes random Services and counts the bytes that they take,
+// which must be no more than was expected.
+func TestBytesOfAService(t *testing.T) {
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		rng := rand.New(rand.NewPCG(7, uint64(f)))
+		node := &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}
+		node.Info.Name = thisNode
+		tab := newTable(f, node)
+		w := newWriter("proxier", 1)
+		random := func(id int) *ruleset.Service {
+			long := func(n int) string { return strings.Repeat("x", rng.IntN(n)) }
+			s := svc(id, func(s *v1.Service) {
+				s.Namespace, s.Name, s.Spec.Ports[0].Name = "ns"+long(60), "s"+long(200), "p"+long(30)
+				s.Spec.Type = v1.ServiceTypeLoadBalancer
+				s.Spec.Ports[0].NodePort = int32(30000 + id)
+				s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8:1::1"}}
+				for range rng.IntN(12) {
+					s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges,
+						fmt.Sprintf("172.16.0.0/%d", 1+rng.IntN(32)), fmt.Sprintf("2001:db8:2::/%d", 1+rng.IntN(128)))
+				}
+				if rng.IntN(2) == 0 {
+					s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+				}
+			})
+			if rng.IntN(2) == 0 {
+				sticky(1 + rng.Int32N(86400))(s)
+			}
+			ports, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: thisNode}, Families: []tracker.Family{f}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			slice := epSlice(id, f, upTo(rng.IntN([]int{2, 20, 2000}[rng.IntN(3)]))...)
+			slice.Namespace, slice.Labels[discovery.LabelServiceName] = s.Namespace, s.Name
+			slice.Ports[0].Name = &s.Spec.Ports[0].Name
+			e, err := ruleset.NewEngine(ruleset.Config{Tracker: ports})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ports.SetService(s)
+			ports.SetSlice(slice)
+			ports.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+			var out *ruleset.Service
+			c := e.Attach("x", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+				for _, ch := range d.Changes {
+					out = ch.New
+				}
+				return nil
+			}))
+			if err := c.Sync(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			return out
+		}
+		for i := range 400 {
+			id := uint32(1 + rng.IntN(10))
+			s := random(int(id))
+			if rng.IntN(3) == 0 {
+				s = nil
+			}
+			w.begin()
+			before := w.size()
+			expected := tab.bytes(s)
+			if old := tab.service(id); old != nil {
+				expected += tab.bytes(old.rule)
+			}
+			if err := tab.apply(id, s, w); err != nil {
+				t.Fatal(err)
+			}
+			size := w.size()
+			if size-before > expected+messageSize*len(w.touched)+messageSize {
+				t.Fatalf("%s, change %d: %d bytes, at most %d expected", f, i, size-before, expected)
+			}
+			batch, err := w.finish([]*table{tab})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if batch.Len() > size {
+				t.Fatalf("%s, change %d: a transaction of %d bytes, said to be %d", f, i, batch.Len(), size)
+			}
+		}
+	}
+}
+
+// TestSmallSocketBuffer has a process without privileges program many chains, many
+// endpoints and a Service that is too large for any transaction.
+func TestSmallSocketBuffer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	r.limit = unprivileged
+	r.start()
+	ctx := context.Background()
+	for i := range 120 {
+		r.tracker.SetService(svc(i, sticky(int32(1000+i))))
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			r.tracker.SetSlice(epSlice(i, f, upTo(10+i%7)...))
+		}
+	}
+	for range 3 { // at first, by a shadow, and back
+		r.cursor.Resync()
+		r.sync()
+		r.verify()
+		r.start()
+	}
+	r.sync()
+	for i := range 120 { // all at once
+		r.tracker.SetService(svc(i, sticky(int32(2000+i))))
+		r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(19)...))
+	}
+	r.sync()
+	r.verify()
+	if r.last.Full {
+		t.Error("a large change was a full delta")
+	}
+
+	const huge = 10000
+	r.tracker.SetService(svc(210))
+	r.tracker.SetSlice(epSlice(210, tracker.IPv4, upTo(huge)...))
+	r.tracker.SetService(svc(211))
+	r.tracker.SetSlice(epSlice(211, tracker.IPv4, upTo(7)...))
+	for _, full := range []bool{false, false, true, false} {
+		if full {
+			r.cursor.Resync()
+		}
+		err := r.cursor.Sync(ctx)
+		var partial *ruleset.PartialError
+		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, ErrTooLarge) {
+			t.Fatalf("Sync says %v", err)
+		}
+		if r.last.Full != full {
+			t.Errorf("full: %t, want %t", r.last.Full, full)
+		}
+		if v := kernelView(t, r.backend, tracker.IPv4); v["service 10.96.0.212 6 80"] == "" || v["service 10.96.0.211 6 80"] != "" {
+			t.Errorf("the other Service: %q, the large one: %q", v["service 10.96.0.212 6 80"], v["service 10.96.0.211 6 80"])
+		}
+	}
+	// One that grows beyond the limit step by step is changed as long as the
+	// change is small, and goes on failing alone when it is not.
+	r.tracker.SetSlice(epSlice(210, tracker.IPv4, upTo(6)...))
+	r.sync()
+	r.verify()
+	r.tracker.SetSlice(epSlice(210, tracker.IPv4, upTo(huge)...))
+	if err := r.cursor.Sync(ctx); !errors.Is(err, ErrTooLarge) {
+		t.Fatalf("Sync says %v", err)
+	}
+	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-210"})
+	r.sync()
+	r.verify()
+}
+
+// TestClusterIPsComeLast looks at a cold start in steps: an address is refused
+// only once all of its ports are there.
+func TestClusterIPsComeLast(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	r.limit = smallLimit
+	r.start()
+	for i := range 120 {
+		r.tracker.SetService(svc(i))
+		r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(30)...))
+	}
+	// A context that is done after the second step leaves the rest undone.
+	ctx := &countedContext{Context: context.Background(), left: 4}
+	if err := r.cursor.Sync(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("Sync says %v", err)
+	}
+	count := func(s set) (n int) {
+		if err := r.backend.elements(r.backend.name, tracker.IPv4, s, func(element) { n++ }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if services, refused := count(setServiceIPs), count(setClusterIPs); services == 0 || services == 120 || refused != 0 {
+		t.Errorf("half-way there are %d services and %d addresses that refuse", services, refused)
+	}
+	r.sync()
+	r.verify()
+}
+
+// countedContext is done when it was asked so many times.
+type countedContext struct {
+	context.Context
+	left int
+}
+
+func (c *countedContext) Err() error {
+	if c.left--; c.left < 0 {
+		return context.Canceled
+	}
+	return nil
+}
