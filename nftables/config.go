@@ -35,7 +35,9 @@ type Config struct {
 	// StickyClients is how many clients are remembered at the most, in each family,
 	// over all Services with client affinity; 0 is 1,048,576. Beyond it, new clients
 	// are served without being remembered. A remembered client costs the kernel
-	// about 130 bytes.
+	// about 130 bytes. A table that is there already is taken over with the clients
+	// that it remembers, and with its own bound; one that takes its place (see
+	// [Backend.Apply]) has the new bound, and remembers no more of its clients.
 	StickyClients int
 	// NetNS is a file descriptor of the network namespace to program; 0 is that of
 	// the thread that calls New. It is used only during the call.

@@ -179,7 +179,7 @@ func TestRemadeTableKeepsClients(t *testing.T) {
 }
 
 func stickyEndpoints(r *rig) string {
-	return normal(r.nft("list map ip proxier sticky-endpoints"))
+	return normal(r.nft("list map ip " + r.backend.name + " sticky-endpoints"))
 }
 
 // TestChangeAfterAlteration has a change meet tables that were altered and not

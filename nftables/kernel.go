@@ -35,8 +35,10 @@ type kernelTable struct {
 	// hairpin is the endpoints that connections from themselves are masqueraded to,
 	// nil if they are very many.
 	hairpin []netip.Addr
-	// sticky is the sticky pools, nil if they cannot be told.
-	sticky map[stickyOwner]*adoptedPool
+	// sticky is the sticky pools, nil if they cannot be told; stickyNumbers is
+	// theirs.
+	sticky        map[stickyOwner]*adoptedPool
+	stickyNumbers map[uint32]bool
 }
 
 // inspect reads what has to be known to replace the family's table of a name. It
@@ -79,7 +81,7 @@ func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) 
 	}
 	if usable(setStickyEndpoints) && usable(setStickyClients) {
 		err = again(func() error {
-			k.sticky = map[stickyOwner]*adoptedPool{}
+			k.sticky, k.stickyNumbers = map[stickyOwner]*adoptedPool{}, map[uint32]bool{}
 			return b.elements(table, f, setStickyEndpoints, k.addSticky)
 		})
 		if err = ignoreInterrupted(err); err != nil {
@@ -149,13 +151,16 @@ func (k *kernelTable) addSticky(e element) {
 	if !ok || number&ticketMark == 0 {
 		return
 	}
-	owner := parseStickyOwner(e.comment)
-	p := k.sticky[owner]
+	owner := stickyOwner(e.comment)
+	p, pool := k.sticky[owner], number>>stickyShift
 	if p == nil {
-		p = &adoptedPool{number: number >> stickyShift, members: map[netip.AddrPort]uint16{}}
-		k.sticky[owner] = p
+		if k.stickyNumbers[pool] {
+			return // altered: no two owners have the same
+		}
+		p = &adoptedPool{number: pool, members: map[netip.AddrPort]uint16{}}
+		k.sticky[owner], k.stickyNumbers[pool] = p, true
 	}
-	if p.number == number>>stickyShift {
+	if p.number == pool {
 		p.members[addr] = uint16(number)
 	}
 }

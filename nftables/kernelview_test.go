@@ -155,7 +155,7 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 				list = append(list, ep.Addr.String())
 			}
 			slices.Sort(list)
-			return fmt.Sprintf("%s %s %v", s.Key.ServicePortName, class.chain(), list)
+			return fmt.Sprintf("%s %s %v", nlbatch.Printable(s.Key.ServicePortName.String()), class.chain(), list)
 		}
 		for i := range s.Frontends {
 			fr := &s.Frontends[i]

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"time"
@@ -39,14 +40,6 @@ func (p *pool) member() uint16 {
 			return p.last
 		}
 	}
-}
-
-// memberFor returns the endpoint's number from before a restart, or a new one.
-func (p *pool) memberFor(a netip.AddrPort) uint16 {
-	if n, ok := p.adopted[a]; ok {
-		return n
-	}
-	return p.member()
 }
 
 // poolChange is what applying a new list of endpoints did to a pool.
@@ -148,22 +141,56 @@ func differing(a, b []*tracker.Endpoint) (_, _ []*tracker.Endpoint) {
 	return a, b
 }
 
-// fill sets an empty pool's endpoints.
+// fill sets an empty pool's endpoints. Those that had a number before a restart
+// get it again.
 func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
-	for _, n := range p.adopted {
-		p.last = max(p.last, n)
-		p.wrapped = p.last == maxStickyEndpoints
-	}
 	p.slots = slices.Clone(list)
-	for slot, ep := range list {
+	for slot := range list {
 		c.slots = append(c.slots, slot)
-		if p.affinity != 0 {
-			n := p.memberFor(ep.Addr)
-			p.members = append(p.members, n)
-			c.come = append(c.come, memberChange{n, ep.Addr})
+	}
+	if p.affinity == 0 {
+		return
+	}
+	p.members = make([]uint16, len(list))
+	var taken map[uint16]bool
+	if p.adopted != nil {
+		taken = make(map[uint16]bool, len(p.adopted))
+		for _, n := range p.adopted {
+			taken[n] = true
 		}
+		for slot, ep := range list {
+			p.members[slot] = p.adopted[ep.Addr]
+		}
+		// Which numbers were given out and are no longer in use nobody knows, and
+		// clients may be remembered by them. Beginning just anywhere, new endpoints most
+		// likely get others.
+		p.last, p.wrapped = uint16(rand.N(maxStickyEndpoints)), true
+	}
+	for slot, ep := range list {
+		if p.members[slot] == 0 {
+			p.members[slot] = p.unusedMember(taken)
+		}
+		c.come = append(c.come, memberChange{p.members[slot], ep.Addr})
 	}
 	p.adopted = nil
+}
+
+// unusedMember returns the next number that is not taken, and takes it. Numbers
+// of endpoints that are gone are taken as long as there are others.
+func (p *pool) unusedMember(taken map[uint16]bool) uint16 {
+	if taken == nil {
+		return p.member()
+	}
+	if len(taken) >= maxStickyEndpoints {
+		clear(taken)
+		for _, n := range p.members {
+			taken[n] = true
+		}
+	}
+	for p.last++; p.last == 0 || taken[p.last]; p.last++ {
+	}
+	taken[p.last] = true
+	return p.last
 }
 
 // leave notes that the endpoint in the slot is gone.
@@ -189,19 +216,26 @@ func (p *pool) finder(n int) func(netip.AddrPort) int {
 	return func(a netip.AddrPort) int { return index[a] }
 }
 
-// numbers gives out the numbers of pools. One that was given back is used again
-// only after all others were, so that no packet that read it before can be meant
-// for its next owner.
+// numbers gives out the numbers of pools, from 1 to max. One that was given back
+// is used again only after all others were, so that no packet that read it before
+// can be meant for its next owner.
 type numbers struct {
-	next, max uint32
-	free      []uint32
+	max uint32
+	// next counts those given out or passed over, from the one behind start.
+	start, next uint32
+	// kept is passed over.
+	kept map[uint32]bool
+	free []uint32
 }
 
 // take returns a number, or false if all are in use.
 func (n *numbers) take() (uint32, bool) {
-	if n.next < n.max {
+	for n.next < n.max {
+		v := (n.start+n.next)%n.max + 1
 		n.next++
-		return n.next, true
+		if !n.kept[v] {
+			return v, true
+		}
 	}
 	if len(n.free) == 0 {
 		return 0, false

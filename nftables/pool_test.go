@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -136,6 +137,89 @@ func TestPoolNumbersWrap(t *testing.T) {
 		list = next
 		if p.members[0] != 1 || p.members[1] == 1 || p.members[1] == 0 {
 			t.Fatalf("change %d: numbers %v", i, p.members)
+		}
+	}
+}
+
+// TestAdoptedNumbersStay fills pools whose endpoints had numbers before a restart,
+// the last of all among them.
+func TestAdoptedNumbersStay(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	addr := func(i int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80)
+	}
+	for round := range 200 {
+		had, now := 1+rng.IntN(40), 1+rng.IntN(60)
+		if round == 0 {
+			had, now = 40000, maxStickyEndpoints // more than there are unused numbers for
+		}
+		p := &pool{affinity: time.Hour, adopted: map[netip.AddrPort]uint16{}}
+		gone := map[uint16]bool{}
+		for i := range had {
+			n := uint16(maxStickyEndpoints - i) // 65535 and below
+			if round%2 == 1 {
+				n = uint16(1 + i)
+			}
+			p.adopted[addr(i)] = n
+			gone[n] = true
+		}
+		old := p.adopted
+		first := rng.IntN(had + 1)
+		var list []*tracker.Endpoint
+		for _, i := range rng.Perm(now) {
+			list = append(list, &tracker.Endpoint{Addr: addr(first + i)})
+			delete(gone, old[addr(first+i)])
+		}
+		var c poolChange
+		p.set(nil, list, &c)
+		seen := map[uint16]bool{}
+		for _, m := range c.come {
+			if n, ok := old[m.addr]; ok && n != m.number {
+				t.Fatalf("round %d: %v had number %d and has %d", round, m.addr, n, m.number)
+			}
+			if m.number == 0 || seen[m.number] {
+				t.Fatalf("round %d: number %d is given out twice", round, m.number)
+			}
+			if round != 0 && gone[m.number] {
+				t.Fatalf("round %d: number %d is of an endpoint that is gone", round, m.number)
+			}
+			seen[m.number] = true
+		}
+		if len(seen) != now {
+			t.Fatalf("round %d: %d numbers for %d endpoints", round, len(seen), now)
+		}
+		// What comes later must not clash either.
+		next := append(slices.Clone(list[1:]), &tracker.Endpoint{Addr: addr(1 << 20)})
+		p.set(list, next, &c)
+		count := map[uint16]int{}
+		for _, n := range p.members {
+			if count[n]++; count[n] > 1 {
+				t.Fatalf("round %d: number %d is two endpoints'", round, n)
+			}
+		}
+	}
+}
+
+// TestAdoptedPoolNumbersStay takes numbers beside those of an earlier process.
+func TestAdoptedPoolNumbersStay(t *testing.T) {
+	tab := newTable(tracker.IPv4, &ruleset.Node{})
+	had := map[stickyOwner]*adoptedPool{"a": {number: stickyMark | 1}, "b": {number: stickyMark | maxSticky}, "c": {number: stickyMark | 700}}
+	tab.adopt(had)
+	seen := map[uint32]bool{1: true, maxSticky: true, 700: true}
+	for range maxSticky - len(had) {
+		n, ok := tab.sticky.take()
+		if !ok || n == 0 || n > maxSticky || seen[n] {
+			t.Fatalf("number %d, %t", n, ok)
+		}
+		seen[n] = true
+	}
+	if n, ok := tab.sticky.take(); ok {
+		t.Fatalf("number %d of none", n)
+	}
+	tab.disown()
+	for range had {
+		if n, ok := tab.sticky.take(); !ok || n != 1 && n != maxSticky && n != 700 {
+			t.Fatalf("number %d, %t", n, ok)
 		}
 	}
 }

@@ -3,35 +3,34 @@
 package nftables
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
-	"strings"
 
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
-// stickyOwner names a sticky pool beyond the life of this process.
-type stickyOwner struct {
-	key    string
-	target ruleset.Target
-}
+// stickyOwner names a sticky pool beyond the life of this process: it is the
+// comment on the pool's elements.
+type stickyOwner string
 
-// comment is what the owner is found by in the kernel.
-func (o stickyOwner) comment() string {
-	if o.target == ruleset.ToLocal {
-		return o.key + localSuffix
+// ownerOf names the Service's pool for the target. A name that no comment can hold
+// as it is has part of its SHA-256 sum behind what fits of it.
+func ownerOf(k tracker.Key, target ruleset.Target) stickyOwner {
+	name := k.String()
+	if target == ruleset.ToLocal {
+		name += " local"
 	}
-	return o.key
-}
-
-const localSuffix = " local"
-
-// parseStickyOwner is the reverse of comment.
-func parseStickyOwner(comment string) stickyOwner {
-	if key, ok := strings.CutSuffix(comment, localSuffix); ok {
-		return stickyOwner{key, ruleset.ToLocal}
+	if short := nlbatch.Printable(name); short != name {
+		sum := sha256.Sum256([]byte(name))
+		suffix := "~" + hex.EncodeToString(sum[:10])
+		return stickyOwner(short[:min(len(short), nlbatch.MaxComment-len(suffix))] + suffix)
 	}
-	return stickyOwner{comment, ruleset.ToCluster}
+	return stickyOwner(name)
 }
 
 // adoptedPool is a sticky pool of a table that is being replaced. Its number and
@@ -42,19 +41,20 @@ type adoptedPool struct {
 }
 
 // adopt makes the sticky pools of an earlier table available to the Services
-// that t is yet to be given, and keeps their numbers from others.
+// that t is yet to be given, and keeps their numbers from others. It is nil if the
+// clients are forgotten in any case.
+//
+// Which numbers belonged to pools that are gone nobody knows, and clients may be
+// remembered by them. Beginning just anywhere, new pools most likely get others.
 func (t *table) adopt(pools map[stickyOwner]*adoptedPool) {
-	t.adopted = maps.Clone(pools)
-	used := map[uint32]bool{}
-	for _, p := range pools {
-		n := p.number &^ stickyMark
-		used[n] = true
-		t.sticky.next = max(t.sticky.next, n)
+	if pools == nil {
+		return
 	}
-	for n := uint32(1); n < t.sticky.next; n++ {
-		if !used[n] {
-			t.sticky.give(n)
-		}
+	t.adopted = maps.Clone(pools)
+	t.sticky.start = rand.N(t.sticky.max)
+	t.sticky.kept = map[uint32]bool{}
+	for _, p := range pools {
+		t.sticky.kept[p.number&^stickyMark] = true
 	}
 }
 

@@ -218,7 +218,7 @@ func (t *table) newPool(s *ruleset.Service, target ruleset.Target) (*pool, error
 		return &pool{number: n}, nil
 	}
 	p := &pool{affinity: s.Port.Affinity}
-	owner := stickyOwner{s.Key.String(), target}
+	owner := ownerOf(s.Key, target)
 	if a := t.adopted[owner]; a != nil {
 		delete(t.adopted, owner)
 		p.number, p.adopted = a.number, a.members
@@ -304,7 +304,7 @@ func (t *table) replacePool(old, now *service, target ruleset.Target, w *writer)
 	is.affinity = now.rule.Port.Affinity
 	comment := ""
 	if is.affinity != 0 {
-		comment = stickyOwner{now.rule.Key.String(), target}.comment()
+		comment = string(ownerOf(now.rule.Key, target))
 	}
 	t.writePool(is, comment, w)
 }

@@ -200,7 +200,7 @@ func TestComments(t *testing.T) {
 	for in, want := range map[string]string{
 		"ns/name:port":           "ns/name:port",
 		"a\"b\\c\nd\x00e\x7fé":   "a?b?c?d?e???",
-		strings.Repeat("x", 300): strings.Repeat("x", maxComment),
+		strings.Repeat("x", 300): strings.Repeat("x", MaxComment),
 	} {
 		var e Elements
 		e.Add([]byte{1}, nil, in)

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxComment is the longest element comment that the nft tool shows; it has to
+// MaxComment is the longest element comment that the nft tool shows; it has to
 // fit a one-byte length with its terminator and the kernel's
 // NFT_USERDATA_MAXLEN.
-const maxComment = 127
+const MaxComment = 127
 
 // udataComment is the type under which nft keeps an element's comment in its
 // user data (libnftnl, NFTNL_UDATA_SET_ELEM_COMMENT).
@@ -131,20 +131,33 @@ func (e *Elements) value(typ uint16, v []byte) {
 	e.buf = AppendBytes(e.buf, unix.NFTA_DATA_VALUE, v)
 }
 
-// comment appends a comment with what could upset a terminal or a parser
-// replaced.
+// Printable returns a comment as an element has it: cut to MaxComment bytes, and
+// with what could upset a terminal or a parser replaced.
+func Printable(s string) string {
+	s = s[:min(len(s), MaxComment)]
+	odd := func(c byte) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
+	for i := range len(s) {
+		if !odd(s[i]) {
+			continue
+		}
+		b := []byte(s)
+		for i, c := range b {
+			if odd(c) {
+				b[i] = '?'
+			}
+		}
+		return string(b)
+	}
+	return s
+}
+
+// comment appends a comment that is Printable.
 func (e *Elements) comment(s string) {
-	s = s[:min(len(s), maxComment)]
+	s = Printable(s)
 	n := len(s) + 1
 	e.buf = appendHeader(e.buf, unix.NFTA_SET_ELEM_USERDATA, 2+n)
 	e.buf = append(e.buf, udataComment, byte(n))
-	for i := range len(s) {
-		c := s[i]
-		if c < ' ' || c > '~' || c == '"' || c == '\\' {
-			c = '?'
-		}
-		e.buf = append(e.buf, c)
-	}
+	e.buf = append(e.buf, s...)
 	e.buf = append(e.buf, 0)
 	e.buf = append(e.buf, padding[:align(2+n)-2-n]...)
 }
@@ -159,7 +172,7 @@ func ElementSize(key, data int) int {
 }
 
 // CommentSize is how many bytes a comment of the length adds to an element.
-func CommentSize(length int) int { return 4 + align(2+min(length, maxComment)+1) }
+func CommentSize(length int) int { return 4 + align(2+min(length, MaxComment)+1) }
 
 // Comment returns the comment in an element's user data, or "".
 func Comment(udata []byte) string {
