@@ -14,35 +14,60 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/conntrack"
-	"github.com/go-proxier/proxier/examples/internal/manifests"
-	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/kubeapi"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/metrics"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/runner/health"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 const (
 	// fullSyncPeriod is how often everything is compared and repaired, as by
 	// kube-proxy.
 	fullSyncPeriod = time.Hour
-	// watchInterval is how often to look whether somebody altered the tables, at
-	// the price of one question to the kernel.
+	// watchInterval is how often to look whether somebody altered the rules, at the
+	// price of one question to the kernel.
 	watchInterval = 250 * time.Millisecond
+	// shutdownTimeout is how long servers may take to finish what they have begun.
+	shutdownTimeout = 2 * time.Second
 )
 
-// agent keeps a network namespace in agreement with the manifests.
+// The reasons of the agent's own Events, as kube-proxy has them.
+const (
+	reasonStarting           = "Starting"
+	reasonHealthzFailed      = "FailedToStartProxierHealthcheck"
+	reasonMetricsFailed      = "FailedToStartMetricServer"
+	reasonServiceCheckFailed = "FailedToStartServiceHealthcheck"
+	component                = "nodeproxy"
+)
+
+// agent keeps a network namespace in agreement with a source.
 type agent struct {
 	*world
-	out io.Writer // gets a line for each change that is in effect
+	out   io.Writer // gets a line for each change that is in effect
+	modes []mode
 
-	reader  *manifests.Reader
-	watcher *manifests.Watcher
-	nft     *nftables.Backend
-	udp     *conntrack.Cleaner // nil if the system has no such thing
-	cursor  *ruleset.Cursor
-	runner  *runner.Runner
-	closers []io.Closer
+	source   source
+	plane    dataplane
+	udp      *conntrack.Cleaner // nil if the system has no such thing
+	proxy    *health.Proxy
+	ports    *health.NodePorts
+	metrics  *metrics.Set
+	recorder *kubeapi.Recorder // nil without an API server
+	servers  []*server
+	families []tracker.Family
+
+	rules *ruleset.Cursor
+	// followers are synced when the rules are in effect.
+	followers []*ruleset.Cursor
+	runner    *runner.Runner
+	closers   []io.Closer
 
 	// mu makes what a change of the manifests brings one step: it is held while
 	// objects are handed in, and while they are synced.
@@ -51,6 +76,11 @@ type agent struct {
 	// effect.
 	due bool
 	fed time.Time
+	// asked is when the oldest change was handed in that no sync has taken, for
+	// sources whose changes come one by one.
+	asked atomicTime
+	// tidied: the rules of other modes have been removed.
+	tidied bool
 	// What the last Apply did.
 	applied time.Time
 	changed int
@@ -59,67 +89,107 @@ type agent struct {
 }
 
 // newAgent makes an agent for the network namespace of the calling thread. It
-// needs that thread no more when it returns.
-func newAgent(opts options, out io.Writer, log *slog.Logger) (_ *agent, err error) {
-	a := &agent{out: out, reader: manifests.NewReader(opts.manifests)}
+// needs that thread no more when it returns, but for servers.
+func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writer, log *slog.Logger) (_ *agent, err error) {
+	a := &agent{out: out, modes: modes}
 	defer func() {
 		if err != nil {
 			a.close()
 		}
 	}()
-
-	// Watch before reading, so that no change goes unnoticed.
-	if a.watcher, err = manifests.NewWatcher(opts.manifests); err != nil {
-		return nil, err
-	}
-	a.closers = append(a.closers, a.watcher)
-	first, err := a.reader.Read()
+	m, err := findMode(modes, cfg.Mode)
 	if err != nil {
 		return nil, err
 	}
-
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
 	a.closers = append(a.closers, closeFunc(nl.Close))
-	own := func() ([]netip.Addr, error) { return ownAddresses(nl) }
-
-	// All that may fail for want of privileges or kernel features comes first.
-	if a.nft, err = nftables.New(nftables.Config{Log: log}); err != nil {
+	src, client, err := newSource(cfg, log)
+	if err != nil {
 		return nil, err
 	}
-	a.closers = append(a.closers, a.nft)
+	a.source = src
+	a.closers = append(a.closers, closeFunc(src.close))
+	if f, ok := src.(*files); ok {
+		f.locked = a.handIn
+	}
+
+	// All that may fail for want of privileges or kernel features comes first.
+	if a.families, err = servedFamilies(m, cfg, hasIPv6(), log); err != nil {
+		return nil, err
+	}
+	if a.plane, err = m.open(settings{cfg, a.families, log}); err != nil {
+		return nil, err
+	}
+	a.closers = append(a.closers, a.plane)
+	a.metrics = metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: a.families})
 	var backend ruleset.Backend = ruleset.BackendFunc(a.apply)
-	if udp, err := conntrack.New(conntrack.Config{Log: log}); err != nil {
+	if udp, err := conntrack.New(conntrack.Config{Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}); err != nil {
 		log.Warn("stale UDP flows will not be cleaned up", "error", err)
 	} else {
 		a.udp = udp
 		a.closers = append(a.closers, udp)
 		backend = conntrack.After(backend, udp)
 	}
+	tune(cfg, log)
+	checkForwarding(a.families, log)
 
-	if a.world, err = newWorld(opts, first, own, log); err != nil {
+	a.proxy, err = health.NewProxy(health.ProxyConfig{Timeout: 2 * cfg.SyncPeriod, Families: a.families, Answered: a.metrics.Answered})
+	if err != nil {
 		return nil, err
 	}
-	a.due, a.fed = true, time.Now()
-	a.cursor = a.engine.Attach("nftables", backend)
-	a.cursor.OnSync(func(i ruleset.SyncInfo) { a.synced = i })
+	hooks := worldHooks{
+		own:              func() ([]netip.Addr, error) { return ownAddresses(nl) },
+		serviceChanged:   a.metrics.ServiceChanged,
+		endpointsChanged: a.metrics.EndpointsChanged,
+		eligible:         a.proxy.SetEligible,
+	}
+	if client != nil {
+		a.metrics.WatchClient()
+		a.recorder = kubeapi.NewRecorder(client, component, cfg.NodeName)
+		a.closers = append(a.closers, closeFunc(a.recorder.Shutdown))
+		hooks.events = a.recorder
+	}
+	node, err := src.node(ctx, cfg.Effective.DetectLocalMode == config.NodeCIDR)
+	if err != nil {
+		return nil, err
+	}
+	if node != nil {
+		a.proxy.SetEligible(health.Eligible(node))
+	}
+	if a.world, err = newWorld(cfg, a.families, node, hooks, log); err != nil {
+		return nil, err
+	}
+	a.ports = health.NewNodePorts(health.NodePortsConfig{
+		Services: health.NewServices(health.ServicesConfig{ProxyHealthy: a.proxy.Healthy}),
+		Families: a.families,
+		Failed:   a.serviceCheckFailed,
+		Log:      log,
+	})
+	a.rules = a.engine.Attach(cfg.Mode, backend)
+	a.rules.OnSync(func(i ruleset.SyncInfo) {
+		a.synced = i
+		a.metrics.Synced(i)
+	})
+	a.followers = []*ruleset.Cursor{a.engine.Attach("health", a.ports), a.engine.Attach("metrics", a.metrics)}
 	a.runner, err = runner.New(runner.Config{
-		Min:    opts.minSyncPeriod,
-		Retry:  opts.syncPeriod,
-		Max:    max(fullSyncPeriod, opts.minSyncPeriod),
-		Resync: a.cursor.Resync,
+		Min:    cfg.MinSyncPeriod,
+		Retry:  cfg.SyncPeriod,
+		Max:    max(fullSyncPeriod, cfg.MinSyncPeriod),
+		Resync: a.rules.Resync,
 		Log:    log,
+		Trace:  &runner.Trace{Queued: a.queued, SyncStart: a.metrics.Starting},
 	}, a.sync)
 	if err != nil {
 		return nil, err
 	}
-	// An agent fed by an API server has the engine tell the runner of each change
-	// (engine.Notify(runner.Trigger)). This one knows when it has handed in all that
-	// belongs together.
-	a.runner.Trigger()
-	checkForwarding(log)
+	a.engine.Notify(func() {
+		a.asked.setIfZero(time.Now())
+		a.runner.Trigger()
+	})
+	a.servers = a.newServers()
 	return a, nil
 }
 
@@ -129,8 +199,8 @@ func (f closeFunc) Close() error { f(); return nil }
 
 // close gives up everything but the rules.
 func (a *agent) close() {
-	for _, c := range a.closers {
-		c.Close()
+	for i := len(a.closers) - 1; i >= 0; i-- {
+		a.closers[i].Close()
 	}
 }
 
@@ -140,17 +210,39 @@ func (a *agent) run(parent context.Context) error {
 	defer a.close()
 	ctx, stop := context.WithCancelCause(parent)
 	defer stop(nil)
+	a.failed = func(err error) { stop(err) }
+	a.nodeEvent(false, reasonStarting, "")
+	loops := []func(context.Context) error{
+		a.runner.Run, a.followSource, a.followNode, a.watchRules, a.watchConfig,
+	}
+	for _, s := range a.servers {
+		loops = append(loops, s.run)
+	}
 	var wg sync.WaitGroup
-	for _, f := range []func(context.Context) error{
-		a.runner.Run, a.followManifests, a.followNode, a.watchTables,
-	} {
-		wg.Go(func() { stop(f(ctx)) })
+	for _, f := range loops {
+		wg.Go(func() {
+			if err := f(ctx); err != nil {
+				stop(err)
+			}
+		})
 	}
 	wg.Wait()
+	down, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+	defer cancel()
+	a.ports.Close(down)
 	if parent.Err() != nil {
 		return nil
 	}
 	return context.Cause(ctx)
+}
+
+// followSource hands in what the source has.
+func (a *agent) followSource(ctx context.Context) error { return a.source.follow(ctx, a.world) }
+
+// queued fits [runner.Trace].
+func (a *agent) queued(at time.Time) {
+	a.proxy.Queued()
+	a.metrics.Queued(at)
 }
 
 // sync brings the kernel up to date. An error makes the runner call it again.
@@ -158,14 +250,24 @@ func (a *agent) sync(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.applied, a.changed = time.Time{}, 0
-	err := a.cursor.Sync(ctx)
+	asked := a.asked.take()
+	a.proxy.Started()
+	err := a.rules.Sync(ctx)
 	failed := 0
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		failed = len(p.Failed)
 	}
-	if a.due && (err == nil || failed != 0) {
-		a.due = false
-		a.report(failed)
+	inEffect := err == nil || failed != 0
+	if a.tracker.Synced() {
+		// A Service that cannot be programmed does not make the node useless.
+		a.proxy.Done(inEffect)
+	}
+	if inEffect {
+		a.report(failed, asked)
+		for _, c := range a.followers {
+			err = errors.Join(err, c.Sync(ctx))
+		}
+		err = errors.Join(err, a.tidy(ctx))
 	}
 	if a.udp != nil {
 		err = errors.Join(err, a.udp.Flush(ctx)) // if it failed before
@@ -173,8 +275,34 @@ func (a *agent) sync(ctx context.Context) error {
 	return err
 }
 
-// report writes the line about the change of the manifests that is in effect.
-func (a *agent) report(failed int) {
+// tidy removes, once the rules are in effect, those that another mode or, if the
+// agent is to take over from it, kube-proxy has left. Before that they carry the
+// traffic.
+func (a *agent) tidy(ctx context.Context) error {
+	if a.tidied || !a.tracker.Synced() {
+		return nil
+	}
+	if err := leftovers(ctx, a.modes, a.cfg.Mode, a.cfg.Adopt, a.log); err != nil {
+		a.metrics.CleanupFailed()
+		return err
+	}
+	a.tidied = true
+	return nil
+}
+
+// report writes the line about the change that is in effect: of the manifests, or
+// else any that made a difference to the rules.
+func (a *agent) report(failed int, asked time.Time) {
+	if _, ok := a.source.(*files); !ok {
+		a.due, a.fed = a.synced.Applied && a.tracker.Synced(), asked
+		if asked.IsZero() {
+			a.fed = a.synced.Start
+		}
+	}
+	if !a.due {
+		return
+	}
+	a.due = false
 	if a.applied.IsZero() {
 		a.applied = time.Now() // there was nothing to do
 	}
@@ -189,7 +317,7 @@ func (a *agent) report(failed int) {
 // apply has the kernel take over a delta, and notes when that was and how much of
 // it was new.
 func (a *agent) apply(ctx context.Context, d *ruleset.Delta) error {
-	err := a.nft.Apply(ctx, d)
+	err := a.plane.Apply(ctx, d)
 	a.applied, a.changed = time.Now(), 0
 	for i := range d.Changes {
 		if d.Changes[i].What != 0 {
@@ -199,87 +327,113 @@ func (a *agent) apply(ctx context.Context, d *ruleset.Delta) error {
 	return err
 }
 
-// followManifests hands in what changes in the manifests.
-func (a *agent) followManifests(ctx context.Context) error {
-	last := ""
-	for {
-		if err := a.watcher.Wait(ctx); err != nil {
-			return err
-		}
-		c, err := a.reader.Read()
-		if err != nil {
-			// What was read before goes on being served.
-			if err.Error() != last {
-				a.log.Error("cannot read the manifests", "error", err)
-			}
-			last = err.Error()
-			continue
-		}
-		last = ""
-		if !c.Any {
-			continue
-		}
-		if err := a.handIn(c); err != nil {
-			return err
-		}
-	}
-}
-
-func (a *agent) handIn(c manifests.Changes) error {
+// handIn has a source hand in what belongs together, so that it is synced together.
+func (a *agent) handIn(what func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.feed(c); err != nil {
-		return err
-	}
+	what()
 	a.due, a.fed = true, time.Now()
 	a.runner.Trigger() // also if it makes no difference, for the line
-	return nil
 }
 
 // followNode keeps up with the node's addresses where no Node object does.
 func (a *agent) followNode(ctx context.Context) error {
-	tick := time.NewTicker(max(a.opts.syncPeriod, time.Second))
+	tick := time.NewTicker(max(a.cfg.SyncPeriod, time.Second))
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-			a.mu.Lock()
-			if a.tracker.SetNode(a.nodeInfo()) {
-				a.runner.Trigger()
-			}
-			a.mu.Unlock()
+			a.refreshNode()
 		}
 	}
 }
 
-// watchTables has the tables written anew when somebody else altered them.
-func (a *agent) watchTables(ctx context.Context) error {
+// watchRules has the rules written anew when somebody else altered them.
+func (a *agent) watchRules(ctx context.Context) error {
 	var last time.Time
-	return a.nft.Watch(ctx, watchInterval, func(err error) {
-		d := (*nftables.DriftError)(nil)
-		if errors.Is(err, ruleset.ErrNeedFull) && !errors.As(err, &d) {
-			return // a sync failed, and will be tried again
+	return a.plane.Watch(ctx, watchInterval, func(err error) {
+		if err == ruleset.ErrNeedFull {
+			return // nothing is known of them, since a sync failed that will be tried again
 		}
-		a.log.Warn("repairing the tables", "error", err)
+		a.log.Warn("repairing the rules", "error", err)
 		if time.Since(last) < 10*time.Second {
-			a.log.Warn("somebody keeps altering the tables: does another agent run in this network namespace?")
+			a.log.Warn("somebody keeps altering the rules: does another agent run in this network namespace?")
 		}
 		last = time.Now()
-		a.cursor.Resync()
+		a.rules.Resync()
 		a.runner.Trigger()
 	})
+}
+
+func (a *agent) nodeEvent(warning bool, reason, message string) {
+	if a.recorder != nil {
+		a.recorder.NodeEvent(warning, reason, message)
+	}
+}
+
+func (a *agent) serviceCheckFailed(service types.NamespacedName, port uint16, err error) {
+	if a.recorder != nil {
+		a.recorder.Event(v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: service.Namespace, Name: service.Name, UID: types.UID(service.String())},
+			true, reasonServiceCheckFailed, fmt.Sprintf("node %s cannot answer health checks at port %d: %v", a.cfg.NodeName, port, err))
+	}
+}
+
+// tune sets up connection tracking. What cannot be set is said, and left as it is:
+// a node with a small table serves better than one without rules.
+func tune(cfg *config.Config, log *slog.Logger) error {
+	plan, err := cfg.Tuning.Settings(cpus())
+	if err != nil {
+		return err
+	}
+	done, err := conntrack.Tune("", plan)
+	for _, d := range done {
+		log.Info("set a kernel parameter", "path", "/"+d.Setting.Path, "value", d.Setting.Value, "was", d.Old)
+	}
+	if err != nil {
+		for line := range strings.Lines(err.Error()) {
+			log.Warn("a kernel parameter is not as it should be", "error", strings.TrimSpace(line))
+		}
+	}
+	return err
 }
 
 // checkForwarding warns if the kernel of the calling thread's namespace does not
 // forward packets: that is left to the operator, as kube-proxy's nftables mode
 // does.
-func checkForwarding(log *slog.Logger) {
-	for _, path := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+func checkForwarding(families []tracker.Family, log *slog.Logger) {
+	for _, f := range families {
+		path := "net/ipv4/ip_forward"
+		if f == tracker.IPv6 {
+			path = "net/ipv6/conf/all/forwarding"
+		}
 		value, err := os.ReadFile("/proc/sys/" + path)
 		if err == nil && strings.TrimSpace(string(value)) == "0" {
 			log.Warn("the kernel does not forward packets, which is needed to reach pods and other nodes from outside", "sysctl", path)
 		}
 	}
+}
+
+// atomicTime is a time that several goroutines set and take.
+type atomicTime struct {
+	mu sync.Mutex
+	t  time.Time
+}
+
+func (a *atomicTime) setIfZero(t time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.t.IsZero() {
+		a.t = t
+	}
+}
+
+// take returns the time and sets it to zero.
+func (a *atomicTime) take() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t := a.t
+	a.t = time.Time{}
+	return t
 }

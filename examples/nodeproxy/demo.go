@@ -27,24 +27,27 @@ import (
 //go:embed world/*.yaml
 var worldFiles embed.FS
 
-// Exit statuses of demo besides 0: something was not as expected, and the demo
-// could not even begin.
+// Exit statuses of demo besides 0: something was not as expected, the demo could
+// not even begin, and it was interrupted before its end.
 const (
 	exitFailed   = 1
 	exitNoSpaces = 3
+	// exitStopped is what shells make of SIGINT.
+	exitStopped = 130
 )
 
 // demo is the verb demo.
 func demo(ctx context.Context, args []string, out, diag io.Writer) int {
-	flags := newFlagSet("demo", diag, `Usage: nodeproxy demo [flags]
+	flags := pflag.NewFlagSet("demo", pflag.ContinueOnError)
+	help(flags, `Usage: nodeproxy demo [flags]
 
 Builds a small cluster out of network namespaces of its own, serves the manifests
 that ship with it, and sends real connections. It needs no privileges, but the
 right to make user namespaces, and touches nothing outside of them. The exit
-status is 0 if everything went as expected, 1 if not, and 3 if no namespaces can
-be made here.
+status is 0 if everything went as expected, 1 if not, 3 if no namespaces can be
+made here, and 130 if it was interrupted.
 
-`)
+`, diag)
 	hold := flags.Bool("hold", false, "keep everything up at the end, to look around, until interrupted")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
@@ -75,7 +78,10 @@ or a container's seccomp profile; as root it works without user namespaces.
 		return exitNoSpaces
 	}
 	defer t.close()
-	if err := t.run(ctx); err != nil {
+	if err := t.run(ctx); errors.Is(err, errStopped) || ctx.Err() != nil {
+		t.say("\nStopped.")
+		return exitStopped
+	} else if err != nil {
 		fmt.Fprintf(diag, "nodeproxy demo: %v\n", err)
 		return exitFailed
 	}
@@ -149,22 +155,22 @@ through the nftables rules of node-1, for IPv4 and IPv6.`)
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	line, err := t.waitSynced()
+	line, err := t.waitSynced(ctx)
 	if err != nil {
 		return err
 	}
 	t.say("\nThe manifests are in effect: %s", line)
 
-	t.clusterIP()
-	t.nodePort()
-	t.loadBalancer()
-	t.localPolicy()
-	t.affinity()
-	t.noEndpoints()
-	if err := t.udp(); err != nil {
+	for _, stop := range []func(){t.clusterIP, t.nodePort, t.loadBalancer, t.localPolicy, t.affinity, t.noEndpoints} {
+		if ctx.Err() != nil {
+			return errStopped
+		}
+		stop()
+	}
+	if err := t.udp(ctx); err != nil {
 		return err
 	}
-	if err := t.changes(); err != nil {
+	if err := t.changes(ctx); err != nil {
 		return err
 	}
 	t.showRules()
@@ -174,21 +180,20 @@ through the nftables rules of node-1, for IPv4 and IPv6.`)
 // startAgent does in the node's namespace what the verb run does. The function
 // it returns ends the agent.
 func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
-	opts := options{
-		manifests:         t.folder,
-		hostname:          "node-1",
-		localMode:         clusterCIDR,
-		clusterCIDRs:      []string{"10.1.0.0/16", "fd00:10:1::/48"},
-		nodePortAddresses: []string{"primary"},
-		syncPeriod:        time.Second,
-		verbosity:         1,
-	}
-	if err := opts.validate(); err != nil {
+	// Servers would be in this namespace, not the node's, and the machine's own
+	// parameters are not the demo's to set.
+	cfg, err := parse(newFlags("run", "", t.diag), []string{
+		"--manifests", t.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48",
+		"--sync-period", "1s", "--min-sync-period", "0s", "-v", "1",
+		"--healthz-bind-address", "", "--metrics-bind-address", "",
+		"--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
+	}, 0)
+	if err != nil {
 		return nil, err
 	}
 	var a *agent
 	err = t.node.Do(func() (err error) {
-		a, err = newAgent(opts, lines(t.synced), opts.logger(t.diag))
+		a, err = newAgent(ctx, cfg, allModes(), lines(t.synced), logger(cfg, t.diag))
 		return err
 	})
 	if err != nil {
@@ -208,18 +213,23 @@ func (l lines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// errStopped ends a tour that was interrupted.
+var errStopped = errors.New("interrupted")
+
 // waitSynced returns the agent's line about the next change in effect.
-func (t *tour) waitSynced() (string, error) {
+func (t *tour) waitSynced(ctx context.Context) (string, error) {
 	select {
 	case line := <-t.synced:
 		return line, nil
+	case <-ctx.Done():
+		return "", errStopped
 	case <-time.After(10 * time.Second):
 		return "", errors.New("no change came into effect for 10 s")
 	}
 }
 
 // edit changes a manifest, waits until that is in effect, and tells.
-func (t *tour) edit(what, file string, change func(line string) string) error {
+func (t *tour) edit(ctx context.Context, what, file string, change func(line string) string) error {
 	path := filepath.Join(t.folder, file)
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -236,7 +246,7 @@ func (t *tour) edit(what, file string, change func(line string) string) error {
 	if err := os.Rename(path+".new", path); err != nil {
 		return err
 	}
-	line, err := t.waitSynced()
+	line, err := t.waitSynced(ctx)
 	if err == nil {
 		t.say("  %s: %s", what, line)
 	}
@@ -396,7 +406,7 @@ func isTimeout(err error) bool {
 
 // udp asks the name server from one socket, takes away the endpoint it is
 // connected to, and asks again.
-func (t *tour) udp() error {
+func (t *tour) udp(ctx context.Context) error {
 	t.say("\nkube-system/dns, over UDP, from one socket of pod-2 in each family:")
 	var talks [2]*talk
 	var before [2]string
@@ -410,7 +420,7 @@ func (t *tour) udp() error {
 		before[f], _, err = c.ask()
 		t.expect(err == nil, "%s: %s answers", families[f], before[f])
 	}
-	err := t.edit("now without those endpoints", "endpoints-dns.yaml", func(line string) string {
+	err := t.edit(ctx, "now without those endpoints", "endpoints-dns.yaml", func(line string) string {
 		f := 0
 		if strings.Contains(line, "fd00:") {
 			f = 1
@@ -429,7 +439,7 @@ func (t *tour) udp() error {
 
 // changes adds an endpoint and removes another while connections are made all
 // the time, and one stays open.
-func (t *tour) changes() error {
+func (t *tour) changes(ctx context.Context) error {
 	t.say("\nshop/web changes while the client and pod-1 open connections all the time:")
 	long, err := t.connectionTo("pod-2")
 	if err != nil {
@@ -439,7 +449,7 @@ func (t *tour) changes() error {
 
 	s := newStream(t.client, port("203.0.113.80", "80"), t.pod1, port("fd00:10:96::10", "80"))
 	defer s.stop()
-	err = t.edit("pod-4 becomes ready", "endpoints-web.yaml", func(line string) string {
+	err = t.edit(ctx, "pod-4 becomes ready", "endpoints-web.yaml", func(line string) string {
 		return strings.Replace(line, ", conditions: {ready: false}", "", 1)
 	})
 	if err != nil {
@@ -447,7 +457,7 @@ func (t *tour) changes() error {
 	}
 	y := s.next(2 * connections)
 	t.expect(y.answers["pod-4"] > 0, "pod-4 gets its share: %v", y)
-	if err := t.edit("pod-2 goes", "endpoints-web.yaml", without("pod-2")); err != nil {
+	if err := t.edit(ctx, "pod-2 goes", "endpoints-web.yaml", without("pod-2")); err != nil {
 		return err
 	}
 	y = s.next(2 * connections)

@@ -1,48 +1,56 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 
-	"github.com/go-proxier/proxier/examples/internal/manifests"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// explain is the verb explain: it asks the ruleset what must happen to a packet.
-// Nothing of the kernel is looked at.
-func explain(args []string, out, diag io.Writer) error {
-	opts := options{verbosity: 1}
+const explainUsage = `Usage: nodeproxy explain [flags] ADDR:PORT[/PROTOCOL]
+
+Tells what must happen to the first packet of a connection, and by which rule; and
+compares that with the rules in the kernel of the network namespace it runs in,
+unless --kernel=false. What the world is comes from where run has it from, with the
+same flags. The protocol is TCP unless given.
+
+`
+
+// explain is the verb explain: it asks the ruleset what must happen to a packet,
+// and the kernel what would.
+func (p *program) explain(ctx context.Context, args []string) error {
 	var from, in string
-	flags := newFlagSet("explain", diag, `Usage: nodeproxy explain --manifests PATH [flags] ADDR:PORT[/PROTOCOL]
-
-Tells what must happen to the first packet of a connection, and by which rule.
-The protocol is TCP unless given.
-
-`)
-	opts.worldFlags(flags)
+	var kernel bool
+	flags := newFlags("explain", explainUsage, p.diag)
 	flags.StringVar(&from, "from", "", "the `address` the packet comes from; the node's own if empty")
 	flags.StringVar(&in, "in-interface", "", "the `interface` the packet comes in by; one that is no pod's if empty and --from is not the node's own address")
-	if err := parse(flags, args, 1); err != nil {
+	flags.BoolVar(&kernel, "kernel", true, "compare with what is in the kernel")
+	if err := flags.Set("v", "1"); err != nil {
 		return err
 	}
-	if err := opts.validate(); err != nil {
+	cfg, err := parse(flags, args, 1)
+	if err != nil {
 		return err
 	}
+	log := logger(cfg, p.diag)
+	klog.SetSlogLogger(log)
 	packet, err := parsePacket(flags.Arg(0))
 	if err != nil {
 		return err
 	}
-	changes, err := manifests.NewReader(opts.manifests).Read()
-	if err != nil {
-		return err
-	}
-	none := func() ([]netip.Addr, error) { return nil, nil }
-	w, err := newWorld(opts, changes, none, opts.logger(diag))
+	w, err := peek(ctx, cfg, log)
 	if err != nil {
 		return err
 	}
@@ -65,8 +73,63 @@ The protocol is TCP unless given.
 			}
 		}
 	}
-	writeVerdict(out, w.engine.Snapshot().Trace(packet))
+	v := w.engine.Snapshot().Trace(packet)
+	writeVerdict(p.out, v)
+	if kernel {
+		return p.compare(ctx, cfg, packet, v)
+	}
 	return nil
+}
+
+// peekTimeout is how long to wait for an API server.
+const peekTimeout = 30 * time.Second
+
+// peek returns the world as it is at this moment.
+func peek(ctx context.Context, cfg *config.Config, log *slog.Logger) (*world, error) {
+	ctx, cancel := context.WithTimeout(ctx, peekTimeout)
+	defer cancel()
+	src, _, err := newSource(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	defer src.close()
+	node, err := src.node(ctx, cfg.Effective.DetectLocalMode == config.NodeCIDR)
+	if err != nil {
+		return nil, err
+	}
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	defer nl.Close()
+	w, err := newWorld(cfg, nil, node, worldHooks{
+		own:    func() ([]netip.Addr, error) { return ownAddresses(nl) },
+		failed: func(error) {},
+	}, log)
+	if err != nil {
+		return nil, err
+	}
+	synced := make(chan struct{}, 1)
+	w.tracker.Notify(func() {
+		select {
+		case synced <- struct{}{}:
+		default:
+		}
+	})
+	done := make(chan error, 1)
+	go func() { done <- src.follow(ctx, w) }()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	for !w.tracker.Synced() {
+		select {
+		case <-synced:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the objects could not be listed: %w", ctx.Err())
+		}
+	}
+	return w, nil
 }
 
 // outside stands for the interface of a packet of which only the source is known.
@@ -105,4 +168,18 @@ func writeVerdict(out io.Writer, v ruleset.Verdict) {
 		}
 		fmt.Fprintf(out, "endpoint: %v on node %q, %s\n", e.Addr, e.Node, source)
 	}
+}
+
+// compare tells what the kernel would do with a packet, and whether that is what
+// it should do.
+func (p *program) compare(ctx context.Context, cfg *config.Config, packet ruleset.Packet, v ruleset.Verdict) error {
+	m, err := findMode(p.modes, cfg.Mode)
+	if err != nil {
+		return err
+	}
+	if m.lookup == nil {
+		fmt.Fprintf(p.out, "kernel: not compared: mode %s cannot be read back\n", m.name)
+		return nil
+	}
+	return m.lookup(ctx, p.out, packet, v)
 }

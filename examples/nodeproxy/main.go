@@ -1,32 +1,42 @@
-// Nodeproxy is a complete Service proxy for one node, and the place to see how
-// the library's packages are put together. It takes Services and EndpointSlices
-// from files instead of an API server, and programs nftables.
+// Nodeproxy is a complete Service proxy for one node, in place of kube-proxy, and
+// the place to see how the library's packages are put together. It takes Services
+// and EndpointSlices from an API server, or from files.
 //
-//	nodeproxy run --manifests PATH    program the network namespace it runs in
+//	nodeproxy run [flags]             program the network namespace it runs in
 //	nodeproxy run --cleanup           remove what run left there
-//	nodeproxy explain --manifests PATH 10.0.0.10:80
-//	                                  tell what must happen to a packet, and why
+//	nodeproxy explain [flags] 10.0.0.10:80
+//	                                  tell what must happen to a packet, why, and
+//	                                  whether the kernel agrees
 //	nodeproxy demo                    show it all at work; needs no privileges
 //
-// See "nodeproxy run --help" for its flags, which are named as kube-proxy's where
-// they mean the same. It needs CAP_NET_ADMIN and Linux 5.15 or later.
+// See "nodeproxy run --help" for its flags: they are kube-proxy's, and a few more;
+// --config takes kube-proxy's configuration file. What kube-proxy would do and this
+// does not is refused by name. A changed configuration file ends it, to be started
+// anew by whoever runs it. It needs CAP_NET_ADMIN and Linux 5.15 or later.
 //
-// For each change of the manifests that is in effect, run writes one line to
-// standard output,
+// With --manifests, run writes one line to standard output for each change of the
+// manifests that is in effect,
 //
 //	synced services=2 endpoints=5 changed=1 took=412.3µs
 //
-// also if nothing had to be changed in the kernel. Services is the number of
-// Services that have a port to serve, and endpoints the number of endpoints this
-// node may send to, added up over their ports in each address family. Changed is
-// the number of Service ports, in each address family, whose rules are different.
-// Took is the time from the last object handed in to the kernel's commit. A
-// further field failed=N counts Service ports that could not be programmed, which
-// is tried again. Everything else is logged to standard error.
+// also if nothing had to be changed in the kernel; with an API server, for each
+// sync that had something to do. Services is the number of Services that have a
+// port to serve, and endpoints the number of endpoints this node may send to, added
+// up over their ports in each address family. Changed is the number of Service
+// ports, in each address family, whose rules are different. Took is the time from
+// when it was handed in (the last object of the manifests, the first change of an
+// API server) to the kernel's commit. A further field failed=N counts Service ports
+// that could not be programmed, which is tried again. Everything else is logged to
+// standard error.
 //
-// How to read the code: world.go is the part from objects to the ruleset,
-// agent.go the part from there to the kernel; demo.go is a tour with real
-// packets.
+// Changing --proxy-mode between two runs, the new rules are brought up before those
+// of the other mode are removed. With --adopt-from-kube-proxy so it is with what
+// kube-proxy has left.
+//
+// How to read the code: world.go is the part from objects to the ruleset, source.go
+// where objects come from, agent.go the part from the ruleset to the kernel, with
+// the modes of backends.go; servers.go is health and metrics; demo.go is a tour with
+// real packets. deploy has what an operator needs to run it.
 package main
 
 import (
@@ -43,9 +53,10 @@ import (
 )
 
 const usage = `Usage:
-  nodeproxy run --manifests PATH [flags]      serve what the manifests say
+  nodeproxy run [flags]                       serve what the API server says, or,
+                                              with --manifests PATH, what files say
   nodeproxy run --cleanup                     remove all rules and exit
-  nodeproxy explain --manifests PATH ADDR:PORT[/PROTOCOL]
+  nodeproxy explain [flags] ADDR:PORT[/PROTOCOL]
                                               tell what happens to a packet
   nodeproxy demo                              a tour with real packets, without root
 
@@ -54,18 +65,22 @@ const usage = `Usage:
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	code := dispatch(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr}
+	code := p.dispatch(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
 }
 
-// errUsage is in errors of the command line, for which the exit status is 2.
-var errUsage = errors.New("see --help")
+// program is what the verbs have in common.
+type program struct {
+	modes     []mode
+	out, diag io.Writer
+}
 
 // dispatch runs the verb that args begin with and returns the exit status.
-func dispatch(ctx context.Context, args []string, out, diag io.Writer) int {
+func (p *program) dispatch(ctx context.Context, args []string) int {
 	if len(args) == 0 {
-		fmt.Fprint(diag, usage)
+		fmt.Fprint(p.diag, usage)
 		return 2
 	}
 	verb, rest := args[0], args[1:]
@@ -75,25 +90,25 @@ func dispatch(ctx context.Context, args []string, out, diag io.Writer) int {
 	var err error
 	switch verb {
 	case "run":
-		err = run(ctx, rest, out, diag)
+		err = p.run(ctx, rest)
 	case "explain":
-		err = explain(rest, out, diag)
+		err = p.explain(ctx, rest)
 	case "demo":
-		return demo(ctx, rest, out, diag)
+		return demo(ctx, rest, p.out, p.diag)
 	case "help", "-h", "--help":
-		fmt.Fprint(out, usage)
+		fmt.Fprint(p.out, usage)
 		return 0
 	default:
-		fmt.Fprintf(diag, "nodeproxy: no verb %q\n%s", verb, usage)
+		fmt.Fprintf(p.diag, "nodeproxy: no verb %q\n%s", verb, usage)
 		return 2
 	}
 	switch {
 	case err == nil || errors.Is(err, pflag.ErrHelp):
 		return 0
 	case errors.Is(err, errUsage):
-		fmt.Fprintf(diag, "nodeproxy %s: %v\n", verb, err)
+		fmt.Fprintf(p.diag, "nodeproxy %s: %v\n", verb, err)
 		return 2
 	}
-	fmt.Fprintf(diag, "nodeproxy %s: %v\n", verb, err)
+	fmt.Fprintf(p.diag, "nodeproxy %s: %v\n", verb, err)
 	return 1
 }

@@ -26,11 +26,12 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	os.Exit(dispatch(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr}
+	os.Exit(p.dispatch(ctx, os.Args[1:]))
 }
 
-// program is nodeproxy as a process of its own.
-type program struct {
+// process is nodeproxy as a process of its own.
+type process struct {
 	*exec.Cmd
 	lines chan string // of its standard output; closed at its end
 
@@ -39,9 +40,9 @@ type program struct {
 }
 
 // start runs nodeproxy inside a host. It is killed at the end of the test.
-func start(t *testing.T, h *netlab.Host, args ...string) *program {
+func start(t *testing.T, h *netlab.Host, args ...string) *process {
 	t.Helper()
-	p := &program{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
+	p := &process{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
 	p.Env = append(os.Environ(), programEnv+"=1")
 	p.Stderr = p
 	out, err := p.StdoutPipe()
@@ -62,20 +63,20 @@ func start(t *testing.T, h *netlab.Host, args ...string) *program {
 }
 
 // Write takes standard error.
-func (p *program) Write(b []byte) (int, error) {
+func (p *process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.diag.Write(b)
 }
 
-func (p *program) log() string {
+func (p *process) log() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.diag.String()
 }
 
 // line returns the next line of standard output.
-func (p *program) line(t *testing.T) string {
+func (p *process) line(t *testing.T) string {
 	t.Helper()
 	select {
 	case l, ok := <-p.lines:
@@ -90,7 +91,7 @@ func (p *program) line(t *testing.T) string {
 }
 
 // synced waits for the next line, which must have the fields and a valid time.
-func (p *program) synced(t *testing.T, fields string) {
+func (p *process) synced(t *testing.T, fields string) {
 	t.Helper()
 	l := p.line(t)
 	rest, ok := strings.CutPrefix(l, "synced "+fields+" took=")
@@ -100,7 +101,7 @@ func (p *program) synced(t *testing.T, fields string) {
 }
 
 // logged waits for something in the log.
-func (p *program) logged(t *testing.T, what string) {
+func (p *process) logged(t *testing.T, what string) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !strings.Contains(p.log(), what); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -111,7 +112,7 @@ func (p *program) logged(t *testing.T, what string) {
 
 // exit waits for the end, and returns the exit status and the lines that were
 // not asked for.
-func (p *program) exit(t *testing.T) (int, []string) {
+func (p *process) exit(t *testing.T) (int, []string) {
 	t.Helper()
 	var rest []string
 	for l := range p.lines {
@@ -134,21 +135,14 @@ func TestDispatch(t *testing.T) {
 		{"--help", 0, "Usage:"},
 		{"fly", 2, `no verb "fly"`},
 		{"run --help", 0, "--nodeport-addresses"},
-		{"run", 2, "--manifests is required"},
+		{"run", 1, "no --manifests, --kubeconfig or --master, and not in a pod"},
 		{"run --fly", 2, "unknown flag: --fly"},
 		{"run --manifests /nonexistent more", 2, "1 arguments instead of 0"},
 		{"--manifests /nonexistent", 1, "/nonexistent: no such file"},
-		{"run --manifests x --proxy-mode ipvs", 2, `--proxy-mode "ipvs" is not nftables`},
-		{"run --manifests x --min-sync-period 1m", 2, "--min-sync-period"},
-		{"run --manifests x --sync-period -1s", 2, "--sync-period"},
-		{"run --manifests x --nodeport-addresses primary,10.0.0.0/8", 2, "must stand alone"},
-		{"run --manifests x --nodeport-addresses 10.0.0.0", 2, "10.0.0.0"},
-		{"run --manifests x --cluster-cidr 10.0.0.0/8,10.1.0.0/16", 2, "more than one IPv4 CIDR"},
-		{"run --manifests x --cluster-cidr fd00::/200", 2, "--cluster-cidr"},
-		{"run --manifests x --detect-local-mode Guess", 2, `"Guess"`},
-		{"run --manifests x --detect-local-mode BridgeInterface", 2, "--pod-bridge-interface"},
-		{"run --manifests x --detect-local-mode InterfaceNamePrefix", 2, "--pod-interface-name-prefix"},
-		{"run --manifests x --hostname-override \u00a0", 2, "--hostname-override is empty"},
+		{"run --manifests x --proxy-mode kernelspace", 2, `mode: Invalid value: "kernelspace"`},
+		{"run --manifests x --feature-gates Flying=true", 2, "feature gate Flying is not known"},
+		{"run --manifests x --config /nonexistent", 2, "/nonexistent: no such file"},
+		{"run --kubeconfig /nonexistent", 1, "/nonexistent: no such file"},
 		{"explain --manifests x", 2, "0 arguments instead of 1"},
 		{"explain --manifests x 10.0.0.1", 2, `"10.0.0.1" is not ADDR:PORT`},
 		{"explain --manifests x 10.0.0.1:80/icmp", 2, `protocol "icmp"`},
@@ -156,7 +150,8 @@ func TestDispatch(t *testing.T) {
 		{"demo --help", 0, "--hold"},
 	} {
 		var both strings.Builder
-		code := dispatch(t.Context(), slices.DeleteFunc(strings.Split(tt.args, " "), func(s string) bool { return s == "" }), &both, &both)
+		p := &program{modes: allModes(), out: &both, diag: &both}
+		code := p.dispatch(t.Context(), slices.DeleteFunc(strings.Split(tt.args, " "), func(s string) bool { return s == "" }))
 		if code != tt.code || !strings.Contains(both.String(), tt.says) {
 			t.Errorf("nodeproxy %s: exit status %d, want %d; says:\n%s\nwithout %q", tt.args, code, tt.code, both.String(), tt.says)
 		}

@@ -6,120 +6,160 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/examples/internal/manifests"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // world is the way of objects to the ruleset: what any agent built on the library
 // has, whatever it programs.
 type world struct {
-	opts    options
+	cfg     *config.Config
 	log     *slog.Logger
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
+	worldHooks
 
-	// own returns the node's addresses where no Node object tells them.
-	own func() ([]netip.Addr, error)
+	mu sync.Mutex
 	// node is this node's object, nil if there is none.
 	node *v1.Node
 	// cidrs is the ranges of cluster IPs, by ServiceCIDR object.
 	cidrs map[string][]netip.Prefix
 }
 
-// newWorld makes a world of what the manifests hold at first.
-func newWorld(opts options, first manifests.Changes, own func() ([]netip.Addr, error), log *slog.Logger) (*world, error) {
-	w := &world{opts: opts, log: log, own: own, cidrs: map[string][]netip.Prefix{}}
+// worldHooks is what a world asks and tells. Functions that are nil are not called.
+type worldHooks struct {
+	// own returns the node's addresses where neither a flag nor a Node object tells
+	// them.
+	own func() ([]netip.Addr, error)
+	// events is told of what is wrong with objects.
+	events tracker.EventSink
+	// serviceChanged and endpointsChanged are told of changes that make a difference.
+	serviceChanged   func()
+	endpointsChanged func(addressType string)
+	// eligible is told whether the node may get load-balancer traffic.
+	eligible func(bool)
+	// failed is told that the agent must start again.
+	failed func(error)
+}
+
+// newWorld makes a world in which nothing is but the node, which may be nil.
+func newWorld(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks worldHooks, log *slog.Logger) (*world, error) {
+	w := &world{cfg: cfg, log: log, worldHooks: hooks, node: node, cidrs: map[string][]netip.Prefix{}}
 	// How pod traffic is recognised must be known from the start.
-	for _, o := range first.Set {
-		if n, ok := o.Value.(*v1.Node); ok && n.Name == opts.hostname {
-			w.node = n
-		}
-	}
 	local, err := w.localTraffic()
 	if err != nil {
 		return nil, err
 	}
-	if w.node == nil {
-		log.Info("no Node object of this name in the manifests", "node", opts.hostname)
-	}
-	w.tracker, err = tracker.New(tracker.Config{Node: w.nodeInfo(), Log: log})
+	w.tracker, err = tracker.New(tracker.Config{Node: w.nodeInfo(), Families: families, Log: log, Events: hooks.events})
 	if err != nil {
 		return nil, err
 	}
 	w.engine, err = ruleset.NewEngine(ruleset.Config{
 		Tracker:           w.tracker,
-		MasqueradeAll:     opts.masqueradeAll,
+		MasqueradeAll:     cfg.MasqueradeAll,
 		LocalTraffic:      local,
-		NodePortAddresses: opts.nodePorts,
+		NodePortAddresses: cfg.NodePorts,
 		Log:               log,
 	})
-	if err != nil {
-		return nil, err
-	}
-	if err := w.feed(first); err != nil {
-		return nil, err
-	}
-	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
-	return w, nil
+	return w, err
 }
 
-// feed hands in what is different in the manifests, and logs what was skipped.
-func (w *world) feed(c manifests.Changes) error {
-	for _, p := range c.Problems {
-		if errors.Is(p, manifests.ErrNotUsed) {
-			w.log.Info("skipped", "object", p)
-		} else {
-			w.log.Warn("skipped", "error", p)
-		}
+func (w *world) setService(s *v1.Service) { w.service(w.tracker.SetService(s)) }
+
+func (w *world) deleteService(n types.NamespacedName) { w.service(w.tracker.DeleteService(n)) }
+
+func (w *world) service(changed bool) {
+	if changed && w.serviceChanged != nil {
+		w.serviceChanged()
 	}
-	var node *v1.Node
-	for _, o := range c.Set {
-		switch o := o.Value.(type) {
-		case *v1.Service:
-			w.tracker.SetService(o)
-		case *discovery.EndpointSlice:
-			w.tracker.SetSlice(o)
-		case *v1.Node:
-			if o.Name == w.opts.hostname {
-				node = o
-			}
-		case *networking.ServiceCIDR:
-			w.cidrs[o.Name] = w.prefixes(o)
-		}
+}
+
+func (w *world) setSlice(s *discovery.EndpointSlice) {
+	w.slice(w.tracker.SetSlice(s), string(s.AddressType))
+}
+
+func (w *world) deleteSlice(n types.NamespacedName) { w.slice(w.tracker.DeleteSlice(n), "") }
+
+func (w *world) slice(changed bool, addressType string) {
+	if changed && w.endpointsChanged != nil {
+		w.endpointsChanged(addressType)
 	}
-	for _, ref := range c.Gone {
-		switch ref.Kind {
-		case manifests.Service:
-			w.tracker.DeleteService(ref.NamespacedName)
-		case manifests.EndpointSlice:
-			w.tracker.DeleteSlice(ref.NamespacedName)
-		case manifests.Node:
-			if ref.Name == w.opts.hostname {
-				w.node = nil
-			}
-		case manifests.ServiceCIDR:
-			delete(w.cidrs, ref.Name)
-		}
+}
+
+// setNode takes note of this node's object. A change that the agent cannot follow
+// is reported.
+func (w *world) setNode(n *v1.Node) {
+	if n.Name != w.cfg.NodeName {
+		return
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.cfg.Effective.DetectLocalMode == config.NodeCIDR && w.node != nil && !slices.Equal(podCIDRs(w.node), podCIDRs(n)) {
+		w.failed(errors.New("the node's podCIDRs have changed; start again"))
+		return
+	}
+	w.node = n
+	w.tellEligible(health.Eligible(n))
+	w.tracker.SetNode(w.nodeInfo())
+}
+
+// nodeGone takes note that this node's object is gone. Unless it is to be
+// forgotten, what it said last stays in effect: a node whose object was deleted
+// still has its pods' traffic to carry.
+func (w *world) nodeGone(forget bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tellEligible(false)
+	if !forget {
+		w.log.Warn("the Node object was deleted; what it said last stays in effect", "node", w.cfg.NodeName)
+		return
+	}
+	w.node = nil
+	w.tracker.SetNode(w.nodeInfo())
+}
+
+func (w *world) tellEligible(eligible bool) {
+	if w.eligible != nil {
+		w.eligible(eligible)
+	}
+}
+
+// refreshNode looks the node's own addresses up again, where they are needed.
+func (w *world) refreshNode() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tracker.SetNode(w.nodeInfo())
+}
+
+func (w *world) setServiceCIDR(o *networking.ServiceCIDR) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cidrs[o.Name] = w.prefixes(o)
+	w.cidrsChanged()
+}
+
+func (w *world) deleteServiceCIDR(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.cidrs, name)
+	w.cidrsChanged()
+}
+
+func (w *world) cidrsChanged() {
 	var cidrs []netip.Prefix
 	for _, c := range w.cidrs {
 		cidrs = append(cidrs, c...)
 	}
 	w.engine.SetServiceCIDRs(cidrs)
-	if node != nil {
-		if w.opts.local == nil && w.node != nil && !slices.Equal(podCIDRs(w.node), podCIDRs(node)) {
-			return errors.New("the node's podCIDRs have changed; start again")
-		}
-		w.node = node
-	}
-	w.tracker.SetNode(w.nodeInfo())
-	return nil
 }
 
 // prefixes returns the ranges of a ServiceCIDR.
@@ -138,14 +178,15 @@ func (w *world) prefixes(o *networking.ServiceCIDR) []netip.Prefix {
 
 // localTraffic says how pod traffic is recognised.
 func (w *world) localTraffic() (ruleset.LocalTraffic, error) {
-	if w.opts.local != nil {
-		if w.opts.localMode == clusterCIDR && len(w.opts.local.CIDRs) == 0 {
+	mode := w.cfg.Effective.DetectLocalMode
+	if mode != config.NodeCIDR {
+		if mode == config.ClusterCIDR && len(w.cfg.DetectLocal.CIDRs) == 0 {
 			w.log.Info("no --cluster-cidr: traffic of pods is not told from other traffic, and traffic to cluster IPs is not masqueraded")
 		}
-		return *w.opts.local, nil
+		return w.cfg.DetectLocal, nil
 	}
 	if w.node == nil {
-		return ruleset.LocalTraffic{}, fmt.Errorf("--detect-local-mode %s needs a Node object named %q in the manifests", nodeCIDR, w.opts.hostname)
+		return ruleset.LocalTraffic{}, fmt.Errorf("--detect-local-mode %s needs a Node object named %q", mode, w.cfg.NodeName)
 	}
 	var cidrs []netip.Prefix
 	for _, s := range podCIDRs(w.node) {
@@ -156,7 +197,7 @@ func (w *world) localTraffic() (ruleset.LocalTraffic, error) {
 		cidrs = append(cidrs, c.Masked())
 	}
 	if len(cidrs) == 0 {
-		return ruleset.LocalTraffic{}, fmt.Errorf("--detect-local-mode %s, but Node %s has no podCIDRs", nodeCIDR, w.node.Name)
+		return ruleset.LocalTraffic{}, fmt.Errorf("--detect-local-mode %s, but Node %s has no podCIDRs", mode, w.node.Name)
 	}
 	return ruleset.LocalTraffic{CIDRs: cidrs}, nil
 }
@@ -168,14 +209,24 @@ func podCIDRs(n *v1.Node) []string {
 	return n.Spec.PodCIDRs
 }
 
-// nodeInfo returns what is known of the node.
+// nodeInfo returns what is known of the node. In each family its address is that
+// of --bind-address, or else of the Node object; if neither has any, it is what
+// the routing table says.
 func (w *world) nodeInfo() tracker.NodeInfo {
-	info := tracker.NodeInfo{Name: w.opts.hostname}
+	info := tracker.NodeInfo{Name: w.cfg.NodeName}
+	bind := w.cfg.BindAddress
+	if bind.IsValid() {
+		info.Addresses = append(info.Addresses, bind)
+	}
 	if w.node != nil {
 		info.Zone = w.node.Labels[v1.LabelTopologyZone]
-		info.Addresses = nodeAddresses(w.node)
+		for _, a := range nodeAddresses(w.node) {
+			if !bind.IsValid() || tracker.FamilyOf(a) != tracker.FamilyOf(bind) {
+				info.Addresses = append(info.Addresses, a)
+			}
+		}
 	}
-	if len(info.Addresses) == 0 {
+	if len(info.Addresses) == 0 && w.own != nil {
 		own, err := w.own()
 		if err != nil {
 			w.log.Warn("the node's addresses are not known", "error", err)

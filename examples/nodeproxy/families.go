@@ -1,0 +1,45 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// hasIPv6 reports whether the kernel of the calling thread's namespace has IPv6
+// and it was not turned off at boot.
+func hasIPv6() bool {
+	_, err := os.Stat("/proc/thread-self/net/if_inet6")
+	return err == nil
+}
+
+// servedFamilies returns the address families that the node can serve: both, unless the
+// system lacks one. One that must be served, because the node's own address is of
+// it, is an error if it cannot.
+func servedFamilies(m mode, c *config.Config, ipv6 bool, log *slog.Logger) ([]tracker.Family, error) {
+	var out []tracker.Family
+	var errs []error
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		err := m.probe(f)
+		if f == tracker.IPv6 && !ipv6 {
+			err = errors.New("the kernel has no IPv6, or it is turned off")
+		}
+		if err == nil {
+			out = append(out, f)
+			continue
+		}
+		if tracker.FamilyOf(c.BindAddress) == f {
+			return nil, fmt.Errorf("%v cannot be served, which the node's address %v is of: %w", f, c.BindAddress, err)
+		}
+		errs = append(errs, err)
+		log.Warn("this node can serve one address family only", "without", f, "error", err)
+	}
+	if len(out) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	return out, nil
+}

@@ -1,0 +1,125 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// Config is what the agent is to do, checked and complete.
+type Config struct {
+	// Effective is the configuration with its defaults, as kube-proxy would have it.
+	// What follows is made of it, or of flags that it has no field for.
+	Effective *v1alpha1.KubeProxyConfiguration
+	// Notes is what an operator should be told about what was given.
+	Notes []string
+
+	// Manifests is where objects are read from, "" for an API server.
+	Manifests string
+	Master    string
+	// ConfigFile is the configuration file, "" if flags were used.
+	ConfigFile string
+	// FileText is what it held.
+	FileText      []byte
+	WriteConfigTo string
+	Cleanup       bool
+	Adopt         bool
+	InitOnly      bool
+
+	Mode     string
+	NodeName string
+	// BindAddress is the node's own address, the zero Addr if it is not given.
+	BindAddress netip.Addr
+	// DetectLocal is how traffic of pods is recognised. In mode NodeCIDR the Node
+	// has to tell its CIDRs.
+	DetectLocal ruleset.LocalTraffic
+	NodePorts   ruleset.NodePortAddresses
+	// PrimaryOnly reports whether NodePorts are served at the Node's addresses alone.
+	PrimaryOnly   bool
+	MasqueradeAll bool
+	MasqueradeBit uint8
+	Tuning        conntrack.Tuning
+
+	SyncPeriod, MinSyncPeriod time.Duration
+	Verbosity                 int
+}
+
+// Config checks what the command line says and returns what comes of it. It reads
+// the configuration file, if one is given.
+func (fl *Flags) Config() (*Config, error) { return fl.config(os.ReadFile, os.Hostname) }
+
+func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (string, error)) (*Config, error) {
+	k, err := fl.settle(read)
+	if err != nil {
+		return nil, err
+	}
+	out := &fl.out
+	notes, err := checkGates(k.FeatureGates)
+	if err != nil {
+		return nil, err
+	}
+	out.Notes = append(out.Notes, notes...)
+	if err := validate(k); err != nil {
+		return nil, err
+	}
+	if k.PortRange != "" {
+		fl.note("portRange has no effect, as in kube-proxy")
+	}
+	if k.ShowHiddenMetricsForVersion != "" {
+		fl.note("showHiddenMetricsForVersion has no effect: no metric is hidden")
+	}
+
+	out.Effective, out.Mode, out.Verbosity = k, string(k.Mode), fl.verbosity
+	// As kubelets do, which give nodes their names.
+	name := k.HostnameOverride
+	if name == "" {
+		if name, err = hostname(); err != nil {
+			return nil, fmt.Errorf("--hostname-override is needed: %w", err)
+		}
+	}
+	if out.NodeName = strings.ToLower(strings.TrimSpace(name)); out.NodeName == "" {
+		return nil, fmt.Errorf("--hostname-override is empty")
+	}
+	if a, err := netip.ParseAddr(k.BindAddress); err == nil && !a.IsUnspecified() {
+		out.BindAddress = a
+	}
+	switch k.DetectLocalMode {
+	case ClusterCIDR:
+		if out.DetectLocal.CIDRs, err = clusterCIDRs(k.ClusterCIDR); err != nil {
+			return nil, err
+		}
+	case BridgeInterface:
+		out.DetectLocal.Bridge = k.DetectLocal.BridgeInterface
+	case InterfaceNamePrefix:
+		out.DetectLocal.InterfacePrefix = k.DetectLocal.InterfaceNamePrefix
+	}
+	if out.NodePorts, err = ruleset.ParseNodePortAddresses(k.NodePortAddresses); err != nil {
+		return nil, err
+	}
+	out.PrimaryOnly = len(k.NodePortAddresses) == 1 && k.NodePortAddresses[0] == "primary"
+	bit := k.IPTables.MasqueradeBit
+	out.MasqueradeAll = k.IPTables.MasqueradeAll
+	out.SyncPeriod, out.MinSyncPeriod = k.IPTables.SyncPeriod.Duration, k.IPTables.MinSyncPeriod.Duration
+	switch out.Mode {
+	case ModeNFTables:
+		bit, out.MasqueradeAll = k.NFTables.MasqueradeBit, k.NFTables.MasqueradeAll
+		out.SyncPeriod, out.MinSyncPeriod = k.NFTables.SyncPeriod.Duration, k.NFTables.MinSyncPeriod.Duration
+	case ModeIPVS:
+		out.SyncPeriod, out.MinSyncPeriod = k.IPVS.SyncPeriod.Duration, k.IPVS.MinSyncPeriod.Duration
+	}
+	out.MasqueradeBit = uint8(*bit)
+	ct := k.Conntrack
+	out.Tuning = conntrack.Tuning{
+		MaxPerCore: int(*ct.MaxPerCore), Min: int(*ct.Min),
+		TCPEstablishedTimeout: duration(ct.TCPEstablishedTimeout), TCPCloseWaitTimeout: duration(ct.TCPCloseWaitTimeout),
+		UDPTimeout: ct.UDPTimeout.Duration, UDPStreamTimeout: ct.UDPStreamTimeout.Duration, TCPBeLiberal: ct.TCPBeLiberal,
+	}
+	return out, nil
+}

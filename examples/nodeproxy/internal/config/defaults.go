@@ -1,0 +1,115 @@
+package config
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// The modes.
+const (
+	ModeNFTables = "nftables"
+	ModeIPTables = "iptables"
+	ModeIPVS     = "ipvs"
+)
+
+// The values of DetectLocalMode.
+const (
+	ClusterCIDR         = "ClusterCIDR"
+	NodeCIDR            = "NodeCIDR"
+	BridgeInterface     = "BridgeInterface"
+	InterfaceNamePrefix = "InterfaceNamePrefix"
+)
+
+// The ports of kube-proxy's own servers.
+const (
+	healthzPort = 10256
+	metricsPort = 10249
+)
+
+const protobuf = "application/vnd.kubernetes.protobuf"
+
+// setDefaults fills in what is not given, as kube-proxy does.
+func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
+	if c.Mode == "" {
+		c.Mode = ModeNFTables
+	}
+	def(&c.BindAddress, "0.0.0.0")
+	any, local := "0.0.0.0", "127.0.0.1"
+	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Is6() {
+		any, local = "::", "::1"
+	}
+	c.HealthzBindAddress = withPort(c.HealthzBindAddress, any, healthzPort)
+	c.MetricsBindAddress = withPort(c.MetricsBindAddress, local, metricsPort)
+
+	defPtr(&c.IPTables.MasqueradeBit, 14)
+	defPtr(&c.IPTables.LocalhostNodePorts, true)
+	defPtr(&c.NFTables.MasqueradeBit, 14)
+	defTime(&c.IPTables.SyncPeriod, 30*time.Second)
+	defTime(&c.IPTables.MinSyncPeriod, time.Second)
+	defTime(&c.NFTables.SyncPeriod, 30*time.Second)
+	defTime(&c.NFTables.MinSyncPeriod, time.Second)
+	defTime(&c.IPVS.SyncPeriod, 30*time.Second)
+	def(&c.IPVS.Scheduler, "rr")
+
+	if c.DetectLocalMode == "" {
+		c.DetectLocalMode = ClusterCIDR
+	}
+	if c.NodePortAddresses == nil && c.Mode == ModeNFTables {
+		c.NodePortAddresses = []string{"primary"}
+	}
+	defPtr(&c.OOMScoreAdj, -999)
+	defTime(&c.ConfigSyncPeriod, 15*time.Minute)
+
+	ct := &c.Conntrack
+	defPtr(&ct.MaxPerCore, 32*1024)
+	defPtr(&ct.Min, 128*1024)
+	defPtr(&ct.TCPEstablishedTimeout, metav1.Duration{Duration: 24 * time.Hour})
+	defPtr(&ct.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
+
+	def(&c.ClientConnection.ContentType, protobuf)
+	if c.ClientConnection.QPS == 0 {
+		c.ClientConnection.QPS = 5
+	}
+	if c.ClientConnection.Burst == 0 {
+		c.ClientConnection.Burst = 10
+	}
+	def(&c.Logging.Format, "text")
+	if c.FeatureGates == nil {
+		c.FeatureGates = map[string]bool{}
+	}
+}
+
+func def(s *string, value string) {
+	if *s == "" {
+		*s = value
+	}
+}
+
+func defPtr[T any](p **T, value T) {
+	if *p == nil {
+		*p = &value
+	}
+}
+
+func defTime(d *metav1.Duration, value time.Duration) {
+	if d.Duration == 0 {
+		d.Duration = value
+	}
+}
+
+// withPort returns an address to listen at: addr, with the port unless it has one,
+// or host with the port if addr is empty.
+func withPort(addr, host string, port int) string {
+	if addr == "" {
+		addr = host
+	}
+	if _, err := netip.ParseAddr(addr); err == nil {
+		return net.JoinHostPort(addr, strconv.Itoa(port))
+	}
+	return addr
+}

@@ -1,0 +1,253 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// Flags is a command line. It is used once: Parse, then Config.
+type Flags struct {
+	*pflag.FlagSet
+	kube v1alpha1.KubeProxyConfiguration // what the flags say, with defaults
+	out  Config
+
+	file                    string
+	gates                   map[string]string
+	masqueradeAll           bool
+	healthzPort, metricPort int
+	verbosity               int
+	sync, minSync           time.Duration
+	vmodule                 string
+	flush                   time.Duration
+}
+
+// own is the flags that no configuration file has a field for, and those that go
+// before the file's.
+var own = []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
+	"hostname-override", "sync-period", "min-sync-period", "v", "logging-format", "log-flush-frequency", "vmodule"}
+
+// NewFlags returns the flags of a verb. Other flags may be added to them.
+func NewFlags(verb string) *Flags {
+	fl := &Flags{FlagSet: pflag.NewFlagSet(verb, pflag.ContinueOnError)}
+	fl.SortFlags = false
+	c := &fl.kube
+	setDefaults(c)
+	c.NodePortAddresses = nil // what the default is depends on the mode
+	f := fl.FlagSet
+
+	f.StringVar(&fl.out.Manifests, "manifests", "", "take Services, EndpointSlices, Nodes and ServiceCIDRs from a `file`, or a folder with .yaml, .yml and .json files, and not from an API server")
+	f.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "the `file` that tells how to reach the API server; in a pod its service account does")
+	f.StringVar(&fl.out.Master, "master", "", "the `URL` of the API server, before what --kubeconfig says")
+	f.StringVar(&fl.file, "config", "", "a kube-proxy configuration `file` (KubeProxyConfiguration, v1alpha1); flags it has a field for are ignored. When the file changes the agent exits, to be started anew")
+	f.StringVar(&fl.out.WriteConfigTo, "write-config-to", "", "write the configuration that comes of it all to a `file` and exit")
+	f.StringVar(&c.HostnameOverride, "hostname-override", "", "the `name` of this node, as in the Node object and in endpoints; the host's name if empty")
+
+	f.StringVar((*string)(&c.Mode), "proxy-mode", ModeNFTables, "what to program: nftables, iptables or ipvs")
+	f.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", ClusterCIDR, "how traffic of this node's pods is recognised: ClusterCIDR, NodeCIDR (the Node object's podCIDRs), BridgeInterface or InterfaceNamePrefix")
+	f.StringVar(&c.ClusterCIDR, "cluster-cidr", "", "the `CIDRs` of the cluster's pods, one in each address family at most; without it ClusterCIDR recognises nothing")
+	f.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "the bridge that pods are attached to, for BridgeInterface")
+	f.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "how the names of the interfaces of pods begin, for InterfaceNamePrefix")
+	f.BoolVar(&fl.masqueradeAll, "masquerade-all", false, "replace the source address of everything sent to cluster IPs")
+	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "the node's addresses at which NodePorts answer: those in some `CIDRs`, primary (those of the Node object, or else the source addresses of the default routes), all or localhost; primary in mode nftables and all in others if empty")
+	f.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "the node's own primary `address`, if it is neither 0.0.0.0 nor ::; nothing listens there")
+	f.DurationVar(&fl.minSync, "min-sync-period", time.Second, "how long to wait between syncs at least, in any mode")
+	f.DurationVar(&fl.sync, "sync-period", 30*time.Second, "how long after a sync that failed it is tried again, in any mode, and how often the node's addresses are looked up if no Node object tells them")
+
+	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", "the `address` and port of /healthz and /livez; empty for none")
+	f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", "127.0.0.1:10249", "the `address` and port of /metrics, /proxyMode and /configz; empty for none")
+	f.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "exit if one of them cannot be listened at, in place of trying again")
+	f.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof beside the metrics")
+	f.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "has no effect: no metric is hidden")
+
+	f.BoolVar(&fl.out.Cleanup, "cleanup", false, "remove all rules, of every mode, and exit; with --adopt-from-kube-proxy kube-proxy's too")
+	f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "remove what kube-proxy has left on the node once the rules are in effect, so that none of its traffic is lost; it must not be running")
+	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set the kernel parameters of connection tracking and exit: what needs more privileges than the rest")
+
+	ct := &c.Conntrack
+	f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "how many connections to track for each CPU; 0 leaves the limit as it is")
+	f.Int32Var(ct.Min, "conntrack-min", *ct.Min, "how many connections to track at least")
+	f.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "how long an idle TCP connection is remembered; 0 leaves it")
+	f.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "how long one is remembered that the other side has closed; 0 leaves it")
+	f.BoolVar(&ct.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "do not take TCP packets outside of the window for invalid")
+	f.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "how long a UDP flow without replies is remembered; 0 leaves it")
+	f.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "how long a UDP flow with replies is remembered; 0 leaves it")
+	f.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "how the kernel chooses this process when memory runs out, -1000 to 1000")
+
+	f.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", 14, "the bit of the packet mark that asks for masquerading, in modes iptables and ipvs")
+	f.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "serve NodePorts at IPv4 loopback addresses, in mode iptables")
+	f.DurationVar(&c.IPTables.SyncPeriod.Duration, "iptables-sync-period", 30*time.Second, "--sync-period in mode iptables")
+	f.DurationVar(&c.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", time.Second, "--min-sync-period in mode iptables")
+	f.DurationVar(&c.IPVS.SyncPeriod.Duration, "ipvs-sync-period", 30*time.Second, "--sync-period in mode ipvs")
+	f.DurationVar(&c.IPVS.MinSyncPeriod.Duration, "ipvs-min-sync-period", 0, "--min-sync-period in mode ipvs")
+	f.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "rr", "the scheduler, in mode ipvs")
+	f.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "`CIDRs` with virtual servers that are not the agent's, in mode ipvs")
+	f.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, "set arp_ignore to 1 and arp_announce to 2, in mode ipvs")
+	f.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long an idle TCP connection is kept, in mode ipvs; 0 leaves it")
+	f.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long one is kept after a FIN, in mode ipvs; 0 leaves it")
+	f.DurationVar(&c.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long UDP is kept, in mode ipvs; 0 leaves it")
+
+	f.StringVar(&c.ClientConnection.ContentType, "kube-api-content-type", protobuf, "the `encoding` to ask the API server for")
+	f.Float32Var(&c.ClientConnection.QPS, "kube-api-qps", 5, "requests to the API server a second")
+	f.Int32Var(&c.ClientConnection.Burst, "kube-api-burst", 10, "how many may be sent at once")
+	f.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", 15*time.Minute, "has no effect: the API server tells of every change")
+	f.StringToStringVar(&fl.gates, "feature-gates", nil, "kube-proxy's, as `NAME=BOOL`,...; one that asks for something that is not done is an error")
+	f.IntVar(&fl.healthzPort, "healthz-port", healthzPort, "")
+	f.IntVar(&fl.metricPort, "metrics-port", metricsPort, "")
+	f.StringVar(&c.PortRange, "proxy-port-range", "", "")
+	for name, instead := range map[string]string{
+		"healthz-port": "use --healthz-bind-address", "metrics-port": "use --metrics-bind-address", "proxy-port-range": "it has no effect",
+	} {
+		if err := f.MarkDeprecated(name, instead); err != nil {
+			panic(err) // it was added above
+		}
+	}
+
+	f.IntVarP(&fl.verbosity, "v", "v", 2, "how much to log: 0 errors only, 1 warnings, 2 what an operator wants to know, 4 everything")
+	f.StringVar(&c.Logging.Format, "logging-format", "text", "how to log: text or json")
+	f.StringVar(&fl.vmodule, "vmodule", "", "")
+	f.DurationVar(&fl.flush, "log-flush-frequency", 5*time.Second, "")
+	for _, name := range []string{"vmodule", "log-flush-frequency"} {
+		if err := f.MarkHidden(name); err != nil {
+			panic(err) // it was added above
+		}
+	}
+	return fl
+}
+
+// note adds to what an operator should be told.
+func (fl *Flags) note(format string, args ...any) {
+	fl.out.Notes = append(fl.out.Notes, fmt.Sprintf(format, args...))
+}
+
+// settle makes the configuration in effect of flags or file.
+func (fl *Flags) settle(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyConfiguration, error) {
+	c := &fl.kube
+	given := map[string]bool{}
+	fl.Visit(func(f *pflag.Flag) { given[f.Name] = true })
+	if fl.vmodule != "" {
+		return nil, fmt.Errorf("--vmodule is not supported: there is one verbosity for all of the agent")
+	}
+	if given["log-flush-frequency"] {
+		fl.note("--log-flush-frequency has no effect: every line is written at once")
+	}
+	if fl.file != "" {
+		text, err := read(fl.file)
+		if err != nil {
+			return nil, err
+		}
+		var notes []string
+		c, notes, err = decode(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", fl.file, err)
+		}
+		fl.out.ConfigFile, fl.out.FileText = fl.file, text
+		fl.out.Notes = append(fl.out.Notes, notes...)
+		fl.Visit(func(f *pflag.Flag) {
+			if !slices.Contains(own, f.Name) && fl.kubeProxys(f.Name) {
+				fl.note("--%s is ignored, since --config is given", f.Name)
+			}
+		})
+		if c.Mode == "" {
+			fl.note("the configuration file names no mode: it is %s, where kube-proxy's default is iptables", ModeNFTables)
+		}
+		setDefaults(c)
+		if given["hostname-override"] {
+			c.HostnameOverride = fl.kube.HostnameOverride
+		}
+		if given["logging-format"] {
+			c.Logging.Format = fl.kube.Logging.Format
+		}
+		if !given["v"] && c.Logging.Verbosity != 0 {
+			fl.verbosity = int(c.Logging.Verbosity)
+		}
+	} else if err := fl.settleFlags(c, given); err != nil {
+		return nil, err
+	}
+	c.Logging.Verbosity = logsapi.VerbosityLevel(max(fl.verbosity, 0))
+	for name, to := range map[string][]*time.Duration{
+		"sync-period":     {&c.NFTables.SyncPeriod.Duration, &c.IPTables.SyncPeriod.Duration, &c.IPVS.SyncPeriod.Duration},
+		"min-sync-period": {&c.NFTables.MinSyncPeriod.Duration, &c.IPTables.MinSyncPeriod.Duration, &c.IPVS.MinSyncPeriod.Duration},
+	} {
+		value := fl.sync
+		if name == "min-sync-period" {
+			value = fl.minSync
+		}
+		// One of the two alone must not contradict the other mode's defaults.
+		for i, mode := range []string{ModeNFTables, ModeIPTables, ModeIPVS} {
+			if given[name] && string(c.Mode) == mode {
+				*to[i] = value
+			}
+		}
+	}
+	return c, nil
+}
+
+// kubeProxys reports whether a flag is one of NewFlags, and not added by a verb.
+func (fl *Flags) kubeProxys(name string) bool {
+	return NewFlags("").Lookup(name) != nil
+}
+
+// settleFlags completes what the flags say where one of them means several fields.
+func (fl *Flags) settleFlags(c *v1alpha1.KubeProxyConfiguration, given map[string]bool) error {
+	c.IPTables.MasqueradeAll, c.NFTables.MasqueradeAll = fl.masqueradeAll, fl.masqueradeAll
+	for name, value := range fl.gates {
+		on, err := strconv.ParseBool(value)
+		if err != nil {
+			return fmt.Errorf("--feature-gates: %s=%q is neither true nor false", name, value)
+		}
+		c.FeatureGates[name] = on
+	}
+	for _, port := range []struct {
+		flag string
+		n    int
+		addr *string
+	}{{"healthz-port", fl.healthzPort, &c.HealthzBindAddress}, {"metrics-port", fl.metricPort, &c.MetricsBindAddress}} {
+		if !given[port.flag] {
+			continue
+		}
+		host, _, err := net.SplitHostPort(*port.addr)
+		if err != nil {
+			return err
+		}
+		if *port.addr = net.JoinHostPort(host, strconv.Itoa(port.n)); port.n == 0 {
+			*port.addr = ""
+		}
+	}
+	healthz, metrics := c.HealthzBindAddress, c.MetricsBindAddress
+	if !given["healthz-bind-address"] && !given["healthz-port"] {
+		c.HealthzBindAddress = "" // the default depends on --bind-address
+	}
+	if !given["metrics-bind-address"] && !given["metrics-port"] {
+		c.MetricsBindAddress = ""
+	}
+	periods := []time.Duration{c.IPTables.MinSyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration}
+	setDefaults(c)
+	// What was given as nothing stays nothing.
+	c.IPTables.MinSyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration = periods[0], periods[1]
+	if healthz == "" {
+		c.HealthzBindAddress = ""
+	}
+	if metrics == "" {
+		c.MetricsBindAddress = ""
+	}
+	for name := range given {
+		mode, _, of := strings.Cut(name, "-")
+		if of && (mode == ModeIPTables || mode == ModeIPVS) && mode != string(c.Mode) &&
+			(name != "iptables-masquerade-bit" || c.Mode != ModeIPVS) {
+			fl.note("--%s has no effect in mode %s", name, c.Mode)
+		}
+	}
+	if given["config-sync-period"] {
+		fl.note("--config-sync-period has no effect: the API server tells of every change")
+	}
+	slices.Sort(fl.out.Notes)
+	return nil
+}

@@ -1,0 +1,146 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// validator collects what is wrong with a configuration, by field.
+type validator struct{ errs field.ErrorList }
+
+func (v *validator) check(ok bool, path string, value any, message string) {
+	if !ok {
+		v.errs = append(v.errs, field.Invalid(field.NewPath(path), value, message))
+	}
+}
+
+func (v *validator) notSupported(given bool, path string, value any, why string) {
+	if given {
+		v.errs = append(v.errs, &field.Error{Type: field.ErrorTypeNotSupported, Field: path, BadValue: value, Detail: why})
+	}
+}
+
+func (v *validator) bit(path string, p *int32) {
+	v.check(p != nil && *p >= 0 && *p <= 31, path, deref(p), "must be 0 to 31")
+}
+
+func (v *validator) notNegative(path string, d time.Duration) {
+	v.check(d >= 0, path, d.String(), "must not be negative")
+}
+
+func (v *validator) periods(path string, sync, least metav1.Duration) {
+	v.check(sync.Duration > 0, path+".syncPeriod", sync.Duration.String(), "must be positive")
+	v.check(least.Duration >= 0 && least.Duration <= sync.Duration, path+".minSyncPeriod", least.Duration.String(),
+		"must not be negative, or longer than syncPeriod")
+}
+
+// listenAt checks an address to listen at.
+func (v *validator) listenAt(path, s string) {
+	a, err := netip.ParseAddrPort(s)
+	v.check(err == nil && a.Port() != 0, path, s, "must be IP:port")
+}
+
+func deref[T any](p *T) any {
+	if p == nil {
+		return "null"
+	}
+	return *p
+}
+
+// validate returns all that is wrong with a configuration with its defaults, as
+// kube-proxy sees it, and all that it asks for that is not supported.
+func validate(c *v1alpha1.KubeProxyConfiguration) error {
+	v := &validator{}
+	modes := []string{ModeNFTables, ModeIPTables, ModeIPVS}
+	v.check(slices.Contains(modes, string(c.Mode)), "mode", c.Mode, "must be "+strings.Join(modes, ", "))
+	v.bit("iptables.masqueradeBit", c.IPTables.MasqueradeBit)
+	v.bit("nftables.masqueradeBit", c.NFTables.MasqueradeBit)
+	v.periods("iptables", c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod)
+	v.periods("nftables", c.NFTables.SyncPeriod, c.NFTables.MinSyncPeriod)
+	v.periods("ipvs", c.IPVS.SyncPeriod, c.IPVS.MinSyncPeriod)
+	v.notNegative("ipvs.tcpTimeout", c.IPVS.TCPTimeout.Duration)
+	v.notNegative("ipvs.tcpFinTimeout", c.IPVS.TCPFinTimeout.Duration)
+	v.notNegative("ipvs.udpTimeout", c.IPVS.UDPTimeout.Duration)
+	for i, s := range c.IPVS.ExcludeCIDRs {
+		_, err := netip.ParsePrefix(s)
+		v.check(err == nil, fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), s, "must be a CIDR")
+	}
+
+	v.check(c.OOMScoreAdj != nil && *c.OOMScoreAdj >= -1000 && *c.OOMScoreAdj <= 1000, "oomScoreAdj", deref(c.OOMScoreAdj), "must be -1000 to 1000")
+	v.check(c.ConfigSyncPeriod.Duration > 0, "configSyncPeriod", c.ConfigSyncPeriod.Duration.String(), "must be positive")
+	ct := c.Conntrack
+	v.check(ct.MaxPerCore == nil || *ct.MaxPerCore >= 0, "conntrack.maxPerCore", deref(ct.MaxPerCore), "must not be negative")
+	v.check(ct.Min == nil || *ct.Min >= 0, "conntrack.min", deref(ct.Min), "must not be negative")
+	v.notNegative("conntrack.tcpEstablishedTimeout", duration(ct.TCPEstablishedTimeout))
+	v.notNegative("conntrack.tcpCloseWaitTimeout", duration(ct.TCPCloseWaitTimeout))
+	v.notNegative("conntrack.udpTimeout", ct.UDPTimeout.Duration)
+	v.notNegative("conntrack.udpStreamTimeout", ct.UDPStreamTimeout.Duration)
+	v.check(c.ClientConnection.Burst >= 0, "clientConnection.burst", c.ClientConnection.Burst, "must not be negative")
+
+	_, err := netip.ParseAddr(c.BindAddress)
+	v.check(err == nil, "bindAddress", c.BindAddress, "must be an IP address")
+	if c.HealthzBindAddress != "" {
+		v.listenAt("healthzBindAddress", c.HealthzBindAddress)
+	}
+	if c.MetricsBindAddress != "" {
+		v.listenAt("metricsBindAddress", c.MetricsBindAddress)
+	}
+	if _, err := ruleset.ParseNodePortAddresses(c.NodePortAddresses); err != nil {
+		v.check(false, "nodePortAddresses", strings.Join(c.NodePortAddresses, ","), err.Error())
+	}
+
+	local := []string{ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix}
+	v.check(slices.Contains(local, string(c.DetectLocalMode)), "detectLocalMode", c.DetectLocalMode, "must be "+strings.Join(local, ", "))
+	v.check(c.DetectLocalMode != BridgeInterface || c.DetectLocal.BridgeInterface != "", "detectLocal.bridgeInterface", "", "is required by detectLocalMode BridgeInterface")
+	v.check(c.DetectLocalMode != InterfaceNamePrefix || c.DetectLocal.InterfaceNamePrefix != "", "detectLocal.interfaceNamePrefix", "", "is required by detectLocalMode InterfaceNamePrefix")
+	if _, err := clusterCIDRs(c.ClusterCIDR); err != nil {
+		v.check(false, "clusterCIDR", c.ClusterCIDR, err.Error())
+	}
+
+	format := c.Logging.Format
+	v.check(format == "text" || format == "json", "logging.format", format, "must be text or json")
+	v.notSupported(len(c.Logging.VModule) != 0, "logging.vmodule", len(c.Logging.VModule), "there is one verbosity for all of the agent")
+	v.notSupported(c.Logging.Options.JSON.SplitStream || c.Logging.Options.Text.SplitStream, "logging.options", "splitStream", "the log goes to standard error")
+	w := c.Winkernel
+	v.notSupported(w.NetworkName != "" || w.SourceVip != "" || w.EnableDSR || w.RootHnsEndpointName != "" || w.ForwardHealthCheckVip,
+		"winkernel", "given", "this is not Windows")
+	v.notSupported(c.WindowsRunAsService, "windowsRunAsService", true, "this is not Windows")
+	return v.errs.ToAggregate()
+}
+
+func duration(d *metav1.Duration) time.Duration {
+	if d == nil {
+		return 0
+	}
+	return d.Duration
+}
+
+// clusterCIDRs reads a CIDR, or one in each family with a comma between.
+func clusterCIDRs(s string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	if strings.TrimSpace(s) == "" {
+		return nil, nil
+	}
+	for part := range strings.SplitSeq(s, ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(part))
+		if err != nil {
+			return nil, err
+		}
+		family := tracker.FamilyOf(p.Addr())
+		if slices.ContainsFunc(out, func(o netip.Prefix) bool { return tracker.FamilyOf(o.Addr()) == family }) {
+			return nil, fmt.Errorf("more than one %v CIDR", family)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}

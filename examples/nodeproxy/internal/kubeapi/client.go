@@ -1,0 +1,86 @@
+package kubeapi
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	componentbase "k8s.io/component-base/config/v1alpha1"
+)
+
+// ClientConfig returns how to reach the API server: as the kubeconfig file of c
+// says, at the master's URL if that is given, or, if neither is, as the service
+// account of the pod this runs in does.
+func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) (*rest.Config, error) {
+	var out *rest.Config
+	var err error
+	if c.Kubeconfig == "" && master == "" {
+		if out, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("no --manifests, --kubeconfig or --master, and not in a pod: %w", err)
+		}
+	} else if out, err = clientcmd.BuildConfigFromFlags(master, c.Kubeconfig); err != nil {
+		return nil, err
+	}
+	out.QPS, out.Burst = c.QPS, int(c.Burst)
+	out.ContentType, out.AcceptContentTypes = c.ContentType, c.AcceptContentTypes
+	if out.AcceptContentTypes == "" && c.ContentType != "" && c.ContentType != runtime.ContentTypeJSON {
+		out.AcceptContentTypes = c.ContentType + "," + runtime.ContentTypeJSON
+	}
+	out.UserAgent = rest.DefaultKubernetesUserAgent()
+	return out, nil
+}
+
+// Client talks to the API groups a node's proxy needs, and no others.
+type Client struct {
+	core, discovery, networking rest.Interface
+}
+
+// NewClient returns a Client. It connects to nothing yet.
+func NewClient(c *rest.Config) (*Client, error) {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, discovery.AddToScheme, networking.AddToScheme} {
+		if err := add(s); err != nil {
+			return nil, err
+		}
+	}
+	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
+	// One HTTP client is one connection for all of them.
+	hc, err := rest.HTTPClientFor(c)
+	if err != nil {
+		return nil, err
+	}
+	out := &Client{}
+	if out.core, err = group(c, hc, s, v1.SchemeGroupVersion, "/api"); err != nil {
+		return nil, err
+	}
+	if out.discovery, err = group(c, hc, s, discovery.SchemeGroupVersion, "/apis"); err != nil {
+		return nil, err
+	}
+	if out.networking, err = group(c, hc, s, networking.SchemeGroupVersion, "/apis"); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func group(c *rest.Config, hc *http.Client, s *runtime.Scheme, gv schema.GroupVersion, path string) (rest.Interface, error) {
+	c = rest.CopyConfig(c)
+	c.GroupVersion, c.APIPath = &gv, path
+	c.NegotiatedSerializer = serializer.NewCodecFactory(s).WithoutConversion()
+	return rest.RESTClientForConfigAndClient(c, hc)
+}
+
+// Node returns a Node as it is.
+func (c *Client) Node(ctx context.Context, name string) (*v1.Node, error) {
+	out := &v1.Node{}
+	err := c.core.Get().Resource(string(Nodes)).Name(name).Do(ctx).Into(out)
+	return out, err
+}

@@ -1,0 +1,12 @@
+// Package metrics exports what the agent does as Prometheus metrics, under the names
+// and labels that kube-proxy has for them, so that dashboards and alerts made for
+// kube-proxy work.
+//
+// A [Set] is told by hooks of the library: it is a ruleset.Backend that follows the
+// deltas that are in effect, and has methods for the hooks of the runner, the cursor
+// and the conntrack cleaner. It registers nothing globally but, with
+// [Set.WatchClient], the metrics of client-go, which knows no other way.
+//
+// Where kube-proxy tells address families apart (ip_family), so does the Set. One
+// sync covers every family here, so that its duration is observed once for each.
+package metrics

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// restartPeriod is how long after a server failed it is started again, as by
+// kube-proxy.
+const restartPeriod = 5 * time.Second
+
+// server serves something at an address, again and again if it fails.
+type server struct {
+	name, addr string
+	handler    http.Handler
+	// hardFail has the first failure end the agent.
+	hardFail bool
+	// failed is told of each failure.
+	failed func(error)
+	log    *slog.Logger
+}
+
+// run serves until ctx ends.
+func (s *server) run(ctx context.Context) error {
+	for {
+		err := s.serve(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		err = fmt.Errorf("%s at %s: %w", s.name, s.addr, err)
+		s.failed(err)
+		if s.hardFail {
+			return err
+		}
+		s.log.Error("a server failed and will be started again", "server", s.name, "address", s.addr, "error", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(restartPeriod):
+		}
+	}
+}
+
+func (s *server) serve(ctx context.Context) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", s.addr)
+	if err != nil {
+		return err
+	}
+	hs := &http.Server{
+		Handler:           s.handler,
+		ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- hs.Serve(l) }()
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		down, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+		defer cancel()
+		if hs.Shutdown(down) != nil {
+			hs.Close()
+		}
+		err = <-ended
+	}
+	return err
+}
+
+// newServers returns the servers that the configuration asks for.
+func (a *agent) newServers() []*server {
+	e := a.cfg.Effective
+	var out []*server
+	add := func(name, addr, reason string, h http.Handler) {
+		if addr != "" {
+			out = append(out, &server{
+				name: name, addr: addr, handler: h, hardFail: e.BindAddressHardFail, log: a.log,
+				failed: func(err error) { a.nodeEvent(true, reason, err.Error()) },
+			})
+		}
+	}
+	healthz := http.NewServeMux()
+	healthz.Handle("/healthz", a.proxy.Healthz())
+	healthz.Handle("/livez", a.proxy.Livez())
+	add("healthz", e.HealthzBindAddress, reasonHealthzFailed, healthz)
+	add("metrics", e.MetricsBindAddress, reasonMetricsFailed, a.metricsHandler())
+	return out
+}
+
+// metricsHandler serves what kube-proxy serves beside its metrics.
+func (a *agent) metricsHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", a.metrics.Handler())
+	mux.Handle("/healthz", a.proxy.Healthz())
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		fmt.Fprint(w, a.cfg.Mode)
+	})
+	mux.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		// There is nobody to tell that the client has gone.
+		_ = json.NewEncoder(w).Encode(map[string]*v1alpha1.KubeProxyConfiguration{v1alpha1.GroupName: a.cfg.Effective})
+	})
+	if a.cfg.Effective.EnableProfiling {
+		mux.HandleFunc("/debug/pprof/", pprof.Index)
+		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
