@@ -123,8 +123,11 @@ func (p *Proxy) Queued(families ...tracker.Family) {
 func (p *Proxy) Started(families ...tracker.Family) {
 	now := p.cfg.Now()
 	p.each(families, func(s *progress) {
-		if s.syncing = s.queued; s.syncing.IsZero() {
-			s.syncing = now
+		// After a sync that was not Done the oldest still counts.
+		for _, t := range []time.Time{s.queued, now} {
+			if s.syncing.IsZero() {
+				s.syncing = t
+			}
 		}
 		s.queued = time.Time{}
 	})
