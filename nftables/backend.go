@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -34,6 +35,9 @@ type Backend struct {
 	// tables is what is in the kernel, by family, or nil while that is not known.
 	tables  []*table
 	watched watched
+	// idle is, by family, which endpoints of the tables before were only lingering,
+	// and since when.
+	idle [2]map[netip.Addr]time.Time
 	// linger is how long an endpoint that is gone is still masqueraded to.
 	linger time.Duration
 }
@@ -125,20 +129,30 @@ func (b *Backend) table(f tracker.Family) *table {
 	return nil
 }
 
+// lose notes that what is in the kernel is no longer known. What was written from
+// the given time on may not be there.
+func (b *Backend) lose(from time.Time) {
+	for _, t := range b.tables {
+		b.idle[index(t.family)] = t.idle(from)
+	}
+	b.tables = nil
+}
+
 // update applies a delta to tables that are as they were left.
 func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 	if needsRewrite(b.tables[0].node, d.Node) {
 		return ruleset.ErrNeedFull
 	}
+	began := time.Now()
 	failed, err := b.change(ctx, d)
 	switch {
 	case err == nil:
 		return partial(failed)
 	case ctx.Err() != nil:
-		b.tables = nil
+		b.lose(began)
 		return err
 	}
-	b.tables = nil
+	b.lose(began)
 	b.config.Log.Warn("nftables: replacing all", slog.Any("reason", err))
 	return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,6 +26,7 @@ func shadowOf(name string) string { return name + "-shadow" }
 func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	// Transactions may be large; their memory is not kept.
 	defer func() { b.writer, b.spare = newWriter(b.name, b.config.mark()), nil }()
+	b.lose(time.Now())
 	var failed map[tracker.Key]error
 	err := persist(func() (err error) {
 		b.watched = watched{commits: b.conn.Commits()}
@@ -183,11 +186,11 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, k kernelTa
 		if b.linger == 0 {
 			break
 		}
-		for _, a := range k[t.family].hairpin {
+		for _, l := range b.lingering(t.family, k[t.family].hairpin) {
 			if err := room(t, setHairpin); err != nil {
 				return nil, err
 			}
-			t.keepHairpin(a, b.writer)
+			t.keepHairpin(l, b.writer)
 		}
 	}
 	// What refuses or drops packets to cluster IPs that were not translated comes
@@ -213,6 +216,25 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, k kernelTa
 		b.writer.setRanges(t, setServiceCIDRs, merged(d.Node.ServiceCIDRs, t.family))
 	}
 	return failed, nil
+}
+
+// lingering returns which endpoints of the table before are to linger in the next
+// one, those that did already first: all of them until they have for long enough,
+// since for all that is known a connection is on its way.
+func (b *Backend) lingering(f tracker.Family, hairpin []netip.Addr) []lingerer {
+	now := b.writer.now
+	var out []lingerer
+	for _, a := range hairpin {
+		since, idle := b.idle[index(f)][a]
+		if !idle {
+			since = now
+		}
+		if !idle || now.Sub(since) < b.linger {
+			out = append(out, lingerer{a, since})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b lingerer) int { return a.since.Compare(b.since) })
+	return out
 }
 
 // rewrite replaces what is in the tables in one transaction, or writes them in

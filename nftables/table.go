@@ -5,6 +5,7 @@ package nftables
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -371,9 +372,26 @@ type lingerer struct {
 }
 
 // keepHairpin has an endpoint of the table before linger.
-func (t *table) keepHairpin(a netip.Addr, w *writer) {
-	w.count(t, setHairpin, t.hairpin, a, +1)
-	t.lingering = append(t.lingering, lingerer{a, w.now})
+func (t *table) keepHairpin(l lingerer, w *writer) {
+	w.count(t, setHairpin, t.hairpin, l.addr, +1)
+	t.lingering = append(t.lingering, l)
+}
+
+// idle returns the endpoints that hairpin counts only because they linger, and
+// since when, but for those that linger only since the given time.
+func (t *table) idle(from time.Time) map[netip.Addr]time.Time {
+	lingers := map[netip.Addr]int{}
+	last := map[netip.Addr]time.Time{}
+	for _, l := range t.lingering {
+		lingers[l.addr]++
+		if l.since.After(last[l.addr]) {
+			last[l.addr] = l.since
+		}
+	}
+	maps.DeleteFunc(last, func(a netip.Addr, since time.Time) bool {
+		return lingers[a] != t.hairpin[a] || !since.Before(from)
+	})
+	return last
 }
 
 // forget stops counting the endpoint that has lingered longest, and reports

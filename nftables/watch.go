@@ -82,7 +82,7 @@ func (b *Backend) Check(ctx context.Context) error {
 		b.config.Log.Info("nftables: tables not checked, too much else is being committed")
 		return nil
 	case err != nil:
-		b.tables = nil
+		b.lose(time.Now())
 		return err
 	}
 	b.watched.generation, b.watched.commits = gen, b.conn.Commits()
