@@ -54,7 +54,7 @@ func New(c Config) (*Backend, error) {
 	}
 	conn, err := nlbatch.Dial(c.NetNS)
 	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
+		return nil, unsupportedSocket(c.Families[0], err)
 	}
 	b := &Backend{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table, c.mark()), linger: time.Second}
 	if err := b.probe(); err != nil {

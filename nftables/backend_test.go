@@ -460,6 +460,44 @@ func TestNoRights(t *testing.T) {
 	}
 }
 
+// TestProbeTableOfOthers leaves alone what is not the backend's.
+func TestProbeTableOfOthers(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	needNFT(t, h)
+	if out, err := h.Output("nft", "add table ip proxier-probe; add chain ip proxier-probe theirs"); err != nil {
+		t.Fatal(err, out)
+	}
+	if err := Probe(Config{NetNS: h.FD()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, ErrUnsupported) {
+		t.Errorf("Probe says %v", err)
+	}
+	if out, err := h.Output("nft", "list table ip proxier-probe"); err != nil || !strings.Contains(out, "chain theirs") {
+		t.Errorf("theirs is %s, %v", out, err)
+	}
+}
+
+// TestUnsupported sorts errors into those that will stay and others.
+func TestUnsupported(t *testing.T) {
+	for errno, want := range map[unix.Errno]bool{
+		unix.EOPNOTSUPP: true, unix.ENOENT: true, unix.EINVAL: true, unix.EPERM: true,
+		unix.ENOMEM: false, unix.ENOBUFS: false, unix.EBUSY: false, unix.EEXIST: false,
+	} {
+		err := unsupported(tracker.IPv6, &Error{Errno: errno, What: "create set classes"})
+		if errors.Is(err, ErrUnsupported) != want || !errors.Is(err, errno) {
+			t.Errorf("%v became %v", errno, err)
+		}
+	}
+	if err := unsupported(tracker.IPv4, ErrTooLarge); errors.Is(err, ErrUnsupported) || !errors.Is(err, ErrTooLarge) {
+		t.Error(err)
+	}
+	for errno, want := range map[unix.Errno]bool{unix.EPROTONOSUPPORT: true, unix.EAFNOSUPPORT: true, unix.EMFILE: false, unix.EBADF: false} {
+		err := unsupportedSocket(tracker.IPv4, fmt.Errorf("netlink socket: %w", errno))
+		if errors.Is(err, ErrUnsupported) != want || !errors.Is(err, errno) {
+			t.Errorf("%v became %v", errno, err)
+		}
+	}
+}
+
 // withoutCapabilities runs f on a thread that may do nothing, which then ends.
 func withoutCapabilities(f func() error) error {
 	done := make(chan error)
@@ -481,6 +519,8 @@ func TestConfigIsChecked(t *testing.T) {
 	for name, c := range map[string]Config{
 		"table name":     {Table: "a b"},
 		"long name":      {Table: strings.Repeat("a", 56)},
+		"probe":          {Table: "proxier-probe"},
+		"shadow":         {Table: "proxier-shadow"},
 		"family":         {Families: []tracker.Family{5}},
 		"no family":      {Families: []tracker.Family{}},
 		"family twice":   {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},

@@ -23,7 +23,8 @@ type Config struct {
 	// Table is the name of the backend's table in each family, 1 to 55 bytes
 	// without blanks or slashes; "" is [DefaultTable]. Everything in it belongs to
 	// the backend, and nothing outside it is touched, but for a table of the same
-	// name with "-shadow" behind it: see [Backend.Apply].
+	// name with "-shadow" behind it: see [Backend.Apply]. So a name may not end
+	// like that, nor be "proxier-probe".
 	Table string
 	// Families is the address families to program; nil is both. Services of another
 	// family are passed over.
@@ -60,6 +61,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if len(c.Table) > maxName || strings.ContainsAny(c.Table, " \t\n/\"{};\x00") {
 		return c, fmt.Errorf("nftables: table name %q is not 1 to 55 bytes without blanks, quotes or slashes", c.Table)
+	}
+	if strings.HasSuffix(c.Table, shadowOf("")) || c.Table == probeTable {
+		return c, fmt.Errorf("nftables: table name %q is for the backend's own use", c.Table)
 	}
 	if c.Families == nil {
 		c.Families = []tracker.Family{tracker.IPv4, tracker.IPv6}

@@ -19,7 +19,7 @@ import (
 const MinimumKernel = "5.15"
 
 // ErrUnsupported is in the error of [New] and [Probe] where nf_tables cannot be
-// used at all or lack a feature.
+// used at all or lack a feature: to try again is of no use.
 var ErrUnsupported = errors.New("nftables: nf_tables cannot be used")
 
 // UnsupportedError says which feature a kernel lacks. It is [ErrUnsupported].
@@ -56,7 +56,7 @@ func Probe(c Config) error {
 }
 
 // probeTable is never seen by anybody: it is made and deleted in one
-// transaction.
+// transaction. One of somebody else's by that name is an error, and left alone.
 const probeTable = "proxier-probe"
 
 // probe has the kernel check one table of each family with every kind of set,
@@ -67,7 +67,7 @@ func (b *Backend) probe() error {
 		w := newWriter(probeTable, b.config.mark())
 		t := newTable(f, &ruleset.Node{LocalTraffic: local})
 		t.measure(nil, b.config.StickyClients, 0)
-		w.newTable(t)
+		w.newTableOnly(t)
 		t.skeleton(w)
 		for _, h := range []handling{handleNotPods, handleAlways, handleNear, handleNearOrDrop, handleReject, handleDrop} {
 			c := class{handling: h, firewall: true, slots: exactSlots + 4}
@@ -84,13 +84,33 @@ func (b *Backend) probe() error {
 		}
 		w.deleteTable(f)
 		if err := b.conn.Commit(batch); err != nil {
-			feature := "netlink"
-			var refused *nlbatch.Error
-			if errors.As(err, &refused) {
-				feature = refused.What
-			}
-			return &UnsupportedError{Family: f, Feature: feature, Err: err}
+			return unsupported(f, err)
 		}
 	}
 	return nil
+}
+
+// unsupported returns the error of probing a family: an [*UnsupportedError] unless
+// it says nothing of what the kernel can do.
+func unsupported(f tracker.Family, err error) error {
+	var refused *nlbatch.Error
+	if !errors.As(err, &refused) {
+		return fmt.Errorf("nftables: probe: %w", err)
+	}
+	switch refused.Errno {
+	case unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR, unix.EBUSY, unix.EEXIST, unix.EMFILE, unix.ENFILE:
+		return fmt.Errorf("nftables: probe: %s: %w", f, err)
+	}
+	return &UnsupportedError{Family: f, Feature: refused.What, Err: err}
+}
+
+// unsupportedSocket returns the error of opening a socket: an [*UnsupportedError]
+// if the kernel has no such sockets or allows none.
+func unsupportedSocket(f tracker.Family, err error) error {
+	for _, errno := range []unix.Errno{unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EPERM, unix.EACCES} {
+		if errors.Is(err, errno) {
+			return &UnsupportedError{Family: f, Feature: "netlink socket", Err: err}
+		}
+	}
+	return fmt.Errorf("nftables: %w", err)
 }

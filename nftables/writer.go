@@ -328,10 +328,15 @@ func (w *writer) addClass(t *table, s set, number uint32, c class) {
 	w.adds(t, s).AddVerdict(key[:n], c.chain())
 }
 
-// newTable makes the family's table.
-func (w *writer) newTable(t *table) {
-	w.batch.Note("create table")
-	w.batch.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, protoFamily(t.family))
+// newTable makes the family's table, if there is none.
+func (w *writer) newTable(t *table) { w.makeTable(t, unix.NLM_F_CREATE) }
+
+// newTableOnly makes the family's table, and fails if there is one.
+func (w *writer) newTableOnly(t *table) { w.makeTable(t, unix.NLM_F_CREATE|unix.NLM_F_EXCL) }
+
+func (w *writer) makeTable(t *table, flags uint16) {
+	w.batch.Note("create table " + w.table)
+	w.batch.Begin(unix.NFT_MSG_NEWTABLE, flags, protoFamily(t.family))
 	w.batch.String(unix.NFTA_TABLE_NAME, w.table)
 	w.batch.End()
 }
