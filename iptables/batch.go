@@ -1,0 +1,153 @@
+//go:build linux
+
+package iptables
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// batch is chains to be written and chains to be deleted.
+type batch struct {
+	puts  [tables]map[string]chain
+	drops [tables]map[string]bool
+}
+
+func newBatch() *batch {
+	b := &batch{}
+	for t := range tables {
+		b.puts[t], b.drops[t] = map[string]chain{}, map[string]bool{}
+	}
+	return b
+}
+
+func (b *batch) put(c chain) {
+	delete(b.drops[c.table], c.name)
+	b.puts[c.table][c.name] = c
+}
+
+func (b *batch) drop(t table, name string) {
+	delete(b.puts[t], name)
+	b.drops[t][name] = true
+}
+
+// difference adds what leads from one set of chains to another.
+func (b *batch) difference(before, now []chain) {
+	type id struct {
+		t    table
+		name string
+	}
+	old := make(map[id][]string, len(before))
+	for _, c := range before {
+		old[id{c.table, c.name}] = c.rules
+	}
+	for _, c := range now {
+		k := id{c.table, c.name}
+		rules, was := old[k]
+		delete(old, k)
+		if !was || !slices.Equal(rules, c.rules) {
+			b.put(c)
+		}
+	}
+	for k := range old {
+		b.drop(k.t, k.name)
+	}
+}
+
+// input is one call of iptables-restore: it is applied as a whole or not at all.
+type input struct {
+	table table
+	text  bytes.Buffer
+}
+
+// line returns the n-th line, from 1.
+func (in *input) line(n int) string {
+	for l := range strings.Lines(in.text.String()) {
+		if n--; n == 0 {
+			return strings.TrimSpace(l)
+		}
+	}
+	return ""
+}
+
+func (in *input) add(parts ...string) {
+	for _, p := range parts {
+		in.text.WriteString(p)
+	}
+	in.text.WriteByte('\n')
+}
+
+// inputs returns the inputs for one table, of about limit lines each: chains
+// before those that lead to them, then commands, then the deletions. So what is
+// in effect between two of them is right, too. mark, if not empty, is what the
+// canary says after each.
+func (b *batch) inputs(t table, commands []string, limit int, mark func() string) []*input {
+	puts := make([]chain, 0, len(b.puts[t]))
+	for _, c := range b.puts[t] {
+		puts = append(puts, c)
+	}
+	slices.SortFunc(puts, func(a, b chain) int { return cmp.Or(a.rank-b.rank, strings.Compare(a.name, b.name)) })
+	drops := make([]string, 0, len(b.drops[t]))
+	for name := range b.drops[t] {
+		drops = append(drops, name)
+	}
+	slices.Sort(drops)
+
+	var out []*input
+	lines, start := 0, 0
+	for i, c := range puts {
+		if lines += len(c.rules) + 1; lines > limit && i > start {
+			out = append(out, newInput(t, puts[start:i], nil, nil, nil, mark))
+			lines, start = len(c.rules)+1, i
+		}
+	}
+	puts = puts[start:]
+	if lines+len(drops) <= limit {
+		if len(puts)+len(commands)+len(drops) != 0 {
+			out = append(out, newInput(t, puts, commands, drops, drops, mark))
+		}
+		return out
+	}
+	if len(puts)+len(commands) != 0 {
+		out = append(out, newInput(t, puts, commands, nil, nil, mark))
+	}
+	// Chains that are to go may lead to each other: all are emptied before the
+	// first is deleted.
+	for part := range slices.Chunk(drops, limit) {
+		out = append(out, newInput(t, nil, nil, part, nil, mark))
+	}
+	for part := range slices.Chunk(drops, limit) {
+		out = append(out, newInput(t, nil, nil, nil, part, mark))
+	}
+	return out
+}
+
+// newInput writes one input.
+func newInput(t table, puts []chain, commands, flush, drop []string, mark func() string) *input {
+	in := &input{table: t}
+	in.add("*", t.String())
+	if mark != nil {
+		puts = append(slices.Clip(puts), chain{t, chainCanary, []string{mark()}, rankCanary})
+	}
+	for _, c := range puts {
+		in.add(":", c.name, " - [0:0]")
+	}
+	for _, name := range flush {
+		in.add(":", name, " - [0:0]")
+	}
+	for _, c := range puts {
+		for _, r := range c.rules {
+			in.add("-A ", c.name, " ", r)
+		}
+	}
+	for _, c := range commands {
+		in.add(c)
+	}
+	for _, name := range drop {
+		in.add("-X ", name)
+	}
+	in.add("COMMIT")
+	return in
+}

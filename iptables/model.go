@@ -1,0 +1,294 @@
+//go:build linux
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// settings is what rules depend on besides the ruleset.
+type settings struct {
+	family tracker.Family
+	mark   uint32
+	// localhost: NodePorts answer at loopback addresses, too.
+	localhost bool
+	// acceptInvalid: packets that connection tracking takes for invalid are let
+	// through.
+	acceptInvalid    bool
+	randomFully      bool
+	endpointComments bool
+}
+
+// model is everything that one family's tables should hold. It has no text of the
+// Services' own chains: that is made again from the Service when it changes.
+type model struct {
+	*settings
+	node     *ruleset.Node
+	local    localTraffic
+	trees    [len(dispatchers)]*tree
+	services map[uint32]*ruleset.Service
+	// shared counts the Services that have the same rule.
+	shared map[sharedRule]int
+}
+
+type sharedRule struct {
+	dispatcher int
+	key        key
+}
+
+func newModel(s *settings, node *ruleset.Node) (*model, error) {
+	m := &model{settings: s, node: node, services: map[uint32]*ruleset.Service{}, shared: map[sharedRule]int{}}
+	var err error
+	if m.local, err = localTrafficOf(node.LocalTraffic, s.family); err != nil {
+		return nil, err
+	}
+	for i, d := range dispatchers {
+		addrBits := s.family.Bits()
+		if i == toNodePorts || i == refusedNodePorts || i == healthNodePorts {
+			addrBits = 0
+		}
+		m.trees[i] = newTree(d, addrBits)
+	}
+	return m, nil
+}
+
+// sameRules reports whether Services are rendered alike on both nodes.
+func sameRules(a, b *ruleset.Node) bool {
+	return a == b || a.LocalTraffic.Bridge == b.LocalTraffic.Bridge && a.LocalTraffic.InterfacePrefix == b.LocalTraffic.InterfacePrefix &&
+		slices.Equal(a.LocalTraffic.CIDRs, b.LocalTraffic.CIDRs)
+}
+
+// setNode replaces the node, which must have the same rules for Services.
+func (m *model) setNode(n *ruleset.Node) {
+	old := *m
+	m.node = n
+	for i, t := range m.trees {
+		if !slices.Equal(old.before(i), m.before(i)) || !slices.Equal(old.after(i), m.after(i)) {
+			t.touch(t.first)
+		}
+	}
+}
+
+// render returns what a Service comes to.
+func (m *model) render(s *ruleset.Service) (rendered, error) {
+	if s == nil {
+		return rendered{}, nil
+	}
+	if strings.ContainsAny(s.Key.Name, ":/") || strings.ContainsAny(s.Key.Namespace, ":/") {
+		return rendered{}, errors.New("iptables: name or namespace is none that Kubernetes allows")
+	}
+	return renderService(m.settings, m.local, s)
+}
+
+// set makes s, or nothing if it is nil, the Service with that ID. What chains of
+// its own it had and has goes to emit, if that is not nil; those of dispatchers
+// are noted as changed. After an error nothing is changed.
+func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain)) error {
+	now, err := m.render(s)
+	if err != nil {
+		return err
+	}
+	before, err := m.render(m.services[id])
+	if err != nil {
+		return fmt.Errorf("iptables: rendering again what was rendered: %w", err)
+	}
+	for _, p := range before.rules {
+		if p.shared {
+			k := sharedRule{p.dispatcher, p.key}
+			if m.shared[k]--; m.shared[k] > 0 {
+				continue
+			}
+			delete(m.shared, k)
+		}
+		if !slices.ContainsFunc(now.rules, func(q placed) bool { return q.dispatcher == p.dispatcher && q.key == p.key }) {
+			// If another Service has the place by now, its rule stays.
+			m.trees[p.dispatcher].remove(p.dispatched)
+		}
+	}
+	for _, p := range now.rules {
+		if p.shared {
+			m.shared[sharedRule{p.dispatcher, p.key}]++
+		}
+		m.trees[p.dispatcher].put(p.key, p.rule)
+	}
+	if s == nil {
+		delete(m.services, id)
+	} else {
+		m.services[id] = s
+	}
+	if emit != nil {
+		emit(before.chains, now.chains)
+	}
+	return nil
+}
+
+// takeChanged gives the chains of dispatchers that changed to b, and forgets
+// about them.
+func (m *model) takeChanged(b *batch) {
+	for i, t := range m.trees {
+		for name, n := range t.changed {
+			if n == nil {
+				b.drop(t.table, name)
+			} else {
+				b.put(m.dispatcherChain(i, n))
+			}
+		}
+		clear(t.changed)
+	}
+}
+
+// dispatcherChain returns one chain of a dispatcher.
+func (m *model) dispatcherChain(i int, n *node) chain {
+	t := m.trees[i]
+	if n != t.first {
+		return chain{t.table, t.name(n), t.rules(n), rankFirst - 1 - n.slot}
+	}
+	rank := rankFirst
+	if m.after(i) != nil {
+		rank = rankTop
+	}
+	return chain{t.table, t.root, slices.Concat(m.before(i), t.rules(n), m.after(i)), rank}
+}
+
+// before returns the rules at the beginning of a dispatcher's first chain.
+func (m *model) before(dispatcher int) []string {
+	switch dispatcher {
+	case refusedServices, refusedExternal, firewalled:
+		// What was sent to an endpoint is past all this, even if the endpoint has
+		// an address and port that is a frontend, too.
+		return []string{"-m conntrack --ctstate DNAT -j RETURN"}
+	}
+	return nil
+}
+
+// after returns the rules at its end.
+func (m *model) after(dispatcher int) []string {
+	switch dispatcher {
+	case toServices:
+		return m.nodePorts("kubernetes service nodeports; NOTE: this must be the last rule in this chain", chainNodePorts)
+	case refusedExternal:
+		return m.nodePorts("kubernetes service nodeports", chainRefusedNodePorts)
+	case refusedServices:
+		out := []string{jump(chainClusterIPs)}
+		for _, c := range m.node.ServiceCIDRs {
+			if tracker.FamilyOf(c.Addr()) == m.family {
+				out = append(out, join(destination(c.Masked()), comment("no such cluster IP"), "-j DROP"))
+			}
+		}
+		return out
+	}
+	return nil
+}
+
+// nodePorts returns the rules that lead to NodePorts what is for an address at
+// which they answer.
+func (m *model) nodePorts(about, chain string) []string {
+	own := []string{comment(about), "-m addrtype --dst-type LOCAL", jump(chain)}
+	to := func(match string) string { return join(append([]string{match}, own...)...) }
+	lo := loopback(m.family)
+	ports := m.node.NodePorts(m.family)
+	if ports.All {
+		if m.localhost {
+			return []string{to("")}
+		}
+		return []string{to("! " + destination(lo))}
+	}
+	var out []string
+	if m.localhost {
+		out = append(out, to(destination(lo)))
+	} else if slices.ContainsFunc(ports.Prefixes, lo.Overlaps) {
+		out = append(out, destination(lo)+" -j RETURN")
+	}
+	for _, p := range ports.Prefixes {
+		if p.IsValid() && tracker.FamilyOf(p.Addr()) == m.family {
+			out = append(out, to(destination(p.Masked())))
+		}
+	}
+	return out
+}
+
+// fixed returns the chains that are neither a Service's nor a dispatcher's.
+func (m *model) fixed() []chain {
+	mark := fmt.Sprintf("0x%x/0x%x", m.mark, m.mark)
+	setMark := "-j MARK --set-xmark " + mark
+	out := []chain{{nat, chainMarkMasq, []string{setMark}, rankMark}}
+	if len(m.local.cidrs) > 1 {
+		c := chain{nat, chainMarkNotPods, nil, rankMark}
+		for _, match := range m.local.matches() {
+			c.rules = append(c.rules, join(match, "-j RETURN"))
+		}
+		c.rules = append(c.rules, setMark)
+		out = append(out, c)
+	}
+	masquerade := comment("kubernetes service traffic requiring SNAT") + " -j MASQUERADE"
+	if m.randomFully {
+		masquerade += " --random-fully"
+	}
+	forward := chain{filter, chainForward, nil, rankTop}
+	if !m.acceptInvalid {
+		forward.rules = append(forward.rules, "-m conntrack --ctstate INVALID -j DROP")
+	}
+	forward.rules = append(forward.rules,
+		comment("kubernetes forwarding rules")+" -m mark --mark "+mark+" -j ACCEPT",
+		comment("kubernetes forwarding conntrack rule")+" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
+	out = append(out,
+		chain{nat, chainPostrouting, []string{
+			"-m mark ! --mark " + mark + " -j RETURN",
+			fmt.Sprintf("-j MARK --set-xmark 0x%x/0x0", m.mark),
+			masquerade,
+		}, rankTop},
+		forward)
+	if m.localhost {
+		lo := loopback(m.family)
+		out = append(out, chain{filter, chainLocalnet, []string{
+			join("! "+source(lo), destination(lo), comment("block incoming localnet connections"), "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", "-j DROP"),
+		}, rankTop})
+	}
+	return out
+}
+
+// hook is a rule in one of the kernel's own chains that leads to one of ours.
+type hook struct {
+	table table
+	chain string
+	rule  string
+}
+
+// hooks returns the rules that must be in the kernel's own chains, in the order
+// in which they are put at the beginning of them.
+func (m *model) hooks() []hook {
+	isNew := "-m conntrack --ctstate NEW"
+	var out []hook
+	add := func(t table, rule string, chains ...string) {
+		for _, c := range chains {
+			out = append(out, hook{t, c, rule})
+		}
+	}
+	add(filter, join(isNew, comment("kubernetes externally-visible service portals"), jump(chainExternalServices)), "INPUT", "FORWARD", "OUTPUT")
+	add(filter, join(comment("kubernetes health check service ports"), jump(chainNodePorts)), "INPUT")
+	add(filter, join(isNew, comment("kubernetes service portals"), jump(chainServices)), "FORWARD", "OUTPUT")
+	add(filter, join(comment("kubernetes forwarding rules"), jump(chainForward)), "FORWARD")
+	add(filter, join(isNew, comment("kubernetes load balancer firewall"), jump(chainFirewall)), "INPUT", "OUTPUT", "FORWARD")
+	add(nat, join(comment("kubernetes service portals"), jump(chainServices)), "OUTPUT", "PREROUTING")
+	add(nat, join(comment("kubernetes postrouting rules"), jump(chainPostrouting)), "POSTROUTING")
+	if m.localhost {
+		add(filter, jump(chainLocalnet), "INPUT", "OUTPUT")
+	}
+	return out
+}
+
+// allChains calls f with every chain there should be but those of Services.
+func (m *model) allChains(f func(chain)) {
+	for _, c := range m.fixed() {
+		f(c)
+	}
+	for i, t := range m.trees {
+		t.walk(func(n *node) { f(m.dispatcherChain(i, n)) })
+	}
+}

@@ -1,0 +1,210 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// replace makes the tables hold what the changes' new Services come to and
+// nothing else of ours, whatever they hold now. It returns the Services that were
+// refused.
+func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
+	f.model = nil
+	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.tool.sysctl(tcpBeLiberal))
+	if f.localhost {
+		if err := f.tool.setSysctl(routeLocalnet, "1"); err != nil {
+			f.log.Error("iptables: NodePorts do not answer at loopback addresses", slog.Any("error", err))
+		}
+	}
+	failed := map[tracker.Key]error{}
+	for {
+		m, err := f.replaceOnce(ctx, node, changes, failed)
+		switch {
+		case err == nil:
+			f.model = m
+			return failed, nil
+		case f.smaller(err):
+			continue
+		case !refused(err):
+			return nil, err
+		}
+		changes = slices.DeleteFunc(slices.Clone(changes), func(c ruleset.Change) bool { return failed[c.Key] != nil })
+		if m, err = newModel(f.settings, node); err != nil {
+			return nil, err
+		}
+		bad, blame := f.blame(ctx, m, changes)
+		if blame != nil || len(bad) == 0 {
+			return nil, errors.Join(err, blame)
+		}
+		for k, err := range bad {
+			f.fail(failed, k, err)
+		}
+	}
+}
+
+// replaceOnce is one attempt at it, without the Services that failed already.
+// Others that cannot be rendered are added to them.
+func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, failed map[tracker.Key]error) (*model, error) {
+	m, err := newModel(f.settings, node)
+	if err != nil {
+		return nil, err
+	}
+	seed := maphash.MakeSeed()
+	var kernel [tables]*kernelTable
+	for t := range tables {
+		if kernel[t], err = f.tool.readKernel(ctx, t, seed); err != nil {
+			return nil, err
+		}
+	}
+
+	b, lines := newBatch(), 0
+	var touched [tables]bool
+	// need notes a chain that there must be, and writes it unless it is there.
+	need := func(c chain) {
+		k := kernel[c.table]
+		hash, is := k.chains[c.name]
+		delete(k.chains, c.name)
+		if !is || hash != hashChain(seed, c.rules) {
+			b.put(c)
+			lines += len(c.rules) + 1
+			touched[c.table] = true
+		}
+	}
+	flush := func(commands [tables][]string) error {
+		for t := range tables {
+			touched[t] = touched[t] || len(commands[t]) != 0
+		}
+		_, err := f.writeBatch(ctx, b, commands)
+		b, lines = newBatch(), 0
+		return err
+	}
+
+	// What Services have of their own comes before what leads to it.
+	for _, c := range m.fixed() {
+		if c.rank == rankMark {
+			need(c)
+		}
+	}
+	for _, c := range changes {
+		if c.New == nil || failed[c.Key] != nil {
+			continue
+		}
+		if err := m.set(c.ID(), c.New, func(_, now []chain) {
+			for _, c := range now {
+				need(c)
+			}
+		}); err != nil {
+			f.fail(failed, c.Key, err)
+		}
+		if lines >= f.limit {
+			if err := flush([tables][]string{}); err != nil {
+				return nil, err
+			}
+		}
+	}
+
+	m.allChains(func(c chain) {
+		if c.rank != rankMark {
+			need(c)
+		}
+	})
+	var commands [tables][]string
+	for t := range tables {
+		commands[t] = hookCommands(t, m.hooks(), kernel[t].hooks)
+	}
+	if err := flush(commands); err != nil {
+		return nil, err
+	}
+	for _, t := range m.trees {
+		clear(t.changed)
+	}
+	if err := f.dropStale(ctx, kernel, &touched); err != nil {
+		return nil, err
+	}
+	return m, f.adoptCanaries(ctx, kernel, touched)
+}
+
+// hookCommands returns the commands that add the hooks of a table that are
+// missing and delete those there is no need for.
+func hookCommands(t table, want, have []hook) []string {
+	var out []string
+	have = slices.Clone(have)
+	for _, h := range want {
+		if h.table != t {
+			continue
+		}
+		if i := slices.Index(have, h); i >= 0 {
+			have = slices.Delete(have, i, i+1)
+		} else {
+			out = append(out, "-I "+h.chain+" 1 "+h.rule)
+		}
+	}
+	for _, h := range have {
+		// Rules that lead to our chains otherwise are somebody else's.
+		if slices.Contains(want, h) || h.rule == jump(chainLocalnet) {
+			out = append(out, "-D "+h.chain+" "+h.rule)
+		}
+	}
+	return out
+}
+
+// dropStale deletes the chains of ours that are left over.
+func (f *family) dropStale(ctx context.Context, kernel [tables]*kernelTable, touched *[tables]bool) error {
+	for t := range tables {
+		b := newBatch()
+		for name := range kernel[t].chains {
+			if name != chainCanary {
+				b.drop(t, name)
+			}
+		}
+		if len(b.drops[t]) == 0 {
+			continue
+		}
+		touched[t] = true
+		var mark canaryMark
+		wrote, err := f.write(ctx, b.inputs(t, nil, f.limit, mark.rule))
+		if refused(err) {
+			// Somebody else's rules lead to one of them: they stay, without rules.
+			f.log.Warn("iptables: stale chains are not deleted, only emptied", slog.Any("error", err))
+			for name := range b.drops[t] {
+				b.put(chain{table: t, name: name})
+			}
+			wrote, err = f.write(ctx, b.inputs(t, nil, f.limit, mark.rule))
+		}
+		if err != nil {
+			return err
+		}
+		if wrote {
+			f.canary[t] = mark.last
+		}
+	}
+	return nil
+}
+
+// adoptCanaries makes sure that every table has a canary that is known here.
+func (f *family) adoptCanaries(ctx context.Context, kernel [tables]*kernelTable, touched [tables]bool) error {
+	for t := range tables {
+		if touched[t] {
+			continue
+		}
+		if c := kernel[t].canary; len(c) == 1 && strings.HasPrefix(c[0], strings.TrimSuffix(comment(canaryText), `"`)) {
+			f.canary[t] = c[0]
+			continue
+		}
+		var mark canaryMark
+		if _, err := f.write(ctx, []*input{newInput(t, nil, nil, nil, nil, mark.rule)}); err != nil {
+			return err
+		}
+		f.canary[t] = mark.last
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+//go:build linux
+
+package iptables
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"hash/maphash"
+	"io"
+	"strings"
+)
+
+// kernelTable is what the kernel has in one table.
+type kernelTable struct {
+	// chains is a hash of the rules of each chain that is ours.
+	chains map[string]uint64
+	// hooks is the rules in other chains that lead to ours, in order.
+	hooks []hook
+	// canary is the rules of our canary.
+	canary []string
+}
+
+// hashRule adds a rule to a chain's hash.
+func hashRule(h *maphash.Hash, rule []byte) {
+	h.Write(rule)
+	h.WriteByte('\n')
+}
+
+// hashChain is the hash of a chain's rules.
+func hashChain(seed maphash.Seed, rules []string) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, r := range rules {
+		h.WriteString(r)
+		h.WriteByte('\n')
+	}
+	return h.Sum64()
+}
+
+// readKernel reads a table.
+func (t *tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*kernelTable, error) {
+	r, w := io.Pipe()
+	done := make(chan *kernelTable, 1)
+	go func() {
+		k := parseSave(r, tab, seed)
+		// Whatever is wrong with the rest, the program can write it.
+		_, _ = io.Copy(io.Discard, r)
+		done <- k
+	}()
+	err := t.stream(ctx, t.save, []string{"-t", tab.String()}, nil, w)
+	w.Close()
+	return <-done, err
+}
+
+// parseSave reads what iptables-save prints of a table. Lines that it does not
+// know it passes over.
+func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
+	k := &kernelTable{chains: map[string]uint64{}}
+	hashes := map[string]*maphash.Hash{}
+	in := bufio.NewScanner(r)
+	in.Buffer(make([]byte, 64<<10), 1<<20)
+	inTable := false
+	var last string
+	var lastHash *maphash.Hash
+	for in.Scan() {
+		line := in.Bytes()
+		switch {
+		case len(line) == 0:
+		case line[0] == '*':
+			inTable = string(line[1:]) == tab.String()
+		case !inTable:
+		case line[0] == ':':
+			name, _, _ := strings.Cut(string(line[1:]), " ")
+			if owned(tab, name) {
+				h := &maphash.Hash{}
+				h.SetSeed(seed)
+				hashes[name] = h
+			}
+		case bytes.HasPrefix(line, []byte("-A ")):
+			name, rule, _ := bytes.Cut(line[3:], []byte(" "))
+			if string(name) != last {
+				last = string(name)
+				lastHash = hashes[last]
+			}
+			if lastHash != nil {
+				hashRule(lastHash, rule)
+				if last == chainCanary {
+					k.canary = append(k.canary, string(rule))
+				}
+			} else if to := target(rule); to != "" && owned(tab, to) {
+				k.hooks = append(k.hooks, hook{tab, last, string(rule)})
+			}
+		}
+	}
+	for name, h := range hashes {
+		k.chains[name] = h.Sum64()
+	}
+	return k
+}
+
+// target returns the chain that a rule leads to, or its target, "" if it has
+// none. A rule ends with it and its options; a comment cannot be taken for it as
+// it ends with a quote.
+func target(rule []byte) string {
+	for _, flag := range []string{"-j ", "-g "} {
+		if i := bytes.LastIndex(rule, []byte(flag)); i >= 0 && (i == 0 || rule[i-1] == ' ') {
+			to, _, _ := bytes.Cut(rule[i+len(flag):], []byte(" "))
+			return string(to)
+		}
+	}
+	return ""
+}

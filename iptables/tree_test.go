@@ -1,0 +1,224 @@
+//go:build linux
+
+package iptables
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// chains returns the tree as chains, by name.
+func (t *tree) chains() map[string][]string {
+	out := map[string][]string{}
+	t.walk(func(n *node) { out[t.name(n)] = t.rules(n) })
+	return out
+}
+
+// slowTree builds the same tree from all of its rules at once.
+func slowTree(t *tree, rules []dispatched) map[string][]string {
+	out := map[string][]string{}
+	var build func(n *node, rules []dispatched, limit int)
+	build = func(n *node, rules []dispatched, limit int) {
+		if len(rules) <= limit {
+			n.rules = rules
+			out[t.name(n)] = t.rules(n)
+			return
+		}
+		at := 0
+		for alike := true; alike; {
+			for _, r := range rules {
+				alike = alike && r.key.bitsAt(at) == rules[0].key.bitsAt(at)
+			}
+			if alike {
+				at += stride
+			}
+		}
+		n.at, n.kids = at, new([1 << stride]*node)
+		for _, r := range rules {
+			i := r.key.bitsAt(at)
+			if n.kids[i] == nil {
+				n.kids[i] = &node{slot: at + stride, sample: r.key}
+			}
+		}
+		for i, kid := range n.kids {
+			if kid != nil {
+				var part []dispatched
+				for _, r := range rules {
+					if r.key.bitsAt(at) == i {
+						part = append(part, r)
+					}
+				}
+				build(kid, part, leafRules)
+			}
+		}
+		out[t.name(n)] = t.rules(n)
+	}
+	rules = slices.Clone(rules)
+	slices.SortFunc(rules, func(a, b dispatched) int { return strings.Compare(string(a.key), string(b.key)) })
+	first := &node{}
+	save := t.first
+	t.first = first // the first chain jumps, others go to
+	build(first, rules, firstRules)
+	t.first = save
+	return out
+}
+
+func randomKey(rng *rand.Rand, addrBits int) key {
+	var a netip.Addr
+	switch addrBits {
+	case 32:
+		a = netip.AddrFrom4([4]byte{10, 96, byte(rng.IntN(3)), byte(rng.IntN(256))})
+		if rng.IntN(20) == 0 {
+			a = netip.AddrFrom4([4]byte{203, 0, 113, byte(rng.IntN(4))})
+		}
+		if rng.IntN(3) == 0 {
+			a = netip.AddrFrom4([4]byte{198, 51, 100, 7}) // many ports at one address
+		}
+	case 128:
+		b := netip.MustParseAddr("fd00:10:96::").As16()
+		b[14], b[15] = byte(rng.IntN(3)), byte(rng.IntN(256))
+		a = netip.AddrFrom16(b)
+	}
+	return keyOf(a, protocols[rng.IntN(3)], uint16(rng.IntN(1<<16)>>rng.IntN(16)))
+}
+
+func TestTreeIsTheSameHoweverItCameAbout(t *testing.T) {
+	for _, addrBits := range []int{0, 32, 128} {
+		t.Run(fmt.Sprint(addrBits), func(t *testing.T) {
+			t.Parallel()
+			rng := rand.New(rand.NewPCG(1, uint64(addrBits)))
+			tr := newTree(dispatchers[toServices], addrBits)
+			shown := map[string][]string{}
+			have := map[key]string{}
+			for step := range 6000 {
+				grow := step/1500%2 == 0
+				var k key
+				if keys := slices.Sorted(maps.Keys(have)); len(keys) != 0 && (rng.IntN(10) < 2 == grow) {
+					k = keys[rng.IntN(len(keys))]
+				} else {
+					k = randomKey(rng, addrBits)
+				}
+				if _, ok := have[k]; ok && rng.IntN(3) != 0 {
+					tr.remove(dispatched{k, "-j ANOTHER"})
+					tr.remove(dispatched{k, have[k]})
+					delete(have, k)
+				} else {
+					have[k] = fmt.Sprint("-j RULE", rng.IntN(3), " ", []byte(k))
+					tr.put(k, have[k])
+				}
+				// What is divided or put together costs twice its rules at the most.
+				most := 2 * (leafRules + 2)
+				if len(have) >= firstRules && len(have) <= firstRules+1 {
+					most = 2 * (firstRules + 1)
+				}
+				if len(tr.changed) > most {
+					t.Fatalf("step %d: one rule of %d changed %d chains", step, len(have), len(tr.changed))
+				}
+				for name, n := range tr.changed {
+					if n == nil {
+						delete(shown, name)
+					} else {
+						shown[name] = tr.rules(n)
+					}
+				}
+				clear(tr.changed)
+				if step%50 != 0 {
+					continue
+				}
+				var rules []dispatched
+				for k, r := range have {
+					rules = append(rules, dispatched{k, r})
+				}
+				want := slowTree(tr, rules)
+				if got := tr.chains(); !maps.EqualFunc(got, want, slices.Equal) {
+					t.Fatalf("step %d, %d rules:\n%v\nwant\n%v", step, len(have), got, want)
+				}
+				if !maps.EqualFunc(shown, want, slices.Equal) {
+					t.Fatalf("step %d: what was shown as changed does not add up: %d chains, want %d", step, len(shown), len(want))
+				}
+			}
+		})
+	}
+}
+
+// TestTreeLeadsToTheRule follows packets through the tree.
+func TestTreeLeadsToTheRule(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	tr := newTree(dispatchers[toServices], 32)
+	for i := range 20000 {
+		tr.put(keyOf(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), v1.ProtocolTCP, 80), fmt.Sprint(i))
+	}
+	most := 0
+	for range 1000 {
+		i := rng.IntN(20000)
+		k := keyOf(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), v1.ProtocolTCP, 80)
+		n, met := tr.first, 0
+		for n.kids != nil {
+			for j, kid := range n.kids {
+				if kid == nil {
+					continue
+				}
+				met++
+				if k.prefix(kid.slot) == kid.sample.prefix(kid.slot) {
+					if j != k.bitsAt(n.at) {
+						t.Fatal("a chain leads elsewhere than its match says")
+					}
+					n = kid
+					break
+				}
+			}
+		}
+		found := false
+		for _, r := range n.rules {
+			met++
+			if found = r.key == k; found {
+				break
+			}
+		}
+		if !found {
+			t.Fatalf("rule %d is not where the chains lead to", i)
+		}
+		most = max(most, met)
+	}
+	if most > 45 {
+		t.Errorf("a packet met %d rules of 20,000", most)
+	}
+}
+
+func TestTreeNamesAndMatches(t *testing.T) {
+	a4, a6 := netip.MustParseAddr("10.96.5.9"), netip.MustParseAddr("fd00:10:96::509")
+	for _, c := range []struct {
+		addr        netip.Addr
+		d           int
+		slot        int
+		name, match string
+	}{
+		{a4, toServices, 0, "KUBE-SERVICES", "-d 0.0.0.0/0"},
+		{a4, toServices, 22, "KUBE-SVCS-0A600400/22", "-d 10.96.4.0/22"},
+		{a4, toServices, 32, "KUBE-SVCS-0A600509/32", "-d 10.96.5.9/32"},
+		{a4, refusedExternal, 34, "", "-d 10.96.5.9/32 -p udp"},
+		{a4, toServices, 42, "", "-d 10.96.5.9/32 -p udp -m udp --dport 0:16383"},
+		{a4, toServices, 56, "", "-d 10.96.5.9/32 -p udp -m udp --dport 53"},
+		{a6, toServices, 118, "", "-d fd00:10:96::400/118"},
+		{a6, toServices, 136, "", "-d fd00:10:96::509/128 -p udp"},
+		{netip.Addr{}, toNodePorts, 2, "KUBE-NPS-UDP", "-p udp"},
+		{netip.Addr{}, toNodePorts, 18, "KUBE-NPS-UDP-0000/10", "-p udp -m udp --dport 0:63"},
+	} {
+		tr := newTree(dispatchers[c.d], c.addr.BitLen())
+		n := &node{slot: c.slot, sample: keyOf(c.addr, v1.ProtocolUDP, 53)}
+		name := tr.name(n)
+		if c.name != "" && name != c.name || len(name) > 28 {
+			t.Errorf("%v/%d: name %q, want %q", c.addr, c.slot, name, c.name)
+		}
+		if got := tr.match(n); got != c.match {
+			t.Errorf("%v/%d: match %q, want %q", c.addr, c.slot, got, c.match)
+		}
+	}
+}

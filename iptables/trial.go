@@ -1,0 +1,136 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// blame finds out which of the changes are refused, by trying each, or many
+// together, in a chain that nothing leads to. Its error says that there was no
+// finding out.
+func (f *family) blame(ctx context.Context, m *model, changes []ruleset.Change) (map[tracker.Key]error, error) {
+	bad := map[tracker.Key]error{}
+	var search func(list []ruleset.Change) error
+	search = func(list []ruleset.Change) error {
+		err := f.try(ctx, m, list)
+		switch {
+		case err == nil:
+			return nil
+		case !refused(err) && !(tooLarge(err) && len(list) > 1):
+			return err
+		case len(list) == 1:
+			bad[list[0].Key] = err
+			return nil
+		}
+		half := len(list) / 2
+		if err := search(list[:half]); err != nil {
+			return err
+		}
+		return search(list[half:])
+	}
+	for _, part := range parts(changes, f.limit) {
+		if err := search(part); err != nil {
+			return nil, err
+		}
+	}
+	return bad, f.dropTrial(ctx)
+}
+
+// parts divides changes into parts of about limit lines.
+func parts(changes []ruleset.Change, limit int) [][]ruleset.Change {
+	var out [][]ruleset.Change
+	start, lines := 0, 0
+	for i, c := range changes {
+		lines += size(c.New)
+		if lines > limit && i > start {
+			out = append(out, changes[start:i])
+			start, lines = i, size(c.New)
+		}
+	}
+	if start < len(changes) {
+		out = append(out, changes[start:])
+	}
+	return out
+}
+
+// try has the kernel take all rules of the changed Services into a chain that
+// nothing leads to.
+func (f *family) try(ctx context.Context, m *model, changes []ruleset.Change) error {
+	var rules [tables][]string
+	for _, c := range changes {
+		r, err := m.render(c.New)
+		if err != nil {
+			return err
+		}
+		for _, c := range r.chains {
+			rules[c.table] = append(rules[c.table], c.rules...)
+		}
+		for _, p := range r.rules {
+			t := dispatchers[p.dispatcher].table
+			rules[t] = append(rules[t], p.rule)
+		}
+	}
+	return f.tryRules(ctx, rules)
+}
+
+// tryRules has the kernel take rules into a chain that nothing leads to. Chains
+// that they lead to need not be there.
+func (f *family) tryRules(ctx context.Context, rules [tables][]string) error {
+	for t, list := range rules {
+		if len(list) == 0 {
+			continue
+		}
+		c := chain{table: table(t), name: chainTrial}
+		for _, r := range list {
+			if to := target([]byte(r)); strings.HasPrefix(to, "KUBE-") {
+				r = r[:strings.LastIndex(r, to)-len("-j ")] + "-j RETURN"
+			}
+			c.rules = append(c.rules, r)
+		}
+		if _, err := f.write(ctx, []*input{newInput(c.table, []chain{c}, nil, nil, nil, nil)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropTrial deletes the chain that rules are tried in.
+func (f *family) dropTrial(ctx context.Context) error {
+	for t := range tables {
+		gone := []string{chainTrial}
+		if _, err := f.write(ctx, []*input{newInput(t, nil, nil, gone, gone, nil)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// probe tries whether the programs and the kernel know what every Service needs.
+func (f *family) probe(ctx context.Context) error {
+	m, err := newModel(f.settings, &ruleset.Node{NodePorts4: ruleset.NodePorts{All: true}, NodePorts6: ruleset.NodePorts{All: true}})
+	if err != nil {
+		return err
+	}
+	try := func() error {
+		var rules [tables][]string
+		m.allChains(func(c chain) { rules[c.table] = append(rules[c.table], c.rules...) })
+		rules[nat] = append(rules[nat], probability(1, 2)+" -j RETURN")
+		return f.tryRules(ctx, rules)
+	}
+	err = try()
+	if refused(err) {
+		f.randomFully = false
+		err = try()
+	}
+	if refused(err) {
+		err = fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	return errors.Join(err, f.dropTrial(ctx))
+}
