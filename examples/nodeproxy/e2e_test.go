@@ -1,0 +1,232 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+// get asks a host's HTTP server from a host.
+func get(t *testing.T, h *netlab.Host, url string) (code int, body string, header http.Header) {
+	t.Helper()
+	tr := &http.Transport{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) { return h.Dial(ctx, network, "", to) }}
+	defer tr.CloseIdleConnections()
+	c := &http.Client{Timeout: 10 * time.Second, Transport: tr}
+	r, err := c.Get(url)
+	if err != nil {
+		return 0, err.Error(), nil
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(b), r.Header
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(60 * time.Second); !f(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+const slicesPath = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+
+// endpoints is a slice of a Service: "address node", and behind it the zone that
+// should use it, if there are such hints.
+func endpoints(service string, list ...string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %s-1, labels: {kubernetes.io/service-name: %s},
+  annotations: {endpoints.kubernetes.io/last-change-trigger-time: %q}}, addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [`,
+		service, service, time.Now().UTC().Format(time.RFC3339Nano))
+	for _, e := range list {
+		f := strings.Fields(e)
+		fmt.Fprintf(&b, "{addresses: [%s], nodeName: %s, conditions: {ready: true}", f[0], f[1])
+		if len(f) > 2 {
+			fmt.Fprintf(&b, ", hints: {forZones: [{name: %s}]}", f[2])
+		}
+		b.WriteString("}, ")
+	}
+	return b.String() + "]}"
+}
+
+// TestEndToEnd runs the agent against a real API server, with the rights that its
+// manifest gives it and no others, and sends packets.
+func TestEndToEnd(t *testing.T) {
+	s := newSite(t)
+	b := &builder{lab: s.lab}
+	control := b.host("control")
+	b.link(s.node, "ctl", control, "eth0")
+	b.addrs(s.node, "ctl", "10.0.0.1/24")
+	b.addrs(control, "eth0", "10.0.0.2/24")
+	b.routes(control, "", "10.0.0.1", "0.0.0.0/0")
+	if b.err != nil {
+		t.Fatal(b.err)
+	}
+	c := newCluster(t, control, "10.0.0.2")
+	c.apply("deploy/rbac.yaml")
+	c.do("POST", "/api/v1/nodes", `{apiVersion: v1, kind: Node, metadata: {name: n1, labels: {topology.kubernetes.io/zone: a}}, spec: {podCIDR: 10.1.0.0/24}}`, nil)
+	c.do("PATCH", "/api/v1/nodes/n1/status", `status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}`, nil)
+	var web v1.Service
+	c.do("POST", "/api/v1/namespaces/default/services", `{apiVersion: v1, kind: Service, metadata: {name: web}, spec: {type: NodePort, ports: [{name: http, port: 80, nodePort: 30080}]}}`, &web)
+	c.do("POST", slicesPath, endpoints("web", podIPs[0]+" n1", podIPs[1]+" n2"), nil)
+	vip := port(web.Spec.ClusterIP, "80")
+
+	args := []string{"run", "--kubeconfig", c.kubeconfig, "--hostname-override", "n1", "--detect-local-mode", "NodeCIDR",
+		"--min-sync-period", "0s", "--sync-period", "2s", "--metrics-bind-address", "192.0.2.1:10249", "--profiling"}
+	p := start(t, s.node, args...)
+	p.line(t)
+	s.meets(t, vip, podIPs[:2]...)
+	s.meets(t, nodePort, podIPs[:2]...)
+	// The client is no pod, so its source is replaced.
+	if _, source, err := visit(s.client, "", vip); err != nil || source != "10.1.0.1" {
+		t.Errorf("the pod sees %q, error %v", source, err)
+	}
+	// The ranges of cluster IPs come from the API server too.
+	eventually(t, "an address that no Service has does not answer", func() bool {
+		_, err := dial(s.client, "tcp", "", "10.96.200.200:80", impatience)
+		return isTimeout(err)
+	})
+
+	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[1]+" n2", podIPs[2]+" n1"), nil)
+	eventually(t, "the endpoints change", func() bool { return visits(s.client, "", vip, 20).answered(podIPs[1:]...) })
+
+	// A load balancer asks where the endpoints are.
+	var lb v1.Service
+	c.do("POST", "/api/v1/namespaces/default/services", `{apiVersion: v1, kind: Service, metadata: {name: lb},
+  spec: {type: LoadBalancer, externalTrafficPolicy: Local, ports: [{name: http, port: 80}]}}`, &lb)
+	c.do("POST", slicesPath, endpoints("lb", podIPs[0]+" n1", podIPs[1]+" n2"), nil)
+	check := fmt.Sprintf("http://192.0.2.1:%d/", lb.Spec.HealthCheckNodePort)
+	eventually(t, "the health-check node port counts 1", func() bool {
+		code, body, h := get(t, s.client, check)
+		return code == 200 && strings.Contains(body, `"localEndpoints":1`) && h.Get("X-Load-Balancing-Endpoint-Weight") == "1"
+	})
+	c.do("PUT", slicesPath+"/lb-1", endpoints("lb", podIPs[0]+" n2"), nil)
+	eventually(t, "it counts 0", func() bool { code, _, _ := get(t, s.client, check); return code == 503 })
+	c.do("DELETE", "/api/v1/namespaces/default/services/lb", "", nil)
+	eventually(t, "the port is closed", func() bool { code, _, _ := get(t, s.client, check); return code == 0 })
+
+	// The API server goes away and comes back. Nobody notices, and nothing is written.
+	stream := newStream(s.client, vip, s.client, nodePort)
+	stream.next(20)
+	for len(p.lines) > 0 {
+		<-p.lines
+	}
+	c.down()
+	stream.next(100)
+	c.up()
+	// Only the new API server knows of this, so that by then all was listed anew.
+	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[0]+" n1", podIPs[1]+" n2"), nil)
+	// There is the API server's own Service too, with an endpoint.
+	p.synced(t, "services=2 endpoints=3 changed=1")
+	s.meets(t, vip, podIPs[:2]...)
+	if n := len(p.lines); n != 0 {
+		t.Errorf("%d syncs that nothing called for, the first: %s", n, <-p.lines)
+	}
+
+	// The node moves to another zone.
+	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[0]+" n1 a", podIPs[1]+" n2 b"), nil)
+	eventually(t, "zone a is served by its own endpoint", func() bool { return visits(s.client, "", vip, 20).answered(podIPs[0]) })
+	c.do("PATCH", "/api/v1/nodes/n1", `metadata: {labels: {topology.kubernetes.io/zone: b}}`, nil)
+	eventually(t, "zone b by the other", func() bool { return visits(s.client, "", vip, 20).answered(podIPs[1]) })
+
+	// The autoscaler is about to remove it.
+	healthz, livez := "http://192.0.2.1:10256/healthz", "http://192.0.2.1:10256/livez"
+	if code, body, _ := get(t, s.client, healthz); code != 200 || !strings.Contains(body, `"nodeEligible":true`) {
+		t.Errorf("/healthz: %d %s", code, body)
+	}
+	c.do("PATCH", "/api/v1/nodes/n1", `spec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}`, nil)
+	eventually(t, "the node is not eligible", func() bool { code, _, _ := get(t, s.client, healthz); return code == 503 })
+	if code, body, _ := get(t, s.client, livez); code != 200 {
+		t.Errorf("/livez: %d %s", code, body)
+	}
+	p.watched(t, s.client)
+
+	// The agent is killed, the world changes, and another takes over.
+	p.Process.Kill()
+	p.exit(t)
+	stream.next(20)
+	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[2]+" n1"), nil)
+	c.do("PATCH", "/api/v1/nodes/n1", `spec: {taints: null}`, nil)
+	p = start(t, s.node, args...)
+	eventually(t, "the change made meanwhile is in effect", func() bool { return visits(s.client, "", vip, 20).answered(podIPs[2]) })
+	if y := stream.stop(); len(y.errs) != 0 {
+		t.Errorf("%d connections failed, first: %v", len(y.errs), y.errs[0])
+	}
+
+	// explain has its world from the same place, and the same rights.
+	e := start(t, s.node, "explain", "--kubeconfig", c.kubeconfig, "--hostname-override", "n1", "--detect-local-mode", "NodeCIDR", "--from", "192.0.2.9", vip)
+	if code, out := e.exit(t); code != 0 || !strings.Contains(strings.Join(out, "\n"), "endpoint: "+podIPs[2]+":8080 on node \"n1\", masqueraded") {
+		t.Errorf("explain: exit status %d:\n%s\n%s", code, strings.Join(out, "\n"), e.log())
+	}
+
+	// A deleted Node does not take its pods' traffic with it.
+	c.do("DELETE", "/api/v1/nodes/n1", "", nil)
+	eventually(t, "the node is not eligible", func() bool { code, _, _ := get(t, s.client, healthz); return code == 503 })
+	s.meets(t, nodePort, podIPs[2])
+
+	// Changed pod ranges need a new start.
+	c.do("POST", "/api/v1/nodes", `{apiVersion: v1, kind: Node, metadata: {name: n1}, spec: {podCIDR: 10.2.0.0/24}}`, nil)
+	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "podCIDRs have changed") {
+		t.Errorf("exit status %d, log:\n%s", code, p.log())
+	}
+	// Events were written.
+	var events v1.EventList
+	c.do("GET", "/api/v1/namespaces/default/events", "", &events)
+	if !slices.ContainsFunc(events.Items, func(e v1.Event) bool { return e.Reason == reasonStarting && e.InvolvedObject.Name == "n1" }) {
+		t.Errorf("no Event %q among %d", reasonStarting, len(events.Items))
+	}
+	if strings.Contains(p.log(), "forbidden") {
+		t.Errorf("something was forbidden:\n%s", p.log())
+	}
+}
+
+// watched checks what the metrics server says.
+func (p *process) watched(t *testing.T, h *netlab.Host) {
+	t.Helper()
+	const at = "http://192.0.2.1:10249"
+	_, text, _ := get(t, h, at+"/metrics")
+	for _, want := range []string{
+		`kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} `,
+		`kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"} `,
+		`kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} `,
+		`kubeproxy_sync_proxy_rules_endpoint_changes_total{ip_family="IPv4"} `,
+		`kubeproxy_proxy_healthz_total{code="503"} `,
+		`rest_client_requests_total{code="200",host="10.0.0.2:6443",method="GET"} `,
+	} {
+		_, rest, ok := strings.Cut(text, "\n"+want)
+		if value, _, _ := strings.Cut(rest, "\n"); !ok || value == "0" {
+			t.Errorf("metric %s is %q", want, value)
+		}
+	}
+	if code, mode, _ := get(t, h, at+"/proxyMode"); code != 200 || mode != "nftables" {
+		t.Errorf("/proxyMode: %d %q", code, mode)
+	}
+	_, text, _ = get(t, h, at+"/configz")
+	var z map[string]struct{ Mode, DetectLocalMode string }
+	if err := json.Unmarshal([]byte(text), &z); err != nil || z["kubeproxy.config.k8s.io"].DetectLocalMode != "NodeCIDR" {
+		t.Errorf("/configz: %v, %s", err, text)
+	}
+	if code, _, _ := get(t, h, at+"/debug/pprof/cmdline"); code != 200 {
+		t.Errorf("/debug/pprof/cmdline: %d", code)
+	}
+	if p.ProcessState != nil || p.Process.Signal(syscall.Signal(0)) != nil {
+		t.Error("it ended")
+	}
+}
