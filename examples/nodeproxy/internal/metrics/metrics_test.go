@@ -1,0 +1,318 @@
+package metrics
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"go.yaml.in/yaml/v3"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/metrics"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/runner/health"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func newSet(mode string) *Set {
+	return NewSet(Config{Mode: mode, Families: []tracker.Family{tracker.IPv4, tracker.IPv6}, Now: func() time.Time { return epoch }})
+}
+
+// families returns all that is exported, by name.
+func families(t *testing.T, s *Set) map[string]*dto.MetricFamily {
+	t.Helper()
+	list, err := s.Registry().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]*dto.MetricFamily{}
+	for _, f := range list {
+		out[f.GetName()] = f
+	}
+	return out
+}
+
+// value returns what a metric with labels "name=value,..." says: of a histogram the
+// number of observations.
+func value(t *testing.T, s *Set, name, labels string) float64 {
+	t.Helper()
+	for _, m := range families(t, s)[name].GetMetric() {
+		var have []string
+		for _, l := range m.GetLabel() {
+			have = append(have, l.GetName()+"="+l.GetValue())
+		}
+		if strings.Join(have, ",") != labels {
+			continue
+		}
+		switch {
+		case m.GetHistogram() != nil:
+			return float64(m.GetHistogram().GetSampleCount())
+		case m.GetCounter() != nil:
+			return m.GetCounter().GetValue()
+		}
+		return m.GetGauge().GetValue()
+	}
+	t.Errorf("no %s{%s}", name, labels)
+	return -1
+}
+
+func TestHooks(t *testing.T) {
+	s := newSet("nftables")
+	s.ServiceChanged()
+	s.ServiceChanged()
+	s.EndpointsChanged("IPv6")
+	s.EndpointsChanged("")
+	s.Queued(epoch.Add(-time.Second))
+	s.Answered(health.Healthz, 503)
+	s.Answered(health.Livez, 200)
+	expect := func(name, labels string, want float64) {
+		t.Helper()
+		if got := value(t, s, "kubeproxy_"+name, labels); got != want {
+			t.Errorf("%s{%s} is %v, want %v", name, labels, got, want)
+		}
+	}
+	expect("sync_proxy_rules_service_changes_pending", "ip_family=IPv4", 2)
+	expect("sync_proxy_rules_endpoint_changes_pending", "ip_family=IPv4", 1)
+	expect("sync_proxy_rules_endpoint_changes_pending", "ip_family=IPv6", 2)
+	s.Starting(runner.Info{})
+	expect("sync_proxy_rules_service_changes_pending", "ip_family=IPv4", 0)
+	expect("sync_proxy_rules_endpoint_changes_pending", "ip_family=IPv6", 0)
+	expect("sync_proxy_rules_service_changes_total", "ip_family=IPv6", 2)
+	expect("sync_proxy_rules_endpoint_changes_total", "ip_family=IPv6", 2)
+	expect("sync_proxy_rules_last_queued_timestamp_seconds", "ip_family=IPv4", float64(epoch.Unix()-1))
+	expect("proxy_healthz_total", "code=503", 1)
+	expect("proxy_livez_total", "code=200", 1)
+
+	expect("sync_proxy_rules_last_timestamp_seconds", "ip_family=IPv4", 0)
+	s.Synced(ruleset.SyncInfo{Applied: true, Full: true, Took: time.Second, Err: fmt.Errorf("no")})
+	expect("sync_proxy_rules_last_timestamp_seconds", "ip_family=IPv4", 0)
+	expect("sync_proxy_rules_nftables_sync_failures_total", "ip_family=IPv4", 1)
+	s.Synced(ruleset.SyncInfo{Applied: true, Took: time.Second})
+	s.Synced(ruleset.SyncInfo{})
+	expect("sync_proxy_rules_last_timestamp_seconds", "ip_family=IPv6", float64(epoch.Unix()))
+	expect("sync_proxy_rules_duration_seconds", "ip_family=IPv4", 2)
+	expect("sync_full_proxy_rules_duration_seconds", "ip_family=IPv4", 1)
+	expect("sync_partial_proxy_rules_duration_seconds", "ip_family=IPv6", 1)
+	s.CleanupFailed()
+	expect("sync_proxy_rules_nftables_cleanup_failures_total", "ip_family=IPv4", 1)
+	s.Flushed(tracker.IPv6, conntrack.Info{Deleted: 7})
+	expect("conntrack_reconciler_deleted_entries_total", "ip_family=IPv6", 7)
+	expect("conntrack_reconciler_deleted_entries_total", "ip_family=IPv4", 0)
+	expect("conntrack_reconciler_sync_duration_seconds", "ip_family=IPv6", 1)
+
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if !strings.Contains(w.Body.String(), "\nkubeproxy_proxy_healthz_total{code=\"503\"} 1\n") {
+		t.Errorf("%s", w.Body)
+	}
+}
+
+// TestFollower follows the deltas of a real engine.
+func TestFollower(t *testing.T) {
+	s := newSet("nftables")
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Now: func() time.Time { return epoch.Add(-time.Hour) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	cur := e.Attach("metrics", s)
+	local := v1.ServiceInternalTrafficPolicyLocal
+	svc := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x"}, Spec: v1.ServiceSpec{
+		Type: v1.ServiceTypeNodePort, ClusterIP: "10.0.0.1", InternalTrafficPolicy: &local, ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal,
+		Ports: []v1.ServicePort{{Port: 80, NodePort: 30000}},
+	}}
+	tr.SetService(svc)
+	slice := func(nodes ...string) {
+		name, port := "", int32(80)
+		sl := &discovery.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x-1", Labels: map[string]string{discovery.LabelServiceName: "x"},
+				Annotations: map[string]string{v1.EndpointsLastChangeTriggerTime: epoch.Add(-2 * time.Second).Format(time.RFC3339Nano)}},
+			AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: &name, Port: &port}},
+		}
+		for i, n := range nodes {
+			sl.Endpoints = append(sl.Endpoints, discovery.Endpoint{Addresses: []string{fmt.Sprintf("10.1.0.%d", i+1)}, NodeName: &n})
+		}
+		tr.SetSlice(sl)
+	}
+	check := func(what string, internal, external, latencies float64) {
+		t.Helper()
+		if err := cur.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		const name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
+		if i, x := value(t, s, name, "ip_family=IPv4,traffic_policy=internal"), value(t, s, name, "ip_family=IPv4,traffic_policy=external"); i != internal || x != external {
+			t.Errorf("%s: %v internal and %v external, want %v and %v", what, i, x, internal, external)
+		}
+		n := 0.0
+		if families(t, s)["kubeproxy_network_programming_duration_seconds"] != nil {
+			n = value(t, s, "kubeproxy_network_programming_duration_seconds", "ip_family=IPv4")
+		}
+		if n != latencies {
+			t.Errorf("%s: %v latencies, want %v", what, n, latencies)
+		}
+	}
+	check("no endpoints at all", 0, 0, 0)
+	slice("there")
+	check("endpoints elsewhere", 1, 1, 1)
+	slice("there", "here")
+	check("one here", 0, 0, 2)
+	slice("there")
+	check("gone", 1, 1, 3)
+	cur.Resync()
+	check("all anew", 1, 1, 3)
+	svc = svc.DeepCopy()
+	svc.Spec.InternalTrafficPolicy = nil
+	tr.SetService(svc)
+	check("internal is Cluster", 0, 1, 3)
+	tr.DeleteService(types.NamespacedName{Namespace: "ns", Name: "x"})
+	check("no Service", 0, 0, 3)
+	h := families(t, s)["kubeproxy_network_programming_duration_seconds"].GetMetric()[0].GetHistogram()
+	if h.GetSampleSum() != 6 || len(h.GetBucket()) != 2+59+12+7 {
+		t.Errorf("latencies: sum %v, %d buckets", h.GetSampleSum(), len(h.GetBucket()))
+	}
+}
+
+// TestNamesOfModes has each mode's metrics exported in that mode alone.
+func TestNamesOfModes(t *testing.T) {
+	for mode, want := range map[string]string{
+		"nftables": "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+		"iptables": "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+		"ipvs":     "",
+	} {
+		names := families(t, newSet(mode))
+		for _, name := range []string{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "kubeproxy_sync_proxy_rules_iptables_restore_failures_total"} {
+			if (names[name] != nil) != (name == want) {
+				t.Errorf("mode %s: %s is %v", mode, name, names[name])
+			}
+		}
+	}
+}
+
+// exported returns the names that a Prometheus server would know, in every mode,
+// once everything has happened.
+func exported(t *testing.T) map[string]bool {
+	t.Helper()
+	out := map[string]bool{"up": true}
+	for i, mode := range []string{"nftables", "iptables", "ipvs"} {
+		s := newSet(mode)
+		if i == 0 {
+			s.WatchClient()
+			metrics.RequestResult.Increment(context.Background(), "200", "GET", "h")
+			metrics.RequestLatency.Observe(context.Background(), "GET", url.URL{Host: "h"}, time.Second)
+		}
+		s.Answered(health.Healthz, 200)
+		s.Answered(health.Livez, 200)
+		s.Synced(ruleset.SyncInfo{Applied: true})
+		s.Synced(ruleset.SyncInfo{Applied: true, Full: true})
+		s.Flushed(tracker.IPv4, conntrack.Info{})
+		s.latency.WithLabelValues("IPv4").Observe(1)
+		for name, f := range families(t, s) {
+			if f.GetType() == dto.MetricType_HISTOGRAM {
+				for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+					out[name+suffix] = true
+				}
+				continue
+			}
+			out[name] = true
+		}
+	}
+	return out
+}
+
+// metricName is what looks like the name of a metric in a query.
+var metricName = regexp.MustCompile(`\b(?:kubeproxy|rest_client|process|go|up)(?:_[a-z0-9_]+)?\b`)
+
+// notNames is strings and ranges, which hold no names of metrics.
+var notNames = regexp.MustCompile(`"[^"]*"|\[[^\]]*\]`)
+
+// TestQueries holds the alerts and the dashboard to what is exported.
+func TestQueries(t *testing.T) {
+	known := exported(t)
+	var queries []string
+	text, err := os.ReadFile("../../deploy/prometheus-rules.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rules struct {
+		Spec struct {
+			Groups []struct {
+				Rules []struct{ Alert, Expr string }
+			}
+		}
+	}
+	if err := yaml.Unmarshal(text, &rules); err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range rules.Spec.Groups {
+		for _, r := range g.Rules {
+			queries = append(queries, r.Expr)
+		}
+	}
+	if text, err = os.ReadFile("../../deploy/dashboard.json"); err != nil {
+		t.Fatal(err)
+	}
+	var board struct {
+		Panels     []struct{ Targets []struct{ Expr string } }
+		Templating struct{ List []struct{ Query string } }
+	}
+	if err := json.Unmarshal(text, &board); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range board.Panels {
+		for _, target := range p.Targets {
+			queries = append(queries, target.Expr)
+		}
+	}
+	for _, v := range board.Templating.List {
+		queries = append(queries, v.Query)
+	}
+	used := map[string]bool{}
+	for _, q := range queries {
+		for _, name := range metricName.FindAllString(notNames.ReplaceAllString(q, ""), -1) {
+			used[name] = true
+			if !known[name] {
+				t.Errorf("%s is not exported, in %q", name, q)
+			}
+		}
+	}
+	if len(queries) < 20 || len(used) < 15 {
+		t.Errorf("only %d queries with %d metrics were found", len(queries), len(used))
+	}
+	// And an operator is told about all there is of the proxy's own.
+	for name := range known {
+		plain := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_count"), "_sum")
+		seen := slices.ContainsFunc([]string{"", "_bucket", "_count", "_sum"}, func(s string) bool { return used[plain+s] })
+		if strings.HasPrefix(name, "kubeproxy_") && !seen && !slices.Contains(undisplayed, plain) {
+			t.Errorf("%s is in no alert and no panel", plain)
+		}
+	}
+}
+
+// undisplayed is what neither a panel nor an alert has to show.
+var undisplayed = []string{
+	"kubeproxy_sync_full_proxy_rules_duration_seconds",
+	"kubeproxy_sync_partial_proxy_rules_duration_seconds",
+	"kubeproxy_conntrack_reconciler_sync_duration_seconds",
+	"kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+	"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+}
