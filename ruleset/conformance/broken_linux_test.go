@@ -151,6 +151,14 @@ func brokenBackends() []broken {
 			faults: faults{refuseUnknown: true},
 			world:  "service CIDR", complaint: `refused, must get no answer`,
 		}, {
+			name: "ignores external policy Local where there is affinity",
+			distort: eachService(func(s *ruleset.Service) {
+				if s.Port.Affinity != 0 {
+					retarget(s, ruleset.NodePort, ruleset.ToLocal, ruleset.ToCluster)
+				}
+			}),
+			world: "everything together", complaint: `not among the endpoints allowed`,
+		}, {
 			name: "is uneven", faults: faults{uneven: true},
 			world: "distribution", complaint: `went to 5 endpoints unevenly`,
 		}, {

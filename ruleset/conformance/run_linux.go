@@ -26,6 +26,7 @@ func Run(t *testing.T, o Options) {
 		// Those that wait come first.
 		affinityWorlds(),
 		changeWorlds(),
+		togetherWorlds(),
 		clusterIPWorlds(),
 		nodePortWorlds(),
 		externalWorlds(),
