@@ -8,7 +8,6 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"slices"
-	"strings"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -196,7 +195,7 @@ func (f *family) adoptCanaries(ctx context.Context, kernel [tables]*kernelTable,
 		if touched[t] {
 			continue
 		}
-		if c := kernel[t].canary; len(c) == 1 && strings.HasPrefix(c[0], strings.TrimSuffix(comment(canaryText), `"`)) {
+		if c := kernel[t].canary; len(c) == 1 && isCanary(c[0]) {
 			f.canary[t] = c[0]
 			continue
 		}
