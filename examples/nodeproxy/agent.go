@@ -117,10 +117,10 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	}
 
 	// All that may fail for want of privileges or kernel features comes first.
-	if a.families, err = servedFamilies(m, cfg, hasIPv6(), log); err != nil {
+	if a.families, err = servedFamilies(ctx, m, cfg, hasIPv6(), log); err != nil {
 		return nil, err
 	}
-	if a.plane, err = m.open(settings{cfg, a.families, log}); err != nil {
+	if a.plane, err = m.open(ctx, settings{cfg, a.families, log}); err != nil {
 		return nil, err
 	}
 	a.closers = append(a.closers, a.plane)

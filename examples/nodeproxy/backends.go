@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -20,14 +23,16 @@ type mode struct {
 	name string
 	// probe says why a family cannot be served on this node, if so. It changes
 	// nothing.
-	probe func(tracker.Family) error
+	probe func(context.Context, tracker.Family) error
 	// open makes the data plane for the network namespace of the calling thread.
-	open func(settings) (dataplane, error)
-	// cleanup removes what the agent leaves in this mode.
+	open func(context.Context, settings) (dataplane, error)
+	// cleanup removes what the agent has left in this mode, if it has.
 	cleanup func(context.Context, *slog.Logger) error
-	// cleanupKubeProxy removes what kube-proxy leaves in this mode, as far as
-	// cleanup does not.
+	// cleanupKubeProxy removes what kube-proxy has left in this mode.
 	cleanupKubeProxy func(context.Context, *slog.Logger) error
+	// takesOver tells that the data plane's objects have the names of kube-proxy's
+	// own, so that its first sync replaces those.
+	takesOver bool
 	// lookup tells what the kernel would do with a packet, and compares. It may be nil.
 	lookup func(context.Context, io.Writer, ruleset.Packet, ruleset.Verdict) error
 }
@@ -52,32 +57,103 @@ type dataplane interface {
 const kubeProxyTable = "kube-proxy"
 
 // allModes returns the modes there are.
-func allModes() []mode {
-	return []mode{
-		{
-			name:  config.ModeNFTables,
-			probe: func(f tracker.Family) error { return nftables.Probe(nftables.Config{Families: []tracker.Family{f}}) },
-			open: func(s settings) (dataplane, error) {
-				return nftables.New(nftables.Config{Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log})
-			},
-			cleanup: func(ctx context.Context, log *slog.Logger) error {
-				return nftables.Cleanup(ctx, nftables.Config{Log: log})
-			},
-			cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-				return nftables.Cleanup(ctx, nftables.Config{Table: kubeProxyTable, Log: log})
-			},
+func allModes() []mode { return []mode{nftablesMode(), iptablesMode()} }
+
+func nftablesMode() mode {
+	return mode{
+		name: config.ModeNFTables,
+		probe: func(_ context.Context, f tracker.Family) error {
+			return nftables.Probe(nftables.Config{Families: []tracker.Family{f}})
+		},
+		open: func(_ context.Context, s settings) (dataplane, error) {
+			return nftables.New(nftables.Config{Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log})
+		},
+		cleanup: func(ctx context.Context, log *slog.Logger) error {
+			return nftables.Cleanup(ctx, nftables.Config{Log: log})
+		},
+		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
+			return nftables.Cleanup(ctx, nftables.Config{Table: kubeProxyTable, Log: log})
 		},
 	}
 }
 
-// findMode returns the mode of a name.
-func findMode(modes []mode, name string) (mode, error) {
-	for _, m := range modes {
-		if m.name == name {
-			return m, nil
+func iptablesMode() mode {
+	return mode{
+		name: config.ModeIPTables,
+		probe: func(ctx context.Context, f tracker.Family) error {
+			b, err := iptables.New(ctx, iptables.Config{Families: []tracker.Family{f}})
+			if err != nil {
+				return err
+			}
+			return b.Close()
+		},
+		open: func(ctx context.Context, s settings) (dataplane, error) {
+			return iptables.New(ctx, iptables.Config{
+				Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config),
+			})
+		},
+		cleanup: func(ctx context.Context, log *slog.Logger) error {
+			return eachIPTables([]iptables.Flavour{iptables.AnyFlavour}, log, func(c iptables.Config) error {
+				if owned, err := iptables.Owned(ctx, c); err != nil || !owned {
+					return err
+				}
+				return iptables.Cleanup(ctx, c)
+			})
+		},
+		// Kube-proxy's image chooses between the two flavours by itself.
+		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
+			return eachIPTables([]iptables.Flavour{iptables.NFT, iptables.Legacy}, log, func(c iptables.Config) error {
+				return iptables.Cleanup(ctx, c)
+			})
+		},
+		takesOver: true,
+	}
+}
+
+// eachIPTables calls f for each flavour and family that there are programs for.
+func eachIPTables(flavours []iptables.Flavour, log *slog.Logger, f func(iptables.Config) error) error {
+	var errs []error
+	for _, flavour := range flavours {
+		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			err := f(iptables.Config{Flavour: flavour, Families: []tracker.Family{family}, Log: log})
+			if errors.Is(err, iptables.ErrUnsupported) {
+				log.Debug("not looked for in iptables", "flavour", flavour, "family", family, "error", err)
+				continue
+			}
+			errs = append(errs, err)
 		}
 	}
-	return mode{}, fmt.Errorf("--proxy-mode %s is not supported by this build", name)
+	return errors.Join(errs...)
+}
+
+// localhostNodePorts reports whether NodePorts answer at IPv4 loopback addresses:
+// if that is asked for, and such an address is among those they answer at.
+func localhostNodePorts(c *config.Config) bool {
+	if !*c.Effective.IPTables.LocalhostNodePorts {
+		return false
+	}
+	within, given := false, false
+	for _, s := range c.Effective.NodePortAddresses {
+		switch p, err := netip.ParsePrefix(s); {
+		case s == "all" || s == "localhost":
+			within = true
+		case s == "primary":
+			given = true
+		case err == nil && p.Addr().Is4():
+			given = true
+			within = within || p.Overlaps(netip.MustParsePrefix("127.0.0.0/8"))
+		}
+	}
+	return within || !given
+}
+
+// findMode returns the mode of a name.
+func findMode(modes []mode, name string) (mode, error) {
+	i := slices.IndexFunc(modes, func(m mode) bool { return m.name == name })
+	if i < 0 {
+		return mode{}, fmt.Errorf("--proxy-mode %s is not supported by this build", name)
+	}
+	return modes[i], nil
 }
 
 // leftovers removes the rules of every mode but the named one, and kube-proxy's if
@@ -90,7 +166,7 @@ func leftovers(ctx context.Context, modes []mode, but string, adopt bool, log *s
 				errs = append(errs, fmt.Errorf("rules of mode %s: %w", m.name, err))
 			}
 		}
-		if adopt && m.cleanupKubeProxy != nil {
+		if adopt && !(m.takesOver && m.name == but) {
 			if err := m.cleanupKubeProxy(ctx, log); err != nil {
 				errs = append(errs, fmt.Errorf("kube-proxy's rules of mode %s: %w", m.name, err))
 			}

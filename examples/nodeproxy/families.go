@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,11 +21,11 @@ func hasIPv6() bool {
 // servedFamilies returns the address families that the node can serve: both, unless the
 // system lacks one. One that must be served, because the node's own address is of
 // it, is an error if it cannot.
-func servedFamilies(m mode, c *config.Config, ipv6 bool, log *slog.Logger) ([]tracker.Family, error) {
+func servedFamilies(ctx context.Context, m mode, c *config.Config, ipv6 bool, log *slog.Logger) ([]tracker.Family, error) {
 	var out []tracker.Family
 	var errs []error
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		err := m.probe(f)
+		err := m.probe(ctx, f)
 		if f == tracker.IPv6 && !ipv6 {
 			err = errors.New("the kernel has no IPv6, or it is turned off")
 		}

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+// needMode skips the test unless this machine has what a mode needs.
+func needMode(t *testing.T, mode string) {
+	t.Helper()
+	programs := map[string][]string{
+		"iptables": {"iptables-restore", "iptables-save", "ip6tables-restore", "ip6tables-save"},
+	}[mode]
+	for _, p := range programs {
+		_, err := exec.LookPath(p)
+		netlab.Need(t, err == nil, p)
+	}
+}
+
+// rules lists what a node has of each mode, by what marks it.
+func rules(t *testing.T, h *netlab.Host) map[string]bool {
+	t.Helper()
+	out := map[string]bool{}
+	tables, err := h.Output("nft", "list", "tables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out["nftables"] = strings.Contains(tables, "table ip proxier\n")
+	out["kube-proxy nftables"] = strings.Contains(tables, "table ip kube-proxy\n")
+	saved, err := h.Output("iptables-save")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out["iptables"] = strings.Contains(saved, "\n:KUBE-SERVICES ")
+	out["kube-proxy iptables"] = strings.Contains(saved, "\n:KUBE-SVC-OLD")
+	return out
+}
+
+// has checks that a node has rules of exactly these kinds.
+func has(t *testing.T, h *netlab.Host, what string, want ...string) {
+	t.Helper()
+	got := rules(t, h)
+	for kind, there := range got {
+		if there != slices.Contains(want, kind) {
+			t.Errorf("%s: rules of %s: %v", what, kind, there)
+		}
+	}
+}
+
+// TestSwitch changes the mode again and again by restarts, while connections are
+// opened all the time and one stays open.
+func TestSwitch(t *testing.T) {
+	t.Parallel()
+	needMode(t, "iptables")
+	_, err := exec.LookPath("nft")
+	netlab.Need(t, err == nil, "nft")
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	run := func(mode string, more ...string) *process {
+		t.Helper()
+		args := append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode}, more...)
+		p := start(t, s.node, args...)
+		p.synced(t, "services=1 endpoints=3 changed=1")
+		return p
+	}
+	tidied := func(p *process, what string, want ...string) {
+		t.Helper()
+		eventually(t, what+": only its own rules are left", func() bool {
+			got := rules(t, s.node)
+			for kind, there := range got {
+				if there != slices.Contains(want, kind) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	p := run("nftables")
+	long, err := dial(s.client, "tcp", "", nodePort, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer long.Close()
+	name, _, err := long.hear()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := newStream(s.client, clusterVIP, s.client, nodePort)
+	for i, mode := range []string{"iptables", "nftables", "iptables", "nftables"} {
+		stream.next(20)
+		if i%2 == 0 {
+			p.Process.Signal(syscall.SIGTERM)
+		} else {
+			p.Process.Kill()
+		}
+		p.exit(t)
+		stream.next(20)
+		p = run(mode)
+		tidied(p, mode, mode)
+		stream.next(20)
+		s.meets(t, clusterVIP, podIPs...)
+		if again, _, err := long.ask(); err != nil || again != name {
+			t.Fatalf("in mode %s the old connection to %s is answered by %q, error %v", mode, name, again, err)
+		}
+	}
+	y := stream.stop()
+	if len(y.errs) != 0 {
+		t.Errorf("%d connections failed, first: %v", len(y.errs), y.errs[0])
+	}
+	p.Process.Signal(syscall.SIGTERM)
+	p.exit(t)
+	c := start(t, s.node, "run", "--cleanup")
+	if code, _ := c.exit(t); code != 0 {
+		t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
+	}
+	has(t, s.node, "cleaned up")
+}
+
+// kubeProxyIPTables and kubeProxyNFTables is what kube-proxy might have left for
+// the Service web, in rules of its own.
+const kubeProxyIPTables = `*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SVC-OLDOLDOLDOLDOLDO - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -j MASQUERADE --random-fully
+-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-OLDOLDOLDOLDOLDO
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -p tcp -m tcp --dport 30080 -j KUBE-SVC-OLDOLDOLDOLDOLDO
+-A KUBE-SVC-OLDOLDOLDOLDOLDO -j KUBE-MARK-MASQ
+-A KUBE-SVC-OLDOLDOLDOLDOLDO -p tcp -j DNAT --to-destination 10.1.0.2:8080
+COMMIT
+`
+
+const kubeProxyNFTables = `table ip kube-proxy {
+	chain nat-prerouting {
+		type nat hook prerouting priority dstnat; policy accept;
+		ip daddr 10.96.0.10 tcp dport 80 mark set mark or 0x4000 dnat to 10.1.0.2:8080
+		ip daddr 192.0.2.1 tcp dport 30080 mark set mark or 0x4000 dnat to 10.1.0.2:8080
+	}
+	chain nat-postrouting {
+		type nat hook postrouting priority srcnat; policy accept;
+		mark and 0x4000 != 0 mark set mark xor 0x4000 masquerade
+	}
+}
+`
+
+// TestAdopt takes a node over from kube-proxy, of either kind, in either mode.
+func TestAdopt(t *testing.T) {
+	t.Parallel()
+	needMode(t, "iptables")
+	_, err := exec.LookPath("nft")
+	netlab.Need(t, err == nil, "nft")
+	for _, from := range []string{"iptables", "nftables"} {
+		for _, to := range []string{"nftables", "iptables"} {
+			t.Run(fmt.Sprintf("from=%s/to=%s", from, to), func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t)
+				left := "kube-proxy " + from
+				dir := t.TempDir()
+				if from == "iptables" {
+					put(t, dir, "old", kubeProxyIPTables)
+					_, err = s.node.Output("sh", "-c", "iptables-restore --noflush < "+dir+"/old")
+				} else {
+					put(t, dir, "old", kubeProxyNFTables)
+					_, err = s.node.Output("nft", "-f", dir+"/old")
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+				long, err := dial(s.client, "tcp", "", nodePort, patience)
+				if err != nil {
+					t.Fatalf("the rules of the test are wrong: %v", err)
+				}
+				defer long.Close()
+				stream := newStream(s.client, clusterVIP, s.client, nodePort)
+				stream.next(20)
+				args := []string{"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", to}
+
+				if from != to {
+					// Without being asked the agent leaves kube-proxy's rules where they are.
+					p := start(t, s.node, args...)
+					p.synced(t, "services=1 endpoints=1 changed=1")
+					stream.next(20)
+					if got := rules(t, s.node); !got[left] {
+						t.Errorf("removed without being asked: %v", got)
+					}
+					p.Process.Kill()
+					p.exit(t)
+				}
+				p := start(t, s.node, append(args, "--adopt-from-kube-proxy")...)
+				p.synced(t, "services=1 endpoints=1 changed=1")
+				eventually(t, "kube-proxy's rules are gone", func() bool { return !rules(t, s.node)[left] })
+				has(t, s.node, "adopted", to)
+				stream.next(20)
+				if y := stream.stop(); len(y.errs) != 0 {
+					t.Errorf("%d connections failed, first: %v", len(y.errs), y.errs[0])
+				}
+				if _, _, err := long.hear(); err != nil {
+					t.Errorf("the old connection: %v", err)
+				}
+				s.meets(t, clusterVIP, podIPs[0])
+				if strings.Contains(p.log(), "level=ERROR") {
+					t.Errorf("log:\n%s", p.log())
+				}
+			})
+		}
+	}
+}
