@@ -1,0 +1,141 @@
+package dataplane
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestAddresses: the node has the addresses of Services as long as they have
+// them, and those of an earlier process go. What is an interface's own stays, and
+// a NodePort there gives way to an external IP.
+func TestAddresses(t *testing.T) {
+	t.Parallel()
+	var b *Backend
+	w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		b = inWorld(tb, env, Config{Drain: time.Hour})
+		return b
+	}})
+	const external, own, stray = "203.0.113.7", "192.0.2.1", "203.0.113.99"
+	service := func(name, ip string, nodePort int32, externalIPs ...string) {
+		w.Tracker.SetService(&v1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+			Spec: v1.ServiceSpec{
+				Type: v1.ServiceTypeNodePort, ClusterIP: ip, ClusterIPs: []string{ip},
+				Ports: []v1.ServicePort{{Port: 80, NodePort: nodePort}}, ExternalIPs: externalIPs,
+			},
+		})
+	}
+	pod := map[string]string{}
+	for i, name := range []string{"a", "b"} {
+		p := w.Pods()[i]
+		pod[name] = p.Addr(tracker.IPv4).String()
+		unnamed, port := "", int32(p.Ports()[0])
+		w.Tracker.SetSlice(&discovery.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discovery.LabelServiceName: name}},
+			AddressType: discovery.AddressTypeIPv4,
+			Ports:       []discovery.EndpointPort{{Name: &unnamed, Port: &port}},
+			Endpoints:   []discovery.Endpoint{{Addresses: []string{pod[name]}}},
+		})
+	}
+	held := func(want ...string) {
+		t.Helper()
+		list, err := b.config.Addresses.Held()
+		var got []string
+		for _, a := range list {
+			got = append(got, a.String())
+		}
+		slices.Sort(got)
+		if slices.Sort(want); err != nil || !slices.Equal(got, want) {
+			t.Errorf("held %v, %v; want %v", got, err, want)
+		}
+	}
+	open := func(to string) net.Conn {
+		t.Helper()
+		var c net.Conn
+		if err := w.Do(func() (err error) {
+			c, err = (&net.Dialer{Timeout: patience}).DialContext(context.Background(), "tcp", to)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(patience))
+		return c
+	}
+	reaches := func(to, name string) {
+		t.Helper()
+		buf := make([]byte, 100)
+		c := open(to)
+		n, err := c.Read(buf)
+		if at, perr := netip.ParseAddrPort(string(buf[:max(0, slices.Index(buf[:n], ' '))])); err != nil || perr != nil || at.Addr().String() != pod[name] {
+			t.Errorf("%s reaches %q, %v; want %s (%s)", to, buf[:n], err, name, pod[name])
+		}
+	}
+
+	if err := b.config.Addresses.Hold(netip.MustParseAddr(stray)); err != nil {
+		t.Fatal(err)
+	}
+	service("a", "10.96.0.1", 80, external)
+	service("b", "10.96.0.2", 30081)
+	w.Sync()
+	held("10.96.0.1", "10.96.0.2", external)
+	reaches(external+":80", "a")
+	reaches(own+":80", "a") // its NodePort
+
+	service("b", "10.96.0.2", 30081, own)
+	w.Sync()
+	held("10.96.0.1", "10.96.0.2", external)
+	reaches(own+":80", "b")
+	service("b", "10.96.0.2", 30081)
+	w.Sync()
+	reaches(own+":80", "a")
+
+	// Somebody takes an address away: a full resync puts it back.
+	if err := b.config.Addresses.Release(netip.MustParseAddr(external)); err != nil {
+		t.Fatal(err)
+	}
+	w.Cursor.Resync()
+	w.Sync()
+	held("10.96.0.1", "10.96.0.2", external)
+	reaches(external+":80", "a")
+
+	// An address that goes takes its connections along, and no others.
+	c, other := open(external+":80"), open("10.96.0.1:80")
+	buf := make([]byte, 100)
+	for _, x := range []net.Conn{c, other} {
+		if _, err := x.Read(buf); err != nil {
+			t.Fatal(err)
+		}
+	}
+	service("a", "10.96.0.1", 80)
+	w.Sync()
+	held("10.96.0.1", "10.96.0.2")
+	if _, err := c.Read(buf); !ended(err) {
+		t.Errorf("a connection by the address that went: %v", err)
+	}
+	other.Write([]byte("x"))
+	if _, err := other.Read(buf); err != nil {
+		t.Errorf("a connection by another address: %v", err)
+	}
+	if err := w.Do(func() error {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		b.Shutdown(ctx)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	held()
+}

@@ -1,0 +1,223 @@
+package dataplane
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// patience is how long anything may take that must happen.
+const patience = 20 * time.Second
+
+// world is a Backend at work on the loopback interface, where Services have the
+// address 127.0.0.1 and ports of the system's choice.
+type world struct {
+	t       *testing.T
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	cursor  *ruleset.Cursor
+	backend *Backend
+	slices  map[string]int
+}
+
+func newWorld(t *testing.T, c Config) *world {
+	t.Helper()
+	w := &world{t: t, slices: map[string]int{}}
+	var err error
+	if w.tracker, err = tracker.New(tracker.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
+		t.Fatal(err)
+	}
+	if w.backend, err = New(c); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		done, cancel := context.WithCancel(context.Background())
+		cancel()
+		w.backend.Shutdown(done)
+	})
+	w.cursor = w.engine.Attach("userspace", w.backend)
+	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	return w
+}
+
+func (w *world) sync() {
+	w.t.Helper()
+	if err := w.cursor.Sync(context.Background()); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// service hands in a Service at a port.
+func (w *world) service(name string, proto v1.Protocol, port uint16) {
+	w.tracker.SetService(&v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		Spec: v1.ServiceSpec{
+			ClusterIP: "127.0.0.1", ClusterIPs: []string{"127.0.0.1"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
+			Ports: []v1.ServicePort{{Port: int32(port), Protocol: proto}},
+		},
+	})
+}
+
+// endpoints hands in a Service's endpoints, in place of those before.
+func (w *world) endpoints(name string, proto v1.Protocol, at ...netip.AddrPort) {
+	for i := range max(len(at), w.slices[name]) {
+		slice := types.NamespacedName{Namespace: "ns", Name: fmt.Sprint(name, "-", i)}
+		if i >= len(at) {
+			w.tracker.DeleteSlice(slice)
+			continue
+		}
+		unnamed, port := "", int32(at[i].Port())
+		w.tracker.SetSlice(&discovery.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns", Name: slice.Name, Labels: map[string]string{discovery.LabelServiceName: name},
+			},
+			AddressType: discovery.AddressTypeIPv4,
+			Ports:       []discovery.EndpointPort{{Name: &unnamed, Protocol: &proto, Port: &port}},
+			Endpoints:   []discovery.Endpoint{{Addresses: []string{at[i].Addr().String()}}},
+		})
+	}
+	w.slices[name] = len(at)
+}
+
+// freePort returns a port of 127.0.0.1 that nobody has, and nobody is given soon.
+func freePort(t *testing.T, network string) uint16 {
+	t.Helper()
+	if network == "udp" {
+		c, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		return c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).AddrPort().Port()
+}
+
+// serveTCP is an endpoint that says its name in a line, sends back what it gets
+// until the client has ended, and ends with "bye".
+func serveTCP(t *testing.T, name string) netip.AddrPort {
+	t.Helper()
+	return serve(t, func(c *net.TCPConn) {
+		fmt.Fprintln(c, name)
+		if _, err := io.Copy(c, c); err == nil {
+			fmt.Fprint(c, "bye")
+		}
+	})
+}
+
+// serve is an endpoint; connections are closed when f returns or the test ends.
+func serve(t *testing.T, f func(*net.TCPConn)) netip.AddrPort {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(func() {
+		l.Close()
+		cancel()
+		wg.Wait()
+	})
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				defer context.AfterFunc(ctx, func() { c.Close() })()
+				f(c.(*net.TCPConn))
+			})
+		}
+	})
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// client is a connection to a Service.
+type client struct {
+	*net.TCPConn
+	r *bufio.Reader
+	// name is what the endpoint said.
+	name string
+}
+
+// connect opens a connection, on which the endpoint has said its name.
+func connect(port uint16) (*client, error) {
+	conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String(), patience)
+	if err != nil {
+		return nil, err
+	}
+	conn.SetDeadline(time.Now().Add(patience))
+	c := &client{conn.(*net.TCPConn), bufio.NewReader(conn), ""}
+	if c.name, err = c.r.ReadString('\n'); err != nil {
+		c.Close()
+		return nil, err
+	}
+	c.name = strings.TrimSpace(c.name)
+	return c, nil
+}
+
+func (w *world) connect(port uint16) *client {
+	w.t.Helper()
+	c, err := connect(port)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// echo has the endpoint send back a line.
+func (c *client) echo() error {
+	if _, err := fmt.Fprintln(c, "hello"); err != nil {
+		return err
+	}
+	line, err := c.r.ReadString('\n')
+	if err == nil && line != "hello\n" {
+		err = fmt.Errorf("got %q", line)
+	}
+	return err
+}
+
+// eventually waits until f reports true.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not after %s", what, patience)
+		}
+	}
+}
+
+// ended reports whether a connection was reset or closed by the other side, and
+// not merely silent.
+func ended(err error) bool {
+	var timeout net.Error
+	return err != nil && !(errors.As(err, &timeout) && timeout.Timeout())
+}

@@ -1,0 +1,200 @@
+package dataplane
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-proxier/proxier/examples/userspace/balance"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// service is a Service port at work: how its endpoints are chosen, and what they
+// have to do.
+type service struct {
+	drain time.Duration
+	// places is where it has sockets or wants them; only Apply uses it.
+	places []place
+
+	now     atomic.Pointer[ruleset.Service] // never nil
+	choice  atomic.Pointer[choice]
+	current atomic.Int64 // TCP connections
+
+	mu        sync.Mutex
+	gone      bool
+	endpoints map[netip.AddrPort]*endpoint // those with anything to do
+}
+
+// choice is how a Service's endpoints are chosen.
+type choice struct {
+	algorithm      balance.Algorithm
+	affinity       *balance.Affinity // nil for none
+	timeout        time.Duration
+	cluster, local balance.Balancer
+}
+
+// endpoint is what an endpoint of a Service has to do.
+type endpoint struct {
+	open  int // TCP connections and UDP sessions
+	conns map[*conn]struct{}
+	// end cuts the connections of an endpoint that is gone, nil for one that is
+	// not; drains counts how often one was set.
+	end    *time.Timer
+	drains int
+}
+
+func newService(svc *ruleset.Service, a balance.Algorithm, drain time.Duration) *service {
+	s := &service{drain: drain, endpoints: map[netip.AddrPort]*endpoint{}}
+	s.set(svc, a)
+	return s
+}
+
+// set takes over a new version.
+func (s *service) set(svc *ruleset.Service, a balance.Algorithm) {
+	s.choose(a, svc.Port.Affinity)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = false
+	s.now.Store(svc)
+	s.settle()
+}
+
+// remove takes the Service away, with all its endpoints.
+func (s *service) remove() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = true
+	s.settle()
+}
+
+// choose sets how endpoints are chosen. What a balancer has learnt is kept as long
+// as it stays the same.
+func (s *service) choose(a balance.Algorithm, affinity time.Duration) {
+	old := s.choice.Load()
+	if old != nil && old.algorithm == a && old.timeout == affinity {
+		return
+	}
+	c := &choice{algorithm: a, timeout: affinity}
+	if old != nil && old.affinity != nil && affinity != 0 {
+		c.affinity = old.affinity
+		c.affinity.SetTimeout(affinity)
+	} else if affinity != 0 {
+		c.affinity = balance.NewAffinity(affinity, 0)
+	}
+	c.cluster, c.local = a.New(s.load), a.New(s.load)
+	if c.affinity != nil {
+		c.cluster, c.local = c.affinity.Wrap(c.cluster), c.affinity.Wrap(c.local)
+	}
+	s.choice.Store(c)
+}
+
+// pick chooses an endpoint that was not tried, nil if there is none.
+func (s *service) pick(t ruleset.Target, from netip.Addr, tried []netip.AddrPort) *tracker.Endpoint {
+	pool := s.now.Load().Pool(t)
+	if len(tried) != 0 {
+		pool = slices.DeleteFunc(slices.Clone(pool), func(ep *tracker.Endpoint) bool {
+			return slices.Contains(tried, ep.Addr)
+		})
+	}
+	c := s.choice.Load()
+	if t == ruleset.ToLocal {
+		return c.local.Pick(pool, from)
+	}
+	return c.cluster.Pick(pool, from)
+}
+
+// load is how much an endpoint has to do.
+func (s *service) load(at netip.AddrPort) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.endpoints[at]; e != nil {
+		return e.open
+	}
+	return 0
+}
+
+// enter counts a connection or session of an endpoint. A connection (nil for a
+// session) is cut when the endpoint is gone and drained.
+func (s *service) enter(at netip.AddrPort, c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.endpoints[at]
+	if e == nil {
+		e = &endpoint{conns: map[*conn]struct{}{}}
+		s.endpoints[at] = e
+	}
+	e.open++
+	if c != nil {
+		e.conns[c] = struct{}{}
+		if e.end == nil && !s.has(at) { // gone since it was chosen
+			s.settle()
+		}
+	}
+}
+
+// leave takes back an enter.
+func (s *service) leave(at netip.AddrPort, c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.endpoints[at]
+	delete(e.conns, c)
+	if e.open--; e.open == 0 {
+		if e.end != nil {
+			e.end.Stop()
+		}
+		delete(s.endpoints, at)
+	}
+}
+
+// has reports whether at is an endpoint now, whatever its conditions.
+func (s *service) has(at netip.AddrPort) bool {
+	return !s.gone && slices.ContainsFunc(s.now.Load().Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == at })
+}
+
+// serves reports whether svc has an endpoint that answers what it was sent
+// before.
+func serves(svc *ruleset.Service, at netip.AddrPort) bool {
+	return slices.ContainsFunc(svc.Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == at && ep.Serving })
+}
+
+// settle has the endpoints that are gone end, and those that are back go on. The
+// caller holds s.mu.
+func (s *service) settle() {
+	if len(s.endpoints) == 0 {
+		return
+	}
+	known := make(map[netip.AddrPort]struct{})
+	if !s.gone {
+		for _, ep := range s.now.Load().Endpoints {
+			known[ep.Addr] = struct{}{}
+		}
+	}
+	for at, e := range s.endpoints {
+		_, here := known[at]
+		switch {
+		case here && e.end != nil:
+			e.end.Stop()
+			e.end = nil
+		case !here && e.end == nil:
+			e.drains++
+			this := e.drains
+			e.end = time.AfterFunc(max(0, s.drain), func() { s.cut(e, this) })
+		}
+	}
+}
+
+// cut ends the connections of an endpoint that is drained, unless it is back.
+func (s *service) cut(e *endpoint, drain int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.end == nil || e.drains != drain {
+		return
+	}
+	for c := range e.conns {
+		c.cut()
+	}
+	e.end = nil // those that are still to come begin anew
+}

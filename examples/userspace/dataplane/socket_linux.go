@@ -1,0 +1,71 @@
+package dataplane
+
+import (
+	"errors"
+	"net/netip"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// control prepares a socket before it is bound: for an address that is not the
+// node's yet (IP_FREEBIND, IPV6_FREEBIND), and to answer nobody but its audience.
+func control(at netip.Addr, who audience) func(network, address string, c syscall.RawConn) error {
+	return func(_, _ string, c syscall.RawConn) error {
+		return onSocket(c, func(fd int) error {
+			level, opt := unix.IPPROTO_IP, unix.IP_FREEBIND
+			if at.Is6() {
+				level, opt = unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
+			}
+			if err := unix.SetsockoptInt(fd, level, opt, 1); err != nil {
+				return err
+			}
+			return attach(fd, at.Is6(), who)
+		})
+	}
+}
+
+// setAudience changes whom a listening socket answers. Connections it has
+// accepted before are not concerned.
+func setAudience(s interface {
+	syscall.Conn
+}, who audience) error {
+	c, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return onSocket(c, func(fd int) error {
+		domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+		if err != nil {
+			return err
+		}
+		return attach(fd, domain == unix.AF_INET6, who)
+	})
+}
+
+func onSocket(c syscall.RawConn, f func(fd int) error) error {
+	var err error
+	if cerr := c.Control(func(fd uintptr) { err = f(int(fd)) }); cerr != nil {
+		return cerr
+	}
+	return err
+}
+
+// attach gives a socket the filter of an audience. One that is too large for a
+// filter gets none, and everybody an answer: who must not connect is reset.
+func attach(fd int, six bool, who audience) error {
+	prog := filter(six, who)
+	if prog == nil {
+		err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
+		if errors.Is(err, unix.ENOENT) { // there was none
+			return nil
+		}
+		return err
+	}
+	err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]})
+	if errors.Is(err, unix.ENOMEM) && len(prog) > 1 { // net.core.optmem_max
+		return attach(fd, six, nil)
+	}
+	return err
+}

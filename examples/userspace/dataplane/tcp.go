@@ -1,0 +1,220 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// tcpSocket accepts the connections of a place.
+type tcpSocket struct{ l *net.TCPListener }
+
+func (s *tcpSocket) listenTo(who audience) error { return setAudience(s.l, who) }
+func (s *tcpSocket) close()                      { s.l.Close() }
+
+func (b *Backend) listenTCP(lc *net.ListenConfig, bi *binding) (socket, error) {
+	l, err := lc.Listen(b.ctx, "tcp", bi.at.String())
+	if err != nil {
+		return nil, err
+	}
+	s := &tcpSocket{l.(*net.TCPListener)}
+	b.running.Go(func() { b.accept(s.l, bi) })
+	return s, nil
+}
+
+// accept serves the connections of a place until its socket is closed.
+func (b *Backend) accept(l *net.TCPListener, bi *binding) {
+	pause := time.Duration(0)
+	for {
+		c, err := l.AcceptTCP()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Too many files are open, or the client has gone: it may be better soon.
+			pause = min(max(5*time.Millisecond, 2*pause), time.Second)
+			b.config.Log.Warn("cannot accept a connection", "address", bi.at, "error", err)
+			select {
+			case <-time.After(pause):
+			case <-b.ctx.Done():
+				return
+			}
+			continue
+		}
+		pause = 0
+		b.stats.accepted.Add(1)
+		b.running.Go(func() { b.serve(c, bi) })
+	}
+}
+
+// serve is the life of one connection.
+func (b *Backend) serve(client *net.TCPConn, bi *binding) {
+	c := &conn{client: client}
+	defer c.close()
+	if !b.admit(&b.connections, b.config.MaxConnections) {
+		c.reset = true
+		return
+	}
+	defer b.connections.Add(-1)
+	if a := bi.held.Load(); a != nil {
+		a.enter(c)
+		defer a.leave(c)
+	}
+	ctx, cancel := context.WithCancel(b.ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, c.cut)()
+
+	from := client.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	service, at := b.connect(ctx, c, bi, from)
+	if service == nil {
+		c.reset = true
+		return
+	}
+	defer service.current.Add(-1)
+	defer service.leave(at, c)
+	c.copy()
+}
+
+// admit counts one more and reports whether that is not too many; 0 is no limit.
+func (b *Backend) admit(n interface{ Add(int64) int64 }, limit int) bool {
+	if n.Add(1) <= int64(limit) || limit == 0 {
+		return true
+	}
+	n.Add(-1)
+	b.stats.limited.Add(1)
+	return false
+}
+
+// connect dials endpoints until one answers. The connection is then entered at
+// it, and counted by its Service. It returns nil if there is nowhere to go to.
+func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.Addr) (s *service, at netip.AddrPort) {
+	connected := false
+	defer func() {
+		if s != nil && !connected {
+			s.current.Add(-1)
+			s = nil
+		}
+	}()
+	var tried []netip.AddrPort
+	for len(tried) < b.config.Attempts {
+		// As of now: it may have taken seconds to find out that nobody is there.
+		r := bi.rule.Load()
+		if r == nil {
+			return s, at
+		}
+		if r.service != s {
+			if s != nil {
+				s.current.Add(-1)
+			}
+			if s = nil; !b.admit(&r.service.current, b.config.MaxServiceConnections) {
+				return s, at
+			}
+			s = r.service
+		}
+		ep := s.pick(r.target(from, bi.at.Addr()), from, tried)
+		if ep == nil { // also if it is to be refused or dropped
+			return s, at
+		}
+		s.enter(ep.Addr, c)
+		err := b.dial(ctx, c, ep.Addr)
+		if err == nil {
+			connected = true
+			return s, ep.Addr
+		}
+		s.leave(ep.Addr, c)
+		if ctx.Err() != nil || errors.Is(err, errCut) {
+			return s, at
+		}
+		b.stats.dialFailures.Add(1)
+		b.config.Log.Debug("endpoint cannot be reached", "service", s.now.Load().Key, "endpoint", ep, "error", err)
+		tried = append(tried, ep.Addr)
+	}
+	return s, at
+}
+
+func (b *Backend) dial(ctx context.Context, c *conn, to netip.AddrPort) error {
+	ctx, cancel := context.WithTimeout(ctx, b.config.DialTimeout)
+	defer cancel()
+	server, err := b.config.Dial(ctx, "tcp", to)
+	if err != nil {
+		return err
+	}
+	return c.join(server)
+}
+
+// conn is a connection of a client, and the one to an endpoint once there is one.
+type conn struct {
+	client *net.TCPConn
+
+	mu     sync.Mutex
+	server net.Conn
+	// reset makes close a reset; done: it is closed.
+	reset, done bool
+}
+
+// errCut is what comes of a connection that is cut before it has begun.
+var errCut = errors.New("dataplane: connection was cut")
+
+// join takes over the connection to the endpoint.
+func (c *conn) join(server net.Conn) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done {
+		server.Close()
+		return errCut
+	}
+	c.server = server
+	return nil
+}
+
+// cut resets both sides.
+func (c *conn) cut() {
+	c.mu.Lock()
+	c.reset = true
+	c.mu.Unlock()
+	c.close()
+}
+
+// close ends both sides.
+func (c *conn) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done {
+		return
+	}
+	c.done = true
+	for _, x := range []net.Conn{c.client, c.server} {
+		if x == nil {
+			continue
+		}
+		if l, ok := x.(interface{ SetLinger(int) error }); ok && c.reset {
+			l.SetLinger(0)
+		}
+		x.Close()
+	}
+}
+
+// copy passes on what either side sends, until both have ended. The end of what
+// one side sends is passed on like the rest, and so is a failure, as a reset.
+func (c *conn) copy() {
+	var wg sync.WaitGroup
+	wg.Go(func() { c.half(c.server, c.client) })
+	c.half(c.client, c.server)
+	wg.Wait()
+}
+
+func (c *conn) half(to, from net.Conn) {
+	_, err := io.Copy(to, from)
+	if err == nil {
+		if w, ok := to.(interface{ CloseWrite() error }); ok {
+			err = w.CloseWrite()
+		}
+	}
+	if err != nil {
+		c.cut()
+	}
+}

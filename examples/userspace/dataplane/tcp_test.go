@@ -1,0 +1,384 @@
+package dataplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+const (
+	tcp = v1.ProtocolTCP
+	udp = v1.ProtocolUDP
+)
+
+// TestHalfClose: each side may end what it sends while it still reads.
+func TestHalfClose(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{}), freePort(t, "tcp")
+	w.service("web", tcp, port)
+	w.endpoints("web", tcp, serveTCP(t, "a"))
+	w.sync()
+	c := w.connect(port)
+	sent := make([]byte, 3<<20)
+	rand.NewChaCha8([32]byte{}).Read(sent)
+	go func() {
+		c.Write(sent)
+		c.CloseWrite()
+	}()
+	got, err := io.ReadAll(c.r)
+	if want := append(sent, "bye"...); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes came back, %v; want %d", len(got), err, len(want))
+	}
+	eventually(t, "no connection is left", func() bool { return w.backend.Stats().Connections == 0 })
+}
+
+// TestReset: a reset of either side is one of the other.
+func TestReset(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{}), freePort(t, "tcp")
+	seen := make(chan error, 1)
+	w.service("web", tcp, port)
+	w.endpoints("web", tcp, serve(t, func(c *net.TCPConn) {
+		io.WriteString(c, "a\n")
+		_, err := c.Read(make([]byte, 1))
+		if err == nil { // the client wants to be reset
+			c.SetLinger(0)
+			return
+		}
+		seen <- err
+	}))
+	w.sync()
+	c := w.connect(port)
+	c.SetLinger(0)
+	c.Close()
+	if err := <-seen; !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the endpoint saw %v", err)
+	}
+	c = w.connect(port)
+	c.Write([]byte("x"))
+	if _, err := c.r.ReadByte(); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the client saw %v", err)
+	}
+}
+
+// TestRetry: an endpoint that does not answer costs no connection as long as
+// another one does.
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{}), freePort(t, "tcp")
+	local := netip.MustParseAddr("127.0.0.1")
+	dead := []netip.AddrPort{netip.AddrPortFrom(local, freePort(t, "tcp")), netip.AddrPortFrom(local, freePort(t, "tcp"))}
+	w.service("web", tcp, port)
+	w.endpoints("web", tcp, append(dead, serveTCP(t, "a"))...)
+	w.sync()
+	for range 12 {
+		if c := w.connect(port); c.name != "a" {
+			t.Errorf("reached %q", c.name)
+		}
+	}
+	if s := w.backend.Stats(); s.DialFailures == 0 || s.Connections != 12 {
+		t.Errorf("stats %+v", s)
+	}
+	w.endpoints("web", tcp, dead...)
+	w.sync()
+	if _, err := connect(port); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("with dead endpoints alone: %v", err)
+	}
+}
+
+// TestSlowEndpoint: one that never answers is given up, and its dial ended.
+func TestSlowEndpoint(t *testing.T) {
+	t.Parallel()
+	var given sync.WaitGroup
+	slow := netip.MustParseAddrPort("127.0.0.1:1")
+	var d net.Dialer
+	w := newWorld(t, Config{DialTimeout: time.Second, Dial: func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+		if to == slow {
+			given.Add(1)
+			defer given.Done()
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return d.DialContext(ctx, network, to.String())
+	}})
+	port := freePort(t, "tcp")
+	w.service("web", tcp, port)
+	w.endpoints("web", tcp, slow, serveTCP(t, "a"))
+	w.sync()
+	for range 2 {
+		if c := w.connect(port); c.name != "a" {
+			t.Errorf("reached %q", c.name)
+		}
+	}
+	given.Wait()
+	if s := w.backend.Stats(); s.DialFailures == 0 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+// TestDrain: the connections of an endpoint that is gone may go on for a while,
+// and for good if it comes back.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	a, b := serveTCP(t, "a"), serveTCP(t, "b")
+	t.Run("goes on", func(t *testing.T) {
+		w, port := newWorld(t, Config{Drain: time.Hour}), freePort(t, "tcp")
+		w.service("web", tcp, port)
+		w.endpoints("web", tcp, a)
+		w.sync()
+		c := w.connect(port)
+		drains := func() bool {
+			s := w.backend.services[w.engine.Snapshot().Services[0].Key]
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.endpoints[a].end != nil
+		}
+		for _, step := range []struct {
+			endpoints []netip.AddrPort
+			drains    bool
+			next      string
+		}{
+			{[]netip.AddrPort{b}, true, "b"},
+			{[]netip.AddrPort{a}, false, "a"},
+			{[]netip.AddrPort{b}, true, "b"},
+		} {
+			w.endpoints("web", tcp, step.endpoints...)
+			w.sync()
+			if err := c.echo(); err != nil || drains() != step.drains {
+				t.Errorf("endpoints %v: %v, drains %t", step.endpoints, err, drains())
+			}
+			if got := w.connect(port).name; got != step.next {
+				t.Errorf("a new connection reached %q", got)
+			}
+		}
+		// Services that share the address and port with nobody else may go too.
+		w.service("other", tcp, freePort(t, "tcp"))
+		w.sync()
+		w.service("web", tcp, freePort(t, "tcp"))
+		w.sync()
+		if err := c.echo(); err != nil {
+			t.Errorf("after its frontend went: %v", err)
+		}
+		if _, err := connect(port); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("the frontend that went: %v", err)
+		}
+	})
+	for _, drain := range []time.Duration{-1, time.Millisecond} {
+		t.Run("is cut", func(t *testing.T) {
+			w, port := newWorld(t, Config{Drain: drain}), freePort(t, "tcp")
+			w.service("web", tcp, port)
+			w.endpoints("web", tcp, a, b)
+			w.sync()
+			gone, stays := w.connect(port), w.connect(port)
+			if gone.name == "b" {
+				gone, stays = stays, gone
+			}
+			w.endpoints("web", tcp, b)
+			w.sync()
+			if _, err := gone.r.ReadByte(); !ended(err) {
+				t.Errorf("connection to the endpoint that is gone: %v", err)
+			}
+			if err := stays.echo(); err != nil {
+				t.Errorf("connection to the other: %v", err)
+			}
+		})
+	}
+}
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Config{MaxConnections: 3, MaxServiceConnections: 2})
+	one, two := freePort(t, "tcp"), freePort(t, "tcp")
+	w.service("one", tcp, one)
+	w.service("two", tcp, two)
+	w.endpoints("one", tcp, serveTCP(t, "a"))
+	w.endpoints("two", tcp, serveTCP(t, "b"))
+	w.sync()
+	first := w.connect(one)
+	w.connect(one)
+	if _, err := connect(one); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a third connection to one Service: %v", err)
+	}
+	w.connect(two)
+	if _, err := connect(two); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a fourth connection: %v", err)
+	}
+	if s := w.backend.Stats(); s.Connections != 3 || s.Limited != 2 || s.Accepted != 5 {
+		t.Errorf("stats %+v", s)
+	}
+	first.Close()
+	eventually(t, "there is room again", func() bool { return w.backend.Stats().Connections == 2 })
+	w.connect(one)
+}
+
+// TestPortTaken: a port that another program has is that Service's trouble alone,
+// and no longer than the other program has it.
+func TestPortTaken(t *testing.T) {
+	t.Parallel()
+	w, free := newWorld(t, Config{}), freePort(t, "tcp")
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	taken := other.Addr().(*net.TCPAddr).AddrPort().Port()
+	w.service("taken", tcp, taken)
+	w.service("free", tcp, free)
+	for _, name := range []string{"taken", "free"} {
+		w.endpoints(name, tcp, serveTCP(t, name))
+	}
+	for range 2 {
+		err = w.cursor.Sync(t.Context())
+		var partial *ruleset.PartialError
+		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatalf("error %v", err)
+		}
+	}
+	w.connect(free)
+	other.Close()
+	w.sync()
+	if c := w.connect(taken); c.name != "taken" {
+		t.Errorf("reached %q", c.name)
+	}
+}
+
+// TestMoves: no connection is lost when a port passes from one Service to another.
+func TestMoves(t *testing.T) {
+	t.Parallel()
+	w, port, spare := newWorld(t, Config{}), freePort(t, "tcp"), freePort(t, "tcp")
+	w.endpoints("a", tcp, serveTCP(t, "a"))
+	w.endpoints("b", tcp, serveTCP(t, "b"))
+	w.service("a", tcp, port)
+	w.service("b", tcp, spare)
+	w.sync()
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	seen := map[string]int{}
+	wg.Go(func() {
+		for {
+			c, err := connect(port)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			c.SetLinger(0)
+			c.Close()
+			seen[c.name]++
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	})
+	for i := range 100 {
+		names := []string{"a", "b"}
+		w.service(names[i%2], tcp, spare)
+		w.service(names[(i+1)%2], tcp, port)
+		w.sync()
+		if c, err := connect(port); err != nil || c.name != names[(i+1)%2] {
+			t.Fatalf("step %d: %v", i, err)
+		}
+	}
+	close(stop)
+	wg.Wait()
+	if seen["a"] == 0 || seen["b"] == 0 {
+		t.Errorf("reached %v", seen)
+	}
+}
+
+// TestRefused: without endpoints nobody listens.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{}), freePort(t, "tcp")
+	w.service("web", tcp, port)
+	a := serveTCP(t, "a")
+	for range 2 {
+		w.endpoints("web", tcp)
+		w.sync()
+		if _, err := connect(port); !errors.Is(err, syscall.ECONNREFUSED) || w.backend.Stats().Sockets != 0 {
+			t.Errorf("without endpoints: %v, %+v", err, w.backend.Stats())
+		}
+		w.endpoints("web", tcp, a)
+		w.sync()
+		w.connect(port)
+	}
+}
+
+func TestShutdown(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{}), freePort(t, "tcp")
+	w.service("web", tcp, port)
+	w.endpoints("web", tcp, serveTCP(t, "a"))
+	w.sync()
+	polite, stubborn := w.connect(port), w.connect(port)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.backend.Shutdown(ctx) }()
+	eventually(t, "nobody listens", func() bool {
+		c, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
+		if err == nil {
+			c.Close()
+		}
+		return errors.Is(err, syscall.ECONNREFUSED)
+	})
+	for _, c := range []*client{polite, stubborn} {
+		if err := c.echo(); err != nil {
+			t.Errorf("while it shuts down: %v", err)
+		}
+	}
+	polite.Close()
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if _, err := stubborn.r.ReadByte(); !ended(err) {
+		t.Errorf("the last connection: %v", err)
+	}
+	if err := w.backend.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if s := w.backend.Stats(); s.Connections != 0 || s.Sockets != 0 {
+		t.Errorf("stats %+v", s)
+	}
+	w.endpoints("web", tcp)
+	if err := w.cursor.Sync(t.Context()); !errors.Is(err, ErrClosed) {
+		t.Errorf("Apply after that: %v", err)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for _, c := range []Config{
+		{DialTimeout: -1}, {Attempts: -1}, {UDPTimeout: -1}, {MaxConnections: -1}, {MaxServiceConnections: -1}, {MaxSessions: -1},
+	} {
+		if _, err := New(c); !errors.Is(err, ErrConfig) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestSCTP: what it cannot do is left out and costs nothing else.
+func TestSCTP(t *testing.T) {
+	w, port := newWorld(t, Config{}), freePort(t, "tcp")
+	w.service("sctp", v1.ProtocolSCTP, 7)
+	w.service("web", tcp, port)
+	w.endpoints("sctp", v1.ProtocolSCTP, netip.MustParseAddrPort("127.0.0.1:7"))
+	w.endpoints("web", tcp, serveTCP(t, "a"))
+	w.sync()
+	w.connect(port)
+	if s := w.backend.Stats(); s.Sockets != 1 {
+		t.Errorf("stats %+v", s)
+	}
+}

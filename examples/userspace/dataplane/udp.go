@@ -1,0 +1,306 @@
+package dataplane
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// maxDatagram is the longest UDP payload there can be.
+const maxDatagram = 65535
+
+// lingering is how long a session that has been replaced waits for answers that
+// are on their way.
+const lingering = 5 * time.Second
+
+// buffers are for one datagram each.
+var buffers = sync.Pool{New: func() any { return new([maxDatagram]byte) }}
+
+// udpSocket receives the datagrams of a place.
+type udpSocket struct {
+	backend *Backend
+	binding *binding
+	conn    *net.UDPConn
+	// clients is the sessions that clients' datagrams go to, guarded by
+	// sessions.mu; ended: there are to be no more.
+	clients map[netip.AddrPort]*session
+	ended   bool
+}
+
+func (u *udpSocket) listenTo(who audience) error { return setAudience(u.conn, who) }
+
+func (u *udpSocket) close() {
+	u.conn.Close()
+	all := &u.backend.sessions
+	all.mu.Lock()
+	u.ended = true
+	var mine []*session
+	for e := all.recent.Front(); e != nil; e = e.Next() {
+		if s := e.Value.(*session); s.socket == u {
+			mine = append(mine, s)
+		}
+	}
+	all.mu.Unlock()
+	for _, s := range mine {
+		s.end()
+	}
+}
+
+func (b *Backend) listenUDP(lc *net.ListenConfig, bi *binding) (socket, error) {
+	c, err := lc.ListenPacket(b.ctx, "udp", bi.at.String())
+	if err != nil {
+		return nil, err
+	}
+	u := &udpSocket{backend: b, binding: bi, conn: c.(*net.UDPConn), clients: map[netip.AddrPort]*session{}}
+	b.running.Go(u.receive)
+	return u, nil
+}
+
+// receive passes on what clients send until the socket is closed.
+func (u *udpSocket) receive() {
+	buf := new([maxDatagram]byte)
+	for {
+		n, from, err := u.conn.ReadFromUDPAddrPort(buf[:])
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // about a datagram that was sent
+		}
+		if s := u.session(from); s != nil {
+			s.used()
+			// Who cannot be reached says so when it is read from.
+			_, _ = s.conn.Write(buf[:n])
+		}
+	}
+}
+
+// session returns the session of a client, a new one if need be, nil if there is
+// nowhere to send to.
+func (u *udpSocket) session(client netip.AddrPort) *session {
+	r := u.binding.rule.Load()
+	if r == nil {
+		return nil
+	}
+	all := &u.backend.sessions
+	all.mu.Lock()
+	s := u.clients[client]
+	if s != nil && s.good(r) {
+		all.recent.MoveToFront(s.element)
+		all.mu.Unlock()
+		return s
+	}
+	all.mu.Unlock()
+	if s != nil {
+		s.replace()
+	}
+	return u.open(client, r)
+}
+
+// open begins a session.
+func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
+	b := u.backend
+	from := client.Addr().Unmap()
+	t := r.target(from, u.binding.at.Addr())
+	var tried []netip.AddrPort
+	for len(tried) < b.config.Attempts {
+		ep := r.service.pick(t, from, tried)
+		if ep == nil {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(b.ctx, b.config.DialTimeout)
+		c, err := b.config.Dial(ctx, "udp", ep.Addr)
+		cancel()
+		if err != nil { // no route, or no more files
+			b.stats.dialFailures.Add(1)
+			b.config.Log.Debug("endpoint cannot be reached", "service", r.service.now.Load().Key, "endpoint", ep, "error", err)
+			tried = append(tried, ep.Addr)
+			continue
+		}
+		s := &session{socket: u, client: client, conn: c, service: r.service, endpoint: ep.Addr, checked: r.service.now.Load()}
+		s.used()
+		r.service.enter(ep.Addr, nil)
+		if !b.sessions.add(s) {
+			r.service.leave(ep.Addr, nil)
+			c.Close()
+			return nil
+		}
+		b.running.Go(s.answer)
+		return s
+	}
+	return nil
+}
+
+// session is what one client sends to one place.
+type session struct {
+	socket   *udpSocket
+	client   netip.AddrPort
+	conn     net.Conn // to the endpoint
+	service  *service
+	endpoint netip.AddrPort
+	// checked is the last version of the Service of which it is known that it has
+	// the endpoint. Only receive uses it.
+	checked *ruleset.Service
+
+	last    atomic.Int64 // when it was used last, in Unix nanoseconds
+	element *list.Element
+	// replaced: answers are still passed on for a while. closed: it is over.
+	replaced, closed atomic.Bool
+}
+
+// good reports whether the session is still right for what its client sends.
+func (s *session) good(r *rule) bool {
+	if s.closed.Load() || s.service != r.service {
+		return false
+	}
+	now := s.service.now.Load()
+	if now != s.checked {
+		if !serves(now, s.endpoint) {
+			return false
+		}
+		s.checked = now
+	}
+	return true
+}
+
+func (s *session) used() { s.last.Store(time.Now().UnixNano()) }
+
+// replace has what the client sends go elsewhere from now on.
+func (s *session) replace() {
+	all := &s.socket.backend.sessions
+	all.mu.Lock()
+	if s.socket.clients[s.client] == s {
+		delete(s.socket.clients, s.client)
+	}
+	all.mu.Unlock()
+	s.replaced.Store(true)
+	s.used()
+	s.conn.SetReadDeadline(time.Now().Add(s.timeout())) // wakes answer
+}
+
+// end closes the session.
+func (s *session) end() {
+	if s.closed.Swap(true) {
+		return
+	}
+	s.conn.Close()
+	s.service.leave(s.endpoint, nil)
+	s.socket.backend.sessions.remove(s)
+}
+
+func (s *session) timeout() time.Duration {
+	t := s.socket.backend.config.UDPTimeout
+	if s.replaced.Load() {
+		t = min(t, lingering)
+	}
+	return t
+}
+
+// answer passes on what the endpoint sends until the session is idle for too
+// long.
+func (s *session) answer() {
+	defer s.end()
+	for {
+		end := time.Unix(0, s.last.Load()).Add(s.timeout())
+		if time.Until(end) <= 0 {
+			return
+		}
+		s.conn.SetReadDeadline(end)
+		// A buffer is taken only when there is something to read: most sessions wait
+		// most of the time.
+		err := readable(s.conn)
+		if err == nil {
+			err = s.pass()
+		}
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return // it is closed, or nobody listens at the endpoint
+		}
+	}
+}
+
+// pass hands one datagram to the client.
+func (s *session) pass() error {
+	buf := buffers.Get().(*[maxDatagram]byte)
+	defer buffers.Put(buf)
+	n, err := s.conn.Read(buf[:])
+	if err != nil {
+		return err
+	}
+	s.used()
+	// A client that cannot be reached is its own affair.
+	_, _ = s.socket.conn.WriteToUDPAddrPort(buf[:n], s.client)
+	return nil
+}
+
+// readable waits until there is something to read, until the deadline, where the
+// system can tell.
+func readable(c net.Conn) error {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Read(func(fd uintptr) bool {
+		ready, err := peek(fd)
+		failed = err
+		return ready || err != nil
+	})
+	return errors.Join(err, failed)
+}
+
+// sessions is those of all sockets, the one used last first.
+type sessions struct {
+	max    int
+	mu     sync.Mutex
+	recent list.List // of *session
+}
+
+func (a *sessions) len() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.recent.Len()
+}
+
+// add enters a new session, and ends the oldest if there are too many. It reports
+// false if the socket is closed.
+func (a *sessions) add(s *session) bool {
+	a.mu.Lock()
+	if s.socket.ended {
+		a.mu.Unlock()
+		return false
+	}
+	var oldest *session
+	if a.recent.Len() >= a.max {
+		oldest = a.recent.Back().Value.(*session)
+	}
+	s.element = a.recent.PushFront(s)
+	s.socket.clients[s.client] = s
+	a.mu.Unlock()
+	if oldest != nil {
+		s.socket.backend.stats.evicted.Add(1)
+		oldest.end()
+	}
+	return true
+}
+
+func (a *sessions) remove(s *session) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.recent.Remove(s.element)
+	if s.socket.clients[s.client] == s {
+		delete(s.socket.clients, s.client)
+	}
+}

@@ -1,0 +1,208 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// serveUDP is an endpoint that answers with its name and what it got. What it got
+// goes to hold first, if that is not nil, and is answered when that is read from.
+func serveUDP(t *testing.T, name string, hold chan string) (netip.AddrPort, func()) {
+	t.Helper()
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	go func() {
+		buf := make([]byte, maxDatagram)
+		for {
+			n, from, err := c.ReadFrom(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if hold != nil {
+				hold <- string(buf[:n])
+			}
+			c.WriteTo(append([]byte(name+" "), buf[:n]...), from)
+		}
+	}()
+	return c.LocalAddr().(*net.UDPAddr).AddrPort(), func() { c.Close() }
+}
+
+// udpClient returns a socket that sends to a port.
+func udpClient(t *testing.T, port uint16) net.Conn {
+	t.Helper()
+	c, err := net.Dial("udp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// ask sends a text and returns the answer.
+func ask(c net.Conn, text string) (string, error) {
+	if _, err := c.Write([]byte(text)); err != nil {
+		return "", err
+	}
+	return hear(c)
+}
+
+func hear(c net.Conn) (string, error) {
+	buf := make([]byte, maxDatagram)
+	c.SetReadDeadline(time.Now().Add(patience))
+	n, err := c.Read(buf)
+	return string(buf[:n]), err
+}
+
+// expect asks and fails the test if the answer is another.
+func expect(t *testing.T, c net.Conn, text, want string) {
+	t.Helper()
+	if got, err := ask(c, text); err != nil || got != want {
+		t.Fatalf("for %.10q: %.20q, %v; want %.20q", text, got, err, want)
+	}
+}
+
+// TestUDP: a client's datagrams go to the same endpoint, of any size.
+func TestUDP(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{}), freePort(t, "udp")
+	a, _ := serveUDP(t, "a", nil)
+	b, _ := serveUDP(t, "b", nil)
+	w.service("dns", udp, port)
+	w.endpoints("dns", udp, a, b)
+	w.sync()
+	names := map[string]int{}
+	for range 4 {
+		c := udpClient(t, port)
+		first, err := ask(c, "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		names[first[:1]]++
+		for i := range 5 {
+			text := fmt.Sprintf("%0*d", 1+i*15000, i)
+			expect(t, c, text, first[:2]+text)
+		}
+		expect(t, c, "", first[:2])
+	}
+	if names["a"] != 2 || names["b"] != 2 || w.backend.Stats().Sessions != 4 {
+		t.Errorf("clients went to %v, stats %+v", names, w.backend.Stats())
+	}
+}
+
+// TestUDPEndpointGone: the client's next datagram goes elsewhere, and an answer
+// that was on its way arrives.
+func TestUDPEndpointGone(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{}), freePort(t, "udp")
+	hold := make(chan string)
+	a, _ := serveUDP(t, "a", hold)
+	b, _ := serveUDP(t, "b", nil)
+	w.service("dns", udp, port)
+	w.endpoints("dns", udp, a)
+	w.sync()
+	c := udpClient(t, port)
+	c.Write([]byte("early"))
+	eventually(t, "there is a session", func() bool { return w.backend.Stats().Sessions == 1 })
+	w.endpoints("dns", udp, b)
+	w.sync()
+	expect(t, c, "next", "b next")
+	if got := <-hold; got != "early" {
+		t.Errorf("a got %q", got)
+	}
+	if got, err := hear(c); err != nil || got != "a early" {
+		t.Errorf("the late answer: %q, %v", got, err)
+	}
+	expect(t, c, "after", "b after")
+}
+
+// TestUDPEndpointDead: where nobody listens, the session does not stay.
+func TestUDPEndpointDead(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{}), freePort(t, "udp")
+	a, closeA := serveUDP(t, "a", nil)
+	b, _ := serveUDP(t, "b", nil)
+	w.service("dns", udp, port)
+	w.endpoints("dns", udp, a, b)
+	w.sync()
+	var c net.Conn
+	for name := ""; name != "a x"; {
+		c = udpClient(t, port)
+		var err error
+		if name, err = ask(c, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closeA()
+	eventually(t, "it is sent to b", func() bool {
+		c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		c.Write([]byte("y"))
+		buf := make([]byte, 10)
+		n, _ := c.Read(buf)
+		return string(buf[:n]) == "b y"
+	})
+}
+
+func TestUDPIdle(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{UDPTimeout: 50 * time.Millisecond}), freePort(t, "udp")
+	a, _ := serveUDP(t, "a", nil)
+	w.service("dns", udp, port)
+	w.endpoints("dns", udp, a)
+	w.sync()
+	for range 3 {
+		expect(t, udpClient(t, port), "x", "a x")
+	}
+	eventually(t, "no session is left", func() bool { return w.backend.Stats().Sessions == 0 })
+	expect(t, udpClient(t, port), "x", "a x")
+}
+
+// TestUDPBound: there are never more sessions than allowed, and the oldest goes.
+func TestUDPBound(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{MaxSessions: 3}), freePort(t, "udp")
+	a, _ := serveUDP(t, "a", nil)
+	w.service("dns", udp, port)
+	w.endpoints("dns", udp, a)
+	w.sync()
+	steady := udpClient(t, port)
+	for i := range 10 {
+		expect(t, steady, "x", "a x")
+		expect(t, udpClient(t, port), "x", "a x")
+		if s := w.backend.Stats(); s.Sessions > 3 {
+			t.Fatalf("after %d clients: %+v", i, s)
+		}
+	}
+	// The one that keeps sending was never the oldest.
+	if s := w.backend.Stats(); s.Evicted != 8 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+// TestUDPRefused: without endpoints, and without the Service, sessions are over.
+func TestUDPRefused(t *testing.T) {
+	t.Parallel()
+	w, port := newWorld(t, Config{}), freePort(t, "udp")
+	a, _ := serveUDP(t, "a", nil)
+	w.service("dns", udp, port)
+	w.endpoints("dns", udp, a)
+	w.sync()
+	c := udpClient(t, port)
+	expect(t, c, "x", "a x")
+	w.endpoints("dns", udp)
+	w.sync()
+	if _, err := ask(c, "x"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("without endpoints: %v", err)
+	}
+	eventually(t, "no session is left", func() bool { return w.backend.Stats().Sessions == 0 })
+	w.endpoints("dns", udp, a)
+	w.sync()
+	expect(t, c, "x", "a x")
+}
