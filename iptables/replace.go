@@ -132,25 +132,30 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 	return m, f.adoptCanaries(ctx, kernel, touched)
 }
 
-// hookCommands returns the commands that add the hooks of a table that are
-// missing and delete those there is no need for.
+// hookCommands returns the commands after which the hooks of a table are as they
+// should be, if they are not. Rules that lead to our chains otherwise are somebody
+// else's.
 func hookCommands(t table, want, have []hook) []string {
 	var out []string
-	have = slices.Clone(have)
-	for _, h := range want {
-		if h.table != t {
+	for _, c := range kernelChains {
+		of := func(list []hook) (out []string) {
+			for _, h := range list {
+				if h.table == t && h.chain == c && (h.rule == jump(chainLocalnet) || slices.Contains(want, h)) {
+					out = append(out, h.rule)
+				}
+			}
+			return out
+		}
+		now, then := of(have), of(want)
+		slices.Reverse(now) // each was put before the others
+		if slices.Equal(now, then) {
 			continue
 		}
-		if i := slices.Index(have, h); i >= 0 {
-			have = slices.Delete(have, i, i+1)
-		} else {
-			out = append(out, "-I "+h.chain+" 1 "+h.rule)
+		for _, rule := range now {
+			out = append(out, "-D "+c+" "+rule)
 		}
-	}
-	for _, h := range have {
-		// Rules that lead to our chains otherwise are somebody else's.
-		if slices.Contains(want, h) || h.rule == jump(chainLocalnet) {
-			out = append(out, "-D "+h.chain+" "+h.rule)
+		for _, rule := range then {
+			out = append(out, "-I "+c+" 1 "+rule)
 		}
 	}
 	return out

@@ -1,0 +1,464 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// watched has the backend call iptables-restore through a script, which a test
+// can have misbehave.
+type watched struct {
+	tb  testing.TB
+	dir string
+}
+
+// through makes the script for both families.
+func (w *watched) through(c *Config) {
+	for family, tools := range map[string]*Tools{"iptables": &c.Tools4, "ip6tables": &c.Tools6} {
+		tools.Restore = filepath.Join(w.dir, family)
+		script := fmt.Sprintf(`#!/bin/sh
+case $1 in --version) exec %[2]s-%[3]s-restore "$@";; esac
+cd %[1]s
+cat > in.$$
+grep -v -e ^-C -e ^: -e ^COMMIT in.$$ | sed "s/^/%[2]s /" >> calls
+if [ -e refuse ] && grep -q -f refuse in.$$; then echo "line 2 failed" >&2; exit 1; fi
+if [ -e hang ]; then exec sleep 60; fi
+if [ -e late ]; then %[2]s-%[3]s-restore "$@" < in.$$; exec sleep 60; fi
+%[2]s-%[3]s-restore "$@" < in.$$
+status=$?
+rm in.$$
+exit $status
+`, w.dir, family, c.Flavour)
+		if err := os.WriteFile(tools.Restore, []byte(script), 0o755); err != nil {
+			w.tb.Fatal(err)
+		}
+	}
+}
+
+// set makes the script misbehave; with "" it behaves.
+func (w *watched) set(how, what string) {
+	for _, f := range []string{"refuse", "hang", "late"} {
+		os.Remove(filepath.Join(w.dir, f))
+	}
+	if how != "" {
+		if err := os.WriteFile(filepath.Join(w.dir, how), []byte(what), 0o644); err != nil {
+			w.tb.Fatal(err)
+		}
+	}
+}
+
+// calls returns what was written since it was last called.
+func (w *watched) calls() []string {
+	path := filepath.Join(w.dir, "calls")
+	b, _ := os.ReadFile(path)
+	os.Remove(path)
+	return strings.Split(strings.TrimSpace(string(b)), "\n")
+}
+
+func newWatched(tb testing.TB, flavour Flavour) (*rig, *watched) {
+	w := &watched{tb: tb, dir: tb.TempDir()}
+	r := newRig(tb, flavour, w.through)
+	w.calls()
+	return r, w
+}
+
+// TestRandomChanges compares the kernel, after each of many changes, with what a
+// cold start would write.
+func TestRandomChanges(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		steps := 60
+		if testing.Short() {
+			steps = 15
+		}
+		rng := rand.New(rand.NewPCG(7, 7))
+		r := newRig(t, flavour)
+		// Enough for trees of chains, and groups of endpoints.
+		for i := range firstRules + 20 {
+			r.set(i, []int{i, i + 1})
+		}
+		r.sync()
+		r.verify()
+		for range steps {
+			for range 1 + rng.IntN(4) {
+				i := rng.IntN(firstRules + 40)
+				var edits []func(*v1.Service)
+				for _, e := range []func(*v1.Service){
+					nodePort(30000 + int32(i)), loadBalancer, externalLocal, internalLocal, externalIPs, affinity(1 + int32(rng.IntN(100))),
+					func(s *v1.Service) { s.Spec.Ports[0].Port = 81 },
+				} {
+					if rng.IntN(4) == 0 {
+						edits = append(edits, e)
+					}
+				}
+				switch rng.IntN(6) {
+				case 0:
+					r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)})
+				case 1:
+					r.tracker.SetService(svc(i, edits...))
+				default:
+					n := rng.IntN(5)
+					if rng.IntN(8) == 0 {
+						n = flatPool + rng.IntN(80)
+					}
+					r.set(i, rng.Perm(200)[:n], edits...)
+				}
+			}
+			switch rng.IntN(12) {
+			case 0:
+				r.start()
+			case 1:
+				r.cursor.Resync()
+			case 2:
+				for _, f := range r.backend.families {
+					f.limit = 60 // several inputs
+				}
+			}
+			r.sync()
+			r.verify()
+		}
+	})
+}
+
+// TestRestartWritesNothing starts again where everything is as it should be.
+func TestRestartWritesNothing(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r, w := newWatched(t, flavour)
+		r.everyKind()
+		r.sync()
+		r.start()
+		w.calls()
+		r.sync()
+		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
+			t.Errorf("a restart wrote %q", calls)
+		}
+		r.verify()
+		w.calls()
+		r.cursor.Resync()
+		r.sync()
+		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
+			t.Errorf("a resync wrote %q", calls)
+		}
+	})
+}
+
+// TestOneEndpoint counts what is written for one endpoint more.
+func TestOneEndpoint(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r, w := newWatched(t, flavour)
+		for i := range 300 {
+			r.set(i, upTo(4))
+		}
+		r.set(300, upTo(500))
+		r.sync()
+		for i, most := range map[int]int{7: 14, 300: 80} {
+			w.calls()
+			n := 5
+			if i == 300 {
+				n = 501
+			}
+			r.tracker.SetSlice(slice(i, tracker.IPv4, upTo(n)...))
+			r.sync()
+			if calls := w.calls(); len(calls) > most || slices.Contains(calls, "iptables *filter") {
+				t.Errorf("%d lines for one endpoint of %d:\n%s", len(calls), n, strings.Join(calls, "\n"))
+			}
+		}
+		r.verify()
+	})
+}
+
+// TestRepair alters the tables in many ways; each is put right, and what a node
+// agent must notice at once is noticed.
+func TestRepair(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r := newRig(t, flavour)
+		r.everyKind()
+		r.sync()
+		old := filepath.Join(t.TempDir(), "saved")
+		if err := os.WriteFile(old, []byte(r.command(tracker.IPv4, "-save")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		r.setEndpoints(0, 1, 2, 20)
+		r.sync()
+		for _, c := range []struct {
+			what   string
+			hidden bool
+			args   [][]string
+		}{
+			{"nat flushed", false, [][]string{{"-t", "nat", "-F"}}},
+			{"nat flushed and its chains deleted", false, [][]string{{"-t", "nat", "-F"}, {"-t", "nat", "-X"}}},
+			{"filter flushed and its chains deleted", false, [][]string{{"-F"}, {"-X"}}},
+			{"a jump deleted", false, [][]string{{"-t", "nat", "-D", "OUTPUT", "1"}}},
+			{"another jump deleted", false, [][]string{{"-D", "FORWARD", "2"}}},
+			{"all jumps of a chain deleted", false, [][]string{{"-F", "INPUT"}}},
+			{"put back to an earlier state", false, nil},
+			{"a chain emptied", true, [][]string{{"-t", "nat", "-F", "KUBE-SVC-5CM4KLYDMO5OV66S"}}},
+			{"a rule added", true, [][]string{{"-t", "nat", "-I", "KUBE-SERVICES", "-j", "RETURN"}}},
+			{"a stale chain added", true, [][]string{{"-t", "nat", "-N", "KUBE-SEP-STALE"}, {"-t", "nat", "-A", "KUBE-SEP-STALE", "-j", "KUBE-MARK-MASQ"}}},
+			{"a jump doubled", true, [][]string{{"-t", "nat", "-A", "OUTPUT", "-m", "comment", "--comment", "kubernetes service portals", "-j", "KUBE-SERVICES"}}},
+		} {
+			for _, args := range c.args {
+				r.command(tracker.IPv4, "", args...)
+			}
+			if c.args == nil {
+				r.command(tracker.IPv4, "-restore", old)
+			}
+			err := r.backend.Check(context.Background())
+			if drift := (*DriftError)(nil); !c.hidden && (!errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull)) {
+				t.Errorf("%s: Check says %v", c.what, err)
+			} else if c.hidden && err != nil {
+				t.Errorf("%s: Check says %v; if it sees that, say so", c.what, err)
+			}
+			r.cursor.Resync()
+			if err := r.cursor.Sync(context.Background()); err != nil {
+				t.Fatalf("%s: %v", c.what, err)
+			}
+			r.verify()
+		}
+	})
+}
+
+// TestRefusal has one Service refused: only it stays as it was, whatever comes
+// along with it.
+func TestRefusal(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r, w := newWatched(t, flavour)
+		bad := tracker.Key{Family: tracker.IPv4}
+		bad.Namespace, bad.Name, bad.Port, bad.Protocol = "ns", "svc-3", "p", v1.ProtocolTCP
+		partial := func(err error) {
+			t.Helper()
+			var p *ruleset.PartialError
+			if !errors.As(err, &p) || len(p.Failed) != 1 || p.Failed[bad] == nil {
+				t.Fatalf("%v, want that only %v failed", err, bad)
+			}
+			var c *CommandError
+			if !errors.As(p.Failed[bad], &c) || c.Line == 0 || c.Text == "" {
+				t.Fatalf("%v names no line", p.Failed[bad])
+			}
+		}
+		sync := func() error { return r.cursor.Sync(context.Background()) }
+		for i := range 10 {
+			r.set(i, []int{i})
+		}
+		r.sync()
+		was := r.kernel(tracker.IPv4)["nat KUBE-SERVICES"]
+
+		w.set("refuse", "10.244.0.77")
+		for i := range 10 {
+			r.set(i, []int{i, 70 + i + 4}) // 77 is of svc-3
+		}
+		partial(sync())
+		if now := r.kernel(tracker.IPv4)["nat KUBE-SERVICES"]; !slices.Equal(was, now) {
+			t.Errorf("the way to the Services changed: %v", now)
+		}
+		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.3:") || !strings.Contains(got, "10.244.0.78:") || strings.Contains(got, chainTrial) {
+			t.Errorf("not as it should be:\n%s", got)
+		}
+		r.set(11, []int{11})
+		partial(sync())
+		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); !strings.Contains(got, "10.244.0.11:") {
+			t.Error("another Service was held up")
+		}
+		// A full delta fares no worse.
+		r.start()
+		partial(sync())
+		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.78:") {
+			t.Errorf("not as it should be after a restart:\n%s", got)
+		}
+		// Nor does one where a dispatcher's rule is refused.
+		w.set("refuse", "svc-3:p cluster IP")
+		r.start()
+		partial(sync())
+		w.set("", "")
+		r.sync()
+		r.verify()
+
+		// What is nobody's fault is repaired.
+		r.command(tracker.IPv4, "", "-t", "nat", "-F")
+		r.command(tracker.IPv4, "", "-t", "nat", "-X")
+		r.setEndpoints(1, 1, 2, 3)
+		r.sync()
+		r.verify()
+	})
+}
+
+// TestLock holds the xtables lock for longer than is waited for.
+func TestLock(t *testing.T) {
+	needFlavour(t, Legacy)
+	t.Parallel()
+	r := newRig(t, Legacy, func(c *Config) { c.LockWait = time.Second })
+	r.set(0, []int{1})
+	r.sync()
+	lock, err := os.OpenFile(r.config.LockFile, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	r.setEndpoints(0, 1, 2)
+	if err := r.cursor.Sync(context.Background()); !errors.Is(err, ErrLocked) || errors.Is(err, ruleset.ErrNeedFull) {
+		t.Fatalf("%v, want ErrLocked", err)
+	}
+	if err := r.backend.Check(context.Background()); !errors.Is(err, ErrLocked) {
+		t.Errorf("Check: %v, want ErrLocked", err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	r.sync()
+	r.verify()
+}
+
+// TestHang has iptables-restore not come back, before or after its work is done.
+func TestHang(t *testing.T) {
+	needFlavour(t, NFT)
+	t.Parallel()
+	r, w := newWatched(t, NFT)
+	r.set(0, []int{1})
+	r.sync()
+	patience := func(d time.Duration) {
+		for _, f := range r.backend.families {
+			f.tool.timeout = d
+		}
+	}
+	for i, how := range []string{"hang", "late"} {
+		w.set(how, "")
+		patience(300 * time.Millisecond)
+		r.setEndpoints(0, 1, 2+i)
+		err := r.cursor.Sync(context.Background())
+		// What was done all the same is found when all is read after the first failure.
+		if how == "hang" && !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("%s: %v, want a deadline that passed", how, err)
+		}
+		w.set("", "")
+		patience(time.Minute)
+		r.sync()
+		r.verify()
+	}
+	// A context that ends is another thing that can happen.
+	w.set("hang", "")
+	ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer stop()
+	r.setEndpoints(0, 9)
+	if err := r.cursor.Sync(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	w.set("", "")
+	r.sync()
+	r.verify()
+}
+
+// TestCleanup leaves nothing, and nothing of others out.
+func TestCleanup(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
+		foreign := [][]string{
+			{"-t", "nat", "-N", "CNI-HOSTPORT"}, {"-t", "nat", "-A", "CNI-HOSTPORT", "-p", "tcp", "--dport", "99", "-j", "RETURN"},
+			{"-t", "nat", "-A", "PREROUTING", "-j", "CNI-HOSTPORT"},
+			{"-N", "KUBE-FIREWALL"}, {"-A", "KUBE-FIREWALL", "-m", "mark", "--mark", "0x8000/0x8000", "-j", "DROP"}, {"-A", "INPUT", "-j", "KUBE-FIREWALL"},
+			{"-N", "KUBE-ROUTER-INPUT"}, {"-A", "INPUT", "-s", "10.1.2.3", "-j", "DROP"},
+			{"-t", "mangle", "-N", "KUBE-KUBELET-CANARY"},
+		}
+		for _, args := range foreign {
+			r.command(tracker.IPv4, "", args...)
+		}
+		before := save(r)
+		r.everyKind()
+		for i := range 200 {
+			r.set(100+i, []int{1})
+		}
+		r.sync()
+		if err := Cleanup(t.Context(), r.config); err != nil {
+			t.Fatal(err)
+		}
+		if after := save(r); after != before {
+			t.Errorf("after clean-up\n%s\nbefore\n%s", after, before)
+		}
+		if err := Cleanup(t.Context(), r.config); err != nil {
+			t.Errorf("where there is nothing: %v", err)
+		}
+		// A chain that others use stays.
+		r.cursor.Resync()
+		r.sync()
+		r.command(tracker.IPv4, "", "-t", "nat", "-A", "CNI-HOSTPORT", "-j", "KUBE-MARK-MASQ")
+		if err := Cleanup(t.Context(), r.config); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); !strings.Contains(got, "-A KUBE-MARK-MASQ -j MARK") || !strings.Contains(got, "-A KUBE-POSTROUTING") || strings.Contains(got, "KUBE-SVC-") {
+			t.Errorf("after clean-up:\n%s", got)
+		}
+	})
+}
+
+// save returns everything but comments and counters.
+func save(r *rig) string {
+	var out []string
+	for line := range strings.Lines(r.command(tracker.IPv4, "-save")) {
+		if !strings.HasPrefix(line, "#") {
+			out = append(out, line[:min(len(line), strings.IndexByte(line+"[", '['))])
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+func TestClosed(t *testing.T) {
+	needFlavour(t, NFT)
+	r := newRig(t, NFT)
+	r.sync()
+	for range 2 {
+		if err := r.backend.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := r.backend.Apply(t.Context(), &ruleset.Delta{}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Apply: %v", err)
+	}
+	if err := r.backend.Check(t.Context()); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Check: %v", err)
+	}
+	if err := r.backend.Watch(t.Context(), time.Millisecond, func(error) {}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Watch: %v", err)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	bit := uint8(32)
+	for _, c := range []Config{
+		{Families: []tracker.Family{}}, {Families: []tracker.Family{9}}, {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
+		{Flavour: "ebtables"}, {MasqueradeBit: &bit}, {LockWait: -1}, {Timeout: -1},
+	} {
+		if _, err := New(t.Context(), c); err == nil || errors.Is(err, ErrUnsupported) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "/nowhere/iptables-restore"}}); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("no program: %v", err)
+	}
+	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "true", Save: "true"}}); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("another program: %v", err)
+	}
+}

@@ -1,0 +1,94 @@
+//go:build linux
+
+package iptables
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden listings in testdata")
+
+// everyKind hands in a Service of every kind.
+func (r *rig) everyKind() {
+	r.set(0, []int{1, 2})
+	r.set(1, []int{3, 4}, loadBalancer)
+	r.set(2, []int{6, 7}, nodePort(30081), externalLocal, externalIPs)
+	r.set(3, []int{8, 9}, affinity(600))
+	r.set(4, []int{10}, internalLocal) // none of them here
+	r.set(5, []int{12, 13}, internalLocal)
+	r.set(6, nil, nodePort(30086))
+	r.set(7, nil, loadBalancer, func(s *v1.Service) {
+		s.Spec.Ports[0].Port, s.Spec.Ports[0].NodePort = 81, 30087
+		s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = v1.ServiceExternalTrafficPolicyLocal, 30999
+	})
+	r.set(8, []int{16}, nodePort(30088), externalLocal)
+}
+
+// TestListing programs a kernel of each flavour with a Service of every kind and
+// reads it back: both show the same, letter for letter what was rendered, and
+// what is in testdata.
+func TestListing(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts, c.EndpointComments = true, true })
+		r.everyKind()
+		r.sync()
+		r.verify()
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			var b strings.Builder
+			l := r.kernel(f)
+			for _, name := range slices.Sorted(maps.Keys(l)) {
+				fmt.Fprintf(&b, "%s\n", name)
+				for _, rule := range l[name] {
+					fmt.Fprintf(&b, "\t%s\n", rule)
+				}
+			}
+			path := filepath.Join("testdata", "listing-"+strings.ToLower(f.String())+".txt")
+			if *update {
+				if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := b.String(); got != string(want) {
+				t.Errorf("%s: listing differs (go test -run Listing -update rewrites it):\n%s", path, firstDifference(got, string(want)))
+			}
+		}
+	})
+}
+
+func firstDifference(got, want string) string {
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	for i := range min(len(g), len(w)) {
+		if g[i] != w[i] {
+			return fmt.Sprintf("line %d: %s\nwant    %s", i+1, g[i], w[i])
+		}
+	}
+	return fmt.Sprintf("%d lines, want %d", len(g), len(w))
+}
+
+// TestNames holds chain names against ones that kube-proxy is known to give.
+func TestNames(t *testing.T) {
+	var k tracker.Key
+	k.Namespace, k.Name, k.Port, k.Protocol = "ns1", "svc1", "p80", v1.ProtocolTCP
+	if got, want := prefixService+hashOf(serviceID(k)), "KUBE-SVC-XPGD46QRK7WJZT7O"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got, want := prefixEndpoint+hashOf(serviceID(k), "10.180.0.1:80"), "KUBE-SEP-SXIVWICOYRO3J4NJ"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

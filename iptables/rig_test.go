@@ -1,0 +1,308 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// newHost returns a network namespace of the test's own.
+func newHost(tb testing.TB) *netlab.Host {
+	tb.Helper()
+	netlab.Require(tb)
+	lab, err := netlab.New()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { lab.Close() })
+	h, err := lab.Host("node")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return h
+}
+
+// rig is a pipeline to one kernel, driven by hand.
+type rig struct {
+	testing.TB
+	flavour Flavour
+	host    *netlab.Host
+	config  Config
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	cursor  *ruleset.Cursor
+	backend *Backend
+}
+
+const thisNode = "node-a"
+
+func newRig(tb testing.TB, flavour Flavour, edits ...func(*Config)) *rig {
+	tb.Helper()
+	r := &rig{TB: tb, flavour: flavour, host: newHost(tb)}
+	r.config = testConfig(tb, flavour)
+	r.config.NetNS = r.host.FD()
+	for _, e := range edits {
+		e(&r.config)
+	}
+	var err error
+	r.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{
+		Name: thisNode, Zone: "z1",
+		Addresses: []netip.Addr{netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("fd00:7::1")},
+	}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.engine, err = ruleset.NewEngine(ruleset.Config{
+		Tracker:      r.tracker,
+		LocalTraffic: ruleset.LocalTraffic{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/108")},
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	r.start()
+	tb.Cleanup(func() { r.backend.Close() })
+	return r
+}
+
+// start attaches a new backend, as a new process would.
+func (r *rig) start() {
+	r.Helper()
+	if r.cursor != nil {
+		r.cursor.Detach()
+		r.backend.Close()
+	}
+	var err error
+	if r.backend, err = New(context.Background(), r.config); err != nil {
+		r.Fatal(err)
+	}
+	r.cursor = r.engine.Attach("iptables", r.backend)
+}
+
+func (r *rig) sync() {
+	r.Helper()
+	if err := r.cursor.Sync(context.Background()); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// command runs iptables or ip6tables of the flavour in the namespace.
+func (r *rig) command(f tracker.Family, suffix string, args ...string) string {
+	r.Helper()
+	out, err := r.try(f, suffix, args...)
+	if err != nil {
+		r.Fatalf("%v: %s", err, out)
+	}
+	return out
+}
+
+func (r *rig) try(f tracker.Family, suffix string, args ...string) (string, error) {
+	name := "iptables-"
+	if f == tracker.IPv6 {
+		name = "ip6tables-"
+	}
+	return r.host.Output("env", append([]string{"XTABLES_LOCKFILE=" + r.config.LockFile, name + string(r.flavour) + suffix}, args...)...)
+}
+
+// listing is what a table holds, chain by chain: "table chain" to rules.
+type listing map[string][]string
+
+// kernel reads everything back with iptables-save, but for canaries and other
+// owners' chains.
+func (r *rig) kernel(f tracker.Family) listing {
+	r.Helper()
+	out := listing{}
+	tab := ""
+	for line := range strings.Lines(r.command(f, "-save")) {
+		line = strings.TrimSuffix(line, "\n")
+		switch {
+		case strings.HasPrefix(line, "*"):
+			tab = line[1:]
+		case strings.HasPrefix(line, ":KUBE-"):
+			name, _, _ := strings.Cut(line[1:], " ")
+			out[tab+" "+name] = []string{}
+		case strings.HasPrefix(line, "-A "):
+			name, rule, _ := strings.Cut(line[3:], " ")
+			out[tab+" "+name] = append(out[tab+" "+name], rule)
+		}
+	}
+	for t := range tables {
+		delete(out, t.String()+" "+chainCanary)
+	}
+	return out
+}
+
+// want is what everything should be: rendered afresh from the ruleset's state.
+func (r *rig) want(f tracker.Family) listing {
+	r.Helper()
+	snap := r.engine.Snapshot()
+	i := slices.IndexFunc(r.backend.families, func(x *family) bool { return x.family == f })
+	m, err := newModel(r.backend.families[i].settings, snap.Node)
+	if err != nil {
+		r.Fatal(err)
+	}
+	out := listing{}
+	add := func(c chain) {
+		if c.rules == nil {
+			c.rules = []string{}
+		}
+		if _, twice := out[c.table.String()+" "+c.name]; twice {
+			r.Fatalf("chain %s is rendered twice", c.name)
+		}
+		out[c.table.String()+" "+c.name] = c.rules
+	}
+	for _, s := range snap.Services {
+		if s.Key.Family != f {
+			continue
+		}
+		if err := m.set(s.ID, s, func(_, now []chain) {
+			for _, c := range now {
+				add(c)
+			}
+		}); err != nil {
+			r.Fatal(err)
+		}
+	}
+	m.allChains(add)
+	for _, h := range m.hooks() {
+		k := h.table.String() + " " + h.chain
+		out[k] = slices.Insert(out[k], 0, h.rule)
+	}
+	return out
+}
+
+// verify compares the kernel with the ruleset.
+func (r *rig) verify() {
+	r.Helper()
+	for _, f := range r.backend.families {
+		got, want := r.kernel(f.family), r.want(f.family)
+		for _, name := range slices.Sorted(maps.Keys(want)) {
+			if !slices.Equal(got[name], want[name]) {
+				r.Fatalf("%v: %s is\n\t%s\nwant\n\t%s", f.family, name, strings.Join(got[name], "\n\t"), strings.Join(want[name], "\n\t"))
+			}
+		}
+		for name, rules := range got {
+			if _, ok := want[name]; !ok {
+				r.Fatalf("%v: %s is left: %v", f.family, name, rules)
+			}
+		}
+	}
+	if err := r.backend.Check(context.Background()); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// svc returns a dual-stack Service number i with the edits made.
+func svc(i int, edits ...func(*v1.Service)) *v1.Service {
+	v4, v6 := fmt.Sprintf("10.96.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:10:96::%x", i+1)
+	s := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeClusterIP, ClusterIP: v4, ClusterIPs: []string{v4, v6},
+			IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
+			Ports:      []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}},
+		},
+	}
+	for _, e := range edits {
+		e(s)
+	}
+	return s
+}
+
+// slice returns the EndpointSlice of Service i with these endpoints; every third
+// is on this node.
+func slice(i int, f tracker.Family, endpoints ...int) *discovery.EndpointSlice {
+	port, name, proto := int32(8080), "p", v1.ProtocolTCP
+	es := &discovery.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: fmt.Sprintf("svc-%d-%v", i, f), Labels: map[string]string{discovery.LabelServiceName: fmt.Sprintf("svc-%d", i)},
+		},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Name: &name, Port: &port, Protocol: &proto}},
+	}
+	if f == tracker.IPv6 {
+		es.AddressType = discovery.AddressTypeIPv6
+	}
+	for _, n := range endpoints {
+		a := fmt.Sprintf("10.244.%d.%d", n>>8, n&255)
+		if f == tracker.IPv6 {
+			a = fmt.Sprintf("fd00:10:244::%x", n+1)
+		}
+		node := "node-b"
+		if n%3 == 0 {
+			node = thisNode
+		}
+		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a}, NodeName: &node})
+	}
+	return es
+}
+
+// set hands Service i in with its endpoints.
+func (r *rig) set(i int, endpoints []int, edits ...func(*v1.Service)) {
+	r.tracker.SetService(svc(i, edits...))
+	r.setEndpoints(i, endpoints...)
+}
+
+func (r *rig) setEndpoints(i int, endpoints ...int) {
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		r.tracker.SetSlice(slice(i, f, endpoints...))
+	}
+}
+
+// upTo returns 1 to n.
+func upTo(n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		out[i] = i + 1
+	}
+	return out
+}
+
+// Edits that make a Service of another kind.
+
+func nodePort(port int32) func(*v1.Service) {
+	return func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeNodePort
+		s.Spec.Ports[0].NodePort = port
+	}
+}
+
+func loadBalancer(s *v1.Service) {
+	s.Spec.Type = v1.ServiceTypeLoadBalancer
+	s.Spec.Ports[0].NodePort = 30080
+	s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8:1::1"}}
+	s.Spec.LoadBalancerSourceRanges = []string{"172.16.0.0/12", "2001:db8:2::/48"}
+}
+
+func externalLocal(s *v1.Service) {
+	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+}
+
+func internalLocal(s *v1.Service) {
+	p := v1.ServiceInternalTrafficPolicyLocal
+	s.Spec.InternalTrafficPolicy = &p
+}
+
+func externalIPs(s *v1.Service) { s.Spec.ExternalIPs = []string{"198.51.100.1", "2001:db8:3::1"} }
+
+func affinity(seconds int32) func(*v1.Service) {
+	return func(s *v1.Service) {
+		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+	}
+}
