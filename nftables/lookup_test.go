@@ -1,0 +1,130 @@
+//go:build linux
+
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestLookup compares what is read of each frontend with what the ruleset has.
+func TestLookup(t *testing.T) {
+	t.Parallel()
+	netlab.Require(t)
+	lab, err := netlab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	h, err := lab.Host("node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{NetNS: h.FD()}
+	at := netip.MustParseAddrPort
+	if _, _, err := Lookup(t.Context(), c, at("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, ErrNoTable) {
+		t.Errorf("without a table: %v", err)
+	}
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 6 {
+		name := fmt.Sprint("s", i)
+		s := &v1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+			Spec: v1.ServiceSpec{
+				Type: v1.ServiceTypeNodePort, ClusterIPs: []string{fmt.Sprintf("10.0.0.%d", i+1), fmt.Sprintf("fd00::%d", i+1)},
+				IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
+				Ports:      []v1.ServicePort{{Name: "p", Port: 80, NodePort: 30000 + int32(i), Protocol: v1.ProtocolUDP}},
+			},
+		}
+		s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
+		if i%2 == 1 {
+			s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+		}
+		if i%3 == 1 {
+			timeout := int32(100 + i)
+			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &timeout}}
+		}
+		tr.SetService(s)
+		for _, typ := range []discovery.AddressType{discovery.AddressTypeIPv4, discovery.AddressTypeIPv6} {
+			port, portName, protocol := int32(8080), "p", v1.ProtocolUDP
+			sl := &discovery.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name + string(typ), Labels: map[string]string{discovery.LabelServiceName: name}},
+				AddressType: typ, Ports: []discovery.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
+			}
+			for j := range i * 5 {
+				node := []string{"here", "there"}[j%2]
+				addr := fmt.Sprintf("10.1.%d.%d", i, j+1)
+				if typ == discovery.AddressTypeIPv6 {
+					addr = fmt.Sprintf("fd01::%d:%d", i, j+1)
+				}
+				sl.Endpoints = append(sl.Endpoints, discovery.Endpoint{Addresses: []string{addr}, NodeName: &node})
+			}
+			tr.SetSlice(sl)
+		}
+	}
+	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := e.Attach("nftables", b).Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	addrs := func(list []*tracker.Endpoint) (out []netip.AddrPort) {
+		for _, ep := range list {
+			out = append(out, ep.Addr)
+		}
+		slices.SortFunc(out, netip.AddrPort.Compare)
+		return out
+	}
+	n := 0
+	for _, s := range e.Snapshot().Services {
+		for i := range s.Frontends {
+			f := &s.Frontends[i]
+			addr := f.Addr
+			if f.Kind == ruleset.NodePort {
+				addr = netip.IPv4Unspecified()
+				if s.Key.Family == tracker.IPv6 {
+					addr = netip.IPv6Unspecified()
+				}
+			}
+			to := netip.AddrPortFrom(addr, f.Port)
+			got, ok, err := Lookup(t.Context(), c, to, v1.ProtocolUDP)
+			want := Found{Table: DefaultTable, Service: s.Key.ServicePortName.String(), Chain: classOf(s, f).chain(), Endpoints: addrs(s.Pool(f.Target))}
+			if f.ShortCircuit() && f.Near == ruleset.ToCluster {
+				want.NearChain = class{slots: slotsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}.chain()
+				want.NearEndpoints = addrs(s.Pool(f.Near))
+			}
+			if err != nil || !ok || fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("%v: %+v, %v, error %v\nwant %+v", to, got, ok, err, want)
+			}
+			n += len(got.Endpoints)
+			if _, ok, err := Lookup(t.Context(), c, to, v1.ProtocolTCP); ok || err != nil {
+				t.Errorf("%v by TCP: %v, error %v", to, ok, err)
+			}
+		}
+	}
+	if n < 100 {
+		t.Errorf("only %d endpoints in all", n)
+	}
+}
