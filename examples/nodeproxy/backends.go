@@ -34,7 +34,7 @@ type mode struct {
 	// own, so that its first sync replaces those.
 	takesOver bool
 	// lookup tells what the kernel would do with a packet, and compares. It may be nil.
-	lookup func(context.Context, io.Writer, ruleset.Packet, ruleset.Verdict) error
+	lookup func(context.Context, io.Writer, question) error
 }
 
 // settings is what a mode is told.
@@ -74,6 +74,7 @@ func nftablesMode() mode {
 		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
 			return nftables.Cleanup(ctx, nftables.Config{Table: kubeProxyTable, Log: log})
 		},
+		lookup: lookupNFTables,
 	}
 }
 

@@ -73,12 +73,13 @@ func (p *program) explain(ctx context.Context, args []string) error {
 			}
 		}
 	}
-	v := w.engine.Snapshot().Trace(packet)
+	snapshot := w.engine.Snapshot()
+	v := snapshot.Trace(packet)
 	writeVerdict(p.out, v)
-	if kernel {
-		return p.compare(ctx, cfg, packet, v)
+	if !kernel {
+		return nil
 	}
-	return nil
+	return p.compare(ctx, cfg, question{packet, v, near(snapshot.Node, packet, v.Frontend)})
 }
 
 // peekTimeout is how long to wait for an API server.
@@ -172,7 +173,7 @@ func writeVerdict(out io.Writer, v ruleset.Verdict) {
 
 // compare tells what the kernel would do with a packet, and whether that is what
 // it should do.
-func (p *program) compare(ctx context.Context, cfg *config.Config, packet ruleset.Packet, v ruleset.Verdict) error {
+func (p *program) compare(ctx context.Context, cfg *config.Config, q question) error {
 	m, err := findMode(p.modes, cfg.Mode)
 	if err != nil {
 		return err
@@ -181,5 +182,5 @@ func (p *program) compare(ctx context.Context, cfg *config.Config, packet rulese
 		fmt.Fprintf(p.out, "kernel: not compared: mode %s cannot be read back\n", m.name)
 		return nil
 	}
-	return m.lookup(ctx, p.out, packet, v)
+	return m.lookup(ctx, p.out, q)
 }

@@ -210,6 +210,45 @@ func visitSoon(h *netlab.Host, to string) (name, source string, err error) {
 	return c.hear()
 }
 
+// TestExplainKernel has explain find out what somebody did to the rules.
+func TestExplainKernel(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+	asks := func(mode string, code int, says ...string) {
+		t.Helper()
+		for _, to := range []string{clusterVIP, nodePort} {
+			p := start(t, s.node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--from", "192.0.2.9", to)
+			got, out := p.exit(t)
+			for _, line := range says {
+				if got != code || !slices.Contains(out, "kernel: "+line) {
+					t.Errorf("mode %s: exit status %d, want %d; %q in\n%s\n%s", mode, got, code, line, strings.Join(out, "\n"), p.log())
+				}
+			}
+		}
+	}
+	for _, mode := range explainedModes {
+		needMode(t, mode)
+		asks(mode, 0, "mode "+mode+" has no rules in this network namespace")
+		p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode)
+		p.synced(t, "services=1 endpoints=2 changed=1")
+		asks(mode, 0, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
+		p.Process.Kill()
+		p.exit(t)
+		// Nobody is there to follow the change.
+		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
+		asks(mode, 1, "endpoint 10.1.0.2:8080", "DIFFERS from what should be")
+		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+		asks(mode, 0, "agrees")
+		c := start(t, s.node, "run", "--cleanup")
+		c.exit(t)
+	}
+}
+
+// explainedModes is those that explain can compare with the kernel.
+var explainedModes = []string{"nftables"}
+
 // TestRunNodeObject checks that what depends on the Node follows it, and that the
 // path may be a single file.
 func TestRunNodeObject(t *testing.T) {

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+
+	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// errDiffers ends explain when the kernel would treat a packet otherwise.
+var errDiffers = errors.New("the kernel's rules are not what they should be")
+
+// question is what explain asks about the kernel.
+type question struct {
+	packet  ruleset.Packet
+	verdict ruleset.Verdict
+	// near: the packet comes from the node or one of its pods, to a frontend that
+	// treats those otherwise.
+	near bool
+}
+
+// lookupNFTables tells what the tables of mode nftables do with a packet.
+func lookupNFTables(ctx context.Context, out io.Writer, q question) error {
+	to := q.packet.To
+	if q.verdict.Frontend != nil && q.verdict.Frontend.Kind == ruleset.NodePort {
+		any := netip.IPv4Unspecified()
+		if to.Addr().Is6() {
+			any = netip.IPv6Unspecified()
+		}
+		to = netip.AddrPortFrom(any, to.Port())
+	}
+	found, ok, err := nftables.Lookup(ctx, nftables.Config{}, to, q.packet.Protocol)
+	switch {
+	case errors.Is(err, nftables.ErrNoTable):
+		fmt.Fprintln(out, "kernel: mode nftables has no rules in this network namespace")
+		return nil
+	case err != nil:
+		return err
+	case !ok:
+		return q.compare(out, "no entry for it", "", nil)
+	}
+	chain, eps := found.Chain, found.Endpoints
+	if q.near && found.NearChain != "" {
+		chain, eps = found.NearChain, found.NearEndpoints
+	}
+	return q.compare(out, fmt.Sprintf("table %s has it go to chain %s", found.Table, chain), found.Service, eps)
+}
+
+// compare says what was found in the kernel, and whether that is what should be.
+func (q question) compare(out io.Writer, where, service string, eps []netip.AddrPort) error {
+	fmt.Fprintf(out, "kernel: %s", where)
+	if service != "" {
+		fmt.Fprintf(out, ", for %s", service)
+	}
+	fmt.Fprintln(out)
+	for _, ep := range eps {
+		fmt.Fprintf(out, "kernel: endpoint %v\n", ep)
+	}
+	var want []netip.AddrPort
+	wantService := ""
+	if q.verdict.Service != nil {
+		wantService = q.verdict.Service.Key.ServicePortName.String()
+	}
+	// A packet that is dropped for its source finds an entry like all others.
+	asked := q.verdict.Endpoints
+	if q.verdict.Service != nil && q.verdict.Action == ruleset.ActionDrop && !q.verdict.Frontend.Admits(q.packet.From) {
+		target := q.verdict.Frontend.Target
+		if q.near {
+			target = q.verdict.Frontend.Near
+		}
+		asked = q.verdict.Service.Pool(target)
+	}
+	for _, ep := range asked {
+		want = append(want, ep.Addr)
+	}
+	slices.SortFunc(want, netip.AddrPort.Compare)
+	if !slices.Equal(eps, want) || service != "" && service != wantService || service == "" && len(want) != 0 {
+		fmt.Fprintln(out, "kernel: DIFFERS from what should be")
+		return errDiffers
+	}
+	fmt.Fprintln(out, "kernel: agrees")
+	return nil
+}
+
+// near reports whether a packet is one that a frontend treats as from the node or
+// its pods.
+func near(n *ruleset.Node, p ruleset.Packet, f *ruleset.Frontend) bool {
+	return f != nil && f.ShortCircuit() && (p.InInterface == "" || n.LocalTraffic.Recognises(p.From, p.InInterface))
+}
