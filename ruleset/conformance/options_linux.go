@@ -55,6 +55,8 @@ const (
 	SCTP Feature = "SCTP"
 	// Affinity: sessionAffinity ClientIP.
 	Affinity Feature = "affinity"
+	// AffinityTimeout: forgetting a client soon after its affinity has timed out.
+	AffinityTimeout Feature = "affinity timeout"
 	// SourceRanges: loadBalancerSourceRanges.
 	SourceRanges Feature = "source ranges"
 	// NodePortAddresses: NodePorts at some of the node's addresses only.

@@ -22,7 +22,7 @@ func affinityWorlds() []world {
 	c := config{clients: affinityClients}
 	need := []Feature{Affinity}
 	return []world{
-		{name: "affinity expires", needs: need, config: c, run: func(w *World) {
+		{name: "affinity expires", needs: []Feature{Affinity, AffinityTimeout}, config: c, run: func(w *World) {
 			const timeout = 3 * time.Second
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), affinity: int32(timeout / time.Second), endpoints: on(pods...)})
 			w.Sync()
