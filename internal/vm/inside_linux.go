@@ -108,6 +108,9 @@ func arguments(tb testing.TB, timeout time.Duration) []string {
 		}
 		return "^" + name + "$"
 	}
+	// Tests that wait for something they do at the same time, but not so many that
+	// the emulated processors make them wait.
+	args = append(args, "-test.parallel=4")
 	run, bench := "", ""
 	for i := 1; i < len(os.Args); i++ {
 		flag, value, given := strings.Cut(strings.TrimPrefix(os.Args[i], "-"), "=")

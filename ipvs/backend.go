@@ -1,0 +1,270 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Backend programs one network namespace's IPVS, with what belongs around it. It
+// implements [ruleset.Backend]. Its methods are safe for concurrent use.
+type Backend struct {
+	config Config
+
+	mu     sync.Mutex
+	kernel *kernel
+	sets   *ipsets
+	device *device
+	// states is what is in the kernel, by family, or nil while that is not known.
+	states []*state
+	// rules is what was last written of those.
+	rules  map[tracker.Family]written
+	closed bool
+}
+
+// ErrClosed is returned after [Backend.Close].
+var ErrClosed = errors.New("ipvs: closed")
+
+// New returns a backend for the network namespace that c names. It opens netlink
+// sockets and checks that the kernel can do what is needed, which changes nothing
+// that lasts: an [*UnsupportedError] says what it cannot. Everything else is done
+// when the first full delta is applied, and stays as it is when the backend is
+// closed.
+func New(c Config) (*Backend, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{config: c, rules: map[tracker.Family]written{}}
+	err = within(c.NetNS, func() error {
+		if err := b.open(); err != nil {
+			return err
+		}
+		return b.probe()
+	})
+	if err != nil {
+		b.close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// open opens the sockets, in the calling thread's namespace.
+func (b *Backend) open() (err error) {
+	if b.kernel, err = dialKernel(b.config.Forwarding); err != nil {
+		return &UnsupportedError{Feature: "IPVS (module ip_vs)", Err: err}
+	}
+	if b.sets, err = dialIPSets(); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	if b.device, err = dialDevice(b.config.Device); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	return nil
+}
+
+func (b *Backend) close() {
+	if b.kernel != nil {
+		b.kernel.close()
+	}
+	if b.sets != nil {
+		b.sets.close()
+	}
+	if b.device != nil {
+		b.device.close()
+	}
+}
+
+// Close closes the backend's sockets and leaves everything in place.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.closed {
+		b.closed = true
+		b.states = nil
+		b.close()
+	}
+	return nil
+}
+
+// Apply makes the kernel agree with d, as [ruleset.Backend] says.
+//
+// What is new comes before what goes: elements of sets, then virtual servers with
+// their real servers, then addresses; and the other way round for what is gone. So
+// a packet to a Service meets all of it, whichever part of the delta is done.
+//
+// A full delta begins with reading what the kernel holds, whoever put it there, and
+// changes only what differs. Real servers with weight 0 that no endpoint asks for
+// are taken to be draining. Virtual servers that no Service asks for are removed if
+// an element in one of the sets says that they are the backend's.
+//
+// A [*ruleset.PartialError] names Services that cannot be programmed or only in
+// part. [ruleset.ErrNeedFull] comes when something is found missing that was there.
+func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
+	return b.do(ctx, func() error {
+		if d.Full {
+			if err := b.read(ctx, d); err != nil {
+				b.states = nil
+				return err
+			}
+		}
+		if b.states == nil {
+			return ruleset.ErrNeedFull
+		}
+		failed := map[tracker.Key]error{}
+		for _, s := range b.states {
+			w := newWork(b, s, failed)
+			if err := w.apply(ctx, d); err != nil {
+				if errors.Is(err, ruleset.ErrNeedFull) {
+					b.config.Log.Warn("ipvs: reading all", slog.Any("reason", err))
+				}
+				if d.Full || errors.Is(err, ruleset.ErrNeedFull) {
+					b.states = nil
+				}
+				return fmt.Errorf("ipvs: %w", err)
+			}
+		}
+		if len(failed) == 0 {
+			return nil
+		}
+		for k, err := range failed {
+			b.config.Log.Error("ipvs: service not programmed", slog.String("service", k.String()), slog.Any("error", err))
+		}
+		return &ruleset.PartialError{Failed: failed}
+	})
+}
+
+// do runs f in the namespace, with the lock held.
+func (b *Backend) do(ctx context.Context, f func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return ErrClosed
+	}
+	return within(b.config.NetNS, f)
+}
+
+// read sets up the node and reads what is in the kernel, before a full delta.
+func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
+	if !b.config.KeepSysctls {
+		for _, s := range Sysctls(b.config, release()) {
+			if err := s.set(); err != nil {
+				return fmt.Errorf("ipvs: %w", err)
+			}
+		}
+	}
+	if err := b.kernel.setTimeouts(b.config.Timeouts); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	if err := b.device.ensure(); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	b.states = nil
+	var states []*state
+	for _, f := range b.config.Families {
+		for id := range setCount {
+			if err := b.sets.create(id, f); err != nil {
+				return fmt.Errorf("ipvs: %w", err)
+			}
+		}
+		s, err := b.readFamily(f, time.Now())
+		if err != nil {
+			return fmt.Errorf("ipvs: %w", err)
+		}
+		if err := b.writeRules(ctx, s, d.Node, true); err != nil {
+			return fmt.Errorf("ipvs: %w", err)
+		}
+		states = append(states, s)
+	}
+	b.states = states
+	return nil
+}
+
+// readFamily reads what the kernel holds. What is in doubt is taken to be as an
+// earlier process left it.
+func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
+	s := newState(f)
+	for id := range setCount {
+		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries[e] = entryState{mark: mark} })
+		if err != nil {
+			return nil, err
+		}
+	}
+	// Later changes are told of.
+	if _, err := b.device.changed(); err != nil {
+		return nil, err
+	}
+	err := b.device.addresses(f, func(a netip.Addr) { s.bound[a] = 0 }, func(a netip.Addr) { s.own[a] = true })
+	if err != nil {
+		return nil, err
+	}
+	err = b.kernel.virtuals(f, func(k virtualKey, v virtual) {
+		proto := k.proto
+		if k.mark != 0 {
+			proto = protoTCP // not told; the one that matters
+		}
+		s.virtuals[k] = &virtualState{virtual: v, proto: proto, reals: map[netip.AddrPort]realState{}}
+	})
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range s.virtuals {
+		err := b.kernel.reals(k, func(r real) {
+			v.reals[r.at] = realState{uint16(r.weight), serving}
+			if r.weight == 0 {
+				v.reals[r.at] = realState{0, draining}
+				s.drain(k, r.at, now)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// written is the netfilter rules in place in one family.
+type written struct {
+	// text is what was asked for, and saved what iptables-save made of it.
+	text, saved string
+}
+
+// writeRules has the netfilter rules be those for a node, and leaves those that
+// are.
+func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, read bool) error {
+	tables := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: n}.tables()
+	last := b.rules[s.family]
+	text := restoreAll(tables, "")
+	if !read && text == last.text {
+		s.node = n
+		return nil
+	}
+	tool := iptables{b.config.IPTables, s.family}
+	saved, err := tool.save(ctx)
+	if err != nil {
+		return err
+	}
+	if text != last.text || ownRules(tables, saved) != last.saved {
+		if err := tool.restore(ctx, restoreAll(tables, saved)); err != nil {
+			return err
+		}
+		if saved, err = tool.save(ctx); err != nil {
+			return err
+		}
+	}
+	b.rules[s.family] = written{text, ownRules(tables, saved)}
+	s.node = n
+	return nil
+}

@@ -1,0 +1,62 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/vm"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+)
+
+// TestConformance sends packets through everything the ruleset can say.
+func TestConformance(t *testing.T) {
+	if !vm.Inside(t, vm.IPVS) {
+		return
+	}
+	conformance.Run(t, conformance.Options{New: newForWorld, Skip: map[conformance.Feature]string{
+		conformance.AffinityTimeout: "IPVS remembers a client as long as it knows connections of it, and looks once a minute",
+	}})
+}
+
+func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
+	b, err := New(Config{NetNS: env.NetNS, Families: env.Families})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		_ = b.Watch(ctx, time.Hour, func(err error) { tb.Errorf("watch: %v", err) })
+	}()
+	tb.Cleanup(func() {
+		if tb.Failed() {
+			describe(tb, env.NetNS)
+		}
+		cancel()
+		<-watched
+		b.Close()
+	})
+	return b
+}
+
+// describe logs what is in the kernel.
+func describe(tb testing.TB, netns int) {
+	err := within(netns, func() error {
+		for _, c := range []string{"ipvsadm -Ln", "ipset save"} {
+			args := strings.Fields(c)
+			out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+			tb.Logf("%s: %v\n%s", c, err, out)
+		}
+		return nil
+	})
+	if err != nil {
+		tb.Error(err)
+	}
+}

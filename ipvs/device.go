@@ -1,0 +1,224 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// device is the dummy device that makes the Services' addresses local.
+type device struct {
+	name  string
+	nl    *netlink.Handle
+	index int
+	// calls is how many requests were made.
+	calls int
+	// news tells of changes of any address.
+	news int
+}
+
+func dialDevice(name string) (*device, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	news, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	if err == nil {
+		err = unix.Bind(news, &unix.SockaddrNetlink{
+			Family: unix.AF_NETLINK, Groups: 1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1),
+		})
+		if err != nil {
+			unix.Close(news)
+		}
+	}
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	return &device{name: name, nl: h, news: news}, nil
+}
+
+func (d *device) close() {
+	d.nl.Close()
+	unix.Close(d.news)
+}
+
+// ensure makes the device if it is not there.
+//
+// It stays down, as kube-proxy's does: its addresses are local all the same, and
+// nothing is sent by it.
+func (d *device) ensure() error {
+	d.calls++
+	link, err := d.nl.LinkByName(d.name)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = d.name
+		if err := d.nl.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("add dummy device %s: %w", d.name, err)
+		}
+		link, err = d.nl.LinkByName(d.name)
+	}
+	if err != nil {
+		return fmt.Errorf("device %s: %w", d.name, err)
+	}
+	if link.Type() != "dummy" {
+		return fmt.Errorf("device %s is a %s, not a dummy device", d.name, link.Type())
+	}
+	d.index = link.Attrs().Index
+	return nil
+}
+
+// find fails unless the device is the one it was.
+func (d *device) find() error {
+	d.calls++
+	link, err := d.nl.LinkByName(d.name)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", d.name, err)
+	}
+	if link.Attrs().Index != d.index {
+		return fmt.Errorf("device %s is another one", d.name)
+	}
+	return nil
+}
+
+// addresses calls bound with the device's addresses and own with all others that
+// are the node's, without loopback addresses.
+func (d *device) addresses(f tracker.Family, bound, own func(netip.Addr)) error {
+	var list []netlink.Addr
+	var err error
+	for range 10 {
+		d.calls++
+		list, err = d.nl.AddrList(nil, int(addressFamily(f)))
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range list {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if !ok {
+			continue
+		}
+		addr = addr.Unmap()
+		if tracker.FamilyOf(addr) != f {
+			continue
+		}
+		switch {
+		case a.LinkIndex == d.index:
+			if !addr.IsLinkLocalUnicast() {
+				bound(addr)
+			}
+		case !addr.IsLoopback():
+			own(addr)
+		}
+	}
+	return nil
+}
+
+func (d *device) netlinkAddr(a netip.Addr) *netlink.Addr {
+	bits := a.BitLen()
+	out := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}, LinkIndex: d.index}
+	if a.Is6() {
+		out.Flags = unix.IFA_F_NODAD
+	}
+	return out
+}
+
+func (d *device) link() netlink.Link {
+	return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name, Index: d.index}}
+}
+
+func (d *device) bind(a netip.Addr) error {
+	d.calls++
+	if err := d.nl.AddrAdd(d.link(), d.netlinkAddr(a)); err != nil && !errors.Is(err, unix.EEXIST) {
+		err = fmt.Errorf("add address %s to %s: %w", a, d.name, err)
+		if errors.Is(err, unix.ENODEV) {
+			err = fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
+		}
+		return err
+	}
+	return nil
+}
+
+func (d *device) unbind(a netip.Addr) error {
+	d.calls++
+	if err := d.nl.AddrDel(d.link(), d.netlinkAddr(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove address %s from %s: %w", a, d.name, err)
+	}
+	return nil
+}
+
+// remove deletes the device, if it is there.
+func (d *device) remove() error {
+	link, err := d.nl.LinkByName(d.name)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) {
+		return nil
+	}
+	if err == nil && link.Type() != "dummy" {
+		return nil
+	}
+	if err == nil {
+		err = d.nl.LinkDel(link)
+	}
+	if err != nil {
+		return fmt.Errorf("remove device %s: %w", d.name, err)
+	}
+	return nil
+}
+
+// changed reports whether an address of the node has come or gone on another
+// device since the last call. It does not wait.
+func (d *device) changed() (bool, error) {
+	changed := false
+	buf := make([]byte, 1<<16)
+	for {
+		n, _, err := unix.Recvfrom(d.news, buf, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return changed, nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.ENOBUFS):
+			// Some were lost.
+			changed = true
+			continue
+		case err != nil:
+			return true, fmt.Errorf("news of addresses: %w", err)
+		}
+		for b := buf[:n]; len(b) >= unix.SizeofNlMsghdr; {
+			size := int(binary.NativeEndian.Uint32(b))
+			if size < unix.SizeofNlMsghdr || size > len(b) {
+				break
+			}
+			typ := binary.NativeEndian.Uint16(b[4:])
+			if typ == unix.RTM_NEWADDR || typ == unix.RTM_DELADDR {
+				changed = changed || d.concerns(b[unix.SizeofNlMsghdr:size])
+			}
+			b = b[min((size+3)&^3, len(b)):]
+		}
+	}
+}
+
+// concerns reports whether a message is about an address that matters: IPv6
+// link-local ones come and go with every pod.
+func (d *device) concerns(msg []byte) bool {
+	if len(msg) < unix.SizeofIfAddrmsg {
+		return false
+	}
+	const scope, index = 3, 4 // struct ifaddrmsg of include/uapi/linux/if_addr.h
+	return int(binary.NativeEndian.Uint32(msg[index:])) != d.index && msg[scope] < unix.RT_SCOPE_LINK
+}

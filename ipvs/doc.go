@@ -1,0 +1,2 @@
+// Package ipvs forwards Service traffic with IPVS.
+package ipvs

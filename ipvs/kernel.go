@@ -1,0 +1,250 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	moby "github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// netlinkTimeout is how long an answer of the kernel is waited for.
+const netlinkTimeout = 30 * time.Second
+
+// kernel is IPVS as the kernel has it, by github.com/moby/ipvs.
+type kernel struct {
+	handle     *moby.Handle
+	forwarding Forwarding
+	// calls is how many requests were made.
+	calls int
+}
+
+// errNoFamily: the kernel has no IPVS, or not for this process.
+var errNoFamily = errors.New("the kernel has no generic netlink family IPVS: its module ip_vs is missing or not loaded")
+
+// dialKernel opens a handle in the calling thread's namespace.
+func dialKernel(f Forwarding) (*kernel, error) {
+	// Asking has the kernel load the module, wherever this process keeps none. moby
+	// asks but once in a process, keeps the answer for good even if it was none, and
+	// takes the silence it then gets for success.
+	nl, err := netlink.NewHandle(unix.NETLINK_GENERIC)
+	if err != nil {
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	_, err = nl.GenlFamilyGet("IPVS")
+	nl.Close()
+	if errors.Is(err, unix.ENOENT) {
+		return nil, errNoFamily
+	}
+	if err != nil {
+		return nil, fmt.Errorf("generic netlink: %w", err)
+	}
+	h, err := moby.New("")
+	if err != nil {
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	k := &kernel{handle: h, forwarding: f}
+	if err := k.check(); err != nil {
+		k.close()
+		return nil, err
+	}
+	return k, nil
+}
+
+// check asks for a virtual server that cannot be.
+func (k *kernel) check() error {
+	_, err := k.handle.GetService(&moby.Service{AddressFamily: unix.AF_INET, Protocol: 255, Address: net.IPv4zero})
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return nil
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("CAP_NET_ADMIN is needed in the initial user namespace: %w", err)
+	case err == nil || !isErrno(err):
+		return errors.New("IPVS became available after this process had looked for it; it has to be started again")
+	}
+	return err
+}
+
+func isErrno(err error) bool {
+	var errno unix.Errno
+	return errors.As(err, &errno)
+}
+
+func (k *kernel) close() { k.handle.Close() }
+
+// service returns a virtual server as moby has it.
+func (key virtualKey) service(v virtual) *moby.Service {
+	s := &moby.Service{
+		AddressFamily: uint16(addressFamily(key.family)),
+		FWMark:        key.mark,
+		SchedName:     string(v.scheduler),
+		Flags:         v.flags,
+		Timeout:       v.timeout,
+		// The mask by which persistence takes clients for one, or its length.
+		Netmask: 0xffffffff,
+	}
+	if key.family == tracker.IPv6 {
+		s.Netmask = 128
+	}
+	if key.mark == 0 {
+		s.Address, s.Port, s.Protocol = key.at.Addr().AsSlice(), key.at.Port(), uint16(key.proto)
+	}
+	return s
+}
+
+// String names a virtual server as ipvsadm does.
+func (key virtualKey) String() string {
+	switch {
+	case key.mark != 0:
+		return fmt.Sprintf("FWM %d %s", key.mark, key.family)
+	case key.proto == protoTCP:
+		return "TCP " + key.at.String()
+	case key.proto == protoUDP:
+		return "UDP " + key.at.String()
+	case key.proto == protoSCTP:
+		return "SCTP " + key.at.String()
+	}
+	return fmt.Sprintf("protocol %d %s", key.proto, key.at)
+}
+
+// virtuals calls fn with each virtual server of the family.
+func (k *kernel) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
+	k.calls++
+	list, err := k.handle.GetServices()
+	if err != nil {
+		return fmt.Errorf("list virtual servers: %w", err)
+	}
+	for _, s := range list {
+		if s.AddressFamily != uint16(addressFamily(f)) {
+			continue
+		}
+		key := virtualKey{family: f, mark: s.FWMark}
+		if s.FWMark == 0 {
+			a, ok := netip.AddrFromSlice(s.Address)
+			if !ok {
+				continue
+			}
+			key.proto, key.at = uint8(s.Protocol), netip.AddrPortFrom(a, s.Port)
+		}
+		fn(key, virtual{Scheduler(s.SchedName), s.Flags &^ flagHashed, s.Timeout})
+	}
+	return nil
+}
+
+// real is a real server as it is found.
+type real struct {
+	at               netip.AddrPort
+	weight           int
+	active, inactive int
+}
+
+func (k *kernel) reals(key virtualKey, fn func(real)) error {
+	k.calls++
+	list, err := k.handle.GetDestinations(key.service(virtual{}))
+	if err != nil {
+		return fmt.Errorf("list real servers of %s: %w", key, err)
+	}
+	for _, d := range list {
+		if a, ok := netip.AddrFromSlice(d.Address); ok {
+			fn(real{netip.AddrPortFrom(a, d.Port), d.Weight, d.ActiveConnections, d.InactiveConnections})
+		}
+	}
+	return nil
+}
+
+func (k *kernel) addVirtual(key virtualKey, v virtual) error {
+	k.calls++
+	err := k.handle.NewService(key.service(v))
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return k.setVirtual(key, v)
+	case errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("add virtual server %s: the kernel has no scheduler %s (module ip_vs_%s): %w", key, v.scheduler, v.scheduler, err)
+	}
+	return wrap(err, "add virtual server", key)
+}
+
+func (k *kernel) setVirtual(key virtualKey, v virtual) error {
+	k.calls++
+	return wrap(k.handle.UpdateService(key.service(v)), "set virtual server", key)
+}
+
+// delVirtual deletes a virtual server, if it is there.
+func (k *kernel) delVirtual(key virtualKey) error {
+	k.calls++
+	err := k.handle.DelService(key.service(virtual{}))
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return wrap(err, "delete virtual server", key)
+}
+
+func (k *kernel) destination(at netip.AddrPort, weight uint16) *moby.Destination {
+	d := &moby.Destination{Address: at.Addr().AsSlice(), Port: at.Port(), Weight: int(weight)}
+	switch k.forwarding {
+	case DirectRouting:
+		d.ConnectionFlags = moby.ConnectionFlagDirectRoute
+	case Tunnel:
+		d.ConnectionFlags = moby.ConnectionFlagTunnel
+	}
+	return d
+}
+
+func (k *kernel) addReal(key virtualKey, at netip.AddrPort, weight uint16) error {
+	k.calls++
+	err := k.handle.NewDestination(key.service(virtual{}), k.destination(at, weight))
+	if errors.Is(err, unix.EEXIST) {
+		return k.setReal(key, at, weight)
+	}
+	return wrap(err, "add real server "+at.String()+" to", key)
+}
+
+func (k *kernel) setReal(key virtualKey, at netip.AddrPort, weight uint16) error {
+	k.calls++
+	err := k.handle.UpdateDestination(key.service(virtual{}), k.destination(at, weight))
+	return wrap(err, "set real server "+at.String()+" of", key)
+}
+
+// delReal deletes a real server, if it is there.
+func (k *kernel) delReal(key virtualKey, at netip.AddrPort) error {
+	k.calls++
+	err := k.handle.DelDestination(key.service(virtual{}), k.destination(at, 0))
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return wrap(err, "delete real server "+at.String()+" of", key)
+}
+
+// setTimeouts sets those that are not 0.
+func (k *kernel) setTimeouts(t Timeouts) error {
+	if t == (Timeouts{}) {
+		return nil
+	}
+	k.calls++
+	err := k.handle.SetConfig(&moby.Config{TimeoutTCP: t.TCP, TimeoutTCPFin: t.TCPFin, TimeoutUDP: t.UDP})
+	if err != nil {
+		return fmt.Errorf("set timeouts: %w", err)
+	}
+	return nil
+}
+
+// wrap says what could not be done. What is missing though it was there makes of it
+// a [ruleset.ErrNeedFull].
+func wrap(err error, what string, key virtualKey) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("%w: %s %s: %w", ruleset.ErrNeedFull, what, key, err)
+	}
+	return fmt.Errorf("%s %s: %w", what, key, err)
+}

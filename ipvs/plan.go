@@ -1,0 +1,268 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// virtualKey names a virtual server: by address, port and protocol, or by a packet
+// mark.
+type virtualKey struct {
+	family tracker.Family
+	proto  uint8 // 0 with a mark
+	at     netip.AddrPort
+	mark   uint32
+}
+
+// virtual is the properties of a virtual server.
+type virtual struct {
+	scheduler Scheduler
+	flags     uint32
+	// timeout is that of persistence, in seconds.
+	timeout uint32
+}
+
+// plannedVirtual is a virtual server that a Service is to have.
+type plannedVirtual struct {
+	key virtualKey
+	virtual
+	proto uint8
+	pool  []*tracker.Endpoint
+}
+
+// plan is everything that one Service port has in the kernel.
+type plan struct {
+	virtuals []plannedVirtual
+	// entries is what the sets are to hold, but for setShortCircuit.
+	entries []entry
+	// near is the entries of setShortCircuit, all with the value mark.
+	near []entry
+	mark uint32
+	// bind is the addresses that the dummy device is to have.
+	bind []netip.Addr
+}
+
+// local is what a plan has to know of the node.
+type local struct {
+	// node is the node's name.
+	node string
+	// nodePorts is the node's own addresses at which NodePorts answer, of one family.
+	nodePorts []netip.Addr
+	// own reports whether an address is one of the node's own. Those are not bound.
+	own func(netip.Addr) bool
+}
+
+// makePlan says what a Service port has in the kernel. mark is the packet mark for
+// its virtual server for connections from near: 0 to say whether it needs one,
+// which it does if the plan has entries in near whose mark is 0. It depends on
+// nothing but its arguments.
+func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
+	family, proto := s.Key.Family, protocolNumber(s.Key.Protocol)
+	p := plan{mark: mark}
+	add := func(set setID, at netip.AddrPort, other netip.Prefix) {
+		p.entries = append(p.entries, entry{set: set, family: family, addr: at.Addr(), proto: proto, port: at.Port(), other: other})
+	}
+	// What hairpins is on this node, or may be.
+	hairpin := func(pool []*tracker.Endpoint) {
+		for _, ep := range pool {
+			if ep.Node == "" || ep.IsLocal(l.node) {
+				add(setLoopBack, ep.Addr, netip.PrefixFrom(ep.Addr.Addr(), ep.Addr.Addr().BitLen()))
+			}
+		}
+	}
+	if c.Forwarding == NAT {
+		hairpin(s.Selection.Reachable)
+	}
+
+	server := func(f *ruleset.Frontend, at netip.AddrPort) {
+		pool := s.Pool(f.Target)
+		p.virtuals = append(p.virtuals, plannedVirtual{
+			key:     virtualKey{family: family, proto: proto, at: at},
+			virtual: c.virtual(s.Port.Affinity, pool), proto: proto, pool: pool,
+		})
+		if f.Target == ruleset.Drop {
+			add(setNoLocal, at, netip.Prefix{})
+		}
+		if f.ShortCircuit() && f.Near != f.Target {
+			p.near = append(p.near, entry{set: setShortCircuit, family: family, addr: at.Addr(), proto: proto, port: at.Port()})
+		}
+	}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		if f.Kind == ruleset.NodePort {
+			c.planNodePort(&p, f, proto, family, l, server)
+			continue
+		}
+		at := netip.AddrPortFrom(f.Addr, f.Port)
+		localPolicy := f.ShortCircuit()
+		switch f.Kind {
+		case ruleset.ClusterIP:
+			add(setClusterIP, at, netip.Prefix{})
+		case ruleset.ExternalIP:
+			if localPolicy {
+				add(setExternalIPLocal, at, netip.Prefix{})
+			} else {
+				add(setExternalIP, at, netip.Prefix{})
+			}
+		case ruleset.LoadBalancerIP:
+			add(setLoadBalancer, at, netip.Prefix{})
+			if localPolicy {
+				add(setLoadBalancerLocal, at, netip.Prefix{})
+			}
+			if len(f.Sources) != 0 {
+				add(setLoadBalancerFW, at, netip.Prefix{})
+			}
+			for _, src := range f.Sources {
+				if src.IsSingleIP() {
+					add(setLoadBalancerSourceIP, at, src)
+				} else {
+					add(setLoadBalancerSourceCIDR, at, src)
+				}
+			}
+		}
+		server(f, at)
+		if l.own(f.Addr) {
+			continue
+		}
+		p.bind = append(p.bind, f.Addr)
+		p.entries = append(p.entries, entry{set: setIPs, family: family, addr: f.Addr})
+		if f.Kind != ruleset.ClusterIP {
+			p.entries = append(p.entries, entry{set: setBoundExternal, family: family, addr: f.Addr})
+		}
+	}
+	if s.Port.HealthCheckNodePort != 0 {
+		p.entries = append(p.entries, entry{set: setHealthCheckNodePort, family: family, port: s.Port.HealthCheckNodePort})
+	}
+	if len(p.near) != 0 && mark != 0 && !c.nearDrops(s) {
+		pool := nearPool(s)
+		p.virtuals = append(p.virtuals, plannedVirtual{
+			key:     virtualKey{family: family, mark: mark},
+			virtual: c.nearVirtual(s.Port.Affinity, pool), proto: proto, pool: pool,
+		})
+	}
+	return p
+}
+
+// planNodePort adds a NodePort: a virtual server at each of the node's addresses.
+func (c Config) planNodePort(p *plan, f *ruleset.Frontend, proto uint8, family tracker.Family, l local, server func(*ruleset.Frontend, netip.AddrPort)) {
+	localPolicies := []bool{false}
+	if f.ShortCircuit() {
+		localPolicies = append(localPolicies, true)
+	}
+	for _, local := range localPolicies {
+		set := nodePortSet(proto, local)
+		if sets[set].kind == bitmapPort {
+			p.entries = append(p.entries, entry{set: set, family: family, port: f.Port})
+			continue
+		}
+		for _, a := range l.nodePorts {
+			p.entries = append(p.entries, entry{set: set, family: family, addr: a, proto: proto, port: f.Port})
+		}
+	}
+	for _, a := range l.nodePorts {
+		server(f, netip.AddrPortFrom(a, f.Port))
+	}
+}
+
+// nearFrontend returns a frontend that connections from near meet otherwise than
+// others, or nil. All that do are alike in that: it is what the policy of Cluster
+// comes to.
+func nearFrontend(s *ruleset.Service) *ruleset.Frontend {
+	for i := range s.Frontends {
+		if f := &s.Frontends[i]; f.ShortCircuit() && f.Near != f.Target {
+			return f
+		}
+	}
+	return nil
+}
+
+func nearPool(s *ruleset.Service) []*tracker.Endpoint {
+	if f := nearFrontend(s); f != nil {
+		return s.Pool(f.Near)
+	}
+	return nil
+}
+
+// nearDrops reports whether connections from near are dropped, for which there is a
+// mark of its own.
+func (c Config) nearDrops(s *ruleset.Service) bool {
+	f := nearFrontend(s)
+	return f != nil && f.Near == ruleset.Drop
+}
+
+// virtual returns what a virtual server with the endpoints is to be like.
+func (c Config) virtual(affinity time.Duration, pool []*tracker.Endpoint) virtual {
+	v := virtual{scheduler: c.Scheduler}
+	if v.scheduler == "" {
+		v.scheduler = RoundRobin
+		if weighted(pool) {
+			v.scheduler = WeightedRoundRobin
+		}
+	}
+	v.flags = v.scheduler.flags(c.Hash)
+	if affinity > 0 {
+		v.flags |= flagPersistent
+		// The kernel counts in jiffies of at least a millisecond, in a long.
+		v.timeout = uint32(min(max(int64(affinity/time.Second), 1), math.MaxInt32/1000))
+	}
+	return v
+}
+
+// nearVirtual returns what one with a mark is to be like. IPVS does not translate
+// ports for clients that it remembers by a mark (ip_vs_sched_persist of
+// net/netfilter/ipvs/ip_vs_core.c: only where the packet has the virtual server's own
+// port), so affinity is a matter of hashing the client's address there.
+func (c Config) nearVirtual(affinity time.Duration, pool []*tracker.Endpoint) virtual {
+	if affinity > 0 {
+		return virtual{scheduler: Maglev, flags: Maglev.flags(Hash{AddressOnly: true})}
+	}
+	return c.virtual(0, pool)
+}
+
+// weighted reports whether some endpoints that get connections get more than others.
+func weighted(pool []*tracker.Endpoint) bool {
+	var weight uint16
+	for _, ep := range pool {
+		if ep.Weight == 0 {
+			continue
+		}
+		if weight != 0 && ep.Weight != weight {
+			return true
+		}
+		weight = ep.Weight
+	}
+	return false
+}
+
+// missing returns what of a is not in b.
+func missing[T comparable](a, b []T) []T {
+	if len(a) == 0 {
+		return nil
+	}
+	var out []T
+	if len(a)*len(b) < 256 {
+		for _, x := range a {
+			if !slices.Contains(b, x) {
+				out = append(out, x)
+			}
+		}
+		return out
+	}
+	in := make(map[T]struct{}, len(b))
+	for _, x := range b {
+		in[x] = struct{}{}
+	}
+	for _, x := range a {
+		if _, ok := in[x]; !ok {
+			out = append(out, x)
+		}
+	}
+	return out
+}

@@ -1,0 +1,83 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// ErrUnsupported is in the error of [New] and [Probe] where the system lacks
+// something.
+var ErrUnsupported = errors.New("ipvs: cannot be used")
+
+// UnsupportedError says what the system lacks. It is [ErrUnsupported].
+type UnsupportedError struct {
+	// Feature is what is missing: a kernel module or a program.
+	Feature string
+	// Err is what the system said.
+	Err error
+}
+
+// Error says what is missing.
+func (e *UnsupportedError) Error() string {
+	if errors.Is(e.Err, unix.EPERM) {
+		return fmt.Sprintf("%v: %s: CAP_NET_ADMIN is needed, in the initial user namespace: %v", ErrUnsupported, e.Feature, e.Err)
+	}
+	return fmt.Sprintf("%v: %s: %v", ErrUnsupported, e.Feature, e.Err)
+}
+
+// Unwrap makes errors.Is find [ErrUnsupported] and the system's error.
+func (e *UnsupportedError) Unwrap() []error { return []error{ErrUnsupported, e.Err} }
+
+// Probe reports whether a [Backend] with the configuration would find all it
+// needs: nil, an [*UnsupportedError] that names the kernel module or program that
+// is missing, or an error of the configuration. [New] does the same.
+func Probe(c Config) error {
+	b, err := New(c)
+	if err != nil {
+		return err
+	}
+	return b.Close()
+}
+
+// probe tries the schedulers, with virtual servers at addresses for documentation
+// (RFC 5737, RFC 3849), looks for ipset, and for the programs.
+func (b *Backend) probe() error {
+	wanted := []Scheduler{b.config.Scheduler}
+	if b.config.Scheduler == "" {
+		wanted = []Scheduler{RoundRobin, WeightedRoundRobin}
+	}
+	for _, f := range b.config.Families {
+		addr := netip.AddrFrom4([4]byte{198, 51, 100, 0})
+		if f == tracker.IPv6 {
+			addr = netip.MustParseAddr("2001:db8::")
+		}
+		// Others may be looking as well, where this process's namespace is theirs.
+		for _, s := range wanted {
+			k := virtualKey{family: f, proto: protoTCP, at: netip.AddrPortFrom(addr, 20000)}
+			if err := b.kernel.addVirtual(k, virtual{scheduler: s, flags: s.flags(b.config.Hash)}); err != nil {
+				return &UnsupportedError{Feature: fmt.Sprintf("scheduler %s over %s (module ip_vs_%s)", s, f, s), Err: err}
+			}
+			if err := b.kernel.delVirtual(k); err != nil {
+				return fmt.Errorf("ipvs: probe: %w", err)
+			}
+		}
+		for _, what := range []string{"save", "restore"} {
+			program := iptables{b.config.IPTables, f}.program(what)
+			if _, err := exec.LookPath(program); err != nil {
+				return &UnsupportedError{Feature: "program " + program, Err: err}
+			}
+		}
+	}
+	if _, err := b.sets.header("KUBE-PROBE"); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &UnsupportedError{Feature: "ipset (module ip_set)", Err: err}
+	}
+	return nil
+}

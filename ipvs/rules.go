@@ -1,0 +1,327 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// The netfilter rules. Their number depends on the node's configuration alone, not
+// on what Services there are: everything about those is in the sets.
+//
+// A packet to a Service meets, in this order,
+//
+//	arriving:           nat PREROUTING, mangle INPUT, filter INPUT, IPVS
+//	the node's own:     mangle OUTPUT, nat OUTPUT, IPVS
+//	sent on by IPVS:    (OUTPUT again), mangle POSTROUTING, nat POSTROUTING
+//
+// so whatever may drop it, or have IPVS treat it otherwise, is in mangle.
+type rules struct {
+	family tracker.Family
+	// mark is the masquerade bit, marks those that name virtual servers.
+	mark  uint32
+	marks Marks
+	node  *ruleset.Node
+}
+
+// chain is a chain of the backend's with its rules, each without "-A NAME".
+type chain struct {
+	name  string
+	rules []string
+}
+
+// jump is a rule that leads from a built-in chain to one of the backend's.
+type jump struct{ from, rule string }
+
+// table is what the backend has in one of the kernel's tables.
+type table struct {
+	name   string
+	jumps  []jump
+	chains []chain
+}
+
+// tables renders all rules of a family. It is deterministic.
+func (r rules) tables() []table { return []table{r.mangle(), r.nat(), r.filter()} }
+
+func (r rules) set(s setID, dirs string) string {
+	return fmt.Sprintf("-m set --match-set %s %s", s.name(r.family), dirs)
+}
+
+// pods returns a match for each way in which this node's pods are told.
+func (r rules) pods() (matches []string) {
+	switch l := r.node.LocalTraffic; {
+	case l.Bridge != "":
+		return []string{"-i " + l.Bridge}
+	case l.InterfacePrefix != "":
+		return []string{"-i " + l.InterfacePrefix + "+"}
+	default:
+		for _, c := range l.CIDRs {
+			if tracker.FamilyOf(c.Addr()) == r.family {
+				matches = append(matches, "-s "+c.String())
+			}
+		}
+	}
+	return matches
+}
+
+func (r rules) unlessPods(then ...string) (out []string) {
+	for _, p := range r.pods() {
+		out = append(out, p+" -j RETURN")
+	}
+	return append(out, then...)
+}
+
+const (
+	notNew = "-m conntrack ! --ctstate NEW -j RETURN"
+	isNew  = "-m conntrack --ctstate NEW"
+)
+
+// mangle decides what IPVS gets to see.
+func (r rules) mangle() table {
+	firewall := r.set(setLoadBalancerFW, "dst,dst") + " -j KUBE-PROXY-FIREWALL"
+	noLocal := []string{
+		"-m mark --mark " + r.marks.String() + " -j RETURN",
+		r.set(setNoLocal, "dst,dst") + ` -m comment --comment "only other nodes have endpoints" -j DROP`,
+	}
+	near := r.set(setShortCircuit, "dst,dst") + " -j KUBE-SHORT-CIRCUIT"
+	in := []string{notNew, firewall}
+	for _, p := range r.pods() {
+		in = append(in, p+" "+near)
+	}
+	in = append(in, noLocal...)
+	out := append([]string{"-m ipvs --ipvs -j RETURN", notNew, firewall, near}, noLocal...)
+
+	return table{
+		name: "mangle",
+		jumps: []jump{
+			{"INPUT", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-IN`},
+			{"OUTPUT", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-OUT`},
+			{"POSTROUTING", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-SENT`},
+		},
+		chains: []chain{
+			{"KUBE-IPVS-IN", in},
+			{"KUBE-IPVS-OUT", out},
+			{"KUBE-PROXY-FIREWALL", []string{
+				r.set(setLoadBalancerSourceCIDR, "dst,dst,src") + " -j RETURN",
+				r.set(setLoadBalancerSourceIP, "dst,dst,src") + " -j RETURN",
+				`-m comment --comment "not in loadBalancerSourceRanges" -j DROP`,
+			}},
+			{"KUBE-SHORT-CIRCUIT", []string{
+				"-j SET --map-set " + setShortCircuit.name(r.family) + " dst,dst --map-mark",
+				fmt.Sprintf(`-m mark --mark %#x -m comment --comment "no endpoint can be used" -j DROP`, r.marks.Value),
+			}},
+			// The mark that named a virtual server has done its work. It had taken the
+			// place of the one that asks for masquerading.
+			{"KUBE-IPVS-SENT", append([]string{
+				"-m ipvs ! --ipvs -j RETURN",
+				"-m mark ! --mark " + r.marks.String() + " -j RETURN",
+				"-j MARK --set-xmark 0x0/0xffffffff",
+			}, r.unlessPods(fmt.Sprintf("-m addrtype --src-type LOCAL -j MARK --set-xmark %#x/%#x", r.mark, r.mark))...)},
+		},
+	}
+}
+
+// nat decides whose source is replaced, and does it.
+func (r rules) nat() table {
+	services := []string{"-m mark --mark " + r.marks.String() + " -j RETURN"}
+	cluster := r.set(setClusterIP, "dst,dst")
+	switch {
+	case r.node.MasqueradeAll:
+		services = append(services, cluster+" -j KUBE-MARK-MASQ")
+	case r.node.LocalTraffic.Detects(r.family):
+		services = append(services, cluster+" -j KUBE-CLUSTER-IP")
+	default:
+		// A cluster IP that the node itself took for its source, as the kernel does if
+		// a program does not say otherwise, cannot be answered.
+		services = append(services, cluster+" "+r.set(setIPs, "src")+" -j KUBE-MARK-MASQ")
+	}
+	services = append(services,
+		r.set(setLoadBalancer, "dst,dst")+" -j KUBE-LOAD-BALANCER",
+		r.set(setExternalIP, "dst,dst")+" -j KUBE-MARK-MASQ",
+		r.set(setExternalIPLocal, "dst,dst")+" -j KUBE-MARK-MASQ-NODE",
+		"-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT",
+	)
+	var nodePort []string
+	for _, p := range []struct {
+		name       string
+		all, local setID
+		dirs       string
+	}{
+		{"tcp", setNodePortTCP, setNodePortLocalTCP, "dst"},
+		{"udp", setNodePortUDP, setNodePortLocalUDP, "dst"},
+		{"sctp", setNodePortSCTP, setNodePortLocalSCTP, "dst,dst"},
+	} {
+		nodePort = append(nodePort,
+			"-p "+p.name+" "+r.set(p.local, p.dirs)+" -g KUBE-MARK-MASQ-NODE",
+			"-p "+p.name+" "+r.set(p.all, p.dirs)+" -j KUBE-MARK-MASQ")
+	}
+	return table{
+		name: "nat",
+		jumps: []jump{
+			{"PREROUTING", `-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`},
+			{"OUTPUT", `-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`},
+			{"POSTROUTING", `-m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING`},
+		},
+		chains: []chain{
+			{"KUBE-SERVICES", services},
+			{"KUBE-CLUSTER-IP", r.unlessPods("-j KUBE-MARK-MASQ")},
+			{"KUBE-LOAD-BALANCER", []string{
+				r.set(setLoadBalancerLocal, "dst,dst") + " -g KUBE-MARK-MASQ-NODE",
+				"-j KUBE-MARK-MASQ",
+			}},
+			{"KUBE-NODE-PORT", nodePort},
+			{"KUBE-MARK-MASQ-NODE", r.unlessPods("-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ")},
+			{"KUBE-MARK-MASQ", []string{fmt.Sprintf("-j MARK --set-xmark %#x/%#x", r.mark, r.mark)}},
+			{"KUBE-POSTROUTING", []string{
+				r.set(setLoopBack, "dst,dst,src") + ` -m comment --comment "endpoints that reach themselves" -j MASQUERADE`,
+				fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", r.mark, r.mark),
+				fmt.Sprintf("-j MARK --set-xmark %#x/%#x", 0, r.mark),
+				`-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`,
+			}},
+		},
+	}
+}
+
+// filter protects the node's own ports, and what is to be answered by nobody.
+func (r rules) filter() table {
+	reject := "icmp-port-unreachable"
+	icmp := "icmp"
+	if r.family == tracker.IPv6 {
+		reject, icmp = "icmp6-port-unreachable", "ipv6-icmp"
+	}
+	var forward, output []string
+	for _, c := range r.serviceCIDRs() {
+		drop := "-d " + c.String() + " " + isNew + ` -m comment --comment "no Service has the address" -j DROP`
+		forward = append(forward, drop)
+		output = append(output, "-m addrtype ! --dst-type LOCAL "+drop)
+	}
+	forward = append(forward, "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
+	in := []string{notNew, "-p " + icmp + " -j RETURN", "-m set ! --match-set " + setIPs.name(r.family) + " dst -j RETURN"}
+	for _, s := range []setID{setClusterIP, setLoadBalancer, setExternalIP, setExternalIPLocal} {
+		in = append(in, r.set(s, "dst,dst")+" -j RETURN")
+	}
+	in = append(in,
+		r.set(setBoundExternal, "dst")+` -m comment --comment "not the port of a Service" -j DROP`,
+		`-m comment --comment "not the port of a Service" -j REJECT --reject-with `+reject)
+	return table{
+		name: "filter",
+		jumps: []jump{
+			{"INPUT", `-m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-FILTER`},
+			{"INPUT", `-m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT`},
+			{"FORWARD", `-m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`},
+			{"OUTPUT", `-m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-OUT-FILTER`},
+		},
+		chains: []chain{
+			{"KUBE-IPVS-FILTER", in},
+			{"KUBE-NODE-PORT", []string{"-p tcp " + r.set(setHealthCheckNodePort, "dst") + ` -m comment --comment "Kubernetes health check node port" -j ACCEPT`}},
+			{"KUBE-FORWARD", forward},
+			{"KUBE-IPVS-OUT-FILTER", output},
+		},
+	}
+}
+
+func (r rules) serviceCIDRs() (out []netip.Prefix) {
+	for _, c := range r.node.ServiceCIDRs {
+		if tracker.FamilyOf(c.Addr()) == r.family {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// restoreAll renders the input of iptables-restore --noflush that makes the tables
+// what they are to be. saved is what iptables-save said: jumps that it has are left
+// where they are.
+func restoreAll(tables []table, saved string) string {
+	var b strings.Builder
+	for _, t := range tables {
+		t.restore(&b, section(saved, t.name))
+	}
+	return b.String()
+}
+
+func (t table) restore(b *strings.Builder, saved string) {
+	fmt.Fprintf(b, "*%s\n", t.name)
+	for _, c := range t.chains {
+		fmt.Fprintf(b, ":%s - [0:0]\n", c.name)
+	}
+	for _, c := range t.chains {
+		for _, rule := range c.rules {
+			fmt.Fprintf(b, "-A %s %s\n", c.name, rule)
+		}
+	}
+	// The last one inserted comes first.
+	for _, j := range slices.Backward(t.jumps) {
+		if !strings.Contains(saved, "\n-A "+j.from+" "+j.rule+"\n") {
+			fmt.Fprintf(b, "-I %s 1 %s\n", j.from, j.rule)
+		}
+	}
+	b.WriteString("COMMIT\n")
+}
+
+// removeAll renders the input that takes away what of the tables iptables-save has
+// listed, "" if that is nothing.
+func removeAll(tables []table, saved string) string {
+	var b strings.Builder
+	for _, t := range tables {
+		t.remove(&b, section(saved, t.name))
+	}
+	return b.String()
+}
+
+func (t table) remove(b *strings.Builder, saved string) {
+	var lines []string
+	for _, j := range t.jumps {
+		rule := "-A " + j.from + " " + j.rule + "\n"
+		for range strings.Count(saved, "\n"+rule) {
+			lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
+		}
+	}
+	flush, remove := []string{}, []string{}
+	for _, c := range t.chains {
+		if strings.Contains(saved, "\n:"+c.name+" ") {
+			flush = append(flush, "-F "+c.name+"\n")
+			remove = append(remove, "-X "+c.name+"\n")
+		}
+	}
+	if lines = slices.Concat(lines, flush, remove); len(lines) != 0 {
+		fmt.Fprintf(b, "*%s\n%sCOMMIT\n", t.name, strings.Join(lines, ""))
+	}
+}
+
+// ownRules returns what iptables-save has listed of the tables' chains and jumps.
+func ownRules(tables []table, saved string) string {
+	var b strings.Builder
+	for _, t := range tables {
+		fmt.Fprintf(&b, "*%s\n", t.name)
+		for l := range strings.Lines(section(saved, t.name)) {
+			rule, ok := strings.CutPrefix(l, "-A ")
+			if ok && t.owns(rule) {
+				b.WriteString(l)
+			}
+		}
+	}
+	return b.String()
+}
+
+// owns reports whether a rule, with its chain in front, is the backend's.
+func (t table) owns(rule string) bool {
+	return slices.ContainsFunc(t.chains, func(c chain) bool { return strings.HasPrefix(rule, c.name+" ") }) ||
+		slices.ContainsFunc(t.jumps, func(j jump) bool { return rule == j.from+" "+j.rule+"\n" })
+}
+
+// section returns the part of what iptables-save has listed that is about a table.
+func section(saved, table string) string {
+	_, after, ok := strings.Cut(saved, "*"+table+"\n")
+	if !ok {
+		return ""
+	}
+	inside, _, _ := strings.Cut(after, "COMMIT\n")
+	return "\n" + inside
+}

@@ -1,0 +1,147 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"net/netip"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// setID is one of the backend's ipsets. There is one of each in every family.
+type setID uint8
+
+// The sets. Names, types and what is in them are kube-proxy's, but for the last
+// three, which it does not have.
+const (
+	// setLoopBack: endpoint, its port, and the endpoint again: hairpin connections.
+	setLoopBack setID = iota
+	setClusterIP
+	setExternalIP
+	// …Local: under externalTrafficPolicy Local.
+	setExternalIPLocal
+	setLoadBalancer
+	setLoadBalancerLocal
+	// setLoadBalancerFW: those with source ranges, which the next two hold.
+	setLoadBalancerFW
+	setLoadBalancerSourceIP
+	setLoadBalancerSourceCIDR
+	setNodePortTCP
+	setNodePortLocalTCP
+	setNodePortUDP
+	setNodePortLocalUDP
+	setNodePortSCTP
+	setNodePortLocalSCTP
+	setHealthCheckNodePort
+	// setIPs: what is bound to the dummy device.
+	setIPs
+	// setBoundExternal: those of them that are no cluster IPs.
+	setBoundExternal
+	// setNoLocal: frontends that drop connections, because other nodes have endpoints
+	// and this one has none.
+	setNoLocal
+	// setShortCircuit: frontends that connections from near meet otherwise than
+	// others, with the packet mark that those get.
+	setShortCircuit
+	setCount
+)
+
+// setKind is a type of ipset.
+type setKind uint8
+
+const (
+	hashIPPort setKind = iota
+	hashIPPortIP
+	hashIPPortNet
+	hashIP
+	bitmapPort
+	hashIPPortMark
+)
+
+// typeName is the kernel's name, and revision the oldest revision of the type that
+// has all that is used (net/netfilter/ipset/ip_set_hash_*.c).
+func (k setKind) typeName() (name string, revision uint8) {
+	switch k {
+	case hashIPPortIP:
+		return "hash:ip,port,ip", 1
+	case hashIPPortNet:
+		return "hash:ip,port,net", 2
+	case hashIP:
+		return "hash:ip", 0
+	case bitmapPort:
+		return "bitmap:port", 0
+	case hashIPPortMark:
+		return "hash:ip,port", 5
+	}
+	return "hash:ip,port", 1
+}
+
+// sets describes each set: its name without the prefix, and its kind.
+var sets = [setCount]struct {
+	name string
+	kind setKind
+}{
+	setLoopBack:               {"LOOP-BACK", hashIPPortIP},
+	setClusterIP:              {"CLUSTER-IP", hashIPPort},
+	setExternalIP:             {"EXTERNAL-IP", hashIPPort},
+	setExternalIPLocal:        {"EXTERNAL-IP-LOCAL", hashIPPort},
+	setLoadBalancer:           {"LOAD-BALANCER", hashIPPort},
+	setLoadBalancerLocal:      {"LOAD-BALANCER-LOCAL", hashIPPort},
+	setLoadBalancerFW:         {"LOAD-BALANCER-FW", hashIPPort},
+	setLoadBalancerSourceIP:   {"LOAD-BALANCER-SOURCE-IP", hashIPPortIP},
+	setLoadBalancerSourceCIDR: {"LOAD-BALANCER-SOURCE-CIDR", hashIPPortNet},
+	setNodePortTCP:            {"NODE-PORT-TCP", bitmapPort},
+	setNodePortLocalTCP:       {"NODE-PORT-LOCAL-TCP", bitmapPort},
+	setNodePortUDP:            {"NODE-PORT-UDP", bitmapPort},
+	setNodePortLocalUDP:       {"NODE-PORT-LOCAL-UDP", bitmapPort},
+	setNodePortSCTP:           {"NODE-PORT-SCTP-HASH", hashIPPort},
+	setNodePortLocalSCTP:      {"NODE-PORT-LOCAL-SCTP-HASH", hashIPPort},
+	setHealthCheckNodePort:    {"HEALTH-CHECK-NODE-PORT", bitmapPort},
+	setIPs:                    {"IPVS-IPS", hashIP},
+	setBoundExternal:          {"IPVS-EXTERNAL-IPS", hashIP},
+	setNoLocal:                {"NO-LOCAL-ENDPOINTS", hashIPPort},
+	setShortCircuit:           {"SHORT-CIRCUIT", hashIPPortMark},
+}
+
+// maxSetName is the longest name a set may have (IPSET_MAXNAMELEN of
+// include/uapi/linux/netfilter/ipset/ip_set.h, less the zero at its end).
+const maxSetName = 31
+
+// name is the set's in the family.
+func (s setID) name(f tracker.Family) string {
+	name := "KUBE-" + sets[s].name
+	if f == tracker.IPv6 {
+		name = "KUBE-6-" + sets[s].name
+	}
+	return name[:min(len(name), maxSetName)]
+}
+
+// entry is an element of a set. It has those fields that its set's kind has.
+type entry struct {
+	set    setID
+	family tracker.Family
+	addr   netip.Addr
+	// proto is an IP protocol number.
+	proto uint8
+	port  uint16
+	// other is the second address of hash:ip,port,ip, and the prefix of
+	// hash:ip,port,net.
+	other netip.Prefix
+}
+
+// nodePortSet returns the set for a NodePort.
+func nodePortSet(proto uint8, local bool) setID {
+	switch {
+	case proto == protoTCP && local:
+		return setNodePortLocalTCP
+	case proto == protoTCP:
+		return setNodePortTCP
+	case proto == protoUDP && local:
+		return setNodePortLocalUDP
+	case proto == protoUDP:
+		return setNodePortUDP
+	case local:
+		return setNodePortLocalSCTP
+	}
+	return setNodePortSCTP
+}

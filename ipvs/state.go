@@ -1,0 +1,156 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// state is what the kernel holds in one family, as far as is known, and whose it
+// is.
+type state struct {
+	family tracker.Family
+	// virtuals is every virtual server of the family but those that are excluded.
+	virtuals map[virtualKey]*virtualState
+	// entries is what the sets hold.
+	entries map[entry]entryState
+	// bound is what the dummy device has, with how many frontends want it.
+	bound map[netip.Addr]int
+	// own is the node's own addresses, on other devices.
+	own map[netip.Addr]bool
+	// services is what each Service port was last to have.
+	services map[tracker.Key]*serviceState
+	// draining is the real servers that drain, and since when.
+	draining map[virtualKey]map[netip.AddrPort]time.Time
+	// leaving is the virtual servers that are to go when they have drained.
+	leaving map[virtualKey]leaving
+	// marks is the packet marks that Service ports have.
+	marks map[uint32]tracker.Key
+	// stale: the node's addresses are not those that Services were brought in for.
+	stale bool
+	node  *ruleset.Node
+}
+
+type virtualState struct {
+	virtual
+	// owner is the Service port it is for, the zero Key for none, and proto its
+	// protocol, also with a mark.
+	owner tracker.Key
+	proto uint8
+	reals map[netip.AddrPort]realState
+}
+
+// leaving is what a virtual server holds on to that no Service port has any more, but
+// connections have.
+type leaving struct {
+	entries []entry
+	bound   netip.Addr
+}
+
+type realState struct {
+	weight uint16
+	phase  phase
+}
+
+type entryState struct {
+	refs int32
+	mark uint32
+}
+
+// serviceState is what a Service port has, or had when putting something else in
+// its place failed half-way.
+type serviceState struct {
+	service *ruleset.Service
+	// virtuals, entries and bound are what it holds on to.
+	virtuals []virtualKey
+	entries  []entry
+	bound    []netip.Addr
+	mark     uint32
+}
+
+func newState(f tracker.Family) *state {
+	return &state{
+		family:   f,
+		virtuals: map[virtualKey]*virtualState{},
+		entries:  map[entry]entryState{},
+		bound:    map[netip.Addr]int{},
+		own:      map[netip.Addr]bool{},
+		services: map[tracker.Key]*serviceState{},
+		draining: map[virtualKey]map[netip.AddrPort]time.Time{},
+		leaving:  map[virtualKey]leaving{},
+		marks:    map[uint32]tracker.Key{},
+	}
+}
+
+// recognised reports whether a virtual server that no Service asks for is one that
+// this backend made, or an earlier one: its mark tells, or an element in a set, which
+// is made before it and removed after it.
+func (s *state) recognised(c Config, k virtualKey) bool {
+	if k.mark != 0 {
+		return c.Marks.contains(k.mark)
+	}
+	_, ok := s.identity(k)
+	return ok && !c.excluded(k.at.Addr())
+}
+
+// identity returns the element that says that a virtual server is the backend's.
+func (s *state) identity(k virtualKey) (entry, bool) {
+	for _, id := range []setID{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortSCTP} {
+		e := entry{set: id, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()}
+		if _, ok := s.entries[e]; ok {
+			return e, true
+		}
+	}
+	set := nodePortSet(k.proto, false)
+	if sets[set].kind != bitmapPort {
+		return entry{}, false
+	}
+	e := entry{set: set, family: k.family, port: k.at.Port()}
+	_, ok := s.entries[e]
+	return e, ok
+}
+
+// drain notes that a real server drains.
+func (s *state) drain(k virtualKey, at netip.AddrPort, since time.Time) {
+	m := s.draining[k]
+	if m == nil {
+		m = map[netip.AddrPort]time.Time{}
+		s.draining[k] = m
+	}
+	if _, ok := m[at]; !ok {
+		m[at] = since
+	}
+}
+
+// settle notes that a real server does not drain any more.
+func (s *state) settle(k virtualKey, at netip.AddrPort) {
+	if m := s.draining[k]; m != nil {
+		delete(m, at)
+		if len(m) == 0 {
+			delete(s.draining, k)
+		}
+	}
+}
+
+// allocate returns the packet mark for a Service port, the one it has or another;
+// 0 if there is none left.
+func (s *state) allocate(r Marks, k tracker.Key, preferred uint32) uint32 {
+	if preferred != 0 {
+		return preferred
+	}
+	// Numbers go through the bits that the mask leaves free.
+	free := ^r.Mask
+	for n := (0 - free) & free; n != 0; n = (n - free) & free {
+		m := r.Value | n
+		_, used := s.marks[m]
+		if !used && s.virtuals[virtualKey{family: s.family, mark: m}] == nil {
+			s.marks[m] = k
+			return m
+		}
+	}
+	return 0
+}

@@ -1,0 +1,98 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Sysctl is a kernel parameter with the value it has to have.
+type Sysctl struct {
+	// Name is as below /proc/sys, e.g. "net/ipv4/ip_forward".
+	Name  string
+	Value string
+}
+
+// Sysctls returns the kernel parameters that [New] sets for a configuration, in a
+// kernel of the release (as uname -r tells it), unless they have their value
+// already. All belong to the network namespace. They are described in the kernel's
+// Documentation/networking/ipvs-sysctl.rst and ip-sysctl.rst.
+func Sysctls(c Config, release string) []Sysctl {
+	out := []Sysctl{
+		// Connections that IPVS forwards are tracked, which masquerading needs.
+		{"net/ipv4/vs/conntrack", "1"},
+		// A packet for an endpoint that was removed ends the connection, rather than
+		// vanishing for as long as it lasts.
+		{"net/ipv4/vs/expire_nodest_conn", "1"},
+		// Client affinity does not hold on to an endpoint with weight 0.
+		{"net/ipv4/vs/expire_quiescent_template", "1"},
+	}
+	// From Linux 5.9 on, a port that a client uses again is scheduled anew without
+	// harm (commit f0a5e4d7a594, "ipvs: allow connection reuse for unconfirmed
+	// conntrack"). Before, it cost a second each; without, connections go to where
+	// the port's last one went. Before 4.1 there is no such parameter.
+	if atLeast(release, 4, 1) && !atLeast(release, 5, 9) {
+		out = append(out, Sysctl{"net/ipv4/vs/conn_reuse_mode", "0"})
+	}
+	families := c.Families
+	if families == nil {
+		families = []tracker.Family{tracker.IPv4, tracker.IPv6}
+	}
+	for _, f := range families {
+		if f == tracker.IPv6 {
+			out = append(out, Sysctl{"net/ipv6/conf/all/forwarding", "1"})
+		} else {
+			out = append(out, Sysctl{"net/ipv4/ip_forward", "1"})
+		}
+	}
+	if c.StrictARP {
+		out = append(out, Sysctl{"net/ipv4/conf/all/arp_ignore", "1"}, Sysctl{"net/ipv4/conf/all/arp_announce", "2"})
+	}
+	return out
+}
+
+// atLeast reports whether a release is that version or a later one. One that cannot
+// be read is.
+func atLeast(release string, major, minor int) bool {
+	var a, b int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n != 2 {
+		return true
+	}
+	return a > major || a == major && b >= minor
+}
+
+// set writes the parameter in the calling thread's namespace if it differs.
+func (s Sysctl) set() error {
+	path := filepath.Join("/proc/sys", filepath.FromSlash(s.Name))
+	old, err := os.ReadFile(path)
+	if err == nil && strings.TrimSpace(string(old)) == s.Value {
+		return nil
+	}
+	if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(s.Name, "net/ipv6/") {
+		return nil // a kernel booted without IPv6 forwards none
+	}
+	if err == nil {
+		err = os.WriteFile(path, []byte(s.Value), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("set %s to %s: %w", s.Name, s.Value, err)
+	}
+	return nil
+}
+
+func release() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

@@ -1,0 +1,233 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// DriftError says how the kernel differs from how the backend left it. It is
+// [ruleset.ErrNeedFull].
+type DriftError struct {
+	// Family is the family in which something was altered.
+	Family tracker.Family
+	// What is what was found.
+	What string
+}
+
+// Error names the family and what was found.
+func (e *DriftError) Error() string {
+	return fmt.Sprintf("ipvs: %s was altered by somebody else: %s", e.Family, e.What)
+}
+
+// Unwrap returns [ruleset.ErrNeedFull].
+func (e *DriftError) Unwrap() error { return ruleset.ErrNeedFull }
+
+// Check reports whether everything is as the backend left it: nil, a [*DriftError]
+// if somebody else altered something, [ruleset.ErrNeedFull] if nothing is known, or
+// the error of reading it. After any but nil the next delta must be a full one,
+// which puts it right; [Backend.Apply] asks for it.
+//
+// It reads everything there is: one request for each virtual server, and a few
+// more. An agent calls it at long intervals.
+func (b *Backend) Check(ctx context.Context) error {
+	return b.do(ctx, func() error {
+		if b.states == nil {
+			return ruleset.ErrNeedFull
+		}
+		for _, s := range b.states {
+			err := b.compare(ctx, s)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
+				b.states = nil
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// compare reads a family and compares it with what it is to be.
+func (b *Backend) compare(ctx context.Context, s *state) error {
+	drift := func(format string, args ...any) error { return &DriftError{s.family, fmt.Sprintf(format, args...)} }
+	if err := b.device.find(); err != nil {
+		return drift("%v", err)
+	}
+	found, err := b.readFamily(s.family, time.Now())
+	if err != nil {
+		return drift("%v", err)
+	}
+	s.stale = s.stale || !maps.Equal(s.own, found.own)
+	s.own = found.own
+	for a := range s.bound {
+		if _, ok := found.bound[a]; !ok {
+			return drift("address %s is gone from %s", a, b.config.Device)
+		}
+	}
+	for a := range found.bound {
+		if _, ok := s.bound[a]; !ok {
+			return drift("%s has address %s", b.config.Device, a)
+		}
+	}
+	for e, es := range s.entries {
+		if f, ok := found.entries[e]; !ok || f.mark != es.mark {
+			return drift("set %s lacks an element for %s port %d", e.set.name(s.family), e.addr, e.port)
+		}
+	}
+	for e := range found.entries {
+		if _, ok := s.entries[e]; !ok {
+			return drift("set %s has an element for %s port %d", e.set.name(s.family), e.addr, e.port)
+		}
+	}
+	for k, v := range s.virtuals {
+		f := found.virtuals[k]
+		if f == nil {
+			return drift("virtual server %s is gone", k)
+		}
+		if f.virtual != v.virtual {
+			return drift("virtual server %s was changed", k)
+		}
+		if !maps.EqualFunc(v.reals, f.reals, func(a, b realState) bool { return a.weight == b.weight }) {
+			return drift("the real servers of %s were changed", k)
+		}
+	}
+	for k := range found.virtuals {
+		if s.virtuals[k] == nil && found.recognised(b.config, k) {
+			return drift("there is a virtual server %s", k)
+		}
+	}
+	tables := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: s.node}.tables()
+	saved, err := iptables{b.config.IPTables, s.family}.save(ctx)
+	if err != nil {
+		return fmt.Errorf("ipvs: check: %w", err)
+	}
+	if ownRules(tables, saved) != b.rules[s.family].saved {
+		return drift("the iptables rules were changed")
+	}
+	return nil
+}
+
+// Tend does what time and the node call for rather than the ruleset: it removes
+// real servers that have drained by now, and follows addresses that the node got or
+// lost, for NodePorts. It costs next to nothing unless there is something to do, and
+// one request for each virtual server with a real server that drains. The error is
+// [ruleset.ErrNeedFull] if something is missing that was there; another one means
+// that it has to be done again.
+func (b *Backend) Tend(ctx context.Context, now time.Time) error {
+	return b.do(ctx, func() error {
+		if b.states == nil {
+			return nil
+		}
+		err := b.followAddresses()
+		for _, s := range b.states {
+			if err == nil {
+				err = b.drain(s, now, false)
+			}
+			if err == nil && s.stale {
+				w := newWork(b, s, map[tracker.Key]error{})
+				w.addExternal()
+				err = w.run(ctx, false)
+				for _, e := range w.failed {
+					err = e
+				}
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("ipvs: %w", err)
+		}
+		return nil
+	})
+}
+
+// drain removes real servers that have drained, and virtual servers with the last
+// one. If onlyTime is set it looks at no numbers of connections.
+func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
+	w := newWork(b, s, nil)
+	for k, since := range s.draining {
+		v := s.virtuals[k]
+		rule := b.config.Drain.rule(v.proto)
+		var done []netip.AddrPort
+		for at, t := range since {
+			if rule.over(t, now) {
+				done = append(done, at)
+			}
+		}
+		if rule.counts && !onlyTime && len(done) < len(since) {
+			err := b.kernel.reals(k, func(r real) {
+				if t, ok := since[r.at]; ok && !rule.over(t, now) && rule.idle(r.active, r.inactive) {
+					done = append(done, r.at)
+				}
+			})
+			if err != nil {
+				return err
+			}
+		}
+		for _, at := range done {
+			if err := w.step(k, v, at, drained, 0); err != nil {
+				return err
+			}
+		}
+		if _, ok := s.leaving[k]; ok && len(v.reals) == 0 {
+			if err := w.dropVirtual(k); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// followAddresses reads the node's addresses again if some have changed.
+func (b *Backend) followAddresses() error {
+	changed, err := b.device.changed()
+	if err != nil || !changed {
+		return err
+	}
+	for _, s := range b.states {
+		own := map[netip.Addr]bool{}
+		err := b.device.addresses(s.family, func(netip.Addr) {}, func(a netip.Addr) { own[a] = true })
+		if err != nil {
+			// It has to be looked at again, and the news is gone.
+			b.states = nil
+			return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
+		}
+		s.stale = s.stale || !maps.Equal(own, s.own)
+		s.own = own
+	}
+	return nil
+}
+
+// tendInterval is how often [Backend.Watch] looks at what time calls for.
+const tendInterval = time.Second
+
+// Watch calls [Backend.Tend] every second and [Backend.Check] at the interval, until
+// ctx is done; it returns ctx's error. It calls drifted with each error but those of
+// ctx: what drifted should do is ask the cursor for a full delta and have it synced.
+func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
+	tick := time.NewTicker(tendInterval)
+	defer tick.Stop()
+	check := time.NewTicker(interval)
+	defer check.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case now := <-tick.C:
+			err = b.Tend(ctx, now)
+		case <-check.C:
+			err = b.Check(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
+			drifted(err)
+		}
+	}
+}
