@@ -33,11 +33,11 @@ func Cleanup(ctx context.Context, c Config) error {
 		batch.Reset()
 		for _, name := range []string{c.Table, shadowOf(c.Table)} {
 			for _, f := range c.Families {
-				_, exists, err := readTable(conn, name, f)
+				found, err := readTable(conn, name, f)
 				if err != nil {
 					return err
 				}
-				if exists {
+				if found.exists {
 					deleteTable(&batch, f, name)
 				}
 			}

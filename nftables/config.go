@@ -5,6 +5,7 @@ package nftables
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -79,11 +80,13 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("nftables: no family to program")
 	}
 	if c.MasqueradeBit == nil {
-		bit := uint8(DefaultMasqueradeBit)
-		c.MasqueradeBit = &bit
+		usual := uint8(DefaultMasqueradeBit)
+		c.MasqueradeBit = &usual
 	}
-	if *c.MasqueradeBit > 31 {
-		return c, fmt.Errorf("nftables: masquerade bit %d is not 0 to 31", *c.MasqueradeBit)
+	bit := *c.MasqueradeBit // the caller's variables may change
+	c.MasqueradeBit, c.Families = &bit, slices.Clone(c.Families)
+	if bit > 31 {
+		return c, fmt.Errorf("nftables: masquerade bit %d is not 0 to 31", bit)
 	}
 	if c.StickyClients == 0 {
 		c.StickyClients = defaultStickyClients

@@ -53,6 +53,7 @@ var alterations = []string{
 	remakeBase("; add rule ip proxier nat-prerouting jump services"),
 	"delete element ip proxier classes { \"8010:0\" }; add element ip proxier classes { \"8010:0\" : goto pool-3 }",
 	"delete element ip proxier classes { \"8010:0\" }; add element ip proxier classes { \"8010:0\" : drop }",
+	"delete element ip proxier classes { \"8010:0\" }; add element ip proxier classes { \"8010:0\" : jump cluster-ip-3 }",
 	"flush chain ip proxier near; delete map ip proxier near-service-ips; add map ip proxier near-service-ips { type ipv4_addr . inet_proto . inet_service : mark; }",
 	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-clients; add map ip proxier sticky-clients { type ipv4_addr : mark; }",
 	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-endpoints",

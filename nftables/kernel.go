@@ -18,7 +18,7 @@ import (
 // kernelTable is what was found of a table by an earlier process, or by this one
 // before something went wrong.
 type kernelTable struct {
-	exists bool
+	kernelHead
 	// known: this package wrote it, in the layout it still has, so that what it
 	// remembers can be taken over.
 	known bool
@@ -47,18 +47,17 @@ type kernelTable struct {
 // if not, the kernel refuses the transaction.
 func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) {
 	k := &kernelTable{}
-	flags, exists, err := readTable(b.conn, table, f)
-	if err != nil || !exists {
+	var err error
+	if k.kernelHead, err = readTable(b.conn, table, f); err != nil || !k.exists {
 		return k, err
 	}
-	k.exists = true
 	if k.sets, err = settled(b.readSets(table, f)); err != nil {
 		return k, err
 	}
 	if k.chains, err = settled(b.readChains(table, f)); err != nil {
 		return k, err
 	}
-	k.sound = flags == 0
+	k.sound = k.flags == 0
 	base := rules{family: f, mark: b.config.mark()}.baseChains()
 	for name, c := range k.chains {
 		k.hooked = k.hooked || c.base != nil

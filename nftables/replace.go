@@ -59,16 +59,20 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 		return nil, err
 	}
 	b.name = b.config.Table
-	if other.hooked() {
+	if other.hooked() && (!kernel.hooked() || other.handle() > kernel.handle()) {
 		b.name, spare, kernel, other = spare, b.name, other, kernel
 	}
-	// What is left there is of a process that was killed.
+	// What is left there is of a process that was killed, at the worst when one table
+	// had just taken the other's place.
 	if err := b.deleteTables(spare, other); err != nil {
 		return nil, err
 	}
 	failed, err := b.rewrite(ctx, d, kernel)
 	if errors.Is(err, nlbatch.ErrTooLarge) && kernel.exist() {
-		failed, err = b.supplant(ctx, d, kernel, spare)
+		old := b.name
+		if failed, err = b.supplant(ctx, d, kernel, spare); err == nil {
+			err = b.deleteTables(old, kernel)
+		}
 	}
 	return failed, err
 }
@@ -92,6 +96,14 @@ func (k kernelTables) hooked() bool {
 		}
 	}
 	return false
+}
+
+// handle is the largest of the tables'.
+func (k kernelTables) handle() (h uint64) {
+	for _, t := range k {
+		h = max(h, t.handle)
+	}
+	return h
 }
 
 func (b *Backend) inspectAll(name string) (kernelTables, error) {
@@ -318,8 +330,9 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 }
 
 // supplant writes tables of another name, which no packet meets, in several
-// transactions, and then has them take the place of those in use. Clients
-// that are remembered while it copies what is remembered are forgotten.
+// transactions, and then has packets meet them as well as those in use, which are
+// to be deleted. Clients that are remembered while it copies what is remembered
+// are forgotten.
 func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables, name string) (map[tracker.Key]error, error) {
 	b.begin(name, d, k, true, func(t *table) {
 		t.unhooked = true
@@ -347,9 +360,8 @@ func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables
 	if err := b.commit(); err != nil {
 		return nil, err
 	}
-	old := b.name
 	b.name = name
-	return failed, b.deleteTables(old, k)
+	return failed, nil
 }
 
 // readClients reads what clients are remembered by.

@@ -13,8 +13,12 @@ import (
 )
 
 // Attributes that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h):
-// NFTA_SET_COUNT, the number of a set's elements, told since Linux 6.16.
-const setAttrCount = 20
+// NFTA_TABLE_HANDLE, and NFTA_SET_COUNT, the number of a set's elements, told
+// since Linux 6.16.
+const (
+	tableAttrHandle = 4
+	setAttrCount    = 20
+)
 
 // policyAccept is a base chain's policy that lets packets pass
 // (linux/netfilter.h, NF_ACCEPT).
@@ -61,19 +65,30 @@ type kernelRule struct {
 	chain       string
 }
 
-// readTable returns the table's flags (NFT_TABLE_F_*), and whether it exists.
-func readTable(conn *nlbatch.Conn, name string, f tracker.Family) (flags uint32, exists bool, err error) {
+// kernelHead is what the kernel says of a table itself.
+type kernelHead struct {
+	exists bool
+	flags  uint32 // NFT_TABLE_F_*
+	// handle is larger the later the table was made.
+	handle uint64
+}
+
+// readTable returns what there is to know of the table itself.
+func readTable(conn *nlbatch.Conn, name string, f tracker.Family) (head kernelHead, err error) {
 	request := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, name)
 	err = conn.Get(unix.NFT_MSG_GETTABLE, protoFamily(f), false, request, func(attrs []byte) error {
-		exists = true
+		head.exists = true
 		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
-			if typ == unix.NFTA_TABLE_FLAGS {
-				flags = bigEndian(data)
+			switch {
+			case typ == unix.NFTA_TABLE_FLAGS:
+				head.flags = bigEndian(data)
+			case typ == tableAttrHandle && len(data) == 8:
+				head.handle = binary.BigEndian.Uint64(data)
 			}
 		})
 		return nil
 	})
-	return flags, exists, ignore(err, unix.ENOENT)
+	return head, ignore(err, unix.ENOENT)
 }
 
 // dump calls fn with the attributes of each of the table's objects of one type;

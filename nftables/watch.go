@@ -94,6 +94,9 @@ func (b *Backend) Check(ctx context.Context) error {
 // or [os.ErrClosed]. What drifted should do is ask the cursor for a full delta and
 // have it synced.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
+	if interval <= 0 {
+		return fmt.Errorf("nftables: watch: interval %v is not positive", interval)
+	}
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
@@ -141,14 +144,14 @@ func (b *Backend) examineTable(t *table, before map[uint64]kernelRule, count boo
 	drift := func(format string, args ...any) (map[uint64]kernelRule, error) {
 		return nil, &DriftError{t.family, fmt.Sprintf(format, args...)}
 	}
-	flags, exists, err := readTable(b.conn, b.name, t.family)
+	head, err := readTable(b.conn, b.name, t.family)
 	switch {
 	case err != nil:
 		return nil, err
-	case !exists:
+	case !head.exists:
 		return drift("it is gone")
-	case flags != 0:
-		return drift("it has flags %#x", flags)
+	case head.flags != 0:
+		return drift("it has flags %#x", head.flags)
 	}
 	sets, err := b.readSets(b.name, t.family)
 	if err != nil {

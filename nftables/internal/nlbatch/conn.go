@@ -163,9 +163,11 @@ func (c *Conn) Commit(b *Batch) error {
 	if err := c.send(b.buf); err != nil {
 		return err
 	}
-	// The kernel has done its work by now and its answers are waiting.
+	// The kernel has done its work by now and its answers are waiting: all are read,
+	// so that none is taken for another's, even if there were too many refusals for
+	// the socket to hold.
 	var failed *Error
-	acked := false
+	acked, lost := false, false
 	for {
 		msg, err := c.receive(unix.MSG_DONTWAIT)
 		switch {
@@ -173,11 +175,14 @@ func (c *Conn) Commit(b *Batch) error {
 			if failed != nil {
 				return failed
 			}
-			if !acked {
-				return errors.New("netlink: the kernel did not acknowledge the transaction")
+			if lost || !acked {
+				return fmt.Errorf("netlink: the kernel did not acknowledge the transaction: %w", unix.ENOBUFS)
 			}
 			c.commits++
 			return nil
+		case errors.Is(err, unix.ENOBUFS):
+			lost = true
+			continue
 		case err != nil:
 			return err
 		}

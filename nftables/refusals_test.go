@@ -1,0 +1,96 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestMoreRefusalsThanFit sends a transaction that is refused in more ways than
+// the socket has room for: the next question must not get one of these answers.
+func TestMoreRefusalsThanFit(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	conn, err := nlbatch.Dial(h.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var batch nlbatch.Batch
+	for range 3 {
+		batch.Reset()
+		for i := range 30000 {
+			batch.Note(fmt.Sprint("table ", i))
+			batch.Begin(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_IPV4)
+			batch.String(unix.NFTA_TABLE_NAME, fmt.Sprint("none-", i))
+			batch.End()
+		}
+		var refused *nlbatch.Error
+		if err := conn.Commit(&batch); !errors.As(err, &refused) || refused.Errno != unix.ENOENT || refused.What != "table 0" {
+			t.Fatalf("Commit says %v", err)
+		}
+		for range 100 {
+			if _, err := conn.Generation(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		batch.Reset()
+		batch.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_IPV4)
+		batch.String(unix.NFTA_TABLE_NAME, "some")
+		batch.End()
+		if err := conn.Commit(&batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestKilledWhileOneTableTakesTheOthersPlace has a new process find both tables in
+// use: the one that was made later is the one that counts.
+func TestKilledWhileOneTableTakesTheOthersPlace(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	needNFT(t, r.host)
+	r.tracker.SetService(svc(0, sticky(1000)))
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(3)...))
+	r.sync()
+	ctx := context.Background()
+	for round := range 4 {
+		old := r.backend.name
+		name := shadowOf(DefaultTable)
+		if old == name {
+			name = DefaultTable
+		}
+		kernel, err := r.backend.inspectAll(old)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4+round)...))
+		capture := r.engine.Attach("capture", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+			_, err := r.backend.supplant(ctx, d, kernel, name)
+			return err
+		}))
+		if err := capture.Sync(ctx); err != nil {
+			t.Fatal(err)
+		}
+		capture.Detach()
+		if out := r.nft("list tables ip"); strings.Count(out, "table ip proxier") != 2 {
+			t.Fatalf("tables are %s", out)
+		}
+		r.start()
+		r.sync()
+		if r.backend.name != name {
+			t.Errorf("round %d: %s was kept, %s is the newer", round, r.backend.name, name)
+		}
+		r.verify()
+	}
+}
