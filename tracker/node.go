@@ -3,6 +3,8 @@ package tracker
 import (
 	"net/netip"
 	"slices"
+
+	v1 "k8s.io/api/core/v1"
 )
 
 // NodeInfo is what the choice of endpoints and the node's own frontends depend
@@ -18,6 +20,29 @@ type NodeInfo struct {
 	// "primary" NodePort addresses stand for, and decide whether the node itself
 	// is within a load balancer's source ranges.
 	Addresses []netip.Addr
+}
+
+// NodeInfoOf returns what a Node object says: its name, its
+// topology.kubernetes.io/zone label, and its address in each family, which is the
+// first InternalIP of status.addresses, or else the first ExternalIP, in that
+// order. What is not an address is left out. It is the zero value for nil.
+func NodeInfoOf(n *v1.Node) NodeInfo {
+	if n == nil {
+		return NodeInfo{}
+	}
+	info := NodeInfo{Name: n.Name, Zone: n.Labels[v1.LabelTopologyZone]}
+	for _, kind := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
+		for _, a := range n.Status.Addresses {
+			ip, err := netip.ParseAddr(a.Address)
+			if a.Type != kind || err != nil || ip.Zone() != "" {
+				continue
+			}
+			if !slices.ContainsFunc(info.Addresses, func(o netip.Addr) bool { return FamilyOf(o) == FamilyOf(ip) }) {
+				info.Addresses = append(info.Addresses, ip.Unmap())
+			}
+		}
+	}
+	return info
 }
 
 // Equal reports whether n and o say the same.
