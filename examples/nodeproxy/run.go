@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 )
@@ -116,6 +117,11 @@ func (p *program) run(ctx context.Context, args []string) error {
 		log.Info("removed all rules")
 		return nil
 	case cfg.InitOnly:
+		// Reaching for connection tracking loads its module, without which there are no
+		// parameters.
+		if c, err := conntrack.New(conntrack.Config{}); err == nil {
+			c.Close()
+		}
 		return tune(cfg, log)
 	}
 	if _, err := findMode(p.modes, cfg.Mode); err != nil {
