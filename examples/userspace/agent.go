@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/examples/internal/manifests"
+	"github.com/go-proxier/proxier/examples/userspace/balance"
+	"github.com/go-proxier/proxier/examples/userspace/dataplane"
+	"github.com/go-proxier/proxier/examples/userspace/vip"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+const (
+	// poll is how often to look whether the manifests have changed, at the price of
+	// asking for the files' times.
+	poll = 500 * time.Millisecond
+	// resync is how often everything is compared: the node's addresses, which
+	// NodePorts are at, may have changed.
+	resync = 30 * time.Second
+	// retry is how soon what failed is tried again, as when another program has a
+	// port.
+	retry = 5 * time.Second
+)
+
+// agent keeps a data plane in agreement with the manifests.
+type agent struct {
+	options options
+	out     io.Writer
+	log     *slog.Logger
+	reader  *manifests.Reader
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	backend *dataplane.Backend
+	runner  *runner.Runner
+	close   func()
+	printed string
+}
+
+func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
+	level := slog.LevelInfo
+	if o.verbose {
+		level = slog.LevelDebug
+	}
+	a := &agent{
+		options: o, out: out, close: func() {},
+		log:    slog.New(slog.NewTextHandler(diag, &slog.HandlerOptions{Level: level})),
+		reader: manifests.NewReader(o.manifests),
+	}
+	usual, err := balance.Parse(o.balancer)
+	if err != nil {
+		return nil, err
+	}
+	nodePorts, err := ruleset.ParseNodePortAddresses(o.nodePortAddresses)
+	if err != nil {
+		return nil, err
+	}
+	var pods ruleset.LocalTraffic
+	for _, c := range o.clusterCIDRs {
+		p, err := netip.ParsePrefix(c)
+		if err != nil {
+			return nil, fmt.Errorf("--cluster-cidr: %w", err)
+		}
+		pods.CIDRs = append(pods.CIDRs, p)
+	}
+
+	// What the two ways in differ in.
+	hook := readAnnotation
+	var addresses dataplane.Addresses
+	if o.local {
+		ports := newLocalPorts()
+		hook = func(s *v1.Service, p *tracker.ServicePort) error {
+			return errors.Join(readAnnotation(s, p), ports.place(p))
+		}
+	} else {
+		if o.nodeName == "" {
+			if o.nodeName, err = os.Hostname(); err != nil {
+				return nil, err
+			}
+		}
+		own, err := vip.New()
+		if err != nil {
+			return nil, fmt.Errorf("%w (--local works everywhere)", err)
+		}
+		a.close = func() { own.Close() }
+		addresses = own
+	}
+	defer func() {
+		if err != nil {
+			a.close()
+		}
+	}()
+	a.options = o
+
+	a.tracker, err = tracker.New(tracker.Config{
+		Node: tracker.NodeInfo{Name: o.nodeName, Zone: o.zone},
+		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+			return hook(s, p)
+		},
+		Log: a.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.engine, err = ruleset.NewEngine(ruleset.Config{
+		Tracker: a.tracker, LocalTraffic: pods, NodePortAddresses: nodePorts, Log: a.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.backend, err = dataplane.New(dataplane.Config{
+		Addresses: addresses, Algorithm: algorithm(usual),
+		DialTimeout: o.dialTimeout, Drain: o.drain, UDPTimeout: o.udpTimeout,
+		MaxConnections: o.maxConnections, MaxServiceConnections: o.maxServiceConnections, MaxSessions: o.maxSessions,
+		Log: a.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	cursor := a.engine.Attach("userspace", a.backend)
+	cursor.OnSync(a.show)
+	a.runner, err = runner.New(runner.Config{Retry: retry, Max: resync, Resync: cursor.Resync, Log: a.log}, cursor.Sync)
+	if err != nil {
+		return nil, err
+	}
+	a.engine.Notify(a.runner.Trigger)
+
+	if err := a.read(); err != nil {
+		return nil, err
+	}
+	a.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	return a, nil
+}
+
+// run serves until ctx is done, and then gives connections time to end.
+func (a *agent) run(ctx context.Context) error {
+	defer a.close()
+	a.log.Info("serving", "manifests", a.options.manifests, "node", a.options.nodeName, "local", a.options.local)
+	var wg sync.WaitGroup
+	wg.Go(func() { a.follow(ctx) })
+	a.runner.Run(ctx) // returns when ctx is done
+	wg.Wait()
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(0, a.options.drain))
+	defer cancel()
+	if err := a.backend.Shutdown(end); err != nil {
+		a.log.Info("cut the connections that were left")
+	}
+	return nil
+}
+
+// follow reads the manifests when they change.
+func (a *agent) follow(ctx context.Context) {
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	last := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		text := ""
+		if err := a.read(); err != nil { // what was read before goes on being served
+			if text = err.Error(); text != last {
+				a.log.Error("cannot read the manifests", "error", err)
+			}
+		}
+		last = text
+	}
+}
+
+// read hands in what is different in the manifests.
+func (a *agent) read() error {
+	c, err := a.reader.Read()
+	if err != nil {
+		return err
+	}
+	for _, p := range c.Problems {
+		a.log.Warn("skipped", "problem", p)
+	}
+	for _, o := range c.Set {
+		switch v := o.Value.(type) {
+		case *v1.Service:
+			a.tracker.SetService(v)
+		case *discovery.EndpointSlice:
+			a.tracker.SetSlice(v)
+		case *v1.Node:
+			if v.Name == a.options.nodeName {
+				a.tracker.SetNode(tracker.NodeInfoOf(v))
+			}
+		}
+	}
+	for _, gone := range c.Gone {
+		switch gone.Kind {
+		case manifests.Service:
+			a.tracker.DeleteService(gone.NamespacedName)
+		case manifests.EndpointSlice:
+			a.tracker.DeleteSlice(gone.NamespacedName)
+		}
+	}
+	return nil
+}
+
+// show prints the table if it is another than before.
+func (a *agent) show(ruleset.SyncInfo) {
+	if !a.options.local {
+		return
+	}
+	if t := table(a.engine.Snapshot()); t != a.printed {
+		fmt.Fprintln(a.out, t)
+		a.printed = t
+	}
+}

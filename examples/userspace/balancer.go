@@ -1,0 +1,52 @@
+package main
+
+import (
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/examples/userspace/balance"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// annotation chooses a Service's load balancer.
+const annotation = "proxier.example/balancer"
+
+// settings is what this program wants to know of a Service port besides.
+type settings struct {
+	// balancer is the load balancer's name, "" for the usual one.
+	balancer string
+	// port is the Service's own port, where the one that it is served at differs.
+	port uint16
+}
+
+// Equal says whether a change matters.
+func (s settings) Equal(o tracker.Extension) bool { return o == s }
+
+// settingsOf returns the settings of a Service port.
+func settingsOf(p *tracker.ServicePort) settings {
+	s, _ := tracker.ExtAs[settings](p.Ext)
+	return s
+}
+
+// readAnnotation is a hook that notes the load balancer. An unknown one leaves the
+// Service out, with a line in the log.
+func readAnnotation(s *v1.Service, p *tracker.ServicePort) error {
+	own := settingsOf(p)
+	if own.balancer = s.Annotations[annotation]; own.balancer != "" {
+		if _, err := balance.Parse(own.balancer); err != nil {
+			return err
+		}
+	}
+	p.Ext = own
+	return nil
+}
+
+// algorithm returns how a Service's endpoints are chosen.
+func algorithm(usual balance.Algorithm) func(*ruleset.Service) balance.Algorithm {
+	return func(s *ruleset.Service) balance.Algorithm {
+		if a, err := balance.Parse(settingsOf(s.Port).balancer); err == nil {
+			return a
+		}
+		return usual
+	}
+}

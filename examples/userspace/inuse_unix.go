@@ -1,0 +1,11 @@
+//go:build unix
+
+package main
+
+import (
+	"errors"
+	"syscall"
+)
+
+// inUse reports whether somebody else has an address and port.
+func inUse(err error) bool { return errors.Is(err, syscall.EADDRINUSE) }

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// childEnv makes this test program the program itself: it holds the arguments, one
+// in a line.
+const childEnv = "USERSPACE_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if args := os.Getenv(childEnv); args != "" {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		if err := run(ctx, strings.Split(args, "\n"), os.Stdout, os.Stderr); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	conformance.Main(m)
+}
+
+// node is a world in which nothing but this program serves.
+type node struct {
+	*conformance.World
+	file string
+	log  output
+	cmd  *exec.Cmd
+	done chan error
+}
+
+// newNode starts the program on the node of a world. It serves the Service web at
+// webAddr, at NodePort 30080 and at an external IP, with the local pods for endpoints,
+// IPv4 only.
+func newNode(tb testing.TB) *node {
+	tb.Helper()
+	n := &node{
+		World: conformance.NewWorld(tb, conformance.Options{
+			Families: []tracker.Family{tracker.IPv4},
+			New: func(testing.TB, conformance.Env) ruleset.Backend {
+				return ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil })
+			},
+		}),
+		file: filepath.Join(tb.TempDir(), "world.yaml"),
+	}
+	if err := os.WriteFile(n.file, []byte(webOn(n.Pods()[:3])), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	n.start(tb)
+	tb.Cleanup(func() {
+		n.stop(tb, syscall.SIGTERM)
+		if tb.Failed() {
+			tb.Log(n.log.String())
+		}
+	})
+	return n
+}
+
+// webAddr is the Service's cluster IP.
+const webAddr = "10.96.0.10:80"
+
+func webOn(pods []conformance.Pod) string {
+	text := `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  externalIPs: [203.0.113.1]
+  ports: [{name: http, port: 80, nodePort: 30080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+`
+	text += fmt.Sprintf("ports: [{name: http, port: %d, protocol: TCP}]\nendpoints:\n", pods[0].Ports()[0])
+	for _, p := range pods {
+		text += fmt.Sprintf("- {addresses: [%s], nodeName: %s}\n", p.Addr(tracker.IPv4), p.Node)
+	}
+	return text
+}
+
+func (n *node) start(tb testing.TB) {
+	tb.Helper()
+	n.cmd = exec.Command("/proc/self/exe")
+	n.cmd.Env = append(os.Environ(), childEnv+"=--manifests\n"+n.file+"\n--drain\n0s")
+	n.cmd.Stdout, n.cmd.Stderr = &n.log, &n.log
+	if err := n.Do(n.cmd.Start); err != nil {
+		tb.Fatal(err)
+	}
+	cmd, done := n.cmd, make(chan error, 1)
+	n.done = done
+	go func() { done <- cmd.Wait() }()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		c, _, err := n.hear(webAddr)
+		if err == nil {
+			c.Close()
+			return
+		}
+		if time.Now().After(end) {
+			tb.Fatalf("nobody serves: %v\n%s", err, n.log.String())
+		}
+	}
+}
+
+func (n *node) stop(tb testing.TB, s syscall.Signal) {
+	tb.Helper()
+	if n.cmd == nil {
+		return
+	}
+	n.cmd.Process.Signal(s)
+	if err := <-n.done; err != nil && s != syscall.SIGKILL {
+		tb.Error(err)
+	}
+	n.cmd = nil
+}
+
+// hear connects from the node and returns the greeting of who answered.
+func (n *node) hear(to string) (c net.Conn, greeting string, err error) {
+	err = n.Do(func() error {
+		d := net.Dialer{Timeout: patience}
+		c, err = d.DialContext(context.Background(), "tcp", to)
+		return err
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	c.SetDeadline(time.Now().Add(patience))
+	buf := make([]byte, 100)
+	got, err := c.Read(buf)
+	if err != nil {
+		c.Close()
+		return nil, "", err
+	}
+	return c, string(buf[:got]), nil
+}
+
+// TestNode runs the program as a node has it: it serves, keeps up, ends without
+// leaving addresses, and takes over what a killed one has left.
+func TestNode(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	at := []string{webAddr, "203.0.113.1:80", "192.0.2.1:30080", "198.51.100.1:30080"}
+	reached := func(to string) map[netip.Addr]bool {
+		t.Helper()
+		out := map[netip.Addr]bool{}
+		for range 6 {
+			c, greeting, err := n.hear(to)
+			if err != nil {
+				t.Fatalf("%s: %v", to, err)
+			}
+			c.Close()
+			out[netip.MustParseAddrPort(strings.Fields(greeting)[0]).Addr()] = true
+		}
+		return out
+	}
+	for _, to := range at {
+		if got := reached(to); len(got) != 3 {
+			t.Errorf("%s reaches %v", to, got)
+		}
+	}
+	write(t, n.file, webOn(n.Pods()[1:2]))
+	only := n.Pods()[1].Addr(tracker.IPv4)
+	for end := time.Now().Add(patience); ; {
+		if got := reached(webAddr); len(got) == 1 && got[only] {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("after a change it reaches %v", got)
+		}
+	}
+
+	n.stop(t, syscall.SIGKILL)
+	if _, _, err := n.hear(webAddr); err == nil {
+		t.Error("somebody serves although it was killed")
+	}
+	// The external IP is gone when the next one starts.
+	text := strings.Replace(webOn(n.Pods()[:1]), "externalIPs: [203.0.113.1]", "externalIPs: []", 1)
+	write(t, n.file, text)
+	n.start(t)
+	routes := func() string {
+		var out []byte
+		if err := n.Do(func() (err error) {
+			out, err = exec.Command("ip", "route", "show", "table", "local", "proto", "112").CombinedOutput()
+			return err
+		}); err != nil {
+			t.Skipf("needs the program ip: %v", err)
+		}
+		return string(out)
+	}
+	if got := routes(); !strings.Contains(got, "10.96.0.10") || strings.Contains(got, "203.0.113.1") {
+		t.Errorf("routes:\n%s", got)
+	}
+	n.stop(t, syscall.SIGTERM)
+	if got := routes(); got != "" {
+		t.Errorf("routes when it has ended:\n%s", got)
+	}
+}
