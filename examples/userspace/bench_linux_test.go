@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// ways are those by which a process on a node reaches a local pod: to its own
+// address, through a cluster IP by nftables, and by this program. Each is given a
+// function that runs something on the node, and an address.
+func ways(b *testing.B, bench func(b *testing.B, do func(func() error) error, to string)) {
+	pods := func(w *conformance.World) netip.AddrPort {
+		p := w.Pods()[0]
+		return netip.AddrPortFrom(p.Addr(tracker.IPv4), p.Ports()[0])
+	}
+	b.Run("way=direct", func(b *testing.B) {
+		w := conformance.NewWorld(b, conformance.Options{
+			Families: []tracker.Family{tracker.IPv4},
+			New: func(testing.TB, conformance.Env) ruleset.Backend {
+				return ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil })
+			},
+		})
+		bench(b, w.Do, pods(w).String())
+	})
+	b.Run("way=nftables", func(b *testing.B) {
+		w := conformance.NewWorld(b, conformance.Options{
+			Families: []tracker.Family{tracker.IPv4},
+			New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+				n, err := nftables.New(nftables.Config{NetNS: env.NetNS})
+				if err != nil {
+					tb.Skip(err)
+				}
+				tb.Cleanup(func() { n.Close() })
+				return n
+			},
+		})
+		name, port, to := "http", int32(pods(w).Port()), netip.MustParseAddrPort(webAddr)
+		w.Tracker.SetService(&v1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+			Spec:       v1.ServiceSpec{ClusterIP: to.Addr().String(), Ports: []v1.ServicePort{{Name: name, Port: int32(to.Port())}}},
+		})
+		slice := &discovery.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discovery.LabelServiceName: "web"}},
+			AddressType: discovery.AddressTypeIPv4,
+			Ports:       []discovery.EndpointPort{{Name: &name, Port: &port}},
+		}
+		for _, p := range w.Pods()[:3] {
+			slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{p.Addr(tracker.IPv4).String()}, NodeName: &p.Node})
+		}
+		w.Tracker.SetSlice(slice)
+		w.Sync()
+		bench(b, w.Do, webAddr)
+	})
+	b.Run("way=userspace", func(b *testing.B) {
+		n := newNode(b)
+		bench(b, n.Do, webAddr)
+	})
+}
+
+// open connects and reads the endpoint's greeting.
+func open(to string) (*net.TCPConn, error) {
+	d := net.Dialer{Timeout: patience}
+	conn, err := d.DialContext(context.Background(), "tcp", to)
+	if err != nil {
+		return nil, err
+	}
+	c := conn.(*net.TCPConn)
+	c.SetLinger(0) // leaves nothing in TIME_WAIT
+	buf := make([]byte, 100)
+	if _, err := c.Read(buf); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// BenchmarkConnections is one connection after another, from four clients at a
+// time: opened, a greeting read, and reset.
+func BenchmarkConnections(b *testing.B) {
+	ways(b, func(b *testing.B, do func(func() error) error, to string) {
+		const clients = 4
+		next := make(chan struct{}, 64)
+		var wg sync.WaitGroup
+		for range clients {
+			wg.Go(func() {
+				if err := do(func() error {
+					for range next {
+						c, err := open(to)
+						if err != nil {
+							b.Error(err)
+							continue
+						}
+						c.Close()
+					}
+					return nil
+				}); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		for b.Loop() {
+			next <- struct{}{}
+		}
+		close(next)
+		wg.Wait()
+		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "connections/s")
+	})
+}
+
+// BenchmarkThroughput sends blocks over one connection to an endpoint that sends
+// them back.
+func BenchmarkThroughput(b *testing.B) {
+	const block = 1 << 20
+	ways(b, func(b *testing.B, do func(func() error) error, to string) {
+		var c *net.TCPConn
+		if err := do(func() (err error) {
+			c, err = open(to)
+			return err
+		}); err != nil {
+			b.Fatal(err)
+		}
+		defer c.Close()
+		b.SetBytes(block)
+		out, in := make([]byte, block), make([]byte, block)
+		for b.Loop() {
+			failed := make(chan error, 1)
+			go func() {
+				_, err := c.Write(out)
+				failed <- err
+			}()
+			if _, err := io.ReadFull(c, in); err != nil {
+				b.Fatal(err)
+			}
+			if err := <-failed; err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
