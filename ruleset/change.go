@@ -25,18 +25,28 @@ func (c Change) ID() uint32 {
 // that were not known before, or were but differ: those of
 // New.Selection.Reachable that Old does not have equally. If What is FieldAll, as
 // after a failed attempt, it yields all of them. It does not tell which pools an
-// endpoint is in: see FieldCluster and FieldLocal for that.
+// endpoint is in: see UpsertedIn, FieldCluster and FieldLocal for that.
 //
 // It does not allocate for what is the same.
-func (c Change) Upserted() iter.Seq[*tracker.Endpoint] {
+func (c Change) Upserted() iter.Seq[*tracker.Endpoint] { return c.upserted(reachable) }
+
+// UpsertedIn is Upserted for the pool that t stands for, [ToCluster] or [ToLocal],
+// alone: for a data plane that has an entry for each endpoint of each pool. An
+// endpoint that came into this pool and was in the other before is among them. For
+// other targets it yields nothing.
+func (c Change) UpsertedIn(t Target) iter.Seq[*tracker.Endpoint] {
+	return c.upserted(func(s *Service) []*tracker.Endpoint { return s.Pool(t) })
+}
+
+func (c Change) upserted(list func(*Service) []*tracker.Endpoint) iter.Seq[*tracker.Endpoint] {
 	return func(yield func(*tracker.Endpoint) bool) {
 		if c.New == nil {
 			return
 		}
-		now := c.New.Selection.Reachable
+		now := list(c.New)
 		var before []*tracker.Endpoint
 		if c.Old != nil && c.What != FieldAll {
-			before, now = trim(c.Old.Selection.Reachable, now)
+			before, now = trim(list(c.Old), now)
 		}
 		find := newFinder(before, endpointAddr)
 		for _, ep := range now {
@@ -54,14 +64,23 @@ func (c Change) Upserted() iter.Seq[*tracker.Endpoint] {
 // those of the Selection.Reachable of Old and of every one Attempted whose
 // address New does not have. It covers everything that was ever offered for the
 // Service and not taken back.
-func (c Change) Removed() iter.Seq[*tracker.Endpoint] {
+func (c Change) Removed() iter.Seq[*tracker.Endpoint] { return c.removed(reachable) }
+
+// RemovedFrom is Removed for the pool that t stands for, [ToCluster] or
+// [ToLocal], alone, as UpsertedIn is Upserted. An endpoint that left this pool and
+// is still in the other is among them.
+func (c Change) RemovedFrom(t Target) iter.Seq[*tracker.Endpoint] {
+	return c.removed(func(s *Service) []*tracker.Endpoint { return s.Pool(t) })
+}
+
+func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*tracker.Endpoint] {
 	return func(yield func(*tracker.Endpoint) bool) {
 		var before, now []*tracker.Endpoint
 		if c.New != nil {
-			now = c.New.Selection.Reachable
+			now = list(c.New)
 		}
 		if c.Old != nil {
-			before = c.Old.Selection.Reachable
+			before = list(c.Old)
 		}
 		if len(c.Attempted) == 0 {
 			before, now = trim(before, now)
@@ -79,7 +98,7 @@ func (c Change) Removed() iter.Seq[*tracker.Endpoint] {
 		}
 		for i := -1; i < len(c.Attempted); i++ {
 			if i >= 0 {
-				before = c.Attempted[i].Selection.Reachable
+				before = list(c.Attempted[i])
 			}
 			for _, ep := range before {
 				if done[ep.Addr] {
@@ -138,6 +157,8 @@ func (c Change) GoneFrontends() iter.Seq[Frontend] {
 		}
 	}
 }
+
+func reachable(s *Service) []*tracker.Endpoint { return s.Selection.Reachable }
 
 func endpointAddr(ep *tracker.Endpoint) netip.AddrPort { return ep.Addr }
 

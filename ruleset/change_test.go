@@ -184,3 +184,94 @@ func TestDiff(t *testing.T) {
 type ext int
 
 func (e ext) Equal(o tracker.Extension) bool { x, ok := o.(ext); return ok && x == e }
+
+// TestChangeByPool holds UpsertedIn and RemovedFrom against what they are defined
+// by, for pools that overlap.
+func TestChangeByPool(t *testing.T) {
+	for seed := range uint64(1000) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		all := make([]*tracker.Endpoint, 12)
+		for i := range all {
+			all[i] = endpoint(fmt.Sprintf("10.0.0.%d:80", i), "n1")
+		}
+		some := func() *Service {
+			s := &Service{ID: 1, Key: key("s", tracker.IPv4), Port: &tracker.ServicePort{}}
+			for _, ep := range all {
+				if r.IntN(8) == 0 {
+					c := *ep
+					c.Weight = 2
+					ep = &c
+				}
+				in := r.IntN(5)
+				if in == 1 || in == 3 {
+					s.Selection.Cluster = append(s.Selection.Cluster, ep)
+				}
+				if in == 2 || in == 3 {
+					s.Selection.Local = append(s.Selection.Local, ep)
+				}
+				if in > 0 && in < 4 {
+					s.Selection.Reachable = append(s.Selection.Reachable, ep)
+				}
+			}
+			return s
+		}
+		c := Change{Key: key("s", tracker.IPv4), Old: some(), New: some()}
+		if r.IntN(3) == 0 {
+			c.Attempted = []*Service{some(), some()}
+		}
+		switch r.IntN(6) {
+		case 0:
+			c.New = nil
+		case 1:
+			c.Old = nil
+		}
+		if c.What = diff(c.Old, c.New); len(c.Attempted) > 0 {
+			c.What = FieldAll
+		}
+		for _, target := range []Target{ToCluster, ToLocal, Reject, Drop} {
+			pool := func(s *Service) (m map[netip.AddrPort]*tracker.Endpoint) {
+				m = map[netip.AddrPort]*tracker.Endpoint{}
+				if s != nil {
+					for _, ep := range s.Pool(target) {
+						m[ep.Addr] = ep
+					}
+				}
+				return m
+			}
+			now, old, had := pool(c.New), pool(c.Old), map[netip.AddrPort]bool{}
+			for _, s := range append([]*Service{c.Old}, c.Attempted...) {
+				for a := range pool(s) {
+					had[a] = true
+				}
+			}
+			got := map[netip.AddrPort]bool{}
+			for ep := range c.UpsertedIn(target) {
+				if now[ep.Addr] != ep || got[ep.Addr] {
+					t.Fatalf("seed %d: %s: upserted %s, which is not in the pool or was already", seed, target, ep)
+				}
+				got[ep.Addr] = true
+			}
+			for a, ep := range now {
+				if news := c.What == FieldAll || !ep.Equal(old[a]); news != got[a] {
+					t.Fatalf("seed %d: %s: upserted %s: %t", seed, target, a, got[a])
+				}
+			}
+			gone := map[netip.AddrPort]bool{}
+			for ep := range c.RemovedFrom(target) {
+				if gone[ep.Addr] {
+					t.Fatalf("seed %d: %s: removed %s twice", seed, target, ep)
+				}
+				gone[ep.Addr] = true
+			}
+			for a := range had {
+				if want := now[a] == nil; want != gone[a] {
+					t.Fatalf("seed %d: %s: removed %s: %t", seed, target, a, gone[a])
+				}
+				delete(gone, a)
+			}
+			if len(gone) != 0 {
+				t.Fatalf("seed %d: %s: removed %v, which were never there", seed, target, gone)
+			}
+		}
+	}
+}
