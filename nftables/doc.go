@@ -98,7 +98,13 @@
 // 36 bytes an endpoint and 110 a Service port; beyond net.core.wmem_max that takes
 // CAP_NET_ADMIN in the initial user namespace, which a node agent has. Without,
 // a large table is replaced by another one, "proxier-shadow", which is written in
-// steps and then takes over; the next time it is the other way round.
+// steps and then takes over; the next time it is the other way round. A Service
+// that even then is too large for one step fails alone, with [ErrTooLarge].
+//
+// There is room for 1401 combinations of an affinity timeout, a number of slots
+// and a way to the pool in each family: two for each timeout of Services with a
+// cluster IP and a NodePort and one number of endpoints. Services with affinity
+// beyond that fail alone; those without always have room.
 //
 // The package exists on Linux only; elsewhere it is empty.
 package nftables

@@ -210,6 +210,7 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, k kernelTa
 	later := make([][]netip.Addr, len(b.tables))
 	for i, t := range b.tables {
 		if divide {
+			later[i] = make([]netip.Addr, 0, len(d.Changes)/len(b.tables))
 			t.later = &later[i]
 		}
 	}

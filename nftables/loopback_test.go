@@ -1,0 +1,118 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// loopbackRig returns a rig with Service 0 at UDP port 80 of 10.96.0.1, edited,
+// whose one endpoint is a server on the node itself, and a client of it.
+func loopbackRig(t *testing.T, edits ...func(*v1.Service)) (r *rig, client *net.UDPConn, exchange func()) {
+	t.Helper()
+	r = newRig(t, newHost(t))
+	needNFT(t, r.host)
+	const server = "192.168.7.1"
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(r.host.AddAddr("lo", netip.MustParsePrefix(server+"/32")))
+	must(r.host.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.Addr{}, "lo"))
+	r.tracker.SetService(svc(0, append(edits, overUDP)...))
+	slice, proto := epSlice(0, tracker.IPv4, 2), v1.ProtocolUDP
+	slice.Endpoints[0].Addresses[0], slice.Ports[0].Protocol = server, &proto
+	r.tracker.SetSlice(slice)
+	r.sync()
+	l, err := r.host.ListenPacket("udp", server+":8080")
+	must(err)
+	t.Cleanup(func() { l.Close() })
+	c, err := r.host.Dial(context.Background(), "udp", "", "10.96.0.1:80")
+	must(err)
+	t.Cleanup(func() { c.Close() })
+	buf := make([]byte, 16)
+	return r, c.(*net.UDPConn), func() {
+		t.Helper()
+		_, err := c.Write([]byte("hello"))
+		must(err)
+		l.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_, from, err := l.ReadFrom(buf)
+		must(err)
+		_, err = l.WriteTo(buf[:1], from)
+		must(err)
+		c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_, err = c.Read(buf)
+		must(err)
+	}
+}
+
+func overUDP(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }
+
+// TestPriorityOfAProcessIsKept sends packets with a priority of their own that
+// looks like a ticket: only a connection's first may lose it.
+func TestPriorityOfAProcessIsKept(t *testing.T) {
+	t.Parallel()
+	r, client, exchange := loopbackRig(t)
+	r.nft(`add table ip spy
+add chain ip spy out { type filter hook output priority 10; }
+add rule ip spy out udp dport 8080 counter
+add rule ip spy out udp dport 8080 meta priority 8000:1234 counter`)
+	raw, err := client.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	priority := uint32(0x80001234)
+	if cerr := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(int32(priority)))
+	}); cerr != nil || err != nil {
+		t.Fatal(cerr, err)
+	}
+	for range 5 { // each with an answer, so that the connection is established
+		exchange()
+	}
+	out := r.nft("list chain ip spy out")
+	if !strings.Contains(out, "dport 8080 counter packets 5 ") || !strings.Contains(out, "8000:1234 counter packets 4 ") {
+		t.Errorf("of 5 packets 4 should have their priority:\n%s", out)
+	}
+}
+
+// TestShorterTimeout shortens the affinity timeout of a Service: a client that is
+// remembered already comes under the new one when it connects again.
+func TestShorterTimeout(t *testing.T) {
+	t.Parallel()
+	r, _, exchange := loopbackRig(t, sticky(3600))
+	clients := func() string { return r.nft("list map ip proxier sticky-clients") }
+	exchange()
+	if out := clients(); !strings.Contains(out, "timeout 1h expires ") {
+		t.Errorf("clients are %s", out)
+	}
+	r.tracker.SetService(svc(0, sticky(100), overUDP))
+	r.sync()
+	r.verify()
+	if out := clients(); strings.Contains(out, "expires 1m") {
+		t.Errorf("clients are %s", out)
+	}
+	again, err := r.host.Dial(context.Background(), "udp", "", "10.96.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if _, err := again.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if out := clients(); !strings.Contains(out, "expires 1m") {
+		t.Errorf("clients are %s", out)
+	}
+}
