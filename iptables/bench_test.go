@@ -1,0 +1,294 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// sizes is the worlds that benchmarks are run with.
+var sizes = []struct{ services, endpoints int }{{1000, 10}, {3000, 10}, {5000, 10}, {10000, 10}}
+
+// flatMost is up to how many Services the flat rival is measured: nf_tables takes
+// minutes for more, and the machine stands still meanwhile.
+var flatMost = map[Flavour]int{NFT: 1000, Legacy: 10000}
+
+func benchmark(b *testing.B, f func(b *testing.B, r *rig, services, endpoints int)) {
+	for _, flavour := range []Flavour{NFT, Legacy} {
+		for _, size := range sizes {
+			b.Run(fmt.Sprintf("flavour=%s/services=%d/endpoints=%d", flavour, size.services, size.endpoints), func(b *testing.B) {
+				needFlavour(b, flavour)
+				r := newRig(b, flavour, func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+				for i := range size.services {
+					r.tracker.SetService(benchService(i))
+					r.tracker.SetSlice(slice(i, tracker.IPv4, benchEndpoints(i, size.endpoints)...))
+				}
+				b.ReportAllocs()
+				f(b, r, size.services, size.endpoints)
+			})
+		}
+	}
+}
+
+func benchService(i int) *v1.Service {
+	return svc(i, func(s *v1.Service) {
+		s.Spec.ClusterIPs, s.Spec.IPFamilies = s.Spec.ClusterIPs[:1], s.Spec.IPFamilies[:1]
+	})
+}
+
+func benchEndpoints(i, n int) []int {
+	out := make([]int, n)
+	for j := range out {
+		out[j] = (i*n + j) & 0xffff
+	}
+	return out
+}
+
+// clear takes everything away, for the next cold start.
+func (r *rig) clear() {
+	r.Helper()
+	if err := Cleanup(context.Background(), r.config); err != nil {
+		r.Fatal(err)
+	}
+}
+
+func (r *rig) fam() *family { return r.backend.families[0] }
+
+// apply applies inputs, or fails.
+func (r *rig) apply(inputs ...*input) {
+	r.Helper()
+	if _, err := r.fam().write(context.Background(), inputs); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// BenchmarkColdStart is a full delta to empty tables: reading them, rendering and
+// writing.
+func BenchmarkColdStart(b *testing.B) {
+	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
+		for b.Loop() {
+			r.sync()
+			b.StopTimer()
+			r.clear()
+			r.start()
+			b.StartTimer()
+		}
+	})
+}
+
+// BenchmarkColdStartFlat is the rival: the same world with one long KUBE-SERVICES,
+// in one call of iptables-restore.
+func BenchmarkColdStartFlat(b *testing.B) {
+	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
+		if services > flatMost[r.flavour] {
+			b.Skip("takes too long")
+		}
+		for b.Loop() {
+			r.apply(r.flat().inputs(nat, nil, legacyLimit, nil)...)
+			b.StopTimer()
+			r.clear()
+			b.StartTimer()
+		}
+	})
+}
+
+// flat renders nat without trees: what is in them all goes to KUBE-SERVICES.
+func (r *rig) flat() *batch {
+	r.Helper()
+	snap := r.engine.Snapshot()
+	m, err := newModel(r.fam().settings, snap.Node)
+	if err != nil {
+		r.Fatal(err)
+	}
+	out := newBatch()
+	for _, s := range snap.Services {
+		if err := m.set(s.ID, s, out.difference); err != nil {
+			r.Fatal(err)
+		}
+	}
+	for _, c := range m.fixed() {
+		out.put(c)
+	}
+	out.put(m.flatServices())
+	return out
+}
+
+func (m *model) flatServices() chain {
+	c := chain{table: nat, name: chainServices, rank: rankTop}
+	m.trees[toServices].walk(func(n *node) {
+		for _, d := range n.rules {
+			c.rules = append(c.rules, d.rule)
+		}
+	})
+	return c
+}
+
+// BenchmarkRestart is a full delta to tables that are as they should be.
+func BenchmarkRestart(b *testing.B) {
+	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
+		r.sync()
+		for b.Loop() {
+			r.start()
+			r.sync()
+		}
+	})
+}
+
+// BenchmarkOneEndpoint is one endpoint replaced by another, from the EndpointSlice
+// to the kernel, beside the floor (one small chain restored, in the same tables)
+// and the rival (the Service's chains and one long KUBE-SERVICES restored).
+func BenchmarkOneEndpoint(b *testing.B) {
+	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
+		r.sync()
+		last := services - 1
+		n := 0
+		change := func() {
+			eps := benchEndpoints(last, endpoints)
+			n++
+			eps[len(eps)-1] = 60000 + n%5000
+			r.tracker.SetSlice(slice(last, tracker.IPv4, eps...))
+		}
+		b.Run("proxier", func(b *testing.B) {
+			for b.Loop() {
+				change()
+				r.sync()
+			}
+		})
+		b.Run("floor", func(b *testing.B) {
+			for b.Loop() {
+				n++
+				r.apply(newInput(nat, []chain{{nat, "KUBE-FLOOR", []string{
+					source(netip.MustParsePrefix("10.0.0.1/32")) + " " + jump(chainMarkMasq),
+					fmt.Sprintf("-p tcp -j DNAT --to-destination 10.0.0.1:%d", n%60000+1),
+				}, 0}}, nil, nil, nil, nil))
+			}
+		})
+		b.Run("flat", func(b *testing.B) {
+			if services > 3*flatMost[r.flavour] {
+				b.Skip("takes too long")
+			}
+			m := r.fam().model
+			long := m.flatServices()
+			for b.Loop() {
+				change()
+				r.sync() // the Service's own chains
+				r.apply(newInput(nat, []chain{{nat, "KUBE-FLAT", long.rules, 0}}, nil, nil, nil, nil))
+			}
+			r.apply(newInput(nat, nil, nil, []string{"KUBE-FLAT"}, []string{"KUBE-FLAT"}, nil))
+		})
+	})
+}
+
+// BenchmarkConnections is connections a second through the last Service of many,
+// by a tree of chains and by one long chain, and to an endpoint directly.
+func BenchmarkConnections(b *testing.B) {
+	for _, flavour := range []Flavour{NFT, Legacy} {
+		for _, services := range []int{0, 10, 1000, 10000} {
+			for _, layout := range []string{"tree", "flat"} {
+				if services == 0 && layout == "flat" {
+					continue
+				}
+				b.Run(fmt.Sprintf("flavour=%s/services=%d/%s", flavour, services, layout), func(b *testing.B) {
+					needFlavour(b, flavour)
+					r := newRig(b, flavour, func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+					benchConnections(b, r, services, layout == "flat")
+				})
+			}
+		}
+	}
+}
+
+func benchConnections(b *testing.B, r *rig, services int, flat bool) {
+	own := netip.MustParseAddr("192.168.9.1")
+	for _, err := range []error{
+		r.host.AddAddr("lo", netip.PrefixFrom(own, 32)),
+		r.host.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"),
+	} {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	l, err := r.host.Listen("tcp", own.String()+":8080")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	target := unix.SockaddrInet4{Port: 8080, Addr: own.As4()}
+	for i := range services {
+		r.tracker.SetService(benchService(i))
+		es := slice(i, tracker.IPv4, 1)
+		es.Endpoints[0].Addresses = []string{own.String()}
+		r.tracker.SetSlice(es)
+	}
+	if services != 0 {
+		r.sync()
+		if err := r.host.Sysctl("net/netfilter/nf_conntrack_tcp_timeout_close", "1"); err != nil {
+			b.Fatal(err)
+		}
+		target = unix.SockaddrInet4{Port: 80, Addr: netip.MustParseAddr(svc(services - 1).Spec.ClusterIP).As4()}
+		if flat {
+			r.apply(newInput(nat, []chain{r.fam().model.flatServices()}, nil, nil, nil, nil))
+		}
+	}
+	err = r.host.Do(func() error {
+		for b.Loop() {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			if err := unix.Connect(fd, &target); err != nil {
+				return err
+			}
+			// No TIME_WAIT, which would run out of ports.
+			if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+				return err
+			}
+			unix.Close(fd)
+		}
+		return nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "connections/s")
+}
+
+// BenchmarkRender is the rendering of a Service, without the kernel.
+func BenchmarkRender(b *testing.B) {
+	for _, n := range []int{1, 10, 50, 1000} {
+		b.Run(fmt.Sprintf("endpoints=%d", n), func(b *testing.B) {
+			sp := &tracker.ServicePort{ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80}
+			sp.Key.Namespace, sp.Key.Name, sp.Key.Protocol, sp.Key.Family = "ns", "svc", v1.ProtocolTCP, tracker.IPv4
+			var eps []*tracker.Endpoint
+			for i := range n {
+				eps = append(eps, &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 80), Ready: true, Serving: true})
+			}
+			s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: eps}, nil, tracker.TopologyOptions{})
+			b.ReportAllocs()
+			for b.Loop() {
+				r, err := renderService(&settings{family: tracker.IPv4, mark: 1 << 14}, localTraffic{}, s)
+				if err != nil || len(r.chains) < n {
+					b.Fatal(err, len(r.chains))
+				}
+			}
+		})
+	}
+}

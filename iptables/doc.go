@@ -1,0 +1,75 @@
+// Package iptables forwards Service traffic with the kernel's iptables, for
+// clusters and kernels that stay with it: kube-proxy's chains under kube-proxy's
+// names, written by iptables-restore. A [Backend] is a [ruleset.Backend]: attach it
+// to a [ruleset.Engine] and it keeps the tables filter and nat of both families in
+// agreement with the ruleset. It works with both implementations, iptables-legacy
+// and iptables-nft.
+//
+// # What it promises
+//
+//   - A change writes the chains that differ, in one call of iptables-restore
+//     that the kernel takes as a whole: for one endpoint its own chain, that of
+//     the Service's choice, and nothing that grows with the number of Services.
+//     What the kernel has is read at the start and for a full delta only.
+//   - At every moment in between, and while one process takes over from another,
+//     a Service with endpoints sends connections to them. A restart where nothing
+//     changed writes nothing.
+//   - One Service that the kernel refuses does not hold up others: it is searched
+//     for by halves and reported, with the line that was refused.
+//   - Flushed tables, tables put back to an earlier state, and jumps that are gone
+//     are noticed by [Backend.Check] and put right by the next full delta, and so is
+//     whatever else differs. Only its own chains and jumps are touched.
+//
+// # The chains
+//
+// As in kube-proxy, KUBE-SERVICES in nat leads to KUBE-SVC-… for the endpoints
+// that all may use, to KUBE-SVL-… for those under a policy of Local, to KUBE-EXT-…
+// for external addresses and by KUBE-FW-… where sources are restricted; all of
+// these end in a KUBE-SEP-… for each endpoint, and their names are the hashes that
+// kube-proxy gives them. KUBE-NODEPORTS, KUBE-MARK-MASQ and KUBE-POSTROUTING, and
+// in filter KUBE-SERVICES, KUBE-EXTERNAL-SERVICES, KUBE-NODEPORTS, KUBE-FORWARD and
+// KUBE-PROXY-FIREWALL, are what they are there.
+//
+// What is different:
+//
+//   - A chain that leads to Services holds up to 100 rules, as operators know it.
+//     Beyond, it is the root of a tree: the packets are told apart by the first
+//     two bits in which their rules differ, of address, protocol and port, and so
+//     on until 12 or fewer are left. KUBE-SVCS-0A600400/22 is the chain for
+//     10.96.4.0/22. A connection meets about two dozen rules on its way to one of
+//     10,000 Services, and one Service more changes one such chain.
+//   - The endpoints of a Service that has more than 32 are in groups, KUBE-EPG-…,
+//     by the first digit of their chains' names; groups are chosen by their size,
+//     so that the choice stays uniform. Under client affinity every endpoint still
+//     has a rule to be met.
+//   - The filter table has a rule for each external frontend, not only for those
+//     without endpoints, and in KUBE-CLUSTER-IPS one for each cluster IP. Only
+//     packets that were sent to no endpoint meet them: between two changes, one to
+//     each table, or at a port that no Service has. They are refused, or dropped
+//     under a policy of Local, instead of leaving the node. Unused addresses of the
+//     Service CIDRs are dropped.
+//   - KUBE-EXTERNAL-SERVICES is consulted for the node's own packets, too.
+//   - Packets for NodePorts are refused only at addresses at which NodePorts
+//     answer.
+//   - The guard of the loopback range is in KUBE-PROXY-LOCALNET. KUBE-FIREWALL is
+//     kubelet's and left alone.
+//   - KUBE-PROXY-CANARY holds a rule that says something else after each change.
+//   - Sources that are not allowed are dropped, and others refused, also where a
+//     Service has no endpoints.
+//
+// # Limits
+//
+// Client affinity is xt_recent's: it remembers 100 clients for each endpoint
+// unless the module is loaded with another ip_list_tot, and forgets the oldest.
+// With iptables-legacy the kernel takes the whole table for every change, so the
+// time for one grows with all there is; see the benchmarks for how much.
+//
+// # Needs
+//
+// iptables 1.6.2 or later, and a kernel with the matches addrtype, comment,
+// conntrack, mark and statistic (recent for affinity) and the targets DNAT, MARK,
+// MASQUERADE and REJECT; CAP_NET_ADMIN and CAP_NET_RAW in the network namespace.
+// [New] tries them and says what is missing.
+//
+// The package exists on Linux only; elsewhere it is empty.
+package iptables

@@ -1,0 +1,144 @@
+//go:build linux
+
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"hash/maphash"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// FuzzInjection renders Services whose names, and a node whose bridge, are
+// anything: what comes out must have the lines it is made of and no others, and
+// the real iptables-restore must understand it.
+func FuzzInjection(f *testing.F) {
+	for _, s := range []string{"svc", "a\" -j ACCEPT", "a\nCOMMIT\n*filter\n-P INPUT DROP", "\\\"", "'`$(reboot)`", "-j", "!", "", strings.Repeat("x", 300), "\x00", "ü", "# c", "KUBE-SVC"} {
+		f.Add(s, "ns", "p", []byte{10, 0, 0, 1}, int64(10))
+		f.Add("svc", s, s, []byte{127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, int64(0))
+	}
+	tools := map[tracker.Family]*tool{}
+	f.Fuzz(func(t *testing.T, name, namespace, port string, addr []byte, seconds int64) {
+		netlab.Require(t)
+		needFlavour(t, NFT)
+		a, ok := netip.AddrFromSlice(addr)
+		if !ok {
+			a = netip.MustParseAddr("10.0.0.9")
+		}
+		a = a.Unmap()
+		family := tracker.FamilyOf(a)
+		if tools[family] == nil {
+			var err error
+			c, _ := testConfig(t, NFT).withDefaults()
+			if tools[family], err = newTool(t.Context(), c, family, -1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ep := &tracker.Endpoint{Addr: netip.AddrPortFrom(a, 80), Node: "n", Ready: true, Serving: true}
+		key := tracker.Key{Family: family}
+		key.Namespace, key.Name, key.Port, key.Protocol = namespace, name, port, v1.ProtocolTCP
+		sp := &tracker.ServicePort{Key: key, ClusterIP: a, Port: 80, NodePort: 30000, Affinity: time.Duration(seconds) * time.Second,
+			ExternalIPs: []netip.Addr{a.Next()}, LoadBalancerIPs: []netip.Addr{a.Prev()}, SourceRanges: []netip.Prefix{netip.PrefixFrom(a, a.BitLen()/2)},
+			ExternalLocal: seconds%2 == 0, HealthCheckNodePort: 30001}
+		node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}, LocalTraffic: ruleset.LocalTraffic{Bridge: port}}
+		s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: []*tracker.Endpoint{ep}}, node, tracker.TopologyOptions{})
+		m, err := newModel(&settings{family: family, mark: 1 << 14, endpointComments: true}, node)
+		if err != nil {
+			return
+		}
+		b := newBatch()
+		if m.set(1, s, b.difference) != nil {
+			return
+		}
+		m.takeChanged(b)
+		for _, c := range m.fixed() {
+			b.put(c)
+		}
+		for tab := range tables {
+			lines := 2
+			for _, c := range b.puts[tab] {
+				lines += 1 + len(c.rules)
+			}
+			for _, in := range b.inputs(tab, nil, 1<<20, nil) {
+				if got := bytes.Count(in.text.Bytes(), []byte("\n")); got != lines {
+					t.Fatalf("%d lines, want %d:\n%s", got, lines, in.text.String())
+				}
+				args := append(append([]string{}, tools[family].restoreArgs...), "--test")
+				if _, err := tools[family].run(context.Background(), tools[family].restore, args, in); err != nil {
+					t.Fatalf("%v\n%s", err, in.text.String())
+				}
+			}
+		}
+	})
+}
+
+// FuzzSave reads anything as what iptables-save prints.
+func FuzzSave(f *testing.F) {
+	f.Add([]byte("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j KUBE-NODEPORTS\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n"))
+	f.Add([]byte("*nat\n-A\n-A KUBE-X\n:\n*\n-A OUTPUT -m comment --comment \"-j KUBE-SERVICES\" -j ACCEPT\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		k := parseSave(bytes.NewReader(text), nat, maphash.MakeSeed())
+		for name := range k.chains {
+			if !owned(nat, name) {
+				t.Errorf("chain %q is not ours", name)
+			}
+		}
+		for _, h := range k.hooks {
+			if !owned(nat, target([]byte(h.rule))) {
+				t.Errorf("%q leads to no chain of ours", h.rule)
+			}
+		}
+	})
+}
+
+func TestTarget(t *testing.T) {
+	for rule, want := range map[string]string{
+		`-j KUBE-SERVICES`: "KUBE-SERVICES",
+		`-m comment --comment "a -j b" -j REJECT --reject-with x`: "REJECT",
+		`-d 10.0.0.0/8 -g KUBE-SVCS-0A/8`:                         "KUBE-SVCS-0A/8",
+		`-m comment --comment "none"`:                             "",
+		``:                                                        "",
+	} {
+		if got := target([]byte(rule)); got != want {
+			t.Errorf("%s: %q, want %q", rule, got, want)
+		}
+	}
+}
+
+func TestComplaint(t *testing.T) {
+	for message, want := range map[string]int{
+		"iptables-restore: line 12 failed":                          12,
+		"x\nError occurred at line: 5\nTry":                         5,
+		"v1.8.9 (nf_tables): \nline 4: RULE_APPEND failed (Invalid": 4,
+		"no idea": 0,
+	} {
+		if got := complaint(message); got != want {
+			t.Errorf("%q: %d, want %d", message, got, want)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for text, want := range map[string]string{
+		"iptables-restore v1.8.9 (nf_tables)": "1 8 9 true true",
+		"iptables-restore v1.8.9 (legacy)":    "1 8 9 false true",
+		"iptables-restore v1.6.2":             "1 6 2 false true",
+		"iptables-restore v1.10":              "1 10 0 false true",
+		"BusyBox":                             "0 0 0 false false",
+	} {
+		major, minor, patch, nft, ok := parseVersion([]byte(text))
+		if got := fmt.Sprint(major, minor, patch, nft, ok); got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}

@@ -1,0 +1,231 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestChoiceIsUniform follows the rules that choose among endpoints and adds up
+// how likely they lead to each.
+func TestChoiceIsUniform(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 10, flatPool, flatPool + 1, 100, 1000, 5000} {
+		endpoints := make([]string, n)
+		for i := range endpoints {
+			endpoints[i] = prefixEndpoint + hashOf(strconv.Itoa(n), strconv.Itoa(i))
+		}
+		rules, groups := choose(endpoints, "KUBE-SVC-TEST", 0)
+		chains := map[string][]string{"": rules}
+		for i, g := range groups {
+			if chains[g.name] != nil {
+				t.Fatalf("%d endpoints: chain %s twice", n, g.name)
+			}
+			chains[g.name] = g.rules
+			for _, later := range groups[i+1:] {
+				if later.rank < g.rank && strings.Contains(strings.Join(later.rules, "\n"), g.name) {
+					t.Errorf("%d endpoints: a chain is written before one it leads to", n)
+				}
+			}
+		}
+		likely := map[string]float64{}
+		most := 0
+		var follow func(chain string, p float64, met int)
+		follow = func(chain string, p float64, met int) {
+			for i, rule := range chains[chain] {
+				q := p
+				if _, after, ok := strings.Cut(rule, "--probability "); ok {
+					share, err := strconv.ParseFloat(strings.Fields(after)[0], 64)
+					if err != nil {
+						t.Fatal(err)
+					}
+					q = p * share
+				}
+				to := target([]byte(rule))
+				if chains[to] != nil {
+					follow(to, q, met+i+1)
+				} else {
+					likely[to] += q
+					most = max(most, met+i+1)
+				}
+				p -= q
+			}
+			if p > 1e-12 {
+				t.Errorf("%d endpoints: %g of the connections fall out of chain %q", n, p, chain)
+			}
+		}
+		follow("", 1, 0)
+		for _, ep := range endpoints {
+			if math.Abs(likely[ep]*float64(n)-1) > 1e-4 {
+				t.Fatalf("%d endpoints: %s is chosen %g times as often as it should", n, ep, likely[ep]*float64(n))
+			}
+		}
+		if n > flatPool && most > 32*(1+int(math.Log2(float64(n))/5)) {
+			t.Errorf("%d endpoints: a connection may meet %d rules", n, most)
+		}
+	}
+}
+
+// acceptor answers connections at many addresses with the one it was reached at.
+func acceptor(t *testing.T, r *rig, addrs []netip.AddrPort) {
+	t.Helper()
+	for _, a := range addrs {
+		l, err := r.host.Listen("tcp", a.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				fmt.Fprint(c, a)
+				c.Close()
+			}
+		}()
+	}
+}
+
+// reach makes a connection and returns who answered.
+func reach(r *rig, from, to string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	c, err := r.host.Dial(ctx, "tcp", from, to)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(3 * time.Second))
+	b, err := io.ReadAll(c)
+	return string(b), err
+}
+
+// TestManyEndpoints sends connections through groups of endpoints: each endpoint
+// gets about its share, and affinity holds.
+func TestManyEndpoints(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r := newRig(t, flavour)
+		const n, each = 2 * flatPool, 30
+		var endpoints []netip.AddrPort
+		es := slice(0, tracker.IPv4)
+		for i := range n {
+			a := netip.AddrFrom4([4]byte{192, 168, 9, byte(i + 1)})
+			if err := r.host.AddAddr("lo", netip.PrefixFrom(a, 32)); err != nil {
+				t.Fatal(err)
+			}
+			endpoints = append(endpoints, netip.AddrPortFrom(a, 8080))
+			es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
+		}
+		acceptor(t, r, endpoints)
+		// The way out that a route to the cluster IP needs.
+		if err := r.host.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"); err != nil {
+			t.Fatal(err)
+		}
+		r.tracker.SetService(svc(1))
+		r.tracker.SetSlice(es)
+		es = es.DeepCopy()
+		es.Name, es.Labels[discovery.LabelServiceName] = "sticky", "svc-1"
+		r.tracker.SetService(svc(0, affinity(100)))
+		r.tracker.SetSlice(es)
+		r.sync()
+		r.verify()
+
+		var mu sync.Mutex
+		got := map[string]int{}
+		var wait sync.WaitGroup
+		for range 8 {
+			wait.Go(func() {
+				for range n * each / 8 {
+					who, err := reach(r, "", "10.96.0.1:80")
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					got[who]++
+					mu.Unlock()
+				}
+			})
+		}
+		wait.Wait()
+		// Chi-squared with n-1 degrees of freedom is beyond this once in 10^9 times.
+		chi, limit := 0.0, float64(n-1)+6.5*math.Sqrt(2*float64(n-1))+15
+		for _, ep := range endpoints {
+			d := float64(got[ep.String()] - each)
+			chi += d * d / each
+		}
+		if chi > limit {
+			t.Errorf("not uniform: chi-squared is %.1f, more than %.1f: %v", chi, limit, got)
+		}
+		first, err := reach(r, "", "10.96.0.0:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			if who, err := reach(r, "", "10.96.0.0:80"); err != nil || who != first {
+				t.Fatalf("affinity: %q, then %q, error %v", first, who, err)
+			}
+		}
+	})
+}
+
+// TestLocalhostNodePorts reaches a NodePort at the loopback address, and the
+// loopback range from nowhere else.
+func TestLocalhostNodePorts(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		for _, on := range []bool{true, false} {
+			r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = on })
+			a := netip.MustParseAddrPort("192.168.9.1:8080")
+			if err := r.host.AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)); err != nil {
+				t.Fatal(err)
+			}
+			acceptor(t, r, []netip.AddrPort{a})
+			l, err := r.host.Listen("tcp", "127.0.0.1:9090")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			es := slice(0, tracker.IPv4)
+			es.Endpoints = []discovery.Endpoint{{Addresses: []string{a.Addr().String()}}}
+			r.tracker.SetService(svc(0, nodePort(30000)))
+			r.tracker.SetSlice(es)
+			r.sync()
+			if who, err := reach(r, "", "192.168.9.1:30000"); err != nil || who != a.String() {
+				t.Errorf("NodePort: %q, %v", who, err)
+			}
+			who, err := reach(r, "", "127.0.0.1:30000")
+			if on != (err == nil && who == a.String()) {
+				t.Errorf("on %v: NodePort at the loopback address: %q, %v", on, who, err)
+			}
+			if !on {
+				continue
+			}
+			// The neighbour that sends to the loopback range is another address of
+			// this host, which the guard takes for just as foreign.
+			if _, err := reach(r, "192.168.9.1:0", "127.0.0.1:9090"); err == nil {
+				t.Error("the loopback range can be reached from elsewhere")
+			}
+			if c, err := r.host.Dial(t.Context(), "tcp", "", "127.0.0.1:9090"); err != nil {
+				t.Errorf("the loopback range cannot be reached from itself: %v", err)
+			} else {
+				c.Close()
+			}
+		}
+	})
+}
