@@ -1,0 +1,67 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+func TestOwned(t *testing.T) {
+	t.Parallel()
+	for _, program := range []string{"iptables-nft-restore", "iptables-nft-save", "ip6tables-nft-save"} {
+		_, err := exec.LookPath(program)
+		netlab.Need(t, err == nil, program)
+	}
+	netlab.Require(t)
+	lab, err := netlab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	h, err := lab.Host("node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{NetNS: h.FD(), IPTables: NFTables}
+	owned := func(what string, want bool) {
+		t.Helper()
+		if got, err := Owned(t.Context(), c); err != nil || got != want {
+			t.Errorf("%s: %v, error %v", what, got, err)
+		}
+	}
+	restore := func(input string) {
+		t.Helper()
+		cmd := exec.Command("iptables-nft-restore", "--noflush")
+		cmd.Stdin = strings.NewReader(input)
+		if err := h.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	owned("nothing", false)
+	restore("*nat\n:KUBE-SERVICES -\n:KUBE-LOAD-BALANCER -\n:KUBE-NODE-PORT -\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n")
+	owned("kube-proxy's", false)
+	// Of the backend's own rules the names of the chains are enough.
+	input, n := "", 0
+	for _, table := range (rules{family: tracker.IPv4, mark: 1 << DefaultMasqueradeBit, node: &ruleset.Node{}}).tables() {
+		input += "*" + table.name + "\n"
+		for _, chain := range table.chains {
+			input += ":" + chain.name + " -\n"
+			n++
+		}
+		input += "COMMIT\n"
+	}
+	if n < 10 {
+		t.Fatalf("only %d chains", n)
+	}
+	restore(input)
+	owned("a Backend's", true)
+}
