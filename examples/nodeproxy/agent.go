@@ -31,9 +31,6 @@ const (
 	// fullSyncPeriod is how often everything is compared and repaired, as by
 	// kube-proxy.
 	fullSyncPeriod = time.Hour
-	// watchInterval is how often to look whether somebody altered the rules, at the
-	// price of one question to the kernel.
-	watchInterval = 250 * time.Millisecond
 	// shutdownTimeout is how long servers may take to finish what they have begun.
 	shutdownTimeout = 2 * time.Second
 )
@@ -54,6 +51,7 @@ type agent struct {
 	modes []mode
 
 	source   source
+	mode     mode
 	plane    dataplane
 	udp      *conntrack.Cleaner // nil if the system has no such thing
 	proxy    *health.Proxy
@@ -101,6 +99,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	if err != nil {
 		return nil, err
 	}
+	a.mode = m
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
@@ -353,9 +352,13 @@ func (a *agent) followNode(ctx context.Context) error {
 // watchRules has the rules written anew when somebody else altered them.
 func (a *agent) watchRules(ctx context.Context) error {
 	var last time.Time
-	return a.plane.Watch(ctx, watchInterval, func(err error) {
+	return a.plane.Watch(ctx, a.mode.watch, func(err error) {
 		if err == ruleset.ErrNeedFull {
 			return // nothing is known of them, since a sync failed that will be tried again
+		}
+		if !errors.Is(err, ruleset.ErrNeedFull) {
+			a.log.Warn("cannot look whether the rules are as they were left", "error", err)
+			return
 		}
 		a.log.Warn("repairing the rules", "error", err)
 		if time.Since(last) < 10*time.Second {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/iptables"
+	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -30,6 +31,8 @@ type mode struct {
 	cleanup func(context.Context, *slog.Logger) error
 	// cleanupKubeProxy removes what kube-proxy has left in this mode.
 	cleanupKubeProxy func(context.Context, *slog.Logger) error
+	// watch is how often to look whether somebody altered the rules.
+	watch time.Duration
 	// takesOver tells that the data plane's objects have the names of kube-proxy's
 	// own, so that its first sync replaces those.
 	takesOver bool
@@ -57,7 +60,7 @@ type dataplane interface {
 const kubeProxyTable = "kube-proxy"
 
 // allModes returns the modes there are.
-func allModes() []mode { return []mode{nftablesMode(), iptablesMode()} }
+func allModes() []mode { return []mode{nftablesMode(), iptablesMode(), ipvsMode()} }
 
 func nftablesMode() mode {
 	return mode{
@@ -74,6 +77,7 @@ func nftablesMode() mode {
 		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
 			return nftables.Cleanup(ctx, nftables.Config{Table: kubeProxyTable, Log: log})
 		},
+		watch:  250 * time.Millisecond, // one question to the kernel
 		lookup: lookupNFTables,
 	}
 }
@@ -107,6 +111,44 @@ func iptablesMode() mode {
 				return iptables.Cleanup(ctx, c)
 			})
 		},
+		watch:     5 * time.Second, // a program for each table and family
+		takesOver: true,
+	}
+}
+
+func ipvsMode() mode {
+	return mode{
+		name: config.ModeIPVS,
+		probe: func(_ context.Context, f tracker.Family) error {
+			return ipvs.Probe(ipvs.Config{Families: []tracker.Family{f}})
+		},
+		open: func(_ context.Context, s settings) (dataplane, error) {
+			e := s.Effective.IPVS
+			c := ipvs.Config{
+				Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log,
+				Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP,
+				Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
+			}
+			for _, cidr := range e.ExcludeCIDRs {
+				p, err := netip.ParsePrefix(cidr)
+				if err != nil {
+					return nil, err
+				}
+				c.ExcludeCIDRs = append(c.ExcludeCIDRs, p.Masked())
+			}
+			return ipvs.New(c)
+		},
+		cleanup: func(ctx context.Context, log *slog.Logger) error {
+			c := ipvs.Config{Log: log}
+			if owned, err := ipvs.Owned(ctx, c); err != nil || !owned {
+				return err
+			}
+			return ipvs.Cleanup(ctx, c)
+		},
+		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
+			return ipvs.Cleanup(ctx, ipvs.Config{Log: log})
+		},
+		watch:     30 * time.Second, // reads everything there is
 		takesOver: true,
 	}
 }

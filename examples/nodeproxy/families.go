@@ -23,7 +23,7 @@ func hasIPv6() bool {
 // it, is an error if it cannot.
 func servedFamilies(ctx context.Context, m mode, c *config.Config, ipv6 bool, log *slog.Logger) ([]tracker.Family, error) {
 	var out []tracker.Family
-	var errs []error
+	lacking := map[tracker.Family]error{}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		err := m.probe(ctx, f)
 		if f == tracker.IPv6 && !ipv6 {
@@ -36,11 +36,14 @@ func servedFamilies(ctx context.Context, m mode, c *config.Config, ipv6 bool, lo
 		if tracker.FamilyOf(c.BindAddress) == f {
 			return nil, fmt.Errorf("%v cannot be served, which the node's address %v is of: %w", f, c.BindAddress, err)
 		}
-		errs = append(errs, err)
-		log.Warn("this node can serve one address family only", "without", f, "error", err)
+		lacking[f] = err
 	}
 	if len(out) == 0 {
-		return nil, errors.Join(errs...)
+		// What is missing is mostly the same.
+		return nil, fmt.Errorf("mode %s: %w", m.name, lacking[tracker.IPv4])
+	}
+	for f, err := range lacking {
+		log.Warn("this node can serve one address family only", "without", f, "error", err)
 	}
 	return out, nil
 }
