@@ -1,0 +1,232 @@
+package grouptable
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// fakeSwitch does what it is told unless it fails, and complains of a group that
+// sends to an endpoint that is not there.
+type fakeSwitch struct {
+	t         *testing.T
+	fails     func() bool
+	endpoints map[Endpoint]bool
+	groups    map[Group][]Endpoint
+	installs  int
+}
+
+var errFake = errors.New("the switch is busy")
+
+func (s *fakeSwitch) do(f func()) error {
+	if s.fails() {
+		return errFake
+	}
+	f()
+	for g, buckets := range s.groups {
+		for _, e := range buckets {
+			if !s.endpoints[e] {
+				s.t.Errorf("group %v sends to %v, which is not installed", g, e)
+			}
+		}
+	}
+	return nil
+}
+
+func (s *fakeSwitch) InstallEndpoint(e Endpoint) error {
+	return s.do(func() { s.endpoints[e] = true; s.installs++ })
+}
+func (s *fakeSwitch) RemoveEndpoint(e Endpoint) error {
+	return s.do(func() { delete(s.endpoints, e) })
+}
+func (s *fakeSwitch) InstallGroup(g Group, b []Endpoint) error {
+	return s.do(func() { s.groups[g] = b })
+}
+func (s *fakeSwitch) RemoveGroup(g Group) error { return s.do(func() { delete(s.groups, g) }) }
+
+func (s *fakeSwitch) Endpoints() ([]Endpoint, error) {
+	return slices.Collect(maps.Keys(s.endpoints)), nil
+}
+func (s *fakeSwitch) Groups() ([]Group, error) { return slices.Collect(maps.Keys(s.groups)), nil }
+
+type world struct {
+	t       *testing.T
+	sw      *fakeSwitch
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	cursor  *ruleset.Cursor
+}
+
+func newWorld(t *testing.T, fails func() bool) *world {
+	w := &world{t: t, sw: &fakeSwitch{t, fails, map[Endpoint]bool{}, map[Group][]Endpoint{}, 0}}
+	w.restart()
+	return w
+}
+
+// restart makes a new process, that finds the switch as it is.
+func (w *world) restart() {
+	w.t.Helper()
+	var err error
+	if w.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}); err != nil {
+		w.t.Fatal(err)
+	}
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.cursor = w.engine.Attach("switch", &Table{Switch: w.sw})
+	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+}
+
+// set hands in a Service with endpoints on this node (odd ones) and others.
+func (w *world) set(name, ip string, local bool, endpoints ...int) {
+	s := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		Spec:       v1.ServiceSpec{Type: v1.ServiceTypeNodePort, ClusterIP: ip, Ports: []v1.ServicePort{{Port: 80, NodePort: 30080}}},
+	}
+	if local {
+		s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+	}
+	w.tracker.SetService(s)
+	slice := &discovery.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discovery.LabelServiceName: name}},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Name: new(""), Port: new(int32(8080))}},
+	}
+	for _, i := range endpoints {
+		slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{
+			Addresses: []string{fmt.Sprint("10.0.0.", i)}, NodeName: &[]string{"there", "here"}[i%2],
+		})
+	}
+	w.tracker.SetSlice(slice)
+}
+
+func (w *world) agree() {
+	w.t.Helper()
+	endpoints, groups := map[Endpoint]bool{}, map[Group][]Endpoint{}
+	for _, s := range w.engine.Snapshot().Services {
+		for _, p := range pools {
+			for _, ep := range s.Pool(p) {
+				e := Endpoint{ep.Addr, s.Key.Protocol}
+				endpoints[e] = true
+				groups[Group{s.Key, p}] = append(groups[Group{s.Key, p}], e)
+			}
+		}
+	}
+	if !maps.Equal(endpoints, w.sw.endpoints) {
+		w.t.Errorf("endpoints %v, want %v", w.sw.endpoints, endpoints)
+	}
+	if !maps.EqualFunc(groups, w.sw.groups, slices.Equal[[]Endpoint]) {
+		w.t.Errorf("groups %v, want %v", w.sw.groups, groups)
+	}
+}
+
+// TestShared: an endpoint of two Services is installed once, and goes with the
+// second of them.
+func TestShared(t *testing.T) {
+	w := newWorld(t, func() bool { return false })
+	sync := func() {
+		t.Helper()
+		if err := w.cursor.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.agree()
+	}
+	sync()
+	w.set("a", "10.96.0.1", false, 1, 2)
+	w.set("b", "10.96.0.2", true, 2, 3)
+	sync()
+	if w.sw.installs != 3 {
+		t.Errorf("%d installs for 3 endpoints", w.sw.installs)
+	}
+	w.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "a"})
+	sync()
+	w.set("c", "10.96.0.3", false, 2, 3)
+	sync()
+	if w.sw.installs != 3 {
+		t.Errorf("%d installs, though nothing new was needed", w.sw.installs)
+	}
+}
+
+// TestPeerFails: where an endpoint could not be installed for one Service, it is
+// for the next.
+func TestPeerFails(t *testing.T) {
+	fail := false
+	w := newWorld(t, func() bool {
+		was := fail
+		fail = false
+		return was
+	})
+	if err := w.cursor.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.set("a", "10.96.0.1", false, 1)
+	w.set("b", "10.96.0.2", false, 1)
+	fail = true // the first thing asked for
+	var partial *ruleset.PartialError
+	if err := w.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 1 {
+		t.Fatalf("error %v", err)
+	}
+	if len(w.sw.endpoints) != 1 || len(w.sw.groups) != 1 {
+		t.Errorf("the other has endpoints %v, groups %v", w.sw.endpoints, w.sw.groups)
+	}
+	if err := w.cursor.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.agree()
+}
+
+// TestTable changes things at random while the switch fails now and then and
+// processes come and go: no group ever sends to what is not there, and in the end
+// there is what must be.
+func TestTable(t *testing.T) {
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		failing := true
+		w := newWorld(t, func() bool { return failing && r.IntN(8) == 0 })
+		for step := range 60 {
+			i := r.IntN(4)
+			if r.IntN(6) == 0 {
+				w.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("s", i)})
+			} else {
+				var eps []int
+				for e := range 5 {
+					if r.IntN(2) == 0 {
+						eps = append(eps, e+1)
+					}
+				}
+				w.set(fmt.Sprint("s", i), fmt.Sprint("10.96.0.", i+1), r.IntN(2) == 0, eps...)
+			}
+			switch r.IntN(20) {
+			case 0:
+				w.cursor.Resync()
+			case 1:
+				w.restart()
+			}
+			if err := w.cursor.Sync(t.Context()); err != nil && !errors.Is(err, errFake) {
+				t.Fatal(err)
+			}
+			if step%10 == 9 {
+				failing = false
+				if err := w.cursor.Sync(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				w.agree()
+				failing = true
+			}
+			if t.Failed() {
+				t.Fatalf("seed %d, step %d", seed, step)
+			}
+		}
+	}
+}

@@ -1,0 +1,247 @@
+package mapplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// fake is a map that looks at everything after each write, and may fail.
+type fake[K comparable, V any] struct {
+	m     map[K]V
+	fails func() bool
+	look  func()
+}
+
+var errFake = errors.New("map is full")
+
+func (f *fake[K, V]) Put(k K, v V) error {
+	if f.fails() {
+		return errFake
+	}
+	f.m[k] = v
+	f.look()
+	return nil
+}
+
+func (f *fake[K, V]) Delete(k K) error {
+	if f.fails() {
+		return errFake
+	}
+	delete(f.m, k)
+	f.look()
+	return nil
+}
+
+func (f *fake[K, V]) Keys() iter.Seq[K] { return maps.Keys(maps.Clone(f.m)) }
+
+// world is a Plane that is driven at random.
+type world struct {
+	tracker   *tracker.Tracker
+	engine    *ruleset.Engine
+	cursor    *ruleset.Cursor
+	frontends *fake[Frontend, Action]
+	members   *fake[Member, uint16]
+}
+
+func newWorld(t *testing.T, fails func() bool) *world {
+	t.Helper()
+	w := &world{}
+	// What a packet may meet at any moment: a frontend that forwards leads to a pool
+	// with somebody in it.
+	look := func() {
+		for f, a := range w.frontends.m {
+			for _, target := range []ruleset.Target{a.Target, a.Near} {
+				if target != ruleset.ToCluster && target != ruleset.ToLocal {
+					continue
+				}
+				found := false
+				for m := range w.members.m {
+					found = found || m.Service == a.Service && m.Pool == target
+				}
+				if !found {
+					t.Errorf("frontend %v leads to the %s of %s, of which there are none", f, target, a.Service)
+				}
+			}
+		}
+	}
+	w.frontends = &fake[Frontend, Action]{map[Frontend]Action{}, fails, look}
+	w.members = &fake[Member, uint16]{map[Member]uint16{}, fails, look}
+	w.restart(t)
+	return w
+}
+
+// restart makes a new process, that finds the maps as they are.
+func (w *world) restart(t *testing.T) {
+	t.Helper()
+	var err error
+	if w.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}}); err != nil {
+		t.Fatal(err)
+	}
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
+		t.Fatal(err)
+	}
+	w.cursor = w.engine.Attach("maps", &Plane{w.frontends, w.members})
+	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+}
+
+// change does something at random to one of a few Services, which have external
+// addresses in common.
+func (w *world) change(r *rand.Rand) {
+	i := r.IntN(4)
+	name := types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("s", i)}
+	switch r.IntN(5) {
+	case 0:
+		w.tracker.DeleteService(name)
+	case 1, 2:
+		s := &v1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name.Name},
+			Spec: v1.ServiceSpec{
+				Type: v1.ServiceTypeNodePort, ClusterIP: fmt.Sprint("10.96.0.", i+1),
+				ExternalIPs:           []string{fmt.Sprint("203.0.113.", r.IntN(2))},
+				ExternalTrafficPolicy: []v1.ServiceExternalTrafficPolicy{"Local", "Cluster"}[r.IntN(2)],
+				Ports:                 []v1.ServicePort{{Port: int32(80 + r.IntN(2)), NodePort: int32(30080 + r.IntN(3))}},
+			},
+		}
+		w.tracker.SetService(s)
+	default:
+		slice := &discovery.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name.Name, Labels: map[string]string{discovery.LabelServiceName: name.Name}},
+			AddressType: discovery.AddressTypeIPv4,
+			Ports:       []discovery.EndpointPort{{Name: new(""), Port: new(int32(8080))}},
+		}
+		for e := range 4 {
+			if r.IntN(2) == 0 {
+				node := []string{"here", "there"}[e%2]
+				slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{fmt.Sprint("10.0.0.", e+1)}, NodeName: &node})
+			}
+		}
+		w.tracker.SetSlice(slice)
+	}
+}
+
+// agree compares the maps with the ruleset.
+func (w *world) agree(t *testing.T) {
+	t.Helper()
+	frontends, members := map[Frontend]Action{}, map[Member]uint16{}
+	for _, s := range w.engine.Snapshot().Services {
+		for i := range s.Frontends {
+			f := &s.Frontends[i]
+			frontends[frontendOf(s.Key, f)] = Action{s.Key, f.Target, f.Near, f.Masquerade, s.Port.Affinity}
+		}
+		for _, p := range pools {
+			for _, ep := range s.Pool(p) {
+				members[Member{s.Key, p, ep.Addr}] = ep.Weight
+			}
+		}
+	}
+	if !maps.Equal(frontends, w.frontends.m) {
+		t.Errorf("frontends %v, want %v", w.frontends.m, frontends)
+	}
+	if !maps.Equal(members, w.members.m) {
+		t.Errorf("members %v, want %v", w.members.m, members)
+	}
+}
+
+// TestPlane: whatever changes, no frontend ever leads to nothing, and in the end
+// the maps are what the ruleset is.
+func TestPlane(t *testing.T) {
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		w := newWorld(t, func() bool { return false })
+		for range 60 {
+			for range 1 + r.IntN(4) {
+				w.change(r)
+			}
+			if r.IntN(10) == 0 {
+				w.cursor.Resync()
+			}
+			if err := w.cursor.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.agree(t)
+			if t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		}
+	}
+}
+
+// TestFailures: writes fail at random, are tried again, and nothing is left over.
+// A process that ends meanwhile leaves the maps to the next.
+func TestFailures(t *testing.T) {
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		failing := true
+		w := newWorld(t, func() bool { return failing && r.IntN(6) == 0 })
+		// While single Services lag behind, their frontends may be another's.
+		w.frontends.look, w.members.look = func() {}, func() {}
+		for step := range 60 {
+			w.change(r)
+			switch r.IntN(20) {
+			case 0:
+				w.cursor.Resync()
+			case 1:
+				w.restart(t)
+			}
+			var partial *ruleset.PartialError
+			err := w.cursor.Sync(t.Context())
+			if err != nil && !errors.As(err, &partial) && !errors.Is(err, errFake) {
+				t.Fatal(err)
+			}
+			if step%10 == 9 {
+				failing = false
+				if err := w.cursor.Sync(context.Background()); err != nil {
+					t.Fatal(err)
+				}
+				w.agree(t)
+				failing = true
+			}
+			if t.Failed() {
+				t.Fatalf("seed %d, step %d", seed, step)
+			}
+		}
+	}
+}
+
+// TestDrift: a full delta repairs what somebody else did to the maps.
+func TestDrift(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 9))
+	w := newWorld(t, func() bool { return false })
+	for range 100 {
+		w.change(r)
+	}
+	if err := w.cursor.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range slices.Collect(w.members.Keys()) {
+		if r.IntN(2) == 0 {
+			delete(w.members.m, m)
+		}
+	}
+	for _, f := range slices.Collect(w.frontends.Keys()) {
+		delete(w.frontends.m, f)
+		break
+	}
+	stray := Member{Addr: w.engine.Snapshot().Services[0].Endpoints[0].Addr}
+	w.members.m[stray] = 1
+	w.members.look = func() {}
+	w.cursor.Resync()
+	if err := w.cursor.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.agree(t)
+}

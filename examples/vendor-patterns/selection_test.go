@@ -1,0 +1,62 @@
+package patterns_test
+
+import (
+	"context"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// A proxy of its own name, for load balancers of its own class. A Service whose
+// label or class changes comes and goes.
+func Example_selection() {
+	selector := tracker.Selector{
+		// Services labelled service.kubernetes.io/service-proxy-name: vendor, which
+		// kube-proxy then leaves alone (KEP-2447).
+		ProxyName: "vendor",
+		Filter: func(s *v1.Service) bool {
+			return s.Spec.LoadBalancerClass == nil || *s.Spec.LoadBalancerClass == "vendor.example/fast"
+		},
+	}
+	// For the list options of an informer, so that others are not even sent.
+	labels, fields := selector.ServiceListOptions()
+	fmt.Println(labels, fields)
+
+	t, engine := newEngine(tracker.Config{Selector: selector})
+	cursor := engine.Attach("vendor", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
+		for _, c := range d.Changes {
+			fmt.Println(c.Key.Name, "is served:", c.New != nil)
+		}
+		return nil
+	}))
+	set := func(label, class string) {
+		s := service("web", "10.96.0.1")
+		if label != "" {
+			s.Labels = map[string]string{tracker.LabelServiceProxyName: label}
+		}
+		if class != "" {
+			s.Spec.LoadBalancerClass = &class
+		}
+		if !t.SetService(s) {
+			fmt.Println("nothing changes")
+		}
+		if err := cursor.Sync(context.Background()); err != nil {
+			fmt.Println(err)
+		}
+	}
+	set("", "")
+	set("vendor", "")
+	set("vendor", "vendor.example/slow")
+	set("vendor", "vendor.example/fast")
+	set("other", "vendor.example/fast")
+	// Output:
+	// service.kubernetes.io/service-proxy-name=vendor,!service.kubernetes.io/headless spec.clusterIP!=None
+	// nothing changes
+	// web is served: true
+	// web is served: false
+	// web is served: true
+	// web is served: false
+}
