@@ -133,6 +133,12 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 				return fmt.Errorf("ipvs: %w", err)
 			}
 		}
+		if d.Full {
+			// What was bound has made news of its own, too much to be told of perhaps.
+			if err := b.followAddresses(); err != nil {
+				return fmt.Errorf("ipvs: %w", err)
+			}
+		}
 		if len(failed) == 0 {
 			return nil
 		}
@@ -244,7 +250,11 @@ type written struct {
 // writeRules has the netfilter rules be those for a node, and leaves those that
 // are.
 func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, read bool) error {
-	tables := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: n}.tables()
+	r := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: n}
+	if err := r.validate(); err != nil {
+		return err
+	}
+	tables := r.tables()
 	last := b.rules[s.family]
 	text := restoreAll(tables, "")
 	if !read && text == last.text {

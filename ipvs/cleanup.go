@@ -14,10 +14,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Cleanup removes everything that a [Backend] with the same configuration, or
-// kube-proxy in its ipvs mode, has left, and nothing else: virtual servers that an
-// element in one of the sets or their mark tells, the dummy device, the iptables
-// rules and chains, and the sets. Kernel parameters stay as they are. That there is
+// Cleanup removes everything that a [Backend] with the same configuration has left,
+// and nothing else: virtual servers that an element in one of the sets or their mark
+// tells, the dummy device, the iptables rules and chains, and the sets. It does the
+// same for kube-proxy's ipvs mode but for chains that its iptables mode has, too, and
+// sets that those use. Kernel parameters stay as they are. That there is
 // nothing is no error, nor is a system without IPVS or ipset.
 func Cleanup(ctx context.Context, c Config) error {
 	c, err := c.withDefaults()

@@ -238,7 +238,7 @@ func (c Config) withDefaults() (Config, error) {
 // validDevice reports whether the kernel takes the name (dev_valid_name of
 // net/core/dev.c) and no rule can mistake it.
 func validDevice(s string) bool {
-	if s == "" || len(s) > 15 || s == "." || s == ".." {
+	if s == "" || len(s) > 15 || s == "." || s == ".." || s[0] == '-' {
 		return false
 	}
 	for _, c := range []byte(s) {

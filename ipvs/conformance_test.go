@@ -16,6 +16,9 @@ import (
 
 // TestConformance sends packets through everything the ruleset can say.
 func TestConformance(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes two minutes where there is no IPVS but in a virtual machine")
+	}
 	if !vm.Inside(t, vm.IPVS) {
 		return
 	}

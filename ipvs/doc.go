@@ -1,2 +1,112 @@
-// Package ipvs forwards Service traffic with IPVS.
+// Package ipvs forwards Service traffic with IPVS, the kernel's load balancer. A
+// [Backend] is a ruleset.Backend: attach it to a ruleset.Engine and it keeps virtual
+// servers, a dummy device, ipsets and a fixed set of iptables rules in agreement with
+// the ruleset, as operators know them from kube-proxy's ipvs mode.
+//
+//	b, err := ipvs.New(ipvs.Config{})
+//	...
+//	defer b.Close()
+//	cursor := engine.Attach("ipvs", b)
+//	go b.Watch(ctx, time.Hour, func(error) { cursor.Resync(); runner.Trigger() })
+//
+// Without [Backend.Watch], or calls of [Backend.Tend] in its place, endpoints that
+// were removed keep their real server with weight 0, and NodePorts do not follow the
+// node's addresses before the next change of a Service.
+//
+// # What it promises
+//
+//   - A change costs what changed: an endpoint of a Service with a cluster IP is one
+//     netlink request, and one more if it is on this node. Nothing is read back but
+//     at the start, in a full delta, and by Backend.Check. The netfilter rules are as
+//     many with no Service as with all.
+//   - What is new is brought in before what is gone is taken away, each virtual
+//     server, real server, set element and address by itself, so that a Service that
+//     has endpoints never refuses a connection because of a change.
+//   - Connections outlive their endpoint's removal, and their Service's, until they
+//     end or [Drain].Limit has passed. So they do a restart: a real server with weight 0
+//     is found and goes on draining.
+//   - Nothing of others' is touched: a virtual server is the backend's if an element in
+//     one of its sets, or the mark, says so.
+//
+// # What is in the kernel
+//
+// "ipvsadm -Ln" shows a virtual server for each frontend: cluster IPs, external IPs
+// and load-balancer IPs with the Service's port, and each of the node's addresses with
+// the NodePort. Addresses that are not the node's own are bound to kube-ipvs0. The
+// sets have kube-proxy's names, types and contents, KUBE-6-… for IPv6:
+//
+//	KUBE-CLUSTER-IP, KUBE-EXTERNAL-IP[-LOCAL], KUBE-LOAD-BALANCER[-LOCAL],
+//	KUBE-NODE-PORT[-LOCAL]-…   by which the source address is replaced
+//	KUBE-LOOP-BACK             endpoints that reach themselves (hairpin)
+//	KUBE-LOAD-BALANCER-FW, -SOURCE-IP, -SOURCE-CIDR
+//	                           loadBalancerSourceRanges
+//	KUBE-HEALTH-CHECK-NODE-PORT, KUBE-IPVS-IPS
+//
+// and three more that kube-proxy does not need, because it does not do what they are
+// for:
+//
+//	KUBE-NO-LOCAL-ENDPOINTS    frontends that drop, as only other nodes have endpoints
+//	KUBE-SHORT-CIRCUIT         frontends under externalTrafficPolicy Local, with a mark
+//	KUBE-IPVS-EXTERNAL-IPS     addresses on kube-ipvs0 that are not cluster IPs
+//
+// IPVS has one virtual server for an address and port, but under
+// externalTrafficPolicy Local pods of this node and the node itself may use every
+// endpoint and others only local ones. What comes from near gets the mark, which names
+// a second virtual server ("FWM" in ipvsadm's list), on its way to IPVS and loses it
+// behind. IPVS wants the mark to be the whole of a packet's; 0x3001 to 0x3fff are used
+// for that unless [Config].Marks says otherwise, in the first packet of such a
+// connection alone. Should somebody else set a mark in between, it is treated as if
+// from outside.
+//
+// The rules are iptables', as the sets can only be matched there, and are written by
+// iptables-restore when the backend starts and when [ruleset.Node] changes. Chains
+// that kube-proxy's iptables mode has as well go by another name: KUBE-IPVS-SERVICES,
+// -MARK-MASQ, -POSTROUTING and -FORWARD. A backend of another kind may be put in
+// place before [Cleanup] removes this one, and the other way round.
+//
+// # Differences from kube-proxy's ipvs mode
+//
+//   - A policy of Local without local endpoints drops connections, as in every other
+//     mode. kube-proxy sends them to other nodes' endpoints.
+//   - externalTrafficPolicy Local short-circuits for the node and its pods.
+//   - Unless a [Scheduler] is configured, Services whose endpoints have weights get
+//     [WeightedRoundRobin].
+//   - A second passes before UDP and SCTP endpoints are removed, in which they get no
+//     new flows: an answer on its way would be lost with them. Virtual servers with TCP
+//     connections outlive their Service.
+//   - Virtual servers of others need no ExcludeCIDRs unless they use a Service's address
+//     and port.
+//   - NodePorts do not answer at IPv6 link-local addresses.
+//
+// # Differences from the other backends
+//
+// These are IPVS's own:
+//
+//   - An external or load-balancer IP that is no address of the node is bound to
+//     kube-ipvs0 in all, so its ports that are no Service's get no answer; other
+//     backends leave them to the host that may have the address. It answers pings.
+//   - A client is remembered (sessionAffinity) as long as it has connections that IPVS
+//     knows of, which is some time beyond their end, and after that for up to a minute
+//     longer than its timeout.
+//   - With externalTrafficPolicy Local and sessionAffinity together, connections from
+//     near are kept with an endpoint by hashing ([Maglev]): a change of endpoints may
+//     move a small part of the clients.
+//   - While connections of a Service that was deleted last, its address is still bound:
+//     new ones get no answer, whether the address is in a Service CIDR or not.
+//   - The choice among endpoints is in turn, not at random.
+//
+// # Needs
+//
+// Linux 4.18 or later with IPVS, ipset and connection tracking; iptables with its
+// legacy or nf_tables kernel side; CAP_NET_ADMIN in the initial user namespace. The
+// kernel loads the modules ip_vs, ip_vs_rr and so on by itself where they are
+// installed. [New] and [Probe] say what is missing.
+//
+// github.com/moby/ipvs, by which IPVS is reached, runs "modprobe ip_vs" once in a
+// process, and writes a line to standard error if there is no such program, which has
+// no consequence.
+//
+// The package exists on Linux only; elsewhere it is empty.
+//
+// [ruleset.Node]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Node
 package ipvs

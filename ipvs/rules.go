@@ -22,12 +22,26 @@ import (
 //	sent on by IPVS:    (OUTPUT again), mangle POSTROUTING, nat POSTROUTING
 //
 // so whatever may drop it, or have IPVS treat it otherwise, is in mangle.
+//
+// Chains whose names kube-proxy's ipvs mode shares with its iptables mode have "IPVS"
+// in theirs here, so that a backend of either sort can be put in place and cleaned up
+// while the other is at work.
 type rules struct {
 	family tracker.Family
 	// mark is the masquerade bit, marks those that name virtual servers.
 	mark  uint32
 	marks Marks
 	node  *ruleset.Node
+}
+
+// validate says which of the node's names would not be one word of a rule.
+func (r rules) validate() error {
+	for _, name := range []string{r.node.LocalTraffic.Bridge, r.node.LocalTraffic.InterfacePrefix} {
+		if name != "" && !validDevice(name) {
+			return fmt.Errorf("interface name %q", name)
+		}
+	}
+	return nil
 }
 
 // chain is a chain of the backend's with its rules, each without "-A NAME".
@@ -133,18 +147,18 @@ func (r rules) nat() table {
 	cluster := r.set(setClusterIP, "dst,dst")
 	switch {
 	case r.node.MasqueradeAll:
-		services = append(services, cluster+" -j KUBE-MARK-MASQ")
+		services = append(services, cluster+" -j KUBE-IPVS-MARK-MASQ")
 	case r.node.LocalTraffic.Detects(r.family):
 		services = append(services, cluster+" -j KUBE-CLUSTER-IP")
 	default:
 		// A cluster IP that the node itself took for its source, as the kernel does if
 		// a program does not say otherwise, cannot be answered.
-		services = append(services, cluster+" "+r.set(setIPs, "src")+" -j KUBE-MARK-MASQ")
+		services = append(services, cluster+" "+r.set(setIPs, "src")+" -j KUBE-IPVS-MARK-MASQ")
 	}
 	services = append(services,
 		r.set(setLoadBalancer, "dst,dst")+" -j KUBE-LOAD-BALANCER",
-		r.set(setExternalIP, "dst,dst")+" -j KUBE-MARK-MASQ",
-		r.set(setExternalIPLocal, "dst,dst")+" -j KUBE-MARK-MASQ-NODE",
+		r.set(setExternalIP, "dst,dst")+" -j KUBE-IPVS-MARK-MASQ",
+		r.set(setExternalIPLocal, "dst,dst")+" -j KUBE-IPVS-MARK-MASQ-NODE",
 		"-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT",
 	)
 	var nodePort []string
@@ -158,27 +172,27 @@ func (r rules) nat() table {
 		{"sctp", setNodePortSCTP, setNodePortLocalSCTP, "dst,dst"},
 	} {
 		nodePort = append(nodePort,
-			"-p "+p.name+" "+r.set(p.local, p.dirs)+" -g KUBE-MARK-MASQ-NODE",
-			"-p "+p.name+" "+r.set(p.all, p.dirs)+" -j KUBE-MARK-MASQ")
+			"-p "+p.name+" "+r.set(p.local, p.dirs)+" -g KUBE-IPVS-MARK-MASQ-NODE",
+			"-p "+p.name+" "+r.set(p.all, p.dirs)+" -j KUBE-IPVS-MARK-MASQ")
 	}
 	return table{
 		name: "nat",
 		jumps: []jump{
-			{"PREROUTING", `-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`},
-			{"OUTPUT", `-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`},
-			{"POSTROUTING", `-m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING`},
+			{"PREROUTING", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-SERVICES`},
+			{"OUTPUT", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-SERVICES`},
+			{"POSTROUTING", `-m comment --comment "kubernetes postrouting rules" -j KUBE-IPVS-POSTROUTING`},
 		},
 		chains: []chain{
-			{"KUBE-SERVICES", services},
-			{"KUBE-CLUSTER-IP", r.unlessPods("-j KUBE-MARK-MASQ")},
+			{"KUBE-IPVS-SERVICES", services},
+			{"KUBE-CLUSTER-IP", r.unlessPods("-j KUBE-IPVS-MARK-MASQ")},
 			{"KUBE-LOAD-BALANCER", []string{
-				r.set(setLoadBalancerLocal, "dst,dst") + " -g KUBE-MARK-MASQ-NODE",
-				"-j KUBE-MARK-MASQ",
+				r.set(setLoadBalancerLocal, "dst,dst") + " -g KUBE-IPVS-MARK-MASQ-NODE",
+				"-j KUBE-IPVS-MARK-MASQ",
 			}},
 			{"KUBE-NODE-PORT", nodePort},
-			{"KUBE-MARK-MASQ-NODE", r.unlessPods("-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ")},
-			{"KUBE-MARK-MASQ", []string{fmt.Sprintf("-j MARK --set-xmark %#x/%#x", r.mark, r.mark)}},
-			{"KUBE-POSTROUTING", []string{
+			{"KUBE-IPVS-MARK-MASQ-NODE", r.unlessPods("-m addrtype --src-type LOCAL -j KUBE-IPVS-MARK-MASQ")},
+			{"KUBE-IPVS-MARK-MASQ", []string{fmt.Sprintf("-j MARK --set-xmark %#x/%#x", r.mark, r.mark)}},
+			{"KUBE-IPVS-POSTROUTING", []string{
 				r.set(setLoopBack, "dst,dst,src") + ` -m comment --comment "endpoints that reach themselves" -j MASQUERADE`,
 				fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", r.mark, r.mark),
 				fmt.Sprintf("-j MARK --set-xmark %#x/%#x", 0, r.mark),
@@ -214,13 +228,13 @@ func (r rules) filter() table {
 		jumps: []jump{
 			{"INPUT", `-m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-FILTER`},
 			{"INPUT", `-m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT`},
-			{"FORWARD", `-m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`},
+			{"FORWARD", `-m comment --comment "kubernetes forwarding rules" -j KUBE-IPVS-FORWARD`},
 			{"OUTPUT", `-m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-OUT-FILTER`},
 		},
 		chains: []chain{
 			{"KUBE-IPVS-FILTER", in},
 			{"KUBE-NODE-PORT", []string{"-p tcp " + r.set(setHealthCheckNodePort, "dst") + ` -m comment --comment "Kubernetes health check node port" -j ACCEPT`}},
-			{"KUBE-FORWARD", forward},
+			{"KUBE-IPVS-FORWARD", forward},
 			{"KUBE-IPVS-OUT-FILTER", output},
 		},
 	}

@@ -22,7 +22,7 @@ type Sysctl struct {
 	Value string
 }
 
-// Sysctls returns the kernel parameters that [New] sets for a configuration, in a
+// Sysctls returns the kernel parameters that a full delta sets for a configuration, in a
 // kernel of the release (as uname -r tells it), unless they have their value
 // already. All belong to the network namespace. They are described in the kernel's
 // Documentation/networking/ipvs-sysctl.rst and ip-sysctl.rst.

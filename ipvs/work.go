@@ -151,7 +151,12 @@ func (w *work) each(ctx context.Context, step func(*item) error) error {
 func (w *work) makePlans(full bool) {
 	l := w.local()
 	plan := func(it *item) {
-		if it.service != nil {
+		if it.service == nil {
+			return
+		}
+		if protocolNumber(it.key.Protocol) == 0 {
+			w.failed[it.key] = fmt.Errorf("no protocol of IPVS: %q", it.key.Protocol)
+		} else {
 			it.plan = w.b.config.makePlan(it.service, l, it.state.mark)
 		}
 	}
@@ -167,7 +172,7 @@ func (w *work) makePlans(full bool) {
 	}
 	for _, it := range w.items {
 		switch {
-		case len(it.plan.near) == 0:
+		case len(it.plan.near) == 0 || w.failed[it.key] != nil:
 			continue
 		case w.b.config.nearDrops(it.service):
 			it.plan.mark = w.b.config.Marks.Value
@@ -583,6 +588,7 @@ func (w *work) delete(lists [setCount][]entry) error {
 
 // prune removes what was found in the kernel and no Service asks for.
 func (w *work) prune() error {
+	w.keepFailed()
 	var lists [setCount][]entry
 	for e, es := range w.s.entries {
 		if es.refs == 0 && e.set == setShortCircuit {
@@ -617,6 +623,36 @@ func (w *work) prune() error {
 		}
 	}
 	return w.delete(lists)
+}
+
+// keepFailed claims what there is of what failed items are to have: it stays as it
+// was found.
+func (w *work) keepFailed() {
+	for _, it := range w.items {
+		if w.failed[it.key] == nil {
+			continue
+		}
+		for i := range it.plan.virtuals {
+			p := &it.plan.virtuals[i]
+			if v := w.s.virtuals[p.key]; v != nil && v.owner == (tracker.Key{}) {
+				v.owner, v.proto = it.key, p.proto
+				it.state.virtuals = append(it.state.virtuals, p.key)
+			}
+		}
+		for _, a := range it.plan.bind {
+			if _, ok := w.s.bound[a]; ok && !slices.Contains(it.state.bound, a) {
+				w.s.bound[a]++
+				it.state.bound = append(it.state.bound, a)
+			}
+		}
+		for _, e := range slices.Concat(it.plan.entries, it.plan.near) {
+			if es, ok := w.s.entries[e]; ok && !slices.Contains(it.state.entries, e) {
+				es.refs++
+				w.s.entries[e] = es
+				it.state.entries = append(it.state.entries, e)
+			}
+		}
+	}
 }
 
 // unbind takes from the dummy device the addresses that nobody has any more.

@@ -1,0 +1,103 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"errors"
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+func TestConfig(t *testing.T) {
+	bit := func(b uint8) *uint8 { return &b }
+	for name, c := range map[string]Config{
+		"no family":             {Families: []tracker.Family{}},
+		"a family twice":        {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
+		"no such family":        {Families: []tracker.Family{5}},
+		"no such scheduler":     {Scheduler: "random"},
+		"a hostile scheduler":   {Scheduler: "rr\n"},
+		"no such forwarding":    {Forwarding: 7},
+		"negative timeout":      {Timeouts: Timeouts{TCP: -1}},
+		"timeout of less":       {Timeouts: Timeouts{UDP: time.Millisecond}},
+		"timeout of months":     {Timeouts: Timeouts{TCPFin: 1000 * time.Hour}},
+		"no such protocol":      {Drain: Drain{Gracefully: []v1.Protocol{"ICMP"}}},
+		"negative limit":        {Drain: Drain{Limit: -1}},
+		"invalid CIDR":          {ExcludeCIDRs: []netip.Prefix{{}}},
+		"long device name":      {Device: "kube-ipvs0-kube-ipvs0"},
+		"hostile device name":   {Device: "a b"},
+		"masquerade bit":        {MasqueradeBit: bit(32)},
+		"masquerade bit is one": {MasqueradeBit: bit(12)},
+		"no marks":              {Marks: Marks{Value: 0x3000, Mask: 0xffffffff}},
+		"marks beside the mask": {Marks: Marks{Value: 0x3001, Mask: 0xfffff000}},
+		"marks with all bits":   {Marks: Marks{Value: 0x3000, Mask: 0x3000}},
+		"no such iptables":      {IPTables: 9},
+		"network namespace":     {NetNS: -1},
+	} {
+		if _, err := New(c); !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	c, err := Config{}.withDefaults()
+	if err != nil || c.Device != "kube-ipvs0" || c.mark() != 0x4000 || len(c.Families) != 2 || c.Marks.String() != "0x3000/0xfffff000" {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
+func TestSysctls(t *testing.T) {
+	names := func(c Config, release string) map[string]string {
+		out := map[string]string{}
+		for _, s := range Sysctls(c, release) {
+			out[s.Name] = s.Value
+		}
+		return out
+	}
+	always := map[string]string{
+		"net/ipv4/vs/conntrack": "1", "net/ipv4/vs/expire_nodest_conn": "1", "net/ipv4/vs/expire_quiescent_template": "1",
+		"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1",
+	}
+	for release, mode := range map[string]string{
+		"3.10.0-1160.el7": "", "4.0.9": "", "4.1.0": "0", "4.19.0-26-amd64": "0", "5.8.18": "0", "5.9.0": "", "6.1.0-56-amd64": "", "strange": "",
+	} {
+		got := names(Config{}, release)
+		if got["net/ipv4/vs/conn_reuse_mode"] != mode {
+			t.Errorf("%s: conn_reuse_mode %q, want %q", release, got["net/ipv4/vs/conn_reuse_mode"], mode)
+		}
+		delete(got, "net/ipv4/vs/conn_reuse_mode")
+		if !reflect.DeepEqual(got, always) {
+			t.Errorf("%s: %v", release, got)
+		}
+	}
+	got := names(Config{Families: []tracker.Family{tracker.IPv6}, StrictARP: true}, "6.1")
+	if _, ok := got["net/ipv4/ip_forward"]; ok || got["net/ipv4/conf/all/arp_ignore"] != "1" || got["net/ipv4/conf/all/arp_announce"] != "2" {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestSetNames(t *testing.T) {
+	seen := map[string]bool{}
+	for id := range setCount {
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			n := id.name(f)
+			if len(n) > maxSetName || seen[n] {
+				t.Errorf("set %d: name %q is too long or another's", id, n)
+			}
+			seen[n] = true
+		}
+	}
+	// As kube-proxy names them.
+	for id, want := range map[setID][2]string{
+		setLoopBack:               {"KUBE-LOOP-BACK", "KUBE-6-LOOP-BACK"},
+		setLoadBalancerSourceCIDR: {"KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-LOAD-BALANCER-SOURCE-CID"},
+		setNodePortLocalSCTP:      {"KUBE-NODE-PORT-LOCAL-SCTP-HASH", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"},
+	} {
+		if got := [2]string{id.name(tracker.IPv4), id.name(tracker.IPv6)}; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

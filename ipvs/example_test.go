@@ -1,0 +1,64 @@
+//go:build linux
+
+package ipvs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-proxier/proxier/ipvs"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// A node's data plane, from the tracker to the kernel.
+func Example() {
+	run := func(ctx context.Context, t *tracker.Tracker) error {
+		engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+		if err != nil {
+			return err
+		}
+		backend, err := ipvs.New(ipvs.Config{
+			Scheduler: ipvs.Maglev,
+			StrictARP: true,
+			Drain:     ipvs.Drain{Limit: 15 * time.Minute},
+		})
+		if errors.Is(err, ipvs.ErrUnsupported) {
+			return fmt.Errorf("try another backend: %w", err)
+		}
+		if err != nil {
+			return err
+		}
+		defer backend.Close()
+		cursor := engine.Attach("ipvs", backend)
+		r, err := runner.New(runner.Config{Min: time.Second, Retry: 30 * time.Second, Max: time.Hour, Resync: cursor.Resync}, cursor.Sync)
+		if err != nil {
+			return err
+		}
+		engine.Notify(r.Trigger)
+		go backend.Watch(ctx, 10*time.Minute, func(error) {
+			cursor.Resync()
+			r.Trigger()
+		})
+		return r.Run(ctx)
+	}
+	_ = run
+	// Output:
+}
+
+// What a node has to have; it is left alone if it does, or if Config has
+// KeepSysctls.
+func ExampleSysctls() {
+	for _, s := range ipvs.Sysctls(ipvs.Config{Families: []tracker.Family{tracker.IPv4}}, "4.19.0") {
+		fmt.Println(s.Name, s.Value)
+	}
+	// Output:
+	// net/ipv4/vs/conntrack 1
+	// net/ipv4/vs/expire_nodest_conn 1
+	// net/ipv4/vs/expire_quiescent_template 1
+	// net/ipv4/vs/conn_reuse_mode 0
+	// net/ipv4/ip_forward 1
+}

@@ -1,0 +1,805 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/vm"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestKernel is what takes a kernel with IPVS, in one machine.
+func TestKernel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a minute or two where there is no IPVS but in a virtual machine")
+	}
+	if !vm.Inside(t, vm.IPVS) {
+		return
+	}
+	for _, c := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"random changes", testRandomChanges},
+		{"costs", testCosts},
+		{"restart", testRestart},
+		{"cleanup", testCleanup},
+		{"drift", testDrift},
+		{"vanishing", testVanishing},
+		{"schedulers", testSchedulers},
+		{"weights", testWeights},
+		{"forwarding", testForwarding},
+		{"node", testNode},
+		{"addresses", testAddresses},
+		{"draining", testDraining},
+		{"failures", testFailures},
+		{"rules", testRules},
+		{"legacy iptables", testLegacy},
+		{"hashing past a draining server", testHashing},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.run(t)
+		})
+	}
+}
+
+// testRandomChanges compares the kernel with a model after each of many changes.
+func testRandomChanges(t *testing.T) {
+	r := newRig(t, newHost(t), Config{})
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	protocols := []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}
+	for step := range 40 {
+		for range 1 + rng.IntN(3) {
+			i := rng.IntN(6)
+			if rng.IntN(4) == 0 {
+				r.remove(i)
+				continue
+			}
+			edits := []func(*v1.Service){over(protocols[rng.IntN(3)])}
+			if rng.IntN(2) == 0 {
+				edits = append(edits, nodePort(int32(30000+i)))
+			}
+			switch rng.IntN(4) {
+			case 0:
+				edits = append(edits, externalIPs("198.18.0.1", "2001:db8:e::1"))
+			case 1:
+				edits = append(edits, externalIPs(fmt.Sprint("198.18.0.", i), "192.0.2.1"))
+			}
+			if rng.IntN(3) == 0 {
+				edits = append(edits, externalLocal)
+			}
+			var eps []int
+			for n := range 5 {
+				if rng.IntN(2) == 0 {
+					eps = append(eps, (n+1)*(1-2*(n%2)))
+				}
+			}
+			r.set(svc(i, edits...), i, eps...)
+		}
+		switch rng.IntN(12) {
+		case 0:
+			r.cursor.Resync()
+		case 1:
+			r.restart()
+		}
+		r.sync()
+		if err := r.backend.Tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		r.agree()
+		if step%10 == 9 {
+			if err := r.backend.Check(context.Background()); err != nil {
+				t.Error(err)
+			}
+		}
+		if t.Failed() {
+			t.Fatalf("in step %d", step)
+		}
+	}
+	// Nothing is left in the end.
+	for i := range 6 {
+		r.remove(i)
+	}
+	r.sync()
+	if got := r.run("ipvsadm -Sn"); len(got) != 0 {
+		t.Errorf("virtual servers are left: %q", got)
+	}
+	r.hasNot("ipset save", "add ")
+}
+
+// testCosts counts requests.
+func testCosts(t *testing.T) {
+	for _, n := range []int{10, 300} {
+		r := newRig(t, newHost(t), Config{})
+		for i := range n {
+			r.set(svc(i), i, -1, -2, -3)
+		}
+		r.sync()
+		cost := func(what string, most int, change func()) {
+			t.Helper()
+			change()
+			before := r.calls()
+			r.sync()
+			if got := r.calls() - before; got > most {
+				t.Errorf("%d services: %s costs %d requests, at most %d expected", n, what, got, most)
+			}
+		}
+		cost("a new endpoint elsewhere", 1, func() { r.set(svc(1), 1, -1, -2, -3, -4) })
+		cost("an endpoint that goes", 1, func() { r.set(svc(1), 1, -1, -2, -3) })
+		cost("an endpoint replaced", 2, func() { r.set(svc(2), 2, -1, -2, -9) })
+		cost("a new endpoint here", 2, func() { r.set(svc(3), 3, -1, -2, -3, 5) })
+		cost("nothing", 0, func() { r.set(svc(3), 3, -1, -2, -3, 5) })
+		cost("a new Service", 12, func() { r.set(svc(n), n, -1, -2, -3) })
+		cost("a Service that goes", 11, func() { r.remove(n) })
+	}
+}
+
+// testRestart has a new process find what an old one left, and what is others'.
+func testRestart(t *testing.T) {
+	h := newHost(t)
+	r := newRig(t, h, Config{ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.7.0/24")}})
+	r.set(svc(1), 1, -1, -2)
+	r.set(svc(2, nodePort(30002)), 2, -1)
+	r.set(svc(3, over(v1.ProtocolUDP)), 3, -1, -2)
+	r.set(svc(4, nodePort(30004), externalLocal), 4, 1, -1)
+	r.sync()
+	marks := func() (out []string) {
+		for _, l := range r.run("ipset save KUBE-SHORT-CIRCUIT") {
+			if strings.HasPrefix(l, "add") {
+				out = append(out, l)
+			}
+		}
+		return out
+	}
+	marked := marks()
+	if len(marked) != 1 {
+		t.Errorf("marks: %q", marked)
+	}
+	// Others' virtual servers: one that looks like none of ours, one that is excluded
+	// although its address and port are in a set.
+	r.run("ipvsadm -A -t 203.0.113.9:99 -s lc")
+	r.run("ipvsadm -a -t 203.0.113.9:99 -r 203.0.113.10:99 -m")
+	r.run("ipset add KUBE-CLUSTER-IP 10.96.7.1,tcp:80")
+	r.run("ipvsadm -A -t 10.96.7.1:80 -s rr")
+	r.run("ipvsadm -A -f 77 -s rr")
+	// What the old process had begun: a server that drains, and one that it had not
+	// got round to.
+	r.run("ipvsadm -e -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 0")
+	r.run("ipvsadm -a -t 10.96.0.1:80 -r 10.245.0.7:8080 -m")
+	before := r.run("iptables-save -t nat")
+	r.remove(2)
+	r.set(svc(1), 1, -1)
+	r.restart()
+	r.sync()
+	if after := r.run("iptables-save -t nat"); !slices.Equal(withoutComments(before), withoutComments(after)) {
+		t.Errorf("rules are not those of before:\n%s", strings.Join(after, "\n"))
+	}
+	if got := marks(); !slices.Equal(got, marked) {
+		t.Errorf("marks %q, before %q", got, marked)
+	}
+	r.has("ipvsadm -Sn", "-A -t 203.0.113.9:99 -s lc", "-a -t 203.0.113.9:99 -r 203.0.113.10:99 -m -w 1", "-A -t 10.96.7.1:80 -s rr", "-A -f 77 -s rr",
+		"-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1", "-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 0", "-a -t 10.96.0.1:80 -r 10.245.0.7:8080 -m -w 0")
+	r.hasNot("ipvsadm -Sn", "10.96.0.2:80", ":30002")
+	// They have no connections, so they have drained.
+	if err := r.backend.Tend(context.Background(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	r.hasNot("ipvsadm -Sn", "10.245.0.2:8080 -m -w 0", "10.245.0.7")
+	if err := r.backend.Check(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+func withoutComments(lines []string) (out []string) {
+	for _, l := range lines {
+		if !strings.HasPrefix(l, "#") && !strings.HasPrefix(l, ":") {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// testCleanup compares the host before and after.
+func testCleanup(t *testing.T) {
+	h := newHost(t)
+	state := func() []string {
+		out := lines(t, h, "ipvsadm -Sn")
+		out = append(out, lines(t, h, "ipset save")...)
+		out = append(out, withoutComments(lines(t, h, "iptables-save"))...)
+		out = append(out, withoutComments(lines(t, h, "ip6tables-save"))...)
+		for _, l := range lines(t, h, "ip -o link") {
+			out = append(out, strings.Fields(l)[1])
+		}
+		return out
+	}
+	for _, c := range []string{
+		"ipvsadm -A -t 203.0.113.9:99 -s lc", "ipvsadm -A -f 77 -s rr", "ipset create mine hash:ip", "ipset add mine 192.0.2.77",
+		"iptables -t nat -A POSTROUTING -s 192.0.2.77 -j MASQUERADE", "iptables -t mangle -N KUBE-MARK-MASQ", "ip6tables -A INPUT -p tcp --dport 99 -j DROP",
+		"iptables -t nat -A PREROUTING -d 192.0.2.77 -j RETURN", "iptables -t filter -A FORWARD -d 192.0.2.77 -j ACCEPT", "ip6tables -t nat -L", "ip6tables -t mangle -L",
+		"iptables -t mangle -A INPUT -d 192.0.2.77 -j ACCEPT",
+	} {
+		lines(t, h, c)
+	}
+	before := state()
+	if err := Cleanup(context.Background(), Config{NetNS: h.FD()}); err != nil {
+		t.Errorf("nothing to clean up: %v", err)
+	}
+	if after := state(); !slices.Equal(before, after) {
+		t.Errorf("cleaning up nothing has changed the host:\n%s\nbefore:\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
+	}
+	r := newRig(t, h, Config{})
+	r.set(svc(1, nodePort(30001), externalIPs("198.18.0.1", "2001:db8:e::1"), externalLocal), 1, 1, -1)
+	r.set(svc(2, over(v1.ProtocolSCTP), nodePort(30002)), 2, 1, -1)
+	r.sync()
+	if len(state()) < len(before)+40 {
+		t.Error("the backend has done next to nothing")
+	}
+	r.backend.Close()
+	if err := Cleanup(context.Background(), r.config); err != nil {
+		t.Error(err)
+	}
+	after := state()
+	// The tables stay when they have become empty.
+	r.same("after clean-up", missing(after, []string{"*nat", "*mangle", "*filter", "COMMIT"}), missing(before, []string{"*nat", "*mangle", "*filter", "COMMIT"}))
+	if err := Cleanup(context.Background(), r.config); err != nil {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// testDrift has somebody else alter each sort of thing.
+func testDrift(t *testing.T) {
+	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
+	r.set(svc(1, nodePort(30001)), 1, 1, -1)
+	r.sync()
+	tables := []string{"mangle", "nat", "filter"}
+	var before [][]string
+	for _, t := range tables {
+		before = append(before, withoutComments(r.run("iptables-save -t "+t)))
+	}
+	ctx := context.Background()
+	if err := r.backend.Check(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []string{
+		"ipvsadm -D -t 10.96.0.1:80",
+		"ipvsadm -C",
+		"ipvsadm -d -t 10.96.0.1:80 -r 10.245.0.1:8080",
+		"ipvsadm -e -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 5",
+		"ipvsadm -a -t 10.96.0.1:80 -r 10.245.0.66:8080 -m",
+		"ipvsadm -E -t 10.96.0.1:80 -s lc",
+		"ipset del KUBE-CLUSTER-IP 10.96.0.1,tcp:80",
+		"ipset add KUBE-LOOP-BACK 10.9.9.9,tcp:80,10.9.9.9",
+		"ipset flush",
+		"ip addr del 10.96.0.1/32 dev kube-ipvs0",
+		"ip addr add 10.77.0.1/32 dev kube-ipvs0",
+		"ip link del kube-ipvs0",
+		"iptables -t nat -F KUBE-IPVS-POSTROUTING",
+		"iptables -t mangle -D INPUT 1",
+		"iptables -t filter -A KUBE-IPVS-FILTER -j ACCEPT",
+		"iptables -t nat -F",
+	} {
+		r.run(c)
+		err := r.backend.Check(ctx)
+		needFull(t, err, c)
+		var drift *DriftError
+		if !errors.As(err, &drift) || drift.What == "" {
+			t.Errorf("%s: %v", c, err)
+		}
+		needFull(t, r.backend.Check(ctx), c+", again")
+		r.cursor.Resync()
+		r.sync()
+		if err := r.backend.Tend(ctx, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		r.agree()
+		if err := r.backend.Check(ctx); err != nil {
+			t.Errorf("%s: not put right: %v", c, err)
+		}
+		for i, t := range tables {
+			r.same("table "+t+" after "+c, withoutComments(r.run("iptables-save -t "+t)), before[i])
+		}
+	}
+}
+
+// testVanishing has what a delta builds on be gone.
+func testVanishing(t *testing.T) {
+	r := newRig(t, newHost(t), Config{})
+	for i, c := range []string{"ipvsadm -C", "ipvsadm -d -t 10.96.0.1:80 -r 10.245.0.1:8080", "ip link del kube-ipvs0"} {
+		r.set(svc(1), 1, -1, -2)
+		r.set(svc(2), 2, -1)
+		r.cursor.Resync()
+		r.sync()
+		r.run(c)
+		// The Cursor does the full delta by itself.
+		r.set(svc(1), 1, -3)
+		r.set(svc(2), 2, -2)
+		r.set(svc(10+i), 10+i, -1)
+		r.sync()
+		if err := r.backend.Tend(context.Background(), time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		r.agree()
+	}
+}
+
+// testSchedulers uses each of them.
+func testSchedulers(t *testing.T) {
+	for _, s := range schedulers {
+		h := newHost(t)
+		r := newRig(t, h, Config{Scheduler: s, Families: []tracker.Family{tracker.IPv4}})
+		r.set(svc(1), 1, -1)
+		r.sync()
+		flags := ""
+		switch s {
+		case SourceHash:
+			flags = " -b sh-fallback,sh-port"
+		case Maglev:
+			flags = " -b mh-fallback,mh-port"
+		}
+		r.has("ipvsadm -Sn", fmt.Sprintf("-A -t 10.96.0.1:80 -s %s%s", s, flags))
+		r.hasNot("ipvsadm -Sn", "198.51.100.0")
+		if s == WeightedOverflow {
+			// Another process chooses another one.
+			r.config.Scheduler = ""
+			r.restart()
+			r.sync()
+			r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s rr")
+		}
+	}
+	testMissingScheduler(t)
+}
+
+// testMissingScheduler removes a module, which nobody else may be using.
+func testMissingScheduler(t *testing.T) {
+	t.Helper()
+	if out, err := exec.Command("rmmod", "ip_vs_ovf").CombinedOutput(); err != nil {
+		t.Logf("cannot remove a module: %v: %s", err, out)
+		return
+	}
+	h := newHost(t)
+	err := Probe(Config{NetNS: h.FD(), Scheduler: WeightedOverflow})
+	var unsupported *UnsupportedError
+	if !errors.Is(err, ErrUnsupported) || !errors.As(err, &unsupported) || !strings.Contains(err.Error(), "module ip_vs_ovf") {
+		t.Errorf("%v", err)
+	}
+	if err := Probe(Config{NetNS: h.FD(), Scheduler: RoundRobin}); err != nil {
+		t.Error(err)
+	}
+	if got := lines(t, h, "ipvsadm -Sn"); len(got) != 0 {
+		t.Errorf("probing has left %q", got)
+	}
+}
+
+func testWeights(t *testing.T) {
+	r := newRig(t, newHost(t), Config{})
+	s := slice(1, v1.ProtocolTCP, -1, -2, -3)
+	for i, w := range []string{"weight-3", "weight-1", "weight-0"} {
+		s.Endpoints[i].Hostname = &w
+	}
+	r.tracker.SetService(svc(1))
+	r.tracker.SetSlice(s)
+	r.sync()
+	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s wrr", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 3",
+		"-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 1", "-a -t 10.96.0.1:80 -r 10.245.0.3:8080 -m -w 0")
+	// One that has weight 0 by its owner's wish does not drain away.
+	if err := r.backend.Tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.245.0.3:8080 -m -w 0")
+	r.set(svc(1), 1, -1, -2, -3)
+	r.sync()
+	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s rr", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1", "-a -t 10.96.0.1:80 -r 10.245.0.3:8080 -m -w 1")
+}
+
+func testForwarding(t *testing.T) {
+	for f, flag := range map[Forwarding]string{NAT: "-m", DirectRouting: "-g", Tunnel: "-i"} {
+		r := newRig(t, newHost(t), Config{Forwarding: f, Families: []tracker.Family{tracker.IPv4}})
+		r.set(svc(1), 1, -1)
+		r.sync()
+		found := false
+		for _, l := range r.run("ipvsadm -Sn") {
+			found = found || strings.HasPrefix(l, "-a -t 10.96.0.1:80 -r 10.245.0.1:") && strings.Contains(l, " "+flag+" -w 1")
+		}
+		if !found {
+			t.Errorf("%s: %q", f, r.run("ipvsadm -Sn"))
+		}
+	}
+}
+
+// testNode looks at kernel parameters and timeouts.
+func testNode(t *testing.T) {
+	h := newHost(t)
+	parameter := func(name string) string {
+		return strings.Join(lines(t, h, "cat /proc/sys/"+name), " ")
+	}
+	c := Config{NetNS: h.FD(), StrictARP: true, Timeouts: Timeouts{TCP: 100 * time.Second, UDP: 30 * time.Second}}
+	lines(t, h, "ipvsadm --set 900 120 300")
+	r := newRig(t, h, c)
+	if parameter("net/ipv4/vs/conntrack") != "0" {
+		t.Error("New has set a kernel parameter")
+	}
+	r.sync()
+	for _, s := range Sysctls(c, release()) {
+		if got := parameter(s.Name); got != s.Value {
+			t.Errorf("%s is %s, want %s", s.Name, got, s.Value)
+		}
+	}
+	r.has("ipvsadm -l --timeout", "Timeout (tcp tcpfin udp): 100 120 30")
+	// Somebody else's idea lasts until the next full delta.
+	lines(t, h, "sysctl -w net.ipv4.vs.conntrack=0")
+	r.cursor.Resync()
+	r.sync()
+	if parameter("net/ipv4/vs/conntrack") != "1" {
+		t.Error("a kernel parameter was not put right")
+	}
+	kept := newHost(t)
+	r = newRig(t, kept, Config{KeepSysctls: true})
+	r.sync()
+	if got := lines(t, kept, "cat /proc/sys/net/ipv4/vs/conntrack"); !slices.Equal(got, []string{"0"}) {
+		t.Errorf("conntrack is %q although parameters are kept", got)
+	}
+}
+
+// testAddresses gives the node addresses and takes them.
+func testAddresses(t *testing.T) {
+	r := newRig(t, newHost(t), Config{})
+	r.set(svc(1, nodePort(30001), externalIPs("198.18.0.7")), 1, -1)
+	r.set(svc(2), 2, -1)
+	r.sync()
+	r.agree()
+	tend := func() {
+		t.Helper()
+		if err := r.backend.Tend(context.Background(), time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := r.calls()
+	tend()
+	if got := r.calls() - before; got != 0 {
+		t.Errorf("nothing has changed, but it took %d requests to see that", got)
+	}
+	r.run("ip addr add 192.0.2.99/24 dev eth0")
+	tend()
+	r.has("ipvsadm -Sn", "-A -t 192.0.2.99:30001 -s rr", "-a -t 192.0.2.99:30001 -r 10.245.0.1:8080 -m -w 1")
+	r.agree()
+	// The next delta does it as well.
+	r.run("ip addr del 192.0.2.99/24 dev eth0")
+	r.set(svc(2), 2, -1, -2)
+	r.sync()
+	r.hasNot("ipvsadm -Sn", "192.0.2.99")
+	// An external IP becomes the node's own: all its ports are then the node's affair.
+	r.run("ip addr add 198.18.0.7/32 dev eth0")
+	tend()
+	r.has("ipvsadm -Sn", "-A -t 198.18.0.7:80 -s rr", "-A -t 198.18.0.7:30001 -s rr")
+	r.hasNot("ip -o addr show dev kube-ipvs0", "198.18.0.7")
+	r.hasNot("ipset save", "IPS 198.18.0.7")
+	r.run("ip addr del 198.18.0.7/32 dev eth0")
+	tend()
+	r.agree()
+	if err := r.backend.Check(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+// testDraining follows a connection through its endpoint's end, and its Service's.
+func testDraining(t *testing.T) {
+	h := newHost(t)
+	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
+	// The endpoints are the node's own addresses.
+	for _, a := range []string{"10.244.1.1/32", "10.244.1.2/32"} {
+		if err := h.AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
+			t.Fatal(err)
+		}
+		l, err := h.Listen("tcp", strings.TrimSuffix(a, "/32")+":8080")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				fmt.Fprintln(c, c.LocalAddr())
+				go io.Copy(c, c)
+			}
+		}()
+	}
+	tend := func(after time.Duration) {
+		t.Helper()
+		if err := r.backend.Tend(context.Background(), time.Now().Add(after)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type conn struct {
+		io.ReadWriteCloser
+		lines  *bufio.Reader
+		server string
+	}
+	dial := func() (*conn, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+		defer cancel()
+		c, err := h.Dial(ctx, "tcp", "192.0.2.1:0", "10.96.0.1:80")
+		if err != nil {
+			return nil, err
+		}
+		lines := bufio.NewReader(c)
+		server, err := lines.ReadString('\n')
+		return &conn{c, lines, strings.TrimSpace(server)}, err
+	}
+	echo := func(c *conn) error {
+		if _, err := fmt.Fprintln(c, "hello"); err != nil {
+			return err
+		}
+		got, err := c.lines.ReadString('\n')
+		if err == nil && got != "hello\n" {
+			err = fmt.Errorf("got %q", got)
+		}
+		return err
+	}
+	r.set(svc(1), 1, 1)
+	r.sync()
+	first, err := dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Its endpoint is replaced.
+	r.set(svc(1), 1, 2)
+	r.sync()
+	tend(time.Hour)
+	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.244.1.1:8080 -m -w 0", "-a -t 10.96.0.1:80 -r 10.244.1.2:8080 -m -w 1")
+	if err := echo(first); err != nil {
+		t.Errorf("the connection was lost with its endpoint: %v", err)
+	}
+	for range 4 {
+		c, err := dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.server != "10.244.1.2:8080" {
+			t.Errorf("%s gets new connections while it drains", c.server)
+		}
+		c.Close()
+	}
+	// It comes back, and goes again, and the agent starts anew.
+	r.set(svc(1), 1, 1, 2)
+	r.sync()
+	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.244.1.1:8080 -m -w 1")
+	r.set(svc(1), 1, 2)
+	r.sync()
+	r.restart()
+	r.sync()
+	tend(time.Hour)
+	if err := echo(first); err != nil {
+		t.Errorf("the connection was lost in a restart: %v", err)
+	}
+	// The Service goes.
+	r.remove(1)
+	r.sync()
+	tend(time.Hour)
+	if err := echo(first); err != nil {
+		t.Errorf("the connection was lost with its Service: %v", err)
+	}
+	if c, err := dial(); err == nil {
+		t.Errorf("a Service that is gone has answered by %s", c.server)
+	}
+	if err := r.backend.Check(context.Background()); err != nil {
+		t.Error(err)
+	}
+	r.restart()
+	r.sync()
+	if err := echo(first); err != nil {
+		t.Errorf("the connection was lost in a restart after its Service had gone: %v", err)
+	}
+	// The Service comes back.
+	r.set(svc(1), 1, 1, 2)
+	r.sync()
+	r.agree()
+	if err := echo(first); err != nil {
+		t.Errorf("the connection was lost when its Service came back: %v", err)
+	}
+	r.hasNot("ipset save", "NO-LOCAL-ENDPOINTS 10")
+	// A limit ends it.
+	r.remove(1)
+	r.sync()
+	r.backend.config.Drain.Limit = time.Minute
+	tend(time.Minute / 2)
+	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s rr")
+	tend(time.Hour)
+	if got := r.run("ipvsadm -Sn"); len(got) != 0 {
+		t.Errorf("left: %q", got)
+	}
+	r.hasNot("ipset save", "add ")
+	r.hasNot("ip -o addr show dev kube-ipvs0", "10.96")
+}
+
+// testFailures has the kernel refuse single Services.
+func testFailures(t *testing.T) {
+	h := newHost(t)
+	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
+	r.set(svc(1), 1, -1)
+	r.sync()
+	// A set that is full.
+	r.run("ipset create full hash:ip,port maxelem 1")
+	r.run("ipset add full 10.96.0.1,tcp:80")
+	r.run("ipset swap full KUBE-CLUSTER-IP")
+	r.set(svc(2), 2, -1)
+	r.tracker.SetSlice(slice(1, v1.ProtocolTCP, -1, -2))
+	err := r.cursor.Sync(context.Background())
+	var partial *ruleset.PartialError
+	if !errors.As(err, &partial) || len(partial.Failed) != 1 {
+		t.Fatalf("%v", err)
+	}
+	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 1")
+	// The same with everything offered anew: what works goes on.
+	r.cursor.Resync()
+	if err := r.cursor.Sync(context.Background()); !errors.As(err, &partial) || len(partial.Failed) != 1 {
+		t.Fatalf("%v", err)
+	}
+	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1")
+	// There is room again.
+	r.run("ipset swap full KUBE-CLUSTER-IP")
+	r.sync()
+	r.agree()
+	// Closed, cancelled.
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := r.backend.Apply(ctx, &ruleset.Delta{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	r.backend.Close()
+	if err := r.backend.Check(context.Background()); !errors.Is(err, ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+	// A device of that name that is something else.
+	r.run("ip link add br0 type bridge")
+	r.config.Device = "br0"
+	r.restart()
+	if err := r.cursor.Sync(context.Background()); err == nil || !strings.Contains(err.Error(), "bridge") {
+		t.Errorf("device: %v", err)
+	}
+}
+
+// testRules has both variants of iptables take the golden rules, twice.
+func testRules(t *testing.T) {
+	for _, variant := range []IPTables{NFTables, LegacyTables} {
+		for name, g := range goldenRules() {
+			h := newHost(t)
+			tool := iptables{variant, g.family}
+			golden, err := os.ReadFile("testdata/" + name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = within(h.FD(), func() error {
+				b := &Backend{}
+				if b.sets, err = dialIPSets(); err != nil {
+					return err
+				}
+				defer b.close()
+				for id := range setCount {
+					if err := b.sets.create(id, g.family); err != nil {
+						return err
+					}
+				}
+				ctx := context.Background()
+				if err := tool.restore(ctx, string(golden)); err != nil {
+					return err
+				}
+				first, err := tool.save(ctx)
+				if err != nil {
+					return err
+				}
+				if err := tool.restore(ctx, restoreAll(g.tables(), first)); err != nil {
+					return err
+				}
+				second, err := tool.save(ctx)
+				if err != nil {
+					return err
+				}
+				own := ownRules(g.tables(), first)
+				if again := ownRules(g.tables(), second); own != again {
+					return fmt.Errorf("the second time:\n%s\nthe first time:\n%s", again, own)
+				}
+				rules := strings.Count(string(golden), "\n-A ") + strings.Count(string(golden), "\n-I ")
+				if got := strings.Count(own, "\n-A "); got != rules {
+					return fmt.Errorf("%d rules of %d:\n%s", got, rules, own)
+				}
+				if err := tool.restore(ctx, removeAll(g.tables(), second)); err != nil {
+					return err
+				}
+				third, err := tool.save(ctx)
+				if err == nil && strings.Contains(third, "KUBE") {
+					err = fmt.Errorf("left:\n%s", third)
+				}
+				return err
+			})
+			if err != nil {
+				t.Errorf("%s, %s: %v", tool.program("restore"), name, err)
+			}
+		}
+	}
+}
+
+// testLegacy sends packets by legacy iptables' rules.
+func testLegacy(t *testing.T) {
+	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		b, err := New(Config{NetNS: env.NetNS, Families: env.Families, IPTables: LegacyTables})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { b.Close() })
+		return b
+	}})
+	churn(t, w, func() {
+		w.Cursor.Resync()
+		w.Sync()
+	})
+}
+
+// testHashing has Maglev go on while a server drains.
+func testHashing(t *testing.T) {
+	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		b, err := New(Config{NetNS: env.NetNS, Families: env.Families, Scheduler: Maglev})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { b.Close() })
+		return b
+	}})
+	pods := w.Pods()
+	churn(t, w, func() {
+		for i := range 10 {
+			ep := slice(1, v1.ProtocolTCP)
+			for _, p := range pods[i%3 : i%3+2] {
+				s := slice(1, v1.ProtocolTCP, 1).Endpoints[0]
+				s.Addresses = []string{p.Addr(tracker.IPv4).String()}
+				s.NodeName = &p.Node
+				ep.Endpoints = append(ep.Endpoints, s)
+			}
+			w.Tracker.SetSlice(ep)
+			w.Sync()
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+}
+
+// churn connects to a Service with the first pods as endpoints while f runs.
+func churn(t *testing.T, w *conformance.World, f func()) {
+	t.Helper()
+	ep := slice(1, v1.ProtocolTCP, 1, 2)
+	for i := range ep.Endpoints {
+		p := w.Pods()[i]
+		ep.Endpoints[i].Addresses, ep.Endpoints[i].NodeName = []string{p.Addr(tracker.IPv4).String()}, &p.Node
+	}
+	w.Tracker.SetService(svc(1))
+	w.Tracker.SetSlice(ep)
+	w.Sync()
+	c := w.Churn([]conformance.Target{{Addr: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: v1.ProtocolTCP}}, f)
+	if c.Opened < 4 {
+		t.Errorf("%d connections only", c.Opened)
+	}
+	for _, err := range c.Failures {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,317 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// rig is a backend in a network namespace of its own, with what drives it.
+type rig struct {
+	tb      testing.TB
+	host    *netlab.Host
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	cursor  *ruleset.Cursor
+	backend *Backend
+	config  Config
+}
+
+// newHost returns a host with two addresses.
+func newHost(tb testing.TB) *netlab.Host {
+	tb.Helper()
+	lab, err := netlab.New()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { lab.Close() })
+	var hosts [2]*netlab.Host
+	for i, name := range []string{"node", "peer"} {
+		if hosts[i], err = lab.Host(name); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	if err := lab.Link(hosts[0], "eth0", hosts[1], "eth0"); err != nil {
+		tb.Fatal(err)
+	}
+	for _, a := range []string{"192.0.2.1/24", "2001:db8:1::1/64"} {
+		if err := hosts[0].AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return hosts[0]
+}
+
+// newRig starts a backend on the host.
+func newRig(tb testing.TB, h *netlab.Host, c Config) *rig {
+	tb.Helper()
+	r := &rig{tb: tb, host: h, config: c}
+	r.config.NetNS = h.FD()
+	var err error
+	r.tracker, err = tracker.New(tracker.Config{
+		Node:     tracker.NodeInfo{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8:1::1")}},
+		Families: c.Families,
+		OnEndpoint: func(_ *discovery.EndpointSlice, ep *discovery.Endpoint, out *tracker.Endpoint) error {
+			if ep.Hostname != nil {
+				_, err := fmt.Sscanf(*ep.Hostname, "weight-%d", &out.Weight)
+				return err
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: r.tracker})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	r.restart()
+	return r
+}
+
+// restart has another process take over.
+func (r *rig) restart() {
+	r.tb.Helper()
+	if r.cursor != nil {
+		r.cursor.Detach()
+		r.backend.Close()
+	}
+	b, err := New(r.config)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	r.tb.Cleanup(func() { b.Close() })
+	r.backend, r.cursor = b, r.engine.Attach("ipvs", b)
+}
+
+func (r *rig) sync() {
+	r.tb.Helper()
+	if err := r.cursor.Sync(context.Background()); err != nil {
+		r.tb.Fatalf("sync: %v", err)
+	}
+}
+
+// calls returns how many requests were made of the kernel.
+func (r *rig) calls() int {
+	return r.backend.kernel.calls + r.backend.sets.calls + r.backend.device.calls
+}
+
+// run runs a program on the host and returns the lines of its output.
+func (r *rig) run(command string) []string {
+	r.tb.Helper()
+	return lines(r.tb, r.host, command)
+}
+
+func lines(tb testing.TB, h *netlab.Host, command string) []string {
+	tb.Helper()
+	args := strings.Fields(command)
+	if _, err := exec.LookPath(args[0]); err != nil {
+		netlab.Need(tb, false, args[0])
+	}
+	out, err := h.Output(args[0], args[1:]...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var list []string
+	for l := range strings.Lines(out) {
+		list = append(list, strings.Join(strings.Fields(l), " "))
+	}
+	return list
+}
+
+// has fails the test unless the output of the program has each of the lines.
+func (r *rig) has(command string, want ...string) {
+	r.tb.Helper()
+	if gone := missing(want, r.run(command)); len(gone) != 0 {
+		r.tb.Errorf("%s has no %q:\n%s", command, gone, strings.Join(r.run(command), "\n"))
+	}
+}
+
+// hasNot fails the test if a line of the output has one of the texts.
+func (r *rig) hasNot(command string, texts ...string) {
+	r.tb.Helper()
+	for _, l := range r.run(command) {
+		for _, t := range texts {
+			if strings.Contains(l, t) {
+				r.tb.Errorf("%s has %q", command, l)
+			}
+		}
+	}
+}
+
+func svcName(i int) types.NamespacedName {
+	return types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc", i)}
+}
+
+func clusterIP(i int) string  { return fmt.Sprintf("10.%d.%d.%d", 96+i>>16, i>>8&0xff, i&0xff) }
+func clusterIP6(i int) string { return fmt.Sprintf("fd00:96::%x", i+1) }
+
+// svc returns a Service with TCP port 80.
+func svc(i int, edits ...func(*v1.Service)) *v1.Service {
+	s := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: svcName(i).Namespace, Name: svcName(i).Name},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeClusterIP, ClusterIP: clusterIP(i), ClusterIPs: []string{clusterIP(i), clusterIP6(i)},
+			IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
+			Ports:      []v1.ServicePort{{Name: "http", Protocol: v1.ProtocolTCP, Port: 80}},
+		},
+	}
+	for _, e := range edits {
+		e(s)
+	}
+	return s
+}
+
+func over(p v1.Protocol) func(*v1.Service) {
+	return func(s *v1.Service) { s.Spec.Ports[0].Protocol = p }
+}
+
+func nodePort(n int32) func(*v1.Service) {
+	return func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeNodePort
+		s.Spec.Ports[0].NodePort = n
+	}
+}
+
+func externalIPs(ips ...string) func(*v1.Service) {
+	return func(s *v1.Service) { s.Spec.ExternalIPs = ips }
+}
+
+func externalLocal(s *v1.Service) {
+	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+}
+
+// slice returns the Service's endpoints: 10.244.1.n for n on this node, 10.244.2.n on
+// another one, for negative numbers.
+func slice(i int, p v1.Protocol, ns ...int) *discovery.EndpointSlice {
+	name, port := "http", int32(8080)
+	s := &discovery.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: svcName(i).Namespace, Name: svcName(i).Name + "-1",
+			Labels: map[string]string{discovery.LabelServiceName: svcName(i).Name},
+		},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Name: &name, Protocol: &p, Port: &port}},
+	}
+	for _, n := range ns {
+		node, addr := "node", fmt.Sprintf("10.244.1.%d", n)
+		if n < 0 {
+			node, addr = "other", fmt.Sprintf("10.%d.%d.%d", 245+-n>>16, -n>>8&0xff, -n&0xff)
+		}
+		s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{addr}, NodeName: &node})
+	}
+	return s
+}
+
+// set hands in a Service over TCP with its endpoints.
+func (r *rig) set(s *v1.Service, i int, ns ...int) {
+	r.tracker.SetService(s)
+	r.tracker.SetSlice(slice(i, s.Spec.Ports[0].Protocol, ns...))
+}
+
+func (r *rig) remove(i int) {
+	r.tracker.DeleteService(svcName(i))
+	r.tracker.DeleteSlice(types.NamespacedName{Namespace: "default", Name: svcName(i).Name + "-1"})
+}
+
+// agree compares what ipvsadm and ipset list with what the snapshot asks for, worked
+// out anew. Virtual servers that connections keep, and real servers that drain, are
+// left out.
+func (r *rig) agree() {
+	r.tb.Helper()
+	var want []string
+	rs := r.engine.Snapshot()
+	proto := map[v1.Protocol]string{v1.ProtocolTCP: "-t", v1.ProtocolUDP: "-u", v1.ProtocolSCTP: "--sctp-service"}
+	var own []string
+	for _, a := range r.run("ip -o addr show dev eth0") {
+		f := strings.Fields(a)
+		p := netip.MustParsePrefix(f[3])
+		if !p.Addr().IsLinkLocalUnicast() {
+			own = append(own, p.Addr().String())
+		}
+	}
+	bound := map[string]bool{}
+	for _, s := range rs.Services {
+		for _, f := range s.Frontends {
+			addrs := []string{f.Addr.String()}
+			if f.Kind == ruleset.NodePort {
+				addrs = nil
+				for _, a := range own {
+					if tracker.FamilyOf(netip.MustParseAddr(a)) == s.Key.Family {
+						addrs = append(addrs, a)
+					}
+				}
+			} else if !slices.Contains(own, addrs[0]) {
+				bound[addrs[0]] = true
+			}
+			for _, a := range addrs {
+				v := fmt.Sprintf("%s %s", proto[s.Key.Protocol], netip.AddrPortFrom(netip.MustParseAddr(a), f.Port))
+				want = append(want, "-A "+v)
+				for _, ep := range s.Pool(f.Target) {
+					want = append(want, fmt.Sprintf("-a %s -r %s", v, ep.Addr))
+				}
+			}
+		}
+	}
+	var got []string
+	for _, l := range r.run("ipvsadm -Sn") {
+		f := strings.Fields(l)
+		if f[1] == "-f" || slices.Contains(f, "-w") && f[slices.Index(f, "-w")+1] == "0" {
+			continue
+		}
+		l, _, _ = strings.Cut(l, " -s ")
+		l, _, _ = strings.Cut(l, " -m ")
+		got = append(got, l)
+	}
+	r.same("virtual and real servers", got, want)
+
+	var addrs, wanted []string
+	for _, a := range r.run("ip -o addr show dev " + DefaultDevice) {
+		if p := netip.MustParsePrefix(strings.Fields(a)[3]); !p.Addr().IsLinkLocalUnicast() {
+			addrs = append(addrs, p.Addr().String())
+		}
+	}
+	for a := range bound {
+		wanted = append(wanted, a)
+	}
+	r.same("addresses of "+DefaultDevice, addrs, wanted)
+}
+
+func (r *rig) same(what string, got, want []string) {
+	r.tb.Helper()
+	for _, l := range missing(got, want) {
+		r.tb.Errorf("%s: unexpected: %s", what, l)
+	}
+	for _, l := range missing(want, got) {
+		r.tb.Errorf("%s: missing: %s", what, l)
+	}
+	if len(got) != len(want) {
+		r.tb.Errorf("%s: %d, want %d", what, len(got), len(want))
+	}
+}
+
+// needFull fails the test unless err asks for a full delta.
+func needFull(tb testing.TB, err error, what string) {
+	tb.Helper()
+	if !errors.Is(err, ruleset.ErrNeedFull) {
+		tb.Errorf("%s: %v, want ErrNeedFull", what, err)
+	}
+}
