@@ -1,0 +1,3 @@
+module proxier.example/ci/api
+
+go 1.26.0
