@@ -10,6 +10,7 @@ import (
 // APIs: parts of an IPv4 address may have leading zeros, which are ignored and do
 // not mean octal ("172.30.0.041" is 172.30.0.41; KEP-4858), and an IPv4-mapped
 // IPv6 address is the IPv4 address. An IPv6 zone is not accepted.
+// The error says what s is, and is for people.
 func ParseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {

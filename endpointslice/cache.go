@@ -36,7 +36,8 @@ type Config[E any] struct {
 // Port is the endpoints of one port of one Service in one family.
 type Port[E any] struct {
 	// Name is the port's name; "" is a name.
-	Name     string
+	Name string
+	// Protocol is TCP, UDP or SCTP.
 	Protocol v1.Protocol
 	// Type is [discovery.AddressTypeIPv4] or [discovery.AddressTypeIPv6].
 	Type discovery.AddressType
@@ -56,6 +57,7 @@ func (p *Port[E]) compare(o *Port[E]) int {
 
 // Change is what happened to one Service's endpoints.
 type Change[E any] struct {
+	// Service is the Service's name, from the slices' label.
 	Service types.NamespacedName
 	// Old is what the Service had at the Take before, New what it has. They are
 	// sorted by name, protocol and type, and have no port without endpoints. Lists

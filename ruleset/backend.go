@@ -99,8 +99,11 @@ type Delta struct {
 
 // Trigger says when changes to a Service's endpoints were caused.
 type Trigger struct {
+	// Service is whose endpoints were changed.
 	Service types.NamespacedName
-	Times   []time.Time
+	// Times is when each change was caused, by the clock of whoever caused it
+	// (annotation endpoints.kubernetes.io/last-change-trigger-time).
+	Times []time.Time
 }
 
 // Field is a set of bits that say what differs between two [Service] values.
@@ -127,6 +130,7 @@ const (
 
 // Change is what happened to one Service.
 type Change struct {
+	// Key is the Service port's, in one family.
 	Key tracker.Key
 	// Old is what the backend last acknowledged, nil if nothing. New is what must
 	// be, nil if the Service is gone. They are never both nil, unless Attempted is

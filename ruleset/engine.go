@@ -24,13 +24,13 @@ type Config struct {
 	// MasqueradeAll becomes [Node.MasqueradeAll].
 	MasqueradeAll bool
 	// LocalTraffic becomes [Node.LocalTraffic]. At most one of its fields may be
-	// set.
+	// set; the zero value tells no traffic from other.
 	LocalTraffic LocalTraffic
 	// NodePortAddresses becomes [Node.NodePorts4] and [Node.NodePorts6]. The zero
 	// value is all addresses.
 	NodePortAddresses NodePortAddresses
 	// ServiceCIDRs is the [Node.ServiceCIDRs] to begin with; see
-	// [Engine.SetServiceCIDRs].
+	// [Engine.SetServiceCIDRs]. Empty means not known.
 	ServiceCIDRs []netip.Prefix
 	// Log gets what an operator should know: Services that ask for the same
 	// frontend. Nil discards it.

@@ -50,6 +50,7 @@ func (s *Service) Pool(t Target) []*tracker.Endpoint {
 // address is replaced (masqueraded) as Masquerade says, and besides, in every
 // Service, when the chosen endpoint is the connection's own source (hairpin).
 type Frontend struct {
+	// Kind is what sort of address it is, never 0.
 	Kind Kind
 	// Port is the destination port.
 	Port uint16

@@ -60,6 +60,7 @@ func (a Action) String() string {
 
 // Verdict is what must become of a [Packet].
 type Verdict struct {
+	// Action is what becomes of it, never 0.
 	Action Action
 	// Rule says, in a sentence for a reader, which rule decided.
 	Rule string
@@ -75,12 +76,19 @@ type Verdict struct {
 
 	masquerade bool
 	from       netip.Addr
+	// here is the node's own addresses, if the packet came from elsewhere.
+	here []netip.Addr
 }
 
 // MasqueradeTo reports whether the packet's source address is replaced by the
 // node's if it is sent to ep.
 func (v Verdict) MasqueradeTo(ep *tracker.Endpoint) bool {
 	if v.Action != ActionForward {
+		return false
+	}
+	// What comes in and is for the node itself is never sent on, and the answer
+	// starts here.
+	if slices.ContainsFunc(v.here, func(a netip.Addr) bool { return canonical(a) == canonical(ep.Addr.Addr()) }) {
 		return false
 	}
 	// Hairpin: an endpoint that gets its own packet back would answer itself
@@ -141,6 +149,9 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 // traceFrontend says what must become of a packet that is for frontend f of svc.
 func (s *Snapshot) traceFrontend(p Packet, svc *Service, f *Frontend) Verdict {
 	v := Verdict{Service: svc, Frontend: f, from: p.From}
+	if p.InInterface != "" {
+		v.here = p.NodeAddresses
+	}
 	name := fmt.Sprintf("%s of %s", f.Kind, svc.Key)
 
 	// 1. Whoever may not connect learns nothing, not even that nobody is there.

@@ -20,6 +20,7 @@ type Changes struct {
 
 // Update is one Service as it is now, in every family.
 type Update struct {
+	// Name is the Service's.
 	Name types.NamespacedName
 	// Ports is empty for a Service that is gone or that nothing is forwarded for.
 	Ports []PortState
@@ -32,6 +33,7 @@ type Update struct {
 
 // PortState is one Service port with its endpoints.
 type PortState struct {
+	// Port is never nil in what a Tracker yields.
 	Port *ServicePort
 	// Endpoints is every known endpoint of the port, whatever its conditions, by
 	// address. It must not be written to.

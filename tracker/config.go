@@ -18,13 +18,15 @@ import (
 // Hooks, Filter, Log and Events are called with the tracker's lock held: they
 // must not call the tracker, and are never called concurrently by one tracker.
 type Config struct {
-	// Node is the node as far as it is known at the start. Only [Tracker] uses it.
+	// Node is the node as far as it is known at the start; the
+	// zero value is a node of which nothing is known. Only [Tracker] uses it.
 	Node NodeInfo
 	// Families is which address families to track. Nil means both.
 	Families []Family
-	// Selector says which Services are tracked.
+	// Selector says which Services are tracked. The zero value is kube-proxy's.
 	Selector Selector
-	// Topology is what endpoints will be selected by. Only [Tracker] uses it, to
+	// Topology is what endpoints will be selected by; the zero value is
+	// kube-proxy's. Only [Tracker] uses it, to
 	// tell which Services a change of the node affects.
 	Topology TopologyOptions
 	// OnService, if not nil, is called for each ServicePort that is built, before
@@ -33,7 +35,7 @@ type Config struct {
 	// ServicePort. An error leaves that port out in that family, and is logged and
 	// reported. Only [Tracker] and [ServiceChangeTracker] use it.
 	OnService func(*v1.Service, *v1.ServicePort, *ServicePort) error
-	// OnEndpoint is the same for each endpoint, once for each port of the slice,
+	// OnEndpoint, if not nil, is the same for each endpoint, once for each port of the slice,
 	// and may change any field of the Endpoint but Addr. Only [Tracker] and
 	// [EndpointsChangeTracker] use it.
 	OnEndpoint func(*discovery.EndpointSlice, *discovery.Endpoint, *Endpoint) error

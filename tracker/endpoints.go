@@ -23,6 +23,7 @@ type PortEndpoints = endpointslice.Port[Endpoint]
 
 // EndpointsChange is what happened to one Service's endpoints.
 type EndpointsChange struct {
+	// Name is the Service's.
 	Name types.NamespacedName
 	// Old is what the Service had at the Take before, New what it has, sorted by
 	// port name, protocol and family. A port without endpoints is not in it, a

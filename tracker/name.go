@@ -42,6 +42,7 @@ func (n ServicePortName) Compare(o ServicePortName) int {
 // has two keys for each of its ports. It is comparable.
 type Key struct {
 	ServicePortName
+	// Family is IPv4 or IPv6.
 	Family Family
 }
 

@@ -20,6 +20,7 @@ type ServicePortMap map[Key]*ServicePort
 
 // ServiceChange is what happened to one Service.
 type ServiceChange struct {
+	// Name is the Service's.
 	Name types.NamespacedName
 	// Old is the ports the Service had at the Take before, New those it has,
 	// sorted by key. A port that did not change is the same pointer in both.

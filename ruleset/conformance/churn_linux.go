@@ -20,7 +20,9 @@ type Churn struct {
 
 // Target is an address at which a Service has endpoints.
 type Target struct {
-	Addr     netip.AddrPort
+	// Addr is a frontend's, or a NodePort at one of the node's addresses.
+	Addr netip.AddrPort
+	// Protocol is TCP or UDP.
 	Protocol v1.Protocol
 }
 

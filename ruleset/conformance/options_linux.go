@@ -26,7 +26,8 @@ type Options struct {
 	// Families is the address families to test, nil for both.
 	Families []tracker.Family
 	// Skip says what the backend does not do, and why. Worlds that are about it
-	// are skipped with that reason, and in the others the connections that are.
+	// are skipped with that reason, and in the others the connections that are. Nil
+	// means that it does everything.
 	Skip map[Feature]string
 }
 
@@ -43,7 +44,8 @@ type Env struct {
 
 // Do runs f on a thread inside the node's network namespace, where a backend may
 // open sockets that it needs later than in New and Apply. Goroutines that f starts
-// do not run inside. It may be called from any goroutine, until the test ends.
+// do not run inside. It may be called from any goroutine, until the test ends. The
+// error is f's, or why the namespace could not be entered.
 func (e Env) Do(f func() error) error { return e.do(f) }
 
 // Feature is something that a data plane may do without, for [Options.Skip].

@@ -11,6 +11,8 @@ import (
 
 // World is a small cluster around one node, in network namespaces, with a
 // backend at work in it. See the package documentation for what it looks like.
+// Sync and Churn must not be called by several goroutines at once, and not Sync by
+// another than the test's own.
 type World struct {
 	// Tracker is to be given Services and EndpointSlices; the node and that all is
 	// synced it knows already. Engine and Cursor lead from it to the backend.
@@ -23,6 +25,7 @@ type World struct {
 	tb      testing.TB
 	options Options
 	net     *network
+	backend ruleset.Backend
 	// services is what setService was last given.
 	services map[string]*service
 }
@@ -114,6 +117,7 @@ func (w *World) attach() {
 	if backend == nil {
 		w.tb.Fatal("conformance: Options.New returned no backend")
 	}
+	w.backend = backend
 	w.Cursor = w.Engine.Attach("conformance", backend)
 }
 
@@ -127,7 +131,8 @@ func each[T any](families []tracker.Family, f func(tracker.Family) T) []T {
 }
 
 // Do runs f on a thread inside the node's network namespace. Goroutines that f
-// starts do not run inside.
+// starts do not run inside. The error is f's, or why the namespace could not be
+// entered.
 func (w *World) Do(f func() error) error { return w.net.node.Do(f) }
 
 // Sync has the backend apply what has changed, and fails the test if it cannot.
