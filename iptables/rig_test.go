@@ -126,9 +126,14 @@ type listing map[string][]string
 // owners' chains.
 func (r *rig) kernel(f tracker.Family) listing {
 	r.Helper()
+	return listingOf(r.command(f, "-save"))
+}
+
+// listingOf reads what iptables-save prints.
+func listingOf(text string) listing {
 	out := listing{}
 	tab := ""
-	for line := range strings.Lines(r.command(f, "-save")) {
+	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		switch {
 		case strings.HasPrefix(line, "*"):

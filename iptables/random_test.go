@@ -1,0 +1,53 @@
+//go:build linux
+
+package iptables
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+)
+
+var (
+	soak = flag.Duration("soak", 0, "for how long TestRandomWorlds goes on with further worlds")
+	seed = flag.Uint64("seed", 1, "the first world of TestRandomWorlds")
+)
+
+// TestRandomWorlds sends packets through worlds made up at random, and compares
+// the tables after each change with those of a cold start.
+func TestRandomWorlds(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		worlds := 10
+		if testing.Short() {
+			worlds = 3
+		}
+		conformance.RunRandom(t, conformance.Options{New: newForWorld(flavour)}, conformance.Random{
+			First: *seed, Worlds: worlds, For: max(0, *soak/2),
+			Dump: func(tb testing.TB, env conformance.Env, b ruleset.Backend) string { return dump(tb, b.(*Backend)) },
+		})
+	})
+}
+
+// dump returns everything of ours that is in the tables.
+func dump(tb testing.TB, b *Backend) string {
+	var out strings.Builder
+	for _, f := range b.families {
+		text, err := f.tool.run(tb.Context(), f.tool.save, nil, nil)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		l := listingOf(string(text))
+		for _, name := range slices.Sorted(maps.Keys(l)) {
+			for _, rule := range append([]string{"chain"}, l[name]...) {
+				fmt.Fprintf(&out, "%v %s %s\n", f.family, name, rule)
+			}
+		}
+	}
+	return out.String()
+}

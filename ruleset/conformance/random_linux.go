@@ -1,0 +1,385 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/worldgen"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Random says how [RunRandom] makes up worlds.
+type Random struct {
+	// First is the seed of the first world; each further one has the next. The same
+	// seed makes the same world.
+	First uint64
+	// Worlds is how many worlds there are, 0 for 10, and Steps how often each is
+	// changed, 0 for 4.
+	Worlds, Steps int
+	// For, if not 0, is for how long further worlds are made, whatever Worlds says.
+	For time.Duration
+	// Packets is how many connections are tried after each step, 0 for 60.
+	Packets int
+	// Dump, if not nil, returns what a backend has programmed, so that after each
+	// step it can be compared with what another one programs that is made, in a
+	// namespace of its own, when all has already happened. What may differ without
+	// meaning anything, such as numbers given out, must not be in it.
+	Dump func(tb testing.TB, env Env, b ruleset.Backend) string
+}
+
+func (r Random) withDefaults() Random {
+	if r.Worlds == 0 {
+		r.Worlds = 10
+	}
+	if r.Steps == 0 {
+		r.Steps = 4
+	}
+	if r.Packets == 0 {
+		r.Packets = 60
+	}
+	return r
+}
+
+// RunRandom tests a backend in worlds that are made up at random, each a parallel
+// sub-test named by its seed. After each step of a series of changes, connections
+// from everywhere to anywhere meet what the oracle says. Of a world that fails, as
+// few of the changes as it takes are printed.
+func RunRandom(t *testing.T, o Options, r Random) {
+	t.Helper()
+	if err := o.validate(); err != nil {
+		t.Fatal(err)
+	}
+	r = r.withDefaults()
+	start := time.Now()
+	one := func(seed uint64) {
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			t.Parallel()
+			newRandomWorld(t, o, r, seed).run()
+		})
+	}
+	if r.For == 0 {
+		for i := range r.Worlds {
+			one(r.First + uint64(i))
+		}
+		return
+	}
+	// A handful at a time, each group of them ended before the next.
+	for seed := r.First; time.Since(start) < r.For && !t.Failed(); {
+		t.Run(fmt.Sprintf("after=%v", time.Since(start).Round(time.Second)), func(t *testing.T) {
+			for range 8 {
+				t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+					t.Parallel()
+					newRandomWorld(t, o, r, seed).run()
+				})
+				seed++
+			}
+		})
+	}
+}
+
+// randomWorld is a world that is made up.
+type randomWorld struct {
+	testing.TB
+	options Options
+	random  Random
+	seed    uint64
+	rng     *rand.Rand
+	// config is of the network, the same whenever the world is made again.
+	config config
+}
+
+func newRandomWorld(tb testing.TB, o Options, r Random, seed uint64) *randomWorld {
+	w := &randomWorld{TB: tb, options: o, random: r, seed: seed, rng: rand.New(rand.NewPCG(seed, 1))}
+	skip := func(f Feature) bool { _, ok := o.Skip[f]; return ok }
+	w.config.masqueradeAll = !skip(MasqueradeAll) && w.rng.IntN(6) == 0
+	if !skip(NodePortAddresses) && w.rng.IntN(4) == 0 {
+		w.config.nodePortAddresses = [][]string{{"primary"}, {"192.0.2.0/24", "2001:db8:1::/64"}, {"198.51.100.0/24"}}[w.rng.IntN(3)]
+	}
+	if !skip(InterfaceDetection) {
+		switch w.rng.IntN(5) {
+		case 0:
+			w.config.bridge = true
+			w.config.localTraffic = &ruleset.LocalTraffic{Bridge: bridgeName}
+		case 1:
+			w.config.localTraffic = &ruleset.LocalTraffic{InterfacePrefix: interfacePrefix}
+		case 2:
+			w.config.localTraffic = &ruleset.LocalTraffic{} // not known
+		}
+	}
+	return w
+}
+
+// generator makes up what happens in a world.
+func (w *randomWorld) generator(world *World) *worldgen.Generator {
+	skip := func(f Feature) bool { _, ok := w.options.Skip[f]; return ok }
+	p := worldgen.Params{
+		Families:       world.Env.Families,
+		Node:           tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(world.Env.Families, primary)},
+		ClusterIP:      func(f tracker.Family, n int) netip.Addr { return clusterIP(n, 0).at(f).Addr() },
+		ExternalIP:     func(f tracker.Family, n int) netip.Addr { return externalIP(n, 0).at(f).Addr() },
+		LoadBalancerIP: func(f tracker.Family, n int) netip.Addr { return loadBalancerIP(n, 0).at(f).Addr() },
+		Protocols:      []v1.Protocol{tcp, udp},
+		Affinity:       !skip(Affinity),
+	}
+	for _, pod := range world.net.pods {
+		p.Backends = append(p.Backends, worldgen.Backend{Node: pod.node, Addr: pod.addr, Ports: []uint16{podPort, podPort2}})
+	}
+	// The node itself is an endpoint, too.
+	p.Backends = append(p.Backends, worldgen.Backend{Node: nodeName, Addr: primary, Ports: []uint16{nodePortOwn}})
+	if !skip(SourceRanges) {
+		p.Sources = []string{"192.0.2.10/32", "10.244.1.0/24", "2001:db8:1::/64", "fd00:10:244:1::11/128", "192.0.2.1/32", " 198.51.100.0/24", "2001:db8:2::/48"}
+	}
+	return worldgen.New(w.seed, p)
+}
+
+// mishap is what went wrong.
+type mishap struct {
+	err error
+	// packets is the connections that met something else than they should, if that
+	// is what it was.
+	packets []packet
+}
+
+// packet is one connection that is tried.
+type packet struct {
+	from string
+	row  row
+	f    tracker.Family
+}
+
+func (w *randomWorld) run() {
+	w.Helper()
+	world := newWorld(w, w.options, w.config)
+	g := w.generator(world)
+	steps := worldgen.Steps{}
+	for i := range 1 + w.random.Steps {
+		ops := g.Start
+		if i > 0 {
+			ops = g.Step
+		}
+		steps = append(steps, ops())
+		m := w.step(world, steps[i], nil)
+		if m.err == nil {
+			continue
+		}
+		w.Errorf("seed %d, step %d: %v", w.seed, i, m.err)
+		deadline := time.Now().Add(time.Minute)
+		fewer := worldgen.Minimise(steps, func(s worldgen.Steps) bool { return w.fails(s, m) }, func() bool { return time.Now().After(deadline) })
+		w.Errorf("%d of %d changes are enough (local traffic %+v, NodePort addresses %v, masquerade all %v):\n%s",
+			fewer.Ops(), steps.Ops(), world.Engine.Snapshot().Node.LocalTraffic, w.config.nodePortAddresses, w.config.masqueradeAll, fewer)
+		return
+	}
+}
+
+// fails reports whether the steps, in a new world, end like m.
+func (w *randomWorld) fails(steps worldgen.Steps, m mishap) bool {
+	failed := false
+	inner := &quiet{TB: w.TB}
+	func() {
+		defer inner.cleanup()
+		world := newWorld(inner, w.options, w.config)
+		for i, ops := range steps {
+			if i != len(steps)-1 {
+				for _, o := range ops {
+					o.Apply(world.Tracker)
+				}
+				if world.Do(func() error { return world.Cursor.Sync(context.Background()) }) != nil {
+					failed = m.packets == nil
+					return
+				}
+				continue
+			}
+			failed = w.step(world, ops, m.packets).err != nil
+		}
+	}()
+	return failed
+}
+
+// quiet is a test within a test: what is to be cleaned up is before it goes on.
+type quiet struct {
+	testing.TB
+	undo []func()
+}
+
+func (q *quiet) Cleanup(f func()) { q.undo = append(q.undo, f) }
+
+func (q *quiet) cleanup() {
+	for i := len(q.undo) - 1; i >= 0; i-- {
+		q.undo[i]()
+	}
+}
+
+// step makes changes, and says what was wrong afterwards: with the packets given,
+// or with random ones.
+func (w *randomWorld) step(world *World, ops []worldgen.Op, packets []packet) mishap {
+	for _, o := range ops {
+		o.Apply(world.Tracker)
+	}
+	if err := world.Do(func() error { return world.Cursor.Sync(context.Background()) }); err != nil {
+		return mishap{err: fmt.Errorf("sync: %w", err)}
+	}
+	if packets == nil {
+		if w.random.Dump != nil {
+			if err := w.compare(world); err != nil {
+				return mishap{err: err}
+			}
+		}
+		packets = w.packets(world)
+	}
+	return world.judgeAll(packets)
+}
+
+// compare compares what was programmed step by step with what is at once.
+func (w *randomWorld) compare(world *World) error {
+	inner := &quiet{TB: w.TB}
+	defer inner.cleanup()
+	lab, err := netlab.New()
+	if err != nil {
+		return err
+	}
+	inner.Cleanup(func() { lab.Close() })
+	h, err := lab.Host("cold")
+	if err != nil {
+		return err
+	}
+	for _, f := range world.Env.Families {
+		for _, a := range []netip.Addr{primary(f), secondary(f), gateway(f)} {
+			if err := h.AddAddr("lo", single(a)); err != nil {
+				return err
+			}
+		}
+	}
+	env := Env{NetNS: h.FD(), Families: world.Env.Families}
+	env.do = h.Do
+	cold := &World{Tracker: world.Tracker, Engine: world.Engine, Env: env, tb: inner, options: w.options, net: &network{node: h}}
+	cold.attach()
+	defer cold.Cursor.Detach()
+	if err := cold.Do(func() error { return cold.Cursor.Sync(context.Background()) }); err != nil {
+		return fmt.Errorf("cold start: %w", err)
+	}
+	got, want := w.random.Dump(w.TB, world.Env, world.backend), w.random.Dump(w.TB, env, cold.backend)
+	if got == want {
+		return nil
+	}
+	return fmt.Errorf("what was programmed step by step differs from what is at once:\n%s", difference(got, want))
+}
+
+// difference returns the lines that only one of two texts has.
+func difference(got, want string) string {
+	count := map[string]int{}
+	for l := range strings.Lines(got) {
+		count[l]++
+	}
+	for l := range strings.Lines(want) {
+		count[l]--
+	}
+	var b strings.Builder
+	for _, text := range []struct{ text, sign string }{{got, "+ "}, {want, "- "}} {
+		for l := range strings.Lines(text.text) {
+			if n := count[l]; n > 0 && text.sign == "+ " || n < 0 && text.sign == "- " {
+				b.WriteString(text.sign + l)
+			}
+		}
+	}
+	return b.String()
+}
+
+// packets makes up connections: to every frontend from somebody, and to addresses
+// around them.
+func (w *randomWorld) packets(world *World) []packet {
+	skip := func(f Feature) bool { _, ok := w.options.Skip[f]; return ok }
+	hosts := []string{"client1", "client2", "remote1", "remote3", "pod1", "pod2", "pod3", nodeName}
+	var out []packet
+	snapshot := world.Engine.Snapshot()
+	add := func(proto v1.Protocol, a netip.AddrPort) {
+		p := packet{
+			from: hosts[w.rng.IntN(len(hosts))], f: tracker.FamilyOf(a.Addr()),
+			row: row{proto: proto, to: target{name: "it", at: func(tracker.Family) netip.AddrPort { return a }}},
+		}
+		// An answer from the other node to its own pod would not come by this one.
+		v := world.trace(snapshot, p)
+		if strings.HasPrefix(p.from, remoteName) && slices.ContainsFunc(v.Endpoints, func(ep *tracker.Endpoint) bool { return ep.Node == remoteName && !v.MasqueradeTo(ep) }) {
+			p.from = "client1"
+		}
+		out = append(out, p)
+	}
+	protocols := []v1.Protocol{tcp, udp}
+	for _, s := range snapshot.Services {
+		for _, fe := range s.Frontends {
+			addr := fe.Addr
+			if fe.Kind == ruleset.NodePort {
+				own := nodeAddresses(s.Key.Family)[:3]
+				addr = own[w.rng.IntN(len(own))]
+			}
+			add(s.Key.Protocol, netip.AddrPortFrom(addr, fe.Port))
+			if w.rng.IntN(6) == 0 && !skip(ClosedPorts) {
+				add(protocols[w.rng.IntN(2)], netip.AddrPortFrom(addr, fe.Port+uint16(1+w.rng.IntN(3))))
+			}
+		}
+	}
+	for _, f := range world.Env.Families {
+		add(protocols[w.rng.IntN(2)], netip.AddrPortFrom(primary(f), nodePortOwn))
+		if !skip(ServiceCIDRs) {
+			add(protocols[w.rng.IntN(2)], clusterIP(199, 80).at(f))
+		}
+		add(protocols[w.rng.IntN(2)], externalIP(1, 82).at(f))
+	}
+	w.rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out[:min(len(out), w.random.Packets)]
+}
+
+// trace returns what must become of a connection.
+func (w *World) trace(s *ruleset.Snapshot, p packet) ruleset.Verdict {
+	from := w.net.hosts[p.from]
+	return s.Trace(ruleset.Packet{From: from.addr(p.f), InInterface: from.in, Protocol: p.row.proto, To: p.row.to.at(p.f), NodeAddresses: nodeAddresses(p.f)})
+}
+
+// judgeAll tries connections. Those that are for the same Service are tried one
+// after the other: who is remembered must not be two at once.
+func (w *World) judgeAll(packets []packet) mishap {
+	snapshot := w.Engine.Snapshot()
+	groups := map[string][]packet{}
+	for i, p := range packets {
+		key := fmt.Sprint(i)
+		if v := w.trace(snapshot, p); v.Affinity != 0 {
+			key = v.Service.Key.String()
+		}
+		groups[key] = append(groups[key], p)
+	}
+	var (
+		mu    sync.Mutex
+		out   mishap
+		wg    sync.WaitGroup
+		limit = make(chan struct{}, 16)
+	)
+	for _, group := range groups {
+		limit <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-limit }()
+			for _, p := range group {
+				from, to := w.net.hosts[p.from], p.row.to.at(p.f)
+				p.row.want = w.describe(w.trace(snapshot, p), p.f)
+				if err := w.judge(snapshot, from, p.row, p.f); err != nil {
+					mu.Lock()
+					out.err = errors.Join(out.err, fmt.Errorf("%s from %s (%s) to %s: %w", p.row.proto, p.from, from.addr(p.f), to, err))
+					out.packets = append(out.packets, p)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return out
+}
