@@ -43,7 +43,8 @@ type Table interface {
 	// did remove. One that is gone, or has been replaced by another with the same
 	// addresses, is no error and not counted.
 	Delete(ctx context.Context, flows []Flow) (int, error)
-	// LocalAddrs returns the node's own addresses of the family.
+	// LocalAddrs returns the node's own addresses of the family, or an error if not
+	// all of them can be told.
 	LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error)
 }
 

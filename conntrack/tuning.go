@@ -109,6 +109,7 @@ func (t Tuning) Settings(cores int) ([]Setting, error) {
 
 // SettingError says why a parameter is not as it should be.
 type SettingError struct {
+	// Setting is what it should be.
 	Setting Setting
 	// Now is the parameter's value, if Known.
 	Now   int
@@ -147,6 +148,7 @@ func (e *SettingError) ReadOnly() bool {
 
 // Tuned is a parameter that was set.
 type Tuned struct {
+	// Setting is what it is now, and Old the value it had.
 	Setting Setting
 	Old     int
 }

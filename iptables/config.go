@@ -32,6 +32,7 @@ const (
 // Tools is the programs for one family, each a path or a name to be found on
 // PATH; "" is what the [Flavour] calls it. They must be of the same flavour.
 type Tools struct {
+	// Restore is iptables-restore or what stands for it, Save iptables-save.
 	Restore, Save string
 }
 
@@ -41,7 +42,8 @@ type Config struct {
 	// Families is the address families to program; nil is both. Services of another
 	// family are passed over.
 	Families []tracker.Family
-	// Flavour says which programs are looked for; Tools4 and Tools6 name them.
+	// Flavour says which programs are looked for, [AnyFlavour] by default; Tools4
+	// and Tools6 name them, and are empty for what the Flavour calls them.
 	Flavour        Flavour
 	Tools4, Tools6 Tools
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, by which rules tell each

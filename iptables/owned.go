@@ -13,7 +13,7 @@ import (
 
 // Owned reports whether a [Backend] has written what is in the tables, in any
 // family of the configuration. Where it has not, chains of the same names are
-// kube-proxy's, which [Cleanup] would remove, too.
+// kube-proxy's, which [Cleanup] would remove, too. It fails if that cannot be told.
 func Owned(ctx context.Context, c Config) (bool, error) {
 	c, err := c.withDefaults()
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 // DriftError says that somebody else altered what the backend wrote. It is
 // [ruleset.ErrNeedFull].
 type DriftError struct {
+	// Family is whose table it is.
 	Family tracker.Family
 	// What is missing: a rule, and the chain it should be in.
 	What string

@@ -40,13 +40,14 @@ type Config struct {
 	// [RoundRobin] where all endpoints weigh the same, as they do unless a tracker
 	// hook says otherwise, and [WeightedRoundRobin] elsewhere.
 	Scheduler Scheduler
-	// Hash is for the schedulers that hash.
+	// Hash is for the schedulers that hash; see there for its zero value.
 	Hash Hash
 	// Forwarding is how packets get to an endpoint; the zero value is NAT.
 	Forwarding Forwarding
-	// Drain is how endpoints are taken out of service.
+	// Drain is how endpoints are taken out of service; see there for its zero value.
 	Drain Drain
-	// Timeouts is how long IPVS remembers idle connections.
+	// Timeouts is how long IPVS remembers idle connections; the zero value leaves the
+	// kernel's as they are.
 	Timeouts Timeouts
 	// ExcludeCIDRs is the addresses of other owners' virtual servers (kube-proxy's
 	// --ipvs-exclude-cidrs). A virtual server there is never removed, nor altered
@@ -125,7 +126,10 @@ type Timeouts struct {
 
 // Marks is a set of packet marks: those that have Value in the bits of Mask, but
 // for Value itself, which means that a packet is to be dropped.
-type Marks struct{ Value, Mask uint32 }
+type Marks struct {
+	// Value is what the bits of Mask must be; it has no others.
+	Value, Mask uint32
+}
 
 // contains reports whether m names a virtual server.
 func (r Marks) contains(m uint32) bool { return m&r.Mask == r.Value && m != r.Value }

@@ -15,7 +15,7 @@ const ownChain = "KUBE-IPVS-SERVICES"
 
 // Owned reports whether a [Backend] has programmed the network namespace, in any
 // family of the configuration. Where it has not, rules and sets of the same names
-// are kube-proxy's, which [Cleanup] would remove, too.
+// are kube-proxy's, which [Cleanup] would remove, too. It fails if that cannot be told.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return false, err

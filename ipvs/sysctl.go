@@ -18,7 +18,8 @@ import (
 // Sysctl is a kernel parameter with the value it has to have.
 type Sysctl struct {
 	// Name is as below /proc/sys, e.g. "net/ipv4/ip_forward".
-	Name  string
+	Name string
+	// Value is as the file has it, without the end of the line.
 	Value string
 }
 

@@ -41,6 +41,7 @@ type Found struct {
 // and protocol, in the tables of a [Backend] with the same configuration, in this
 // process or another. ok reports whether there is an entry for them. A NodePort is
 // found at the unspecified address of its family, as in ruleset's Snapshot.Lookup.
+// It fails if the tables cannot be read.
 //
 // It is for people who ask: it reads whole maps, several times, so that what it
 // finds may be neither of before nor of after a change that is made meanwhile.

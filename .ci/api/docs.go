@@ -192,8 +192,8 @@ func Undocumented(p Package) []string {
 	all := things(p)
 	stateful := map[string]bool{} // types with methods that may change them
 	for _, t := range all {
-		if _, ptr := t.receiver.(*ast.StarExpr); ptr {
-			owner, _, _ := strings.Cut(t.name, ".")
+		owner, member, _ := strings.Cut(t.name, ".")
+		if _, ptr := t.receiver.(*ast.StarExpr); ptr && !standard[member] {
 			stateful[owner] = true
 		}
 	}

@@ -165,7 +165,8 @@ type FamilyStatus struct {
 	// LastUpdated is when an update last came into effect, or the time of asking if
 	// nothing waits to.
 	LastUpdated time.Time `json:"lastUpdated"`
-	Healthy     bool      `json:"healthy"`
+	// Healthy reports whether nothing has waited for longer than the timeout.
+	Healthy bool `json:"healthy"`
 }
 
 // Status is the body of an answer, in JSON as kube-proxy has it.
@@ -173,6 +174,7 @@ type Status struct {
 	// LastUpdated is the time of asking if the answer is yes, and else the oldest of
 	// the families' that are not healthy, or of all if each is.
 	LastUpdated time.Time `json:"lastUpdated"`
+	// CurrentTime is the time of asking.
 	CurrentTime time.Time `json:"currentTime"`
 	// NodeEligible is told by /healthz alone.
 	NodeEligible *bool `json:"nodeEligible,omitempty"`
