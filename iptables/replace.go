@@ -33,7 +33,7 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 			return failed, nil
 		case f.smaller(err):
 			continue
-		case !refused(err):
+		case !refused(err) && !tooLarge(err):
 			return nil, err
 		}
 		changes = slices.DeleteFunc(slices.Clone(changes), func(c ruleset.Change) bool { return failed[c.Key] != nil })
@@ -120,8 +120,14 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 	for t := range tables {
 		commands[t] = hookCommands(t, m.hooks(), kernel[t].hooks)
 	}
-	if err := flush(commands); err != nil {
-		return nil, err
+	// Verdicts on what was not forwarded come into effect when all is forwarded, and
+	// not before: until then another data plane may have it arrive there.
+	verdicts := commands
+	verdicts[nat], commands[filter] = nil, nil
+	for _, c := range [][tables][]string{commands, verdicts} {
+		if err := flush(c); err != nil {
+			return nil, err
+		}
 	}
 	for _, t := range m.trees {
 		clear(t.changed)
