@@ -186,7 +186,8 @@ func (f *family) write(ctx context.Context, inputs []*input) (wrote bool, err er
 // smaller halves the limit after an input that was too large, and reports whether
 // that is worth another attempt.
 func (f *family) smaller(err error) bool {
-	if !tooLarge(err) || f.limit <= leastLimit {
+	var e *CommandError
+	if !tooLarge(err) || !errors.As(err, &e) || e.whole || f.limit <= leastLimit {
 		return false
 	}
 	f.limit = max(leastLimit, min(f.limit, nftLimit)/2)

@@ -462,3 +462,30 @@ func TestConfig(t *testing.T) {
 		t.Errorf("another program: %v", err)
 	}
 }
+
+// TestTooLarge has a Service with a chain that is more than can be handed to the
+// kernel at once: only it fails.
+func TestTooLarge(t *testing.T) {
+	needFlavour(t, NFT)
+	t.Parallel()
+	r := newRig(t, NFT)
+	r.set(0, []int{1})
+	r.set(1, upTo(500))
+	r.set(2, upTo(1200), affinity(60))
+	err := r.cursor.Sync(context.Background())
+	if err == nil {
+		t.Skip("this kernel takes it all")
+	}
+	var p *ruleset.PartialError
+	if !errors.As(err, &p) || len(p.Failed) > 2 {
+		t.Fatal(err)
+	}
+	for k := range p.Failed {
+		if k.Name != "svc-2" {
+			t.Errorf("%v failed", k)
+		}
+	}
+	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-2"})
+	r.sync()
+	r.verify()
+}

@@ -60,6 +60,9 @@ func (b *batch) difference(before, now []chain) {
 type input struct {
 	table table
 	text  bytes.Buffer
+	// chains is how many chains it writes or deletes, but for the canary: one
+	// cannot be divided.
+	chains int
 }
 
 // line returns the n-th line, from 1.
@@ -126,7 +129,7 @@ func (b *batch) inputs(t table, commands []string, limit int, mark func() string
 
 // newInput writes one input.
 func newInput(t table, puts []chain, commands, flush, drop []string, mark func() string) *input {
-	in := &input{table: t}
+	in := &input{table: t, chains: len(puts) + max(len(flush), len(drop))}
 	in.add("*", t.String())
 	if mark != nil {
 		puts = append(slices.Clip(puts), chain{t, chainCanary, []string{mark()}, rankCanary})

@@ -43,6 +43,8 @@ type CommandError struct {
 	Text string
 
 	cause error
+	// whole: what it was given cannot be divided.
+	whole bool
 }
 
 // Error names all of it.
@@ -193,6 +195,7 @@ func (t *tool) stream(ctx context.Context, path string, args []string, in *input
 		e.cause = errors.Join(e.cause, ErrLocked)
 	}
 	if in != nil {
+		e.whole = in.chains <= 1
 		if e.Line = complaint(e.Message); e.Line != 0 {
 			e.Text = in.line(e.Line)
 		}

@@ -23,7 +23,7 @@ func (f *family) blame(ctx context.Context, m *model, changes []ruleset.Change) 
 		switch {
 		case err == nil:
 			return nil
-		case !refused(err) && !(tooLarge(err) && len(list) > 1):
+		case !refused(err) && !tooLarge(err):
 			return err
 		case len(list) == 1:
 			bad[list[0].Key] = err
@@ -63,42 +63,47 @@ func parts(changes []ruleset.Change, limit int) [][]ruleset.Change {
 // try has the kernel take all rules of the changed Services into a chain that
 // nothing leads to.
 func (f *family) try(ctx context.Context, m *model, changes []ruleset.Change) error {
-	var rules [tables][]string
+	var chains []chain
 	for _, c := range changes {
 		r, err := m.render(c.New)
 		if err != nil {
 			return err
 		}
-		for _, c := range r.chains {
-			rules[c.table] = append(rules[c.table], c.rules...)
-		}
+		chains = append(chains, r.chains...)
 		for _, p := range r.rules {
-			t := dispatchers[p.dispatcher].table
-			rules[t] = append(rules[t], p.rule)
+			chains = append(chains, chain{table: dispatchers[p.dispatcher].table, rules: []string{p.rule}})
 		}
 	}
-	return f.tryRules(ctx, rules)
+	return f.tryRules(ctx, chains)
 }
 
-// tryRules has the kernel take rules into a chain that nothing leads to. Chains
-// that they lead to need not be there.
-func (f *family) tryRules(ctx context.Context, rules [tables][]string) error {
-	for t, list := range rules {
-		if len(list) == 0 {
-			continue
+// tryRules has the kernel take the rules of chains into one that nothing leads to:
+// many at once, but none of them in parts. Chains that they lead to need not be
+// there.
+func (f *family) tryRules(ctx context.Context, chains []chain) error {
+	trial := [tables]chain{{table: filter, name: chainTrial}, {table: nat, name: chainTrial}}
+	flush := func(t table) error {
+		if len(trial[t].rules) == 0 {
+			return nil
 		}
-		c := chain{table: table(t), name: chainTrial}
-		for _, r := range list {
+		_, err := f.write(ctx, []*input{newInput(t, []chain{trial[t]}, nil, nil, nil, nil)})
+		trial[t].rules = nil
+		return err
+	}
+	for _, c := range chains {
+		if len(trial[c.table].rules)+len(c.rules) > f.limit {
+			if err := flush(c.table); err != nil {
+				return err
+			}
+		}
+		for _, r := range c.rules {
 			if to := target([]byte(r)); strings.HasPrefix(to, "KUBE-") {
 				r = r[:strings.LastIndex(r, to)-len("-j ")] + "-j RETURN"
 			}
-			c.rules = append(c.rules, r)
-		}
-		if _, err := f.write(ctx, []*input{newInput(c.table, []chain{c}, nil, nil, nil, nil)}); err != nil {
-			return err
+			trial[c.table].rules = append(trial[c.table].rules, r)
 		}
 	}
-	return nil
+	return errors.Join(flush(filter), flush(nat))
 }
 
 // dropTrial deletes the chain that rules are tried in.
@@ -119,10 +124,9 @@ func (f *family) probe(ctx context.Context) error {
 		return err
 	}
 	try := func() error {
-		var rules [tables][]string
-		m.allChains(func(c chain) { rules[c.table] = append(rules[c.table], c.rules...) })
-		rules[nat] = append(rules[nat], probability(1, 2)+" -j RETURN")
-		return f.tryRules(ctx, rules)
+		chains := []chain{{table: nat, rules: []string{probability(1, 2) + " -j RETURN"}}}
+		m.allChains(func(c chain) { chains = append(chains, c) })
+		return f.tryRules(ctx, chains)
 	}
 	err = try()
 	if refused(err) {

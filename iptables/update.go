@@ -85,7 +85,7 @@ func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []r
 		switch {
 		case f.smaller(err):
 			continue
-		case !refused(err):
+		case !refused(err) && !tooLarge(err):
 			return err
 		}
 		bad, blame := f.blame(ctx, f.model, changes)
