@@ -84,7 +84,7 @@ func newWatched(tb testing.TB, flavour Flavour) (*rig, *watched) {
 func TestRandomChanges(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
-		steps := 60
+		steps := 30
 		if testing.Short() {
 			steps = 15
 		}
