@@ -34,7 +34,19 @@
 //
 // # How to write a backend
 //
-// Implement [Backend], a single method. The example MapBackend is a whole one.
+// The way from nothing to a node agent with a data plane of one's own:
+//
+//  1. Print what a backend is told: the package example.
+//  2. Implement [Backend], a single method. The example MapBackend is a whole one;
+//     examples/vendor-patterns has one that writes entry by entry and may fail at
+//     any (mapplane) and one with endpoints that Services share (grouptable).
+//  3. Prove it: package conformance, below this one, sends real packets through it.
+//     What it cannot do is declared there.
+//  4. Put it into an agent, as in the project's README: an Engine, a Cursor, package
+//     runner, and as further followers conntrack and runner/health.
+//
+// Examples/userspace is all of that for a data plane in userspace.
+//
 // What to do with a delta:
 //
 //  1. If d.Full, find what you have that d.Changes does not call for, such as
@@ -43,10 +55,11 @@
 //  2. Bring in d.Node if it is another pointer than d.OldNode: NodePort addresses,
 //     Service CIDRs, how pods are told.
 //  3. Take away the [Change.GoneFrontends] of all changes.
-//  4. Bring in the endpoints: pools that What says differ, or [Change.Upserted].
+//  4. Bring in the endpoints: pools that What says differ, or [Change.Upserted] (by
+//     pool: [Change.UpsertedIn]).
 //  5. Bring in the frontends of all changes whose What has [FieldFrontends].
-//  6. Take away the endpoints nobody leads to any more: [Change.Removed], and all
-//     that belongs to a Service whose New is nil.
+//  6. Take away the endpoints nobody leads to any more: [Change.Removed] (by pool:
+//     [Change.RemovedFrom]), and all that belongs to a Service whose New is nil.
 //
 // In this order, each step done for all changes before the next, no frontend
 // ever leads to an endpoint that is not there. A data plane with transactions may
@@ -61,6 +74,10 @@
 // and always if endpoint and source are the same address. What is addressed to
 // none of the frontends is settled by [Node.ServiceCIDRs] and the cluster IPs:
 // see Trace.
+//
+// A data plane in software asks [Frontend.Admits] and [LocalTraffic.Recognises] for
+// these two. IDs are given out anew by each Engine: what outlives the process and is
+// not replaced in one step is better named by [tracker.Key].
 //
 // Apply must be idempotent, since whatever it does not accept is offered again.
 // Return a [*PartialError] if single Services fail, and [ErrNeedFull] if the

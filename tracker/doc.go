@@ -66,4 +66,55 @@
 //
 // [Config.OnService] and [Config.OnEndpoint] see the objects themselves and may
 // change the values made from them, or add to them: see [Extension].
+//
+// # Coming from kube-proxy's trackers
+//
+// For those who carry a copy of kube-proxy's trackers, or import them. What it was
+// called there, what it is here, and what is different:
+//
+//   - ServicePortName: [ServicePortName], and [Key] with the address family.
+//   - ServicePort, BaseServicePortInfo: [ServicePort], a struct whose fields are
+//     exported, for tests and hooks to write. String, ExternallyAccessible,
+//     UsesClusterEndpoints and UsesLocalEndpoints are methods as before; addresses
+//     are netip's.
+//   - Endpoint, BaseEndpointInfo: [Endpoint], likewise. IsLocal is asked with a
+//     node's name, since nothing here belongs to one node.
+//   - makeServicePortFunc, makeEndpointFunc: [Config.OnService] and
+//     [Config.OnEndpoint]. What your type had besides goes into Ext, an
+//     [Extension], and comes out by [ExtAs]. No type assertions on every use, and
+//     a change of it is noticed by its Equal, where one of an interface value was
+//     noticed by comparing pointers.
+//   - ServiceChangeTracker.Update(previous, current): the same; or Set and Delete,
+//     which need no previous. It reports whether this call changed anything.
+//   - ServicePortMap.Update(tracker), with processServiceMapChange:
+//     [ServiceChangeTracker.Take] yields old and new of each Service that differs.
+//     Nothing has to be merged, and what is yielded never changes.
+//     [ServiceChangeTracker.Map] is the whole map, if it must be.
+//   - HealthCheckNodePorts: the same.
+//   - EndpointsChangeTracker.EndpointSliceUpdate(slice, remove): the same; or Set
+//     and Delete.
+//   - EndpointsMap.Update(tracker): [EndpointsChangeTracker.Take].
+//     LastChangeTriggerTimes are the Triggers of each change; whether flows are to
+//     be cleaned up is found by package conntrack, which does not forget it when a
+//     sync fails.
+//   - LocalReadyEndpoints: the same, asked for a node.
+//   - EndpointSliceCache: package endpointslice. It compares what slices say of
+//     endpoints, not whole objects, and may be used with an endpoint type of yours.
+//   - CategorizeEndpoints(endpoints, service, node, labels): [Select]. Its nil for
+//     "not used" and empty for "none" are the booleans [Selection].UsesCluster and
+//     UsesLocal.
+//   - Two trackers, one for each family, behind a meta proxier: one [Tracker] with
+//     the family in its keys; ruleset.ByFamily joins two backends.
+//   - NodeManager and the node topology handler: [Tracker.SetNode] with
+//     [NodeInfoOf]; only Services that it matters to come up again, and nothing
+//     needs a restart.
+//   - The gate until informers have synced: [Tracker.MarkSynced].
+//   - BoundedFrequencyRunner: package runner; a trigger before Run is kept.
+//   - The service health server and the proxier's: package runner/health.
+//   - The metrics, klog and event recorder inside: hooks, a slog.Logger and
+//     [EventSink].
+//
+// The example ComingFromKubeProxy has event handlers and a sync loop of that shape
+// on this package; the next step is to have a ruleset.Engine take the changes, and
+// to drop what retries, compares and remembers.
 package tracker
