@@ -75,8 +75,8 @@
 // none of the frontends is settled by [Node.ServiceCIDRs] and the cluster IPs:
 // see Trace.
 //
-// A data plane in software asks [Frontend.Admits] and [LocalTraffic.Recognises] for
-// these two. IDs are given out anew by each Engine: what outlives the process and is
+// A data plane in software has [Frontend.Admits] to tell whether a source is let in
+// and [LocalTraffic.Recognises] to tell a pod's. IDs are given out anew by each Engine: what outlives the process and is
 // not replaced in one step is better named by [tracker.Key].
 //
 // Apply must be idempotent, since whatever it does not accept is offered again.
