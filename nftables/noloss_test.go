@@ -18,6 +18,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -25,6 +26,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	confine.Roles{"everything": everything}.Enter()
 	if spec := os.Getenv(agentEnv); spec != "" {
 		fmt.Fprintln(os.Stderr, runAgent(spec))
 		os.Exit(1)

@@ -1,0 +1,18 @@
+// Package confine runs a test binary again with fewer rights or resources than
+// the test has: some capabilities only, few file descriptors, little memory. What
+// such a process does is a role, a function of the test's own.
+//
+//	func TestMain(m *testing.M) {
+//		confine.Roles{"agent": agent}.Enter()
+//		netlab.Main(m)
+//	}
+//
+//	func TestLeastPrivilege(t *testing.T) {
+//		netlab.Require(t)
+//		cmd := confine.Command("agent", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}})
+//		...
+//		err := host.Start(cmd)
+//	}
+//
+// The package exists on Linux only; elsewhere it is empty.
+package confine
