@@ -77,8 +77,10 @@ type agent struct {
 	// asked is when the oldest change was handed in that no sync has taken, for
 	// sources whose changes come one by one.
 	asked atomicTime
-	// tidied: the rules of other modes have been removed.
-	tidied bool
+	// tidied: the rules of other modes have been removed, as far as that can be done
+	// at once. inEffect is closed when the rules are for the first time.
+	tidied   bool
+	inEffect chan struct{}
 	// What the last Apply did.
 	applied time.Time
 	changed int
@@ -89,7 +91,7 @@ type agent struct {
 // newAgent makes an agent for the network namespace of the calling thread. It
 // needs that thread no more when it returns, but for servers.
 func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writer, log *slog.Logger) (_ *agent, err error) {
-	a := &agent{out: out, modes: modes}
+	a := &agent{out: out, modes: modes, inEffect: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			a.close()
@@ -212,7 +214,7 @@ func (a *agent) run(parent context.Context) error {
 	a.failed = func(err error) { stop(err) }
 	a.nodeEvent(false, reasonStarting, "")
 	loops := []func(context.Context) error{
-		a.runner.Run, a.followSource, a.followNode, a.watchRules, a.watchConfig,
+		a.runner.Run, a.followSource, a.followNode, a.watchRules, a.watchConfig, a.retireOthers,
 	}
 	for _, s := range a.servers {
 		loops = append(loops, s.run)
@@ -286,6 +288,7 @@ func (a *agent) tidy(ctx context.Context) error {
 		return err
 	}
 	a.tidied = true
+	close(a.inEffect)
 	return nil
 }
 

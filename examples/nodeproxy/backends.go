@@ -31,6 +31,9 @@ type mode struct {
 	cleanup func(context.Context, *slog.Logger) error
 	// cleanupKubeProxy removes what kube-proxy has left in this mode.
 	cleanupKubeProxy func(context.Context, *slog.Logger) error
+	// retire, if not nil, is called in place of the two when the agent changes to
+	// another mode: it takes as long as connections need that would be ended.
+	retire func(ctx context.Context, adopt bool, log *slog.Logger) error
 	// watch is how often to look whether somebody altered the rules.
 	watch time.Duration
 	// takesOver tells that the data plane's objects have the names of kube-proxy's
@@ -148,6 +151,16 @@ func ipvsMode() mode {
 		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
 			return ipvs.Cleanup(ctx, ipvs.Config{Log: log})
 		},
+		retire: func(ctx context.Context, adopt bool, log *slog.Logger) error {
+			if ipvs.Probe(ipvs.Config{}) != nil {
+				return nil // there can be nothing
+			}
+			owned, err := ipvs.Owned(ctx, ipvs.Config{})
+			if err != nil || !owned && !adopt {
+				return err
+			}
+			return retireIPVS(ctx, log)
+		},
 		watch:     30 * time.Second, // reads everything there is
 		takesOver: true,
 	}
@@ -199,17 +212,21 @@ func findMode(modes []mode, name string) (mode, error) {
 	return modes[i], nil
 }
 
-// leftovers removes the rules of every mode but the named one, and kube-proxy's if
-// adopt is set. It tries all of them.
-func leftovers(ctx context.Context, modes []mode, but string, adopt bool, log *slog.Logger) error {
+// leftovers removes the rules of every mode but the one in use, "" for none, and
+// kube-proxy's if adopt is set. It tries all of them. Modes that retire are left to
+// that if another is in use.
+func leftovers(ctx context.Context, modes []mode, inUse string, adopt bool, log *slog.Logger) error {
 	var errs []error
 	for _, m := range modes {
-		if m.name != but {
+		if inUse != "" && inUse != m.name && m.retire != nil {
+			continue
+		}
+		if m.name != inUse {
 			if err := m.cleanup(ctx, log); err != nil {
 				errs = append(errs, fmt.Errorf("rules of mode %s: %w", m.name, err))
 			}
 		}
-		if adopt && !(m.takesOver && m.name == but) {
+		if adopt && !(m.takesOver && m.name == inUse) {
 			if err := m.cleanupKubeProxy(ctx, log); err != nil {
 				errs = append(errs, fmt.Errorf("kube-proxy's rules of mode %s: %w", m.name, err))
 			}

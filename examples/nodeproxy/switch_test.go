@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/vm"
 )
 
 // needMode skips the test unless this machine has what a mode needs.
@@ -27,17 +28,23 @@ func needMode(t *testing.T, mode string) {
 func rules(t *testing.T, h *netlab.Host) map[string]bool {
 	t.Helper()
 	out := map[string]bool{}
-	tables, err := h.Output("nft", "list", "tables")
-	if err != nil {
-		t.Fatal(err)
+	list := func(name string, args ...string) string {
+		t.Helper()
+		// A listing may fail because of what is changed meanwhile.
+		var text string
+		eventually(t, name, func() (ok bool) {
+			var err error
+			text, err = h.Output(name, args...)
+			return err == nil
+		})
+		return text
 	}
-	out["nftables"] = strings.Contains(tables, "table ip proxier\n")
-	out["kube-proxy nftables"] = strings.Contains(tables, "table ip kube-proxy\n")
-	saved, err := h.Output("iptables-save")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listing := list("nft", "list", "tables")
+	out["nftables"] = strings.Contains(listing, "table ip proxier\n")
+	out["kube-proxy nftables"] = strings.Contains(listing, "table ip kube-proxy\n")
+	saved := list("iptables-save")
 	out["iptables"] = strings.Contains(saved, "\n:KUBE-SERVICES ")
+	out["ipvs"] = strings.Contains(saved, "\n:KUBE-IPVS-SERVICES ")
 	out["kube-proxy iptables"] = strings.Contains(saved, "\n:KUBE-SVC-OLD")
 	return out
 }
@@ -53,10 +60,35 @@ func has(t *testing.T, h *netlab.Host, what string, want ...string) {
 	}
 }
 
+// held checks that no connection failed up to now, and opens some more.
+func (s *stream) held(t *testing.T, when string) {
+	t.Helper()
+	s.next(20)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.all.errs); n != 0 {
+		t.Errorf("%s: %d connections failed, first: %v", when, n, s.all.errs[0])
+		s.all.errs = nil
+	}
+}
+
 // TestSwitch changes the mode again and again by restarts, while connections are
 // opened all the time and one stays open.
 func TestSwitch(t *testing.T) {
 	t.Parallel()
+	switchModes(t, "nftables", "iptables", "nftables", "iptables", "nftables")
+}
+
+// TestSwitchIPVS does so with mode ipvs, in a kernel that has it.
+func TestSwitchIPVS(t *testing.T) {
+	if !vm.Inside(t, vm.IPVS) {
+		return
+	}
+	switchModes(t, "ipvs", "iptables", "nftables")
+}
+
+func switchModes(t *testing.T, first string, others ...string) {
+	t.Helper()
 	needMode(t, "iptables")
 	_, err := exec.LookPath("nft")
 	netlab.Need(t, err == nil, "nft")
@@ -82,7 +114,18 @@ func TestSwitch(t *testing.T) {
 			return true
 		})
 	}
-	p := run("nftables")
+	p := run(first)
+	if first == "ipvs" {
+		// Without connections it goes at once.
+		p.Process.Kill()
+		p.exit(t)
+		p = run("nftables")
+		tidied(p, "nftables", "nftables")
+		p.Process.Kill()
+		p.exit(t)
+		p = run(first)
+		tidied(p, first, first)
+	}
 	long, err := dial(s.client, "tcp", "", nodePort, patience)
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +136,7 @@ func TestSwitch(t *testing.T) {
 		t.Fatal(err)
 	}
 	stream := newStream(s.client, clusterVIP, s.client, nodePort)
-	for i, mode := range []string{"iptables", "nftables", "iptables", "nftables"} {
+	for i, mode := range others {
 		stream.next(20)
 		if i%2 == 0 {
 			p.Process.Signal(syscall.SIGTERM)
@@ -101,19 +144,22 @@ func TestSwitch(t *testing.T) {
 			p.Process.Kill()
 		}
 		p.exit(t)
-		stream.next(20)
+		stream.held(t, "while no agent runs, before mode "+mode)
 		p = run(mode)
-		tidied(p, mode, mode)
-		stream.next(20)
+		stream.held(t, "when mode "+mode+" comes into effect")
+		want := []string{mode}
+		if first == "ipvs" {
+			want = []string{mode, first} // which has the connection that is open
+		}
+		tidied(p, mode, want...)
+		stream.held(t, "when the other rules go, in mode "+mode)
 		s.meets(t, clusterVIP, podIPs...)
 		if again, _, err := long.ask(); err != nil || again != name {
 			t.Fatalf("in mode %s the old connection to %s is answered by %q, error %v", mode, name, again, err)
 		}
 	}
-	y := stream.stop()
-	if len(y.errs) != 0 {
-		t.Errorf("%d connections failed, first: %v", len(y.errs), y.errs[0])
-	}
+	stream.held(t, "at the end")
+	stream.stop()
 	p.Process.Signal(syscall.SIGTERM)
 	p.exit(t)
 	c := start(t, s.node, "run", "--cleanup")
