@@ -56,5 +56,3 @@ func TestConformance(t *testing.T) {
 		conformance.Run(t, conformance.Options{New: newForWorld(flavour)})
 	})
 }
-
-func TestMain(m *testing.M) { netlab.Main(m) }

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -129,9 +130,12 @@ func parseVersion(out []byte) (major, minor, patch int, nft, ok bool) {
 	return n(m[1]), n(m[2]), n(m[3]), string(m[4]) == "nf_tables", true
 }
 
-// within calls f on a thread inside the namespace.
+// within calls f on a thread inside the namespace, which no other goroutine has
+// meanwhile.
 func (t *tool) within(f func() error) error {
 	if t.netns < 0 {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
 		return f()
 	}
 	done := make(chan error, 1)
@@ -176,6 +180,10 @@ func (t *tool) stream(ctx context.Context, path string, args []string, in *input
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = t.env, out, &message
 	cmd.WaitDelay = time.Second
+	// A program that waits for the lock must not write what a killed agent wanted
+	// when the next agent has already read the tables. The signal comes when the
+	// thread that started it ends: within keeps that one until it is done.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if in != nil {
 		cmd.Stdin = bytes.NewReader(in.text.Bytes())
 	}

@@ -1,0 +1,355 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var kills = flag.Int("kills", 0, "how often TestKilledAgent kills an agent, 0 for a few times")
+
+// podsEnv is the addresses of the pods, for a process of its own.
+const podsEnv = "PROXIER_TEST_PODS"
+
+// churn is an agent that changes endpoints as fast as it can, until it is killed.
+func churn(flavour Flavour) error {
+	ctx := context.Background()
+	b, err := New(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
+	if err != nil {
+		return err
+	}
+	p, err := newAgent(b)
+	if err != nil {
+		return err
+	}
+	pods := strings.Fields(os.Getenv(podsEnv))
+	p.tracker.SetService(svc(50, nodePort(30050)))
+	rng := rand.New(rand.NewPCG(uint64(os.Getpid()), 1))
+	for i := 0; ; i++ {
+		p.tracker.SetSlice(podSlice(pods, 1+rng.IntN(len(pods)), rng))
+		if i%7 == 6 {
+			p.cursor.Resync()
+		}
+		if err := p.cursor.Sync(ctx); err != nil {
+			return err
+		}
+		if i == 0 {
+			fmt.Println("ready")
+		}
+	}
+}
+
+// podSlice is the endpoints of Service 50: n of the pods.
+func podSlice(pods []string, n int, rng *rand.Rand) *discovery.EndpointSlice {
+	es := slice(50, tracker.IPv4)
+	for _, i := range rng.Perm(len(pods))[:n] {
+		a := netip.MustParseAddrPort(pods[i])
+		port := int32(a.Port())
+		es.Ports[0].Port = &port
+		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.Addr().String()}})
+	}
+	return es
+}
+
+func podsOf(w *conformance.World) []string {
+	var out []string
+	for _, p := range w.Pods() {
+		out = append(out, netip.AddrPortFrom(p.Addr(tracker.IPv4), p.Ports()[0]).String())
+	}
+	return out
+}
+
+// TestKilledAgent kills an agent at random points of its work, again and again,
+// while connections are made to a Service whose endpoints it changes.
+func TestKilledAgent(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		times := *kills
+		if times == 0 {
+			times = 50
+		}
+		if testing.Short() {
+			times = 5
+		}
+		rng := rand.New(rand.NewPCG(5, 5))
+		lock := filepath.Join(t.TempDir(), "lock")
+		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
+		pods := podsOf(w)
+		w.Tracker.SetService(svc(50, nodePort(30050)))
+		w.Tracker.SetSlice(podSlice(pods, len(pods), rng))
+		w.Sync()
+		start, waiting := time.Now(), 0
+		c := w.Churn([]conformance.Target{
+			{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
+			{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
+		}, func() {
+			for i := range times {
+				cmd := confine.Command("churn "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
+				cmd.Env = append(cmd.Env, lockEnv+"="+lock, podsEnv+"="+strings.Join(pods, " "))
+				ready, err := cmd.StdoutPipe()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := w.Do(cmd.Start); err != nil {
+					t.Error(err)
+					return
+				}
+				if i%3 != 0 { // a third is killed while it starts
+					if _, err := ready.Read(make([]byte, 1)); err != nil {
+						t.Errorf("the agent ended by itself: %v", err)
+					}
+					waiting++
+				}
+				time.Sleep(time.Duration(rng.IntN(60)) * time.Millisecond)
+				cmd.Process.Kill()
+				cmd.Wait()
+			}
+		})
+		t.Logf("killed %d times in %v, %d of them after it was ready: %d connections, %d failed", times, time.Since(start).Round(time.Millisecond), waiting, c.Opened, len(c.Failures))
+		for _, err := range c.Failures[:min(len(c.Failures), 5)] {
+			t.Error(err)
+		}
+		// Whoever comes next has everything as it should be at once.
+		r := &rig{TB: t, flavour: flavour, config: testConfig(t, flavour), tracker: w.Tracker, engine: w.Engine}
+		r.config.NetNS, r.config.Families = w.Env.NetNS, w.Env.Families
+		w.Tracker.SetSlice(podSlice(pods, 2, rng))
+		r.start()
+		defer r.backend.Close()
+		r.sync()
+		text := dump(t, r.backend)
+		r.cursor.Resync()
+		r.sync()
+		if again := dump(t, r.backend); again != text {
+			t.Errorf("after a full delta\n%s\nbefore\n%s", again, text)
+		}
+		if n := strings.Count(text, "-j DNAT"); n != 2 {
+			t.Errorf("%d endpoints, want 2:\n%s", n, text)
+		}
+	})
+}
+
+// TestKilledAgentTakesItsProgramsAlong kills an agent while a program that it
+// started waits: nobody must write what a dead agent wanted.
+func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
+	needFlavour(t, NFT)
+	t.Parallel()
+	h := newHost(t)
+	w := &watched{tb: t, dir: t.TempDir()}
+	config := testConfig(t, NFT)
+	w.through(&config)
+	cmd := confine.Command("hang", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
+	cmd.Env = append(cmd.Env, scriptsEnv+"="+w.dir)
+	ready, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ready.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	// The script becomes the program that hangs, and has written this before.
+	var inputs []string
+	for deadline := time.Now().Add(10 * time.Second); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if inputs, err = filepath.Glob(filepath.Join(w.dir, "in.*")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(inputs) != 1 {
+		t.Fatalf("inputs are %v", inputs)
+	}
+	var pid int
+	if _, err := fmt.Sscanf(filepath.Base(inputs[0]), "in.%d", &pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, 0); err != nil {
+		t.Fatalf("the program: %v", err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	gone := func() bool {
+		// Whoever adopts it may take its time to bury it.
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return errors.Is(err, os.ErrNotExist) || strings.Contains(string(stat), ") Z ")
+	}
+	for deadline := time.Now().Add(10 * time.Second); !gone(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the program has outlived the agent")
+		}
+	}
+}
+
+// scriptsEnv is the folder of the scripts of a [watched].
+const scriptsEnv = "PROXIER_TEST_SCRIPTS"
+
+// hang is an agent one of whose programs does not come back.
+func hang() error {
+	w := &watched{dir: os.Getenv(scriptsEnv)}
+	script := func(name string) string { return filepath.Join(w.dir, name) }
+	b, err := New(context.Background(), Config{
+		Flavour: NFT,
+		Tools4:  Tools{Restore: script("iptables"), Save: "iptables-nft-save"},
+		Tools6:  Tools{Restore: script("ip6tables"), Save: "ip6tables-nft-save"},
+	})
+	if err != nil {
+		return err
+	}
+	p, err := newAgent(b)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(script("hang"), nil, 0o644); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	p.tracker.SetService(svc(0))
+	return p.cursor.Sync(context.Background())
+}
+
+// TestFewFiles has a process without a file descriptor to spare: what cannot be
+// done is said, nothing is half done, and it is done once there are some.
+func TestFewFiles(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		h := newHost(t)
+		few := uint64(64)
+		cmd := confine.Command("few files "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}, Files: &few})
+		cmd.Env = append(cmd.Env, lockEnv+"="+filepath.Join(t.TempDir(), "lock"))
+		if err := h.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func fewFiles(flavour Flavour) error {
+	ctx := context.Background()
+	b, err := New(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
+	if err != nil {
+		return err
+	}
+	p, err := newAgent(b)
+	if err != nil {
+		return err
+	}
+	text := func() (string, error) {
+		out, err := b.families[0].tool.run(ctx, b.families[0].tool.save, nil, nil)
+		return strings.Join(listingOf(string(out))["nat KUBE-SERVICES"], "\n"), err
+	}
+	p.tracker.SetService(svc(0))
+	p.tracker.SetSlice(slice(0, tracker.IPv4, 1, 2))
+	if err := p.cursor.Sync(ctx); err != nil {
+		return err
+	}
+	before, err := text()
+	if err != nil {
+		return err
+	}
+	var files []*os.File
+	for {
+		f, err := os.Open("/dev/null")
+		if err != nil {
+			break
+		}
+		files = append(files, f)
+	}
+	p.tracker.SetService(svc(1))
+	p.tracker.SetSlice(slice(1, tracker.IPv4, 3))
+	if err := p.cursor.Sync(ctx); !errors.Is(err, syscall.EMFILE) {
+		return fmt.Errorf("without files: %w, want EMFILE", err)
+	}
+	if err := b.Check(ctx); !errors.Is(err, syscall.EMFILE) {
+		return fmt.Errorf("check without files: %w, want EMFILE", err)
+	}
+	for _, f := range files {
+		f.Close()
+	}
+	if now, err := text(); err != nil || now != before {
+		return fmt.Errorf("what failed has left\n%s\nbefore\n%s: %w", now, before, err)
+	}
+	if err := p.cursor.Sync(ctx); err != nil {
+		return fmt.Errorf("with files again: %w", err)
+	}
+	if now, err := text(); err != nil || !strings.Contains(now, "ns/svc-1:p") {
+		return fmt.Errorf("with files again there is\n%s: %w", now, err)
+	}
+	return b.Check(ctx)
+}
+
+// TestSysctlReadOnly asks for NodePorts at loopback addresses where the sysctl
+// that this takes cannot be written: the Services are served all the same.
+func TestSysctlReadOnly(t *testing.T) {
+	netlab.Require(t)
+	needFlavour(t, NFT)
+	t.Parallel()
+	h := newHost(t)
+	cmd := confine.Command("sysctl", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}})
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	if err := h.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+func readOnlySysctl() error {
+	const dir = "/proc/sys"
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("mount: %w", err)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("remount: %w", err)
+	}
+	if err := os.WriteFile(routeLocalnet, []byte("1"), 0); !errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("writing the sysctl: %w, want EROFS", err)
+	}
+	ctx := context.Background()
+	var log strings.Builder
+	b, err := New(ctx, Config{Flavour: NFT, LocalhostNodePorts: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		return err
+	}
+	p, err := newAgent(b)
+	if err != nil {
+		return err
+	}
+	p.tracker.SetService(svc(0, nodePort(30000)))
+	p.tracker.SetSlice(slice(0, tracker.IPv4, 1))
+	if err := p.cursor.Sync(ctx); err != nil {
+		return err
+	}
+	if got := log.String(); !strings.Contains(got, "NodePorts do not answer at loopback addresses") || !strings.Contains(got, "read-only file system") {
+		return fmt.Errorf("the log is %s", got)
+	}
+	out, err := b.families[0].tool.run(ctx, b.families[0].tool.save, nil, nil)
+	if err != nil || !strings.Contains(string(out), "--dport 30000") || !strings.Contains(string(out), "-j DNAT") {
+		return fmt.Errorf("there is\n%s: %w", out, err)
+	}
+	return b.Check(ctx)
+}
