@@ -188,6 +188,31 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+// TestDemoInterrupted stops it in the middle.
+func TestDemoInterrupted(t *testing.T) {
+	t.Parallel()
+	netlab.Require(t)
+	cmd := exec.Command("/proc/self/exe", "demo")
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "PROXIER_NETLAB") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	cmd.Env = append(cmd.Env, programEnv+"=1")
+	var out tail
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	eventually(t, "it has begun", func() bool { return strings.Contains(out.String(), "ok ") })
+	cmd.Process.Signal(os.Interrupt)
+	cmd.Wait()
+	if code, text := cmd.ProcessState.ExitCode(), out.String(); code != exitStopped || !strings.HasSuffix(text, "\nStopped.\n") || strings.Contains(text, "FAILED") {
+		t.Errorf("exit status %d, output:\n%s", code, text)
+	}
+}
+
 // TestDemoWithout runs it where no namespaces can be made.
 func TestDemoWithout(t *testing.T) {
 	netlab.Require(t)

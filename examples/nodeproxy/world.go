@@ -219,8 +219,9 @@ func (w *world) nodeInfo() tracker.NodeInfo {
 		info.Addresses = append(info.Addresses, bind)
 	}
 	if w.node != nil {
-		info.Zone = w.node.Labels[v1.LabelTopologyZone]
-		for _, a := range nodeAddresses(w.node) {
+		node := tracker.NodeInfoOf(w.node)
+		info.Zone = node.Zone
+		for _, a := range node.Addresses {
 			if !bind.IsValid() || tracker.FamilyOf(a) != tracker.FamilyOf(bind) {
 				info.Addresses = append(info.Addresses, a)
 			}
@@ -234,23 +235,4 @@ func (w *world) nodeInfo() tracker.NodeInfo {
 		info.Addresses = own
 	}
 	return info
-}
-
-// nodeAddresses returns a Node's address in each family, an internal one if it
-// has one.
-func nodeAddresses(n *v1.Node) []netip.Addr {
-	var out []netip.Addr
-	for _, typ := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
-		for _, a := range n.Status.Addresses {
-			ip, err := netip.ParseAddr(a.Address)
-			if a.Type != typ || err != nil {
-				continue
-			}
-			family := tracker.FamilyOf(ip)
-			if !slices.ContainsFunc(out, func(o netip.Addr) bool { return tracker.FamilyOf(o) == family }) {
-				out = append(out, ip.Unmap())
-			}
-		}
-	}
-	return out
 }

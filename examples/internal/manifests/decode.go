@@ -314,7 +314,11 @@ func (f *found) object(text []byte, line int, of typeMeta) {
 	if err := json.Unmarshal(text, into); err != nil {
 		if e := (*json.UnmarshalTypeError)(nil); errors.As(err, &e) {
 			line += lineOf(text, e.Offset)
-			err = fmt.Errorf("%s must not be a %s", e.Field, e.Value)
+			article := "a"
+			if strings.HasPrefix(e.Value, "a") || strings.HasPrefix(e.Value, "o") {
+				article = "an" // array, object
+			}
+			err = fmt.Errorf("%s must not be %s %s", e.Field, article, e.Value)
 		}
 		f.problem(line, fmt.Errorf("%s: %w", kind, err))
 		return

@@ -128,6 +128,8 @@ func TestForms(t *testing.T) {
 			[]string{"set Service default/a", "set Service default/b", "f.yaml:11: mapping values are not allowed in this context"}},
 		{"a wrong type costs its item", "kind: List\nitems:\n" + indent(strings.Replace(svc("a"), "80", "http", 1), "") + indent(svc("b"), ""),
 			[]string{"set Service default/b", "f.yaml:10: Service: spec.ports.port must not be a string"}},
+		{"a list for a number", strings.Replace(svc("a"), "80", "[80]", 1),
+			[]string{"f.yaml:8: Service: spec.ports.port must not be an array"}},
 		{"a wrong type in a document", "\n\n" + strings.Replace(svc("a"), "80", "http", 1),
 			[]string{"f.yaml:10: Service: spec.ports.port must not be a string"}},
 		{"a wrong type in JSON", "\n{\n\"apiVersion\":\"v1\",\n\"kind\":\"Service\",\"metadata\":{\n\"name\":5}}",
