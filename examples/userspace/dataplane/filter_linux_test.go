@@ -27,17 +27,17 @@ func TestFilter(t *testing.T) {
 	}})
 	r := rand.New(rand.NewPCG(5, 6))
 	for _, base := range []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("2001:db8:77::/48")} {
-		// Few values for each byte, so that prefixes contain addresses.
+		// They differ in a bit or two, so that prefixes of all lengths contain some.
 		random := func() netip.Addr {
 			a := base.Addr().AsSlice()
-			for i := base.Bits() / 8; i < len(a); i++ {
-				if i < 4 || i > 12 {
-					a[i] |= byte(r.IntN(3)) << r.IntN(8)
-				}
+			for range r.IntN(3) {
+				bit := base.Bits() + r.IntN(8*len(a)-base.Bits())
+				a[bit/8] |= 0x80 >> (bit % 8)
 			}
 			out, _ := netip.AddrFromSlice(a)
 			return out
 		}
+		some := 0
 		var sources []netip.Addr
 		for range 60 {
 			sources = append(sources, random())
@@ -56,7 +56,7 @@ func TestFilter(t *testing.T) {
 			var who audience
 			for range r.IntN(3) {
 				list := []netip.Prefix{}
-				for range r.IntN(12) {
+				for range r.IntN(5) {
 					bits := base.Bits() + r.IntN(base.Addr().BitLen()-base.Bits()+1)
 					list = append(list, netip.PrefixFrom(random(), bits).Masked())
 				}
@@ -85,6 +85,12 @@ func TestFilter(t *testing.T) {
 			if !slices.Equal(heard, want) {
 				t.Fatalf("audience %v of %v: heard %v, want %v", who, sources, heard, want)
 			}
+			if len(want) != 0 && len(want) != len(sources) {
+				some++
+			}
+		}
+		if some < 10 {
+			t.Errorf("%s: only %d audiences were some of the sources", base, some)
 		}
 	}
 }
