@@ -27,7 +27,8 @@ type Endpoint struct {
 	// an unset one stands for: true, true and false.
 	Ready, Serving, Terminating bool
 	// Weight is the endpoint's share of new connections relative to the other
-	// endpoints: 1 unless a hook says otherwise.
+	// endpoints: 1 unless a hook says otherwise. 0 takes no new connections, while
+	// those it has live on.
 	Weight uint16
 	// Ext is the caller's own data, from [Config.OnEndpoint], or nil.
 	Ext Extension

@@ -50,6 +50,15 @@ type ServicePort struct {
 	// policy needs it. Only hooks set it, e.g. for direct server return.
 	NeedLocalSet bool
 
+	// Hash says from what of a connection its endpoint follows, nothing by default.
+	// Only hooks set it; a value that is none of the constants counts as HashNone.
+	Hash Hash
+	// HashSlots, if Hash is set, is how many slots of a table the endpoints are to
+	// share at least; 0 is as many as suit their number. It keeps the table's size
+	// where the number of endpoints varies much: a table of another size sends most
+	// connections to other endpoints.
+	HashSlots uint16
+
 	// Ext is the caller's own data, from [Config.OnService], or nil.
 	Ext Extension
 }
@@ -90,6 +99,8 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		p.InternalLocal == o.InternalLocal &&
 		p.ExternalLocal == o.ExternalLocal &&
 		p.NeedLocalSet == o.NeedLocalSet &&
+		p.Hash == o.Hash &&
+		p.HashSlots == o.HashSlots &&
 		equalExt(p.Ext, o.Ext)
 }
 

@@ -39,7 +39,7 @@ func eachField[T any](t *testing.T, equal func(a, b *T) bool) {
 			switch v.Kind() {
 			case reflect.Bool:
 				v.SetBool(true)
-			case reflect.Uint16:
+			case reflect.Uint8, reflect.Uint16:
 				v.SetUint(1)
 			case reflect.Int64:
 				v.SetInt(1)

@@ -1,0 +1,26 @@
+package maglev_test
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/go-proxier/proxier/ruleset/maglev"
+)
+
+// Two nodes that heard of the same endpoints in another order send a connection
+// to the same one.
+func Example() {
+	a := maglev.Member{Addr: netip.MustParseAddrPort("10.244.1.7:8080"), Weight: 1}
+	b := maglev.Member{Addr: netip.MustParseAddrPort("10.244.2.4:8080"), Weight: 1}
+	c := maglev.Member{Addr: netip.MustParseAddrPort("10.244.3.9:8080"), Weight: 2}
+
+	client := netip.MustParseAddrPort("192.0.2.17:40001")
+	const seed = 42
+	var chosen []netip.AddrPort
+	for _, members := range [][]maglev.Member{{a, b, c}, {c, a, b}} {
+		t := maglev.Build(seed, maglev.SizeFor(len(members)), members)
+		chosen = append(chosen, members[t.Find(maglev.HashOf(seed, client))].Addr)
+	}
+	fmt.Println(chosen[0] == chosen[1])
+	// Output: true
+}
