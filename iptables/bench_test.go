@@ -279,7 +279,7 @@ func BenchmarkRender(b *testing.B) {
 			sp.Key.Namespace, sp.Key.Name, sp.Key.Protocol, sp.Key.Family = "ns", "svc", v1.ProtocolTCP, tracker.IPv4
 			var eps []*tracker.Endpoint
 			for i := range n {
-				eps = append(eps, &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 80), Ready: true, Serving: true})
+				eps = append(eps, &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 80), Ready: true, Serving: true, Weight: 1})
 			}
 			s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: eps}, nil, tracker.TopologyOptions{})
 			b.ReportAllocs()

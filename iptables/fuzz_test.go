@@ -44,7 +44,7 @@ func FuzzInjection(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		ep := &tracker.Endpoint{Addr: netip.AddrPortFrom(a, 80), Node: "n", Ready: true, Serving: true}
+		ep := &tracker.Endpoint{Addr: netip.AddrPortFrom(a, 80), Node: "n", Ready: true, Serving: true, Weight: 1}
 		key := tracker.Key{Family: family}
 		key.Namespace, key.Name, key.Port, key.Protocol = namespace, name, port, v1.ProtocolTCP
 		sp := &tracker.ServicePort{Key: key, ClusterIP: a, Port: 80, NodePort: 30000, Affinity: time.Duration(seconds) * time.Second,

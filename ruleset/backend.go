@@ -125,7 +125,11 @@ const (
 	// no pool.
 	FieldOther
 
-	FieldAll = FieldFrontends | FieldCluster | FieldLocal | FieldAffinity | FieldOther
+	// FieldHash: what of a connection its endpoint follows from, or how large the
+	// table of slots is to be.
+	FieldHash
+
+	FieldAll = FieldFrontends | FieldCluster | FieldLocal | FieldAffinity | FieldOther | FieldHash
 )
 
 // Change is what happened to one Service.

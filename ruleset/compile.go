@@ -41,9 +41,19 @@ func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Service {
 	s.Key = p.Port.Key
 	s.Port = p.Port
 	s.Endpoints = p.Endpoints
-	s.Selection = tracker.Select(p.Port, p.Endpoints, n.Info, o)
+	s.Selection = tracker.Select(p.Port, weighted(p.Endpoints), n.Info, o)
 	s.Frontends = frontends(s.Frontends, p.Port, &s.Selection, n)
 	return s
+}
+
+// weighted returns the endpoints that may take new connections as far as their
+// weights go. One of weight 0 counts as one that neither is ready nor serves.
+func weighted(eps []*tracker.Endpoint) []*tracker.Endpoint {
+	none := func(ep *tracker.Endpoint) bool { return ep != nil && ep.Weight == 0 }
+	if !slices.ContainsFunc(eps, none) {
+		return eps
+	}
+	return slices.DeleteFunc(slices.Clone(eps), none)
 }
 
 // frontends appends to out where p is reached.

@@ -20,6 +20,8 @@ func TestTargets(t *testing.T) {
 	leaving.Ready, leaving.Terminating = false, true
 	leavingThere := endpoint("10.0.0.5:80", "n2")
 	leavingThere.Ready, leavingThere.Terminating = false, true
+	idle, idleThere := endpoint("10.0.0.6:80", "n1"), endpoint("10.0.0.7:80", "n2")
+	idle.Weight, idleThere.Weight = 0, 0
 
 	for _, c := range []struct {
 		name      string
@@ -34,6 +36,10 @@ func TestTargets(t *testing.T) {
 		{"both", []*tracker.Endpoint{here, there}, ToCluster, ToLocal},
 		{"one leaving here", []*tracker.Endpoint{leaving}, ToCluster, ToLocal},
 		{"one leaving there", []*tracker.Endpoint{leavingThere}, ToCluster, Drop},
+		{"one of weight 0 here", []*tracker.Endpoint{idle}, Reject, Reject},
+		{"one of weight 0 here, one there", []*tracker.Endpoint{idle, there}, ToCluster, Drop},
+		{"one here, one of weight 0 there", []*tracker.Endpoint{here, idleThere}, ToCluster, ToLocal},
+		{"one of weight 0 there, one leaving here", []*tracker.Endpoint{idleThere, leaving}, ToCluster, ToLocal},
 		{"one leaving here, one there", []*tracker.Endpoint{there, leaving}, ToCluster, ToLocal},
 	} {
 		for _, internalLocal := range []bool{false, true} {

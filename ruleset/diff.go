@@ -28,6 +28,9 @@ func diff(a, b *Service) Field {
 	if a.Port.Affinity != b.Port.Affinity {
 		f |= FieldAffinity
 	}
+	if a.Hash() != b.Hash() || a.Port.HashSlots != b.Port.HashSlots {
+		f |= FieldHash
+	}
 	if !equalOther(a, b, f) {
 		f |= FieldOther
 	}
@@ -47,9 +50,10 @@ func equalOther(a, b *Service, found Field) bool {
 	if a.Port == b.Port {
 		return true
 	}
-	// Frontends and affinity are spoken for as well.
+	// Frontends, affinity and hash are spoken for as well.
 	p := *b.Port
 	p.Affinity = a.Port.Affinity
+	p.Hash, p.HashSlots = a.Port.Hash, a.Port.HashSlots
 	if found&FieldFrontends != 0 {
 		p.ClusterIP, p.Port, p.NodePort = a.Port.ClusterIP, a.Port.Port, a.Port.NodePort
 		p.ExternalIPs, p.LoadBalancerIPs = a.Port.ExternalIPs, a.Port.LoadBalancerIPs

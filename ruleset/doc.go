@@ -66,6 +66,19 @@
 // use any order. A frontend that moves from one Service to another is not among
 // the GoneFrontends: the step that brings it in replaces it.
 //
+// A hook of the tracker's may give endpoints weights and have them chosen by a hash.
+// Every endpoint in a pool has a weight of at least 1, and its share of the pool's
+// new connections is its share of the pool's weights. One of weight 0 is in no
+// pool: it counts as one that neither is ready nor serves, for every question that
+// asks for endpoints, so that a Service with no others refuses new connections;
+// but it is among [Service.Endpoints], and connections to it live on. If
+// [Service.Hash] says so, the endpoint follows from the connection's source:
+// [Service.Maglev] is the table in which to look it up, the same on every node that
+// has the same pool and [Node.HashSeed]. Nodes do not have the same pool where a
+// policy of Local or topology hints choose by node. Client affinity goes before
+// the hash: a client that is remembered stays, one that is not gets the endpoint
+// that the hash says.
+//
 // For each connection, a frontend first drops sources that [Frontend.Sources]
 // does not contain. It then looks at where the connection started, if
 // [Frontend.ShortCircuit] says so, and does what Target or Near says. The endpoint

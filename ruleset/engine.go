@@ -32,6 +32,8 @@ type Config struct {
 	// ServiceCIDRs is the [Node.ServiceCIDRs] to begin with; see
 	// [Engine.SetServiceCIDRs]. Empty means not known.
 	ServiceCIDRs []netip.Prefix
+	// HashSeed becomes [Node.HashSeed]. Nodes must have the same to choose alike.
+	HashSeed uint64
 	// Log gets what an operator should know: Services that ask for the same
 	// frontend. Nil discards it.
 	Log *slog.Logger
@@ -136,6 +138,7 @@ func NewEngine(c Config) (*Engine, error) {
 		ServiceCIDRs:  reducePrefixes(c.ServiceCIDRs),
 		LocalTraffic:  c.LocalTraffic,
 		MasqueradeAll: c.MasqueradeAll,
+		HashSeed:      c.HashSeed,
 	})
 	return e, nil
 }

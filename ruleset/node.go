@@ -23,6 +23,9 @@ type Node struct {
 	// MasqueradeAll replaces the source address of everything sent to a cluster
 	// IP.
 	MasqueradeAll bool
+	// HashSeed is what the choice of endpoints by hash (see [Service.Hash]) depends
+	// on besides the endpoints and the connection, 0 as good as any other.
+	HashSeed uint64
 }
 
 // NodePorts returns the family's NodePort addresses.

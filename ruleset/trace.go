@@ -73,6 +73,9 @@ type Verdict struct {
 	// Affinity is how long the client must be sent to the same endpoint again, as
 	// long as that is one of Endpoints; 0 means that nothing is remembered.
 	Affinity time.Duration
+	// Hash, if not [tracker.HashNone], is what alone of the connection decides which
+	// of Endpoints it is sent to, as long as they stay and nothing is remembered.
+	Hash tracker.Hash
 
 	masquerade bool
 	from       netip.Addr
@@ -180,6 +183,7 @@ func (s *Snapshot) traceFrontend(p Packet, svc *Service, f *Frontend) Verdict {
 		v.Action = ActionForward
 		v.Endpoints = svc.Pool(target)
 		v.Affinity = svc.Port.Affinity
+		v.Hash = svc.Hash()
 	case Reject:
 		v.Action = ActionReject
 		v.Rule = fmt.Sprintf("%s%s has no endpoints on any node", name, whom)

@@ -1,0 +1,131 @@
+package ruleset
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/ruleset/maglev"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// hashed compiles a Service with endpoints on n1 and n2.
+func hashed(h tracker.Hash, slots uint16, weights ...uint16) *Service {
+	p := &tracker.ServicePort{Key: key("web", tracker.IPv4), ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, NodePort: 30080, ExternalLocal: true, Hash: h, HashSlots: slots}
+	var eps []*tracker.Endpoint
+	for i, w := range weights {
+		ep := endpoint(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80).String(), []string{"n1", "n2"}[i%2])
+		ep.Weight = w
+		eps = append(eps, ep)
+	}
+	return Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
+}
+
+func TestMaglev(t *testing.T) {
+	for _, c := range []struct {
+		s              *Service
+		cluster, local int
+	}{
+		{hashed(tracker.HashNone, 500, 1, 1), 0, 0},
+		{hashed(99, 0, 1, 1), 0, 0},
+		{hashed(tracker.HashSource, 0), 0, 0},
+		{hashed(tracker.HashSource, 0, 0, 1), maglev.SizeFor(1), 0},
+		{hashed(tracker.HashSource, 0, make([]uint16, 4)...), 0, 0},
+		{hashed(tracker.HashSourcePort, 0, 1, 1, 1, 1, 1, 1), maglev.SizeFor(6), maglev.SizeFor(3)},
+		{hashed(tracker.HashSourcePort, 1000, 1, 2, 0, 4), 1021, 1021},
+		{hashed(tracker.HashSource, 65535, 1, 2), maglev.MaxSize, maglev.MaxSize},
+	} {
+		for target, want := range map[Target]int{ToCluster: c.cluster, ToLocal: c.local, Reject: 0, Drop: 0} {
+			tab := c.s.Maglev(target, 1)
+			if tab.Len() != want || c.s.HashSlots(target) != want {
+				t.Errorf("%v, %v: %d slots, %d announced, want %d", c.s.Hash(), target, tab.Len(), c.s.HashSlots(target), want)
+			}
+			for i := range tab.Len() {
+				if m := tab.At(i); m >= len(c.s.Pool(target)) {
+					t.Fatalf("slot %d is of endpoint %d of %d", i, m, len(c.s.Pool(target)))
+				}
+			}
+		}
+	}
+}
+
+// TestHashByHook has an engine's Services take weights and hashes from hooks, and
+// looks at what a delta says of a change.
+func TestHashByHook(t *testing.T) {
+	weights, hash := map[string]uint16{}, tracker.HashNone
+	trk, err := tracker.New(tracker.Config{
+		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+			p.Hash = hash
+			return nil
+		},
+		OnEndpoint: func(_ *discovery.EndpointSlice, ep *discovery.Endpoint, e *tracker.Endpoint) error {
+			if w, ok := weights[ep.Addresses[0]]; ok {
+				e.Weight = w
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := NewEngine(Config{Tracker: trk, HashSeed: 77})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var last *Delta
+	c := e.Attach("test", BackendFunc(func(_ context.Context, d *Delta) error {
+		copied := *d
+		copied.Changes = slices.Clone(d.Changes)
+		last = &copied
+		return nil
+	}))
+	sync := func() Change {
+		t.Helper()
+		last = nil
+		if err := c.Sync(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if last == nil || len(last.Changes) != 1 {
+			t.Fatalf("delta %+v", last)
+		}
+		return last.Changes[0]
+	}
+	trk.SetService(service("web", "10.96.0.1"))
+	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
+	trk.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	if sync(); last.Node.HashSeed != 77 {
+		t.Errorf("seed %d", last.Node.HashSeed)
+	}
+
+	hash = tracker.HashSource
+	trk.SetService(service("web", "10.96.0.1"))
+	if ch := sync(); ch.What != FieldHash || ch.New.Hash() != tracker.HashSource {
+		t.Errorf("what %b, hash %v", ch.What, ch.New.Hash())
+	}
+	v := e.Snapshot().Trace(Packet{From: netip.MustParseAddr("192.0.2.1"), InInterface: "eth0", Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort("10.96.0.1:80")})
+	if v.Hash != tracker.HashSource || len(v.Endpoints) != 2 {
+		t.Errorf("verdict %+v", v)
+	}
+
+	weights["10.0.0.1"] = 5
+	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
+	if ch := sync(); ch.What != FieldCluster || ch.New.Selection.Cluster[0].Weight != 5 {
+		t.Errorf("what %b: %v", ch.What, ch.New.Selection.Cluster)
+	}
+	// Without weight it leaves the pool, but is known.
+	weights["10.0.0.1"] = 0
+	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
+	ch := sync()
+	if ch.What != FieldCluster || len(ch.New.Selection.Reachable) != 1 || len(ch.New.Endpoints) != 2 {
+		t.Errorf("what %b: %v of %v", ch.What, ch.New.Selection.Reachable, ch.New.Endpoints)
+	}
+	weights["10.0.0.2"] = 0
+	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
+	if ch := sync(); ch.New.Frontends[0].Target != Reject || len(ch.New.Endpoints) != 2 {
+		t.Errorf("target %v", ch.New.Frontends[0].Target)
+	}
+}
