@@ -17,8 +17,9 @@ type Limits struct {
 	// Capabilities is the only ones (CAP_* of include/uapi/linux/capability.h) that
 	// the process, and what it starts, can have. Nil is none at all.
 	Capabilities []int
-	// Files, Memory and FileSize are RLIMIT_NOFILE, RLIMIT_AS (bytes) and
-	// RLIMIT_FSIZE (bytes); nil leaves them as they are.
+	// Files, Memory and FileSize are RLIMIT_NOFILE, RLIMIT_DATA (bytes; address
+	// space that is only reserved, as Go does, is not counted) and RLIMIT_FSIZE
+	// (bytes); nil leaves them as they are.
 	Files, Memory, FileSize *uint64
 }
 
@@ -96,7 +97,7 @@ func confine(text string) error {
 	for _, r := range []struct {
 		resource int
 		value    *uint64
-	}{{unix.RLIMIT_NOFILE, l.Files}, {unix.RLIMIT_AS, l.Memory}, {unix.RLIMIT_FSIZE, l.FileSize}} {
+	}{{unix.RLIMIT_NOFILE, l.Files}, {unix.RLIMIT_DATA, l.Memory}, {unix.RLIMIT_FSIZE, l.FileSize}} {
 		if r.value == nil {
 			continue
 		}

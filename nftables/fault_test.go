@@ -1,0 +1,509 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var kills = flag.Int("kills", 200, "how often TestKilledAgent kills an agent")
+
+// busyWorld returns a world with the busy Service in it, and its backend.
+func busyWorld(t *testing.T) (*conformance.World, busy, **Backend) {
+	t.Helper()
+	b := new(*Backend)
+	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		*b = newForWorld(tb, env).(*Backend)
+		return *b
+	}})
+	s := busyIn(w)
+	w.Tracker.SetService(s.service())
+	s.hand(w.Tracker, rand.New(rand.NewPCG(1, 3)))
+	w.Sync()
+	return w, s, b
+}
+
+// unharmed connects throughout f and fails the test if one connection does not
+// come about.
+func unharmed(t *testing.T, w *conformance.World, to []conformance.Target, f func()) {
+	t.Helper()
+	start := time.Now()
+	c := w.Churn(to, f)
+	t.Logf("%d connections in %v, %d failed", c.Opened, time.Since(start).Round(time.Millisecond), len(c.Failures))
+	for _, err := range c.Failures[:min(len(c.Failures), 5)] {
+		t.Error(err)
+	}
+}
+
+// takenOver has a new process take over and finds everything as it should be.
+func takenOver(t *testing.T, w *conformance.World) {
+	t.Helper()
+	r := &rig{TB: t, tracker: w.Tracker, engine: w.Engine}
+	var err error
+	if r.backend, err = New(Config{NetNS: w.Env.NetNS}); err != nil {
+		t.Fatal(err)
+	}
+	defer r.backend.Close()
+	r.backend.linger = 0
+	r.cursor = w.Engine.Attach("next", r.backend)
+	defer r.cursor.Detach()
+	r.sync()
+	r.verify()
+}
+
+// TestKilledAgent kills an agent at random points of its work, again and again,
+// while connections are made to the Service whose endpoints it changes. Every
+// other one can send small transactions only, and replaces tables by shadows.
+func TestKilledAgent(t *testing.T) {
+	t.Parallel()
+	times := *kills
+	if testing.Short() {
+		times = min(times, 20)
+	}
+	w, s, _ := busyWorld(t)
+	spec, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(9, 9))
+	unharmed(t, w, s.targets(), func() {
+		for i := range times {
+			agent := exec.Command("/proc/self/exe")
+			agent.Env = append(os.Environ(), agentEnv+"="+string(spec), smallEnv+"="+strconv.Itoa(i%2))
+			agent.Stderr = os.Stderr
+			ready, err := agent.StdoutPipe()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := w.Do(agent.Start); err != nil {
+				t.Error(err)
+				return
+			}
+			if i%3 != 0 { // a third is killed while it starts
+				if _, err := ready.Read(make([]byte, 1)); err != nil {
+					t.Errorf("the agent ended by itself: %v", err)
+				}
+			}
+			time.Sleep(time.Duration(rng.IntN(40)) * time.Millisecond)
+			agent.Process.Kill()
+			agent.Wait()
+		}
+	})
+	takenOver(t, w)
+}
+
+// smallEnv, set to 1, has the agent send small transactions only.
+const smallEnv = "PROXIER_TEST_SMALL"
+
+// TestRefusedAmongMany has the kernel refuse one element among those of several
+// hundred Services: nothing of the transaction is in effect, and right after all
+// of it is.
+func TestRefusedAmongMany(t *testing.T) {
+	t.Parallel()
+	_, err := exec.LookPath("nft")
+	netlab.Need(t, err == nil, "the nft tool")
+	const services = 200
+	var refusals, changed int
+	// Apply is called in the node's namespace.
+	list := func() string {
+		out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
+		if err != nil {
+			t.Errorf("nft: %v: %s", err, out)
+		}
+		return string(out)
+	}
+	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		b := newForWorld(tb, env).(*Backend)
+		return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+			if d.Full {
+				return b.Apply(ctx, d)
+			}
+			before := list()
+			err := b.Apply(ctx, d)
+			if err != nil {
+				refusals++
+				if list() != before {
+					changed++
+				}
+			}
+			return err
+		})
+	}})
+	s := busyIn(w)
+	w.Tracker.SetService(s.service())
+	s.hand(w.Tracker, rand.New(rand.NewPCG(1, 3)))
+	w.Sync()
+	nft := func(script string) {
+		t.Helper()
+		if err := w.Do(func() error {
+			out, err := exec.Command("nft", script).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("nft %s: %w: %s", script, err, out)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hand := func(endpoints int) {
+		for i := range services {
+			w.Tracker.SetService(svc(100+i%100, func(sv *v1.Service) {
+				sv.Name = fmt.Sprint("svc-", 1000+i)
+				sv.Spec.ClusterIP = fmt.Sprintf("10.96.9.%d", i)
+				sv.Spec.ClusterIPs = []string{sv.Spec.ClusterIP, fmt.Sprintf("fd00:10:96::9:%x", i)}
+			}))
+			w.Tracker.SetSlice(epSlice(1000+i, tracker.IPv4, upTo(endpoints)...))
+			w.Tracker.SetSlice(epSlice(1000+i, tracker.IPv6, upTo(endpoints)...))
+		}
+	}
+	unharmed(t, w, s.targets(), func() {
+		for round, script := range []string{
+			// The element that Service 150 is to get is there, and is another's.
+			`add element ip proxier service-ips { 10.96.9.150 . tcp . 80 comment "theirs" : 8010:7 }`,
+			// The element that Service 77 has, and that is to be changed, is gone.
+			`delete element ip proxier service-ips { 10.96.9.77 . tcp . 80 }`,
+		} {
+			refusals, changed = 0, 0
+			nft(script)
+			hand(2 + 3*round)
+			w.Sync()
+			if refusals != 1 || changed != 0 {
+				t.Errorf("%s: %d refusals, of which %d left something", script, refusals, changed)
+			}
+		}
+	})
+	takenOver(t, w)
+}
+
+// TestAddressComesAndGoes takes an address of the node away and gives it back:
+// NodePorts there answer at once, and all others as if nothing were.
+func TestAddressComesAndGoes(t *testing.T) {
+	t.Parallel()
+	w, s, b := busyWorld(t)
+	extra := netip.MustParseAddr("192.0.2.77")
+	there := []conformance.Target{{Addr: netip.AddrPortFrom(extra, 30050), Protocol: v1.ProtocolTCP}}
+	set := func(change func(netlink.Link, *netlink.Addr) error) {
+		t.Helper()
+		if err := w.Do(func() error {
+			link, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			a, err := netlink.ParseAddr(extra.String() + "/32")
+			if err != nil {
+				return err
+			}
+			return change(link, a)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unharmed(t, w, s.targets(), func() {
+		for range 3 {
+			set(netlink.AddrAdd)
+			unharmed(t, w, there, func() {})
+			set(netlink.AddrDel)
+			w.Cursor.Resync()
+			w.Sync()
+			if err := (*b).Check(t.Context()); err != nil {
+				t.Errorf("Check says %v", err)
+			}
+		}
+	})
+	if c := w.Churn(there, func() {}); len(c.Failures) == 0 {
+		t.Error("the address still answers")
+	}
+}
+
+// TestSocketFaults has all that a socket and a process can run out of go wrong in
+// a process of its own, while connections are made to the Service that it serves.
+func TestSocketFaults(t *testing.T) {
+	t.Parallel()
+	w, s, _ := busyWorld(t)
+	spec, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	few := uint64(64)
+	size := uint64(0)
+	cmd := confine.Command("faults", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}, Files: &few, FileSize: &size})
+	cmd.Env = append(cmd.Env, agentEnv+"="+string(spec))
+	unharmed(t, w, s.targets(), func() {
+		if err := w.Do(cmd.Start); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	takenOver(t, w)
+}
+
+// faults is a process to which all that happens.
+func faults() error {
+	ctx := context.Background()
+	var s busy
+	if err := json.Unmarshal([]byte(os.Getenv(agentEnv)), &s); err != nil {
+		return err
+	}
+	b, err := New(Config{})
+	if err != nil {
+		return err
+	}
+	p, err := newAgent(b)
+	if err != nil {
+		return err
+	}
+	fd, err := netfilterSocket()
+	if err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	p.tracker.SetService(s.service())
+	change := func() error {
+		s.hand(p.tracker, rng)
+		for i := range 20 {
+			p.tracker.SetService(svc(i))
+			p.tracker.SetSlice(epSlice(i, tracker.IPv4, rng.Perm(30)[:3+rng.IntN(10)]...))
+		}
+		return p.cursor.Sync(ctx)
+	}
+	// recovered is what has to hold after each fault, of whatever was asked for
+	// during it.
+	recovered := func() error {
+		if err := p.cursor.Sync(ctx); err != nil {
+			return err
+		}
+		if err := b.Check(ctx); err != nil {
+			return err
+		}
+		for _, sv := range p.engine.Snapshot().Services {
+			want := len(sv.Selection.Cluster)
+			found, ok, err := Lookup(ctx, Config{}, netip.AddrPortFrom(sv.Port.ClusterIP, sv.Port.Port), sv.Key.Protocol)
+			if err != nil || !ok || len(found.Endpoints) != want {
+				return fmt.Errorf("%v: %+v, %v, %w, want %d endpoints", sv.Key, found, ok, err, want)
+			}
+		}
+		return nil
+	}
+	if err := change(); err != nil {
+		return err
+	}
+	if err := recovered(); err != nil {
+		return err
+	}
+	for _, fault := range []struct {
+		name    string
+		do      func() (undo func() error, err error)
+		want    error // nil: nothing fails
+		changes int
+	}{
+		{"no file descriptor to spare", func() (func() error, error) {
+			var files []*os.File
+			for {
+				f, err := os.Open("/dev/null")
+				if err != nil {
+					break
+				}
+				files = append(files, f)
+			}
+			return func() error {
+				for _, f := range files {
+					f.Close()
+				}
+				return nil
+			}, nil
+		}, nil, 5},
+		{"signals all the time", func() (func() error, error) {
+			got := make(chan os.Signal, 1)
+			signal.Notify(got, unix.SIGALRM)
+			// With a time to wait the system call is not taken up again by itself.
+			if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60}); err != nil {
+				return nil, err
+			}
+			every := unix.Timeval{Usec: 100}
+			_, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{Interval: every, Value: every})
+			return func() error {
+				_, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{})
+				if len(got) == 0 {
+					err = errors.Join(err, errors.New("there was no signal"))
+				}
+				return errors.Join(err, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{}))
+			}, err
+		}, nil, 100},
+		{"answers that do not fit", func() (func() error, error) {
+			size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+			if err != nil {
+				return nil, err
+			}
+			// The kernel's notices of every change come in by the same buffer.
+			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES); err != nil {
+				return nil, err
+			}
+			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+				return nil, err
+			}
+			return func() error {
+				return errors.Join(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_DROP_MEMBERSHIP, unix.NFNLGRP_NFTABLES),
+					unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2))
+			}, nil
+		}, unix.ENOBUFS, 3},
+		{"the socket is something else", func() (func() error, error) {
+			null, err := os.Open("/dev/null")
+			if err != nil {
+				return nil, err
+			}
+			defer null.Close()
+			return replaceFD(fd, int(null.Fd()))
+		}, unix.ENOTSOCK, 3},
+		{"the socket is closed", func() (func() error, error) {
+			return replaceFD(fd, -1)
+		}, unix.EBADF, 3},
+	} {
+		undo, err := fault.do()
+		if err != nil {
+			return fmt.Errorf("%s: %w", fault.name, err)
+		}
+		var failed error
+		for range fault.changes {
+			failed = errors.Join(failed, change())
+		}
+		if err := undo(); err != nil {
+			return fmt.Errorf("%s: undo: %w", fault.name, err)
+		}
+		if fault.want == nil && failed != nil || fault.want != nil && !errors.Is(failed, fault.want) {
+			return fmt.Errorf("%s: %w, want %v", fault.name, failed, fault.want)
+		}
+		if err := recovered(); err != nil {
+			return fmt.Errorf("after %s: %w", fault.name, err)
+		}
+	}
+	return nil
+}
+
+// replaceFD puts another file in the place of a descriptor, or none if it is -1.
+func replaceFD(fd, with int) (undo func() error, err error) {
+	saved, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	if with < 0 {
+		err = unix.Close(fd)
+	} else {
+		err = unix.Dup3(with, fd, unix.O_CLOEXEC)
+	}
+	return func() error {
+		defer unix.Close(saved)
+		return unix.Dup3(saved, fd, unix.O_CLOEXEC)
+	}, err
+}
+
+// netfilterSocket returns the process's only netlink socket to netfilter.
+func netfilterSocket() (int, error) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return -1, err
+	}
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			return -1, err
+		}
+		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+		protocol, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		if domain == unix.AF_NETLINK && protocol == unix.NETLINK_NETFILTER {
+			return fd, nil
+		}
+	}
+	return -1, errors.New("there is no netfilter socket")
+}
+
+// TestLittleMemory has an agent take on ever more Services until it has no memory
+// left and dies. What it has left serves, and the next one goes on.
+func TestLittleMemory(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector needs any amount of memory")
+	}
+	if testing.Short() {
+		t.Skip("takes some seconds")
+	}
+	t.Parallel()
+	w, s, _ := busyWorld(t)
+	spec, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory := uint64(200 << 20)
+	var said strings.Builder
+	cmd := confine.Command("hungry", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}, Memory: &memory})
+	cmd.Env = append(cmd.Env, agentEnv+"="+string(spec))
+	cmd.Stderr = &said
+	unharmed(t, w, s.targets(), func() {
+		if err := w.Do(cmd.Start); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := cmd.Wait(); err == nil || !strings.Contains(said.String(), "out of memory") && !strings.Contains(said.String(), "allocate memory") && !strings.Contains(said.String(), "pthread_create failed") {
+			t.Errorf("it ended with %v: %.1000s", err, said.String())
+		}
+	})
+	text, _, _ := strings.Cut(said.String(), "\n")
+	t.Log(text)
+	takenOver(t, w)
+}
+
+func hungry() error {
+	var s busy
+	if err := json.Unmarshal([]byte(os.Getenv(agentEnv)), &s); err != nil {
+		return err
+	}
+	b, err := New(Config{})
+	if err != nil {
+		return err
+	}
+	p, err := newAgent(b)
+	if err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	p.tracker.SetService(s.service())
+	for i := 0; ; i++ {
+		s.hand(p.tracker, rng)
+		for range 300 {
+			n := rng.IntN(1 << 30)
+			p.tracker.SetService(benchService(n))
+			p.tracker.SetSlice(benchSlice(n, 20))
+		}
+		if i%5 == 4 {
+			p.cursor.Resync()
+		}
+		if err := p.cursor.Sync(context.Background()); err != nil {
+			return err
+		}
+	}
+}
