@@ -56,7 +56,7 @@ func (b *Backend) serve(client *net.TCPConn, bi *binding) {
 	c := &conn{client: client}
 	defer c.close()
 	if !b.admit(&b.connections, b.config.MaxConnections) {
-		c.reset = true
+		c.cut()
 		return
 	}
 	defer b.connections.Add(-1)
@@ -71,7 +71,7 @@ func (b *Backend) serve(client *net.TCPConn, bi *binding) {
 	from := client.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	service, at := b.connect(ctx, c, bi, from)
 	if service == nil {
-		c.reset = true
+		c.cut()
 		return
 	}
 	defer service.current.Add(-1)
