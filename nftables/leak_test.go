@@ -1,0 +1,130 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// holdings is what a process has.
+type holdings struct {
+	goroutines, files int
+	heap              uint64
+}
+
+func holdingsNow(tb testing.TB) holdings {
+	tb.Helper()
+	for range 3 {
+		runtime.GC()
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return holdings{runtime.NumGoroutine(), len(files), m.HeapAlloc}
+}
+
+// TestLeaks makes and removes Services by the thousand, and backends by the
+// hundred: what is held afterwards, here and in the kernel, is what was held when
+// as many had been made and removed for the first time.
+func TestLeaks(t *testing.T) {
+	// Not parallel: others have goroutines and files, too.
+	cycles := 100
+	if testing.Short() {
+		cycles = 20
+	}
+	const services = 40
+	r := newRig(t, newHost(t))
+	needNFT(t, r.host)
+	r.tracker.SetService(svc(200))
+	r.tracker.SetSlice(epSlice(200, tracker.IPv4, upTo(3)...))
+	r.sync()
+	ids := map[uint32]tracker.Key{}
+	cycle := func(n int) {
+		for i := range services {
+			edits := []func(*v1.Service){func(s *v1.Service) {}, sticky(100), func(s *v1.Service) {
+				s.Spec.Type = v1.ServiceTypeNodePort
+				s.Spec.Ports[0].NodePort = int32(30000 + i)
+			}}
+			s := svc(i, edits[(n+i)%len(edits)])
+			// Names that never come back, as of a cluster's jobs.
+			s.Name = fmt.Sprintf("svc-%d-%d", n, i)
+			es := epSlice(i, tracker.IPv4, (n+i)%1000, (n+i)%1000+1, (n+7*i)%1000+2000)
+			es.Name, es.Labels["kubernetes.io/service-name"] = s.Name+"-x", s.Name
+			r.tracker.SetService(s)
+			r.tracker.SetSlice(es)
+		}
+		r.sync()
+		clear(ids)
+		for _, s := range r.engine.Snapshot().Services {
+			if other, taken := ids[s.ID]; taken {
+				t.Fatalf("%v and %v have the same ID", other, s.Key)
+			}
+			ids[s.ID] = s.Key
+		}
+		for i := range services {
+			name := fmt.Sprintf("svc-%d-%d", n, i)
+			r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: name})
+			r.tracker.DeleteSlice(types.NamespacedName{Namespace: "ns", Name: name + "-x"})
+		}
+		r.sync()
+	}
+	renew := func(n int) {
+		for range n {
+			b, err := New(Config{NetNS: r.host.FD()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := r.engine.Attach("another", b)
+			if err := c.Sync(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			c.Detach()
+			if err := b.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.cursor.Resync()
+		r.sync()
+	}
+	kernel := func() string {
+		r.cursor.Resync()
+		r.sync()
+		r.verify()
+		return normal(r.nft("list ruleset"))
+	}
+	for n := range cycles {
+		cycle(n)
+	}
+	renew(30)
+	tables, before := kernel(), holdingsNow(t)
+	for n := range cycles {
+		cycle(cycles + n)
+	}
+	renew(30)
+	after := holdingsNow(t)
+	if now := kernel(); now != tables {
+		t.Errorf("the kernel's tables are not what they were: %s", firstDifference(now, tables))
+	}
+	t.Logf("%d Services made and removed: before %+v, after %+v, %d elements in the kernel", services*cycles, before, after, strings.Count(tables, ","))
+	if after.goroutines > before.goroutines || after.files > before.files {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+	// Less than 50 bytes for each one that there was; noise is of the order of some
+	// ten kB.
+	if after.heap > before.heap+200<<10 {
+		t.Errorf("the heap has grown from %d to %d bytes", before.heap, after.heap)
+	}
+}
