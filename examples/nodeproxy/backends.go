@@ -116,6 +116,7 @@ func iptablesMode() mode {
 		},
 		watch:     5 * time.Second, // a program for each table and family
 		takesOver: true,
+		lookup:    lookupIPTables,
 	}
 }
 

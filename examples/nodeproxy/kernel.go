@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // errDiffers ends explain when the kernel would treat a packet otherwise.
@@ -42,17 +43,30 @@ func lookupNFTables(ctx context.Context, out io.Writer, q question) error {
 	case err != nil:
 		return err
 	case !ok:
-		return q.compare(out, "no entry for it", "", nil)
+		return q.compare(out, "no entry for it", "", nil, q.entry())
 	}
 	chain, eps := found.Chain, found.Endpoints
 	if q.near && found.NearChain != "" {
 		chain, eps = found.NearChain, found.NearEndpoints
 	}
-	return q.compare(out, fmt.Sprintf("table %s has it go to chain %s", found.Table, chain), found.Service, eps)
+	return q.compare(out, fmt.Sprintf("table %s has it go to chain %s", found.Table, chain), found.Service, eps, q.entry())
+}
+
+// entry returns the endpoints that the packet's entry should lead to, which it has
+// though packets of its source are dropped.
+func (q question) entry() []*tracker.Endpoint {
+	f := q.verdict.Frontend
+	if f == nil || f.Admits(q.packet.From) {
+		return q.verdict.Endpoints
+	}
+	if q.near {
+		return q.verdict.Service.Pool(f.Near)
+	}
+	return q.verdict.Service.Pool(f.Target)
 }
 
 // compare says what was found in the kernel, and whether that is what should be.
-func (q question) compare(out io.Writer, where, service string, eps []netip.AddrPort) error {
+func (q question) compare(out io.Writer, where, service string, eps []netip.AddrPort, expected []*tracker.Endpoint) error {
 	fmt.Fprintf(out, "kernel: %s", where)
 	if service != "" {
 		fmt.Fprintf(out, ", for %s", service)
@@ -66,20 +80,11 @@ func (q question) compare(out io.Writer, where, service string, eps []netip.Addr
 	if q.verdict.Service != nil {
 		wantService = q.verdict.Service.Key.ServicePortName.String()
 	}
-	// A packet that is dropped for its source finds an entry like all others.
-	asked := q.verdict.Endpoints
-	if q.verdict.Service != nil && q.verdict.Action == ruleset.ActionDrop && !q.verdict.Frontend.Admits(q.packet.From) {
-		target := q.verdict.Frontend.Target
-		if q.near {
-			target = q.verdict.Frontend.Near
-		}
-		asked = q.verdict.Service.Pool(target)
-	}
-	for _, ep := range asked {
+	for _, ep := range expected {
 		want = append(want, ep.Addr)
 	}
 	slices.SortFunc(want, netip.AddrPort.Compare)
-	if !slices.Equal(eps, want) || service != "" && service != wantService || service == "" && len(want) != 0 {
+	if !slices.Equal(eps, want) || service != "" && service != wantService {
 		fmt.Fprintln(out, "kernel: DIFFERS from what should be")
 		return errDiffers
 	}

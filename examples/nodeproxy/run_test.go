@@ -234,6 +234,12 @@ func TestExplainKernel(t *testing.T) {
 		p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", mode)
 		p.synced(t, "services=1 endpoints=2 changed=1")
 		asks(mode, 0, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
+		for _, to := range []string{"10.96.0.10:81", "10.96.0.99:80", "192.0.2.1:80", "203.0.113.7:80"} {
+			p := start(t, s.node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--from", "198.51.100.9", to)
+			if code, out := p.exit(t); code != 0 || !slices.Contains(out, "kernel: agrees") {
+				t.Errorf("mode %s: %s: exit status %d:\n%s\n%s", mode, to, code, strings.Join(out, "\n"), p.log())
+			}
+		}
 		p.Process.Kill()
 		p.exit(t)
 		// Nobody is there to follow the change.
@@ -247,7 +253,7 @@ func TestExplainKernel(t *testing.T) {
 }
 
 // explainedModes is those that explain can compare with the kernel.
-var explainedModes = []string{"nftables"}
+var explainedModes = []string{"nftables", "iptables"}
 
 // TestRunNodeObject checks that what depends on the Node follows it, and that the
 // path may be a single file.
