@@ -101,7 +101,7 @@ addressType: IPv4
 func (n *node) start(tb testing.TB) {
 	tb.Helper()
 	n.cmd = exec.Command("/proc/self/exe")
-	n.cmd.Env = append(os.Environ(), childEnv+"=--manifests\n"+n.file+"\n--drain\n0s")
+	n.cmd.Env = append(os.Environ(), childEnv+"=--manifests\n"+n.file+"\n--drain\n1s")
 	n.cmd.Stdout, n.cmd.Stderr = &n.log, &n.log
 	if err := n.Do(n.cmd.Start); err != nil {
 		tb.Fatal(err)

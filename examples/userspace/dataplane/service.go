@@ -116,9 +116,8 @@ func (s *service) load(at netip.AddrPort) int {
 	return 0
 }
 
-// enter counts a connection or session of an endpoint. A connection (nil for a
-// session) is cut when the endpoint is gone and drained.
-func (s *service) enter(at netip.AddrPort, c *conn) {
+// enter counts a connection or session of an endpoint.
+func (s *service) enter(at netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.endpoints[at]
@@ -127,15 +126,24 @@ func (s *service) enter(at netip.AddrPort, c *conn) {
 		s.endpoints[at] = e
 	}
 	e.open++
-	if c != nil {
-		e.conns[c] = struct{}{}
-		if e.end == nil && !s.has(at) { // gone since it was chosen
-			s.settle()
-		}
+	if e.end == nil && !s.has(at) { // gone since it was chosen
+		s.settle()
 	}
 }
 
-// leave takes back an enter.
+// attach has a connection that was entered cut when the endpoint is gone and
+// drained. It reports false if that is so already.
+func (s *service) attach(at netip.AddrPort, c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.drain < 0 && !s.has(at) {
+		return false
+	}
+	s.endpoints[at].conns[c] = struct{}{}
+	return true
+}
+
+// leave takes back an enter, and an attach of c, which may be nil.
 func (s *service) leave(at netip.AddrPort, c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -100,7 +100,7 @@ func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.
 		}
 	}()
 	var tried []netip.AddrPort
-	for len(tried) < b.config.Attempts {
+	for range b.config.Attempts {
 		// As of now: it may have taken seconds to find out that nobody is there.
 		r := bi.rule.Load()
 		if r == nil {
@@ -119,31 +119,35 @@ func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.
 		if ep == nil { // also if it is to be refused or dropped
 			return s, at
 		}
-		s.enter(ep.Addr, c)
-		err := b.dial(ctx, c, ep.Addr)
-		if err == nil {
-			connected = true
-			return s, ep.Addr
+		s.enter(ep.Addr)
+		server, err := b.dial(ctx, ep.Addr)
+		if err == nil && s.attach(ep.Addr, c) {
+			if c.join(server) {
+				connected = true
+				return s, ep.Addr
+			}
+			s.leave(ep.Addr, c)
+			return s, at // cut meanwhile
 		}
 		s.leave(ep.Addr, c)
-		if ctx.Err() != nil || errors.Is(err, errCut) {
+		if err == nil { // the endpoint went while it was dialled
+			server.Close()
+			continue
+		}
+		if ctx.Err() != nil {
 			return s, at
 		}
+		tried = append(tried, ep.Addr)
 		b.stats.dialFailures.Add(1)
 		b.config.Log.Debug("endpoint cannot be reached", "service", s.now.Load().Key, "endpoint", ep, "error", err)
-		tried = append(tried, ep.Addr)
 	}
 	return s, at
 }
 
-func (b *Backend) dial(ctx context.Context, c *conn, to netip.AddrPort) error {
+func (b *Backend) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.config.DialTimeout)
 	defer cancel()
-	server, err := b.config.Dial(ctx, "tcp", to)
-	if err != nil {
-		return err
-	}
-	return c.join(server)
+	return b.config.Dial(ctx, "tcp", to)
 }
 
 // conn is a connection of a client, and the one to an endpoint once there is one.
@@ -156,19 +160,17 @@ type conn struct {
 	reset, done bool
 }
 
-// errCut is what comes of a connection that is cut before it has begun.
-var errCut = errors.New("dataplane: connection was cut")
-
-// join takes over the connection to the endpoint.
-func (c *conn) join(server net.Conn) error {
+// join takes over the connection to the endpoint, or closes it and reports false
+// if the client's is closed already.
+func (c *conn) join(server net.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.done {
 		server.Close()
-		return errCut
+		return false
 	}
 	c.server = server
-	return nil
+	return true
 }
 
 // cut resets both sides.

@@ -197,6 +197,40 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestGoneWhileDialled: a connection that has not begun goes to another endpoint
+// when its own goes, whatever Drain says.
+func TestGoneWhileDialled(t *testing.T) {
+	t.Parallel()
+	a, b := serveTCP(t, "a"), serveTCP(t, "b")
+	dialled, gone := make(chan struct{}), make(chan struct{})
+	var d net.Dialer
+	w := newWorld(t, Config{Drain: -1, Dial: func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+		if to == a {
+			close(dialled)
+			<-gone
+		}
+		return d.DialContext(ctx, network, to.String())
+	}})
+	port := freePort(t, "tcp")
+	w.service("web", tcp, port)
+	w.endpoints("web", tcp, a)
+	w.sync()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if c, err := connect(port); err != nil {
+			t.Error(err)
+		} else if c.Close(); c.name != "b" {
+			t.Errorf("reached %q", c.name)
+		}
+	}()
+	<-dialled
+	w.endpoints("web", tcp, b)
+	w.sync()
+	close(gone)
+	<-done
+}
+
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, Config{MaxConnections: 3, MaxServiceConnections: 2})

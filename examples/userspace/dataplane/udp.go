@@ -128,7 +128,7 @@ func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 		}
 		s := &session{socket: u, client: client, conn: c, service: r.service, endpoint: ep.Addr, checked: r.service.now.Load()}
 		s.used()
-		r.service.enter(ep.Addr, nil)
+		r.service.enter(ep.Addr)
 		if !b.sessions.add(s) {
 			r.service.leave(ep.Addr, nil)
 			c.Close()
