@@ -100,10 +100,12 @@ func TestKilledAgent(t *testing.T) {
 		w.Tracker.SetSlice(podSlice(pods, len(pods), rng))
 		w.Sync()
 		start, waiting := time.Now(), 0
-		c := w.Churn([]conformance.Target{
+		to := []conformance.Target{
 			{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
 			{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
-		}, func() {
+		}
+		held := w.Hold(to)
+		c := w.Churn(to, func() {
 			for i := range times {
 				cmd := confine.Command("churn "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
 				cmd.Env = append(cmd.Env, lockEnv+"="+lock, podsEnv+"="+strings.Join(pods, " "))
@@ -129,6 +131,9 @@ func TestKilledAgent(t *testing.T) {
 		})
 		t.Logf("killed %d times in %v, %d of them after it was ready: %d connections, %d failed", times, time.Since(start).Round(time.Millisecond), waiting, c.Opened, len(c.Failures))
 		for _, err := range c.Failures[:min(len(c.Failures), 5)] {
+			t.Error(err)
+		}
+		if err := held.Check(); err != nil {
 			t.Error(err)
 		}
 		// Whoever comes next has everything as it should be at once.

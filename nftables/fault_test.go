@@ -47,12 +47,15 @@ func busyWorld(t *testing.T) (*conformance.World, busy, **Backend) {
 }
 
 // unharmed connects throughout f and fails the test if one connection does not
-// come about.
+// come about, or one that was open before does not live to the end.
 func unharmed(t *testing.T, w *conformance.World, to []conformance.Target, f func()) {
 	t.Helper()
-	start := time.Now()
+	start, held := time.Now(), w.Hold(to)
 	c := w.Churn(to, f)
-	t.Logf("%d connections in %v, %d failed", c.Opened, time.Since(start).Round(time.Millisecond), len(c.Failures))
+	t.Logf("%d connections in %v, %d failed; %d stayed open", c.Opened, time.Since(start).Round(time.Millisecond), len(c.Failures), held.Len())
+	if err := held.Check(); err != nil {
+		t.Error(err)
+	}
 	for _, err := range c.Failures[:min(len(c.Failures), 5)] {
 		t.Error(err)
 	}

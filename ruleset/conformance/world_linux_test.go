@@ -52,6 +52,36 @@ func TestChurn(t *testing.T) {
 	}
 }
 
+// TestHold keeps connections to pods, of which one is then cut off.
+func TestHold(t *testing.T) {
+	w := conformance.NewWorld(t, conformance.Options{New: nothing, Families: []tracker.Family{tracker.IPv4}})
+	var to []conformance.Target
+	for _, p := range w.Pods() {
+		to = append(to, conformance.Target{Addr: netip.AddrPortFrom(p.Addr(tracker.IPv4), p.Ports()[0]), Protocol: v1.ProtocolTCP})
+	}
+	h := w.Hold(append(to, conformance.Target{Addr: to[0].Addr, Protocol: v1.ProtocolUDP}))
+	for range 2 {
+		if err := h.Check(); err != nil || h.Len() < 2*len(to) || h.Len()%len(to) != 0 {
+			t.Fatalf("%d connections to %d pods, %v", h.Len(), len(to), err)
+		}
+	}
+	_, err := exec.LookPath("nft")
+	netlab.Need(t, err == nil, "the nft tool")
+	script := "table ip t { chain c { type filter hook forward priority 0; meta l4proto tcp ip daddr " + to[1].Addr.Addr().String() + " reject with tcp reset; }; }"
+	if err := w.Do(func() error { return exec.Command("nft", script).Run() }); err != nil {
+		t.Fatal(err)
+	}
+	err = h.Check()
+	if err == nil {
+		t.Fatal("a pod was cut off, and its connections live")
+	}
+	for line := range strings.Lines(err.Error()) {
+		if !strings.Contains(line, "served by "+to[1].Addr.String()) {
+			t.Error(line)
+		}
+	}
+}
+
 // TestWorld drives a backend that only looks, through the exported fields.
 func TestWorld(t *testing.T) {
 	for _, families := range [][]tracker.Family{{tracker.IPv4}, {tracker.IPv6}, nil} {

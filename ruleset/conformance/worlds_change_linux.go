@@ -1,11 +1,6 @@
 package conformance
 
 import (
-	"bufio"
-	"context"
-	"fmt"
-	"net"
-	"net/netip"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -168,42 +163,4 @@ func (w *World) undisturbed(to []Target, f func()) {
 		w.tb.Error(err)
 	}
 	w.tb.Logf("%d connections, %d failed", c.Opened, len(c.Failures))
-}
-
-// connection is one that stays open.
-type connection struct {
-	net.Conn
-	r      *bufio.Reader
-	from   string
-	to     netip.AddrPort
-	server netip.AddrPort
-	n      int
-}
-
-// open connects over TCP, and fails the test if it cannot.
-func (w *World) open(from string, to netip.AddrPort) *connection {
-	w.tb.Helper()
-	ctx, cancel := context.WithTimeout(w.tb.Context(), patience)
-	defer cancel()
-	c, r, text, err := w.net.hosts[from].connect(ctx, to)
-	if err != nil {
-		w.tb.Fatalf("connect from %s to %s: %v", from, to, err)
-	}
-	w.tb.Cleanup(func() { c.Close() })
-	return &connection{Conn: c, r: r, from: from, to: to, server: parseGreeting(text).server}
-}
-
-// echo has the server send back a line.
-func (c *connection) echo() error {
-	c.n++
-	c.SetDeadline(time.Now().Add(patience))
-	want := fmt.Sprintf("line %d\n", c.n)
-	if _, err := c.Write([]byte(want)); err != nil {
-		return err
-	}
-	got, err := c.r.ReadString('\n')
-	if err == nil && got != want {
-		err = fmt.Errorf("got %q for %q", got, want)
-	}
-	return err
 }
