@@ -1,0 +1,283 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var (
+	flood     = flag.Duration("flood", 3*time.Second, "for how long TestFlood changes objects")
+	floodRate = flag.Int("rate", 1000, "how many objects TestFlood changes in a second")
+)
+
+// flooded is a world with very many Services that are not called and some that
+// are, and a runner that keeps the tables up to date.
+type flooded struct {
+	*conformance.World
+	t       *testing.T
+	backend *Backend
+	targets []conformance.Target
+	pods    []netip.AddrPort
+	syncs   atomic.Int64
+	// slowest is the longest that a change had to wait until it was in effect.
+	slowest atomic.Int64
+}
+
+const (
+	calledServices = 100
+	calledEach     = 10 // endpoints
+)
+
+// newFlooded makes the world, with as many Services that are not called.
+func newFlooded(t *testing.T, services int) *flooded {
+	t.Helper()
+	f := &flooded{t: t}
+	f.World = conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		f.backend = newForWorld(tb, env).(*Backend)
+		f.backend.linger = 0
+		return f.backend
+	}})
+	for _, p := range f.Pods() {
+		for _, port := range p.Ports() {
+			f.pods = append(f.pods, netip.AddrPortFrom(p.Addr(tracker.IPv4), port))
+		}
+	}
+	for i := range calledServices {
+		s := svc(i)
+		s.Spec.ClusterIPs, s.Spec.IPFamilies = s.Spec.ClusterIPs[:1], s.Spec.IPFamilies[:1]
+		f.Tracker.SetService(s)
+		f.roll(i, 0, false)
+		if i%20 == 0 {
+			f.targets = append(f.targets, conformance.Target{Addr: netip.MustParseAddrPort(s.Spec.ClusterIP + ":80"), Protocol: v1.ProtocolTCP})
+		}
+	}
+	for i := range services {
+		f.Tracker.SetService(floodService(i))
+		f.Tracker.SetSlice(benchSlice(floodFirst+i, 10))
+	}
+	f.Sync()
+	return f
+}
+
+// floodFirst keeps the addresses of Services apart from those that are called.
+const floodFirst = 1000
+
+func floodService(i int) *v1.Service { return benchService(floodFirst + i) }
+
+// roll hands in the endpoints of a called Service after so many have been
+// replaced: consecutive ones of the pods, in slices of one address and port each.
+// leaving is whether the one that goes next still serves.
+func (f *flooded) roll(service, replaced int, leaving bool) {
+	name, proto := "p", v1.ProtocolTCP
+	for n := range calledEach + 1 {
+		es := &discovery.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns", Name: fmt.Sprintf("svc-%d-%d", service, (replaced+n)%(calledEach+1)),
+				Labels: map[string]string{discovery.LabelServiceName: fmt.Sprintf("svc-%d", service)},
+			},
+			AddressType: discovery.AddressTypeIPv4,
+		}
+		pod := f.pods[(service+replaced+n)%len(f.pods)]
+		port := int32(pod.Port())
+		es.Ports = []discovery.EndpointPort{{Name: &name, Port: &port, Protocol: &proto}}
+		serves, ready := true, n != 0 || !leaving
+		going := !ready
+		if n < calledEach || leaving {
+			es.Endpoints = []discovery.Endpoint{{
+				Addresses:  []string{pod.Addr().String()},
+				Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &serves, Terminating: &going},
+			}}
+		}
+		f.Tracker.SetSlice(es)
+	}
+}
+
+// run keeps the tables up to date while fn runs, and returns when all is.
+func (f *flooded) run(fn func()) {
+	f.t.Helper()
+	r, err := runner.New(runner.Config{Min: 20 * time.Millisecond, Retry: time.Second, Max: time.Hour, Trace: &runner.Trace{SyncDone: func(i runner.Info) {
+		f.syncs.Add(1)
+		if waited := i.Start.Add(i.Duration).Sub(i.QueuedAt); i.Triggers > 0 && int64(waited) > f.slowest.Load() {
+			f.slowest.Store(int64(waited))
+		}
+		if i.Err != nil {
+			f.t.Error(i.Err)
+		}
+	}}}, f.Cursor.Sync)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.Tracker.Notify(r.Trigger)
+	ctx, stop := context.WithCancel(f.t.Context())
+	done := make(chan error)
+	go func() { done <- r.Run(ctx) }()
+	fn()
+	stop()
+	<-done
+	f.Sync()
+}
+
+// verify compares the kernel with the ruleset.
+func (f *flooded) verify() {
+	f.t.Helper()
+	snap := f.Engine.Snapshot()
+	if d := diffViews(kernelView(f.t, f.backend, tracker.IPv4), rulesetView(snap.Services, snap.Node, tracker.IPv4)); d != "" {
+		f.t.Errorf("the table is not what it should be:\n%.2000s", d)
+	}
+	if err := f.backend.Check(f.t.Context()); err != nil {
+		f.t.Error(err)
+	}
+}
+
+// live is the heap in use after a collection.
+func live() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// TestFlood changes a thousand objects a second among ten thousand Services while
+// connections are made: none fails, memory stays where it was, the tables keep up
+// and are right in the end.
+func TestFlood(t *testing.T) {
+	// Not parallel: the heap is measured.
+	services := 10000
+	if testing.Short() {
+		services = 1000
+	}
+	f := newFlooded(t, services)
+	rng := rand.New(rand.NewPCG(2, 2))
+	before := live()
+	var peak uint64
+	changes, missed := 0, 0
+	unharmed(t, f.World, f.targets, func() {
+		f.run(func() {
+			start := time.Now()
+			for last := start; time.Since(start) < *flood; last = time.Now() {
+				due := int(time.Since(start).Seconds()*float64(*floodRate)) - changes
+				// What a loaded machine has no time to send is not made up for.
+				if most := *floodRate / 4; due > most {
+					missed += due - most
+					due = most
+				}
+				for range due {
+					i := rng.IntN(services)
+					switch rng.IntN(20) {
+					case 0:
+						s := floodService(i)
+						s.Spec.Ports[0].Port = int32(80 + rng.IntN(3))
+						f.Tracker.SetService(s)
+					case 1:
+						f.roll(rng.IntN(calledServices), rng.IntN(100), rng.IntN(2) == 0)
+					default:
+						es := benchSlice(floodFirst+i, 10)
+						for n := range es.Endpoints {
+							if rng.IntN(5) == 0 {
+								es.Endpoints[n].Addresses[0] = netip.AddrFrom4([4]byte{10, 250, byte(rng.IntN(256)), byte(rng.IntN(256))}).String()
+							}
+						}
+						f.Tracker.SetSlice(es)
+					}
+				}
+				changes += due
+				var m runtime.MemStats
+				if time.Since(last) > 0 && changes%100 < 10 {
+					runtime.ReadMemStats(&m)
+					peak = max(peak, m.HeapAlloc)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
+	})
+	after := live()
+	t.Logf("%d changes in %v (%d left out) and %d syncs among %d Services; the longest wait was %v; heap %.1f MB before, %.1f at most, %.1f after",
+		changes, *flood, missed, f.syncs.Load(), services, time.Duration(f.slowest.Load()).Round(time.Millisecond), mb(before), mb(peak), mb(after))
+	if after > before+before/4+4<<20 {
+		t.Errorf("the heap has grown from %.1f to %.1f MB", mb(before), mb(after))
+	}
+	if peak > 4*before+64<<20 {
+		t.Errorf("the heap was at %.1f MB, with %.1f to begin with", mb(peak), mb(before))
+	}
+	f.verify()
+}
+
+func mb(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
+
+// TestRollingRestart replaces a thousand endpoints one by one, each of them
+// terminating first, while connections are made to their Services.
+func TestRollingRestart(t *testing.T) {
+	t.Parallel()
+	rounds := calledEach // each endpoint once
+	if testing.Short() {
+		rounds = 2
+	}
+	f := newFlooded(t, 0)
+	unharmed(t, f.World, f.targets, func() {
+		f.run(func() {
+			for n := range rounds {
+				for i := range calledServices {
+					f.roll(i, n, true)
+					if i%10 == 9 {
+						time.Sleep(5 * time.Millisecond)
+					}
+					f.roll(i, n+1, false)
+				}
+			}
+		})
+	})
+	t.Logf("%d endpoints replaced in %d syncs", rounds*calledServices, f.syncs.Load())
+	f.verify()
+}
+
+// TestRelist hands in everything anew, as an informer does that has lost its
+// connection: nothing is written.
+func TestRelist(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	w := newWorld(worldSize{1000, 10})
+	hand := func() {
+		for i := range w.services {
+			s, es := w.services[i].DeepCopy(), w.slices[i].DeepCopy()
+			s.ResourceVersion, es.ResourceVersion = fmt.Sprint(time.Now()), fmt.Sprint(time.Now())
+			r.tracker.SetService(s)
+			r.tracker.SetSlice(es)
+		}
+	}
+	hand()
+	r.sync()
+	r.verify()
+	before := r.backend.conn.Commits()
+	hand()
+	r.sync()
+	if n := r.backend.conn.Commits() - before; n != 0 {
+		t.Errorf("%d transactions for nothing", n)
+	}
+	// One that has changed is told from the others.
+	w.slices[500].Endpoints = w.slices[500].Endpoints[1:]
+	hand()
+	r.sync()
+	if n := r.backend.conn.Commits() - before; n != 1 || r.last.Changes != 1 {
+		t.Errorf("%d transactions, %d changes for one", n, r.last.Changes)
+	}
+	r.verify()
+}
