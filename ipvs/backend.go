@@ -149,7 +149,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	})
 }
 
-// do runs f in the namespace, with the lock held.
+// do runs f with the lock held.
 func (b *Backend) do(ctx context.Context, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -159,16 +159,14 @@ func (b *Backend) do(ctx context.Context, f func() error) error {
 	if b.closed {
 		return ErrClosed
 	}
-	return within(b.config.NetNS, f)
+	return f()
 }
 
 // read sets up the node and reads what is in the kernel, before a full delta.
 func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	if !b.config.KeepSysctls {
-		for _, s := range Sysctls(b.config, release()) {
-			if err := s.set(); err != nil {
-				return fmt.Errorf("ipvs: %w", err)
-			}
+		if err := within(b.config.NetNS, b.setSysctls); err != nil {
+			return fmt.Errorf("ipvs: %w", err)
 		}
 	}
 	if err := b.kernel.setTimeouts(b.config.Timeouts); err != nil {
@@ -195,6 +193,15 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 		states = append(states, s)
 	}
 	b.states = states
+	return nil
+}
+
+func (b *Backend) setSysctls() error {
+	for _, s := range Sysctls(b.config, release()) {
+		if err := s.set(); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -241,6 +248,10 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	return s, nil
 }
 
+func (b *Backend) iptables(f tracker.Family) iptables {
+	return iptables{b.config.IPTables, f, b.config.NetNS}
+}
+
 // written is the netfilter rules in place in one family.
 type written struct {
 	// text is what was asked for, and saved what iptables-save made of it.
@@ -261,7 +272,7 @@ func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, rea
 		s.node = n
 		return nil
 	}
-	tool := iptables{b.config.IPTables, s.family}
+	tool := b.iptables(s.family)
 	saved, err := tool.save(ctx)
 	if err != nil {
 		return err

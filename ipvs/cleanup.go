@@ -27,8 +27,7 @@ func Cleanup(ctx context.Context, c Config) error {
 	}
 	b := &Backend{config: c}
 	defer b.close()
-	err = within(c.NetNS, func() error { return b.cleanup(ctx) })
-	if err != nil {
+	if err := b.cleanup(ctx); err != nil {
 		return fmt.Errorf("ipvs: clean up: %w", err)
 	}
 	return nil
@@ -41,13 +40,16 @@ func (b *Backend) cleanup(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	err := b.open()
-	if errors.Is(err, errNoFamily) {
-		// Rules and sets may be there all the same.
-		if b.sets, err = dialIPSets(); err == nil {
-			b.device, err = dialDevice(b.config.Device)
+	err := within(b.config.NetNS, func() error {
+		err := b.open()
+		if errors.Is(err, errNoFamily) {
+			// Rules and sets may be there all the same.
+			if b.sets, err = dialIPSets(); err == nil {
+				b.device, err = dialDevice(b.config.Device)
+			}
 		}
-	}
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -95,7 +97,7 @@ func (b *Backend) cleanupVirtuals(f tracker.Family) error {
 }
 
 func (b *Backend) cleanupRules(ctx context.Context, f tracker.Family) error {
-	tool := iptables{b.config.IPTables, f}
+	tool := b.iptables(f)
 	saved, err := tool.save(ctx)
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil

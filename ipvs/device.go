@@ -3,11 +3,13 @@
 package ipvs
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -25,6 +27,7 @@ type device struct {
 	calls int
 	// news tells of changes of any address.
 	news int
+	buf  [1 << 15]byte
 }
 
 func dialDevice(name string) (*device, error) {
@@ -153,6 +156,32 @@ func (d *device) bind(a netip.Addr) error {
 	return nil
 }
 
+// settle waits until the addresses are local. The kernel makes IPv6 addresses so some
+// time after they were added (addrconf_dad_work of net/ipv6/addrconf.c); a packet that
+// comes before that is sent away.
+func (d *device) settle(ctx context.Context, addrs []netip.Addr) error {
+	const patience = 5 * time.Second
+	deadline := time.Now().Add(patience)
+	for _, a := range addrs {
+		for {
+			d.calls++
+			routes, err := d.nl.RouteGet(a.AsSlice())
+			if err == nil && len(routes) != 0 && routes[0].Type == unix.RTN_LOCAL {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("address %s on %s is not local after %s (%v)", a, d.name, patience, err)
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
 func (d *device) unbind(a netip.Addr) error {
 	d.calls++
 	if err := d.nl.AddrDel(d.link(), d.netlinkAddr(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
@@ -184,9 +213,8 @@ func (d *device) remove() error {
 // device since the last call. It does not wait.
 func (d *device) changed() (bool, error) {
 	changed := false
-	buf := make([]byte, 1<<16)
 	for {
-		n, _, err := unix.Recvfrom(d.news, buf, unix.MSG_DONTWAIT)
+		n, _, err := unix.Recvfrom(d.news, d.buf[:], unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return changed, nil
@@ -199,7 +227,7 @@ func (d *device) changed() (bool, error) {
 		case err != nil:
 			return true, fmt.Errorf("news of addresses: %w", err)
 		}
-		for b := buf[:n]; len(b) >= unix.SizeofNlMsghdr; {
+		for b := d.buf[:n]; len(b) >= unix.SizeofNlMsghdr; {
 			size := int(binary.NativeEndian.Uint32(b))
 			if size < unix.SizeofNlMsghdr || size > len(b) {
 				break

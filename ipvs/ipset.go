@@ -252,10 +252,10 @@ func decodeAddr(data []byte) (a netip.Addr) {
 	return a
 }
 
-// destroy removes the set if it is there.
+// destroy removes the set if it is there, unless somebody's rules use it.
 func (c *ipsets) destroy(s setID, f tracker.Family) error {
 	_, err := c.execute(c.request(nl.IPSET_CMD_DESTROY, s.name(f), 0))
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, ipsetError(nl.IPSET_ERR_BUSY)) {
 		return fmt.Errorf("destroy set %s: %w", s.name(f), err)
 	}
 	return nil

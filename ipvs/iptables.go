@@ -16,6 +16,7 @@ import (
 type iptables struct {
 	variant IPTables
 	family  tracker.Family
+	netns   int // as [Config.NetNS]
 }
 
 func (t iptables) program(what string) string {
@@ -53,7 +54,10 @@ func (t iptables) run(ctx context.Context, input, program string, args ...string
 	cmd.Stdin = strings.NewReader(input)
 	var out, diag strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &diag
-	if err := cmd.Run(); err != nil {
+	if err := within(t.netns, cmd.Start); err != nil {
+		return "", fmt.Errorf("%s: %w", program, err)
+	}
+	if err := cmd.Wait(); err != nil {
 		return "", fmt.Errorf("%s: %w: %s", program, err, strings.TrimSpace(diag.String()))
 	}
 	return out.String(), nil

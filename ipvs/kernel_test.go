@@ -41,6 +41,7 @@ func TestKernel(t *testing.T) {
 		{"costs", testCosts},
 		{"restart", testRestart},
 		{"cleanup", testCleanup},
+		{"owned", testOwned},
 		{"drift", testDrift},
 		{"vanishing", testVanishing},
 		{"schedulers", testSchedulers},
@@ -149,7 +150,7 @@ func testCosts(t *testing.T) {
 		cost("an endpoint replaced", 2, func() { r.set(svc(2), 2, -1, -2, -9) })
 		cost("a new endpoint here", 2, func() { r.set(svc(3), 3, -1, -2, -3, 5) })
 		cost("nothing", 0, func() { r.set(svc(3), 3, -1, -2, -3, 5) })
-		cost("a new Service", 12, func() { r.set(svc(n), n, -1, -2, -3) })
+		cost("a new Service", 20, func() { r.set(svc(n), n, -1, -2, -3) })
 		cost("a Service that goes", 11, func() { r.remove(n) })
 	}
 }
@@ -686,7 +687,7 @@ func testRules(t *testing.T) {
 	for _, variant := range []IPTables{NFTables, LegacyTables} {
 		for name, g := range goldenRules() {
 			h := newHost(t)
-			tool := iptables{variant, g.family}
+			tool := iptables{variant, g.family, h.FD()}
 			golden, err := os.ReadFile("testdata/" + name)
 			if err != nil {
 				t.Fatal(err)

@@ -20,21 +20,15 @@ func Owned(ctx context.Context, c Config) (owned bool, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return false, err
 	}
-	err = within(c.NetNS, func() error {
-		for _, f := range c.Families {
-			saved, err := iptables{c.IPTables, f}.save(ctx)
-			if errors.Is(err, exec.ErrNotFound) {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			owned = owned || strings.Contains(saved, "\n:"+ownChain+" ")
+	for _, f := range c.Families {
+		saved, err := iptables{c.IPTables, f, c.NetNS}.save(ctx)
+		if errors.Is(err, exec.ErrNotFound) {
+			continue
 		}
-		return nil
-	})
-	if err != nil {
-		return false, fmt.Errorf("ipvs: %w", err)
+		if err != nil {
+			return false, fmt.Errorf("ipvs: %w", err)
+		}
+		owned = owned || strings.Contains(saved, "\n:"+ownChain+" ")
 	}
 	return owned, nil
 }

@@ -70,7 +70,7 @@ func (b *Backend) probe() error {
 			}
 		}
 		for _, what := range []string{"save", "restore"} {
-			program := iptables{b.config.IPTables, f}.program(what)
+			program := b.iptables(f).program(what)
 			if _, err := exec.LookPath(program); err != nil {
 				return &UnsupportedError{Feature: "program " + program, Err: err}
 			}

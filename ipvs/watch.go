@@ -106,7 +106,7 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 		}
 	}
 	tables := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: s.node}.tables()
-	saved, err := iptables{b.config.IPTables, s.family}.save(ctx)
+	saved, err := b.iptables(s.family).save(ctx)
 	if err != nil {
 		return fmt.Errorf("ipvs: check: %w", err)
 	}

@@ -24,6 +24,8 @@ type work struct {
 	failed map[tracker.Key]error
 	items  []*item
 	now    time.Time
+	// unsettled is addresses that were bound and may not be local yet.
+	unsettled []netip.Addr
 	// free is addresses that may be nobody's any more.
 	free []netip.Addr
 }
@@ -106,6 +108,7 @@ func (w *work) run(ctx context.Context, full bool) error {
 		func() error { return w.each(ctx, w.upsertVirtuals) },
 		w.addNear,
 		func() error { return w.each(ctx, w.bind) },
+		func() error { return w.b.device.settle(ctx, w.unsettled) },
 		func() error { return w.dropEntries(true) },
 		w.releaseTaken,
 		func() error { return w.each(ctx, w.giveUp) },
@@ -384,6 +387,9 @@ func (w *work) bind(it *item) error {
 		if _, there := w.s.bound[a]; !there {
 			if err := w.b.device.bind(a); err != nil {
 				return err
+			}
+			if a.Is6() {
+				w.unsettled = append(w.unsettled, a)
 			}
 		}
 		w.s.bound[a]++
