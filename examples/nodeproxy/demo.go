@@ -19,7 +19,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/iptables"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // worldFiles is the manifests that the demo serves.
@@ -48,6 +51,7 @@ status is 0 if everything went as expected, 1 if not, 3 if no namespaces can be
 made here, and 130 if it was interrupted.
 
 `, diag)
+	mode := flags.String("proxy-mode", config.ModeNFTables, "what node-1 forwards with: nftables, or iptables, for which its programs must be installed")
 	hold := flags.Bool("hold", false, "keep everything up at the end, to look around, until interrupted")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
@@ -60,13 +64,17 @@ made here, and 130 if it was interrupted.
 		fmt.Fprintf(diag, "nodeproxy demo: unexpected argument %q\n", flags.Arg(0))
 		return 2
 	}
+	if *mode != config.ModeNFTables && *mode != config.ModeIPTables {
+		fmt.Fprintf(diag, "nodeproxy demo: there is no demo of proxy mode %q\n", *mode)
+		return 2
+	}
 	inside, code, err := netlab.Reexec()
 	if err == nil && !inside {
 		return code
 	}
 	var t *tour
 	if err == nil {
-		t, err = newTour(out, diag)
+		t, err = newTour(*mode, out, diag)
 	}
 	if err != nil {
 		fmt.Fprintf(diag, `nodeproxy demo: %v
@@ -100,18 +108,19 @@ or a container's seccomp profile; as root it works without user namespaces.
 // tour is one run of the demo.
 type tour struct {
 	*demoLab
+	mode            string
 	out, diag       io.Writer
 	folder          string // of the manifests
 	synced          chan string
 	checked, failed int
 }
 
-func newTour(out, diag io.Writer) (*tour, error) {
+func newTour(mode string, out, diag io.Writer) (*tour, error) {
 	lab, err := newDemoLab()
 	if err != nil {
 		return nil, err
 	}
-	return &tour{demoLab: lab, out: out, diag: diag, synced: make(chan string, 100)}, nil
+	return &tour{demoLab: lab, mode: mode, out: out, diag: diag, synced: make(chan string, 100)}, nil
 }
 
 func (t *tour) say(format string, args ...any) { fmt.Fprintf(t.out, format+"\n", args...) }
@@ -148,7 +157,7 @@ func (t *tour) run(ctx context.Context) (err error) {
 	}
 	t.say(`node-1 has pod-1 and pod-2, node-2 has pod-3 and pod-4, and a client is outside:
 each in a network namespace of this process. What follows are real connections
-through the nftables rules of node-1, for IPv4 and IPv6.`)
+through the %s rules of node-1, for IPv4 and IPv6.`, t.mode)
 
 	stop, err := t.startAgent(ctx)
 	if err != nil {
@@ -184,7 +193,7 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	// parameters are not the demo's to set.
 	cfg, err := parse(newFlags("run", "", t.diag), []string{
 		"--manifests", t.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48",
-		"--sync-period", "1s", "--min-sync-period", "0s", "-v", "1",
+		"--proxy-mode", t.mode, "--sync-period", "1s", "--min-sync-period", "0s", "-v", "1",
 		"--healthz-bind-address", "", "--metrics-bind-address", "",
 		"--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
 	}, 0)
@@ -193,7 +202,7 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	}
 	var a *agent
 	err = t.node.Do(func() (err error) {
-		a, err = newAgent(ctx, cfg, allModes(), lines(t.synced), logger(cfg, t.diag))
+		a, err = newAgent(ctx, cfg, t.modes(), lines(t.synced), logger(cfg, t.diag))
 		return err
 	})
 	if err != nil {
@@ -203,6 +212,28 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	ended := make(chan error, 1)
 	go func() { ended <- a.run(ctx) }()
 	return func() error { cancel(); return <-ended }, nil
+}
+
+// modes returns the modes that the demo knows.
+func (t *tour) modes() []mode {
+	m := iptablesMode()
+	// Programs are started from any thread, and without privileges cannot open the
+	// usual lock file.
+	there := func(c iptables.Config) iptables.Config {
+		c.NetNS, c.LockFile = t.node.FD(), filepath.Join(t.folder, "xtables.lock")
+		return c
+	}
+	m.probe = func(ctx context.Context, f tracker.Family) error {
+		b, err := iptables.New(ctx, there(iptables.Config{Families: []tracker.Family{f}}))
+		if err != nil {
+			return err
+		}
+		return b.Close()
+	}
+	m.open = func(ctx context.Context, s settings) (dataplane, error) {
+		return iptables.New(ctx, there(iptables.Config{Families: s.families, Log: s.log}))
+	}
+	return []mode{nftablesMode(), m}
 }
 
 // lines passes on what is written to it, a line at a time.
@@ -559,19 +590,28 @@ func (s *stream) stop() *tally {
 	return s.all
 }
 
+// list is the command that lists the rules.
+func (t *tour) list() []string {
+	if t.mode == config.ModeIPTables {
+		return []string{"iptables-save"}
+	}
+	return []string{"nft", "list", "table", "ip", "proxier"}
+}
+
 // howToLook is a command that lists the rules from outside.
 func (t *tour) howToLook() string {
-	return fmt.Sprintf("nsenter --preserve-credentials --user --target %d --net=%s nft list table ip proxier", os.Getpid(), t.node.Path())
+	return fmt.Sprintf("nsenter --preserve-credentials --user --target %d --net=%s %s", os.Getpid(), t.node.Path(), strings.Join(t.list(), " "))
 }
 
 // showRules shows how to find a Service in the rules, with nft if it is there.
 func (t *tour) showRules() {
-	t.say("\nTo look at such rules: \"nft list table ip proxier\" on a node; here, while\n\"nodeproxy demo --hold\" waits. What concerns shop/web:")
-	if _, err := exec.LookPath("nft"); err != nil {
-		t.say("  (nft is not installed here; the proxy does not need it)")
+	list := t.list()
+	t.say("\nTo look at such rules: %q on a node; here, while\n\"nodeproxy demo --hold\" waits. What concerns shop/web:", strings.Join(list, " "))
+	if _, err := exec.LookPath(list[0]); err != nil {
+		t.say("  (%s is not installed here; the proxy does not need it)", list[0])
 		return
 	}
-	listing, err := t.node.Output("nft", "list", "table", "ip", "proxier")
+	listing, err := t.node.Output(list[0], list[1:]...)
 	if err != nil {
 		t.say("  (%v)", err)
 		return
@@ -579,8 +619,11 @@ func (t *tour) showRules() {
 	object := ""
 	for line := range strings.Lines(listing) {
 		line = strings.TrimRight(line, "\n")
-		if strings.HasPrefix(line, "\tmap ") || strings.HasPrefix(line, "\tset ") {
+		switch {
+		case strings.HasPrefix(line, "\tmap ") || strings.HasPrefix(line, "\tset "):
 			object = strings.TrimSuffix(strings.TrimSpace(line), " {")
+		case strings.HasPrefix(line, "*"):
+			object = line[1:]
 		}
 		if strings.Contains(line, `"shop/web:`) {
 			t.say("  %s: %s", object, strings.TrimPrefix(strings.TrimSpace(line), "elements = { "))

@@ -161,7 +161,17 @@ func TestDispatch(t *testing.T) {
 // TestDemo runs the demo as a user would, in namespaces of its own.
 func TestDemo(t *testing.T) {
 	netlab.Require(t)
-	cmd := exec.Command("/proc/self/exe", "demo")
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			_, err := exec.LookPath("ip6tables-restore")
+			netlab.Need(t, mode != "iptables" || err == nil, "iptables")
+			testDemo(t, "--proxy-mode", mode)
+		})
+	}
+}
+
+func testDemo(t *testing.T, args ...string) {
+	cmd := exec.Command("/proc/self/exe", append([]string{"demo"}, args...)...)
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "PROXIER_NETLAB") {
 			cmd.Env = append(cmd.Env, v)
