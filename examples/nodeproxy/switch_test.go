@@ -81,6 +81,9 @@ func TestSwitch(t *testing.T) {
 
 // TestSwitchIPVS does so with mode ipvs, in a kernel that has it.
 func TestSwitchIPVS(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a minute in an emulated machine")
+	}
 	if !vm.Inside(t, vm.IPVS) {
 		return
 	}
