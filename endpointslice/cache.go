@@ -445,13 +445,19 @@ func (c *Cache[E]) keep(old []*E) []*E {
 		return one.list[:]
 	}
 	out := slices.Clone(list)
+	most := blockLen[E]()
+	if fresh < len(list) {
+		// In a slice that changes in part, again and again, each block would end up
+		// with one endpoint that is still there.
+		most = 1
+	}
 	var block []E
 	for i := range out {
 		if out[i] != nil {
 			continue
 		}
 		if len(block) == 0 {
-			block = make([]E, min(fresh, blockLen[E]()))
+			block = make([]E, min(fresh, most))
 			fresh -= len(block)
 		}
 		block[0] = c.values[i]
