@@ -98,6 +98,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 				changes = append(changes, c)
 			}
 		}
+		f.announce(changes)
 		var bad map[tracker.Key]error
 		var err error
 		switch {
@@ -151,6 +152,7 @@ func newFamily(ctx context.Context, c Config, f tracker.Family, netns int) (*fam
 			localhost:        c.LocalhostNodePorts && f == tracker.IPv4,
 			randomFully:      true,
 			endpointComments: c.EndpointComments,
+			refuseHash:       c.Hash == HashRefused,
 		},
 		tool: t,
 		log:  c.Log.With(slog.String("family", f.String())),

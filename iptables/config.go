@@ -58,6 +58,9 @@ type Config struct {
 	// EndpointComments has the rules of each endpoint say which Service it is of.
 	// With iptables-legacy every such comment costs the kernel 288 bytes.
 	EndpointComments bool
+	// Hash is what becomes of Services whose endpoints are to follow from a hash;
+	// by default they are drawn at random.
+	Hash HashFallback
 	// LockWait is how long another program may hold the xtables lock, in whole
 	// seconds; 0 is 5 s. Only [Legacy] has a lock.
 	LockWait time.Duration
@@ -109,6 +112,9 @@ func (c Config) withDefaults() (Config, error) {
 		if t.tools.Save == "" {
 			t.tools.Save = t.name + infix + "-save"
 		}
+	}
+	if c.Hash > HashRefused {
+		return c, fmt.Errorf("iptables: fallback %d for hashes is not known", c.Hash)
 	}
 	if c.MasqueradeBit == nil {
 		bit := uint8(DefaultMasqueradeBit)

@@ -39,7 +39,7 @@
 //     10.96.4.0/22. A connection meets about two dozen rules on its way to one of
 //     10,000 Services, and one Service more changes one such chain.
 //   - The endpoints of a Service that has more than 32 are in groups, KUBE-EPG-…,
-//     by the first digit of their chains' names; groups are chosen by their size,
+//     by the first digit of their chains' names; groups are chosen by their weight,
 //     so that the choice stays uniform. Under client affinity every endpoint still
 //     has a rule to be met.
 //   - The filter table has a rule for each external frontend, not only for those
@@ -58,6 +58,10 @@
 //     Service has no endpoints.
 //
 // # Limits
+//
+// Weights of endpoints are probabilities of the rules that choose, exact to 2^-31.
+// Endpoints cannot be chosen by a hash of the client's address and port: see
+// [HashFallback] for what happens to a Service that asks for it.
 //
 // Client affinity is xt_recent's: it remembers 100 clients for each endpoint
 // unless the module is loaded with another ip_list_tot, and forgets the oldest.

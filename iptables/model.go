@@ -23,6 +23,8 @@ type settings struct {
 	acceptInvalid    bool
 	randomFully      bool
 	endpointComments bool
+	// refuseHash: Services whose endpoints are to follow from a hash fail.
+	refuseHash bool
 }
 
 // model is everything that one family's tables should hold. It has no text of the

@@ -9,33 +9,30 @@ import (
 // flatPool is how many endpoints are chosen from by one chain, the way operators
 // know: a rule each, met one after the other. More are divided by a digit of
 // their chains' names, of which there are 32, into groups that have chains of
-// their own. The choice stays uniform, as a group is chosen by its size, and an
-// endpoint more or less changes only the chains on the way to it.
+// their own. The choice stays what it is by one chain, as a group is chosen by its
+// weight, and an endpoint more or less changes only the chains on the way to it.
 const flatPool = 32
 
 // maxGroupDepth bounds how often groups are divided again. A name has 16 digits.
 const maxGroupDepth = 12
 
-// choice is a chain that ends at one endpoint, or a group of them.
+// choice is a chain that ends at one endpoint, or a group of them, with what it
+// counts for: an endpoint's weight, or the sum of a group's.
 type choice struct {
-	chain string
-	size  int
+	chain  string
+	weight int
 }
 
-// choose returns the rules that choose one of the endpoints whose chains are
-// given, in that order, and the chains of groups that takes. The pool is what the
-// groups' names are made from.
-func choose(endpoints []string, pool string, depth int) (rules []string, groups []chain) {
+// choose returns the rules that choose one of the endpoints whose chains and
+// weights are given, in that order, and the chains of groups that takes. The pool
+// is what the groups' names are made from.
+func choose(endpoints []choice, pool string, depth int) (rules []string, groups []chain) {
 	if len(endpoints) <= flatPool || depth >= maxGroupDepth {
-		choices := make([]choice, len(endpoints))
-		for i, ep := range endpoints {
-			choices[i] = choice{ep, 1}
-		}
-		return draw(choices), nil
+		return draw(endpoints), nil
 	}
-	digit := func(ep string) byte { return ep[len(prefixEndpoint)+depth] }
+	digit := func(ep choice) byte { return ep.chain[len(prefixEndpoint)+depth] }
 	sorted := slices.Clone(endpoints)
-	slices.SortStableFunc(sorted, func(a, b string) int { return int(digit(a)) - int(digit(b)) })
+	slices.SortStableFunc(sorted, func(a, b choice) int { return int(digit(a)) - int(digit(b)) })
 	var choices []choice
 	for start := 0; start < len(sorted); {
 		end := start + 1
@@ -45,7 +42,7 @@ func choose(endpoints []string, pool string, depth int) (rules []string, groups 
 		part := sorted[start:end]
 		start = end
 		if len(part) == 1 {
-			choices = append(choices, choice{part[0], 1})
+			choices = append(choices, part[0])
 			continue
 		}
 		name := pool + string(digit(part[0]))
@@ -53,24 +50,31 @@ func choose(endpoints []string, pool string, depth int) (rules []string, groups 
 		groups = append(groups, more...)
 		c := chain{nat, prefixGroup + hashOf(name), inner, rankGroup + maxGroupDepth - depth}
 		groups = append(groups, c)
-		choices = append(choices, choice{c.name, len(part)})
+		choices = append(choices, choice{c.name, total(part)})
 	}
 	return draw(choices), groups
 }
 
-// draw returns the rules that choose among choices in proportion to their sizes.
-func draw(choices []choice) []string {
-	left := 0
+// total returns the sum of the weights.
+func total(choices []choice) int {
+	sum := 0
 	for _, c := range choices {
-		left += c.size
+		sum += c.weight
 	}
+	return sum
+}
+
+// draw returns the rules that choose among choices in proportion to their weights.
+// A rule's probability is rounded to a multiple of 2^-31.
+func draw(choices []choice) []string {
+	left := total(choices)
 	rules := make([]string, 0, len(choices))
-	for _, c := range choices {
-		if c.size == left {
+	for i, c := range choices {
+		if i == len(choices)-1 {
 			return append(rules, jump(c.chain))
 		}
-		rules = append(rules, probability(c.size, left)+" "+jump(c.chain))
-		left -= c.size
+		rules = append(rules, probability(c.weight, left)+" "+jump(c.chain))
+		left -= c.weight
 	}
 	return rules
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -19,62 +20,71 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestChoiceIsUniform follows the rules that choose among endpoints and adds up
-// how likely they lead to each.
-func TestChoiceIsUniform(t *testing.T) {
+// TestChoice follows the rules that choose among endpoints and adds up how likely
+// they lead to each: in proportion to their weights, if these are not all alike.
+func TestChoice(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 10, flatPool, flatPool + 1, 100, 1000, 5000} {
-		endpoints := make([]string, n)
-		for i := range endpoints {
-			endpoints[i] = prefixEndpoint + hashOf(strconv.Itoa(n), strconv.Itoa(i))
+		for _, most := range []int{1, 3, 65535} {
+			testChoice(t, n, most)
 		}
-		rules, groups := choose(endpoints, "KUBE-SVC-TEST", 0)
-		chains := map[string][]string{"": rules}
-		for i, g := range groups {
-			if chains[g.name] != nil {
-				t.Fatalf("%d endpoints: chain %s twice", n, g.name)
+	}
+}
+
+func testChoice(t *testing.T, n, heaviest int) {
+	rng := rand.New(rand.NewPCG(uint64(n), uint64(heaviest)))
+	endpoints := make([]choice, n)
+	for i := range endpoints {
+		endpoints[i] = choice{prefixEndpoint + hashOf(strconv.Itoa(n), strconv.Itoa(i)), 1 + rng.IntN(heaviest)}
+	}
+	sum := float64(total(endpoints))
+	rules, groups := choose(endpoints, "KUBE-SVC-TEST", 0)
+	chains := map[string][]string{"": rules}
+	for i, g := range groups {
+		if chains[g.name] != nil {
+			t.Fatalf("%d endpoints: chain %s twice", n, g.name)
+		}
+		chains[g.name] = g.rules
+		for _, later := range groups[i+1:] {
+			if later.rank < g.rank && strings.Contains(strings.Join(later.rules, "\n"), g.name) {
+				t.Errorf("%d endpoints: a chain is written before one it leads to", n)
 			}
-			chains[g.name] = g.rules
-			for _, later := range groups[i+1:] {
-				if later.rank < g.rank && strings.Contains(strings.Join(later.rules, "\n"), g.name) {
-					t.Errorf("%d endpoints: a chain is written before one it leads to", n)
+		}
+	}
+	likely := map[string]float64{}
+	most := 0
+	var follow func(chain string, p float64, met int)
+	follow = func(chain string, p float64, met int) {
+		for i, rule := range chains[chain] {
+			q := p
+			if _, after, ok := strings.Cut(rule, "--probability "); ok {
+				share, err := strconv.ParseFloat(strings.Fields(after)[0], 64)
+				if err != nil {
+					t.Fatal(err)
 				}
+				q = p * share
 			}
-		}
-		likely := map[string]float64{}
-		most := 0
-		var follow func(chain string, p float64, met int)
-		follow = func(chain string, p float64, met int) {
-			for i, rule := range chains[chain] {
-				q := p
-				if _, after, ok := strings.Cut(rule, "--probability "); ok {
-					share, err := strconv.ParseFloat(strings.Fields(after)[0], 64)
-					if err != nil {
-						t.Fatal(err)
-					}
-					q = p * share
-				}
-				to := target([]byte(rule))
-				if chains[to] != nil {
-					follow(to, q, met+i+1)
-				} else {
-					likely[to] += q
-					most = max(most, met+i+1)
-				}
-				p -= q
+			to := target([]byte(rule))
+			if chains[to] != nil {
+				follow(to, q, met+i+1)
+			} else {
+				likely[to] += q
+				most = max(most, met+i+1)
 			}
-			if p > 1e-12 {
-				t.Errorf("%d endpoints: %g of the connections fall out of chain %q", n, p, chain)
-			}
+			p -= q
 		}
-		follow("", 1, 0)
-		for _, ep := range endpoints {
-			if math.Abs(likely[ep]*float64(n)-1) > 1e-4 {
-				t.Fatalf("%d endpoints: %s is chosen %g times as often as it should", n, ep, likely[ep]*float64(n))
-			}
+		if p > 1e-12 {
+			t.Errorf("%d endpoints: %g of the connections fall out of chain %q", n, p, chain)
 		}
-		if n > flatPool && most > 32*(1+int(math.Log2(float64(n))/5)) {
-			t.Errorf("%d endpoints: a connection may meet %d rules", n, most)
+	}
+	follow("", 1, 0)
+	for _, ep := range endpoints {
+		share := float64(ep.weight) / sum
+		if math.Abs(likely[ep.chain]-share) > share*1e-4+32*math.Exp2(-31) {
+			t.Fatalf("%d endpoints: %s is chosen %g times as often as it should", n, ep.chain, likely[ep.chain]/share)
 		}
+	}
+	if n > flatPool && most > 32*(1+int(math.Log2(float64(n))/5)) {
+		t.Errorf("%d endpoints: a connection may meet %d rules", n, most)
 	}
 }
 

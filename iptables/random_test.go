@@ -27,7 +27,7 @@ func TestRandomWorlds(t *testing.T) {
 		if testing.Short() {
 			worlds = 3
 		}
-		conformance.RunRandom(t, conformance.Options{New: newForWorld(flavour)}, conformance.Random{
+		conformance.RunRandom(t, conformance.Options{New: newForWorld(flavour), Skip: skips}, conformance.Random{
 			First: *seed, Worlds: worlds, For: max(0, *soak/2),
 			Dump: func(tb testing.TB, env conformance.Env, b ruleset.Backend) string { return dump(tb, b.(*Backend)) },
 		})

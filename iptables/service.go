@@ -52,6 +52,9 @@ func renderService(c *settings, local localTraffic, s *ruleset.Service) (rendere
 	if a := s.Port.Affinity; a < 0 || a > maxAffinity {
 		return rendered{}, fmt.Errorf("iptables: affinity of %v is more than %v", a, maxAffinity)
 	}
+	if h := s.Hash(); h != tracker.HashNone && r.refuseHash {
+		return rendered{}, fmt.Errorf("%w: %v", ErrHash, h)
+	}
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.Addr.IsValid() && tracker.FamilyOf(f.Addr) != c.family || f.Addr.Zone() != "" {
 			return rendered{}, fmt.Errorf("iptables: %v is no %v address", f.Addr, c.family)
@@ -152,7 +155,11 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 			c.rules = append(c.rules, "-m recent --rcheck --seconds "+seconds+" --reap --name "+name+" "+recent+" "+jump(name))
 		}
 	}
-	rules, groups := choose(names, c.name, 0)
+	choices := make([]choice, len(names))
+	for i, ep := range endpoints {
+		choices[i] = choice{names[i], max(1, int(ep.Weight))}
+	}
+	rules, groups := choose(choices, c.name, 0)
 	for _, g := range groups {
 		r.add(g)
 	}

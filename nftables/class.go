@@ -4,9 +4,11 @@ package nftables
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // class is how a connection is handled once its frontend is known, apart from
@@ -20,6 +22,8 @@ type class struct {
 	slots int
 	// affinity is the sticky pools' timeout, or 0.
 	affinity time.Duration
+	// hash is from what of a connection its slot follows.
+	hash tracker.Hash
 }
 
 // handling is what happens on the way to the pool.
@@ -39,7 +43,7 @@ const (
 func classOf(s *ruleset.Service, f *ruleset.Frontend) class {
 	c := class{firewall: len(f.Sources) != 0}
 	if f.Target == ruleset.ToCluster || f.Target == ruleset.ToLocal {
-		c.slots, c.affinity = slotsFor(len(s.Pool(f.Target))), s.Port.Affinity
+		c.slots, c.affinity, c.hash = classSlots(s, f.Target), s.Port.Affinity, s.Hash()
 	}
 	switch {
 	case f.Target == ruleset.Reject:
@@ -64,17 +68,18 @@ func nearClassOf(s *ruleset.Service, f *ruleset.Frontend) (class, bool) {
 	if !f.ShortCircuit() || f.Near != ruleset.ToCluster {
 		return class{}, false
 	}
-	return class{slots: slotsFor(len(s.Pool(ruleset.ToCluster))), affinity: s.Port.Affinity}, true
+	return class{slots: classSlots(s, ruleset.ToCluster), affinity: s.Port.Affinity, hash: s.Hash()}, true
 }
 
 // maxPlainClasses is how many classes without affinity there can be: eight for
 // each of the 80 numbers of slots that slotsFor gives for up to 1,048,576
-// endpoints, and six without a pool. Room is kept for all of them: affinity
+// endpoints and for each of the 9 sizes of a table with each of 2 hashes, and six
+// without a pool. Room is kept for all of them: affinity
 // timeouts are for users to choose, and whoever chooses very many must not leave
 // others' Services without a class. maxStickyClasses is how many with affinity
 // there can be.
 const (
-	maxPlainClasses  = 8*80 + 6
+	maxPlainClasses  = 8*(80+2*9) + 6
 	maxStickyClasses = maxClass - maxPlainClasses
 )
 
@@ -141,7 +146,9 @@ func (c *classes) use(ticket uint32, by int) {
 }
 
 // direct is the class that only sends to the pool.
-func (c class) direct() class { return class{slots: c.slots, affinity: c.affinity} }
+func (c class) direct() class {
+	return class{slots: c.slots, affinity: c.affinity, hash: c.hash}
+}
 
 // chain is the name of the class's chain.
 func (c class) chain() string {
@@ -172,10 +179,17 @@ func (c class) chain() string {
 }
 
 func (c class) size() string {
-	if c.affinity != 0 {
-		return fmt.Sprintf("%d-%ds", c.slots, seconds(c.affinity))
+	size := strconv.Itoa(c.slots)
+	switch c.hash {
+	case tracker.HashSource:
+		size = "by-source-" + size
+	case tracker.HashSourcePort:
+		size = "by-port-" + size
 	}
-	return fmt.Sprint(c.slots)
+	if c.affinity != 0 {
+		return fmt.Sprintf("%s-%ds", size, seconds(c.affinity))
+	}
+	return size
 }
 
 // unguarded is the class without its firewall.
@@ -214,7 +228,7 @@ func (c class) chainRules(w rules, local ruleset.LocalTraffic) []rule {
 		return []rule{w.notNear(local).with(w.markForMasquerade()...), toPool}
 	}
 	if c.affinity != 0 {
-		return w.stickyChain(c.slots, time.Duration(seconds(c.affinity))*time.Second)
+		return w.stickyChain(c, time.Duration(seconds(c.affinity))*time.Second)
 	}
-	return w.poolChain(c.slots)
+	return w.poolChain(c)
 }

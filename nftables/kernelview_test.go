@@ -76,7 +76,10 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 			if slices.Contains(pools[pool], "") {
 				tb.Errorf("pool %x has a hole: %v", pool, pools[pool])
 			}
-			eps := slices.Sorted(slices.Values(pools[pool]))
+			eps := pools[pool]
+			if !strings.Contains(chain, "-by-") { // else it matters which slot is whose
+				eps = slices.Sorted(slices.Values(eps))
+			}
 			v[kind+" "+place(e.key, f)] = fmt.Sprintf("%s %s %v", e.comment, chain, eps)
 		}
 	}
@@ -149,12 +152,26 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 		if s.Key.Family != f {
 			continue
 		}
-		line := func(class class, eps []*tracker.Endpoint) string {
+		line := func(class class, target ruleset.Target) string {
 			list := []string{}
-			for _, ep := range eps {
-				list = append(list, ep.Addr.String())
+			eps := s.Pool(target)
+			switch {
+			case class.hash != tracker.HashNone:
+				tab := s.Maglev(target, node.HashSeed)
+				for slot := range tab.Len() {
+					list = append(list, eps[tab.At(slot)].Addr.String())
+				}
+			case s.Weighted(target):
+				for i, n := range shares(eps) {
+					list = append(list, slices.Repeat([]string{eps[i].Addr.String()}, n)...)
+				}
+				slices.Sort(list)
+			default:
+				for _, ep := range eps {
+					list = append(list, ep.Addr.String())
+				}
+				slices.Sort(list)
 			}
-			slices.Sort(list)
 			return fmt.Sprintf("%s %s %v", nlbatch.Printable(s.Key.ServicePortName.String()), class.chain(), list)
 		}
 		for i := range s.Frontends {
@@ -163,10 +180,10 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 			if fr.Kind == ruleset.NodePort {
 				at = fmt.Sprintf("node port %d %d", protocolNumber(s.Key.Protocol), fr.Port)
 			}
-			v["service "+at] = line(classOf(s, fr), s.Pool(fr.Target))
+			v["service "+at] = line(classOf(s, fr), fr.Target)
 			if fr.ShortCircuit() && fr.Near == ruleset.ToCluster {
-				direct := class{slots: slotsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}
-				v["near "+at] = line(direct, s.Pool(ruleset.ToCluster))
+				direct := class{slots: classSlots(s, ruleset.ToCluster), affinity: s.Port.Affinity, hash: s.Hash()}
+				v["near "+at] = line(direct, ruleset.ToCluster)
 			}
 			if fr.Kind == ruleset.ClusterIP {
 				v["cluster IP "+fr.Addr.String()] = ""

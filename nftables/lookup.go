@@ -126,8 +126,7 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 				out = append(out, a)
 			}
 		})
-		slices.SortFunc(out, netip.AddrPort.Compare)
-		return out, err
+		return sorted(out), err
 	}
 	members := map[uint32]bool{}
 	err := l.each(setStickySlots, func(e element) {
@@ -142,8 +141,13 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 			}
 		})
 	}
-	slices.SortFunc(out, netip.AddrPort.Compare)
-	return out, err
+	return sorted(out), err
+}
+
+// sorted returns each address once: one may have several slots.
+func sorted(list []netip.AddrPort) []netip.AddrPort {
+	slices.SortFunc(list, netip.AddrPort.Compare)
+	return slices.Compact(list)
 }
 
 // each calls fn with the elements of a set.

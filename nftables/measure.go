@@ -30,10 +30,10 @@ func (t *table) measure(changes []ruleset.Change, clients, lingers int) (need ma
 
 // needs calls add with how many elements of a set the Service takes, at the most.
 func (t *table) needs(s *ruleset.Service, add func(k set, n int)) {
-	slots := len(s.Selection.Cluster) + len(s.Selection.Local)
+	slots := slotsOf(s, ruleset.ToCluster) + slotsOf(s, ruleset.ToLocal)
 	if s.Port.Affinity != 0 {
 		add(setStickySlots, slots)
-		add(setStickyEndpoints, slots)
+		add(setStickyEndpoints, len(s.Selection.Cluster)+len(s.Selection.Local))
 	} else {
 		add(setEndpoints, slots)
 	}
@@ -70,7 +70,11 @@ func (t *table) bytes(s *ruleset.Service) int {
 	comment := nlbatch.CommentSize(len(s.Key.Namespace) + len(s.Key.Name) + len(s.Key.Port) + len("//:/SCTP/IPv6 local"))
 	total, prefixes := 0, 0
 	t.needs(s, func(k set, n int) {
-		total += n * (t.elementSize[k] + comment)
+		size := t.elementSize[k]
+		if k != setEndpoints && k != setStickySlots { // which have no comments
+			size += comment
+		}
+		total += n * size
 		if k >= firstAllowed && !t.prefixes[int(k-firstAllowed)] {
 			prefixes++
 		}

@@ -19,17 +19,25 @@ type pool struct {
 	// endpoint they were sent to, by a number that an endpoint keeps as long as it
 	// is in the pool, because its slot may change.
 	affinity time.Duration
-	slots    []*tracker.Endpoint
-	members  []uint16 // the endpoints' numbers in a sticky pool, by slot
-	last     uint16   // the number given out last
-	wrapped  bool     // all numbers were given out once
+	// slots is the endpoints, each at the place of its slot, unless there is a table.
+	slots []*tracker.Endpoint
+	// numbered: the endpoints have numbers, as in a sticky pool and in one whose
+	// slots are not spread evenly; members is these, in the order of slots.
+	numbered bool
+	members  []uint16
+	// spread is how the slots are shared; table says, unless one endpoint has one
+	// slot, which endpoint each is of, by number.
+	spread  spread
+	table   []uint16
+	last    uint16 // the number given out last
+	wrapped bool   // all numbers were given out once
 	// adopted is the numbers that endpoints had in an earlier process, until the
 	// pool is first set.
 	adopted map[netip.AddrPort]uint16
 }
 
-// member returns a number no endpoint of the pool has, the longest unused first.
-func (p *pool) member() uint16 {
+// newMember returns a number no endpoint of the pool has, the longest unused first.
+func (p *pool) newMember() uint16 {
 	for {
 		p.last++
 		if p.last == 0 {
@@ -46,7 +54,7 @@ func (p *pool) member() uint16 {
 type poolChange struct {
 	before int            // number of slots in use before
 	slots  []int          // slots whose content changed, sorted
-	gone   []uint16       // numbers that are no longer in use, of a sticky pool
+	gone   []uint16       // numbers that are no longer in use, where there are any
 	come   []memberChange // and those that are new
 }
 
@@ -55,9 +63,10 @@ type memberChange struct {
 	addr   netip.AddrPort
 }
 
-// set replaces the pool's endpoints, given as a list that was old. Endpoints
-// that stay keep their slots as far as possible, so that few elements change.
-func (p *pool) set(old, list []*tracker.Endpoint, c *poolChange) {
+// setEndpoints replaces the pool's endpoints, given as a list that was old.
+// Endpoints that stay keep their slots as far as possible, so that few elements
+// change.
+func (p *pool) setEndpoints(old, list []*tracker.Endpoint, c *poolChange) {
 	*c = poolChange{before: len(p.slots), slots: c.slots[:0], gone: c.gone[:0], come: c.come[:0]}
 	old, list = differing(old, list)
 	if len(old) == 0 && len(list) == 0 {
@@ -95,13 +104,13 @@ func (p *pool) set(old, list []*tracker.Endpoint, c *poolChange) {
 			p.leave(slot, c)
 		} else {
 			p.slots = append(p.slots, nil)
-			if p.affinity != 0 {
+			if p.numbered {
 				p.members = append(p.members, 0)
 			}
 		}
 		p.slots[slot] = ep
-		if p.affinity != 0 {
-			p.members[slot] = p.member()
+		if p.numbered {
+			p.members[slot] = p.newMember()
 			c.come = append(c.come, memberChange{p.members[slot], ep.Addr})
 		}
 		c.slots = append(c.slots, slot)
@@ -113,7 +122,7 @@ func (p *pool) set(old, list []*tracker.Endpoint, c *poolChange) {
 		end := len(p.slots) - 1
 		if slot != end {
 			p.slots[slot] = p.slots[end]
-			if p.affinity != 0 {
+			if p.numbered {
 				p.members[slot] = p.members[end]
 			}
 			c.slots = append(c.slots, slot)
@@ -121,7 +130,7 @@ func (p *pool) set(old, list []*tracker.Endpoint, c *poolChange) {
 		c.slots = append(c.slots, end)
 		p.slots[end] = nil
 		p.slots = p.slots[:end]
-		if p.affinity != 0 {
+		if p.numbered {
 			p.members = p.members[:end]
 		}
 	}
@@ -148,7 +157,7 @@ func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
 	for slot := range list {
 		c.slots = append(c.slots, slot)
 	}
-	if p.affinity == 0 {
+	if !p.numbered {
 		return
 	}
 	p.members = make([]uint16, len(list))
@@ -179,7 +188,7 @@ func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
 // of endpoints that are gone are taken as long as there are others.
 func (p *pool) unusedMember(taken map[uint16]bool) uint16 {
 	if taken == nil {
-		return p.member()
+		return p.newMember()
 	}
 	if len(taken) >= maxStickyEndpoints {
 		clear(taken)
@@ -195,7 +204,7 @@ func (p *pool) unusedMember(taken map[uint16]bool) uint16 {
 
 // leave notes that the endpoint in the slot is gone.
 func (p *pool) leave(slot int, c *poolChange) {
-	if p.affinity != 0 {
+	if p.numbered {
 		c.gone = append(c.gone, p.members[slot])
 		p.members[slot] = 0
 	}

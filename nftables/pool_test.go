@@ -43,7 +43,7 @@ func TestPoolAgainstModel(t *testing.T) {
 				i := rng.IntN(len(next))
 				next[i] = &tracker.Endpoint{Addr: next[i].Addr, Serving: true}
 			}
-			p.set(list, next, &c)
+			p.set(list, next, spread{}, nil, &c)
 
 			come, gone := difference(list, next)
 			if limit := 2 * (come + gone); len(c.slots) > limit {
@@ -130,10 +130,10 @@ func TestPoolNumbersWrap(t *testing.T) {
 	stays := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:80")}
 	var c poolChange
 	list := []*tracker.Endpoint{stays}
-	p.set(nil, list, &c)
+	p.set(nil, list, spread{}, nil, &c)
 	for i := range 1 << 17 {
 		next := []*tracker.Endpoint{stays, {Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 80)}}
-		p.set(list, next, &c)
+		p.set(list, next, spread{}, nil, &c)
 		list = next
 		if p.members[0] != 1 || p.members[1] == 1 || p.members[1] == 0 {
 			t.Fatalf("change %d: numbers %v", i, p.members)
@@ -171,7 +171,7 @@ func TestAdoptedNumbersStay(t *testing.T) {
 			delete(gone, old[addr(first+i)])
 		}
 		var c poolChange
-		p.set(nil, list, &c)
+		p.set(nil, list, spread{}, nil, &c)
 		seen := map[uint16]bool{}
 		for _, m := range c.come {
 			if n, ok := old[m.addr]; ok && n != m.number {
@@ -190,7 +190,7 @@ func TestAdoptedNumbersStay(t *testing.T) {
 		}
 		// What comes later must not clash either.
 		next := append(slices.Clone(list[1:]), &tracker.Endpoint{Addr: addr(1 << 20)})
-		p.set(list, next, &c)
+		p.set(list, next, spread{}, nil, &c)
 		count := map[uint16]int{}
 		for _, n := range p.members {
 			if count[n]++; count[n] > 1 {

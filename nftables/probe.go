@@ -77,6 +77,7 @@ func (b *Backend) probe() error {
 			t.class(c, w)
 		}
 		t.nearClass(class{slots: 1, affinity: 10800e9}, w)
+		t.class(class{slots: 251, hash: tracker.HashSourcePort}, w)
 		t.prefix(f.Bits()/2, w)
 		batch, err := w.finish([]*table{t})
 		if err != nil {

@@ -152,7 +152,7 @@ func (t *table) setNode(n *ruleset.Node, w *writer) {
 // needsRewrite reports whether what differs between the nodes is part of the
 // rules of many chains or of what was decided for every endpoint.
 func needsRewrite(old, now *ruleset.Node) bool {
-	return old.Info.Name != now.Info.Name ||
+	return old.Info.Name != now.Info.Name || old.HashSeed != now.HashSeed ||
 		old.LocalTraffic.Bridge != now.LocalTraffic.Bridge ||
 		old.LocalTraffic.InterfacePrefix != now.LocalTraffic.InterfacePrefix ||
 		!slices.Equal(old.LocalTraffic.CIDRs, now.LocalTraffic.CIDRs)

@@ -22,6 +22,9 @@ const firstReg = unix.NFT_REG32_00
 // dynsetDataReg holds what is put into sticky-clients: behind the longest key.
 const dynsetDataReg = firstReg + 8
 
+// hashReg is where what is hashed begins.
+const hashReg = firstReg + 8
+
 // Numbers that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h):
 // NFTA_BITWISE_OP, NFTA_BITWISE_DATA, NFT_BITWISE_LSHIFT, NFT_DYNSET_OP_DELETE.
 const (
@@ -50,6 +53,8 @@ type rules struct {
 	family tracker.Family
 	// mark is the bit of the packet's mark that asks for masquerading.
 	mark uint32
+	// seed is that of the hashes, not 0: the kernel takes that for any.
+	seed uint32
 }
 
 func (w rules) addrLen() uint32 { return uint32(w.family.Bits() / 8) }
@@ -85,6 +90,11 @@ func dport(reg uint32) part {
 // service loads the key of the service maps: address, protocol and port.
 func (w rules) service(reg uint32) []part {
 	return []part{w.daddr(reg), proto(reg + w.words()), dport(reg + w.words() + 1)}
+}
+
+// sport loads the source port.
+func sport(reg uint32) part {
+	return of(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2})
 }
 
 func load(key expr.MetaKey, reg uint32) part { return of(&expr.Meta{Key: key, Register: reg}) }
@@ -284,12 +294,32 @@ func (w rules) allowedSource(bits int) rule {
 	return r.with(w.service(firstReg+w.words())...).with(in(allowed(bits)), returnChain())
 }
 
-// poolChain draws a slot and sends the connection to the endpoint in it.
-func (w rules) poolChain(slots int) []rule {
-	draw := func(n int) rule {
-		return rule(ticketPart(poolMask)).with(random(uint32(n)), found(setEndpoints), w.dnat())
+// hashed loads a number below n, which follows from the connection's source, behind
+// a pool's number: the Jenkins hash of the address and, where that is asked for,
+// the port, scaled down (linux/netfilter/nf_tables.h, NFT_HASH_JENKINS).
+func (w rules) hashed(h tracker.Hash, n uint32) []part {
+	parts, length := []part{w.saddr(hashReg)}, w.addrLen()
+	if h == tracker.HashSourcePort {
+		parts, length = append(parts, sport(hashReg+w.words())), length+4
 	}
-	if slots <= exactSlots {
+	return append(parts, of(&expr.Hash{
+		SourceRegister: hashReg, DestRegister: firstReg + 1, Length: length,
+		Modulus: n, Seed: w.seed, Type: expr.HashTypeJenkins,
+	}))
+}
+
+// poolChain draws a slot, or finds it by a hash, and sends the connection to the
+// endpoint in it.
+func (w rules) poolChain(c class) []rule {
+	send := func(slot ...part) rule {
+		return rule(ticketPart(poolMask)).with(slot...).with(found(setEndpoints), w.dnat())
+	}
+	draw := func(n int) rule { return send(random(uint32(n))) }
+	slots := c.slots
+	switch {
+	case c.hash != tracker.HashNone:
+		return []rule{send(w.hashed(c.hash, uint32(slots))...)}
+	case slots <= exactSlots:
 		return []rule{draw(slots)}
 	}
 	// Fewer than one draw in five finds an empty slot. Should four in a row, the
@@ -298,8 +328,10 @@ func (w rules) poolChain(slots int) []rule {
 }
 
 // stickyChain sends the connection to the endpoint that its client was sent to
-// last, if that still is one, and otherwise draws one and remembers it.
-func (w rules) stickyChain(slots int, timeout time.Duration) []rule {
+// last, if that still is one, and otherwise draws one, or finds it by a hash, and
+// remembers it.
+func (w rules) stickyChain(c class, timeout time.Duration) []rule {
+	slots := c.slots
 	client := append(ticketPart(stickyMask), w.saddr(firstReg+1))
 	remember := func(op uint32) rule {
 		return rule(client).with(load(expr.MetaKeyPRIORITY, dynsetDataReg), of(&expr.Dynset{
@@ -311,7 +343,11 @@ func (w rules) stickyChain(slots int, timeout time.Duration) []rule {
 	send := rule{load(expr.MetaKeyPRIORITY, firstReg), found(setStickyEndpoints), w.dnat()}
 	known := []part{load(expr.MetaKeyPRIORITY, firstReg), masked(firstReg, ^uint32(stickyMask), 0), differs(firstReg, word(0))}
 	draw := func(n int) rule {
-		return rule(ticketPart(stickyMask)).with(random(uint32(n)), found(setStickySlots), setTicket())
+		slot := []part{random(uint32(n))}
+		if c.hash != tracker.HashNone {
+			slot = w.hashed(c.hash, uint32(n))
+		}
+		return rule(ticketPart(stickyMask)).with(slot...).with(found(setStickySlots), setTicket())
 	}
 
 	rules := []rule{
@@ -325,7 +361,7 @@ func (w rules) stickyChain(slots int, timeout time.Duration) []rule {
 	// A draw whose slot was empty leaves the ticket as it was. One that hit turns it
 	// into an endpoint's, whose pool part the next draw would start from again: so
 	// the surest comes first and the most even last.
-	if slots > exactSlots {
+	if slots > exactSlots && c.hash == tracker.HashNone {
 		rules = append(rules, draw(slotsBelow(slots)), draw(slots), draw(slots), draw(slots))
 	}
 	return append(rules,

@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -78,6 +79,7 @@ var (
 	errTooManyPools     = errors.New("too many Services with endpoints (at most 1048575 pools a family)")
 	errTooManySticky    = errors.New("too many Services with client affinity (at most 32767 pools a family)")
 	errTooManyEndpoints = fmt.Errorf("too many endpoints for client affinity (at most %d)", maxStickyEndpoints)
+	errTooManySpread    = fmt.Errorf("too many endpoints for weights or a hash (at most %d)", maxSpreadEndpoints)
 	errTooManyClasses   = fmt.Errorf("too many different combinations of endpoint counts and affinity timeouts (at most %d a family)", maxStickyClasses)
 	errProtocol         = errors.New("protocol is not TCP, UDP or SCTP")
 )
@@ -161,6 +163,11 @@ func (t *table) check(s *ruleset.Service) error {
 	}
 	if n := max(len(s.Selection.Cluster), len(s.Selection.Local)); s.Port.Affinity != 0 && n > maxStickyEndpoints {
 		return fmt.Errorf("%d endpoints: %w", n, errTooManyEndpoints)
+	}
+	for _, target := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
+		if n := len(s.Pool(target)); n > maxSpreadEndpoints && spreadOf(s, target) != (spread{}) {
+			return fmt.Errorf("%d endpoints: %w", n, errTooManySpread)
+		}
 	}
 	if missing := t.missingClasses(s); !t.classes.room(missing) {
 		return errTooManyClasses
@@ -286,7 +293,7 @@ func (s *service) endpoints(target ruleset.Target) []*tracker.Endpoint {
 func (t *table) replacePool(old, now *service, target ruleset.Target, w *writer) {
 	was, is := old.pool(target), now.pool(target)
 	if was != nil && was != is {
-		was.set(old.endpoints(target), nil, &w.pool)
+		was.set(old.endpoints(target), nil, spread{}, nil, &w.pool)
 		t.writePool(was, "", w)
 		t.freeNumber(was)
 	}
@@ -294,14 +301,16 @@ func (t *table) replacePool(old, now *service, target ruleset.Target, w *writer)
 		return
 	}
 	var before []*tracker.Endpoint
+	how := spreadOf(now.rule, target)
 	if was == is {
 		before = old.endpoints(target)
-		if sameSlice(before, now.endpoints(target)) {
+		if how == is.spread && sameSlice(before, now.endpoints(target)) {
 			is.affinity = now.rule.Port.Affinity
 			return
 		}
 	}
-	is.set(before, now.endpoints(target), &w.pool)
+	hashed := func() *maglev.Table { return now.rule.Maglev(target, t.node.HashSeed) }
+	is.set(before, now.endpoints(target), how, hashed, &w.pool)
 	is.affinity = now.rule.Port.Affinity
 	comment := ""
 	if is.affinity != 0 {
@@ -317,13 +326,17 @@ func sameSlice(a, b []*tracker.Endpoint) bool {
 // writePool writes what w.pool says changed.
 func (t *table) writePool(p *pool, comment string, w *writer) {
 	c := &w.pool
+	addr := p.addresses()
 	for _, slot := range c.slots {
 		if slot < c.before {
 			w.deleteSlot(t, p, slot)
 		}
-		if slot < len(p.slots) {
-			w.addSlot(t, p, slot)
+		if slot < p.size() {
+			w.addSlot(t, p, slot, addr(slot))
 		}
+	}
+	if p.affinity == 0 {
+		return
 	}
 	for _, n := range c.gone {
 		w.deleteMember(t, p, n)

@@ -130,7 +130,9 @@ func protoFamily(f tracker.Family) byte {
 	return unix.NFPROTO_IPV4
 }
 
-func (w *writer) rules(t *table) rules { return rules{family: t.family, mark: w.mark} }
+func (w *writer) rules(t *table) rules {
+	return rules{family: t.family, mark: w.mark, seed: hashSeed(t.node)}
+}
 
 func (w *writer) adds(t *table, s set) *nlbatch.Elements {
 	t.count[s]++
@@ -202,15 +204,15 @@ func slotKey(p *pool, slot int) (key buffer, n int) {
 	return key, key.word(n, uint32(slot))
 }
 
-func (w *writer) addSlot(t *table, p *pool, slot int) {
+// addSlot adds the slot, which is of the endpoint at ep.
+func (w *writer) addSlot(t *table, p *pool, slot int, ep netip.AddrPort) {
 	key, n := slotKey(p, slot)
 	var data buffer
 	if p.affinity != 0 {
-		m := data.word(0, p.number<<stickyShift|uint32(p.members[slot]))
+		m := data.word(0, p.number<<stickyShift|uint32(p.member(slot)))
 		w.adds(t, setStickySlots).Add(key[:n], data[:m], "")
 		return
 	}
-	ep := p.slots[slot].Addr
 	m := data.port(data.addr(0, ep.Addr()), ep.Port())
 	w.adds(t, setEndpoints).Add(key[:n], data[:m], "")
 }

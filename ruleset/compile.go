@@ -41,16 +41,17 @@ func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Service {
 	s.Key = p.Port.Key
 	s.Port = p.Port
 	s.Endpoints = p.Endpoints
-	s.Selection = tracker.Select(p.Port, weighted(p.Endpoints), n.Info, o)
+	s.uniform = uniform(p.Endpoints)
+	s.Selection = tracker.Select(p.Port, weighted(p.Endpoints, s.uniform), n.Info, o)
 	s.Frontends = frontends(s.Frontends, p.Port, &s.Selection, n)
 	return s
 }
 
 // weighted returns the endpoints that may take new connections as far as their
 // weights go. One of weight 0 counts as one that neither is ready nor serves.
-func weighted(eps []*tracker.Endpoint) []*tracker.Endpoint {
+func weighted(eps []*tracker.Endpoint, uniform bool) []*tracker.Endpoint {
 	none := func(ep *tracker.Endpoint) bool { return ep != nil && ep.Weight == 0 }
-	if !slices.ContainsFunc(eps, none) {
+	if uniform && (len(eps) == 0 || eps[0] != nil && eps[0].Weight != 0) || !slices.ContainsFunc(eps, none) {
 		return eps
 	}
 	return slices.DeleteFunc(slices.Clone(eps), none)

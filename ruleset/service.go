@@ -29,6 +29,10 @@ type Service struct {
 	// external IPs, load-balancer IPs and the NodePort. No two have the same
 	// address and port.
 	Frontends []Frontend
+
+	// uniform: all of Endpoints have the same weight. It is a shortcut of Weighted,
+	// and false in a Service that was made by hand.
+	uniform bool
 }
 
 // Pool returns the endpoints that t stands for: nil for [Reject] and [Drop].

@@ -31,6 +31,8 @@ type Params struct {
 	Protocols []v1.Protocol
 	// Affinity has some Services ask for it.
 	Affinity bool
+	// Weights has some endpoints have weights, and Hash some Services ask for a hash.
+	Weights, Hash bool
 	// Services is about how many there are; 0 is 6.
 	Services int
 }
@@ -196,6 +198,9 @@ func (g *Generator) setService(i int) Op {
 		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
 	}
+	if g.p.Hash && g.chance(4) {
+		SetHash(s, tracker.Hash(1+g.rng.IntN(2)))
+	}
 	switch g.rng.IntN(20) {
 	case 0:
 		s.Spec.ClusterIP, s.Spec.ClusterIPs = v1.ClusterIPNone, []string{v1.ClusterIPNone}
@@ -244,7 +249,7 @@ func (g *Generator) slice(i int, f tracker.Family, id string, hints int) *discov
 		}
 	}
 	count := g.rng.IntN(5)
-	terminating := g.chance(8)
+	terminating, weights := g.chance(8), g.p.Weights && g.chance(3)
 	for _, k := range g.rng.Perm(len(g.p.Backends))[:min(count, len(g.p.Backends))] {
 		b := g.p.Backends[k]
 		if !slices.Contains(b.Ports, at) {
@@ -266,6 +271,9 @@ func (g *Generator) slice(i int, f tracker.Family, id string, hints int) *discov
 			ep.Hints = &discovery.EndpointHints{ForNodes: []discovery.ForNode{{Name: b.Node}}}
 		}
 		es.Endpoints = append(es.Endpoints, ep)
+		if weights {
+			SetWeight(es, ep.Addresses[0], g.rng.IntN(5))
+		}
 	}
 	return es
 }

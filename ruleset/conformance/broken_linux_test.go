@@ -25,7 +25,7 @@ type broken struct {
 	// backend has faults of its own, or distorts what it is told.
 	faults  faults
 	distort func(*ruleset.Delta)
-	// skip is what it declares not to do.
+	// skip is what it declares not to do, nil for what the reference does not.
 	skip map[Feature]string
 	// world is one that must fail, and complaint what it must say.
 	world, complaint string
@@ -160,7 +160,18 @@ func brokenBackends() []broken {
 			world: "everything together", complaint: `not among the endpoints allowed`,
 		}, {
 			name: "is uneven", faults: faults{uneven: true},
-			world: "distribution", complaint: `went to 5 endpoints unevenly`,
+			world: "distribution", complaint: `went to 5 endpoints otherwise than by weight`,
+		}, {
+			name: "ignores weights", distort: eachService(func(s *ruleset.Service) { s.Selection.Cluster = equalWeights(s.Selection.Cluster) }),
+			world: "weights", complaint: `went to 5 endpoints otherwise than by weight`,
+		}, {
+			name: "sends to endpoints of weight 0", distort: eachService(func(s *ruleset.Service) {
+				s.Selection.Cluster = equalWeights(s.Endpoints)
+			}),
+			world: "weight 0", complaint: `not among the endpoints allowed`,
+		}, {
+			name: "says it hashes and does not", skip: map[Feature]string{},
+			world: "hash of the source", complaint: `was moved from .* for no reason`,
 		}, {
 			name: "has gaps", faults: faults{gap: 20 * time.Millisecond},
 			world: "changes under load", complaint: `connections, [1-9][0-9]* failed`,
@@ -198,7 +209,7 @@ func TestBroken(t *testing.T) {
 func backend(t *testing.T) Options {
 	name := os.Getenv(brokenEnv)
 	if name == "" {
-		return Options{New: func(testing.TB, Env) ruleset.Backend { return &reference{} }}
+		return Options{Skip: referenceSkips, New: func(testing.TB, Env) ruleset.Backend { return &reference{} }}
 	}
 	all := brokenBackends()
 	i := slices.IndexFunc(all, func(b broken) bool { return b.name == name })
@@ -206,6 +217,9 @@ func backend(t *testing.T) Options {
 		t.Fatalf("no broken backend is named %q", name)
 	}
 	b := all[i]
+	if b.skip == nil {
+		b.skip = referenceSkips
+	}
 	return Options{Skip: b.skip, New: func(testing.TB, Env) ruleset.Backend {
 		r := &reference{faults: b.faults}
 		if b.distort == nil {
@@ -218,6 +232,20 @@ func backend(t *testing.T) Options {
 			return r.Apply(ctx, &own)
 		})
 	}}
+}
+
+// referenceSkips is what the reference does not do.
+var referenceSkips = map[Feature]string{ConsistentHash: "a table of slots is no plain rule"}
+
+// equalWeights returns copies of endpoints that count alike.
+func equalWeights(eps []*tracker.Endpoint) []*tracker.Endpoint {
+	out := make([]*tracker.Endpoint, len(eps))
+	for i, ep := range eps {
+		c := *ep
+		c.Weight = 1
+		out[i] = &c
+	}
+	return out
 }
 
 // eachService distorts copies of the Services in a delta.

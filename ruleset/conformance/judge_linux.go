@@ -131,11 +131,15 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 }
 
 // judgeForward connects until every endpoint was reached. One of n that is used
-// as often as the others is missed by 30n connections with a probability of e^-30.
+// as often as the others is missed by 30n connections with a probability of e^-30;
+// where there are weights, n is that of the lightest among as many of its kind.
 func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v ruleset.Verdict) error {
 	n := len(v.Endpoints)
+	sum, least := w.totalWeight(v)
+	_, never := w.options.Skip[ConsistentHash]
+	fixed := v.Affinity != 0 || v.Hash == tracker.HashSource && !never
 	seen := map[netip.AddrPort]int{}
-	for i := 0; i < 30*n && (len(seen) < n || i < n+2); i++ {
+	for i := 0; i < 30*((sum+least-1)/least) && (len(seen) < n || i < n+2); i++ {
 		// A backend that takes turns may be in step with several hosts, each of which
 		// then always gets the same endpoint.
 		if i > 3*n {
@@ -148,14 +152,14 @@ func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v 
 		}
 		seen[ep.Addr]++
 		// Who stays with an endpoint sees no other, but will stay.
-		if v.Affinity != 0 && i == n+1 {
+		if fixed && i == n+1 {
 			break
 		}
 	}
-	if v.Affinity != 0 && len(seen) != 1 {
-		return fmt.Errorf("client affinity, but connections went to %d endpoints (%s)", len(seen), counts(seen))
+	if fixed && len(seen) != 1 {
+		return fmt.Errorf("client affinity or a hash of the source, but connections went to %d endpoints (%s)", len(seen), counts(seen))
 	}
-	if v.Affinity == 0 && len(seen) != n {
+	if !fixed && len(seen) != n {
 		return fmt.Errorf("of %d endpoints only %d were ever used (%s): %s", n, len(seen), counts(seen), v.Rule)
 	}
 	return nil

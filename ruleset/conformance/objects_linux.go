@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/go-proxier/proxier/internal/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -31,6 +32,7 @@ type service struct {
 	internalLocal  bool
 	externalLocal  bool
 	affinity       int32 // seconds, 0 for none
+	hash           tracker.Hash
 	endpoints      []endpoint
 }
 
@@ -50,6 +52,7 @@ type endpoint struct {
 	// endpoint serves if it is ready, or if serving is set.
 	unready, serving, terminating bool
 	zones, nodes                  []string
+	weight                        *int // nil is 1
 }
 
 // on returns ready endpoints.
@@ -155,6 +158,7 @@ func (s *service) object(families []tracker.Family) *v1.Service {
 	if s.externalLocal {
 		o.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 	}
+	worldgen.SetHash(o, s.hash)
 	if s.affinity != 0 {
 		o.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 		o.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &s.affinity}}
@@ -192,6 +196,9 @@ func (s *service) slice(f tracker.Family, pods []pod) *discovery.EndpointSlice {
 			}
 		}
 		o.Endpoints = append(o.Endpoints, out)
+		if e.weight != nil {
+			worldgen.SetWeight(o, out.Addresses[0], *e.weight)
+		}
 	}
 	return o
 }

@@ -78,6 +78,12 @@ const (
 	Restart Feature = "restart"
 	// Distribution: choosing among endpoints evenly.
 	Distribution Feature = "distribution"
+	// WeightedEndpoints: weights of endpoints, [tracker.Endpoint].Weight. Without,
+	// each endpoint in a pool counts alike.
+	WeightedEndpoints Feature = "weighted endpoints"
+	// ConsistentHash: choosing endpoints as [tracker.ServicePort].Hash says, all nodes
+	// alike. Without, they are chosen as where nothing is said.
+	ConsistentHash Feature = "consistent hash"
 	// SourceAddress: letting endpoints see the client's address where nothing calls
 	// for masquerading. No world is skipped for it; but a backend without it, such
 	// as one that makes connections of its own, must show its endpoints an address

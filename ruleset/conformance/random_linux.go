@@ -132,6 +132,8 @@ func (w *randomWorld) generator(world *World) *worldgen.Generator {
 		LoadBalancerIP: func(f tracker.Family, n int) netip.Addr { return loadBalancerIP(n, 0).at(f).Addr() },
 		Protocols:      []v1.Protocol{tcp, udp},
 		Affinity:       !skip(Affinity),
+		Weights:        !skip(WeightedEndpoints),
+		Hash:           !skip(ConsistentHash),
 	}
 	for _, pod := range world.net.pods {
 		p.Backends = append(p.Backends, worldgen.Backend{Node: pod.node, Addr: pod.addr, Ports: []uint16{podPort, podPort2}})
@@ -308,9 +310,12 @@ func (w *randomWorld) packets(world *World) []packet {
 			from: hosts[w.rng.IntN(len(hosts))], f: tracker.FamilyOf(a.Addr()),
 			row: row{proto: proto, to: target{name: "it", at: func(tracker.Family) netip.AddrPort { return a }}},
 		}
-		// An answer from the other node to its own pod would not come by this one.
+		// An answer from the other node to its own pod would not come by this one, and
+		// a pod's connection to itself begins at its own node.
 		v := world.trace(snapshot, p)
-		if strings.HasPrefix(p.from, remoteName) && slices.ContainsFunc(v.Endpoints, func(ep *tracker.Endpoint) bool { return ep.Node == remoteName && !v.MasqueradeTo(ep) }) {
+		if strings.HasPrefix(p.from, remoteName) && slices.ContainsFunc(v.Endpoints, func(ep *tracker.Endpoint) bool {
+			return ep.Node == remoteName && (!v.MasqueradeTo(ep) || ep.Addr.Addr() == world.net.hosts[p.from].addr(p.f))
+		}) {
 			p.from = "client1"
 		}
 		out = append(out, p)

@@ -305,9 +305,14 @@ func (r *reference) pools(s *script, svc *ruleset.Service) {
 		if r.faults.uneven && len(eps) != 0 {
 			s.add(chain, "numgen random mod 8 == 0 %s", send(eps[0]))
 		}
-		for i, ep := range eps {
-			if left := len(eps) - i; left > 1 {
-				s.add(chain, "numgen random mod %d == 0 %s", left, send(ep))
+		left := 0
+		for _, ep := range eps {
+			left += int(ep.Weight)
+		}
+		for _, ep := range eps {
+			if weight := int(ep.Weight); left > weight {
+				s.add(chain, "numgen random mod %d < %d %s", left, weight, send(ep))
+				left -= weight
 			} else {
 				s.add(chain, "%s", send(ep))
 			}

@@ -27,6 +27,8 @@ func Run(t *testing.T, o Options) {
 		affinityWorlds(),
 		changeWorlds(),
 		togetherWorlds(),
+		weightWorlds(),
+		hashWorlds(),
 		clusterIPWorlds(),
 		nodePortWorlds(),
 		externalWorlds(),

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -29,6 +30,9 @@ type World struct {
 	// services is what setService was last given.
 	services map[string]*service
 }
+
+// hashSeed is every world's.
+const hashSeed = 0x70726f78696572
 
 // config is what a world has of its own.
 type config struct {
@@ -85,6 +89,9 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 	w.Tracker, err = tracker.New(tracker.Config{
 		Node:     tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(families, primary)},
 		Families: families,
+		// Objects say by annotations what the API has no fields for.
+		OnService:  worldgen.OnService,
+		OnEndpoint: worldgen.OnEndpoint,
 	})
 	if err != nil {
 		tb.Fatal(err)
@@ -95,6 +102,7 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 		LocalTraffic:      *c.localTraffic,
 		NodePortAddresses: addresses,
 		ServiceCIDRs:      each(families, serviceCIDR),
+		HashSeed:          hashSeed,
 	})
 	if err != nil {
 		tb.Fatal(err)

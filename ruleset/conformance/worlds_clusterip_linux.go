@@ -184,7 +184,7 @@ func clusterIPWorlds() []world {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(pods...)})
 			w.Sync()
 			for _, f := range w.Env.Families {
-				w.distribution(f, clusterIP(1, 80).at(f), len(pods))
+				w.distribution(f, clusterIP(1, 80).at(f), equally(pods))
 			}
 		}},
 
@@ -192,7 +192,7 @@ func clusterIPWorlds() []world {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(remotes(manyPods)...)})
 			w.Sync()
 			for _, f := range w.Env.Families {
-				w.distribution(f, clusterIP(1, 80).at(f), manyPods)
+				w.distribution(f, clusterIP(1, 80).at(f), equally(remotes(manyPods)))
 			}
 		}},
 
@@ -219,11 +219,27 @@ func remotes(n int) (names []string) {
 	return names
 }
 
-// distribution sends many UDP requests and fails if so uneven an outcome has a
-// probability of less than one in a million, by Pearson's chi-squared test. n,
-// the number of endpoints, must be odd.
-func (w *World) distribution(f tracker.Family, to netip.AddrPort, n int) {
+// equally returns a weight of 1 for each pod.
+func equally(pods []string) map[string]int {
+	out := map[string]int{}
+	for _, p := range pods {
+		out[p] = 1
+	}
+	return out
+}
+
+// distribution sends many UDP requests and fails if an outcome so far from the
+// pods' weights has a probability of less than one in a million, by Pearson's
+// chi-squared test. The number of those that are not 0 must be odd.
+func (w *World) distribution(f tracker.Family, to netip.AddrPort, weights map[string]int) {
 	w.tb.Helper()
+	n, sum := 0, 0
+	for _, weight := range weights {
+		sum += weight
+		if weight != 0 {
+			n++
+		}
+	}
 	const requests, workers = 2000, 4
 	var (
 		mu   sync.Mutex
@@ -245,11 +261,18 @@ func (w *World) distribution(f tracker.Family, to netip.AddrPort, n int) {
 		})
 	}
 	wg.Wait()
-	want := float64(requests) / float64(n)
-	chi2 := float64(n-len(seen)) * want
-	for _, got := range seen {
-		chi2 += (float64(got) - want) * (float64(got) - want) / want
+	chi2 := 0.0
+	for ep, got := range seen {
+		weight := weights[w.podAt(f, ep.Addr())]
+		if weight == 0 {
+			w.tb.Errorf("%s: %d requests went to %s, which must have none", f, got, ep)
+			return
+		}
+		want := float64(requests) * float64(weight) / float64(sum)
+		// What an endpoint without requests adds is made up for below.
+		chi2 += (float64(got)-want)*(float64(got)-want)/want - want
 	}
+	chi2 += requests
 	// With an even number 2k of degrees of freedom, a value above x has the
 	// probability e^(-x/2) * sum of (x/2)^i/i! for i < k.
 	p, term := 0.0, math.Exp(-chi2/2)
@@ -258,6 +281,6 @@ func (w *World) distribution(f tracker.Family, to netip.AddrPort, n int) {
 		term *= chi2 / 2 / float64(i+1)
 	}
 	if p < 1e-6 {
-		w.tb.Errorf("%s: %d requests went to %d endpoints unevenly: %s (chi-squared %.1f)", f, requests, n, counts(seen), chi2)
+		w.tb.Errorf("%s: %d requests went to %d endpoints otherwise than by weight: %s (chi-squared %.1f)", f, requests, n, counts(seen), chi2)
 	}
 }

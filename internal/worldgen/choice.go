@@ -1,0 +1,51 @@
+package worldgen
+
+import (
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Annotations by which objects say what the API has no fields for: a Service's
+// hash, and behind weightPrefix an address's weight.
+const (
+	hashAnnotation = "hash"
+	weightPrefix   = "weight-of-"
+)
+
+// SetHash has the Service's endpoints chosen by a hash.
+func SetHash(s *v1.Service, h tracker.Hash) {
+	if h != tracker.HashNone {
+		metav1.SetMetaDataAnnotation(&s.ObjectMeta, hashAnnotation, strconv.Itoa(int(h)))
+	}
+}
+
+// SetWeight gives the endpoint with the address a weight.
+func SetWeight(s *discovery.EndpointSlice, address string, weight int) {
+	metav1.SetMetaDataAnnotation(&s.ObjectMeta, weightPrefix+strings.ReplaceAll(address, ":", "-"), strconv.Itoa(weight))
+}
+
+// OnService is the hook of a tracker that heeds what SetHash said.
+func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+	if v, ok := s.Annotations[hashAnnotation]; ok {
+		h, err := strconv.ParseUint(v, 10, 8)
+		p.Hash = tracker.Hash(h)
+		return err
+	}
+	return nil
+}
+
+// OnEndpoint is the hook of a tracker that heeds what SetWeight said.
+func OnEndpoint(s *discovery.EndpointSlice, ep *discovery.Endpoint, e *tracker.Endpoint) error {
+	if v, ok := s.Annotations[weightPrefix+strings.ReplaceAll(ep.Addresses[0], ":", "-")]; ok {
+		w, err := strconv.ParseUint(v, 10, 16)
+		e.Weight = uint16(w)
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,78 @@
+//go:build linux
+
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestHashFallback has a Service ask for a hash: it is refused, alone, or its
+// endpoints are drawn at random and that is said once.
+func TestHashFallback(t *testing.T) {
+	t.Parallel()
+	for _, refuse := range []bool{false, true} {
+		var log bytes.Buffer
+		r := newRig(t, NFT, func(c *Config) {
+			c.Log = slog.New(slog.NewTextHandler(&log, nil))
+			if refuse {
+				c.Hash = HashRefused
+			}
+		})
+		var err error
+		r.tracker, err = tracker.New(tracker.Config{OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+			if s.Name == svc(0).Name {
+				p.Hash = tracker.HashSource
+			}
+			return nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: r.tracker})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+		r.start()
+		for i := range 2 {
+			r.tracker.SetService(svc(i))
+			r.tracker.SetSlice(slice(i, tracker.IPv4, 1, 2))
+		}
+		for range 2 {
+			err = r.cursor.Sync(context.Background())
+			var partial *ruleset.PartialError
+			switch {
+			case !refuse && err != nil:
+				t.Fatal(err)
+			case refuse && (!errors.Is(err, ErrHash) || !errors.As(err, &partial) || len(partial.Failed) != 2):
+				t.Fatalf("Sync says %v", err) // the Service is there in both families
+			}
+			r.cursor.Resync()
+		}
+		said := strings.Count(log.String(), "chosen at random")
+		if refuse && said != 0 || !refuse && said != 2 {
+			t.Errorf("refused %t: said %d times:\n%s", refuse, said, log.String())
+		}
+		for i := range 2 {
+			s, _ := r.engine.Snapshot().Lookup(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), 80), v1.ProtocolTCP)
+			want := !refuse || i == 1
+			if has := strings.Contains(dump(t, r.backend), prefixService+hashOf(serviceID(s.Key))); has != want {
+				t.Errorf("refused %t: Service %d has chains: %t", refuse, i, has)
+			}
+		}
+	}
+	if _, err := New(t.Context(), Config{Hash: HashRefused + 1}); err == nil {
+		t.Error("an unknown fallback is taken")
+	}
+}

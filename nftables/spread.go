@@ -1,0 +1,270 @@
+//go:build linux
+
+package nftables
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/maglev"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// spread is how a pool's slots are shared among its endpoints. The zero value is
+// one slot each.
+type spread struct {
+	// weighted: by their weights.
+	weighted bool
+	// size, if not 0, is that of the table that the slots are those of, which a hash
+	// leads to. Weights are part of it.
+	size int
+}
+
+func spreadOf(s *ruleset.Service, t ruleset.Target) spread {
+	if size := s.HashSlots(t); size != 0 {
+		return spread{size: size}
+	}
+	return spread{weighted: s.Weighted(t)}
+}
+
+// slotsOf returns the number of slots of the Service's pool for the target.
+func slotsOf(s *ruleset.Service, t ruleset.Target) int {
+	pool := s.Pool(t)
+	switch how := spreadOf(s, t); {
+	case how.size != 0:
+		return how.size
+	case how.weighted:
+		return totalShares(pool)
+	}
+	return len(pool)
+}
+
+// classSlots returns the number of slots that are drawn from, or of those that a
+// hash leads to.
+func classSlots(s *ruleset.Service, t ruleset.Target) int {
+	if size := s.HashSlots(t); size != 0 {
+		return size
+	}
+	return slotsFor(slotsOf(s, t))
+}
+
+// hashSeed returns the seed of the kernel's hashes. 0 would have it choose one.
+func hashSeed(n *ruleset.Node) uint32 {
+	if seed := uint32(n.HashSeed) ^ uint32(n.HashSeed>>32); seed != 0 {
+		return seed
+	}
+	return 1
+}
+
+// maxSpreadEndpoints is how many endpoints a pool can have whose slots are not
+// spread evenly. Half of the numbers are left for those that take their places.
+const maxSpreadEndpoints = 1<<15 - 1
+
+// set replaces the pool's endpoints, given as a list that was old, and how the
+// slots are shared. hashed makes the table, if there is to be one. Slots change
+// as little as that allows.
+func (p *pool) set(old, list []*tracker.Endpoint, how spread, hashed func() *maglev.Table, c *poolChange) {
+	plain := spread{}
+	if p.spread == plain && how == plain {
+		p.numbered = p.affinity != 0
+		p.setEndpoints(old, list, c)
+		return
+	}
+	if a, b := differing(old, list); p.spread == how && len(a)+len(b) == 0 {
+		c.none(p.size())
+		return
+	}
+	before := p.table
+	if p.spread == plain {
+		p.giveNumbers()
+		before = slices.Clone(p.members)
+	}
+	p.setEndpoints(old, list, c)
+	p.spread, p.table = how, nil
+	now := p.members
+	switch {
+	case how.size != 0:
+		p.table = p.spreadBy(hashed(), list)
+		now = p.table
+	case how.weighted:
+		p.table = allot(before, p.members, shares(p.slots))
+		now = p.table
+	}
+	c.before, c.slots = len(before), c.slots[:0]
+	for slot := range max(len(before), len(now)) {
+		if slot >= len(before) || slot >= len(now) || before[slot] != now[slot] {
+			c.slots = append(c.slots, slot)
+		}
+	}
+	if how == plain && p.affinity == 0 {
+		p.numbered, p.members, p.last, p.wrapped = false, nil, 0, false
+	}
+}
+
+// none notes that nothing changed.
+func (c *poolChange) none(slots int) {
+	*c = poolChange{before: slots, slots: c.slots[:0], gone: c.gone[:0], come: c.come[:0]}
+}
+
+// giveNumbers gives numbers to endpoints that have none.
+func (p *pool) giveNumbers() {
+	if p.numbered {
+		return
+	}
+	p.numbered, p.members = true, make([]uint16, len(p.slots))
+	for i := range p.members {
+		p.members[i] = p.newMember()
+	}
+}
+
+// size returns the number of slots.
+func (p *pool) size() int {
+	if p.table != nil {
+		return len(p.table)
+	}
+	return len(p.slots)
+}
+
+// member returns the number of the endpoint that has the slot.
+func (p *pool) member(slot int) uint16 {
+	if p.table != nil {
+		return p.table[slot]
+	}
+	return p.members[slot]
+}
+
+// addresses returns a function that returns the address of a slot's endpoint.
+func (p *pool) addresses() func(slot int) netip.AddrPort {
+	if p.table == nil {
+		return func(slot int) netip.AddrPort { return p.slots[slot].Addr }
+	}
+	of := make(map[uint16]netip.AddrPort, len(p.slots))
+	for i, ep := range p.slots {
+		of[p.members[i]] = ep.Addr
+	}
+	return func(slot int) netip.AddrPort { return of[p.table[slot]] }
+}
+
+// spreadBy returns the table in the pool's own numbers; in t they are places in
+// list.
+func (p *pool) spreadBy(t *maglev.Table, list []*tracker.Endpoint) []uint16 {
+	numbers := make(map[netip.AddrPort]uint16, len(p.slots))
+	for i, ep := range p.slots {
+		numbers[ep.Addr] = p.members[i]
+	}
+	of := make([]uint16, len(list))
+	for i, ep := range list {
+		of[i] = numbers[ep.Addr]
+	}
+	out := make([]uint16, t.Len())
+	for slot := range out {
+		out[slot] = of[t.At(slot)]
+	}
+	return out
+}
+
+// allot returns which endpoint each slot is of if each has as many as its share
+// says. As few slots as possible differ from before.
+func allot(before, members []uint16, shares []int) []uint16 {
+	want := make(map[uint16]int, len(members))
+	for i, n := range members {
+		want[n] = shares[i]
+	}
+	now := slices.Clone(before)
+	var holes []int
+	for slot, n := range now {
+		if want[n] > 0 {
+			want[n]--
+		} else {
+			holes = append(holes, slot)
+		}
+	}
+	for _, n := range members {
+		for range want[n] {
+			if last := len(holes) - 1; last >= 0 {
+				now[holes[last]], holes = n, holes[:last]
+			} else {
+				now = append(now, n)
+			}
+		}
+	}
+	for _, slot := range slices.Backward(holes) {
+		end := len(now) - 1
+		now[slot], now = now[end], now[:end]
+	}
+	return now
+}
+
+// mostShares is how many slots n endpoints with weights have at the most: 16 each
+// on average, and as many as make one in the hundred of a few.
+func mostShares(n int) int { return max(256, 16*n) }
+
+// reduced returns the sum of the weights and their greatest common divisor.
+func reduced(eps []*tracker.Endpoint) (sum, divisor int) {
+	for _, ep := range eps {
+		w := int(ep.Weight)
+		sum += w
+		for a, b := w, divisor; ; a, b = b, a%b {
+			if b == 0 {
+				divisor = a
+				break
+			}
+		}
+	}
+	return sum, divisor
+}
+
+// totalShares returns the sum of shares.
+func totalShares(eps []*tracker.Endpoint) int {
+	sum, divisor := reduced(eps)
+	return min(sum/max(divisor, 1), mostShares(len(eps)))
+}
+
+// shares returns how many slots each endpoint has for its weight. They are exactly
+// in proportion to the weights if there are slots enough. Otherwise they are
+// rounded by the method of largest remainders, but none has none: to make up for
+// those that are raised to one slot, the others have that much less together. It
+// does not depend on the order of the endpoints.
+func shares(eps []*tracker.Endpoint) []int {
+	out := make([]int, len(eps))
+	sum, divisor := reduced(eps)
+	slots := mostShares(len(eps))
+	if sum/max(divisor, 1) <= slots {
+		for i, ep := range eps {
+			out[i] = int(ep.Weight) / max(divisor, 1)
+		}
+		return out
+	}
+	// Who is too light for a slot gets one, which may make others too light.
+	for raised := true; raised; {
+		raised = false
+		weights, rest := sum, slots
+		for i, ep := range eps {
+			if out[i] == 0 && int(ep.Weight)*rest < weights {
+				out[i] = 1
+				raised = true
+				sum -= int(ep.Weight)
+				slots--
+			}
+		}
+	}
+	type remainder struct{ at, left int }
+	var remainders []remainder
+	given := 0
+	for i, ep := range eps {
+		if out[i] == 0 {
+			out[i] = int(ep.Weight) * slots / sum
+			given += out[i]
+			remainders = append(remainders, remainder{i, int(ep.Weight) * slots % sum})
+		}
+	}
+	slices.SortFunc(remainders, func(a, b remainder) int {
+		return cmp.Or(cmp.Compare(b.left, a.left), eps[a.at].Addr.Compare(eps[b.at].Addr))
+	})
+	for _, r := range remainders[:slots-given] {
+		out[r.at]++
+	}
+	return out
+}

@@ -1,0 +1,213 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// hashWorlds are about endpoints that follow from where a connection comes from.
+func hashWorlds() []world {
+	pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
+	reversed := slices.Clone(pods)
+	slices.Reverse(reversed)
+	need := []Feature{ConsistentHash}
+	c := config{clients: affinityClients}
+	return []world{
+		{name: "hash of the source", needs: need, config: c, run: func(w *World) {
+			s := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, hash: tracker.HashSource, endpoints: on(pods...)}
+			w.set(s, service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
+			w.Sync()
+			// Another node that heard of the endpoints in another order.
+			other := newWorld(w.tb, w.options, c)
+			t := s
+			t.endpoints = on(reversed...)
+			other.set(t)
+			other.Sync()
+			for _, to := range []target{clusterIP(1, 80), atPrimary(30080), externalIP(1, 80)} {
+				before := w.chosen(tcp, to)
+				for range 3 {
+					w.same("for no reason", before, w.chosen(tcp, to))
+				}
+				other.same("on another node", before, other.chosen(tcp, to))
+				for _, f := range w.Env.Families {
+					used := map[netip.AddrPort]bool{}
+					for i := 1; i <= affinityClients; i++ {
+						used[before[client{f, i}]] = true
+					}
+					if len(used) < 3 {
+						w.tb.Errorf("%s: %d clients were sent to %d of %d endpoints", f, affinityClients, len(used), len(pods))
+					}
+				}
+			}
+			w.check(overUDP(row{from: "client1 pod3 pod1 node", to: externalIP(1, 80), want: "pod1* pod2* pod3* remote1* remote2* remote3*"})...)
+
+			// Changes of others, and a full resync.
+			to := clusterIP(1, 80)
+			before := w.chosen(tcp, to)
+			w.change("other", func(s *service) { s.endpoints = on("pod2") })
+			w.Sync()
+			w.same("though only another service changed", before, w.chosen(tcp, to))
+			w.Cursor.Resync()
+			w.Sync()
+			w.same("by a full resync", before, w.chosen(tcp, to))
+
+			// An endpoint goes: its clients move, and hardly any other. It comes back,
+			// and so do they.
+			w.change("web", func(s *service) { s.endpoints = on(pods[1:]...) })
+			w.Sync()
+			moved := 0
+			now := w.chosen(tcp, to)
+			for c, ep := range before {
+				switch gone := w.podAt(c.family, ep.Addr()) == pods[0]; {
+				case gone && now[c] == ep:
+					w.tb.Errorf("%s is still sent to %s, which was removed", c, ep)
+				case !gone && now[c] != ep:
+					moved++
+				}
+			}
+			if moved > len(before)/5 {
+				w.tb.Errorf("%d of %d clients moved away from endpoints that stayed", moved, len(before))
+			}
+			w.change("web", func(s *service) { s.endpoints = on(pods...) })
+			w.Sync()
+			w.same("by an endpoint that went and came back", before, w.chosen(tcp, to))
+		}},
+
+		{name: "hash of source and port", needs: need, run: func(w *World) {
+			const flows = 200
+			s := service{name: "web", number: 1, ports: tcpAndUDP(0), hash: tracker.HashSourcePort, endpoints: on(pods...)}
+			w.set(s)
+			w.Sync()
+			other := newWorld(w.tb, w.options, config{})
+			s.endpoints = on(reversed[:5]...)
+			other.set(s)
+			other.Sync()
+			for _, f := range w.Env.Families {
+				a, b := w.flows(f, clusterIP(1, 80), 20000, flows), other.flows(f, clusterIP(1, 80), 20000, flows)
+				moved, gone := 0, 0
+				for i := range a {
+					if w.podAt(f, a[i].Addr()) == pods[0] {
+						gone++
+					} else if a[i] != b[i] {
+						moved++
+					}
+				}
+				if gone == 0 || gone > flows/3 {
+					w.tb.Errorf("%s: one of %d endpoints has %d of %d flows", f, len(pods), gone, flows)
+				}
+				if moved > flows/10 {
+					w.tb.Errorf("%s: without one of %d endpoints %d of %d flows move between the others", f, len(pods), moved, flows)
+				}
+			}
+			other.change("web", func(s *service) { s.endpoints = on(reversed...) })
+			other.Sync()
+			for _, f := range w.Env.Families {
+				a, b := w.flows(f, clusterIP(1, 80), 30000, flows), other.flows(f, clusterIP(1, 80), 30000, flows)
+				for i := range a {
+					if a[i] != b[i] {
+						w.tb.Fatalf("%s: the flow from port %d leads to %s by one node and to %s by another", f, 30000+i, a[i], b[i])
+					}
+				}
+			}
+		}},
+
+		{name: "hash and distribution", needs: append(need, Distribution, WeightedEndpoints), run: func(w *World) {
+			for _, weights := range []map[string]int{
+				{"pod1": 1, "pod2": 1, "pod3": 1, "remote1": 1, "remote2": 1},
+				{"pod1": 1, "pod2": 2, "pod3": 3, "remote1": 4, "remote2": 6},
+			} {
+				w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), hash: tracker.HashSourcePort, endpoints: weighing(weights, "pod1", "pod2", "pod3", "remote1", "remote2")})
+				w.Sync()
+				for _, f := range w.Env.Families {
+					w.distribution(f, clusterIP(1, 80).at(f), weights)
+				}
+			}
+		}},
+
+		{name: "hash and policies", needs: need, run: func(w *World) {
+			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), loadBalancerIPs: true, externalLocal: true, hash: tracker.HashSource, endpoints: on("pod1", "pod2", "remote1")})
+			w.Sync()
+			w.check(overUDP(
+				row{from: "client1 client2", to: atPrimary(30080), want: "pod1 pod2"},
+				row{from: "client1 client2", to: loadBalancerIP(1, 80), want: "pod1 pod2"},
+				row{from: "pod3", to: loadBalancerIP(1, 80), want: "pod1 pod2 remote1"},
+				row{from: "client1", to: clusterIP(1, 80), want: "pod1* pod2* remote1*"},
+			)...)
+			w.change("web", func(s *service) { s.endpoints = on("remote1", "remote2") })
+			w.Sync()
+			w.check(
+				row{"client1", tcp, atPrimary(30080), "drop"},
+				row{"pod3", tcp, atPrimary(30080), "remote1 remote2"},
+			)
+			w.change("web", func(s *service) { s.endpoints = nil })
+			w.Sync()
+			w.check(row{"client1", tcp, clusterIP(1, 80), "reject"})
+		}},
+
+		{name: "hash switched on and off", needs: need, run: func(w *World) {
+			row := row{"client1", tcp, clusterIP(1, 80), ""}
+			for _, h := range []tracker.Hash{tracker.HashNone, tracker.HashSource, tracker.HashSourcePort, tracker.HashNone, tracker.HashSourcePort} {
+				for _, pods := range [][]string{{"pod1", "pod2", "remote1"}, {"remote1"}, {"remote2", "pod1"}} {
+					w.set(service{name: "web", number: 1, endpoints: on(pods...), hash: h})
+					w.Sync()
+					row.want = ""
+					for _, p := range pods {
+						row.want += p + "* "
+					}
+					w.check(row)
+				}
+			}
+		}},
+
+		{name: "hash and affinity", needs: append(need, Affinity), config: c, run: func(w *World) {
+			w.set(
+				service{name: "web", number: 1, ports: tcpAndUDP(0), hash: tracker.HashSource, affinity: 10800, endpoints: on(pods[:4]...)},
+				service{name: "plain", number: 2, ports: tcpAndUDP(0), hash: tracker.HashSource, endpoints: on(pods[:4]...)})
+			w.Sync()
+			to := clusterIP(1, 80)
+			before := w.chosen(tcp, to)
+			w.same("by affinity, though nothing was remembered", w.chosen(tcp, clusterIP(2, 80)), before)
+			// Who is remembered stays where the hash would move some.
+			w.change("web", func(s *service) { s.endpoints = on(pods...) })
+			w.Sync()
+			w.same("though it is remembered", before, w.chosen(tcp, to))
+		}},
+	}
+}
+
+// flows sends a datagram from each of n source ports of a client and returns who
+// answered.
+func (w *World) flows(f tracker.Family, to target, first, n int) []netip.AddrPort {
+	w.tb.Helper()
+	from := w.net.hosts["client1"]
+	out := make([]netip.AddrPort, n)
+	for i := range out {
+		o := from.askFrom(w.tb.Context(), uint16(first+i), to.at(f))
+		if o.kind != reached {
+			w.tb.Fatalf("from port %d to %s (%s): %s", first+i, to.name, to.at(f), o)
+		}
+		out[i] = o.server
+	}
+	return out
+}
+
+// askFrom sends a datagram from a given port and returns what comes back.
+func (h host) askFrom(ctx context.Context, port uint16, to netip.AddrPort) outcome {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c, err := h.ns.Dial(ctx, "udp", h.local(to, port), to.String())
+	if err != nil {
+		return outcome{kind: failed, err: fmt.Errorf("port %d: %w", port, err)}
+	}
+	defer c.Close()
+	text, err := ask(ctx, c.(packetConn), []byte("hello\n"), func(b []byte) (string, bool) { return strings.TrimSpace(string(b)), true })
+	if err != nil {
+		return outcome{kind: failed, err: err}
+	}
+	return parseGreeting(text)
+}

@@ -1,0 +1,158 @@
+package conformance
+
+import (
+	"net/netip"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// weightWorlds are about endpoints with weights.
+func weightWorlds() []world {
+	need := []Feature{WeightedEndpoints}
+	some := map[string]int{"pod1": 1, "pod2": 2, "pod3": 3, "remote1": 4, "remote2": 6}
+	return []world{
+		{name: "weights", needs: append(need, Distribution), run: func(w *World) {
+			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: weighing(some, "pod1", "pod2", "pod3", "remote1", "remote2")})
+			w.Sync()
+			for _, f := range w.Env.Families {
+				w.distribution(f, clusterIP(1, 80).at(f), some)
+			}
+			// One endpoint gets another weight, one none.
+			now := map[string]int{"pod1": 1, "pod2": 0, "pod3": 7, "remote1": 4, "remote2": 6, "remote3": 1}
+			w.change("web", func(s *service) {
+				s.endpoints = weighing(now, "pod1", "pod2", "pod3", "remote1", "remote2", "remote3")
+			})
+			w.Sync()
+			for _, f := range w.Env.Families {
+				w.distribution(f, clusterIP(1, 80).at(f), now)
+			}
+		}},
+
+		{name: "large weights", needs: append(need, Distribution), run: func(w *World) {
+			weights := map[string]int{"pod1": 10007, "pod2": 20011, "pod3": 30013, "remote1": 40009, "remote2": 65521}
+			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: weighing(weights, "pod1", "pod2", "pod3", "remote1", "remote2")})
+			w.Sync()
+			for _, f := range w.Env.Families {
+				w.distribution(f, clusterIP(1, 80).at(f), weights)
+			}
+		}},
+
+		{name: "weights come and go", needs: need, run: func(w *World) {
+			row := func(want string) row { return row{"client1", tcp, clusterIP(1, 80), want} }
+			for _, weights := range []map[string]int{
+				{}, {"pod1": 3}, {"pod1": 5, "pod2": 5, "remote1": 5}, {"pod1": 5, "pod2": 4, "remote1": 3}, {"remote1": 2}, {},
+			} {
+				w.set(service{name: "web", number: 1, endpoints: weighing(weights, "pod1", "pod2", "remote1")})
+				w.Sync()
+				w.check(row("pod1* pod2* remote1*"))
+			}
+			w.change("web", func(s *service) {
+				s.endpoints = weighing(map[string]int{"pod1": 3, "pod2": 0, "remote1": 2}, "pod1", "pod2", "remote1")
+			})
+			w.Sync()
+			w.check(row("pod1* remote1*"))
+		}},
+
+		{name: "weight 0", needs: need, run: func(w *World) {
+			none := map[string]int{"pod1": 0}
+			w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, externalLocal: true, endpoints: on("pod1", "remote1")})
+			w.Sync()
+			var to []Target
+			for _, f := range w.Env.Families {
+				to = append(to, Target{Addr: clusterIP(1, 80).at(f), Protocol: tcp})
+			}
+			held := w.Hold(to)
+			w.change("web", func(s *service) { s.endpoints = weighing(none, "pod1", "remote1") })
+			w.Sync()
+			w.check(
+				row{"client1", tcp, clusterIP(1, 80), "remote1*"},
+				row{"pod3", tcp, clusterIP(1, 80), "remote1"},
+				// As if no endpoint were here.
+				row{"client1", udp, atPrimary(30080), "drop"},
+				row{"client1", tcp, externalIP(1, 80), "drop"},
+			)
+			none["remote1"] = 0
+			w.change("web", func(s *service) { s.endpoints = weighing(none, "pod1", "remote1") })
+			w.Sync()
+			w.check(
+				row{"client1 pod3 node", tcp, clusterIP(1, 80), "reject"},
+				row{"client1", tcp, atPrimary(30080), "reject"},
+			)
+			if err := held.Check(); err != nil {
+				w.tb.Errorf("by endpoints of weight 0: %v", err)
+			}
+			w.change("web", func(s *service) { s.endpoints = on("pod1", "remote1") })
+			w.Sync()
+			w.check(
+				row{"client1", tcp, clusterIP(1, 80), "pod1* remote1*"},
+				row{"client1", tcp, atPrimary(30080), "pod1"},
+			)
+		}},
+
+		{name: "weights and affinity", needs: append(need, Affinity), config: config{clients: affinityClients}, run: func(w *World) {
+			// Which endpoint is remembered goes before weights, but not before 0.
+			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), affinity: 10800, endpoints: weighing(some, "pod1", "pod2", "pod3", "remote1", "remote2")})
+			w.Sync()
+			to := clusterIP(1, 80)
+			before := w.chosen(tcp, to)
+			w.change("web", func(s *service) {
+				s.endpoints = weighing(map[string]int{"pod1": 60, "pod2": 5, "pod3": 3, "remote1": 4, "remote2": 6}, "pod1", "pod2", "pod3", "remote1", "remote2")
+			})
+			w.Sync()
+			w.same("when weights changed", before, w.chosen(tcp, to))
+			gone := before[client{w.Env.Families[0], 1}].Addr()
+			weights := map[string]int{}
+			for _, p := range w.net.pods {
+				weights[p.name] = 2
+				if p.addr(w.Env.Families[0]) == gone {
+					weights[p.name] = 0
+				}
+			}
+			w.change("web", func(s *service) { s.endpoints = weighing(weights, "pod1", "pod2", "pod3", "remote1", "remote2") })
+			w.Sync()
+			for c, ep := range w.chosen(tcp, to) {
+				none := w.podAt(c.family, before[c].Addr()) == w.podAt(w.Env.Families[0], gone)
+				if !none && ep != before[c] || none && ep == before[c] {
+					w.tb.Errorf("%s went from %s to %s when %s got weight 0", c, before[c], ep, gone)
+				}
+			}
+		}},
+	}
+}
+
+// podAt returns the name of the pod with the address.
+func (w *World) podAt(f tracker.Family, a netip.Addr) string {
+	for _, p := range w.net.pods {
+		if p.addr(f) == a {
+			return p.name
+		}
+	}
+	return ""
+}
+
+// weighing returns ready endpoints with weights; those that are not named have 1.
+func weighing(weights map[string]int, pods ...string) []endpoint {
+	out := on(pods...)
+	for i := range out {
+		if n, ok := weights[out[i].pod]; ok {
+			out[i].weight = &n
+		}
+	}
+	return out
+}
+
+// totalWeight returns the sum of the endpoints' weights and the least of them, as
+// the judge of a forwarded connection counts them.
+func (w *World) totalWeight(v ruleset.Verdict) (sum, least int) {
+	if _, never := w.options.Skip[WeightedEndpoints]; never {
+		return len(v.Endpoints), 1
+	}
+	for _, ep := range v.Endpoints {
+		sum += int(ep.Weight)
+		if least == 0 || int(ep.Weight) < least {
+			least = int(ep.Weight)
+		}
+	}
+	return sum, least
+}
