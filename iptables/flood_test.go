@@ -1,0 +1,188 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/runner"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var (
+	flood    = flag.Duration("flood", 2*time.Second, "for how long TestFlood changes objects")
+	thorough = flag.Bool("thorough", false, "have TestLeaks make thousands of Services with iptables-nft, too")
+)
+
+// TestFlood changes a thousand objects a second while connections are made: none
+// fails, and the tables are right in the end.
+func TestFlood(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		const services, rate = 500, 1000
+		rng := rand.New(rand.NewPCG(6, 6))
+		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
+		pods := podsOf(w)
+		w.Tracker.SetService(svc(50, nodePort(30050)))
+		w.Tracker.SetSlice(podSlice(pods, len(pods), rng))
+		for i := range services {
+			w.Tracker.SetService(svc(1000 + i))
+			w.Tracker.SetSlice(slice(1000+i, tracker.IPv4, rng.Perm(200)[:3]...))
+		}
+		w.Sync()
+		syncs := 0
+		r, err := runner.New(runner.Config{Min: 50 * time.Millisecond, Retry: time.Second, Max: time.Hour, Trace: &runner.Trace{SyncDone: func(i runner.Info) {
+			syncs++
+			if i.Err != nil {
+				t.Error(i.Err)
+			}
+		}}}, func(context.Context) error { return w.Do(func() error { return w.Cursor.Sync(context.Background()) }) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Tracker.Notify(r.Trigger)
+		to := []conformance.Target{
+			{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
+			{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
+		}
+		held, changes := w.Hold(to), 0
+		c := w.Churn(to, func() {
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- r.Run(ctx) }()
+			for start := time.Now(); time.Since(start) < *flood; time.Sleep(10 * time.Millisecond) {
+				for range min(int(time.Since(start).Seconds()*rate)-changes, rate/4) {
+					changes++
+					i := 1000 + rng.IntN(services)
+					switch rng.IntN(10) {
+					case 0:
+						w.Tracker.SetSlice(podSlice(pods, 1+rng.IntN(len(pods)), rng))
+					case 1:
+						w.Tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: svc(i).Name})
+					case 2:
+						w.Tracker.SetService(svc(i))
+					default:
+						w.Tracker.SetSlice(slice(i, tracker.IPv4, rng.Perm(200)[:rng.IntN(6)]...))
+					}
+				}
+			}
+			stop()
+			<-done
+			w.Sync()
+		})
+		t.Logf("%d changes and %d syncs; %d connections, %d failed", changes, syncs, c.Opened, len(c.Failures))
+		for _, err := range append(c.Failures[:min(len(c.Failures), 5)], held.Check()) {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		// A cold start finds nothing to be done better.
+		o := &rig{TB: t, flavour: flavour, config: testConfig(t, flavour), tracker: w.Tracker, engine: w.Engine}
+		o.config.NetNS, o.config.Families = w.Env.NetNS, w.Env.Families
+		o.start()
+		defer o.backend.Close()
+		before := dump(t, o.backend)
+		o.sync()
+		if after := dump(t, o.backend); after != before {
+			t.Errorf("a cold start writes\n%s\nwhere there was\n%s", after, before)
+		}
+	})
+}
+
+// TestRelist hands in everything anew: nothing is written.
+func TestRelist(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r, w := newWatched(t, flavour)
+		hand := func() {
+			for i := range 100 {
+				s := svc(i, nodePort(30000+int32(i)))
+				s.ResourceVersion = fmt.Sprint(time.Now())
+				r.tracker.SetService(s)
+				r.setEndpoints(i, upTo(5)...)
+			}
+		}
+		hand()
+		r.sync()
+		w.calls()
+		hand()
+		r.sync()
+		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
+			t.Errorf("it wrote %q", calls)
+		}
+	})
+}
+
+// TestLeaks makes and removes Services, and backends: what is held afterwards is
+// what was held when as many had been made and removed before.
+func TestLeaks(t *testing.T) {
+	// Not parallel: others have goroutines and files, too.
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		cycles, services := 20, 100
+		if testing.Short() || flavour == NFT && !*thorough { // it takes its time
+			cycles, services = 4, 30
+		}
+		r := newRig(t, flavour)
+		r.set(0, []int{1, 2, 3})
+		r.sync()
+		work := func(first int) {
+			for n := range cycles {
+				for i := range services {
+					s := svc(100+i, nodePort(30000+int32(i)), affinity(int32(1+(n+i)%3)))
+					s.Name = fmt.Sprintf("job-%d-%d", first+n, i) // a name that never comes back
+					es := slice(0, tracker.IPv4, (first+n+i)%999, (first+n+i)%999+1)
+					es.Name, es.Labels["kubernetes.io/service-name"] = s.Name, s.Name
+					r.tracker.SetService(s)
+					r.tracker.SetSlice(es)
+				}
+				r.sync()
+				for i := range services {
+					name := types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("job-%d-%d", first+n, i)}
+					r.tracker.DeleteService(name)
+					r.tracker.DeleteSlice(name)
+				}
+				r.sync()
+				r.start()
+				r.sync()
+			}
+		}
+		now := func() (goroutines, files, heap int) {
+			for range 3 {
+				runtime.GC()
+			}
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			list, err := os.ReadDir("/proc/self/fd")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return runtime.NumGoroutine(), len(list), int(m.HeapAlloc)
+		}
+		work(0)
+		tables := fmt.Sprint(r.kernel(tracker.IPv4))
+		g, f, h := now()
+		work(cycles)
+		g2, f2, h2 := now()
+		t.Logf("%d Services: goroutines %d, %d; files %d, %d; heap %d, %d", services*cycles, g, g2, f, f2, h, h2)
+		if g2 > g || f2 > f || h2 > h+200<<10 {
+			t.Error("something is left")
+		}
+		if now := fmt.Sprint(r.kernel(tracker.IPv4)); now != tables {
+			t.Errorf("the tables are\n%s\nwere\n%s", now, tables)
+		}
+		r.verify()
+	})
+}
