@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -66,7 +67,7 @@ func newRig(tb testing.TB, h *netlab.Host) *rig {
 	r.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{
 		Name: thisNode, Zone: "z1",
 		Addresses: []netip.Addr{netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("fd00:7::1")},
-	}})
+	}, OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -219,7 +220,15 @@ func (r *rig) randomChange(rng *rand.Rand) {
 				eps = append(eps, e)
 			}
 		}
-		r.tracker.SetSlice(epSlice(i, f, eps...))
+		es := epSlice(i, f, eps...)
+		// Tables of many slots are more than the smallest transactions hold.
+		if rng.IntN(3) == 0 && r.limit == 0 {
+			most := []int{2, 5, 65535}[rng.IntN(3)]
+			for _, ep := range es.Endpoints {
+				worldgen.SetWeight(es, ep.Addresses[0], rng.IntN(most+1))
+			}
+		}
+		r.tracker.SetSlice(es)
 	case 5:
 		if rng.IntN(3) == 0 {
 			r.engine.SetServiceCIDRs([]netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.96.0.0"), 8+rng.IntN(20))})
@@ -248,6 +257,9 @@ func (r *rig) randomChange(rng *rand.Rand) {
 				s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 				seconds := int32(10 + rng.IntN(3))
 				s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+			}
+			if r.limit == 0 {
+				worldgen.SetHash(s, [...]tracker.Hash{0, 0, 0, tracker.HashSource, tracker.HashSourcePort}[rng.IntN(5)])
 			}
 			if rng.IntN(3) == 0 {
 				s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
@@ -431,15 +443,16 @@ func TestServiceThatCannotBe(t *testing.T) {
 	d := &ruleset.Delta{Full: true, Node: &ruleset.Node{}, Changes: []ruleset.Change{
 		make(1, "sticky-and-huge", func(p *tracker.ServicePort) { p.Affinity = 1e9 }, maxStickyEndpoints+1),
 		make(2, "fine", func(*tracker.ServicePort) {}, 3),
+		make(4, "hashed-and-huge", func(p *tracker.ServicePort) { p.Hash = tracker.HashSource }, maxSpreadEndpoints+1),
 		make(3, "strange", func(p *tracker.ServicePort) { p.Key.Protocol = "QUIC" }, 3),
 	}}
 	for range 2 { // as a whole and as a change
 		err = b.Apply(context.Background(), d)
 		var partial *ruleset.PartialError
-		if !errors.As(err, &partial) || len(partial.Failed) != 2 {
+		if !errors.As(err, &partial) || len(partial.Failed) != 3 {
 			t.Fatalf("Apply says %v", err)
 		}
-		if !errors.Is(err, errTooManyEndpoints) || !errors.Is(err, errProtocol) {
+		if !errors.Is(err, errTooManySpread) || !errors.Is(err, errTooManyEndpoints) || !errors.Is(err, errProtocol) {
 			t.Errorf("Apply says %v", err)
 		}
 		v := kernelView(t, b, tracker.IPv4)

@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -70,20 +71,60 @@ func TestListing(t *testing.T) {
 	}
 	r.sync()
 	r.verify()
-	for family, name := range map[string]string{"ip": "listing-ipv4.nft", "ip6": "listing-ipv6.nft"} {
+	r.compareListing(map[string]string{"ip": "listing-ipv4.nft", "ip6": "listing-ipv6.nft"}, normal)
+}
+
+// TestListingOfChoice is TestListing for Services that choose by weights and by
+// hashes. Which endpoint has which slot is left out.
+func TestListingOfChoice(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	needNFT(t, r.host)
+	version, _ := r.host.Output("nft", "--version")
+	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
+	for i, edit := range []func(*v1.Service){
+		func(*v1.Service) {},
+		func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSource) },
+		func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSourcePort) },
+		func(s *v1.Service) {
+			worldgen.SetHash(s, tracker.HashSourcePort)
+			sticky(600)(s)
+		},
+	} {
+		r.tracker.SetService(svc(i, edit))
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			es := epSlice(i, f, 10*i+1, 10*i+2)
+			if i == 0 {
+				worldgen.SetWeight(es, es.Endpoints[0].Addresses[0], 2)
+			}
+			r.tracker.SetSlice(es)
+		}
+	}
+	r.sync()
+	r.verify()
+	slots := regexp.MustCompile(`(?s)(map (?:endpoints|sticky-slots) \{[^=]*)elements = \{.*?\}\n`)
+	r.compareListing(map[string]string{"ip": "choice-ipv4.nft", "ip6": "choice-ipv6.nft"}, func(listing string) string {
+		return normal(slots.ReplaceAllString(listing, "$1...\n"))
+	})
+}
+
+// compareListing compares the listings of the families' tables with testdata.
+func (r *rig) compareListing(files map[string]string, normal func(string) string) {
+	r.Helper()
+	for family, name := range files {
 		got := normal(r.nft(fmt.Sprintf("list table %s %s", family, DefaultTable)))
 		path := filepath.Join("testdata", name)
 		if *update {
 			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
+				r.Fatal(err)
 			}
 		}
 		want, err := os.ReadFile(path)
 		if err != nil {
-			t.Fatal(err)
+			r.Fatal(err)
 		}
 		if got != string(want) {
-			t.Errorf("%s: listing differs (go test -run Listing -update rewrites it):\n%s", path, firstDifference(got, string(want)))
+			r.Errorf("%s: listing differs (go test -run Listing -update rewrites it):\n%s", path, firstDifference(got, string(want)))
 		}
 	}
 }

@@ -1,0 +1,220 @@
+//go:build linux
+
+package nftables
+
+import (
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/worldgen"
+	"github.com/go-proxier/proxier/ruleset/maglev"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// weighing returns endpoints with the weights.
+func weighing(weights ...uint16) []*tracker.Endpoint {
+	var out []*tracker.Endpoint
+	for i, w := range weights {
+		a := netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)})
+		out = append(out, &tracker.Endpoint{Addr: netip.AddrPortFrom(a, 80), Weight: w})
+	}
+	return out
+}
+
+// TestShares holds the numbers of slots to the weights, with the error that the
+// package documentation states.
+func TestShares(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for range 2000 {
+		n := 1 + rng.IntN([]int{3, 30, 500}[rng.IntN(3)])
+		most := []int{1, 3, 100, 65535}[rng.IntN(4)]
+		weights := make([]uint16, n)
+		sum := 0
+		for i := range weights {
+			weights[i] = uint16(1 + rng.IntN(most))
+			if rng.IntN(10) == 0 {
+				weights[i] = 1
+			}
+			sum += int(weights[i])
+		}
+		eps := weighing(weights...)
+		got := shares(eps)
+		total, raised := 0, 0
+		for i, s := range got {
+			total += s
+			if s == 1 {
+				raised++
+			}
+			if s < 1 {
+				t.Fatalf("weight %d of %d: no slot", weights[i], sum)
+			}
+		}
+		if total != totalShares(eps) || total > mostShares(n) {
+			t.Fatalf("%d slots for %v, %d announced, at most %d", total, weights, totalShares(eps), mostShares(n))
+		}
+		for i, s := range got {
+			// One slot more or less, and what those take that are raised to one.
+			want := float64(weights[i]) / float64(sum) * float64(total)
+			if off := float64(s) - want; off > 1 || off < -1-want*float64(raised)/float64(total) {
+				t.Fatalf("weight %d of %d: %d of %d slots", weights[i], sum, s, total)
+			}
+			if total < mostShares(n) && math.Abs(float64(s)-want) > 1e-6 {
+				t.Fatalf("weight %d of %d: %d of %d slots, though there were enough to be exact", weights[i], sum, s, total)
+			}
+		}
+		// The order of endpoints does not matter.
+		order := rng.Perm(n)
+		other := make([]*tracker.Endpoint, n)
+		for i, j := range order {
+			other[i] = eps[j]
+		}
+		for i, s := range shares(other) {
+			if s != got[order[i]] {
+				t.Fatalf("in another order weight %d has %d slots, had %d", other[i].Weight, s, got[order[i]])
+			}
+		}
+	}
+}
+
+// TestSpreadPools changes pools at random, between all ways of sharing slots, and
+// replays what the changes say on a model of the kernel's map.
+func TestSpreadPools(t *testing.T) {
+	for _, affinity := range []time.Duration{0, time.Hour} {
+		rng := rand.New(rand.NewPCG(9, uint64(affinity)))
+		p := &pool{number: 3, affinity: affinity}
+		var c poolChange
+		var list []*tracker.Endpoint
+		kernel := map[int]netip.AddrPort{}
+		members := map[uint16]netip.AddrPort{}
+		for step := range 3000 {
+			next := slices.Clone(list)
+			for range rng.IntN(3) {
+				if len(next) > 0 && rng.IntN(2) == 0 {
+					next = slices.Delete(next, 0, 1)
+				} else if a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(rng.IntN(40))}), 80); !slices.ContainsFunc(next, func(ep *tracker.Endpoint) bool { return ep.Addr == a }) {
+					next = append(next, &tracker.Endpoint{Addr: a, Weight: 1})
+				}
+			}
+			if len(next) > 0 && rng.IntN(3) == 0 {
+				i := rng.IntN(len(next))
+				next[i] = &tracker.Endpoint{Addr: next[i].Addr, Weight: uint16(1 + rng.IntN(9))}
+			}
+			how := []spread{{}, {weighted: true}, {size: 251}, {size: 509}}[rng.IntN(4)]
+			if rng.IntN(3) != 0 {
+				how = p.spread
+			}
+			if len(next) == 0 {
+				how = spread{}
+			}
+			var tab *maglev.Table
+			p.set(list, next, how, func() *maglev.Table {
+				members := make([]maglev.Member, len(next))
+				for i, ep := range next {
+					members[i] = maglev.Member{Addr: ep.Addr, Weight: ep.Weight}
+				}
+				tab = maglev.Build(1, how.size, members)
+				return tab
+			}, &c)
+			list = next
+			for _, n := range c.gone {
+				delete(members, n)
+			}
+			for _, m := range c.come {
+				members[m.number] = m.addr
+			}
+			addr := p.addresses()
+			for _, slot := range c.slots {
+				if _, ok := kernel[slot]; ok != (slot < c.before) {
+					t.Fatalf("step %d: slot %d is there: %t", step, slot, ok)
+				}
+				delete(kernel, slot)
+				if slot < p.size() {
+					kernel[slot] = addr(slot)
+				}
+			}
+			if len(kernel) != p.size() {
+				t.Fatalf("step %d: %d slots, want %d", step, len(kernel), p.size())
+			}
+			has := map[netip.AddrPort]int{}
+			for slot := range p.size() {
+				if kernel[slot] != addr(slot) {
+					t.Fatalf("step %d: slot %d has %s, not %s", step, slot, kernel[slot], addr(slot))
+				}
+				has[kernel[slot]]++
+				if affinity != 0 && members[p.member(slot)] != kernel[slot] {
+					t.Fatalf("step %d: number %d is of %s, not %s", step, p.member(slot), members[p.member(slot)], kernel[slot])
+				}
+				if tab != nil && next[tab.At(slot)].Addr != kernel[slot] {
+					t.Fatalf("step %d: slot %d of the table has %s", step, slot, kernel[slot])
+				}
+			}
+			for i, ep := range next {
+				want := 1
+				switch {
+				case how.size != 0:
+					continue
+				case how.weighted:
+					want = shares(next)[i]
+				}
+				if has[ep.Addr] != want {
+					t.Fatalf("step %d, %+v: %s has %d slots, want %d", step, how, ep, has[ep.Addr], want)
+				}
+			}
+		}
+	}
+}
+
+// TestCostOfASpreadChange counts the elements that a change of a weighted and of a
+// hashed Service takes: those of what moves.
+func TestCostOfASpreadChange(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	hashed := func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSourcePort) }
+	r.tracker.SetService(svc(0, hashed))
+	r.tracker.SetService(svc(1))
+	r.tracker.SetService(svc(2, hashed))
+	set := func(i int, weights map[string]int, eps ...int) {
+		es := epSlice(i, tracker.IPv4, eps...)
+		for a, w := range weights {
+			worldgen.SetWeight(es, a, w)
+		}
+		r.tracker.SetSlice(es)
+	}
+	count := func(what string, most int, change func()) {
+		t.Helper()
+		before := r.backend.writer.written
+		change()
+		r.sync()
+		if n := r.backend.writer.written - before; n > most || n == 0 {
+			t.Errorf("%s took %d elements, at most %d wanted", what, n, most)
+		} else {
+			t.Logf("%s took %d elements", what, n)
+		}
+		r.verify()
+	}
+	weights := map[string]int{"10.244.0.1": 2, "10.244.0.2": 3}
+	set(0, nil, upTo(10)...)
+	set(1, weights, upTo(10)...)
+	set(2, nil, upTo(10)...)
+	r.sync()
+	r.verify()
+	// Of 1021 slots those of one in ten change, and some more; each is deleted and
+	// added.
+	count("an endpoint of 10 removed from a hashed Service", 2*(1021/10+1021/20)+20, func() { set(0, nil, upTo(9)...) })
+	count("an endpoint added to 9 of a hashed Service", 2*(1021/10+1021/20)+20, func() { set(0, nil, upTo(10)...) })
+	// A slot, the ticket and the chain for one slot more.
+	count("a weight raised by one", 8, func() {
+		weights["10.244.0.2"] = 4
+		set(1, weights, upTo(10)...)
+	})
+	count("a weight lowered by one", 8, func() {
+		weights["10.244.0.2"] = 3
+		set(1, weights, upTo(10)...)
+	})
+}
