@@ -58,12 +58,46 @@
 //   - sticky-N-Ts: like pool-N with client affinity: sticky-clients remembers a
 //     client's endpoint for T seconds, sticky-endpoints says whether it still is
 //     one, sticky-slots is what is drawn from otherwise;
+//   - pool-by-source-N and pool-by-port-N: the slot is not drawn but follows from a
+//     hash of the client's address, or of its address and port, and so in whatever
+//     leads there, cluster-ip-by-port-N or sticky-by-source-N-Ts;
 //   - no-endpoints rejects, no-local-endpoints drops.
 //
 // N is the number of slots to draw from. Up to 16 it is the number of endpoints;
 // beyond, it is the next of four steps between powers of two, and a draw that hits
 // none is repeated, so that there are few chains and an added endpoint seldom
 // changes the ticket. The choice is uniform.
+//
+// # Weights and hashes
+//
+// Where endpoints have different weights, each has several slots: as many as its
+// weight, divided by what all weights have in common, if that makes no more than
+// 256 slots, or 16 for each endpoint where that is more. Otherwise so many slots are
+// shared out, at least one to each, by largest remainders. So no endpoint has more
+// than one slot beyond its share, a 256th of the connections at the most; and it
+// has no more than one slot less, apart from what those take together that were
+// raised to one slot. A weight that changes by one step changes as many slots.
+//
+// A hashed Service has its Maglev table in the map endpoints, a slot each:
+//
+//	chain pool-by-port-1021 {
+//		dnat ip to meta priority & f:ffff . jhash ip saddr . th sport mod 1021 seed 0x1 map @endpoints
+//	}
+//
+// The table (see [ruleset.Service.Maglev]), the hash and its seed are the same on
+// every node of the same byte order with the same endpoints and [ruleset.Node]
+// HashSeed. So a node that an established connection's packets come to, though it
+// never saw its beginning, sends them to the same endpoint: connection tracking
+// takes them for a new connection (net.netfilter.nf_conntrack_tcp_loose, on by
+// default), with two provisos. The client must send before the server does, and
+// the connection must not be masqueraded, as the port that the endpoint sees was
+// chosen by the node.
+//
+// A slot costs the kernel 105 to 125 bytes: 10,000 Services with tables of 251 slots
+// 320 MB, 1,000 with 1,021 slots 106 MB. They are programmed in 2.4 s and 0.8 s, 1.2
+// times as long as bare elements of the same number, and an endpoint of 10 that goes
+// from 1,021 slots changes 128 of them in 0.4 ms. Connections are made as fast as
+// where endpoints are drawn at random (BenchmarkHashed, BenchmarkConnections).
 //
 // A packet can meet a transaction between two look-ups and find that what the
 // first led to is gone. It is then looked at again by nat-prerouting-again or
@@ -101,7 +135,7 @@
 // steps and then takes over; the next time it is the other way round. A Service
 // that even then is too large for one step fails alone, with [ErrTooLarge].
 //
-// There is room for 1401 combinations of an affinity timeout, a number of slots
+// There is room for 1257 combinations of an affinity timeout, a number of slots
 // and a way to the pool in each family: two for each timeout of Services with a
 // cluster IP and a NodePort and one number of endpoints. Services with affinity
 // beyond that fail alone; those without always have room.
