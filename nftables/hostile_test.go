@@ -1,0 +1,200 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// FuzzAnswers reads anything as the kernel's answers about elements: it is
+// understood or not, and nothing breaks.
+func FuzzAnswers(f *testing.F) {
+	attr := nlbatch.AppendBytes
+	value := func(v ...byte) []byte { return attr(nil, unix.NFTA_DATA_VALUE, v) }
+	one := attr(nil, unix.NFTA_SET_ELEM_KEY, value(1, 0, 1, 0x80))
+	one = attr(one, unix.NFTA_SET_ELEM_DATA, value(10, 0, 0, 1, 0, 80, 0, 0))
+	one = attr(one, unix.NFTA_SET_ELEM_USERDATA, append([]byte{0, 7}, "0 ns/a\x00"...))
+	verdict := attr(nil, unix.NFTA_VERDICT_CODE, []byte{255, 255, 255, 252})
+	verdict = nlbatch.AppendString(verdict, unix.NFTA_VERDICT_CHAIN, "pool-3")
+	jump := attr(attr(nil, unix.NFTA_SET_ELEM_KEY, value(1, 2, 3, 4)), unix.NFTA_SET_ELEM_DATA, attr(nil, unix.NFTA_DATA_VERDICT, verdict))
+	end := attr(attr(nil, unix.NFTA_SET_ELEM_KEY, value(11, 0, 0, 0)), unix.NFTA_SET_ELEM_FLAGS, []byte{0, 0, 0, unix.NFT_SET_ELEM_INTERVAL_END})
+	list := attr(attr(attr(nil, unix.NFTA_LIST_ELEM, one), unix.NFTA_LIST_ELEM, jump), unix.NFTA_LIST_ELEM, end)
+	f.Add(attr(nil, unix.NFTA_SET_ELEM_LIST_ELEMENTS, list))
+	f.Add(list)
+	f.Add(list[:len(list)/2])
+	f.Add([]byte{})
+	f.Add([]byte{4, 0, 1, 0, 4, 0, 2, 0})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var all []element
+		nlbatch.Attributes(data, func(_ uint16, list []byte) {
+			all = append(all, parseElement(list))
+			nlbatch.Attributes(list, func(_ uint16, one []byte) { all = append(all, parseElement(one)) })
+		})
+		k := &kernelTable{sticky: map[stickyOwner]*adoptedPool{}, stickyNumbers: map[uint32]bool{}}
+		for _, e := range all {
+			k.addSticky(e)
+			if a, ok := parseAddrPort(e.data); ok && !a.Addr().IsValid() {
+				t.Errorf("%x is %v", e.data, a)
+			}
+		}
+		for _, r := range rangesOf(all) {
+			if !r.first.IsValid() {
+				t.Errorf("a range without a beginning: %v", r)
+			}
+		}
+	})
+}
+
+// FuzzNames programs a Service whose names are anything. But for comments, what nft
+// lists is what it lists of one with plain names.
+func FuzzNames(f *testing.F) {
+	for _, s := range []string{"svc", `a" : drop; }`, "a\n}\ntable ip evil {", `\"`, "$x", "'`$(reboot)`", "", strings.Repeat("x", 300), "\x00", "ü", "# c", "*/", "@endpoints", "a, 10.0.0.1 . tcp . 22"} {
+		f.Add(s, "ns", "p", int64(10))
+		f.Add("svc", s, s, int64(0))
+	}
+	var host *netlab.Host
+	f.Fuzz(func(t *testing.T, name, namespace, port string, seconds int64) {
+		netlab.Require(t)
+		if host == nil { // one for all, in each of the fuzzer's processes
+			lab, err := netlab.New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if host, err = lab.Host("node"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		needNFT(t, host)
+		b, err := New(Config{NetNS: host.FD(), Families: []tracker.Family{tracker.IPv4}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		program := func(name, namespace, port string) string {
+			p := tracker.PortState{Port: &tracker.ServicePort{ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80}}
+			p.Port.Key.Namespace, p.Port.Key.Name, p.Port.Key.Port = namespace, name, port
+			p.Port.Key.Protocol, p.Port.Key.Family = v1.ProtocolTCP, tracker.IPv4
+			if seconds > 0 && seconds < 86400 {
+				p.Port.Affinity = time.Duration(seconds) * time.Second
+			}
+			p.Endpoints = []*tracker.Endpoint{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Node: "m", Ready: true, Serving: true, Weight: 1}}
+			node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}}
+			s := ruleset.Compile(p, node, tracker.TopologyOptions{})
+			s.ID = 1
+			c := ruleset.Change{Key: p.Port.Key, New: s, What: ruleset.FieldAll}
+			// From nothing, so that nothing tells how it came about.
+			if err := Cleanup(t.Context(), Config{NetNS: host.FD(), Families: []tracker.Family{tracker.IPv4}}); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: []ruleset.Change{c}}); err != nil {
+				t.Fatal(err)
+			}
+			listing, err := host.Output("nft", "list", "ruleset")
+			if err != nil {
+				t.Fatal(err)
+			}
+			found, ok, err := Lookup(t.Context(), Config{NetNS: host.FD(), Families: []tracker.Family{tracker.IPv4}}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
+			if err != nil || !ok || len(found.Endpoints) != 1 || found.Service != nlbatch.Printable(found.Service) {
+				t.Fatalf("%+v, %v, %v", found, ok, err)
+			}
+			// Some numbers are drawn by lot.
+			return drawnNumbers.ReplaceAllString(comments.ReplaceAllString(listing, "comment"), "number")
+		}
+		if got, want := program(name, namespace, port), program("svc", "ns", "p"); got != want {
+			t.Errorf("%s", firstDifference(got, want))
+		}
+	})
+}
+
+var (
+	// comments is what nft shows of a name.
+	comments = regexp.MustCompile(`comment "[^"]*"`)
+	// drawnNumbers is tickets and the numbers of endpoints with affinity.
+	drawnNumbers = regexp.MustCompile(`[0-9a-f]+:[0-9a-f]+`)
+)
+
+// TestLimits hands in Services that are larger than any sound one: what there is
+// room for works, and what there is not fails alone, with an error that says why.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, newHost(t))
+	netlab.Need(t, r.backend.conn.Limit() >= 8<<20-1<<10, "a socket buffer of 8 MiB (net.core.wmem_max)")
+	many := func(i, endpoints int) {
+		for n := range (endpoints + 999) / 1000 {
+			es := epSlice(i, tracker.IPv4)
+			es.Name = fmt.Sprintf("%s-%d", es.Name, n)
+			for e := range min(1000, endpoints-1000*n) {
+				a := netip.AddrFrom4([4]byte{10, 128 + byte(n>>6), byte(n<<2) + byte(e>>8), byte(e)})
+				es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
+			}
+			r.tracker.SetSlice(es)
+		}
+	}
+	r.tracker.SetService(svc(0))
+	many(0, 3)
+	// 2,000 ports, more than etcd has room for.
+	r.tracker.SetService(svc(1, func(s *v1.Service) {
+		s.Spec.Ports = nil
+		for p := range int32(2000) {
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("p", p), Port: 1 + p, Protocol: v1.ProtocolTCP})
+		}
+	}))
+	es := epSlice(1, tracker.IPv4, 1, 2, 3)
+	es.Ports = nil
+	for p := range int32(2000) {
+		name, number, proto := fmt.Sprint("p", p), 8000+p, v1.ProtocolTCP
+		es.Ports = append(es.Ports, discovery.EndpointPort{Name: &name, Port: &number, Protocol: &proto})
+	}
+	r.tracker.SetSlice(es)
+	// 70,000 endpoints, more than any cluster has.
+	r.tracker.SetService(svc(2))
+	many(2, 70000)
+	r.sync()
+	r.verify()
+
+	r.tracker.SetService(svc(3, sticky(100)))
+	many(3, 70000)
+	r.tracker.SetService(svc(4))
+	many(4, 5)
+	err := r.cursor.Sync(context.Background())
+	var partial *ruleset.PartialError
+	if !errors.As(err, &partial) || len(partial.Failed) != 1 {
+		t.Fatalf("Sync says %v", err)
+	}
+	for k, err := range partial.Failed {
+		if k.Name != "svc-3" || !errors.Is(err, errTooManyEndpoints) || !strings.Contains(err.Error(), "70000 endpoints") {
+			t.Errorf("%v: %v", k, err)
+		}
+	}
+	for i, want := range map[int]bool{3: false, 4: true} {
+		if f, ok, err := Lookup(t.Context(), Config{NetNS: r.host.FD()}, netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", i+1)), v1.ProtocolTCP); err != nil || ok != want {
+			t.Errorf("Service %d: %v, %v, %v", i, f.Chain, ok, err)
+		}
+	}
+	// With fewer it is served.
+	for n := range 40 {
+		es := epSlice(3, tracker.IPv4)
+		es.Name = fmt.Sprintf("%s-%d", es.Name, n)
+		r.tracker.SetSlice(es)
+	}
+	r.sync()
+	if f, ok, err := Lookup(t.Context(), Config{NetNS: r.host.FD()}, netip.MustParseAddrPort("10.96.0.4:80"), v1.ProtocolTCP); err != nil || !ok || len(f.Endpoints) != 30000 {
+		t.Errorf("%d endpoints, %v, %v", len(f.Endpoints), ok, err)
+	}
+}
