@@ -44,6 +44,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -65,7 +66,7 @@ const usage = `Usage:
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr}
+	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges}
 	code := p.dispatch(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -75,6 +76,9 @@ func main() {
 type program struct {
 	modes     []mode
 	out, diag io.Writer
+	// restrict gives up privileges that serving does not take. Nil does nothing; the
+	// process is not the program's alone.
+	restrict func(*slog.Logger)
 }
 
 // dispatch runs the verb that args begin with and returns the exit status.

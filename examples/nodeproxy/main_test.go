@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr}
+	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges}
 	os.Exit(p.dispatch(ctx, os.Args[1:]))
 }
 

@@ -128,6 +128,9 @@ func (p *program) run(ctx context.Context, args []string) error {
 		return bad("%w", err)
 	}
 	setOOMScore(*cfg.Effective.OOMScoreAdj, log)
+	if p.restrict != nil {
+		p.restrict(log)
+	}
 	a, err := newAgent(ctx, cfg, p.modes, p.out, log)
 	if err != nil {
 		if ctx.Err() != nil {

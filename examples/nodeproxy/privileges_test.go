@@ -1,0 +1,74 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+// capabilities returns a set of capabilities of a process, from proc(5).
+func capabilities(t *testing.T, pid int, set string) uint64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if name, value, _ := strings.Cut(line, ":"); name == set {
+			n, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("no %s:\n%s", set, status)
+	return 0
+}
+
+// TestPrivileges has the agent, which is started with every capability, serve with
+// those alone that it needs, in each mode that works here.
+func TestPrivileges(t *testing.T) {
+	netlab.Require(t)
+	var want uint64
+	for _, c := range needed() {
+		want |= 1 << c
+	}
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			if mode == "iptables" {
+				_, err := exec.LookPath("iptables-restore")
+				netlab.Need(t, err == nil, "iptables-restore")
+			}
+			if all := capabilities(t, os.Getpid(), "CapEff"); all&(1<<unix.CAP_SYS_ADMIN) == 0 {
+				t.Fatalf("the test itself has %x", all)
+			}
+			lab, err := netlab.New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { lab.Close() })
+			h, err := lab.Host("node")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv("XTABLES_LOCKFILE", t.TempDir()+"/lock")
+			p := start(t, h, "run", "--proxy-mode", mode, "--manifests", "world", "--hostname-override", "node-a", "--oom-score-adj", "0")
+			if l := p.line(t); !strings.HasPrefix(l, "synced ") {
+				t.Fatal(l)
+			}
+			for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {
+				if got := capabilities(t, p.Process.Pid, set); got != want {
+					t.Errorf("%s is %x, want %x", set, got, want)
+				}
+			}
+		})
+	}
+}
