@@ -38,9 +38,11 @@ type Config struct {
 	Families []tracker.Family
 	// Scheduler chooses among endpoints (kube-proxy's --ipvs-scheduler). "" is
 	// [RoundRobin] where all endpoints weigh the same, as they do unless a tracker
-	// hook says otherwise, and [WeightedRoundRobin] elsewhere.
+	// hook says otherwise, and [WeightedRoundRobin] elsewhere. A Service that asks for
+	// a hash (see ruleset.Service.Hash) has [Maglev] in any case.
 	Scheduler Scheduler
-	// Hash is for the schedulers that hash; see there for its zero value.
+	// Hash is for the schedulers that hash; see there for its zero value. For a
+	// Service that asks for a hash it says only whether there is a fallback.
 	Hash Hash
 	// Forwarding is how packets get to an endpoint; the zero value is NAT.
 	Forwarding Forwarding

@@ -82,6 +82,12 @@
 //
 // These are IPVS's own:
 //
+//   - A Service that asks for a hash gets [Maglev]. The kernel's table follows from
+//     the order in which servers came to it, too, so that two nodes may send a few
+//     flows in a hundred to different endpoints; and it takes up packets of TCP
+//     connections that it does not know only with net.ipv4.vs.sloppy_tcp.
+//   - Weights are reduced to small numbers (see ruleset.Shares): the kernel gives a
+//     server many connections in a row while its weight is ahead of the others'.
 //   - An external or load-balancer IP that is no address of the node is bound to
 //     kube-ipvs0 in all, so its ports that are no Service's get no answer; other
 //     backends leave them to the host that may have the address. It answers pings.

@@ -35,6 +35,26 @@ type plannedVirtual struct {
 	virtual
 	proto uint8
 	pool  []*tracker.Endpoint
+	// weights is the real servers' weights, nil if all have the endpoints' own.
+	weights []int
+}
+
+// weight returns the weight of the i-th real server.
+func (p *plannedVirtual) weight(i int) uint16 {
+	if p.weights == nil {
+		return p.pool[i].Weight
+	}
+	return uint16(min(p.weights[i], math.MaxUint16))
+}
+
+// weightsOf returns what the endpoints' weights are reduced to. The schedulers that
+// heed weights give a server as many connections in a row as its weight is ahead of
+// others', and get around to all of them only once in as many as all weights make.
+func weightsOf(pool []*tracker.Endpoint) []int {
+	if !weighted(pool) {
+		return nil
+	}
+	return ruleset.Shares(pool)
 }
 
 // plan is everything that one Service port has in the kernel.
@@ -85,7 +105,7 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 		pool := s.Pool(f.Target)
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, proto: proto, at: at},
-			virtual: c.virtual(s.Port.Affinity, pool), proto: proto, pool: pool,
+			virtual: c.virtual(s, s.Port.Affinity, pool), proto: proto, pool: pool, weights: weightsOf(pool),
 		})
 		if f.Target == ruleset.Drop {
 			add(setNoLocal, at, netip.Prefix{})
@@ -144,7 +164,7 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 		pool := nearPool(s)
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, mark: mark},
-			virtual: c.nearVirtual(s.Port.Affinity, pool), proto: proto, pool: pool,
+			virtual: c.nearVirtual(s, pool), proto: proto, pool: pool, weights: weightsOf(pool),
 		})
 	}
 	return p
@@ -198,15 +218,19 @@ func (c Config) nearDrops(s *ruleset.Service) bool {
 }
 
 // virtual returns what a virtual server with the endpoints is to be like.
-func (c Config) virtual(affinity time.Duration, pool []*tracker.Endpoint) virtual {
+func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*tracker.Endpoint) virtual {
 	v := virtual{scheduler: c.Scheduler}
-	if v.scheduler == "" {
+	hash := c.Hash
+	switch by := s.Hash(); {
+	case by != tracker.HashNone:
+		v.scheduler = Maglev
+		hash.AddressOnly = by == tracker.HashSource
+	case v.scheduler == "" && weighted(pool):
+		v.scheduler = WeightedRoundRobin
+	case v.scheduler == "":
 		v.scheduler = RoundRobin
-		if weighted(pool) {
-			v.scheduler = WeightedRoundRobin
-		}
 	}
-	v.flags = v.scheduler.flags(c.Hash)
+	v.flags = v.scheduler.flags(hash)
 	if affinity > 0 {
 		v.flags |= flagPersistent
 		// The kernel counts in jiffies of at least a millisecond, in a long.
@@ -219,11 +243,11 @@ func (c Config) virtual(affinity time.Duration, pool []*tracker.Endpoint) virtua
 // ports for clients that it remembers by a mark (ip_vs_sched_persist of
 // net/netfilter/ipvs/ip_vs_core.c: only where the packet has the virtual server's own
 // port), so affinity is a matter of hashing the client's address there.
-func (c Config) nearVirtual(affinity time.Duration, pool []*tracker.Endpoint) virtual {
-	if affinity > 0 {
+func (c Config) nearVirtual(s *ruleset.Service, pool []*tracker.Endpoint) virtual {
+	if s.Port.Affinity > 0 {
 		return virtual{scheduler: Maglev, flags: Maglev.flags(Hash{AddressOnly: true})}
 	}
-	return c.virtual(0, pool)
+	return c.virtual(s, 0, pool)
 }
 
 // weighted reports whether some endpoints that get connections get more than others.

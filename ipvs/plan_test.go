@@ -95,6 +95,10 @@ func TestPlan(t *testing.T) {
 			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
 		{"source hash without port and fallback", Config{Scheduler: SourceHash, Hash: Hash{AddressOnly: true, NoFallback: true}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 sh flags=0x0 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+		{"hash of the source and port", Config{Scheduler: LeastConnection, Hash: Hash{AddressOnly: true}}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
+			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+		{"hash of the source, with affinity", Config{}, func(p *tracker.ServicePort) { p.Hash, p.Affinity = tracker.HashSource, time.Hour }, nil, slices.Concat([]string{
+			"TCP 10.96.0.1:80 mh flags=0x9 timeout=3600 " + all}, cluster(all)[1:], hairpins)},
 		{"weights", Config{}, func(*tracker.ServicePort) {}, []*tracker.Endpoint{
 			{Addr: netip.MustParseAddrPort("10.244.2.1:8080"), Node: "there", Ready: true, Serving: true, Weight: 3},
 			{Addr: netip.MustParseAddrPort("10.244.2.2:8080"), Node: "there", Ready: true, Serving: true, Weight: 1},

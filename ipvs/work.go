@@ -322,8 +322,8 @@ func (w *work) upsertVirtuals(it *item) error {
 // upsertReals makes the real servers of a virtual server what they are to be: those
 // that are wanted first.
 func (w *work) upsertReals(p *plannedVirtual, v *virtualState) error {
-	for _, ep := range p.pool {
-		if err := w.step(p.key, v, ep.Addr, wanted, ep.Weight); err != nil {
+	for i, ep := range p.pool {
+		if err := w.step(p.key, v, ep.Addr, wanted, p.weight(i)); err != nil {
 			return err
 		}
 	}

@@ -70,13 +70,10 @@
 //
 // # Weights and hashes
 //
-// Where endpoints have different weights, each has several slots: as many as its
-// weight, divided by what all weights have in common, if that makes no more than
-// 256 slots, or 16 for each endpoint where that is more. Otherwise so many slots are
-// shared out, at least one to each, by largest remainders. So no endpoint has more
-// than one slot beyond its share, a 256th of the connections at the most; and it
-// has no more than one slot less, apart from what those take together that were
-// raised to one slot. A weight that changes by one step changes as many slots.
+// Where endpoints have different weights, each has as many slots as its share, see
+// [ruleset.Shares]: exactly in proportion where that takes no more than 256 slots, or
+// 16 for each endpoint, and otherwise with an error of about one slot, a 256th of the
+// connections at the most. A weight that changes by one step changes as many slots.
 //
 // A hashed Service has its Maglev table in the map endpoints, a slot each:
 //

@@ -162,7 +162,7 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 					list = append(list, eps[tab.At(slot)].Addr.String())
 				}
 			case s.Weighted(target):
-				for i, n := range shares(eps) {
+				for i, n := range ruleset.Shares(eps) {
 					list = append(list, slices.Repeat([]string{eps[i].Addr.String()}, n)...)
 				}
 				slices.Sort(list)

@@ -3,7 +3,6 @@
 package nftables
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 
@@ -36,7 +35,7 @@ func slotsOf(s *ruleset.Service, t ruleset.Target) int {
 	case how.size != 0:
 		return how.size
 	case how.weighted:
-		return totalShares(pool)
+		return ruleset.TotalShares(pool)
 	}
 	return len(pool)
 }
@@ -89,7 +88,7 @@ func (p *pool) set(old, list []*tracker.Endpoint, how spread, hashed func() *mag
 		p.table = p.spreadBy(hashed(), list)
 		now = p.table
 	case how.weighted:
-		p.table = allot(before, p.members, shares(p.slots))
+		p.table = allot(before, p.members, ruleset.Shares(p.slots))
 		now = p.table
 	}
 	c.before, c.slots = len(before), c.slots[:0]
@@ -195,76 +194,4 @@ func allot(before, members []uint16, shares []int) []uint16 {
 		now[slot], now = now[end], now[:end]
 	}
 	return now
-}
-
-// mostShares is how many slots n endpoints with weights have at the most: 16 each
-// on average, and as many as make one in the hundred of a few.
-func mostShares(n int) int { return max(256, 16*n) }
-
-// reduced returns the sum of the weights and their greatest common divisor.
-func reduced(eps []*tracker.Endpoint) (sum, divisor int) {
-	for _, ep := range eps {
-		w := int(ep.Weight)
-		sum += w
-		for a, b := w, divisor; ; a, b = b, a%b {
-			if b == 0 {
-				divisor = a
-				break
-			}
-		}
-	}
-	return sum, divisor
-}
-
-// totalShares returns the sum of shares.
-func totalShares(eps []*tracker.Endpoint) int {
-	sum, divisor := reduced(eps)
-	return min(sum/max(divisor, 1), mostShares(len(eps)))
-}
-
-// shares returns how many slots each endpoint has for its weight. They are exactly
-// in proportion to the weights if there are slots enough. Otherwise they are
-// rounded by the method of largest remainders, but none has none: to make up for
-// those that are raised to one slot, the others have that much less together. It
-// does not depend on the order of the endpoints.
-func shares(eps []*tracker.Endpoint) []int {
-	out := make([]int, len(eps))
-	sum, divisor := reduced(eps)
-	slots := mostShares(len(eps))
-	if sum/max(divisor, 1) <= slots {
-		for i, ep := range eps {
-			out[i] = int(ep.Weight) / max(divisor, 1)
-		}
-		return out
-	}
-	// Who is too light for a slot gets one, which may make others too light.
-	for raised := true; raised; {
-		raised = false
-		weights, rest := sum, slots
-		for i, ep := range eps {
-			if out[i] == 0 && int(ep.Weight)*rest < weights {
-				out[i] = 1
-				raised = true
-				sum -= int(ep.Weight)
-				slots--
-			}
-		}
-	}
-	type remainder struct{ at, left int }
-	var remainders []remainder
-	given := 0
-	for i, ep := range eps {
-		if out[i] == 0 {
-			out[i] = int(ep.Weight) * slots / sum
-			given += out[i]
-			remainders = append(remainders, remainder{i, int(ep.Weight) * slots % sum})
-		}
-	}
-	slices.SortFunc(remainders, func(a, b remainder) int {
-		return cmp.Or(cmp.Compare(b.left, a.left), eps[a.at].Addr.Compare(eps[b.at].Addr))
-	})
-	for _, r := range remainders[:slots-given] {
-		out[r.at]++
-	}
-	return out
 }
