@@ -29,6 +29,23 @@
 // that could not be programmed, which is tried again. Everything else is logged to
 // standard error.
 //
+// Annotations say what the API has no fields for:
+//
+//	go-proxier.github.io/balance        on a Service: "source" or "source-port" has
+//	                                    its endpoints follow from the client's
+//	                                    address, or from address and port, on all
+//	                                    nodes alike; "random" is the default
+//	go-proxier.github.io/balance-slots  on a Service: at least so many slots in the
+//	                                    table for that, if it is to stay the same
+//	                                    while the number of endpoints varies much
+//	go-proxier.github.io/weight         on an EndpointSlice: its endpoints' weight,
+//	                                    1 by default; 0 is no new connections
+//	go-proxier.github.io/weights        on an EndpointSlice: those of some of its
+//	                                    endpoints, "10.244.1.7=3,10.244.2.4=0"
+//
+// Mode iptables knows weights only. What an annotation says that cannot be read is
+// logged and ignored.
+//
 // Changing --proxy-mode between two runs, the new rules are brought up before those
 // of the other mode are removed. With --adopt-from-kube-proxy so it is with what
 // kube-proxy has left.

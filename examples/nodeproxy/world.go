@@ -59,7 +59,11 @@ func newWorld(cfg *config.Config, families []tracker.Family, node *v1.Node, hook
 	if err != nil {
 		return nil, err
 	}
-	w.tracker, err = tracker.New(tracker.Config{Node: w.nodeInfo(), Families: families, Log: log, Events: hooks.events})
+	how := choice{log}
+	w.tracker, err = tracker.New(tracker.Config{
+		Node: w.nodeInfo(), Families: families, Log: log, Events: hooks.events,
+		OnService: how.onService, OnEndpoint: how.onEndpoint,
+	})
 	if err != nil {
 		return nil, err
 	}
