@@ -107,6 +107,7 @@ func newRandomWorld(tb testing.TB, o Options, r Random, seed uint64) *randomWorl
 	if !skip(NodePortAddresses) && w.rng.IntN(4) == 0 {
 		w.config.nodePortAddresses = [][]string{{"primary"}, {"192.0.2.0/24", "2001:db8:1::/64"}, {"198.51.100.0/24"}}[w.rng.IntN(3)]
 	}
+	w.config.sctp = !skip(SCTP) && seed%3 == 0 && sctpTracked()
 	if !skip(InterfaceDetection) {
 		switch w.rng.IntN(5) {
 		case 0:
@@ -138,8 +139,10 @@ func (w *randomWorld) generator(world *World) *worldgen.Generator {
 	for _, pod := range world.net.pods {
 		p.Backends = append(p.Backends, worldgen.Backend{Node: pod.node, Addr: pod.addr, Ports: []uint16{podPort, podPort2}})
 	}
-	// The node itself is an endpoint, too.
-	p.Backends = append(p.Backends, worldgen.Backend{Node: nodeName, Addr: primary, Ports: []uint16{nodePortOwn}})
+	if !w.config.sctp {
+		// The node itself is an endpoint, too. It does not answer SCTP.
+		p.Backends = append(p.Backends, worldgen.Backend{Node: nodeName, Addr: primary, Ports: []uint16{nodePortOwn}})
+	}
 	if !skip(SourceRanges) {
 		p.Sources = []string{"192.0.2.10/32", "10.244.1.0/24", "2001:db8:1::/64", "fd00:10:244:1::11/128", "192.0.2.1/32", " 198.51.100.0/24", "2001:db8:2::/48"}
 	}
