@@ -75,5 +75,16 @@
 // MASQUERADE and REJECT; CAP_NET_ADMIN and CAP_NET_RAW in the network namespace.
 // [New] tries them and says what is missing.
 //
+// # Under fire
+//
+// Tests make connections, of which none may fail and none that is open may break,
+// while an agent is killed at random points of its work (50 times with each
+// flavour, more with -kills), while a thousand objects are changed a second among
+// 500 Services (for 2 s, longer with -flood), and through resyncs and restarts. A
+// killed agent takes the programs that it started along, so that none writes what
+// a dead agent wanted. Where there is no file descriptor to spare nothing is half
+// done. CAP_NET_ADMIN is enough with iptables-nft; iptables-legacy opens a raw
+// socket, which takes CAP_NET_RAW. A sysctl that cannot be written is logged.
+//
 // The package exists on Linux only; elsewhere it is empty.
 package iptables

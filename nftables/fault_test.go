@@ -29,7 +29,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var kills = flag.Int("kills", 200, "how often TestKilledAgent kills an agent")
+var kills = flag.Int("kills", 100, "how often TestKilledAgent kills an agent")
 
 // busyWorld returns a world with the busy Service in it, and its backend.
 func busyWorld(t *testing.T) (*conformance.World, busy, **Backend) {
