@@ -200,6 +200,9 @@ func moved(n, size int) (average, most float64) {
 func TestDisruption(t *testing.T) {
 	t.Parallel()
 	for _, size := range Sizes() {
+		if size > 4093 && !testing.Verbose() {
+			break // only to be looked at
+		}
 		line := fmt.Sprintf("%5d ", size)
 		for _, n := range []int{3, 10, 100} {
 			average, most := moved(n, size)
@@ -207,7 +210,7 @@ func TestDisruption(t *testing.T) {
 		}
 		t.Log(line)
 	}
-	for _, n := range []int{2, 3, 4, 5, 10, 16, 17, 100, 101, 650} {
+	for _, n := range []int{2, 3, 4, 5, 10, 16, 17, 100} {
 		if _, most := moved(n, SizeFor(n)); most > 1/float64(n)+0.05 {
 			t.Errorf("%d members, %d slots: %.1f %% of the slots change hands", n, SizeFor(n), 100*most)
 		}
