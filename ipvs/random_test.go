@@ -12,7 +12,7 @@ import (
 
 var (
 	soak = flag.Duration("soak", 0, "for how long TestRandomWorlds goes on with further worlds")
-	seed = flag.Uint64("seed", 1, "the first world of TestRandomWorlds")
+	seed = flag.Uint64("seed", 1, "the first world of TestRandomWorlds, and of random changes")
 )
 
 // TestRandomWorlds sends packets through worlds made up at random.
