@@ -93,7 +93,7 @@
 // A slot costs the kernel 105 to 125 bytes: 10,000 Services with tables of 251 slots
 // 320 MB, 1,000 with 1,021 slots 106 MB. They are programmed in 2.4 s and 0.8 s, 1.2
 // times as long as bare elements of the same number, and an endpoint of 10 that goes
-// from 1,021 slots changes 128 of them in 0.4 ms. Connections are made as fast as
+// from 1,021 slots changes 128 of them in 0.4 ms. Connections are made about as fast as
 // where endpoints are drawn at random (BenchmarkHashed, BenchmarkConnections).
 //
 // A packet can meet a transaction between two look-ups and find that what the
