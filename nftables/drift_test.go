@@ -283,10 +283,10 @@ func TestCheckAmidTransactionsOfOthers(t *testing.T) {
 		r.sync()
 	}
 	close(done)
-	t.Logf("%d of 10 readings were interrupted, %d transactions of others", interrupted, conn.Commits())
 	if err := <-stopped; err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("%d of 10 readings were interrupted, %d transactions of others", interrupted, conn.Commits())
 	r.verify()
 	if err := r.backend.Check(context.Background()); err != nil {
 		t.Fatal(err)
