@@ -83,7 +83,7 @@
 //
 // The table (see [ruleset.Service.Maglev]), the hash and its seed are the same on
 // every node of the same byte order with the same endpoints and [ruleset.Node]
-// HashSeed. So a node that an established connection's packets come to, though it
+// HashSeed, and [ruleset.Service.HashOf] makes the same hash in Go. So a node that an established connection's packets come to, though it
 // never saw its beginning, sends them to the same endpoint: connection tracking
 // takes them for a new connection (net.netfilter.nf_conntrack_tcp_loose, on by
 // default), with two provisos. The client must send before the server does, and

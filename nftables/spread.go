@@ -49,14 +49,6 @@ func classSlots(s *ruleset.Service, t ruleset.Target) int {
 	return slotsFor(slotsOf(s, t))
 }
 
-// hashSeed returns the seed of the kernel's hashes. 0 would have it choose one.
-func hashSeed(n *ruleset.Node) uint32 {
-	if seed := uint32(n.HashSeed) ^ uint32(n.HashSeed>>32); seed != 0 {
-		return seed
-	}
-	return 1
-}
-
 // maxSpreadEndpoints is how many endpoints a pool can have whose slots are not
 // spread evenly. Half of the numbers are left for those that take their places.
 const maxSpreadEndpoints = 1<<15 - 1

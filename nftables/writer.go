@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -131,7 +132,7 @@ func protoFamily(f tracker.Family) byte {
 }
 
 func (w *writer) rules(t *table) rules {
-	return rules{family: t.family, mark: w.mark, seed: hashSeed(t.node)}
+	return rules{family: t.family, mark: w.mark, seed: maglev.Seed32(t.node.HashSeed)}
 }
 
 func (w *writer) adds(t *table, s set) *nlbatch.Elements {

@@ -1,6 +1,8 @@
 package ruleset
 
 import (
+	"net/netip"
+
 	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -14,6 +16,20 @@ func (s *Service) Hash() tracker.Hash {
 		return h
 	}
 	return tracker.HashNone
+}
+
+// HashOf returns the hash of a connection from source, by which [maglev.Table.Find]
+// finds its endpoint in what Maglev returns for the same seed: of the address, or
+// of address and port, as Hash says. It is 0 if that is [tracker.HashNone]. Package
+// nftables has the kernel make the same, see [maglev.HashAddr].
+func (s *Service) HashOf(source netip.AddrPort, seed uint64) uint32 {
+	switch s.Hash() {
+	case tracker.HashSource:
+		return maglev.HashAddr(seed, source.Addr())
+	case tracker.HashSourcePort:
+		return maglev.HashAddrPort(seed, source)
+	}
+	return 0
 }
 
 // HashSlots returns the size of the table that [Service.Maglev] makes for a

@@ -53,6 +53,24 @@ func TestMaglev(t *testing.T) {
 	}
 }
 
+// TestHashOf looks at what of a source counts.
+func TestHashOf(t *testing.T) {
+	from := netip.MustParseAddrPort
+	for h, want := range map[tracker.Hash][2]bool{tracker.HashSource: {true, false}, tracker.HashSourcePort: {true, true}, tracker.HashNone: {}, 99: {}} {
+		s := hashed(h, 0, 1, 1)
+		one := s.HashOf(from("192.0.2.1:1000"), 7)
+		if got := one != s.HashOf(from("192.0.2.2:1000"), 7); got != want[0] {
+			t.Errorf("%v: another address makes another hash: %t", h, got)
+		}
+		if got := one != s.HashOf(from("192.0.2.1:1001"), 7); got != want[1] {
+			t.Errorf("%v: another port makes another hash: %t", h, got)
+		}
+		if got := one != s.HashOf(from("192.0.2.1:1000"), 8); got != want[0] {
+			t.Errorf("%v: another seed makes another hash: %t", h, got)
+		}
+	}
+}
+
 // TestHashByHook has an engine's Services take weights and hashes from hooks, and
 // looks at what a delta says of a change.
 func TestHashByHook(t *testing.T) {

@@ -19,7 +19,7 @@ func Example() {
 	var chosen []netip.AddrPort
 	for _, members := range [][]maglev.Member{{a, b, c}, {c, a, b}} {
 		t := maglev.Build(seed, maglev.SizeFor(len(members)), members)
-		chosen = append(chosen, members[t.Find(maglev.HashOf(seed, client))].Addr)
+		chosen = append(chosen, members[t.Find(maglev.HashAddrPort(seed, client))].Addr)
 	}
 	fmt.Println(chosen[0] == chosen[1])
 	// Output: true

@@ -128,15 +128,9 @@ func TestKnownTable(t *testing.T) {
 	if sum != knownSum {
 		t.Errorf("the table has changed: %d, was %d", sum, knownSum)
 	}
-	if h := HashOf(1, netip.MustParseAddrPort("[2001:db8::1]:443")); h != knownHash {
-		t.Errorf("the hash has changed: %d, was %d", h, knownHash)
-	}
 }
 
-const (
-	knownSum  = 2691674326
-	knownHash = 644630607
-)
+const knownSum = 2691674326
 
 func TestOddMembers(t *testing.T) {
 	if tab := Build(1, 251, nil); tab != nil || tab.Len() != 0 || tab.Find(3) != 0 {
@@ -228,21 +222,6 @@ func TestWalks(t *testing.T) {
 				t.Fatalf("%d slots: %d comes twice", size, at)
 			}
 			seen[at] = true
-		}
-	}
-}
-
-// TestHashIsEven spreads neighbouring sources over a table.
-func TestHashIsEven(t *testing.T) {
-	const n, sources = 5, 20000
-	tab := Build(1, 1021, members(n))
-	var count [n]int
-	for i := range sources {
-		count[tab.Find(HashOf(1, netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(i))))]++
-	}
-	for _, c := range count {
-		if math.Abs(float64(c)-sources/n) > sources/n/20 {
-			t.Errorf("uneven: %v", count)
 		}
 	}
 }

@@ -1,0 +1,124 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/internal/worldgen"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestHashIsTheOneInGo sends datagrams from many sources through the kernel and
+// compares who answers with what Go finds in the same table: whoever computes it
+// chooses as the kernel does.
+func TestHashIsTheOneInGo(t *testing.T) {
+	t.Parallel()
+	const seed = 0x1234_5678_9abc_def0
+	h := newHost(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []struct {
+		family                    tracker.Family
+		clients, endpoints, route string
+	}{
+		{tracker.IPv4, "192.168.8.%d", "192.168.9.%d", "10.96.0.0/16"},
+		{tracker.IPv6, "fd00:8::%x", "fd00:9::%x", "fd00:10:96::/64"},
+	} {
+		slice := epSlice(0, f.family)
+		for i := range 7 {
+			a := netip.MustParseAddr(fmt.Sprintf(f.endpoints, i+1))
+			must(h.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())))
+			slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
+			c, err := h.ListenPacket("udp", netip.AddrPortFrom(a, 8080).String())
+			must(err)
+			t.Cleanup(func() { c.Close() })
+			go func() {
+				for {
+					_, from, err := c.ReadFrom(make([]byte, 1))
+					if err != nil {
+						return
+					}
+					c.WriteTo([]byte(a.String()), from)
+				}
+			}()
+		}
+		for i := range 3 {
+			a := netip.MustParseAddr(fmt.Sprintf(f.clients, i+1))
+			must(h.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())))
+		}
+		must(h.AddRoute(netip.MustParsePrefix(f.route), netip.Addr{}, "lo"))
+
+		b, err := New(Config{NetNS: h.FD(), Families: []tracker.Family{f.family}})
+		must(err)
+		t.Cleanup(func() { b.Close() })
+		trk, err := tracker.New(tracker.Config{OnService: worldgen.OnService})
+		must(err)
+		e, err := ruleset.NewEngine(ruleset.Config{Tracker: trk, HashSeed: seed})
+		must(err)
+		for i, hash := range []tracker.Hash{tracker.HashSource, tracker.HashSourcePort} {
+			trk.SetService(svc(i, func(s *v1.Service) {
+				worldgen.SetHash(s, hash)
+				s.Spec.Ports[0].Protocol = v1.ProtocolUDP
+			}))
+			es := slice.DeepCopy()
+			*es.Ports[0].Protocol = v1.ProtocolUDP
+			es.Name, es.Labels[discovery.LabelServiceName] = fmt.Sprint("s", i), fmt.Sprint("svc-", i)
+			trk.SetSlice(es)
+		}
+		trk.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+		must(e.Attach("nftables", b).Sync(context.Background()))
+
+		checked := 0
+		for _, s := range e.Snapshot().Services {
+			if s.Key.Family != f.family {
+				continue
+			}
+			pool, table := s.Pool(ruleset.ToCluster), s.Maglev(ruleset.ToCluster, seed)
+			for i := range 120 {
+				from := netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(f.clients, i%3+1)), uint16(20000+i))
+				want := pool[table.Find(s.HashOf(from, seed))].Addr.Addr()
+				c, err := h.Dial(t.Context(), "udp", from.String(), netip.AddrPortFrom(s.Frontends[0].Addr, s.Frontends[0].Port).String())
+				must(err)
+				if got := answer(t, c); got != want.String() {
+					t.Fatalf("%s, hash of %s: %s leads to %s, not to %s", s.Key, s.Hash(), from, got, want)
+				}
+				c.Close()
+				checked++
+			}
+		}
+		if checked != 240 {
+			t.Errorf("%d datagrams were sent", checked)
+		}
+	}
+}
+
+// answer sends a datagram until one comes back, and returns what it says.
+func answer(t *testing.T, c net.Conn) string {
+	t.Helper()
+	buf := make([]byte, 100)
+	for range 20 {
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		c.SetReadDeadline(time.Now().Add(time.Second))
+		if n, err := c.Read(buf); err == nil {
+			return string(buf[:n])
+		}
+	}
+	t.Fatalf("no answer from %s", c.RemoteAddr())
+	return ""
+}
