@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -40,8 +41,8 @@ const insideEnv = "PROXIER_VM_INSIDE"
 // Inside reports true in a process that runs in a kernel of the kind, started by
 // Inside. In any other it starts the test binary there, for this test or benchmark
 // alone, waits until it has ended, makes of tb what became of it, and reports
-// false. The command line's -test flags are passed on, so that -run, -v and
-// -bench mean the same there.
+// false. The command line's flags are passed on, the test's own too, so that -run,
+// -v and -bench mean the same there.
 //
 // It must be called by the top-level test, before t.Parallel.
 func Inside(tb testing.TB, kind Kind) bool {
@@ -101,9 +102,9 @@ const grace = 10 * time.Second
 func arguments(tb testing.TB, timeout time.Duration) []string {
 	name := regexp.QuoteMeta(tb.Name())
 	args := []string{"-test.v=true"}
-	selected := func(flag string) string {
+	selected := func(value string) string {
 		// Of what the user selected, the part behind the first slash is of interest.
-		if _, sub, ok := strings.Cut(flag, "/"); ok {
+		if _, sub, ok := strings.Cut(value, "/"); ok {
 			return "^" + name + "$/" + sub
 		}
 		return "^" + name + "$"
@@ -113,9 +114,9 @@ func arguments(tb testing.TB, timeout time.Duration) []string {
 	args = append(args, "-test.parallel=4")
 	run, bench := "", ""
 	for i := 1; i < len(os.Args); i++ {
-		flag, value, given := strings.Cut(strings.TrimPrefix(os.Args[i], "-"), "=")
-		flag = strings.TrimPrefix(flag, "-")
-		switch flag {
+		name, value, given := strings.Cut(strings.TrimPrefix(os.Args[i], "-"), "=")
+		name = strings.TrimPrefix(name, "-")
+		switch name {
 		case "test.run":
 			run = value
 		case "test.bench":
@@ -123,7 +124,7 @@ func arguments(tb testing.TB, timeout time.Duration) []string {
 		case "test.v", "test.timeout", "test.testlogfile", "test.paniconexit0", "test.count", "test.gocoverdir", "test.coverprofile",
 			"test.cpuprofile", "test.memprofile", "test.outputdir", "test.fuzzcachedir":
 		default:
-			if given && strings.HasPrefix(flag, "test.") {
+			if given && strings.HasPrefix(name, "test.") {
 				args = append(args, os.Args[i])
 			}
 		}
@@ -133,6 +134,12 @@ func arguments(tb testing.TB, timeout time.Duration) []string {
 	} else {
 		args = append(args, "-test.run="+selected(run))
 	}
+	// The test's own flags.
+	flag.Visit(func(f *flag.Flag) {
+		if !strings.HasPrefix(f.Name, "test.") {
+			args = append(args, "-"+f.Name+"="+f.Value.String())
+		}
+	})
 	return append(args, "-test.timeout="+timeout.String())
 }
 
