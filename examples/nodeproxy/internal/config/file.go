@@ -12,52 +12,62 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// scheme knows the one kind of configuration file.
-func scheme() (*runtime.Scheme, error) {
+// codec reads and writes configuration files. Making one takes longer than using it.
+type codec struct {
+	strict, lenient runtime.Decoder
+	writer          runtime.Encoder
+}
+
+func newCodec() (*codec, error) {
 	s := runtime.NewScheme()
-	return s, v1alpha1.AddToScheme(s)
+	if err := v1alpha1.AddToScheme(s); err != nil {
+		return nil, err
+	}
+	return &codec{
+		strict:  serializer.NewCodecFactory(s, serializer.EnableStrict).UniversalDeserializer(),
+		lenient: serializer.NewCodecFactory(s).UniversalDeserializer(),
+		writer:  json.NewSerializerWithOptions(json.DefaultMetaFactory, s, s, json.SerializerOptions{Yaml: true}),
+	}, nil
 }
 
 // decode reads a configuration file, without defaults. Notes is what a strict
 // reader would have refused.
-func decode(text []byte) (c *v1alpha1.KubeProxyConfiguration, notes []string, err error) {
-	s, err := scheme()
-	if err != nil {
-		return nil, nil, err
-	}
-	strict := serializer.NewCodecFactory(s, serializer.EnableStrict)
-	o, _, err := strict.UniversalDeserializer().Decode(text, nil, nil)
+func (c *codec) decode(text []byte) (_ *v1alpha1.KubeProxyConfiguration, notes []string, err error) {
+	o, _, err := c.strict.Decode(text, nil, nil)
 	if runtime.IsStrictDecodingError(err) {
 		problems, _ := runtime.AsStrictDecodingError(err)
 		for _, p := range problems.Errors() {
 			notes = append(notes, fmt.Sprintf("in the configuration file: %v: ignored", p))
 		}
-		o, _, err = serializer.NewCodecFactory(s).UniversalDeserializer().Decode(text, nil, nil)
+		o, _, err = c.lenient.Decode(text, nil, nil)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	c, ok := o.(*v1alpha1.KubeProxyConfiguration)
+	k, ok := o.(*v1alpha1.KubeProxyConfiguration)
 	if !ok {
 		return nil, nil, fmt.Errorf("it is a %T, not a KubeProxyConfiguration", o)
 	}
-	return c, notes, nil
+	return k, notes, nil
 }
 
 // encode writes a configuration as a file that decode reads.
-func encode(c *v1alpha1.KubeProxyConfiguration) ([]byte, error) {
-	s, err := scheme()
-	if err != nil {
-		return nil, err
-	}
-	c = c.DeepCopy()
-	c.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind("KubeProxyConfiguration"))
+func (c *codec) encode(k *v1alpha1.KubeProxyConfiguration) ([]byte, error) {
+	k = k.DeepCopy()
+	k.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind("KubeProxyConfiguration"))
 	var b bytes.Buffer
-	y := json.NewSerializerWithOptions(json.DefaultMetaFactory, s, s, json.SerializerOptions{Yaml: true})
-	if err := y.Encode(c, &b); err != nil {
+	if err := c.writer.Encode(k, &b); err != nil {
 		return nil, err
 	}
 	return b.Bytes(), nil
+}
+
+func encode(k *v1alpha1.KubeProxyConfiguration) ([]byte, error) {
+	c, err := newCodec()
+	if err != nil {
+		return nil, err
+	}
+	return c.encode(k)
 }
 
 // Write writes the configuration in effect to a file, complete or not at all.

@@ -143,8 +143,12 @@ func (fl *Flags) settle(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyC
 		if err != nil {
 			return nil, err
 		}
+		files, err := newCodec()
+		if err != nil {
+			return nil, err
+		}
 		var notes []string
-		c, notes, err = decode(text)
+		c, notes, err = files.decode(text)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", fl.file, err)
 		}
