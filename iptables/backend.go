@@ -99,6 +99,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			}
 		}
 		f.announce(changes)
+		f.written = [tables]int{}
 		var bad map[tracker.Key]error
 		var err error
 		switch {
@@ -113,6 +114,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			return err
 		}
 		maps.Copy(failed, bad)
+		b.config.Trace.applied(f)
 	}
 	if len(failed) != 0 {
 		return &ruleset.PartialError{Failed: failed}
@@ -133,6 +135,8 @@ type family struct {
 	// commits in a time that grows faster than their number, and ip_tables writes
 	// the whole table for any number.
 	limit int
+	// written is how many rules the last Apply has written into each table.
+	written [tables]int
 }
 
 const (
@@ -180,6 +184,7 @@ func (f *family) write(ctx context.Context, inputs []*input) (wrote bool, err er
 			var e *CommandError
 			return wrote || errors.As(err, &e) && e.unclear(), err
 		}
+		f.written[in.table] += in.rules
 		wrote = true
 	}
 	return wrote, nil

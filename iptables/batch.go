@@ -63,6 +63,8 @@ type input struct {
 	// chains is how many chains it writes or deletes, but for the canary: one
 	// cannot be divided.
 	chains int
+	// rules is how many rules it writes, but for the canary's.
+	rules int
 }
 
 // line returns the n-th line, from 1.
@@ -131,6 +133,9 @@ func (b *batch) inputs(t table, commands []string, limit int, mark func() string
 func newInput(t table, puts []chain, commands, flush, drop []string, mark func() string) *input {
 	in := &input{table: t, chains: len(puts) + max(len(flush), len(drop))}
 	in.add("*", t.String())
+	for _, c := range puts {
+		in.rules += len(c.rules)
+	}
 	if mark != nil {
 		puts = append(slices.Clip(puts), chain{t, chainCanary, []string{mark()}, rankCanary})
 	}

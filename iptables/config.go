@@ -74,6 +74,8 @@ type Config struct {
 	// takes CAP_SYS_ADMIN. 0 is the namespace of the thread that makes a call: New,
 	// and every other.
 	NetNS int
+	// Trace is told what there is after each Apply. It may be nil.
+	Trace *Trace
 	// Log is told of repairs and of Services that cannot be programmed; nil is
 	// silence.
 	Log *slog.Logger

@@ -35,6 +35,8 @@ type model struct {
 	local    localTraffic
 	trees    [len(dispatchers)]*tree
 	services map[uint32]*ruleset.Service
+	// own is how many rules the Services' own chains have in each table.
+	own [tables]int
 	// shared counts the Services that have the same rule.
 	shared map[sharedRule]int
 }
@@ -124,10 +126,29 @@ func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain
 	} else {
 		m.services[id] = s
 	}
+	for _, c := range before.chains {
+		m.own[c.table] -= len(c.rules)
+	}
+	for _, c := range now.chains {
+		m.own[c.table] += len(c.rules)
+	}
 	if emit != nil {
 		emit(before.chains, now.chains)
 	}
 	return nil
+}
+
+// size returns how many rules there are in all chains of each table. Those of the
+// kernel's own chains are not counted.
+func (m *model) size() (n [tables]int) {
+	n = m.own
+	for _, c := range m.fixed() {
+		n[c.table] += len(c.rules)
+	}
+	for i, t := range m.trees {
+		n[t.table] += t.size() + len(m.before(i)) + len(m.after(i))
+	}
+	return n
 }
 
 // takeChanged gives the chains of dispatchers that changed to b, and forgets

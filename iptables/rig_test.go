@@ -152,6 +152,18 @@ func listingOf(text string) listing {
 	return out
 }
 
+// size counts the rules of our own chains.
+func (l listing) size() (n [tables]int) {
+	for name, rules := range l {
+		for t := range tables {
+			if strings.HasPrefix(name, t.String()+" KUBE-") {
+				n[t] += len(rules)
+			}
+		}
+	}
+	return n
+}
+
 // want is what everything should be: rendered afresh from the ruleset's state.
 func (r *rig) want(f tracker.Family) listing {
 	r.Helper()
@@ -196,6 +208,11 @@ func (r *rig) verify() {
 	r.Helper()
 	for _, f := range r.backend.families {
 		got, want := r.kernel(f.family), r.want(f.family)
+		if f.model == nil {
+			r.Error("nothing is known of the kernel")
+		} else if size := f.model.size(); size != got.size() {
+			r.Errorf("%s: %v rules are known in filter and nat, there are %v", f.family, size, got.size())
+		}
 		for _, name := range slices.Sorted(maps.Keys(want)) {
 			if !slices.Equal(got[name], want[name]) {
 				r.Fatalf("%v: %s is\n\t%s\nwant\n\t%s", f.family, name, strings.Join(got[name], "\n\t"), strings.Join(want[name], "\n\t"))

@@ -140,6 +140,8 @@ type tree struct {
 	dispatcher
 	addrBits int // of the address in a key
 	first    *node
+	// below is how many chains there are below the first. One rule leads to each.
+	below int
 	// changed is the chains that are not as they were when it was last emptied, by
 	// name; nil stands for one that is gone.
 	changed map[string]*node
@@ -159,7 +161,12 @@ func (t *tree) limit(n *node) int {
 }
 
 func (t *tree) touch(n *node) { t.changed[t.name(n)] = n }
-func (t *tree) gone(n *node)  { t.changed[t.name(n)] = nil }
+
+// gone takes note that a chain below the first is no more.
+func (t *tree) gone(n *node) {
+	t.changed[t.name(n)] = nil
+	t.below--
+}
 
 // put adds a rule or replaces the one with the same key.
 func (t *tree) put(k key, rule string) { t.insert(t.first, dispatched{k, rule}) }
@@ -186,6 +193,7 @@ func (t *tree) insert(n *node, d dispatched) (added bool) {
 		others := &node{slot: at + stride, sample: n.sample, at: n.at, kids: n.kids, count: n.count}
 		n.at, n.kids = at, new([1 << stride]*node)
 		n.kids[others.sample.bitsAt(at)] = others
+		t.below++
 		t.touch(others)
 		t.touch(n)
 	}
@@ -193,6 +201,7 @@ func (t *tree) insert(n *node, d dispatched) (added bool) {
 	if n.kids[i] == nil {
 		n.kids[i] = &node{slot: n.at + stride}
 		n.kids[i].sample = d.key
+		t.below++
 		t.touch(n)
 	}
 	added = t.insert(n.kids[i], d)
@@ -217,6 +226,7 @@ func (t *tree) divide(n *node) {
 		if end != 0 {
 			kid := &node{slot: n.at + stride, sample: rules[0].key, rules: slices.Clone(rules[:end]), count: end}
 			n.kids[i] = kid
+			t.below++
 			t.touch(kid)
 			t.divide(kid)
 		}
@@ -292,6 +302,9 @@ func (t *tree) collapse(n *node, rules []dispatched) []dispatched {
 	}
 	return rules
 }
+
+// size returns how many rules the tree's chains have because of it.
+func (t *tree) size() int { return t.first.count + t.below }
 
 // walk calls f with every chain, none before one it leads to.
 func (t *tree) walk(f func(*node)) { walk(t.first, f) }

@@ -140,6 +140,13 @@ func TestTreeIsTheSameHoweverItCameAbout(t *testing.T) {
 				if got := tr.chains(); !maps.EqualFunc(got, want, slices.Equal) {
 					t.Fatalf("step %d, %d rules:\n%v\nwant\n%v", step, len(have), got, want)
 				}
+				rulesInAll := 0
+				for _, rules := range want {
+					rulesInAll += len(rules)
+				}
+				if tr.size() != rulesInAll {
+					t.Fatalf("step %d: it says it has %d rules, of %d", step, tr.size(), rulesInAll)
+				}
 				if !maps.EqualFunc(shown, want, slices.Equal) {
 					t.Fatalf("step %d: what was shown as changed does not add up: %d chains, want %d", step, len(shown), len(want))
 				}

@@ -1,0 +1,86 @@
+//go:build linux
+
+package iptables
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestTrace compares what is told of each change with what is written, and with what
+// the kernel has.
+func TestTrace(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		var told []Info
+		w := &watched{tb: t, dir: t.TempDir()}
+		r := newRig(t, flavour, w.through, func(c *Config) {
+			c.Trace = &Trace{Applied: func(i Info) { told = append(told, i) }}
+		})
+		check := func(what string, fullFor ...tracker.Family) {
+			t.Helper()
+			told = nil
+			w.calls()
+			r.sync()
+			written, table := map[string]int{}, ""
+			for _, c := range w.calls() {
+				program, line, _ := strings.Cut(c, " ")
+				if strings.HasPrefix(line, "*") {
+					table = line[1:]
+				} else if strings.HasPrefix(line, "-A KUBE-") && !strings.HasPrefix(line, "-A "+chainCanary+" ") {
+					written[program+" "+table]++
+				}
+			}
+			i := 0
+			for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+				size := r.kernel(f).size()
+				for table := range tables {
+					if i >= len(told) {
+						t.Fatalf("%s: told only of %v", what, told)
+					}
+					program := map[tracker.Family]string{tracker.IPv4: "iptables", tracker.IPv6: "ip6tables"}[f] + " " + table.String()
+					want := Info{f, table.String(), size[table], written[program]}
+					if told[i] != want {
+						t.Errorf("%s: told of %+v, want %+v", what, told[i], want)
+					}
+					if slices.Contains(fullFor, f) && (want.Written == 0 || want.Written != want.Rules) {
+						t.Errorf("%s: %+v, which is not all", what, want)
+					}
+					i++
+				}
+			}
+			if i != len(told) {
+				t.Errorf("%s: told of more: %+v", what, told[i:])
+			}
+		}
+		r.everyKind()
+		check("all is new", tracker.IPv4, tracker.IPv6)
+		r.cursor.Resync()
+		check("nothing is new")
+		if slices.ContainsFunc(told, func(i Info) bool { return i.Written != 0 }) {
+			t.Errorf("a resync is said to have written: %+v", told)
+		}
+		r.tracker.SetSlice(slice(0, tracker.IPv4, 1, 2, 3, 4, 5, 6))
+		check("other endpoints")
+		if told[nat].Written == 0 || told[filter].Written != 0 || told[tables+nat].Written != 0 {
+			t.Errorf("for endpoints of IPv4 it is said to have written %+v", told)
+		}
+		r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-0"})
+		check("a Service less")
+
+		// What fails is not told of.
+		told = nil
+		w.set("refuse", "nat")
+		r.tracker.SetSlice(slice(1, tracker.IPv4, 7))
+		if err := r.cursor.Sync(t.Context()); err == nil || len(told) != 0 {
+			t.Errorf("error %v, and told of %+v", err, told)
+		}
+		w.set("", "")
+		check("after a failure")
+	})
+}
