@@ -13,6 +13,7 @@ import (
 	networking "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner/health"
@@ -59,10 +60,10 @@ func newWorld(cfg *config.Config, families []tracker.Family, node *v1.Node, hook
 	if err != nil {
 		return nil, err
 	}
-	how := choice{log}
+	how := &annotations.Reader{Log: log}
 	w.tracker, err = tracker.New(tracker.Config{
 		Node: w.nodeInfo(), Families: families, Log: log, Events: hooks.events,
-		OnService: how.onService, OnEndpoint: how.onEndpoint,
+		OnService: how.OnService, OnEndpoint: how.OnEndpoint,
 	})
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package main
+package annotations
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestChoiceOfService(t *testing.T) {
+func TestService(t *testing.T) {
 	for _, c := range []struct {
 		balance, slots string
 		hash           tracker.Hash
@@ -31,12 +31,12 @@ func TestChoiceOfService(t *testing.T) {
 	} {
 		var log bytes.Buffer
 		s := &v1.Service{}
-		s.Annotations = map[string]string{annotationBalance: c.balance}
+		s.Annotations = map[string]string{Balance: c.balance}
 		if c.slots != "" {
-			s.Annotations[annotationSlots] = c.slots
+			s.Annotations[Slots] = c.slots
 		}
 		p := &tracker.ServicePort{}
-		if err := (choice{slog.New(slog.NewTextHandler(&log, nil))}).onService(s, nil, p); err != nil {
+		if err := (&Reader{Log: slog.New(slog.NewTextHandler(&log, nil))}).OnService(s, nil, p); err != nil {
 			t.Fatal(err)
 		}
 		if p.Hash != c.hash || p.HashSlots != c.want {
@@ -48,7 +48,7 @@ func TestChoiceOfService(t *testing.T) {
 	}
 }
 
-func TestChoiceOfEndpoint(t *testing.T) {
+func TestEndpoint(t *testing.T) {
 	for _, c := range []struct {
 		weight, weights string
 		want            [2]uint16 // of 10.244.1.7 and fd00::1
@@ -62,15 +62,16 @@ func TestChoiceOfEndpoint(t *testing.T) {
 		{"-1", "10.244.1.7=3,nonsense,fd00::1=70000", [2]uint16{3, 1}, 2},
 	} {
 		var log bytes.Buffer
+		r := &Reader{Log: slog.New(slog.NewTextHandler(&log, nil))}
 		s := &discovery.EndpointSlice{}
-		s.Annotations = map[string]string{annotationWeights: c.weights}
+		s.Annotations = map[string]string{Weights: c.weights}
 		if c.weight != "" {
-			s.Annotations[annotationWeight] = c.weight
+			s.Annotations[Weight] = c.weight
 		}
 		s.Endpoints = make([]discovery.Endpoint, 2)
 		for i, a := range []string{"10.244.1.7", "fd00::1"} {
 			e := &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 80), Weight: 1}
-			if err := (choice{slog.New(slog.NewTextHandler(&log, nil))}).onEndpoint(s, &s.Endpoints[i], e); err != nil {
+			if err := r.OnEndpoint(s, &s.Endpoints[i], e); err != nil {
 				t.Fatal(err)
 			}
 			if e.Weight != c.want[i] {
@@ -79,6 +80,31 @@ func TestChoiceOfEndpoint(t *testing.T) {
 		}
 		if n := strings.Count(log.String(), "annotation is ignored"); n != c.said {
 			t.Errorf("%q, %q: %d complaints:\n%s", c.weight, c.weights, n, log.String())
+		}
+	}
+}
+
+// TestWeightsChange has one reader read one slice after the other, from any endpoint
+// on, also when the same object says something else.
+func TestWeightsChange(t *testing.T) {
+	r := &Reader{Log: slog.New(slog.DiscardHandler)}
+	s := &discovery.EndpointSlice{Endpoints: make([]discovery.Endpoint, 2)}
+	for i, c := range []struct {
+		weights string
+		want    [2]uint16
+	}{
+		{"10.0.0.0=3", [2]uint16{3, 1}}, {"10.0.0.1=4", [2]uint16{1, 4}}, {"", [2]uint16{1, 1}}, {"10.0.0.1=4", [2]uint16{1, 4}},
+		{"10.0.0.1=4,10.0.0.1=5,::ffff:10.0.0.0=9", [2]uint16{9, 5}},
+	} {
+		s.Annotations = map[string]string{Weights: c.weights}
+		for _, at := range [][]int{{0, 1}, {1, 0}, {1}}[i%3] {
+			e := &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(at)}), 80), Weight: 1}
+			if err := r.OnEndpoint(s, &s.Endpoints[at], e); err != nil {
+				t.Fatal(err)
+			}
+			if e.Weight != c.want[at] {
+				t.Errorf("%q: %s has weight %d, want %d", c.weights, e, e.Weight, c.want[at])
+			}
 		}
 	}
 }

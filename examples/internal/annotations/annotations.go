@@ -1,0 +1,126 @@
+// Package annotations is how the example programs learn what the API has no fields
+// for: how endpoints are chosen. [Reader] has the hooks for it.
+package annotations
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+const (
+	// Balance is a Service's: "random", which is the default, "source" or
+	// "source-port".
+	Balance = "go-proxier.github.io/balance"
+	// Slots is a Service's: how many slots its table has at least, from 1 to 65535.
+	Slots = "go-proxier.github.io/balance-slots"
+	// Weight is an EndpointSlice's: the weight of its endpoints, from 0 to 65535.
+	Weight = "go-proxier.github.io/weight"
+	// Weights is an EndpointSlice's: the weights of some of its endpoints, which go
+	// before the other, as "10.244.1.7=3,10.244.2.4=0".
+	Weights = "go-proxier.github.io/weights"
+)
+
+// Reader reads the annotations. What cannot be read is logged, and is as if it were
+// not there: nobody's Service is to be lost for it. Its methods are safe for
+// concurrent use.
+type Reader struct {
+	// Log is required.
+	Log *slog.Logger
+
+	mu sync.Mutex
+	// list is the last value of Weights, read when its slice's first endpoint came,
+	// and weights what it says: a slice's endpoints come one after the other.
+	list    string
+	weights map[netip.Addr]uint16
+}
+
+// OnService is for [tracker.Config.OnService].
+func (r *Reader) OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+	switch value := s.Annotations[Balance]; value {
+	case "", "random":
+	case "source":
+		p.Hash = tracker.HashSource
+	case "source-port":
+		p.Hash = tracker.HashSourcePort
+	default:
+		r.complain("service", s.Namespace, s.Name, Balance, fmt.Errorf("%q is none of random, source and source-port", value))
+	}
+	if value, ok := s.Annotations[Slots]; ok {
+		n, err := number(value)
+		if err != nil || n == 0 {
+			r.complain("service", s.Namespace, s.Name, Slots, fmt.Errorf("%q is not a number from 1 to 65535", value))
+		} else {
+			p.HashSlots = n
+		}
+	}
+	return nil
+}
+
+// OnEndpoint is for [tracker.Config.OnEndpoint].
+func (r *Reader) OnEndpoint(s *discovery.EndpointSlice, ep *discovery.Endpoint, e *tracker.Endpoint) error {
+	// To complain once a slice is enough.
+	first := len(s.Endpoints) != 0 && ep == &s.Endpoints[0]
+	if value, ok := s.Annotations[Weight]; ok {
+		if n, err := number(value); err == nil {
+			e.Weight = n
+		} else if first {
+			r.complain("slice", s.Namespace, s.Name, Weight, fmt.Errorf("%q is not a number from 0 to 65535", value))
+		}
+	}
+	value := s.Annotations[Weights]
+	if value == "" {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if first || value != r.list {
+		var bad error
+		r.list = value
+		if r.weights, bad = read(value); bad != nil && first {
+			r.complain("slice", s.Namespace, s.Name, Weights, bad)
+		}
+	}
+	if n, ok := r.weights[e.Addr.Addr().Unmap()]; ok {
+		e.Weight = n
+	}
+	return nil
+}
+
+// read returns what a value of Weights says, as far as it can be read, and what is
+// the last thing that cannot.
+func read(list string) (weights map[netip.Addr]uint16, bad error) {
+	weights = map[netip.Addr]uint16{}
+	for one := range strings.SplitSeq(list, ",") {
+		if one = strings.TrimSpace(one); one == "" {
+			continue
+		}
+		address, value, _ := strings.Cut(one, "=")
+		a, err := netip.ParseAddr(strings.TrimSpace(address))
+		n, err2 := number(strings.TrimSpace(value))
+		if errors.Join(err, err2) != nil {
+			bad = fmt.Errorf("%q is not an address and a number from 0 to 65535", one)
+			continue
+		}
+		weights[a.Unmap()] = n
+	}
+	return weights, bad
+}
+
+func (r *Reader) complain(kind, namespace, name, annotation string, err error) {
+	r.Log.Warn("annotation is ignored", kind, namespace+"/"+name, "annotation", annotation, "error", err)
+}
+
+func number(s string) (uint16, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	return uint16(n), err
+}
