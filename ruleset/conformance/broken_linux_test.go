@@ -220,7 +220,7 @@ func backend(t *testing.T) Options {
 	if b.skip == nil {
 		b.skip = referenceSkips
 	}
-	return Options{Skip: b.skip, New: func(testing.TB, Env) ruleset.Backend {
+	return Options{Skip: b.skip, patience: 3 * time.Second, New: func(testing.TB, Env) ruleset.Backend {
 		r := &reference{faults: b.faults}
 		if b.distort == nil {
 			return r

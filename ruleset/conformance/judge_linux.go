@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -102,7 +103,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	if got := w.describe(v, f); got != sortWords(r.want) {
 		return fmt.Errorf("the oracle says %q (%s), this world %q: one of them is wrong", got, v.Rule, r.want)
 	}
-	ctx := w.tb.Context()
+	ctx, patience := w.tb.Context(), cmp.Or(w.options.patience, patience)
 	complain := func(o outcome, want string) error {
 		return fmt.Errorf("%s, must %s: %s", o, want, v.Rule)
 	}
@@ -145,7 +146,7 @@ func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v 
 		if i > 3*n {
 			time.Sleep(rand.N(time.Millisecond))
 		}
-		o := from.probe(w.tb.Context(), proto, to, patience)
+		o := from.probe(w.tb.Context(), proto, to, cmp.Or(w.options.patience, patience))
 		ep, err := w.permitted(o, from.addr(tracker.FamilyOf(to.Addr())), v)
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, v.Rule)
@@ -167,7 +168,10 @@ func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v 
 
 // permitted returns the endpoint that was reached, or what is wrong with that.
 func (w *World) permitted(o outcome, from netip.Addr, v ruleset.Verdict) (*tracker.Endpoint, error) {
-	if o.kind != reached {
+	switch {
+	case o.kind == silent:
+		return nil, fmt.Errorf("%s, must be forwarded (%w)", o, o.err)
+	case o.kind != reached:
 		return nil, fmt.Errorf("%s, must be forwarded", o)
 	}
 	i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.server })

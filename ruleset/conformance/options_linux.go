@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
@@ -29,6 +30,10 @@ type Options struct {
 	// are skipped with that reason, and in the others the connections that are. Nil
 	// means that it does everything.
 	Skip map[Feature]string
+
+	// patience takes the place of the constant, if not 0: for backends that are to
+	// fail, which need not be waited for that long.
+	patience time.Duration
 }
 
 // Env is where a backend finds itself.

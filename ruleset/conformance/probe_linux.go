@@ -21,7 +21,7 @@ import (
 const (
 	// patience is how long a connection may take that is to come about or to be
 	// refused: long enough for the busiest machine.
-	patience = 4 * time.Second
+	patience = 15 * time.Second
 	// silence is how long a connection is waited for that is not to come about.
 	silence = 250 * time.Millisecond
 )
