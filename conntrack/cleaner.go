@@ -18,7 +18,8 @@ import (
 // the network namespace of the calling thread.
 type Config struct {
 	// NetNS is a file descriptor of the network namespace to work in; 0 is that of
-	// the thread that calls [New]. It is not used after New has returned.
+	// the thread that calls [New]. The number may mean another file after New has
+	// returned.
 	NetNS int
 	// Table, if not nil, is worked on in place of the kernel's. NetNS is not used
 	// then.
@@ -50,7 +51,8 @@ type Cleaner struct {
 // will use at once, which needs CAP_NET_ADMIN in the namespace's user namespace
 // (and CAP_SYS_ADMIN if cfg.NetNS is set), and fails with a [*NotSupportedError]
 // where the system has no such table or it cannot be reached by netlink
-// (CONFIG_NF_CT_NETLINK). It starts no goroutine.
+// (CONFIG_NF_CT_NETLINK). A socket that was closed by somebody else is opened anew
+// when it is next needed, at the same price. It starts no goroutine.
 func New(cfg Config) (*Cleaner, error) {
 	c := &Cleaner{
 		log:   cfg.Log,

@@ -69,44 +69,87 @@ func cleanUp() error {
 	return c.Flush(context.Background())
 }
 
-// TestSocketLost has the socket of a Cleaner become something else: the clean-up
-// is kept, and done when the socket is back.
+// TestSocketLost has the sockets of a Cleaner closed, or become something else: it
+// opens others and goes on.
 func TestSocketLost(t *testing.T) {
 	h := host(t)
-	create(t, h, toOne, toTwo)
-	c := cleanerAt(t, h, nil)
-	fd := c.table.(*kernel).fd
-	saved, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(saved)
-	null, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	if err := unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC); err != nil {
-		t.Fatal(err)
-	}
-	c.Record(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53"))}}, nil)
-	for range 2 {
-		if err := c.Flush(t.Context()); !errors.Is(err, unix.ENOTSOCK) || !c.Pending() {
-			t.Fatalf("%v, pending %v", err, c.Pending())
+	// For NodePorts the node's addresses are asked for.
+	nodePort := service{name: "np", cluster: "10.96.0.99:53", nodePort: 30099, endpoints: eps("10.0.0.2:53")}.compile(everyAddress())
+	for _, what := range []string{"another file", "another socket", "route"} {
+		create(t, h, toOne, toTwo)
+		before := routeSockets(t)
+		c := cleanerAt(t, h, nil)
+		k := c.table.(*kernel)
+		fd := k.sock.FD()
+		if what == "route" {
+			opened := slices.DeleteFunc(routeSockets(t), func(fd int) bool { return slices.Contains(before, fd) })
+			if len(opened) != 1 {
+				t.Fatalf("it has the route sockets %v", opened)
+			}
+			fd = opened[0]
+		}
+		// Another file in its place, since a number that is free may be taken by
+		// somebody else of this process.
+		var other int
+		var err error
+		if what == "another file" {
+			other, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		} else {
+			other, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(other)
+		if err := unix.Dup3(other, fd, unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		c.Record(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53")), change(nil, nodePort)}}, nil)
+		err = c.Flush(t.Context())
+		if what == "route" {
+			// Whether it is lost is seen by using it.
+			if err == nil || !c.Pending() {
+				t.Errorf("%s: %v, pending %v", what, err, c.Pending())
+			}
+			err = c.Flush(t.Context())
+		}
+		if err != nil || c.Pending() {
+			t.Fatalf("%s: %v, pending %v", what, err, c.Pending())
+		}
+		if got, want := read(t, h), shown(toTwo); !slices.Equal(got, want) {
+			t.Errorf("%s: left %v, want %v", what, got, want)
+		}
+		if what == "route" {
+			continue
+		}
+		if k.sock.FD() == fd {
+			t.Errorf("%s: the number is still in use", what)
+		}
+		if err := unix.Close(fd); err != nil {
+			t.Errorf("%s: somebody else's file was closed: %v", what, err)
 		}
 	}
-	if got, want := read(t, h), shown(toOne, toTwo); !slices.Equal(got, want) {
-		t.Errorf("during: %v, want %v", got, want)
-	}
-	if err := unix.Dup3(saved, fd, unix.O_CLOEXEC); err != nil {
+}
+
+// routeSockets returns the process's netlink sockets to routing.
+func routeSockets(t *testing.T) (out []int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Flush(t.Context()); err != nil || c.Pending() {
-		t.Fatalf("%v, pending %v", err, c.Pending())
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		if err == nil && domain == unix.AF_NETLINK && protocol == unix.NETLINK_ROUTE {
+			out = append(out, fd)
+		}
 	}
-	if got, want := read(t, h), shown(toTwo); !slices.Equal(got, want) {
-		t.Errorf("after: %v, want %v", got, want)
-	}
+	return out
 }
 
 // TestSignals interrupts every system call that waits.

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/nfsocket"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -29,15 +29,25 @@ const (
 // kernel is the kernel's table in one network namespace, over
 // NETLINK_NETFILTER. It decodes flows as they come and keeps none.
 type kernel struct {
-	fd    int
-	seq   uint32
-	buf   []byte
+	sock *nfsocket.Socket
+	seq  uint32
+	buf  []byte
+	// route is nil while it is to be opened anew.
 	route *netlink.Handle
 }
 
 func openKernel(netns int) (closingTable, error) {
-	k := &kernel{fd: -1, buf: make([]byte, bufferSize)}
-	err := inNamespace(netns, k.open)
+	sock, err := nfsocket.Dial(netns)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, &NotSupportedError{Feature: "nfnetlink (CONFIG_NETFILTER_NETLINK)", Err: err}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("conntrack: %w", err)
+	}
+	k := &kernel{sock: sock, buf: make([]byte, bufferSize)}
+	if err = k.configure(); err == nil {
+		err = k.openRoute()
+	}
 	if err == nil {
 		err = k.probe()
 	}
@@ -48,44 +58,37 @@ func openKernel(netns int) (closingTable, error) {
 	return k, nil
 }
 
-// inNamespace calls f on a thread that is in the namespace.
-func inNamespace(netns int, f func() error) error {
-	if netns == 0 {
-		return f()
-	}
-	result := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread ends with the goroutine, and nobody else gets
-		// one that is in another namespace.
-		runtime.LockOSThread()
-		if err := unix.Setns(netns, unix.CLONE_NEWNET); err != nil {
-			result <- fmt.Errorf("conntrack: enter network namespace: %w", err)
-			return
-		}
-		result <- f()
-	}()
-	return <-result
-}
-
-func (k *kernel) open() (err error) {
-	k.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
-	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return &NotSupportedError{Feature: "nfnetlink (CONFIG_NETFILTER_NETLINK)", Err: err}
-	}
-	if err != nil {
-		return fmt.Errorf("conntrack: open netlink socket: %w", err)
-	}
-	if err := unix.Bind(k.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return fmt.Errorf("conntrack: bind netlink socket: %w", err)
-	}
+// configure makes the socket's settings.
+func (k *kernel) configure() error {
 	timeout := unix.NsecToTimeval(answerTimeout.Nanoseconds())
-	if err := unix.SetsockoptTimeval(k.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+	if err := unix.SetsockoptTimeval(k.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		return fmt.Errorf("conntrack: set receive timeout: %w", err)
 	}
-	if k.route, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-		return fmt.Errorf("conntrack: open route socket: %w", err)
-	}
 	return nil
+}
+
+// openRoute opens the socket that addresses are asked for by, if it is not open.
+func (k *kernel) openRoute() error {
+	if k.route != nil {
+		return nil
+	}
+	return k.sock.Within(func() (err error) {
+		if k.route, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+			return fmt.Errorf("conntrack: open route socket: %w", err)
+		}
+		return nil
+	})
+}
+
+// renew opens the netfilter socket anew if it was lost.
+func (k *kernel) renew() error {
+	if !k.sock.Lost() {
+		return nil
+	}
+	if err := k.sock.Redial(); err != nil {
+		return err
+	}
+	return k.configure()
 }
 
 // probe asks for the number of entries, to see whether anybody answers.
@@ -110,10 +113,7 @@ func (k *kernel) Close() error {
 	if k.route != nil {
 		k.route.Close()
 	}
-	if k.fd < 0 {
-		return nil
-	}
-	return unix.Close(k.fd)
+	return k.sock.Close()
 }
 
 // Dump implements [Table].
@@ -167,6 +167,9 @@ func (k *kernel) Delete(ctx context.Context, flows []Flow) (int, error) {
 // answers to f until it has said that so many of them were the last of theirs, or
 // an error.
 func (k *kernel) exchange(ctx context.Context, req []byte, answers int, f func(message) (last bool, err error)) error {
+	if err := k.renew(); err != nil {
+		return err
+	}
 	if err := k.drain(ctx); err != nil {
 		return err
 	}
@@ -225,7 +228,7 @@ func (k *kernel) drain(ctx context.Context) error {
 
 func (k *kernel) send(req []byte) error {
 	for {
-		err := unix.Sendto(k.fd, req, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		err := unix.Sendto(k.sock.FD(), req, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 		if !errors.Is(err, unix.EINTR) {
 			return err
 		}
@@ -235,7 +238,7 @@ func (k *kernel) send(req []byte) error {
 // receive returns what the kernel sent next. It is valid until the next call.
 func (k *kernel) receive(flags int) ([]byte, error) {
 	for {
-		n, _, got, from, err := unix.Recvmsg(k.fd, k.buf, nil, flags)
+		n, _, got, from, err := unix.Recvmsg(k.sock.FD(), k.buf, nil, flags)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
@@ -254,6 +257,9 @@ func (k *kernel) receive(flags int) ([]byte, error) {
 
 // LocalAddrs implements [Table].
 func (k *kernel) LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error) {
+	if err := k.openRoute(); err != nil {
+		return nil, err
+	}
 	var list []netlink.Addr
 	err := error(netlink.ErrDumpInterrupted) // by an address that came or went
 	for errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -263,6 +269,9 @@ func (k *kernel) LocalAddrs(ctx context.Context, family tracker.Family) ([]netip
 		list, err = k.route.AddrList(nil, int(afOf(family)))
 	}
 	if err != nil {
+		// The socket may be lost: the next one to ask has another.
+		k.route.Close()
+		k.route = nil
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	out := make([]netip.Addr, 0, len(list))

@@ -276,17 +276,17 @@ func TestKernelOverrun(t *testing.T) {
 	if err := k.Dump(t.Context(), tracker.IPv4, func(f *Flow) { doomed = append(doomed, *f) }); err != nil {
 		t.Fatal(err)
 	}
-	size, err := unix.GetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+	size, err := unix.GetsockoptInt(k.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.SetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+	if err := unix.SetsockoptInt(k.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := k.Delete(t.Context(), doomed); !errors.Is(err, ErrIncomplete) || !errors.Is(err, unix.ENOBUFS) {
 		t.Fatalf("with the smallest buffer: %v", err)
 	}
-	if err := unix.SetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2); err != nil { // the kernel doubles it
+	if err := unix.SetsockoptInt(k.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, size/2); err != nil { // the kernel doubles it
 		t.Fatal(err)
 	}
 	if _, err := k.Delete(t.Context(), doomed); err != nil {

@@ -103,8 +103,8 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.conn.Closed() {
-		return errClosed
+	if err := b.ready(); err != nil {
+		return err
 	}
 	if d.Full {
 		return b.replace(ctx, d)
@@ -113,6 +113,22 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return ruleset.ErrNeedFull
 	}
 	return b.update(ctx, d)
+}
+
+// ready sees to it that there is a socket: one that was lost is opened anew, which
+// changes nothing of what is known of the tables.
+func (b *Backend) ready() error {
+	if b.conn.Closed() {
+		return errClosed
+	}
+	renewed, err := b.conn.Renew()
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	if renewed {
+		b.config.Log.Warn("nftables: the netlink socket was closed by somebody else and is opened anew")
+	}
+	return nil
 }
 
 // Error is the kernel's refusal of a transaction. Its Errno is what errors.Is

@@ -42,7 +42,9 @@ type Config struct {
 	// [Backend.Apply]) has the new bound, and remembers no more of its clients.
 	StickyClients int
 	// NetNS is a file descriptor of the network namespace to program; 0 is that of
-	// the thread that calls New. It is used only during the call.
+	// the thread that calls New. The number may mean another file after the call.
+	// Working elsewhere than where the process is takes CAP_SYS_ADMIN, during New and
+	// whenever a socket that was lost has to be opened anew.
 	NetNS int
 	// Log is told of repairs and of Services that cannot be programmed; nil is
 	// silence.

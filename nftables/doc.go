@@ -145,7 +145,8 @@
 //   - its process killed at random points, 100 times and 200 with -kills 200 (180,000
 //     connections); out of memory, out of files, interrupted by signals all the time;
 //   - a transaction of hundreds of Services refused for one element, answers of the
-//     kernel lost, the socket closed: the next sync puts it right;
+//     kernel lost: the next sync puts it right; the socket closed by somebody else,
+//     at any moment: the next Apply or Check opens another;
 //   - a thousand objects changed a second among 10,000 Services, for 3 s, and for a
 //     minute with -flood 60s: 60,000 changes in 2,600 syncs, 570,000 connections,
 //     no change waited for longer than 0.4 s, on two cores that others used, too.

@@ -323,8 +323,9 @@ func faults() error {
 	for _, fault := range []struct {
 		name    string
 		do      func() (undo func() error, err error)
-		want    error // nil: nothing fails
+		want    error // what some change may fail with; nil: nothing fails
 		changes int
+		certain bool // something fails
 	}{
 		{"no file descriptor to spare", func() (func() error, error) {
 			var files []*os.File
@@ -341,7 +342,7 @@ func faults() error {
 				}
 				return nil
 			}, nil
-		}, nil, 5},
+		}, nil, 5, false},
 		{"signals all the time", func() (func() error, error) {
 			got := make(chan os.Signal, 1)
 			signal.Notify(got, unix.SIGALRM)
@@ -358,7 +359,7 @@ func faults() error {
 				}
 				return errors.Join(err, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{}))
 			}, err
-		}, nil, 100},
+		}, nil, 100, false},
 		{"answers that do not fit", func() (func() error, error) {
 			size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 			if err != nil {
@@ -375,18 +376,36 @@ func faults() error {
 				return errors.Join(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_DROP_MEMBERSHIP, unix.NFNLGRP_NFTABLES),
 					unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2))
 			}, nil
-		}, unix.ENOBUFS, 3},
+		}, unix.ENOBUFS, 3, true},
 		{"the socket is something else", func() (func() error, error) {
-			null, err := os.Open("/dev/null")
-			if err != nil {
-				return nil, err
-			}
-			defer null.Close()
-			return replaceFD(fd, int(null.Fd()))
-		}, unix.ENOTSOCK, 3},
+			return lose("/dev/null")
+		}, nil, 3, false},
 		{"the socket is closed", func() (func() error, error) {
-			return replaceFD(fd, -1)
-		}, unix.EBADF, 3},
+			return lose("")
+		}, nil, 3, false},
+		{"the socket is closed at any moment", func() (func() error, error) {
+			stop, done := make(chan bool), make(chan error)
+			rng, closed := rand.New(rand.NewPCG(3, 3)), 0
+			go func() {
+				for {
+					select {
+					case <-stop:
+						var err error
+						if closed == 0 {
+							err = errors.New("it was never closed")
+						}
+						done <- err
+						return
+					case <-time.After(time.Duration(rng.IntN(3000)) * time.Microsecond):
+					}
+					if fd, err := netfilterSocket(); err == nil {
+						unix.Close(fd)
+						closed++
+					}
+				}
+			}()
+			return func() error { close(stop); return <-done }, nil
+		}, unix.EBADF, 200, false},
 	} {
 		undo, err := fault.do()
 		if err != nil {
@@ -399,8 +418,11 @@ func faults() error {
 		if err := undo(); err != nil {
 			return fmt.Errorf("%s: undo: %w", fault.name, err)
 		}
-		if fault.want == nil && failed != nil || fault.want != nil && !errors.Is(failed, fault.want) {
+		if failed != nil && (fault.want == nil || !errors.Is(failed, fault.want)) {
 			return fmt.Errorf("%s: %w, want %v", fault.name, failed, fault.want)
+		}
+		if failed == nil && fault.certain {
+			return fmt.Errorf("%s: nothing failed, want %v", fault.name, fault.want)
 		}
 		if err := recovered(); err != nil {
 			return fmt.Errorf("after %s: %w", fault.name, err)
@@ -409,21 +431,28 @@ func faults() error {
 	return nil
 }
 
-// replaceFD puts another file in the place of a descriptor, or none if it is -1.
-func replaceFD(fd, with int) (undo func() error, err error) {
-	saved, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+// lose puts another file in the place of the process's netfilter socket, or none if
+// path is "". What is there in the end must be what was put there.
+func lose(path string) (undo func() error, err error) {
+	fd, err := netfilterSocket()
 	if err != nil {
 		return nil, err
 	}
-	if with < 0 {
-		err = unix.Close(fd)
-	} else {
-		err = unix.Dup3(with, fd, unix.O_CLOEXEC)
+	if path == "" {
+		return func() error { return nil }, unix.Close(fd)
 	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
 	return func() error {
-		defer unix.Close(saved)
-		return unix.Dup3(saved, fd, unix.O_CLOEXEC)
-	}, err
+		now, err := os.Readlink(fmt.Sprint("/proc/self/fd/", fd))
+		if err == nil && now != path {
+			err = fmt.Errorf("%s became %s", path, now)
+		}
+		return errors.Join(err, unix.Close(fd))
+	}, unix.Dup3(int(f.Fd()), fd, unix.O_CLOEXEC)
 }
 
 // netfilterSocket returns the process's only netlink socket to netfilter.

@@ -63,8 +63,8 @@ func (b *Backend) Check(ctx context.Context) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.conn.Closed() {
-		return errClosed
+	if err := b.ready(); err != nil {
+		return err
 	}
 	if b.tables == nil {
 		return ruleset.ErrNeedFull

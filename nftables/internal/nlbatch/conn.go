@@ -7,15 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfsocket"
 )
 
 // Conn is a netlink socket to nf_tables of one network namespace. It is not safe
 // for concurrent use.
 type Conn struct {
-	fd    int
+	sock  *nfsocket.Socket
 	limit int
 	rcv   []byte
 	seq   uint32
@@ -61,11 +62,21 @@ const wantBuffer = 256 << 20
 // Dial opens a socket in the network namespace with the given file descriptor,
 // or in the calling thread's if it is 0.
 func Dial(netns int) (*Conn, error) {
-	fd, err := socket(netns)
+	sock, err := nfsocket.Dial(netns)
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{fd: fd, rcv: make([]byte, 64<<10)}
+	c := &Conn{sock: sock, rcv: make([]byte, 64<<10)}
+	if c.limit, err = c.configure(); err != nil {
+		sock.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// configure makes the socket's settings and returns how much it can send at once.
+func (c *Conn) configure() (limit int, err error) {
+	fd := c.sock.FD()
 	// The kernel's own words for an error, and no copy of what was refused.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
@@ -77,63 +88,40 @@ func Dial(netns int) (*Conn, error) {
 	}
 	size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("netlink socket: %w", os.NewSyscallError("getsockopt", err))
+		return 0, fmt.Errorf("netlink socket: %w", os.NewSyscallError("getsockopt", err))
 	}
-	c.limit = size - 32 // as netlink_sendmsg has it
-	return c, nil
+	return size - 32, nil // as netlink_sendmsg has it
 }
 
-func socket(netns int) (int, error) {
-	if netns == 0 {
-		return open()
+// Renew opens the socket anew, in the same network namespace, if it was lost: its
+// descriptor was closed by somebody else, or is another file now. A Limit that was
+// lowered stays.
+func (c *Conn) Renew() (renewed bool, err error) {
+	if c.Closed() {
+		return false, fmt.Errorf("netlink: %w", os.ErrClosed)
 	}
-	type result struct {
-		fd  int
-		err error
+	if !c.sock.Lost() {
+		return false, nil
 	}
-	done := make(chan result)
-	go func() {
-		// The thread is not unlocked, so that it ends with the goroutine and nobody
-		// finds themselves in the other namespace.
-		runtime.LockOSThread()
-		if err := unix.Setns(netns, unix.CLONE_NEWNET); err != nil {
-			done <- result{-1, fmt.Errorf("enter network namespace: %w", os.NewSyscallError("setns", err))}
-			return
-		}
-		fd, err := open()
-		done <- result{fd, err}
-	}()
-	r := <-done
-	return r.fd, r.err
-}
-
-func open() (int, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err := c.sock.Redial(); err != nil {
+		return false, err
+	}
+	limit, err := c.configure()
 	if err != nil {
-		return -1, fmt.Errorf("netlink socket: %w", os.NewSyscallError("socket", err))
+		return false, err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		unix.Close(fd)
-		return -1, fmt.Errorf("netlink socket: %w", os.NewSyscallError("bind", err))
-	}
-	return fd, nil
+	c.limit = min(c.limit, limit)
+	return true, nil
 }
 
 // Close closes the socket. What is called after it returns [os.ErrClosed], but for
 // Close itself, which then does nothing.
 func (c *Conn) Close() error {
-	if c.Closed() {
-		return nil
-	}
-	// The kernel may give the number to another file at once.
-	fd := c.fd
-	c.fd = -1
-	return os.NewSyscallError("close", unix.Close(fd))
+	return c.sock.Close()
 }
 
 // Closed reports whether Close was called.
-func (c *Conn) Closed() bool { return c.fd < 0 }
+func (c *Conn) Closed() bool { return c.sock.FD() < 0 }
 
 // Limit is the largest batch, in bytes, that the socket can send.
 func (c *Conn) Limit() int { return c.limit }
@@ -233,7 +221,7 @@ func (c *Conn) send(buf []byte) error {
 		return fmt.Errorf("netlink: %w", os.ErrClosed)
 	}
 	for {
-		err := unix.Sendto(c.fd, buf, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		err := unix.Sendto(c.sock.FD(), buf, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 		switch {
 		case err == nil:
 			return nil
@@ -248,7 +236,7 @@ func (c *Conn) send(buf []byte) error {
 // none and flags say not to wait.
 func (c *Conn) receive(flags int) ([]byte, error) {
 	for {
-		n, _, err := unix.Recvfrom(c.fd, c.rcv, flags)
+		n, _, err := unix.Recvfrom(c.sock.FD(), c.rcv, flags)
 		switch {
 		case err == nil:
 			return c.rcv[:n], nil
