@@ -41,8 +41,12 @@ const (
 	reasonHealthzFailed      = "FailedToStartProxierHealthcheck"
 	reasonMetricsFailed      = "FailedToStartMetricServer"
 	reasonServiceCheckFailed = "FailedToStartServiceHealthcheck"
+	reasonIPVSDeprecation    = "IPVSDeprecation"
 	component                = "nodeproxy"
 )
+
+// ipvsDeprecation is told to operators of mode ipvs, as kube-proxy does.
+const ipvsDeprecation = "mode ipvs is deprecated in Kubernetes: prefer mode nftables"
 
 // agent keeps a network namespace in agreement with a source.
 type agent struct {
@@ -60,6 +64,7 @@ type agent struct {
 	recorder *kubeapi.Recorder // nil without an API server
 	servers  []*server
 	families []tracker.Family
+	started  time.Time
 
 	rules *ruleset.Cursor
 	// followers are synced when the rules are in effect.
@@ -91,7 +96,7 @@ type agent struct {
 // newAgent makes an agent for the network namespace of the calling thread. It
 // needs that thread no more when it returns, but for servers.
 func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writer, log *slog.Logger) (_ *agent, err error) {
-	a := &agent{out: out, modes: modes, inEffect: make(chan struct{})}
+	a := &agent{out: out, modes: modes, started: time.Now(), inEffect: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			a.close()
@@ -121,11 +126,11 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	if a.families, err = servedFamilies(ctx, m, cfg, hasIPv6(), log); err != nil {
 		return nil, err
 	}
-	if a.plane, err = m.open(ctx, settings{cfg, a.families, log}); err != nil {
+	a.metrics = metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: a.families})
+	if a.plane, err = m.open(ctx, settings{cfg, a.families, a.metrics.Rules, log}); err != nil {
 		return nil, err
 	}
 	a.closers = append(a.closers, a.plane)
-	a.metrics = metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: a.families})
 	var backend ruleset.Backend = ruleset.BackendFunc(a.apply)
 	if udp, err := conntrack.New(conntrack.Config{Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}); err != nil {
 		log.Warn("stale UDP flows will not be cleaned up", "error", err)
@@ -213,6 +218,10 @@ func (a *agent) run(parent context.Context) error {
 	defer stop(nil)
 	a.failed = func(err error) { stop(err) }
 	a.nodeEvent(false, reasonStarting, "")
+	if a.cfg.Mode == config.ModeIPVS {
+		a.log.Warn(ipvsDeprecation)
+		a.nodeEvent(true, reasonIPVSDeprecation, ipvsDeprecation)
+	}
 	loops := []func(context.Context) error{
 		a.runner.Run, a.followSource, a.followNode, a.watchRules, a.watchConfig, a.retireOthers,
 	}

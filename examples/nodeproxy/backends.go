@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/netip"
+	"os"
+	"os/exec"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
@@ -47,7 +51,10 @@ type mode struct {
 type settings struct {
 	*config.Config
 	families []tracker.Family
-	log      *slog.Logger
+	// rules is told how many rules a table of iptables has, and how many of them the
+	// last sync wrote.
+	rules func(f tracker.Family, table string, total, written int)
+	log   *slog.Logger
 }
 
 // dataplane is a backend that can be watched over.
@@ -98,19 +105,19 @@ func iptablesMode() mode {
 		open: func(ctx context.Context, s settings) (dataplane, error) {
 			return iptables.New(ctx, iptables.Config{
 				Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config),
+				Trace: &iptables.Trace{Applied: func(i iptables.Info) { s.rules(i.Family, i.Table, i.Rules, i.Written) }},
 			})
 		},
 		cleanup: func(ctx context.Context, log *slog.Logger) error {
-			return eachIPTables([]iptables.Flavour{iptables.AnyFlavour}, log, func(c iptables.Config) error {
+			return eachIPTables(log, func(c iptables.Config) error {
 				if owned, err := iptables.Owned(ctx, c); err != nil || !owned {
 					return err
 				}
 				return iptables.Cleanup(ctx, c)
 			})
 		},
-		// Kube-proxy's image chooses between the two flavours by itself.
 		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-			return eachIPTables([]iptables.Flavour{iptables.NFT, iptables.Legacy}, log, func(c iptables.Config) error {
+			return eachIPTables(log, func(c iptables.Config) error {
 				return iptables.Cleanup(ctx, c)
 			})
 		},
@@ -143,20 +150,19 @@ func ipvsMode() mode {
 			return ipvs.New(c)
 		},
 		cleanup: func(ctx context.Context, log *slog.Logger) error {
-			c := ipvs.Config{Log: log}
-			if owned, err := ipvs.Owned(ctx, c); err != nil || !owned {
+			if owned, err := ownedIPVS(ctx); err != nil || !owned {
 				return err
 			}
-			return ipvs.Cleanup(ctx, c)
+			return cleanupIPVS(ctx, log)
 		},
 		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-			return ipvs.Cleanup(ctx, ipvs.Config{Log: log})
+			return cleanupIPVS(ctx, log)
 		},
 		retire: func(ctx context.Context, adopt bool, log *slog.Logger) error {
 			if ipvs.Probe(ipvs.Config{}) != nil {
 				return nil // there can be nothing
 			}
-			owned, err := ipvs.Owned(ctx, ipvs.Config{})
+			owned, err := ownedIPVS(ctx)
 			if err != nil || !owned && !adopt {
 				return err
 			}
@@ -167,17 +173,81 @@ func ipvsMode() mode {
 	}
 }
 
-// eachIPTables calls f for each flavour and family that there are programs for.
-func eachIPTables(flavours []iptables.Flavour, log *slog.Logger, f func(iptables.Config) error) error {
+// eachIPTables calls f for each flavour and family that there are programs for and
+// that may have rules: which flavour the programs without one in their names are of
+// may be another than it was, and kube-proxy's image chooses by itself.
+func eachIPTables(log *slog.Logger, f func(iptables.Config) error) error {
 	var errs []error
-	for _, flavour := range flavours {
-		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+	for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		named := 0
+		for _, flavour := range []iptables.Flavour{iptables.NFT, iptables.Legacy, iptables.AnyFlavour} {
+			if flavour == iptables.AnyFlavour && named == 2 {
+				continue // it is one of the two
+			}
+			if flavour == iptables.Legacy && !legacyInUse(family) {
+				named++
+				continue
+			}
 			err := f(iptables.Config{Flavour: flavour, Families: []tracker.Family{family}, Log: log})
 			if errors.Is(err, iptables.ErrUnsupported) {
 				log.Debug("not looked for in iptables", "flavour", flavour, "family", family, "error", err)
 				continue
 			}
+			named++
 			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// legacyInUse reports whether the network namespace of the calling thread has tables
+// of iptables-legacy. Whoever looks into one that is not there makes it.
+func legacyInUse(f tracker.Family) bool {
+	name := "ip_tables_names"
+	if f == tracker.IPv6 {
+		name = "ip6_tables_names"
+	}
+	tables, err := os.ReadFile("/proc/thread-self/net/" + name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false // nor has the kernel
+	}
+	return err != nil || slices.ContainsFunc(strings.Fields(string(tables)), func(t string) bool { return t == "nat" || t == "filter" })
+}
+
+// variantsOfIPVS returns the variants of the iptables tools that mode ipvs may have
+// been run with.
+func variantsOfIPVS() []ipvs.IPTables {
+	out := []ipvs.IPTables{ipvs.NFTables, ipvs.LegacyTables}
+	for _, program := range []string{"iptables-nft-save", "iptables-legacy-save"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return append(out, ipvs.SystemTables) // which is another
+		}
+	}
+	return out
+}
+
+// ownedIPVS reports whether there is anything of mode ipvs that is the agent's.
+func ownedIPVS(ctx context.Context) (bool, error) {
+	for _, v := range variantsOfIPVS() {
+		if owned, err := ipvs.Owned(ctx, ipvs.Config{IPTables: v}); err != nil || owned {
+			return owned, err
+		}
+	}
+	return false, nil
+}
+
+// cleanupIPVS removes everything of mode ipvs, whatever variant of iptables was used.
+func cleanupIPVS(ctx context.Context, log *slog.Logger) error {
+	// As long as there are rules, be it of another variant, the sets that they match
+	// cannot go.
+	var errs []error
+	for range 2 {
+		errs = nil
+		for _, v := range variantsOfIPVS() {
+			errs = append(errs, ipvs.Cleanup(ctx, ipvs.Config{IPTables: v, Log: log}))
+		}
+		if errors.Join(errs...) == nil {
+			break
 		}
 	}
 	return errors.Join(errs...)

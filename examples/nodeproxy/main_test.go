@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -42,8 +43,14 @@ type process struct {
 // start runs nodeproxy inside a host. It is killed at the end of the test.
 func start(t *testing.T, h *netlab.Host, args ...string) *process {
 	t.Helper()
+	return startWith(t, h, nil, args...)
+}
+
+// startWith is start with more in the environment.
+func startWith(t *testing.T, h *netlab.Host, env []string, args ...string) *process {
+	t.Helper()
 	p := &process{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
-	p.Env = append(os.Environ(), programEnv+"=1")
+	p.Env = append(append(os.Environ(), programEnv+"=1"), env...)
 	p.Stderr = p
 	out, err := p.StdoutPipe()
 	if err != nil {
@@ -60,6 +67,25 @@ func start(t *testing.T, h *netlab.Host, args ...string) *process {
 		}
 	}()
 	return p
+}
+
+// flavourPath returns a PATH on which the programs called iptables-restore and so on
+// are those of a flavour.
+func flavourPath(t *testing.T, flavour string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, program := range []string{"iptables", "ip6tables"} {
+		for _, what := range []string{"", "-save", "-restore"} {
+			path, err := exec.LookPath(program + "-" + flavour + what)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(path, filepath.Join(dir, program+what)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir + ":" + os.Getenv("PATH")
 }
 
 // Write takes standard error.

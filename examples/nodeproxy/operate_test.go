@@ -216,7 +216,7 @@ func TestLiveSwitch(t *testing.T) {
 		var oldMode mode
 		for i := range 4 {
 			m := allModes()[i%2]
-			plane, err := m.open(t.Context(), settings{c, []tracker.Family{tracker.IPv4, tracker.IPv6}, w.log})
+			plane, err := m.open(t.Context(), settings{c, []tracker.Family{tracker.IPv4, tracker.IPv6}, func(tracker.Family, string, int, int) {}, w.log})
 			if err != nil {
 				return err
 			}

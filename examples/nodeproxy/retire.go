@@ -33,7 +33,7 @@ func retireIPVS(ctx context.Context, log *slog.Logger) error {
 		}
 		n := b.Draining()
 		if n == 0 {
-			return ipvs.Cleanup(ctx, ipvs.Config{Log: log})
+			return cleanupIPVS(ctx, log)
 		}
 		if !said {
 			log.Info("mode ipvs goes when its last connections have ended", "endpoints", n)

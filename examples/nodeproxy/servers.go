@@ -98,6 +98,9 @@ func (a *agent) newServers() []*server {
 func (a *agent) metricsHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", a.metrics.Handler())
+	mux.Handle("/metrics/slis", a.metrics.SLIHandler())
+	mux.HandleFunc("/flagz", a.flagz)
+	mux.HandleFunc("/statusz", a.statusz)
 	mux.Handle("/healthz", a.proxy.Healthz())
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")

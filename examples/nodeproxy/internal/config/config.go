@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/conntrack"
@@ -18,6 +20,9 @@ type Config struct {
 	// Effective is the configuration with its defaults, as kube-proxy would have it.
 	// What follows is made of it, or of flags that it has no field for.
 	Effective *v1alpha1.KubeProxyConfiguration
+	// Flags is every flag of the command line with its value, "name=value", sorted by
+	// name: those that were not given have their defaults.
+	Flags []string
 	// Notes is what an operator should be told about what was given.
 	Notes []string
 
@@ -61,6 +66,8 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		return nil, err
 	}
 	out := &fl.out
+	fl.VisitAll(func(f *pflag.Flag) { out.Flags = append(out.Flags, f.Name+"="+f.Value.String()) })
+	slices.Sort(out.Flags)
 	notes, err := checkGates(k.FeatureGates)
 	if err != nil {
 		return nil, err

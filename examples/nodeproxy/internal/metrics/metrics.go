@@ -21,6 +21,7 @@ import (
 const (
 	familyLabel = "ip_family"
 	policyLabel = "traffic_policy"
+	tableLabel  = "table"
 )
 
 // Config is what a Set is made of.
@@ -42,9 +43,11 @@ type Set struct {
 	lastSync, lastQueued, endpointsPending, servicesPending, noLocal        *prometheus.GaugeVec
 	endpointChanges, serviceChanges, conntrackDeleted                       *prometheus.CounterVec
 	syncFailures, cleanupFailures                                           *prometheus.CounterVec
+	rules, rulesWritten                                                     *prometheus.GaugeVec
 	healthz, livez                                                          *prometheus.CounterVec
 
 	noEndpoint *noLocal
+	slis       slis
 }
 
 // NewSet returns a Set with everything at 0.
@@ -52,7 +55,7 @@ func NewSet(c Config) *Set {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	s := &Set{cfg: c, registry: prometheus.NewRegistry(), noEndpoint: newNoLocal()}
+	s := &Set{cfg: c, registry: prometheus.NewRegistry(), noEndpoint: newNoLocal(), slis: newSLIs()}
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
 	durations := prometheus.ExponentialBuckets(0.001, 2, 15)
@@ -78,6 +81,8 @@ func NewSet(c Config) *Set {
 		s.cleanupFailures = s.counter("sync_proxy_rules_nftables_cleanup_failures_total", "Removals of what is no longer needed that failed", familyLabel)
 	case "iptables":
 		s.syncFailures = s.counter("sync_proxy_rules_iptables_restore_failures_total", "Syncs that failed", familyLabel)
+		s.rules = s.gauge("sync_proxy_rules_iptables_total", "Rules that there are", familyLabel, tableLabel)
+		s.rulesWritten = s.gauge("sync_proxy_rules_iptables_last", "Rules that the last sync wrote", familyLabel, tableLabel)
 	}
 	s.eachFamily(func(f string) {
 		for _, v := range []*prometheus.GaugeVec{s.lastSync, s.lastQueued, s.endpointsPending, s.servicesPending} {
@@ -161,6 +166,16 @@ func (s *Set) Answered(c health.Check, code int) {
 		v = s.livez
 	}
 	v.WithLabelValues(strconv.Itoa(code)).Inc()
+	s.slis.observe(c, code)
+}
+
+// Rules notes how many rules a table of iptables has, and how many the last sync
+// wrote there. In other modes it does nothing.
+func (s *Set) Rules(f tracker.Family, table string, total, written int) {
+	if s.rules != nil {
+		s.rules.WithLabelValues(f.String(), table).Set(float64(total))
+		s.rulesWritten.WithLabelValues(f.String(), table).Set(float64(written))
+	}
 }
 
 // Queued fits [runner.Trace].

@@ -116,10 +116,35 @@ func TestHooks(t *testing.T) {
 	expect("conntrack_reconciler_deleted_entries_total", "ip_family=IPv4", 0)
 	expect("conntrack_reconciler_sync_duration_seconds", "ip_family=IPv6", 1)
 
+	s.Rules(tracker.IPv4, "nat", 5, 1)
+	if families(t, s)["kubeproxy_sync_proxy_rules_iptables_total"] != nil {
+		t.Error("mode nftables has rules of iptables")
+	}
 	w := httptest.NewRecorder()
+	s.SLIHandler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics/slis", nil))
+	for _, want := range []string{
+		`kubernetes_healthcheck{name="proxy",type="healthz"} 0`, `kubernetes_healthcheck{name="proxy",type="livez"} 1`,
+		`kubernetes_healthchecks_total{name="proxy",status="error",type="healthz"} 1`,
+	} {
+		if !strings.Contains(w.Body.String(), "\n"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, w.Body)
+		}
+	}
+	w = httptest.NewRecorder()
 	s.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	if !strings.Contains(w.Body.String(), "\nkubeproxy_proxy_healthz_total{code=\"503\"} 1\n") {
 		t.Errorf("%s", w.Body)
+	}
+}
+
+func TestRules(t *testing.T) {
+	s := newSet("iptables")
+	s.Rules(tracker.IPv6, "nat", 12, 12)
+	s.Rules(tracker.IPv6, "nat", 13, 2)
+	for name, want := range map[string]float64{"total": 13, "last": 2} {
+		if got := value(t, s, "kubeproxy_sync_proxy_rules_iptables_"+name, "ip_family=IPv6,table=nat"); got != want {
+			t.Errorf("%s is %v, want %v", name, got, want)
+		}
 	}
 }
 
@@ -225,6 +250,7 @@ func exported(t *testing.T) map[string]bool {
 		s.Synced(ruleset.SyncInfo{Applied: true})
 		s.Synced(ruleset.SyncInfo{Applied: true, Full: true})
 		s.Flushed(tracker.IPv4, conntrack.Info{})
+		s.Rules(tracker.IPv4, "nat", 1, 1)
 		s.latency.WithLabelValues("IPv4").Observe(1)
 		for name, f := range families(t, s) {
 			if f.GetType() == dto.MetricType_HISTOGRAM {
@@ -313,6 +339,5 @@ var undisplayed = []string{
 	"kubeproxy_sync_full_proxy_rules_duration_seconds",
 	"kubeproxy_sync_partial_proxy_rules_duration_seconds",
 	"kubeproxy_conntrack_reconciler_sync_duration_seconds",
-	"kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
 	"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
 }

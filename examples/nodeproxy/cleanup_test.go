@@ -1,0 +1,77 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+// TestCleanupFlavours has --cleanup find rules of either flavour of iptables,
+// whichever the programs without one in their names are of; and make no tables of
+// iptables-legacy where there are none.
+func TestCleanupFlavours(t *testing.T) {
+	t.Parallel()
+	for _, flavour := range []string{"nft", "legacy"} {
+		needFlavour(t, flavour)
+	}
+	for _, flavour := range []string{"nft", "legacy"} {
+		t.Run(flavour, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			dir := t.TempDir()
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+			lock := "XTABLES_LOCKFILE=" + dir + "/lock"
+			p := startWith(t, s.node, []string{lock, "PATH=" + flavourPath(t, flavour)},
+				"run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "iptables")
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			s.meets(t, clusterVIP, podIPs[0])
+			p.Process.Kill()
+			p.exit(t)
+			chains := func() int {
+				text, err := s.node.Output("env", lock, "iptables-"+flavour+"-save")
+				if err != nil {
+					t.Fatal(err)
+				}
+				return strings.Count(text, "\n:KUBE-")
+			}
+			if chains() == 0 {
+				t.Fatalf("the agent has not used iptables-%s", flavour)
+			}
+			c := startWith(t, s.node, []string{lock}, "run", "--cleanup")
+			if code, _ := c.exit(t); code != 0 {
+				t.Errorf("--cleanup: exit status %d, log:\n%s", code, c.log())
+			}
+			if n := chains(); n != 0 {
+				t.Errorf("%d chains are left", n)
+			}
+			if flavour == "nft" {
+				// The test's own look above was at nft alone.
+				text, err := s.node.Output("cat", "/proc/thread-self/net/ip_tables_names")
+				if err == nil && text != "" {
+					t.Errorf("there are tables of iptables-legacy now: %q", text)
+				}
+			}
+		})
+	}
+}
+
+// needFlavour skips the test where a flavour of iptables is not installed, or not in
+// the kernel.
+func needFlavour(t *testing.T, flavour string) {
+	t.Helper()
+	netlab.Require(t)
+	lab, err := netlab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	h, err := lab.Host("probe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range []string{"iptables-", "ip6tables-"} {
+		_, err = h.Output(family+flavour+"-save", "-t", "nat")
+		netlab.Need(t, err == nil, "a working "+family+flavour)
+	}
+}

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// TestPages reads what is served beside the metrics, and compares what metrics say of
+// iptables with the kernel.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	needMode(t, "iptables")
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
+		"--proxy-mode", "iptables", "--metrics-bind-address", "192.0.2.1:10249")
+	p.synced(t, "services=1 endpoints=3 changed=1")
+	const at = "http://192.0.2.1:10249"
+	page := func(path string, want ...string) {
+		t.Helper()
+		eventually(t, path+" says "+strings.Join(want, ", "), func() bool {
+			code, text, _ := get(t, s.client, at+path)
+			for _, w := range want {
+				if code != 200 || !strings.Contains(text, w) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	rules := func(table string) (n int) {
+		t.Helper()
+		text, err := s.node.Output("iptables-save", "-t", table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(text, "\n-A KUBE-") - strings.Count(text, "\n-A KUBE-PROXY-CANARY ")
+	}
+	metric := func(name, table string, value int) string {
+		return fmt.Sprintf("\nkubeproxy_sync_proxy_rules_iptables_%s{ip_family=\"IPv4\",table=%q} %d\n", name, table, value)
+	}
+	nat, filter := rules("nat"), rules("filter")
+	if nat < 10 || filter < 5 {
+		t.Fatalf("the kernel has %d and %d rules", nat, filter)
+	}
+	page("/metrics", metric("total", "nat", nat), metric("total", "filter", filter), metric("last", "nat", nat), metric("last", "filter", filter))
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+	p.synced(t, "services=1 endpoints=2 changed=1")
+	page("/metrics", metric("total", "nat", rules("nat")), metric("total", "filter", filter), metric("last", "filter", 0))
+
+	page("/healthz", `"lastUpdated"`)
+	page("/metrics/slis", "\nkubernetes_healthcheck{name=\"proxy\",type=\"healthz\"} 1\n", `kubernetes_healthchecks_total{name="proxy",status="success",type="healthz"} `)
+	page("/flagz", "nodeproxy flagz\n", "\nproxy-mode=iptables\n", "\nmasquerade-all=false\n", "\nmanifests="+dir+"\n")
+	page("/statusz", "nodeproxy statusz\n", "\nMode: iptables\n", "\nFamilies: [IPv4 IPv6]\n", "/metrics/slis")
+	page("/proxyMode", "iptables")
+}
