@@ -65,6 +65,7 @@
 //
 // Client affinity is xt_recent's: it remembers 100 clients for each endpoint
 // unless the module is loaded with another ip_list_tot, and forgets the oldest.
+// The time that a client is remembered for starts anew with each connection.
 // With iptables-legacy the kernel takes the whole table for every change, so the
 // time for one grows with all there is; see the benchmarks for how much.
 //

@@ -114,7 +114,8 @@
 // installed while one takes over from the other; chains and maps are those above.
 // Client affinity is kept by Service port and, under externalTrafficPolicy Local,
 // apart for traffic that may use every endpoint and traffic that may use local
-// ones. When the timeout is shortened, a client that is remembered already comes
+// ones. The time that a client is remembered for starts anew with each connection.
+// When the timeout is shortened, a client that is remembered already comes
 // under the new one with its next connection, and may make that within the old
 // one. Hairpin connections are masqueraded for endpoints that are on this node or
 // whose node is not known: others' connections do not start here.
