@@ -13,7 +13,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
 	"github.com/go-proxier/proxier/examples/userspace/balance"
 	"github.com/go-proxier/proxier/examples/userspace/dataplane"
@@ -43,10 +45,17 @@ type agent struct {
 	reader  *manifests.Reader
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
+	cursor  *ruleset.Cursor
 	backend *dataplane.Backend
 	runner  *runner.Runner
 	close   func()
-	printed string
+
+	// With --local: the ports, the Services as they were handed in, and the table
+	// that was printed last.
+	ports    *localPorts
+	handing  sync.Mutex // held while objects are handed in
+	services map[types.NamespacedName]*v1.Service
+	printed  string
 }
 
 func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
@@ -76,13 +85,17 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 		pods.CIDRs = append(pods.CIDRs, p)
 	}
 
+	choice := &annotations.Reader{Log: a.log}
+	hook := func(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
+		return errors.Join(readAnnotation(s, p), choice.OnService(s, port, p))
+	}
 	// What the two ways in differ in.
-	hook := readAnnotation
 	var addresses dataplane.Addresses
 	if o.local {
-		ports := newLocalPorts()
-		hook = func(s *v1.Service, p *tracker.ServicePort) error {
-			return errors.Join(readAnnotation(s, p), ports.place(p))
+		a.ports, a.services = newLocalPorts(), map[types.NamespacedName]*v1.Service{}
+		inCluster := hook
+		hook = func(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
+			return errors.Join(inCluster(s, port, p), a.ports.place(p))
 		}
 	} else {
 		if o.nodeName == "" {
@@ -105,10 +118,8 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 	a.options = o
 
 	a.tracker, err = tracker.New(tracker.Config{
-		Node: tracker.NodeInfo{Name: o.nodeName, Zone: o.zone},
-		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-			return hook(s, p)
-		},
+		Node:      tracker.NodeInfo{Name: o.nodeName, Zone: o.zone},
+		OnService: hook, OnEndpoint: choice.OnEndpoint,
 		Log: a.log,
 	})
 	if err != nil {
@@ -129,9 +140,8 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 	if err != nil {
 		return nil, err
 	}
-	cursor := a.engine.Attach("userspace", a.backend)
-	cursor.OnSync(a.show)
-	a.runner, err = runner.New(runner.Config{Retry: retry, Max: resync, Resync: cursor.Resync, Log: a.log}, cursor.Sync)
+	a.cursor = a.engine.Attach("userspace", a.backend)
+	a.runner, err = runner.New(runner.Config{Retry: retry, Max: resync, Resync: a.cursor.Resync, Log: a.log}, a.sync)
 	if err != nil {
 		return nil, err
 	}
@@ -190,9 +200,14 @@ func (a *agent) read() error {
 	for _, p := range c.Problems {
 		a.log.Warn("skipped", "problem", p)
 	}
+	a.handing.Lock()
+	defer a.handing.Unlock()
 	for _, o := range c.Set {
 		switch v := o.Value.(type) {
 		case *v1.Service:
+			if a.services != nil {
+				a.services[types.NamespacedName{Namespace: v.Namespace, Name: v.Name}] = v
+			}
 			a.tracker.SetService(v)
 		case *discovery.EndpointSlice:
 			a.tracker.SetSlice(v)
@@ -205,6 +220,7 @@ func (a *agent) read() error {
 	for _, gone := range c.Gone {
 		switch gone.Kind {
 		case manifests.Service:
+			delete(a.services, gone.NamespacedName)
 			a.tracker.DeleteService(gone.NamespacedName)
 		case manifests.EndpointSlice:
 			a.tracker.DeleteSlice(gone.NamespacedName)
@@ -213,12 +229,30 @@ func (a *agent) read() error {
 	return nil
 }
 
-// show prints the table if it is another than before.
-func (a *agent) show(ruleset.SyncInfo) {
-	if !a.options.local {
-		return
+// sync brings the data plane up to date.
+func (a *agent) sync(ctx context.Context) error {
+	err := a.cursor.Sync(ctx)
+	if a.ports == nil {
+		return err
 	}
-	if t := table(a.engine.Snapshot()); t != a.printed {
+	again, err := a.ports.avoid(err)
+	for _, name := range again {
+		a.log.Info("another program has the port", "service", name)
+		a.handing.Lock()
+		if s := a.services[name]; s != nil {
+			a.tracker.SetService(s) // asks the hook again, and then for another sync
+		}
+		a.handing.Unlock()
+	}
+	if len(again) == 0 {
+		a.show()
+	}
+	return err
+}
+
+// show prints the table if it is another than before.
+func (a *agent) show() {
+	if t := table(a.engine.Snapshot(), a.backend.Listens); t != a.printed {
 		fmt.Fprintln(a.out, t)
 		a.printed = t
 	}

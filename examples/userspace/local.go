@@ -1,14 +1,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -17,11 +19,14 @@ import (
 // localPorts gives every Service port a port of its own on the loopback address.
 // Its place method is a hook: that is all --local takes, since what a Service port
 // says after its hook is what the whole pipeline serves.
+//
+// Whether another program has a port is found out by listening there, and by
+// nothing else: who looks first and listens later may come too late.
 type localPorts struct {
+	mu    sync.Mutex
 	ports map[tracker.ServicePortName]uint16
+	// taken is what a Service port has, or another program.
 	taken map[localPort]bool
-	// free reports whether nobody else has a port.
-	free func(localPort) bool
 }
 
 type localPort struct {
@@ -30,7 +35,7 @@ type localPort struct {
 }
 
 func newLocalPorts() *localPorts {
-	return &localPorts{map[tracker.ServicePortName]uint16{}, map[localPort]bool{}, isFree}
+	return &localPorts{ports: map[tracker.ServicePortName]uint16{}, taken: map[localPort]bool{}}
 }
 
 // place moves a Service port to the loopback address of its family. There it is
@@ -55,8 +60,11 @@ func (l *localPorts) place(p *tracker.ServicePort) error {
 }
 
 // assign returns a Service port's number on the loopback address: always the same,
-// at first its own if that takes no privileges and is free.
+// at first its own if that takes no privileges, until another program turns out to
+// have it.
 func (l *localPorts) assign(name tracker.ServicePortName, own uint16) (uint16, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if n, ok := l.ports[name]; ok {
 		return n, nil
 	}
@@ -67,11 +75,11 @@ func (l *localPorts) assign(name tracker.ServicePortName, own uint16) (uint16, e
 	}
 	for i := range 2000 {
 		n := int(first) + i
-		p := localPort{name.Protocol, uint16(n)}
 		if n > 65535 {
 			break
 		}
-		if l.taken[p] || !l.free(p) {
+		p := localPort{name.Protocol, uint16(n)}
+		if l.taken[p] {
 			continue
 		}
 		l.taken[p] = true
@@ -81,31 +89,34 @@ func (l *localPorts) assign(name tracker.ServicePortName, own uint16) (uint16, e
 	return 0, fmt.Errorf("no port is free on the loopback address from %d on", first)
 }
 
-// isFree tries to listen. On a system without IPv6 there is nobody there either.
-func isFree(p localPort) bool {
-	for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()} {
-		at := netip.AddrPortFrom(a, p.number).String()
-		var err error
-		if p.proto == v1.ProtocolUDP {
-			var c net.PacketConn
-			if c, err = net.ListenPacket("udp", at); err == nil {
-				c.Close()
-			}
+// avoid looks at what a sync has failed with. The ports that other programs have are
+// not given to anybody again: the Service ports that had them are to be placed anew.
+// It returns their Services, and the error without these failures.
+func (l *localPorts) avoid(err error) (again []types.NamespacedName, rest error) {
+	var partial *ruleset.PartialError
+	if !errors.As(err, &partial) {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	others := map[tracker.Key]error{}
+	for key, err := range partial.Failed {
+		if inUse(err) {
+			again = append(again, key.NamespacedName)
+			delete(l.ports, key.ServicePortName)
 		} else {
-			var l net.Listener
-			if l, err = net.Listen("tcp", at); err == nil {
-				l.Close()
-			}
-		}
-		if err != nil && a.Is4() || inUse(err) {
-			return false
+			others[key] = err
 		}
 	}
-	return true
+	if len(others) == 0 {
+		return again, nil
+	}
+	return again, &ruleset.PartialError{Failed: others}
 }
 
-// table lists what is served where.
-func table(s *ruleset.Snapshot) string {
+// table lists what is served where. A Service port that has no socket has no
+// address either: anybody may listen there.
+func table(s *ruleset.Snapshot, listens func(netip.AddrPort, v1.Protocol) bool) string {
 	services := slices.SortedFunc(slices.Values(s.Services), func(a, b *ruleset.Service) int { return a.Key.Compare(b.Key) })
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
@@ -115,8 +126,13 @@ func table(s *ruleset.Snapshot) string {
 			continue
 		}
 		for _, f := range svc.Frontends {
+			at := netip.AddrPortFrom(f.Addr, f.Port)
+			where := "-"
+			if listens(at, svc.Key.Protocol) {
+				where = at.String()
+			}
 			fmt.Fprintf(w, "%s\t%d/%s\t%s\t%d\n", svc.Key.ServicePortName, settingsOf(svc.Port).port, svc.Key.Protocol,
-				netip.AddrPortFrom(f.Addr, f.Port), len(svc.Pool(f.Near)))
+				where, len(svc.Pool(f.Near)))
 		}
 	}
 	w.Flush()

@@ -16,8 +16,10 @@
 // With --local, every port of every Service gets a port on 127.0.0.1 (or ::1, in
 // IPv6), the same number where it is to be had, and a table of them is printed, and
 // printed again when it changes: a developer's way into a cluster whose pods can be
-// reached from the laptop. Traffic policies do not count there, as no endpoint is
-// local.
+// reached from the laptop. A port in the table is one that this program listens at;
+// a Service without endpoints has none ("-"), and it may get another number if
+// another program takes its port meanwhile. Traffic policies do not count there, as
+// no endpoint is local.
 //
 // Without it, on Linux and with CAP_NET_ADMIN, the addresses of Services are made
 // the own ones of the network namespace it runs in, and it serves that node: its
@@ -27,10 +29,15 @@
 // costs is in bench_linux_test.go and the project's README.
 //
 // The annotation proxier.example/balancer of a Service chooses another load
-// balancer than --balancer does: see package balance.
+// balancer than --balancer does: see package balance. The annotations of nodeproxy
+// mean here what they mean there: go-proxier.github.io/weight and go-proxier.github.io/weights are
+// endpoints' weights, and go-proxier.github.io/balance has endpoints follow from a
+// hash, which goes before any load balancer. All nodes choose alike then, those that
+// run nodeproxy in mode nftables as well.
 //
 // How to read the code: agent.go puts the parts together, local.go is all there is
-// to --local, and balancer.go to the annotation. They do it by hooks of the tracker.
+// to --local, and balancer.go to the first annotation. They do it by hooks of the
+// tracker.
 package main
 
 import (

@@ -12,11 +12,14 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -88,9 +91,9 @@ func hear(t *testing.T, at string) string {
 	return string(text)
 }
 
-// manifest is a Service with a policy that no endpoint of this machine meets, and
-// with other addresses besides; and one over UDP, which has no endpoint.
-func manifest(balancer string, ports ...int) string {
+// manifest is a Service at a port below 1024, which no other test's is near, with a policy that no endpoint of this machine
+// meets, and with other addresses besides; and one over UDP, which has no endpoint.
+func manifest(port int, balancer string, ports ...int) string {
 	text := fmt.Sprintf(`
 apiVersion: v1
 kind: Service
@@ -101,13 +104,13 @@ spec:
   externalIPs: [203.0.113.1]
   internalTrafficPolicy: Local
   externalTrafficPolicy: Local
-  ports: [{name: http, port: 80, nodePort: 30080}]
+  ports: [{name: http, port: %d, nodePort: 30080}]
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: dns, namespace: shop}
 spec: {clusterIP: 10.96.0.11, ports: [{port: 53, protocol: UDP}]}
-`, balancer)
+`, balancer, port)
 	for i, p := range ports {
 		text += fmt.Sprintf(`---
 apiVersion: discovery.k8s.io/v1
@@ -131,57 +134,175 @@ func write(t *testing.T, file, text string) {
 	}
 }
 
+// local is a run with --local.
+type local struct {
+	file      string
+	out, diag output
+	stop      context.CancelFunc
+	done      chan error
+}
+
+// startLocal starts a run, which ends with the test.
+func startLocal(t *testing.T, text string, args ...string) *local {
+	t.Helper()
+	l := &local{file: filepath.Join(t.TempDir(), "world.yaml"), done: make(chan error, 1)}
+	write(t, l.file, text)
+	var ctx context.Context
+	ctx, l.stop = context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.done <- run(ctx, append([]string{"--manifests", l.file, "--local"}, args...), &l.out, &l.diag)
+	}()
+	t.Cleanup(func() {
+		l.stop()
+		<-ended
+		if t.Failed() {
+			t.Log(l.out.String() + l.diag.String())
+		}
+	})
+	return l
+}
+
+// web waits for the Service's row in the table, after the given place in the
+// output, and returns its address and the place after it.
+func (l *local) web(t *testing.T, after, endpoints int) (string, int) {
+	t.Helper()
+	row, at := l.out.waitFor(t, after, fmt.Sprintf(`shop/web:http +\d+/TCP +(127\.0\.0\.1:\d+|-) +%d\n`, endpoints))
+	return row[1], at
+}
+
 // TestLocal is a developer's session.
 func TestLocal(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "world.yaml")
 	one, two := greet(t, "one"), greet(t, "two")
-	write(t, file, manifest("round-robin", one, two))
-	var out, diag output
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- run(ctx, []string{"--manifests", file, "--local", "--drain", "0s"}, &out, &diag)
-	}()
-	defer func() {
-		stop()
-		<-done
-		if t.Failed() {
-			t.Log(diag.String())
-		}
-	}()
-	row, at := out.waitFor(t, 0, `shop/web:http +80/TCP +(127\.0\.0\.1:\d+) +2\n`)
-	web := row[1]
-	out.waitFor(t, 0, `shop/dns +53/UDP +127\.0\.0\.1:\d+ +0\n`)
+	l := startLocal(t, manifest(181, "round-robin", one, two), "--drain", "0s")
+	web, at := l.web(t, 0, 2)
+	if want := "127.0.0.1:10181"; web != want {
+		t.Errorf("it is served at %s, want %s", web, want)
+	}
+	l.out.waitFor(t, 0, `shop/dns +53/UDP +- +0\n`)
 	if got := hear(t, web) + hear(t, web) + hear(t, web) + hear(t, web); got != "onetwoonetwo" && got != "twoonetwoone" {
 		t.Errorf("heard %s", got)
 	}
 
-	write(t, file, manifest("source-hash", two))
-	_, at = out.waitFor(t, at, `shop/web:http +80/TCP +`+regexp.QuoteMeta(web)+` +1\n`)
+	write(t, l.file, manifest(181, "source-hash", two))
+	again, at := l.web(t, at, 1)
+	if again != web {
+		t.Errorf("it has moved from %s to %s", web, again)
+	}
 	if got := hear(t, web); got != "two" {
 		t.Errorf("heard %s", got)
 	}
 
 	// What cannot be used is left out and said.
-	write(t, file, manifest("best", two))
-	out.waitFor(t, at, `SERVICE.*\nshop/dns`)
-	diag.waitFor(t, 0, `unknown algorithm \\"best\\"`)
+	write(t, l.file, manifest(181, "best", two))
+	l.out.waitFor(t, at, `SERVICE.*\nshop/dns`)
+	l.diag.waitFor(t, 0, `unknown algorithm \\"best\\"`)
 
-	stop()
-	if err := <-done; err != nil {
+	l.stop()
+	if err := <-l.done; err != nil {
 		t.Error(err)
 	}
-	done <- nil
 	if c, err := net.Dial("tcp", web); err == nil {
 		c.Close()
 		t.Error("something still listens")
 	}
 }
 
+// TestLocalSideBySide runs several at once that all want the same ports: each table
+// has the ports of its own run only.
+func TestLocalSideBySide(t *testing.T) {
+	t.Parallel()
+	const runs = 5
+	var all [runs]*local
+	for i := range all {
+		all[i] = startLocal(t, manifest(200, "", greet(t, fmt.Sprint("run ", i))), "--drain", "0s")
+	}
+	seen := map[string]bool{}
+	for i, l := range all {
+		at := 0
+		for web := "-"; web == "-"; {
+			if web, at = l.web(t, at, 1); web == "-" {
+				continue
+			}
+			if seen[web] {
+				t.Errorf("%s is printed twice", web)
+			}
+			seen[web] = true
+			if got, want := hear(t, web), fmt.Sprint("run ", i); got != want {
+				t.Errorf("at %s, by the table of %s, there is %s", web, want, got)
+			}
+		}
+	}
+}
+
+// TestLocalPortTaken has another program take the port of a Service while that has
+// no endpoints.
+func TestLocalPortTaken(t *testing.T) {
+	t.Parallel()
+	mine := greet(t, "mine")
+	l := startLocal(t, manifest(300, "", mine), "--drain", "0s")
+	web, at := l.web(t, 0, 1)
+	write(t, l.file, manifest(300, ""))
+	none, at := l.web(t, at, 0)
+	if none != "-" {
+		t.Errorf("without endpoints it is said to be at %s", none)
+	}
+	other, err := net.Listen("tcp", web)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	write(t, l.file, manifest(300, "", mine))
+	for moved := "-"; moved == "-"; {
+		if moved, at = l.web(t, at, 1); moved == web {
+			t.Fatalf("it is said to be at %s, where another program listens", moved)
+		} else if moved != "-" && hear(t, moved) != "mine" {
+			t.Errorf("somebody else is at %s", moved)
+		}
+	}
+	l.diag.waitFor(t, 0, "another program has the port")
+	if strings.Contains(l.diag.String(), "ERROR") {
+		t.Error("it is reported as an error")
+	}
+}
+
+// TestWeights: the annotations of EndpointSlices and Services are heeded.
+func TestWeights(t *testing.T) {
+	t.Parallel()
+	text := manifest(400, "", greet(t, "a"), greet(t, "b"))
+	weighing := strings.Replace(text, "metadata: {name: web-1,", `metadata: {name: web-1, annotations: {go-proxier.github.io/weight: "3"},`, 1)
+	l := startLocal(t, weighing, "--drain", "0s")
+	web, _ := l.web(t, 0, 2)
+	heard := map[string]int{}
+	for range 8 {
+		heard[hear(t, web)]++
+	}
+	if heard["a"] != 2 || heard["b"] != 6 {
+		t.Errorf("with weights 1 and 3: %v", heard)
+	}
+	hashed := strings.Replace(weighing, "annotations: {proxier.example", `annotations: {go-proxier.github.io/balance: source, proxier.example`, 1)
+	write(t, l.file, hashed)
+	// A turn of the weighted round robin that was cannot be told from the hash, but
+	// many are not alike.
+	for end := time.Now().Add(patience); ; {
+		heard := map[string]int{}
+		for range 12 {
+			heard[hear(t, web)]++
+		}
+		if len(heard) == 1 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("by a hash of the source: %v", heard)
+		}
+	}
+}
+
 func TestFlags(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "world.yaml")
-	write(t, file, manifest(""))
+	write(t, file, manifest(80, ""))
 	for want, args := range map[string][]string{
 		"--manifests is required":   {"--local"},
 		`what is "x"?`:              {"--manifests", file, "x"},
@@ -210,9 +331,12 @@ func TestLocalPorts(t *testing.T) {
 		n.Namespace, n.Name, n.Protocol = "ns", service, proto
 		return n
 	}
-	busy := map[uint16]bool{8081: true, 8082: true, 65535: true}
 	l := newLocalPorts()
-	l.free = func(p localPort) bool { return !busy[p.number] }
+	busy := func(service string, proto v1.Protocol, err error) ([]types.NamespacedName, error) {
+		return l.avoid(fmt.Errorf("sync: %w", &ruleset.PartialError{Failed: map[tracker.Key]error{
+			{ServicePortName: name(service, proto)}: fmt.Errorf("listen: %w", err),
+		}}))
+	}
 	for _, c := range []struct {
 		service string
 		proto   v1.Protocol
@@ -220,30 +344,35 @@ func TestLocalPorts(t *testing.T) {
 		want    uint16 // 0: none
 	}{
 		{"a", v1.ProtocolTCP, 8080, 8080},
-		{"b", v1.ProtocolTCP, 8080, 8083}, // the next ones are busy
+		{"b", v1.ProtocolTCP, 8080, 8081}, // the next one
 		{"c", v1.ProtocolUDP, 8080, 8080}, // over another protocol
 		{"d", v1.ProtocolTCP, 80, 10080},
 		{"e", v1.ProtocolTCP, 80, 10081},
 		{"a", v1.ProtocolTCP, 9999, 8080}, // it keeps what it has
-		{"f", v1.ProtocolTCP, 65535, 0},
+		{"f", v1.ProtocolTCP, 65535, 65535},
+		{"g", v1.ProtocolTCP, 65535, 0},
 	} {
 		got, err := l.assign(name(c.service, c.proto), c.own)
 		if got != c.want || (err == nil) != (c.want != 0) {
 			t.Errorf("%s %d: %d, %v; want %d", c.service, c.own, got, err, c.want)
 		}
 	}
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	again, rest := busy("a", v1.ProtocolTCP, syscall.EADDRINUSE)
+	if len(again) != 1 || again[0].Name != "a" || rest != nil {
+		t.Errorf("to be placed anew: %v; error %v", again, rest)
 	}
-	defer taken.Close()
-	p := localPort{v1.ProtocolTCP, uint16(taken.Addr().(*net.TCPAddr).Port)}
-	if isFree(p) {
-		t.Errorf("%v is free", p)
+	for service, want := range map[string]uint16{"a": 8082, "b": 8081} {
+		if got, err := l.assign(name(service, v1.ProtocolTCP), 8080); got != want || err != nil {
+			t.Errorf("%s: %d, %v; want %d", service, got, err, want)
+		}
 	}
-	taken.Close()
-	if !isFree(p) {
-		t.Errorf("%v is not free", p)
+	again, rest = busy("a", v1.ProtocolTCP, syscall.EADDRNOTAVAIL)
+	var partial *ruleset.PartialError
+	if len(again) != 0 || !errors.As(rest, &partial) || len(partial.Failed) != 1 {
+		t.Errorf("to be placed anew: %v; error %v", again, rest)
+	}
+	if again, rest := l.avoid(context.Canceled); again != nil || rest != context.Canceled {
+		t.Errorf("to be placed anew: %v; error %v", again, rest)
 	}
 }
 
@@ -263,14 +392,9 @@ func TestEnd(t *testing.T) {
 			}()
 		}
 	}()
-	file := filepath.Join(t.TempDir(), "world.yaml")
-	write(t, file, manifest("", l.Addr().(*net.TCPAddr).Port))
-	var out, diag output
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx, []string{"--manifests", file, "--local", "--drain", "1h"}, &out, &diag) }()
-	row, _ := out.waitFor(t, 0, `shop/web:http +80/TCP +(127\.0\.0\.1:\d+) +1\n`)
-	c, err := net.Dial("tcp", row[1])
+	world := startLocal(t, manifest(500, "", l.Addr().(*net.TCPAddr).Port), "--drain", "1h")
+	web, _ := world.web(t, 0, 1)
+	c, err := net.Dial("tcp", web)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,9 +410,9 @@ func TestEnd(t *testing.T) {
 	if err := echo(); err != nil {
 		t.Fatal(err)
 	}
-	stop()
+	world.stop()
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		again, err := net.Dial("tcp", row[1])
+		again, err := net.Dial("tcp", web)
 		if err != nil {
 			break
 		}
@@ -301,17 +425,17 @@ func TestEnd(t *testing.T) {
 		t.Error(err)
 	}
 	select {
-	case err := <-done:
+	case err := <-world.done:
 		t.Errorf("it ended (%v) before the connection did", err)
 	default:
 	}
 	c.Close()
 	select {
-	case err := <-done:
+	case err := <-world.done:
 		if err != nil {
 			t.Error(err)
 		}
 	case <-time.After(patience):
-		t.Error(errors.New("it did not end with the last connection"))
+		t.Error("it did not end with the last connection")
 	}
 }

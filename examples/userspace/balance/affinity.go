@@ -69,11 +69,11 @@ type sticky struct {
 	next     Balancer
 }
 
-func (s *sticky) Pick(pool []*tracker.Endpoint, client netip.Addr) *tracker.Endpoint {
+func (s *sticky) Pick(pool []*tracker.Endpoint, from netip.AddrPort) *tracker.Endpoint {
 	a := s.affinity
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	client = client.Unmap()
+	client := from.Addr().Unmap()
 	now := a.now()
 	e := a.clients[client]
 	if e != nil {
@@ -87,7 +87,7 @@ func (s *sticky) Pick(pool []*tracker.Endpoint, client netip.Addr) *tracker.Endp
 			}
 		}
 	}
-	ep := s.next.Pick(pool, client)
+	ep := s.next.Pick(pool, from)
 	switch {
 	case ep == nil:
 	case e != nil:

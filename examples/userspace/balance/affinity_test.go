@@ -23,8 +23,8 @@ func TestAffinity(t *testing.T) {
 	a, clock := newAffinity(10*time.Second, 0)
 	b := a.Wrap(&RoundRobin{})
 	p := pool(1, 1, 1)
-	other := netip.MustParseAddr("2001:db8::1")
-	expect := func(what string, pool []*tracker.Endpoint, c netip.Addr, want string) {
+	other := netip.MustParseAddrPort("[2001:db8::1]:40000")
+	expect := func(what string, pool []*tracker.Endpoint, c netip.AddrPort, want string) {
 		t.Helper()
 		if got := name(b.Pick(pool, c)); got != want {
 			t.Errorf("%s: %s was sent to %s, want %s", what, c, got, want)
@@ -32,11 +32,11 @@ func TestAffinity(t *testing.T) {
 	}
 	expect("first", p, client, "a")
 	expect("first", p, other, "b")
-	for range 5 { // it goes on for longer than the timeout
+	for i := range 5 { // it goes on for longer than the timeout
 		clock.t = clock.t.Add(9 * time.Second)
-		expect("kept coming", p, client, "a")
+		expect("kept coming", p, netip.AddrPortFrom(client.Addr(), uint16(i)), "a")
 	}
-	expect("as an IPv6 socket sees it", p, netip.AddrFrom16(client.As16()), "a")
+	expect("as an IPv6 socket sees it", p, netip.AddrPortFrom(netip.AddrFrom16(client.Addr().As16()), 40000), "a")
 	expect("silent for long", p, other, "c")
 	expect("out of the pool", p[1:], client, "b")
 	expect("back in the pool", p, client, "b")

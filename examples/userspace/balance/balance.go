@@ -9,10 +9,10 @@ import (
 // Balancer chooses endpoints for the connections to one Service port.
 //
 // Pick returns one of pool for a new connection from client, or nil if none has a
-// weight. It neither keeps nor changes pool, whose endpoints must not be nil. It
-// is safe for concurrent use.
+// weight. It neither keeps nor changes pool, whose endpoints must not be nil and
+// have different addresses. It is safe for concurrent use.
 type Balancer interface {
-	Pick(pool []*tracker.Endpoint, client netip.Addr) *tracker.Endpoint
+	Pick(pool []*tracker.Endpoint, client netip.AddrPort) *tracker.Endpoint
 }
 
 // Load returns how many connections an endpoint has now. It is called by Pick, for

@@ -19,5 +19,8 @@
 //	sticky := balance.NewAffinity(3 * time.Hour, 0)
 //	b := sticky.Wrap(&balance.LeastConnections{Load: load})
 //
+// [Maglev] makes the choice that every data plane makes for a Service with a hash
+// ([tracker.ServicePort.Hash]), the kernel's by package nftables included.
+//
 // An [Algorithm] is one of them by the name that a flag or an annotation has.
 package balance

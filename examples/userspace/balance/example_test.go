@@ -15,7 +15,7 @@ func Example() {
 		{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3},
 		{Addr: netip.MustParseAddrPort("10.0.0.2:80"), Weight: 1},
 	}
-	client := netip.MustParseAddr("192.0.2.1")
+	client := netip.MustParseAddrPort("192.0.2.1:40001")
 	plain := &balance.WeightedRoundRobin{}
 	sticky := balance.NewAffinity(time.Hour, 0).Wrap(plain)
 	for range 4 {

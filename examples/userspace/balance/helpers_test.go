@@ -8,7 +8,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var client = netip.MustParseAddr("192.0.2.1")
+var client = netip.MustParseAddrPort("192.0.2.1:40000")
 
 // pool returns endpoints with these weights, named a, b, c and so on by the last
 // byte of their addresses.
@@ -46,11 +46,11 @@ func picks(b Balancer, pool []*tracker.Endpoint, n int) (s string) {
 }
 
 // clientNumber returns one of many addresses, of either family.
-func clientNumber(i int) netip.Addr {
+func clientNumber(i int) netip.AddrPort {
 	if i%2 == 0 {
-		return netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)})
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)}), uint16(i))
 	}
-	return netip.MustParseAddr(fmt.Sprintf("2001:db8::%x", i))
+	return netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf("2001:db8::%x", i)), uint16(i))
 }
 
 // idle is the load of endpoints without connections.
@@ -64,7 +64,7 @@ func TestWeightZero(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, b := range []Balancer{a.New(idle), NewAffinity(1<<40, 0).Wrap(a.New(idle))} {
+		for _, b := range []Balancer{a.New(idle), NewAffinity(1<<40, 0).Wrap(a.New(idle)), &Maglev{}} {
 			for _, none := range [][]*tracker.Endpoint{nil, {}, pool(0), pool(0, 0, 0, 0, 0, 0)} {
 				if ep := b.Pick(none, client); ep != nil {
 					t.Errorf("%s: picked %s of %v", n, ep, none)

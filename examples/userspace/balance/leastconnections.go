@@ -14,7 +14,7 @@ type LeastConnections struct {
 }
 
 // Pick takes a step for each endpoint.
-func (b *LeastConnections) Pick(pool []*tracker.Endpoint, _ netip.Addr) *tracker.Endpoint {
+func (b *LeastConnections) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.Endpoint {
 	var best *tracker.Endpoint
 	same := 0
 	for _, ep := range pool {

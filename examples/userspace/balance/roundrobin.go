@@ -20,7 +20,7 @@ type RoundRobin struct {
 // Pick returns the endpoint after the last one, and if that is gone the next by
 // address. It takes a few steps, and one for each endpoint when the pool
 // has changed.
-func (b *RoundRobin) Pick(pool []*tracker.Endpoint, _ netip.Addr) *tracker.Endpoint {
+func (b *RoundRobin) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.Endpoint {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	next := b.next(pool)

@@ -19,10 +19,10 @@ type SourceHash struct {
 }
 
 // Pick takes a step for each endpoint.
-func (b *SourceHash) Pick(pool []*tracker.Endpoint, client netip.Addr) *tracker.Endpoint {
+func (b *SourceHash) Pick(pool []*tracker.Endpoint, client netip.AddrPort) *tracker.Endpoint {
 	var best *tracker.Endpoint
 	top := math.Inf(-1)
-	from := hashAddr(b.Seed, client)
+	from := hashAddr(b.Seed, client.Addr())
 	for _, ep := range pool {
 		if ep.Weight == 0 {
 			continue

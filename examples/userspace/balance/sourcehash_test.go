@@ -2,6 +2,7 @@ package balance
 
 import (
 	"math"
+	"net/netip"
 	"slices"
 	"testing"
 )
@@ -17,7 +18,7 @@ func TestSourceHash(t *testing.T) {
 	for i := range clients {
 		c := clientNumber(i)
 		ep := b.Pick(p, c)
-		if again := (&SourceHash{}).Pick(slices.Clone(p), c); again != ep {
+		if again := (&SourceHash{}).Pick(slices.Clone(p), netip.AddrPortFrom(c.Addr(), 7)); again != ep {
 			t.Fatalf("%s: %s, then %s", c, ep, again)
 		}
 		if (&SourceHash{Seed: 1}).Pick(p, c) != ep {

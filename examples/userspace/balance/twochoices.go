@@ -17,7 +17,7 @@ type TwoChoices struct {
 }
 
 // Pick takes a few steps, and one for each endpoint if most have no weight.
-func (b *TwoChoices) Pick(pool []*tracker.Endpoint, _ netip.Addr) *tracker.Endpoint {
+func (b *TwoChoices) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.Endpoint {
 	one := random(pool, nil)
 	if one == nil {
 		return nil

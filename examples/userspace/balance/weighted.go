@@ -20,7 +20,7 @@ type WeightedRoundRobin struct {
 
 // Pick returns the endpoint that is owed most, the first of several. It takes a
 // step for each endpoint.
-func (b *WeightedRoundRobin) Pick(pool []*tracker.Endpoint, _ netip.Addr) *tracker.Endpoint {
+func (b *WeightedRoundRobin) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.Endpoint {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.credit) > len(pool)+len(pool)/2+16 {

@@ -97,6 +97,15 @@ type Backend struct {
 	addresses map[netip.Addr]*address
 }
 
+// Listens reports whether there is a socket at an address and port, over
+// [v1.ProtocolTCP] or [v1.ProtocolUDP], by which endpoints are reached.
+func (b *Backend) Listens(at netip.AddrPort, protocol v1.Protocol) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	bi := b.bindings[place{at, protocol}]
+	return bi != nil && bi.socket != nil
+}
+
 // counters is the part of [Stats] that only grows.
 type counters struct {
 	accepted, limited, dialFailures, evicted atomic.Uint64
@@ -194,10 +203,10 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			w.service.remove()
 			delete(b.services, w.key)
 		case w.now != nil && w.service == nil:
-			w.service = newService(w.now, b.config.Algorithm(w.now), b.config.Drain)
+			w.service = newService(w.now, methodOf(w.now, b.config.Algorithm(w.now), d.Node), b.config.Drain)
 			b.services[w.key] = w.service
 		case w.now != nil:
-			w.service.set(w.now, b.config.Algorithm(w.now))
+			w.service.set(w.now, methodOf(w.now, b.config.Algorithm(w.now), d.Node))
 		}
 	}
 	failed := map[tracker.Key]error{}

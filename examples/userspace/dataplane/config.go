@@ -20,8 +20,8 @@ type Config struct {
 	// node has besides. Nil: all addresses that Services have are the node's already,
 	// and it has none for NodePorts.
 	Addresses Addresses
-	// Algorithm chooses how a Service's endpoints are chosen. Nil: weighted round
-	// robin for all.
+	// Algorithm chooses how the endpoints of a Service without a hash
+	// ([ruleset.Service.Hash]) are chosen. Nil: weighted round robin for all.
 	Algorithm func(*ruleset.Service) balance.Algorithm
 	// Dial opens connections to endpoints; network is "tcp" or "udp". Nil: package
 	// net. A TCP connection should be a *net.TCPConn.

@@ -20,6 +20,13 @@
 // towards the endpoint. Sessions end when idle, and the oldest when there are too
 // many.
 //
+// A Service that asks for a hash gets [balance.Maglev] in place of its algorithm,
+// by the table and the hash that package nftables gives to the kernel: nodes with
+// either data plane send a client, or a source port of it, to the same endpoint. If
+// that cannot be reached the connection goes where it would if there were no such
+// endpoint. A node that takes over from another one cannot go on with its connections,
+// though: they end in the process that accepted them.
+//
 // Changes disturb no connection that need not notice. An endpoint that is gone
 // gets [Config.Drain] until what it still has is cut; a UDP session goes on with
 // another endpoint from the client's next datagram. A socket passes from one

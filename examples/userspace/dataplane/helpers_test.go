@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -98,23 +99,32 @@ func (w *world) endpoints(name string, proto v1.Protocol, at ...netip.AddrPort) 
 	w.slices[name] = len(at)
 }
 
-// freePort returns a port of 127.0.0.1 that nobody has, and nobody is given soon.
+// nextPort is what freePort looks at next. Systems give out none of these numbers by
+// themselves.
+var nextPort atomic.Int32
+
+// freePort returns a port of 127.0.0.1 that nobody has, and nobody is given by the
+// system or another test.
 func freePort(t *testing.T, network string) uint16 {
 	t.Helper()
-	if network == "udp" {
-		c, err := net.ListenPacket("udp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
+	for {
+		n := 20000 + nextPort.Add(1)
+		if n > 30000 {
+			t.Fatal("no port is free")
 		}
-		defer c.Close()
-		return c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+		at := fmt.Sprint("127.0.0.1:", n)
+		var c io.Closer
+		var err error
+		if network == "udp" {
+			c, err = net.ListenPacket("udp", at)
+		} else {
+			c, err = net.Listen("tcp", at)
+		}
+		if err == nil {
+			c.Close()
+			return uint16(n)
+		}
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
 
 // serveTCP is an endpoint that says its name in a line, sends back what it gets

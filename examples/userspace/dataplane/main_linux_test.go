@@ -85,7 +85,6 @@ func TestConformance(t *testing.T) {
 		New: func(tb testing.TB, env conformance.Env) ruleset.Backend { return inWorld(tb, env, Config{}) },
 		Skip: map[conformance.Feature]string{
 			conformance.SCTP:               "it forwards TCP and UDP",
-			conformance.ConsistentHash:     "its balancers choose by algorithms of their own",
 			conformance.SourceAddress:      "it makes connections of its own",
 			conformance.OtherPorts:         "addresses of Services are the node's own",
 			conformance.RefuseBySource:     "a socket answers a source or not, and without one all are refused",

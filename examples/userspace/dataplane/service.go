@@ -30,10 +30,39 @@ type service struct {
 
 // choice is how a Service's endpoints are chosen.
 type choice struct {
-	algorithm      balance.Algorithm
+	method
 	affinity       *balance.Affinity // nil for none
-	timeout        time.Duration
 	cluster, local balance.Balancer
+}
+
+// method is what a choice follows from.
+type method struct {
+	algorithm balance.Algorithm
+	timeout   time.Duration // of affinity
+	// hash goes before the algorithm, if it is not HashNone. The rest is for it: the
+	// seed, and how many slots the tables of the two pools have.
+	hash                     tracker.Hash
+	seed                     uint64
+	clusterSlots, localSlots int
+}
+
+// methodOf a Service with an algorithm, on a node.
+func methodOf(svc *ruleset.Service, a balance.Algorithm, n *ruleset.Node) method {
+	m := method{algorithm: a, timeout: svc.Port.Affinity}
+	if h := svc.Hash(); h != tracker.HashNone {
+		m.algorithm, m.hash, m.seed = 0, h, n.HashSeed
+		m.clusterSlots, m.localSlots = svc.HashSlots(ruleset.ToCluster), svc.HashSlots(ruleset.ToLocal)
+	}
+	return m
+}
+
+// balancer returns a new Balancer for a pool whose table has so many slots, if it
+// has one.
+func (m method) balancer(load balance.Load, slots int) balance.Balancer {
+	if m.hash != tracker.HashNone {
+		return &balance.Maglev{Seed: m.seed, Slots: slots, Port: m.hash == tracker.HashSourcePort}
+	}
+	return m.algorithm.New(load)
 }
 
 // endpoint is what an endpoint of a Service has to do.
@@ -46,15 +75,15 @@ type endpoint struct {
 	drains int
 }
 
-func newService(svc *ruleset.Service, a balance.Algorithm, drain time.Duration) *service {
+func newService(svc *ruleset.Service, m method, drain time.Duration) *service {
 	s := &service{drain: drain, endpoints: map[netip.AddrPort]*endpoint{}}
-	s.set(svc, a)
+	s.set(svc, m)
 	return s
 }
 
 // set takes over a new version.
-func (s *service) set(svc *ruleset.Service, a balance.Algorithm) {
-	s.choose(a, svc.Port.Affinity)
+func (s *service) set(svc *ruleset.Service, m method) {
+	s.choose(m)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gone = false
@@ -72,19 +101,19 @@ func (s *service) remove() {
 
 // choose sets how endpoints are chosen. What a balancer has learnt is kept as long
 // as it stays the same.
-func (s *service) choose(a balance.Algorithm, affinity time.Duration) {
+func (s *service) choose(m method) {
 	old := s.choice.Load()
-	if old != nil && old.algorithm == a && old.timeout == affinity {
+	if old != nil && old.method == m {
 		return
 	}
-	c := &choice{algorithm: a, timeout: affinity}
-	if old != nil && old.affinity != nil && affinity != 0 {
+	c := &choice{method: m}
+	if old != nil && old.affinity != nil && m.timeout != 0 {
 		c.affinity = old.affinity
-		c.affinity.SetTimeout(affinity)
-	} else if affinity != 0 {
-		c.affinity = balance.NewAffinity(affinity, 0)
+		c.affinity.SetTimeout(m.timeout)
+	} else if m.timeout != 0 {
+		c.affinity = balance.NewAffinity(m.timeout, 0)
 	}
-	c.cluster, c.local = a.New(s.load), a.New(s.load)
+	c.cluster, c.local = m.balancer(s.load, m.clusterSlots), m.balancer(s.load, m.localSlots)
 	if c.affinity != nil {
 		c.cluster, c.local = c.affinity.Wrap(c.cluster), c.affinity.Wrap(c.local)
 	}
@@ -92,7 +121,7 @@ func (s *service) choose(a balance.Algorithm, affinity time.Duration) {
 }
 
 // pick chooses an endpoint that was not tried, nil if there is none.
-func (s *service) pick(t ruleset.Target, from netip.Addr, tried []netip.AddrPort) *tracker.Endpoint {
+func (s *service) pick(t ruleset.Target, from netip.AddrPort, tried []netip.AddrPort) *tracker.Endpoint {
 	pool := s.now.Load().Pool(t)
 	if len(tried) != 0 {
 		pool = slices.DeleteFunc(slices.Clone(pool), func(ep *tracker.Endpoint) bool {

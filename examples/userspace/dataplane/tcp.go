@@ -68,7 +68,8 @@ func (b *Backend) serve(client *net.TCPConn, bi *binding) {
 	defer cancel()
 	defer context.AfterFunc(ctx, c.cut)()
 
-	from := client.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	from := client.RemoteAddr().(*net.TCPAddr).AddrPort()
+	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 	service, at := b.connect(ctx, c, bi, from)
 	if service == nil {
 		c.cut()
@@ -91,7 +92,7 @@ func (b *Backend) admit(n interface{ Add(int64) int64 }, limit int) bool {
 
 // connect dials endpoints until one answers. The connection is then entered at
 // it, and counted by its Service. It returns nil if there is nowhere to go to.
-func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.Addr) (s *service, at netip.AddrPort) {
+func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.AddrPort) (s *service, at netip.AddrPort) {
 	connected := false
 	defer func() {
 		if s != nil && !connected {
@@ -115,7 +116,7 @@ func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.
 			}
 			s = r.service
 		}
-		ep := s.pick(r.target(from, bi.at.Addr()), from, tried)
+		ep := s.pick(r.target(from.Addr(), bi.at.Addr()), from, tried)
 		if ep == nil { // also if it is to be refused or dropped
 			return s, at
 		}

@@ -109,8 +109,8 @@ func (u *udpSocket) session(client netip.AddrPort) *session {
 // open begins a session.
 func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 	b := u.backend
-	from := client.Addr().Unmap()
-	t := r.target(from, u.binding.at.Addr())
+	from := netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
+	t := r.target(from.Addr(), u.binding.at.Addr())
 	var tried []netip.AddrPort
 	for len(tried) < b.config.Attempts {
 		ep := r.service.pick(t, from, tried)

@@ -1,0 +1,67 @@
+package balance
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestMaglev compares the choice with what a Service's own table and hash lead to,
+// by which kernels choose, for pools that come and go.
+func TestMaglev(t *testing.T) {
+	const seed = 1234567890123
+	pools := [][]*tracker.Endpoint{
+		pool(1), pool(1, 2, 0, 3), pool(equal(5)...), pool(equal(30)...), pool(3, 2, 0, 1), pool(equal(31)...), pool(7, 7),
+	}
+	for hash, port := range map[tracker.Hash]bool{tracker.HashSource: false, tracker.HashSourcePort: true} {
+		for _, slots := range []uint16{0, 1000} {
+			b := &Maglev{Seed: seed, Slots: int(slots), Port: port}
+			for round := range 30 {
+				p := pools[(round*round)%len(pools)]
+				s := &ruleset.Service{
+					Port:      &tracker.ServicePort{Hash: hash, HashSlots: slots},
+					Selection: tracker.Selection{Cluster: p},
+				}
+				tab := s.Maglev(ruleset.ToCluster, seed)
+				for i := range 50 {
+					c := clientNumber(i)
+					want := s.Pool(ruleset.ToCluster)[tab.Find(s.HashOf(c, seed))]
+					if got := b.Pick(slices.Clone(p), c); got != want {
+						t.Fatalf("%v, %d slots: %s is sent to %s, not to %s", hash, slots, c, got, want)
+					}
+				}
+				if len(b.tables) > keptTables {
+					t.Fatalf("%d tables are kept", len(b.tables))
+				}
+			}
+		}
+	}
+}
+
+// TestMaglevWithoutOne leaves out an endpoint, as when it cannot be reached: its
+// clients are sent to others, and hardly anybody else.
+func TestMaglevWithoutOne(t *testing.T) {
+	p := pool(equal(10)...)
+	b := &Maglev{Port: true, Slots: 1021}
+	without := slices.Concat(p[:3], p[4:])
+	moved, went := 0, map[*tracker.Endpoint]int{}
+	const clients = 5000
+	for i := range clients {
+		c := netip.AddrPortFrom(client.Addr(), uint16(i))
+		switch was, is := b.Pick(p, c), b.Pick(without, c); {
+		case was == p[3]:
+			went[is]++
+		case was != is:
+			moved++
+		}
+	}
+	if moved > clients/20 {
+		t.Errorf("%d of %d clients moved between the other endpoints", moved, clients)
+	}
+	if len(went) != 9 {
+		t.Errorf("its clients went to %d of 9 endpoints", len(went))
+	}
+}
