@@ -32,6 +32,8 @@ func needFlavour(tb testing.TB, flavour Flavour) {
 
 // testConfig is a configuration for a namespace of the test's own.
 func testConfig(tb testing.TB, flavour Flavour) Config {
+	tb.Helper()
+	needFlavour(tb, flavour)
 	// Nobody but root may open the usual lock file.
 	return Config{Flavour: flavour, LockFile: filepath.Join(tb.TempDir(), "lock")}
 }
