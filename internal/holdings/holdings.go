@@ -1,0 +1,70 @@
+// Package holdings measures what a test has left behind: memory, and what the
+// structures of the tested package still hold.
+package holdings
+
+import (
+	"reflect"
+	"runtime"
+	"unsafe"
+)
+
+// Heap returns how many bytes of the heap are in use after a collection.
+func Heap() int {
+	for range 3 { // finalizers, and what they let go of
+		runtime.GC()
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
+// Lengths returns how many elements the maps and slices hold that can be reached
+// from v, by where they are: a path of fields, as "tracker.services.m". The
+// elements of one map or slice count together, as "[]". Functions, interfaces and
+// what they hold are left out, but for an interface that v itself is.
+func Lengths(v any) map[string]int {
+	l := lengths{out: map[string]int{}, seen: map[place]bool{}}
+	l.add("", reflect.ValueOf(v))
+	return l.out
+}
+
+type lengths struct {
+	out map[string]int
+	// seen is the pointers that were followed.
+	seen map[place]bool
+}
+
+// place is what a pointer points to: a struct and its first field are two.
+type place struct {
+	at unsafe.Pointer
+	as reflect.Type
+}
+
+func (l *lengths) add(path string, v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		p := place{v.UnsafePointer(), v.Type()}
+		if v.IsNil() || l.seen[p] {
+			return
+		}
+		l.seen[p] = true
+		l.add(path, v.Elem())
+	case reflect.Struct:
+		for i := range v.NumField() {
+			l.add(path+"."+v.Type().Field(i).Name, v.Field(i))
+		}
+	case reflect.Map:
+		l.out[path] += v.Len()
+		for it := v.MapRange(); it.Next(); {
+			l.add(path+"[]", it.Key())
+			l.add(path+"[]", it.Value())
+		}
+	case reflect.Slice:
+		l.out[path] += v.Len()
+		fallthrough
+	case reflect.Array:
+		for i := range v.Len() {
+			l.add(path+"[]", v.Index(i))
+		}
+	}
+}

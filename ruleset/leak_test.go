@@ -1,0 +1,115 @@
+package ruleset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/holdings"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestNothingIsLeft makes and removes Services by the thousand, with names that
+// never come back, that claim each other's places, under cursors of which one is
+// refused things and one comes and goes: in the end the engine and the cursors hold
+// what they held before.
+func TestNothingIsLeft(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	rng := rand.New(rand.NewPCG(1, 2))
+	ctx := context.Background()
+	good := BackendFunc(func(context.Context, *Delta) error { return nil })
+	refusing := true
+	bad := BackendFunc(func(_ context.Context, d *Delta) error {
+		if !refusing || d.Full {
+			return nil
+		}
+		switch p := (&PartialError{Failed: map[tracker.Key]error{}}); rng.IntN(4) {
+		case 0:
+			return errors.New("all of it")
+		case 1:
+			return ErrNeedFull
+		case 2:
+			for _, c := range d.Changes {
+				if rng.IntN(3) == 0 {
+					p.Failed[c.Key] = errors.New("this one")
+				}
+			}
+			if len(p.Failed) != 0 {
+				return p
+			}
+		}
+		return nil
+	})
+	always, sometimes := e.Attach("always", good), e.Attach("sometimes", bad)
+	const cycles, each = 150, 20
+	cycle := func(n int) {
+		name := func(i int) string { return fmt.Sprint("svc-", n, "-", i) }
+		for i := range each {
+			tr.SetService(service(name(i), fmt.Sprintf("10.%d.%d.%d", n>>8, n&255, i+1), func(s *v1.Service) {
+				s.Spec.Type = v1.ServiceTypeLoadBalancer
+				s.Spec.Ports[0].NodePort = int32(30000 + i%15) // some ask for the same
+				s.Spec.ExternalIPs = []string{fmt.Sprint("198.51.100.", i%7)}
+				s.Spec.LoadBalancerSourceRanges = []string{"172.16.0.0/12"}
+				s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: fmt.Sprint("203.0.113.", i)}}
+			}))
+			tr.SetSlice(slice(name(i), fmt.Sprintf("11.%d.%d.%d", n>>8, n&255, i+1), fmt.Sprintf("12.%d.%d.%d", n>>8, n&255, i+1)))
+		}
+		late := e.Attach("late", good)
+		// What goes wrong here is tried again below.
+		_, _, _ = always.Sync(ctx), sometimes.Sync(ctx), late.Sync(ctx)
+		tr.SetNode(tracker.NodeInfo{Name: "n1", Addresses: []netip.Addr{netip.AddrFrom4([4]byte{172, 16, 0, byte(n)})}})
+		for i := range each {
+			tr.DeleteService(types.NamespacedName{Namespace: "default", Name: name(i)})
+			tr.DeleteSlice(types.NamespacedName{Namespace: "default", Name: name(i) + "-n1"})
+			if i == each/2 {
+				_, _ = always.Sync(ctx), sometimes.Sync(ctx)
+			}
+		}
+		late.Detach()
+	}
+	settle := func() {
+		t.Helper()
+		refusing = false
+		for _, c := range []*Cursor{always, sometimes} {
+			if err := c.Sync(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		refusing = true
+	}
+	for n := range cycles {
+		cycle(n)
+	}
+	settle()
+	lengths, heap, goroutines := holdings.Lengths(e), holdings.Heap(), runtime.NumGoroutine()
+	for n := range cycles {
+		cycle(cycles + n)
+	}
+	settle()
+	if now := holdings.Lengths(e); !maps.Equal(now, lengths) {
+		t.Errorf("it holds %v, held %v", now, lengths)
+	}
+	// 3,000 Services: less than 40 bytes for each.
+	if now := holdings.Heap(); now > heap+100<<10 {
+		t.Errorf("the heap has grown from %d to %d bytes", heap, now)
+	}
+	if now := runtime.NumGoroutine(); now > goroutines {
+		t.Errorf("%d goroutines, there were %d", now, goroutines)
+	}
+	runtime.KeepAlive(e)
+	// Of each ID there is a little, and as many of them as backends had at once, who
+	// were refused the removal of some.
+	for at, n := range lengths {
+		if n > 10*each {
+			t.Errorf("%s holds %d elements of nothing", at, n)
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package tracker
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/holdings"
+)
+
+// TestNothingIsLeft makes and removes Services and slices by the thousand, with
+// names and addresses that never come back, and moves the node about: in the end
+// the tracker holds what it held before.
+func TestNothingIsLeft(t *testing.T) {
+	tr, err := New(Config{Node: NodeInfo{Name: "node-0", Zone: "zone-0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.MarkSynced(Services, Slices, Nodes)
+	const cycles, each = 150, 20
+	port, protocol, app := int32(8080), v1.ProtocolTCP, "p"
+	cycle := func(n int) {
+		name := func(i int) types.NamespacedName {
+			return types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("svc-", n, "-", i)}
+		}
+		for i := range each {
+			ip := netip.AddrFrom4([4]byte{10, byte(n >> 8), byte(n), byte(i + 1)}).String()
+			s := &v1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: name(i).Namespace, Name: name(i).Name},
+				Spec: v1.ServiceSpec{
+					Type: v1.ServiceTypeLoadBalancer, ClusterIP: ip, ClusterIPs: []string{ip}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
+					ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: int32(30000 + i),
+					Ports: []v1.ServicePort{{Name: app, Port: 80, NodePort: int32(31000 + i), Protocol: protocol}},
+				},
+			}
+			es := &discovery.EndpointSlice{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: s.Namespace, Name: s.Name, Labels: map[string]string{discovery.LabelServiceName: s.Name},
+					Annotations: map[string]string{v1.EndpointsLastChangeTriggerTime: time.Now().Add(time.Hour).Format(time.RFC3339Nano)},
+				},
+				AddressType: discovery.AddressTypeIPv4,
+				Ports:       []discovery.EndpointPort{{Name: &app, Port: &port, Protocol: &protocol}},
+			}
+			for e := range 4 {
+				node := fmt.Sprint("node-", e)
+				a := netip.AddrFrom4([4]byte{11, byte(n >> 8), byte(n), byte(4*i + e)}).String()
+				es.Endpoints = append(es.Endpoints, discovery.Endpoint{
+					Addresses: []string{a}, NodeName: &node,
+					Hints: &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: fmt.Sprint("zone-", e)}}},
+				})
+			}
+			if n%2 == 0 || i%2 == 0 { // the slice may come first
+				tr.SetSlice(es)
+				tr.SetService(s)
+			} else {
+				tr.SetService(s)
+				tr.SetSlice(es)
+			}
+			if i%5 == 4 { // some are gone before anybody has looked
+				tr.DeleteService(name(i))
+				tr.DeleteSlice(name(i))
+			}
+			if i%7 == 6 { // some slices are another Service's
+				es.Labels[discovery.LabelServiceName] = "nobody"
+				tr.SetSlice(es)
+			}
+		}
+		tr.SetNode(NodeInfo{Name: fmt.Sprint("node-", n%4), Zone: fmt.Sprint("zone-", n%4)})
+		tr.Take()
+		for i := range each {
+			tr.DeleteService(name(i))
+			tr.DeleteSlice(name(i))
+		}
+		tr.Take()
+	}
+	for n := range cycles {
+		cycle(n)
+	}
+	lengths, heap, goroutines := holdings.Lengths(tr), holdings.Heap(), runtime.NumGoroutine()
+	for n := range cycles {
+		cycle(cycles + n)
+	}
+	if now := holdings.Lengths(tr); !maps.Equal(now, lengths) {
+		t.Errorf("it holds %v, held %v", now, lengths)
+	}
+	// 3,000 Services and slices: less than 40 bytes for each.
+	if now := holdings.Heap(); now > heap+100<<10 {
+		t.Errorf("the heap has grown from %d to %d bytes", heap, now)
+	}
+	if now := runtime.NumGoroutine(); now > goroutines {
+		t.Errorf("%d goroutines, there were %d", now, goroutines)
+	}
+	runtime.KeepAlive(tr)
+	for at, n := range lengths {
+		if n > 64 {
+			t.Errorf("%s holds %d elements of nothing", at, n)
+		}
+	}
+}
