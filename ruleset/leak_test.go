@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
@@ -94,8 +93,20 @@ func TestNothingIsLeft(t *testing.T) {
 		cycle(cycles + n)
 	}
 	settle()
-	if now := holdings.Lengths(e); !maps.Equal(now, lengths) {
-		t.Errorf("it holds %v, held %v", now, lengths)
+	now := holdings.Lengths(e)
+	for _, ids := range []string{".slots", ".free", ".cursors[].states"} {
+		// Of each ID there is a little, and as many of them as backends had at once, who
+		// were refused the removal of some: that is chance.
+		if n := now[ids]; n > 10*each {
+			t.Errorf("%s holds %d elements of nothing", ids, n)
+		}
+		delete(now, ids)
+		delete(lengths, ids)
+	}
+	for at, n := range now {
+		if n != lengths[at] || n > each {
+			t.Errorf("%s holds %d elements, held %d", at, n, lengths[at])
+		}
 	}
 	// 3,000 Services: less than 40 bytes for each.
 	if now := holdings.Heap(); now > heap+100<<10 {
@@ -105,11 +116,4 @@ func TestNothingIsLeft(t *testing.T) {
 		t.Errorf("%d goroutines, there were %d", now, goroutines)
 	}
 	runtime.KeepAlive(e)
-	// Of each ID there is a little, and as many of them as backends had at once, who
-	// were refused the removal of some.
-	for at, n := range lengths {
-		if n > 10*each {
-			t.Errorf("%s holds %d elements of nothing", at, n)
-		}
-	}
 }
