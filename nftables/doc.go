@@ -77,8 +77,8 @@
 //
 // A hashed Service has its Maglev table in the map endpoints, a slot each:
 //
-//	chain pool-by-port-1021 {
-//		dnat ip to meta priority & f:ffff . jhash ip saddr . th sport mod 1021 seed 0x1 map @endpoints
+//	chain pool-by-port-509 {
+//		dnat ip to meta priority & f:ffff . jhash ip saddr . th sport mod 509 seed 0x1 map @endpoints
 //	}
 //
 // The table (see [ruleset.Service.Maglev]), the hash and its seed are the same on

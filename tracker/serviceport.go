@@ -54,9 +54,11 @@ type ServicePort struct {
 	// Only hooks set it; a value that is none of the constants counts as HashNone.
 	Hash Hash
 	// HashSlots, if Hash is set, is how many slots of a table the endpoints are to
-	// share at least; 0 is as many as suit their number. It keeps the table's size
-	// where the number of endpoints varies much: a table of another size sends most
-	// connections to other endpoints.
+	// share at least, up to 65,521; 0 is as many as suit their number: 509 for up to
+	// 15, 4,093 for up to 150, 16,381 for up to 650, and 65,521. It keeps the table's
+	// size where the number of endpoints goes past one of these: a table of another
+	// size sends most connections to other endpoints. 100 slots for each endpoint
+	// have connections spread to one in a hundred.
 	HashSlots uint16
 
 	// Ext is the caller's own data, from [Config.OnService], or nil.

@@ -22,15 +22,14 @@ func SizeAtLeast(slots int) int {
 }
 
 // SizeFor returns the size that suits n members of equal weight: at least 25 slots
-// each, as long as there are sizes. It changes at 4, 16, 100 and 650 members: sizes
-// lie far apart because another one moves nearly all connections.
+// each, as long as there are sizes. It changes beyond 15, 150 and 650 members: sizes
+// lie far apart because another one moves nearly all connections. Where the number
+// of members varies about one of these, or a table is to be smaller, fix the size.
 func SizeFor(n int) int {
 	switch {
-	case n <= 4:
-		return 251
-	case n <= 16:
-		return 1021
-	case n <= 100:
+	case n <= 15:
+		return 509
+	case n <= 150:
 		return 4093
 	case n <= 650:
 		return 16381
