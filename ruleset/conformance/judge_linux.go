@@ -137,9 +137,10 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v ruleset.Verdict) error {
 	n := len(v.Endpoints)
 	sum, least := w.totalWeight(v)
-	_, never := w.options.Skip[ConsistentHash]
-	fixed := v.Affinity != 0 || v.Hash == tracker.HashSource && !never
+	fixed := v.Affinity != 0 || v.Hash == tracker.HashSource && w.does(ConsistentHash)
 	seen := map[netip.AddrPort]int{}
+	var last netip.AddrPort
+	moves := -1
 	for i := 0; i < 30*((sum+least-1)/least) && (len(seen) < n || i < n+2); i++ {
 		// A backend that takes turns may be in step with several hosts, each of which
 		// then always gets the same endpoint.
@@ -152,18 +153,39 @@ func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v 
 			return fmt.Errorf("%w: %s", err, v.Rule)
 		}
 		seen[ep.Addr]++
+		if ep.Addr != last {
+			last, moves = ep.Addr, moves+1
+		}
 		// Who stays with an endpoint sees no other, but will stay.
 		if fixed && i == n+1 {
 			break
 		}
 	}
-	if fixed && len(seen) != 1 {
+	// Who is moved does not come back.
+	if fixed && moves != 0 && (moves != len(seen)-1 || !w.mayMove(v)) {
 		return fmt.Errorf("client affinity or a hash of the source, but connections went to %d endpoints (%s)", len(seen), counts(seen))
 	}
 	if !fixed && len(seen) != n {
 		return fmt.Errorf("of %d endpoints only %d were ever used (%s): %s", n, len(seen), counts(seen), v.Rule)
 	}
 	return nil
+}
+
+// does reports whether the backend does what the feature is.
+func (w *World) does(f Feature) bool {
+	_, skipped := w.options.Skip[f]
+	return !skipped
+}
+
+// mayMove reports whether a client that is to stay with an endpoint may be moved by
+// what became of other endpoints a while ago.
+func (w *World) mayMove(v ruleset.Verdict) bool {
+	if v.Affinity == 0 {
+		return !w.does(HashOfEndpoints)
+	}
+	f := v.Frontend
+	near := f.ShortCircuit() && f.Near != f.Target && slices.Equal(v.Endpoints, v.Service.Pool(f.Near))
+	return near && !w.does(AffinityNear)
 }
 
 // permitted returns the endpoint that was reached, or what is wrong with that.

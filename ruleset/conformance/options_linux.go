@@ -62,6 +62,11 @@ const (
 	SCTP Feature = "SCTP"
 	// Affinity: sessionAffinity ClientIP.
 	Affinity Feature = "affinity"
+	// AffinityNear: keeping a client with its endpoint, as long as that is there, also
+	// where what comes from near goes to other endpoints than what comes from outside
+	// ([ruleset.Frontend].Near). Without, other endpoints' coming and going may move
+	// it, and that for some time afterwards.
+	AffinityNear Feature = "affinity near"
 	// AffinityTimeout: forgetting a client soon after its affinity has timed out.
 	AffinityTimeout Feature = "affinity timeout"
 	// SourceRanges: loadBalancerSourceRanges.
@@ -89,6 +94,11 @@ const (
 	// ConsistentHash: choosing endpoints as [tracker.ServicePort].Hash says, all nodes
 	// alike. Without, they are chosen as where nothing is said.
 	ConsistentHash Feature = "consistent hash"
+	// HashOfEndpoints: choosing by ConsistentHash as follows from the endpoints that
+	// there are, and from nothing else. Without, nodes choose alike that were started
+	// with the same endpoints, but some connections are sent elsewhere by one that
+	// has been through changes, and for some time after a change clients may move.
+	HashOfEndpoints Feature = "hash of endpoints alone"
 	// SourceAddress: letting endpoints see the client's address where nothing calls
 	// for masquerading. No world is skipped for it; but a backend without it, such
 	// as one that makes connections of its own, must show its endpoints an address

@@ -75,7 +75,9 @@ func hashWorlds() []world {
 			}
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
 			w.Sync()
-			w.same("by an endpoint that went and came back", before, w.chosen(tcp, to))
+			if now := w.chosen(tcp, to); w.does(HashOfEndpoints) {
+				w.same("by an endpoint that went and came back", before, now)
+			}
 		}},
 
 		{name: "hash of source and port", needs: need, run: func(w *World) {
@@ -108,10 +110,18 @@ func hashWorlds() []world {
 			other.Sync()
 			for _, f := range w.Env.Families {
 				a, b := w.flows(f, clusterIP(1, 80), 30000, flows), other.flows(f, clusterIP(1, 80), 30000, flows)
+				differ := 0
 				for i := range a {
 					if a[i] != b[i] {
-						w.tb.Fatalf("%s: the flow from port %d leads to %s by one node and to %s by another", f, 30000+i, a[i], b[i])
+						differ++
 					}
+				}
+				most := 0
+				if !w.does(HashOfEndpoints) {
+					most = flows / 5
+				}
+				if differ > most {
+					w.tb.Errorf("%s: %d of %d flows lead elsewhere by a node that has been through changes", f, differ, flows)
 				}
 			}
 		}},
