@@ -20,7 +20,7 @@ var modules = []string{
 	"xt_addrtype", "xt_comment", "xt_conntrack", "xt_connmark", "xt_mark", "xt_MASQUERADE", "xt_multiport",
 	"xt_nat", "xt_physdev", "xt_recent", "xt_set", "xt_statistic", "xt_tcpudp", "xt_sctp", "xt_limit", "xt_CT",
 	"xt_LOG", "xt_NFLOG", "xt_hashlimit", "xt_pkttype", "xt_owner", "xt_ipvs", "xt_u32", "xt_nfacct", "xt_bpf", "xt_iprange",
-	"ip_set_*", "ip_vs", "ip_vs_*", "nf_log_syslog",
+	"ip_set_*", "ip_vs", "ip_vs_*", "nf_log_syslog", "ipip", "ip6_tunnel",
 }
 
 // unwanted is what modules would match and nobody needs.
@@ -46,6 +46,8 @@ mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
 for p in ttyS1 ttyS2; do stty -F /dev/$p raw -echo; done
+# No tunnel device in each namespace.
+echo 1 >/proc/sys/net/core/fb_tunnels_only_for_init_net
 while read -r m; do insmod /modules/$m || echo "cannot load $m"; done </modules/order
 # All namespaces share one table of neighbours.
 for f in ipv4 ipv6; do for n in 1 2 3; do echo 65536 >/proc/sys/net/$f/neigh/default/gc_thresh$n; done; done
