@@ -26,8 +26,40 @@ import (
 // from some moment on, which knows the same endpoints and nothing of the
 // connections: those of a hashed Service live, those of another do not.
 func TestFailover(t *testing.T) {
-	t.Parallel()
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			testFailover(t, f)
+		})
+	}
+}
+
+func testFailover(t *testing.T, f tracker.Family) {
 	netlab.Require(t)
+	// An address of the client's wire, the server's, or the endpoints'.
+	at := func(net, i int) netip.Addr {
+		if f == tracker.IPv6 {
+			return netip.MustParseAddr(fmt.Sprintf("fd00:10:%x::%x", net, i))
+		}
+		return netip.MustParseAddr(fmt.Sprintf("10.%d.0.%d", net, i))
+	}
+	const near, far, endpoints = 1, 2, 3
+	subnet := func(a netip.Addr) netip.Prefix {
+		p, err := a.Prefix(map[tracker.Family]int{tracker.IPv4: 16, tracker.IPv6: 64}[f])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	on := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, subnet(a).Bits()) }
+	clusterIP := func(i int) netip.Addr {
+		ips := svc(i).Spec.ClusterIPs
+		if f == tracker.IPv6 {
+			return netip.MustParseAddr(ips[1])
+		}
+		return netip.MustParseAddr(ips[0])
+	}
+	const patience = 30 * time.Second // for what must come
 	lab, err := netlab.New()
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +78,6 @@ func TestFailover(t *testing.T) {
 		hosts[name], err = lab.Host(name)
 		must(err)
 	}
-	addr := func(s string) netip.Addr { return netip.MustParseAddr(s) }
 	// Two wires: the client's and the server's, with the nodes between them.
 	for wire, ends := range map[string][]string{"near": {"client", "a", "b"}, "far": {"server", "a", "b"}} {
 		var ports []string
@@ -59,18 +90,18 @@ func TestFailover(t *testing.T) {
 	var nodes []*netlab.Host
 	for i, name := range []string{"a", "b"} {
 		n := hosts[name]
-		must(n.AddAddr("near", netip.PrefixFrom(addr(fmt.Sprintf("10.1.0.%d", i+2)), 24)),
-			n.AddAddr("far", netip.PrefixFrom(addr(fmt.Sprintf("10.2.0.%d", i+2)), 16)), n.Forward())
+		must(n.AddAddr("near", on(at(near, i+2))), n.AddAddr("far", on(at(far, i+2))), n.AddRoute(subnet(at(endpoints, 0)), netip.Addr{}, "far"), n.Forward())
 		nodes = append(nodes, n)
 	}
 	client, server := hosts["client"], hosts["server"]
-	must(client.AddAddr("near", netip.MustParsePrefix("10.1.0.1/24")), client.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), addr("10.1.0.2"), ""),
-		server.AddAddr("far", netip.MustParsePrefix("10.2.0.1/16")), server.AddRoute(netip.MustParsePrefix("10.1.0.0/24"), addr("10.2.0.2"), ""))
+	cluster := subnet(clusterIP(0))
+	must(client.AddAddr("near", on(at(near, 1))), client.AddRoute(cluster, at(near, 2), ""),
+		server.AddAddr("far", on(at(far, 1))), server.AddRoute(subnet(at(near, 0)), at(far, 2), ""))
 
-	slice := epSlice(0, tracker.IPv4)
+	slice := epSlice(0, f)
 	for i := range 5 {
-		a := addr(fmt.Sprintf("10.2.1.%d", i))
-		must(server.AddAddr("far", netip.PrefixFrom(a, 16)))
+		a := at(endpoints, i+1)
+		must(server.AddAddr("far", on(a)))
 		slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
 		l, err := server.Listen("tcp", netip.AddrPortFrom(a, 8080).String())
 		must(err)
@@ -90,7 +121,7 @@ func TestFailover(t *testing.T) {
 	}
 	program := func(h *netlab.Host) {
 		t.Helper()
-		b, err := New(Config{NetNS: h.FD(), Families: []tracker.Family{tracker.IPv4}})
+		b, err := New(Config{NetNS: h.FD(), Families: []tracker.Family{f}})
 		must(err)
 		t.Cleanup(func() { b.Close() })
 		trk, err := tracker.New(tracker.Config{OnService: worldgen.OnService})
@@ -124,19 +155,19 @@ func TestFailover(t *testing.T) {
 	var connections [2][]net.Conn
 	for i := range connections {
 		for range each {
-			c, err := client.Dial(t.Context(), "tcp", "", fmt.Sprintf("10.96.0.%d:80", i+1))
+			c, err := client.Dial(t.Context(), "tcp", "", netip.AddrPortFrom(clusterIP(i), 80).String())
 			must(err)
 			t.Cleanup(func() { c.Close() })
-			must(echo(c, 4*time.Second))
+			must(echo(c, patience))
 			connections[i] = append(connections[i], c)
 		}
 	}
 	slices.Reverse(slice.Endpoints)
 	program(nodes[1])
-	must(client.AddRoute(netip.MustParsePrefix("10.96.0.0/24"), addr("10.1.0.3"), ""),
-		server.AddRoute(netip.MustParsePrefix("10.1.0.1/32"), addr("10.2.0.3"), ""))
+	half := func(p netip.Prefix) netip.Prefix { return netip.PrefixFrom(p.Addr(), p.Bits()+1) } // goes before the whole
+	must(client.AddRoute(half(cluster), at(near, 3), ""), server.AddRoute(half(subnet(at(near, 0))), at(far, 3), ""))
 	for _, c := range connections[0] {
-		if err := echo(c, 4*time.Second); err != nil {
+		if err := echo(c, patience); err != nil {
 			t.Errorf("connection from %s: %v", c.LocalAddr(), err)
 		}
 	}

@@ -39,12 +39,21 @@ type world struct {
 
 func newWorld(t *testing.T, c Config) *world {
 	t.Helper()
+	return newHashedWorld(t, c, tracker.HashNone, 0)
+}
+
+// newHashedWorld is newWorld with a hash for all Services.
+func newHashedWorld(t *testing.T, c Config, h tracker.Hash, seed uint64) *world {
+	t.Helper()
 	w := &world{t: t, slices: map[string]int{}}
 	var err error
-	if w.tracker, err = tracker.New(tracker.Config{}); err != nil {
+	if w.tracker, err = tracker.New(tracker.Config{OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+		p.Hash = h
+		return nil
+	}}); err != nil {
 		t.Fatal(err)
 	}
-	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker, HashSeed: seed}); err != nil {
 		t.Fatal(err)
 	}
 	if w.backend, err = New(c); err != nil {
