@@ -39,7 +39,8 @@ type Config struct {
 	// Scheduler chooses among endpoints (kube-proxy's --ipvs-scheduler). "" is
 	// [RoundRobin] where all endpoints weigh the same, as they do unless a tracker
 	// hook says otherwise, and [WeightedRoundRobin] elsewhere. A Service that asks for
-	// a hash (see ruleset.Service.Hash) has [Maglev] in any case.
+	// a hash (see ruleset.Service.Hash) has [Maglev] in any case, or [SourceHash] where
+	// the kernel has no Maglev.
 	Scheduler Scheduler
 	// Hash is for the schedulers that hash; see there for its zero value. For a
 	// Service that asks for a hash it says only whether there is a fallback.
@@ -79,9 +80,12 @@ type Config struct {
 	// the thread that calls New, which must then be that of every call. It must stay
 	// open until [Backend.Close].
 	NetNS int
-	// Log is told of repairs and of Services that cannot be programmed; nil is
-	// silence.
+	// Log is told of repairs, of what the kernel lacks and of Services that cannot be
+	// programmed; nil is silence.
 	Log *slog.Logger
+
+	// noMaglev: the kernel lacks the scheduler that Services have which ask for a hash.
+	noMaglev bool
 }
 
 // Forwarding is how a packet gets from a virtual server to an endpoint.
@@ -93,11 +97,13 @@ const (
 	NAT Forwarding = iota
 	// DirectRouting sends the packet as it is to the endpoint's host, which must be
 	// on a network of this node, have the Service's address itself, and answers the
-	// client directly. Ports are not translated.
+	// client directly. Neither ports nor source addresses are translated, so it is for
+	// clients to whom the endpoint's host has a way of its own: an answer that came
+	// back by this node would come from an address of this node, and be dropped. The
+	// node itself and its pods are no such clients.
 	DirectRouting
-	// Tunnel sends it as it is, but within another packet (IP in IP), to an endpoint
-	// that has the Service's address itself and answers the client directly. Ports
-	// are not translated.
+	// Tunnel is DirectRouting within another packet (IP in IP, IPv6 in IPv6), to an
+	// endpoint on any network, which takes it out again.
 	Tunnel
 )
 
@@ -226,7 +232,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Marks.Value&^c.Marks.Mask != 0 || c.Marks.Value == 0 || c.Marks.Mask == 0xffffffff {
 		return bad("marks %s", c.Marks)
 	}
-	if c.mark()&c.Marks.Mask == 0 || c.mark()&c.Marks.Value != 0 {
+	if bit := uint32(1) << *c.MasqueradeBit; bit&c.Marks.Mask == 0 || bit&c.Marks.Value != 0 {
 		return bad("masquerade bit %d is part of the marks %s", *c.MasqueradeBit, c.Marks)
 	}
 	if c.IPTables > LegacyTables {
@@ -255,7 +261,22 @@ func validDevice(s string) bool {
 	return true
 }
 
-func (c Config) mark() uint32 { return 1 << *c.MasqueradeBit }
+// mark returns the packet mark that asks for masquerading, 0 if nothing is
+// masqueraded: an endpoint that answers the client directly has to know it.
+func (c Config) mark() uint32 {
+	if c.Forwarding != NAT {
+		return 0
+	}
+	return 1 << *c.MasqueradeBit
+}
+
+// hashing returns the scheduler for what is to be chosen by a hash.
+func (c Config) hashing() Scheduler {
+	if c.noMaglev {
+		return SourceHash
+	}
+	return Maglev
+}
 
 // excluded reports whether a virtual server at the address is somebody else's.
 func (c Config) excluded(a netip.Addr) bool {

@@ -82,10 +82,15 @@
 //
 // These are IPVS's own:
 //
-//   - A Service that asks for a hash gets [Maglev]. The kernel's table follows from
-//     the order in which servers came to it, too, so that two nodes may send a few
-//     flows in a hundred to different endpoints; and it takes up packets of TCP
-//     connections that it does not know only with net.ipv4.vs.sloppy_tcp.
+//   - A Service that asks for a hash gets [Maglev], with a table of the kernel's making
+//     (net/netfilter/ipvs/ip_vs_mh.c). Nodes that were started with the same endpoints
+//     choose alike. What a node has been through before changes the order of the
+//     servers in the kernel, and with it one or two flows in a hundred. A server that
+//     drains keeps its place in the table, and what would be sent to it goes elsewhere;
+//     when it has drained the table is made anew, and most of that moves once more, as
+//     do up to two in a hundred of the other flows. Packets of TCP connections that it
+//     does not know it takes up only with net.ipv4.vs.sloppy_tcp. Where the kernel has
+//     no Maglev the scheduler is [SourceHash], by which a change moves most flows.
 //   - Weights are reduced to small numbers (see ruleset.Shares): the kernel gives a
 //     server many connections in a row while its weight is ahead of the others'.
 //   - An external or load-balancer IP that is no address of the node is bound to
@@ -95,8 +100,10 @@
 //     knows of, which is some time beyond their end, and after that for up to a minute
 //     longer than its timeout.
 //   - With externalTrafficPolicy Local and sessionAffinity together, connections from
-//     near are kept with an endpoint by hashing ([Maglev]): a change of endpoints may
-//     move a small part of the clients.
+//     near are kept with an endpoint by the same sort of table, since IPVS does not
+//     translate ports for clients that it remembers by a mark (ip_vs_sched_persist).
+//     A client moves when its endpoint goes, often once more when that has drained, and
+//     one or two in a hundred move because of other endpoints.
 //   - While connections of a Service that was deleted last, its address is still bound:
 //     new ones get no answer, whether the address is in a Service CIDR or not.
 //   - The choice among endpoints is in turn, not at random.

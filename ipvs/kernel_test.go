@@ -33,6 +33,7 @@ func TestKernel(t *testing.T) {
 	if !vm.Inside(t, vm.IPVS) {
 		return
 	}
+	t.Run("no Maglev", testNoMaglev)
 	for _, c := range []struct {
 		name string
 		run  func(*testing.T)
@@ -47,6 +48,7 @@ func TestKernel(t *testing.T) {
 		{"schedulers", testSchedulers},
 		{"weights", testWeights},
 		{"forwarding", testForwarding},
+		{"direct routing and tunnels", testDirect},
 		{"node", testNode},
 		{"addresses", testAddresses},
 		{"draining", testDraining},
@@ -54,6 +56,7 @@ func TestKernel(t *testing.T) {
 		{"rules", testRules},
 		{"legacy iptables", testLegacy},
 		{"hashing past a draining server", testHashing},
+		{"hashing on several nodes", testHashNodes},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -5,6 +5,7 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os/exec"
 
@@ -55,18 +56,9 @@ func (b *Backend) probe() error {
 		wanted = []Scheduler{RoundRobin, WeightedRoundRobin}
 	}
 	for _, f := range b.config.Families {
-		addr := netip.AddrFrom4([4]byte{198, 51, 100, 0})
-		if f == tracker.IPv6 {
-			addr = netip.MustParseAddr("2001:db8::")
-		}
-		// Others may be looking as well, where this process's namespace is theirs.
 		for _, s := range wanted {
-			k := virtualKey{family: f, proto: protoTCP, at: netip.AddrPortFrom(addr, 20000)}
-			if err := b.kernel.addVirtual(k, virtual{scheduler: s, flags: s.flags(b.config.Hash)}); err != nil {
-				return &UnsupportedError{Feature: fmt.Sprintf("scheduler %s over %s (module ip_vs_%s)", s, f, s), Err: err}
-			}
-			if err := b.kernel.delVirtual(k); err != nil {
-				return fmt.Errorf("ipvs: probe: %w", err)
+			if err := b.tryScheduler(f, s); err != nil {
+				return err
 			}
 		}
 		for _, what := range []string{"save", "restore"} {
@@ -76,8 +68,31 @@ func (b *Backend) probe() error {
 			}
 		}
 	}
+	if err := b.tryScheduler(b.config.Families[0], Maglev); errors.Is(err, unix.ENOENT) {
+		b.config.noMaglev = true
+		b.config.Log.Warn("ipvs: Services that ask for a hash get the scheduler sh", slog.Any("reason", err))
+	} else if err != nil {
+		return err
+	}
 	if _, err := b.sets.header("KUBE-PROBE"); err != nil && !errors.Is(err, unix.ENOENT) {
 		return &UnsupportedError{Feature: "ipset (module ip_set)", Err: err}
+	}
+	return nil
+}
+
+// tryScheduler makes a virtual server with the scheduler, and removes it. Others may
+// be doing the same, where this process's namespace is theirs.
+func (b *Backend) tryScheduler(f tracker.Family, s Scheduler) error {
+	addr := netip.AddrFrom4([4]byte{198, 51, 100, 0})
+	if f == tracker.IPv6 {
+		addr = netip.MustParseAddr("2001:db8::")
+	}
+	k := virtualKey{family: f, proto: protoTCP, at: netip.AddrPortFrom(addr, 20000)}
+	if err := b.kernel.addVirtual(k, virtual{scheduler: s, flags: s.flags(b.config.Hash)}); err != nil {
+		return &UnsupportedError{Feature: fmt.Sprintf("scheduler %s over %s (module ip_vs_%s)", s, f, s), Err: err}
+	}
+	if err := b.kernel.delVirtual(k); err != nil {
+		return fmt.Errorf("ipvs: probe: %w", err)
 	}
 	return nil
 }

@@ -67,6 +67,12 @@ func newRig(tb testing.TB, h *netlab.Host, c Config) *rig {
 	r.tracker, err = tracker.New(tracker.Config{
 		Node:     tracker.NodeInfo{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8:1::1")}},
 		Families: c.Families,
+		OnService: func(s *v1.Service, _ *v1.ServicePort, out *tracker.ServicePort) error {
+			if s.Annotations["hash"] != "" {
+				out.Hash = tracker.HashSource
+			}
+			return nil
+		},
 		OnEndpoint: func(_ *discovery.EndpointSlice, ep *discovery.Endpoint, out *tracker.Endpoint) error {
 			if ep.Hostname != nil {
 				_, err := fmt.Sscanf(*ep.Hostname, "weight-%d", &out.Weight)
@@ -199,6 +205,10 @@ func externalLocal(s *v1.Service) {
 	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 }
 
+func sticky(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }
+
+func hashed(s *v1.Service) { s.Annotations = map[string]string{"hash": "source"} }
+
 // slice returns the Service's endpoints: 10.244.1.n for n on this node, 10.244.2.n on
 // another one, for negative numbers.
 func slice(i int, p v1.Protocol, ns ...int) *discovery.EndpointSlice {
@@ -272,7 +282,12 @@ func (r *rig) agree() {
 		}
 	}
 	var got []string
-	for _, l := range r.run("ipvsadm -Sn") {
+	// The kernel leaves some out of a long list while others change theirs.
+	listed, again := r.run("ipvsadm -Sn"), r.run("ipvsadm -Sn")
+	for !slices.Equal(listed, again) {
+		listed, again = again, r.run("ipvsadm -Sn")
+	}
+	for _, l := range listed {
 		f := strings.Fields(l)
 		if f[1] == "-f" || slices.Contains(f, "-w") && f[slices.Index(f, "-w")+1] == "0" {
 			continue

@@ -28,7 +28,8 @@ import (
 // while the other is at work.
 type rules struct {
 	family tracker.Family
-	// mark is the masquerade bit, marks those that name virtual servers.
+	// mark is the masquerade bit, 0 if nothing is masqueraded, and marks those that
+	// name virtual servers.
 	mark  uint32
 	marks Marks
 	node  *ruleset.Node
@@ -109,6 +110,14 @@ func (r rules) mangle() table {
 		in = append(in, p+" "+near)
 	}
 	in = append(in, noLocal...)
+	sent := []string{
+		"-m ipvs ! --ipvs -j RETURN",
+		"-m mark ! --mark " + r.marks.String() + " -j RETURN",
+		"-j MARK --set-xmark 0x0/0xffffffff",
+	}
+	if r.mark != 0 {
+		sent = append(sent, r.unlessPods(fmt.Sprintf("-m addrtype --src-type LOCAL -j MARK --set-xmark %#x/%#x", r.mark, r.mark))...)
+	}
 	out := append([]string{"-m ipvs --ipvs -j RETURN", notNew, firewall, near}, noLocal...)
 
 	return table{
@@ -132,11 +141,7 @@ func (r rules) mangle() table {
 			}},
 			// The mark that named a virtual server has done its work. It had taken the
 			// place of the one that asks for masquerading.
-			{"KUBE-IPVS-SENT", append([]string{
-				"-m ipvs ! --ipvs -j RETURN",
-				"-m mark ! --mark " + r.marks.String() + " -j RETURN",
-				"-j MARK --set-xmark 0x0/0xffffffff",
-			}, r.unlessPods(fmt.Sprintf("-m addrtype --src-type LOCAL -j MARK --set-xmark %#x/%#x", r.mark, r.mark))...)},
+			{"KUBE-IPVS-SENT", sent},
 		},
 	}
 }
@@ -175,6 +180,15 @@ func (r rules) nat() table {
 			"-p "+p.name+" "+r.set(p.local, p.dirs)+" -g KUBE-IPVS-MARK-MASQ-NODE",
 			"-p "+p.name+" "+r.set(p.all, p.dirs)+" -j KUBE-IPVS-MARK-MASQ")
 	}
+	postrouting := []string{r.set(setLoopBack, "dst,dst,src") + ` -m comment --comment "endpoints that reach themselves" -j MASQUERADE`}
+	var markMasq []string
+	if r.mark != 0 {
+		markMasq = []string{fmt.Sprintf("-j MARK --set-xmark %#x/%#x", r.mark, r.mark)}
+		postrouting = append(postrouting,
+			fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", r.mark, r.mark),
+			fmt.Sprintf("-j MARK --set-xmark %#x/%#x", 0, r.mark),
+			`-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`)
+	}
 	return table{
 		name: "nat",
 		jumps: []jump{
@@ -191,13 +205,8 @@ func (r rules) nat() table {
 			}},
 			{"KUBE-NODE-PORT", nodePort},
 			{"KUBE-IPVS-MARK-MASQ-NODE", r.unlessPods("-m addrtype --src-type LOCAL -j KUBE-IPVS-MARK-MASQ")},
-			{"KUBE-IPVS-MARK-MASQ", []string{fmt.Sprintf("-j MARK --set-xmark %#x/%#x", r.mark, r.mark)}},
-			{"KUBE-IPVS-POSTROUTING", []string{
-				r.set(setLoopBack, "dst,dst,src") + ` -m comment --comment "endpoints that reach themselves" -j MASQUERADE`,
-				fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", r.mark, r.mark),
-				fmt.Sprintf("-j MARK --set-xmark %#x/%#x", 0, r.mark),
-				`-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully`,
-			}},
+			{"KUBE-IPVS-MARK-MASQ", markMasq},
+			{"KUBE-IPVS-POSTROUTING", postrouting},
 		},
 	}
 }

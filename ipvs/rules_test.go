@@ -38,6 +38,8 @@ func goldenRules() map[string]rules {
 	})
 	add("prefix", &ruleset.Node{MasqueradeAll: true, LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}})
 	add("bridge", &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{Bridge: "cni0"}})
+	// Nothing is masqueraded where endpoints answer clients directly.
+	out["rules-direct-ipv4"] = rules{tracker.IPv4, 0, defaultMarks(), out["rules-cidr-ipv4"].node}
 	return out
 }
 
