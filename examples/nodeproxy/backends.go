@@ -43,8 +43,26 @@ type mode struct {
 	// takesOver tells that the data plane's objects have the names of kube-proxy's
 	// own, so that its first sync replaces those.
 	takesOver bool
-	// lookup tells what the kernel would do with a packet, and compares. It may be nil.
+	// lookup tells what the kernel would do with a packet, and compares.
 	lookup func(context.Context, io.Writer, question) error
+}
+
+// loadModules has the modules loaded that the kernel does not load by itself when
+// they are asked for: ip_tables and ip6_tables, for which iptables-legacy runs
+// modprobe, which takes CAP_SYS_MODULE.
+func (m mode) loadModules(ctx context.Context, log *slog.Logger) {
+	if m.name == config.ModeNFTables {
+		return
+	}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if _, known := legacyTables(f); known {
+			continue
+		}
+		if err := iptablesMode().probe(ctx, f); err != nil {
+			// It is tried again, and reported, when the mode is put to use.
+			log.Debug("iptables cannot be used", "family", f, "error", err)
+		}
+	}
 }
 
 // settings is what a mode is told.
@@ -170,6 +188,7 @@ func ipvsMode() mode {
 		},
 		watch:     30 * time.Second, // reads everything there is
 		takesOver: true,
+		lookup:    lookupIPVS,
 	}
 }
 
@@ -203,15 +222,25 @@ func eachIPTables(log *slog.Logger, f func(iptables.Config) error) error {
 // legacyInUse reports whether the network namespace of the calling thread has tables
 // of iptables-legacy. Whoever looks into one that is not there makes it.
 func legacyInUse(f tracker.Family) bool {
+	tables, known := legacyTables(f)
+	return known && slices.ContainsFunc(tables, func(t string) bool { return t == "nat" || t == "filter" })
+}
+
+// legacyTables returns the tables of iptables-legacy that there are. known is false
+// if the kernel has no such thing, or its module is not loaded.
+func legacyTables(f tracker.Family) (tables []string, known bool) {
 	name := "ip_tables_names"
 	if f == tracker.IPv6 {
 		name = "ip6_tables_names"
 	}
-	tables, err := os.ReadFile("/proc/thread-self/net/" + name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false // nor has the kernel
+	text, err := os.ReadFile("/proc/thread-self/net/" + name)
+	switch {
+	case err == nil:
+		return strings.Fields(string(text)), true
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, false
 	}
-	return err != nil || slices.ContainsFunc(strings.Fields(string(tables)), func(t string) bool { return t == "nat" || t == "filter" })
+	return []string{"nat", "filter"}, true // there may be
 }
 
 // variantsOfIPVS returns the variants of the iptables tools that mode ipvs may have

@@ -537,11 +537,17 @@ type stream struct {
 	all, since *tally
 	round, n   int
 	quit       bool
+	pause      time.Duration
 	wg         sync.WaitGroup
 }
 
 func newStream(a *netlab.Host, toA string, b *netlab.Host, toB string) *stream {
-	s := &stream{all: newTally(), since: newTally()}
+	return newStreamEvery(0, a, toA, b, toB)
+}
+
+// newStreamEvery is newStream with a pause after each connection.
+func newStreamEvery(pause time.Duration, a *netlab.Host, toA string, b *netlab.Host, toB string) *stream {
+	s := &stream{all: newTally(), since: newTally(), pause: pause}
 	s.moved = sync.NewCond(&s.mu)
 	s.wg.Go(func() { s.loop(a, toA) })
 	s.wg.Go(func() { s.loop(b, toB) })
@@ -565,6 +571,7 @@ func (s *stream) loop(h *netlab.Host, to string) {
 		}
 		s.moved.Broadcast()
 		s.mu.Unlock()
+		time.Sleep(s.pause)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 const explainUsage = `Usage: nodeproxy explain [flags] ADDR:PORT[/PROTOCOL]
@@ -34,7 +35,7 @@ func (p *program) explain(ctx context.Context, args []string) error {
 	var from, in string
 	var kernel bool
 	flags := newFlags("explain", explainUsage, p.diag)
-	flags.StringVar(&from, "from", "", "the `address` the packet comes from; the node's own if empty")
+	flags.StringVar(&from, "from", "", "the `address` the packet comes from, which its port may follow (ADDR:PORT); the node's own if empty")
 	flags.StringVar(&in, "in-interface", "", "the `interface` the packet comes in by; one that is no pod's if empty and --from is not the node's own address")
 	flags.BoolVar(&kernel, "kernel", true, "compare with what is in the kernel")
 	if err := flags.Set("v", "1"); err != nil {
@@ -56,10 +57,12 @@ func (p *program) explain(ctx context.Context, args []string) error {
 	}
 	packet.NodeAddresses = w.tracker.Node().Addresses
 	packet.InInterface = in
+	var source netip.AddrPort
 	if from != "" {
-		if packet.From, err = netip.ParseAddr(from); err != nil {
-			return bad("--from: %w", err)
+		if source, err = parseSource(from); err != nil {
+			return err
 		}
+		packet.From = source.Addr()
 		if packet.From.Is4() != packet.To.Addr().Is4() {
 			return bad("--from %v and %v are of different address families", packet.From, packet.To)
 		}
@@ -68,18 +71,21 @@ func (p *program) explain(ctx context.Context, args []string) error {
 		}
 	} else {
 		for _, a := range packet.NodeAddresses {
-			if a.Is4() == packet.To.Addr().Is4() {
+			if !packet.From.IsValid() && a.Is4() == packet.To.Addr().Is4() {
 				packet.From = a
 			}
 		}
+		source = netip.AddrPortFrom(packet.From, 0)
 	}
 	snapshot := w.engine.Snapshot()
-	v := snapshot.Trace(packet)
-	writeVerdict(p.out, v)
+	q := question{packet, snapshot.Trace(packet), false}
+	q.near = near(snapshot.Node, packet, q.verdict.Frontend)
+	writeVerdict(p.out, q.verdict)
+	q.writeHash(p.out, cfg.Mode, source, snapshot.Node.HashSeed)
 	if !kernel {
 		return nil
 	}
-	return p.compare(ctx, cfg, question{packet, v, near(snapshot.Node, packet, v.Frontend)})
+	return p.compare(ctx, cfg, q)
 }
 
 // peekTimeout is how long to wait for an API server.
@@ -133,6 +139,18 @@ func peek(ctx context.Context, cfg *config.Config, log *slog.Logger) (*world, er
 	return w, nil
 }
 
+// parseSource reads "ADDR" or "ADDR:PORT".
+func parseSource(s string) (netip.AddrPort, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.AddrPortFrom(a.Unmap(), 0), nil
+	}
+	a, err := netip.ParseAddrPort(s)
+	if err != nil {
+		return a, bad("--from: %q is neither ADDR nor ADDR:PORT", s)
+	}
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), nil
+}
+
 // outside stands for the interface of a packet of which only the source is known.
 const outside = "(outside)"
 
@@ -167,7 +185,72 @@ func writeVerdict(out io.Writer, v ruleset.Verdict) {
 		if v.MasqueradeTo(e) {
 			source = "masqueraded"
 		}
-		fmt.Fprintf(out, "endpoint: %v on node %q, %s\n", e.Addr, e.Node, source)
+		fmt.Fprintf(out, "endpoint: %v on node %q, %s%s\n", e.Addr, e.Node, source, weightOf(e, v.Endpoints))
+	}
+}
+
+// weightOf says what share of new connections an endpoint gets, if not all get the
+// same.
+func weightOf(e *tracker.Endpoint, all []*tracker.Endpoint) string {
+	sum, same := 0, true
+	for _, o := range all {
+		sum += int(o.Weight)
+		same = same && o.Weight == e.Weight
+	}
+	if same {
+		return ""
+	}
+	return fmt.Sprintf(", weight %d (%.3g %%)", e.Weight, 100*float64(e.Weight)/float64(sum))
+}
+
+// target is what the packet's frontend has it meet.
+func (q question) target() ruleset.Target {
+	if q.near {
+		return q.verdict.Frontend.Near
+	}
+	return q.verdict.Frontend.Target
+}
+
+// writeHash says, of a Service whose endpoints follow from a hash, what share of the
+// table each has, and which one is the source's. What is written depends on the mode,
+// as the table and the hash do.
+func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, seed uint64) {
+	v := q.verdict
+	if v.Action != ruleset.ActionForward || v.Service.Hash() == tracker.HashNone {
+		return
+	}
+	table, pool := v.Service.Maglev(q.target(), seed), v.Service.Pool(q.target())
+	what := "source address"
+	if v.Hash == tracker.HashSourcePort {
+		what += " and port"
+	}
+	switch mode {
+	case config.ModeIPTables:
+		fmt.Fprintf(out, "hash: asked for by %s, but mode iptables draws endpoints at random\n", what)
+		return
+	case config.ModeIPVS:
+		fmt.Fprintf(out, "hash: by %s, in the kernel's own Maglev table (scheduler mh); which endpoint a source gets cannot be told from here\n", what)
+		return
+	}
+	fmt.Fprintf(out, "hash: by %s, in a Maglev table of %d slots\n", what, table.Len())
+	slots := make([]int, len(pool))
+	for i := range table.Len() {
+		slots[table.At(i)]++
+	}
+	for i, e := range pool {
+		fmt.Fprintf(out, "hash: %d slots of %v\n", slots[i], e.Addr)
+	}
+	unless := ""
+	if v.Affinity != 0 {
+		unless = ", unless it is remembered with another"
+	}
+	switch {
+	case v.Hash == tracker.HashSourcePort && source.Port() == 0:
+		fmt.Fprintf(out, "hash: --from %v tells which one the source gets\n", netip.AddrPortFrom(source.Addr(), 40000))
+	case v.Hash == tracker.HashSourcePort:
+		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source, pool[table.Find(v.Service.HashOf(source, seed))].Addr, unless)
+	default:
+		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source.Addr(), pool[table.Find(v.Service.HashOf(source, seed))].Addr, unless)
 	}
 }
 
@@ -177,10 +260,6 @@ func (p *program) compare(ctx context.Context, cfg *config.Config, q question) e
 	m, err := findMode(p.modes, cfg.Mode)
 	if err != nil {
 		return err
-	}
-	if m.lookup == nil {
-		fmt.Fprintf(p.out, "kernel: not compared: mode %s cannot be read back\n", m.name)
-		return nil
 	}
 	return m.lookup(ctx, p.out, q)
 }

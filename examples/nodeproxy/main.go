@@ -14,7 +14,8 @@
 // does not is refused by name. A changed configuration file ends it, to be started
 // anew by whoever runs it. It needs CAP_NET_ADMIN and Linux 5.15 or later, and
 // CAP_NET_RAW in mode iptables with iptables-legacy. Other capabilities than these
-// two, CAP_NET_BIND_SERVICE and CAP_DAC_READ_SEARCH it gives up before it serves.
+// two, CAP_NET_BIND_SERVICE and CAP_DAC_READ_SEARCH it gives up before it serves, once
+// the kernel modules that its mode needs are loaded.
 //
 // With --manifests, run writes one line to standard output for each change of the
 // manifests that is in effect,
@@ -95,9 +96,10 @@ func main() {
 type program struct {
 	modes     []mode
 	out, diag io.Writer
-	// restrict gives up privileges that serving does not take. Nil does nothing; the
-	// process is not the program's alone.
-	restrict func(*slog.Logger)
+	// restrict gives up privileges that serving does not take; load, which it calls
+	// before if it makes a difference, has the kernel load what is needed. Nil does
+	// nothing; the process is not the program's alone.
+	restrict func(log *slog.Logger, load func())
 }
 
 // dispatch runs the verb that args begin with and returns the exit status.

@@ -110,8 +110,8 @@ func (p *process) line(t *testing.T) string {
 			return l
 		}
 		t.Fatalf("it ended; log:\n%s", p.log())
-	case <-time.After(30 * time.Second):
-		t.Fatalf("no line within 30 s; log:\n%s", p.log())
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("no line within two minutes; log:\n%s", p.log())
 	}
 	return ""
 }
@@ -129,7 +129,7 @@ func (p *process) synced(t *testing.T, fields string) {
 // logged waits for something in the log.
 func (p *process) logged(t *testing.T, what string) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !strings.Contains(p.log(), what); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !strings.Contains(p.log(), what); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("log has no %q:\n%s", what, p.log())
 		}
@@ -172,6 +172,8 @@ func TestDispatch(t *testing.T) {
 		{"explain --manifests x", 2, "0 arguments instead of 1"},
 		{"explain --manifests x 10.0.0.1", 2, `"10.0.0.1" is not ADDR:PORT`},
 		{"explain --manifests x 10.0.0.1:80/icmp", 2, `protocol "icmp"`},
+		{"explain --manifests world --from here 10.0.0.1:80", 2, `--from: "here" is neither ADDR nor ADDR:PORT`},
+		{"explain --manifests world --from fd00::1 10.0.0.1:80", 2, "of different address families"},
 		{"demo --fly", 2, "unknown flag"},
 		{"demo --help", 0, "--hold"},
 	} {

@@ -38,11 +38,15 @@ func superfluous() []int {
 // same program once more with a smaller bounding set: there is no other way to do
 // it for all threads of a process at once. Where that is not allowed somebody has
 // already restricted the process, and it stays as it is. It returns only if there
-// is nothing to give up, or it cannot be done.
-func dropPrivileges(log *slog.Logger) {
+// is nothing to give up, or it cannot be done. While there is CAP_SYS_MODULE it calls
+// load.
+func dropPrivileges(log *slog.Logger, load func()) {
 	drop := superfluous()
 	if len(drop) == 0 {
 		return
+	}
+	if slices.Contains(drop, unix.CAP_SYS_MODULE) {
+		load()
 	}
 	// The thread must be the one that becomes the program. If that fails it is of no
 	// more use to others than before.

@@ -124,12 +124,13 @@ func (p *program) run(ctx context.Context, args []string) error {
 		}
 		return tune(cfg, log)
 	}
-	if _, err := findMode(p.modes, cfg.Mode); err != nil {
+	m, err := findMode(p.modes, cfg.Mode)
+	if err != nil {
 		return bad("%w", err)
 	}
 	setOOMScore(*cfg.Effective.OOMScoreAdj, log)
 	if p.restrict != nil {
-		p.restrict(log)
+		p.restrict(log, func() { m.loadModules(ctx, log) })
 	}
 	a, err := newAgent(ctx, cfg, p.modes, p.out, log)
 	if err != nil {

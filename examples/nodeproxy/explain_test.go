@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/ruleset/maglev"
+)
+
+// annotated returns a manifest with annotations "name: value" for its objects.
+func annotated(manifest string, list ...string) string {
+	return strings.Replace(manifest, "metadata:\n", "metadata:\n  annotations: {"+strings.Join(list, ", ")+"}\n", 1)
+}
+
+// TestExplainHash compares what explain says about a hash with what becomes of
+// connections.
+func TestExplainHash(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	b := &builder{lab: s.lab}
+	sources := []string{"192.0.2.9"}
+	for i := range 7 {
+		a := fmt.Sprintf("192.0.2.%d", 20+i)
+		b.addrs(s.client, "eth0", a+"/24")
+		sources = append(sources, a)
+	}
+	if b.err != nil {
+		t.Fatal(b.err)
+	}
+	dir := t.TempDir()
+	explains := func(from string) (all, to string) {
+		t.Helper()
+		e := start(t, s.node, "explain", "--manifests", dir, "--hostname-override", "n1", "--from", from, clusterVIP)
+		code, out := e.exit(t)
+		all = strings.Join(out, "\n")
+		if code != 0 {
+			t.Fatalf("explain --from %s: exit status %d:\n%s\n%s", from, code, all, e.log())
+		}
+		_, rest, _ := strings.Cut(all, "\nhash: "+from+" goes to ")
+		to, _, _ = strings.Cut(rest, "\n")
+		to, _, _ = strings.Cut(to, ":")
+		return all, to
+	}
+	var p *process
+	for _, how := range []string{"source", "source-port"} {
+		put(t, dir, "web.yaml", annotated(webService, "go-proxier.github.io/balance: "+how)+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: 10.1.0.2=2"))
+		if p == nil {
+			p = start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
+		}
+		p.synced(t, "services=1 endpoints=3 changed=1")
+		met := map[string]bool{}
+		for i := range 8 {
+			from, local := sources[i], sources[i]+":0"
+			if how == "source-port" {
+				from = fmt.Sprintf("192.0.2.9:%d", 40000+i)
+				local = from
+			}
+			all, to := explains(from)
+			if !strings.Contains(all, "hash: by source address") || !strings.Contains(all, fmt.Sprintf("in a Maglev table of %d slots\n", maglev.SizeFor(3))) || !strings.Contains(all, "weight 2 (50 %)") {
+				t.Errorf("it says\n%s", all)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			c, err := s.client.Dial(ctx, "tcp", local, clusterVIP)
+			cancel()
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, _, err := (&talk{c, bufio.NewReader(c)}).hear()
+			c.Close()
+			if err != nil || name != to {
+				t.Errorf("balance %s: %s met %q, error %v, and explain said\n%s", how, from, name, err, all)
+			}
+			met[name] = true
+		}
+		if len(met) < 2 {
+			t.Errorf("balance %s: all sources met %v", how, met)
+		}
+	}
+	// Without a port nothing can be told.
+	if all, to := explains("192.0.2.9"); to != "" || !strings.Contains(all, "--from 192.0.2.9:40000 tells") {
+		t.Errorf("it says\n%s", all)
+	}
+}
+
+// TestExplainModes has explain say what becomes of a hash in each mode.
+func TestExplainModes(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", annotated(webService, "go-proxier.github.io/balance: source")+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: '10.1.0.2=2,10.1.0.4=0'"))
+	for mode, want := range map[string]string{
+		"nftables": "hash: 192.0.2.9 goes to 10.1.0.",
+		"iptables": "hash: asked for by source address, but mode iptables draws endpoints at random",
+		"ipvs":     "hash: by source address, in the kernel's own Maglev table",
+	} {
+		var out, diag strings.Builder
+		p := &program{modes: allModes(), out: &out, diag: &diag}
+		code := p.dispatch(t.Context(), []string{"explain", "--manifests", dir, "--hostname-override", "n1", "--kernel=false", "--proxy-mode", mode, "--from", "192.0.2.9", clusterVIP})
+		text := out.String()
+		if code != 0 || !strings.Contains(text, want) || strings.Contains(text, "10.1.0.4") ||
+			!strings.Contains(text, "endpoint: 10.1.0.2:8080 on node \"\", source kept, weight 2 (66.7 %)\n") {
+			t.Errorf("mode %s: exit status %d, output:\n%s%s", mode, code, text, diag.String())
+		}
+	}
+}
