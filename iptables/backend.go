@@ -77,7 +77,8 @@ func (b *Backend) Close() error {
 // what the kernel has, once, and writes what differs, whoever wrote it.
 //
 // A [*ruleset.PartialError] names the Services that were refused, each with a
-// [*CommandError]; they stay as they were, or are absent after a full delta.
+// [*CommandError]; they stay as they were last acknowledged, also after a full
+// delta, but for what is another Service's by now.
 // [ruleset.ErrNeedFull] comes with a failure after which it is not known what the
 // kernel has, or that is not a Service's fault. [ErrLocked], and errors of the
 // context that came before anything was done, leave everything as it was.

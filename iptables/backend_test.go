@@ -489,3 +489,76 @@ func TestTooLarge(t *testing.T) {
 	r.sync()
 	r.verify()
 }
+
+// TestRefusedIsServedOn has Services refused for what they came to be: they are
+// served as they were, also when all has to be written again, but for what is
+// another's by then.
+func TestRefusedIsServedOn(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r, w := newWatched(t, flavour)
+		for i := range 10 {
+			r.set(i, []int{i}, nodePort(30000+int32(i)))
+		}
+		r.sync()
+		chain := func(i int) string {
+			var k tracker.Key
+			k.Namespace, k.Name, k.Port, k.Protocol = "ns", fmt.Sprintf("svc-%d", i), "p", v1.ProtocolTCP
+			return hashOf(serviceID(k))
+		}
+		w.set("refuse", "10.244.0.77")
+		r.set(3, []int{77}, nodePort(30013))                      // refused by the program
+		r.set(5, []int{6}, nodePort(30015), affinity(60*24*3600)) // cannot be rendered
+		r.set(20, []int{20}, nodePort(30003))                     // takes a place of svc-3
+		for _, step := range []struct {
+			what string
+			do   func()
+		}{
+			{"a change", func() {}},
+			{"a full delta", r.cursor.Resync},
+			{"tables flushed by somebody else", func() {
+				r.command(tracker.IPv4, "", "-t", "nat", "-F")
+				r.command(tracker.IPv4, "", "-t", "nat", "-X")
+				r.cursor.Resync()
+			}},
+			{"another full delta", r.cursor.Resync},
+		} {
+			step.do()
+			var p *ruleset.PartialError
+			if err := r.cursor.Sync(context.Background()); !errors.As(err, &p) || len(p.Failed) != 3 { // svc-5 in both families
+				t.Fatalf("%s: %v, want that 3 failed", step.what, err)
+			}
+			k := r.kernel(tracker.IPv4)
+			for i, want := range map[int][]string{3: {"10.244.0.3:8080"}, 5: {"10.244.0.5:8080"}, 20: {"10.244.0.20:8080"}} {
+				var to []string
+				for _, rule := range k["nat KUBE-SVC-"+chain(i)] {
+					for _, dnat := range k["nat "+target([]byte(rule))] {
+						if _, ep, ok := strings.Cut(dnat, "--to-destination "); ok {
+							to = append(to, ep)
+						}
+					}
+				}
+				if !slices.Equal(to, want) {
+					t.Errorf("%s: svc-%d leads to %v, want %v", step.what, i, to, want)
+				}
+			}
+			ways := strings.Join(append(k["nat KUBE-SERVICES"], k["nat KUBE-NODEPORTS"]...), "\n")
+			for _, want := range []string{
+				"-d 10.96.0.3/32 -p tcp -m comment --comment \"ns/svc-3:p cluster IP\" -m tcp --dport 80 -j KUBE-SVC-" + chain(3),
+				"--dport 30003 -j KUBE-EXT-" + chain(20),
+				"--dport 30005 -j KUBE-EXT-" + chain(5),
+			} {
+				if !strings.Contains(ways, want) {
+					t.Errorf("%s: there is no %s in\n%s", step.what, want, ways)
+				}
+			}
+			if strings.Contains(ways, "30013") || strings.Contains(ways, "30015") {
+				t.Errorf("%s: part of what was refused is in effect:\n%s", step.what, ways)
+			}
+		}
+		w.set("", "")
+		r.set(5, []int{6}, nodePort(30015))
+		r.sync()
+		r.verify()
+	})
+}

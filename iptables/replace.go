@@ -26,42 +26,63 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 	}
 	failed := map[tracker.Key]error{}
 	for {
-		m, err := f.replaceOnce(ctx, node, changes, failed)
+		m, bad, err := f.replaceOnce(ctx, node, changes)
 		switch {
-		case err == nil:
+		case err == nil && len(bad) == 0:
 			f.model = m
 			return failed, nil
+		case err == nil:
 		case f.smaller(err):
 			continue
 		case !refused(err) && !tooLarge(err):
 			return nil, err
+		default:
+			empty, blame := newModel(f.settings, node)
+			if blame == nil {
+				bad, blame = f.blame(ctx, empty, changes)
+			}
+			if blame != nil || len(bad) == 0 {
+				return nil, errors.Join(err, blame)
+			}
 		}
-		changes = slices.DeleteFunc(slices.Clone(changes), func(c ruleset.Change) bool { return failed[c.Key] != nil })
-		if m, err = newModel(f.settings, node); err != nil {
-			return nil, err
-		}
-		bad, blame := f.blame(ctx, m, changes)
-		if blame != nil || len(bad) == 0 {
-			return nil, errors.Join(err, blame)
-		}
-		for k, err := range bad {
-			f.fail(failed, k, err)
-		}
+		changes = f.fallBack(changes, bad, failed)
 	}
 }
 
-// replaceOnce is one attempt at it, without the Services that failed already.
-// Others that cannot be rendered are added to them.
-func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, failed map[tracker.Key]error) (*model, error) {
+// fallBack adds the Services that are bad to those that failed. In what is to be
+// attempted next they are what they were when they were last accepted, or left
+// out. They come first, so that others take from them what is theirs by now.
+func (f *family) fallBack(changes []ruleset.Change, bad, failed map[tracker.Key]error) []ruleset.Change {
+	var kept, rest []ruleset.Change
+	for _, c := range changes {
+		err := bad[c.Key]
+		if err == nil {
+			rest = append(rest, c)
+			continue
+		}
+		if failed[c.Key] == nil {
+			f.fail(failed, c.Key, err)
+		}
+		if c.Old != nil && c.Old != c.New {
+			c.New = c.Old
+			kept = append(kept, c)
+		}
+	}
+	return append(kept, rest...)
+}
+
+// replaceOnce is one attempt at it. Services that cannot be rendered are bad; it
+// has to be attempted again without them.
+func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (_ *model, bad map[tracker.Key]error, _ error) {
 	m, err := newModel(f.settings, node)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	seed := maphash.MakeSeed()
 	var kernel [tables]*kernelTable
 	for t := range tables {
 		if kernel[t], err = f.tool.readKernel(ctx, t, seed); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 
@@ -94,7 +115,7 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 		}
 	}
 	for _, c := range changes {
-		if c.New == nil || failed[c.Key] != nil {
+		if c.New == nil {
 			continue
 		}
 		if err := m.set(c.ID(), c.New, func(_, now []chain) {
@@ -102,13 +123,19 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 				need(c)
 			}
 		}); err != nil {
-			f.fail(failed, c.Key, err)
+			if bad == nil {
+				bad = map[tracker.Key]error{}
+			}
+			bad[c.Key] = err
 		}
 		if lines >= f.limit {
 			if err := flush([tables][]string{}); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
+	}
+	if len(bad) != 0 {
+		return nil, bad, nil
 	}
 
 	m.allChains(func(c chain) {
@@ -126,16 +153,16 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 	verdicts[nat], commands[filter] = nil, nil
 	for _, c := range [][tables][]string{commands, verdicts} {
 		if err := flush(c); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	for _, t := range m.trees {
 		clear(t.changed)
 	}
 	if err := f.dropStale(ctx, kernel, &touched); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return m, f.adoptCanaries(ctx, kernel, touched)
+	return m, nil, f.adoptCanaries(ctx, kernel, touched)
 }
 
 // hookCommands returns the commands after which the hooks of a table are as they

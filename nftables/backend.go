@@ -92,8 +92,9 @@ var ErrTooLarge = nlbatch.ErrTooLarge
 // would be larger than this process may send, a shadow table is written in steps
 // and takes the other's place.
 //
-// A [*ruleset.PartialError] names Services that cannot be programmed; they stay
-// as they were, or absent from a full delta. [ruleset.ErrNeedFull] comes with a
+// A [*ruleset.PartialError] names Services that cannot be programmed; they stay as
+// they were last acknowledged, also in a full delta, but for what is another
+// Service's by now. [ruleset.ErrNeedFull] comes with a
 // transaction that the kernel refused because the tables were not as they were
 // left. The kernel's refusal of a full delta is returned as an [*Error], with the
 // tables unchanged.
@@ -236,27 +237,38 @@ func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bo
 		if t == nil {
 			continue
 		}
-		var err error
-		if c.New != nil {
-			err = t.check(c.New)
-		}
-		if err == nil && divide {
-			if err = b.divide(ctx, t, c); err != nil && !errors.Is(err, errServiceTooLarge) {
-				return nil, err
-			}
-		}
-		if err == nil {
-			err = t.apply(c.ID(), c.New, b.writer)
-		}
+		cannot, err := b.writeService(ctx, t, c, divide)
 		if err != nil {
+			return nil, err
+		}
+		if cannot != nil {
 			if failed == nil {
 				failed = map[tracker.Key]error{}
 			}
-			failed[c.Key] = err
-			b.config.Log.Error("nftables: service left as it was", slog.String("service", c.Key.String()), slog.Any("error", err))
+			failed[c.Key] = cannot
+			b.config.Log.Error("nftables: service left as it was", slog.String("service", c.Key.String()), slog.Any("error", cannot))
 		}
 	}
 	return failed, nil
+}
+
+// writeService writes one change. Cannot is why the Service cannot be programmed:
+// it is left as it was then.
+func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change, divide bool) (cannot, err error) {
+	if c.New != nil {
+		if cannot := t.check(c.New); cannot != nil {
+			return cannot, nil
+		}
+	}
+	if divide {
+		switch err := b.divide(ctx, t, c); {
+		case errors.Is(err, errServiceTooLarge):
+			return err, nil
+		case err != nil:
+			return nil, err
+		}
+	}
+	return t.apply(c.ID(), c.New, b.writer), nil
 }
 
 // divide makes room in the transaction for a change. Its error is

@@ -547,3 +547,72 @@ func TestConfigIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// TestFailedIsServedOn has Services become what cannot be programmed: they are
+// served as they were, also when all has to be written again, but for what is
+// another's by then.
+func TestFailedIsServedOn(t *testing.T) {
+	netlab.Require(t)
+	for name, limit := range map[string]int{"in place": 0, "by a shadow": smallLimit} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, newHost(t))
+			needNFT(t, r.host)
+			r.limit = limit
+			r.start()
+			nodePort := func(port int32) func(*v1.Service) {
+				return func(s *v1.Service) {
+					s.Spec.Type = v1.ServiceTypeNodePort
+					s.Spec.Ports[0].NodePort = port
+				}
+			}
+			for i := range 60 {
+				r.tracker.SetService(svc(i, nodePort(30000+int32(i))))
+				r.tracker.SetSlice(epSlice(i, tracker.IPv4, i))
+			}
+			r.sync()
+			before := kernelView(t, r.backend, tracker.IPv4)
+			// More endpoints than there may be with a hash.
+			r.tracker.SetSlice(epSlice(3, tracker.IPv4, upTo(maxSpreadEndpoints+1)...))
+			r.tracker.SetService(svc(3, nodePort(30103), func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSource) }))
+			r.tracker.SetService(svc(70, nodePort(30003))) // takes a place of svc-3
+			r.tracker.SetSlice(epSlice(70, tracker.IPv4, 70))
+			for _, step := range []struct {
+				what string
+				do   func()
+			}{
+				{"a change", func() {}},
+				{"a full delta", r.cursor.Resync},
+				{"tables deleted by somebody else", func() { r.nft("flush ruleset"); r.cursor.Resync() }},
+				{"another full delta", r.cursor.Resync},
+			} {
+				step.do()
+				var p *ruleset.PartialError
+				if err := r.cursor.Sync(context.Background()); !errors.As(err, &p) || len(p.Failed) != 1 {
+					t.Fatalf("%s: %v, want that one failed", step.what, err)
+				}
+				now := kernelView(t, r.backend, tracker.IPv4)
+				for k, want := range before {
+					if strings.Contains(want, "ns/svc-3:p") && !strings.Contains(k, "30003") && now[k] != want {
+						t.Errorf("%s: %s is %q, was %q", step.what, k, now[k], want)
+					}
+				}
+				for k, now := range now {
+					if strings.Contains(k, "30003") && !strings.Contains(now, "ns/svc-70:p") || strings.Contains(k, "30103") {
+						t.Errorf("%s: %s is %q", step.what, k, now)
+					}
+				}
+				if now["cluster IP 10.96.0.4"] != "" || len(now) != len(before)+3 {
+					t.Errorf("%s: %d facts, were %d: %v", step.what, len(now), len(before), now)
+				}
+				if err := r.backend.Check(context.Background()); err != nil {
+					t.Errorf("%s: %v", step.what, err)
+				}
+			}
+			r.tracker.SetService(svc(3, nodePort(30103)))
+			r.tracker.SetSlice(epSlice(3, tracker.IPv4, 3))
+			r.sync()
+			r.verify()
+		})
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
@@ -215,6 +216,9 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, k kernelTa
 		}
 	}
 	failed, err := b.write(ctx, d.Changes, divide)
+	if err == nil {
+		err = b.keepOld(ctx, d.Changes, failed, divide)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -229,6 +233,61 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, k kernelTa
 		b.writer.setRanges(t, setServiceCIDRs, merged(d.Node.ServiceCIDRs, t.family))
 	}
 	return failed, nil
+}
+
+// keepOld writes Services that failed as they were last acknowledged, as far as
+// that takes nothing that is another's now.
+func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed map[tracker.Key]error, divide bool) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	taken := map[claim]bool{}
+	for i := range changes {
+		if s := changes[i].New; s != nil && failed[s.Key] == nil {
+			for j := range s.Frontends {
+				taken[claimOf(s, &s.Frontends[j])] = true
+			}
+		}
+	}
+	for i := range changes {
+		c := &changes[i]
+		if failed[c.Key] == nil || c.Old == nil || c.Old == c.New {
+			continue
+		}
+		old := *c.Old
+		old.Frontends = nil
+		for j := range c.Old.Frontends {
+			if p := claimOf(c.Old, &c.Old.Frontends[j]); !taken[p] {
+				taken[p] = true
+				old.Frontends = append(old.Frontends, c.Old.Frontends[j])
+			}
+		}
+		t := b.table(c.Key.Family)
+		cannot, err := b.writeService(ctx, t, &ruleset.Change{Key: c.Key, New: &old}, divide)
+		if err != nil {
+			return err
+		}
+		if cannot != nil {
+			b.config.Log.Error("nftables: service is not served at all", slog.String("service", c.Key.String()), slog.Any("error", cannot))
+		}
+	}
+	return nil
+}
+
+// claim is what only one Service can have: an address or, without one, a NodePort.
+type claim struct {
+	family   tracker.Family
+	addr     netip.Addr
+	port     uint16
+	protocol v1.Protocol
+}
+
+func claimOf(s *ruleset.Service, f *ruleset.Frontend) claim {
+	p := claim{family: s.Key.Family, port: f.Port, protocol: s.Key.Protocol}
+	if f.Kind != ruleset.NodePort {
+		p.addr = f.Addr
+	}
+	return p
 }
 
 // lingering returns which endpoints of the table before are to linger in the next
