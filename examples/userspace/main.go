@@ -30,10 +30,9 @@
 //
 // The annotation proxier.example/balancer of a Service chooses another load
 // balancer than --balancer does: see package balance. The annotations of nodeproxy
-// mean here what they mean there: go-proxier.github.io/weight and go-proxier.github.io/weights are
-// endpoints' weights, and go-proxier.github.io/balance has endpoints follow from a
-// hash, which goes before any load balancer. All nodes choose alike then, those that
-// run nodeproxy in mode nftables as well.
+// (see package annotations) mean here what they mean there: weights of endpoints, and
+// a hash that endpoints follow from, which goes before any load balancer. By it all
+// nodes choose alike, those that run nodeproxy in mode nftables too.
 //
 // How to read the code: agent.go puts the parts together, local.go is all there is
 // to --local, and balancer.go to the first annotation. They do it by hooks of the

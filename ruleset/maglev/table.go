@@ -1,6 +1,7 @@
 package maglev
 
 import (
+	"cmp"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -8,8 +9,8 @@ import (
 
 // Member is an endpoint that shares in a table.
 type Member struct {
-	// Addr tells it from the others: no two members have the same. An IPv4-mapped
-	// IPv6 address stands for the IPv4 address.
+	// Addr tells it from the others; of several with the same the first counts. An
+	// IPv4-mapped IPv6 address stands for the IPv4 address.
 	Addr netip.AddrPort
 	// Weight is its share of the slots relative to the others'. 0 is none.
 	Weight uint16
@@ -24,11 +25,10 @@ type Table struct {
 // Build makes a table. The size is that of [SizeAtLeast] the given one; members
 // are numbered as they are in the list. It returns nil if no member has a weight.
 // Of more members than there are slots, those with the lowest addresses get one
-// each. It panics if there are more than 65,535.
+// each. What is beyond the first 65,535 of the list is left out: there are no slots
+// for more.
 func Build(seed uint64, size int, members []Member) *Table {
-	if len(members) > maxMembers {
-		panic("maglev: more than 65535 members")
-	}
+	members = members[:min(len(members), maxMembers)]
 	size = SizeAtLeast(size)
 	w := newWalks(seed, uint32(size), members)
 	if len(w) == 0 {
@@ -104,17 +104,16 @@ func (w *walk) next(size uint32) uint32 {
 	}
 }
 
-// newWalks returns the members with a weight, sorted by address.
+// newWalks returns the members with a weight, sorted by address, each address once.
 func newWalks(seed uint64, size uint32, members []Member) []walk {
-	order := make([]uint16, 0, len(members))
-	for i := range members {
-		if members[i].Weight != 0 {
-			order = append(order, uint16(i))
-		}
+	order := make([]uint16, len(members))
+	for i := range order {
+		order[i] = uint16(i)
 	}
-	slices.SortFunc(order, func(a, b uint16) int {
-		return canonical(members[a].Addr).Compare(canonical(members[b].Addr))
-	})
+	byAddr := func(a, b uint16) int { return canonical(members[a].Addr).Compare(canonical(members[b].Addr)) }
+	slices.SortFunc(order, func(a, b uint16) int { return cmp.Or(byAddr(a, b), cmp.Compare(a, b)) })
+	order = slices.CompactFunc(order, func(a, b uint16) bool { return byAddr(a, b) == 0 })
+	order = slices.DeleteFunc(order, func(n uint16) bool { return members[n].Weight == 0 })
 	width := bits.Len32(size)
 	out := make([]walk, len(order))
 	for i, n := range order {

@@ -151,14 +151,17 @@ func TestOddMembers(t *testing.T) {
 		}
 		seen[many.At(i)] = true
 	}
-	func() {
-		defer func() {
-			if recover() == nil {
-				t.Error("65536 members are taken")
-			}
-		}()
-		Build(1, 251, members(1<<16))
-	}()
+	// More than can be numbered, and an address twice.
+	if all := members(1<<16 + 2); differ(owners(Build(1, 251, all), all), owners(many, members(1000))) != 0 {
+		t.Error("of 65538 members others have slots than of 1000")
+	}
+	twice := []Member{member(1, 3), member(2, 4), {netip.MustParseAddrPort("[::ffff:10.244.0.1]:8080"), 9}, member(3, 0), member(3, 7)}
+	once := Build(1, 251, twice[:2])
+	for i := range once.Len() {
+		if Build(1, 251, twice).At(i) != once.At(i) {
+			t.Fatal("an address that comes twice counts twice")
+		}
+	}
 	// A walk passes over the numbers between the size and the next power of two.
 	for _, size := range Sizes() {
 		if over := 1<<bits.Len(uint(size)) - size; over > size/40 {

@@ -1,0 +1,61 @@
+package ruleset_test
+
+import (
+	"fmt"
+	"net/netip"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// A hook has a Service's endpoints follow from a hash, and another gives one of them
+// more weight. Where a client's connection leads to can then be computed: it is what a
+// data plane in software does, and what package nftables has the kernel do.
+func ExampleService_HashOf() {
+	t, err := tracker.New(tracker.Config{
+		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+			p.Hash = tracker.HashSourcePort
+			p.HashSlots = 1000 // stays, however many endpoints there will be
+			return nil
+		},
+		OnEndpoint: func(_ *discovery.EndpointSlice, _ *discovery.Endpoint, ep *tracker.Endpoint) error {
+			if ep.Node == "node-b" {
+				ep.Weight = 3
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	const seed = 42 // that of all nodes
+	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t, HashSeed: seed})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	t.SetService(web)
+	t.SetSlice(webSlice())
+
+	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	svc := engine.Snapshot().Services[0]
+	pool, table := svc.Pool(ruleset.ToCluster), svc.Maglev(ruleset.ToCluster, seed)
+	count := map[string]int{}
+	for port := range uint16(4000) {
+		client := netip.AddrPortFrom(netip.MustParseAddr("192.0.2.17"), 40000+port)
+		ep := pool[table.Find(svc.HashOf(client, seed))]
+		count[ep.Node] += 100
+	}
+	fmt.Println(table.Len(), "slots")
+	for _, node := range []string{"node-a", "node-b"} {
+		fmt.Println(node, (count[node]/4000+2)/5*5, "%") // by steps of five
+	}
+	// Output:
+	// 1021 slots
+	// node-a 25 %
+	// node-b 75 %
+}
