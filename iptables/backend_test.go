@@ -387,6 +387,10 @@ func TestCleanup(t *testing.T) {
 			r.command(tracker.IPv4, "", args...)
 		}
 		before := save(r)
+		// What kube-proxy has besides.
+		r.command(tracker.IPv4, "", "-t", "mangle", "-N", "KUBE-PROXY-CANARY")
+		r.command(tracker.IPv4, "", "-N", "KUBE-SOURCE-RANGES-FIREWALL")
+		r.command(tracker.IPv4, "", "-A", "KUBE-SOURCE-RANGES-FIREWALL", "-j", "DROP")
 		r.everyKind()
 		for i := range 200 {
 			r.set(100+i, []int{1})

@@ -3,8 +3,8 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"hash/maphash"
 	"slices"
@@ -15,8 +15,8 @@ import (
 
 // Cleanup removes, in all families of the configuration, the chains that a
 // [Backend] or kube-proxy in iptables mode may have left in the tables filter and
-// nat, and the rules in the kernel's own chains that lead to them. Nothing else is
-// touched: a chain that somebody else's chain leads to stays, KUBE-MARK-MASQ and
+// nat, and the rules in the kernel's own chains that lead to them; and where there
+// was any, kube-proxy's canary in mangle. Nothing else is touched: a chain that somebody else's chain leads to stays, KUBE-MARK-MASQ and
 // KUBE-POSTROUTING with what they hold and others empty; KUBE-FIREWALL is kubelet's.
 // That there is nothing is no error. Connections that were translated stay as they
 // are, and so does the sysctl route_localnet.
@@ -41,12 +41,19 @@ func Cleanup(ctx context.Context, c Config) error {
 		if t.nft {
 			f.limit = nftLimit
 		}
+		any := false
 		for tab := range tables {
-			err := f.cleanup(ctx, tab)
+			found, err := f.cleanup(ctx, tab)
 			for f.smaller(err) {
-				err = f.cleanup(ctx, tab)
+				_, err = f.cleanup(ctx, tab)
 			}
 			if err != nil {
+				return fmt.Errorf("iptables: clean up: %w", err)
+			}
+			any = any || found
+		}
+		if any {
+			if err := f.cleanupMangle(ctx); err != nil {
 				return fmt.Errorf("iptables: clean up: %w", err)
 			}
 		}
@@ -57,11 +64,13 @@ func Cleanup(ctx context.Context, c Config) error {
 // kernelChains is the chains that rules of the kernel's hooks are in.
 var kernelChains = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-func (f *family) cleanup(ctx context.Context, t table) error {
+// cleanup removes what is in a table, and reports whether there was anything.
+func (f *family) cleanup(ctx context.Context, t table) (found bool, err error) {
 	k, err := f.tool.readKernel(ctx, t, maphash.MakeSeed())
 	if err != nil {
-		return err
+		return false, err
 	}
+	found = len(k.chains) != 0
 	b := newBatch()
 	for name := range k.chains {
 		b.drop(t, name)
@@ -87,5 +96,20 @@ func (f *family) cleanup(ctx context.Context, t table) error {
 		commands = slices.DeleteFunc(commands, func(c string) bool { return strings.HasSuffix(c, jump(chainPostrouting)) })
 	}
 	_, err = f.write(ctx, b.inputs(t, commands, f.limit, nil))
-	return errors.Join(err)
+	return found, err
+}
+
+// cleanupMangle removes kube-proxy's canary from the table mangle, in which it has
+// nothing else. With iptables-legacy, to look is to make the table: it is done where
+// there was something in the others.
+func (f *family) cleanupMangle(ctx context.Context) error {
+	saved, err := f.tool.run(ctx, f.tool.save, []string{"-t", "mangle"}, nil)
+	if err != nil || !bytes.Contains(saved, []byte("\n:"+chainCanary+" ")) {
+		return err
+	}
+	in := &input{chains: 1}
+	in.add("*mangle")
+	in.add("-X ", chainCanary)
+	in.add("COMMIT")
+	return f.tool.apply(ctx, in)
 }

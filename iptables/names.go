@@ -13,19 +13,20 @@ import (
 // The chains that operators know from kube-proxy, and ours that have no
 // counterpart there.
 const (
-	chainServices         = "KUBE-SERVICES"          // nat: to the Services; filter: what is refused at cluster IPs
-	chainNodePorts        = "KUBE-NODEPORTS"         // nat: to the NodePorts; filter: health-check node ports
-	chainPostrouting      = "KUBE-POSTROUTING"       // nat
-	chainMarkMasq         = "KUBE-MARK-MASQ"         // nat
-	chainMarkNotPods      = "KUBE-MARK-NOT-PODS"     // nat: the same, but for pods' traffic, where that takes several rules to tell
-	chainExternalServices = "KUBE-EXTERNAL-SERVICES" // filter: what is refused at external addresses
-	chainRefusedNodePorts = "KUBE-REFUSED-NODEPORTS" // filter: what is refused at NodePorts
-	chainClusterIPs       = "KUBE-CLUSTER-IPS"       // filter: ports of cluster IPs that no Service has
-	chainForward          = "KUBE-FORWARD"           // filter
-	chainFirewall         = "KUBE-PROXY-FIREWALL"    // filter: sources that are shut out
-	chainLocalnet         = "KUBE-PROXY-LOCALNET"    // filter: guards the loopback range while route_localnet is on
-	chainCanary           = "KUBE-PROXY-CANARY"      // every table
-	chainTrial            = "KUBE-PROXY-TRIAL"       // every table, only while a refused input is searched for what is at fault
+	chainServices         = "KUBE-SERVICES"               // nat: to the Services; filter: what is refused at cluster IPs
+	chainNodePorts        = "KUBE-NODEPORTS"              // nat: to the NodePorts; filter: health-check node ports
+	chainPostrouting      = "KUBE-POSTROUTING"            // nat
+	chainMarkMasq         = "KUBE-MARK-MASQ"              // nat
+	chainMarkNotPods      = "KUBE-MARK-NOT-PODS"          // nat: the same, but for pods' traffic, where that takes several rules to tell
+	chainExternalServices = "KUBE-EXTERNAL-SERVICES"      // filter: what is refused at external addresses
+	chainRefusedNodePorts = "KUBE-REFUSED-NODEPORTS"      // filter: what is refused at NodePorts
+	chainClusterIPs       = "KUBE-CLUSTER-IPS"            // filter: ports of cluster IPs that no Service has
+	chainForward          = "KUBE-FORWARD"                // filter
+	chainFirewall         = "KUBE-PROXY-FIREWALL"         // filter: sources that are shut out
+	chainLocalnet         = "KUBE-PROXY-LOCALNET"         // filter: guards the loopback range while route_localnet is on
+	chainCanary           = "KUBE-PROXY-CANARY"           // every table
+	chainSourceRanges     = "KUBE-SOURCE-RANGES-FIREWALL" // filter: sources that are let in, of kube-proxy's ipvs mode; it goes with KUBE-PROXY-FIREWALL
+	chainTrial            = "KUBE-PROXY-TRIAL"            // every table, only while a refused input is searched for what is at fault
 
 	prefixService  = "KUBE-SVC-" // nat: one of the endpoints that may be used by all
 	prefixLocal    = "KUBE-SVL-" // nat: one of the endpoints that may be used under a policy of Local
@@ -60,7 +61,7 @@ func owned(t table, name string) bool {
 		return true
 	case chainPostrouting, chainMarkMasq, chainMarkNotPods:
 		return t == nat
-	case chainExternalServices, chainRefusedNodePorts, chainClusterIPs, chainForward, chainFirewall, chainLocalnet:
+	case chainExternalServices, chainRefusedNodePorts, chainClusterIPs, chainForward, chainFirewall, chainSourceRanges, chainLocalnet:
 		return t == filter
 	}
 	for _, prefix := range []string{prefixService, prefixLocal, prefixExternal, prefixEndpoint, prefixGroup} {
