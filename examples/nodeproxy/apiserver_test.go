@@ -142,7 +142,7 @@ func (c *cluster) up() {
 	c.server = c.start("kube-apiserver", c.bin,
 		"--etcd-servers", "http://127.0.0.1:2379", "--bind-address", host, "--advertise-address", host, "--secure-port", port,
 		"--cert-dir", filepath.Join(c.dir, "certs"), "--token-auth-file", filepath.Join(c.dir, "tokens.csv"),
-		"--authorization-mode", "RBAC", "--disable-admission-plugins", "ServiceAccount",
+		"--authorization-mode", "RBAC", "--allow-privileged", "--disable-admission-plugins", "ServiceAccount",
 		"--service-cluster-ip-range", "10.96.0.0/16", "--service-account-issuer", "https://cluster.test",
 		"--service-account-key-file", filepath.Join(c.dir, "sa.key"), "--service-account-signing-key-file", filepath.Join(c.dir, "sa.key"))
 	var last error
@@ -207,6 +207,40 @@ func (c *cluster) do(method, path, body string, out any) {
 		if err := json.Unmarshal(answer, out); err != nil {
 			c.t.Fatalf("%s: %v", answer, err)
 		}
+	}
+}
+
+// validate has the API server look at every object of a file as if it were to be
+// created, and accept no field that it does not know.
+func (c *cluster) validate(file string) {
+	c.t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	n := 0
+	for doc := range strings.SplitSeq(string(text), "\n---\n") {
+		var o struct{ Kind string }
+		if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
+			c.t.Fatal(err)
+		}
+		path := map[string]string{
+			"ServiceAccount":     "/api/v1/namespaces/kube-system/serviceaccounts",
+			"ConfigMap":          "/api/v1/namespaces/kube-system/configmaps",
+			"Service":            "/api/v1/namespaces/kube-system/services",
+			"DaemonSet":          "/apis/apps/v1/namespaces/kube-system/daemonsets",
+			"ClusterRole":        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+			"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+		}[o.Kind]
+		if path == "" {
+			c.t.Errorf("%s: what is a %q?", file, o.Kind)
+			continue
+		}
+		c.do("POST", path+"?dryRun=All&fieldValidation=Strict", doc, nil)
+		n++
+	}
+	if n < 2 {
+		c.t.Errorf("%s: only %d objects", file, n)
 	}
 }
 

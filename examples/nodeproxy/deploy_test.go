@@ -1,8 +1,10 @@
 package main
 
 import (
+	"flag"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/internal/netlab"
 )
 
 // objects reads the Kubernetes objects of a file, and lets no unknown field pass.
@@ -123,17 +126,152 @@ func TestRBAC(t *testing.T) {
 	}
 }
 
-// TestUnit holds the systemd unit to the program.
-func TestUnit(t *testing.T) {
+// unit is the directives of the systemd unit, by "Section.Name". One that is given
+// again has its values joined by blanks.
+func unit(t *testing.T) map[string]string {
+	t.Helper()
 	text, err := os.ReadFile("deploy/nodeproxy.service")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(text), "\nExecStart=/usr/local/bin/nodeproxy ")
-	line, _, _ := strings.Cut(rest, "\n")
+	out := map[string]string{}
+	section := ""
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		name, value, ok := strings.Cut(line, "=")
+		switch {
+		case line == "" || strings.HasPrefix(line, "#"):
+		case strings.HasPrefix(line, "[") && strings.HasSuffix(line, "]"):
+			section = line[1 : len(line)-1]
+		case !ok || section == "":
+			t.Errorf("not a directive: %q", line)
+		default:
+			out[section+"."+name] = strings.TrimSpace(out[section+"."+name] + " " + value)
+		}
+	}
+	return out
+}
+
+// TestUnit holds the systemd unit to the program.
+func TestUnit(t *testing.T) {
+	u := unit(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	program, line, _ := strings.Cut(u["Service.ExecStart"], " ")
 	parsed(t, strings.Fields(strings.ReplaceAll(line, "/etc/nodeproxy/config.yaml", file)))
+	if program != "/usr/local/bin/nodeproxy" {
+		t.Errorf("the program is %q", program)
+	}
+	for _, c := range []string{"CAP_NET_ADMIN", "CAP_NET_RAW"} {
+		if !slices.Contains(strings.Fields(u["Service.CapabilityBoundingSet"]), c) {
+			t.Errorf("without %s: %s", c, u["Service.CapabilityBoundingSet"])
+		}
+	}
+	if u["Service.CapabilityBoundingSet"] != u["Service.AmbientCapabilities"] || u["Service.Restart"] != "always" || u["Install.WantedBy"] == "" {
+		t.Errorf("%v", u)
+	}
+}
+
+// TestUnitVerified has systemd read the unit.
+func TestUnitVerified(t *testing.T) {
+	analyze, err := exec.LookPath("systemd-analyze")
+	netlab.Need(t, err == nil, "systemd-analyze (package systemd)")
+	text, err := os.ReadFile("deploy/nodeproxy.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	verify := func(text string) (string, error) {
+		t.Helper()
+		// The program has to be there.
+		put(t, dir, "nodeproxy.service", strings.ReplaceAll(text, "/usr/local/bin/nodeproxy", testBinary(t)))
+		cmd := exec.Command(analyze, "verify", "--man=no", "--recursive-errors=no", filepath.Join(dir, "nodeproxy.service"))
+		cmd.Env = append(os.Environ(), "LC_ALL=C")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := verify(string(text)); err != nil || out != "" {
+		t.Errorf("%v\n%s", err, out)
+	}
+	// It would have told.
+	if out, err := verify(strings.Replace(string(text), "ProtectHome=", "ProtectsHome=", 1)); err == nil && out == "" {
+		t.Error("systemd takes a directive that there is not")
+	}
+}
+
+// instructions returns those of the Containerfile, each as one line.
+func instructions(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("deploy/Containerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for line := range strings.Lines(strings.ReplaceAll(string(text), "\\\n", " ")) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+var thorough = flag.Bool("thorough", false, "build what the image is made of as its recipe says")
+
+// TestContainerfile goes through the recipe of the image: what is built is there,
+// what is copied was built, and what is run is the program.
+func TestContainerfile(t *testing.T) {
+	var version, build, built, copied, entry, command string
+	packages := ""
+	for _, line := range instructions(t) {
+		name, rest, _ := strings.Cut(line, " ")
+		switch {
+		case name == "FROM" && strings.HasSuffix(rest, " AS build"):
+			_, version, _ = strings.Cut(strings.TrimSuffix(rest, " AS build"), "golang:")
+		case name == "FROM" || name == "WORKDIR" || line == "COPY . .":
+		case name == "RUN" && strings.Contains(rest, "go build"):
+			build = rest
+		case name == "RUN":
+			packages = rest
+		case name == "COPY":
+			f := strings.Fields(strings.TrimPrefix(rest, "--from=build "))
+			built, copied = f[0], f[1]
+		case name == "ENTRYPOINT":
+			entry = strings.Trim(rest, `[]"`)
+		case name == "CMD":
+			command = strings.Trim(rest, `[]"`)
+		default:
+			t.Errorf("what is %q?", line)
+		}
+	}
+	mod, err := os.ReadFile("../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(mod), "\ngo "+version+".") && !strings.Contains(string(mod), "\ngo "+version+"\n") {
+		t.Errorf("it builds with Go %s, and not with what go.mod asks for", version)
+	}
+	if entry != copied || command != "run" || !strings.Contains(build, "-o "+built+" ") || !strings.Contains(packages, " iptables ") {
+		t.Errorf("built by %q, %s is copied to %s; %s %s is run, with %q", build, built, copied, entry, command, packages)
+	}
+	out := filepath.Join(t.TempDir(), "nodeproxy")
+	build = strings.ReplaceAll(build, "-o "+built+" ", "-o "+out+" ")
+	if !*thorough {
+		build = strings.Replace(build, "go build", "go build -n", 1)
+	}
+	_, err = exec.LookPath("go")
+	netlab.Need(t, err == nil, "go")
+	cmd := exec.Command("sh", "-c", build)
+	cmd.Dir = "../.."
+	// The repository may not be the test's own.
+	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", build, err, text)
+	}
+	if *thorough {
+		if text, err := exec.Command(out, "help").CombinedOutput(); err != nil || !strings.Contains(string(text), "nodeproxy run") {
+			t.Errorf("%v\n%s", err, text)
+		}
+	}
 }

@@ -80,6 +80,13 @@ func TestEndToEnd(t *testing.T) {
 		t.Fatal(b.err)
 	}
 	c := newCluster(t, control, "10.0.0.2")
+	// kube-system is made by the API server soon after it is ready.
+	eventually(t, "there is kube-system", func() bool {
+		_, err := c.ask("GET", "/api/v1/namespaces/kube-system", "", nil)
+		return err == nil
+	})
+	c.validate("deploy/rbac.yaml")
+	c.validate("deploy/daemonset.yaml")
 	c.apply("deploy/rbac.yaml")
 	c.do("POST", "/api/v1/nodes", `{apiVersion: v1, kind: Node, metadata: {name: n1, labels: {topology.kubernetes.io/zone: a}}, spec: {podCIDR: 10.1.0.0/24}}`, nil)
 	c.do("PATCH", "/api/v1/nodes/n1/status", `status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}`, nil)

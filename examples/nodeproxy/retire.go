@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -60,6 +61,10 @@ func (a *agent) retireOthers(ctx context.Context) error {
 		}
 		for {
 			err := m.retire(ctx, a.cfg.Adopt, a.log)
+			if err == nil && a.cfg.Adopt {
+				// What only its rules led to can go now, and then the sets that this matched.
+				err = errors.Join(leftovers(ctx, a.modes, a.cfg.Mode, true, a.log), m.cleanupKubeProxy(ctx, a.log))
+			}
 			if err == nil {
 				break
 			}

@@ -111,7 +111,12 @@ func (p *program) run(ctx context.Context, args []string) error {
 		log.Info("wrote the configuration", "file", cfg.WriteConfigTo)
 		return nil
 	case cfg.Cleanup:
-		if err := leftovers(ctx, p.modes, "", cfg.Adopt, log); err != nil {
+		err := leftovers(ctx, p.modes, "", cfg.Adopt, log)
+		if cfg.Adopt {
+			// Rules of kube-proxy's modes lead to each other's: what was held up goes now.
+			err = leftovers(ctx, p.modes, "", cfg.Adopt, log)
+		}
+		if err != nil {
 			return err
 		}
 		log.Info("removed all rules")
