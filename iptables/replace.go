@@ -8,6 +8,7 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"slices"
+	"strings"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -173,7 +174,7 @@ func hookCommands(t table, want, have []hook) []string {
 	for _, c := range kernelChains {
 		of := func(list []hook) (out []string) {
 			for _, h := range list {
-				if h.table == t && h.chain == c && (h.rule == jump(chainLocalnet) || slices.Contains(want, h)) {
+				if h.table == t && h.chain == c && (h.rule == jump(chainLocalnet) || isIPVSFirewall(h) || slices.Contains(want, h)) {
 					out = append(out, h.rule)
 				}
 			}
@@ -192,6 +193,14 @@ func hookCommands(t table, want, have []hook) []string {
 		}
 	}
 	return out
+}
+
+// isIPVSFirewall reports whether a rule is the jump to KUBE-PROXY-FIREWALL of
+// kube-proxy's ipvs mode, by its name the same chain: unlike ours, it is for every
+// packet.
+func isIPVSFirewall(h hook) bool {
+	before, ok := strings.CutSuffix(h.rule, `" `+jump(chainFirewall))
+	return ok && h.table == filter && strings.HasPrefix(before, `-m comment --comment "`) && strings.Count(before, `"`) == 1
 }
 
 // dropStale deletes the chains of ours that are left over.

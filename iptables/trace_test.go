@@ -12,6 +12,32 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// TestTakesOverFromIPVS has a full delta remove what kube-proxy's ipvs mode has in
+// chains of the same names, and leave what somebody else leads there.
+func TestTakesOverFromIPVS(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r := newRig(t, flavour)
+		r.everyKind()
+		r.sync()
+		r.command(tracker.IPv4, "", "-N", "KUBE-SOURCE-RANGES-FIREWALL")
+		r.command(tracker.IPv4, "", "-A", "KUBE-SOURCE-RANGES-FIREWALL", "-j", "DROP")
+		r.command(tracker.IPv4, "", "-A", "KUBE-PROXY-FIREWALL", "-j", "KUBE-SOURCE-RANGES-FIREWALL")
+		for _, chain := range []string{"INPUT", "FORWARD"} {
+			r.command(tracker.IPv4, "", "-I", chain, "-m", "comment", "--comment", "kube-proxy firewall rules", "-j", "KUBE-PROXY-FIREWALL")
+		}
+		r.start()
+		r.sync()
+		r.verify()
+		r.command(tracker.IPv4, "", "-A", "INPUT", "-s", "203.0.113.9/32", "-m", "comment", "--comment", "mine", "-j", "KUBE-PROXY-FIREWALL")
+		r.start()
+		r.sync()
+		if got := r.kernel(tracker.IPv4)["filter INPUT"]; !slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "-s 203.0.113.9/32 ") }) {
+			t.Errorf("somebody else's rule is gone: %v", got)
+		}
+	})
+}
+
 // TestTrace compares what is told of each change with what is written, and with what
 // the kernel has.
 func TestTrace(t *testing.T) {
