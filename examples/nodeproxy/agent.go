@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path"
 	"strings"
 	"sync"
 	"time"
@@ -406,12 +407,35 @@ func tune(cfg *config.Config, log *slog.Logger) error {
 	for _, d := range done {
 		log.Info("set a kernel parameter", "path", "/"+d.Setting.Path, "value", d.Setting.Value, "was", d.Old)
 	}
-	if err != nil {
-		for line := range strings.Lines(err.Error()) {
-			log.Warn("a kernel parameter is not as it should be", "error", strings.TrimSpace(line))
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range all.Unwrap() {
+			log.Warn("a kernel parameter is not as it should be", "error", err, "leftAloneWith", leaveAlone(err))
 		}
 	}
 	return err
+}
+
+// leaveAlone returns the flag that leaves the parameter of a [conntrack.SettingError]
+// as it is.
+func leaveAlone(err error) string {
+	var s *conntrack.SettingError
+	if !errors.As(err, &s) {
+		return ""
+	}
+	for name, flag := range map[string]string{
+		"nf_conntrack_max":                     "--conntrack-max-per-core=0",
+		"hashsize":                             "--conntrack-max-per-core=0",
+		"nf_conntrack_tcp_timeout_established": "--conntrack-tcp-timeout-established=0",
+		"nf_conntrack_tcp_timeout_close_wait":  "--conntrack-tcp-timeout-close-wait=0",
+		"nf_conntrack_udp_timeout":             "--conntrack-udp-timeout=0",
+		"nf_conntrack_udp_timeout_stream":      "--conntrack-udp-timeout-stream=0",
+		"nf_conntrack_tcp_be_liberal":          "--conntrack-tcp-be-liberal=false",
+	} {
+		if path.Base(s.Setting.Path) == name {
+			return flag
+		}
+	}
+	return ""
 }
 
 // checkForwarding warns if the kernel of the calling thread's namespace does not
@@ -419,13 +443,13 @@ func tune(cfg *config.Config, log *slog.Logger) error {
 // does.
 func checkForwarding(families []tracker.Family, log *slog.Logger) {
 	for _, f := range families {
-		path := "net/ipv4/ip_forward"
+		sysctl := "net/ipv4/ip_forward"
 		if f == tracker.IPv6 {
-			path = "net/ipv6/conf/all/forwarding"
+			sysctl = "net/ipv6/conf/all/forwarding"
 		}
-		value, err := os.ReadFile("/proc/sys/" + path)
+		value, err := os.ReadFile("/proc/sys/" + sysctl)
 		if err == nil && strings.TrimSpace(string(value)) == "0" {
-			log.Warn("the kernel does not forward packets, which is needed to reach pods and other nodes from outside", "sysctl", path)
+			log.Warn("the kernel does not forward packets, which is needed to reach pods and other nodes from outside", "sysctl", sysctl)
 		}
 	}
 }

@@ -7,10 +7,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -243,6 +246,49 @@ func TestLiveSwitch(t *testing.T) {
 	}
 	if y := stream.stop(); len(y.errs) != 0 {
 		t.Errorf("%d connections failed, first: %v", len(y.errs), y.errs[0])
+	}
+}
+
+// TestReadOnlyParameters runs where the limit of connections cannot be set, as in a
+// container: the agent says so, and how to have it left alone, and serves.
+func TestReadOnlyParameters(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	_, err := s.node.Output("test", "-e", "/proc/sys/net/netfilter/nf_conntrack_max")
+	netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
+	for _, want := range []string{"level=WARN", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `leftAloneWith="--conntrack-max-per-core=0"`} {
+		p.logged(t, want)
+	}
+	s.meets(t, clusterVIP, podIPs[0])
+	for args, code := range map[string]int{"--init-only": 1, "--init-only --conntrack-max-per-core=0": 0} {
+		p := start(t, s.node, append([]string{"run"}, strings.Fields(args)...)...)
+		if got, _ := p.exit(t); got != code || (code == 0) == strings.Contains(p.log(), "nf_conntrack_max") {
+			t.Errorf("%s: exit status %d, want %d, log:\n%s", args, got, code, p.log())
+		}
+	}
+}
+
+// TestLeaveAlone has every parameter have a flag by which it is left alone.
+func TestLeaveAlone(t *testing.T) {
+	all := conntrack.Tuning{MaxPerCore: 1, TCPEstablishedTimeout: 1, TCPCloseWaitTimeout: 1, UDPTimeout: 1, UDPStreamTimeout: 1, TCPBeLiberal: true}
+	list, err := all.Settings(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list {
+		flag := leaveAlone(&conntrack.SettingError{Setting: s})
+		if flag == "" {
+			t.Fatalf("%s has no flag", s.Path)
+		}
+		c := parsed(t, []string{"run", "--conntrack-udp-timeout=1s", "--conntrack-udp-timeout-stream=1s", "--conntrack-tcp-be-liberal", flag})
+		left, err := c.Tuning.Settings(1)
+		if err != nil || slices.ContainsFunc(left, func(o conntrack.Setting) bool { return o.Path == s.Path }) || len(left) == 0 {
+			t.Errorf("%s leaves %v, error %v", flag, left, err)
+		}
 	}
 }
 

@@ -72,7 +72,7 @@ func NewFlags(verb string) *Flags {
 	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set the kernel parameters of connection tracking and exit: what needs more privileges than the rest")
 
 	ct := &c.Conntrack
-	f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "how many connections to track for each CPU; 0 leaves the limit as it is")
+	f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "how many connections to track for each CPU; a higher limit is lowered to that, as by kube-proxy, and 0 leaves it as it is")
 	f.Int32Var(ct.Min, "conntrack-min", *ct.Min, "how many connections to track at least")
 	f.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "how long an idle TCP connection is remembered; 0 leaves it")
 	f.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "how long one is remembered that the other side has closed; 0 leaves it")
