@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -241,6 +243,12 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 				s.drain(k, r.at, now)
 			}
 		})
+		if errors.Is(err, unix.ESRCH) {
+			// Somebody else's, gone in the meantime.
+			delete(s.virtuals, k)
+			delete(s.draining, k)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

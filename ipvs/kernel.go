@@ -5,6 +5,7 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"time"
@@ -117,7 +118,43 @@ func (key virtualKey) String() string {
 }
 
 // virtuals calls fn with each virtual server of the family.
+//
+// The kernel gives a long list in parts, and finds the next one by counting
+// (ip_vs_genl_dump_services of net/netfilter/ipvs/ip_vs_ctl.c), through those of all
+// network namespaces: what comes or goes in between makes it leave some out, or repeat
+// them, without a word. So the list is read until it is the same twice.
 func (k *kernel) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
+	found, err := sameTwice(func() (map[virtualKey]virtual, error) {
+		found := map[virtualKey]virtual{}
+		err := k.listVirtuals(f, func(key virtualKey, v virtual) { found[key] = v })
+		return found, err
+	})
+	for key, v := range found {
+		fn(key, v)
+	}
+	return err
+}
+
+// sameTwice returns what list returns twice in a row. If that does not come about it
+// returns all that was ever listed: none is left out, though some may be gone by now.
+func sameTwice[K, V comparable](list func() (map[K]V, error)) (map[K]V, error) {
+	const most = 20
+	all, last := map[K]V{}, map[K]V(nil)
+	for range most {
+		found, err := list()
+		if err != nil {
+			return nil, err
+		}
+		if last != nil && maps.Equal(last, found) {
+			return found, nil
+		}
+		maps.Copy(all, found)
+		last = found
+	}
+	return all, nil
+}
+
+func (k *kernel) listVirtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
 	k.calls++
 	list, err := k.handle.GetServices()
 	if err != nil {
