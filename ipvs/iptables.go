@@ -6,7 +6,10 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"runtime"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -54,6 +57,13 @@ func (t iptables) run(ctx context.Context, input, program string, args ...string
 	cmd.Stdin = strings.NewReader(input)
 	var out, diag strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &diag
+	// A program that waits for others must not write what a killed agent wanted when
+	// the next one has already read the tables. The signal comes when the thread that
+	// started it ends, which is therefore kept.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = time.Second
 	if err := within(t.netns, cmd.Start); err != nil {
 		return "", fmt.Errorf("%s: %w", program, err)
 	}
