@@ -170,7 +170,7 @@ func (d *device) settle(ctx context.Context, addrs []netip.Addr) error {
 				break
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("address %s on %s is not local after %s (%v)", a, d.name, patience, err)
+				return fmt.Errorf("%w: address %s on %s is not local after %s (%v)", ruleset.ErrNeedFull, a, d.name, patience, err)
 			}
 			select {
 			case <-ctx.Done():

@@ -30,6 +30,9 @@ type state struct {
 	leaving map[virtualKey]leaving
 	// marks is the packet marks that Service ports have.
 	marks map[uint32]tracker.Key
+	// unsettled is addresses that were bound and may not be local yet, and free those
+	// that may be nobody's any more.
+	unsettled, free []netip.Addr
 	// stale: the node's addresses are not those that Services were brought in for.
 	stale bool
 	node  *ruleset.Node

@@ -4,6 +4,7 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -120,14 +121,17 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 // real servers that have drained by now, and follows addresses that the node got or
 // lost, for NodePorts. It costs next to nothing unless there is something to do, and
 // one request for each virtual server with a real server that drains. The error is
-// [ruleset.ErrNeedFull] if something is missing that was there; another one means
-// that it has to be done again.
+// [ruleset.ErrNeedFull] if something is missing that was there, a
+// [*ruleset.PartialError] if Services could not be brought to the node's new
+// addresses, which the next call tries again; another one means that it has to be
+// done again.
 func (b *Backend) Tend(ctx context.Context, now time.Time) error {
 	return b.do(ctx, func() error {
 		if b.states == nil {
 			return nil
 		}
 		err := b.followAddresses()
+		failed := map[tracker.Key]error{}
 		for _, s := range b.states {
 			if err == nil {
 				err = b.drain(s, now, false)
@@ -136,10 +140,11 @@ func (b *Backend) Tend(ctx context.Context, now time.Time) error {
 				w := newWork(b, s, map[tracker.Key]error{})
 				w.addExternal()
 				err = w.run(ctx, false)
-				for _, e := range w.failed {
-					err = e
-				}
+				maps.Copy(failed, w.failed)
 			}
+		}
+		if err == nil && len(failed) != 0 {
+			return &ruleset.PartialError{Failed: failed}
 		}
 		if err != nil {
 			return fmt.Errorf("ipvs: %w", err)
@@ -209,8 +214,9 @@ func (b *Backend) followAddresses() error {
 const tendInterval = time.Second
 
 // Watch calls [Backend.Tend] every second and [Backend.Check] at the interval, until
-// ctx is done; it returns ctx's error. It calls drifted with each error but those of
-// ctx: what drifted should do is ask the cursor for a full delta and have it synced.
+// ctx is done; it returns ctx's error. It calls drifted with each error that is not
+// ctx's nor a [*ruleset.PartialError]: what drifted should do is ask the cursor for a
+// full delta and have it synced.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	tick := time.NewTicker(tendInterval)
 	defer tick.Stop()
@@ -226,7 +232,8 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 		case <-check.C:
 			err = b.Check(ctx)
 		}
-		if err != nil && ctx.Err() == nil {
+		var partial *ruleset.PartialError
+		if err != nil && ctx.Err() == nil && !errors.As(err, &partial) {
 			drifted(err)
 		}
 	}

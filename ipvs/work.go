@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -24,10 +25,6 @@ type work struct {
 	failed map[tracker.Key]error
 	items  []*item
 	now    time.Time
-	// unsettled is addresses that were bound and may not be local yet.
-	unsettled []netip.Addr
-	// free is addresses that may be nobody's any more.
-	free []netip.Addr
 }
 
 // item is one Service port to be worked on.
@@ -36,6 +33,8 @@ type item struct {
 	service *ruleset.Service // nil if it is gone
 	state   *serviceState
 	plan    plan
+	// refused says which parts of it the kernel does not take. The others are in place.
+	refused []error
 }
 
 func newWork(b *Backend, s *state, failed map[tracker.Key]error) *work {
@@ -108,7 +107,7 @@ func (w *work) run(ctx context.Context, full bool) error {
 		func() error { return w.each(ctx, w.upsertVirtuals) },
 		w.addNear,
 		func() error { return w.each(ctx, w.bind) },
-		func() error { return w.b.device.settle(ctx, w.unsettled) },
+		func() error { return w.settle(ctx) },
 		func() error { return w.dropEntries(true) },
 		w.releaseTaken,
 		func() error { return w.each(ctx, w.giveUp) },
@@ -312,7 +311,7 @@ func (w *work) upsertVirtuals(it *item) error {
 		if !slices.Contains(it.state.virtuals, p.key) {
 			it.state.virtuals = append(it.state.virtuals, p.key)
 		}
-		if err := w.upsertReals(p, v); err != nil {
+		if err := w.upsertReals(it, p, v); err != nil {
 			return err
 		}
 	}
@@ -320,14 +319,15 @@ func (w *work) upsertVirtuals(it *item) error {
 }
 
 // upsertReals makes the real servers of a virtual server what they are to be: those
-// that are wanted first.
-func (w *work) upsertReals(p *plannedVirtual, v *virtualState) error {
+// that are wanted first. One that the kernel does not take is passed over.
+func (w *work) upsertReals(it *item, p *plannedVirtual, v *virtualState) error {
+	before := len(it.refused)
 	for i, ep := range p.pool {
-		if err := w.step(p.key, v, ep.Addr, wanted, p.weight(i)); err != nil {
+		if err := w.step(p.key, v, ep.Addr, wanted, p.weight(i)); !it.refuses(err) {
 			return err
 		}
 	}
-	if len(v.reals) == len(p.pool) {
+	if len(v.reals) == len(p.pool) && len(it.refused) == before {
 		return nil
 	}
 	keep := make(map[netip.AddrPort]struct{}, len(p.pool))
@@ -343,6 +343,19 @@ func (w *work) upsertReals(p *plannedVirtual, v *virtualState) error {
 		}
 	}
 	return nil
+}
+
+// refuses reports whether an item can be gone on with after err: it is nil, or what
+// the kernel says of an address that it does not take, which is noted.
+func (it *item) refuses(err error) bool {
+	if err == nil {
+		return true
+	}
+	if !errors.Is(err, unix.EINVAL) {
+		return false
+	}
+	it.refused = append(it.refused, err)
+	return true
 }
 
 // step takes a real server one step through its phases.
@@ -389,7 +402,7 @@ func (w *work) bind(it *item) error {
 				return err
 			}
 			if a.Is6() {
-				w.unsettled = append(w.unsettled, a)
+				w.s.unsettled = append(w.s.unsettled, a)
 			}
 		}
 		w.s.bound[a]++
@@ -398,11 +411,25 @@ func (w *work) bind(it *item) error {
 	return nil
 }
 
+// settle waits for addresses that were bound, by this work or by one that did not
+// come to its end. One that does not become local has been taken away.
+func (w *work) settle(ctx context.Context) error {
+	w.s.unsettled = slices.DeleteFunc(w.s.unsettled, func(a netip.Addr) bool {
+		_, ok := w.s.bound[a]
+		return !ok
+	})
+	if err := w.b.device.settle(ctx, w.s.unsettled); err != nil {
+		return err
+	}
+	w.s.unsettled = nil
+	return nil
+}
+
 // giveUp takes back an item's claims to addresses that it has no more.
 func (w *work) giveUp(it *item) error {
 	for _, a := range missing(it.state.bound, it.plan.bind) {
 		w.s.bound[a]--
-		w.free = append(w.free, a)
+		w.s.free = append(w.s.free, a)
 		it.state.bound = slices.DeleteFunc(it.state.bound, func(x netip.Addr) bool { return x == a })
 	}
 	return nil
@@ -619,7 +646,7 @@ func (w *work) prune() error {
 	}
 	for a, refs := range w.s.bound {
 		if refs == 0 {
-			w.free = append(w.free, a)
+			w.s.free = append(w.s.free, a)
 		}
 	}
 	lists = [setCount][]entry{}
@@ -663,15 +690,17 @@ func (w *work) keepFailed() {
 
 // unbind takes from the dummy device the addresses that nobody has any more.
 func (w *work) unbind() error {
-	for _, a := range w.free {
-		if refs, ok := w.s.bound[a]; !ok || refs > 0 {
-			continue
+	for len(w.s.free) > 0 {
+		a := w.s.free[0]
+		if refs, ok := w.s.bound[a]; ok && refs <= 0 {
+			if err := w.b.device.unbind(a); err != nil {
+				return err
+			}
+			delete(w.s.bound, a)
 		}
-		if err := w.b.device.unbind(a); err != nil {
-			return err
-		}
-		delete(w.s.bound, a)
+		w.s.free = w.s.free[1:]
 	}
+	w.s.free = nil
 	return nil
 }
 
@@ -692,6 +721,9 @@ func (w *work) finish() {
 		}
 		if it.service == nil {
 			delete(w.s.services, it.key)
+		}
+		if len(it.refused) != 0 {
+			w.failed[it.key] = errors.Join(it.refused...)
 		}
 	}
 }
