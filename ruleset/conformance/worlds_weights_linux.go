@@ -38,6 +38,18 @@ func weightWorlds() []world {
 			}
 		}},
 
+		{name: "weights and policies", needs: append(need, Distribution), run: func(w *World) {
+			// The local pool has shares of its own.
+			w.set(service{
+				name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true,
+				endpoints: weighing(some, "pod1", "pod2", "pod3", "remote1", "remote2"),
+			})
+			w.Sync()
+			for _, f := range w.Env.Families {
+				w.distribution(f, atPrimary(30080).at(f), map[string]int{"pod1": some["pod1"], "pod2": some["pod2"], "pod3": some["pod3"]})
+			}
+		}},
+
 		{name: "weights come and go", needs: need, run: func(w *World) {
 			row := func(want string) row { return row{"client1", tcp, clusterIP(1, 80), want} }
 			for _, weights := range []map[string]int{
