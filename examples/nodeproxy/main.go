@@ -80,6 +80,7 @@ const usage = `Usage:
   nodeproxy explain [flags] ADDR:PORT[/PROTOCOL]
                                               tell what happens to a packet
   nodeproxy demo                              a tour with real packets, without root
+  nodeproxy version                           tell which version it is
 
 "nodeproxy VERB --help" tells more. Without a verb, flags are those of run.
 `
@@ -96,10 +97,10 @@ func main() {
 type program struct {
 	modes     []mode
 	out, diag io.Writer
-	// restrict gives up privileges that serving does not take; load, which it calls
-	// before if it makes a difference, has the kernel load what is needed. Nil does
+	// restrict gives up privileges that serving does not take. If there are any, it
+	// calls prepare before, with whether one of them is to load kernel modules. Nil does
 	// nothing; the process is not the program's alone.
-	restrict func(log *slog.Logger, load func())
+	restrict func(log *slog.Logger, prepare func(modules bool))
 }
 
 // dispatch runs the verb that args begin with and returns the exit status.
@@ -109,7 +110,7 @@ func (p *program) dispatch(ctx context.Context, args []string) int {
 		return 2
 	}
 	verb, rest := args[0], args[1:]
-	if strings.HasPrefix(verb, "-") && verb != "-h" && verb != "--help" {
+	if strings.HasPrefix(verb, "-") && verb != "-h" && verb != "--help" && verb != "--version" {
 		verb, rest = "run", args
 	}
 	var err error
@@ -122,6 +123,9 @@ func (p *program) dispatch(ctx context.Context, args []string) int {
 		return demo(ctx, rest, p.out, p.diag)
 	case "help", "-h", "--help":
 		fmt.Fprint(p.out, usage)
+		return 0
+	case "version", "--version":
+		fmt.Fprintln(p.out, "nodeproxy", version())
 		return 0
 	default:
 		fmt.Fprintf(p.diag, "nodeproxy: no verb %q\n%s", verb, usage)

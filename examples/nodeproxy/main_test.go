@@ -159,6 +159,8 @@ func TestDispatch(t *testing.T) {
 		{"", 2, "Usage:"},
 		{"help", 0, "Usage:"},
 		{"--help", 0, "Usage:"},
+		{"version", 0, "nodeproxy "},
+		{"--version", 0, "nodeproxy "},
 		{"fly", 2, `no verb "fly"`},
 		{"run --help", 0, "--nodeport-addresses"},
 		{"run", 1, "no --manifests, --kubeconfig or --master, and not in a pod"},

@@ -38,16 +38,14 @@ func superfluous() []int {
 // same program once more with a smaller bounding set: there is no other way to do
 // it for all threads of a process at once. Where that is not allowed somebody has
 // already restricted the process, and it stays as it is. It returns only if there
-// is nothing to give up, or it cannot be done. While there is CAP_SYS_MODULE it calls
-// load.
-func dropPrivileges(log *slog.Logger, load func()) {
+// is nothing to give up, or it cannot be done. Before, it calls prepare with whether
+// CAP_SYS_MODULE is among what is given up.
+func dropPrivileges(log *slog.Logger, prepare func(modules bool)) {
 	drop := superfluous()
 	if len(drop) == 0 {
 		return
 	}
-	if slices.Contains(drop, unix.CAP_SYS_MODULE) {
-		load()
-	}
+	prepare(slices.Contains(drop, unix.CAP_SYS_MODULE))
 	// The thread must be the one that becomes the program. If that fails it is of no
 	// more use to others than before.
 	runtime.LockOSThread()

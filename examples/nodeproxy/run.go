@@ -100,6 +100,20 @@ func (p *program) run(ctx context.Context, args []string) error {
 	log := logger(cfg, p.diag)
 	// client-go logs by klog.
 	klog.SetSlogLogger(log)
+	m, err := findMode(p.modes, cfg.Mode)
+	if err != nil {
+		return bad("%w", err)
+	}
+	serves := cfg.WriteConfigTo == "" && !cfg.Cleanup && !cfg.InitOnly
+	if serves && p.restrict != nil {
+		// What it does it may do by starting the program anew, so nothing is said yet.
+		p.restrict(log, func(modules bool) {
+			_ = setOOMScore(*cfg.Effective.OOMScoreAdj)
+			if modules {
+				m.loadModules(ctx, log)
+			}
+		})
+	}
 	for _, note := range cfg.Notes {
 		log.Warn(note)
 	}
@@ -129,13 +143,8 @@ func (p *program) run(ctx context.Context, args []string) error {
 		}
 		return tune(cfg, log)
 	}
-	m, err := findMode(p.modes, cfg.Mode)
-	if err != nil {
-		return bad("%w", err)
-	}
-	setOOMScore(*cfg.Effective.OOMScoreAdj, log)
-	if p.restrict != nil {
-		p.restrict(log, func() { m.loadModules(ctx, log) })
+	if err := setOOMScore(*cfg.Effective.OOMScoreAdj); err != nil {
+		log.Warn("cannot set oom-score-adj", "value", *cfg.Effective.OOMScoreAdj, "error", err)
 	}
 	a, err := newAgent(ctx, cfg, p.modes, p.out, log)
 	if err != nil {
@@ -187,10 +196,8 @@ func version() string {
 func cpus() int { return runtime.NumCPU() }
 
 // setOOMScore tells the kernel how to choose this process when memory runs out.
-func setOOMScore(adj int32, log *slog.Logger) {
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(adj))), 0); err != nil {
-		log.Warn("cannot set oom-score-adj", "value", adj, "error", err)
-	}
+func setOOMScore(adj int32) error {
+	return os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(adj))), 0)
 }
 
 // errConfigChanged ends an agent whose configuration file is another than that

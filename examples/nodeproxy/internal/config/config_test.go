@@ -86,6 +86,9 @@ func TestFlags(t *testing.T) {
 	if len(c.Notes) != 3 {
 		t.Errorf("notes: %q", c.Notes)
 	}
+	if c := of(t, "--manifests", "x", "--kubeconfig", "y"); len(c.Notes) != 1 || !strings.Contains(c.Notes[0], "--kubeconfig has no effect, since --manifests is given") {
+		t.Errorf("notes: %q", c.Notes)
+	}
 	if c := of(t, "--min-sync-period=0", "--sync-period=2s"); c.MinSyncPeriod != 0 || c.SyncPeriod != 2*time.Second {
 		t.Errorf("periods: %v %v", c.MinSyncPeriod, c.SyncPeriod)
 	}

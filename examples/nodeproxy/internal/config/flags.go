@@ -135,6 +135,11 @@ func (fl *Flags) settle(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyC
 	if fl.vmodule != "" {
 		return nil, fmt.Errorf("--vmodule is not supported: there is one verbosity for all of the agent")
 	}
+	for _, name := range []string{"kubeconfig", "master"} {
+		if given[name] && fl.out.Manifests != "" {
+			fl.note("--%s has no effect, since --manifests is given", name)
+		}
+	}
 	if given["log-flush-frequency"] {
 		fl.note("--log-flush-frequency has no effect: every line is written at once")
 	}
