@@ -108,6 +108,15 @@
 //     new ones get no answer, whether the address is in a Service CIDR or not.
 //   - The choice among endpoints is in turn, not at random.
 //
+// # What it costs
+//
+// Measured in the virtual machine in which the tests run, beside bare netlink requests
+// that make the same virtual and real servers, in the same run (BenchmarkKernel): a
+// cold start with 10,000 Services of 10 endpoints each takes 2.2 times as long, with
+// the sets, the addresses and the rules; one endpoint changed among 1,000 Services of
+// 10 takes one request, and 5.8 times as long as that alone, of which what is above the
+// backend has half of one.
+//
 // # Needs
 //
 // Linux 4.18 or later with IPVS, ipset and connection tracking; iptables with its
