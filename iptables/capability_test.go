@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 		"hang":              hang,
 		"sysctl":            readOnlySysctl,
 	}.Enter()
+	netlab.Parallel(6)
 	netlab.Main(m)
 }
 

@@ -79,7 +79,7 @@
 // # Under fire
 //
 // Tests make connections, of which none may fail and none that is open may break,
-// while an agent is killed at random points of its work (50 times with each
+// while an agent is killed at random points of its work (20 times with each
 // flavour, more with -kills), while a thousand objects are changed a second among
 // 500 Services (for 2 s, longer with -flood), and through resyncs and restarts. A
 // killed agent takes the programs that it started along, so that none writes what

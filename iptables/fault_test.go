@@ -87,7 +87,7 @@ func TestKilledAgent(t *testing.T) {
 		t.Parallel()
 		times := *kills
 		if times == 0 {
-			times = 50
+			times = 20
 		}
 		if testing.Short() {
 			times = 5

@@ -23,16 +23,22 @@ import (
 )
 
 var (
-	flood    = flag.Duration("flood", 2*time.Second, "for how long TestFlood changes objects")
+	flood    = flag.Duration("flood", shortFlood, "for how long TestFlood changes objects; more of them where that is longer than usual")
 	thorough = flag.Bool("thorough", false, "have TestLeaks make thousands of Services with iptables-nft, too")
 )
+
+const shortFlood = 2 * time.Second
 
 // TestFlood changes a thousand objects a second while connections are made: none
 // fails, and the tables are right in the end.
 func TestFlood(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
-		const services, rate = 500, 1000
+		const rate = 1000
+		services := 150
+		if *flood > shortFlood {
+			services = 500
+		}
 		rng := rand.New(rand.NewPCG(6, 6))
 		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
 		pods := podsOf(w)

@@ -23,7 +23,7 @@ import (
 func TestNoConnectionIsLost(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
-		rounds := 150
+		rounds := 60
 		if testing.Short() {
 			rounds = 15
 		}

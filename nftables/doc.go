@@ -146,7 +146,7 @@
 // What tests do to a Backend while connections are made through it, of which none
 // may fail and none that is open may break ("go test", more of it by flags):
 //
-//   - its process killed at random points, 100 times and 200 with -kills 200 (180,000
+//   - its process killed at random points, 40 times and 200 with -kills 200 (180,000
 //     connections); out of memory, out of files, interrupted by signals all the time;
 //   - a transaction of hundreds of Services refused for one element, answers of the
 //     kernel lost: the next sync puts it right; the socket closed by somebody else,

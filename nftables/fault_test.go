@@ -29,7 +29,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var kills = flag.Int("kills", 100, "how often TestKilledAgent kills an agent")
+var kills = flag.Int("kills", 40, "how often TestKilledAgent kills an agent")
 
 // busyWorld returns a world with the busy Service in it, and its backend.
 func busyWorld(t *testing.T) (*conformance.World, busy, **Backend) {
@@ -405,7 +405,7 @@ func faults() error {
 				}
 			}()
 			return func() error { close(stop); return <-done }, nil
-		}, unix.EBADF, 200, false},
+		}, unix.EBADF, 100, false},
 	} {
 		undo, err := fault.do()
 		if err != nil {

@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, runAgent(spec))
 		os.Exit(1)
 	}
+	netlab.Parallel(6)
 	netlab.Main(m)
 }
 

@@ -1,8 +1,10 @@
 package netlab
 
 import (
+	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"testing"
 )
 
@@ -22,6 +24,22 @@ func Main(m *testing.M) {
 		code = m.Run()
 	}
 	os.Exit(code)
+}
+
+// Parallel is for a TestMain, before [Main]: up to n tests that call t.Parallel run
+// at the same time, unless the flag -parallel says otherwise. Tests that wait for
+// what the kernel does not do take time and hardly any processor.
+func Parallel(n int) {
+	const name = "test.parallel"
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
+	if given {
+		return
+	}
+	if err := flag.Set(name, strconv.Itoa(n)); err != nil {
+		panic(err) // there is such a flag
+	}
 }
 
 // Require skips the test unless it runs inside [Main] and namespaces can be made
