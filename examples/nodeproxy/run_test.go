@@ -252,7 +252,7 @@ func TestExplainKernel(t *testing.T) {
 	}
 }
 
-// explainedModes is those that explain can compare with the kernel.
+// explainedModes is those that any kernel has.
 var explainedModes = []string{"nftables", "iptables"}
 
 // TestRunNodeObject checks that what depends on the Node follows it, and that the
