@@ -35,6 +35,10 @@ func dialDevice(name string) (*device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
+	if err := h.SetSocketTimeout(netlinkTimeout); err != nil {
+		h.Close()
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
 	news, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err == nil {
 		err = unix.Bind(news, &unix.SockaddrNetlink{
