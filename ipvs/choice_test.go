@@ -1,0 +1,110 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"net/netip"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset/conformance"
+)
+
+// testChoice counts which endpoints are chosen: in turn by the default scheduler, and
+// uniformly by Maglev's hash of the client's port.
+func testChoice(f *fire) {
+	t := f.t
+	hand(f.Tracker, f.pods, len(f.pods), f.rng)
+	f.Sync()
+	udp := f.targets[2]
+	count := func(n int) map[netip.AddrPort]int {
+		out := map[netip.AddrPort]int{}
+		for range n {
+			server, err := f.Reach(udp, patience)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[server]++
+		}
+		return out
+	}
+	rounds := 5
+	if got := count(rounds * len(f.pods)); len(got) != len(f.pods) {
+		t.Errorf("%v", got)
+	} else {
+		for server, n := range got {
+			if n != rounds {
+				t.Errorf("%s was chosen %d times in %d rounds: %v", server, n, rounds, got)
+			}
+		}
+	}
+	b, err := New(Config{NetNS: f.Env.NetNS, Families: f.Env.Families, Scheduler: Maglev})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	c := f.Engine.Attach("maglev", b)
+	defer c.Detach()
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// Pearson's test. The table of mh is uniform to a hundredth; the kernel's hash has a
+	// key of its own in each run. Critical values for one false alarm in 10^6, by degrees
+	// of freedom: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.4, has the
+	// formula.
+	critical := map[int]float64{3: 30.66, 4: 33.38, 5: 35.89, 6: 38.26}
+	const each = 25
+	n := each * len(f.pods)
+	got, chi := count(n), 0.0
+	for _, p := range f.pods {
+		d := float64(got[netip.MustParseAddrPort(p)] - each)
+		chi += d * d / each
+	}
+	limit, ok := critical[len(f.pods)-1]
+	if !ok {
+		t.Fatalf("no critical value for %d pods", len(f.pods))
+	}
+	t.Logf("chi-square %.1f over %d pods, %.1f is allowed: %v", chi, len(f.pods), limit, got)
+	if chi > limit {
+		t.Errorf("chi-square is %.1f, more than %.1f: %v", chi, limit, got)
+	}
+}
+
+// testAffinityLasts has a client come back again and again within the timeout. The
+// default scheduler sends a client that is not known to the next endpoint.
+func testAffinityLasts(f *fire) {
+	t := f.t
+	const timeout = 5 * time.Second
+	s := svc(60, affinity(int32(timeout/time.Second)))
+	f.Tracker.SetService(s)
+	f.Tracker.SetSlice(podSlice(60, v1.ProtocolTCP, f.pods, len(f.pods), f.rng))
+	f.Sync()
+	to := conformance.Target{Addr: netip.MustParseAddrPort("10.96.0.60:80"), Protocol: v1.ProtocolTCP}
+	last := time.Now()
+	server, err := f.Reach(to, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := 0
+	for _, pause := range []time.Duration{0, timeout / 2, timeout * 4 / 5, timeout / 2} {
+		time.Sleep(pause)
+		// Other changes meanwhile are none of its business.
+		f.Tracker.SetSlice(podSlice(50, v1.ProtocolTCP, f.pods, 1, f.rng))
+		f.Sync()
+		begun := time.Now()
+		next, err := f.Reach(to, patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A machine that was too slow for the timeout tells nothing.
+		if after := time.Since(last); after < timeout {
+			kept++
+			if next != server {
+				t.Errorf("after %v the client of %s was sent to %s", after.Round(time.Millisecond), server, next)
+			}
+		}
+		last, server = begun, next
+	}
+	t.Logf("kept %d times of 4", kept)
+}

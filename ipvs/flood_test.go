@@ -1,0 +1,131 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/runner"
+)
+
+// testFlood changes hundreds of objects a second while connections are made: none
+// fails, the kernel keeps up, and memory stays bounded. Then it replaces the endpoints
+// one after the other, and hands in everything anew, which writes nothing.
+func testFlood(f *fire) {
+	const services = 40
+	t := f.t
+	for i := range services {
+		f.Tracker.SetService(svc(1000 + i))
+		f.Tracker.SetSlice(slice(1000+i, v1.ProtocolTCP, -1-i, -200, -300))
+	}
+	f.Sync()
+	syncs, failures := 0, 0
+	var slowest time.Duration
+	r, err := runner.New(runner.Config{Min: 50 * time.Millisecond, Retry: time.Second, Max: time.Hour, Trace: &runner.Trace{SyncDone: func(i runner.Info) {
+		syncs++
+		if i.Triggers > 0 {
+			slowest = max(slowest, i.Start.Add(i.Duration).Sub(i.QueuedAt))
+		}
+		if i.Err != nil {
+			failures++
+			t.Error(i.Err)
+		}
+	}}}, func(context.Context) error {
+		// What has begun comes to its end.
+		ctx := context.Background()
+		return f.Do(func() error {
+			if err := f.Cursor.Sync(ctx); err != nil {
+				return err
+			}
+			return f.backend.Tend(ctx, time.Now())
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Tracker.Notify(r.Trigger)
+	live := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before, changes := live(), 0
+	f.unharmed(func() {
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- r.Run(ctx) }()
+		for start := time.Now(); time.Since(start) < *flood; time.Sleep(10 * time.Millisecond) {
+			// What a loaded machine has no time to send is not made up for.
+			for range min(int(time.Since(start).Seconds()*float64(*rate))-changes, *rate/4) {
+				changes++
+				i := 1000 + f.rng.IntN(services)
+				switch f.rng.IntN(12) {
+				case 0:
+					hand(f.Tracker, f.pods, 1+f.rng.IntN(len(f.pods)), f.rng)
+				case 1:
+					f.Tracker.DeleteService(svcName(i))
+				case 2:
+					f.Tracker.SetService(svc(i, nodePort(int32(30000+i)), externalIPs(fmt.Sprint("198.18.0.", f.rng.IntN(250)))))
+				case 3:
+					f.Tracker.SetService(svc(i, nodePort(int32(30000+i)), externalLocal, affinity(100)))
+				case 4:
+					f.Tracker.SetService(svc(i))
+				default:
+					f.Tracker.SetSlice(slice(i, v1.ProtocolTCP, f.rng.Perm(200)[:f.rng.IntN(6)]...))
+				}
+			}
+		}
+		stop()
+		<-done
+		f.Sync()
+
+		// A rolling restart: one comes, one goes.
+		for n := range f.pods {
+			three := append(f.pods[n:len(f.pods):len(f.pods)], f.pods[:n]...)[:3]
+			f.Tracker.SetSlice(podSlice(50, v1.ProtocolTCP, three, len(three), f.rng))
+			f.Sync()
+			if err := f.backend.Tend(t.Context(), time.Now()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	after := live()
+	t.Logf("%d changes in %v and %d syncs, the longest wait was %v; heap %d kB before, %d after", changes, *flood, syncs, slowest.Round(time.Millisecond), before>>10, after>>10)
+	if after > before+before/4+4<<20 {
+		t.Errorf("the heap has grown from %d to %d bytes", before, after)
+	}
+
+	// A relist.
+	for _, s := range f.Engine.Snapshot().Services {
+		if s.Key.Name == svcName(50).Name || s.Key.Name == svcName(51).Name {
+			continue
+		}
+		f.Tracker.DeleteService(s.Key.NamespacedName)
+	}
+	list := func() {
+		for i := range services {
+			s := svc(1000+i, nodePort(int32(30000+i)), externalLocal)
+			s.ResourceVersion = fmt.Sprint(time.Now())
+			f.Tracker.SetService(s)
+			f.Tracker.SetSlice(slice(1000+i, v1.ProtocolTCP, 1, -1-i, -200, -300))
+		}
+	}
+	list()
+	f.Sync()
+	if err := f.backend.Tend(t.Context(), time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	calls := f.backend.kernel.calls + f.backend.sets.calls + f.backend.device.calls
+	list()
+	f.Sync()
+	if n := f.backend.kernel.calls + f.backend.sets.calls + f.backend.device.calls - calls; n != 0 {
+		t.Errorf("what was handed in anew as it was has cost %d requests", n)
+	}
+	f.adopted()
+}

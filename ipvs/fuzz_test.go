@@ -1,0 +1,232 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"encoding/binary"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// FuzzPlan compares plans with a model that goes through the frontends, as slowly as
+// can be, and asks of each what it must have.
+func FuzzPlan(f *testing.F) {
+	f.Add(uint16(0), uint16(80), uint16(30080), int64(0), []byte{1, 2, 3}, uint32(0x3001))
+	f.Add(uint16(0xffff), uint16(1), uint16(0), int64(10800), []byte{}, uint32(0))
+	f.Add(uint16(0b10110), uint16(65535), uint16(1), int64(-1), []byte{0, 0, 255, 7}, uint32(math.MaxUint32))
+	f.Fuzz(func(t *testing.T, bits, port, nodePort uint16, seconds int64, eps []byte, mark uint32) {
+		is := func(n int) bool { return bits&(1<<n) != 0 }
+		key := tracker.Key{Family: tracker.IPv4}
+		key.Name, key.Protocol = "svc", v1.ProtocolTCP
+		sp := &tracker.ServicePort{Key: key, ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: port, NodePort: nodePort, Affinity: time.Duration(seconds) * time.Second, ExternalLocal: is(0)}
+		if is(1) {
+			sp.Key.Protocol = v1.ProtocolUDP
+		}
+		if is(2) {
+			sp.ExternalIPs = []netip.Addr{netip.MustParseAddr("198.18.0.1"), netip.MustParseAddr("198.18.0.9")}
+		}
+		if is(3) {
+			sp.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("203.0.113.1")}
+		}
+		if is(4) {
+			sp.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.7/32"), netip.MustParsePrefix("172.16.0.0/12")}
+		}
+		if is(5) {
+			sp.HealthCheckNodePort = nodePort
+		}
+		var endpoints []*tracker.Endpoint
+		for i, b := range eps {
+			ep := testEndpoint(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}).String(), []string{"here", "there", ""}[b%3])
+			ep.Ready, ep.Weight = b&4 == 0, uint16(b>>5)
+			endpoints = append(endpoints, ep)
+		}
+		s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: endpoints}, &ruleset.Node{Info: tracker.NodeInfo{Name: "here"}}, tracker.TopologyOptions{})
+		c, err := Config{}.withDefaults()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, again := c.makePlan(s, testLocal, mark), c.makePlan(s, testLocal, mark)
+		if !slices.Equal(describePlan(got), describePlan(again)) {
+			t.Fatalf("twice the same makes %q and %q", describePlan(got), describePlan(again))
+		}
+		proto := protocolNumber(sp.Key.Protocol)
+		// at is where each frontend is met, and what it leads to there.
+		at, bound, near := map[netip.AddrPort]ruleset.Target{}, map[netip.Addr]bool{}, map[netip.AddrPort]bool{}
+		for _, fe := range s.Frontends {
+			addrs := []netip.Addr{fe.Addr}
+			if fe.Kind == ruleset.NodePort {
+				addrs = testLocal.nodePorts
+			} else if !testLocal.own(fe.Addr) {
+				bound[fe.Addr] = true
+			}
+			for _, a := range addrs {
+				at[netip.AddrPortFrom(a, fe.Port)] = fe.Target
+				if fe.ShortCircuit() && fe.Near != fe.Target {
+					near[netip.AddrPortFrom(a, fe.Port)] = true
+				}
+			}
+		}
+		seen := map[netip.AddrPort]bool{}
+		for _, v := range got.virtuals {
+			if v.key.mark != 0 {
+				if len(near) == 0 || v.key.mark != mark {
+					t.Errorf("there is %s", v.key)
+				}
+				continue
+			}
+			target, ok := at[v.key.at]
+			if !ok || v.key.proto != proto || seen[v.key.at] {
+				t.Fatalf("there is %s", v.key)
+			}
+			seen[v.key.at] = true
+			for i, ep := range v.pool {
+				// What may be chosen for a target is the ruleset's to say.
+				if !slices.Contains(s.Pool(target), ep) || v.weight(i) == 0 {
+					t.Errorf("%s has %s with weight %d", v.key, ep.Addr, v.weight(i))
+				}
+			}
+			if len(v.pool) != len(s.Pool(target)) {
+				t.Errorf("%s has %d real servers, want %d", v.key, len(v.pool), len(s.Pool(target)))
+			}
+			if (v.flags&flagPersistent != 0) != (sp.Affinity > 0) || v.timeout > math.MaxInt32/1000 || (v.timeout != 0) != (sp.Affinity > 0) {
+				t.Errorf("%s: affinity %s, flags %#x, timeout %d", v.key, sp.Affinity, v.flags, v.timeout)
+			}
+		}
+		if len(seen) != len(at) {
+			t.Errorf("virtual servers %v, want %v", seen, at)
+		}
+		for _, a := range got.bind {
+			if !bound[a] {
+				t.Errorf("%s is bound", a)
+			}
+			delete(bound, a)
+		}
+		if len(bound) != 0 {
+			t.Errorf("%v are not bound", bound)
+		}
+		if len(got.near) != len(near) {
+			t.Errorf("near is %v, want %v", got.near, near)
+		}
+		// Every virtual server can be told to be the backend's.
+		st := newState(tracker.IPv4)
+		for _, e := range got.entries {
+			st.entries[e] = entryState{}
+		}
+		for _, v := range got.virtuals {
+			if v.key.mark == 0 && !st.recognised(c, v.key) {
+				t.Errorf("%s would not be recognised", v.key)
+			}
+		}
+	})
+}
+
+// FuzzAnswers reads anything as the kernel's answers about sets and addresses: it is
+// understood or not, and nothing breaks. What the backend writes it reads back the
+// same.
+func FuzzAnswers(f *testing.F) {
+	seed := entry{set: setLoadBalancerSourceCIDR, family: tracker.IPv4, addr: netip.MustParseAddr("203.0.113.1"), proto: protoTCP, port: 80, other: netip.MustParsePrefix("172.16.0.0/12")}
+	f.Add(encodeEntry(seed, 0, 1).Serialize(), uint8(seed.set), uint16(80), uint32(0))
+	f.Add(encodeEntry(entry{set: setIPs, family: tracker.IPv6, addr: netip.MustParseAddr("2001:db8::1")}, 0, 1).Serialize(), uint8(setIPs), uint16(0), uint32(7))
+	f.Add([]byte{4, 0, 1, 0, 255, 255, 7}, uint8(setShortCircuit), uint16(9), uint32(0x3001))
+	f.Add([]byte{}, uint8(0), uint16(0), uint32(0))
+	f.Fuzz(func(t *testing.T, data []byte, set uint8, port uint16, mark uint32) {
+		id := setID(set % uint8(setCount))
+		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			attributes(data, func(_ uint16, inner []byte) {
+				e, _ := decodeEntry(id, family, inner)
+				if e.set != id || e.family != family {
+					t.Errorf("%v", e)
+				}
+			})
+		}
+		d := &device{index: 7}
+		for b := data; len(b) > 0; b = b[min(len(b), 5):] {
+			d.concerns(b)
+		}
+		// There and back.
+		addr := netip.AddrFrom4([4]byte{203, 0, byte(mark), byte(port)})
+		e := entry{set: id, family: tracker.IPv4}
+		kind := sets[id].kind
+		if kind != bitmapPort {
+			e.addr = addr
+		}
+		if kind != hashIP {
+			e.port = port
+		}
+		if kind != hashIP && kind != bitmapPort {
+			e.proto = uint8(mark)
+		}
+		switch kind {
+		case hashIPPortIP:
+			e.other = netip.PrefixFrom(addr.Next(), 32)
+		case hashIPPortNet:
+			e.other = netip.PrefixFrom(addr.Next(), int(mark%32)+1)
+		}
+		attributes(encodeEntry(e, mark, 1).Serialize(), func(typ uint16, data []byte) {
+			got, gotMark := decodeEntry(id, tracker.IPv4, data)
+			if typ != nl.IPSET_ATTR_DATA || got != e || kind == hashIPPortMark && gotMark != mark {
+				t.Errorf("attribute %d: %v with %#x, want %v with %#x", typ, got, gotMark, e, mark)
+			}
+		})
+		if n := binary.NativeEndian.Uint16(encodeEntry(e, mark, 1).Serialize()); int(n) < unix.SizeofNlAttr {
+			t.Errorf("an attribute of %d bytes", n)
+		}
+	})
+}
+
+// FuzzSaved reads anything as what iptables-save prints: what the backend would write
+// names its own chains and jumps only.
+func FuzzSaved(f *testing.F) {
+	f.Add("*nat\n:KUBE-IPVS-SERVICES - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-IPVS-SERVICES\n-A KUBE-IPVS-SERVICES -j MINE\nCOMMIT\n")
+	f.Add("*nat\n:KUBE-NODE-PORT -\n*nat\nCOMMIT\n*mangle\n-A INPUT -j KUBE-IPVS-IN\n")
+	f.Add("-A\n*filter")
+	f.Fuzz(func(t *testing.T, saved string) {
+		tables := rules{family: tracker.IPv4, mark: 1 << DefaultMasqueradeBit, marks: defaultMarks(), node: &ruleset.Node{}}.tables()
+		clean := restoreAll(tables, "")
+		for _, input := range []string{restoreAll(tables, saved), removeAll(tables, saved)} {
+			current := table{}
+			for l := range strings.Lines(input) {
+				if name, ok := strings.CutPrefix(l, "*"); ok {
+					i := slices.IndexFunc(tables, func(x table) bool { return x.name+"\n" == name })
+					if i < 0 {
+						t.Fatalf("a table %q", name)
+					}
+					current = tables[i]
+					continue
+				}
+				verb, rest, _ := strings.Cut(l, " ")
+				rule := strings.TrimSpace(rest)
+				name, _, _ := strings.Cut(rule, " ")
+				own := slices.ContainsFunc(current.chains, func(c chain) bool { return c.name == name })
+				switch verb {
+				case "-A", "-F", "-X":
+					if !own {
+						t.Errorf("it touches %q: %s", name, l)
+					}
+				case "-I", "-D":
+					if !slices.ContainsFunc(current.jumps, func(j jump) bool { return rest == j.from+" "+j.rule+"\n" || rest == j.from+" 1 "+j.rule+"\n" }) {
+						t.Errorf("no jump of its own: %s", l)
+					}
+				default:
+					if l != "COMMIT\n" && !strings.Contains(clean, "\n"+l) {
+						t.Errorf("a line %q", l)
+					}
+				}
+			}
+		}
+		if own := ownRules(tables, saved); strings.Count(own, "\n") > strings.Count(saved, "\n")+len(tables)+1 {
+			t.Errorf("of\n%s\nthe backend has\n%s", saved, own)
+		}
+	})
+}

@@ -1,0 +1,94 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// testLimits hands in Services that are larger than any sound one, and names that are
+// anything: what can be is served, nothing else is lost, and nothing of a name gets
+// anywhere.
+func testLimits(t *testing.T) {
+	ports, endpoints := int32(60), 500
+	if *thorough {
+		ports, endpoints = 2000, 10000
+	}
+	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
+	r.set(svc(0), 0, -1, -2)
+	// As etcd has no room for.
+	many := svc(1)
+	many.Spec.Ports = nil
+	es := slice(1, v1.ProtocolTCP, 1, -2)
+	es.Ports = nil
+	for p := range ports {
+		name, number, proto := fmt.Sprint("p", p), 8000+p, v1.ProtocolTCP
+		many.Spec.Ports = append(many.Spec.Ports, v1.ServicePort{Name: name, Port: 1 + p, Protocol: proto})
+		es.Ports = append(es.Ports, discovery.EndpointPort{Name: &name, Port: &number, Protocol: &proto})
+	}
+	r.tracker.SetService(many)
+	r.tracker.SetSlice(es)
+	r.tracker.SetService(svc(2))
+	for n := range endpoints / 500 {
+		es := slice(2, v1.ProtocolTCP)
+		es.Name = fmt.Sprint(es.Name, "-", n)
+		for i := range 500 {
+			es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", 128+n, i>>8, i&255)}})
+		}
+		r.tracker.SetSlice(es)
+	}
+	r.sync()
+	r.agree()
+	rng := rand.New(rand.NewPCG(3, 3))
+	for i, name := range []string{"a\" -j ACCEPT", "a\nCOMMIT\n*filter\n-P INPUT DROP", "'`$(reboot)`", "-A", "!", "", strings.Repeat("x", 5000), "\x00", "ü", "# c", "KUBE-CLUSTER-IP"} {
+		s := svc(10+i, nodePort(int32(30010+i)), externalLocal)
+		s.Namespace, s.Name, s.Spec.Ports[0].Name = name, name, name
+		s.Annotations = map[string]string{name: name}
+		es := slice(10+i, v1.ProtocolTCP, 1+rng.IntN(9), -3)
+		es.Namespace, es.Name, es.Labels[discovery.LabelServiceName], es.Ports[0].Name = name, name, name, &name
+		es.Endpoints[1].NodeName, es.Endpoints[1].Zone = &name, &name
+		r.tracker.SetService(s)
+		r.tracker.SetSlice(es)
+	}
+	rules := withoutComments(r.run("iptables-save -t mangle"))
+	r.cursor.Resync()
+	r.sync()
+	r.agree()
+	r.same("rules", withoutComments(r.run("iptables-save -t mangle")), rules)
+	if err := r.backend.Check(context.Background()); err != nil {
+		t.Error(err)
+	}
+	// A node whose names would be rules: nothing is touched.
+	before := r.run("ipvsadm -Sn")
+	d := &ruleset.Delta{Full: true, Node: &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{Bridge: "br0 -j ACCEPT"}}}
+	if err := r.backend.Apply(context.Background(), d); err == nil || !strings.Contains(err.Error(), "interface name") {
+		t.Errorf("a bridge with a rule for a name: %v", err)
+	}
+	// A Service port of a protocol that is none, in the midst of others.
+	snap := r.engine.Snapshot()
+	d = &ruleset.Delta{Full: true, Node: snap.Node}
+	for i, s := range snap.Services {
+		if i == 3 {
+			odd := *s
+			odd.Key.Protocol, odd.Key.Name = "GRE", "odd"
+			d.Changes = append(d.Changes, ruleset.Change{Key: odd.Key, New: &odd, What: ruleset.FieldAll})
+		}
+		d.Changes = append(d.Changes, ruleset.Change{Key: s.Key, New: s, What: ruleset.FieldAll})
+	}
+	var partial *ruleset.PartialError
+	if err := r.backend.Apply(context.Background(), d); !errors.As(err, &partial) || len(partial.Failed) != 1 || !strings.Contains(err.Error(), `"GRE"`) {
+		t.Errorf("a protocol that is none: %v", err)
+	}
+	r.same("virtual servers after what was refused", r.run("ipvsadm -Sn"), before)
+}

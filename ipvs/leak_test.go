@@ -1,0 +1,106 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// testLeaks makes and removes Services, and backends: what is held afterwards, here
+// and in the kernel, is what was held when as many had been made and removed before.
+func testLeaks(t *testing.T) {
+	cycles, services := 2, 8
+	if *thorough {
+		cycles, services = 50, 100
+	}
+	r := newRig(t, newHost(t), Config{})
+	r.set(svc(200), 200, -1, 2)
+	r.sync()
+	protocols := []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}
+	work := func(first int) {
+		for n := range cycles {
+			name := func(i int) types.NamespacedName {
+				return types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("job-%d-%d", first+n, i)} // it never comes back
+			}
+			for i := range services {
+				s := svc(i, over(protocols[(n+i)%3]), nodePort(30000+int32(i)))
+				if i%2 == 0 {
+					externalLocal(s)
+				}
+				if i%3 == 0 {
+					affinity(100)(s)
+					externalIPs(fmt.Sprintf("198.18.%d.%d", n, i))(s)
+				}
+				s.Name = name(i).Name
+				es := slice(i, s.Spec.Ports[0].Protocol, 1+(first+n+i)%99, -1-(first+n+i)%999, -1000)
+				es.Name, es.Labels["kubernetes.io/service-name"] = s.Name, s.Name
+				r.tracker.SetService(s)
+				r.tracker.SetSlice(es)
+			}
+			r.sync()
+			for i := range services {
+				r.tracker.DeleteService(name(i))
+				r.tracker.DeleteSlice(name(i))
+			}
+			r.sync()
+			// Another process. What rig.restart makes is kept until the test ends.
+			r.cursor.Detach()
+			r.backend.Close()
+			b, err := New(r.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.backend, r.cursor = b, r.engine.Attach("ipvs", b)
+			r.sync()
+		}
+	}
+	defer func() { r.backend.Close() }()
+	now := func() (goroutines, files, heap int) {
+		for range 3 {
+			runtime.GC()
+		}
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return runtime.NumGoroutine(), len(list), int(m.HeapAlloc)
+	}
+	kernel := func() string {
+		// A second passes before SCTP and UDP servers go.
+		if err := r.backend.Tend(context.Background(), time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(slices.Concat(r.run("ipvsadm -Sn"), r.run("ipset save"), withoutComments(r.run("iptables-save")),
+			withoutComments(r.run("ip6tables-save")), r.run("ip -o addr show dev "+DefaultDevice)), "\n")
+	}
+	work(0)
+	before := kernel()
+	g, f, h := now()
+	work(cycles)
+	g2, f2, h2 := now()
+	t.Logf("%d Services: goroutines %d, %d; files %d, %d; heap %d, %d", services*cycles, g, g2, f, f2, h, h2)
+	if g2 > g || f2 > f || h2 > h+200<<10 {
+		t.Errorf("something is left: goroutines %d, %d; files %d, %d; heap %d, %d", g, g2, f, f2, h, h2)
+	}
+	if after := kernel(); after != before {
+		t.Errorf("the kernel has\n%s\nhad\n%s", after, before)
+	}
+	r.agree()
+	for _, s := range r.backend.states {
+		if len(s.services) != len(r.engine.Snapshot().Services)/2 || len(s.marks)+len(s.leaving)+len(s.draining)+len(s.free)+len(s.unsettled) != 0 {
+			t.Errorf("%s: the backend remembers %d Services, %d marks, %d leaving, %d draining", s.family, len(s.services), len(s.marks), len(s.leaving), len(s.draining))
+		}
+	}
+}

@@ -1,0 +1,53 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+func TestMain(m *testing.M) {
+	confine.Roles{
+		"everything":        func() error { return everything(NFTables) },
+		"everything legacy": func() error { return everything(LegacyTables) },
+		"churn":             changeEndpoints,
+		"faults":            faults,
+		"sysctl":            readOnlySysctls,
+	}.Enter()
+	os.Exit(m.Run())
+}
+
+// needed is the capabilities that a Backend needs.
+var needed = []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}
+
+// agent is a pipeline in a process of its own.
+type agent struct {
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	cursor  *ruleset.Cursor
+	backend *Backend
+}
+
+func newAgent(c Config) (*agent, error) {
+	b, err := New(c)
+	if err != nil {
+		return nil, err
+	}
+	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
+	if err != nil {
+		return nil, err
+	}
+	e, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	if err != nil {
+		return nil, err
+	}
+	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	return &agent{t, e, e.Attach("ipvs", b), b}, nil
+}
