@@ -179,7 +179,9 @@ func (t *tool) stream(ctx context.Context, path string, args []string, in *input
 	var message limited
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = t.env, out, &message
-	cmd.WaitDelay = time.Second
+	// What a program has written is still being read when it has ended, for longer on
+	// a busy machine. Only what it leaves running could keep that from ending.
+	cmd.WaitDelay = 30 * time.Second
 	// A program that waits for the lock must not write what a killed agent wanted
 	// when the next agent has already read the tables. The signal comes when the
 	// thread that started it ends: within keeps that one until it is done.
