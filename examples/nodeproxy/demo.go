@@ -537,17 +537,16 @@ type stream struct {
 	all, since *tally
 	round, n   int
 	quit       bool
-	pause      time.Duration
+	visit      func(h *netlab.Host, from, to string) (name, source string, err error)
 	wg         sync.WaitGroup
 }
 
 func newStream(a *netlab.Host, toA string, b *netlab.Host, toB string) *stream {
-	return newStreamEvery(0, a, toA, b, toB)
+	return startStream(&stream{visit: visit}, a, toA, b, toB)
 }
 
-// newStreamEvery is newStream with a pause after each connection.
-func newStreamEvery(pause time.Duration, a *netlab.Host, toA string, b *netlab.Host, toB string) *stream {
-	s := &stream{all: newTally(), since: newTally(), pause: pause}
+func startStream(s *stream, a *netlab.Host, toA string, b *netlab.Host, toB string) *stream {
+	s.all, s.since = newTally(), newTally()
 	s.moved = sync.NewCond(&s.mu)
 	s.wg.Go(func() { s.loop(a, toA) })
 	s.wg.Go(func() { s.loop(b, toB) })
@@ -562,7 +561,7 @@ func (s *stream) loop(h *netlab.Host, to string) {
 		if quit {
 			return
 		}
-		name, source, err := visit(h, "", to)
+		name, source, err := s.visit(h, "", to)
 		s.mu.Lock()
 		s.all.add(name, source, err)
 		if round == s.round {
@@ -571,7 +570,6 @@ func (s *stream) loop(h *netlab.Host, to string) {
 		}
 		s.moved.Broadcast()
 		s.mu.Unlock()
-		time.Sleep(s.pause)
 	}
 }
 

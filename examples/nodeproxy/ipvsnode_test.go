@@ -1,0 +1,440 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/vm"
+)
+
+// kubeProxyIPVS is what kube-proxy's ipvs mode leaves on a node of the site, for the
+// Service web with its first endpoint: the sets, chains, rules and order that it has
+// for --cluster-cidr 10.1.0.0/16, with those that only other Services would need.
+const kubeProxyIPVS = `set -e
+sysctl() { echo $2 > /proc/sys/net/ipv4/$1; }
+sysctl vs/conntrack 1; sysctl vs/conn_reuse_mode 0; sysctl vs/expire_nodest_conn 1; sysctl vs/expire_quiescent_template 1; sysctl ip_forward 1
+ip link add kube-ipvs0 type dummy
+ip addr add 10.96.0.10/32 dev kube-ipvs0
+
+ipset restore <<EOF
+create KUBE-LOOP-BACK hash:ip,port,ip family inet hashsize 1024 maxelem 65536
+create KUBE-CLUSTER-IP hash:ip,port family inet hashsize 1024 maxelem 65536
+create KUBE-EXTERNAL-IP hash:ip,port family inet hashsize 1024 maxelem 65536
+create KUBE-EXTERNAL-IP-LOCAL hash:ip,port family inet hashsize 1024 maxelem 65536
+create KUBE-LOAD-BALANCER hash:ip,port family inet hashsize 1024 maxelem 65536
+create KUBE-LOAD-BALANCER-FW hash:ip,port family inet hashsize 1024 maxelem 65536
+create KUBE-LOAD-BALANCER-LOCAL hash:ip,port family inet hashsize 1024 maxelem 65536
+create KUBE-LOAD-BALANCER-SOURCE-IP hash:ip,port,ip family inet hashsize 1024 maxelem 65536
+create KUBE-LOAD-BALANCER-SOURCE-CIDR hash:ip,port,net family inet hashsize 1024 maxelem 65536
+create KUBE-NODE-PORT-TCP bitmap:port range 0-65535
+create KUBE-NODE-PORT-LOCAL-TCP bitmap:port range 0-65535
+create KUBE-NODE-PORT-UDP bitmap:port range 0-65535
+create KUBE-NODE-PORT-LOCAL-UDP bitmap:port range 0-65535
+create KUBE-NODE-PORT-SCTP-HASH hash:ip,port family inet hashsize 1024 maxelem 65536
+create KUBE-NODE-PORT-LOCAL-SCTP-HASH hash:ip,port family inet hashsize 1024 maxelem 65536
+create KUBE-HEALTH-CHECK-NODE-PORT bitmap:port range 0-65535
+create KUBE-IPVS-IPS hash:ip family inet hashsize 1024 maxelem 65536
+create KUBE-6-CLUSTER-IP hash:ip,port family inet6 hashsize 1024 maxelem 65536
+add KUBE-CLUSTER-IP 10.96.0.10,tcp:80
+add KUBE-LOOP-BACK 10.1.0.2,tcp:8080,10.1.0.2
+add KUBE-NODE-PORT-TCP 30080
+add KUBE-IPVS-IPS 10.96.0.10
+EOF
+
+ipvsadm -R <<EOF
+-A -t 10.96.0.10:80 -s rr
+-a -t 10.96.0.10:80 -r 10.1.0.2:8080 -m -w 1
+-A -t 192.0.2.1:30080 -s rr
+-a -t 192.0.2.1:30080 -r 10.1.0.2:8080 -m -w 1
+-A -t 10.1.0.1:30080 -s rr
+-a -t 10.1.0.1:30080 -r 10.1.0.2:8080 -m -w 1
+EOF
+
+iptables-restore --noflush <<EOF
+*mangle
+:KUBE-PROXY-CANARY - [0:0]
+COMMIT
+*nat
+:KUBE-PROXY-CANARY - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-LOAD-BALANCER - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+-I PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-I OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-I POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+-A KUBE-SERVICES -m comment --comment "Kubernetes service lb portal" -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
+-A KUBE-SERVICES ! -s 10.1.0.0/16 -m comment --comment "Kubernetes service cluster ip + port for masquerade purpose" -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-MARK-MASQ
+-A KUBE-SERVICES -m comment --comment "Kubernetes service external ip + port for masquerade and filter purpose" -m set --match-set KUBE-EXTERNAL-IP dst,dst -j KUBE-MARK-MASQ
+-A KUBE-SERVICES -m comment --comment "Kubernetes service external ip + port for masquerade and filter purpose" -m set --match-set KUBE-EXTERNAL-IP dst,dst -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT
+-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j ACCEPT
+-A KUBE-LOAD-BALANCER -m comment --comment "Kubernetes service load balancer ip + port with externalTrafficPolicy=local" -m set --match-set KUBE-LOAD-BALANCER-LOCAL dst,dst -j RETURN
+-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
+-A KUBE-NODE-PORT -p tcp -m comment --comment "Kubernetes nodeport TCP port with externalTrafficPolicy=local" -m set --match-set KUBE-NODE-PORT-LOCAL-TCP dst -j RETURN
+-A KUBE-NODE-PORT -p tcp -m comment --comment "Kubernetes nodeport TCP port for masquerade purpose" -m set --match-set KUBE-NODE-PORT-TCP dst -j KUBE-MARK-MASQ
+-A KUBE-POSTROUTING -m comment --comment "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose" -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+COMMIT
+*filter
+:KUBE-PROXY-CANARY - [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+:KUBE-SOURCE-RANGES-FIREWALL - [0:0]
+:KUBE-IPVS-FILTER - [0:0]
+:KUBE-IPVS-OUT-FILTER - [0:0]
+-I INPUT -m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-FILTER
+-I INPUT -m comment --comment "kube-proxy firewall rules" -j KUBE-PROXY-FIREWALL
+-I INPUT -m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT
+-I FORWARD -m comment --comment "kube-proxy firewall rules" -j KUBE-PROXY-FIREWALL
+-I FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+-I OUTPUT -m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-OUT-FILTER
+-A KUBE-FORWARD -m comment --comment "kubernetes forwarding rules" -m mark --mark 0x4000/0x4000 -j ACCEPT
+-A KUBE-FORWARD -m comment --comment "kubernetes forwarding conntrack rule" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A KUBE-NODE-PORT -m comment --comment "Kubernetes health check node port" -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT
+-A KUBE-PROXY-FIREWALL -m comment --comment "Kubernetes service load balancer ip + port for load balancer with sourceRange" -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-SOURCE-RANGES-FIREWALL
+-A KUBE-SOURCE-RANGES-FIREWALL -m comment --comment "Kubernetes service load balancer ip + port + source cidr for packet filter" -m set --match-set KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src -j RETURN
+-A KUBE-SOURCE-RANGES-FIREWALL -j DROP
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-EXTERNAL-IP dst,dst -j RETURN
+-A KUBE-IPVS-FILTER -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j RETURN
+-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT
+COMMIT
+EOF
+
+ip6tables-restore --noflush <<EOF
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-LOAD-BALANCER - [0:0]
+-I PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+-A KUBE-SERVICES -m set --match-set KUBE-6-CLUSTER-IP dst,dst -j ACCEPT
+COMMIT
+*filter
+:KUBE-IPVS-FILTER - [0:0]
+-I INPUT -m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-FILTER
+COMMIT
+EOF
+`
+
+// traces lists all that a node has of Services in iptables, ipset, IPVS and devices:
+// chains and rules without counters, names of sets, virtual servers and addresses.
+func traces(t *testing.T, h *netlab.Host) []string {
+	t.Helper()
+	var out []string
+	add := func(keep func(string) (string, bool), name string, args ...string) {
+		t.Helper()
+		var text string
+		// A listing may fail because of what is removed meanwhile.
+		eventually(t, name, func() bool {
+			var err error
+			text, err = h.Output(name, args...)
+			return err == nil
+		})
+		for line := range strings.Lines(text) {
+			if line, ok := keep(strings.TrimSpace(line)); ok {
+				out = append(out, name+": "+line)
+			}
+		}
+	}
+	for _, save := range []string{"iptables-save", "ip6tables-save"} {
+		table := ""
+		add(func(l string) (string, bool) {
+			if strings.HasPrefix(l, "*") {
+				table = l
+			}
+			l, _, _ = strings.Cut(l, " [")
+			return table + " " + l, strings.Contains(l, "KUBE-") && !strings.Contains(l, "KUBE-PROXY-CANARY")
+		}, save)
+	}
+	every := func(l string) (string, bool) { return l, l != "" }
+	add(every, "ipset", "list", "-name")
+	add(func(l string) (string, bool) {
+		return l, strings.HasPrefix(l, "-A ") || strings.HasPrefix(l, "-a ")
+	}, "ipvsadm", "-Sn")
+	add(func(l string) (string, bool) {
+		f := strings.Fields(l)
+		return strings.Join(f[:min(len(f), 4)], " "), strings.Contains(l, "kube-ipvs0")
+	}, "ip", "-o", "addr")
+	slices.Sort(out)
+	return out
+}
+
+// adoptIPVS takes a node over from kube-proxy's ipvs mode, while connections are
+// opened all the time and one stays open. It needs a kernel with IPVS.
+func adoptIPVS(t *testing.T) {
+	for _, to := range []string{"nftables", "iptables", "ipvs"} {
+		t.Run("to="+to, func(t *testing.T) {
+			args := func(dir string) []string {
+				return []string{"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--min-sync-period", "0s",
+					"--cluster-cidr", "10.1.0.0/16", "--proxy-mode", to}
+			}
+			dir := t.TempDir()
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+			// What there is of the agent's own on a node that never had anything else.
+			var want []string
+			if to != "nftables" {
+				fresh := newSite(t)
+				p := start(t, fresh.node, args(dir)...)
+				p.synced(t, "services=1 endpoints=1 changed=1")
+				want = traces(t, fresh.node)
+				p.Process.Kill()
+				p.exit(t)
+			}
+
+			s := newSite(t)
+			put(t, dir, "kube-proxy", kubeProxyIPVS)
+			if out, err := s.node.Output("sh", dir+"/kube-proxy"); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			before := traces(t, s.node)
+			long, err := dial(s.client, "tcp", "", nodePort, patience)
+			if err != nil {
+				t.Fatalf("kube-proxy's rules of the test are wrong: %v", err)
+			}
+			defer long.Close()
+			if _, _, err := long.hear(); err != nil {
+				t.Fatal(err)
+			}
+			stream := startStream(&stream{visit: visitBriefly}, s.client, clusterVIP, s.client, nodePort)
+			stream.next(10)
+
+			// Without being asked the agent leaves alone what is kube-proxy's.
+			if to == "nftables" {
+				p := start(t, s.node, args(dir)...)
+				p.synced(t, "services=1 endpoints=1 changed=1")
+				stream.next(10)
+				p.Process.Kill()
+				p.exit(t)
+				if now := traces(t, s.node); !slices.Equal(now, before) {
+					t.Errorf("changed without being asked:\n%s", difference(now, before))
+				}
+			}
+			p := start(t, s.node, append(args(dir), "--adopt-from-kube-proxy")...)
+			p.synced(t, "services=1 endpoints=1 changed=1")
+			stream.next(10)
+			if _, _, err := long.ask(); err != nil {
+				t.Errorf("the old connection: %v", err)
+			}
+			stream.next(10)
+			if y := stream.stop(); len(y.errs) != 0 {
+				t.Errorf("%d connections failed, first: %v", len(y.errs), y.errs[0])
+			}
+			if _, _, err := long.ask(); err != nil {
+				t.Errorf("the old connection: %v", err)
+			}
+			reset(long)
+			for end := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Second) {
+				now := traces(t, s.node)
+				if slices.Equal(now, want) {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("left when all connections had ended:\n%s\nlog:\n%s", difference(now, want), p.log())
+				}
+			}
+			s.meets(t, clusterVIP, podIPs[0])
+			s.meets(t, nodePort, podIPs[0])
+			if log := p.log(); strings.Contains(log, "level=ERROR") {
+				t.Errorf("log:\n%s", log)
+			}
+		})
+	}
+}
+
+// reset closes a connection such that IPVS forgets it after ten seconds, and not two
+// minutes.
+func reset(c *talk) {
+	if tcp, ok := c.Conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0) // or it takes longer
+	}
+	c.Close()
+}
+
+// visitBriefly is visit with a reset at the end, and a pause, for an emulated machine
+// has other things to do.
+func visitBriefly(h *netlab.Host, from, to string) (name, source string, err error) {
+	defer time.Sleep(50 * time.Millisecond)
+	c, err := dial(h, "tcp", from, to, 4*patience)
+	if err != nil {
+		return "", "", err
+	}
+	defer reset(c)
+	return c.hear()
+}
+
+// difference lists what two sorted lists do not have in common.
+func difference(got, want []string) string {
+	var b strings.Builder
+	for _, l := range got {
+		if !slices.Contains(want, l) {
+			fmt.Fprintln(&b, "+", l)
+		}
+	}
+	for _, l := range want {
+		if !slices.Contains(got, l) {
+			fmt.Fprintln(&b, "-", l)
+		}
+	}
+	return b.String()
+}
+
+// cleanupIPVSNode has --cleanup remove what kube-proxy's ipvs mode has left.
+func cleanupIPVSNode(t *testing.T) {
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "kube-proxy", kubeProxyIPVS)
+	if out, err := s.node.Output("sh", dir+"/kube-proxy"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if len(traces(t, s.node)) < 40 {
+		t.Fatalf("only %q is there", traces(t, s.node))
+	}
+	c := start(t, s.node, "run", "--cleanup", "--adopt-from-kube-proxy")
+	if code, _ := c.exit(t); code != 0 {
+		t.Errorf("exit status %d, log:\n%s", code, c.log())
+	}
+	if left := traces(t, s.node); len(left) != 0 {
+		t.Errorf("left:\n%s", strings.Join(left, "\n"))
+	}
+}
+
+// TestIPVSNode does what needs a kernel with IPVS, all in one machine: it takes long
+// to boot.
+func TestIPVSNode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes minutes in an emulated machine")
+	}
+	for _, program := range []string{"ipset", "ipvsadm"} {
+		_, err := exec.LookPath(program)
+		netlab.Need(t, err == nil, program)
+	}
+	if !vm.Inside(t, vm.IPVS) {
+		return
+	}
+	t.Run("privileges", privilegesIPVS)
+	t.Run("explain", explainIPVS)
+	t.Run("cleanup", cleanupIPVSNode)
+	t.Run("adopt", adoptIPVS)
+}
+
+// explainIPVS has explain compare with IPVS.
+func explainIPVS(t *testing.T) {
+	s := newSite(t)
+	dir := t.TempDir()
+	local := strings.Replace(webService, "spec:\n", "spec:\n  externalTrafficPolicy: Local\n", 1)
+	node := "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n---\n"
+	here := strings.Replace(webSlice(podIPs[:2]...), "- addresses: [10.1.0.2]\n", "- addresses: [10.1.0.2]\n  nodeName: n1\n", 1)
+	put(t, dir, "web.yaml", node+local+"---\n"+here)
+	asks := func(code int, from, to string, says ...string) {
+		t.Helper()
+		p := start(t, s.node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs", "--from", from, to)
+		got, out := p.exit(t)
+		for _, line := range says {
+			if got != code || !slices.ContainsFunc(out, func(l string) bool { return strings.HasPrefix(l, "kernel: "+line) }) {
+				t.Errorf("from %s to %s: exit status %d, want %d; %q in\n%s\n%s", from, to, got, code, line, strings.Join(out, "\n"), p.log())
+			}
+		}
+		// And no other endpoints.
+		if n, want := strings.Count(strings.Join(out, "\n"), "kernel: endpoint "), strings.Count(strings.Join(says, "\n"), "endpoint "); n != want {
+			t.Errorf("from %s to %s: %d endpoints, want %d, in\n%s", from, to, n, want, strings.Join(out, "\n"))
+		}
+	}
+	const client, own = "192.0.2.9", "192.0.2.1"
+	asks(0, client, clusterVIP, "mode ipvs has no rules in this network namespace")
+	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", "ipvs")
+	p.synced(t, "services=1 endpoints=2 changed=1")
+	asks(0, client, clusterVIP, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
+	asks(0, client, nodePort, "endpoint 10.1.0.2:8080", "agrees")
+	// The node itself may use them all: there is a virtual server for that.
+	asks(0, own, nodePort, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
+	asks(0, client, "10.96.0.10:81", "no virtual server for it", "agrees")
+	p.Process.Kill()
+	p.exit(t)
+	if _, err := s.node.Output("ipvsadm", "-e", "-t", clusterVIP, "-r", "10.1.0.3:8080", "-m", "-w", "0"); err != nil {
+		t.Fatal(err)
+	}
+	asks(1, client, clusterVIP, "endpoint 10.1.0.2:8080", "DIFFERS from what should be")
+	if _, err := s.node.Output("ip", "addr", "del", "10.96.0.10/32", "dev", "kube-ipvs0"); err != nil {
+		t.Fatal(err)
+	}
+	asks(1, client, clusterVIP, "a virtual server for it, but 10.96.0.10 is bound to no device", "DIFFERS from what should be")
+}
+
+// modprobe is a program in place of modprobe(8): it loads those modules of the
+// machine's that are missing.
+const modprobe = `#!/bin/sh
+while read -r m; do insmod /modules/$m 2>/dev/null; done </modules/order
+exit 0
+`
+
+// privilegesIPVS starts the agent with every capability where the modules of
+// iptables-legacy are not loaded, which only a privileged process can change. It has
+// the machine's own network namespace serve.
+func privilegesIPVS(t *testing.T) {
+	dir := t.TempDir()
+	out, err := exec.Command("sh", "-c", "rmmod iptable_nat iptable_filter iptable_mangle iptable_raw iptable_security ip_tables ip6table_nat ip6table_filter ip6table_mangle ip6table_raw ip6table_security ip6_tables 2>&1; ls /proc/net/ip_tables_names /proc/net/ip6_tables_names").CombinedOutput()
+	if err == nil {
+		t.Skipf("the modules of iptables-legacy cannot be unloaded: %s", out)
+	}
+	put(t, dir, "modprobe", modprobe)
+	if err := os.Chmod(dir+"/modprobe", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile("/proc/sys/kernel/modprobe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(dir+"/modprobe"), 0); err != nil {
+		t.Fatal(err)
+	}
+	defer os.WriteFile("/proc/sys/kernel/modprobe", before, 0)
+	s := newSite(t)
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p := startWith(t, s.node, []string{"PATH=" + flavourPath(t, "legacy")}, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	var want uint64
+	for _, c := range needed() {
+		want |= 1 << c
+	}
+	for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {
+		if got := capabilities(t, p.Process.Pid, set); got != want {
+			t.Errorf("%s is %x, want %x", set, got, want)
+		}
+	}
+	s.meets(t, clusterVIP, podIPs[0])
+	p.logged(t, "mode ipvs is deprecated")
+
+	// A limit of connections that somebody has raised is set to what is asked for, as
+	// by kube-proxy, unless that is 0.
+	const limit = "/proc/sys/net/netfilter/nf_conntrack_max"
+	for _, tt := range []struct{ perCore, want string }{{"0", "777777\n"}, {"1", "200000\n"}} {
+		if err := os.WriteFile(limit, []byte("777777"), 0); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("/proc/self/exe", "run", "--init-only", "--conntrack-max-per-core", tt.perCore, "--conntrack-min", "200000")
+		cmd.Env = append(os.Environ(), programEnv+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("--init-only: %v\n%s", err, out)
+		}
+		if got, err := os.ReadFile(limit); err != nil || string(got) != tt.want {
+			t.Errorf("--conntrack-max-per-core %s: the limit is %s, want %s, error %v", tt.perCore, got, tt.want, err)
+		}
+	}
+}
