@@ -52,7 +52,7 @@ func BenchmarkFlush(b *testing.B) {
 	for _, flows := range []int{20000, 100000} {
 		for _, stale := range []int{0, 1000, 20000} {
 			b.Run(fmt.Sprintf("flows=%d/stale=%d", flows, stale), func(b *testing.B) {
-				h := host(b)
+				h := netlab.NewHost(b)
 				var info Info
 				c := cleanerAt(b, h, &Trace{Flushed: func(i Info) { info = i }})
 				every := 0
@@ -96,7 +96,7 @@ func BenchmarkDump(b *testing.B) {
 		want     int
 	}{{"UDP", unix.IPPROTO_UDP, flows}, {"TCP", unix.IPPROTO_TCP, 0}} {
 		b.Run(fmt.Sprintf("flows=%d/%s", flows, c.name), func(b *testing.B) {
-			h := host(b)
+			h := netlab.NewHost(b)
 			fill(b, h, flows, 0, c.protocol)
 			k, err := openKernel(h.FD())
 			if err != nil {
@@ -113,7 +113,7 @@ func BenchmarkDump(b *testing.B) {
 		})
 	}
 	b.Run(fmt.Sprintf("flows=%d/UDP/library", flows), func(b *testing.B) {
-		h := host(b)
+		h := netlab.NewHost(b)
 		fill(b, h, flows, 0, unix.IPPROTO_UDP)
 		var nl *netlink.Handle
 		if err := h.Do(func() (err error) { nl, err = netlink.NewHandle(unix.NETLINK_NETFILTER); return err }); err != nil {

@@ -36,7 +36,7 @@ func TestLeastPrivilege(t *testing.T) {
 		{[]int{unix.CAP_NET_RAW, unix.CAP_SYS_ADMIN, unix.CAP_DAC_OVERRIDE}, false},
 		{nil, false},
 	} {
-		h := host(t)
+		h := netlab.NewHost(t)
 		create(t, h, toOne, toTwo)
 		var said strings.Builder
 		cmd := confine.Command("clean up", confine.Limits{Capabilities: c.capabilities})
@@ -72,7 +72,7 @@ func cleanUp() error {
 // TestSocketLost has the sockets of a Cleaner closed, or become something else: it
 // opens others and goes on.
 func TestSocketLost(t *testing.T) {
-	h := host(t)
+	h := netlab.NewHost(t)
 	// For NodePorts the node's addresses are asked for.
 	nodePort := service{name: "np", cluster: "10.96.0.99:53", nodePort: 30099, endpoints: eps("10.0.0.2:53")}.compile(everyAddress())
 	for _, what := range []string{"another file", "another socket", "route"} {
@@ -154,7 +154,7 @@ func routeSockets(t *testing.T) (out []int) {
 
 // TestSignals interrupts every system call that waits.
 func TestSignals(t *testing.T) {
-	h := host(t)
+	h := netlab.NewHost(t)
 	got := make(chan os.Signal, 1)
 	signal.Notify(got, unix.SIGALRM)
 	defer signal.Stop(got)
@@ -236,7 +236,7 @@ func TestTableFull(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some seconds and a hundred megabytes of kernel memory")
 	}
-	node := host(t)
+	node := netlab.NewHost(t)
 	_, err := node.Output("nft", "--version")
 	netlab.Need(t, err == nil, "the nft command")
 	limit, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
@@ -350,7 +350,7 @@ func TestTableFull(t *testing.T) {
 // TestLeaks makes and closes Cleaners, and records Services that come and go: what
 // is held afterwards is what was held after as many of each.
 func TestLeaks(t *testing.T) {
-	h := host(t)
+	h := netlab.NewHost(t)
 	kept := cleanerAt(t, h, nil)
 	rounds := 100
 	if testing.Short() {

@@ -19,22 +19,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// host is a network namespace of its own, in which conntrack works.
-func host(tb testing.TB) *netlab.Host {
-	tb.Helper()
-	netlab.Require(tb)
-	lab, err := netlab.New()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { lab.Close() })
-	h, err := lab.Host("node")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return h
-}
-
 func cleanerAt(tb testing.TB, h *netlab.Host, trace *Trace) *Cleaner {
 	tb.Helper()
 	c, err := New(Config{NetNS: h.FD(), Trace: trace})
@@ -153,7 +137,7 @@ func shown(flows ...Flow) []string {
 
 // TestKernelDump compares what is decoded with what was put in.
 func TestKernelDump(t *testing.T) {
-	h := host(t)
+	h := netlab.NewHost(t)
 	tcp := flow("10.9.0.1:1000", "10.96.0.1:53", "10.0.0.1:53")
 	tcp.Protocol = unix.IPPROTO_TCP
 	zoned := flow("10.9.0.2:1000", "10.96.0.1:53", "10.0.0.1:53")
@@ -191,7 +175,7 @@ func TestKernelDump(t *testing.T) {
 // TestKernelDelete: exactly the entries given are deleted, and not a later one
 // between the same addresses.
 func TestKernelDelete(t *testing.T) {
-	h := host(t)
+	h := netlab.NewHost(t)
 	stay := flow("10.9.0.1:1000", "10.96.0.1:53", "10.0.0.1:53")
 	zoned := flow("10.9.0.2:1000", "10.96.0.1:53", "10.0.0.1:53")
 	zoned.Zone = 7
@@ -234,7 +218,7 @@ func TestKernelDelete(t *testing.T) {
 // TestKernelGivenUp: a dump that was broken off leaves nothing behind that the
 // next one stumbles over.
 func TestKernelGivenUp(t *testing.T) {
-	h := host(t)
+	h := netlab.NewHost(t)
 	var many []Flow
 	for i := range 2000 { // several times what one read gives
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
@@ -260,7 +244,7 @@ func TestKernelGivenUp(t *testing.T) {
 // TestKernelOverrun: answers that do not fit the receive buffer are an error, and
 // none after that.
 func TestKernelOverrun(t *testing.T) {
-	h := host(t)
+	h := netlab.NewHost(t)
 	var many []Flow
 	for i := range deleteBatch {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
@@ -299,7 +283,7 @@ func TestKernelOverrun(t *testing.T) {
 
 // TestNewHere: without a namespace given, it is the thread's.
 func TestNewHere(t *testing.T) {
-	h := host(t)
+	h := netlab.NewHost(t)
 	create(t, h, toOne)
 	var c *Cleaner
 	if err := h.Do(func() (err error) { c, err = New(Config{}); return err }); err != nil {
@@ -316,7 +300,7 @@ func TestNewHere(t *testing.T) {
 }
 
 func TestKernelLocalAddrs(t *testing.T) {
-	h := host(t)
+	h := netlab.NewHost(t)
 	for _, p := range []string{"192.0.2.1/24", "2001:db8::1/64"} {
 		if err := h.AddAddr("lo", netip.MustParsePrefix(p)); err != nil {
 			t.Fatal(err)
@@ -348,7 +332,7 @@ func TestNewInNoNamespace(t *testing.T) {
 // TestKernelWorld is every kind of flow at once, in both families, before and
 // after a change of every kind.
 func TestKernelWorld(t *testing.T) {
-	h := host(t)
+	h := netlab.NewHost(t)
 	if err := errors.Join(h.AddAddr("lo", netip.MustParsePrefix("192.0.2.1/32")),
 		h.AddAddr("lo", netip.MustParsePrefix("2001:db8::1/128"))); err != nil {
 		t.Fatal(err)
@@ -437,7 +421,7 @@ func TestKernelWorld(t *testing.T) {
 // TestPackets is one client's socket, which goes on sending while the endpoint it
 // was translated to goes away.
 func TestPackets(t *testing.T) {
-	node := host(t)
+	node := netlab.NewHost(t)
 	_, err := node.Output("nft", "--version")
 	netlab.Need(t, err == nil, "the nft command")
 	lab, err := netlab.New()

@@ -229,7 +229,7 @@ func TestRepair(t *testing.T) {
 				r.command(tracker.IPv4, "-restore", old)
 			}
 			err := r.backend.Check(context.Background())
-			if drift := (*DriftError)(nil); !c.hidden && (!errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull)) {
+			if drift := (*ruleset.DriftError)(nil); !c.hidden && (!errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull)) {
 				t.Errorf("%s: Check says %v", c.what, err)
 			} else if c.hidden && err != nil {
 				t.Errorf("%s: Check says %v; if it sees that, say so", c.what, err)

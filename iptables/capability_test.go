@@ -43,7 +43,7 @@ const lockEnv = "PROXIER_TEST_LOCK"
 func TestLeastPrivilege(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
-		h := newHost(t)
+		h := netlab.NewHost(t)
 		admin, raw := unix.CAP_NET_ADMIN, unix.CAP_NET_RAW
 		for _, c := range []struct {
 			capabilities []int

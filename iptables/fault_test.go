@@ -160,7 +160,7 @@ func TestKilledAgent(t *testing.T) {
 func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
-	h := newHost(t)
+	h := netlab.NewHost(t)
 	w := &watched{tb: t, dir: t.TempDir()}
 	config := testConfig(t, NFT)
 	w.through(&config)
@@ -239,7 +239,7 @@ func hang() error {
 func TestFewFiles(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
-		h := newHost(t)
+		h := netlab.NewHost(t)
 		few := uint64(64)
 		cmd := confine.Command("few files "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}, Files: &few})
 		cmd.Env = append(cmd.Env, lockEnv+"="+filepath.Join(t.TempDir(), "lock"))
@@ -312,7 +312,7 @@ func TestSysctlReadOnly(t *testing.T) {
 	netlab.Require(t)
 	needFlavour(t, NFT)
 	t.Parallel()
-	h := newHost(t)
+	h := netlab.NewHost(t)
 	cmd := confine.Command("sysctl", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	if err := h.Start(cmd); err != nil {

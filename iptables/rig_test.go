@@ -20,22 +20,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// newHost returns a network namespace of the test's own.
-func newHost(tb testing.TB) *netlab.Host {
-	tb.Helper()
-	netlab.Require(tb)
-	lab, err := netlab.New()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { lab.Close() })
-	h, err := lab.Host("node")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return h
-}
-
 // rig is a pipeline to one kernel, driven by hand.
 type rig struct {
 	testing.TB
@@ -52,7 +36,7 @@ const thisNode = "node-a"
 
 func newRig(tb testing.TB, flavour Flavour, edits ...func(*Config)) *rig {
 	tb.Helper()
-	r := &rig{TB: tb, flavour: flavour, host: newHost(tb)}
+	r := &rig{TB: tb, flavour: flavour, host: netlab.NewHost(tb)}
 	r.config = testConfig(tb, flavour)
 	r.config.NetNS = r.host.FD()
 	for _, e := range edits {

@@ -11,28 +11,10 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/tracker"
 )
 
-// DriftError says that somebody else altered what the backend wrote. It is
-// [ruleset.ErrNeedFull].
-type DriftError struct {
-	// Family is whose table it is.
-	Family tracker.Family
-	// What is missing: a rule, and the chain it should be in.
-	What string
-}
-
-// Error says it all.
-func (e *DriftError) Error() string {
-	return fmt.Sprintf("iptables: %s: not there any more: %s", e.Family, e.What)
-}
-
-// Unwrap returns [ruleset.ErrNeedFull].
-func (e *DriftError) Unwrap() error { return ruleset.ErrNeedFull }
-
 // Check reports whether the tables were flushed, put back to an earlier state, or
-// lost a jump to the backend's chains: nil, a [*DriftError], [ruleset.ErrNeedFull]
+// lost a jump to the backend's chains: nil, a [*ruleset.DriftError], [ruleset.ErrNeedFull]
 // if nothing is known of them, [os.ErrClosed], or the error of looking. After a
 // DriftError the next delta must be a full one; [Backend.Apply] asks for it.
 //
@@ -74,7 +56,7 @@ func (f *family) check(ctx context.Context) error {
 		case err == nil:
 		case refused(err):
 			f.model = nil
-			drift := &DriftError{Family: f.family, What: "table " + t.String()}
+			drift := &ruleset.DriftError{Backend: "iptables", Family: f.family, What: "not there any more, in table " + t.String()}
 			var e *CommandError
 			if errors.As(err, &e) && e.Text != "" {
 				drift.What += ": " + strings.TrimPrefix(e.Text, "-C ")
@@ -87,24 +69,10 @@ func (f *family) check(ctx context.Context) error {
 	return nil
 }
 
-// Watch calls [Backend.Check] at the interval and drifted with each error but
-// those of ctx, until ctx is done or the backend is closed; it returns ctx's error
-// or [os.ErrClosed]. What drifted should do is ask the cursor for a full delta and
-// have it synced.
+// Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with what that
+// finds, until ctx is done or the backend is closed; it returns ctx's error or
+// [os.ErrClosed]. What drifted should do is ask the cursor for a full delta and have
+// it synced.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-		switch err := b.Check(ctx); {
-		case errors.Is(err, os.ErrClosed):
-			return err
-		case err != nil && ctx.Err() == nil:
-			drifted(err)
-		}
-	}
+	return ruleset.Watch(ctx, interval, b.Check, drifted)
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -32,9 +33,6 @@ type Backend struct {
 	rules  map[tracker.Family]written
 	closed bool
 }
-
-// ErrClosed is returned after [Backend.Close].
-var ErrClosed = errors.New("ipvs: closed")
 
 // New returns a backend for the network namespace that c names. It opens netlink
 // sockets and checks that the kernel can do what is needed, which changes nothing
@@ -86,7 +84,8 @@ func (b *Backend) close() {
 	}
 }
 
-// Close closes the backend's sockets and leaves everything in place.
+// Close closes the backend's sockets and leaves everything in place. What is called
+// after it returns an error that is [os.ErrClosed].
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,7 +158,7 @@ func (b *Backend) do(ctx context.Context, f func() error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
-		return ErrClosed
+		return errClosed
 	}
 	return f()
 }
@@ -297,3 +296,6 @@ func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, rea
 	s.node = n
 	return nil
 }
+
+// errClosed is what a closed backend answers.
+var errClosed = fmt.Errorf("ipvs: backend: %w", os.ErrClosed)

@@ -360,7 +360,7 @@ func testAlteredByOthers(f *fire) {
 		held := f.Hold(f.targets[:2])
 		f.run(c.do)
 		said := f.backend.Check(ctx)
-		var drift *DriftError
+		var drift *ruleset.DriftError
 		if !errors.As(said, &drift) {
 			t.Errorf("%s: Check says %v", c.do, said)
 		}

@@ -63,7 +63,8 @@ func (t iptables) run(ctx context.Context, input, program string, args ...string
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = time.Second
+	// What a program has written is still being read when it has ended.
+	cmd.WaitDelay = 30 * time.Second
 	if err := within(t.netns, cmd.Start); err != nil {
 		return "", fmt.Errorf("%s: %w", program, err)
 	}

@@ -303,7 +303,7 @@ func testDrift(t *testing.T) {
 		r.run(c)
 		err := r.backend.Check(ctx)
 		needFull(t, err, c)
-		var drift *DriftError
+		var drift *ruleset.DriftError
 		if !errors.As(err, &drift) || drift.What == "" {
 			t.Errorf("%s: %v", c, err)
 		}
@@ -672,7 +672,7 @@ func testFailures(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 	r.backend.Close()
-	if err := r.backend.Check(context.Background()); !errors.Is(err, ErrClosed) {
+	if err := r.backend.Check(context.Background()); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
 	// A device of that name that is something else.

@@ -14,24 +14,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// DriftError says how the kernel differs from how the backend left it. It is
-// [ruleset.ErrNeedFull].
-type DriftError struct {
-	// Family is the family in which something was altered.
-	Family tracker.Family
-	// What is what was found.
-	What string
-}
-
-// Error names the family and what was found.
-func (e *DriftError) Error() string {
-	return fmt.Sprintf("ipvs: %s was altered by somebody else: %s", e.Family, e.What)
-}
-
-// Unwrap returns [ruleset.ErrNeedFull].
-func (e *DriftError) Unwrap() error { return ruleset.ErrNeedFull }
-
-// Check reports whether everything is as the backend left it: nil, a [*DriftError]
+// Check reports whether everything is as the backend left it: nil, a [*ruleset.DriftError]
 // if somebody else altered something, [ruleset.ErrNeedFull] if nothing is known, or
 // the error of reading it. After any but nil the next delta must be a full one,
 // which puts it right; [Backend.Apply] asks for it.
@@ -59,7 +42,9 @@ func (b *Backend) Check(ctx context.Context) error {
 
 // compare reads a family and compares it with what it is to be.
 func (b *Backend) compare(ctx context.Context, s *state) error {
-	drift := func(format string, args ...any) error { return &DriftError{s.family, fmt.Sprintf(format, args...)} }
+	drift := func(format string, args ...any) error {
+		return &ruleset.DriftError{Backend: "ipvs", Family: s.family, What: fmt.Sprintf(format, args...)}
+	}
 	if err := b.device.find(); err != nil {
 		return drift("%v", err)
 	}
@@ -214,27 +199,22 @@ func (b *Backend) followAddresses() error {
 const tendInterval = time.Second
 
 // Watch calls [Backend.Tend] every second and [Backend.Check] at the interval, until
-// ctx is done; it returns ctx's error. It calls drifted with each error that is not
-// ctx's nor a [*ruleset.PartialError]: what drifted should do is ask the cursor for a
-// full delta and have it synced.
+// ctx is done or the backend is closed; it returns ctx's error or [os.ErrClosed]. It
+// calls drifted with each error that is not ctx's nor a [*ruleset.PartialError]: what
+// drifted should do is ask the cursor for a full delta and have it synced.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
-	tick := time.NewTicker(tendInterval)
-	defer tick.Stop()
-	check := time.NewTicker(interval)
-	defer check.Stop()
-	for {
-		var err error
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case now := <-tick.C:
-			err = b.Tend(ctx, now)
-		case <-check.C:
-			err = b.Check(ctx)
+	last := time.Now()
+	return ruleset.Watch(ctx, min(interval, tendInterval), func(ctx context.Context) error {
+		now := time.Now()
+		if now.Sub(last) >= interval {
+			last = now
+			return b.Check(ctx)
 		}
+		err := b.Tend(ctx, now)
 		var partial *ruleset.PartialError
-		if err != nil && ctx.Err() == nil && !errors.As(err, &partial) {
-			drifted(err)
+		if errors.As(err, &partial) {
+			return nil // Tend tries again by itself
 		}
-	}
+		return err
+	}, drifted)
 }

@@ -25,22 +25,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// newHost returns a network namespace of the test's own.
-func newHost(tb testing.TB) *netlab.Host {
-	tb.Helper()
-	netlab.Require(tb)
-	lab, err := netlab.New()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { lab.Close() })
-	h, err := lab.Host("node")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return h
-}
-
 // rig is a pipeline to one kernel, driven by hand.
 type rig struct {
 	testing.TB
@@ -180,7 +164,7 @@ func TestRandomChanges(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, newHost(t))
+			r := newRig(t, netlab.NewHost(t))
 			if seed%2 == 1 {
 				r.limit = smallLimit
 				r.start()
@@ -279,7 +263,7 @@ func TestRestartKeepsClients(t *testing.T) {
 	for name, limit := range map[string]int{"in place": 0, "by a shadow": smallLimit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, newHost(t))
+			r := newRig(t, netlab.NewHost(t))
 			needNFT(t, r.host)
 			for i := range 60 {
 				r.tracker.SetService(svc(i, sticky(1000)))
@@ -331,7 +315,7 @@ func TestRestartKeepsClients(t *testing.T) {
 // on what else there is.
 func TestCostOfAChange(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	for _, services := range []int{1, 200} {
 		for i := range services {
 			r.tracker.SetService(svc(i))
@@ -384,7 +368,7 @@ func (r *rig) nft(script string) string {
 // TestCleanup removes exactly what is ours.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	r.nft("add table ip other")
 	r.tracker.SetService(svc(0))
@@ -402,7 +386,7 @@ func TestCleanup(t *testing.T) {
 // TestTwoBackends has two backends with tables of their own.
 func TestTwoBackends(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	r.tracker.SetService(svc(0))
 	r.sync()
 	other, err := New(Config{NetNS: r.host.FD(), Table: "another", Families: []tracker.Family{tracker.IPv6}})
@@ -423,7 +407,7 @@ func TestTwoBackends(t *testing.T) {
 // that can.
 func TestServiceThatCannotBe(t *testing.T) {
 	t.Parallel()
-	b, err := New(Config{NetNS: newHost(t).FD(), Families: []tracker.Family{tracker.IPv4}})
+	b, err := New(Config{NetNS: netlab.NewHost(t).FD(), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -476,7 +460,7 @@ func TestNoRights(t *testing.T) {
 // TestProbeTableOfOthers leaves alone what is not the backend's.
 func TestProbeTableOfOthers(t *testing.T) {
 	t.Parallel()
-	h := newHost(t)
+	h := netlab.NewHost(t)
 	needNFT(t, h)
 	if out, err := h.Output("nft", "add table ip proxier-probe; add chain ip proxier-probe theirs"); err != nil {
 		t.Fatal(err, out)
@@ -556,7 +540,7 @@ func TestFailedIsServedOn(t *testing.T) {
 	for name, limit := range map[string]int{"in place": 0, "by a shadow": smallLimit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, newHost(t))
+			r := newRig(t, netlab.NewHost(t))
 			needNFT(t, r.host)
 			r.limit = limit
 			r.start()

@@ -157,7 +157,7 @@ func BenchmarkColdStart(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
-			h := newHost(b)
+			h := netlab.NewHost(b)
 			p := newPipeline(b, h.FD())
 			p.take(w)
 			p.sync(b)
@@ -248,7 +248,7 @@ func BenchmarkRestart(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
-			h := newHost(b)
+			h := netlab.NewHost(b)
 			p := newPipeline(b, h.FD())
 			p.take(w)
 			p.sync(b)
@@ -280,7 +280,7 @@ func BenchmarkRestart(b *testing.B) {
 func BenchmarkOneEndpointChanged(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
-			h := newHost(b)
+			h := netlab.NewHost(b)
 			p := newPipeline(b, h.FD())
 			defer p.backend.Close()
 			p.take(newWorld(size))
@@ -351,7 +351,7 @@ func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
 func BenchmarkServiceAddedAndRemoved(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
-			h := newHost(b)
+			h := netlab.NewHost(b)
 			p := newPipeline(b, h.FD())
 			defer p.backend.Close()
 			p.take(newWorld(size))
@@ -380,7 +380,7 @@ func BenchmarkHeap(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
-			h := newHost(b)
+			h := netlab.NewHost(b)
 			var held float64
 			for b.Loop() {
 				before := liveHeap()

@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -22,7 +23,7 @@ import (
 // it, do all that a Backend does.
 func TestLeastPrivilege(t *testing.T) {
 	t.Parallel()
-	h := newHost(t)
+	h := netlab.NewHost(t)
 	for _, c := range []struct {
 		capabilities []int
 		want         string

@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -78,7 +79,7 @@ func TestPlainClassesAreBounded(t *testing.T) {
 // room is made once enough of them are gone.
 func TestAffinityTimeoutsRunOut(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	const greedy = 1100 // each takes two classes
 	name := func(i int) types.NamespacedName {
 		return types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -17,10 +18,10 @@ import (
 // another network namespace, which must see nothing of what the backend is told.
 func TestUseAfterClose(t *testing.T) {
 	// Not parallel: nobody else may take the number.
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	r.tracker.SetService(svc(0))
 	r.sync()
-	other := newHost(t)
+	other := netlab.NewHost(t)
 	// Sockets until one has the number that the backend's had.
 	var conns []*nlbatch.Conn
 	defer func() {

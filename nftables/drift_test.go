@@ -71,7 +71,7 @@ func sticky(seconds int32) func(*v1.Service) {
 // alteredRig returns a rig with two Services, one with affinity.
 func alteredRig(t *testing.T) *rig {
 	t.Helper()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	r.tracker.SetService(svc(0))
 	r.tracker.SetService(svc(1, sticky(600)))
@@ -132,7 +132,7 @@ func TestAlteredTablesAreNoticedAndRepaired(t *testing.T) {
 			}
 			r.alter(script)
 			err := r.backend.Check(context.Background())
-			var drift *DriftError
+			var drift *ruleset.DriftError
 			if !errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull) {
 				t.Fatalf("Check says %v", err)
 			}
@@ -223,7 +223,7 @@ func TestAlteredElementsStayNoticed(t *testing.T) {
 	if r.last.Full {
 		t.Fatal("the change was a full delta")
 	}
-	var drift *DriftError
+	var drift *ruleset.DriftError
 	if err := r.backend.Check(context.Background()); !errors.As(err, &drift) {
 		t.Fatalf("Check says %v", err)
 	}

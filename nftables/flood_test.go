@@ -17,6 +17,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
@@ -253,7 +254,7 @@ func TestRollingRestart(t *testing.T) {
 // connection: nothing is written.
 func TestRelist(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	w := newWorld(worldSize{1000, 10})
 	hand := func() {
 		for i := range w.services {

@@ -30,7 +30,7 @@ const goldenVersion = "v1.0.6"
 // the tool can show it.
 func TestListing(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	version, _ := r.host.Output("nft", "--version")
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
@@ -78,7 +78,7 @@ func TestListing(t *testing.T) {
 // hashes. Which endpoint has which slot is left out.
 func TestListingOfChoice(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	version, _ := r.host.Output("nft", "--version")
 	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)

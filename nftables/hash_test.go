@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -24,7 +25,7 @@ import (
 func TestHashIsTheOneInGo(t *testing.T) {
 	t.Parallel()
 	const seed = 0x1234_5678_9abc_def0
-	h := newHost(t)
+	h := netlab.NewHost(t)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

@@ -133,7 +133,7 @@ var (
 // room for works, and what there is not fails alone, with an error that says why.
 func TestLimits(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	netlab.Need(t, r.backend.conn.Limit() >= 8<<20-1<<10, "a socket buffer of 8 MiB (net.core.wmem_max)")
 	many := func(i, endpoints int) {
 		for n := range (endpoints + 999) / 1000 {

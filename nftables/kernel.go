@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -282,7 +283,7 @@ func persist(f func() error) error {
 	var err error
 	for range 5 {
 		err = f()
-		var drift *DriftError
+		var drift *ruleset.DriftError
 		if !errors.As(err, &drift) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) {
 			break
 		}

@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -46,7 +47,7 @@ func TestLeaks(t *testing.T) {
 		cycles = 20
 	}
 	const services = 40
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	r.tracker.SetService(svc(200))
 	r.tracker.SetSlice(epSlice(200, tracker.IPv4, upTo(3)...))

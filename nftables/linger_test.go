@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -14,7 +15,7 @@ import (
 // deltas come.
 func TestEndpointsThatLinger(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	r.backend.linger = time.Second
 	start := time.Now()
 	later := func(d time.Duration) { // time passes for all that is remembered

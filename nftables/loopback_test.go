@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -20,7 +21,7 @@ import (
 // whose one endpoint is a server on the node itself, and a client of it.
 func loopbackRig(t *testing.T, edits ...func(*v1.Service)) (r *rig, client *net.UDPConn, exchange func()) {
 	t.Helper()
-	r = newRig(t, newHost(t))
+	r = newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	const server = "192.168.7.1"
 	must := func(err error) {

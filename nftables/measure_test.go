@@ -14,6 +14,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -109,7 +110,7 @@ func TestBytesOfAService(t *testing.T) {
 // endpoints and a Service that is too large for any transaction.
 func TestSmallSocketBuffer(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	r.limit = unprivileged
 	r.start()
 	ctx := context.Background()
@@ -175,7 +176,7 @@ func TestSmallSocketBuffer(t *testing.T) {
 // only once all of its ports are there.
 func TestClusterIPsComeLast(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	r.limit = smallLimit
 	r.start()
 	for i := range 120 {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -20,7 +21,7 @@ import (
 // the socket has room for: the next question must not get one of these answers.
 func TestMoreRefusalsThanFit(t *testing.T) {
 	t.Parallel()
-	h := newHost(t)
+	h := netlab.NewHost(t)
 	conn, err := nlbatch.Dial(h.FD())
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +59,7 @@ func TestMoreRefusalsThanFit(t *testing.T) {
 // use: the one that was made later is the one that counts.
 func TestKilledWhileOneTableTakesTheOthersPlace(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	r.tracker.SetService(svc(0, sticky(1000)))
 	r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(3)...))

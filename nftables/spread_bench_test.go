@@ -18,6 +18,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -73,7 +74,7 @@ func BenchmarkHashed(b *testing.B) {
 		w := newWorld(worldSize{c.services, 10})
 		name := fmt.Sprintf("services=%d/slots=%d/", c.services, c.slots)
 		b.Run(name+"cold", func(b *testing.B) {
-			h := newHost(b)
+			h := netlab.NewHost(b)
 			count := 0
 			memory := 0.0
 			for b.Loop() {
@@ -101,7 +102,7 @@ func BenchmarkHashed(b *testing.B) {
 			clean(b, h)
 		})
 		b.Run(name+"change", func(b *testing.B) {
-			h := newHost(b)
+			h := netlab.NewHost(b)
 			p := newHashedPipeline(b, h.FD(), byPort(c.slots))
 			defer p.backend.Close()
 			p.take(w)
@@ -132,7 +133,7 @@ func BenchmarkHashed(b *testing.B) {
 // random shows what that is worth. It takes some 1,000 rounds (-benchtime 1000x) to
 // tell one in a hundred.
 func BenchmarkConnections(b *testing.B) {
-	h := newHost(b)
+	h := netlab.NewHost(b)
 	es := benchSlice(0, 0)
 	for i := range 10 {
 		a := netip.AddrFrom4([4]byte{192, 168, 9, byte(i + 1)})

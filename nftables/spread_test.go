@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/maglev"
@@ -109,7 +110,7 @@ func TestSpreadPools(t *testing.T) {
 // hashed Service takes: those of what moves.
 func TestCostOfASpreadChange(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	hashed := func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSourcePort) }
 	r.tracker.SetService(svc(0, hashed))
 	r.tracker.SetService(svc(1))

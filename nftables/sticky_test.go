@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -31,7 +32,7 @@ func longNamed(i int) (*v1.Service, *discovery.EndpointSlice) {
 // hold.
 func TestRestartKeepsLongNames(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, newHost(t))
+	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	for i := range 3 {
 		s, slice := longNamed(i)
@@ -77,7 +78,7 @@ func TestFewerClientsThanThereWere(t *testing.T) {
 	for name, limit := range map[string]int{"in place": 0, "by a shadow": smallLimit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, newHost(t))
+			r := newRig(t, netlab.NewHost(t))
 			needNFT(t, r.host)
 			r.limit = limit
 			r.start()

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"time"
 
@@ -18,23 +17,6 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// DriftError says how the tables differ from how the backend left them. It is
-// [ruleset.ErrNeedFull].
-type DriftError struct {
-	// Family is the family whose table was altered.
-	Family tracker.Family
-	// What is what was found.
-	What string
-}
-
-// Error names the table and what was found.
-func (e *DriftError) Error() string {
-	return fmt.Sprintf("nftables: %s table was altered by somebody else: %s", e.Family, e.What)
-}
-
-// Unwrap returns [ruleset.ErrNeedFull].
-func (e *DriftError) Unwrap() error { return ruleset.ErrNeedFull }
 
 // watched is what is known of the tables in the kernel since they were last read.
 type watched struct {
@@ -46,7 +28,7 @@ type watched struct {
 }
 
 // Check reports whether the tables are as the backend left them: nil, a
-// [*DriftError] if somebody else altered or deleted one, [ruleset.ErrNeedFull] if
+// [*ruleset.DriftError] if somebody else altered or deleted one, [ruleset.ErrNeedFull] if
 // nothing is known of them, [os.ErrClosed], or the error of reading them. After
 // any but nil the next delta must be a full one; [Backend.Apply] asks for it.
 //
@@ -89,29 +71,17 @@ func (b *Backend) Check(ctx context.Context) error {
 	return nil
 }
 
-// Watch calls [Backend.Check] at the interval and drifted with each error but
-// those of ctx, until ctx is done or the backend is closed; it returns ctx's error
-// or [os.ErrClosed]. What drifted should do is ask the cursor for a full delta and
-// have it synced.
+// drifted says how a family's table differs from how the backend left it.
+func drifted(f tracker.Family, format string, args ...any) error {
+	return &ruleset.DriftError{Backend: "nftables", Family: f, What: fmt.Sprintf(format, args...)}
+}
+
+// Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with what that
+// finds, until ctx is done or the backend is closed; it returns ctx's error or
+// [os.ErrClosed]. What drifted should do is ask the cursor for a full delta and have
+// it synced.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
-	if interval <= 0 {
-		return fmt.Errorf("nftables: watch: interval %v is not positive", interval)
-	}
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-		switch err := b.Check(ctx); {
-		case errors.Is(err, os.ErrClosed):
-			return err
-		case err != nil && ctx.Err() == nil:
-			drifted(err)
-		}
-	}
+	return ruleset.Watch(ctx, interval, b.Check, drifted)
 }
 
 // examine reads the tables, compares them with what they are made of, and
@@ -123,12 +93,12 @@ func (b *Backend) examine(count bool) error {
 	}
 	for i, t := range b.tables {
 		rules, err := b.examineTable(t, b.watched.rules[i], count)
-		var drift *DriftError
+		var drift *ruleset.DriftError
 		switch {
 		case errors.As(err, &drift):
 			return drift
 		case errors.Is(err, unix.ENOENT):
-			return &DriftError{t.family, "it or one of its sets is gone"}
+			return drifted(t.family, "it or one of its sets is gone")
 		case err != nil:
 			return fmt.Errorf("nftables: check: %w", err)
 		}
@@ -142,7 +112,7 @@ func (b *Backend) examine(count bool) error {
 // still be there; it returns those of now.
 func (b *Backend) examineTable(t *table, before map[uint64]kernelRule, count bool) (map[uint64]kernelRule, error) {
 	drift := func(format string, args ...any) (map[uint64]kernelRule, error) {
-		return nil, &DriftError{t.family, fmt.Sprintf(format, args...)}
+		return nil, drifted(t.family, format, args...)
 	}
 	head, err := readTable(b.conn, b.name, t.family)
 	switch {
@@ -254,7 +224,7 @@ func (b *Backend) compareMaps(t *table) error {
 			return err
 		}
 		if wrong != 0 {
-			return &DriftError{t.family, fmt.Sprintf("%d elements of %s are wrong", wrong, s.name())}
+			return drifted(t.family, "%d elements of %s are wrong", wrong, s.name())
 		}
 	}
 	for _, s := range []set{setNodePortIPs, setServiceCIDRs} {
@@ -263,7 +233,7 @@ func (b *Backend) compareMaps(t *table) error {
 			return err
 		}
 		if !slices.Equal(found, t.ranges[s]) {
-			return &DriftError{t.family, fmt.Sprintf("%s holds %v", s.name(), found)}
+			return drifted(t.family, "%s holds %v", s.name(), found)
 		}
 	}
 	return nil
@@ -292,7 +262,7 @@ func (b *Backend) compareCount(t *table, s set, have int) error {
 		}
 	}
 	if have != want {
-		return &DriftError{t.family, fmt.Sprintf("%s has %d elements instead of %d", s.name(), have, want)}
+		return drifted(t.family, "%s has %d elements instead of %d", s.name(), have, want)
 	}
 	return nil
 }

@@ -71,3 +71,20 @@ func Need(tb testing.TB, ok bool, what string) {
 		tb.Skipf("needs %s", what)
 	}
 }
+
+// NewHost returns a host in a lab of its own, which ends with the test. Like
+// [Require] it skips the test where that cannot be.
+func NewHost(tb testing.TB) *Host {
+	tb.Helper()
+	Require(tb)
+	lab, err := New()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { lab.Close() })
+	h, err := lab.Host("node")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return h
+}
