@@ -53,23 +53,36 @@ func Inside(tb testing.TB, kind Kind) bool {
 	if strings.Contains(tb.Name(), "/") {
 		tb.Fatal("vm.Inside is for top-level tests")
 	}
-	var cmd *command
 	if kind == IPVS && nativeIPVS() {
-		cmd = native(tb)
-	} else {
-		k, err := findKernel()
-		netlab.Need(tb, err == nil, fmt.Sprintf("a kernel to boot: %v", err))
-		qemu, err := exec.LookPath("qemu-system-x86_64")
-		netlab.Need(tb, err == nil, fmt.Sprintf("qemu: %v", err))
-		_, err = exec.LookPath("busybox")
-		netlab.Need(tb, err == nil, fmt.Sprintf("busybox (busybox-static): %v", err))
-		if cmd, err = machine(tb, qemu, k); err != nil {
+		native(tb).run(tb)
+		return false
+	}
+	k, err := findKernel()
+	netlab.Need(tb, err == nil, fmt.Sprintf("a kernel to boot: %v", err))
+	qemu, err := exec.LookPath("qemu-system-x86_64")
+	netlab.Need(tb, err == nil, fmt.Sprintf("qemu: %v", err))
+	_, err = exec.LookPath("busybox")
+	netlab.Need(tb, err == nil, fmt.Sprintf("busybox (busybox-static): %v", err))
+	for range boots {
+		cmd, err := machine(tb, qemu, k)
+		if err != nil {
 			tb.Fatal(err)
 		}
+		if cmd.run(tb) {
+			return false
+		}
 	}
-	cmd.run(tb)
+	tb.Fatalf("the machine did not start the test, %d times", boots)
 	return false
 }
+
+const (
+	// boots is how often a machine is booted that does not come up. An emulated one
+	// hangs on its way now and then.
+	boots = 3
+	// bootTime is how long it may take: some seconds, if there are processors for it.
+	bootTime = 2 * time.Minute
+)
 
 // nativeIPVS reports whether IPVS can be used by a child of this process in a new
 // network namespace.
@@ -90,6 +103,8 @@ func nativeIPVS() bool {
 // command is a test process to be run somewhere.
 type command struct {
 	*exec.Cmd
+	// silence is how long it may take to the first line of output, 0 for no limit.
+	silence time.Duration
 	// status returns the test's exit status after the end of Cmd, and what there is
 	// to say if it has none.
 	status func() (int, error)
@@ -171,7 +186,7 @@ func native(tb testing.TB) *command {
 	cmd.Args = append(os.Args[:1:1], arguments(tb, remaining(tb))...)
 	cmd.Env = append(os.Environ(), environment()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	return &command{cmd, func() (int, error) { return cmd.ProcessState.ExitCode(), nil }}
+	return &command{cmd, 0, func() (int, error) { return cmd.ProcessState.ExitCode(), nil }}
 }
 
 // machine runs the test in a virtual machine.
@@ -203,7 +218,7 @@ func machine(tb testing.TB, qemu string, k *kernel) (*command, error) {
 		"-chardev", "file,id=status,path="+status, "-serial", "chardev:status")
 	cmd.ExtraFiles = []*os.File{image}
 	tb.Cleanup(func() { image.Close() })
-	return &command{cmd, func() (int, error) {
+	return &command{cmd, bootTime, func() (int, error) {
 		text, err := os.ReadFile(status)
 		code := 0
 		if err == nil {
@@ -229,8 +244,9 @@ func memoryFile(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// run waits for the command and makes of tb what became of the test in it.
-func (c *command) run(tb testing.TB) {
+// run waits for the command and makes of tb what became of the test in it. It
+// reports false if the command kept silent, for which it was ended, or to its end.
+func (c *command) run(tb testing.TB) bool {
 	tb.Helper()
 	// It dies with the thread that starts it, which is therefore kept.
 	runtime.LockOSThread()
@@ -247,10 +263,20 @@ func (c *command) run(tb testing.TB) {
 	if err := c.Start(); err != nil {
 		tb.Fatalf("vm: %v", err)
 	}
-	result, text, err := follow(tb, out)
+	heard := func() bool { return true }
+	if c.silence != 0 {
+		heard = time.AfterFunc(c.silence, func() { c.Process.Kill() }).Stop
+	}
+	lines := bufio.NewReader(out)
+	_, err = lines.Peek(1)
+	spoke := heard() && (err == nil || c.silence == 0)
+	result, text, err := follow(tb, lines)
 	werr := c.Wait()
 	code, serr := c.status()
 	switch {
+	case !spoke:
+		tb.Logf("nothing was heard of the machine within %v: %v", c.silence, serr)
+		return false
 	case serr != nil:
 		tb.Fatalf("%s%v", text, errors.Join(serr, werr, err))
 	case code != 0:
@@ -263,15 +289,15 @@ func (c *command) run(tb testing.TB) {
 	if _, ok := tb.(*testing.B); ok {
 		tb.Skip("its results are those above")
 	}
+	return true
 }
 
 // follow reads the output of a test and returns how the test ended: PASS, FAIL,
 // SKIP, or nothing. Output is shown as it comes if it was asked for, and returned
 // otherwise. Results of benchmarks are always shown.
-func follow(tb testing.TB, r io.Reader) (result, text string, err error) {
+func follow(tb testing.TB, lines *bufio.Reader) (result, text string, err error) {
 	_, bench := tb.(*testing.B)
 	var kept strings.Builder
-	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadString('\n')
 		if line != "" {

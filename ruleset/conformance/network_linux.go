@@ -164,7 +164,11 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 		// Refusals are ICMP errors: every one counts, so none may be held back.
 		must(
 			h.Sysctl("net/ipv4/icmp_ratemask", "0"),
-			h.Sysctl("net/ipv6/icmp/ratemask", "0"))
+			h.Sysctl("net/ipv6/icmp/ratemask", "0"),
+			// Replies from pod to pod go out of the node by the bridge that they came in
+			// by, of which it tells the pods by a redirect, in IPv6 whatever its settings.
+			// A pod that heeded it would answer past the node's address translation.
+			h.Sysctl("net/ipv6/conf/default/accept_redirects", "0"))
 		return h
 	}
 	node, outside, remote := newHost(nodeName), newHost("client"), newHost(remoteName)

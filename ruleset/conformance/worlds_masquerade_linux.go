@@ -1,6 +1,8 @@
 package conformance
 
 import (
+	"time"
+
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -60,7 +62,21 @@ func masqueradeWorlds() []world {
 		}},
 
 		{name: "local traffic by bridge", needs: []Feature{InterfaceDetection},
-			config: config{bridge: true, localTraffic: &ruleset.LocalTraffic{Bridge: bridgeName}}, run: detected},
+			config: config{bridge: true, localTraffic: &ruleset.LocalTraffic{Bridge: bridgeName}}, run: func(w *World) {
+				detected(w)
+				// The node may tell pod1, once it sends on an established connection, that
+				// pod3 is its neighbour.
+				for _, f := range w.Env.Families {
+					for range 2 {
+						c := w.open("pod3", clusterIP(1, 80).at(f))
+						time.Sleep(1100 * time.Millisecond) // redirects are one a second
+						if err := c.echo(); err != nil {
+							w.tb.Errorf("%s: %v", f, err)
+						}
+					}
+				}
+				w.check(overUDP(row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"})...)
+			}},
 
 		{name: "local traffic by interface prefix", needs: []Feature{InterfaceDetection},
 			config: config{localTraffic: &ruleset.LocalTraffic{InterfacePrefix: interfacePrefix}}, run: detected},
