@@ -144,8 +144,9 @@
 //     until the next full delta; [Backend.Check] says what is missing. Open connections
 //     live, but for those to a virtual or real server that was deleted ("ipvsadm -C"):
 //     since Linux 5.9 the kernel ends them at once; and some that are masqueraded may break
-//     when the device or the rules of nat are deleted, which was seen now and then. It does not let go of a set that the
-//     rules use. Virtual servers, rules, sets and devices of others stay as they are;
+//     when the device or the rules of nat are deleted, which was seen now and then. The
+//     kernel does not let go of a set that the rules use. Virtual servers, rules, sets and
+//     devices of others stay as they are;
 //   - an endpoint among those of 30 Services that the kernel refuses, and a set without
 //     room: only that endpoint is missing, or that one Service;
 //   - its sockets closed, one after the other, or something else put in their place, news
