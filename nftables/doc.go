@@ -92,7 +92,7 @@
 //
 // A slot costs the kernel 105 to 127 bytes, so a table of 509 slots, which up to 15
 // endpoints have, 56 kB in each family: 1,000 of them 55 MB, 10,000 640 MB. With 251
-// slots 10,000 take 320 MB and are programmed in 2.4 s, 1.2 times as long as bare
+// slots 10,000 take 320 MB and are programmed in 2.5 s, 1.5 times as long as bare
 // elements of the same number. An endpoint of 10 that goes from 509 slots changes 68
 // of them, an element deleted and one added each, in 0.4 ms at the most; no other
 // Service is written (BenchmarkHashed). Connections are made as fast as where endpoints
