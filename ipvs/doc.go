@@ -160,8 +160,8 @@
 //     objects handed in again as they were, which costs no request.
 //
 // Services made and removed leave nothing behind, here or in the kernel (more of them
-// with -thorough, for which the virtual machine takes longer than five minutes). Names get nowhere: neither virtual servers nor sets have any.
-// Of 150 connections by [Maglev] each of 6 endpoints had its share (chi-square 2.5, with
+// with -thorough, for which the virtual machine takes longer than five minutes). Names
+// get nowhere: neither virtual servers nor sets have any. Of 150 connections by [Maglev] each of 6 endpoints had its share (chi-square 2.5, with
 // 35.9 allowed), and [RoundRobin] is exact.
 //
 // A list of virtual servers that is longer than one message may lack some, without a

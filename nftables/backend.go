@@ -94,10 +94,9 @@ var ErrTooLarge = nlbatch.ErrTooLarge
 //
 // A [*ruleset.PartialError] names Services that cannot be programmed; they stay as
 // they were last acknowledged, also in a full delta, but for what is another
-// Service's by now. [ruleset.ErrNeedFull] comes with a
-// transaction that the kernel refused because the tables were not as they were
-// left. The kernel's refusal of a full delta is returned as an [*Error], with the
-// tables unchanged.
+// Service's by now. [ruleset.ErrNeedFull] comes with a transaction that the kernel
+// refused because the tables were not as they were left. The kernel's refusal of a
+// full delta is returned as an [*Error], with the tables unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := ctx.Err(); err != nil {
 		return err
