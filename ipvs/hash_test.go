@@ -53,22 +53,25 @@ func (r *rig) flows(i int) map[uint16]netip.AddrPort {
 		r.tb.Fatal(err)
 	}
 	out := map[uint16]netip.AddrPort{}
-	for _, l := range r.run("cat /proc/net/ip_vs_conn") {
-		f := strings.Fields(l)
-		if f[0] != "UDP" || f[3] != fmt.Sprintf("%X", vip) {
-			continue
+	r.connections("cat /proc/net/ip_vs_conn", func(list []string) error {
+		for _, l := range list {
+			f := strings.Fields(l)
+			if f[0] != "UDP" || f[3] != fmt.Sprintf("%X", vip) {
+				continue
+			}
+			port, err1 := strconv.ParseUint(f[2], 16, 16)
+			ip, err2 := hex.DecodeString(f[5])
+			to, err3 := strconv.ParseUint(f[6], 16, 16)
+			if err1 != nil || err2 != nil || err3 != nil || len(ip) != 4 {
+				r.tb.Fatalf("connection %q: %v %v %v", l, err1, err2, err3)
+			}
+			out[uint16(port)] = netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip)), uint16(to))
 		}
-		port, err1 := strconv.ParseUint(f[2], 16, 16)
-		ip, err2 := hex.DecodeString(f[5])
-		to, err3 := strconv.ParseUint(f[6], 16, 16)
-		if err1 != nil || err2 != nil || err3 != nil || len(ip) != 4 {
-			r.tb.Fatalf("connection %q: %v %v %v", l, err1, err2, err3)
+		if len(out) < hashFlows {
+			return fmt.Errorf("IPVS knows %d flows of %d", len(out), hashFlows)
 		}
-		out[uint16(port)] = netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip)), uint16(to))
-	}
-	if len(out) < hashFlows*9/10 {
-		r.tb.Fatalf("IPVS knows %d flows of %d", len(out), hashFlows)
-	}
+		return nil
+	})
 	return out
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -124,6 +125,23 @@ func (r *rig) calls() int {
 func (r *rig) run(command string) []string {
 	r.tb.Helper()
 	return lines(r.tb, r.host, command)
+}
+
+// connections has a list of IPVS' connections looked at until everything is seen that
+// should be there. The kernel writes such a list a page at a time and counts from the
+// beginning of a table that all namespaces share, so that one list may lack a
+// connection, or have it twice, when others come and go.
+func (r *rig) connections(command string, seen func([]string) error) {
+	r.tb.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		err := seen(r.run(command))
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			r.tb.Fatal(err)
+		}
+	}
 }
 
 func lines(tb testing.TB, h *netlab.Host, command string) []string {

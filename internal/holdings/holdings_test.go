@@ -28,7 +28,8 @@ func TestLengths(t *testing.T) {
 func TestHeap(t *testing.T) {
 	before := Heap()
 	b := make([]byte, 1<<20)
-	if grown := Heap() - before; grown < 1<<20 || grown > 2<<20 {
+	// Something else may be freed in between.
+	if grown := Heap() - before; grown < 1<<20-1<<16 || grown > 2<<20 {
 		t.Errorf("a megabyte takes %d bytes", grown)
 	}
 	runtime.KeepAlive(b)
