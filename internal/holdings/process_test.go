@@ -1,0 +1,60 @@
+package holdings
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// report is a test that only notes what is said of it.
+type report struct {
+	testing.TB
+	errors []string
+}
+
+func (r *report) Helper()             {}
+func (r *report) Logf(string, ...any) {}
+func (r *report) Errorf(format string, args ...any) {
+	r.errors = append(r.errors, fmt.Sprintf(format, args...))
+}
+
+// TestKeep leaves one thing behind at a time, for good or for a while.
+func TestKeep(t *testing.T) {
+	var kept []byte
+	var file *os.File
+	stop := make(chan struct{})
+	for _, c := range []struct {
+		what        string
+		leave, undo func()
+	}{
+		{"Goroutines", func() { go func() { <-stop }() }, func() { close(stop) }},
+		{"Files", func() {
+			var err error
+			if file, err = os.Open(os.DevNull); err != nil {
+				t.Fatal(err)
+			}
+		}, func() { file.Close() }},
+		{"Heap", func() { kept = make([]byte, 4<<20) }, func() { kept = nil }},
+	} {
+		before := Now()
+		if c.what == "Files" && before.Files == 0 {
+			continue // nobody tells
+		}
+		c.leave()
+		r := &report{}
+		before.keep(r, 1<<20, 0)
+		runtime.KeepAlive(kept)
+		if len(r.errors) != 1 || !strings.Contains(r.errors[0], c.what) {
+			t.Errorf("%s: %q", c.what, r.errors)
+		}
+		time.AfterFunc(20*time.Millisecond, c.undo)
+		r = &report{}
+		before.keep(r, 1<<20, patience)
+		if len(r.errors) != 0 {
+			t.Errorf("%s, which were about to end: %q", c.what, r.errors)
+		}
+	}
+}
