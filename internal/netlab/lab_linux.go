@@ -166,9 +166,10 @@ func (h *Host) waitSolicited(index int, addr netip.Addr) error {
 	})
 }
 
-// wait waits until ready reports true, for at most ten seconds.
+// wait waits until ready reports true, for at most a minute: kernel workers may have
+// much else to do.
 func wait(ready func() (bool, error)) error {
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		ok, err := ready()
 		if ok || err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {

@@ -17,6 +17,9 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
+// patience is how long is waited for what must come.
+const patience = time.Minute
+
 // pair is a client and a server with a router between them, in both families.
 func pair(t *testing.T) (client, node, server *Host) {
 	t.Helper()
@@ -81,7 +84,7 @@ func TestForwarding(t *testing.T) {
 						c.Close()
 					}
 				}()
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
 				for range 3 {
 					c, err := client.Dial(ctx, "tcp", "", addr)
@@ -117,7 +120,7 @@ func TestPackets(t *testing.T) {
 		if _, err := c.Write([]byte("hello")); err != nil {
 			t.Fatal(err)
 		}
-		l.SetReadDeadline(time.Now().Add(10 * time.Second))
+		l.SetReadDeadline(time.Now().Add(patience))
 		if _, from, err := l.ReadFrom(make([]byte, 10)); err != nil || from.String() != c.LocalAddr().String() {
 			t.Errorf("got a packet from %v (%v), want from %v", from, err, c.LocalAddr())
 		}
@@ -235,7 +238,7 @@ func TestBridge(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	c, err := server.Dial(ctx, "tcp", "203.0.113.2:4321", "203.0.113.1:80")
 	if err != nil {
