@@ -19,6 +19,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// patience is how long is waited for what must come.
+const patience = time.Minute
+
 func cleanerAt(tb testing.TB, h *netlab.Host, trace *Trace) *Cleaner {
 	tb.Helper()
 	c, err := New(Config{NetNS: h.FD(), Trace: trace})
@@ -478,7 +481,7 @@ func TestPackets(t *testing.T) {
 			ask := func() string {
 				t.Helper()
 				b := make([]byte, 64)
-				conn.SetDeadline(time.Now().Add(10 * time.Second))
+				conn.SetDeadline(time.Now().Add(patience))
 				if _, err := conn.Write([]byte("who")); err != nil {
 					t.Fatal(err)
 				}
