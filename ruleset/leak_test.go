@@ -88,7 +88,7 @@ func TestNothingIsLeft(t *testing.T) {
 		cycle(n)
 	}
 	settle()
-	lengths, heap, goroutines := holdings.Lengths(e), holdings.Heap(), runtime.NumGoroutine()
+	lengths, before := holdings.Lengths(e), holdings.Now()
 	for n := range cycles {
 		cycle(cycles + n)
 	}
@@ -109,11 +109,6 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 	}
 	// 3,000 Services: less than 40 bytes for each.
-	if now := holdings.Heap(); now > heap+100<<10 {
-		t.Errorf("the heap has grown from %d to %d bytes", heap, now)
-	}
-	if now := runtime.NumGoroutine(); now > goroutines {
-		t.Errorf("%d goroutines, there were %d", now, goroutines)
-	}
+	before.Keep(t, 100<<10)
 	runtime.KeepAlive(e)
 }

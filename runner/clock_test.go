@@ -3,13 +3,13 @@ package runner_test
 import (
 	"context"
 	"errors"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/holdings"
 	"github.com/go-proxier/proxier/runner"
 )
 
@@ -151,19 +151,8 @@ func TestRunnersLeaveNothing(t *testing.T) {
 			<-ended
 		}
 	}
-	now := func() (int, uint64) {
-		for range 3 {
-			runtime.GC()
-		}
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return runtime.NumGoroutine(), m.HeapAlloc
-	}
 	round(2000)
-	goroutines, heap := now()
+	before := holdings.Now()
 	round(2000)
-	g, h := now()
-	if g > goroutines || h > heap+100<<10 {
-		t.Errorf("%d goroutines and %d bytes, were %d and %d", g, h, goroutines, heap)
-	}
+	before.Keep(t, 100<<10)
 }

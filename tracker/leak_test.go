@@ -83,7 +83,7 @@ func TestNothingIsLeft(t *testing.T) {
 	for n := range cycles {
 		cycle(n)
 	}
-	lengths, heap, goroutines := holdings.Lengths(tr), holdings.Heap(), runtime.NumGoroutine()
+	lengths, before := holdings.Lengths(tr), holdings.Now()
 	for n := range cycles {
 		cycle(cycles + n)
 	}
@@ -93,11 +93,6 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 	}
 	// 3,000 Services and slices: less than 40 bytes for each.
-	if now := holdings.Heap(); now > heap+100<<10 {
-		t.Errorf("the heap has grown from %d to %d bytes", heap, now)
-	}
-	if now := runtime.NumGoroutine(); now > goroutines {
-		t.Errorf("%d goroutines, there were %d", now, goroutines)
-	}
+	before.Keep(t, 100<<10)
 	runtime.KeepAlive(tr)
 }
