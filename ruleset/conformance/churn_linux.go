@@ -1,10 +1,12 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -46,7 +48,7 @@ func (w *World) Churn(to []Target, f func()) Churn {
 		for _, t := range to {
 			started.Add(1)
 			wg.Go(func() {
-				opened, failures := from.churn(ctx, t, done, started.Done)
+				opened, failures := from.churn(ctx, t, cmp.Or(w.options.patience, patience), done, started.Done)
 				mu.Lock()
 				defer mu.Unlock()
 				out.Opened += opened
@@ -66,7 +68,7 @@ func (w *World) Churn(to []Target, f func()) Churn {
 }
 
 // churn connects until done, and calls started after the first time.
-func (h host) churn(ctx context.Context, t Target, done <-chan struct{}, started func()) (opened int, failures []error) {
+func (h host) churn(ctx context.Context, t Target, patience time.Duration, done <-chan struct{}, started func()) (opened int, failures []error) {
 	for first, last := true, false; ; first = false {
 		o := h.probe(ctx, t.Protocol, t.Addr, patience)
 		switch {

@@ -103,7 +103,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	if got := w.describe(v, f); got != sortWords(r.want) {
 		return fmt.Errorf("the oracle says %q (%s), this world %q: one of them is wrong", got, v.Rule, r.want)
 	}
-	ctx, patience := w.tb.Context(), cmp.Or(w.options.patience, patience)
+	ctx, patience, silence := w.tb.Context(), cmp.Or(w.options.patience, patience), cmp.Or(w.options.silence, silence)
 	complain := func(o outcome, want string) error {
 		return fmt.Errorf("%s, must %s: %s", o, want, v.Rule)
 	}

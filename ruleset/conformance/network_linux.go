@@ -116,6 +116,7 @@ type host struct {
 	addr func(tracker.Family) netip.Addr
 	// ports counts the source ports given out.
 	ports *atomic.Uint32
+	pulse *pulse
 }
 
 // firstPort is the first of the source ports for UDP and SCTP, and portCount how
@@ -173,8 +174,9 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 	}
 	node, outside, remote := newHost(nodeName), newHost("client"), newHost(remoteName)
 	n := &network{node: node, hosts: map[string]host{}}
+	ticks := newPulse(tb)
 	add := func(name string, ns *netlab.Host, in string, addr func(tracker.Family) netip.Addr) {
-		n.hosts[name] = host{name, ns, in, addr, new(atomic.Uint32)}
+		n.hosts[name] = host{name, ns, in, addr, new(atomic.Uint32), ticks}
 	}
 
 	must(node.Forward())

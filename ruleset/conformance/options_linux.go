@@ -31,9 +31,9 @@ type Options struct {
 	// means that it does everything.
 	Skip map[Feature]string
 
-	// patience takes the place of the constant, if not 0: for backends that are to
-	// fail, which need not be waited for that long.
-	patience time.Duration
+	// patience and silence take the place of the constants, if not 0: for backends that
+	// are to fail, in one way or the other.
+	patience, silence time.Duration
 }
 
 // Env is where a backend finds itself.

@@ -228,9 +228,13 @@ func equally(pods []string) map[string]int {
 	return out
 }
 
+// unlikely is the probability of an outcome that is not taken for an accident. A suite
+// looks at a dozen, in each of its runs.
+const unlikely = 1e-10
+
 // distribution sends many UDP requests and fails if an outcome so far from the
-// pods' weights has a probability of less than one in a million, by Pearson's
-// chi-squared test. The number of those that are not 0 must be odd.
+// pods' weights is unlikely, by Pearson's chi-squared test. The number of those that
+// are not 0 must be odd.
 func (w *World) distribution(f tracker.Family, to netip.AddrPort, weights map[string]int) {
 	w.tb.Helper()
 	n, sum := 0, 0
@@ -280,7 +284,7 @@ func (w *World) distribution(f tracker.Family, to netip.AddrPort, weights map[st
 		p += term
 		term *= chi2 / 2 / float64(i+1)
 	}
-	if p < 1e-6 {
+	if p < unlikely {
 		w.tb.Errorf("%s: %d requests went to %d endpoints otherwise than by weight: %s (chi-squared %.1f)", f, requests, n, counts(seen), chi2)
 	}
 }
