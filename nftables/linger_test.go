@@ -16,8 +16,7 @@ import (
 func TestEndpointsThatLinger(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	r.backend.linger = time.Second
-	start := time.Now()
+	r.backend.linger = time.Hour     // but as long as is said below
 	later := func(d time.Duration) { // time passes for all that is remembered
 		r.Helper()
 		for _, tab := range r.backend.tables {
@@ -47,18 +46,14 @@ func TestEndpointsThatLinger(t *testing.T) {
 		endpoints(2, 4, before)
 		r.cursor.Resync()
 		r.sync()
-		if time.Since(start) > 500*time.Millisecond {
-			t.Skip("the machine is too busy")
-		}
 		count("a full delta", 4)
 		r.cursor.Resync()
 		r.sync()
 		count("another at once", 4)
-		later(2 * time.Second)
+		later(2 * time.Hour)
 		r.cursor.Resync()
 		r.sync()
 		count("another later", 3)
-		start = time.Now()
 	}
 
 	endpoints(2, 4)
@@ -68,7 +63,7 @@ func TestEndpointsThatLinger(t *testing.T) {
 	r.cursor.Resync()
 	r.sync()
 	count("a full delta at once", 3)
-	later(2 * time.Second)
+	later(2 * time.Hour)
 	endpoints(2, 4, 40)
 	r.sync()
 	count("a change later", 3)
@@ -78,7 +73,7 @@ func TestEndpointsThatLinger(t *testing.T) {
 	r.sync()
 	endpoints(2, 4, 40)
 	r.sync()
-	later(2 * time.Second)
+	later(2 * time.Hour)
 	r.cursor.Resync()
 	r.sync()
 	endpoints(2, 4)
