@@ -24,7 +24,7 @@ import (
 )
 
 // patience is how long anything may take that must happen.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // output is what a run wrote, by then.
 type output struct {

@@ -110,7 +110,8 @@ func (n *node) start(tb testing.TB) {
 	n.done = done
 	go func() { done <- cmd.Wait() }()
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		c, _, err := n.hear(webAddr)
+		// What is sent while nobody has the address is lost.
+		c, _, err := n.hear(webAddr, 3*time.Second)
 		if err == nil {
 			c.Close()
 			return
@@ -133,17 +134,17 @@ func (n *node) stop(tb testing.TB, s syscall.Signal) {
 	n.cmd = nil
 }
 
-// hear connects from the node and returns the greeting of who answered.
-func (n *node) hear(to string) (c net.Conn, greeting string, err error) {
+// hear connects from the node and returns the greeting of who answered within the time.
+func (n *node) hear(to string, wait time.Duration) (c net.Conn, greeting string, err error) {
 	err = n.Do(func() error {
-		d := net.Dialer{Timeout: patience}
+		d := net.Dialer{Timeout: wait}
 		c, err = d.DialContext(context.Background(), "tcp", to)
 		return err
 	})
 	if err != nil {
 		return nil, "", err
 	}
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(wait))
 	buf := make([]byte, 100)
 	got, err := c.Read(buf)
 	if err != nil {
@@ -163,7 +164,7 @@ func TestNode(t *testing.T) {
 		t.Helper()
 		out := map[netip.Addr]bool{}
 		for range 6 {
-			c, greeting, err := n.hear(to)
+			c, greeting, err := n.hear(to, patience)
 			if err != nil {
 				t.Fatalf("%s: %v", to, err)
 			}
@@ -188,7 +189,7 @@ func TestNode(t *testing.T) {
 	}
 
 	n.stop(t, syscall.SIGKILL)
-	if _, _, err := n.hear(webAddr); err == nil {
+	if _, _, err := n.hear(webAddr, patience); err == nil {
 		t.Error("somebody serves although it was killed")
 	}
 	// The external IP is gone when the next one starts.

@@ -24,7 +24,7 @@ import (
 )
 
 // patience is how long anything may take that must happen.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // world is a Backend at work on the loopback interface, where Services have the
 // address 127.0.0.1 and ports of the system's choice.
