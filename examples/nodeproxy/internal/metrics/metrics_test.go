@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -233,6 +234,14 @@ func TestNamesOfModes(t *testing.T) {
 	}
 }
 
+// watching is the set that tells of the API server's client, of which there can be
+// but one in a process.
+var watching = sync.OnceValue(func() *Set {
+	s := newSet("nftables")
+	s.WatchClient()
+	return s
+})
+
 // exported returns the names that a Prometheus server would know, in every mode,
 // once everything has happened.
 func exported(t *testing.T) map[string]bool {
@@ -241,7 +250,7 @@ func exported(t *testing.T) map[string]bool {
 	for i, mode := range []string{"nftables", "iptables", "ipvs"} {
 		s := newSet(mode)
 		if i == 0 {
-			s.WatchClient()
+			s = watching()
 			metrics.RequestResult.Increment(context.Background(), "200", "GET", "h")
 			metrics.RequestLatency.Observe(context.Background(), "GET", url.URL{Host: "h"}, time.Second)
 		}
