@@ -57,7 +57,7 @@ func newCluster(t *testing.T, h *netlab.Host, addr string) *cluster {
 	etcd, err := exec.LookPath("etcd")
 	netlab.Need(t, err == nil, "etcd")
 	c := &cluster{t: t, host: h, bin: bin, dir: t.TempDir(), addr: net.JoinHostPort(addr, "6443")}
-	c.http = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+	c.http = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
 			return h.Dial(ctx, network, "", to)
 		},
@@ -146,7 +146,7 @@ func (c *cluster) up() {
 		"--service-cluster-ip-range", "10.96.0.0/16", "--service-account-issuer", "https://cluster.test",
 		"--service-account-key-file", filepath.Join(c.dir, "sa.key"), "--service-account-signing-key-file", filepath.Join(c.dir, "sa.key"))
 	var last error
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if _, last = c.ask("GET", "/readyz", "", nil); last == nil {
 			return
 		}

@@ -254,8 +254,8 @@ func (t *tour) waitSynced(ctx context.Context) (string, error) {
 		return line, nil
 	case <-ctx.Done():
 		return "", errStopped
-	case <-time.After(10 * time.Second):
-		return "", errors.New("no change came into effect for 10 s")
+	case <-time.After(time.Minute):
+		return "", errors.New("no change came into effect for a minute")
 	}
 }
 

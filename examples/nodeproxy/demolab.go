@@ -204,7 +204,7 @@ func answer(name string, from net.Addr) string {
 // patience is how long a connection may take that is expected to work, and
 // impatience how long one that is not.
 const (
-	patience   = 5 * time.Second
+	patience   = 30 * time.Second
 	impatience = 300 * time.Millisecond
 )
 

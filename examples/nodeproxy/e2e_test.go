@@ -23,7 +23,7 @@ func get(t *testing.T, h *netlab.Host, url string) (code int, body string, heade
 	t.Helper()
 	tr := &http.Transport{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) { return h.Dial(ctx, network, "", to) }}
 	defer tr.CloseIdleConnections()
-	c := &http.Client{Timeout: 10 * time.Second, Transport: tr}
+	c := &http.Client{Timeout: time.Minute, Transport: tr}
 	r, err := c.Get(url)
 	if err != nil {
 		return 0, err.Error(), nil
@@ -39,7 +39,7 @@ func get(t *testing.T, h *netlab.Host, url string) (code int, body string, heade
 // eventually waits until something is so.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(60 * time.Second); !f(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}
@@ -132,8 +132,10 @@ func TestEndToEnd(t *testing.T) {
 	// The API server goes away and comes back. Nobody notices, and nothing is written.
 	stream := newStream(s.client, vip, s.client, nodePort)
 	stream.next(20)
-	for len(p.lines) > 0 {
-		<-p.lines
+	// What was printed of all that, which may come after it was in effect.
+	for _, services := range []string{"services=3 ", "services=2 "} { // with lb, and without
+		for !strings.HasPrefix(p.line(t), "synced "+services) {
+		}
 	}
 	c.down()
 	stream.next(100)

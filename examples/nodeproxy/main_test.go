@@ -110,8 +110,8 @@ func (p *process) line(t *testing.T) string {
 			return l
 		}
 		t.Fatalf("it ended; log:\n%s", p.log())
-	case <-time.After(2 * time.Minute):
-		t.Fatalf("no line within two minutes; log:\n%s", p.log())
+	case <-time.After(3 * time.Minute):
+		t.Fatalf("no line within three minutes; log:\n%s", p.log())
 	}
 	return ""
 }

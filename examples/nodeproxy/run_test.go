@@ -149,7 +149,7 @@ func TestRun(t *testing.T) {
 	// Somebody deletes the table. The repair is no change of the manifests.
 	wipe(t, s.node)
 	p.logged(t, "repairing the rules")
-	for end := time.Now().Add(30 * time.Second); ; {
+	for end := time.Now().Add(3 * time.Minute); ; {
 		if _, _, err := visitSoon(s.client, clusterVIP); err == nil {
 			break
 		} else if time.Now().After(end) {
