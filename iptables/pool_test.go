@@ -110,16 +110,22 @@ func acceptor(t *testing.T, r *rig, addrs []netip.AddrPort) {
 	}
 }
 
-// reach makes a connection and returns who answered.
-func reach(r *rig, from, to string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+const (
+	// patience is how long is waited for what must come, and silence for what must not.
+	patience = time.Minute
+	silence  = time.Second
+)
+
+// reach makes a connection within the time and returns who answered.
+func reach(r *rig, from, to string, wait time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	c, err := r.host.Dial(ctx, "tcp", from, to)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(3 * time.Second))
+	c.SetDeadline(time.Now().Add(wait))
 	b, err := io.ReadAll(c)
 	return string(b), err
 }
@@ -161,7 +167,7 @@ func TestManyEndpoints(t *testing.T) {
 		for range 8 {
 			wait.Go(func() {
 				for range n * each / 8 {
-					who, err := reach(r, "", "10.96.0.1:80")
+					who, err := reach(r, "", "10.96.0.1:80", patience)
 					if err != nil {
 						t.Error(err)
 						return
@@ -182,12 +188,12 @@ func TestManyEndpoints(t *testing.T) {
 		if chi > limit {
 			t.Errorf("not uniform: chi-squared is %.1f, more than %.1f: %v", chi, limit, got)
 		}
-		first, err := reach(r, "", "10.96.0.0:80")
+		first, err := reach(r, "", "10.96.0.0:80", patience)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 20 {
-			if who, err := reach(r, "", "10.96.0.0:80"); err != nil || who != first {
+			if who, err := reach(r, "", "10.96.0.0:80", patience); err != nil || who != first {
 				t.Fatalf("affinity: %q, then %q, error %v", first, who, err)
 			}
 		}
@@ -216,10 +222,14 @@ func TestLocalhostNodePorts(t *testing.T) {
 			r.tracker.SetService(svc(0, nodePort(30000)))
 			r.tracker.SetSlice(es)
 			r.sync()
-			if who, err := reach(r, "", "192.168.9.1:30000"); err != nil || who != a.String() {
+			if who, err := reach(r, "", "192.168.9.1:30000", patience); err != nil || who != a.String() {
 				t.Errorf("NodePort: %q, %v", who, err)
 			}
-			who, err := reach(r, "", "127.0.0.1:30000")
+			wait := silence
+			if on {
+				wait = patience
+			}
+			who, err := reach(r, "", "127.0.0.1:30000", wait)
 			if on != (err == nil && who == a.String()) {
 				t.Errorf("on %v: NodePort at the loopback address: %q, %v", on, who, err)
 			}
@@ -228,7 +238,7 @@ func TestLocalhostNodePorts(t *testing.T) {
 			}
 			// The neighbour that sends to the loopback range is another address of
 			// this host, which the guard takes for just as foreign.
-			if _, err := reach(r, "192.168.9.1:0", "127.0.0.1:9090"); err == nil {
+			if _, err := reach(r, "192.168.9.1:0", "127.0.0.1:9090", silence); err == nil {
 				t.Error("the loopback range can be reached from elsewhere")
 			}
 			if c, err := r.host.Dial(t.Context(), "tcp", "", "127.0.0.1:9090"); err != nil {
