@@ -5,8 +5,6 @@ package ipvs
 import (
 	"context"
 	"fmt"
-	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +12,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/holdings"
 )
 
 // testLeaks makes and removes Services, and backends: what is held afterwards, here
@@ -65,18 +65,6 @@ func testLeaks(t *testing.T) {
 		}
 	}
 	defer func() { r.backend.Close() }()
-	now := func() (goroutines, files, heap int) {
-		for range 3 {
-			runtime.GC()
-		}
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		list, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return runtime.NumGoroutine(), len(list), int(m.HeapAlloc)
-	}
 	kernel := func() string {
 		// A second passes before SCTP and UDP servers go.
 		if err := r.backend.Tend(context.Background(), time.Now().Add(time.Minute)); err != nil {
@@ -87,13 +75,9 @@ func testLeaks(t *testing.T) {
 	}
 	work(0)
 	before := kernel()
-	g, f, h := now()
+	had := holdings.Now()
 	work(cycles)
-	g2, f2, h2 := now()
-	t.Logf("%d Services: goroutines %d, %d; files %d, %d; heap %d, %d", services*cycles, g, g2, f, f2, h, h2)
-	if g2 > g || f2 > f || h2 > h+200<<10 {
-		t.Errorf("something is left: goroutines %d, %d; files %d, %d; heap %d, %d", g, g2, f, f2, h, h2)
-	}
+	had.Keep(t, 200<<10)
 	if after := kernel(); after != before {
 		t.Errorf("the kernel has\n%s\nhad\n%s", after, before)
 	}
