@@ -23,7 +23,7 @@ var (
 // the tables after each change with those of a cold start.
 func TestRandomWorlds(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
-		worlds := 10
+		worlds := 25
 		if testing.Short() {
 			worlds = 3
 		}

@@ -23,5 +23,5 @@ func TestRandomWorlds(t *testing.T) {
 	if !vm.Inside(t, vm.IPVS) {
 		return
 	}
-	conformance.RunRandom(t, conformance.Options{New: newForWorld, Skip: notDone}, conformance.Random{First: *seed, Worlds: 6, Steps: 3, Packets: 30, For: *soak})
+	conformance.RunRandom(t, conformance.Options{New: newForWorld, Skip: notDone}, conformance.Random{First: *seed, Worlds: 12, Steps: 3, Packets: 30, For: *soak})
 }

@@ -22,7 +22,7 @@ var (
 // TestRandomWorlds sends packets through worlds made up at random, and compares
 // the tables after each change with those of a cold start.
 func TestRandomWorlds(t *testing.T) {
-	worlds := 25
+	worlds := 50
 	if testing.Short() {
 		worlds = 5
 	}
