@@ -83,12 +83,12 @@
 //
 // The table (see [ruleset.Service.Maglev]), the hash and its seed are the same on
 // every node of the same byte order with the same endpoints and [ruleset.Node]
-// HashSeed, and [ruleset.Service.HashOf] makes the same hash in Go. So a node that an established connection's packets come to, though it
-// never saw its beginning, sends them to the same endpoint: connection tracking
-// takes them for a new connection (net.netfilter.nf_conntrack_tcp_loose, on by
-// default), with two provisos. The client must send before the server does, and
-// the connection must not be masqueraded, as the port that the endpoint sees was
-// chosen by the node.
+// HashSeed, and [ruleset.Service.HashOf] makes the same hash in Go. So a node that
+// an established connection's packets come to, though it never saw its beginning,
+// sends them to the same endpoint: connection tracking takes them for a new
+// connection (net.netfilter.nf_conntrack_tcp_loose, on by default), with two
+// provisos. The client must send before the server does, and the connection must
+// not be masqueraded, as the port that the endpoint sees was chosen by the node.
 //
 // A slot costs the kernel 105 to 127 bytes, so a table of 509 slots, which up to 15
 // endpoints have, 56 kB in each family: 1,000 of them 55 MB, 10,000 640 MB. With 251
@@ -104,12 +104,13 @@
 // nat-output-again, base chains that come right behind and begin with the new
 // state.
 //
-// The ticket travels in the packet's priority, from nat-prerouting or nat-output
-// to the filter chains, which set it back to none. Only a connection's first
-// packet is affected: if a local process gave it a priority of its own
-// (SO_PRIORITY) that packet loses it. (So do those that follow before there is an
-// answer, if the priority is 0x80000000 or more, as no traffic class is.) Packets that are forwarded get theirs from
-// the kernel after routing in any case (IPv4), or have none.
+// The ticket travels in the packet's priority, from nat-prerouting or nat-output to
+// the filter chains, which set it back to none. Only a connection's first packet is
+// affected: if a local process gave it a priority of its own (SO_PRIORITY) that
+// packet loses it. (So do those that follow before there is an answer, if the
+// priority is 0x80000000 or more, as no traffic class is.) Packets that are
+// forwarded get theirs from the kernel after routing in any case (IPv4), or have
+// none.
 //
 // # Differences from kube-proxy's nftables mode
 //

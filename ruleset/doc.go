@@ -89,8 +89,9 @@
 // see Trace.
 //
 // A data plane in software has [Frontend.Admits] to tell whether a source is let in
-// and [LocalTraffic.Recognises] to tell a pod's. IDs are given out anew by each Engine: what outlives the process and is
-// not replaced in one step is better named by [tracker.Key].
+// and [LocalTraffic.Recognises] to tell a pod's. IDs are given out anew by each
+// Engine: what outlives the process and is not replaced in one step is better named
+// by [tracker.Key].
 //
 // Apply must be idempotent, since whatever it does not accept is offered again.
 // Return a [*PartialError] if single Services fail, and [ErrNeedFull] if the

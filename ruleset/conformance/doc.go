@@ -35,15 +35,16 @@
 //		})
 //	}
 //
-// A backend programs whatever it likes in the node's namespace ([Env.NetNS]),
-// where New and every Apply are called on a thread inside of it: a program that
-// is started there, or a socket opened, belongs to the node; [Env.Do] leads there
-// at other times. The node routes for the others. Worlds run in parallel, each with a backend and namespaces of its
-// own; they mostly wait, and -parallel 8 makes the suite a matter of ten seconds
-// on two processors.
+// A backend programs whatever it likes in the node's namespace ([Env.NetNS]), where
+// New and every Apply are called on a thread inside of it: a program that is
+// started there, or a socket opened, belongs to the node; [Env.Do] leads there at
+// other times. The node routes for the others. Worlds run in parallel, each with a
+// backend and namespaces of its own; they mostly wait, and -parallel 8 makes the
+// suite a matter of ten seconds on two processors.
 //
 // What a data plane cannot do is declared in [Options.Skip], by [Feature]; its
-// worlds are then reported as skipped, with the reason. Where namespaces cannot be made, all are.
+// worlds are then reported as skipped, with the reason. Where namespaces cannot be
+// made, all are.
 //
 // A backend's author has more to prove than the suite knows: for that there is
 // [NewWorld], and above all [World.Churn], which makes connections without end
