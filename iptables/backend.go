@@ -9,10 +9,13 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/iptables/internal/nfacct"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -25,13 +28,18 @@ type Backend struct {
 	config   Config
 	netns    int
 	families []*family
-	closed   bool
+	closed   atomic.Bool // set while mu is held
+	// accounts leads to the objects that rules count into, nil if they do not;
+	// counting is the names of the objects.
+	accounts *nfacct.Conn
+	counting []string
 }
 
 // New returns a backend. It finds the programs and tries, with a chain that is in
 // use nowhere and goes again at once, whether they and the kernel can do what is
 // needed: an [ErrUnsupported] says what they cannot. Chains are first written
 // when a full delta is applied, and stay as they are when the backend is closed.
+// The objects of [Backend.Counters] are made at once, and stay, too.
 func New(ctx context.Context, c Config) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -43,13 +51,21 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 			return nil, fmt.Errorf("iptables: network namespace: %w", err)
 		}
 	}
+	if b.accounts, err = openAccounts(c); err != nil {
+		c.Log.Info(notCounted, slog.Any("reason", err))
+	}
 	for _, f := range c.Families {
-		fam, err := newFamily(ctx, c, f, b.netns)
+		fam, err := newFamily(ctx, c, f, b.netns, b.accounts)
 		if err != nil {
 			b.Close()
 			return nil, err
 		}
 		b.families = append(b.families, fam)
+	}
+	for _, name := range allCounters.names() {
+		if slices.ContainsFunc(b.families, func(f *family) bool { return slices.Contains(f.can.names(), name) }) {
+			b.counting = append(b.counting, name)
+		}
 	}
 	return b, nil
 }
@@ -59,14 +75,18 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
+	if b.closed.Swap(true) {
 		return nil
 	}
-	b.closed, b.families = true, nil
+	b.families = nil
+	var err error
+	if b.accounts != nil {
+		err = b.accounts.Close()
+	}
 	if b.netns < 0 {
-		return nil
+		return err
 	}
-	return unix.Close(b.netns)
+	return errors.Join(err, unix.Close(b.netns))
 }
 
 // Apply makes the chains agree with d, as [ruleset.Backend] says.
@@ -85,7 +105,7 @@ func (b *Backend) Close() error {
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
+	if b.closed.Load() {
 		return os.ErrClosed
 	}
 	if err := ctx.Err(); err != nil {
@@ -128,6 +148,10 @@ type family struct {
 	*settings
 	tool *tool
 	log  *slog.Logger
+	// accounts leads to the objects that rules count into. can is what rules can
+	// count here, if the objects are there.
+	accounts *nfacct.Conn
+	can      counters
 	// model is what the tables hold, nil while that is not known.
 	model *model
 	// canary is what each table's canary says.
@@ -146,7 +170,7 @@ const (
 	leastLimit  = 50
 )
 
-func newFamily(ctx context.Context, c Config, f tracker.Family, netns int) (*family, error) {
+func newFamily(ctx context.Context, c Config, f tracker.Family, netns int, accounts *nfacct.Conn) (*family, error) {
 	t, err := newTool(ctx, c, f, netns)
 	if err != nil {
 		return nil, err
@@ -159,8 +183,9 @@ func newFamily(ctx context.Context, c Config, f tracker.Family, netns int) (*fam
 			endpointComments: c.EndpointComments,
 			refuseHash:       c.Hash == HashRefused,
 		},
-		tool: t,
-		log:  c.Log.With(slog.String("family", f.String())),
+		tool:     t,
+		log:      c.Log.With(slog.String("family", f.String())),
+		accounts: accounts,
 	}
 	out.limit = legacyLimit
 	if t.nft {

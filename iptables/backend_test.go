@@ -94,7 +94,7 @@ func TestRandomChanges(t *testing.T) {
 			steps = 15
 		}
 		rng := rand.New(rand.NewPCG(7, 7))
-		r := newRig(t, flavour)
+		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
 		// Enough for trees of chains, and groups of endpoints.
 		for i := range firstRules + 20 {
 			r.set(i, []int{i, i + 1})

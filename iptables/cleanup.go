@@ -16,8 +16,10 @@ import (
 // Cleanup removes, in all families of the configuration, the chains that a
 // [Backend] or kube-proxy in iptables mode may have left in the tables filter and
 // nat, and the rules in the kernel's own chains that lead to them; and where there
-// was any, kube-proxy's canary in mangle. Nothing else is touched: a chain that somebody else's chain leads to stays, KUBE-MARK-MASQ and
-// KUBE-POSTROUTING with what they hold and others empty; KUBE-FIREWALL is kubelet's.
+// was any, kube-proxy's canary in mangle, and the objects of [Backend.Counters] that
+// no rule counts into any more. Nothing else is touched: a chain that somebody else's
+// chain leads to stays, KUBE-MARK-MASQ and KUBE-POSTROUTING with what they hold and
+// others empty; KUBE-FIREWALL is kubelet's.
 // That there is nothing is no error. Connections that were translated stay as they
 // are, and so does the sysctl route_localnet.
 func Cleanup(ctx context.Context, c Config) error {
@@ -58,6 +60,7 @@ func Cleanup(ctx context.Context, c Config) error {
 			}
 		}
 	}
+	deleteCounters(netns, c.Log)
 	return nil
 }
 

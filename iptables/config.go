@@ -55,6 +55,9 @@ type Config struct {
 	// otherwise. It sets the sysctl net.ipv4.conf.all.route_localnet, and keeps
 	// packets from elsewhere away from the loopback range, which that would let in.
 	LocalhostNodePorts bool
+	// NoCounters has no rule count packets into kube-proxy's accounting objects of the
+	// kernel: see [Backend.Counters].
+	NoCounters bool
 	// EndpointComments has the rules of each endpoint say which Service it is of.
 	// With iptables-legacy every such comment costs the kernel 288 bytes.
 	EndpointComments bool

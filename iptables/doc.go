@@ -57,6 +57,18 @@
 //   - Sources that are not allowed are dropped, and others refused, also where a
 //     Service has no endpoints.
 //
+// # Counters
+//
+// As in kube-proxy, two of the kernel's accounting objects (nfacct) count what rules
+// did: ct_state_invalid_dropped_pkts the packets that KUBE-FORWARD drops because
+// connection tracking takes them for invalid, and localhost_nps_accepted_pkts the
+// connections to NodePorts at IPv4 loopback addresses. The second takes, under
+// [Config.LocalhostNodePorts], one rule more for every NodePort. [Backend.Counters]
+// reads them; they outlast a restart, and [Cleanup] deletes them.
+//
+// Where the kernel has no such objects, or iptables or the kernel no match for them,
+// which [New] finds out, nothing is counted and everything else is as it is elsewhere.
+//
 // # Limits
 //
 // Weights of endpoints are probabilities of the rules that choose, exact to 2^-31.
@@ -74,6 +86,8 @@
 // iptables 1.6.2 or later, and a kernel with the matches addrtype, comment,
 // conntrack, mark and statistic (recent for affinity) and the targets DNAT, MARK,
 // MASQUERADE and REJECT; CAP_NET_ADMIN and CAP_NET_RAW in the network namespace.
+// To count it takes nfnetlink_acct and the match nfacct (xt_nfacct), which the kernel
+// loads when they are asked for.
 // [New] tries them and says what is missing.
 //
 // # Under fire

@@ -20,7 +20,9 @@ type settings struct {
 	localhost bool
 	// acceptInvalid: packets that connection tracking takes for invalid are let
 	// through.
-	acceptInvalid    bool
+	acceptInvalid bool
+	// counters: what rules count into accounting objects.
+	counters         counters
 	randomFully      bool
 	endpointComments bool
 	// refuseHash: Services whose endpoints are to follow from a hash fail.
@@ -119,7 +121,7 @@ func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain
 		if p.shared {
 			m.shared[sharedRule{p.dispatcher, p.key}]++
 		}
-		m.trees[p.dispatcher].put(p.key, p.rule)
+		m.trees[p.dispatcher].put(p.dispatched)
 	}
 	if s == nil {
 		delete(m.services, id)
@@ -255,7 +257,11 @@ func (m *model) fixed() []chain {
 	}
 	forward := chain{filter, chainForward, nil, rankTop}
 	if !m.acceptInvalid {
-		forward.rules = append(forward.rules, "-m conntrack --ctstate INVALID -j DROP")
+		count := ""
+		if m.counters.invalid {
+			count = counted(InvalidDropped)
+		}
+		forward.rules = append(forward.rules, join("-m conntrack --ctstate INVALID", count, "-j DROP"))
 	}
 	forward.rules = append(forward.rules,
 		comment("kubernetes forwarding rules")+" -m mark --mark "+mark+" -j ACCEPT",

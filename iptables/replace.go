@@ -19,6 +19,11 @@ import (
 // refused.
 func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
 	f.model = nil
+	f.counters = f.can
+	if err := makeCounters(f.accounts, f.counters); err != nil {
+		f.notCounted(err)
+		f.counters = counters{}
+	}
 	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.tool.sysctl(tcpBeLiberal))
 	if f.localhost {
 		if err := f.tool.setSysctl(routeLocalnet, "1"); err != nil {

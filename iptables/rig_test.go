@@ -127,6 +127,7 @@ func listingOf(text string) listing {
 			out[tab+" "+name] = []string{}
 		case strings.HasPrefix(line, "-A "):
 			name, rule, _ := strings.Cut(line[3:], " ")
+			rule = strings.Replace(rule, string(nfacctSaved), string(nfacctWritten), 1)
 			out[tab+" "+name] = append(out[tab+" "+name], rule)
 		}
 	}

@@ -79,6 +79,7 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 			}
 		case bytes.HasPrefix(line, []byte("-A ")):
 			name, rule, _ := bytes.Cut(line[3:], []byte(" "))
+			rule = bytes.Replace(rule, nfacctSaved, nfacctWritten, 1)
 			if string(name) != last {
 				last = string(name)
 				lastHash = hashes[last]
@@ -98,6 +99,10 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 	}
 	return k
 }
+
+// nfacctSaved is how iptables-save prints a match as of version 1.8.9, with a blank too
+// many: nfacctWritten is how it is written.
+var nfacctSaved, nfacctWritten = []byte(" --nfacct-name  "), []byte(" --nfacct-name ")
 
 // target returns the chain that a rule leads to, or its target, "" if it has
 // none. A rule ends with it and its options; a comment cannot be taken for it as

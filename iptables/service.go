@@ -87,7 +87,7 @@ const maxAffinity = 48 * 24 * time.Hour
 func (r *serviceRenderer) add(c chain) { r.out.chains = append(r.out.chains, c) }
 
 func (r *serviceRenderer) place(d int, k key, shared bool, rule ...string) {
-	r.out.rules = append(r.out.rules, placed{d, dispatched{k, join(rule...)}, shared})
+	r.out.rules = append(r.out.rules, placed{d, dispatched{key: k, rule: join(rule...)}, shared})
 }
 
 // poolChain returns the name of the chain that chooses among a pool's endpoints.
@@ -250,7 +250,11 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 		if len(f.Sources) != 0 {
 			target = r.firewallChain(f, target)
 		}
-		r.place(to, k, false, r.to(f), comment(r.name, about), port, jump(target))
+		d := dispatched{key: k, rule: join(r.to(f), comment(r.name, about), port, jump(target))}
+		if f.Kind == ruleset.NodePort && r.counters.localhost {
+			d.before = join(destination(loopback(r.family)), r.to(f), comment(r.name, about), port, counted(LocalhostNodePorts), jump(target))
+		}
+		r.out.rules = append(r.out.rules, placed{to, d, false})
 	}
 	verdict, why := r.verdict(f)
 	r.place(refused, k, false, r.to(f), comment(r.name, why), port, verdict)

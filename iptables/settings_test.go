@@ -23,7 +23,9 @@ func TestInvalidPackets(t *testing.T) {
 		}
 		r.start()
 		r.sync()
-		drops := slices.ContainsFunc(r.kernel(tracker.IPv4)["filter "+chainForward], func(rule string) bool { return strings.Contains(rule, "INVALID -j DROP") })
+		drops := slices.ContainsFunc(r.kernel(tracker.IPv4)["filter "+chainForward], func(rule string) bool {
+			return strings.Contains(rule, "--ctstate INVALID") && strings.HasSuffix(rule, "-j DROP")
+		})
 		if drops != (liberal == "0") {
 			t.Errorf("be_liberal %s: dropped %v", liberal, drops)
 		}

@@ -120,6 +120,17 @@ func (k key) prefix(n int) key {
 type dispatched struct {
 	key  key
 	rule string
+	// before, unless it is "", is a rule ahead of it that matches some of the same
+	// packets. It does not count where rules are divided among chains.
+	before string
+}
+
+// isAhead returns how many rules are ahead of this one.
+func (d dispatched) isAhead() int {
+	if d.before == "" {
+		return 0
+	}
+	return 1
 }
 
 // node is one chain of a tree. It holds rules, or leads to at least two others.
@@ -142,6 +153,8 @@ type tree struct {
 	first    *node
 	// below is how many chains there are below the first. One rule leads to each.
 	below int
+	// ahead is how many rules there are ahead of others.
+	ahead int
 	// changed is the chains that are not as they were when it was last emptied, by
 	// name; nil stands for one that is gone.
 	changed map[string]*node
@@ -169,18 +182,20 @@ func (t *tree) gone(n *node) {
 }
 
 // put adds a rule or replaces the one with the same key.
-func (t *tree) put(k key, rule string) { t.insert(t.first, dispatched{k, rule}) }
+func (t *tree) put(d dispatched) { t.insert(t.first, d) }
 
 func (t *tree) insert(n *node, d dispatched) (added bool) {
 	if n.kids == nil {
 		i, found := slices.BinarySearchFunc(n.rules, d.key, func(x dispatched, k key) int { return strings.Compare(string(x.key), string(k)) })
 		if found {
-			if n.rules[i].rule != d.rule {
-				n.rules[i].rule = d.rule
+			if n.rules[i] != d {
+				t.ahead += d.isAhead() - n.rules[i].isAhead()
+				n.rules[i] = d
 				t.touch(n)
 			}
 			return false
 		}
+		t.ahead += d.isAhead()
 		n.rules = slices.Insert(n.rules, i, d)
 		n.count++
 		n.sample = d.key
@@ -246,6 +261,7 @@ func (t *tree) delete(n *node, d dispatched) (deleted bool) {
 		}
 		n.rules = slices.Delete(n.rules, i, i+1)
 		n.count--
+		t.ahead -= d.isAhead()
 		t.touch(n)
 		return true
 	}
@@ -304,7 +320,7 @@ func (t *tree) collapse(n *node, rules []dispatched) []dispatched {
 }
 
 // size returns how many rules the tree's chains have because of it.
-func (t *tree) size() int { return t.first.count + t.below }
+func (t *tree) size() int { return t.first.count + t.ahead + t.below }
 
 // walk calls f with every chain, none before one it leads to.
 func (t *tree) walk(f func(*node)) { walk(t.first, f) }
@@ -345,6 +361,9 @@ func (t *tree) name(n *node) string {
 func (t *tree) rules(n *node) []string {
 	var out []string
 	for _, d := range n.rules {
+		if d.before != "" {
+			out = append(out, d.before)
+		}
 		out = append(out, d.rule)
 	}
 	if n.kids == nil {

@@ -96,7 +96,7 @@ func TestTreeIsTheSameHoweverItCameAbout(t *testing.T) {
 			rng := rand.New(rand.NewPCG(1, uint64(addrBits)))
 			tr := newTree(dispatchers[toServices], addrBits)
 			shown := map[string][]string{}
-			have := map[key]string{}
+			have := map[key]dispatched{}
 			for step := range 6000 {
 				grow := step/1500%2 == 0
 				var k key
@@ -106,12 +106,16 @@ func TestTreeIsTheSameHoweverItCameAbout(t *testing.T) {
 					k = randomKey(rng, addrBits)
 				}
 				if _, ok := have[k]; ok && rng.IntN(3) != 0 {
-					tr.remove(dispatched{k, "-j ANOTHER"})
-					tr.remove(dispatched{k, have[k]})
+					tr.remove(dispatched{key: k, rule: "-j ANOTHER"})
+					tr.remove(have[k])
 					delete(have, k)
 				} else {
-					have[k] = fmt.Sprint("-j RULE", rng.IntN(3), " ", []byte(k))
-					tr.put(k, have[k])
+					d := dispatched{key: k, rule: fmt.Sprint("-j RULE", rng.IntN(3), " ", []byte(k))}
+					if rng.IntN(3) == 0 {
+						d.before = "-j FIRST"
+					}
+					have[k] = d
+					tr.put(d)
 				}
 				// What is divided or put together costs twice its rules at the most.
 				most := 2 * (leafRules + 2)
@@ -133,8 +137,8 @@ func TestTreeIsTheSameHoweverItCameAbout(t *testing.T) {
 					continue
 				}
 				var rules []dispatched
-				for k, r := range have {
-					rules = append(rules, dispatched{k, r})
+				for _, d := range have {
+					rules = append(rules, d)
 				}
 				want := slowTree(tr, rules)
 				if got := tr.chains(); !maps.EqualFunc(got, want, slices.Equal) {
@@ -160,7 +164,7 @@ func TestTreeLeadsToTheRule(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	tr := newTree(dispatchers[toServices], 32)
 	for i := range 20000 {
-		tr.put(keyOf(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), v1.ProtocolTCP, 80), fmt.Sprint(i))
+		tr.put(dispatched{key: keyOf(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), v1.ProtocolTCP, 80), rule: fmt.Sprint(i)})
 	}
 	most := 0
 	for range 1000 {

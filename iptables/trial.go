@@ -71,7 +71,11 @@ func (f *family) try(ctx context.Context, m *model, changes []ruleset.Change) er
 		}
 		chains = append(chains, r.chains...)
 		for _, p := range r.rules {
-			chains = append(chains, chain{table: dispatchers[p.dispatcher].table, rules: []string{p.rule}})
+			rules := []string{p.rule}
+			if p.before != "" {
+				rules = append(rules, p.before)
+			}
+			chains = append(chains, chain{table: dispatchers[p.dispatcher].table, rules: rules})
 		}
 	}
 	return f.tryRules(ctx, chains)
@@ -117,24 +121,48 @@ func (f *family) dropTrial(ctx context.Context) error {
 	return nil
 }
 
-// probe tries whether the programs and the kernel know what every Service needs.
+// probe tries whether the programs and the kernel know what every Service needs, and
+// finds out what has to be done without. That there are objects to count into does not
+// mean that rules can match them, which takes xt_nfacct in the kernel and its
+// counterpart in iptables.
 func (f *family) probe(ctx context.Context) error {
+	var count counters
+	if f.accounts != nil {
+		count = counters{invalid: true, localhost: f.localhost}
+	}
+	var err, uncounted error
+	for _, a := range []struct {
+		count       counters
+		randomFully bool
+	}{{count, true}, {counters{}, true}, {count, false}, {counters{}, false}} {
+		f.counters, f.randomFully = a.count, a.randomFully
+		if err = f.tryNeeded(ctx); !refused(err) {
+			break
+		}
+		if uncounted == nil {
+			uncounted = err
+		}
+	}
+	f.can = f.counters
+	if refused(err) {
+		err = fmt.Errorf("%w: %w", ErrUnsupported, err)
+	} else if err == nil && f.can != count {
+		f.notCounted(uncounted)
+	}
+	return errors.Join(err, f.dropTrial(ctx))
+}
+
+// tryNeeded tries the rules that there are whatever the Services, and what else is
+// needed for these.
+func (f *family) tryNeeded(ctx context.Context) error {
 	m, err := newModel(f.settings, &ruleset.Node{NodePorts4: ruleset.NodePorts{All: true}, NodePorts6: ruleset.NodePorts{All: true}})
 	if err != nil {
 		return err
 	}
-	try := func() error {
-		chains := []chain{{table: nat, rules: []string{probability(1, 2) + " -j RETURN"}}}
-		m.allChains(func(c chain) { chains = append(chains, c) })
-		return f.tryRules(ctx, chains)
+	chains := []chain{{table: nat, rules: []string{probability(1, 2) + " -j RETURN"}}}
+	if f.counters.localhost {
+		chains = append(chains, chain{table: nat, rules: []string{counted(LocalhostNodePorts) + " -j RETURN"}})
 	}
-	err = try()
-	if refused(err) {
-		f.randomFully = false
-		err = try()
-	}
-	if refused(err) {
-		err = fmt.Errorf("%w: %w", ErrUnsupported, err)
-	}
-	return errors.Join(err, f.dropTrial(ctx))
+	m.allChains(func(c chain) { chains = append(chains, c) })
+	return f.tryRules(ctx, chains)
 }

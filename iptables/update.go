@@ -20,6 +20,12 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 	if !sameRules(f.model.node, node) {
 		return nil, fmt.Errorf("%w: local traffic is told otherwise", ruleset.ErrNeedFull)
 	}
+	if f.counters.localhost && f.model.trees[toNodePorts].ahead == 0 {
+		// An object that no rule counts into can be deleted by anybody.
+		if err := makeCounters(f.accounts, f.counters); err != nil {
+			return nil, f.forget(err)
+		}
+	}
 	failed := map[tracker.Key]error{}
 	// What failed before is likely to fail again: it is kept apart from the rest.
 	changes = slices.Clone(changes)

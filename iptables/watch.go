@@ -25,7 +25,7 @@ import (
 func (b *Backend) Check(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
+	if b.closed.Load() {
 		return os.ErrClosed
 	}
 	for _, f := range b.families {

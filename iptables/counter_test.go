@@ -1,0 +1,502 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/iptables/internal/nfacct"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// needCounters skips the test where the kernel has nothing to count into, or iptables
+// no match for it.
+func needCounters(tb testing.TB, b *Backend) {
+	tb.Helper()
+	c, err := b.Counters()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	netlab.Need(tb, len(c) != 0, "accounting objects (CONFIG_NETFILTER_NETLINK_ACCT, CONFIG_NETFILTER_XT_MATCH_NFACCT)")
+}
+
+// counts returns what was counted, by name.
+func counts(tb testing.TB, b *Backend) map[string]Counter {
+	tb.Helper()
+	list, err := b.Counters()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out := map[string]Counter{}
+	for _, c := range list {
+		out[c.Name] = c
+	}
+	return out
+}
+
+// counted returns what iptables itself counts at the rules with a text, of both
+// families together.
+func (r *rig) counted(table, text string) (sum Counter) {
+	r.Helper()
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		for line := range strings.Lines(r.command(f, "-save", "-c", "-t", table)) {
+			var packets, bytes uint64
+			if _, err := fmt.Sscanf(line, "[%d:%d] -A", &packets, &bytes); err == nil && strings.Contains(line, text) {
+				sum.Packets += packets
+				sum.Bytes += bytes
+			}
+		}
+	}
+	return sum
+}
+
+// accounts leads to the accounting objects of the rig's namespace.
+func (r *rig) accounts() *nfacct.Conn {
+	r.Helper()
+	c, err := nfacct.Dial(r.host.FD())
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestCountsInvalidPackets forwards packets of no connection: the rule that drops
+// them counts them, in both families.
+func TestCountsInvalidPackets(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		netlab.Require(t)
+		lab, err := netlab.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer lab.Close()
+		node, err := lab.Host("node")
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, err := lab.Host("client")
+		if err != nil {
+			t.Fatal(err)
+		}
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		must(lab.Link(node, "eth0", client, "eth0"))
+		must(node.Forward())
+		// What is sent to the far ones comes back to the client's link.
+		far := []netip.Addr{netip.MustParseAddr("198.18.0.9"), netip.MustParseAddr("fd00:18::9")}
+		for i, near := range []string{"192.0.2.%d/24", "fd00:2::%d/64"} {
+			nodeAddr, clientAddr := netip.MustParsePrefix(fmt.Sprintf(near, 1)), netip.MustParsePrefix(fmt.Sprintf(near, 2))
+			must(node.AddAddr("eth0", nodeAddr))
+			must(client.AddAddr("eth0", clientAddr))
+			to := netip.PrefixFrom(far[i], far[i].BitLen())
+			must(node.AddRoute(to, clientAddr.Addr(), ""))
+			must(client.AddRoute(to, nodeAddr.Addr(), ""))
+		}
+		r := newRig(t, flavour, func(c *Config) { c.NetNS = node.FD() })
+		r.host = node
+		needCounters(t, r.backend)
+		r.sync()
+		if c, ok := counts(t, r.backend)[InvalidDropped]; !ok || c.Packets != 0 {
+			t.Fatalf("before there was anything: %+v, %v", c, ok)
+		}
+		const each = 3
+		for i, a := range far {
+			must(client.Do(func() error { return sendInvalid(a, each) }))
+			want := uint64((i + 1) * each)
+			eventually(t, fmt.Sprintf("%d packets to %v and those before are counted", each, a), func() bool {
+				return counts(t, r.backend)[InvalidDropped].Packets >= want
+			})
+		}
+		got, want := counts(t, r.backend)[InvalidDropped], r.counted("filter", "--ctstate INVALID")
+		if got.Packets != want.Packets || got.Bytes != want.Bytes || got.Bytes == 0 {
+			t.Errorf("counted %+v, iptables says %+v", got, want)
+		}
+		// Whoever comes next goes on counting.
+		r.start()
+		r.sync()
+		r.verify()
+		if now := counts(t, r.backend)[InvalidDropped]; now.Packets < got.Packets {
+			t.Errorf("after a restart: %+v, before: %+v", now, got)
+		}
+		r.backend.Close()
+		if _, err := r.backend.Counters(); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+	})
+}
+
+// sendInvalid sends packets of TCP that begin, belong to and end no connection: they
+// have no flags.
+func sendInvalid(to netip.Addr, n int) error {
+	header := make([]byte, 20)
+	binary.BigEndian.PutUint16(header[0:], 1234)
+	binary.BigEndian.PutUint16(header[2:], 80)
+	header[12] = 5 << 4 // its length, in words of 32 bits
+	family, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Addr: [4]byte(to.AsSlice()[:4])})
+	if to.Is6() {
+		family, sa = unix.AF_INET6, &unix.SockaddrInet6{Addr: to.As16()}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	for range n {
+		if err := unix.Sendto(fd, header, 0, sa); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it does not come about that %s", what)
+		}
+	}
+}
+
+// TestCountsLocalhostNodePorts connects to a NodePort at a loopback address, which is
+// counted, and at another, which is not.
+func TestCountsLocalhostNodePorts(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		w := &watched{tb: t, dir: t.TempDir()}
+		r := newRig(t, flavour, w.through, func(c *Config) { c.LocalhostNodePorts = true })
+		needCounters(t, r.backend)
+		a := netip.MustParseAddrPort("192.168.9.1:8080")
+		if err := r.host.AddAddr("lo", netip.PrefixFrom(a.Addr(), 32)); err != nil {
+			t.Fatal(err)
+		}
+		acceptor(t, r, []netip.AddrPort{a})
+		es := slice(0, tracker.IPv4)
+		es.Endpoints = []discovery.Endpoint{{Addresses: []string{a.Addr().String()}}}
+		r.tracker.SetService(svc(0, nodePort(30000)))
+		r.tracker.SetSlice(es)
+		r.sync()
+		r.verify()
+		connect := func(to string) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			c, err := r.host.Dial(ctx, "tcp", "", to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(20 * time.Second))
+			if who, err := io.ReadAll(c); err != nil || string(who) != a.String() {
+				t.Errorf("%s: %q, %v", to, who, err)
+			}
+		}
+		connect("192.168.9.1:30000")
+		if c, ok := counts(t, r.backend)[LocalhostNodePorts]; !ok || c.Packets != 0 {
+			t.Errorf("another address was counted: %+v, %v", c, ok)
+		}
+		for range 3 {
+			connect("127.0.0.1:30000")
+		}
+		connect("127.1.2.3:30000")
+		got, want := counts(t, r.backend)[LocalhostNodePorts], r.counted("nat", LocalhostNodePorts)
+		if got.Packets != 4 || got.Packets != want.Packets || got.Bytes != want.Bytes {
+			t.Errorf("4 connections are counted as %+v, iptables says %+v", got, want)
+		}
+
+		// What is there is taken for what it should be.
+		r.start()
+		w.calls()
+		r.sync()
+		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
+			t.Errorf("a restart wrote %q", calls)
+		}
+		if again := counts(t, r.backend)[LocalhostNodePorts]; again != got {
+			t.Errorf("after a restart: %+v, want %+v", again, got)
+		}
+		// Without it there are no such rules, and what was counted elsewhere stays.
+		r.config.NoCounters = true
+		r.start()
+		r.sync()
+		r.verify()
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			if text := r.command(f, "-save"); strings.Contains(text, "nfacct") {
+				t.Errorf("with NoCounters there is\n%s", text)
+			}
+		}
+		if c, err := r.backend.Counters(); len(c) != 0 || err != nil {
+			t.Errorf("with NoCounters: %v, error %v", c, err)
+		}
+		connect("127.0.0.1:30000")
+	})
+}
+
+// TestNoCounters has rules count nothing: no object is made.
+func TestNoCounters(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts, c.NoCounters = true, true })
+		r.everyKind()
+		r.sync()
+		r.verify()
+		for _, name := range allCounters.names() {
+			if o, err := r.accounts().Get(name); err == nil {
+				t.Errorf("there is %+v", o)
+			}
+		}
+	})
+}
+
+// TestCounterIsGone has somebody delete an object that no rule counts into yet: the
+// NodePort that needs it comes all the same, and one more full delta finds nothing to
+// do.
+func TestCounterIsGone(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		var log lines
+		r := newRig(t, flavour, func(c *Config) {
+			c.LocalhostNodePorts, c.Log = true, slog.New(slog.NewTextHandler(&log, nil))
+		})
+		needCounters(t, r.backend)
+		r.set(0, []int{1})
+		r.sync()
+		gone := func() {
+			t.Helper()
+			if err := r.accounts().Delete(LocalhostNodePorts); err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := counts(t, r.backend)[LocalhostNodePorts]; ok {
+				t.Error("it is said to be there")
+			}
+		}
+		gone()
+		r.set(1, []int{2}, nodePort(30001))
+		r.sync()
+		r.verify()
+		if rules := r.kernel(tracker.IPv4)["nat "+chainNodePorts]; len(rules) != 2 || !strings.Contains(rules[0], counted(LocalhostNodePorts)) {
+			t.Errorf("NodePorts are %q", rules)
+		}
+		if log.b.Len() != 0 {
+			t.Errorf("more was done than had to be: %s", log.b.String())
+		}
+		if err := r.accounts().Delete(LocalhostNodePorts); !errors.Is(err, unix.EBUSY) {
+			t.Errorf("an object in use: %v", err)
+		}
+		// And by a full delta.
+		r.set(1, []int{2})
+		r.sync()
+		eventually(t, "the object is in use no more", func() bool {
+			return !errors.Is(r.accounts().Delete(LocalhostNodePorts), unix.EBUSY)
+		})
+		r.set(1, []int{2}, nodePort(30001))
+		r.cursor.Resync()
+		r.sync()
+		r.verify()
+	})
+}
+
+// lines is a log that may be written by anybody.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// count returns how many lines have a text.
+func (l *lines) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), text)
+}
+
+// TestCountersAreMissing goes through what can be missing: Services are served without
+// being counted, and it is said once.
+func TestCountersAreMissing(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		var log lines
+		w := &watched{tb: t, dir: t.TempDir()}
+		r := newRig(t, flavour, w.through, func(c *Config) {
+			c.LocalhostNodePorts, c.Log = true, slog.New(slog.NewTextHandler(&log, nil))
+		})
+		needCounters(t, r.backend)
+		r.everyKind()
+		r.sync()
+		without := func(what string, said int) {
+			t.Helper()
+			r.sync()
+			r.verify()
+			for _, f := range r.backend.families {
+				if f.counters != (counters{}) || strings.Contains(fmt.Sprint(r.kernel(f.family)), "nfacct") {
+					t.Errorf("%s: %v counts %+v", what, f.family, f.counters)
+				}
+			}
+			if n := log.count(notCounted); n != said {
+				t.Errorf("%s: said %d times so far, want %d", what, n, said)
+			}
+		}
+		// A program, or a kernel, without the match: in each family.
+		w.set("refuse", "nfacct")
+		r.start()
+		if c, err := r.backend.Counters(); len(c) != 0 || err != nil {
+			t.Errorf("without the match: %v, error %v", c, err)
+		}
+		without("no match", 2)
+		w.set("", "")
+		r.start()
+		r.sync()
+		r.verify()
+		if c := counts(t, r.backend); len(c) != 2 {
+			t.Errorf("with the match again: %v", c)
+		}
+
+		// An object that cannot be made, as it is somebody else's.
+		r.config.NoCounters = true
+		r.start()
+		r.sync()
+		for _, name := range allCounters.names() {
+			eventually(t, name+" is in use no more", func() bool { return r.accounts().Delete(name) == nil })
+		}
+		if err := r.host.Do(func() error { return makeQuota(InvalidDropped) }); err != nil {
+			t.Fatal(err)
+		}
+		r.config.NoCounters = false
+		r.start()
+		without("a quota", 3)
+		// It becomes one later.
+		if err := r.accounts().Delete(InvalidDropped); err != nil {
+			t.Fatal(err)
+		}
+		r.start()
+		if err := r.accounts().Delete(InvalidDropped); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.host.Do(func() error { return makeQuota(InvalidDropped) }); err != nil {
+			t.Fatal(err)
+		}
+		without("a quota later", 5)
+		if err := r.accounts().Delete(InvalidDropped); err != nil {
+			t.Fatal(err)
+		}
+		r.cursor.Resync()
+		r.sync()
+		r.verify()
+		if c := counts(t, r.backend); len(c) != 2 {
+			t.Errorf("as it should be again: %v", c)
+		}
+	})
+}
+
+// makeQuota makes an accounting object with a quota of packets, as the program nfacct
+// does when it is asked to.
+func makeQuota(name string) error {
+	n := binary.NativeEndian
+	attribute := func(b []byte, kind uint16, value []byte) []byte {
+		b = n.AppendUint16(b, uint16(4+len(value)))
+		b = n.AppendUint16(b, kind)
+		b = append(b, value...)
+		return append(b, make([]byte, (4-len(value)%4)%4)...)
+	}
+	number := binary.BigEndian
+	body := make([]byte, 4)
+	body = attribute(body, 1, append([]byte(name), 0))        // NFACCT_NAME
+	body = attribute(body, 5, number.AppendUint32(nil, 1))    // NFACCT_FLAGS: NFACCT_F_QUOTA_PKTS
+	body = attribute(body, 6, number.AppendUint64(nil, 1000)) // NFACCT_QUOTA
+	msg := n.AppendUint32(nil, uint32(16+len(body)))
+	msg = n.AppendUint16(msg, unix.NFNL_SUBSYS_ACCT<<8) // NFNL_MSG_ACCT_NEW
+	msg = n.AppendUint16(msg, unix.NLM_F_REQUEST|unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	msg = append(msg, make([]byte, 8)...)
+	msg = append(msg, body...)
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Sendto(fd, msg, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	answer := make([]byte, 1024)
+	if _, _, err := unix.Recvfrom(fd, answer, 0); err != nil {
+		return err
+	}
+	if errno := int32(n.Uint32(answer[16:])); errno != 0 {
+		return unix.Errno(-errno)
+	}
+	return nil
+}
+
+// TestCleanupOfCounters deletes the objects when the last rule is gone that counts
+// into them, whose ever it is.
+func TestCleanupOfCounters(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
+		needCounters(t, r.backend)
+		there := func() (out []string) {
+			t.Helper()
+			for _, name := range allCounters.names() {
+				if _, err := r.accounts().Get(name); err == nil {
+					out = append(out, name)
+				} else if !errors.Is(err, unix.ENOENT) {
+					t.Fatal(err)
+				}
+			}
+			return out
+		}
+		r.everyKind()
+		r.sync()
+		clean := func(families ...tracker.Family) {
+			t.Helper()
+			c := r.config
+			c.Families = families
+			if err := Cleanup(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		clean(tracker.IPv4)
+		if got := there(); !slices.Equal(got, []string{InvalidDropped}) {
+			t.Errorf("with rules of IPv6: %v", got)
+		}
+		clean(tracker.IPv6)
+		if got := there(); got != nil {
+			t.Errorf("without rules: %v", got)
+		}
+		r.cursor.Resync()
+		r.sync()
+		r.verify()
+		mine := []string{"INPUT", "-m", "nfacct", "--nfacct-name", LocalhostNodePorts, "-s", "203.0.113.1", "-j", "DROP"}
+		r.command(tracker.IPv4, "", append([]string{"-A"}, mine...)...)
+		clean()
+		if got := there(); !slices.Equal(got, []string{LocalhostNodePorts}) {
+			t.Errorf("with somebody else's rule: %v", got)
+		}
+	})
+}

@@ -1,0 +1,140 @@
+package nfacct
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+func TestMain(m *testing.M) { netlab.Main(m) }
+
+// dial connects to the accounting objects of a namespace, if the kernel has any.
+func dial(t *testing.T, h *netlab.Host) *Conn {
+	t.Helper()
+	c, err := Dial(h.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_, err = c.Get("probe")
+	netlab.Need(t, errors.Is(err, unix.ENOENT), "accounting objects (CONFIG_NETFILTER_NETLINK_ACCT)")
+	return c
+}
+
+// TestObjects makes, reads and deletes objects of one namespace, and has iptables
+// count into one of them.
+func TestObjects(t *testing.T) {
+	h, other := netlab.NewHost(t), netlab.NewHost(t)
+	c, elsewhere := dial(t, h), dial(t, other)
+	long := strings.Repeat("x", MaxName)
+	for _, name := range []string{"a", "abc", "with blanks", long} {
+		for _, want := range []bool{true, false} {
+			if made, err := c.Add(name); made != want || err != nil {
+				t.Errorf("add %q: made %v, error %v", name, made, err)
+			}
+		}
+		if o, err := c.Get(name); err != nil || o != (Object{Name: name}) {
+			t.Errorf("%+v, error %v", o, err)
+		}
+		if _, err := elsewhere.Get(name); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("in another namespace: %v", err)
+		}
+	}
+	for _, name := range []string{"", long + "x", "a\x00b"} {
+		_, add := c.Add(name)
+		_, get := c.Get(name)
+		if del := c.Delete(name); add == nil || get == nil || del == nil {
+			t.Errorf("%q: %v, %v, %v", name, add, get, del)
+		}
+	}
+
+	if out, err := h.Output("iptables-nft", "-A", "OUTPUT", "-p", "udp", "-m", "nfacct", "--nfacct-name", "abc"); err != nil {
+		t.Logf("not counted into: %v, %s", err, out)
+	} else {
+		if err := c.Delete("abc"); !errors.Is(err, unix.EBUSY) {
+			t.Errorf("delete what a rule counts into: %v", err)
+		}
+		conn, err := h.Dial(t.Context(), "udp", "", "127.0.0.1:9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Write(make([]byte, 100)); err != nil {
+			t.Fatal(err)
+		}
+		// 20 bytes of IPv4, 8 of UDP.
+		if o, err := c.Get("abc"); err != nil || o != (Object{Name: "abc", Packets: 1, Bytes: 128}) {
+			t.Errorf("%+v, error %v", o, err)
+		}
+	}
+	for range 2 {
+		err := c.Delete("a")
+		if _, gone := c.Get("a"); !errors.Is(gone, unix.ENOENT) {
+			t.Errorf("deleted, error %v, it is there: %v", err, gone)
+		}
+	}
+}
+
+// TestConnection uses one by many goroutines, loses its socket and closes it.
+func TestConnection(t *testing.T) {
+	c := dial(t, netlab.NewHost(t))
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 50 {
+				if _, err := c.Add("one"); err != nil {
+					t.Error(err)
+				}
+				if _, err := c.Get("one"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	unix.Close(c.sock.FD())
+	if _, err := c.Get("one"); err != nil {
+		t.Errorf("with its socket lost: %v", err)
+	}
+	for range 2 {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := c.Get("one"); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
+// FuzzParse reads answers that the kernel would not give.
+func FuzzParse(f *testing.F) {
+	msg, err := message(msgNew, 0, 1, "name")
+	if err != nil {
+		f.Fatal(err)
+	}
+	attribute := func(kind uint16, value ...byte) []byte {
+		b := binary.NativeEndian.AppendUint16(nil, uint16(attrLen+len(value)))
+		return append(binary.NativeEndian.AppendUint16(b, kind), value...)
+	}
+	whole := slices.Concat(msg[headerLen:], attribute(attrPackets, 0, 0, 0, 0, 0, 0, 1, 2), attribute(attrBytes, 1, 0, 0, 0, 0, 0, 0, 0), attribute(attrFlags, 0, 0, 0, 1))
+	for i := range len(whole) + 1 {
+		f.Add(whole[:i])
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		o, err := parse(b)
+		if err == nil && slices.Equal(b, whole) && o != (Object{Name: "name", Packets: 258, Bytes: 1 << 56, quota: true}) {
+			t.Errorf("%+v", o)
+		}
+		if err != nil && slices.Equal(b, whole) {
+			t.Error(err)
+		}
+	})
+}
