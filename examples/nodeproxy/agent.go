@@ -128,7 +128,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		return nil, err
 	}
 	a.metrics = metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: a.families})
-	if a.plane, err = m.open(ctx, settings{cfg, a.families, a.metrics.Rules, log}); err != nil {
+	if a.plane, err = m.open(ctx, settings{cfg, a.families, a.metrics.Rules, a.metrics.WatchCounters, log}); err != nil {
 		return nil, err
 	}
 	a.closers = append(a.closers, a.plane)

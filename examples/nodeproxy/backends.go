@@ -72,7 +72,10 @@ type settings struct {
 	// rules is told how many rules a table of iptables has, and how many of them the
 	// last sync wrote.
 	rules func(f tracker.Family, table string, total, written int)
-	log   *slog.Logger
+	// counters is given what reads the counters that rules of iptables have in the
+	// kernel.
+	counters func(read func() ([]iptables.Counter, error))
+	log      *slog.Logger
 }
 
 // dataplane is a backend that can be watched over.
@@ -114,17 +117,22 @@ func iptablesMode() mode {
 	return mode{
 		name: config.ModeIPTables,
 		probe: func(ctx context.Context, f tracker.Family) error {
-			b, err := iptables.New(ctx, iptables.Config{Families: []tracker.Family{f}})
+			b, err := iptables.New(ctx, iptables.Config{Families: []tracker.Family{f}, NoCounters: true})
 			if err != nil {
 				return err
 			}
 			return b.Close()
 		},
 		open: func(ctx context.Context, s settings) (dataplane, error) {
-			return iptables.New(ctx, iptables.Config{
+			b, err := iptables.New(ctx, iptables.Config{
 				Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config),
 				Trace: &iptables.Trace{Applied: func(i iptables.Info) { s.rules(i.Family, i.Table, i.Rules, i.Written) }},
 			})
+			if err != nil {
+				return nil, err // and not a *Backend that is nil
+			}
+			s.counters(b.Counters)
+			return b, nil
 		},
 		cleanup: func(ctx context.Context, log *slog.Logger) error {
 			return eachIPTables(log, func(c iptables.Config) error {

@@ -216,6 +216,8 @@ func (w *natWalk) match(m natMatch) (is, known bool) {
 			return strings.HasPrefix(p.InInterface, prefix), true
 		}
 		return p.InInterface == m.value, true
+	case "--nfacct-name":
+		return true, true // it counts, whatever comes
 	case "--ctstate":
 		return slices.Contains(strings.Split(m.value, ","), "NEW"), true
 	}

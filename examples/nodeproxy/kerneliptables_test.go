@@ -35,6 +35,7 @@ func TestNATWalk(t *testing.T) {
 -A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m comment --comment "ns/web:http cluster IP" -m tcp --dport 80 -j KUBE-SVC-WEB
 -A KUBE-SERVICES -d 203.0.113.1/32 -p tcp -m tcp --dport 80 -j KUBE-FW-WEB
 -A KUBE-SERVICES -m comment --comment "NodePorts; must be last" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -d 127.0.0.0/8 -p tcp -m tcp --dport 30080 -m nfacct --nfacct-name  localhost_nps_accepted_pkts -j KUBE-EXT-WEB
 -A KUBE-NODEPORTS -p tcp -m tcp --dport 30080 -j KUBE-EXT-WEB
 -A KUBE-FW-WEB -s 192.0.2.0/24 -j KUBE-EXT-WEB
 -A KUBE-EXT-WEB -s 10.1.0.0/16 -m comment --comment "pod traffic" -j KUBE-SVC-WEB

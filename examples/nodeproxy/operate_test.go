@@ -14,6 +14,7 @@ import (
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -219,7 +220,10 @@ func TestLiveSwitch(t *testing.T) {
 		var oldMode mode
 		for i := range 4 {
 			m := allModes()[i%2]
-			plane, err := m.open(t.Context(), settings{c, []tracker.Family{tracker.IPv4, tracker.IPv6}, func(tracker.Family, string, int, int) {}, w.log})
+			plane, err := m.open(t.Context(), settings{
+				c, []tracker.Family{tracker.IPv4, tracker.IPv6}, func(tracker.Family, string, int, int) {},
+				func(func() ([]iptables.Counter, error)) {}, w.log,
+			})
 			if err != nil {
 				return err
 			}

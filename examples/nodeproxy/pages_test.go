@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/go-proxier/proxier/internal/netlab"
 )
 
 // TestPages reads what is served beside the metrics, and compares what metrics say of
@@ -50,9 +52,24 @@ func TestPages(t *testing.T) {
 	p.synced(t, "services=1 endpoints=2 changed=1")
 	page("/metrics", metric("total", "nat", rules("nat")), metric("total", "filter", filter), metric("last", "filter", 0))
 
-	page("/healthz", `"lastUpdated"`)
-	page("/metrics/slis", "\nkubernetes_healthcheck{name=\"proxy\",type=\"healthz\"} 1\n", `kubernetes_healthchecks_total{name="proxy",status="success",type="healthz"} `)
+	page("/healthz", "ok")
+	page("/metrics/slis", "\nkubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n", `kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} `)
 	page("/flagz", "nodeproxy flagz\n", "\nproxy-mode=iptables\n", "\nmasquerade-all=false\n", "\nmanifests="+dir+"\n")
 	page("/statusz", "nodeproxy statusz\n", "\nMode: iptables\n", "\nFamilies: [IPv4 IPv6]\n", "/metrics/slis")
 	page("/proxyMode", "iptables")
+
+	// What the rules count is read at every scrape.
+	text, err := s.node.Output("iptables-save", "-t", "filter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	netlab.Need(t, strings.Contains(text, "--nfacct-name"), "nfacct in kernel and iptables")
+	for n := range 3 {
+		page("/metrics", "\nkubeproxy_iptables_ct_state_invalid_dropped_packets_total ",
+			fmt.Sprintf("\nkubeproxy_iptables_localhost_nodeports_accepted_packets_total %d\n", n))
+		// Its first packet is counted, however long a busy machine takes to answer it.
+		if _, _, err := visit(s.node, "", "127.0.0.1:30080"); err != nil {
+			t.Log(err)
+		}
+	}
 }

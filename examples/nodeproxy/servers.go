@@ -101,7 +101,7 @@ func (a *agent) metricsHandler() http.Handler {
 	mux.Handle("/metrics/slis", a.metrics.SLIHandler())
 	mux.HandleFunc("/flagz", a.flagz)
 	mux.HandleFunc("/statusz", a.statusz)
-	mux.Handle("/healthz", a.proxy.Healthz())
+	mux.Handle("/healthz", a.metrics.Ping())
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")

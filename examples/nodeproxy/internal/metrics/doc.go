@@ -7,10 +7,11 @@
 // and the conntrack cleaner. It registers nothing globally but, with
 // [Set.WatchClient], the metrics of client-go, which knows no other way.
 //
-// Two counters are missing that kube-proxy keeps in nfacct objects of the kernel, and
-// leaves out where the kernel or iptables has no nfacct:
+// Two counters are of mode iptables alone, and left out where the kernel or iptables
+// has no nfacct, as by kube-proxy:
 // kubeproxy_iptables_ct_state_invalid_dropped_packets_total and
-// kubeproxy_iptables_localhost_nodeports_accepted_packets_total. So is
+// kubeproxy_iptables_localhost_nodeports_accepted_packets_total, which is also left out
+// where NodePorts do not answer at loopback addresses. Missing is
 // kubeproxy_nftables_localhost_nodeport_rejected_packets_total: nothing is rejected for
 // it, as NodePorts have no rule for loopback addresses in mode nftables.
 //

@@ -166,7 +166,7 @@ func (s *Set) Answered(c health.Check, code int) {
 		v = s.livez
 	}
 	v.WithLabelValues(strconv.Itoa(code)).Inc()
-	s.slis.observe(c, code)
+	s.slis.observe(rulesCheck, c, code)
 }
 
 // Rules notes how many rules a table of iptables has, and how many the last sync

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/metrics"
 
 	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/runner/health"
@@ -122,8 +123,14 @@ func TestHooks(t *testing.T) {
 		t.Error("mode nftables has rules of iptables")
 	}
 	w := httptest.NewRecorder()
+	s.Ping().ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
+	if w.Code != 200 || w.Body.String() != "ok" {
+		t.Errorf("ping: %d %q", w.Code, w.Body)
+	}
+	w = httptest.NewRecorder()
 	s.SLIHandler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics/slis", nil))
 	for _, want := range []string{
+		`kubernetes_healthcheck{name="ping",type="healthz"} 1`, `kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 1`,
 		`kubernetes_healthcheck{name="proxy",type="healthz"} 0`, `kubernetes_healthcheck{name="proxy",type="livez"} 1`,
 		`kubernetes_healthchecks_total{name="proxy",status="error",type="healthz"} 1`,
 	} {
@@ -147,6 +154,38 @@ func TestRules(t *testing.T) {
 			t.Errorf("%s is %v, want %v", name, got, want)
 		}
 	}
+}
+
+// TestCounters reads what the kernel has counted, at each scrape anew. What is not
+// there is left out, and takes nothing else along.
+func TestCounters(t *testing.T) {
+	s := newSet("iptables")
+	var list []iptables.Counter
+	var failure error
+	s.WatchCounters(func() ([]iptables.Counter, error) { return list, failure })
+	const invalid, localhost = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "kubeproxy_iptables_localhost_nodeports_accepted_packets_total"
+	there := func(what string, names ...string) {
+		t.Helper()
+		all := families(t, s)
+		for _, name := range []string{invalid, localhost} {
+			if (all[name] != nil) != slices.Contains(names, name) {
+				t.Errorf("%s: %s is %v", what, name, all[name])
+			}
+		}
+		if all["kubeproxy_sync_proxy_rules_endpoint_changes_total"] == nil {
+			t.Errorf("%s: other metrics are missing", what)
+		}
+	}
+	there("no nfacct")
+	list = []iptables.Counter{{Name: iptables.InvalidDropped, Packets: 7, Bytes: 280}, {Name: "another"}}
+	there("one", invalid)
+	list = append(list, iptables.Counter{Name: iptables.LocalhostNodePorts, Packets: 3})
+	there("both", invalid, localhost)
+	if i, l := value(t, s, invalid, ""), value(t, s, localhost, ""); i != 7 || l != 3 {
+		t.Errorf("%v and %v, want 7 and 3", i, l)
+	}
+	failure = fmt.Errorf("no")
+	there("a failure")
 }
 
 // TestFollower follows the deltas of a real engine.
@@ -260,6 +299,11 @@ func exported(t *testing.T) map[string]bool {
 		s.Synced(ruleset.SyncInfo{Applied: true, Full: true})
 		s.Flushed(tracker.IPv4, conntrack.Info{})
 		s.Rules(tracker.IPv4, "nat", 1, 1)
+		if mode == "iptables" {
+			s.WatchCounters(func() ([]iptables.Counter, error) {
+				return []iptables.Counter{{Name: iptables.InvalidDropped}, {Name: iptables.LocalhostNodePorts}}, nil
+			})
+		}
 		s.latency.WithLabelValues("IPv4").Observe(1)
 		for name, f := range families(t, s) {
 			if f.GetType() == dto.MetricType_HISTOGRAM {

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"fmt"
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -11,14 +12,22 @@ import (
 
 // slis is what Kubernetes components serve at /metrics/slis: how their health
 // checks were answered (KEP-3466), under the same names and labels.
+//
+// kube-proxy has there what /healthz at the port of its metrics answered, which only
+// tells that the process does (kubernetes/kubernetes#113057). The health of the rules,
+// which /healthz and /livez at their own port tell, is beside it under a name that
+// kube-proxy does not use.
 type slis struct {
 	registry *prometheus.Registry
 	last     *prometheus.GaugeVec
 	answers  *prometheus.CounterVec
 }
 
-// checkName is what the agent's one check, of the rules, is called there.
-const checkName = "proxy"
+// The names of the checks: that anything answers, and that of the rules.
+const (
+	pingCheck  = "ping"
+	rulesCheck = "proxy"
+)
 
 func newSLIs() slis {
 	s := slis{
@@ -30,7 +39,7 @@ func newSLIs() slis {
 	return s
 }
 
-func (s slis) observe(c health.Check, code int) {
+func (s slis) observe(name string, c health.Check, code int) {
 	kind := "healthz"
 	if c == health.Livez {
 		kind = "livez"
@@ -39,8 +48,18 @@ func (s slis) observe(c health.Check, code int) {
 	if code != http.StatusOK {
 		value, status = 0, "error"
 	}
-	s.last.WithLabelValues(checkName, kind).Set(value)
-	s.answers.WithLabelValues(checkName, kind, status).Inc()
+	s.last.WithLabelValues(name, kind).Set(value)
+	s.answers.WithLabelValues(name, kind, status).Inc()
+}
+
+// Ping answers "ok", as kube-proxy's /healthz does at the port of the metrics.
+func (s *Set) Ping() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		s.slis.observe(pingCheck, health.Healthz, http.StatusOK)
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		fmt.Fprint(w, "ok")
+	})
 }
 
 // SLIHandler serves the results of health checks: /metrics/slis.
