@@ -211,14 +211,15 @@ func (g *Generator) setService(i int) Op {
 	return Op{SetService: s}
 }
 
-// setSlices makes up the endpoints of Service i, in up to two slices a family.
+// setSlices makes up the endpoints of Service i, in up to two slices a family, and now
+// and then in none.
 func (g *Generator) setSlices(i int) []Op {
 	var out []Op
-	hints := g.rng.IntN(6)
+	hints, none := g.rng.IntN(6), g.chance(8)
 	for _, f := range g.p.Families {
 		for n := range 2 {
 			id := fmt.Sprintf("%s-%v-%d", name(i), f, n)
-			if n == 1 && !g.chance(4) {
+			if none || n == 1 && !g.chance(4) {
 				if g.slices[id] != nil {
 					delete(g.slices, id)
 					out = append(out, Op{DeleteSlice: &types.NamespacedName{Namespace: namespace, Name: id}})
