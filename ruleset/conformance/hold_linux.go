@@ -12,8 +12,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// heldEach is how many connections [World.Hold] opens to a target from each place.
-const heldEach = 3
+const (
+	// heldEach is how many connections [World.Hold] opens to a target from each place.
+	heldEach = 3
+	// heldPatience is how long is waited for the answers of all of them: as long as TCP
+	// may take to repeat what it has sent while the way was cut off.
+	heldPatience = time.Minute
+)
 
 // Held is connections that stay open. It is made by [World.Hold] and used by one
 // goroutine at a time.
@@ -44,15 +49,46 @@ func (w *World) Hold(to []Target) *Held {
 func (h *Held) Len() int { return len(h.connections) }
 
 // Check sends a line through every connection and waits for the server to send it
-// back. The error joins one for each connection that is broken; nil is none.
+// back, a minute at most for all of them. The error joins one for each connection
+// that is broken; nil is none.
 func (h *Held) Check() error {
 	var errs []error
+	deadline := time.Now().Add(heldPatience)
 	for _, c := range h.connections {
-		if err := c.echo(); err != nil {
+		if err := c.echo(deadline); err != nil {
 			errs = append(errs, fmt.Errorf("open connection from %s to %s, served by %s: %w", c.from, c.to, c.server, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Send sends a line through every connection and does not wait for the answer, which
+// the next [Held.Check] does: so there is traffic while something is amiss that is
+// put right before the clients give up. The error joins one for each connection that
+// is broken already.
+func (h *Held) Send() error {
+	var errs []error
+	for _, c := range h.connections {
+		if err := c.send(time.Now().Add(patience)); err != nil {
+			errs = append(errs, fmt.Errorf("open connection from %s to %s, served by %s: %w", c.from, c.to, c.server, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Split returns those connections in which the server does not see the client's own
+// address, and the others. They are the same ones: a line through one of them is one
+// through one of h.
+func (h *Held) Split() (masqueraded, others *Held) {
+	masqueraded, others = &Held{}, &Held{}
+	for _, c := range h.connections {
+		if c.source == c.client {
+			others.connections = append(others.connections, c)
+		} else {
+			masqueraded.connections = append(masqueraded.connections, c)
+		}
+	}
+	return masqueraded, others
 }
 
 // connection is one that stays open.
@@ -62,7 +98,10 @@ type connection struct {
 	from   string
 	to     netip.AddrPort
 	server netip.AddrPort
-	n      int
+	// client is the client's address, and source what the server sees of it.
+	client, source netip.Addr
+	// sent and received are numbers of lines.
+	sent, received int
 }
 
 // open connects over TCP, and fails the test if it cannot.
@@ -75,20 +114,33 @@ func (w *World) open(from string, to netip.AddrPort) *connection {
 		w.tb.Fatalf("connect from %s to %s: %v", from, to, err)
 	}
 	w.tb.Cleanup(func() { c.Close() })
-	return &connection{Conn: c, r: r, from: from, to: to, server: parseGreeting(text).server}
+	o, client := parseGreeting(text), c.LocalAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	return &connection{Conn: c, r: r, from: from, to: to, server: o.server, client: client, source: o.source}
 }
 
-// echo has the server send back a line.
-func (c *connection) echo() error {
-	c.n++
-	c.SetDeadline(time.Now().Add(patience))
-	want := fmt.Sprintf("line %d\n", c.n)
-	if _, err := c.Write([]byte(want)); err != nil {
+// send has the server asked to send back a line.
+func (c *connection) send(deadline time.Time) error {
+	c.sent++
+	c.SetDeadline(deadline)
+	_, err := fmt.Fprintf(c, "line %d\n", c.sent)
+	return err
+}
+
+// echo has the server send back a line, and all that it was asked for before.
+func (c *connection) echo(deadline time.Time) error {
+	if err := c.send(deadline); err != nil {
 		return err
 	}
-	got, err := c.r.ReadString('\n')
-	if err == nil && got != want {
-		err = fmt.Errorf("got %q for %q", got, want)
+	for c.received < c.sent {
+		want := fmt.Sprintf("line %d\n", c.received+1)
+		got, err := c.r.ReadString('\n')
+		if err != nil {
+			return err
+		}
+		if got != want {
+			return fmt.Errorf("got %q for %q", got, want)
+		}
+		c.received++
 	}
-	return err
+	return nil
 }

@@ -82,6 +82,54 @@ func TestHold(t *testing.T) {
 	}
 }
 
+// TestHeldTraffic has traffic on connections while a pod is cut off, and tells those
+// apart that are masqueraded.
+func TestHeldTraffic(t *testing.T) {
+	w := conformance.NewWorld(t, conformance.Options{New: nothing, Families: []tracker.Family{tracker.IPv4}})
+	_, err := exec.LookPath("nft")
+	netlab.Need(t, err == nil, "the nft tool")
+	nft := func(script string) {
+		t.Helper()
+		if err := w.Do(func() error { return exec.Command("nft", script).Run() }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var to []conformance.Target
+	for _, p := range w.Pods()[1:3] {
+		to = append(to, conformance.Target{Addr: netip.AddrPortFrom(p.Addr(tracker.IPv4), p.Ports()[0]), Protocol: v1.ProtocolTCP})
+	}
+	first, second := to[0].Addr.Addr().String(), to[1].Addr.Addr().String()
+	nft("table ip t { chain c { type filter hook forward priority 0; }; chain n { type nat hook postrouting priority 100; ip daddr " + second + " masquerade; }; }")
+	h := w.Hold(to)
+	masqueraded, others := h.Split()
+	if n := h.Len() / 2; n == 0 || masqueraded.Len() != n || others.Len() != n {
+		t.Errorf("of %d connections to two pods %d are masqueraded and %d are not", h.Len(), masqueraded.Len(), others.Len())
+	}
+	nft("add rule ip t c ip daddr " + first + " drop")
+	for range 2 {
+		if err := h.Send(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := masqueraded.Check(); err != nil {
+		t.Error(err)
+	}
+	nft("flush chain ip t c")
+	if err := h.Check(); err != nil {
+		t.Error(err)
+	}
+	nft("add rule ip t c ip daddr " + first + " reject with tcp reset")
+	if err := others.Check(); err == nil {
+		t.Error("a pod was cut off, and its connections live")
+	}
+	if err := others.Send(); err == nil {
+		t.Error("a line was sent through a connection that is broken")
+	}
+	if err := masqueraded.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestWorld drives a backend that only looks, through the exported fields.
 func TestWorld(t *testing.T) {
 	for _, families := range [][]tracker.Family{{tracker.IPv4}, {tracker.IPv6}, nil} {

@@ -62,7 +62,7 @@ func changeWorlds() []world {
 			live := func(after string, must func(*connection) bool) {
 				w.tb.Helper()
 				for _, c := range open {
-					if err := c.echo(); err != nil && must(c) {
+					if err := c.echo(time.Now().Add(patience)); err != nil && must(c) {
 						w.tb.Errorf("connection from %s to %s, served by %s, broke after %s: %v", c.from, c.to, c.server, after, err)
 					}
 				}

@@ -70,7 +70,7 @@ func masqueradeWorlds() []world {
 					for range 2 {
 						c := w.open("pod3", clusterIP(1, 80).at(f))
 						time.Sleep(1100 * time.Millisecond) // redirects are one a second
-						if err := c.echo(); err != nil {
+						if err := c.echo(time.Now().Add(patience)); err != nil {
 							w.tb.Errorf("%s: %v", f, err)
 						}
 					}
