@@ -14,20 +14,9 @@ import (
 type Socket struct {
 	fd int
 	// file tells the socket from another file with the same number.
-	file identity
+	file Identity
 	// namespace is a descriptor of the network namespace, -1 if it is not known.
 	namespace int
-}
-
-// identity is what no two open files have in common.
-type identity struct{ dev, ino uint64 }
-
-func identify(fd int) (identity, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return identity{}, os.NewSyscallError("fstat", err)
-	}
-	return identity{uint64(st.Dev), st.Ino}, nil
 }
 
 // ownNamespace is the network namespace of the calling thread.
@@ -66,7 +55,7 @@ func (s *Socket) FD() int { return s.fd }
 // Lost reports whether the descriptor was closed by somebody else, or is another
 // file now.
 func (s *Socket) Lost() bool {
-	file, err := identify(s.fd)
+	file, err := Identify(s.fd)
 	return s.fd >= 0 && (err != nil || file != s.file)
 }
 
@@ -85,13 +74,13 @@ func (s *Socket) Redial() error {
 
 // Within calls f on a thread that is in the socket's namespace.
 func (s *Socket) Within(f func() error) error {
-	want, err := identify(s.namespace)
+	want, err := Identify(s.namespace)
 	if err != nil {
 		return fmt.Errorf("network namespace: %w", err)
 	}
 	runtime.LockOSThread()
 	var st unix.Stat_t
-	if err := unix.Stat(ownNamespace, &st); err == nil && want == (identity{uint64(st.Dev), st.Ino}) {
+	if err := unix.Stat(ownNamespace, &st); err == nil && want == (Identity{uint64(st.Dev), st.Ino}) {
 		defer runtime.UnlockOSThread()
 		return f()
 	}
@@ -116,7 +105,7 @@ func (s *Socket) open() error {
 	if err != nil {
 		return fmt.Errorf("netlink socket: %w", os.NewSyscallError("socket", err))
 	}
-	file, err := identify(fd)
+	file, err := Identify(fd)
 	if err == nil {
 		err = os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
 	}

@@ -12,7 +12,7 @@ import (
 func TestMain(m *testing.M) { netlab.Main(m) }
 
 // namespaceOf returns the network namespace of a netlink socket.
-func namespaceOf(t *testing.T, fd int) identity {
+func namespaceOf(t *testing.T, fd int) Identity {
 	t.Helper()
 	// SIOCGSKNS of linux/sockios.h; the answer is a descriptor.
 	ns, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
@@ -20,7 +20,7 @@ func namespaceOf(t *testing.T, fd int) identity {
 		t.Fatal(err)
 	}
 	defer unix.Close(ns)
-	id, err := identify(ns)
+	id, err := Identify(ns)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestRedial(t *testing.T) {
 		if err := s.Redial(); err != nil || s.Lost() || s.FD() == lost {
 			t.Fatalf("dialled anew: %v, lost %v, descriptor %d", err, s.Lost(), s.FD())
 		}
-		if id, err := identify(lost); err != nil || id == s.file {
+		if id, err := Identify(lost); err != nil || id == s.file {
 			t.Errorf("somebody else's file was closed: %v, %v", id, err)
 		}
 		unix.Close(lost)
@@ -89,7 +89,7 @@ func TestRedial(t *testing.T) {
 		if err := s.Redial(); err != nil {
 			t.Fatal(err)
 		}
-		if id, err := identify(before); err == nil && before != s.FD() {
+		if id, err := Identify(before); err == nil && before != s.FD() {
 			t.Errorf("%v is left open", id)
 		}
 		for range 2 {
