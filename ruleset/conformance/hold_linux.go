@@ -15,9 +15,10 @@ import (
 const (
 	// heldEach is how many connections [World.Hold] opens to a target from each place.
 	heldEach = 3
-	// heldPatience is how long is waited for the answers of all of them: as long as TCP
-	// may take to repeat what it has sent while the way was cut off.
-	heldPatience = time.Minute
+	// heldPatience is how long is waited for the answers of all of them: longer than
+	// TCP ever takes to repeat what it has sent while the way was cut off, two minutes
+	// (TCP_RTO_MAX of include/net/tcp.h).
+	heldPatience = 150 * time.Second
 )
 
 // Held is connections that stay open. It is made by [World.Hold] and used by one
@@ -49,7 +50,7 @@ func (w *World) Hold(to []Target) *Held {
 func (h *Held) Len() int { return len(h.connections) }
 
 // Check sends a line through every connection and waits for the server to send it
-// back, a minute at most for all of them. The error joins one for each connection
+// back, some minutes at most for all of them. The error joins one for each connection
 // that is broken; nil is none.
 func (h *Held) Check() error {
 	var errs []error
