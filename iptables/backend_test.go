@@ -191,6 +191,35 @@ func TestOneEndpoint(t *testing.T) {
 	})
 }
 
+// TestEndpointsOfMany counts the inputs for other endpoints of many Services: each one
+// takes the kernel as long as the whole table is large (nf_tables looks for loops of
+// chains in all of it).
+func TestEndpointsOfMany(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r, w := newWatched(t, flavour)
+		for i := range 130 {
+			r.set(i, upTo(2))
+		}
+		r.sync()
+		w.calls()
+		for i := range 130 {
+			r.tracker.SetSlice(slice(i, tracker.IPv4, 3, 4))
+		}
+		r.sync()
+		calls, inputs := w.calls(), 0
+		for _, l := range calls {
+			if l == "iptables *nat" {
+				inputs++
+			}
+		}
+		if most := 1 + 3*len(calls)/r.backend.families[0].limit; inputs > most {
+			t.Errorf("%d lines are in %d inputs, %d would do", len(calls), inputs, most)
+		}
+		r.verify()
+	})
+}
+
 // TestRepair alters the tables in many ways; each is put right, and what a node
 // agent must notice at once is noticed.
 func TestRepair(t *testing.T) {

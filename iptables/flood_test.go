@@ -17,41 +17,41 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/holdings"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 var (
-	flood    = flag.Duration("flood", shortFlood, "for how long TestFlood changes objects; more of them where that is longer than usual")
+	flood    = flag.Duration("flood", 2*time.Second, "for how long TestFlood changes objects")
+	services = flag.Int("services", 150, "among how many Services TestFlood changes objects")
 	thorough = flag.Bool("thorough", false, "have TestLeaks make thousands of Services with iptables-nft, too")
 )
 
-const shortFlood = 2 * time.Second
-
 // TestFlood changes a thousand objects a second while connections are made: none
-// fails, and the tables are right in the end.
+// fails, no change waits without end, and the tables are right in the end.
 func TestFlood(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		const rate = 1000
-		services := 150
-		if *flood > shortFlood {
-			services = 500
-		}
 		rng := rand.New(rand.NewPCG(6, 6))
 		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
 		pods := podsOf(w)
 		w.Tracker.SetService(svc(50, nodePort(30050)))
 		w.Tracker.SetSlice(podSlice(pods, len(pods), rng))
-		for i := range services {
+		for i := range *services {
 			w.Tracker.SetService(svc(1000 + i))
 			w.Tracker.SetSlice(slice(1000+i, tracker.IPv4, rng.Perm(200)[:3]...))
 		}
 		w.Sync()
-		syncs := 0
+		before := holdings.Heap()
+		syncs, longest := 0, time.Duration(0)
 		r, err := runner.New(runner.Config{Min: 50 * time.Millisecond, Retry: time.Second, Max: time.Hour, Trace: &runner.Trace{SyncDone: func(i runner.Info) {
 			syncs++
+			if !i.QueuedAt.IsZero() {
+				longest = max(longest, i.Start.Add(i.Duration).Sub(i.QueuedAt))
+			}
 			if i.Err != nil {
 				t.Error(i.Err)
 			}
@@ -72,7 +72,7 @@ func TestFlood(t *testing.T) {
 			for start := time.Now(); time.Since(start) < *flood; time.Sleep(10 * time.Millisecond) {
 				for range min(int(time.Since(start).Seconds()*rate)-changes, rate/4) {
 					changes++
-					i := 1000 + rng.IntN(services)
+					i := 1000 + rng.IntN(*services)
 					switch rng.IntN(10) {
 					case 0:
 						w.Tracker.SetSlice(podSlice(pods, 1+rng.IntN(len(pods)), rng))
@@ -89,7 +89,8 @@ func TestFlood(t *testing.T) {
 			<-done
 			w.Sync()
 		})
-		t.Logf("%d changes and %d syncs; %d connections, %d failed", changes, syncs, c.Opened, len(c.Failures))
+		t.Logf("%d changes and %d syncs among %d Services, the longest wait was %v; %d connections, %d failed; heap %d MB before, %d after",
+			changes, syncs, *services, longest.Round(time.Millisecond), c.Opened, len(c.Failures), before>>20, holdings.Heap()>>20)
 		for _, err := range append(c.Failures[:min(len(c.Failures), 5)], held.Check()) {
 			if err != nil {
 				t.Error(err)
@@ -100,10 +101,10 @@ func TestFlood(t *testing.T) {
 		o.config.NetNS, o.config.Families = w.Env.NetNS, w.Env.Families
 		o.start()
 		defer o.backend.Close()
-		before := dump(t, o.backend)
+		found := dump(t, o.backend)
 		o.sync()
-		if after := dump(t, o.backend); after != before {
-			t.Errorf("a cold start writes\n%s\nwhere there was\n%s", after, before)
+		if after := dump(t, o.backend); after != found {
+			t.Errorf("a cold start writes\n%.2000s\nwhere there was\n%.2000s", after, found)
 		}
 	})
 }

@@ -35,7 +35,7 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 	for first := true; first || len(changes) != 0; first = false {
 		n, lines := 0, 0
 		for n < len(changes) && (n == 0 || lines < f.limit && len(changes[n].Attempted) == 0) {
-			lines += size(changes[n].New) + size(changes[n].Old)
+			lines += changeSize(changes[n])
 			n++
 		}
 		if err := f.updateSome(ctx, node, changes[:n], failed); err != nil {
@@ -44,6 +44,18 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 		changes = changes[n:]
 	}
 	return failed, nil
+}
+
+// changeSize is about how many lines a change takes. The chains that lead to a Service
+// are written anew only if its frontends, or what becomes of a connection there, are
+// others.
+func changeSize(c ruleset.Change) int {
+	if c.Old != nil && c.New != nil && slices.EqualFunc(c.Old.Frontends, c.New.Frontends, func(a, b ruleset.Frontend) bool {
+		return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port && a.Target == b.Target && a.Near == b.Near
+	}) {
+		return 3*len(c.New.Selection.Reachable) + len(c.Old.Selection.Reachable) + leafRules
+	}
+	return size(c.New) + size(c.Old)
 }
 
 // size is about how many lines a Service takes.
