@@ -20,6 +20,7 @@ import (
 //	arriving:           nat PREROUTING, mangle INPUT, filter INPUT, IPVS
 //	the node's own:     mangle OUTPUT, nat OUTPUT, IPVS
 //	sent on by IPVS:    (OUTPUT again), mangle POSTROUTING, nat POSTROUTING
+//	passing by:         mangle FORWARD, where no packet to a Service should be seen
 //
 // so whatever may drop it, or have IPVS treat it otherwise, is in mangle.
 //
@@ -124,12 +125,21 @@ func (r rules) mangle() table {
 		name: "mangle",
 		jumps: []jump{
 			{"INPUT", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-IN`},
+			{"FORWARD", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-ASTRAY`},
 			{"OUTPUT", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-OUT`},
 			{"POSTROUTING", `-m comment --comment "kubernetes service portals" -j KUBE-IPVS-SENT`},
 		},
 		chains: []chain{
 			{"KUBE-IPVS-IN", in},
 			{"KUBE-IPVS-OUT", out},
+			// An address that has gone from the device is routed elsewhere. The kernel stops
+			// tracking a masqueraded connection of which a packet leaves by another device
+			// than before (nf_nat_oif_changed of net/netfilter/nf_nat_core.c), and what comes
+			// of it later reaches the endpoint from another port: such packets must get lost
+			// until the address is back.
+			{"KUBE-IPVS-ASTRAY", []string{
+				r.set(setIPs, "dst") + ` -m comment --comment "the address is not on the node, but is to be" -j DROP`,
+			}},
 			{"KUBE-PROXY-FIREWALL", []string{
 				r.set(setLoadBalancerSourceCIDR, "dst,dst,src") + " -j RETURN",
 				r.set(setLoadBalancerSourceIP, "dst,dst,src") + " -j RETURN",
