@@ -60,13 +60,13 @@ func New(c Config) (*Backend, error) {
 
 // open opens the sockets, in the calling thread's namespace.
 func (b *Backend) open() (err error) {
-	if b.kernel, err = dialKernel(b.config.Forwarding); err != nil {
+	if b.kernel, err = dialKernel(b.config.NetNS, b.config.Forwarding); err != nil {
 		return &UnsupportedError{Feature: "IPVS (module ip_vs)", Err: err}
 	}
-	if b.sets, err = dialIPSets(); err != nil {
+	if b.sets, err = dialIPSets(b.config.NetNS); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
-	if b.device, err = dialDevice(b.config.Device); err != nil {
+	if b.device, err = dialDevice(b.config.NetNS, b.config.Device); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
 	return nil

@@ -44,8 +44,8 @@ func (b *Backend) cleanup(ctx context.Context) error {
 		err := b.open()
 		if errors.Is(err, errNoFamily) {
 			// Rules and sets may be there all the same.
-			if b.sets, err = dialIPSets(); err == nil {
-				b.device, err = dialDevice(b.config.Device)
+			if b.sets, err = dialIPSets(b.config.NetNS); err == nil {
+				b.device, err = dialDevice(b.config.NetNS, b.config.Device)
 			}
 		}
 		return err

@@ -21,43 +21,46 @@ import (
 // device is the dummy device that makes the Services' addresses local.
 type device struct {
 	name  string
-	nl    *netlink.Handle
+	route *socket[*netlink.Handle]
 	index int
 	// calls is how many requests were made.
 	calls int
 	// news tells of changes of any address.
-	news int
+	news *socket[int]
 	buf  [1 << 15]byte
 }
 
-func dialDevice(name string) (*device, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+// dialDevice opens sockets in the calling thread's namespace.
+func dialDevice(netns int, name string) (*device, error) {
+	d := &device{name: name, route: routeSocket(netns), news: newsSocket(netns)}
+	if err := d.route.dial(); err != nil {
+		return nil, err
 	}
-	if err := h.SetSocketTimeout(netlinkTimeout); err != nil {
-		h.Close()
-		return nil, fmt.Errorf("netlink: %w", err)
+	if err := d.news.dial(); err != nil {
+		d.route.close()
+		return nil, err
 	}
-	news, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-	if err == nil {
-		err = unix.Bind(news, &unix.SockaddrNetlink{
-			Family: unix.AF_NETLINK, Groups: 1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1),
-		})
-		if err != nil {
-			unix.Close(news)
-		}
-	}
-	if err != nil {
-		h.Close()
-		return nil, fmt.Errorf("netlink: %w", err)
-	}
-	return &device{name: name, nl: h, news: news}, nil
+	return d, nil
 }
 
 func (d *device) close() {
-	d.nl.Close()
-	unix.Close(d.news)
+	d.route.close()
+	d.news.close()
+}
+
+// use makes a request.
+func (d *device) use(f func(*netlink.Handle) error) error {
+	d.calls++
+	return d.route.use(f)
+}
+
+// link returns the device of the name.
+func (d *device) link() (link netlink.Link, err error) {
+	err = d.use(func(h *netlink.Handle) (err error) {
+		link, err = h.LinkByName(d.name)
+		return err
+	})
+	return link, err
 }
 
 // ensure makes the device if it is not there.
@@ -65,16 +68,16 @@ func (d *device) close() {
 // It stays down, as kube-proxy's does: its addresses are local all the same, and
 // nothing is sent by it.
 func (d *device) ensure() error {
-	d.calls++
-	link, err := d.nl.LinkByName(d.name)
+	link, err := d.link()
 	var missing netlink.LinkNotFoundError
 	if errors.As(err, &missing) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = d.name
-		if err := d.nl.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+		err = d.use(func(h *netlink.Handle) error { return h.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}) })
+		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("add dummy device %s: %w", d.name, err)
 		}
-		link, err = d.nl.LinkByName(d.name)
+		link, err = d.link()
 	}
 	if err != nil {
 		return fmt.Errorf("device %s: %w", d.name, err)
@@ -88,8 +91,7 @@ func (d *device) ensure() error {
 
 // find fails unless the device is the one it was.
 func (d *device) find() error {
-	d.calls++
-	link, err := d.nl.LinkByName(d.name)
+	link, err := d.link()
 	if err != nil {
 		return fmt.Errorf("device %s: %w", d.name, err)
 	}
@@ -105,8 +107,10 @@ func (d *device) addresses(f tracker.Family, bound, own func(netip.Addr)) error 
 	var list []netlink.Addr
 	var err error
 	for range 10 {
-		d.calls++
-		list, err = d.nl.AddrList(nil, int(addressFamily(f)))
+		err = d.use(func(h *netlink.Handle) (err error) {
+			list, err = h.AddrList(nil, int(addressFamily(f)))
+			return err
+		})
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
@@ -144,13 +148,13 @@ func (d *device) netlinkAddr(a netip.Addr) *netlink.Addr {
 	return out
 }
 
-func (d *device) link() netlink.Link {
+func (d *device) itself() netlink.Link {
 	return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.name, Index: d.index}}
 }
 
 func (d *device) bind(a netip.Addr) error {
-	d.calls++
-	if err := d.nl.AddrAdd(d.link(), d.netlinkAddr(a)); err != nil && !errors.Is(err, unix.EEXIST) {
+	err := d.use(func(h *netlink.Handle) error { return h.AddrAdd(d.itself(), d.netlinkAddr(a)) })
+	if err != nil && !errors.Is(err, unix.EEXIST) {
 		err = fmt.Errorf("add address %s to %s: %w", a, d.name, err)
 		if errors.Is(err, unix.ENODEV) {
 			err = fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
@@ -168,8 +172,11 @@ func (d *device) settle(ctx context.Context, addrs []netip.Addr) error {
 	deadline := time.Now().Add(patience)
 	for _, a := range addrs {
 		for {
-			d.calls++
-			routes, err := d.nl.RouteGet(a.AsSlice())
+			var routes []netlink.Route
+			err := d.use(func(h *netlink.Handle) (err error) {
+				routes, err = h.RouteGet(a.AsSlice())
+				return err
+			})
 			if err == nil && len(routes) != 0 && routes[0].Type == unix.RTN_LOCAL {
 				break
 			}
@@ -187,8 +194,8 @@ func (d *device) settle(ctx context.Context, addrs []netip.Addr) error {
 }
 
 func (d *device) unbind(a netip.Addr) error {
-	d.calls++
-	if err := d.nl.AddrDel(d.link(), d.netlinkAddr(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
+	err := d.use(func(h *netlink.Handle) error { return h.AddrDel(d.itself(), d.netlinkAddr(a)) })
+	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("remove address %s from %s: %w", a, d.name, err)
 	}
 	return nil
@@ -196,7 +203,7 @@ func (d *device) unbind(a netip.Addr) error {
 
 // remove deletes the device, if it is there.
 func (d *device) remove() error {
-	link, err := d.nl.LinkByName(d.name)
+	link, err := d.link()
 	var missing netlink.LinkNotFoundError
 	if errors.As(err, &missing) {
 		return nil
@@ -205,9 +212,9 @@ func (d *device) remove() error {
 		return nil
 	}
 	if err == nil {
-		err = d.nl.LinkDel(link)
+		err = d.use(func(h *netlink.Handle) error { return h.LinkDel(link) })
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("remove device %s: %w", d.name, err)
 	}
 	return nil
@@ -216,9 +223,22 @@ func (d *device) remove() error {
 // changed reports whether an address of the node has come or gone on another
 // device since the last call. It does not wait.
 func (d *device) changed() (bool, error) {
-	changed := false
+	// News may have been lost with the socket.
+	changed := d.news.lost()
+	err := d.news.use(func(fd int) error {
+		more, err := d.readNews(fd)
+		changed = changed || more
+		return err
+	})
+	if err != nil {
+		return true, fmt.Errorf("news of addresses: %w", err)
+	}
+	return changed, nil
+}
+
+func (d *device) readNews(fd int) (changed bool, err error) {
 	for {
-		n, _, err := unix.Recvfrom(d.news, d.buf[:], unix.MSG_DONTWAIT)
+		n, _, err := unix.Recvfrom(fd, d.buf[:], unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return changed, nil
@@ -229,7 +249,7 @@ func (d *device) changed() (bool, error) {
 			changed = true
 			continue
 		case err != nil:
-			return true, fmt.Errorf("news of addresses: %w", err)
+			return true, err
 		}
 		for b := d.buf[:n]; len(b) >= unix.SizeofNlMsghdr; {
 			size := int(binary.NativeEndian.Uint32(b))

@@ -37,6 +37,7 @@ var (
 	kills    = flag.Int("kills", 5, "how often TestUnderFire kills an agent")
 	flood    = flag.Duration("flood", 2*time.Second, "for how long TestUnderFire changes objects")
 	rate     = flag.Int("rate", 200, "how many objects TestUnderFire changes in a second")
+	crowd    = flag.Int("services", 40, "of how many Services TestUnderFire changes the objects")
 	thorough = flag.Bool("thorough", false, "have TestUnderFire make and remove thousands of Services, and very large ones")
 )
 
@@ -56,7 +57,7 @@ func TestUnderFire(t *testing.T) {
 		{{"altered by others", testAlteredByOthers}, {"refused", testRefused}},
 		{{"addresses come and go", testAddressesComeAndGo}, {"sysctls read-only", testSysctlsReadOnly}, {"sockets", testSockets}},
 		{{"killed", testKilled}, {"affinity", testAffinityLasts}, {"choice", testChoice}},
-		{{"flood", testFlood}},
+		{{"UDP endpoints", testUDPEndpoints}, {"flood", testFlood}},
 	} {
 		t.Run(group[0].name, func(t *testing.T) {
 			t.Parallel()
@@ -148,7 +149,8 @@ func newFire(t *testing.T) *fire {
 
 // hand gives the first Service so many of the pods, at least one. Of the second, which
 // has all of them, none goes: an answer that takes longer than the second for which a
-// UDP endpoint lingers would be lost, and in the virtual machine it may.
+// UDP endpoint lingers would be lost, and in the virtual machine it may. testUDPEndpoints
+// sees to those.
 func hand(t *tracker.Tracker, pods []string, n int, rng *rand.Rand) {
 	t.SetService(svc(50, nodePort(30050)))
 	t.SetSlice(podSlice(50, v1.ProtocolTCP, pods, n, rng))
@@ -204,7 +206,7 @@ func (f *fire) kernel() string {
 	out := []string{""}
 	f.eyes.device.index = -1
 	there := f.eyes.device.find()
-	if link, err := f.eyes.device.nl.LinkByName(DefaultDevice); err == nil {
+	if link, err := f.eyes.device.link(); err == nil {
 		f.eyes.device.index, there = link.Attrs().Index, nil
 	}
 	found, err := f.eyes.readFamily(tracker.IPv4, time.Now())
@@ -540,12 +542,8 @@ func faults() error {
 	if err != nil {
 		return err
 	}
-	sockets, err := netlinkSockets()
-	if err != nil {
-		return err
-	}
 	pods, rng := strings.Fields(os.Getenv(podsEnv)), rand.New(rand.NewPCG(1, 1))
-	change := func() error {
+	changeWithin := func(ctx context.Context) error {
 		hand(a.tracker, pods, 1+rng.IntN(len(pods)), rng)
 		for i := range 4 {
 			a.tracker.SetService(svc(rng.IntN(8), nodePort(30000+int32(i)), externalIPs(fmt.Sprint("198.18.0.", rng.IntN(200)))))
@@ -554,6 +552,7 @@ func faults() error {
 		}
 		return a.cursor.Sync(ctx)
 	}
+	change := func() error { return changeWithin(ctx) }
 	// recovered is what has to hold after each fault, of whatever was asked for
 	// during it.
 	recovered := func() error {
@@ -597,7 +596,6 @@ func faults() error {
 	type fault struct {
 		name    string
 		do      func() (undo func() error, err error)
-		want    error // nil: nothing fails
 		changes int
 	}
 	list := []fault{
@@ -616,7 +614,7 @@ func faults() error {
 				}
 				return nil
 			}, nil
-		}, nil, 3},
+		}, 3},
 		{"signals all the time", func() (func() error, error) {
 			got := make(chan os.Signal, 1)
 			signal.Notify(got, unix.SIGALRM)
@@ -631,28 +629,54 @@ func faults() error {
 				}
 				return err
 			}, err
-		}, nil, 10},
-	}
-	for _, s := range sockets {
-		if s.fd == a.backend.device.news {
-			list = append(list, fault{"news of addresses that do not fit", func() (func() error, error) {
-				size, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
-				if err != nil {
-					return nil, err
-				}
-				err = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1)
-				return func() error { return unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2) }, errors.Join(err, fillWithNews())
-			}, nil, 1})
-		}
-		list = append(list, fault{s.String() + " is something else", func() (func() error, error) {
-			null, err := os.Open("/dev/null")
+		}, 10},
+		{"news of addresses that do not fit", func() (func() error, error) {
+			fd := a.backend.device.news.fd
+			size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 			if err != nil {
 				return nil, err
 			}
-			defer null.Close()
-			return replaceFD(s.fd, int(null.Fd()))
-		}, unix.ENOTSOCK, 2})
-		list = append(list, fault{s.String() + " is closed", func() (func() error, error) { return replaceFD(s.fd, -1) }, unix.EBADF, 2})
+			err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1)
+			return func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2) }, errors.Join(err, fillWithNews())
+		}, 1},
+	}
+	// Every socket is closed by a mistake elsewhere, and its number given to another file
+	// or not: nothing fails, and nothing happens to the other file.
+	sockets := map[string]interface {
+		lost() bool
+		descriptor() int
+	}{
+		"IPVS": a.backend.kernel.socket, "ipset": a.backend.sets.socket, "rtnetlink": a.backend.device.route, "news": a.backend.device.news,
+	}
+	pipe := func() (ours, theirs int, err error) {
+		var ends [2]int
+		err = unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK)
+		return ends[1], ends[0], err
+	}
+	pair := func() (ours, theirs int, err error) {
+		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		return ends[1], ends[0], err
+	}
+	others := map[string]func() (ours, theirs int, err error){"IPVS": pair, "ipset": pipe, "rtnetlink": pair, "news": pipe}
+	for name, socket := range sockets {
+		list = append(list, fault{"the socket of " + name + " is closed", func() (func() error, error) {
+			return func() error { return nil }, unix.Close(socket.descriptor())
+		}, 1})
+		list = append(list, fault{"the socket of " + name + " is something else", func() (func() error, error) {
+			ours, theirs, err := others[name]()
+			if err != nil {
+				return nil, err
+			}
+			lost := socket.descriptor()
+			err = errors.Join(unix.Dup3(ours, lost, unix.O_CLOEXEC), unix.Close(ours))
+			return func() error {
+				// Nobody has written to it, nor closed it.
+				if n, err := unix.Read(theirs, make([]byte, 100)); !errors.Is(err, unix.EAGAIN) {
+					return fmt.Errorf("%d bytes in somebody else's file: %w", n, err)
+				}
+				return errors.Join(unix.Close(lost), unix.Close(theirs))
+			}, err
+		}, 1})
 	}
 	for _, fault := range list {
 		undo, err := fault.do()
@@ -666,15 +690,55 @@ func faults() error {
 		if err := undo(); err != nil {
 			return fmt.Errorf("%s: undo: %w", fault.name, err)
 		}
-		if fault.want == nil && failed != nil || fault.want != nil && !errors.Is(failed, fault.want) {
-			return fmt.Errorf("%s: %w, want %v", fault.name, failed, fault.want)
+		if failed != nil {
+			return fmt.Errorf("%s: %w", fault.name, failed)
 		}
 		if err := recovered(); err != nil {
 			return fmt.Errorf("after %s: %w", fault.name, err)
 		}
+		if err := netlinkSockets(); err != nil {
+			return fmt.Errorf("after %s: %w", fault.name, err)
+		}
 	}
-	return nil
+	// All of them, time and again, in the middle of a delta.
+	closed := 0
+	for _, full := range []bool{false, true} {
+		if full {
+			a.cursor.Resync()
+		}
+		err := changeWithin(pausing{ctx, func() error {
+			for _, socket := range sockets {
+				if socket.lost() {
+					continue // since last time: nobody has needed it
+				}
+				closed++
+				if err := unix.Close(socket.descriptor()); err != nil {
+					return err
+				}
+			}
+			return nil
+		}})
+		if err != nil {
+			return fmt.Errorf("closed in the middle of a delta: %w", err)
+		}
+		if err := recovered(); err != nil {
+			return fmt.Errorf("after they were closed in the middle of a delta: %w", err)
+		}
+	}
+	if closed < 12 {
+		return fmt.Errorf("closed %d times only", closed)
+	}
+	return netlinkSockets()
 }
+
+// pausing is a context with something to be done whenever somebody asks whether it has
+// come to its end, as a Backend does between the steps of its work.
+type pausing struct {
+	context.Context
+	do func() error
+}
+
+func (p pausing) Err() error { return errors.Join(p.Context.Err(), p.do()) }
 
 // fillWithNews makes news of addresses.
 func fillWithNews() error {
@@ -699,53 +763,29 @@ func fillWithNews() error {
 	return nil
 }
 
-// netlinkSocket is one that the process has.
-type netlinkSocket struct{ fd, protocol int }
-
-func (s netlinkSocket) String() string {
-	name := map[int]string{unix.NETLINK_ROUTE: "rtnetlink", unix.NETLINK_NETFILTER: "ipset", unix.NETLINK_GENERIC: "IPVS"}[s.protocol]
-	return fmt.Sprintf("the socket %d of %s", s.fd, name)
-}
-
-func netlinkSockets() (list []netlinkSocket, err error) {
+// netlinkSockets fails unless the process has those netlink sockets that a Backend
+// needs, and no more.
+func netlinkSockets() error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	protocols := map[int]int{}
 	for _, e := range entries {
 		fd, err := strconv.Atoi(e.Name())
 		if err != nil {
-			return nil, err
+			return err
 		}
 		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 		if err == nil && domain == unix.AF_NETLINK {
-			list = append(list, netlinkSocket{fd, protocol})
 			protocols[protocol]++
 		}
 	}
 	if want := map[int]int{unix.NETLINK_ROUTE: 2, unix.NETLINK_NETFILTER: 1, unix.NETLINK_GENERIC: 1}; !maps.Equal(protocols, want) {
-		return nil, fmt.Errorf("the netlink sockets are %v", list)
+		return fmt.Errorf("the netlink sockets are, by protocol, %v, want %v", protocols, want)
 	}
-	return list, nil
-}
-
-// replaceFD puts another file in the place of a descriptor, or none if it is -1.
-func replaceFD(fd, with int) (undo func() error, err error) {
-	saved, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	if with < 0 {
-		err = unix.Close(fd)
-	} else {
-		err = unix.Dup3(with, fd, unix.O_CLOEXEC)
-	}
-	return func() error {
-		defer unix.Close(saved)
-		return unix.Dup3(saved, fd, unix.O_CLOEXEC)
-	}, err
+	return nil
 }
 
 // testRefused has the kernel refuse single elements among those of many Services:
@@ -921,7 +961,7 @@ func testChangingLists(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { b.Close() })
-		link, err := b.device.nl.LinkByName("eth0")
+		link, err := b.device.route.handle.LinkByName("eth0")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,8 +17,7 @@ import (
 // fails, the kernel keeps up, and memory stays bounded. Then it replaces the endpoints
 // one after the other, and hands in everything anew, which writes nothing.
 func testFlood(f *fire) {
-	const services = 40
-	t := f.t
+	t, services := f.t, *crowd
 	for i := range services {
 		f.Tracker.SetService(svc(1000 + i))
 		f.Tracker.SetSlice(slice(1000+i, v1.ProtocolTCP, -1-i, -200, -300))

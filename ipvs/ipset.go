@@ -19,7 +19,7 @@ import (
 // ipsets speaks the ipset protocol (include/uapi/linux/netfilter/ipset/ip_set.h)
 // over one socket.
 type ipsets struct {
-	sockets map[int]*nl.SocketHandle
+	socket *socket[*nl.SocketHandle]
 	// calls is how many requests were made.
 	calls int
 }
@@ -32,29 +32,19 @@ const maxElements = 1 << 22
 const bulk = 400
 
 // dialIPSets opens a socket in the calling thread's namespace.
-func dialIPSets() (*ipsets, error) {
-	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
-	}
-	tv := unix.NsecToTimeval(int64(netlinkTimeout))
-	if err := errors.Join(s.SetSendTimeout(&tv), s.SetReceiveTimeout(&tv)); err != nil {
-		s.Close()
+func dialIPSets(netns int) (*ipsets, error) {
+	c := &ipsets{socket: netfilterSocket(netns)}
+	if err := c.socket.dial(); err != nil {
 		return nil, err
 	}
-	return &ipsets{sockets: map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: s}}}, nil
+	return c, nil
 }
 
-func (c *ipsets) close() {
-	for _, s := range c.sockets {
-		s.Close()
-	}
-}
+func (c *ipsets) close() { c.socket.close() }
 
 // request returns one for a set.
 func (c *ipsets) request(cmd int, name string, flags int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(cmd|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(cmd)|flags)
-	req.Sockets = c.sockets
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_NETLINK, Version: nl.NFNETLINK_V0})
 	req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
 	req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name)))
@@ -63,7 +53,12 @@ func (c *ipsets) request(cmd int, name string, flags int) *nl.NetlinkRequest {
 
 func (c *ipsets) execute(req *nl.NetlinkRequest) ([][]byte, error) {
 	c.calls++
-	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	var msgs [][]byte
+	err := c.socket.use(func(h *nl.SocketHandle) (err error) {
+		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: h}
+		msgs, err = req.Execute(unix.NETLINK_NETFILTER, 0)
+		return err
+	})
 	var errno syscall.Errno
 	if errors.As(err, &errno) && errno >= nl.IPSET_ERR_PRIVATE {
 		err = ipsetError(errno)

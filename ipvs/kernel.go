@@ -18,12 +18,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// netlinkTimeout is how long an answer of the kernel is waited for.
+// netlinkTimeout is how long an answer of the kernel is waited for. Package moby/ipvs
+// has no limit; IPVS answers while the request is made.
 const netlinkTimeout = 30 * time.Second
 
 // kernel is IPVS as the kernel has it, by github.com/moby/ipvs.
 type kernel struct {
-	handle     *moby.Handle
+	socket     *socket[*moby.Handle]
 	forwarding Forwarding
 	// calls is how many requests were made.
 	calls int
@@ -33,7 +34,15 @@ type kernel struct {
 var errNoFamily = errors.New("the kernel has no generic netlink family IPVS: its module ip_vs is missing or not loaded")
 
 // dialKernel opens a handle in the calling thread's namespace.
-func dialKernel(f Forwarding) (*kernel, error) {
+func dialKernel(netns int, f Forwarding) (*kernel, error) {
+	k := &kernel{socket: mobySocket(netns), forwarding: f}
+	if err := k.socket.dial(); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+func openIPVS() (*moby.Handle, error) {
 	// Asking has the kernel load the module, wherever this process keeps none. moby
 	// asks but once in a process, keeps the answer for good even if it was none, and
 	// takes the silence it then gets for success.
@@ -53,17 +62,16 @@ func dialKernel(f Forwarding) (*kernel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	k := &kernel{handle: h, forwarding: f}
-	if err := k.check(); err != nil {
-		k.close()
+	if err := checkIPVS(h); err != nil {
+		h.Close()
 		return nil, err
 	}
-	return k, nil
+	return h, nil
 }
 
-// check asks for a virtual server that cannot be.
-func (k *kernel) check() error {
-	_, err := k.handle.GetService(&moby.Service{AddressFamily: unix.AF_INET, Protocol: 255, Address: net.IPv4zero})
+// checkIPVS asks for a virtual server that cannot be.
+func checkIPVS(h *moby.Handle) error {
+	_, err := h.GetService(&moby.Service{AddressFamily: unix.AF_INET, Protocol: 255, Address: net.IPv4zero})
 	switch {
 	case errors.Is(err, unix.ESRCH):
 		return nil
@@ -80,7 +88,13 @@ func isErrno(err error) bool {
 	return errors.As(err, &errno)
 }
 
-func (k *kernel) close() { k.handle.Close() }
+func (k *kernel) close() { k.socket.close() }
+
+// use makes a request.
+func (k *kernel) use(f func(*moby.Handle) error) error {
+	k.calls++
+	return k.socket.use(f)
+}
 
 // service returns a virtual server as moby has it.
 func (key virtualKey) service(v virtual) *moby.Service {
@@ -155,8 +169,11 @@ func sameTwice[K, V comparable](list func() (map[K]V, error)) (map[K]V, error) {
 }
 
 func (k *kernel) listVirtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
-	k.calls++
-	list, err := k.handle.GetServices()
+	var list []*moby.Service
+	err := k.use(func(h *moby.Handle) (err error) {
+		list, err = h.GetServices()
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("list virtual servers: %w", err)
 	}
@@ -185,8 +202,11 @@ type real struct {
 }
 
 func (k *kernel) reals(key virtualKey, fn func(real)) error {
-	k.calls++
-	list, err := k.handle.GetDestinations(key.service(virtual{}))
+	var list []*moby.Destination
+	err := k.use(func(h *moby.Handle) (err error) {
+		list, err = h.GetDestinations(key.service(virtual{}))
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("list real servers of %s: %w", key, err)
 	}
@@ -199,8 +219,7 @@ func (k *kernel) reals(key virtualKey, fn func(real)) error {
 }
 
 func (k *kernel) addVirtual(key virtualKey, v virtual) error {
-	k.calls++
-	err := k.handle.NewService(key.service(v))
+	err := k.use(func(h *moby.Handle) error { return h.NewService(key.service(v)) })
 	switch {
 	case errors.Is(err, unix.EEXIST):
 		return k.setVirtual(key, v)
@@ -211,14 +230,13 @@ func (k *kernel) addVirtual(key virtualKey, v virtual) error {
 }
 
 func (k *kernel) setVirtual(key virtualKey, v virtual) error {
-	k.calls++
-	return wrap(k.handle.UpdateService(key.service(v)), "set virtual server", key)
+	err := k.use(func(h *moby.Handle) error { return h.UpdateService(key.service(v)) })
+	return wrap(err, "set virtual server", key)
 }
 
 // delVirtual deletes a virtual server, if it is there.
 func (k *kernel) delVirtual(key virtualKey) error {
-	k.calls++
-	err := k.handle.DelService(key.service(virtual{}))
+	err := k.use(func(h *moby.Handle) error { return h.DelService(key.service(virtual{})) })
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
@@ -237,8 +255,7 @@ func (k *kernel) destination(at netip.AddrPort, weight uint16) *moby.Destination
 }
 
 func (k *kernel) addReal(key virtualKey, at netip.AddrPort, weight uint16) error {
-	k.calls++
-	err := k.handle.NewDestination(key.service(virtual{}), k.destination(at, weight))
+	err := k.use(func(h *moby.Handle) error { return h.NewDestination(key.service(virtual{}), k.destination(at, weight)) })
 	if errors.Is(err, unix.EEXIST) {
 		return k.setReal(key, at, weight)
 	}
@@ -246,15 +263,15 @@ func (k *kernel) addReal(key virtualKey, at netip.AddrPort, weight uint16) error
 }
 
 func (k *kernel) setReal(key virtualKey, at netip.AddrPort, weight uint16) error {
-	k.calls++
-	err := k.handle.UpdateDestination(key.service(virtual{}), k.destination(at, weight))
+	err := k.use(func(h *moby.Handle) error {
+		return h.UpdateDestination(key.service(virtual{}), k.destination(at, weight))
+	})
 	return wrap(err, "set real server "+at.String()+" of", key)
 }
 
 // delReal deletes a real server, if it is there.
 func (k *kernel) delReal(key virtualKey, at netip.AddrPort) error {
-	k.calls++
-	err := k.handle.DelDestination(key.service(virtual{}), k.destination(at, 0))
+	err := k.use(func(h *moby.Handle) error { return h.DelDestination(key.service(virtual{}), k.destination(at, 0)) })
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -266,8 +283,9 @@ func (k *kernel) setTimeouts(t Timeouts) error {
 	if t == (Timeouts{}) {
 		return nil
 	}
-	k.calls++
-	err := k.handle.SetConfig(&moby.Config{TimeoutTCP: t.TCP, TimeoutTCPFin: t.TCPFin, TimeoutUDP: t.UDP})
+	err := k.use(func(h *moby.Handle) error {
+		return h.SetConfig(&moby.Config{TimeoutTCP: t.TCP, TimeoutTCPFin: t.TCPFin, TimeoutUDP: t.UDP})
+	})
 	if err != nil {
 		return fmt.Errorf("set timeouts: %w", err)
 	}

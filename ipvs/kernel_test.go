@@ -53,6 +53,9 @@ func TestKernel(t *testing.T) {
 		{"addresses", testAddresses},
 		{"draining", testDraining},
 		{"failures", testFailures},
+		{"interrupted", testInterrupted},
+		{"watch", testWatch},
+		{"UDP endpoints", testUDPAnswers},
 		{"rules", testRules},
 		{"legacy iptables", testLegacy},
 		{"hashing past a draining server", testHashing},
@@ -696,7 +699,7 @@ func testRules(t *testing.T) {
 			}
 			err = within(h.FD(), func() error {
 				b := &Backend{}
-				if b.sets, err = dialIPSets(); err != nil {
+				if b.sets, err = dialIPSets(h.FD()); err != nil {
 					return err
 				}
 				defer b.close()

@@ -1,0 +1,226 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// testUDPAnswers has an endpoint answer when it is none any more: as long as it lingers
+// the client gets the answer, and when it does so no longer, the next request from the
+// same port goes to another endpoint.
+func testUDPAnswers(t *testing.T) {
+	h := newHost(t)
+	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
+	type request struct {
+		server int
+		from   net.Addr
+		text   string
+	}
+	requests := make(chan request, 1000)
+	var servers [3]net.PacketConn
+	// The endpoints are the node's own addresses.
+	for i := 1; i <= 2; i++ {
+		a := fmt.Sprint("10.244.1.", i)
+		if err := h.AddAddr("eth0", netip.MustParsePrefix(a+"/32")); err != nil {
+			t.Fatal(err)
+		}
+		c, err := h.ListenPacket("udp", a+":8080")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		servers[i] = c
+		go func() {
+			buf := make([]byte, 100)
+			for {
+				n, from, err := c.ReadFrom(buf)
+				if err != nil {
+					return
+				}
+				requests <- request{i, from, string(buf[:n])}
+			}
+		}()
+	}
+	r.set(svc(1, over(v1.ProtocolUDP)), 1, 1)
+	r.sync()
+	client, err := h.Dial(t.Context(), "udp", "192.0.2.1:0", clusterIP(1)+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	// ask sends a request until one arrives at a server.
+	ask := func(text string, server int) request {
+		t.Helper()
+		for start := time.Now(); time.Since(start) < patience; {
+			if _, err := client.Write([]byte(text)); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case got := <-requests:
+				if got.text == text && got.server == server {
+					return got
+				}
+			case <-time.After(300 * time.Millisecond):
+			}
+		}
+		t.Fatalf("%q has not arrived at server %d", text, server)
+		return request{}
+	}
+	answer := func(q request, text string) {
+		t.Helper()
+		if _, err := servers[q.server].WriteTo([]byte(text), q.from); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hears := func(wait time.Duration) (string, error) {
+		buf := make([]byte, 100)
+		client.SetReadDeadline(time.Now().Add(wait))
+		n, err := client.Read(buf)
+		return string(buf[:n]), err
+	}
+
+	first := ask("first", 1)
+	r.set(svc(1, over(v1.ProtocolUDP)), 1, 2)
+	r.sync()
+	// Nobody calls Tend, so its time is not up, however long this takes.
+	answer(first, "in time")
+	if got, err := hears(patience); got != "in time" {
+		t.Errorf("the answer of an endpoint that lingers: %q, %v", got, err)
+	}
+	if second := ask("second", 1); second.from.String() != first.from.String() {
+		t.Errorf("the client has become %v, was %v", second.from, first.from)
+	}
+	if err := r.backend.Tend(context.Background(), time.Now().Add(2*linger)); err != nil {
+		t.Fatal(err)
+	}
+	r.hasNot("ipvsadm -Sn", "10.244.1.1:8080")
+	third := ask("third", 2)
+	// What the first one sends now comes from an address that the client does not know.
+	answer(first, "too late")
+	if got, err := hears(time.Second / 2); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the answer of an endpoint that has gone: %q, %v", got, err)
+	}
+	answer(third, "in time again")
+	if got, err := hears(patience); got != "in time again" {
+		t.Errorf("the answer of the endpoint that is left: %q, %v", got, err)
+	}
+}
+
+// testUDPEndpoints has endpoints come and go all the while that requests are made: none
+// is lost. An endpoint is let go when all requests are answered that may have been sent
+// to it, since how long that takes on a busy machine says nothing.
+func testUDPEndpoints(f *fire) {
+	t := f.t
+	const clients, rounds = 4, 6
+	to := []conformance.Target{f.targets[2], {Addr: netip.MustParseAddrPort("192.0.2.1:30051"), Protocol: v1.ProtocolUDP}}
+	set := func(n int) {
+		f.Tracker.SetService(svc(51, over(v1.ProtocolUDP), nodePort(30051)))
+		f.Tracker.SetSlice(podSlice(51, v1.ProtocolUDP, f.pods, n, f.rng))
+		f.Sync()
+	}
+	set(len(f.pods))
+	var (
+		wg       sync.WaitGroup
+		answered [clients]atomic.Int64
+		stop     = make(chan struct{})
+		mu       sync.Mutex
+		servers  = map[string]int{}
+		failures []error
+	)
+	for i := range answered {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				server, err := f.Reach(to[i%len(to)], patience)
+				mu.Lock()
+				if err != nil {
+					failures = append(failures, err)
+				} else {
+					servers[server.String()]++
+				}
+				mu.Unlock()
+				answered[i].Add(1)
+			}
+		})
+	}
+	// settled waits until each client has an answer, or none, to a request that it made
+	// after now.
+	settled := func() {
+		t.Helper()
+		for i := range answered {
+			// One may be on its way.
+			until := answered[i].Load() + 2
+			for start := time.Now(); answered[i].Load() < until; time.Sleep(time.Millisecond) {
+				if time.Since(start) > 2*patience {
+					t.Errorf("client %d is silent", i)
+					return
+				}
+			}
+		}
+	}
+	settled()
+	for range rounds {
+		n := 1 + f.rng.IntN(len(f.pods)-1)
+		set(n)
+		settled()
+		// Those that are none any more get no new requests.
+		mu.Lock()
+		clear(servers)
+		mu.Unlock()
+		settled()
+		var serving []string
+		for _, ep := range f.Engine.Snapshot().Services {
+			if ep.Key.Name == svcName(51).Name {
+				for _, e := range ep.Pool(ep.Frontends[0].Target) {
+					serving = append(serving, e.Addr.String())
+				}
+			}
+		}
+		mu.Lock()
+		for s, n := range servers {
+			if !slices.Contains(serving, s) {
+				t.Errorf("%d requests went to %s, which is none of %v", n, s, serving)
+			}
+		}
+		mu.Unlock()
+		if err := f.backend.Tend(context.Background(), time.Now().Add(2*linger)); err != nil {
+			t.Error(err)
+		}
+		settled()
+	}
+	close(stop)
+	wg.Wait()
+	total := int64(0)
+	for i := range answered {
+		total += answered[i].Load()
+	}
+	t.Logf("%d requests while endpoints changed %d times, %d lost", total, rounds, len(failures))
+	for _, err := range failures[:min(len(failures), 5)] {
+		t.Error(err)
+	}
+	if got := f.backend.Draining(); got != 0 {
+		t.Errorf("%d endpoints linger", got)
+	}
+	hand(f.Tracker, f.pods, len(f.pods), f.rng)
+	f.Sync()
+}

@@ -1,0 +1,91 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// testWatch has the node get addresses while the kernel does not take an endpoint of a
+// NodePort: that is tried again by the next call, and nobody is told to read all there
+// is.
+func testWatch(t *testing.T) {
+	ctx := context.Background()
+	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
+	r.tracker.SetService(svc(1, nodePort(30001)))
+	es := slice(1, v1.ProtocolTCP, -1, -2)
+	es.Endpoints[1].Addresses = []string{"192.0.2.255"} // a broadcast address
+	r.tracker.SetSlice(es)
+	partial := func(err error) {
+		t.Helper()
+		var p *ruleset.PartialError
+		if !errors.As(err, &p) || len(p.Failed) != 1 {
+			t.Fatalf("%v, want one Service that failed", err)
+		}
+	}
+	partial(r.cursor.Sync(ctx))
+	get := func(addr string) virtualKey {
+		t.Helper()
+		r.run("ip addr add " + addr + "/32 dev eth0")
+		return virtualKey{family: tracker.IPv4, proto: protoTCP, at: netip.AddrPortFrom(netip.MustParseAddr(addr), 30001)}
+	}
+	get("192.0.2.70")
+	partial(r.backend.Tend(ctx, time.Now()))
+
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	told, ended := make(chan error, 100), make(chan error, 1)
+	go func() { ended <- r.backend.Watch(watching, time.Hour, func(err error) { told <- err }) }()
+	// The second comes when the call that brought the first is over.
+	for _, addr := range []string{"192.0.2.71", "192.0.2.72"} {
+		k := get(addr)
+		for start := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+			r.backend.mu.Lock()
+			_, there := r.backend.states[0].virtuals[k]
+			r.backend.mu.Unlock()
+			if there {
+				break
+			}
+			if time.Since(start) > patience {
+				t.Fatalf("%s is not served", k)
+			}
+		}
+	}
+	r.has("ipvsadm -Sn", "-a -t 192.0.2.72:30001 -r 10.245.0.1:8080 -m -w 1")
+	if len(told) != 0 {
+		t.Errorf("Watch has passed on %v", <-told)
+	}
+	// What cannot be put right without reading is passed on: an endpoint's time is up of
+	// a virtual server that somebody has removed meanwhile.
+	passed := false
+	for n := 0; n < 10 && !passed; n++ {
+		for i := range 2 {
+			r.set(svc(2, over(v1.ProtocolUDP)), 2, -1-i)
+			partial(r.cursor.Sync(ctx))
+		}
+		r.run("ipvsadm -C")
+		select {
+		case err := <-told:
+			needFull(t, err, "what Watch passes on")
+			passed = true
+		case <-time.After(3 * time.Second):
+			// It was faster.
+		}
+	}
+	if !passed {
+		t.Error("Watch does not say that something is missing")
+	}
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch ended with %v", err)
+	}
+}
