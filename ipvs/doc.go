@@ -143,8 +143,8 @@
 // otherwise ("go test", more of it by flags):
 //
 //   - its process killed with SIGKILL at random points of its work, 5 times, or as often
-//     as -kills says (200 times, in 17 minutes: 86,298 connections, none failed). The next
-//     process finds everything and writes nothing;
+//     as -kills says (-run TestUnderFire/killed/killed -kills 200, in 17 minutes: 86,298
+//     connections, none failed). The next process finds everything and writes nothing;
 //   - virtual servers, real servers, sets, addresses, the device and the iptables rules
 //     altered or deleted by others. What depends on them does not serve new connections
 //     until the next full delta; [Backend.Check] says what is missing. Open connections
@@ -169,8 +169,11 @@
 //   - addresses of the node that go and come back, kernel parameters that cannot be
 //     written, a table of connection tracking that is full (new connections get no
 //     answer, open ones live, and syncs go on), lists read while others change them;
-//   - changes of 200 objects a second for 2 s (-rate, -flood), a rolling restart, and
-//     objects handed in again as they were, which costs no request.
+//   - changes of 200 objects a second of 40 Services for 2 s, a rolling restart, and
+//     objects handed in again as they were, which costs no request. With -run
+//     TestUnderFire/UDP/flood -flood 60s -rate 1000 -services 200 there were 31,616 changes
+//     in a minute, for which a busy emulated machine made 4 syncs; of 5,854 connections
+//     none failed, and the heap was at 1.7 MB after 1.1 MB.
 //
 // Services made and removed leave nothing behind, here or in the kernel (more of them
 // with -thorough, for which the virtual machine takes longer than five minutes). Names
