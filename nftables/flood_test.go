@@ -114,12 +114,14 @@ func (f *flooded) roll(service, replaced int, leaving bool) {
 // run keeps the tables up to date while fn runs, and returns when all is.
 func (f *flooded) run(fn func()) {
 	f.t.Helper()
+	ctx, stop := context.WithCancel(f.t.Context())
 	r, err := runner.New(runner.Config{Min: 20 * time.Millisecond, Retry: time.Second, Max: time.Hour, Trace: &runner.Trace{SyncDone: func(i runner.Info) {
 		f.syncs.Add(1)
 		if waited := i.Start.Add(i.Duration).Sub(i.QueuedAt); i.Triggers > 0 && int64(waited) > f.slowest.Load() {
 			f.slowest.Store(int64(waited))
 		}
-		if i.Err != nil {
+		// One that the end below interrupts is made again there.
+		if i.Err != nil && ctx.Err() == nil {
 			f.t.Error(i.Err)
 		}
 	}}}, f.Cursor.Sync)
@@ -127,7 +129,6 @@ func (f *flooded) run(fn func()) {
 		f.t.Fatal(err)
 	}
 	f.Tracker.Notify(r.Trigger)
-	ctx, stop := context.WithCancel(f.t.Context())
 	done := make(chan error)
 	go func() { done <- r.Run(ctx) }()
 	fn()
