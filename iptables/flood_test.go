@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -166,27 +164,11 @@ func TestLeaks(t *testing.T) {
 				r.sync()
 			}
 		}
-		now := func() (goroutines, files, heap int) {
-			for range 3 {
-				runtime.GC()
-			}
-			var m runtime.MemStats
-			runtime.ReadMemStats(&m)
-			list, err := os.ReadDir("/proc/self/fd")
-			if err != nil {
-				t.Fatal(err)
-			}
-			return runtime.NumGoroutine(), len(list), int(m.HeapAlloc)
-		}
 		work(0)
 		tables := fmt.Sprint(r.kernel(tracker.IPv4))
-		g, f, h := now()
+		before := holdings.Now()
 		work(cycles)
-		g2, f2, h2 := now()
-		t.Logf("%d Services: goroutines %d, %d; files %d, %d; heap %d, %d", services*cycles, g, g2, f, f2, h, h2)
-		if g2 > g || f2 > f || h2 > h+200<<10 {
-			t.Error("something is left")
-		}
+		before.Keep(t, 200<<10)
 		if now := fmt.Sprint(r.kernel(tracker.IPv4)); now != tables {
 			t.Errorf("the tables are\n%s\nwere\n%s", now, tables)
 		}

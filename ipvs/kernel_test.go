@@ -543,8 +543,8 @@ func testDraining(t *testing.T) {
 		lines  *bufio.Reader
 		server string
 	}
-	dial := func() (*conn, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+	dial := func(wait time.Duration) (*conn, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), wait)
 		defer cancel()
 		c, err := h.Dial(ctx, "tcp", "192.0.2.1:0", "10.96.0.1:80")
 		if err != nil {
@@ -566,7 +566,7 @@ func testDraining(t *testing.T) {
 	}
 	r.set(svc(1), 1, 1)
 	r.sync()
-	first, err := dial()
+	first, err := dial(patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -579,7 +579,7 @@ func testDraining(t *testing.T) {
 		t.Errorf("the connection was lost with its endpoint: %v", err)
 	}
 	for range 4 {
-		c, err := dial()
+		c, err := dial(patience)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -607,7 +607,7 @@ func testDraining(t *testing.T) {
 	if err := echo(first); err != nil {
 		t.Errorf("the connection was lost with its Service: %v", err)
 	}
-	if c, err := dial(); err == nil {
+	if c, err := dial(2 * time.Second); err == nil {
 		t.Errorf("a Service that is gone has answered by %s", c.server)
 	}
 	if err := r.backend.Check(context.Background()); err != nil {
