@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/metrics"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/nftables"
@@ -65,6 +66,21 @@ func (m mode) loadModules(ctx context.Context, log *slog.Logger) {
 	}
 }
 
+// counted returns how many packets the backend's rules have counted, of what is counted.
+func counted(b *iptables.Backend) (map[metrics.Counted]uint64, error) {
+	list, err := b.Counters()
+	out := map[metrics.Counted]uint64{}
+	for _, c := range list {
+		switch c.Name {
+		case iptables.InvalidDropped:
+			out[metrics.InvalidDropped] = c.Packets
+		case iptables.LocalhostNodePorts:
+			out[metrics.LocalhostNodePorts] = c.Packets
+		}
+	}
+	return out, err
+}
+
 // settings is what a mode is told.
 type settings struct {
 	*config.Config
@@ -72,9 +88,9 @@ type settings struct {
 	// rules is told how many rules a table of iptables has, and how many of them the
 	// last sync wrote.
 	rules func(f tracker.Family, table string, total, written int)
-	// counters is given what reads the counters that rules of iptables have in the
-	// kernel.
-	counters func(read func() ([]iptables.Counter, error))
+	// counters is given what reads how many packets rules of iptables have counted in
+	// the kernel.
+	counters func(read func() (map[metrics.Counted]uint64, error))
 	log      *slog.Logger
 }
 
@@ -131,7 +147,7 @@ func iptablesMode() mode {
 			if err != nil {
 				return nil, err // and not a *Backend that is nil
 			}
-			s.counters(b.Counters)
+			s.counters(func() (map[metrics.Counted]uint64, error) { return counted(b) })
 			return b, nil
 		},
 		cleanup: func(ctx context.Context, log *slog.Logger) error {

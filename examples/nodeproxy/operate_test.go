@@ -13,8 +13,8 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/metrics"
 	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -222,7 +222,7 @@ func TestLiveSwitch(t *testing.T) {
 			m := allModes()[i%2]
 			plane, err := m.open(t.Context(), settings{
 				c, []tracker.Family{tracker.IPv4, tracker.IPv6}, func(tracker.Family, string, int, int) {},
-				func(func() ([]iptables.Counter, error)) {}, w.log,
+				func(func() (map[metrics.Counted]uint64, error)) {}, w.log,
 			})
 			if err != nil {
 				return err

@@ -23,7 +23,6 @@ import (
 	"k8s.io/client-go/tools/metrics"
 
 	"github.com/go-proxier/proxier/conntrack"
-	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/runner/health"
@@ -160,9 +159,9 @@ func TestRules(t *testing.T) {
 // there is left out, and takes nothing else along.
 func TestCounters(t *testing.T) {
 	s := newSet("iptables")
-	var list []iptables.Counter
+	var packets map[Counted]uint64
 	var failure error
-	s.WatchCounters(func() ([]iptables.Counter, error) { return list, failure })
+	s.WatchCounters(func() (map[Counted]uint64, error) { return packets, failure })
 	const invalid, localhost = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "kubeproxy_iptables_localhost_nodeports_accepted_packets_total"
 	there := func(what string, names ...string) {
 		t.Helper()
@@ -177,9 +176,9 @@ func TestCounters(t *testing.T) {
 		}
 	}
 	there("no nfacct")
-	list = []iptables.Counter{{Name: iptables.InvalidDropped, Packets: 7, Bytes: 280}, {Name: "another"}}
+	packets = map[Counted]uint64{InvalidDropped: 7, 99: 1}
 	there("one", invalid)
-	list = append(list, iptables.Counter{Name: iptables.LocalhostNodePorts, Packets: 3})
+	packets[LocalhostNodePorts] = 3
 	there("both", invalid, localhost)
 	if i, l := value(t, s, invalid, ""), value(t, s, localhost, ""); i != 7 || l != 3 {
 		t.Errorf("%v and %v, want 7 and 3", i, l)
@@ -300,8 +299,8 @@ func exported(t *testing.T) map[string]bool {
 		s.Flushed(tracker.IPv4, conntrack.Info{})
 		s.Rules(tracker.IPv4, "nat", 1, 1)
 		if mode == "iptables" {
-			s.WatchCounters(func() ([]iptables.Counter, error) {
-				return []iptables.Counter{{Name: iptables.InvalidDropped}, {Name: iptables.LocalhostNodePorts}}, nil
+			s.WatchCounters(func() (map[Counted]uint64, error) {
+				return map[Counted]uint64{InvalidDropped: 0, LocalhostNodePorts: 0}, nil
 			})
 		}
 		s.latency.WithLabelValues("IPv4").Observe(1)
