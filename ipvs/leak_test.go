@@ -21,7 +21,7 @@ import (
 func testLeaks(t *testing.T) {
 	cycles, services := 2, 8
 	if *thorough {
-		cycles, services = 50, 100
+		cycles, services = 20, 50
 	}
 	r := newRig(t, newHost(t), Config{})
 	r.set(svc(200), 200, -1, 2)
