@@ -95,8 +95,6 @@ func keep(v any) {
 	again(&kept{v})
 }
 
-func (s *socket[T]) descriptor() int { return s.fd }
-
 // fieldOf returns the number of the socket that a library has in a field of its
 // own, and in fields of that, or -1 if there is no such field.
 func fieldOf(v reflect.Value, path ...any) int {

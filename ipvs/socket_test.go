@@ -179,3 +179,6 @@ func TestSilentKernel(t *testing.T) {
 		t.Errorf("there are answers again: %v", err)
 	}
 }
+
+// descriptor is for tests to close, whatever the handle.
+func (s *socket[T]) descriptor() int { return s.fd }

@@ -28,13 +28,8 @@ type Target struct {
 	Protocol v1.Protocol
 }
 
-const (
-	// maxFailures is how many failures of one kind of connection are kept.
-	maxFailures = 100
-	// churnPatience is how long an answer is waited for: an emulated machine on
-	// processors that have much else to do may stand still for a while.
-	churnPatience = 45 * time.Second
-)
+// maxFailures is how many failures of one kind of connection are kept.
+const maxFailures = 100
 
 // Churn opens connections all the while that f runs: from a client outside and
 // from a local pod to each target, one after the other for each of these pairs. f
@@ -75,7 +70,7 @@ func (w *World) Churn(to []Target, f func()) Churn {
 // churn connects until done, and calls started after the first time.
 func (h host) churn(ctx context.Context, t Target, patience time.Duration, done <-chan struct{}, started func()) (opened int, failures []error) {
 	for first, last := true, false; ; first = false {
-		o := h.probe(ctx, t.Protocol, t.Addr, churnPatience)
+		o := h.probe(ctx, t.Protocol, t.Addr, patience)
 		switch {
 		case o.kind == reached:
 			opened++

@@ -19,8 +19,10 @@ import (
 
 const (
 	// patience is how long a connection may take that is to come about or to be
-	// refused: long enough for the busiest machine.
-	patience = 30 * time.Second
+	// refused: long enough for an emulated machine on processors that have much else
+	// to do. A TCP connection of which a packet was repeated meanwhile has failed all
+	// the same, but where a pulse tells that the machine stood still.
+	patience = 45 * time.Second
 	// silence is how long a connection is waited for that is not to come about.
 	silence = 250 * time.Millisecond
 )
