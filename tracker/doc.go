@@ -107,7 +107,8 @@
 //     the family in its keys; ruleset.ByFamily joins two backends.
 //   - NodeManager and the node topology handler: [Tracker.SetNode] with
 //     [NodeInfoOf]; only Services that it matters to come up again, and nothing
-//     needs a restart.
+//     needs a restart. A deleted Node object, after which kube-proxy exits, leaves
+//     the node as it was.
 //   - The gate until informers have synced: [Tracker.MarkSynced].
 //   - BoundedFrequencyRunner: package runner; a trigger before Run is kept.
 //   - The service health server and the proxier's: package runner/health.
