@@ -97,7 +97,8 @@
 //     LastChangeTriggerTimes are the Triggers of each change; whether flows are to
 //     be cleaned up is found by package conntrack, which does not forget it when a
 //     sync fails.
-//   - LocalReadyEndpoints: the same, asked for a node.
+//   - LocalReadyEndpoints: the same, asked for a node. Kube-proxy's tracker has one
+//     family; a tracker with both counts the family with more.
 //   - EndpointSliceCache: package endpointslice. It compares what slices say of
 //     endpoints, not whole objects, and may be used with an endpoint type of yours.
 //   - CategorizeEndpoints(endpoints, service, node, labels): [Select]. Its nil for
