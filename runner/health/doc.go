@@ -9,7 +9,7 @@
 //     [Proxy.Trace] has a [runner.Runner] tell it, [Proxy.Healthz] and [Proxy.Livez]
 //     answer with it.
 //   - [Services] is a [ruleset.Backend] that counts each Service's local endpoints.
-//     [Services.Handler] answers for one Service. It opens no port.
+//     [Services.Handler] answers for one Service in one family. It opens no port.
 //   - [NodePorts] is a ruleset.Backend that opens and closes the health-check node
 //     ports as Services come and go, and answers there with Services.
 //

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // fakeAPI is an API server without Services and EndpointSlices. Of its Nodes,
@@ -112,4 +113,71 @@ func TestManifestsNeedNoNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	answers(200, "without a Node again")
+}
+
+// TestHealthChecksByFamily asks at a Service's health-check node port, at the node's
+// addresses of both families, while the Service's families and endpoints change.
+func TestHealthChecksByFamily(t *testing.T) {
+	t.Parallel()
+	needMode(t, "nftables")
+	for _, at := range []string{"primary", "0.0.0.0/0,::/0"} {
+		t.Run(strings.ReplaceAll(at, "/", "-"), func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			b := &builder{lab: s.lab}
+			b.addrs(s.node, "eth0", "2001:db8::1/64")
+			b.addrs(s.client, "eth0", "2001:db8::9/64")
+			if b.err != nil {
+				t.Fatal(b.err)
+			}
+			slice := func(name, typ, ip, node string) string {
+				return fmt.Sprintf(`---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: lb-%s, labels: {kubernetes.io/service-name: lb}}
+addressType: %s
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [%q], nodeName: %s}]
+`, name, typ, ip, node)
+			}
+			world := func(families, ips, node4, node6 string) string {
+				return fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: lb}
+spec: {type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 32000, clusterIP: %s, clusterIPs: [%s], ipFamilies: [%s], ports: [{name: http, port: 80, nodePort: 30080}]}
+`, strings.Split(ips, ",")[0], ips, families) + slice("4", "IPv4", podIPs[0], node4) + slice("6", "IPv6", "fd00:1::1", node6)
+			}
+			const both, ips, ip4, ip6 = "IPv4, IPv6", "10.96.0.20, 'fd00:96::20'", "10.96.0.20", "'fd00:96::20'"
+			dir := t.TempDir()
+			put(t, dir, "lb.yaml", world(both, ips, "n1", "n2"))
+			p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
+				"--nodeport-addresses", at, "--healthz-bind-address", "", "--metrics-bind-address", "")
+			for _, step := range []struct{ name, world, four, six string }{
+				{"local endpoints in IPv4", "", "200 1", "503 0"},
+				{"local endpoints in IPv6", world(both, ips, "n2", "n1"), "503 0", "200 1"},
+				{"IPv4 only", world("IPv4", ip4, "n1", "n2"), "200 1", "200 1"},
+				{"IPv4 only, local endpoints in IPv6", world("IPv4", ip4, "n2", "n1"), "503 0", "503 0"},
+				{"IPv6 only", world("IPv6", ip6, "n2", "n1"), "200 1", "200 1"},
+				{"dual-stack again", world(both, ips, "n1", "n2"), "200 1", "503 0"},
+			} {
+				if step.world != "" {
+					put(t, dir, "lb.yaml", step.world)
+				}
+				var four, six string
+				ask := func(host string) string {
+					code, _, h := get(t, s.client, "http://"+host+":32000/")
+					return fmt.Sprint(code, " ", h.Get("X-Load-Balancing-Endpoint-Weight"))
+				}
+				for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+					four, six = ask("192.0.2.1"), ask("[2001:db8::1]")
+					if four == step.four && six == step.six {
+						break
+					}
+					if time.Now().After(end) {
+						t.Fatalf("%s: %q at the IPv4 address, %q at the IPv6 address; want %q and %q; log:\n%s", step.name, four, six, step.four, step.six, p.log())
+					}
+				}
+			}
+		})
+	}
 }
