@@ -163,7 +163,8 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	if err != nil {
 		return nil, err
 	}
-	if node != nil {
+	if client != nil || node != nil {
+		// With an API server /healthz waits for the Node object, as kube-proxy's does.
 		a.proxy.SetEligible(health.Eligible(node))
 	}
 	if a.world, err = newWorld(cfg, a.families, node, hooks, log); err != nil {

@@ -119,11 +119,12 @@ func (w *world) setNode(n *v1.Node) {
 
 // nodeGone takes note that this node's object is gone. Unless it is to be
 // forgotten, what it said last stays in effect: a node whose object was deleted
-// still has its pods' traffic to carry.
+// still has its pods' traffic to carry. A forgotten Node leaves the node as eligible
+// as one that never had an object.
 func (w *world) nodeGone(forget bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.tellEligible(false)
+	w.tellEligible(forget)
 	if !forget {
 		w.log.Warn("the Node object was deleted; what it said last stays in effect", "node", w.cfg.NodeName)
 		return
