@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-base/metrics/prometheus/feature"
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
@@ -129,7 +130,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	}
 	a.metrics = metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: a.families})
 	for _, f := range cfg.Features() {
-		metrics.RecordFeature(ctx, f.Name, f.Stage, f.Enabled)
+		feature.RecordFeatureInfo(ctx, f.Name, f.Stage, f.Enabled)
 	}
 	if a.plane, err = m.open(ctx, settings{cfg, a.families, a.metrics.Rules, a.metrics.WatchCounters, log}); err != nil {
 		return nil, err

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
@@ -423,6 +424,54 @@ func TestFailuresAreCounted(t *testing.T) {
 				return nil
 			})
 		})
+	}
+}
+
+// TestRepairedFailureIsCounted has a sync of a change fail because the rules are gone, and
+// write everything again at once.
+func TestRepairedFailureIsCounted(t *testing.T) {
+	for _, m := range []mode{nftablesMode(), iptablesMode()} {
+		t.Run(m.name, func(t *testing.T) {
+			needMode(t, m.name)
+			s := newSite(t)
+			name, partial := "sync_proxy_rules_nftables_sync_failures_total", -1.0
+			if m.name == "iptables" {
+				name, partial = "sync_proxy_rules_iptables_restore_failures_total", 1
+			}
+			s.agentIn(t, m, func(a *agent) error {
+				a.setService(dualStack("x", 1))
+				a.setSlice(dualSlice("x", discovery.AddressTypeIPv4, podIPs[0]))
+				a.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+				if err := a.sync(t.Context()); err != nil {
+					return err
+				}
+				wipeMode(t, s.node, m.name)
+				a.setSlice(dualSlice("x", discovery.AddressTypeIPv4, podIPs[1]))
+				if err := a.sync(t.Context()); err != nil {
+					return err
+				}
+				all := scrape(t, a)
+				if got := metric(all, name, "IPv4"); got != 1 {
+					t.Errorf("%v failures, want 1", got)
+				}
+				if got := metric(all, "sync_proxy_rules_iptables_partial_restore_failures_total", "IPv4"); got != partial {
+					t.Errorf("%v partial failures, want %v", got, partial)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// wipeMode removes the agent's rules behind its back.
+func wipeMode(t *testing.T, h *netlab.Host, mode string) {
+	t.Helper()
+	command := "nft flush ruleset"
+	if mode == "iptables" {
+		command = "echo '*nat\nCOMMIT' | iptables-restore"
+	}
+	if out, err := h.Output("sh", "-c", command); err != nil {
+		t.Errorf("%s: %v\n%s", command, err, out)
 	}
 }
 

@@ -8,10 +8,10 @@
 // methods for the hooks of the runner, the cursor and the conntrack cleaner.
 //
 // Metrics of the whole process come from k8s.io/component-base and its global registry:
-// kubernetes_build_info, kubernetes_feature_enabled, rest_client_* (which are registered
-// when the first client of an API server is made), and those of the Go runtime and the
-// process. [Set.Handler] serves both. kubernetes_build_info has the version that the
-// linker was given for k8s.io/component-base/version, as in deploy/Containerfile.
+// kubernetes_build_info, kubernetes_feature_enabled (which the agent sets when it starts),
+// rest_client_* (which exist once a client of an API server was made), and those of the Go
+// runtime and the process. [Set.Handler] serves both. kubernetes_build_info has the version
+// that the linker was given for k8s.io/component-base/version, as in deploy/Containerfile.
 //
 // # Modes
 //
@@ -27,22 +27,26 @@
 // iptables has no nfacct, the second also where NodePorts do not answer at loopback
 // addresses.
 //
+// kube-proxy 1.37 adds kubeproxy_nftables_localhost_nodeport_rejected_packets_total. The
+// agent does not have it: in mode nftables it has no rule that rejects packets to
+// NodePorts at loopback addresses.
+//
+// # Counts
+//
+// A change of a Service counts once, whatever the number of its families and ports.
+// sync_proxy_rules_service_changes_total and sync_proxy_rules_endpoint_changes_total count
+// all that is received; the gauges of what is pending count what made a difference.
+//
+// One sync covers every family, so that its duration is observed once for each family. A
+// sync that fails as a whole counts as a failure of each family. If only some Services
+// fail, it counts as a failure of their families.
+//
 // # Differences from kube-proxy
 //
 // These are intended:
-//   - One tracker serves both address families. A change of a Service counts once in
-//     sync_proxy_rules_service_changes_total, where each family's tracker of a
-//     dual-stack kube-proxy counts it.
-//   - sync_proxy_rules_service_changes_pending and
-//     sync_proxy_rules_endpoint_changes_pending cover both families, where the two
-//     trackers of kube-proxy overwrite each other's value.
-//   - One sync covers every family, so that its duration is observed once for each
-//     family. A sync that fails as a whole counts as a failure of each family. If only
-//     some Services fail, it counts for their families.
 //   - Mode ipvs counts every sync that fails in
-//     sync_proxy_rules_iptables_restore_failures_total, also if the failure is about
-//     virtual servers. kube-proxy counts failures of iptables-restore there and only logs
-//     the others.
+//     sync_proxy_rules_iptables_restore_failures_total, also if virtual servers are what
+//     failed. In kube-proxy that metric covers iptables-restore only.
 //   - Counters and gauges with the labels ip_family and traffic_policy start at 0 for
 //     each family that is served. In kube-proxy such a series begins with its first value.
 package metrics
