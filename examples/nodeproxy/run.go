@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"strconv"
 
@@ -191,9 +190,6 @@ func version() string {
 	}
 	return "(devel)"
 }
-
-// cpus is how many CPUs connection tracking is sized for.
-func cpus() int { return runtime.NumCPU() }
 
 // setOOMScore tells the kernel how to choose this process when memory runs out.
 func setOOMScore(adj int32) error {
