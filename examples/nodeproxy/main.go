@@ -71,6 +71,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 )
 
 const usage = `Usage:
@@ -87,7 +90,7 @@ const usage = `Usage:
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges}
+	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges, process: true}
 	code := p.dispatch(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -101,10 +104,22 @@ type program struct {
 	// calls prepare before, with whether one of them is to load kernel modules. Nil does
 	// nothing; the process is not the program's alone.
 	restrict func(log *slog.Logger, prepare func(modules bool))
+	// process reports whether the process is the program's alone, so that it may set up
+	// what is global to it.
+	process bool
+}
+
+// logger returns the logger that the configuration asks for.
+func (p *program) logger(c *config.Config) (*slog.Logger, error) {
+	if p.process {
+		return processLogger(c, p.out, p.diag)
+	}
+	return ownLogger(c, p.diag), nil
 }
 
 // dispatch runs the verb that args begin with and returns the exit status.
 func (p *program) dispatch(ctx context.Context, args []string) int {
+	defer klog.Flush() // what --log-text-info-buffer-size holds back
 	if len(args) == 0 {
 		fmt.Fprint(p.diag, usage)
 		return 2
