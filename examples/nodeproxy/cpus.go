@@ -12,8 +12,8 @@ import (
 const onlineFile = "/sys/devices/system/cpu/online"
 
 // cpus returns the number of CPUs that connection tracking is sized for: the online
-// ones of the machine, whatever CPUs the process may run on. Without a readable
-// sysfs it returns the number of those.
+// CPUs of the machine, whatever CPUs the process may run on. Without a readable
+// sysfs it returns [runtime.NumCPU].
 func cpus() int {
 	text, err := os.ReadFile(onlineFile)
 	if err == nil {

@@ -62,7 +62,8 @@ func TestTuningOfPinnedProcess(t *testing.T) {
 			done <- result{nil, err}
 			return
 		}
-		cmd := exec.Command("/proc/self/exe", "run", "--init-only", "--conntrack-max-per-core=1000", "--conntrack-min=0")
+		cmd := exec.Command("/proc/self/exe", "run", "--init-only", "--conntrack-max-per-core=1000", "--conntrack-min=0",
+			"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 		cmd.Env = append(os.Environ(), programEnv+"=1")
 		out, err := cmd.CombinedOutput()
 		done <- result{out, err}

@@ -13,10 +13,10 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 )
 
-// processLogger sets up the logging of the whole process as kube-proxy's flags and
-// configuration file have it, with that of client-go, and returns a logger in front
-// of it. A process can call it once. Errors, warnings and infos are logged at any
-// verbosity, and what is for debugging at 4.
+// processLogger sets up logging for the whole process, client-go included, as
+// kube-proxy does for the same configuration, and returns a logger in front of it. A
+// process can call it once. Errors, warnings and infos are logged at any verbosity,
+// debugging messages at 4.
 func processLogger(c *config.Config, out, diag io.Writer) (*slog.Logger, error) {
 	streams := &logsapi.LoggingOptions{InfoStream: out, ErrorStream: diag}
 	if err := logsapi.ValidateAndApplyWithOptions(&c.Effective.Logging, streams, c.Gates); err != nil {
@@ -31,10 +31,12 @@ func ownLogger(c *config.Config, diag io.Writer) *slog.Logger {
 	return inFront(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(diag), textlogger.Verbosity(int(c.Effective.Logging.Verbosity)))))
 }
 
-// inFront returns a logger that logs by l. The frames between the caller and the
-// question whether a level is enabled are skipped, for --vmodule, which goes by the
-// caller's file: slog.Logger.Info, slog.Logger.log and slog.Handler.Enabled.
-func inFront(l logr.Logger) *slog.Logger { return slog.New(logr.ToSlogHandler(l.WithCallDepth(3))) }
+// inFront returns a slog logger that logs to l. The call depth skips the frames of
+// slog.Logger.Info, slog.Logger.log and slog.Handler.Enabled, so that --vmodule
+// matches the file of the caller.
+func inFront(l logr.Logger) *slog.Logger {
+	return slog.New(logr.ToSlogHandler(l.WithCallDepth(3)))
+}
 
 // quiet returns a logger that leaves out infos, unless the verbosity is more than 0.
 func quiet(c *config.Config, log *slog.Logger) *slog.Logger {

@@ -88,13 +88,14 @@ spec:
   - {name: http, port: 80, nodePort: 30080}
 `
 
-// TestVerbosityAtRunTime changes --v of a running agent.
+// TestVerbosityAtRunTime changes --v of a running agent, without one of its pages.
 func TestVerbosityAtRunTime(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", healthChecked+"---\n"+webSlice(podIPs[0]))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period=0", "--profiling", "--metrics-bind-address=192.0.2.1:10249")
+	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period=0", "--profiling", "--metrics-bind-address=192.0.2.1:10249",
+		"--feature-gates=ComponentFlagz=false")
 	p.synced(t, "services=1 endpoints=1 changed=1")
 
 	tr := &http.Transport{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
@@ -117,6 +118,12 @@ func TestVerbosityAtRunTime(t *testing.T) {
 	eventually(t, "GET is refused", func() bool { return ask(http.MethodGet, "") == http.StatusNotAcceptable })
 	if code := ask(http.MethodPut, "many"); code != http.StatusBadRequest {
 		t.Errorf("a bad verbosity: status %d", code)
+	}
+	if code, _, _ := get(t, s.client, "http://192.0.2.1:10249/flagz"); code != http.StatusNotFound {
+		t.Errorf("/flagz is served without its feature gate: status %d", code)
+	}
+	if code, text, _ := get(t, s.client, "http://192.0.2.1:10249/statusz"); code != 200 || strings.Contains(text, "/flagz") || !strings.Contains(text, "/debug/flags/v") {
+		t.Errorf("/statusz: status %d\n%s", code, text)
 	}
 	const debug = `"no longer answering health checks"`
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))

@@ -104,8 +104,7 @@ type program struct {
 	// calls prepare before, with whether one of them is to load kernel modules. Nil does
 	// nothing; the process is not the program's alone.
 	restrict func(log *slog.Logger, prepare func(modules bool))
-	// process reports whether the process is the program's alone, so that it may set up
-	// what is global to it.
+	// process allows the program to set up logging for the whole process.
 	process bool
 }
 

@@ -57,6 +57,9 @@ logging: {format: json}
 	if code, _, _ := get(t, s.client, "http://192.0.2.1:10249/debug/pprof/cmdline"); code != 404 {
 		t.Errorf("pprof is served without being asked for: %d", code)
 	}
+	if code, _, _ := get(t, s.client, "http://192.0.2.1:10249/debug/flags/v"); code != 404 {
+		t.Errorf("/debug/flags/v is served without being asked for: %d", code)
+	}
 
 	// Written anew as it was it is no other configuration.
 	text, err := os.ReadFile(file)

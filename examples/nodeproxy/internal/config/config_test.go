@@ -271,7 +271,7 @@ func TestBindAddresses(t *testing.T) {
 		{"--healthz-port 0 --healthz-bind-address 192.0.2.1:1", "", "127.0.0.1:10249", nil},
 		{"--healthz-port 5 --healthz-bind-address 192.0.2.1", "192.0.2.1:5", "127.0.0.1:10249", nil},
 		{"--metrics-port 5 --metrics-bind-address ::1", "0.0.0.0:10256", "[::1]:5", nil},
-		// The port of an address goes before that of the deprecated flag, and the default
+		// The port of an address takes precedence over the deprecated flag, and the default
 		// address has one.
 		{"--healthz-port 5 --healthz-bind-address 192.0.2.1:1", "192.0.2.1:1", "127.0.0.1:10249",
 			[]string{"--healthz-port" + ignored + "--healthz-bind-address is an address without a port"}},
@@ -419,7 +419,7 @@ func TestFieldsWithoutEffect(t *testing.T) {
 		wantNotes(t, ofFile(t, "mode: "+mode+"\n"+everything), want...)
 	}
 
-	// Flags that go before the file's fields, or make them useless.
+	// Flags that take precedence over the file's fields, or make them useless.
 	wantNotes(t, ofFile(t, "mode: nftables\nhostnameOverride: node\nlogging: {format: text, verbosity: 1, vmodule: [{filePattern: x, verbosity: 1}]}\n"+
 		"nftables: {syncPeriod: 20s, minSyncPeriod: 1s}\nclientConnection: {qps: 1}\n",
 		"--hostname-override=m", "-v=2", "--vmodule=y=2", "--sync-period=10s", "--manifests=x", "--log-json-split-stream=false"),
@@ -506,7 +506,8 @@ func fieldsOf(path string, typ reflect.Type) (out []string) {
 	return out
 }
 
-// TestLoggingFlags checks that logging flags go before a file's fields one by one.
+// TestLoggingFlags checks that each logging flag takes precedence over its own field
+// in a file only.
 func TestLoggingFlags(t *testing.T) {
 	const file = "mode: nftables\nfeatureGates: {LoggingAlphaOptions: true}\n" +
 		"logging: {format: text, verbosity: 3, flushFrequency: 7s, vmodule: [{filePattern: x, verbosity: 1}], options: {text: {splitStream: true, infoBufferSize: 1Ki}}}\n"

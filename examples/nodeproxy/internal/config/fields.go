@@ -12,9 +12,10 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// setFields returns the paths of the fields of a decoded file that have another
-// value than absent ones: "nftables.masqueradeBit". Null, 0 and "" are the same as
-// absent, as kubeadm writes them. They are in the order of the Go types.
+// setFields returns the paths, such as "nftables.masqueradeBit", of the fields of a
+// decoded file whose values differ from those of absent fields. Null, 0, false and ""
+// do not differ: kubeadm writes them for every field. The paths are in the order of
+// the Go types.
 func setFields(c *v1alpha1.KubeProxyConfiguration) []string {
 	return appendSet(nil, "", reflect.ValueOf(c).Elem())
 }
@@ -54,7 +55,7 @@ func appendUnless(absent bool, out []string, path string) []string {
 	return append(out, path)
 }
 
-// rule is when a field, or those of a section, have an effect.
+// rule is whether a field, or every field of a section, has an effect.
 type rule struct {
 	field  string
 	effect bool

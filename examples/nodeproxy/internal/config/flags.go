@@ -27,8 +27,8 @@ type Flags struct {
 	sync, minSync           time.Duration
 }
 
-// loggingFlags returns what the flags of component-base's logging do with a
-// configuration: they copy their field.
+// loggingFlags returns, for each flag of component-base's logging, a function that
+// copies the flag's field from one configuration to another.
 func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 	type logging = *logsapi.LoggingConfiguration
 	return map[string]func(to, from logging){
@@ -45,8 +45,8 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 }
 
 // ignored reports whether a flag is ignored, since --config is given and the file
-// has a field for it. Those of logging and --hostname-override go before the file's
-// field.
+// has a field for it. The flags of logging and --hostname-override take precedence
+// over the file instead.
 func (fl *Flags) ignored(name string) bool {
 	own := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
 		"hostname-override", "sync-period", "min-sync-period"}
@@ -217,8 +217,8 @@ func (fl *Flags) readFile(read func(string) ([]byte, error)) (*v1alpha1.KubeProx
 	return c, nil
 }
 
-// noteDefaultMode notes what it means that no mode is given, as in the files that
-// kubeadm writes. The configuration is one without defaults.
+// noteDefaultMode adds a note about a missing mode, as in the files that kubeadm
+// writes, and about what the default means for NodePorts. c has no defaults yet.
 func (fl *Flags) noteDefaultMode(what string, c *v1alpha1.KubeProxyConfiguration) {
 	where := "only at the node's primary addresses, not at its other addresses or at localhost"
 	if len(c.NodePortAddresses) != 0 {
