@@ -30,7 +30,8 @@
 // when it was handed in (the last object of the manifests, the first change of an
 // API server) to the kernel's commit. A further field failed=N counts Service ports
 // that could not be programmed, which is tried again. Everything else is logged to
-// standard error.
+// standard error, as kube-proxy's logging flags have it. Errors, warnings and what an
+// operator wants to know are logged at any verbosity; -v=4 adds debugging messages.
 //
 // Annotations say what the API has no fields for:
 //

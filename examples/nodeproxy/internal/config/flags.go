@@ -130,8 +130,6 @@ func NewFlags(verb string) *Flags {
 		}
 	}
 
-	// The agent's errors, warnings and what an operator wants to know are logged at any
-	// verbosity, and everything else at 4.
 	logsapi.AddFlags(&c.Logging, f)
 	return fl
 }
