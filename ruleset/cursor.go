@@ -210,6 +210,7 @@ func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
 		}
 		slices.SortFunc(d.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
 	}
+	link(d.Changes)
 	for _, id := range c.dirty {
 		c.states[id].dirty = false
 	}
@@ -254,10 +255,9 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	default:
 		ch.Key = tried[0].Key
 	}
-	for f := range ch.GoneFrontends() {
-		at := placeOf(&Service{Key: ch.Key}, &f)
-		if _, taken := c.engine.claims.owner[at]; taken {
-			ch.taken = append(ch.taken, at)
+	for at := range ch.dropped() {
+		if o, owned := c.engine.claims.owner[at]; owned {
+			ch.lost = append(ch.lost, move{at, c.engine.claims.key(o.id)})
 		}
 	}
 	if !s.held {
@@ -291,6 +291,13 @@ func (c *Cursor) settle(d *Delta, err error) (acked []Trigger) {
 		failed := !all && !some
 		if some {
 			_, failed = partial.Failed[ch.Key]
+			// The data plane may still serve a frontend by this Service that a failed one
+			// is to take over. Its ID must not be given to another Service meanwhile.
+			for _, m := range ch.lost {
+				if _, waits := partial.Failed[m.key]; waits {
+					failed = true
+				}
+			}
 		}
 		if failed {
 			failedNames[ch.Key.NamespacedName] = true
