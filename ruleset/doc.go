@@ -14,7 +14,12 @@
 // that failed if the backend can tell; nothing that was half done is forgotten;
 // and backends that fail or lag do not concern each other.
 //
-// A [Snapshot] is the whole ruleset at one moment. Its [Snapshot.Trace] says what
+// A Cursor also answers what its backend has acknowledged: by Service port
+// ([Cursor.Service]), by frontend ([Cursor.Lookup]) and by endpoint
+// ([Cursor.LookupEndpoint]). That is what is in effect, where a [Snapshot] is what is
+// wanted.
+//
+// A Snapshot is the whole ruleset at one moment. Its [Snapshot.Trace] says what
 // must become of a given packet, and is the specification in readable form; the
 // conformance suite in the folder below judges backends by it.
 //
@@ -29,8 +34,10 @@
 //     (or the same NodePort). Where two ask for it, a cluster IP goes before
 //     anything else and then the lowest [tracker.Key]; the other goes without, and
 //     gets it when it becomes free. The log and an event for the other Service
-//     ([ReasonFrontendConflict]) name the winner.
-//   - Nothing is offered before all of the tracker's sources are synced.
+//     ([tracker.ReasonFrontendConflict]) name the winner.
+//   - Nothing is offered before all of the tracker's sources are synced: see
+//     [tracker.Config.Sources]. The first Sync that comes too early returns a
+//     [*NotSyncedError].
 //   - No goroutine is started and no lock is held while a backend works.
 //
 // # How to write a backend
@@ -129,6 +136,10 @@
 // Return a [*PartialError] if single Services fail, and [ErrNeedFull] if the
 // tables are not what they should be. Where a Service's own data is needed, a hook
 // of [tracker.Config] puts it in Service.Port.Ext or an endpoint's Ext.
+//
+// A data plane that cannot do everything declares its [Limits]: see [Limiter]. A
+// Service that exceeds one is reported to the log and as an event, however the
+// backend deals with it.
 //
 // [ByFamily] joins a backend for IPv4 and one for IPv6.
 package ruleset

@@ -566,6 +566,9 @@ func TestRandom(t *testing.T) {
 				succeeded++
 				planes[i].compare(before)
 			}
+			if r.IntN(3) == 0 {
+				checkEffect(t, cursors[i], planes[i].acked)
+			}
 			if !moved && r.IntN(10) == 0 {
 				same(t, before, o.fresh(t))
 			}
@@ -592,15 +595,16 @@ func TestRandom(t *testing.T) {
 			}
 			planes[i].compare(e.Snapshot())
 		}
-		if len(e.names)+len(e.gone)+len(e.restricted)+len(e.claims.owner)+len(e.claims.rivals)+e.ports+e.endpoints+len(e.jobs) != 0 {
-			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d places, %d rivals, %d ports, %d endpoints",
-				seed, len(e.names), len(e.gone), len(e.restricted), len(e.claims.owner), len(e.claims.rivals), e.ports, e.endpoints)
+		if len(e.names)+len(e.gone)+len(e.restricted)+len(e.claims.owner)+len(e.claims.rivals)+len(e.jobs) != 0 || e.totals != [2]FamilyInfo{} {
+			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d places, %d rivals, totals %+v",
+				seed, len(e.names), len(e.gone), len(e.restricted), len(e.claims.owner), len(e.claims.rivals), e.totals)
 		}
 		if len(e.free) != len(e.slots)-1 {
 			t.Errorf("seed %d: %d of %d ids are free", seed, len(e.free), len(e.slots)-1)
 		}
 		for _, c := range cursors {
-			if len(c.tried)+len(c.dirty) != 0 {
+			checkEffect(t, c, nil)
+			if len(c.tried)+len(c.dirty)+len(c.effect.shared) != 0 {
 				t.Errorf("seed %d: %s: %d tried, %d dirty", seed, c.name, len(c.tried), len(c.dirty))
 			}
 		}

@@ -582,6 +582,9 @@ func TestSteps(t *testing.T) {
 			if syncs(t, cursors[i]) {
 				planes[i].compare(before)
 			}
+			if seed%2 == 0 {
+				checkEffect(t, cursors[i], planes[i].acked)
+			}
 			if t.Failed() {
 				t.Fatalf("seed %d, step %d", seed, step)
 			}

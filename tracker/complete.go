@@ -2,7 +2,6 @@ package tracker
 
 import (
 	"fmt"
-	"log/slog"
 	"slices"
 )
 
@@ -42,7 +41,7 @@ func (t *Tracker) complete(u Update) {
 		reason string
 	}{{&failed, ReasonHookFailed}, {&warned, ReasonHookWarning}} {
 		if err := x.w.err(); err != nil {
-			t.services.builder.reporter.named(slog.LevelWarn, t.services.reference(u.Name), x.reason, err.Error())
+			t.services.builder.reporter.endpoints(t.services.reference(u.Name), x.reason, err)
 		}
 	}
 }

@@ -290,19 +290,19 @@ type refs []v1.ObjectReference
 
 func (r *refs) Event(ref v1.ObjectReference, _ bool, _, _ string) { *r = append(*r, ref) }
 
-// TestReport: an event about a Service refers to the object handed in last.
-func TestReport(t *testing.T) {
+// TestEvent: an event about a Service refers to the object handed in last.
+func TestEvent(t *testing.T) {
 	var r refs
 	tr := newSynced(t, tracker.Config{Events: &r})
 	s := service("ns", "svc", "10.96.0.1")
 	for _, uid := range []types.UID{"one", "two"} {
 		s.UID = uid
 		tr.SetService(s)
-		tr.Report(named("svc"), true, tracker.ReasonLimitExceeded, "too much")
+		tr.Event(named("svc"), true, tracker.ReasonLimitExceeded, "too much")
 	}
 	tr.DeleteService(named("svc"))
 	tr.Take()
-	tr.Report(named("svc"), false, tracker.ReasonLimitExceeded, "too much")
+	tr.Event(named("svc"), false, tracker.ReasonLimitExceeded, "too much")
 	want := refs{
 		{Kind: "Service", APIVersion: "v1", Namespace: "ns", Name: "svc", UID: "one"},
 		{Kind: "Service", APIVersion: "v1", Namespace: "ns", Name: "svc", UID: "two"},

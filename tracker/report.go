@@ -1,7 +1,6 @@
 package tracker
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,7 +11,8 @@ import (
 )
 
 // EventSink is told of what an operator should see at the object itself, as a
-// Kubernetes Event. Event must not block, and must not call the tracker.
+// Kubernetes Event. Event must not block, and must not call the tracker nor anything
+// that uses it, such as a ruleset.Engine.
 type EventSink interface {
 	// Event says that something was noticed about the object ref. The reason is one
 	// of the Reason constants, the message is for people.
@@ -65,21 +65,19 @@ func isWarning(err error) bool {
 	return ok
 }
 
-// Report logs something about a Service and passes it to [Config.Events] as an
-// event, for callers that find what the tracker itself does not. The reason is a
-// word in CamelCase, such as one of the Reason constants; the message is for
-// people. The event refers to the Service as it was last handed in, or by its name
-// alone if the tracker does not have it.
-func (t *Tracker) Report(service types.NamespacedName, warning bool, reason, message string) {
+// Event passes something about a Service to [Config.Events], for callers that find
+// what the tracker itself does not. The reason is a word in CamelCase, such as one
+// of the Reason constants; the message is for people. The event refers to the
+// Service as it was last handed in, or by its name alone if the tracker does not
+// have it.
+func (t *Tracker) Event(service types.NamespacedName, warning bool, reason, message string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.services.mu.Lock()
 	defer t.services.mu.Unlock()
-	level := slog.LevelInfo
-	if warning {
-		level = slog.LevelWarn
+	if sink := t.services.builder.reporter.events; sink != nil {
+		sink.Event(t.services.reference(service), warning, reason, message)
 	}
-	t.services.builder.reporter.named(level, t.services.reference(service), reason, message)
 }
 
 // reporter logs what is skipped and makes it an event.
@@ -88,11 +86,15 @@ type reporter struct {
 	events EventSink
 }
 
-// named reports something about the Service that ref refers to.
-func (r reporter) named(level slog.Level, ref v1.ObjectReference, reason, message string) {
-	r.log.Log(context.Background(), level, message, "service", ref.Namespace+"/"+ref.Name, "reason", reason)
-	if r.events != nil && ref.Name != "" {
-		r.events.Event(ref, level >= slog.LevelWarn, reason, message)
+// endpoints reports something about endpoints of the Service that ref refers to.
+func (r reporter) endpoints(ref v1.ObjectReference, reason string, err error) {
+	text := "Skipped endpoints of a Service"
+	if reason == ReasonHookWarning {
+		text = "Hook warned about endpoints of a Service"
+	}
+	r.log.Warn(text, "service", ref.Namespace+"/"+ref.Name, "reason", reason, "err", err)
+	if r.events != nil {
+		r.events.Event(ref, true, reason, err.Error())
 	}
 }
 
