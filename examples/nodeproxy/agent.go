@@ -136,7 +136,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		return nil, err
 	}
 	a.closers = append(a.closers, a.plane)
-	var backend ruleset.Backend = ruleset.BackendFunc(a.apply)
+	backend := ruleset.WithLimitsOf(a.plane, ruleset.BackendFunc(a.apply))
 	if udp, err := conntrack.New(conntrack.Config{Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}); err != nil {
 		log.Warn("stale UDP flows will not be cleaned up", "error", err)
 	} else {
@@ -274,7 +274,7 @@ func (a *agent) sync(ctx context.Context) error {
 	a.applied, a.changed = time.Time{}, 0
 	asked := a.asked.take()
 	a.proxy.Started()
-	err := a.rules.Sync(ctx)
+	err := ignoreNotSynced(a.rules.Sync(ctx))
 	failed := 0
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		failed = len(p.Failed)
@@ -287,12 +287,21 @@ func (a *agent) sync(ctx context.Context) error {
 	if inEffect {
 		a.report(failed, asked)
 		for _, c := range a.followers {
-			err = errors.Join(err, c.Sync(ctx))
+			err = errors.Join(err, ignoreNotSynced(c.Sync(ctx)))
 		}
 		err = errors.Join(err, a.tidy(ctx))
 	}
 	if a.udp != nil {
 		err = errors.Join(err, a.udp.Flush(ctx)) // if it failed before
+	}
+	return err
+}
+
+// ignoreNotSynced returns err, or nil if the sync came before the source had listed
+// everything: another follows then.
+func ignoreNotSynced(err error) error {
+	if errors.Is(err, ruleset.ErrNotSynced) {
+		return nil
 	}
 	return err
 }

@@ -51,7 +51,12 @@ type Switch interface {
 // mapplane for frontends.
 type Table struct {
 	Switch Switch
-	ledger Ledger[tracker.Key, Endpoint]
+	// EmptyGroups installs a group without buckets for a pool that exists and is
+	// empty: there are endpoints, but none that this node may use, or none at all. A
+	// switch whose flows always name a group needs this. Otherwise such a pool has no
+	// group, as one that does not exist never has.
+	EmptyGroups bool
+	ledger      Ledger[tracker.Key, Endpoint]
 	// missing is the endpoints that are used but could not be installed.
 	missing map[Endpoint]bool
 	// settled: no group is left of an earlier process. Until then endpoints stay:
@@ -108,7 +113,7 @@ func (t *Table) service(c *ruleset.Change, full bool) error {
 	}
 	for _, p := range pools {
 		g := Group{c.Key, p}
-		if c.New == nil || len(c.New.Pool(p)) == 0 {
+		if !t.wants(c.New, p) {
 			if err := t.Switch.RemoveGroup(g); err != nil {
 				return err
 			}
@@ -136,6 +141,20 @@ func (t *Table) service(c *ruleset.Change, full bool) error {
 	return nil
 }
 
+// wants reports whether there must be a group for a pool of s, which may be nil.
+func (t *Table) wants(s *ruleset.Service, p ruleset.Target) bool {
+	switch {
+	case s == nil:
+		return false
+	case !t.EmptyGroups:
+		return len(s.Pool(p)) != 0
+	case p == ruleset.ToLocal:
+		return s.Selection.UsesLocal
+	default:
+		return s.Selection.UsesCluster
+	}
+}
+
 func (t *Table) miss(e Endpoint) {
 	if t.missing == nil {
 		t.missing = map[Endpoint]bool{}
@@ -149,7 +168,7 @@ func (t *Table) prune(d *ruleset.Delta) error {
 	for i := range d.Changes {
 		if s := d.Changes[i].New; s != nil {
 			for _, p := range pools {
-				wanted[Group{s.Key, p}] = len(s.Pool(p)) != 0
+				wanted[Group{s.Key, p}] = t.wants(s, p)
 			}
 		}
 	}

@@ -7,9 +7,14 @@
 // without the endpoints it should have: frontends that go first, then endpoints
 // that come, frontends that come or change, and at last endpoints that go. Each
 // step is done for all Services before the next, because a frontend may move from
-// one to another. A Service for which a write fails has no further steps in this
-// Apply, and is named in a [ruleset.PartialError]: it comes again, with all that
-// was ever offered for it, so that nothing is forgotten.
+// one to another. A frontend's key is its address alone, so writing the new owner's
+// entry replaces the old one, and frontends that a Service lost need no step of
+// their own.
+//
+// A Service for which a write fails has no further steps in this Apply, and is named
+// in a [ruleset.PartialError]. A Service that loses a frontend to it keeps its
+// endpoints for now: packets are still sent to them. Both are offered again, with
+// everything that was ever offered for them, so nothing is forgotten.
 //
 // Pools are named by [tracker.Key], not by [ruleset.Service.ID]. IDs are given out
 // anew in each process: by them, what an earlier process left in the maps would
@@ -129,6 +134,11 @@ func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return nil
 	})
 	step(func(c *ruleset.Change) error {
+		for _, to := range c.LostFrontends() {
+			if failed[to] != nil {
+				return nil
+			}
+		}
 		for _, t := range pools {
 			for ep := range c.RemovedFrom(t) {
 				if err := p.Members.Delete(Member{c.Key, t, ep.Addr}); err != nil {
@@ -139,9 +149,12 @@ func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return nil
 	})
 	if d.Full {
-		// What a failed Service had from an earlier process is left for now, so
-		// that the whole state is wanted again.
-		return errors.Join(append(slices.Collect(maps.Values(failed)), p.prune(d, failed))...)
+		// While a Service has failed, what an earlier process left may still be in
+		// use. An error that is no PartialError makes the next delta full again.
+		if len(failed) != 0 {
+			return errors.Join(slices.Collect(maps.Values(failed))...)
+		}
+		return p.prune(d)
 	}
 	if len(failed) != 0 {
 		return &ruleset.PartialError{Failed: failed}
@@ -149,9 +162,8 @@ func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// prune deletes what a full delta does not call for, frontends first, but for
-// the members of Services that failed.
-func (p *Plane) prune(d *ruleset.Delta, failed map[tracker.Key]error) error {
+// prune deletes what a full delta does not call for, frontends first.
+func (p *Plane) prune(d *ruleset.Delta) error {
 	frontends, members := map[Frontend]bool{}, map[Member]bool{}
 	for i := range d.Changes {
 		s := d.Changes[i].New
@@ -177,7 +189,7 @@ func (p *Plane) prune(d *ruleset.Delta, failed map[tracker.Key]error) error {
 		return err // a frontend that is left may need its members
 	}
 	for m := range p.Members.Keys() {
-		if !members[m] && failed[m.Service] == nil {
+		if !members[m] {
 			errs = append(errs, p.Members.Delete(m))
 		}
 	}

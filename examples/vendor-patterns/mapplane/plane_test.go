@@ -187,8 +187,6 @@ func TestFailures(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		failing := true
 		w := newWorld(t, func() bool { return failing && r.IntN(6) == 0 })
-		// While single Services lag behind, their frontends may be another's.
-		w.frontends.look, w.members.look = func() {}, func() {}
 		for step := range 60 {
 			w.change(r)
 			switch r.IntN(20) {
