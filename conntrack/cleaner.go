@@ -127,8 +127,8 @@ func outcome(err error) (failed map[tracker.Key]error, acked bool) {
 	if err == nil {
 		return nil, true
 	}
-	p, ok := errors.AsType[*ruleset.PartialError](err)
-	if !ok || p == nil || errors.Is(err, ruleset.ErrNeedFull) {
+	var p *ruleset.PartialError
+	if !errors.As(err, &p) || p == nil || errors.Is(err, ruleset.ErrNeedFull) {
 		return nil, false
 	}
 	return p.Failed, true
