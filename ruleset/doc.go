@@ -99,4 +99,13 @@
 // of [tracker.Config] puts it in Service.Port.Ext or an endpoint's Ext.
 //
 // [ByFamily] joins a backend for IPv4 and one for IPv6.
+//
+// # Tables of a data plane
+//
+// The packages below this one hold what data planes need beside the deltas: slots for
+// pools that are numbered without gaps, ids for IDs that survive a restart, ledger for
+// endpoints that Services share, and maglev for tables of consistent hashing.
+//
+// For those who have a sync loop with maps of what is installed, MIGRATING.md in this
+// folder shows what each of its parts becomes.
 package ruleset
