@@ -158,4 +158,13 @@
 // backend deals with it.
 //
 // [ByFamily] joins a backend for IPv4 and one for IPv6.
+//
+// # Tables of a data plane
+//
+// The packages below this one hold what data planes need beside the deltas: slots for
+// pools that are numbered without gaps, ids for IDs that survive a restart, ledger for
+// endpoints that Services share, and maglev for tables of consistent hashing.
+//
+// For those who have a sync loop with maps of what is installed, MIGRATING.md in this
+// folder shows what each of its parts becomes.
 package ruleset

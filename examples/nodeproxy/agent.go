@@ -20,8 +20,8 @@ import (
 	"k8s.io/component-base/metrics/prometheus/feature"
 
 	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/kubeapi"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/metrics"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"

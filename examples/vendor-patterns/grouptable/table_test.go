@@ -23,8 +23,14 @@ type fakeSwitch struct {
 	t         *testing.T
 	fails     func() bool
 	endpoints map[Endpoint]bool
-	groups    map[Group][]Endpoint
+	groups    map[uint32]group
 	installs  int
+}
+
+// group is what a fakeSwitch has under an ID.
+type group struct {
+	name    Group
+	buckets []Endpoint
 }
 
 var errFake = errors.New("the switch is busy")
@@ -34,10 +40,10 @@ func (s *fakeSwitch) do(f func()) error {
 		return errFake
 	}
 	f()
-	for g, buckets := range s.groups {
-		for _, e := range buckets {
+	for _, g := range s.groups {
+		for _, e := range g.buckets {
 			if !s.endpoints[e] {
-				s.t.Errorf("group %v sends to %v, which is not installed", g, e)
+				s.t.Errorf("group %v sends to %v, which is not installed", g.name, e)
 			}
 		}
 	}
@@ -50,15 +56,21 @@ func (s *fakeSwitch) InstallEndpoint(e Endpoint) error {
 func (s *fakeSwitch) RemoveEndpoint(e Endpoint) error {
 	return s.do(func() { delete(s.endpoints, e) })
 }
-func (s *fakeSwitch) InstallGroup(g Group, b []Endpoint) error {
-	return s.do(func() { s.groups[g] = b })
+func (s *fakeSwitch) InstallGroup(id uint32, g Group, b []Endpoint) error {
+	return s.do(func() { s.groups[id] = group{g, b} })
 }
-func (s *fakeSwitch) RemoveGroup(g Group) error { return s.do(func() { delete(s.groups, g) }) }
+func (s *fakeSwitch) RemoveGroup(id uint32) error { return s.do(func() { delete(s.groups, id) }) }
 
 func (s *fakeSwitch) Endpoints() ([]Endpoint, error) {
 	return slices.Collect(maps.Keys(s.endpoints)), nil
 }
-func (s *fakeSwitch) Groups() ([]Group, error) { return slices.Collect(maps.Keys(s.groups)), nil }
+func (s *fakeSwitch) Groups() (map[uint32]Group, error) {
+	names := map[uint32]Group{}
+	for id, g := range s.groups {
+		names[id] = g.name
+	}
+	return names, nil
+}
 
 type world struct {
 	t       *testing.T
@@ -70,7 +82,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T, empty bool, fails func() bool) *world {
-	w := &world{t: t, empty: empty, sw: &fakeSwitch{t, fails, map[Endpoint]bool{}, map[Group][]Endpoint{}, 0}}
+	w := &world{t: t, empty: empty, sw: &fakeSwitch{t, fails, map[Endpoint]bool{}, map[uint32]group{}, 0}}
 	w.restart()
 	return w
 }
@@ -130,7 +142,11 @@ func (w *world) agree() {
 	if !maps.Equal(endpoints, w.sw.endpoints) {
 		w.t.Errorf("endpoints %v, want %v", w.sw.endpoints, endpoints)
 	}
-	if !maps.EqualFunc(groups, w.sw.groups, slices.Equal[[]Endpoint]) {
+	got := map[Group][]Endpoint{}
+	for _, g := range w.sw.groups {
+		got[g.name] = g.buckets
+	}
+	if len(got) != len(w.sw.groups) || !maps.EqualFunc(groups, got, slices.Equal[[]Endpoint]) {
 		w.t.Errorf("groups %v, want %v", w.sw.groups, groups)
 	}
 }
@@ -188,6 +204,49 @@ func TestPeerFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.agree()
+}
+
+// TestRestartKeepsIDs: groups have the IDs that an earlier process gave them, endpoints
+// are not installed again, and what is not called for goes.
+func TestRestartKeepsIDs(t *testing.T) {
+	w := newWorld(t, false, func() bool { return false })
+	sync := func() map[uint32]Group {
+		t.Helper()
+		if err := w.cursor.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.agree()
+		names, _ := w.sw.Groups()
+		return names
+	}
+	w.set("a", "10.96.0.1", false, 2)
+	sync()
+	w.set("b", "10.96.0.2", false, 2, 3)
+	w.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "a"})
+	before := sync()
+	// A second group of the same name, as no process should leave it.
+	for id, g := range maps.Clone(w.sw.groups) {
+		w.sw.groups[id+10] = g
+	}
+	installs := w.sw.installs
+	w.restart()
+	w.set("a", "10.96.0.1", false, 3)
+	w.set("b", "10.96.0.2", false, 2, 3)
+	after := sync()
+	if w.sw.installs != installs {
+		t.Errorf("%d endpoints installed again", w.sw.installs-installs)
+	}
+	kept := 0
+	for id, g := range after {
+		for was, h := range before {
+			if g == h && (id == was || id == was+10) {
+				kept++
+			}
+		}
+	}
+	if kept != len(before) || len(after) != 2*len(before) {
+		t.Errorf("groups %v after a restart, %v before", after, before)
+	}
 }
 
 // TestTable changes things at random while the switch fails now and then and
