@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/component-base/metrics/prometheus/feature"
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
@@ -129,9 +128,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		return nil, err
 	}
 	a.metrics = metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: a.families})
-	for _, f := range cfg.Features() {
-		feature.RecordFeatureInfo(ctx, f.Name, f.Stage, f.Enabled)
-	}
+	cfg.Gates.AddMetrics()
 	if a.plane, err = m.open(ctx, settings{cfg, a.families, a.metrics.Rules, a.metrics.WatchCounters, log}); err != nil {
 		return nil, err
 	}

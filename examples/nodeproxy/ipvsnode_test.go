@@ -251,8 +251,8 @@ func adoptIPVS(t *testing.T) {
 			}
 			s.meets(t, clusterVIP, podIPs[0])
 			s.meets(t, nodePort, podIPs[0])
-			if log := p.log(); strings.Contains(log, "level=ERROR") {
-				t.Errorf("log:\n%s", log)
+			if p.loggedErrors() {
+				t.Errorf("log:\n%s", p.log())
 			}
 		})
 	}

@@ -30,7 +30,8 @@
 // when it was handed in (the last object of the manifests, the first change of an
 // API server) to the kernel's commit. A further field failed=N counts Service ports
 // that could not be programmed, which is tried again. Everything else is logged to
-// standard error.
+// standard error, as kube-proxy's logging flags have it. Errors, warnings and what an
+// operator wants to know are logged at any verbosity; -v=4 adds debugging messages.
 //
 // With an API server, /healthz answers 503 until the agent has seen the Node object
 // of its own name, and again after that object was deleted. /livez does not depend
@@ -76,6 +77,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 )
 
 const usage = `Usage:
@@ -92,7 +96,7 @@ const usage = `Usage:
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges}
+	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges, process: true}
 	code := p.dispatch(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -106,10 +110,21 @@ type program struct {
 	// calls prepare before, with whether one of them is to load kernel modules. Nil does
 	// nothing; the process is not the program's alone.
 	restrict func(log *slog.Logger, prepare func(modules bool))
+	// process allows the program to set up logging for the whole process.
+	process bool
+}
+
+// logger returns the logger that the configuration asks for.
+func (p *program) logger(c *config.Config) (*slog.Logger, error) {
+	if p.process {
+		return processLogger(c, p.out, p.diag)
+	}
+	return ownLogger(c, p.diag), nil
 }
 
 // dispatch runs the verb that args begin with and returns the exit status.
 func (p *program) dispatch(ctx context.Context, args []string) int {
+	defer klog.Flush() // what --log-text-info-buffer-size holds back
 	if len(args) == 0 {
 		fmt.Fprint(p.diag, usage)
 		return 2

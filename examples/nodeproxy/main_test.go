@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges}
+	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges, process: true}
 	os.Exit(p.dispatch(ctx, os.Args[1:]))
 }
 
@@ -126,6 +127,12 @@ func (p *process) synced(t *testing.T, fields string) {
 	}
 }
 
+// errorLine matches the beginning of a line that logs an error, in klog's text format.
+var errorLine = regexp.MustCompile(`(?m)^E[0-9]{4} `)
+
+// loggedErrors reports whether the log has errors.
+func (p *process) loggedErrors() bool { return errorLine.MatchString(p.log()) }
+
 // logged waits for something in the log.
 func (p *process) logged(t *testing.T, what string) {
 	t.Helper()
@@ -168,7 +175,7 @@ func TestDispatch(t *testing.T) {
 		{"run --manifests /nonexistent more", 2, "1 arguments instead of 0"},
 		{"--manifests /nonexistent", 1, "/nonexistent: no such file"},
 		{"run --manifests x --proxy-mode kernelspace", 2, `mode: Invalid value: "kernelspace"`},
-		{"run --manifests x --feature-gates Flying=true", 2, "feature gate Flying is not known"},
+		{"run --manifests x --feature-gates Fly-ing=true", 2, `feature gate "Fly-ing": not the name of a feature gate`},
 		{"run --manifests x --config /nonexistent", 2, "/nonexistent: no such file"},
 		{"run --kubeconfig /nonexistent", 1, "/nonexistent: no such file"},
 		{"explain --manifests x", 2, "0 arguments instead of 1"},
