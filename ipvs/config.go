@@ -184,8 +184,13 @@ func (c Config) withDefaults() (Config, error) {
 			return bad("families %v are not one or both of IPv4 and IPv6", c.Families)
 		}
 	}
-	if c.Scheduler != "" && !c.Scheduler.known() {
-		return bad("scheduler %q is not one of %v", c.Scheduler, schedulers)
+	if c.Scheduler != "" {
+		if err := c.Scheduler.validate(); err != nil {
+			return bad("%w", err)
+		}
+	}
+	if c.Hash.Source > tracker.HashSourcePort {
+		return bad("hash of the source: %d is not a tracker.Hash", c.Hash.Source)
 	}
 	if c.Forwarding > Tunnel {
 		return bad("forwarding method %d is none", c.Forwarding)

@@ -76,6 +76,8 @@
 //   - externalTrafficPolicy Local short-circuits for the node and its pods.
 //   - Unless a [Scheduler] is configured, Services whose endpoints have weights get
 //     [WeightedRoundRobin].
+//   - The schedulers [SourceHash] and [Maglev] choose another endpoint while the one
+//     that they hash to drains; see [Hash]. Both hash what kube-proxy has them hash.
 //   - A second passes before UDP and SCTP endpoints are removed, in which they get no
 //     new flows: an answer on its way would be lost with them. Virtual servers with TCP
 //     connections outlive their Service.

@@ -4,6 +4,7 @@ package ipvs
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -60,6 +62,7 @@ func TestKernel(t *testing.T) {
 		{"legacy iptables", testLegacy},
 		{"hashing past a draining server", testHashing},
 		{"hashing on several nodes", testHashNodes},
+		{"source hash", testSourceHash},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -349,7 +352,11 @@ func testVanishing(t *testing.T) {
 
 // testSchedulers uses each of them.
 func testSchedulers(t *testing.T) {
-	for _, s := range schedulers {
+	for _, s := range []Scheduler{
+		RoundRobin, WeightedRoundRobin, LeastConnection, WeightedLeastConnection, LocalityLeastConnection,
+		LocalityLeastConnectionReplication, SourceHash, DestinationHash, ShortestExpectedDelay, NeverQueue, Maglev,
+		WeightedFailover, WeightedOverflow,
+	} {
 		h := newHost(t)
 		r := newRig(t, h, Config{Scheduler: s, Families: []tracker.Family{tracker.IPv4}})
 		r.set(svc(1), 1, -1)
@@ -357,7 +364,7 @@ func testSchedulers(t *testing.T) {
 		flags := ""
 		switch s {
 		case SourceHash:
-			flags = " -b sh-fallback,sh-port"
+			flags = " -b sh-fallback"
 		case Maglev:
 			flags = " -b mh-fallback,mh-port"
 		}
@@ -372,6 +379,45 @@ func testSchedulers(t *testing.T) {
 		}
 	}
 	testMissingScheduler(t)
+	testForeignScheduler(t)
+}
+
+// testForeignScheduler uses a scheduler that this package has no name for: the module
+// ip_vs_rr under another name, as the kernel would find it.
+func testForeignScheduler(t *testing.T) {
+	t.Helper()
+	const name = "zz"
+	module, err := os.ReadFile("/modules/ip_vs_rr.ko")
+	if err != nil {
+		t.Log("the kernel is not that of the virtual machine, it gets no module")
+		return
+	}
+	h := newHost(t)
+	c := Config{NetNS: h.FD(), Scheduler: name, Families: []tracker.Family{tracker.IPv4}}
+	if err := Probe(c); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "scheduler zz over IPv4 (module ip_vs_zz)") {
+		t.Errorf("without its module: %v", err)
+	}
+	// The module's name, and the scheduler's. Neither is part of a longer string.
+	for old, now := range map[string]string{"ip_vs_rr\x00": "ip_vs_" + name + "\x00", "\x00rr\x00": "\x00" + name + "\x00"} {
+		if !bytes.Contains(module, []byte(old)) {
+			t.Fatalf("the module has no %q", old)
+		}
+		module = bytes.ReplaceAll(module, []byte(old), []byte(now))
+	}
+	// The kernel rejects a module with a wrong signature, but not one without any
+	// (Documentation/admin-guide/module-signing.rst).
+	module = bytes.TrimSuffix(module, []byte("~Module signature appended~\n"))
+	file := filepath.Join(t.TempDir(), "ip_vs_"+name+".ko")
+	if err := os.WriteFile(file, module, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("insmod", file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	r := newRig(t, h, c)
+	r.set(svc(1), 1, -1)
+	r.sync()
+	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s "+name)
 }
 
 // testMissingScheduler removes a module, which nobody else may be using.
