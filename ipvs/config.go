@@ -61,7 +61,8 @@ type Config struct {
 	// announce addresses themselves need it.
 	StrictARP bool
 	// KeepSysctls leaves all kernel parameters as they are. Without those that
-	// [Sysctls] lists nothing works: somebody else has to set them.
+	// [Sysctls] lists nothing works: another program has to set them, [SetSysctls]
+	// for example.
 	KeepSysctls bool
 	// Device is the name of the dummy device, 1 to 15 bytes; "" is [DefaultDevice].
 	// It is made if it is not there, and every address on it belongs to the backend.

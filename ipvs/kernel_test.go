@@ -52,6 +52,7 @@ func TestKernel(t *testing.T) {
 		{"forwarding", testForwarding},
 		{"direct routing and tunnels", testDirect},
 		{"node", testNode},
+		{"IPv6 disabled", testDisabledIPv6},
 		{"addresses", testAddresses},
 		{"draining", testDraining},
 		{"failures", testFailures},
@@ -496,6 +497,9 @@ func testNode(t *testing.T) {
 			t.Errorf("%s is %s, want %s", s.Name, got, s.Value)
 		}
 	}
+	if got := parameter("net/ipv6/conf/all/forwarding"); got != "0" {
+		t.Errorf("IPv6 forwarding is %s: the node loses routes that came by router advertisements", got)
+	}
 	r.has("ipvsadm -l --timeout", "Timeout (tcp tcpfin udp): 100 120 30")
 	// Somebody else's idea lasts until the next full delta.
 	lines(t, h, "sysctl -w net.ipv4.vs.conntrack=0")
@@ -504,11 +508,42 @@ func testNode(t *testing.T) {
 	if parameter("net/ipv4/vs/conntrack") != "1" {
 		t.Error("a kernel parameter was not put right")
 	}
+	early := newHost(t)
+	c.NetNS = early.FD()
+	if err := SetSysctls(c); err != nil {
+		t.Error(err)
+	}
+	for _, s := range Sysctls(c, release()) {
+		if got := strings.Join(lines(t, early, "cat /proc/sys/"+s.Name), " "); got != s.Value {
+			t.Errorf("SetSysctls: %s is %s, want %s", s.Name, got, s.Value)
+		}
+	}
 	kept := newHost(t)
 	r = newRig(t, kept, Config{KeepSysctls: true})
 	r.sync()
 	if got := lines(t, kept, "cat /proc/sys/net/ipv4/vs/conntrack"); !slices.Equal(got, []string{"0"}) {
 		t.Errorf("conntrack is %q although parameters are kept", got)
+	}
+}
+
+// testDisabledIPv6 has a node where IPv6 is turned off.
+func testDisabledIPv6(t *testing.T) {
+	h := newHost(t)
+	if err := h.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, families := range [][]tracker.Family{nil, {tracker.IPv6}} {
+		if err := Probe(Config{NetNS: h.FD(), Families: families}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
+			t.Errorf("families %v: %v", families, err)
+		}
+	}
+	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
+	r.set(svc(1), 1, -1)
+	r.sync()
+	r.agree()
+	// What was there before can go.
+	if err := Cleanup(context.Background(), Config{NetNS: h.FD()}); err != nil {
+		t.Error(err)
 	}
 }
 
