@@ -545,6 +545,27 @@ func testDisabledIPv6(t *testing.T) {
 	if err := Cleanup(context.Background(), Config{NetNS: h.FD()}); err != nil {
 		t.Error(err)
 	}
+	// A backend that served IPv6 before goes on with IPv4.
+	later := newHost(t)
+	r = newRig(t, later, Config{})
+	r.set(svc(1), 1, -1)
+	r.sync()
+	if err := later.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	r.set(svc(2), 2, -2)
+	r.cursor.Resync()
+	var partial *ruleset.PartialError
+	if err := r.cursor.Sync(context.Background()); !errors.As(err, &partial) || len(partial.Failed) != 2 {
+		t.Errorf("two IPv6 Services cannot be served: %v", err)
+	} else {
+		for k := range partial.Failed {
+			if k.Family != tracker.IPv6 {
+				t.Errorf("%v failed", k)
+			}
+		}
+	}
+	r.has("ipvsadm -Sn", "-a -t 10.96.0.2:80 -r 10.245.0.2:8080 -m -w 1")
 }
 
 // testAddresses gives the node addresses and takes them.

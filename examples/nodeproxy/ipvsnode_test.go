@@ -333,9 +333,31 @@ func TestIPVSNode(t *testing.T) {
 	t.Run("cleanup", cleanupIPVSNode)
 	t.Run("init-only", func(t *testing.T) { testInitOnly(t, "ipvs") })
 	t.Run("disabled IPv6", func(t *testing.T) { testDisabledIPv6(t, "ipvs") })
+	t.Run("leave with disabled IPv6", leaveIPVSWithoutIPv6)
 	t.Run("IPv6 forwarding", ipv6ForwardingIPVS)
 	t.Run("scheduler", schedulerIPVS)
 	t.Run("adopt", adoptIPVS)
+}
+
+// leaveIPVSWithoutIPv6 changes to another mode on a node where IPv6 is turned off.
+func leaveIPVSWithoutIPv6(t *testing.T) {
+	s := newSite(t)
+	if err := s.node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	for _, mode := range []string{"ipvs", "nftables"} {
+		p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode)
+		p.synced(t, "services=1 endpoints=1 changed=1")
+		if mode == "nftables" {
+			eventually(t, "nothing is left of mode ipvs", func() bool { return len(traces(t, s.node)) == 0 })
+		} else if len(traces(t, s.node)) == 0 {
+			t.Error("mode ipvs has no rules")
+		}
+		p.Process.Kill()
+		p.exit(t)
+	}
 }
 
 // ipv6ForwardingIPVS has the agent leave IPv6 forwarding off, for the sake of routes
