@@ -142,7 +142,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		backend = conntrack.After(backend, udp)
 	}
 	tune(cfg, log)
-	checkForwarding(a.families, log)
+	checkForwarding(a.families, cfg.Mode, log)
 
 	a.proxy, err = health.NewProxy(health.ProxyConfig{Timeout: 2 * cfg.SyncPeriod, Families: a.families, Answered: a.metrics.Answered})
 	if err != nil {
@@ -449,12 +449,14 @@ func leaveAlone(err error) string {
 
 // checkForwarding warns if the kernel of the calling thread's namespace does not
 // forward packets: that is left to the operator, as kube-proxy's nftables mode
-// does.
-func checkForwarding(families []tracker.Family, log *slog.Logger) {
+// does. Mode ipvs turns IPv4 forwarding on itself.
+func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
 	for _, f := range families {
 		sysctl := "net/ipv4/ip_forward"
 		if f == tracker.IPv6 {
 			sysctl = "net/ipv6/conf/all/forwarding"
+		} else if mode == config.ModeIPVS {
+			continue
 		}
 		value, err := os.ReadFile("/proc/sys/" + sysctl)
 		if err == nil && strings.TrimSpace(string(value)) == "0" {
