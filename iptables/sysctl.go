@@ -5,7 +5,10 @@ package iptables
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
+
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // The sysctls that matter here: Documentation/networking/ip-sysctl.rst and
@@ -15,6 +18,28 @@ const (
 	routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 	tcpBeLiberal  = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 )
+
+// SetSysctls sets the sysctl that a full delta sets for a configuration, unless it has
+// its value already: net.ipv4.conf.all.route_localnet to 1 if c asks for
+// LocalhostNodePorts, in the network namespace that c names. Otherwise it does nothing.
+// It is for a process that may write /proc/sys and runs before one that may not: the
+// [Backend] of the second then finds it set. The sysctl lets packets from the node's
+// neighbours reach its loopback addresses until that Backend has written its rules.
+// The error is of the configuration, or the system's.
+func SetSysctls(c Config) error {
+	c, err := c.withDefaults()
+	if err != nil {
+		return err
+	}
+	if !c.LocalhostNodePorts || !slices.Contains(c.Families, tracker.IPv4) {
+		return nil
+	}
+	t := &tool{netns: -1}
+	if c.NetNS != 0 {
+		t.netns = c.NetNS
+	}
+	return t.setSysctl(routeLocalnet, "1")
+}
 
 // sysctl returns a sysctl's value, "" if there is none.
 func (t *tool) sysctl(path string) string {

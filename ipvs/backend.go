@@ -61,7 +61,7 @@ func New(c Config) (*Backend, error) {
 // open opens the sockets, in the calling thread's namespace.
 func (b *Backend) open() (err error) {
 	if b.kernel, err = dialKernel(b.config.NetNS, b.config.Forwarding); err != nil {
-		return &UnsupportedError{Feature: "IPVS (module ip_vs)", Err: err}
+		return errNoIPVS(err)
 	}
 	if b.sets, err = dialIPSets(b.config.NetNS); err != nil {
 		return fmt.Errorf("ipvs: %w", err)

@@ -223,7 +223,7 @@ func (t *tour) modes() []mode {
 		c.NetNS, c.LockFile = t.node.FD(), filepath.Join(t.folder, "xtables.lock")
 		return c
 	}
-	m.probe = func(ctx context.Context, f tracker.Family) error {
+	m.probe = func(ctx context.Context, _ *config.Config, f tracker.Family) error {
 		b, err := iptables.New(ctx, there(iptables.Config{Families: []tracker.Family{f}}))
 		if err != nil {
 			return err

@@ -4,6 +4,7 @@
 //
 //	nodeproxy run [flags]             program the network namespace it runs in
 //	nodeproxy run --cleanup           remove what run left there
+//	nodeproxy run --init-only         set the kernel parameters that run needs
 //	nodeproxy explain [flags] 10.0.0.10:80
 //	                                  tell what must happen to a packet, why, and
 //	                                  whether the kernel agrees
@@ -16,6 +17,21 @@
 // CAP_NET_RAW in mode iptables with iptables-legacy. Other capabilities than these
 // two, CAP_NET_BIND_SERVICE and CAP_DAC_READ_SEARCH it gives up before it serves, once
 // the kernel modules that its mode needs are loaded.
+//
+// "nodeproxy run --init-only" does all that takes a writable /proc/sys for the
+// configured mode: the parameters of connection tracking, those that
+// [github.com/go-proxier/proxier/ipvs.Sysctls] lists in mode ipvs, and route_localnet in
+// mode iptables if NodePorts answer at loopback addresses. Afterwards run works with the
+// same flags and configuration file where /proc/sys is read-only, as it does not write
+// a parameter that has its value already. No mode writes
+// net.ipv6.conf.all.forwarding: run warns if it is 0 and IPv6 is served.
+//
+// IPv6 is not served on a node where net.ipv6.conf.all.disable_ipv6 is 1, whatever the
+// interfaces' own settings are, nor where the kernel has no IPv6. Run looks at this
+// once, when it starts. If IPv6 is turned on later, run has to be started again to
+// serve it. If it is turned off, the rules for IPv6 stay without effect, and IPv4 is
+// served as before; in mode ipvs each IPv6 Service is reported as failed, and tried again,
+// until run is started again.
 //
 // With --manifests, run writes one line to standard output for each change of the
 // manifests that is in effect,

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -25,6 +26,12 @@ const programEnv = "NODEPROXY_TEST_PROGRAM"
 func TestMain(m *testing.M) {
 	if os.Getenv(programEnv) == "" {
 		netlab.Main(m)
+	}
+	if os.Getenv(readOnlyEnv) != "" {
+		if err := readOnlySysctls(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -53,6 +60,9 @@ func startWith(t *testing.T, h *netlab.Host, env []string, args ...string) *proc
 	p := &process{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
 	p.Env = append(append(os.Environ(), programEnv+"=1"), env...)
 	p.Stderr = p
+	if slices.Contains(env, readOnlyEnv+"=1") {
+		p.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	}
 	out, err := p.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

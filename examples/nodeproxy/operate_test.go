@@ -135,7 +135,7 @@ func TestServedFamilies(t *testing.T) {
 		{"no programs for IPv4, but an IPv4 address", four, true, "192.0.2.1", "error"},
 		{"nothing", four, false, "", "error"},
 	} {
-		m := mode{probe: func(_ context.Context, f tracker.Family) error {
+		m := mode{probe: func(_ context.Context, _ *config.Config, f tracker.Family) error {
 			if f == tt.lack {
 				return fmt.Errorf("%v is not to be had", f)
 			}

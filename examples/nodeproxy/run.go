@@ -90,7 +90,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 		p.restrict(log, func(modules bool) {
 			_ = setOOMScore(*cfg.Effective.OOMScoreAdj)
 			if modules {
-				m.loadModules(ctx, log)
+				m.loadModules(ctx, cfg, log)
 			}
 		})
 	}
@@ -121,7 +121,14 @@ func (p *program) run(ctx context.Context, args []string) error {
 		if c, err := conntrack.New(conntrack.Config{}); err == nil {
 			c.Close()
 		}
-		return tune(cfg, log)
+		err := tune(cfg, log)
+		if m.setSysctls != nil {
+			err = errors.Join(err, m.setSysctls(cfg))
+		}
+		if err == nil {
+			log.Info("all kernel parameters are set", "mode", cfg.Mode)
+		}
+		return err
 	}
 	if err := setOOMScore(*cfg.Effective.OOMScoreAdj); err != nil {
 		log.Warn("cannot set oom-score-adj", "value", *cfg.Effective.OOMScoreAdj, "error", err)

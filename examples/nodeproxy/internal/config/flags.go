@@ -89,7 +89,7 @@ func NewFlags(verb string) *Flags {
 
 	f.BoolVar(&fl.out.Cleanup, "cleanup", false, "remove all rules, of every mode, and exit; with --adopt-from-kube-proxy kube-proxy's too")
 	f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "remove what kube-proxy has left on the node once the rules are in effect, so that none of its traffic is lost; it must not be running")
-	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set the kernel parameters of connection tracking and exit: what needs more privileges than the rest")
+	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this takes a writable /proc/sys, and run does not take one afterwards")
 
 	ct := &c.Conntrack
 	f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "how many connections to track for each CPU; a higher limit is lowered to that, as by kube-proxy, and 0 leaves it as it is")
