@@ -13,9 +13,10 @@ import (
 // clean-up: rules in effect are in effect. A clean-up that failed is logged, told
 // to [Trace], and kept for the next Apply, or for c.Flush; see the package
 // documentation for how to have that retried soon. After an Apply that failed
-// altogether there is none. Neither b nor c may be nil.
+// altogether there is none. The result has the limits of b ([ruleset.Limiter]).
+// Neither b nor c may be nil.
 func After(b ruleset.Backend, c *Cleaner) ruleset.Backend {
-	return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+	return ruleset.WithLimitsOf(b, ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
 		err := b.Apply(ctx, d)
 		c.Record(d, err)
 		if _, acked := outcome(err); !acked {
@@ -25,5 +26,5 @@ func After(b ruleset.Backend, c *Cleaner) ruleset.Backend {
 			c.log.LogAttrs(ctx, slog.LevelWarn, "stale UDP flows not cleaned up, to be tried again", slog.Any("error", err))
 		}
 		return err
-	})
+	}))
 }

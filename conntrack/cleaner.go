@@ -22,8 +22,26 @@ type Config struct {
 	// returned.
 	NetNS int
 	// Table, if not nil, is worked on in place of the kernel's. NetNS is not used
-	// then.
+	// then. A caller that wraps the kernel's table opens it with [OpenKernelTable].
 	Table Table
+	// Zones is the conntrack zones whose flows are judged. Empty means zone 0, the
+	// default zone, alone. A data plane that tracks connections in zones of its own,
+	// such as Open vSwitch, names those.
+	Zones []uint16
+	// NodePortAddrs is further addresses at which NodePorts answer, whatever
+	// [ruleset.Node.NodePorts] selects, and though no interface has them: a virtual
+	// address to which the host's rules translate NodePort traffic before the data
+	// plane sees it, or an address of a local route. A flow to a NodePort that was
+	// only translated to one of these, with the same port, is not stale while the
+	// NodePort exists: the data plane's own flow decides. Nil means none.
+	NodePortAddrs []netip.Addr
+	// Filter, if not nil, is asked about each stale flow and reports whether it may be
+	// deleted. The Service is the one that has the flow's frontend or, if no Service
+	// has it, the one that last had it, as last acknowledged. A flow that Filter
+	// spares is judged again only when something changes for its frontend, or by the
+	// next full delta. Filter is called by the goroutine that flushes; it must be
+	// quick and must not call the Cleaner.
+	Filter func(*ruleset.Service, Flow) bool
 	// Log gets one line for each clean-up that failed inside [After]. Nil discards.
 	Log *slog.Logger
 	// Trace is told of each clean-up. It may be nil.
@@ -54,6 +72,11 @@ type Cleaner struct {
 // (CONFIG_NF_CT_NETLINK). A socket that was closed by somebody else is opened anew
 // when it is next needed, at the same price. It starts no goroutine.
 func New(cfg Config) (*Cleaner, error) {
+	for _, a := range cfg.NodePortAddrs {
+		if !a.IsValid() {
+			return nil, errors.New("conntrack: invalid address in NodePortAddrs")
+		}
+	}
 	c := &Cleaner{
 		log:   cfg.Log,
 		trace: cfg.Trace,
@@ -64,8 +87,11 @@ func New(cfg Config) (*Cleaner, error) {
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
+	for _, p := range c.plans {
+		p.configure(cfg)
+	}
 	if c.table == nil {
-		k, err := openKernel(cfg.NetNS)
+		k, err := openKernel(cfg.NetNS, cfg.Zones...)
 		if err != nil {
 			return nil, err
 		}
@@ -127,8 +153,8 @@ func outcome(err error) (failed map[tracker.Key]error, acked bool) {
 	if err == nil {
 		return nil, true
 	}
-	p, ok := errors.AsType[*ruleset.PartialError](err)
-	if !ok || p == nil || errors.Is(err, ruleset.ErrNeedFull) {
+	var p *ruleset.PartialError
+	if !errors.As(err, &p) || p == nil || errors.Is(err, ruleset.ErrNeedFull) {
 		return nil, false
 	}
 	return p.Failed, true

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -29,14 +30,15 @@ const (
 // kernel is the kernel's table in one network namespace, over
 // NETLINK_NETFILTER. It decodes flows as they come and keeps none.
 type kernel struct {
-	sock *nfsocket.Socket
-	seq  uint32
-	buf  []byte
+	sock  *nfsocket.Socket
+	zones []uint16 // what Dump reports; empty for zone 0 alone
+	seq   uint32
+	buf   []byte
 	// route is nil while it is to be opened anew.
 	route *netlink.Handle
 }
 
-func openKernel(netns int) (closingTable, error) {
+func openKernel(netns int, zones ...uint16) (closingTable, error) {
 	sock, err := nfsocket.Dial(netns)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, &NotSupportedError{Feature: "nfnetlink (CONFIG_NETFILTER_NETLINK)", Err: err}
@@ -44,7 +46,7 @@ func openKernel(netns int) (closingTable, error) {
 	if err != nil {
 		return nil, fmt.Errorf("conntrack: %w", err)
 	}
-	k := &kernel{sock: sock, buf: make([]byte, bufferSize)}
+	k := &kernel{sock: sock, zones: slices.Clone(zones), buf: make([]byte, bufferSize)}
 	if err = k.configure(); err == nil {
 		err = k.openRoute()
 	}
@@ -119,8 +121,8 @@ func (k *kernel) Close() error {
 // Dump implements [Table].
 func (k *kernel) Dump(ctx context.Context, family tracker.Family, f func(*Flow)) error {
 	k.seq++
-	d := dump{see: f}
-	err := k.exchange(ctx, dumpRequest(k.seq, family), 1, d.take)
+	d := dump{see: f, zones: k.zones}
+	err := k.exchange(ctx, dumpRequest(k.seq, family, k.zones), 1, d.take)
 	if err = d.result(err); err != nil {
 		return fmt.Errorf("dump: %w", err)
 	}

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,7 +151,7 @@ func TestKernelDump(t *testing.T) {
 	v6 := flow("[fd09::1]:1000", "[fd96::1]:53", "[fd00::1]:5353")
 	create(t, h, tcp, zoned, masqueraded, v6)
 
-	k, err := openKernel(h.FD())
+	k, err := openKernel(h.FD(), 0, 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +189,7 @@ func TestKernelDelete(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, append(many, stay, zoned, v6)...)
-	k, err := openKernel(h.FD())
+	k, err := openKernel(h.FD(), 0, 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -422,28 +423,38 @@ func TestKernelWorld(t *testing.T) {
 }
 
 // TestPackets is one client's socket, which goes on sending while the endpoint it
-// was translated to goes away.
+// was translated to goes away. In a zone, only a Cleaner for that zone helps it.
 func TestPackets(t *testing.T) {
-	node := netlab.NewHost(t)
-	_, err := node.Output("nft", "--version")
+	_, err := netlab.NewHost(t).Output("nft", "--version")
 	netlab.Need(t, err == nil, "the nft command")
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
+	type world struct{ name, client, node, vip, one, two, family, zone string }
+	v4 := world{"IPv4", "10.9.0.2/24", "10.9.0.1/24", "10.96.0.1", "10.0.0.1", "10.0.0.2", "ip", ""}
+	v6 := world{"IPv6", "fd09::2/64", "fd09::1/64", "fd96::1", "fd00::1", "fd00::2", "ip6", ""}
+	worlds := []world{v4, v6}
+	for _, zone := range []string{"ct zone set 7", "ct original zone set 7", "ct reply zone set 7"} {
+		for _, w := range []world{v4, v6} {
+			w.name, w.zone = w.name+" "+zone, zone
+			worlds = append(worlds, w)
+		}
 	}
-	t.Cleanup(func() { lab.Close() })
-	client, err := lab.Host("client")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Link(client, "eth0", node, "eth0"); err != nil {
-		t.Fatal(err)
-	}
-	for _, w := range []struct{ name, client, node, vip, one, two, family string }{
-		{"IPv4", "10.9.0.2/24", "10.9.0.1/24", "10.96.0.1", "10.0.0.1", "10.0.0.2", "ip"},
-		{"IPv6", "fd09::2/64", "fd09::1/64", "fd96::1", "fd00::1", "fd00::2", "ip6"},
-	} {
+	for _, w := range worlds {
 		t.Run(w.name, func(t *testing.T) {
+			lab, err := netlab.New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { lab.Close() })
+			node, err := lab.Host("node")
+			if err != nil {
+				t.Fatal(err)
+			}
+			client, err := lab.Host("client")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := lab.Link(client, "eth0", node, "eth0"); err != nil {
+				t.Fatal(err)
+			}
 			bits := addr(w.vip).BitLen()
 			if err := errors.Join(
 				client.AddAddr("eth0", netip.MustParsePrefix(w.client)),
@@ -497,15 +508,27 @@ func TestPackets(t *testing.T) {
 				_, err := node.Output("nft", fmt.Sprintf(`table %[1]s t
 					delete table %[1]s t
 					table %[1]s t {
+					chain in { type filter hook prerouting priority raw; %[4]s; }
+					chain out { type filter hook output priority raw; %[5]s; }
 					chain c {
 						type nat hook prerouting priority dstnat
 						%[1]s daddr %[2]s udp dport 53 dnat to %[3]s
 					}
 					}
-`, w.family, w.vip, to))
+`, w.family, w.vip, to, cmp.Or(w.zone, "accept"), cmp.Or(w.zone, "accept")))
 				return err
 			})
-			backend := After(dataPlane, cleanerAt(t, node, nil))
+			elsewhere := cleanerAt(t, node, nil)
+			var zones []uint16
+			if w.zone != "" {
+				zones = []uint16{7}
+			}
+			c, err := New(Config{NetNS: node.FD(), Zones: zones})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			backend := After(dataPlane, c)
 			info := everyAddress()
 			svc := service{name: "dns", cluster: at(w.vip), endpoints: eps(at(w.one))}
 			first := svc.compile(info)
@@ -523,6 +546,15 @@ func TestPackets(t *testing.T) {
 			}
 			if got := ask(); got != w.one {
 				t.Fatalf("without a clean-up answered by %s, so nothing is proved", got)
+			}
+			if w.zone != "" {
+				elsewhere.Record(&ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, second)}}, nil)
+				if err := elsewhere.Flush(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if got := ask(); got != w.one {
+					t.Fatalf("after a clean-up of zone 0 answered by %s, so the flow is in no other", got)
+				}
 			}
 			if err := backend.Apply(t.Context(), next); err != nil {
 				t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"syscall"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -110,9 +111,12 @@ func appendNested(b []byte, kind uint16, f func([]byte) []byte) []byte {
 	return b
 }
 
-// dumpRequest asks for all flows of a family. Kernels from 5.8 on leave out what
-// is not UDP (CTA_FILTER); older ones do not know the attribute and report all.
-func dumpRequest(seq uint32, f tracker.Family) []byte {
+// dumpRequest asks for the flows of a family in some zones. Kernels from 5.8 on
+// leave out what is not UDP (CTA_FILTER); older ones do not know the attribute and
+// report all. Only one zone can be asked for, by kernels from 6.8 on; older ones
+// ignore the attribute. Zone 0 is not asked for, because a kernel without
+// CONFIG_NF_CONNTRACK_ZONES refuses the attribute.
+func dumpRequest(seq uint32, f tracker.Family, zones []uint16) []byte {
 	b := beginMessage(nil, ctGet, flagRequest|flagDump, seq, afOf(f))
 	b = appendNested(b, ctaTupleOrig, func(b []byte) []byte {
 		return appendNested(b, ctaTupleProto, func(b []byte) []byte {
@@ -122,6 +126,9 @@ func dumpRequest(seq uint32, f tracker.Family) []byte {
 	b = appendNested(b, ctaFilter, func(b []byte) []byte {
 		return appendAttr(b, ctaFilterOrigFlags, native.AppendUint32(nil, filterProtoNum)...)
 	})
+	if len(zones) == 1 && zones[0] != 0 {
+		b = appendAttr(b, ctaZone, byte(zones[0]>>8), byte(zones[0]))
+	}
 	return endMessage(b, 0)
 }
 
@@ -149,7 +156,7 @@ func appendDelete(b []byte, seq uint32, f *Flow) []byte {
 	start := len(b)
 	b = beginMessage(b, ctDelete, flagRequest|flagAck, seq, afOf(tracker.FamilyOf(f.Dst.Addr())))
 	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.Src, f.Dst)
-	if f.Zone != 0 {
+	if f.Zone != 0 && !f.ReplyZone { // the zone of the tuple given
 		b = appendAttr(b, ctaZone, byte(f.Zone>>8), byte(f.Zone))
 	}
 	// With the ID a new entry between the same addresses is not taken for this one.
@@ -201,6 +208,7 @@ func (m message) err() error {
 // dump takes in the messages that answer a dumpRequest.
 type dump struct {
 	see         func(*Flow)
+	zones       []uint16 // those reported; empty for zone 0 alone
 	flow        Flow
 	interrupted bool
 }
@@ -214,10 +222,20 @@ func (d *dump) take(m message) (last bool, err error) {
 	if err := decodeFlow(m.body, &d.flow); err != nil {
 		return false, err
 	}
-	if d.flow.Protocol == protoUDP { // always so, but on kernels that do not filter
+	// Kernels that do not filter report flows of other protocols and zones too.
+	if d.flow.Protocol == protoUDP && inZones(d.zones, d.flow.Zone) {
 		d.see(&d.flow)
 	}
 	return false, nil
+}
+
+// inZones reports whether zone is one of zones, which stands for zone 0 if it is
+// empty.
+func inZones(zones []uint16, zone uint16) bool {
+	if len(zones) == 0 {
+		return zone == 0
+	}
+	return slices.Contains(zones, zone)
 }
 
 // result returns what came of a dump that ended with err.
@@ -318,13 +336,13 @@ func decodeFlow(body []byte, f *Flow) error {
 	for r.next() {
 		switch r.kind {
 		case ctaTupleOrig:
-			f.Src, f.Dst = decodeTuple(&r, f)
+			f.Src, f.Dst = decodeTuple(&r, f, false)
 		case ctaTupleReply:
-			f.ReplySrc, f.ReplyDst = decodeTuple(&r, f)
+			f.ReplySrc, f.ReplyDst = decodeTuple(&r, f, true)
 		case ctaID:
 			f.ID = r.uint32()
 		case ctaZone:
-			f.Zone = r.uint16()
+			f.Zone, f.ReplyZone = r.uint16(), false
 		}
 	}
 	if r.err != nil {
@@ -341,7 +359,7 @@ func decodeFlow(body []byte, f *Flow) error {
 
 // decodeTuple reads one direction, and into f what it says of the flow as a
 // whole.
-func decodeTuple(r *attrReader, f *Flow) (src, dst netip.AddrPort) {
+func decodeTuple(r *attrReader, f *Flow, reply bool) (src, dst netip.AddrPort) {
 	var from, to netip.Addr
 	var sport, dport uint16
 	tuple := r.inside()
@@ -373,7 +391,7 @@ func decodeTuple(r *attrReader, f *Flow) (src, dst netip.AddrPort) {
 				}
 			}
 		case ctaTupleZone:
-			f.Zone = tuple.uint16()
+			f.Zone, f.ReplyZone = tuple.uint16(), reply
 		}
 		tuple.outside(&part)
 	}

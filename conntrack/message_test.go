@@ -133,7 +133,7 @@ func FuzzDecode(f *testing.F) {
 	four := flow("10.9.0.1:1000", "10.96.0.1:53", "10.0.0.1:5353")
 	six := flow("[fd09::1]:1", "[fd96::1]:53", "[fd00::1]:53")
 	f.Add(append(encode(&four), encode(&six)...))
-	f.Add(dumpRequest(1, tracker.IPv6))
+	f.Add(dumpRequest(1, tracker.IPv6, []uint16{7}))
 	f.Add(appendDelete(nil, 1, &four))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {

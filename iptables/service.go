@@ -80,6 +80,11 @@ func renderService(c *settings, local localTraffic, s *ruleset.Service) (rendere
 	return r.out, nil
 }
 
+// Limits returns what rules can express for one Service, the same in both families.
+// A Service with a longer affinity timeout is refused with a
+// [*ruleset.PartialError].
+func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
+
 // maxAffinity is the longest time that clients can be remembered: xt_recent
 // counts seconds, and multiplies them by the ticks of the clock in 32 bits.
 const maxAffinity = 48 * 24 * time.Hour

@@ -234,10 +234,17 @@ func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*trac
 	if affinity > 0 {
 		v.flags |= flagPersistent
 		// The kernel counts in jiffies of at least a millisecond, in a long.
-		v.timeout = uint32(min(max(int64(affinity/time.Second), 1), math.MaxInt32/1000))
+		v.timeout = uint32(min(max(int64(affinity/time.Second), 1), int64(maxAffinity/time.Second)))
 	}
 	return v
 }
+
+// maxAffinity is the longest time that the kernel can remember clients for.
+const maxAffinity = math.MaxInt32 / 1000 * time.Second
+
+// Limits returns what virtual servers can express for one Service, the same in both
+// families. A longer affinity timeout is shortened to the limit.
+func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
 
 // nearVirtual returns what one with a mark is to be like. IPVS does not translate
 // ports for clients that it remembers by a mark (ip_vs_sched_persist of

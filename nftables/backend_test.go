@@ -440,10 +440,11 @@ func TestServiceThatCannotBe(t *testing.T) {
 		s.ID, s.Key = id, p.Key
 		return ruleset.Change{Key: p.Key, New: s, What: ruleset.FieldAll}
 	}
+	limits := ruleset.LimitsOf(b, tracker.IPv4)
 	d := &ruleset.Delta{Full: true, Node: &ruleset.Node{}, Changes: []ruleset.Change{
-		make(1, "sticky-and-huge", func(p *tracker.ServicePort) { p.Affinity = 1e9 }, maxStickyEndpoints+1),
+		make(1, "sticky-and-huge", func(p *tracker.ServicePort) { p.Affinity = 1e9 }, limits.AffinityEndpoints+1),
 		make(2, "fine", func(*tracker.ServicePort) {}, 3),
-		make(4, "hashed-and-huge", func(p *tracker.ServicePort) { p.Hash = tracker.HashSource }, maxSpreadEndpoints+1),
+		make(4, "hashed-and-huge", func(p *tracker.ServicePort) { p.Hash = tracker.HashSource }, limits.WeightedEndpoints+1),
 		make(3, "strange", func(p *tracker.ServicePort) { p.Key.Protocol = "QUIC" }, 3),
 	}}
 	for range 2 { // as a whole and as a change

@@ -175,6 +175,12 @@ func (t *table) check(s *ruleset.Service) error {
 	return nil
 }
 
+// Limits returns what the tables have room for in one Service, the same in both
+// families. A Service that exceeds it is refused with a [*ruleset.PartialError].
+func (b *Backend) Limits(tracker.Family) ruleset.Limits {
+	return ruleset.Limits{AffinityEndpoints: maxStickyEndpoints, WeightedEndpoints: maxSpreadEndpoints}
+}
+
 // prepare gives now the pools it needs, taking over old's where they are of the
 // right kind.
 func (t *table) prepare(old, now *service) error {

@@ -23,7 +23,9 @@ import (
 // returns
 //
 //   - nil: everything in d is in effect;
-//   - a [*PartialError] (perhaps wrapped): everything but the Services it names is;
+//   - a [*PartialError] (perhaps wrapped): everything but the Services it names is.
+//     A Service that loses a frontend to one of those counts as named too: its
+//     frontend may still be in use;
 //   - an error that is [ErrNeedFull]: nothing can be said of the data plane, the
 //     whole state is offered at once;
 //   - any other error: nothing in d is acknowledged; all of it is offered again.
@@ -92,7 +94,11 @@ type Delta struct {
 	// acknowledged, nil at first; it is the same pointer as Node when nothing
 	// changed. A [*PartialError] acknowledges Node.
 	Node, OldNode *Node
-	// Changes is sorted by key unless Full.
+	// Changes is sorted by key unless Full. A Service that takes over a frontend
+	// ([Change.TakenFrontends]) is the exception: it comes before the Service that
+	// had the frontend. Where Services take frontends from each other in a circle,
+	// no order has this property; the numbered steps of the package documentation
+	// need none.
 	Changes []Change
 	// Triggers is the causes of the endpoint changes in this delta that were not
 	// acknowledged before, for measuring network programming latency. While a
@@ -110,30 +116,61 @@ type Trigger struct {
 }
 
 // Field is a set of bits that say what differs between two [Service] values.
-type Field uint8
+type Field uint16
 
-// What can differ. A Service that is new, gone, or whose last attempt failed has
-// all bits.
+// What can differ. Together the bits cover all of a Service but its ID: a value
+// that a backend derives from a Service changes only if a bit is set that stands
+// for something it was derived from. A Service that is new, gone, or whose last
+// attempt failed has all bits.
 const (
-	// FieldFrontends: some frontend was added, removed or treats connections
-	// differently.
+	// FieldFrontends: a frontend was added, removed or treats connections
+	// differently. An entry for a frontend that also holds the affinity timeout, the
+	// hash, an extension or the size of a pool depends on the bits for those as well.
 	FieldFrontends Field = 1 << iota
-	// FieldCluster and FieldLocal: the pool's endpoints, or something about one.
+	// FieldCluster and FieldLocal: the pool's endpoints, something about one of them,
+	// or whether there is such a pool at all: Selection.UsesCluster or UsesLocal. A
+	// pool that exists may be empty.
 	FieldCluster
 	FieldLocal
-	// FieldAffinity: the affinity timeout.
+	// FieldAffinity: the affinity timeout, Port.Affinity.
 	FieldAffinity
-	// FieldOther: anything else about the ServicePort or its endpoints, such as a
-	// health-check node port, an extension, or (if no pool differs) an endpoint in
-	// no pool.
+	// FieldOther: anything else about the ServicePort, such as a health-check node
+	// port or a policy that changes no frontend, or Selection.HasAny or Mode.
 	FieldOther
-
-	// FieldHash: what of a connection its endpoint follows from, or how large the
-	// table of slots is to be.
+	// FieldHash: the part of a connection that its endpoint follows from, Port.Hash,
+	// or the size of the table of slots, Port.HashSlots.
 	FieldHash
+	// FieldExt: the extension of the Service port, Port.Ext.
+	FieldExt
+	// FieldEndpoints: something about the known endpoints, Service.Endpoints, whether
+	// in a pool or not. It is set along with FieldCluster or FieldLocal when an
+	// endpoint of a pool changed, and alone when only endpoints in no pool did.
+	FieldEndpoints
 
-	FieldAll = FieldFrontends | FieldCluster | FieldLocal | FieldAffinity | FieldOther | FieldHash
+	FieldAll = FieldFrontends | FieldCluster | FieldLocal | FieldAffinity | FieldOther | FieldHash |
+		FieldExt | FieldEndpoints
 )
+
+// String returns the names of the bits separated by "|", such as
+// "frontends|cluster", "all" for FieldAll and "none" for 0.
+func (f Field) String() string {
+	switch f {
+	case 0:
+		return "none"
+	case FieldAll:
+		return "all"
+	}
+	var names []string
+	for i, name := range []string{"frontends", "cluster", "local", "affinity", "other", "hash", "ext", "endpoints"} {
+		if f&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	if rest := f &^ FieldAll; rest != 0 {
+		names = append(names, fmt.Sprintf("%#x", uint16(rest)))
+	}
+	return strings.Join(names, "|")
+}
 
 // Change is what happened to one Service.
 type Change struct {
@@ -149,6 +186,14 @@ type Change struct {
 	// it may be in effect. It is almost always empty.
 	Attempted []*Service
 
-	// taken is the places of Old and Attempted that another Service has now.
-	taken []place
+	// lost is the places of Old and Attempted that another Service has now, with the
+	// key of that Service. taken is the reverse: the places of New in the lost of
+	// another Change of the same delta, with the key of that Change.
+	lost, taken []move
+}
+
+// move is a place and the Service at the other end of a takeover.
+type move struct {
+	at  place
+	key tracker.Key
 }

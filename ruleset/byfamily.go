@@ -23,6 +23,15 @@ func ByFamily(v4, v6 Backend) Backend {
 
 type byFamily struct{ v4, v6 Backend }
 
+// Limits returns those of the family's backend.
+func (b *byFamily) Limits(f tracker.Family) Limits {
+	side := b.v4
+	if f == tracker.IPv6 {
+		side = b.v6
+	}
+	return LimitsOf(side, f)
+}
+
 func (b *byFamily) Apply(ctx context.Context, d *Delta) error {
 	var failed []error
 	partial := &PartialError{Failed: map[tracker.Key]error{}}

@@ -113,14 +113,80 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 	}
 }
 
-// GoneFrontends yields the frontends that are to be taken away, each address and
-// port once: those of Old and of every one Attempted whose address and port New
-// does not have. It covers everything that was ever offered for the Service and
-// not taken back, except what another Service has now: that Service's own Change
-// replaces it, in this delta or an earlier one, and taking it away here would
-// undo that. Two Changes may yield the same frontend, and it may be gone already.
+// GoneFrontends yields the frontends to take away because no Service has them any
+// more, each address and port once: those of Old and of every one Attempted whose
+// address and port neither New nor another Service has. Together with
+// LostFrontends it covers everything that was ever offered for the Service and not
+// taken back. Two Changes may yield the same frontend, and the data plane may no
+// longer have it.
 func (c Change) GoneFrontends() iter.Seq[Frontend] {
 	return func(yield func(Frontend) bool) {
+		var lost map[place]bool
+		if len(c.lost) != 0 {
+			lost = make(map[place]bool, len(c.lost))
+			for _, m := range c.lost {
+				lost[m.at] = true
+			}
+		}
+		for at, f := range c.dropped() {
+			if !lost[at] && !yield(*f) {
+				return
+			}
+		}
+	}
+}
+
+// LostFrontends yields the frontends that another Service has now, each address
+// and port once, with the key of that Service: those of Old and of every one
+// Attempted that New does not have and that are not among the GoneFrontends.
+//
+// The frontend must stay usable throughout. A data plane that finds frontends by
+// address alone must not delete it: the new owner's entry replaces the old one. A
+// data plane whose keys contain the Service deletes this Service's entry once the
+// new owner's is in place. The new owner is usually in the same delta and lists the
+// frontend in its TakenFrontends. It is missing there if the backend accepted it
+// before and only this Service's Change failed.
+func (c Change) LostFrontends() iter.Seq2[Frontend, tracker.Key] {
+	return func(yield func(Frontend, tracker.Key) bool) {
+		if len(c.lost) == 0 {
+			return
+		}
+		to := make(map[place]tracker.Key, len(c.lost))
+		for _, m := range c.lost {
+			to[m.at] = m.key
+		}
+		for at, f := range c.dropped() {
+			if key, ok := to[at]; ok && !yield(*f, key) {
+				return
+			}
+		}
+	}
+}
+
+// TakenFrontends yields the frontends of New that the backend may still have for
+// another Service, each with the key of that Service. A frontend is yielded once
+// for each such Service: after failed attempts there may be several. All of them
+// have a Change in the same delta, which yields the frontend from LostFrontends.
+func (c Change) TakenFrontends() iter.Seq2[Frontend, tracker.Key] {
+	return func(yield func(Frontend, tracker.Key) bool) {
+		for _, m := range c.taken {
+			for i := range c.New.Frontends {
+				f := &c.New.Frontends[i]
+				if placeOf(c.New, f) != m.at {
+					continue
+				}
+				if !yield(*f, m.key) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// dropped yields the frontends of Old and of every one Attempted that New does not
+// have, each place once.
+func (c Change) dropped() iter.Seq2[place, *Frontend] {
+	return func(yield func(place, *Frontend) bool) {
 		if c.Old == nil && len(c.Attempted) == 0 {
 			return
 		}
@@ -128,9 +194,6 @@ func (c Change) GoneFrontends() iter.Seq[Frontend] {
 			return
 		}
 		done := make(map[place]bool)
-		for _, p := range c.taken {
-			done[p] = true
-		}
 		if c.New != nil {
 			for i := range c.New.Frontends {
 				done[placeOf(c.New, &c.New.Frontends[i])] = true
@@ -150,7 +213,7 @@ func (c Change) GoneFrontends() iter.Seq[Frontend] {
 					continue
 				}
 				done[at] = true
-				if !yield(s.Frontends[j]) {
+				if !yield(at, &s.Frontends[j]) {
 					return
 				}
 			}

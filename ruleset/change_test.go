@@ -55,7 +55,7 @@ func TestChange(t *testing.T) {
 		var taken *place
 		if c.Old != nil && len(c.Old.Frontends) > 0 && r.IntN(2) == 0 {
 			at := placeOf(c.Old, &c.Old.Frontends[0])
-			taken, c.taken = &at, []place{at}
+			taken, c.lost = &at, []move{{at, key("other", tracker.IPv4)}}
 		}
 
 		before, now := map[netip.AddrPort]*tracker.Endpoint{}, map[netip.AddrPort]*tracker.Endpoint{}
@@ -158,22 +158,26 @@ func TestDiff(t *testing.T) {
 		{"one frontend less", func(s *Service) { s.Frontends = nil }, FieldFrontends},
 		{"cluster", func(s *Service) { s.Selection.Cluster = s.Selection.Cluster[1:] }, FieldCluster},
 		{"local", func(s *Service) { s.Selection.Local = nil }, FieldLocal},
-		{"an endpoint of both pools", func(s *Service) { s.Selection.Cluster[0].Weight = 9 }, FieldCluster | FieldLocal},
+		{"an endpoint of both pools", func(s *Service) { s.Selection.Cluster[0].Weight = 9 }, FieldCluster | FieldLocal | FieldEndpoints},
 		{"affinity", func(s *Service) { s.Port.Affinity = 1 }, FieldAffinity},
 		{"health-check port", func(s *Service) { s.Port.HealthCheckNodePort = 1 }, FieldOther},
-		{"an endpoint in no pool", func(s *Service) { s.Endpoints[2].Serving = false }, FieldOther},
-		{"one endpoint in no pool less", func(s *Service) { s.Endpoints = s.Endpoints[:2] }, FieldOther},
+		{"an endpoint in no pool", func(s *Service) { s.Endpoints[2].Serving = false }, FieldEndpoints},
+		{"one endpoint in no pool less", func(s *Service) { s.Endpoints = s.Endpoints[:2] }, FieldEndpoints},
+		{"no cluster pool, though as empty as before", func(s *Service) { s.Selection.UsesCluster = false }, FieldCluster},
+		{"no local pool", func(s *Service) { s.Selection.UsesLocal, s.Selection.Local = false, nil }, FieldLocal},
+		{"no endpoints at all", func(s *Service) { s.Selection.HasAny = false }, FieldOther},
+		{"hash", func(s *Service) { s.Port.Hash = tracker.HashSource }, FieldHash},
 		{"mode", func(s *Service) { s.Selection.Mode = tracker.SameZone }, FieldOther},
-		{"extension", func(s *Service) { s.Port.Ext = ext(1) }, FieldOther},
-		{"extension and frontend", func(s *Service) { s.Port.Ext = ext(1); s.Frontends = nil }, FieldOther | FieldFrontends},
+		{"extension", func(s *Service) { s.Port.Ext = ext(1) }, FieldExt},
+		{"extension and frontend", func(s *Service) { s.Port.Ext = ext(1); s.Frontends = nil }, FieldExt | FieldFrontends},
 	} {
 		a, b := base(), base()
 		c.edit(b)
 		if got := diff(a, b); got != c.want {
-			t.Errorf("%s: %05b, want %05b", c.name, got, c.want)
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 		if got := diff(b, a); got != c.want {
-			t.Errorf("%s, reversed: %05b, want %05b", c.name, got, c.want)
+			t.Errorf("%s, reversed: %s, want %s", c.name, got, c.want)
 		}
 	}
 	if diff(nil, nil) != 0 || diff(base(), nil) != FieldAll || diff(nil, base()) != FieldAll {

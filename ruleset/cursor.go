@@ -9,10 +9,31 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // ErrDetached is returned by [Cursor.Sync] after [Cursor.Detach].
 var ErrDetached = errors.New("ruleset: cursor is detached")
+
+// ErrNotSynced is what a [*NotSyncedError] is.
+var ErrNotSynced = errors.New("ruleset: tracker is not synced")
+
+// NotSyncedError is returned by a [Cursor.Sync] that offers nothing because the
+// tracker still lacks some of its sources. It is [ErrNotSynced].
+type NotSyncedError struct {
+	// Missing is the sources that [tracker.Tracker.MarkSynced] has yet to be called
+	// for, at least one.
+	Missing []tracker.Source
+}
+
+// Error names the sources that are missing.
+func (e *NotSyncedError) Error() string {
+	return fmt.Sprintf("%v: MarkSynced has not been called for %v", ErrNotSynced, e.Missing)
+}
+
+// Unwrap returns [ErrNotSynced].
+func (e *NotSyncedError) Unwrap() error { return ErrNotSynced }
 
 // errUnfinished stands for the result of an Apply that did not return.
 var errUnfinished = errors.New("ruleset: Apply did not return")
@@ -38,6 +59,8 @@ type Cursor struct {
 	syncing sync.Mutex
 
 	onSync   func(SyncInfo)
+	limits   [2]Limits // of the backend, by familyIndex
+	early    bool      // a Sync has returned a NotSyncedError
 	detached bool
 	full     bool  // the next delta is Full
 	node     *Node // as acknowledged
@@ -47,6 +70,7 @@ type Cursor struct {
 	// since states[id].acked, perhaps nothing but its removal.
 	tried    map[uint32][]*Service
 	triggers []Trigger
+	effect   effect
 }
 
 // state is what a Cursor knows of one ID.
@@ -56,6 +80,8 @@ type state struct {
 	held bool
 	// dirty: the ID is in Cursor.dirty.
 	dirty bool
+	// over is the limits that were reported as exceeded.
+	over excess
 }
 
 // SyncInfo is what one [Cursor.Sync] came to.
@@ -69,14 +95,18 @@ type SyncInfo struct {
 	Applied bool
 	// Full reports whether the (last) delta was full.
 	Full bool
-	// Changes is the number of changes in the (last) delta.
-	Changes int
+	// Changes is the number of changes in the (last) delta, Failed how many of them
+	// were not acknowledged.
+	Changes, Failed int
 	// Triggers is the causes of the changes that were acknowledged.
 	Triggers []Trigger
 	// Services is how many Services have anything compiled, Ports how many
 	// [Service] values that makes (one for each port and family), Endpoints how
 	// many endpoints they can reach in all.
 	Services, Ports, Endpoints int
+	// IPv4 and IPv6 are the numbers of each family. A Service of both families
+	// counts in both.
+	IPv4, IPv6 FamilyInfo
 	// Start is when the Sync began, and Took how long it was until the backend's
 	// Apply returned.
 	Start time.Time
@@ -85,10 +115,42 @@ type SyncInfo struct {
 	Err error
 }
 
+// FamilyInfo is the part of a [SyncInfo] that concerns one address family. Its
+// fields are parts of those in SyncInfo.
+type FamilyInfo struct {
+	// Changes is the number of changes, Failed how many were not acknowledged.
+	Changes, Failed int
+	// Services is how many Services have a port of the family, Ports the number of
+	// [Service] values, Endpoints the number of endpoints they can reach.
+	Services, Ports, Endpoints int
+}
+
+// Family returns IPv4 or IPv6, the zero value for no family.
+func (i *SyncInfo) Family(f tracker.Family) FamilyInfo {
+	switch f {
+	case tracker.IPv4:
+		return i.IPv4
+	case tracker.IPv6:
+		return i.IPv6
+	}
+	return FamilyInfo{}
+}
+
+// familyIndex is where arrays by family have f.
+func familyIndex(f tracker.Family) int {
+	if f == tracker.IPv6 {
+		return 1
+	}
+	return 0
+}
+
 // Attach adds a backend, to be brought up to date by [Cursor.Sync]. The name is
-// for errors and [SyncInfo]. b must not be nil.
+// for errors, reports and [SyncInfo]. b must not be nil; it may be a [Limiter].
 func (e *Engine) Attach(name string, b Backend) *Cursor {
 	c := &Cursor{name: name, engine: e, backend: b, full: true, tried: map[uint32][]*Service{}}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		c.limits[familyIndex(f)] = LimitsOf(b, f)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.cursors = append(e.cursors, c)
@@ -128,13 +190,19 @@ func (c *Cursor) Detach() {
 			e.drop(uint32(id))
 		}
 	}
-	c.states, c.dirty, c.tried, c.triggers, c.node = nil, nil, nil, nil, nil
+	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect = nil, nil, nil, nil, nil, effect{}
 }
 
 // Sync brings the backend up to date: it takes what changed in the tracker,
 // compiles it, offers the backend what differs from what it last accepted, and
-// notes what it accepts now. It does nothing while the tracker is not Synced, and
-// does not call the backend if there is nothing to tell it.
+// notes what it accepts now. It does not call the backend if there is nothing to
+// tell it.
+//
+// While the tracker is not Synced, Sync does nothing. The first time it returns a
+// [*NotSyncedError] that names the missing sources, and after that nil, so that a
+// loop that syncs too early neither fails over and over nor waits forever for a
+// source that nothing marks without a word. [tracker.Tracker.Missing] returns the
+// same at any time.
 //
 // The error is the backend's, wrapped with the cursor's name; whatever was not
 // accepted is offered again by the next Sync, so all there is to do about an
@@ -149,8 +217,12 @@ func (c *Cursor) Sync(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if !c.engine.tracker.Synced() {
-		return nil
+	if missing := c.engine.tracker.Missing(); missing != nil {
+		if c.early {
+			return nil
+		}
+		c.early = true
+		return fmt.Errorf("ruleset: sync %s: %w", c.name, &NotSyncedError{missing})
 	}
 	info := SyncInfo{Name: c.name, Start: time.Now()}
 	err := c.round(ctx, &info)
@@ -182,7 +254,7 @@ func (c *Cursor) round(ctx context.Context, info *SyncInfo) (err error) {
 	}
 	// A backend that panics has failed, and the panic goes on.
 	err = errUnfinished
-	defer func() { info.Triggers = c.settle(d, err) }()
+	defer func() { c.settle(d, err, info) }()
 	err = c.backend.Apply(ctx, d)
 	return err
 }
@@ -200,7 +272,7 @@ func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
 	c.full = false
 	c.grow(len(e.slots))
 	if d.Full {
-		d.Changes = make([]Change, 0, e.ports+len(e.gone))
+		d.Changes = make([]Change, 0, e.totals[0].Ports+e.totals[1].Ports+len(e.gone))
 		for id := range c.states {
 			c.add(d, uint32(id))
 		}
@@ -210,6 +282,7 @@ func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
 		}
 		slices.SortFunc(d.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
 	}
+	link(d.Changes)
 	for _, id := range c.dirty {
 		c.states[id].dirty = false
 	}
@@ -219,7 +292,11 @@ func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
 	}
 
 	info.Gen, info.Full, info.Changes = d.Gen, d.Full, len(d.Changes)
-	info.Services, info.Ports, info.Endpoints = len(e.names), e.ports, e.endpoints
+	info.Failed, info.IPv4, info.IPv6 = 0, e.totals[0], e.totals[1]
+	info.Services, info.Ports, info.Endpoints = len(e.names), info.IPv4.Ports+info.IPv6.Ports, info.IPv4.Endpoints+info.IPv6.Endpoints
+	for i := range d.Changes {
+		info.of(d.Changes[i].Key.Family).Changes++
+	}
 	if !d.Full && len(d.Changes) == 0 && d.Node == d.OldNode {
 		// Whatever the triggers stood for is in effect without a change.
 		info.Triggers, c.triggers = c.triggers, nil
@@ -254,28 +331,38 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	default:
 		ch.Key = tried[0].Key
 	}
-	for f := range ch.GoneFrontends() {
-		at := placeOf(&Service{Key: ch.Key}, &f)
-		if _, taken := c.engine.claims.owner[at]; taken {
-			ch.taken = append(ch.taken, at)
+	for at := range ch.dropped() {
+		if o, owned := c.engine.claims.owner[at]; owned {
+			ch.lost = append(ch.lost, move{at, c.engine.claims.key(o.id)})
 		}
 	}
 	if !s.held {
 		s.held = true
 		c.engine.slots[id].holders++
 	}
+	if now != nil {
+		s.over = c.limited(now, s.over)
+	}
 	d.Changes = append(d.Changes, ch)
 }
 
-// settle notes how an Apply of d ended and returns the triggers that it
-// acknowledges.
-func (c *Cursor) settle(d *Delta, err error) (acked []Trigger) {
+// of returns the part that concerns a family.
+func (i *SyncInfo) of(f tracker.Family) *FamilyInfo {
+	if f == tracker.IPv6 {
+		return &i.IPv6
+	}
+	return &i.IPv4
+}
+
+// settle notes how an Apply of d ended, and in info what that acknowledges.
+func (c *Cursor) settle(d *Delta, err error, info *SyncInfo) {
 	e := c.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if c.detached {
-		return nil
+		return
 	}
+	info.Triggers = nil
 	var partial *PartialError
 	all := err == nil
 	some := !all && !errors.Is(err, ErrNeedFull) && errors.As(err, &partial) && partial != nil
@@ -291,16 +378,25 @@ func (c *Cursor) settle(d *Delta, err error) (acked []Trigger) {
 		failed := !all && !some
 		if some {
 			_, failed = partial.Failed[ch.Key]
+			// The data plane may still serve a frontend by this Service that a failed one
+			// is to take over. Its ID must not be given to another Service meanwhile.
+			for _, m := range ch.lost {
+				if _, waits := partial.Failed[m.key]; waits {
+					failed = true
+				}
+			}
 		}
 		if failed {
 			failedNames[ch.Key.NamespacedName] = true
+			info.Failed++
+			info.of(ch.Key.Family).Failed++
 			c.fail(ch, d.Full && !some)
 		} else {
 			c.ack(ch)
 		}
 	}
 	if !all && !some {
-		return nil
+		return
 	}
 	// What came in during Apply is behind what was offered.
 	later := c.triggers[min(len(d.Triggers), len(c.triggers)):]
@@ -309,21 +405,21 @@ func (c *Cursor) settle(d *Delta, err error) (acked []Trigger) {
 		if failedNames[t.Service] {
 			kept = append(kept, t)
 		} else {
-			acked = append(acked, t)
+			info.Triggers = append(info.Triggers, t)
 		}
 	}
 	c.triggers = append(kept, later...)
-	return acked
 }
 
 // ack notes that the backend accepted ch.
 func (c *Cursor) ack(ch *Change) {
 	id := ch.ID()
 	s := &c.states[id]
+	c.effect.set(id, s.acked, ch.New)
 	s.acked = ch.New
 	delete(c.tried, id)
 	if ch.New == nil {
-		s.held = false
+		s.held, s.over = false, 0
 		c.engine.drop(id)
 	}
 }

@@ -19,10 +19,10 @@ func diff(a, b *Service) Field {
 	if !slices.EqualFunc(a.Frontends, b.Frontends, equalFrontends) {
 		f |= FieldFrontends
 	}
-	if !equalEndpoints(a.Selection.Cluster, b.Selection.Cluster) {
+	if a.Selection.UsesCluster != b.Selection.UsesCluster || !equalEndpoints(a.Selection.Cluster, b.Selection.Cluster) {
 		f |= FieldCluster
 	}
-	if !equalEndpoints(a.Selection.Local, b.Selection.Local) {
+	if a.Selection.UsesLocal != b.Selection.UsesLocal || !equalEndpoints(a.Selection.Local, b.Selection.Local) {
 		f |= FieldLocal
 	}
 	if a.Port.Affinity != b.Port.Affinity {
@@ -30,6 +30,12 @@ func diff(a, b *Service) Field {
 	}
 	if a.Hash() != b.Hash() || a.Port.HashSlots != b.Port.HashSlots {
 		f |= FieldHash
+	}
+	if !equalEndpoints(a.Endpoints, b.Endpoints) {
+		f |= FieldEndpoints
+	}
+	if a.Port != b.Port && !equalExt(a.Port.Ext, b.Port.Ext) {
+		f |= FieldExt
 	}
 	if !equalOther(a, b, f) {
 		f |= FieldOther
@@ -39,19 +45,15 @@ func diff(a, b *Service) Field {
 
 // equalOther compares what the other bits do not stand for. found is those.
 func equalOther(a, b *Service, found Field) bool {
-	if a.Selection.UsesCluster != b.Selection.UsesCluster || a.Selection.UsesLocal != b.Selection.UsesLocal ||
-		a.Selection.HasAny != b.Selection.HasAny || a.Selection.Mode != b.Selection.Mode {
-		return false
-	}
-	// An endpoint that a pool holds is spoken for by the pool's bit.
-	if !equalEndpoints(a.Endpoints, b.Endpoints) && found&(FieldCluster|FieldLocal) == 0 {
+	if a.Selection.HasAny != b.Selection.HasAny || a.Selection.Mode != b.Selection.Mode {
 		return false
 	}
 	if a.Port == b.Port {
 		return true
 	}
-	// Frontends, affinity and hash are spoken for as well.
+	// Frontends, affinity, hash and the extension have bits of their own.
 	p := *b.Port
+	p.Ext = a.Port.Ext
 	p.Affinity = a.Port.Affinity
 	p.Hash, p.HashSlots = a.Port.Hash, a.Port.HashSlots
 	if found&FieldFrontends != 0 {
@@ -61,6 +63,13 @@ func equalOther(a, b *Service, found Field) bool {
 		p.InternalLocal, p.ExternalLocal = a.Port.InternalLocal, a.Port.ExternalLocal
 	}
 	return a.Port.Equal(&p)
+}
+
+func equalExt(a, b tracker.Extension) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
+	}
+	return a.Equal(b)
 }
 
 func equalFrontends(a, b Frontend) bool {

@@ -14,7 +14,12 @@
 // that failed if the backend can tell; nothing that was half done is forgotten;
 // and backends that fail or lag do not concern each other.
 //
-// A [Snapshot] is the whole ruleset at one moment. Its [Snapshot.Trace] says what
+// A Cursor also answers what its backend has acknowledged: by Service port
+// ([Cursor.Service]), by frontend ([Cursor.Lookup]) and by endpoint
+// ([Cursor.LookupEndpoint]). That is what is in effect, where a [Snapshot] is what is
+// wanted.
+//
+// A Snapshot is the whole ruleset at one moment. Its [Snapshot.Trace] says what
 // must become of a given packet, and is the specification in readable form; the
 // conformance suite in the folder below judges backends by it.
 //
@@ -28,8 +33,11 @@
 //   - No two Services have a frontend with the same address, port and protocol
 //     (or the same NodePort). Where two ask for it, a cluster IP goes before
 //     anything else and then the lowest [tracker.Key]; the other goes without, and
-//     gets it when it becomes free.
-//   - Nothing is offered before all of the tracker's sources are synced.
+//     gets it when it becomes free. The log and an event for the other Service
+//     ([tracker.ReasonFrontendConflict]) name the winner.
+//   - Nothing is offered before all of the tracker's sources are synced: see
+//     [tracker.Config.Sources]. The first Sync that comes too early returns a
+//     [*NotSyncedError].
 //   - No goroutine is started and no lock is held while a backend works.
 //
 // # Differences from kube-proxy
@@ -65,22 +73,53 @@
 //
 // What to do with a delta:
 //
-//  1. If d.Full, find what you have that d.Changes does not call for, such as
-//     what an earlier process left, and remove it at the end; put in everything
-//     else, whatever [Change.What] says.
-//  2. Bring in d.Node if it is another pointer than d.OldNode: NodePort addresses,
-//     Service CIDRs, how pods are told.
-//  3. Take away the [Change.GoneFrontends] of all changes.
-//  4. Bring in the endpoints: pools that What says differ, or [Change.Upserted] (by
-//     pool: [Change.UpsertedIn]).
-//  5. Bring in the frontends of all changes whose What has [FieldFrontends].
-//  6. Take away the endpoints nobody leads to any more: [Change.Removed] (by pool:
-//     [Change.RemovedFrom]), and all that belongs to a Service whose New is nil.
+//  1. If d.Full, find what the data plane has that d.Changes does not call for, such
+//     as entries left by an earlier process, and remove it after the last step. Write
+//     everything else, whatever [Change.What] says.
+//  2. If d.Node is another pointer than d.OldNode, write what depends on the node:
+//     NodePort addresses, Service CIDRs, how pods are recognised.
+//  3. Delete the [Change.GoneFrontends] of all changes.
+//  4. Write the endpoints: the pools whose bit ([FieldCluster], [FieldLocal]) What
+//     has, except those that must be empty or absent now, or [Change.Upserted] (by
+//     pool: [Change.UpsertedIn]). Write everything else about a Service that
+//     frontends lead to, each part if What has the bit that stands for it: see
+//     [Field].
+//  5. Write the frontends of all changes whose What has [FieldFrontends], or a
+//     further bit that an entry depends on: [FieldAffinity] if it holds the timeout,
+//     [FieldHash] and [FieldExt] likewise, [FieldCluster] and [FieldLocal] if it
+//     holds the size of a pool or a reference that changes with the pool.
+//  6. If the keys of frontends' entries contain their Service, delete the
+//     [Change.LostFrontends] of all changes. If they do not, there is nothing to
+//     delete: step 5 replaced these entries.
+//  7. Delete the endpoints that no frontend leads to any more: [Change.Removed] (by
+//     pool: [Change.RemovedFrom]). Empty the pools that must be empty, delete those
+//     that must be absent, and delete everything that belongs to a Service whose New
+//     is nil.
 //
 // In this order, each step done for all changes before the next, no frontend
-// ever leads to an endpoint that is not there. A data plane with transactions may
-// use any order. A frontend that moves from one Service to another is not among
-// the GoneFrontends: the step that brings it in replaces it.
+// ever leads to an endpoint that is missing, and no frontend that is wanted before
+// and after is missing in between. A data plane with transactions may use any order.
+//
+// A frontend may move from one Service to another. It is among the
+// [Change.TakenFrontends] of the Service that has it now and among the
+// LostFrontends of the Service that had it, and never among the GoneFrontends. A
+// data plane that does all steps for one Service before it turns to the next may do
+// so too, in the order of d.Changes: the Service that takes a frontend over comes
+// first. It loses packets only where Services exchange frontends in a circle.
+//
+// A Service for which a step fails has no further steps in this Apply. Steps 6
+// and 7 are also left out for a Service that loses a frontend to a failed one: until
+// that one is in place, its clients are served where they were. Name the failed
+// Services in a [*PartialError]; the Cursor counts those that lose a frontend to
+// them as failed too, and offers both again. If something fails in a full delta,
+// return another error instead, so that the next delta is full and can remove
+// what is stale.
+//
+// A pool that exists may be empty: there are endpoints, but none this node may use,
+// or none at all. [tracker.Selection].UsesCluster and UsesLocal report whether the
+// pool exists, which is whether some traffic may be sent to it. Most data planes
+// need not tell an empty pool from an absent one, since no frontend's Target is
+// either. examples/vendor-patterns/grouptable can do both.
 //
 // A hook of the tracker's may give endpoints weights and have them chosen by a hash.
 // Every endpoint in a pool has a weight of at least 1, and its share of the pool's
@@ -114,5 +153,18 @@
 // tables are not what they should be. Where a Service's own data is needed, a hook
 // of [tracker.Config] puts it in Service.Port.Ext or an endpoint's Ext.
 //
+// A data plane that cannot do everything declares its [Limits]: see [Limiter]. A
+// Service that exceeds one is reported to the log and as an event, however the
+// backend deals with it.
+//
 // [ByFamily] joins a backend for IPv4 and one for IPv6.
+//
+// # Tables of a data plane
+//
+// The packages below this one hold what data planes need beside the deltas: slots for
+// pools that are numbered without gaps, ids for IDs that survive a restart, ledger for
+// endpoints that Services share, and maglev for tables of consistent hashing.
+//
+// For those who have a sync loop with maps of what is installed, MIGRATING.md in this
+// folder shows what each of its parts becomes.
 package ruleset

@@ -35,7 +35,8 @@ type Config struct {
 	// HashSeed becomes [Node.HashSeed]. Nodes must have the same to choose alike.
 	HashSeed uint64
 	// Log gets what an operator should know: Services that ask for the same
-	// frontend. Nil discards it.
+	// frontend or exceed the [Limits] of a backend. Nil discards it. Both are also
+	// reported as events by the Tracker, to its [tracker.Config.Events].
 	Log *slog.Logger
 }
 
@@ -80,8 +81,9 @@ type Engine struct {
 	claims     claims
 	// jobs is what is to be compiled before the lock is released.
 	jobs []job
-	// ports and endpoints count the live slots and their reachable endpoints.
-	ports, endpoints int
+	// totals counts, by familyIndex, the names with an ID of the family, the live slots
+	// and their reachable endpoints.
+	totals [2]FamilyInfo
 
 	cursors []*Cursor
 }
@@ -281,6 +283,16 @@ func (e *Engine) update(u tracker.Update) (removed bool) {
 			e.room = make([]uint32, len(ports))
 		}
 		ids, e.room = e.room[:0:len(ports)], e.room[len(ports):]
+		var had, has [2]int
+		for _, id := range before {
+			had[familyIndex(e.slots[id].claimed.Key.Family)] = 1
+		}
+		for i := range ports {
+			has[familyIndex(ports[i].Port.Key.Family)] = 1
+		}
+		for f := range e.totals {
+			e.totals[f].Services += has[f] - had[f]
+		}
 		i := 0
 		for _, p := range ports {
 			for i < len(before) && e.slots[before[i]].claimed.Key.Compare(p.Port.Key) < 0 {
@@ -359,8 +371,7 @@ func (e *Engine) remove(id uint32) {
 	s := &e.slots[id]
 	if s.live {
 		s.live = false
-		e.ports--
-		e.endpoints -= len(s.svc.Selection.Reachable)
+		e.count(s.svc, -1)
 	}
 	switch {
 	case s.svc == nil: // never compiled
@@ -441,14 +452,19 @@ func (e *Engine) compile(j job) bool {
 		if what == 0 {
 			return false
 		}
-		e.ports--
-		e.endpoints -= len(s.svc.Selection.Reachable)
+		e.count(s.svc, -1)
 	}
 	s.svc, s.live = now, true
-	e.ports++
-	e.endpoints += len(now.Selection.Reachable)
+	e.count(now, 1)
 	e.mark(j.id)
 	return true
+}
+
+// count adds a live Service to the totals, or takes it out if sign is -1.
+func (e *Engine) count(s *Service, sign int) {
+	t := &e.totals[familyIndex(s.Key.Family)]
+	t.Ports += sign
+	t.Endpoints += sign * len(s.Selection.Reachable)
 }
 
 // strip leaves out the frontends of now that another Service has.
@@ -466,9 +482,16 @@ func (e *Engine) strip(now *Service, s *slot) {
 			return placeOf(s.svc, &o) == at
 		})
 		if !s.live || had || !samePlaces(s.svc.Port, now.Port) {
+			winner := e.slots[owner].claimed.Key
 			e.log.Warn("two services ask for the same frontend; only one gets it",
 				"kind", f.Kind, "address", f.Addr, "port", f.Port, "protocol", now.Key.Protocol,
-				"service", now.Key, "winner", e.slots[owner].claimed.Key)
+				"service", now.Key, "winner", winner)
+			text := fmt.Sprintf("%s %s port %d (%s)", f.Kind, f.Addr, f.Port, now.Key.Protocol)
+			if f.Kind == NodePort {
+				text = fmt.Sprintf("%s %d (%s)", f.Kind, f.Port, now.Key.Protocol)
+			}
+			e.tracker.Event(now.Key.NamespacedName, true, tracker.ReasonFrontendConflict,
+				fmt.Sprintf("port %q (%s): %s belongs to %s", now.Key.Port, now.Key.Family, text, winner))
 		}
 		return true
 	})

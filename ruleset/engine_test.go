@@ -84,6 +84,11 @@ func TestGate(t *testing.T) {
 	c := e.Attach("b", b)
 	tr.SetService(service("a", "172.30.0.1"))
 	tr.MarkSynced(tracker.Services)
+	var early *NotSyncedError
+	if err := c.Sync(t.Context()); !errors.Is(err, ErrNotSynced) || !errors.As(err, &early) || !slices.Equal(early.Missing, []tracker.Source{tracker.Slices, tracker.Nodes}) ||
+		!strings.Contains(err.Error(), "sync b") || !strings.Contains(err.Error(), "[Slices Nodes]") {
+		t.Fatalf("first sync before the gate opened: %v", err)
+	}
 	if err := c.Sync(t.Context()); err != nil || len(b.deltas) != 0 || notified != 0 || len(e.Snapshot().Services) != 0 {
 		t.Fatalf("before the gate opened: %v, %d deltas, %d notifications", err, len(b.deltas), notified)
 	}

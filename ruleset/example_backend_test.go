@@ -68,9 +68,10 @@ func (m *mapPlane) Apply(_ context.Context, d *ruleset.Delta) error {
 		}
 	}
 	for _, c := range d.Changes {
-		if c.New == nil {
-			delete(m.pools, poolKey{c.ID(), ruleset.ToCluster})
-			delete(m.pools, poolKey{c.ID(), ruleset.ToLocal})
+		for _, t := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
+			if c.New == nil || len(c.New.Pool(t)) == 0 {
+				delete(m.pools, poolKey{c.ID(), t})
+			}
 		}
 	}
 	if d.Full {
@@ -81,15 +82,16 @@ func (m *mapPlane) Apply(_ context.Context, d *ruleset.Delta) error {
 }
 
 func (m *mapPlane) setPool(c ruleset.Change, full bool, t ruleset.Target, f ruleset.Field, all map[poolKey]bool) {
-	if c.New == nil || !full && c.What&f == 0 {
+	if c.New == nil || !full && c.What&f == 0 || len(c.New.Pool(t)) == 0 {
 		return
 	}
 	k := poolKey{c.New.ID, t}
 	all[k] = true
-	m.pools[k] = nil
+	var pool []netip.AddrPort
 	for _, ep := range c.New.Pool(t) {
-		m.pools[k] = append(m.pools[k], ep.Addr)
+		pool = append(pool, ep.Addr)
 	}
+	m.pools[k] = pool
 }
 
 // A whole backend, for an imaginary data plane that consists of maps.

@@ -122,7 +122,7 @@ func TestHashByHook(t *testing.T) {
 	hash = tracker.HashSource
 	trk.SetService(service("web", "10.96.0.1"))
 	if ch := sync(); ch.What != FieldHash || ch.New.Hash() != tracker.HashSource {
-		t.Errorf("what %b, hash %v", ch.What, ch.New.Hash())
+		t.Errorf("what %s, hash %v", ch.What, ch.New.Hash())
 	}
 	v := e.Snapshot().Trace(Packet{From: netip.MustParseAddr("192.0.2.1"), InInterface: "eth0", Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort("10.96.0.1:80")})
 	if v.Hash != tracker.HashSource || len(v.Endpoints) != 2 {
@@ -131,15 +131,15 @@ func TestHashByHook(t *testing.T) {
 
 	weights["10.0.0.1"] = 5
 	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
-	if ch := sync(); ch.What != FieldCluster || ch.New.Selection.Cluster[0].Weight != 5 {
-		t.Errorf("what %b: %v", ch.What, ch.New.Selection.Cluster)
+	if ch := sync(); ch.What != FieldCluster|FieldEndpoints || ch.New.Selection.Cluster[0].Weight != 5 {
+		t.Errorf("what %s: %v", ch.What, ch.New.Selection.Cluster)
 	}
 	// Without weight it leaves the pool, but is known.
 	weights["10.0.0.1"] = 0
 	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
 	ch := sync()
-	if ch.What != FieldCluster || len(ch.New.Selection.Reachable) != 1 || len(ch.New.Endpoints) != 2 {
-		t.Errorf("what %b: %v of %v", ch.What, ch.New.Selection.Reachable, ch.New.Endpoints)
+	if ch.What != FieldCluster|FieldEndpoints || len(ch.New.Selection.Reachable) != 1 || len(ch.New.Endpoints) != 2 {
+		t.Errorf("what %s: %v of %v", ch.What, ch.New.Selection.Reachable, ch.New.Endpoints)
 	}
 	weights["10.0.0.2"] = 0
 	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))

@@ -43,7 +43,7 @@ func (e *Engine) Snapshot() *Snapshot {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pull()
-	s := &Snapshot{Gen: e.gen, Node: e.node, Services: make([]*Service, 0, e.ports)}
+	s := &Snapshot{Gen: e.gen, Node: e.node, Services: make([]*Service, 0, e.totals[0].Ports+e.totals[1].Ports)}
 	for id := range e.slots {
 		if e.slots[id].live {
 			s.Services = append(s.Services, e.slots[id].svc)

@@ -90,8 +90,12 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 			if b.hook != nil {
 				key := p.Key
 				if err := b.hook(s, from.source, p); err != nil {
-					b.reporter.service(s, ReasonHookFailed, fmt.Errorf("port %q (%s): %w", from.source.Name, f, err))
-					continue
+					at := fmt.Errorf("port %q (%s): %w", from.source.Name, f, err)
+					if !isWarning(err) {
+						b.reporter.service(s, ReasonHookFailed, at)
+						continue
+					}
+					b.reporter.service(s, ReasonHookWarning, at)
 				}
 				p.Key = key
 			}

@@ -37,12 +37,32 @@ type Config struct {
 	// it is published, and may change any of its fields but Key. The objects are
 	// the caller's own: a hook must not change or keep them, nor keep the
 	// ServicePort. An error leaves that port out in that family, and is logged and
-	// reported. Only [Tracker] and [ServiceChangeTracker] use it.
+	// reported. A [*WarningError] is logged and reported but leaves nothing out. Only
+	// [Tracker] and [ServiceChangeTracker] use it.
 	OnService func(*v1.Service, *v1.ServicePort, *ServicePort) error
 	// OnEndpoint, if not nil, is the same for each endpoint, once for each port of the slice,
-	// and may change any field of the Endpoint but Addr. Only [Tracker] and
+	// and may change any field of the Endpoint but Addr. It does not see the Service,
+	// which may not be known yet: see OnServiceEndpoint. Only [Tracker] and
 	// [EndpointsChangeTracker] use it.
 	OnEndpoint func(*discovery.EndpointSlice, *discovery.Endpoint, *Endpoint) error
+	// OnServiceEndpoint, if not nil, is called for each endpoint together with the
+	// Service port it is behind, and may change any field of the Endpoint but Addr
+	// for this port. [Tracker.Take] calls it, when both are known: the ServicePort is
+	// the one that OnService has completed, the Endpoint is a copy of the one that
+	// OnEndpoint has completed. What the hook needs of the objects themselves, the
+	// other two hooks put into Ext. An error leaves the endpoint out of this port, and
+	// is logged and reported for the Service; a [*WarningError] leaves nothing out.
+	//
+	// The result must follow from the arguments alone. The hook is called again for an
+	// endpoint that changed, and for all of a port's endpoints if the ServicePort
+	// changed in any field; results are kept otherwise, so the cost is that of the
+	// Services that changed. The hook must not keep or change the ServicePort, nor
+	// keep the Endpoint. Only [Tracker] uses it.
+	OnServiceEndpoint func(*ServicePort, *Endpoint) error
+	// Sources is the kinds of objects that will be handed in and that
+	// [Tracker.MarkSynced] must be called for. Nil means all of them. A caller that
+	// has no Node object, for example, leaves out [Nodes]. Only [Tracker] uses it.
+	Sources []Source
 	// Log is told of what is skipped. Nil discards.
 	Log *slog.Logger
 	// Events is told of it too. Nil drops.
@@ -70,6 +90,17 @@ func (c Config) complete() (Config, error) {
 			if f.Bits() == 0 {
 				return c, fmt.Errorf("%w: unknown family %d", ErrConfig, f)
 			}
+		}
+	}
+	if c.Sources == nil {
+		c.Sources = []Source{Services, Slices, Nodes}
+	}
+	if len(c.Sources) == 0 {
+		return c, fmt.Errorf("%w: Sources is empty", ErrConfig)
+	}
+	for _, s := range c.Sources {
+		if s > Nodes {
+			return c, fmt.Errorf("%w: unknown source %d", ErrConfig, s)
 		}
 	}
 	if err := c.Selector.validate(); err != nil {

@@ -65,7 +65,12 @@
 // # Extensions
 //
 // [Config.OnService] and [Config.OnEndpoint] see the objects themselves and may
-// change the values made from them, or add to them: see [Extension].
+// change the values made from them, or add to them: see [Extension]. An EndpointSlice
+// may arrive before its Service, and the tracker keeps neither object, so OnEndpoint
+// cannot see the Service. [Config.OnServiceEndpoint] can: it is called when both are
+// known, with the values the other two hooks made, and again when either changes. A
+// hook that accepts a value but wants the operator to know something returns
+// [Warning].
 //
 // # Coming from kube-proxy's trackers
 //

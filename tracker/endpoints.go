@@ -55,6 +55,8 @@ type EndpointsChangeTracker struct {
 	cache    *endpointslice.Cache[Endpoint]
 	triggers map[types.NamespacedName][]time.Time
 	start    time.Time
+	// warned is the hook's warnings about the slice that is being handed in.
+	warned warnings
 }
 
 // maxTriggers bounds the trigger times kept for one Service while nobody takes
@@ -92,6 +94,10 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 			}
 			err := hook(s, ep, e)
 			e.Addr = from.Addr
+			if err != nil && isWarning(err) {
+				t.warned.add(fmt.Errorf("endpoint %s: %w", from.Addr, err))
+				return nil
+			}
 			return err
 		},
 		Equal: (*Endpoint).Equal,
@@ -140,7 +146,13 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 	if len(t.triggers) > 0 { // seldom so, and a look-up shows at the start
 		was, had = t.cache.Owner(name)
 	}
-	if !t.cache.Set(s) {
+	t.warned = warnings{}
+	changed = t.cache.Set(s)
+	if err := t.warned.err(); err != nil {
+		t.reporter.slice(s, ReasonHookWarning, err)
+		t.warned = warnings{}
+	}
+	if !changed {
 		return false
 	}
 	if had && was != owner {

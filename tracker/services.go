@@ -53,7 +53,8 @@ type trackedService struct {
 	// taken is as of the last Take, current as of now. They are the same, as
 	// pointers, unless the Service is pending.
 	taken, current []*ServicePort
-	pending        int // 1 + the index in ServiceChangeTracker.pending, or 0
+	pending        int       // 1 + the index in ServiceChangeTracker.pending, or 0
+	uid            types.UID // of the object, if there is an EventSink
 }
 
 // Name is for [byname.Map].
@@ -115,7 +116,23 @@ func (t *ServiceChangeTracker) Set(s *v1.Service) (changed bool) {
 	if t.selector.MatchesService(s) {
 		ports = t.builder.build(s)
 	}
-	return t.set(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, ports)
+	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+	changed = t.set(name, ports)
+	if t.builder.reporter.events != nil {
+		if known := t.services.Get(name); known != nil && known.uid != s.UID {
+			known.uid = types.UID(strings.Clone(string(s.UID)))
+		}
+	}
+	return changed
+}
+
+// reference returns what events about a Service refer to.
+func (t *ServiceChangeTracker) reference(name types.NamespacedName) v1.ObjectReference {
+	ref := v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: name.Namespace, Name: name.Name}
+	if s := t.services.Get(name); s != nil {
+		ref.UID = s.uid
+	}
+	return ref
 }
 
 // Delete forgets a Service and reports whether it had ports.

@@ -2,6 +2,7 @@ package tracker
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -25,14 +26,25 @@ const (
 	Nodes
 )
 
-const allSynced = 1<<Services | 1<<Slices | 1<<Nodes
+// String returns "Services", "Slices" or "Nodes".
+func (s Source) String() string {
+	switch s {
+	case Services:
+		return "Services"
+	case Slices:
+		return "Slices"
+	case Nodes:
+		return "Nodes"
+	}
+	return fmt.Sprintf("Source(%d)", uint8(s))
+}
 
 // Tracker joins Services, their endpoints and the node. It is fed with objects as
 // they are, and yields what has changed, Service by Service, to one consumer.
 //
-// Nothing is yielded before [Tracker.MarkSynced] was called for every [Source]:
-// a proxy that acted on half of what exists would remove what the other half
-// needs.
+// Nothing is yielded before [Tracker.MarkSynced] was called for every [Source] of
+// [Config.Sources]: a proxy that acted on half of what exists would remove what the
+// other half needs.
 //
 // All methods are safe for concurrent use.
 type Tracker struct {
@@ -44,7 +56,10 @@ type Tracker struct {
 	takenNode NodeInfo                          // as of the last Take
 	affected  map[types.NamespacedName]struct{} // by changes of the node, nil if none
 	synced    uint8                             // a bit for each Source
-	notify    []func()                          // only ever appended to
+	sources   uint8                             // the bits of Config.Sources
+	hook      func(*ServicePort, *Endpoint) error
+	completed map[types.NamespacedName][]completed // by hook, nil without it
+	notify    []func()                             // only ever appended to
 }
 
 // New returns a tracker that knows nothing but c.Node. It fails only with
@@ -55,12 +70,20 @@ func New(c Config) (*Tracker, error) {
 		return nil, err
 	}
 	c.Node.Addresses = slices.Clone(c.Node.Addresses)
-	return &Tracker{
+	t := &Tracker{
 		services:  newServices(c),
 		endpoints: newEndpoints(c),
 		topology:  c.Topology,
 		node:      c.Node,
-	}, nil
+		hook:      c.OnServiceEndpoint,
+	}
+	for _, s := range c.Sources {
+		t.sources |= 1 << s
+	}
+	if t.hook != nil {
+		t.completed = map[types.NamespacedName][]completed{}
+	}
+	return t, nil
 }
 
 // SetService takes note of a Service as it is now, new or not, and reports
@@ -126,22 +149,36 @@ func (t *Tracker) Node() NodeInfo {
 }
 
 // MarkSynced says that everything there is of the sources has been handed in.
-// Other values than the constants are ignored.
+// Values that are not in [Config.Sources] are ignored.
 func (t *Tracker) MarkSynced(sources ...Source) {
 	t.change(func() bool {
 		was := t.synced
 		for _, s := range sources {
-			t.synced |= 1 << s & allSynced
+			t.synced |= 1 << s & t.sources
 		}
-		return t.synced == allSynced && was != allSynced
+		return t.synced == t.sources && was != t.sources
 	})
 }
 
-// Synced reports whether all sources have been marked.
+// Missing returns the sources that [Tracker.MarkSynced] has yet to be called for, in
+// the order of the constants; nil once the tracker is Synced.
+func (t *Tracker) Missing() []Source {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []Source
+	for s := Services; s <= Nodes; s++ {
+		if t.sources&^t.synced&(1<<s) != 0 {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// Synced reports whether all of [Config.Sources] have been marked.
 func (t *Tracker) Synced() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.synced == allSynced
+	return t.synced == t.sources
 }
 
 // Notify has f called after each change from now on, once all sources are synced,
@@ -160,7 +197,7 @@ func (t *Tracker) change(f func() bool) (changed bool) {
 		t.mu.Lock()
 		defer t.mu.Unlock() // also if a hook panics
 		changed = f()
-		if !changed || t.synced != allSynced {
+		if !changed || t.synced != t.sources {
 			return nil
 		}
 		return t.notify
@@ -180,7 +217,7 @@ func (t *Tracker) Take() Changes {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := Changes{Node: t.node}
-	if t.synced != allSynced {
+	if t.synced != t.sources {
 		return c
 	}
 	c.NodeChanged = !t.node.Equal(t.takenNode)
@@ -206,6 +243,9 @@ func (t *Tracker) Take() Changes {
 			}
 			u.Ports, room = room[:n:n], room[n:]
 			join(u.Ports, s.taken, eps)
+		}
+		if t.hook != nil {
+			t.complete(u)
 		}
 		delete(t.affected, u.Name)
 		c.Updates = append(c.Updates, u)
@@ -272,6 +312,9 @@ func (t *Tracker) affectedBy(a, b NodeInfo) {
 	for name, ports := range t.services.all() {
 		states := make([]PortState, len(ports))
 		join(states, ports, t.endpoints.Get(name))
+		for i, done := range t.completed[name] { // of the last Take, as ports is
+			states[i].Endpoints = done.out
+		}
 		for _, s := range states {
 			x := Select(s.Port, s.Endpoints, a, t.topology)
 			y := Select(s.Port, s.Endpoints, b, t.topology)

@@ -19,8 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/kubeapi"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/metrics"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
@@ -133,7 +133,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		return nil, err
 	}
 	a.closers = append(a.closers, a.plane)
-	var backend ruleset.Backend = ruleset.BackendFunc(a.apply)
+	backend := ruleset.WithLimitsOf(a.plane, ruleset.BackendFunc(a.apply))
 	if udp, err := conntrack.New(conntrack.Config{Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}); err != nil {
 		log.Warn("stale UDP flows will not be cleaned up", "error", err)
 	} else {
@@ -271,7 +271,7 @@ func (a *agent) sync(ctx context.Context) error {
 	a.applied, a.changed = time.Time{}, 0
 	asked := a.asked.take()
 	a.proxy.Started()
-	err := a.rules.Sync(ctx)
+	err := ignoreNotSynced(a.rules.Sync(ctx))
 	failed := 0
 	if p := (*ruleset.PartialError)(nil); errors.As(err, &p) {
 		failed = len(p.Failed)
@@ -284,12 +284,21 @@ func (a *agent) sync(ctx context.Context) error {
 	if inEffect {
 		a.report(failed, asked)
 		for _, c := range a.followers {
-			err = errors.Join(err, c.Sync(ctx))
+			err = errors.Join(err, ignoreNotSynced(c.Sync(ctx)))
 		}
 		err = errors.Join(err, a.tidy(ctx))
 	}
 	if a.udp != nil {
 		err = errors.Join(err, a.udp.Flush(ctx)) // if it failed before
+	}
+	return err
+}
+
+// ignoreNotSynced returns err, or nil if the sync came before the source had listed
+// everything: another follows then.
+func ignoreNotSynced(err error) error {
+	if errors.Is(err, ruleset.ErrNotSynced) {
+		return nil
 	}
 	return err
 }

@@ -12,8 +12,8 @@ import (
 	networking "k8s.io/api/networking/v1"
 
 	"github.com/go-proxier/proxier/examples/internal/manifests"
+	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/kubeapi"
 	"github.com/go-proxier/proxier/tracker"
 )
 

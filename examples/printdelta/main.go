@@ -71,7 +71,8 @@ func run(ctx context.Context, in io.Reader, out io.Writer) error {
 		case o.Synced:
 			t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 		}
-		if err := cur.Sync(ctx); err != nil { // nothing happens before all is synced
+		// Nothing happens before all is synced.
+		if err := cur.Sync(ctx); err != nil && !errors.Is(err, ruleset.ErrNotSynced) {
 			return err
 		}
 	}

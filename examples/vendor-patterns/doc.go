@@ -14,9 +14,11 @@
 // # Data planes
 //
 //   - Package mapplane: two maps, as a BPF program has them, fed entry by entry in
-//     an order in which no frontend ever leads to nothing, and with failures.
+//     an order in which no frontend ever leads to nothing, and with failures. Pools
+//     are numbered without gaps by ruleset/slots.
 //   - Package grouptable: endpoints that several Services share, installed once
-//     and counted, as a switch with an OpenFlow group table needs.
+//     and counted by ruleset/ledger, as a switch with an OpenFlow group table needs.
+//     Groups keep their IDs over a restart by ruleset/ids.
 //   - The program userspace, beside this folder: a whole third-party proxy.
 //
 // # More followers

@@ -23,8 +23,14 @@ type fakeSwitch struct {
 	t         *testing.T
 	fails     func() bool
 	endpoints map[Endpoint]bool
-	groups    map[Group][]Endpoint
+	groups    map[uint32]group
 	installs  int
+}
+
+// group is what a fakeSwitch has under an ID.
+type group struct {
+	name    Group
+	buckets []Endpoint
 }
 
 var errFake = errors.New("the switch is busy")
@@ -34,10 +40,10 @@ func (s *fakeSwitch) do(f func()) error {
 		return errFake
 	}
 	f()
-	for g, buckets := range s.groups {
-		for _, e := range buckets {
+	for _, g := range s.groups {
+		for _, e := range g.buckets {
 			if !s.endpoints[e] {
-				s.t.Errorf("group %v sends to %v, which is not installed", g, e)
+				s.t.Errorf("group %v sends to %v, which is not installed", g.name, e)
 			}
 		}
 	}
@@ -50,26 +56,33 @@ func (s *fakeSwitch) InstallEndpoint(e Endpoint) error {
 func (s *fakeSwitch) RemoveEndpoint(e Endpoint) error {
 	return s.do(func() { delete(s.endpoints, e) })
 }
-func (s *fakeSwitch) InstallGroup(g Group, b []Endpoint) error {
-	return s.do(func() { s.groups[g] = b })
+func (s *fakeSwitch) InstallGroup(id uint32, g Group, b []Endpoint) error {
+	return s.do(func() { s.groups[id] = group{g, b} })
 }
-func (s *fakeSwitch) RemoveGroup(g Group) error { return s.do(func() { delete(s.groups, g) }) }
+func (s *fakeSwitch) RemoveGroup(id uint32) error { return s.do(func() { delete(s.groups, id) }) }
 
 func (s *fakeSwitch) Endpoints() ([]Endpoint, error) {
 	return slices.Collect(maps.Keys(s.endpoints)), nil
 }
-func (s *fakeSwitch) Groups() ([]Group, error) { return slices.Collect(maps.Keys(s.groups)), nil }
+func (s *fakeSwitch) Groups() (map[uint32]Group, error) {
+	names := map[uint32]Group{}
+	for id, g := range s.groups {
+		names[id] = g.name
+	}
+	return names, nil
+}
 
 type world struct {
 	t       *testing.T
+	empty   bool // Table.EmptyGroups
 	sw      *fakeSwitch
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
 	cursor  *ruleset.Cursor
 }
 
-func newWorld(t *testing.T, fails func() bool) *world {
-	w := &world{t: t, sw: &fakeSwitch{t, fails, map[Endpoint]bool{}, map[Group][]Endpoint{}, 0}}
+func newWorld(t *testing.T, empty bool, fails func() bool) *world {
+	w := &world{t: t, empty: empty, sw: &fakeSwitch{t, fails, map[Endpoint]bool{}, map[uint32]group{}, 0}}
 	w.restart()
 	return w
 }
@@ -84,7 +97,7 @@ func (w *world) restart() {
 	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
 		w.t.Fatal(err)
 	}
-	w.cursor = w.engine.Attach("switch", &Table{Switch: w.sw})
+	w.cursor = w.engine.Attach("switch", &Table{Switch: w.sw, EmptyGroups: w.empty})
 	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 }
 
@@ -116,6 +129,9 @@ func (w *world) agree() {
 	endpoints, groups := map[Endpoint]bool{}, map[Group][]Endpoint{}
 	for _, s := range w.engine.Snapshot().Services {
 		for _, p := range pools {
+			if exists := map[ruleset.Target]bool{ruleset.ToCluster: s.Selection.UsesCluster, ruleset.ToLocal: s.Selection.UsesLocal}; w.empty && exists[p] {
+				groups[Group{s.Key, p}] = nil
+			}
 			for _, ep := range s.Pool(p) {
 				e := Endpoint{ep.Addr, s.Key.Protocol}
 				endpoints[e] = true
@@ -126,7 +142,11 @@ func (w *world) agree() {
 	if !maps.Equal(endpoints, w.sw.endpoints) {
 		w.t.Errorf("endpoints %v, want %v", w.sw.endpoints, endpoints)
 	}
-	if !maps.EqualFunc(groups, w.sw.groups, slices.Equal[[]Endpoint]) {
+	got := map[Group][]Endpoint{}
+	for _, g := range w.sw.groups {
+		got[g.name] = g.buckets
+	}
+	if len(got) != len(w.sw.groups) || !maps.EqualFunc(groups, got, slices.Equal[[]Endpoint]) {
 		w.t.Errorf("groups %v, want %v", w.sw.groups, groups)
 	}
 }
@@ -134,7 +154,7 @@ func (w *world) agree() {
 // TestShared: an endpoint of two Services is installed once, and goes with the
 // second of them.
 func TestShared(t *testing.T) {
-	w := newWorld(t, func() bool { return false })
+	w := newWorld(t, false, func() bool { return false })
 	sync := func() {
 		t.Helper()
 		if err := w.cursor.Sync(t.Context()); err != nil {
@@ -162,7 +182,7 @@ func TestShared(t *testing.T) {
 // for the next.
 func TestPeerFails(t *testing.T) {
 	fail := false
-	w := newWorld(t, func() bool {
+	w := newWorld(t, false, func() bool {
 		was := fail
 		fail = false
 		return was
@@ -186,14 +206,57 @@ func TestPeerFails(t *testing.T) {
 	w.agree()
 }
 
+// TestRestartKeepsIDs: groups have the IDs that an earlier process gave them, endpoints
+// are not installed again, and what is not called for goes.
+func TestRestartKeepsIDs(t *testing.T) {
+	w := newWorld(t, false, func() bool { return false })
+	sync := func() map[uint32]Group {
+		t.Helper()
+		if err := w.cursor.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.agree()
+		names, _ := w.sw.Groups()
+		return names
+	}
+	w.set("a", "10.96.0.1", false, 2)
+	sync()
+	w.set("b", "10.96.0.2", false, 2, 3)
+	w.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "a"})
+	before := sync()
+	// A second group of the same name, as no process should leave it.
+	for id, g := range maps.Clone(w.sw.groups) {
+		w.sw.groups[id+10] = g
+	}
+	installs := w.sw.installs
+	w.restart()
+	w.set("a", "10.96.0.1", false, 3)
+	w.set("b", "10.96.0.2", false, 2, 3)
+	after := sync()
+	if w.sw.installs != installs {
+		t.Errorf("%d endpoints installed again", w.sw.installs-installs)
+	}
+	kept := 0
+	for id, g := range after {
+		for was, h := range before {
+			if g == h && (id == was || id == was+10) {
+				kept++
+			}
+		}
+	}
+	if kept != len(before) || len(after) != 2*len(before) {
+		t.Errorf("groups %v after a restart, %v before", after, before)
+	}
+}
+
 // TestTable changes things at random while the switch fails now and then and
 // processes come and go: no group ever sends to what is not there, and in the end
-// there is what must be.
+// there is what must be. Every other world tells empty groups from absent ones.
 func TestTable(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		failing := true
-		w := newWorld(t, func() bool { return failing && r.IntN(8) == 0 })
+		w := newWorld(t, seed%2 == 1, func() bool { return failing && r.IntN(8) == 0 })
 		for step := range 60 {
 			i := r.IntN(4)
 			if r.IntN(6) == 0 {

@@ -7,7 +7,6 @@ import (
 	"iter"
 	"maps"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -21,14 +20,16 @@ import (
 
 // fake is a map that looks at everything after each write, and may fail.
 type fake[K comparable, V any] struct {
-	m     map[K]V
-	fails func() bool
-	look  func()
+	m      map[K]V
+	fails  func() bool
+	look   func()
+	writes int
 }
 
 var errFake = errors.New("map is full")
 
 func (f *fake[K, V]) Put(k K, v V) error {
+	f.writes++
 	if f.fails() {
 		return errFake
 	}
@@ -38,6 +39,7 @@ func (f *fake[K, V]) Put(k K, v V) error {
 }
 
 func (f *fake[K, V]) Delete(k K) error {
+	f.writes++
 	if f.fails() {
 		return errFake
 	}
@@ -46,7 +48,7 @@ func (f *fake[K, V]) Delete(k K) error {
 	return nil
 }
 
-func (f *fake[K, V]) Keys() iter.Seq[K] { return maps.Keys(maps.Clone(f.m)) }
+func (f *fake[K, V]) All() iter.Seq2[K, V] { return maps.All(maps.Clone(f.m)) }
 
 // world is a Plane that is driven at random.
 type world struct {
@@ -54,32 +56,33 @@ type world struct {
 	engine    *ruleset.Engine
 	cursor    *ruleset.Cursor
 	frontends *fake[Frontend, Action]
-	members   *fake[Member, uint16]
+	members   *fake[Member, Endpoint]
 }
 
 func newWorld(t *testing.T, fails func() bool) *world {
 	t.Helper()
 	w := &world{}
-	// What a packet may meet at any moment: a frontend that forwards leads to a pool
-	// with somebody in it.
+	// What a packet may meet at any moment: a frontend that forwards leads to a pool of
+	// the size it states, without gaps.
 	look := func() {
 		for f, a := range w.frontends.m {
-			for _, target := range []ruleset.Target{a.Target, a.Near} {
+			for target, size := range map[ruleset.Target]int{a.Target: a.Size, a.Near: a.NearSize} {
 				if target != ruleset.ToCluster && target != ruleset.ToLocal {
 					continue
 				}
-				found := false
-				for m := range w.members.m {
-					found = found || m.Service == a.Service && m.Pool == target
-				}
-				if !found {
+				if size == 0 {
 					t.Errorf("frontend %v leads to the %s of %s, of which there are none", f, target, a.Service)
+				}
+				for i := range size {
+					if _, ok := w.members.m[Member{Pool{a.Service, target}, i}]; !ok {
+						t.Errorf("frontend %v leads to %d %s of %s, of which slot %d is empty", f, size, target, a.Service, i)
+					}
 				}
 			}
 		}
 	}
-	w.frontends = &fake[Frontend, Action]{map[Frontend]Action{}, fails, look}
-	w.members = &fake[Member, uint16]{map[Member]uint16{}, fails, look}
+	w.frontends = &fake[Frontend, Action]{map[Frontend]Action{}, fails, look, 0}
+	w.members = &fake[Member, Endpoint]{map[Member]Endpoint{}, fails, look, 0}
 	w.restart(t)
 	return w
 }
@@ -94,7 +97,7 @@ func (w *world) restart(t *testing.T) {
 	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
 		t.Fatal(err)
 	}
-	w.cursor = w.engine.Attach("maps", &Plane{w.frontends, w.members})
+	w.cursor = w.engine.Attach("maps", &Plane{Frontends: w.frontends, Members: w.members})
 	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 }
 
@@ -136,23 +139,31 @@ func (w *world) change(r *rand.Rand) {
 // agree compares the maps with the ruleset.
 func (w *world) agree(t *testing.T) {
 	t.Helper()
-	frontends, members := map[Frontend]Action{}, map[Member]uint16{}
+	frontends, pools, entries := map[Frontend]Action{}, map[Pool]map[Endpoint]bool{}, 0
 	for _, s := range w.engine.Snapshot().Services {
 		for i := range s.Frontends {
 			f := &s.Frontends[i]
-			frontends[frontendOf(s.Key, f)] = Action{s.Key, f.Target, f.Near, f.Masquerade, s.Port.Affinity}
+			frontends[frontendOf(s.Key, f)] = actionOf(s, f)
 		}
-		for _, p := range pools {
-			for _, ep := range s.Pool(p) {
-				members[Member{s.Key, p, ep.Addr}] = ep.Weight
+		for _, target := range targets {
+			pool := map[Endpoint]bool{}
+			for _, ep := range s.Pool(target) {
+				pool[Endpoint{ep.Addr, ep.Weight}] = true
+				entries++
 			}
+			pools[Pool{s.Key, target}] = pool
 		}
 	}
 	if !maps.Equal(frontends, w.frontends.m) {
 		t.Errorf("frontends %v, want %v", w.frontends.m, frontends)
 	}
-	if !maps.Equal(members, w.members.m) {
-		t.Errorf("members %v, want %v", w.members.m, members)
+	for m, ep := range w.members.m {
+		if pool := pools[m.Pool]; m.Slot >= len(pool) || !pool[ep] {
+			t.Errorf("member %v is %v, want one of %v", m, ep, pool)
+		}
+	}
+	if len(w.members.m) != entries {
+		t.Errorf("%d members, want %d", len(w.members.m), entries)
 	}
 }
 
@@ -187,8 +198,6 @@ func TestFailures(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		failing := true
 		w := newWorld(t, func() bool { return failing && r.IntN(6) == 0 })
-		// While single Services lag behind, their frontends may be another's.
-		w.frontends.look, w.members.look = func() {}, func() {}
 		for step := range 60 {
 			w.change(r)
 			switch r.IntN(20) {
@@ -217,6 +226,49 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestRestartWritesNothing: a process that finds the maps as they must be leaves them
+// alone, and a changed endpoint costs one write.
+func TestRestartWritesNothing(t *testing.T) {
+	w := newWorld(t, func() bool { return false })
+	feed := func(last int) {
+		w.tracker.SetService(&v1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web"},
+			Spec:       v1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []v1.ServicePort{{Port: 80}}},
+		})
+		slice := &discovery.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "web", Labels: map[string]string{discovery.LabelServiceName: "web"}},
+			AddressType: discovery.AddressTypeIPv4,
+			Ports:       []discovery.EndpointPort{{Name: new(""), Port: new(int32(8080))}},
+		}
+		for _, i := range []int{1, 2, 3, last} {
+			slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{fmt.Sprint("10.0.0.", i)}})
+		}
+		w.tracker.SetSlice(slice)
+	}
+	writes := func() int {
+		t.Helper()
+		w.frontends.writes, w.members.writes = 0, 0
+		if err := w.cursor.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.agree(t)
+		return w.frontends.writes + w.members.writes
+	}
+	feed(4)
+	if n := writes(); n != 5 {
+		t.Errorf("%d writes for a frontend and four endpoints", n)
+	}
+	w.restart(t)
+	feed(4)
+	if n := writes(); n != 0 {
+		t.Errorf("%d writes after a restart", n)
+	}
+	feed(5)
+	if n := writes(); n != 1 {
+		t.Errorf("%d writes for an endpoint in place of another", n)
+	}
+}
+
 // TestDrift: a full delta repairs what somebody else did to the maps.
 func TestDrift(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
@@ -227,17 +279,17 @@ func TestDrift(t *testing.T) {
 	if err := w.cursor.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range slices.Collect(w.members.Keys()) {
+	for m := range w.members.All() {
 		if r.IntN(2) == 0 {
 			delete(w.members.m, m)
 		}
 	}
-	for _, f := range slices.Collect(w.frontends.Keys()) {
+	for f := range w.frontends.All() {
 		delete(w.frontends.m, f)
 		break
 	}
-	stray := Member{Addr: w.engine.Snapshot().Services[0].Endpoints[0].Addr}
-	w.members.m[stray] = 1
+	stray := w.engine.Snapshot().Services[0].Endpoints[0]
+	w.members.m[Member{Slot: 3}] = Endpoint{stray.Addr, 1}
 	w.members.look = func() {}
 	w.cursor.Resync()
 	if err := w.cursor.Sync(t.Context()); err != nil {

@@ -1,4 +1,4 @@
-// Package kubeapi is the agent's side of the Kubernetes API: how to reach it
+// Package kubeapi is a node agent's side of the Kubernetes API: how to reach it
 // ([ClientConfig]), how to follow the objects a node's proxy depends on ([Follow]),
 // and how to tell an operator of something as an Event ([NewRecorder]).
 //
@@ -12,4 +12,9 @@
 // While the API server is gone nothing is handed on, so rules stay as they are; when
 // it is back, everything is listed anew and handed in again, and what has not changed
 // ends in the tracker.
+//
+// What is promised: this package is made to be imported and follows the newest
+// client-go. Its API may change between minor versions, with a note on what to write
+// instead. Package informers, beside this one, feeds a tracker from client-go's shared
+// informers, for agents that have those anyway.
 package kubeapi

@@ -1,0 +1,120 @@
+package informers
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Config says what [Feed] feeds. Client and Tracker are required.
+type Config struct {
+	Client  kubernetes.Interface
+	Tracker *tracker.Tracker
+	// Node is the name of the Node to follow. If it is "", no Node is followed, and the
+	// caller marks tracker.Nodes as synced.
+	Node string
+	// Selector should be that of the tracker's Config.
+	Selector tracker.Selector
+	// Resync is how often the informers hand in every object again; 0 means never,
+	// which is enough.
+	Resync time.Duration
+}
+
+// Feed hands the Services, EndpointSlices and the Node to the tracker until ctx is
+// done, and returns ctx's error. It marks each source as synced.
+func Feed(ctx context.Context, c Config) error {
+	label, field := c.Selector.ServiceListOptions()
+	services := c.informer(label, field, func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Core().V1().Services().Informer()
+	})
+	label, field = c.Selector.SliceListOptions()
+	slices := c.informer(label, field, func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Discovery().V1().EndpointSlices().Informer()
+	})
+	sources := []source{
+		{tracker.Services, services, handler(c.Tracker.SetService, c.Tracker.DeleteService)},
+		{tracker.Slices, slices, handler(c.Tracker.SetSlice, c.Tracker.DeleteSlice)},
+	}
+	if c.Node != "" {
+		node := c.informer("", fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String(), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+			return f.Core().V1().Nodes().Informer()
+		})
+		sources = append(sources, source{tracker.Nodes, node, handler(c.setNode, c.deleteNode)})
+	}
+	var synced []cache.InformerSynced
+	for _, s := range sources {
+		r, err := s.informer.AddEventHandler(s.handler)
+		if err := errors.Join(err, s.informer.SetTransform(stripManagedFields)); err != nil {
+			return err
+		}
+		synced = append(synced, r.HasSynced)
+	}
+	var wg sync.WaitGroup
+	for i, s := range sources {
+		wg.Go(func() { s.informer.RunWithContext(ctx) })
+		wg.Go(func() {
+			if cache.WaitForCacheSync(ctx.Done(), synced[i]) {
+				c.Tracker.MarkSynced(s.source)
+			}
+		})
+	}
+	wg.Wait()
+	return ctx.Err()
+}
+
+// source is one kind of object.
+type source struct {
+	source   tracker.Source
+	informer cache.SharedIndexInformer
+	handler  cache.ResourceEventHandler
+}
+
+// informer returns an informer of the objects that the selectors select.
+func (c Config) informer(label, field string, of func(informers.SharedInformerFactory) cache.SharedIndexInformer) cache.SharedIndexInformer {
+	return of(informers.NewSharedInformerFactoryWithOptions(c.Client, c.Resync, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.LabelSelector, o.FieldSelector = label, field
+	})))
+}
+
+// setNode hands in the Node, if it is the one that is followed.
+func (c Config) setNode(n *v1.Node) bool {
+	return n.Name == c.Node && c.Tracker.SetNode(tracker.NodeInfoOf(n))
+}
+
+// deleteNode leaves nothing of the Node but its name.
+func (c Config) deleteNode(name types.NamespacedName) bool {
+	return name.Name == c.Node && c.Tracker.SetNode(tracker.NodeInfo{Name: c.Node})
+}
+
+// stripManagedFields spares the informers what the tracker does not read.
+func stripManagedFields(o any) (any, error) {
+	if m, ok := o.(metav1.Object); ok {
+		m.SetManagedFields(nil)
+	}
+	return o, nil
+}
+
+// handler returns a handler that hands in objects as they are, and the names of those
+// that are gone.
+func handler[T any](set func(T) bool, gone func(types.NamespacedName) bool) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { set(o.(T)) },
+		UpdateFunc: func(_, o any) { set(o.(T)) },
+		DeleteFunc: func(o any) { // the last state, or a tombstone
+			if n, err := cache.DeletionHandlingObjectToName(o); err == nil {
+				gone(types.NamespacedName{Namespace: n.Namespace, Name: n.Name})
+			}
+		},
+	}
+}

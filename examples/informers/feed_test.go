@@ -1,0 +1,242 @@
+package informers_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/go-proxier/proxier/examples/informers"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// timeout is how long is waited for what must come.
+const timeout = time.Minute
+
+func service(name, ip string) *v1.Service {
+	return &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		Spec:       v1.ServiceSpec{ClusterIP: ip, Ports: []v1.ServicePort{{Port: 80}}},
+	}
+}
+
+func slice(name, addr, node string) *discovery.EndpointSlice {
+	return &discovery.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name + "-1", Labels: map[string]string{discovery.LabelServiceName: name}},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Name: new(""), Port: new(int32(8080))}},
+		Endpoints:   []discovery.Endpoint{{Addresses: []string{addr}, NodeName: &node}},
+	}
+}
+
+func node(name string) *v1.Node {
+	return &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1.LabelTopologyZone: "z1"}},
+		Status:     v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "192.0.2.1"}}},
+	}
+}
+
+// world is a tracker that is fed from a fake API server.
+type world struct {
+	t       *testing.T
+	client  *fake.Clientset
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+	handed  atomic.Int64 // how often a Service was handed in
+	changed chan struct{}
+}
+
+func newWorld(t *testing.T, resync time.Duration, prepare func(*fake.Clientset), objects ...runtime.Object) *world {
+	w := &world{t: t, client: fake.NewClientset(objects...), changed: make(chan struct{}, 1)}
+	if prepare != nil {
+		prepare(w.client)
+	}
+	var err error
+	if w.tracker, err = tracker.New(tracker.Config{
+		Node: tracker.NodeInfo{Name: "here"},
+		OnService: func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error {
+			w.handed.Add(1)
+			return nil
+		},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if w.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: w.tracker}); err != nil {
+		t.Fatal(err)
+	}
+	w.engine.Notify(func() {
+		select {
+		case w.changed <- struct{}{}:
+		default:
+		}
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() {
+		done <- informers.Feed(ctx, informers.Config{Client: w.client, Tracker: w.tracker, Node: "here", Resync: resync})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Feed returned %v", err)
+		}
+	})
+	return w
+}
+
+// until waits for a condition.
+func (w *world) until(what string, f func() bool) {
+	w.t.Helper()
+	for deadline := time.Now().Add(timeout); !f(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("not in %v: %s", timeout, what)
+		}
+	}
+}
+
+// services returns what the ruleset has, as "name: endpoints, local ones".
+func (w *world) services() map[string]string {
+	out := map[string]string{}
+	for _, s := range w.engine.Snapshot().Services {
+		local := 0
+		for _, e := range s.Endpoints {
+			if e.IsLocal(w.tracker.Node().Name) {
+				local++
+			}
+		}
+		out[s.Key.Name] = fmt.Sprintf("%d endpoints, %d local", len(s.Endpoints), local)
+	}
+	return out
+}
+
+// TestFeed: objects come, change and go.
+func TestFeed(t *testing.T) {
+	w := newWorld(t, 0, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
+	w.until("synced", w.tracker.Synced)
+	w.until("web", func() bool { return w.services()["web"] == "1 endpoints, 1 local" })
+	if n := w.tracker.Node(); n.Name != "here" || n.Zone != "z1" || len(n.Addresses) != 1 {
+		t.Errorf("node %+v", n)
+	}
+	ctx := t.Context()
+	if _, err := w.client.CoreV1().Services("ns").Create(ctx, service("api", "10.96.0.2"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.until("api", func() bool { return w.services()["api"] == "0 endpoints, 0 local" })
+	if _, err := w.client.DiscoveryV1().EndpointSlices("ns").Update(ctx, slice("web", "10.0.0.2", "there"), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.until("the other endpoint", func() bool { return w.services()["web"] == "1 endpoints, 0 local" })
+	if err := w.client.DiscoveryV1().EndpointSlices("ns").Delete(ctx, "web-1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.until("no endpoint", func() bool { return w.services()["web"] == "0 endpoints, 0 local" })
+	if err := w.client.CoreV1().Services("ns").Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.until("no web", func() bool { return len(w.services()) == 1 })
+}
+
+// TestTombstone: objects that are deleted while the watch is lost go all the same.
+func TestTombstone(t *testing.T) {
+	lost := make(chan *watch.FakeWatcher, 1)
+	var once atomic.Bool
+	w := newWorld(t, 0, func(c *fake.Clientset) {
+		// The first watch of Services never reports anything, and ends when it is told.
+		c.PrependWatchReactor("services", func(clienttesting.Action) (bool, watch.Interface, error) {
+			if once.Swap(true) {
+				return false, nil, nil
+			}
+			fw := watch.NewFake()
+			lost <- fw
+			return true, fw, nil
+		})
+	}, service("web", "10.96.0.1"), service("api", "10.96.0.2"), node("here"))
+	w.until("synced", w.tracker.Synced)
+	w.until("both", func() bool { return len(w.services()) == 2 })
+	fw := <-lost
+	if err := w.client.CoreV1().Services("ns").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.services()) != 2 {
+		t.Fatal("the deletion was seen, so nothing is proved")
+	}
+	fw.Stop()
+	w.until("web is gone", func() bool { return len(w.services()) == 1 })
+	if _, ok := w.services()["api"]; !ok {
+		t.Errorf("left: %v", w.services())
+	}
+}
+
+// TestNodeDeleted: endpoints on a node whose Node object is deleted stay local.
+func TestNodeDeleted(t *testing.T) {
+	w := newWorld(t, 0, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
+	w.until("synced", w.tracker.Synced)
+	if err := w.client.CoreV1().Nodes().Delete(t.Context(), "here", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.until("the node has a name alone", func() bool { return w.tracker.Node().Equal(tracker.NodeInfo{Name: "here"}) })
+	if got := w.services()["web"]; got != "1 endpoints, 1 local" {
+		t.Errorf("web has %s", got)
+	}
+	if _, err := w.client.CoreV1().Nodes().Create(t.Context(), node("here"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.until("the Node is back", func() bool { return w.tracker.Node().Zone == "z1" })
+}
+
+// TestResync: what a resync hands in again is no change.
+func TestResync(t *testing.T) {
+	w := newWorld(t, time.Second, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"))
+	w.until("synced", w.tracker.Synced)
+	w.until("web", func() bool { return w.services()["web"] == "1 endpoints, 1 local" })
+	select {
+	case <-w.changed:
+	default:
+	}
+	before, gen := w.handed.Load(), w.engine.Snapshot().Gen
+	w.until("two resyncs", func() bool { return w.handed.Load() >= before+2 })
+	if now := w.engine.Snapshot().Gen; now != gen {
+		t.Errorf("generation %d after a resync, %d before", now, gen)
+	}
+}
+
+func Example() {
+	client := fake.NewClientset(service("web", "10.96.0.1"), node("here"))
+	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	changed := make(chan struct{}, 1)
+	t.Notify(func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Node: "here"}) }()
+	for !t.Synced() {
+		<-changed
+	}
+	for _, u := range t.Take().Updates {
+		fmt.Println(u.Name, len(u.Ports))
+	}
+	cancel()
+	fmt.Println(<-done)
+	// Output:
+	// ns/web 1
+	// context canceled
+}

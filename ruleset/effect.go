@@ -1,0 +1,203 @@
+package ruleset
+
+import (
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// effect finds the Services that a backend has acknowledged by address. Its maps
+// are made when they are first needed, and then follow each acknowledgement.
+type effect struct {
+	// frontends is the ID of the Service that was last acknowledged with each place.
+	// Two may have the same one while what should take it from one of them fails.
+	frontends map[place]uint32
+	// endpoints is the ID of a Service with each endpoint, shared those of further
+	// Services with it.
+	endpoints map[place]uint32
+	shared    map[place][]uint32
+}
+
+// Service returns what the backend has acknowledged for a Service port, nil for
+// nothing. It is what [Engine.Snapshot] would have if nothing were outstanding:
+// changes that were not offered yet, are being applied or have failed do not
+// count. It costs a look-up among the Service's ports.
+func (c *Cursor) Service(k tracker.Key) *Service {
+	e := c.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, id := range e.names[k.NamespacedName] {
+		if e.slots[id].claimed.Key == k {
+			return c.acked(id)
+		}
+	}
+	if id, ok := e.gone[k]; ok {
+		return c.acked(id)
+	}
+	return nil
+}
+
+// Lookup returns the Service that the backend has acknowledged at an address, port
+// and protocol, and the frontend, like [Snapshot.Lookup]. If two acknowledged
+// Services have the frontend, because taking it from one of them failed, it is the
+// one acknowledged last.
+//
+// The first Lookup builds an index of all frontends. It costs some 50 bytes for each
+// and is kept up to date from then on, at the cost of the frontends of the Services
+// that are acknowledged. Further Lookups take the same short time whatever there is.
+func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
+	if !to.IsValid() {
+		return nil, nil
+	}
+	at := placeAt(canonical(to.Addr()), to.Port(), p)
+	c.engine.mu.Lock()
+	defer c.engine.mu.Unlock()
+	if c.detached {
+		return nil, nil
+	}
+	x := &c.effect
+	if x.frontends == nil {
+		x.frontends = make(map[place]uint32, len(c.states))
+		for id := range c.states {
+			x.setFrontends(uint32(id), nil, c.states[id].acked)
+		}
+	}
+	id, ok := x.frontends[at]
+	if !ok {
+		return nil, nil
+	}
+	s := c.states[id].acked
+	for i := range s.Frontends {
+		if placeOf(s, &s.Frontends[i]) == at {
+			return s, &s.Frontends[i]
+		}
+	}
+	return nil, nil
+}
+
+// LookupEndpoint returns the acknowledged Services that have an endpoint at an
+// address, port and protocol, whatever its conditions, sorted by key; nil if there
+// is none. The first one builds an index of all endpoints, some 50 bytes for each,
+// that is kept up to date as [Cursor.Lookup] has it.
+func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
+	if !at.IsValid() {
+		return nil
+	}
+	k := placeAt(canonical(at.Addr()), at.Port(), p)
+	c.engine.mu.Lock()
+	defer c.engine.mu.Unlock()
+	if c.detached {
+		return nil
+	}
+	x := &c.effect
+	if x.endpoints == nil {
+		x.endpoints, x.shared = make(map[place]uint32, c.engine.totals[0].Endpoints+c.engine.totals[1].Endpoints), map[place][]uint32{}
+		for id := range c.states {
+			x.setEndpoints(uint32(id), nil, c.states[id].acked)
+		}
+	}
+	id, ok := x.endpoints[k]
+	if !ok {
+		return nil
+	}
+	more := x.shared[k]
+	out := append(make([]*Service, 0, 1+len(more)), c.states[id].acked)
+	for _, id := range more {
+		out = append(out, c.states[id].acked)
+	}
+	slices.SortFunc(out, func(a, b *Service) int { return a.Key.Compare(b.Key) })
+	return out
+}
+
+// acked returns what the backend has acknowledged of an ID. The caller holds
+// Engine.mu.
+func (c *Cursor) acked(id uint32) *Service {
+	if int(id) < len(c.states) {
+		return c.states[id].acked
+	}
+	return nil
+}
+
+// set notes that the backend acknowledged now for an ID, where it had old.
+func (x *effect) set(id uint32, old, now *Service) {
+	if x.frontends != nil {
+		x.setFrontends(id, old, now)
+	}
+	if x.endpoints != nil {
+		x.setEndpoints(id, old, now)
+	}
+}
+
+func (x *effect) setFrontends(id uint32, old, now *Service) {
+	if old != nil {
+		for i := range old.Frontends {
+			if at := placeOf(old, &old.Frontends[i]); x.frontends[at] == id {
+				delete(x.frontends, at)
+			}
+		}
+	}
+	if now != nil {
+		// Also those that are not new: in between they may have been another's.
+		for i := range now.Frontends {
+			x.frontends[placeOf(now, &now.Frontends[i])] = id
+		}
+	}
+}
+
+func (x *effect) setEndpoints(id uint32, old, now *Service) {
+	var before, after []*tracker.Endpoint
+	var proto v1.Protocol
+	if old != nil {
+		before, proto = old.Endpoints, old.Key.Protocol
+	}
+	if now != nil {
+		after, proto = now.Endpoints, now.Key.Protocol
+	}
+	at := func(ep *tracker.Endpoint) place {
+		return placeAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), proto)
+	}
+	before, after = trim(before, after)
+	had, has := newFinder(before, endpointAddr), newFinder(after, endpointAddr)
+	for _, ep := range before {
+		if !has.has(ep.Addr) {
+			x.removeEndpoint(at(ep), id)
+		}
+	}
+	for _, ep := range after {
+		if !had.has(ep.Addr) {
+			x.addEndpoint(at(ep), id)
+		}
+	}
+}
+
+func (x *effect) addEndpoint(at place, id uint32) {
+	first, ok := x.endpoints[at]
+	switch {
+	case !ok:
+		x.endpoints[at] = id
+	case first != id && !slices.Contains(x.shared[at], id):
+		x.shared[at] = append(x.shared[at], id)
+	}
+}
+
+func (x *effect) removeEndpoint(at place, id uint32) {
+	more := x.shared[at]
+	if first, ok := x.endpoints[at]; ok && first == id {
+		if len(more) == 0 {
+			delete(x.endpoints, at)
+			return
+		}
+		x.endpoints[at] = more[0]
+		more = slices.Delete(more, 0, 1)
+	} else if i := slices.Index(more, id); i >= 0 {
+		more = slices.Delete(more, i, i+1)
+	}
+	if len(more) == 0 {
+		delete(x.shared, at)
+	} else {
+		x.shared[at] = more
+	}
+}

@@ -1,0 +1,216 @@
+package ruleset
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// limitedBackend is a recorder with limits.
+type limitedBackend struct {
+	recorder
+	limits Limits
+}
+
+func (l *limitedBackend) Limits(tracker.Family) Limits { return l.limits }
+
+// events keeps events as text.
+type events []string
+
+func (e *events) Event(ref v1.ObjectReference, warning bool, reason, message string) {
+	*e = append(*e, fmt.Sprintf("%s/%s %s %v %s: %s", ref.Kind, ref.Name, ref.UID, warning, reason, message))
+}
+
+func (e *events) take() []string {
+	out := slices.Sorted(slices.Values(*e))
+	*e = nil
+	return out
+}
+
+func worldWithEvents(t *testing.T, log *slog.Logger) (*tracker.Tracker, *Engine, *events) {
+	t.Helper()
+	e := &events{}
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}, Events: e,
+		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+			if s.Annotations["hash"] != "" {
+				p.Hash = tracker.HashSource
+			}
+			return nil
+		},
+		OnEndpoint: func(s *discovery.EndpointSlice, _ *discovery.Endpoint, ep *tracker.Endpoint) error {
+			if s.Annotations["weights"] != "" {
+				ep.Weight = uint16(ep.Addr.Addr().As4()[3])
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine, err := NewEngine(Config{Tracker: tr, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	return tr, engine, e
+}
+
+// TestLimits: what exceeds a declared limit is reported, once until it no longer
+// does, and offered all the same.
+func TestLimits(t *testing.T) {
+	var logged bytes.Buffer
+	tr, e, ev := worldWithEvents(t, slog.New(slog.NewTextHandler(&logged, nil)))
+	b := &limitedBackend{limits: Limits{Affinity: time.Hour, Endpoints: 4, AffinityEndpoints: 3, WeightedEndpoints: 2}}
+	c := e.Attach("small", WithLimitsOf(ByFamily(b, nil), BackendFunc(b.Apply)))
+	sticky := func(seconds int32) func(*v1.Service) {
+		return func(s *v1.Service) {
+			s.UID = "u1"
+			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+		}
+	}
+	addresses := func(n int) (out []string) {
+		for i := range n {
+			out = append(out, fmt.Sprint("10.0.0.", i+1))
+		}
+		return out
+	}
+	const prefix = `Service/a u1 true ProxyLimitExceeded: port "p" (IPv4): backend small: `
+	step := func(what string, want ...string) {
+		t.Helper()
+		logged.Reset()
+		if err := c.Sync(t.Context()); err != nil && !errors.Is(err, errTrouble) {
+			t.Fatal(err)
+		}
+		for i := range want {
+			want[i] = prefix + want[i]
+		}
+		if got := ev.take(); !slices.Equal(got, want) {
+			t.Errorf("%s: events %q, want %q", what, got, want)
+		}
+		if n := strings.Count(logged.String(), "exceeds a limit"); n != len(want) {
+			t.Errorf("%s: %d lines, want %d: %s", what, n, len(want), &logged)
+		}
+		if b.take() == nil {
+			t.Errorf("%s: nothing was offered", what)
+		}
+	}
+	tr.SetService(service("a", "172.30.0.1", sticky(3600)))
+	tr.SetSlice(slice("a", addresses(3)...))
+	step("nothing exceeded")
+	tr.SetService(service("a", "172.30.0.1", sticky(7200)))
+	b.answer = func(*Delta) error { return errTrouble }
+	step("affinity", "affinity timeout 2h0m0s is longer than 1h0m0s")
+	step("offered again")
+	b.answer = nil
+	tr.SetSlice(slice("a", addresses(5)...))
+	step("endpoints", "5 endpoints are more than 4; 5 endpoints with client affinity are more than 3")
+	tr.SetSlice(slice("a", addresses(6)...))
+	step("more of them")
+	tr.SetSlice(slice("a", addresses(1)...))
+	step("few")
+	weighted := slice("a", addresses(3)...)
+	weighted.Annotations = map[string]string{"weights": "yes"}
+	tr.SetSlice(weighted)
+	step("weights", "3 endpoints with weights or a hash are more than 2")
+	tr.SetSlice(slice("a", addresses(3)...))
+	step("no weights")
+	tr.SetService(service("a", "172.30.0.1", sticky(60), func(s *v1.Service) { s.Annotations = map[string]string{"hash": "yes"} }))
+	step("hash", "3 endpoints with weights or a hash are more than 2")
+	c.Resync()
+	step("in a full delta")
+	tr.DeleteService(name("a"))
+	step("gone")
+	tr.SetService(service("a", "172.30.0.1", sticky(7200)))
+	step("back", "affinity timeout 2h0m0s is longer than 1h0m0s")
+}
+
+// TestConflictEvents: the Service that loses a frontend is told by an event.
+func TestConflictEvents(t *testing.T) {
+	tr, e, ev := worldWithEvents(t, nil)
+	c := e.Attach("b", discard)
+	wants := func(s *v1.Service) {
+		s.UID = "u" + s.UID
+		s.Spec.ExternalIPs = []string{"192.0.2.1"}
+		s.Spec.Type = v1.ServiceTypeNodePort
+		s.Spec.Ports[0].NodePort = 30080
+	}
+	for _, x := range []struct {
+		name, ip string
+		want     []string
+	}{
+		{"m", "172.30.0.1", nil},
+		{"z", "172.30.0.2", []string{
+			`Service/z u true ProxyFrontendConflict: port "p" (IPv4): external IP 192.0.2.1 port 80 (TCP) belongs to default/m:p/TCP/IPv4`,
+			`Service/z u true ProxyFrontendConflict: port "p" (IPv4): node port 30080 (TCP) belongs to default/m:p/TCP/IPv4`,
+		}},
+		{"a", "172.30.0.3", []string{
+			`Service/m u true ProxyFrontendConflict: port "p" (IPv4): external IP 192.0.2.1 port 80 (TCP) belongs to default/a:p/TCP/IPv4`,
+			`Service/m u true ProxyFrontendConflict: port "p" (IPv4): node port 30080 (TCP) belongs to default/a:p/TCP/IPv4`,
+		}},
+	} {
+		tr.SetService(service(x.name, x.ip, wants))
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := ev.take(); !slices.Equal(got, x.want) {
+			t.Errorf("after %s: events\n%s\nwant\n%s", x.name, strings.Join(got, "\n"), strings.Join(x.want, "\n"))
+		}
+	}
+}
+
+// TestSyncInfoByFamily holds the numbers of each family against the snapshot.
+func TestSyncInfoByFamily(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	fail := map[tracker.Key]error{}
+	c := e.Attach("b", BackendFunc(func(context.Context, *Delta) error {
+		if len(fail) != 0 {
+			return &PartialError{Failed: fail}
+		}
+		return nil
+	}))
+	var info SyncInfo
+	c.OnSync(func(i SyncInfo) { info = i })
+	step := func(what string, four, six FamilyInfo, services int) {
+		t.Helper()
+		_ = c.Sync(t.Context())
+		if info.IPv4 != four || info.Family(tracker.IPv4) != four || info.IPv6 != six || info.Family(tracker.IPv6) != six || info.Family(0) != (FamilyInfo{}) {
+			t.Errorf("%s: IPv4 %+v, IPv6 %+v, want %+v and %+v", what, info.IPv4, info.IPv6, four, six)
+		}
+		if info.Services != services || info.Changes != four.Changes+six.Changes || info.Failed != four.Failed+six.Failed ||
+			info.Ports != four.Ports+six.Ports || info.Endpoints != four.Endpoints+six.Endpoints {
+			t.Errorf("%s: %+v", what, info)
+		}
+	}
+	both := func(s *v1.Service) {
+		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, "fd00::1")
+		s.Spec.IPFamilies = append(s.Spec.IPFamilies, v1.IPv6Protocol)
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "q", Port: 81, Protocol: v1.ProtocolTCP})
+	}
+	tr.SetService(service("a", "172.30.0.1", both))
+	tr.SetService(service("b", "172.30.0.2"))
+	tr.SetService(service("c", "fd00::9"))
+	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
+	tr.SetSlice(slice("c", "fd01::1"))
+	fail[key("c", tracker.IPv6)] = errTrouble
+	step("first", FamilyInfo{3, 0, 2, 3, 2}, FamilyInfo{3, 1, 2, 3, 1}, 3)
+	clear(fail)
+	step("again", FamilyInfo{0, 0, 2, 3, 2}, FamilyInfo{1, 0, 2, 3, 1}, 3)
+	tr.SetService(service("a", "172.30.0.1"))
+	step("one family less", FamilyInfo{1, 0, 2, 2, 2}, FamilyInfo{2, 0, 1, 1, 1}, 3)
+	tr.DeleteService(name("a"))
+	tr.DeleteService(name("b"))
+	tr.DeleteService(name("c"))
+	step("nothing left", FamilyInfo{2, 0, 0, 0, 0}, FamilyInfo{1, 0, 0, 0, 0}, 0)
+}

@@ -1,0 +1,112 @@
+package tracker
+
+import (
+	"fmt"
+	"slices"
+)
+
+// completed is what [Config.OnServiceEndpoint] made of one port's endpoints.
+type completed struct {
+	port *ServicePort
+	// in is the endpoints of the port's slices. made is what the hook made of each,
+	// nil if it left the endpoint out. out is made without these. They share their
+	// memory as far as they are equal.
+	in, made, out []*Endpoint
+}
+
+// complete has the hook complete the endpoints of an update. Results for endpoints
+// and ports that did not change are used again. The caller holds t.mu and that of
+// t.services.
+func (t *Tracker) complete(u Update) {
+	if len(u.Ports) == 0 {
+		delete(t.completed, u.Name)
+		return
+	}
+	before := t.completed[u.Name]
+	after := make([]completed, len(u.Ports))
+	var warned, failed warnings
+	for i := range u.Ports {
+		s := &u.Ports[i]
+		j, _ := slices.BinarySearchFunc(before, s.Port.Key, func(c completed, k Key) int { return c.port.Key.Compare(k) })
+		was := completed{port: s.Port}
+		if j < len(before) && before[j].port.Key == s.Port.Key {
+			was = before[j]
+		}
+		after[i] = t.completePort(s.Port, s.Endpoints, was, &warned, &failed)
+		s.Endpoints = after[i].out
+	}
+	t.completed[u.Name] = after
+	for _, x := range []struct {
+		w      *warnings
+		reason string
+	}{{&failed, ReasonHookFailed}, {&warned, ReasonHookWarning}} {
+		if err := x.w.err(); err != nil {
+			t.services.builder.reporter.endpoints(t.services.reference(u.Name), x.reason, err)
+		}
+	}
+}
+
+// completePort has the hook complete the endpoints in of port p. was is the last
+// result for the port.
+func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, warned, failed *warnings) completed {
+	same := was.port == p
+	if same && len(in) == len(was.in) && (len(in) == 0 || &in[0] == &was.in[0]) {
+		return was
+	}
+	now := completed{port: p, in: in, made: make([]*Endpoint, len(in))}
+	k, out := 0, 0
+	for i, from := range in {
+		// Both lists are sorted by address.
+		for k < len(was.in) && was.in[k].Addr.Compare(from.Addr) < 0 {
+			k++
+		}
+		var old *Endpoint
+		if k < len(was.in) && was.in[k].Addr == from.Addr {
+			old = was.made[k]
+			if same && was.in[k] == from {
+				if now.made[i] = old; old != nil {
+					out++
+				}
+				continue
+			}
+		}
+		e := *from
+		err := t.hook(p, &e)
+		e.Addr = from.Addr
+		if err != nil {
+			report := failed
+			if isWarning(err) {
+				report = warned
+			}
+			report.add(fmt.Errorf("port %q (%s): endpoint %s: %w", p.Key.Port, p.Key.Family, from.Addr, err))
+			if report == failed {
+				continue
+			}
+		}
+		out++
+		switch {
+		case e.Equal(from):
+			now.made[i] = from
+		case old.Equal(&e):
+			now.made[i] = old
+		default:
+			now.made[i] = &e
+		}
+	}
+	if slices.Equal(now.made, in) {
+		now.made = in
+	}
+	now.out = now.made
+	if out != len(in) {
+		now.out = make([]*Endpoint, 0, out)
+		for _, e := range now.made {
+			if e != nil {
+				now.out = append(now.out, e)
+			}
+		}
+	}
+	if slices.Equal(now.out, was.out) {
+		now.out = was.out
+	}
+	return now
+}

@@ -1,0 +1,342 @@
+package tracker_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// mark has OnService store the annotation "color" in the port.
+func mark(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+	p.Ext = color(s.Annotations["color"])
+	return nil
+}
+
+// TestServiceEndpoint follows the endpoints of one Service that a hook completes
+// from the Service's annotation.
+func TestServiceEndpoint(t *testing.T) {
+	var e events
+	calls := 0
+	tr := newSynced(t, tracker.Config{
+		Node: tracker.NodeInfo{Name: "node-1"}, Events: &e, OnService: mark,
+		OnServiceEndpoint: func(p *tracker.ServicePort, ep *tracker.Endpoint) error {
+			calls++
+			ep.Addr = endpoint("99").Addr
+			switch c := p.Ext.(color); {
+			case c == "refuse" && strings.HasSuffix(ep.Node, "2"):
+				return errors.New("refused")
+			case c == "warn":
+				ep.Weight = 2
+				return fmt.Errorf("wrapped: %w", tracker.Warning("weight %d is a guess", 2))
+			case c == "heavy":
+				ep.Weight = 9
+			}
+			return nil
+		},
+	})
+	colored := func(c string) *v1.Service {
+		s := service("ns", "svc", "10.96.0.1")
+		s.UID = "uid-1"
+		s.Annotations = map[string]string{"color": c}
+		return s
+	}
+	step := func(what string, called int, want string) []*tracker.Endpoint {
+		t.Helper()
+		calls = 0
+		var eps []*tracker.Endpoint
+		got := "nothing"
+		for _, u := range tr.Take().Updates {
+			got = ""
+			for _, p := range u.Ports {
+				eps = p.Endpoints
+				for _, ep := range p.Endpoints {
+					got += fmt.Sprintf("%s*%d ", ep.Addr, ep.Weight)
+				}
+			}
+		}
+		if strings.TrimSpace(got) != want || calls != called {
+			t.Errorf("%s: got %q by %d calls, want %q by %d", what, got, calls, want, called)
+		}
+		return eps
+	}
+	slice := with(slice("ns", "a", "svc"), "10.0.0.1", "10.0.0.2", "10.0.0.3")
+	slice.Endpoints[1].NodeName = ptr("node-2")
+	tr.SetSlice(slice)
+	step("before the Service", 0, "nothing")
+	tr.SetService(colored("plain"))
+	plain := step("the Service comes", 3, "10.0.0.1:8080*1 10.0.0.2:8080*1 10.0.0.3:8080*1")
+	tr.SetService(colored("heavy"))
+	heavy := step("the Service changes", 3, "10.0.0.1:8080*9 10.0.0.2:8080*9 10.0.0.3:8080*9")
+	if plain[0].Weight != 1 {
+		t.Error("a published endpoint was changed")
+	}
+	slice.Endpoints[2].Conditions.Ready = ptr(false)
+	tr.SetSlice(slice)
+	again := step("an endpoint changes", 1, "10.0.0.1:8080*9 10.0.0.2:8080*9 10.0.0.3:8080*9")
+	if again[0] != heavy[0] || again[1] != heavy[1] || again[2] == heavy[2] || again[2].Ready {
+		t.Error("what did not change has another pointer, or what did has the same")
+	}
+	tr.SetService(colored("heavy"))
+	step("the Service is handed in again", 0, "nothing")
+
+	tr.SetService(colored("refuse"))
+	step("one is refused", 3, "10.0.0.1:8080*1 10.0.0.3:8080*1")
+	slice.Endpoints[2].Conditions.Ready = ptr(true)
+	tr.SetSlice(slice)
+	step("beside one that was refused", 1, "10.0.0.1:8080*1 10.0.0.3:8080*1")
+	tr.SetService(colored("warn"))
+	step("warnings", 3, "10.0.0.1:8080*2 10.0.0.2:8080*2 10.0.0.3:8080*2")
+	want := []string{
+		`Service ns/svc true ProxyHookFailed: port "http" (IPv4): endpoint 10.0.0.2:8080: refused`,
+		`Service ns/svc true ProxyHookWarning: port "http" (IPv4): endpoint 10.0.0.1:8080: wrapped: weight 2 is a guess (and 2 more)`,
+	}
+	if !slices.Equal(e, want) {
+		t.Errorf("events %q, want %q", e, want)
+	}
+
+	tr.DeleteService(named("svc"))
+	step("the Service is gone", 0, "")
+	tr.SetService(colored("heavy"))
+	step("and is back", 3, "10.0.0.1:8080*9 10.0.0.2:8080*9 10.0.0.3:8080*9")
+}
+
+// TestServiceEndpointMoves holds a hook that moves endpoints to other nodes against
+// SetNode, which looks for the Services that a change of node concerns.
+func TestServiceEndpointMoves(t *testing.T) {
+	tr := newSynced(t, tracker.Config{
+		Node: tracker.NodeInfo{Name: "node-9"},
+		OnServiceEndpoint: func(_ *tracker.ServicePort, ep *tracker.Endpoint) error {
+			ep.Node = "moved"
+			return nil
+		},
+	})
+	s := service("ns", "svc", "10.96.0.1")
+	s.Spec.InternalTrafficPolicy = ptr(v1.ServiceInternalTrafficPolicyLocal)
+	tr.SetService(s)
+	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
+	tr.Take()
+	tr.SetNode(tracker.NodeInfo{Name: "node-1"})
+	if c := tr.Take(); len(c.Updates) != 0 {
+		t.Error("node-1, which the hook left no endpoint:", show(c))
+	}
+	tr.SetNode(tracker.NodeInfo{Name: "moved"})
+	if c := tr.Take(); len(c.Updates) != 1 {
+		t.Error("the node that the hook moved the endpoint to:", show(c))
+	}
+}
+
+// TestServiceEndpointRandom compares what a hook made step by step with what it
+// makes at once.
+func TestServiceEndpointRandom(t *testing.T) {
+	calls := 0
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 4))
+		config := tracker.Config{
+			Node: tracker.NodeInfo{Name: "node-1"}, OnService: mark,
+			OnServiceEndpoint: func(p *tracker.ServicePort, ep *tracker.Endpoint) error {
+				calls++
+				n := int(ep.Addr.Addr().As16()[15]) + len(p.Ext.(color))
+				if n%5 == 0 {
+					return errors.New("refused")
+				}
+				ep.Weight = uint16(1 + n%3)
+				return nil
+			},
+		}
+		tr := newSynced(t, config)
+		services, all := map[types.NamespacedName]*v1.Service{}, map[types.NamespacedName]*discovery.EndpointSlice{}
+		got := map[types.NamespacedName][]tracker.PortState{}
+		text := func(ports []tracker.PortState) string {
+			out := ""
+			for _, p := range ports {
+				out += p.Port.Key.Port + p.Port.Key.Family.String() + ":"
+				for _, e := range p.Endpoints {
+					out += fmt.Sprintf(" %s@%s*%d ready=%v", e.Addr, e.Node, e.Weight, e.Ready)
+				}
+			}
+			return out
+		}
+		for range 60 {
+			name := named(fmt.Sprint("s", r.IntN(3)))
+			switch r.IntN(4) {
+			case 0:
+				delete(services, name)
+				tr.DeleteService(name)
+			case 1:
+				s := randomService(r, name)
+				s.Annotations = map[string]string{"color": strings.Repeat("x", r.IntN(3))}
+				services[name] = s
+				tr.SetService(s)
+			default:
+				es := slice("ns", fmt.Sprint(name.Name, r.IntN(2)), name.Name)
+				for i := range 8 {
+					if r.IntN(2) == 0 {
+						es.Endpoints = append(es.Endpoints, discovery.Endpoint{
+							Addresses: []string{fmt.Sprint("10.0.0.", i)}, NodeName: ptr("node-1"),
+							Conditions: discovery.EndpointConditions{Ready: ptr(r.IntN(5) != 0)},
+						})
+					}
+				}
+				all[named(es.Name)] = es
+				tr.SetSlice(es)
+			}
+			if r.IntN(3) == 0 {
+				continue
+			}
+			for _, u := range tr.Take().Updates {
+				if got[u.Name] = u.Ports; len(u.Ports) == 0 {
+					delete(got, u.Name)
+				}
+			}
+			fresh := newSynced(t, config)
+			for _, s := range services {
+				fresh.SetService(s)
+			}
+			for _, es := range all {
+				fresh.SetSlice(es)
+			}
+			want := map[types.NamespacedName][]tracker.PortState{}
+			for _, u := range fresh.Take().Updates {
+				want[u.Name] = u.Ports
+			}
+			if !maps.EqualFunc(got, want, func(a, b []tracker.PortState) bool { return text(a) == text(b) }) {
+				t.Fatalf("seed %d\n got %v\nwant %v", seed, got, want)
+			}
+		}
+	}
+	if calls < 1000 {
+		t.Fatalf("the hook was called %d times: the test proves little", calls)
+	}
+}
+
+// TestServiceEndpointCost: what a hook made of other endpoints is used again.
+func TestServiceEndpointCost(t *testing.T) {
+	calls := 0
+	tr := newSynced(t, tracker.Config{OnServiceEndpoint: func(_ *tracker.ServicePort, ep *tracker.Endpoint) error {
+		calls++
+		ep.Weight = 3
+		return nil
+	}})
+	var slices []*discovery.EndpointSlice
+	for i := range 50 {
+		name := fmt.Sprint("s", i)
+		tr.SetService(service("ns", name, fmt.Sprint("10.96.0.", i+1)))
+		es := slice("ns", name, name)
+		for j := range 20 {
+			es = with(es, fmt.Sprint("10.0.", i, ".", j))
+		}
+		slices = append(slices, es)
+		tr.SetSlice(es)
+	}
+	tr.Take()
+	if calls != 1000 {
+		t.Fatalf("%d calls for 1000 endpoints", calls)
+	}
+	calls = 0
+	slices[7].Endpoints[3].NodeName = ptr("elsewhere")
+	tr.SetSlice(slices[7])
+	if c := tr.Take(); len(c.Updates) != 1 || calls != 1 {
+		t.Errorf("%d updates, %d calls for one endpoint", len(c.Updates), calls)
+	}
+}
+
+// TestHookWarnings: a hook's warning leaves nothing out, and is reported once for
+// each object.
+func TestHookWarnings(t *testing.T) {
+	var e events
+	tr := newSynced(t, tracker.Config{
+		Events: &e,
+		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+			p.HashSlots = 100
+			return tracker.Warning("%d slots are few", p.HashSlots)
+		},
+		OnEndpoint: func(_ *discovery.EndpointSlice, _ *discovery.Endpoint, ep *tracker.Endpoint) error {
+			if ep.Addr.Addr() == addr("10.0.0.3") {
+				return errors.New("refused")
+			}
+			ep.Weight = 5
+			return &tracker.WarningError{Err: errors.New("no weight given")}
+		},
+	})
+	tr.SetService(service("ns", "svc", "10.96.0.1"))
+	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1", "10.0.0.2", "10.0.0.3"))
+	c := tr.Take()
+	if show(c) != "svc http/IPv4=2" || c.Updates[0].Ports[0].Port.HashSlots != 100 || c.Updates[0].Ports[0].Endpoints[0].Weight != 5 {
+		t.Errorf("%s: %+v", show(c), c.Updates)
+	}
+	slices.Sort(e)
+	want := []string{
+		`EndpointSlice ns/a true ProxyHookFailed: endpoint 10.0.0.3:8080: refused`,
+		`EndpointSlice ns/a true ProxyHookWarning: endpoint 10.0.0.1:8080: no weight given (and 1 more)`,
+		`Service ns/svc true ProxyHookWarning: port "http" (IPv4): 100 slots are few`,
+	}
+	if !slices.Equal(e, want) {
+		t.Errorf("events\n%s\nwant\n%s", strings.Join(e, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// refs keeps what events refer to.
+type refs []v1.ObjectReference
+
+func (r *refs) Event(ref v1.ObjectReference, _ bool, _, _ string) { *r = append(*r, ref) }
+
+// TestEvent: an event about a Service refers to the object handed in last.
+func TestEvent(t *testing.T) {
+	var r refs
+	tr := newSynced(t, tracker.Config{Events: &r})
+	s := service("ns", "svc", "10.96.0.1")
+	for _, uid := range []types.UID{"one", "two"} {
+		s.UID = uid
+		tr.SetService(s)
+		tr.Event(named("svc"), true, tracker.ReasonLimitExceeded, "too much")
+	}
+	tr.DeleteService(named("svc"))
+	tr.Take()
+	tr.Event(named("svc"), false, tracker.ReasonLimitExceeded, "too much")
+	want := refs{
+		{Kind: "Service", APIVersion: "v1", Namespace: "ns", Name: "svc", UID: "one"},
+		{Kind: "Service", APIVersion: "v1", Namespace: "ns", Name: "svc", UID: "two"},
+		{Kind: "Service", APIVersion: "v1", Namespace: "ns", Name: "svc"},
+	}
+	if !slices.Equal(r, want) {
+		t.Errorf("events refer to %v, want %v", r, want)
+	}
+}
+
+// TestSources: a source that is left out need not be marked, and what is missing
+// can be asked for.
+func TestSources(t *testing.T) {
+	tr, err := tracker.New(tracker.Config{Sources: []tracker.Source{tracker.Slices, tracker.Services}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(tr.Missing()); got != "[Services Slices]" || tr.Synced() {
+		t.Errorf("missing %s, synced %v", got, tr.Synced())
+	}
+	tr.MarkSynced(tracker.Nodes, tracker.Services)
+	if got := fmt.Sprint(tr.Missing()); got != "[Slices]" || tr.Synced() {
+		t.Errorf("missing %s, synced %v", got, tr.Synced())
+	}
+	tr.MarkSynced(tracker.Slices)
+	if got := tr.Missing(); got != nil || !tr.Synced() {
+		t.Errorf("missing %v, synced %v", got, tr.Synced())
+	}
+	if all, err := tracker.New(tracker.Config{}); err != nil || fmt.Sprint(all.Missing()) != "[Services Slices Nodes]" {
+		t.Errorf("by default: %v, error %v", all.Missing(), err)
+	}
+	for _, s := range [][]tracker.Source{{}, {tracker.Services, 3}} {
+		if _, err := tracker.New(tracker.Config{Sources: s}); !errors.Is(err, tracker.ErrConfig) {
+			t.Errorf("sources %v: error %v", s, err)
+		}
+	}
+}
