@@ -17,7 +17,7 @@ import (
 // endpoint of the Service at 10.96.0.1:53 and the others to its second.
 func fill(b *testing.B, h *netlab.Host, n, every int, protocol uint8) {
 	b.Helper()
-	t, err := openKernel(h.FD())
+	t, err := openKernel(h.File())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func BenchmarkDump(b *testing.B) {
 		b.Run(fmt.Sprintf("flows=%d/%s", flows, c.name), func(b *testing.B) {
 			h := netlab.NewHost(b)
 			fill(b, h, flows, 0, c.protocol)
-			k, err := openKernel(h.FD())
+			k, err := openKernel(h.File())
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -204,7 +204,7 @@ func appendAssured(req []byte, k *kernel, f Flow) []byte {
 // there are so many, and returns how many it took.
 func fillUp(tb testing.TB, h *netlab.Host, most int) int {
 	tb.Helper()
-	open, err := openKernel(h.FD())
+	open, err := openKernel(h.File())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -327,7 +327,7 @@ func TestTableFull(t *testing.T) {
 	lives("before")
 	// One that is not assured might be dropped to make room for the connection that
 	// there must be none for.
-	open, err := openKernel(node.FD())
+	open, err := openKernel(node.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,7 +379,7 @@ func TestLeaks(t *testing.T) {
 	work := func() {
 		for i := range rounds {
 			if i%10 == 0 { // the kernel takes its time to close sockets
-				c, err := New(Config{NetNS: h.FD()})
+				c, err := New(Config{NetNS: h.File()})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -24,7 +24,7 @@ const patience = time.Minute
 
 func cleanerAt(tb testing.TB, h *netlab.Host, trace *Trace) *Cleaner {
 	tb.Helper()
-	c, err := New(Config{NetNS: h.FD(), Trace: trace})
+	c, err := New(Config{NetNS: h.File(), Trace: trace})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func create(tb testing.TB, h *netlab.Host, flows ...Flow) {
 
 func createInZone(tb testing.TB, h *netlab.Host, f Flow) {
 	tb.Helper()
-	t, err := openKernel(h.FD())
+	t, err := openKernel(h.File())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestKernelDump(t *testing.T) {
 	v6 := flow("[fd09::1]:1000", "[fd96::1]:53", "[fd00::1]:5353")
 	create(t, h, tcp, zoned, masqueraded, v6)
 
-	k, err := openKernel(h.FD())
+	k, err := openKernel(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestKernelDelete(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, append(many, stay, zoned, v6)...)
-	k, err := openKernel(h.FD())
+	k, err := openKernel(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ func TestKernelGivenUp(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, many...)
-	k, err := openKernel(h.FD())
+	k, err := openKernel(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestKernelOverrun(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, many...)
-	open, err := openKernel(h.FD())
+	open, err := openKernel(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +309,7 @@ func TestKernelLocalAddrs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	k, err := openKernel(h.FD())
+	k, err := openKernel(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,10 +17,10 @@ const (
 )
 
 // sysctl returns a sysctl's value, "" if there is none.
-func (t *tool) sysctl(path string) string {
+func (t tool) sysctl(path string) string {
 	value := ""
 	// What cannot be read has its default.
-	_ = t.within(func() error {
+	_ = t.Do(func() error {
 		b, err := os.ReadFile(path)
 		value = strings.TrimSpace(string(b))
 		return err
@@ -29,11 +29,11 @@ func (t *tool) sysctl(path string) string {
 }
 
 // setSysctl sets a sysctl that is not as it should be.
-func (t *tool) setSysctl(path, value string) error {
+func (t tool) setSysctl(path, value string) error {
 	if t.sysctl(path) == value {
 		return nil
 	}
-	if err := t.within(func() error { return os.WriteFile(path, []byte(value), 0) }); err != nil {
+	if err := t.Do(func() error { return os.WriteFile(path, []byte(value), 0) }); err != nil {
 		return fmt.Errorf("iptables: sysctl: %w", err)
 	}
 	return nil

@@ -2,7 +2,11 @@
 
 package ipvs
 
-import "time"
+import (
+	"time"
+
+	"github.com/go-proxier/proxier/internal/inet"
+)
 
 // A real server is in one of three phases. It is absent until an endpoint asks for
 // it and serving until none does any more. Then it drains: it has weight 0, so that
@@ -86,7 +90,7 @@ type rule struct {
 // rule returns what holds for a protocol.
 func (d Drain) rule(proto uint8) rule {
 	for _, p := range d.Gracefully {
-		if protocolNumber(p) == proto {
+		if inet.Protocol(p) == proto {
 			return rule{counts: true, limit: d.Limit}
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/inet"
 )
 
 func TestPhases(t *testing.T) {
@@ -100,7 +102,7 @@ func TestDrainRule(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := config.Drain.rule(protocolNumber(c.proto))
+		r := config.Drain.rule(inet.Protocol(c.proto))
 		got := r.over(start, start.Add(c.after)) || r.idle(c.active, c.inactive)
 		if got != c.want {
 			t.Errorf("%s: drained %t, want %t", c.name, got, c.want)

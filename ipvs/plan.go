@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -84,7 +85,7 @@ type local struct {
 // which it does if the plan has entries in near whose mark is 0. It depends on
 // nothing but its arguments.
 func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
-	family, proto := s.Key.Family, protocolNumber(s.Key.Protocol)
+	family, proto := s.Key.Family, inet.Protocol(s.Key.Protocol)
 	p := plan{mark: mark}
 	add := func(set setID, at netip.AddrPort, other netip.Prefix) {
 		p.entries = append(p.entries, entry{set: set, family: family, addr: at.Addr(), proto: proto, port: at.Port(), other: other})

@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os/exec"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -49,7 +49,7 @@ func Probe(c Config) error {
 }
 
 // probe tries the schedulers, with virtual servers at addresses for documentation
-// (RFC 5737, RFC 3849), looks for ipset, and for the programs.
+// (RFC 5737, RFC 3849), looks for ipset.
 func (b *Backend) probe() error {
 	wanted := []Scheduler{b.config.Scheduler}
 	if b.config.Scheduler == "" {
@@ -59,12 +59,6 @@ func (b *Backend) probe() error {
 		for _, s := range wanted {
 			if err := b.tryScheduler(f, s); err != nil {
 				return err
-			}
-		}
-		for _, what := range []string{"save", "restore"} {
-			program := b.iptables(f).program(what)
-			if _, err := exec.LookPath(program); err != nil {
-				return &UnsupportedError{Feature: "program " + program, Err: err}
 			}
 		}
 	}
@@ -87,7 +81,7 @@ func (b *Backend) tryScheduler(f tracker.Family, s Scheduler) error {
 	if f == tracker.IPv6 {
 		addr = netip.MustParseAddr("2001:db8::")
 	}
-	k := virtualKey{family: f, proto: protoTCP, at: netip.AddrPortFrom(addr, 20000)}
+	k := virtualKey{family: f, proto: inet.TCP, at: netip.AddrPortFrom(addr, 20000)}
 	if err := b.kernel.addVirtual(k, virtual{scheduler: s, flags: s.flags(b.config.Hash)}); err != nil {
 		return &UnsupportedError{Feature: fmt.Sprintf("scheduler %s over %s (module ip_vs_%s)", s, f, s), Err: err}
 	}

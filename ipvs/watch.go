@@ -92,11 +92,11 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 		}
 	}
 	tables := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: s.node}.tables()
-	saved, err := b.iptables(s.family).save(ctx)
+	have, err := saved(ctx, b.tools[s.family])
 	if err != nil {
 		return fmt.Errorf("ipvs: check: %w", err)
 	}
-	if ownRules(tables, saved) != b.rules[s.family].saved {
+	if ownRules(tables, have) != b.rules[s.family].saved {
 		return drift("the iptables rules were changed")
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -156,7 +157,7 @@ func (w *work) makePlans(full bool) {
 		if it.service == nil {
 			return
 		}
-		if protocolNumber(it.key.Protocol) == 0 {
+		if inet.Protocol(it.key.Protocol) == 0 {
 			w.failed[it.key] = fmt.Errorf("no protocol of IPVS: %q", it.key.Protocol)
 		} else {
 			it.plan = w.b.config.makePlan(it.service, l, it.state.mark)
