@@ -189,12 +189,17 @@ type element struct {
 	timeout, expiration []byte
 }
 
-// elements calls fn with the elements of a set. What it is given is valid only
-// during the call.
+// elements calls fn with the elements of a set, as readElements does.
 func (b *Backend) elements(table string, f tracker.Family, s set, fn func(element)) error {
+	return readElements(b.conn, table, f, s.name(), fn)
+}
+
+// readElements calls fn with each element of a set. The element is valid only during
+// the call. See BenchmarkLibraryReadElements.
+func readElements(conn *nlbatch.Conn, table string, f tracker.Family, set string, fn func(element)) error {
 	request := nfnl.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	request = nfnl.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
-	return b.conn.Get(unix.NFT_MSG_GETSETELEM, inet.AF(f), true, request, func(attrs []byte) error {
+	request = nfnl.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, set)
+	return conn.Get(unix.NFT_MSG_GETSETELEM, inet.AF(f), true, request, func(attrs []byte) error {
 		for typ, list := range nfnl.Attributes(attrs) {
 			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 				continue
