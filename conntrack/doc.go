@@ -33,8 +33,9 @@
 //
 //   - flows to a frontend of the Service (cluster IP, external IP, load-balancer IP
 //     or NodePort) that were sent to what is no endpoint of it any more, or one
-//     that does not serve any more. An endpoint that terminates but still serves
-//     keeps its flows, and so does one that this node would not choose today;
+//     that is neither ready nor serving any more. An endpoint that terminates but
+//     still serves keeps its flows, and so does one that this node would not choose
+//     today;
 //   - flows that were sent to an endpoint of a Service or through a frontend of it
 //     that no longer exists;
 //   - flows to a frontend that were not sent to any endpoint, because there was
@@ -50,11 +51,6 @@
 // it was sent to an endpoint that the Service just lost. The node's own addresses
 // are those of its interfaces and [Config.NodePortAddrs]; address ranges made local
 // by a route are not known.
-//
-// This goes further than kube-proxy's reconciler, which leaves alone the flows of
-// a Service that was deleted or has lost its last endpoint, forgets a clean-up
-// when a sync fails, compares addresses without ports, and takes a NodePort's
-// number at any destination for the Service.
 //
 // A full delta (the first one after a start, and each resync) has every UDP flow
 // to a known frontend judged. Flows to Services that were deleted while no agent
@@ -86,6 +82,23 @@
 //			return !opts.keepFlows
 //		},
 //	})
+//
+// # Differences from kube-proxy
+//
+// Like kube-proxy's reconciler (as of Kubernetes 1.36), the package compares the
+// address and the port of endpoints. In these points it differs:
+//
+//   - Flows to an endpoint that is ready but not serving are kept, because new flows
+//     may be sent there. Kube-proxy keeps flows to serving endpoints only and deletes
+//     these at every clean-up.
+//   - Flows through a frontend that the Service gave up, such as an external IP that
+//     was removed, are deleted if they were sent to one of its endpoints. Kube-proxy
+//     only looks at frontends that exist, and leaves these flows alone.
+//   - Flows of a Service that was deleted, or has lost its last endpoint, are deleted.
+//     Kube-proxy leaves them alone.
+//   - A clean-up that a failed sync prevented is done later. Kube-proxy forgets it.
+//   - A flow to a NodePort's number is a flow to the Service only as described above.
+//     Kube-proxy takes any destination address for the Service's.
 //
 // # What it costs
 //

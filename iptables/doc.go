@@ -30,7 +30,7 @@
 // in filter KUBE-SERVICES, KUBE-EXTERNAL-SERVICES, KUBE-NODEPORTS, KUBE-FORWARD and
 // KUBE-PROXY-FIREWALL, are what they are there.
 //
-// What is different:
+// What is different, besides what package ruleset lists:
 //
 //   - A chain that leads to Services holds up to 100 rules, as operators know it.
 //     Beyond, it is the root of a tree: the packets are told apart by the first

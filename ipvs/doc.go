@@ -71,6 +71,8 @@
 //
 // # Differences from kube-proxy's ipvs mode
 //
+// Besides those that package ruleset lists:
+//
 //   - A policy of Local without local endpoints drops connections, as in every other
 //     mode. kube-proxy sends them to other nodes' endpoints.
 //   - externalTrafficPolicy Local short-circuits for the node and its pods.

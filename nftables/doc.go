@@ -114,7 +114,8 @@
 //
 // # Differences from kube-proxy's nftables mode
 //
-// Packets are treated the same. The table has another name, so that both can be
+// Packets are treated the same, but for the differences that package ruleset lists.
+// The table has another name, so that both can be
 // installed while one takes over from the other; chains and maps are those above.
 // Client affinity is kept by Service port and, under externalTrafficPolicy Local,
 // apart for traffic that may use every endpoint and traffic that may use local

@@ -451,7 +451,7 @@ func TestSelector(t *testing.T) {
 		service, field, slice string
 	}{
 		{tracker.Selector{}, "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless", "spec.clusterIP!=None",
-			"!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"},
+			"!service.kubernetes.io/headless"},
 		{tracker.Selector{ProxyName: "mine"}, "service.kubernetes.io/service-proxy-name=mine,!service.kubernetes.io/headless", "spec.clusterIP!=None",
 			"!service.kubernetes.io/headless"},
 	} {

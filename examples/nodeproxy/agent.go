@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-base/metrics/prometheus/feature"
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
@@ -128,6 +129,9 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		return nil, err
 	}
 	a.metrics = metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: a.families})
+	for _, f := range cfg.Features() {
+		feature.RecordFeatureInfo(ctx, f.Name, f.Stage, f.Enabled)
+	}
 	if a.plane, err = m.open(ctx, settings{cfg, a.families, a.metrics.Rules, a.metrics.WatchCounters, log}); err != nil {
 		return nil, err
 	}
@@ -148,13 +152,12 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		return nil, err
 	}
 	hooks := worldHooks{
-		own:              func() ([]netip.Addr, error) { return ownAddresses(nl) },
-		serviceChanged:   a.metrics.ServiceChanged,
-		endpointsChanged: a.metrics.EndpointsChanged,
-		eligible:         a.proxy.SetEligible,
+		own:            func() ([]netip.Addr, error) { return ownAddresses(nl) },
+		receiveService: a.metrics.ReceiveService,
+		receiveSlice:   a.metrics.ReceiveSlice,
+		eligible:       a.proxy.SetEligible,
 	}
 	if client != nil {
-		a.metrics.WatchClient()
 		a.recorder = kubeapi.NewRecorder(client, component, cfg.NodeName)
 		a.closers = append(a.closers, closeFunc(a.recorder.Shutdown))
 		hooks.events = a.recorder
@@ -163,7 +166,8 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	if err != nil {
 		return nil, err
 	}
-	if node != nil {
+	if client != nil || node != nil {
+		// With an API server /healthz waits for the Node object, as kube-proxy's does.
 		a.proxy.SetEligible(health.Eligible(node))
 	}
 	if a.world, err = newWorld(cfg, a.families, node, hooks, log); err != nil {
@@ -187,7 +191,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		Max:    max(fullSyncPeriod, cfg.MinSyncPeriod),
 		Resync: a.rules.Resync,
 		Log:    log,
-		Trace:  &runner.Trace{Queued: a.queued, SyncStart: a.metrics.Starting},
+		Trace:  &runner.Trace{Queued: a.queued, SyncStart: a.starting},
 	}, a.sync)
 	if err != nil {
 		return nil, err
@@ -254,6 +258,13 @@ func (a *agent) followSource(ctx context.Context) error { return a.source.follow
 func (a *agent) queued(at time.Time) {
 	a.proxy.Queued()
 	a.metrics.Queued(at)
+}
+
+// starting fits [runner.Trace]. Before everything was listed, a sync takes no changes.
+func (a *agent) starting(runner.Info) {
+	if a.tracker.Synced() {
+		a.metrics.Starting()
+	}
 }
 
 // sync brings the kernel up to date. An error makes the runner call it again.
@@ -330,6 +341,7 @@ func (a *agent) report(failed int, asked time.Time) {
 // it was new.
 func (a *agent) apply(ctx context.Context, d *ruleset.Delta) error {
 	err := a.plane.Apply(ctx, d)
+	a.metrics.Applied(d, err)
 	a.applied, a.changed = time.Now(), 0
 	for i := range d.Changes {
 		if d.Changes[i].What != 0 {

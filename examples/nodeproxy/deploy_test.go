@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -268,6 +269,8 @@ func TestContainerfile(t *testing.T) {
 	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", build, err, text)
+	} else if !*thorough && !regexp.MustCompile(`-X k8s.io/component-base/version.gitVersion=v1\.\d+\.\d+ -X \S+gitMajor=1 -X \S+gitMinor=\d+["\s]`).Match(text) {
+		t.Errorf("kubernetes_build_info has no version of Kubernetes; %s prints:\n%s", build, text)
 	}
 	if *thorough {
 		if text, err := exec.Command(out, "help").CombinedOutput(); err != nil || !strings.Contains(string(text), "nodeproxy run") {

@@ -332,6 +332,7 @@ func TestIPVSNode(t *testing.T) {
 	t.Run("explain", explainIPVS)
 	t.Run("cleanup", cleanupIPVSNode)
 	t.Run("adopt", adoptIPVS)
+	t.Run("metrics", func(t *testing.T) { metricsOf(t, ipvsMode()) })
 }
 
 // explainIPVS has explain compare with IPVS.

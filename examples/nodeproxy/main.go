@@ -32,6 +32,11 @@
 // that could not be programmed, which is tried again. Everything else is logged to
 // standard error.
 //
+// With an API server, /healthz answers 503 until the agent has seen the Node object
+// of its own name, and again after that object was deleted. /livez does not depend
+// on it, and the rules are in effect without it. With --manifests no Node is needed:
+// if there is none, the node counts as eligible for load-balancer traffic.
+//
 // Annotations say what the API has no fields for:
 //
 //	go-proxier.github.io/balance        on a Service: "source" or "source-port" has
