@@ -145,6 +145,9 @@ func (c *classes) use(ticket uint32, by int) {
 	}
 }
 
+// stops reports whether connections of the class end, whoever makes them.
+func (c class) stops() bool { return c.handling == handleReject || c.handling == handleDrop }
+
 // direct is the class that only sends to the pool.
 func (c class) direct() class {
 	return class{slots: c.slots, affinity: c.affinity, hash: c.hash}
@@ -215,9 +218,9 @@ func (c class) chainRules(w rules, local ruleset.LocalTraffic) []rule {
 	}
 	switch c.handling {
 	case handleReject:
-		return []rule{{w.reject()}}
+		return stop(w.reject())
 	case handleDrop:
-		return []rule{{drop()}}
+		return stop(drop())
 	case handleNearOrDrop:
 		return nearby(rule{drop()})
 	case handleNear:

@@ -26,6 +26,7 @@ const (
 	chainOutputAgain     = "nat-output-again"
 	chainNATPostrouting  = "nat-postrouting"
 	chainFilterForward   = "filter-forward"
+	chainFilterInput     = "filter-input"
 	chainFilterOutput    = "filter-output"
 
 	chainServices         = "services"
@@ -36,6 +37,8 @@ const (
 	chainMasquerading     = "masquerading"
 	chainNoEndpoints      = "no-endpoints"
 	chainNoLocalEndpoints = "no-local-endpoints"
+	chainOwnServices      = "own-services"
+	chainOwnNodePorts     = "own-nodeports"
 )
 
 // A set is one of the table's named sets and maps.
@@ -51,6 +54,7 @@ const (
 	setNearNodePorts
 	setClasses
 	setNearClasses
+	setOwnClasses
 	setEndpoints
 	setStickySlots
 	setStickyEndpoints
@@ -84,6 +88,8 @@ func (s set) name() string {
 		return "classes"
 	case setNearClasses:
 		return "near-classes"
+	case setOwnClasses:
+		return "own-classes"
 	case setEndpoints:
 		return "endpoints"
 	case setStickySlots:
@@ -161,7 +167,7 @@ func (s set) spec(f tracker.Family) spec {
 		key, data = []field{addr, proto, port}, []field{class}
 	case setNodePorts, setNearNodePorts:
 		key, data = []field{proto, port}, []field{class}
-	case setClasses, setNearClasses:
+	case setClasses, setNearClasses, setOwnClasses:
 		key, verdict = []field{class}, true
 	case setEndpoints:
 		key, data = []field{class, slot}, []field{addr, port}

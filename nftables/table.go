@@ -506,6 +506,9 @@ func (t *table) class(c class, w *writer) uint32 {
 		n = t.classes.add(c)
 		t.makeChain(c, w)
 		w.addClass(t, setClasses, n, c)
+		if c.stops() {
+			w.addClass(t, setOwnClasses, n, c)
+		}
 	}
 	return n
 }

@@ -196,10 +196,14 @@ func (t *table) expectedRules(w rules) map[string]int {
 
 // compareMaps compares what the small maps and the interval sets hold.
 func (b *Backend) compareMaps(t *table) error {
-	for s, near := range map[set]bool{setClasses: false, setNearClasses: true} {
+	for s, has := range map[set]func(class) bool{
+		setClasses:     func(class) bool { return true },
+		setNearClasses: func(c class) bool { return t.near[c] },
+		setOwnClasses:  class.stops,
+	} {
 		want := map[uint32]string{}
 		for c, n := range t.classes.number {
-			if !near || t.near[c] {
+			if has(c) {
 				want[ticket(n, 0)] = c.chain()
 			}
 		}
