@@ -71,7 +71,7 @@ func (b *Backend) open() (err error) {
 	}
 	return b.ns.Do(func() (err error) {
 		if b.kernel, err = dialKernel(b.config.Forwarding); err != nil {
-			return &UnsupportedError{Feature: "IPVS (module ip_vs)", Err: err}
+			return errNoIPVS(err)
 		}
 		return b.openOthers()
 	})

@@ -20,8 +20,10 @@ func TestConfig(t *testing.T) {
 		"no family":             {Families: []tracker.Family{}},
 		"a family twice":        {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
 		"no such family":        {Families: []tracker.Family{5}},
-		"no such scheduler":     {Scheduler: "random"},
+		"a long scheduler":      {Scheduler: "sixteen_bytes_ab"},
 		"a hostile scheduler":   {Scheduler: "rr\n"},
+		"a scheduler's path":    {Scheduler: "../rr"},
+		"no such hash":          {Hash: Hash{Source: 9}},
 		"no such forwarding":    {Forwarding: 7},
 		"negative timeout":      {Timeouts: Timeouts{TCP: -1}},
 		"timeout of less":       {Timeouts: Timeouts{UDP: time.Millisecond}},
@@ -58,7 +60,7 @@ func TestSysctls(t *testing.T) {
 	}
 	always := map[string]string{
 		"net/ipv4/vs/conntrack": "1", "net/ipv4/vs/expire_nodest_conn": "1", "net/ipv4/vs/expire_quiescent_template": "1",
-		"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1",
+		"net/ipv4/ip_forward": "1",
 	}
 	for release, mode := range map[string]string{
 		"3.10.0-1160.el7": "", "4.0.9": "", "4.1.0": "0", "4.19.0-26-amd64": "0", "5.8.18": "0", "5.9.0": "", "6.1.0-56-amd64": "", "strange": "",

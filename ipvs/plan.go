@@ -225,7 +225,7 @@ func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*trac
 	switch by := s.Hash(); {
 	case by != tracker.HashNone:
 		v.scheduler = c.hashing()
-		hash.AddressOnly = by == tracker.HashSource
+		hash.Source = by
 	case v.scheduler == "" && weighted(pool):
 		v.scheduler = WeightedRoundRobin
 	case v.scheduler == "":
@@ -246,7 +246,7 @@ func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*trac
 // port), so affinity is a matter of hashing the client's address there.
 func (c Config) internalVirtual(s *ruleset.Service, pool []*tracker.Endpoint) virtual {
 	if s.Port.Affinity > 0 {
-		return virtual{scheduler: c.hashing(), flags: c.hashing().flags(Hash{AddressOnly: true})}
+		return virtual{scheduler: c.hashing(), flags: c.hashing().flags(Hash{Source: tracker.HashSource})}
 	}
 	return c.virtual(s, 0, pool)
 }

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/component-base/metrics/prometheus/feature"
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
@@ -129,9 +128,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		return nil, err
 	}
 	a.metrics = metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: a.families})
-	for _, f := range cfg.Features() {
-		feature.RecordFeatureInfo(ctx, f.Name, f.Stage, f.Enabled)
-	}
+	cfg.Gates.AddMetrics()
 	if a.plane, err = m.open(ctx, settings{cfg, a.families, a.metrics.Rules, a.metrics.WatchCounters, log}); err != nil {
 		return nil, err
 	}
@@ -145,7 +142,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		backend = conntrack.After(backend, udp)
 	}
 	tune(cfg, log)
-	checkForwarding(a.families, log)
+	checkForwarding(a.families, cfg.Mode, log)
 
 	a.proxy, err = health.NewProxy(health.ProxyConfig{Timeout: 2 * cfg.SyncPeriod, Families: a.families, Answered: a.metrics.Answered})
 	if err != nil {
@@ -452,12 +449,14 @@ func leaveAlone(err error) string {
 
 // checkForwarding warns if the kernel of the calling thread's namespace does not
 // forward packets: that is left to the operator, as kube-proxy's nftables mode
-// does.
-func checkForwarding(families []tracker.Family, log *slog.Logger) {
+// does. Mode ipvs turns IPv4 forwarding on itself.
+func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
 	for _, f := range families {
 		sysctl := "net/ipv4/ip_forward"
 		if f == tracker.IPv6 {
 			sysctl = "net/ipv6/conf/all/forwarding"
+		} else if mode == config.ModeIPVS {
+			continue
 		}
 		value, err := os.ReadFile("/proc/sys/" + sysctl)
 		if err == nil && strings.TrimSpace(string(value)) == "0" {

@@ -66,6 +66,7 @@ func newWorld(cfg *config.Config, families []tracker.Family, node *v1.Node, hook
 	w.tracker, err = tracker.New(tracker.Config{
 		Node: w.nodeInfo(), Families: families, Log: log, Events: hooks.events,
 		OnService: how.OnService, OnEndpoint: how.OnEndpoint,
+		IgnoreExternalIPs: !cfg.Gates.Enabled(config.AllowServiceExternalIPs),
 	})
 	if err != nil {
 		return nil, err
