@@ -118,6 +118,6 @@
 // # System
 //
 // The kernel's table is reached by netlink: Linux with CONFIG_NF_CT_NETLINK, and
-// CAP_NET_ADMIN. Elsewhere [New] returns a [*NotSupportedError], unless
+// CAP_NET_ADMIN. Elsewhere [New] returns a [*ruleset.UnsupportedError], unless
 // [Config.Table] brings another table.
 package conntrack

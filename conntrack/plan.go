@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -314,7 +315,7 @@ type judge struct {
 
 // stale reports whether f is to be deleted: it is stale and not spared.
 func (j *judge) stale(f *Flow) bool {
-	if f.Protocol != protoUDP || !inZones(j.zones, f.Zone) {
+	if f.Protocol != inet.UDP || !inZones(j.zones, f.Zone) {
 		return false
 	}
 	s := j.staleOf(f)

@@ -13,8 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/iptables/internal/nfacct"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -26,7 +25,7 @@ import (
 type Backend struct {
 	mu       sync.Mutex
 	config   Config
-	netns    int
+	ns       *netns.Namespace
 	families []*family
 	closed   atomic.Bool // set while mu is held
 	// accounts leads to the objects that rules count into, nil if they do not;
@@ -45,17 +44,15 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{config: c, netns: -1}
-	if c.NetNS != 0 {
-		if b.netns, err = unix.FcntlInt(uintptr(c.NetNS), unix.F_DUPFD_CLOEXEC, 3); err != nil {
-			return nil, fmt.Errorf("iptables: network namespace: %w", err)
-		}
+	b := &Backend{config: c}
+	if b.ns, err = netns.Open(c.NetNS); err != nil {
+		return nil, fmt.Errorf("iptables: %w", err)
 	}
-	if b.accounts, err = openAccounts(c); err != nil {
+	if b.accounts, err = openAccounts(c, b.ns); err != nil {
 		c.Log.Info(notCounted, slog.Any("reason", err))
 	}
 	for _, f := range c.Families {
-		fam, err := newFamily(ctx, c, f, b.netns, b.accounts)
+		fam, err := newFamily(ctx, c, f, b.ns, b.accounts)
 		if err != nil {
 			b.Close()
 			return nil, err
@@ -83,10 +80,7 @@ func (b *Backend) Close() error {
 	if b.accounts != nil {
 		err = b.accounts.Close()
 	}
-	if b.netns < 0 {
-		return err
-	}
-	return errors.Join(err, unix.Close(b.netns))
+	return errors.Join(err, b.ns.Close())
 }
 
 // Apply makes the chains agree with d, as [ruleset.Backend] says.
@@ -146,7 +140,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 // family is one family's tables.
 type family struct {
 	*settings
-	tool *tool
+	tool tool
 	log  *slog.Logger
 	// accounts leads to the objects that rules count into. can is what rules can
 	// count here, if the objects are there.
@@ -170,8 +164,8 @@ const (
 	leastLimit  = 50
 )
 
-func newFamily(ctx context.Context, c Config, f tracker.Family, netns int, accounts *nfacct.Conn) (*family, error) {
-	t, err := newTool(ctx, c, f, netns)
+func newFamily(ctx context.Context, c Config, f tracker.Family, ns *netns.Namespace, accounts *nfacct.Conn) (*family, error) {
+	t, err := findTool(ctx, c, f, ns)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +182,7 @@ func newFamily(ctx context.Context, c Config, f tracker.Family, netns int, accou
 		accounts: accounts,
 	}
 	out.limit = legacyLimit
-	if t.nft {
+	if t.NFT() {
 		out.limit = nftLimit
 	}
 	return out, out.probe(ctx)
@@ -207,8 +201,7 @@ func (f *family) forget(err error) error {
 func (f *family) write(ctx context.Context, inputs []*input) (wrote bool, err error) {
 	for _, in := range inputs {
 		if err := f.tool.apply(ctx, in); err != nil {
-			var e *CommandError
-			return wrote || errors.As(err, &e) && e.unclear(), err
+			return wrote || killed(err), err
 		}
 		f.written[in.table] += in.rules
 		wrote = true
@@ -220,7 +213,7 @@ func (f *family) write(ctx context.Context, inputs []*input) (wrote bool, err er
 // that is worth another attempt.
 func (f *family) smaller(err error) bool {
 	var e *CommandError
-	if !tooLarge(err) || !errors.As(err, &e) || e.whole || f.limit <= leastLimit {
+	if !tooLarge(err) || !errors.As(err, &e) || e.indivisible || f.limit <= leastLimit {
 		return false
 	}
 	f.limit = max(leastLimit, min(f.limit, nftLimit)/2)

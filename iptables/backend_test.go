@@ -377,7 +377,7 @@ func TestHang(t *testing.T) {
 	r.sync()
 	patience := func(d time.Duration) {
 		for _, f := range r.backend.families {
-			f.tool.timeout = d
+			f.tool.Tool = f.tool.WithTimeout(d)
 		}
 	}
 	for i, how := range []string{"hang", "late"} {

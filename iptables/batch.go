@@ -67,16 +67,6 @@ type input struct {
 	rules int
 }
 
-// line returns the n-th line, from 1.
-func (in *input) line(n int) string {
-	for l := range strings.Lines(in.text.String()) {
-		if n--; n == 0 {
-			return strings.TrimSpace(l)
-		}
-	}
-	return ""
-}
-
 func (in *input) add(parts ...string) {
 	for _, p := range parts {
 		in.text.WriteString(p)

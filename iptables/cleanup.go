@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/go-proxier/proxier/internal/netns"
 )
 
 // Cleanup removes, in all families of the configuration, the chains that a
@@ -27,20 +27,18 @@ func Cleanup(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	netns := -1
-	if c.NetNS != 0 {
-		if netns, err = unix.FcntlInt(uintptr(c.NetNS), unix.F_DUPFD_CLOEXEC, 3); err != nil {
-			return fmt.Errorf("iptables: network namespace: %w", err)
-		}
-		defer unix.Close(netns)
+	ns, err := netns.Open(c.NetNS)
+	if err != nil {
+		return fmt.Errorf("iptables: %w", err)
 	}
+	defer ns.Close()
 	for _, fam := range c.Families {
-		t, err := newTool(ctx, c, fam, netns)
+		t, err := findTool(ctx, c, fam, ns)
 		if err != nil {
 			return err
 		}
 		f := &family{tool: t, log: c.Log, limit: legacyLimit}
-		if t.nft {
+		if t.NFT() {
 			f.limit = nftLimit
 		}
 		any := false
@@ -60,7 +58,7 @@ func Cleanup(ctx context.Context, c Config) error {
 			}
 		}
 	}
-	deleteCounters(netns, c.Log)
+	deleteCounters(ns, c.Log)
 	return nil
 }
 
@@ -106,9 +104,9 @@ func (f *family) cleanup(ctx context.Context, t table) (found bool, err error) {
 // nothing else. With iptables-legacy, to look is to make the table: it is done where
 // there was something in the others.
 func (f *family) cleanupMangle(ctx context.Context) error {
-	saved, err := f.tool.run(ctx, f.tool.save, []string{"-t", "mangle"}, nil)
-	if err != nil || !bytes.Contains(saved, []byte("\n:"+chainCanary+" ")) {
-		return err
+	var saved bytes.Buffer
+	if err := f.tool.Save(ctx, "mangle", &saved); err != nil || !bytes.Contains(saved.Bytes(), []byte("\n:"+chainCanary+" ")) {
+		return commandError(err, nil)
 	}
 	in := &input{chains: 1}
 	in.add("*mangle")

@@ -5,6 +5,7 @@ package iptables
 import (
 	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -72,11 +73,10 @@ type Config struct {
 	LockFile string
 	// Timeout is after how long a program is killed; 0 is 5 minutes.
 	Timeout time.Duration
-	// NetNS is a file descriptor of the network namespace to program; it is used
-	// only during the call of [New], and working elsewhere than where the process is
-	// takes CAP_SYS_ADMIN. 0 is the namespace of the thread that makes a call: New,
-	// and every other.
-	NetNS int
+	// NetNS is an open file of the network namespace to program; nil is the namespace
+	// of the thread that calls [New]. New duplicates the file, and working in a
+	// namespace other than the process's needs CAP_SYS_ADMIN.
+	NetNS *os.File
 	// Trace is told what there is after each Apply. It may be nil.
 	Trace *Trace
 	// Log is told of repairs and of Services that cannot be programmed; nil is

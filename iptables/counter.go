@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/iptables/internal/nfacct"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -84,11 +85,11 @@ func (f *family) notCounted(reason error) { f.log.Info(notCounted, slog.Any("rea
 
 // openAccounts returns what leads to the objects that rules count into, and makes
 // those; nil if that cannot be done, or is not wanted.
-func openAccounts(c Config) (*nfacct.Conn, error) {
+func openAccounts(c Config, ns *netns.Namespace) (*nfacct.Conn, error) {
 	if c.NoCounters {
 		return nil, nil
 	}
-	a, err := nfacct.Dial(c.NetNS)
+	a, err := nfacct.Dial(ns)
 	if err != nil {
 		return nil, err
 	}
@@ -115,8 +116,8 @@ func makeCounters(a *nfacct.Conn, c counters) error {
 // another family's rules, or of somebody else's, stay. On kernels that take their time
 // to give up what deleted rules of nf_tables held (before Linux 6.10 they may) one may
 // stay, too, which does no harm.
-func deleteCounters(netns int, log *slog.Logger) {
-	a, err := nfacct.Dial(max(netns, 0))
+func deleteCounters(ns *netns.Namespace, log *slog.Logger) {
+	a, err := nfacct.Dial(ns)
 	if err != nil {
 		log.Debug("iptables: counters are not looked for", slog.Any("reason", err))
 		return

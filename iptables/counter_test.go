@@ -69,7 +69,7 @@ func (r *rig) counted(table, text string) (sum Counter) {
 // accounts leads to the accounting objects of the rig's namespace.
 func (r *rig) accounts() *nfacct.Conn {
 	r.Helper()
-	c, err := nfacct.Dial(r.host.FD())
+	c, err := nfacct.Dial(r.host.Namespace())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestCountsInvalidPackets(t *testing.T) {
 			must(node.AddRoute(to, clientAddr.Addr(), ""))
 			must(client.AddRoute(to, nodeAddr.Addr(), ""))
 		}
-		r := newRig(t, flavour, func(c *Config) { c.NetNS = node.FD() })
+		r := newRig(t, flavour, func(c *Config) { c.NetNS = node.File() })
 		r.host = node
 		needCounters(t, r.backend)
 		r.sync()

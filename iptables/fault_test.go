@@ -263,8 +263,8 @@ func fewFiles(flavour Flavour) error {
 		return err
 	}
 	text := func() (string, error) {
-		out, err := b.families[0].tool.run(ctx, b.families[0].tool.save, nil, nil)
-		return strings.Join(listingOf(string(out))["nat KUBE-SERVICES"], "\n"), err
+		out, err := saved(ctx, b.families[0])
+		return strings.Join(listingOf(out)["nat KUBE-SERVICES"], "\n"), err
 	}
 	p.tracker.SetService(svc(0))
 	p.tracker.SetSlice(slice(0, tracker.IPv4, 1, 2))
@@ -331,7 +331,7 @@ func readOnlySysctl() error {
 	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		return fmt.Errorf("remount: %w", err)
 	}
-	if err := os.WriteFile(routeLocalnet, []byte("1"), 0); !errors.Is(err, syscall.EROFS) {
+	if err := os.WriteFile("/proc/sys/"+routeLocalnet, []byte("1"), 0); !errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("writing the sysctl: %w, want EROFS", err)
 	}
 	ctx := context.Background()
@@ -352,8 +352,8 @@ func readOnlySysctl() error {
 	if got := log.String(); !strings.Contains(got, "NodePorts do not answer at loopback addresses") || !strings.Contains(got, "read-only file system") {
 		return fmt.Errorf("the log is %s", got)
 	}
-	out, err := b.families[0].tool.run(ctx, b.families[0].tool.save, nil, nil)
-	if err != nil || !strings.Contains(string(out), "--dport 30000") || !strings.Contains(string(out), "-j DNAT") {
+	out, err := saved(ctx, b.families[0])
+	if err != nil || !strings.Contains(out, "--dport 30000") || !strings.Contains(out, "-j DNAT") {
 		return fmt.Errorf("there is\n%s: %w", out, err)
 	}
 	return b.Check(ctx)

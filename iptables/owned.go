@@ -8,7 +8,7 @@ import (
 	"hash/maphash"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/go-proxier/proxier/internal/netns"
 )
 
 // Owned reports whether a [Backend] has written what is in the tables, in any
@@ -19,15 +19,13 @@ func Owned(ctx context.Context, c Config) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	netns := -1
-	if c.NetNS != 0 {
-		if netns, err = unix.FcntlInt(uintptr(c.NetNS), unix.F_DUPFD_CLOEXEC, 3); err != nil {
-			return false, fmt.Errorf("iptables: network namespace: %w", err)
-		}
-		defer unix.Close(netns)
+	ns, err := netns.Open(c.NetNS)
+	if err != nil {
+		return false, fmt.Errorf("iptables: %w", err)
 	}
+	defer ns.Close()
 	for _, fam := range c.Families {
-		t, err := newTool(ctx, c, fam, netns)
+		t, err := findTool(ctx, c, fam, ns)
 		if err != nil {
 			return false, err
 		}

@@ -25,7 +25,7 @@ func TestOwned(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := testConfig(t, flavour)
-		c.NetNS = h.FD()
+		c.NetNS = h.File()
 		owned := func(what string, want bool) {
 			t.Helper()
 			if got, err := Owned(t.Context(), c); err != nil || got != want {

@@ -38,7 +38,7 @@ func newRig(tb testing.TB, flavour Flavour, edits ...func(*Config)) *rig {
 	tb.Helper()
 	r := &rig{TB: tb, flavour: flavour, host: netlab.NewHost(tb)}
 	r.config = testConfig(tb, flavour)
-	r.config.NetNS = r.host.FD()
+	r.config.NetNS = r.host.File()
 	for _, e := range edits {
 		e(&r.config)
 	}

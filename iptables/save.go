@@ -39,7 +39,7 @@ func hashChain(seed maphash.Seed, rules []string) uint64 {
 }
 
 // readKernel reads a table.
-func (t *tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*kernelTable, error) {
+func (t tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*kernelTable, error) {
 	r, w := io.Pipe()
 	done := make(chan *kernelTable, 1)
 	go func() {
@@ -48,7 +48,7 @@ func (t *tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*k
 		_, _ = io.Copy(io.Discard, r)
 		done <- k
 	}()
-	err := t.stream(ctx, t.save, []string{"-t", tab.String()}, nil, w)
+	err := commandError(t.Save(ctx, tab.String(), w), nil)
 	w.Close()
 	return <-done, err
 }

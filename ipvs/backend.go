@@ -9,11 +9,15 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/iptool"
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -24,6 +28,8 @@ type Backend struct {
 	config Config
 
 	mu     sync.Mutex
+	ns     *netns.Namespace
+	tools  map[tracker.Family]*iptool.Tool
 	kernel *kernel
 	sets   *ipsets
 	device *device
@@ -45,12 +51,12 @@ func New(c Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{config: c, rules: map[tracker.Family]written{}}
-	err = within(c.NetNS, func() error {
-		if err := b.open(); err != nil {
-			return err
-		}
-		return b.probe()
-	})
+	if err = b.open(); err == nil {
+		err = b.findTools(context.Background())
+	}
+	if err == nil {
+		err = b.probe()
+	}
 	if err != nil {
 		b.close()
 		return nil, err
@@ -58,18 +64,62 @@ func New(c Config) (*Backend, error) {
 	return b, nil
 }
 
-// open opens the sockets, in the calling thread's namespace.
+// open opens the namespace and the sockets in it.
 func (b *Backend) open() (err error) {
-	if b.kernel, err = dialKernel(b.config.NetNS, b.config.Forwarding); err != nil {
-		return errNoIPVS(err)
-	}
-	if b.sets, err = dialIPSets(b.config.NetNS); err != nil {
+	if b.ns, err = netns.Open(b.config.NetNS); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
-	if b.device, err = dialDevice(b.config.NetNS, b.config.Device); err != nil {
+	return b.ns.Do(func() (err error) {
+		if b.kernel, err = dialKernel(b.config.Forwarding); err != nil {
+			return errNoIPVS(err)
+		}
+		return b.openOthers()
+	})
+}
+
+// openOthers opens the sockets of ipset and rtnetlink, in the calling thread's
+// namespace.
+func (b *Backend) openOthers() (err error) {
+	if b.sets, err = dialIPSets(); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	if b.device, err = dialDevice(b.config.Device); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
 	return nil
+}
+
+// findTools finds the iptables tools of each family. They are the one thing that is
+// done by programs, because the kernel's interface for these rules is theirs alone.
+func (b *Backend) findTools(ctx context.Context) error {
+	b.tools = map[tracker.Family]*iptool.Tool{}
+	for _, f := range b.config.Families {
+		t, err := findTool(ctx, b.config, f, b.ns)
+		if errors.Is(err, iptool.ErrUnsupported) {
+			return &UnsupportedError{Feature: "iptables", Err: err}
+		}
+		if err != nil {
+			return fmt.Errorf("ipvs: %w", err)
+		}
+		b.tools[f] = t
+	}
+	return nil
+}
+
+// findTool finds the iptables tools of a family.
+func findTool(ctx context.Context, c Config, f tracker.Family, ns *netns.Namespace) (*iptool.Tool, error) {
+	flavour := map[IPTables]string{SystemTables: "", NFTables: "nft", LegacyTables: "legacy"}[c.IPTables]
+	return iptool.Find(ctx, iptool.Config{Family: f, Flavour: flavour, Namespace: ns, LockWait: lockWait})
+}
+
+// lockWait bounds the wait for another program that holds the xtables lock.
+const lockWait = 10 * time.Second
+
+// saved returns what iptables-save prints of all tables.
+func saved(ctx context.Context, t *iptool.Tool) (string, error) {
+	var out strings.Builder
+	err := t.Save(ctx, "", &out)
+	return out.String(), err
 }
 
 func (b *Backend) close() {
@@ -81,6 +131,9 @@ func (b *Backend) close() {
 	}
 	if b.device != nil {
 		b.device.close()
+	}
+	if b.ns != nil {
+		b.ns.Close()
 	}
 }
 
@@ -123,8 +176,8 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 		failed := map[tracker.Key]error{}
 		for _, s := range b.states {
-			w := newWork(b, s, failed)
-			if err := w.apply(ctx, d); err != nil {
+			u := newUpdate(b, s, failed)
+			if err := u.apply(ctx, d); err != nil {
 				if errors.Is(err, ruleset.ErrNeedFull) {
 					b.config.Log.Warn("ipvs: reading all", slog.Any("reason", err))
 				}
@@ -166,7 +219,7 @@ func (b *Backend) do(ctx context.Context, f func() error) error {
 // read sets up the node and reads what is in the kernel, before a full delta.
 func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	if !b.config.KeepSysctls {
-		if err := within(b.config.NetNS, b.setSysctls); err != nil {
+		if err := b.ns.Do(b.setSysctls); err != nil {
 			return fmt.Errorf("ipvs: %w", err)
 		}
 	}
@@ -211,7 +264,7 @@ func (b *Backend) setSysctls() error {
 func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	s := newState(f)
 	for id := range setCount {
-		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries[e] = entryState{mark: mark} })
+		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries.found(e, mark) })
 		if err != nil {
 			return nil, err
 		}
@@ -220,14 +273,14 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	if _, err := b.device.changed(); err != nil {
 		return nil, err
 	}
-	err := b.device.addresses(f, func(a netip.Addr) { s.bound[a] = 0 }, func(a netip.Addr) { s.own[a] = true })
+	err := b.device.addresses(f, func(a netip.Addr) { s.bound.found(a, struct{}{}) }, func(a netip.Addr) { s.own[a] = true })
 	if err != nil {
 		return nil, err
 	}
 	err = b.kernel.virtuals(f, func(k virtualKey, v virtual) {
 		proto := k.proto
 		if k.mark != 0 {
-			proto = protoTCP // not told; the one that matters
+			proto = inet.TCP // not told; the one that matters
 		}
 		s.virtuals[k] = &virtualState{virtual: v, proto: proto, reals: map[netip.AddrPort]realState{}}
 	})
@@ -239,13 +292,13 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 			v.reals[r.at] = realState{uint16(r.weight), serving}
 			if r.weight == 0 {
 				v.reals[r.at] = realState{0, draining}
-				s.drain(k, r.at, now)
+				s.startDrain(k, r.at, now)
 			}
 		})
 		if errors.Is(err, unix.ESRCH) {
 			// Somebody else's, gone in the meantime.
 			delete(s.virtuals, k)
-			delete(s.draining, k)
+			delete(s.drainingReals, k)
 			continue
 		}
 		if err != nil {
@@ -253,10 +306,6 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 		}
 	}
 	return s, nil
-}
-
-func (b *Backend) iptables(f tracker.Family) iptables {
-	return iptables{b.config.IPTables, f, b.config.NetNS}
 }
 
 // written is the netfilter rules in place in one family.
@@ -279,20 +328,20 @@ func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, rea
 		s.node = n
 		return nil
 	}
-	tool := b.iptables(s.family)
-	saved, err := tool.save(ctx)
+	tool := b.tools[s.family]
+	have, err := saved(ctx, tool)
 	if err != nil {
 		return err
 	}
-	if text != last.text || ownRules(tables, saved) != last.saved {
-		if err := tool.restore(ctx, restoreAll(tables, saved)); err != nil {
+	if text != last.text || ownRules(tables, have) != last.saved {
+		if err := tool.Restore(ctx, []byte(restoreAll(tables, have))); err != nil {
 			return err
 		}
-		if saved, err = tool.save(ctx); err != nil {
+		if have, err = saved(ctx, tool); err != nil {
 			return err
 		}
 	}
-	b.rules[s.family] = written{text, ownRules(tables, saved)}
+	b.rules[s.family] = written{text, ownRules(tables, have)}
 	s.node = n
 	return nil
 }

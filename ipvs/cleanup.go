@@ -40,16 +40,11 @@ func (b *Backend) cleanup(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	err := within(b.config.NetNS, func() error {
-		err := b.open()
-		if errors.Is(err, errNoFamily) {
-			// Rules and sets may be there all the same.
-			if b.sets, err = dialIPSets(b.config.NetNS); err == nil {
-				b.device, err = dialDevice(b.config.NetNS, b.config.Device)
-			}
-		}
-		return err
-	})
+	err := b.open()
+	if errors.Is(err, errNoFamily) {
+		// Rules and sets may be there all the same.
+		err = b.ns.Do(b.openOthers)
+	}
 	if err != nil {
 		return err
 	}
@@ -74,7 +69,7 @@ func (b *Backend) cleanupVirtuals(f tracker.Family) error {
 	}
 	s := newState(f)
 	for id := range setCount {
-		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries[e] = entryState{mark: mark} })
+		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries.found(e, mark) })
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
@@ -97,17 +92,20 @@ func (b *Backend) cleanupVirtuals(f tracker.Family) error {
 }
 
 func (b *Backend) cleanupRules(ctx context.Context, f tracker.Family) error {
-	tool := b.iptables(f)
-	saved, err := tool.save(ctx)
+	tool, err := findTool(ctx, b.config, f, b.ns)
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	have, err := saved(ctx, tool)
+	if err != nil {
+		return err
+	}
 	tables := rules{family: f, mark: b.config.mark(), marks: b.config.Marks, node: &ruleset.Node{}}.tables()
-	if input := removeAll(tables, saved); input != "" {
-		return tool.restore(ctx, input)
+	if input := removeAll(tables, have); input != "" {
+		return tool.Restore(ctx, []byte(input))
 	}
 	return nil
 }

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -77,10 +79,10 @@ type Config struct {
 	// IPTables is which of the iptables tools is used; the zero value is the one that
 	// the system has chosen.
 	IPTables IPTables
-	// NetNS is a file descriptor of the network namespace to program; 0 is that of
-	// the thread that calls New, which must then be that of every call. It must stay
-	// open until [Backend.Close].
-	NetNS int
+	// NetNS is an open file of the network namespace to program; nil is the namespace
+	// of the thread that calls [New]. New duplicates the file, and working in a
+	// namespace other than the process's needs CAP_SYS_ADMIN.
+	NetNS *os.File
 	// Log is told of repairs, of what the kernel lacks and of Services that cannot be
 	// programmed; nil is silence.
 	Log *slog.Logger
@@ -200,7 +202,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Drain.Gracefully = []v1.Protocol{v1.ProtocolTCP}
 	}
 	for _, p := range c.Drain.Gracefully {
-		if protocolNumber(p) == 0 {
+		if inet.Protocol(p) == 0 {
 			return bad("protocol %q of Drain is none", p)
 		}
 	}
@@ -244,9 +246,6 @@ func (c Config) withDefaults() (Config, error) {
 	if c.IPTables > LegacyTables {
 		return bad("variant %d of iptables is none", c.IPTables)
 	}
-	if c.NetNS < 0 {
-		return bad("network namespace %d", c.NetNS)
-	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -287,20 +286,4 @@ func (c Config) hashing() Scheduler {
 // excluded reports whether a virtual server at the address is somebody else's.
 func (c Config) excluded(a netip.Addr) bool {
 	return slices.ContainsFunc(c.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
-// IP protocol numbers (include/uapi/linux/in.h).
-const protoTCP, protoUDP, protoSCTP = 6, 17, 132
-
-// protocolNumber returns the IP protocol number, 0 for what is none of ours.
-func protocolNumber(p v1.Protocol) uint8 {
-	switch p {
-	case v1.ProtocolTCP:
-		return protoTCP
-	case v1.ProtocolUDP:
-		return protoUDP
-	case v1.ProtocolSCTP:
-		return protoSCTP
-	}
-	return 0
 }

@@ -39,7 +39,6 @@ func TestConfig(t *testing.T) {
 		"marks beside the mask": {Marks: Marks{Value: 0x3001, Mask: 0xfffff000}},
 		"marks with all bits":   {Marks: Marks{Value: 0x3000, Mask: 0x3000}},
 		"no such iptables":      {IPTables: 9},
-		"network namespace":     {NetNS: -1},
 	} {
 		if _, err := New(c); !errors.Is(err, ErrConfig) {
 			t.Errorf("%s: %v", name, err)

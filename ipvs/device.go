@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -21,37 +22,43 @@ import (
 // device is the dummy device that makes the Services' addresses local.
 type device struct {
 	name  string
-	route *socket[*netlink.Handle]
+	route *netlink.Handle
 	index int
 	// calls is how many requests were made.
 	calls int
-	// news tells of changes of any address.
-	news *socket[int]
-	buf  [1 << 15]byte
+	// events is the descriptor of a socket that receives changes of addresses.
+	events int
+	buf    [1 << 15]byte
 }
 
 // dialDevice opens sockets in the calling thread's namespace.
-func dialDevice(netns int, name string) (*device, error) {
-	d := &device{name: name, route: routeSocket(netns), news: newsSocket(netns)}
-	if err := d.route.dial(); err != nil {
-		return nil, err
+func dialDevice(name string) (*device, error) {
+	route, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	if err := d.news.dial(); err != nil {
-		d.route.close()
+	d := &device{name: name, route: route}
+	if err = route.SetSocketTimeout(netlinkTimeout); err != nil {
+		err = fmt.Errorf("netlink: %w", err)
+	} else {
+		d.events, err = dialAddressEvents()
+	}
+	if err != nil {
+		route.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
 func (d *device) close() {
-	d.route.close()
-	d.news.close()
+	d.route.Close()
+	unix.Close(d.events)
 }
 
 // use makes a request.
 func (d *device) use(f func(*netlink.Handle) error) error {
 	d.calls++
-	return d.route.use(f)
+	return socketError(f(d.route))
 }
 
 // link returns the device of the name.
@@ -108,7 +115,7 @@ func (d *device) addresses(f tracker.Family, bound, own func(netip.Addr)) error 
 	var err error
 	for range 10 {
 		err = d.use(func(h *netlink.Handle) (err error) {
-			list, err = h.AddrList(nil, int(addressFamily(f)))
+			list, err = h.AddrList(nil, int(inet.AF(f)))
 			return err
 		})
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -164,12 +171,12 @@ func (d *device) bind(a netip.Addr) error {
 	return nil
 }
 
-// settle waits until the addresses are local. The kernel makes IPv6 addresses so some
-// time after they were added (addrconf_dad_work of net/ipv6/addrconf.c); a packet that
+// waitLocal waits until the addresses are local. The kernel makes IPv6 addresses local
+// some time after they were added (addrconf_dad_work of net/ipv6/addrconf.c); a packet that
 // comes before that is sent away.
-func (d *device) settle(ctx context.Context, addrs []netip.Addr) error {
-	const patience = 5 * time.Second
-	deadline := time.Now().Add(patience)
+func (d *device) waitLocal(ctx context.Context, addrs []netip.Addr) error {
+	const timeout = 5 * time.Second
+	deadline := time.Now().Add(timeout)
 	for _, a := range addrs {
 		for {
 			var routes []netlink.Route
@@ -181,7 +188,7 @@ func (d *device) settle(ctx context.Context, addrs []netip.Addr) error {
 				break
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("%w: address %s on %s is not local after %s (%v)", ruleset.ErrNeedFull, a, d.name, patience, err)
+				return fmt.Errorf("%w: address %s on %s is not local after %s (%v)", ruleset.ErrNeedFull, a, d.name, timeout, err)
 			}
 			select {
 			case <-ctx.Done():
@@ -222,23 +229,9 @@ func (d *device) remove() error {
 
 // changed reports whether an address of the node has come or gone on another
 // device since the last call. It does not wait.
-func (d *device) changed() (bool, error) {
-	// News may have been lost with the socket.
-	changed := d.news.lost()
-	err := d.news.use(func(fd int) error {
-		more, err := d.readNews(fd)
-		changed = changed || more
-		return err
-	})
-	if err != nil {
-		return true, fmt.Errorf("news of addresses: %w", err)
-	}
-	return changed, nil
-}
-
-func (d *device) readNews(fd int) (changed bool, err error) {
+func (d *device) changed() (changed bool, err error) {
 	for {
-		n, _, err := unix.Recvfrom(fd, d.buf[:], unix.MSG_DONTWAIT)
+		n, _, err := unix.Recvfrom(d.events, d.buf[:], unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return changed, nil
@@ -249,7 +242,7 @@ func (d *device) readNews(fd int) (changed bool, err error) {
 			changed = true
 			continue
 		case err != nil:
-			return true, err
+			return true, fmt.Errorf("read changes of addresses: %w", socketError(err))
 		}
 		for b := d.buf[:n]; len(b) >= unix.SizeofNlMsghdr; {
 			size := int(binary.NativeEndian.Uint32(b))

@@ -26,6 +26,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
@@ -128,7 +129,7 @@ func newFire(t *testing.T) *fire {
 		}
 		tb.Cleanup(func() {
 			if tb.Failed() {
-				describe(tb, env.NetNS)
+				describe(tb, env)
 			}
 			b.Close()
 		})
@@ -220,7 +221,7 @@ func (f *fire) kernel() string {
 		}
 	}
 	for e, s := range found.entries {
-		out = append(out, fmt.Sprintf("%s %s %d %d %s %#x", e.set.name(tracker.IPv4), e.addr, e.proto, e.port, e.other, s.mark))
+		out = append(out, fmt.Sprintf("%s %s %d %d %s %#x", e.set.name(tracker.IPv4), e.addr, e.proto, e.port, e.other, s.value))
 	}
 	out = append(out, fmt.Sprint("device: ", there))
 	for a := range found.bound {
@@ -282,7 +283,7 @@ func (f *fire) adopted() {
 	}
 	// The virtual servers are listed twice or a few times more, all sets are created,
 	// found there, looked at and listed, and everything else is listed once.
-	least := 2 + strings.Count(before, "\nvirtual ") + len(b.states[0].leaving)
+	least := 2 + strings.Count(before, "\nvirtual ") + len(b.states[0].retired)
 	if got := b.kernel.calls; got < least || got > least+18 {
 		f.t.Errorf("a new process has made %d requests of IPVS, %d expected", got, least)
 	}
@@ -543,7 +544,7 @@ func faults() error {
 		return err
 	}
 	pods, rng := strings.Fields(os.Getenv(podsEnv)), rand.New(rand.NewPCG(1, 1))
-	changeWithin := func(ctx context.Context) error {
+	change := func() error {
 		hand(a.tracker, pods, 1+rng.IntN(len(pods)), rng)
 		for i := range 4 {
 			a.tracker.SetService(svc(rng.IntN(8), nodePort(30000+int32(i)), externalIPs(fmt.Sprint("198.18.0.", rng.IntN(200)))))
@@ -552,7 +553,6 @@ func faults() error {
 		}
 		return a.cursor.Sync(ctx)
 	}
-	change := func() error { return changeWithin(ctx) }
 	// recovered is what has to hold after each fault, of whatever was asked for
 	// during it.
 	recovered := func() error {
@@ -583,7 +583,7 @@ func faults() error {
 				}
 			}
 			for _, addr := range p.bind {
-				if s.bound[addr] == 0 {
+				if s.bound[addr].owners == 0 {
 					return fmt.Errorf("%v: %v is not bound", sv.Key, addr)
 				}
 			}
@@ -634,7 +634,7 @@ func faults() error {
 			}, err
 		}, 10},
 		{"news of addresses that do not fit", func() (func() error, error) {
-			fd := a.backend.device.news.fd
+			fd := a.backend.device.events
 			size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 			if err != nil {
 				return nil, err
@@ -642,44 +642,6 @@ func faults() error {
 			err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1)
 			return func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2) }, errors.Join(err, fillWithNews())
 		}, 1},
-	}
-	// Every socket is closed by a mistake elsewhere, and its number given to another file
-	// or not: nothing fails, and nothing happens to the other file.
-	sockets := map[string]interface {
-		lost() bool
-		descriptor() int
-	}{
-		"IPVS": a.backend.kernel.socket, "ipset": a.backend.sets.socket, "rtnetlink": a.backend.device.route, "news": a.backend.device.news,
-	}
-	pipe := func() (ours, theirs int, err error) {
-		var ends [2]int
-		err = unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK)
-		return ends[1], ends[0], err
-	}
-	pair := func() (ours, theirs int, err error) {
-		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		return ends[1], ends[0], err
-	}
-	others := map[string]func() (ours, theirs int, err error){"IPVS": pair, "ipset": pipe, "rtnetlink": pair, "news": pipe}
-	for name, socket := range sockets {
-		list = append(list, fault{"the socket of " + name + " is closed", func() (func() error, error) {
-			return func() error { return nil }, unix.Close(socket.descriptor())
-		}, 1})
-		list = append(list, fault{"the socket of " + name + " is something else", func() (func() error, error) {
-			ours, theirs, err := others[name]()
-			if err != nil {
-				return nil, err
-			}
-			lost := socket.descriptor()
-			err = errors.Join(unix.Dup3(ours, lost, unix.O_CLOEXEC), unix.Close(ours))
-			return func() error {
-				// Nobody has written to it, nor closed it.
-				if n, err := unix.Read(theirs, make([]byte, 100)); !errors.Is(err, unix.EAGAIN) {
-					return fmt.Errorf("%d bytes in somebody else's file: %w", n, err)
-				}
-				return errors.Join(unix.Close(lost), unix.Close(theirs))
-			}, err
-		}, 1})
 	}
 	for _, fault := range list {
 		undo, err := fault.do()
@@ -699,43 +661,43 @@ func faults() error {
 		if err := recovered(); err != nil {
 			return fmt.Errorf("after %s: %w", fault.name, err)
 		}
-		if err := netlinkSockets(); err != nil {
+		if err := checkSockets(); err != nil {
 			return fmt.Errorf("after %s: %w", fault.name, err)
 		}
 	}
-	// All of them, time and again, in the middle of a delta.
-	closed := 0
-	for _, full := range []bool{false, true} {
-		if full {
-			a.cursor.Resync()
-		}
-		err := changeWithin(pausing{ctx, func() error {
-			for _, socket := range sockets {
-				if socket.lost() {
-					continue // since last time: nobody has needed it
-				}
-				closed++
-				if err := unix.Close(socket.descriptor()); err != nil {
-					return err
-				}
-			}
-			return nil
-		}})
+	// Another part of the process closes a socket: the backend reports that, and a new
+	// backend takes over.
+	for _, protocol := range []int{unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER, unix.NETLINK_GENERIC} {
+		sockets, err := netlinkSockets()
 		if err != nil {
-			return fmt.Errorf("closed in the middle of a delta: %w", err)
+			return err
 		}
+		for _, fd := range sockets[protocol] {
+			if err := unix.Close(fd); err != nil {
+				return err
+			}
+		}
+		a.cursor.Resync()
+		if err := change(); !errors.Is(err, os.ErrClosed) {
+			return fmt.Errorf("with a closed socket of protocol %d: %w, want os.ErrClosed", protocol, err)
+		}
+		a.cursor.Detach()
+		if err := a.backend.Close(); err != nil {
+			return err
+		}
+		if a.backend, err = New(Config{Families: []tracker.Family{tracker.IPv4}}); err != nil {
+			return err
+		}
+		a.cursor = a.engine.Attach("next", a.backend)
 		if err := recovered(); err != nil {
-			return fmt.Errorf("after they were closed in the middle of a delta: %w", err)
+			return fmt.Errorf("after a closed socket of protocol %d: %w", protocol, err)
 		}
 	}
-	if closed < 12 {
-		return fmt.Errorf("closed %d times only", closed)
-	}
-	return netlinkSockets()
+	return checkSockets()
 }
 
-// pausing is a context with something to be done whenever somebody asks whether it has
-// come to its end, as a Backend does between the steps of its work.
+// pausing is a context that calls do whenever its Err is called, as a Backend does
+// between the steps of its work.
 type pausing struct {
 	context.Context
 	do func() error
@@ -766,29 +728,42 @@ func fillWithNews() error {
 	return nil
 }
 
-// netlinkSockets fails unless the process has those netlink sockets that a Backend
+// checkSockets fails unless the process has those netlink sockets that a Backend
 // needs, and no more.
-func netlinkSockets() error {
-	entries, err := os.ReadDir("/proc/self/fd")
+func checkSockets() error {
+	sockets, err := netlinkSockets()
 	if err != nil {
 		return err
 	}
-	protocols := map[int]int{}
+	count := map[int]int{}
+	for protocol, fds := range sockets {
+		count[protocol] = len(fds)
+	}
+	if want := map[int]int{unix.NETLINK_ROUTE: 2, unix.NETLINK_NETFILTER: 1, unix.NETLINK_GENERIC: 1}; !maps.Equal(count, want) {
+		return fmt.Errorf("the netlink sockets are, by protocol, %v, want %v", count, want)
+	}
+	return nil
+}
+
+// netlinkSockets returns the descriptors of the process's netlink sockets by protocol.
+func netlinkSockets() (map[int][]int, error) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return nil, err
+	}
+	out := map[int][]int{}
 	for _, e := range entries {
 		fd, err := strconv.Atoi(e.Name())
 		if err != nil {
-			return err
+			return nil, err
 		}
 		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 		if err == nil && domain == unix.AF_NETLINK {
-			protocols[protocol]++
+			out[protocol] = append(out[protocol], fd)
 		}
 	}
-	if want := map[int]int{unix.NETLINK_ROUTE: 2, unix.NETLINK_NETFILTER: 1, unix.NETLINK_GENERIC: 1}; !maps.Equal(protocols, want) {
-		return fmt.Errorf("the netlink sockets are, by protocol, %v, want %v", protocols, want)
-	}
-	return nil
+	return out, nil
 }
 
 // testRefused has the kernel refuse single elements among those of many Services:
@@ -825,7 +800,7 @@ func testRefused(f *fire) {
 			t.Fatal(err)
 		}
 		for i := range services {
-			v := found.virtuals[virtualKey{family: tracker.IPv4, proto: protoTCP, at: netip.MustParseAddrPort(clusterIP(100+i) + ":80")}]
+			v := found.virtuals[virtualKey{family: tracker.IPv4, proto: inet.TCP, at: netip.MustParseAddrPort(clusterIP(100+i) + ":80")}]
 			if slices.Contains(but, i) {
 				continue
 			}
@@ -959,12 +934,12 @@ func testChangingLists(t *testing.T) {
 	stop := make(chan struct{})
 	var others []chan error
 	for _, h := range []*netlab.Host{r.host, newHost(t)} {
-		b, err := New(Config{NetNS: h.FD(), Families: []tracker.Family{tracker.IPv4}})
+		b, err := New(Config{NetNS: h.File(), Families: []tracker.Family{tracker.IPv4}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { b.Close() })
-		link, err := b.device.route.handle.LinkByName("eth0")
+		link, err := b.device.route.LinkByName("eth0")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -980,7 +955,7 @@ func testChangingLists(t *testing.T) {
 				default:
 				}
 				a := netip.AddrFrom4([4]byte{198, 18, byte(i >> 8 & 1), byte(i)})
-				k := virtualKey{family: tracker.IPv4, proto: protoTCP, at: netip.AddrPortFrom(a, 99)}
+				k := virtualKey{family: tracker.IPv4, proto: inet.TCP, at: netip.AddrPortFrom(a, 99)}
 				if err := errors.Join(b.kernel.addVirtual(k, virtual{scheduler: RoundRobin}), b.device.bind(a), b.kernel.delVirtual(k), b.device.unbind(a)); err != nil {
 					done <- err
 					return

@@ -220,7 +220,7 @@ func testNoMaglev(t *testing.T) {
 		}
 	}()
 	h := newHost(t)
-	err := Probe(Config{NetNS: h.FD(), Scheduler: Maglev})
+	err := Probe(Config{NetNS: h.File(), Scheduler: Maglev})
 	if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "module ip_vs_mh") {
 		t.Errorf("a scheduler that was asked for and is not there: %v", err)
 	}

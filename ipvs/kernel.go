@@ -8,23 +8,19 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"time"
 
 	moby "github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// netlinkTimeout is how long an answer of the kernel is waited for. Package moby/ipvs
-// has no limit; IPVS answers while the request is made.
-const netlinkTimeout = 30 * time.Second
-
 // kernel is IPVS as the kernel has it, by github.com/moby/ipvs.
 type kernel struct {
-	socket     *socket[*moby.Handle]
+	handle     *moby.Handle
 	forwarding Forwarding
 	// calls is how many requests were made.
 	calls int
@@ -34,12 +30,12 @@ type kernel struct {
 var errNoFamily = errors.New("the kernel has no generic netlink family IPVS: its module ip_vs is missing or not loaded")
 
 // dialKernel opens a handle in the calling thread's namespace.
-func dialKernel(netns int, f Forwarding) (*kernel, error) {
-	k := &kernel{socket: mobySocket(netns), forwarding: f}
-	if err := k.socket.dial(); err != nil {
+func dialKernel(f Forwarding) (*kernel, error) {
+	h, err := openIPVS()
+	if err != nil {
 		return nil, err
 	}
-	return k, nil
+	return &kernel{handle: h, forwarding: f}, nil
 }
 
 func openIPVS() (*moby.Handle, error) {
@@ -88,18 +84,18 @@ func isErrno(err error) bool {
 	return errors.As(err, &errno)
 }
 
-func (k *kernel) close() { k.socket.close() }
+func (k *kernel) close() { k.handle.Close() }
 
 // use makes a request.
 func (k *kernel) use(f func(*moby.Handle) error) error {
 	k.calls++
-	return k.socket.use(f)
+	return socketError(f(k.handle))
 }
 
 // service returns a virtual server as moby has it.
 func (key virtualKey) service(v virtual) *moby.Service {
 	s := &moby.Service{
-		AddressFamily: uint16(addressFamily(key.family)),
+		AddressFamily: uint16(inet.AF(key.family)),
 		FWMark:        key.mark,
 		SchedName:     string(v.scheduler),
 		Flags:         v.flags,
@@ -121,11 +117,11 @@ func (key virtualKey) String() string {
 	switch {
 	case key.mark != 0:
 		return fmt.Sprintf("FWM %d %s", key.mark, key.family)
-	case key.proto == protoTCP:
+	case key.proto == inet.TCP:
 		return "TCP " + key.at.String()
-	case key.proto == protoUDP:
+	case key.proto == inet.UDP:
 		return "UDP " + key.at.String()
-	case key.proto == protoSCTP:
+	case key.proto == inet.SCTP:
 		return "SCTP " + key.at.String()
 	}
 	return fmt.Sprintf("protocol %d %s", key.proto, key.at)
@@ -178,7 +174,7 @@ func (k *kernel) listVirtuals(f tracker.Family, fn func(virtualKey, virtual)) er
 		return fmt.Errorf("list virtual servers: %w", err)
 	}
 	for _, s := range list {
-		if s.AddressFamily != uint16(addressFamily(f)) {
+		if s.AddressFamily != uint16(inet.AF(f)) {
 			continue
 		}
 		key := virtualKey{family: f, mark: s.FWMark}

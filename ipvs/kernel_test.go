@@ -250,7 +250,7 @@ func testCleanup(t *testing.T) {
 		lines(t, h, c)
 	}
 	before := state()
-	if err := Cleanup(context.Background(), Config{NetNS: h.FD()}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: h.File()}); err != nil {
 		t.Errorf("nothing to clean up: %v", err)
 	}
 	if after := state(); !slices.Equal(before, after) {
@@ -394,7 +394,7 @@ func testForeignScheduler(t *testing.T) {
 		return
 	}
 	h := newHost(t)
-	c := Config{NetNS: h.FD(), Scheduler: name, Families: []tracker.Family{tracker.IPv4}}
+	c := Config{NetNS: h.File(), Scheduler: name, Families: []tracker.Family{tracker.IPv4}}
 	if err := Probe(c); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "scheduler zz over IPv4 (module ip_vs_zz)") {
 		t.Errorf("without its module: %v", err)
 	}
@@ -429,12 +429,12 @@ func testMissingScheduler(t *testing.T) {
 		return
 	}
 	h := newHost(t)
-	err := Probe(Config{NetNS: h.FD(), Scheduler: WeightedOverflow})
+	err := Probe(Config{NetNS: h.File(), Scheduler: WeightedOverflow})
 	var unsupported *UnsupportedError
 	if !errors.Is(err, ErrUnsupported) || !errors.As(err, &unsupported) || !strings.Contains(err.Error(), "module ip_vs_ovf") {
 		t.Errorf("%v", err)
 	}
-	if err := Probe(Config{NetNS: h.FD(), Scheduler: RoundRobin}); err != nil {
+	if err := Probe(Config{NetNS: h.File(), Scheduler: RoundRobin}); err != nil {
 		t.Error(err)
 	}
 	if got := lines(t, h, "ipvsadm -Sn"); len(got) != 0 {
@@ -485,7 +485,7 @@ func testNode(t *testing.T) {
 	parameter := func(name string) string {
 		return strings.Join(lines(t, h, "cat /proc/sys/"+name), " ")
 	}
-	c := Config{NetNS: h.FD(), StrictARP: true, Timeouts: Timeouts{TCP: 100 * time.Second, UDP: 30 * time.Second}}
+	c := Config{NetNS: h.File(), StrictARP: true, Timeouts: Timeouts{TCP: 100 * time.Second, UDP: 30 * time.Second}}
 	lines(t, h, "ipvsadm --set 900 120 300")
 	r := newRig(t, h, c)
 	if parameter("net/ipv4/vs/conntrack") != "0" {
@@ -509,7 +509,7 @@ func testNode(t *testing.T) {
 		t.Error("a kernel parameter was not put right")
 	}
 	early := newHost(t)
-	c.NetNS = early.FD()
+	c.NetNS = early.File()
 	if err := SetSysctls(c); err != nil {
 		t.Error(err)
 	}
@@ -533,7 +533,7 @@ func testDisabledIPv6(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, families := range [][]tracker.Family{nil, {tracker.IPv6}} {
-		if err := Probe(Config{NetNS: h.FD(), Families: families}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
+		if err := Probe(Config{NetNS: h.File(), Families: families}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
 			t.Errorf("families %v: %v", families, err)
 		}
 	}
@@ -542,7 +542,7 @@ func testDisabledIPv6(t *testing.T) {
 	r.sync()
 	r.agree()
 	// What was there before can go.
-	if err := Cleanup(context.Background(), Config{NetNS: h.FD()}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: h.File()}); err != nil {
 		t.Error(err)
 	}
 	// A backend that served IPv6 before goes on with IPv4.
@@ -794,14 +794,17 @@ func testRules(t *testing.T) {
 	for _, variant := range []IPTables{NFTables, LegacyTables} {
 		for name, g := range goldenRules() {
 			h := newHost(t)
-			tool := iptables{variant, g.family, h.FD()}
+			tool, err := findTool(t.Context(), Config{IPTables: variant}, g.family, h.Namespace())
+			if err != nil {
+				t.Fatal(err)
+			}
 			golden, err := os.ReadFile("testdata/" + name)
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = within(h.FD(), func() error {
+			err = h.Do(func() error {
 				b := &Backend{}
-				if b.sets, err = dialIPSets(h.FD()); err != nil {
+				if b.sets, err = dialIPSets(); err != nil {
 					return err
 				}
 				defer b.close()
@@ -811,17 +814,17 @@ func testRules(t *testing.T) {
 					}
 				}
 				ctx := context.Background()
-				if err := tool.restore(ctx, string(golden)); err != nil {
+				if err := tool.Restore(ctx, golden); err != nil {
 					return err
 				}
-				first, err := tool.save(ctx)
+				first, err := saved(ctx, tool)
 				if err != nil {
 					return err
 				}
-				if err := tool.restore(ctx, restoreAll(g.tables(), first)); err != nil {
+				if err := tool.Restore(ctx, []byte(restoreAll(g.tables(), first))); err != nil {
 					return err
 				}
-				second, err := tool.save(ctx)
+				second, err := saved(ctx, tool)
 				if err != nil {
 					return err
 				}
@@ -833,17 +836,17 @@ func testRules(t *testing.T) {
 				if got := strings.Count(own, "\n-A "); got != rules {
 					return fmt.Errorf("%d rules of %d:\n%s", got, rules, own)
 				}
-				if err := tool.restore(ctx, removeAll(g.tables(), second)); err != nil {
+				if err := tool.Restore(ctx, []byte(removeAll(g.tables(), second))); err != nil {
 					return err
 				}
-				third, err := tool.save(ctx)
+				third, err := saved(ctx, tool)
 				if err == nil && strings.Contains(third, "KUBE") {
 					err = fmt.Errorf("left:\n%s", third)
 				}
 				return err
 			})
 			if err != nil {
-				t.Errorf("%s, %s: %v", tool.program("restore"), name, err)
+				t.Errorf("%s, %s: %v", tool.RestorePath(), name, err)
 			}
 		}
 	}

@@ -19,7 +19,6 @@ func TestMain(m *testing.M) {
 		"everything legacy": func() error { return everything(LegacyTables) },
 		"churn":             changeEndpoints,
 		"faults":            faults,
-		"restore":           restoreForever,
 		"sysctl":            readOnlySysctls,
 	}.Enter()
 	os.Exit(m.Run())

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+
+	"github.com/go-proxier/proxier/internal/netns"
 )
 
 // ownChain is a chain that kube-proxy does not have in any mode.
@@ -20,15 +22,24 @@ func Owned(ctx context.Context, c Config) (owned bool, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return false, err
 	}
+	ns, err := netns.Open(c.NetNS)
+	if err != nil {
+		return false, fmt.Errorf("ipvs: %w", err)
+	}
+	defer ns.Close()
 	for _, f := range c.Families {
-		saved, err := iptables{c.IPTables, f, c.NetNS}.save(ctx)
+		tool, err := findTool(ctx, c, f, ns)
 		if errors.Is(err, exec.ErrNotFound) {
 			continue
+		}
+		var have string
+		if err == nil {
+			have, err = saved(ctx, tool)
 		}
 		if err != nil {
 			return false, fmt.Errorf("ipvs: %w", err)
 		}
-		owned = owned || strings.Contains(saved, "\n:"+ownChain+" ")
+		owned = owned || strings.Contains(have, "\n:"+ownChain+" ")
 	}
 	return owned, nil
 }

@@ -26,7 +26,7 @@ func testOwned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Config{NetNS: h.FD(), IPTables: NFTables}
+	c := Config{NetNS: h.File(), IPTables: NFTables}
 	owned := func(what string, want bool) {
 		t.Helper()
 		if got, err := Owned(t.Context(), c); err != nil || got != want {

@@ -9,11 +9,11 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"os/exec"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -70,7 +70,7 @@ func Probe(c Config) error {
 }
 
 // probe tries the schedulers, with virtual servers at addresses for documentation
-// (RFC 5737, RFC 3849), looks for ipset, for IPv6, and for the programs.
+// (RFC 5737, RFC 3849), and looks for ipset and for IPv6.
 func (b *Backend) probe() error {
 	wanted := []Scheduler{b.config.Scheduler}
 	if b.config.Scheduler == "" {
@@ -83,12 +83,6 @@ func (b *Backend) probe() error {
 		for _, s := range wanted {
 			if err := b.tryScheduler(f, s); err != nil {
 				return err
-			}
-		}
-		for _, what := range []string{"save", "restore"} {
-			program := b.iptables(f).program(what)
-			if _, err := exec.LookPath(program); err != nil {
-				return &UnsupportedError{Feature: "program " + program, Err: err}
 			}
 		}
 	}
@@ -111,7 +105,7 @@ func (b *Backend) tryScheduler(f tracker.Family, s Scheduler) error {
 	if f == tracker.IPv6 {
 		addr = netip.MustParseAddr("2001:db8::")
 	}
-	k := virtualKey{family: f, proto: protoTCP, at: netip.AddrPortFrom(addr, 20000)}
+	k := virtualKey{family: f, proto: inet.TCP, at: netip.AddrPortFrom(addr, 20000)}
 	if err := b.kernel.addVirtual(k, virtual{scheduler: s, flags: s.flags(b.config.Hash)}); err != nil {
 		return &UnsupportedError{Feature: fmt.Sprintf("scheduler %s over %s (module ip_vs_%s)", s, f, s), Err: err}
 	}

@@ -63,7 +63,7 @@ func newHost(tb testing.TB) *netlab.Host {
 func newRig(tb testing.TB, h *netlab.Host, c Config) *rig {
 	tb.Helper()
 	r := &rig{tb: tb, host: h, config: c}
-	r.config.NetNS = h.FD()
+	r.config.NetNS = h.File()
 	var err error
 	r.tracker, err = tracker.New(tracker.Config{
 		Node:     tracker.NodeInfo{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8:1::1")}},

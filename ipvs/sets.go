@@ -5,6 +5,7 @@ package ipvs
 import (
 	"net/netip"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -132,13 +133,13 @@ type entry struct {
 // nodePortSet returns the set for a NodePort.
 func nodePortSet(proto uint8, local bool) setID {
 	switch {
-	case proto == protoTCP && local:
+	case proto == inet.TCP && local:
 		return setNodePortLocalTCP
-	case proto == protoTCP:
+	case proto == inet.TCP:
 		return setNodePortTCP
-	case proto == protoUDP && local:
+	case proto == inet.UDP && local:
 		return setNodePortLocalUDP
-	case proto == protoUDP:
+	case proto == inet.UDP:
 		return setNodePortUDP
 	case local:
 		return setNodePortLocalSCTP

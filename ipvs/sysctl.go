@@ -5,12 +5,11 @@ package ipvs
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/sysctl"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -76,8 +75,13 @@ func SetSysctls(c Config) error {
 	if err != nil {
 		return err
 	}
-	return within(c.NetNS, func() error {
-		k, err := dialKernel(c.NetNS, c.Forwarding)
+	ns, err := netns.Open(c.NetNS)
+	if err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	defer ns.Close()
+	return ns.Do(func() error {
+		k, err := dialKernel(c.Forwarding)
 		if err != nil {
 			return errNoIPVS(err)
 		}
@@ -103,20 +107,7 @@ func atLeast(release string, major, minor int) bool {
 }
 
 // set writes the parameter in the calling thread's namespace if it differs.
-func (s Sysctl) set() error {
-	path := filepath.Join("/proc/sys", filepath.FromSlash(s.Name))
-	old, err := os.ReadFile(path)
-	if err == nil && strings.TrimSpace(string(old)) == s.Value {
-		return nil
-	}
-	if err == nil {
-		err = os.WriteFile(path, []byte(s.Value), 0)
-	}
-	if err != nil {
-		return fmt.Errorf("set %s to %s: %w", s.Name, s.Value, err)
-	}
-	return nil
-}
+func (s Sysctl) set() error { return sysctl.Set(s.Name, s.Value) }
 
 func release() string {
 	var u unix.Utsname

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -115,18 +116,10 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return b.update(ctx, d)
 }
 
-// ready sees to it that there is a socket: one that was lost is opened anew, which
-// changes nothing of what is known of the tables.
+// ready returns an error if the backend is closed.
 func (b *Backend) ready() error {
 	if b.conn.Closed() {
 		return errClosed
-	}
-	renewed, err := b.conn.Renew()
-	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
-	}
-	if renewed {
-		b.config.Log.Warn("nftables: the netlink socket was closed by somebody else and is opened anew")
 	}
 	return nil
 }
@@ -134,7 +127,7 @@ func (b *Backend) ready() error {
 // Error is the kernel's refusal of a transaction. Its Errno is what errors.Is
 // finds, What says which of the backend's objects was refused and Message is the
 // kernel's own explanation, if it gave one.
-type Error = nlbatch.Error
+type Error = nfnl.Error
 
 func (b *Backend) table(f tracker.Family) *table {
 	for _, t := range b.tables {

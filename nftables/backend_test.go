@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -78,7 +79,7 @@ func (r *rig) start() {
 		r.backend.Close()
 	}
 	var err error
-	if r.backend, err = New(Config{NetNS: r.host.FD()}); err != nil {
+	if r.backend, err = New(Config{NetNS: r.host.File()}); err != nil {
 		r.Fatal(err)
 	}
 	r.backend.linger = 0
@@ -390,7 +391,7 @@ func TestCleanup(t *testing.T) {
 	r.tracker.SetService(svc(0))
 	r.sync()
 	for range 2 { // there is nothing to remove the second time
-		if err := Cleanup(context.Background(), Config{NetNS: r.host.FD()}); err != nil {
+		if err := Cleanup(context.Background(), Config{NetNS: r.host.File()}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -405,7 +406,7 @@ func TestTwoBackends(t *testing.T) {
 	r := newRig(t, netlab.NewHost(t))
 	r.tracker.SetService(svc(0))
 	r.sync()
-	other, err := New(Config{NetNS: r.host.FD(), Table: "another", Families: []tracker.Family{tracker.IPv6}})
+	other, err := New(Config{NetNS: r.host.File(), Table: "another", Families: []tracker.Family{tracker.IPv6}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -423,7 +424,7 @@ func TestTwoBackends(t *testing.T) {
 // that can.
 func TestServiceThatCannotBe(t *testing.T) {
 	t.Parallel()
-	b, err := New(Config{NetNS: netlab.NewHost(t).FD(), Families: []tracker.Family{tracker.IPv4}})
+	b, err := New(Config{NetNS: netlab.NewHost(t).File(), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -482,7 +483,7 @@ func TestProbeTableOfOthers(t *testing.T) {
 	if out, err := h.Output("nft", "add table ip proxier-probe; add chain ip proxier-probe theirs"); err != nil {
 		t.Fatal(err, out)
 	}
-	if err := Probe(Config{NetNS: h.FD()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, ErrUnsupported) {
+	if err := Probe(Config{NetNS: h.File()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, ErrUnsupported) {
 		t.Errorf("Probe says %v", err)
 	}
 	if out, err := h.Output("nft", "list table ip proxier-probe"); err != nil || !strings.Contains(out, "chain theirs") {
@@ -531,16 +532,16 @@ func withoutCapabilities(f func() error) error {
 func TestConfigIsChecked(t *testing.T) {
 	bit := uint8(32)
 	for name, c := range map[string]Config{
-		"table name":     {Table: "a b"},
-		"long name":      {Table: strings.Repeat("a", 56)},
-		"probe":          {Table: "proxier-probe"},
-		"shadow":         {Table: "proxier-shadow"},
-		"family":         {Families: []tracker.Family{5}},
-		"no family":      {Families: []tracker.Family{}},
-		"family twice":   {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
-		"mark bit":       {MasqueradeBit: &bit},
-		"sticky clients": {StickyClients: -1},
-		"name space":     {NetNS: 1 << 20},
+		"table name":        {Table: "a b"},
+		"long name":         {Table: strings.Repeat("a", 56)},
+		"probe":             {Table: "proxier-probe"},
+		"shadow":            {Table: "proxier-shadow"},
+		"family":            {Families: []tracker.Family{5}},
+		"no family":         {Families: []tracker.Family{}},
+		"family twice":      {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
+		"mark bit":          {MasqueradeBit: &bit},
+		"sticky clients":    {StickyClients: -1},
+		"network namespace": {NetNS: os.Stdin},
 	} {
 		if b, err := New(c); err == nil {
 			b.Close()

@@ -90,7 +90,7 @@ type pipeline struct {
 	backend *Backend
 }
 
-func newPipeline(tb testing.TB, netns int) *pipeline {
+func newPipeline(tb testing.TB, netns *os.File) *pipeline {
 	tb.Helper()
 	p := &pipeline{}
 	var err error
@@ -158,7 +158,7 @@ func BenchmarkColdStart(b *testing.B) {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
 			h := netlab.NewHost(b)
-			p := newPipeline(b, h.FD())
+			p := newPipeline(b, h.File())
 			p.take(w)
 			p.sync(b)
 			count := p.elements()
@@ -175,7 +175,7 @@ func BenchmarkColdStart(b *testing.B) {
 				runtime.GC()
 				resetPeak()
 				b.StartTimer()
-				p := newPipeline(b, h.FD())
+				p := newPipeline(b, h.File())
 				p.take(w)
 				p.sync(b)
 				b.StopTimer()
@@ -196,7 +196,7 @@ func ratio(b *testing.B, floor time.Duration, n int) {
 }
 
 func clean(b *testing.B, h *netlab.Host) {
-	if err := Cleanup(context.Background(), Config{NetNS: h.FD()}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: h.File()}); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -204,7 +204,7 @@ func clean(b *testing.B, h *netlab.Host) {
 // floorOf is what the kernel takes for a bare set of as many elements, in netlink
 // batches of 10,000.
 func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
-	conn, err := nlbatch.Dial(h.FD())
+	conn, err := nlbatch.Dial(h.File())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -237,7 +237,7 @@ func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 		}
 	}
 	took := time.Since(start)
-	if err := Cleanup(context.Background(), Config{NetNS: h.FD(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: h.File(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
 		b.Fatal(err)
 	}
 	return took
@@ -249,7 +249,7 @@ func BenchmarkRestart(b *testing.B) {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
 			h := netlab.NewHost(b)
-			p := newPipeline(b, h.FD())
+			p := newPipeline(b, h.File())
 			p.take(w)
 			p.sync(b)
 			count := p.elements()
@@ -263,7 +263,7 @@ func BenchmarkRestart(b *testing.B) {
 				n++
 				runtime.GC()
 				b.StartTimer()
-				p := newPipeline(b, h.FD())
+				p := newPipeline(b, h.File())
 				p.take(w)
 				p.sync(b)
 				b.StopTimer()
@@ -281,7 +281,7 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
 			h := netlab.NewHost(b)
-			p := newPipeline(b, h.FD())
+			p := newPipeline(b, h.File())
 			defer p.backend.Close()
 			p.take(newWorld(size))
 			p.sync(b)
@@ -309,7 +309,7 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 // floorTransaction is what the kernel takes for a bare transaction of one
 // element added, the median of many.
 func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
-	conn, err := nlbatch.Dial(h.FD())
+	conn, err := nlbatch.Dial(h.File())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -340,7 +340,7 @@ func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
 		}
 	}
 	took := time.Since(start) / rounds
-	if err := Cleanup(context.Background(), Config{NetNS: h.FD(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: h.File(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
 		b.Fatal(err)
 	}
 	return took
@@ -352,7 +352,7 @@ func BenchmarkServiceAddedAndRemoved(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
 			h := netlab.NewHost(b)
-			p := newPipeline(b, h.FD())
+			p := newPipeline(b, h.File())
 			defer p.backend.Close()
 			p.take(newWorld(size))
 			p.sync(b)
@@ -384,7 +384,7 @@ func BenchmarkHeap(b *testing.B) {
 			var held float64
 			for b.Loop() {
 				before := liveHeap()
-				p := newPipeline(b, h.FD())
+				p := newPipeline(b, h.File())
 				p.take(w)
 				p.sync(b)
 				held = liveHeap() - before

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -52,7 +53,7 @@ func Cleanup(ctx context.Context, c Config) error {
 
 func deleteTable(batch *nlbatch.Batch, f tracker.Family, name string) {
 	batch.Note("delete table")
-	batch.Begin(unix.NFT_MSG_DELTABLE, 0, protoFamily(f))
+	batch.Begin(unix.NFT_MSG_DELTABLE, 0, inet.AF(f))
 	batch.String(unix.NFTA_TABLE_NAME, name)
 	batch.End()
 }

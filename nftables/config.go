@@ -5,6 +5,7 @@ package nftables
 import (
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 
@@ -41,11 +42,10 @@ type Config struct {
 	// that it remembers, and with its own bound; one that takes its place (see
 	// [Backend.Apply]) has the new bound, and remembers no more of its clients.
 	StickyClients int
-	// NetNS is a file descriptor of the network namespace to program; 0 is that of
-	// the thread that calls New. The number may mean another file after the call.
-	// Working elsewhere than where the process is takes CAP_SYS_ADMIN, during New and
-	// whenever a socket that was lost has to be opened anew.
-	NetNS int
+	// NetNS is an open file of the network namespace to program; nil is the namespace
+	// of the thread that calls [New]. New duplicates the file, and working in a
+	// namespace other than the process's needs CAP_SYS_ADMIN.
+	NetNS *os.File
 	// Log is told of repairs and of Services that cannot be programmed; nil is
 	// silence.
 	Log *slog.Logger

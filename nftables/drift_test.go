@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -111,7 +112,7 @@ func (r *rig) checkRepaired() {
 		return strings.ReplaceAll(strings.Join(blocks, "\n"), "\n\n", "\n")
 	}
 	repaired := list()
-	if err := Cleanup(context.Background(), Config{NetNS: r.host.FD()}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: r.host.File()}); err != nil {
 		r.Fatal(err)
 	}
 	r.start()
@@ -242,7 +243,7 @@ func TestCheckAmidTransactionsOfOthers(t *testing.T) {
 		r.tracker.SetSlice(epSlice(i+2, tracker.IPv4, upTo(3)...))
 	}
 	r.sync()
-	conn, err := nlbatch.Dial(r.host.FD())
+	conn, err := nlbatch.Dial(r.host.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +275,7 @@ func TestCheckAmidTransactionsOfOthers(t *testing.T) {
 			t.Errorf("Check %d says %v", i, err)
 			break
 		}
-		if errors.Is(r.backend.examine(true), nlbatch.ErrInterrupted) {
+		if errors.Is(r.backend.examine(true), nfnl.ErrInterrupted) {
 			interrupted++
 		}
 		r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4+i)...))

@@ -17,6 +17,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -25,13 +26,13 @@ import (
 // FuzzAnswers reads anything as the kernel's answers about elements: it is
 // understood or not, and nothing breaks.
 func FuzzAnswers(f *testing.F) {
-	attr := nlbatch.AppendBytes
+	attr := nfnl.AppendBytes
 	value := func(v ...byte) []byte { return attr(nil, unix.NFTA_DATA_VALUE, v) }
 	one := attr(nil, unix.NFTA_SET_ELEM_KEY, value(1, 0, 1, 0x80))
 	one = attr(one, unix.NFTA_SET_ELEM_DATA, value(10, 0, 0, 1, 0, 80, 0, 0))
 	one = attr(one, unix.NFTA_SET_ELEM_USERDATA, append([]byte{0, 7}, "0 ns/a\x00"...))
 	verdict := attr(nil, unix.NFTA_VERDICT_CODE, []byte{255, 255, 255, 252})
-	verdict = nlbatch.AppendString(verdict, unix.NFTA_VERDICT_CHAIN, "pool-3")
+	verdict = nfnl.AppendString(verdict, unix.NFTA_VERDICT_CHAIN, "pool-3")
 	jump := attr(attr(nil, unix.NFTA_SET_ELEM_KEY, value(1, 2, 3, 4)), unix.NFTA_SET_ELEM_DATA, attr(nil, unix.NFTA_DATA_VERDICT, verdict))
 	end := attr(attr(nil, unix.NFTA_SET_ELEM_KEY, value(11, 0, 0, 0)), unix.NFTA_SET_ELEM_FLAGS, []byte{0, 0, 0, unix.NFT_SET_ELEM_INTERVAL_END})
 	list := attr(attr(attr(nil, unix.NFTA_LIST_ELEM, one), unix.NFTA_LIST_ELEM, jump), unix.NFTA_LIST_ELEM, end)
@@ -42,10 +43,12 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte{4, 0, 1, 0, 4, 0, 2, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var all []element
-		nlbatch.Attributes(data, func(_ uint16, list []byte) {
+		for _, list := range nfnl.Attributes(data) {
 			all = append(all, parseElement(list))
-			nlbatch.Attributes(list, func(_ uint16, one []byte) { all = append(all, parseElement(one)) })
-		})
+			for _, one := range nfnl.Attributes(list) {
+				all = append(all, parseElement(one))
+			}
+		}
 		k := &kernelTable{sticky: map[stickyOwner]*adoptedPool{}, stickyNumbers: map[uint32]bool{}}
 		for _, e := range all {
 			k.addSticky(e)
@@ -81,7 +84,7 @@ func FuzzNames(f *testing.F) {
 			}
 		}
 		needNFT(t, host)
-		b, err := New(Config{NetNS: host.FD(), Families: []tracker.Family{tracker.IPv4}})
+		b, err := New(Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +102,7 @@ func FuzzNames(f *testing.F) {
 			s.ID = 1
 			c := ruleset.Change{Key: p.Port.Key, New: s, What: ruleset.FieldAll}
 			// From nothing, so that nothing tells how it came about.
-			if err := Cleanup(t.Context(), Config{NetNS: host.FD(), Families: []tracker.Family{tracker.IPv4}}); err != nil {
+			if err := Cleanup(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}); err != nil {
 				t.Fatal(err)
 			}
 			if err := b.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: []ruleset.Change{c}}); err != nil {
@@ -109,7 +112,7 @@ func FuzzNames(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			found, ok, err := Lookup(t.Context(), Config{NetNS: host.FD(), Families: []tracker.Family{tracker.IPv4}}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
+			found, ok, err := Lookup(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
 			if err != nil || !ok || len(found.Endpoints) != 1 || found.Service != nlbatch.Printable(found.Service) {
 				t.Fatalf("%+v, %v, %v", found, ok, err)
 			}
@@ -183,7 +186,7 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	for i, want := range map[int]bool{3: false, 4: true} {
-		if f, ok, err := Lookup(t.Context(), Config{NetNS: r.host.FD()}, netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", i+1)), v1.ProtocolTCP); err != nil || ok != want {
+		if f, ok, err := Lookup(t.Context(), Config{NetNS: r.host.File()}, netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", i+1)), v1.ProtocolTCP); err != nil || ok != want {
 			t.Errorf("Service %d: %v, %v, %v", i, f.Chain, ok, err)
 		}
 	}
@@ -194,7 +197,7 @@ func TestLimits(t *testing.T) {
 		r.tracker.SetSlice(es)
 	}
 	r.sync()
-	if f, ok, err := Lookup(t.Context(), Config{NetNS: r.host.FD()}, netip.MustParseAddrPort("10.96.0.4:80"), v1.ProtocolTCP); err != nil || !ok || len(f.Endpoints) != 30000 {
+	if f, ok, err := Lookup(t.Context(), Config{NetNS: r.host.File()}, netip.MustParseAddrPort("10.96.0.4:80"), v1.ProtocolTCP); err != nil || !ok || len(f.Endpoints) != 30000 {
 		t.Errorf("%d endpoints, %v, %v", len(f.Endpoints), ok, err)
 	}
 }

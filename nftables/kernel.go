@@ -7,10 +7,11 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -175,8 +176,6 @@ func parseAddrPort(data []byte) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(data[n:])), ok
 }
 
-func text(data []byte) string { return strings.TrimRight(string(data), "\x00") }
-
 // element is one element of a set or map.
 type element struct {
 	key, data []byte
@@ -190,18 +189,25 @@ type element struct {
 	timeout, expiration []byte
 }
 
-// elements calls fn with the elements of a set. What it is given is valid only
-// during the call.
+// elements calls fn with the elements of a set, as readElements does.
 func (b *Backend) elements(table string, f tracker.Family, s set, fn func(element)) error {
-	request := nlbatch.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	request = nlbatch.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
-	return b.conn.Get(unix.NFT_MSG_GETSETELEM, protoFamily(f), true, request, func(attrs []byte) error {
-		nlbatch.Attributes(attrs, func(typ uint16, list []byte) {
+	return readElements(b.conn, table, f, s.name(), fn)
+}
+
+// readElements calls fn with each element of a set. The element is valid only during
+// the call. See BenchmarkLibraryReadElements.
+func readElements(conn *nlbatch.Conn, table string, f tracker.Family, set string, fn func(element)) error {
+	request := nfnl.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	request = nfnl.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, set)
+	return conn.Get(unix.NFT_MSG_GETSETELEM, inet.AF(f), true, request, func(attrs []byte) error {
+		for typ, list := range nfnl.Attributes(attrs) {
 			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-				return
+				continue
 			}
-			nlbatch.Attributes(list, func(_ uint16, one []byte) { fn(parseElement(one)) })
-		})
+			for _, one := range nfnl.Attributes(list) {
+				fn(parseElement(one))
+			}
+		}
 		return nil
 	})
 }
@@ -209,14 +215,14 @@ func (b *Backend) elements(table string, f tracker.Family, s set, fn func(elemen
 func parseElement(attrs []byte) element {
 	var e element
 	value := func(data []byte) (out []byte) {
-		nlbatch.Attributes(data, func(typ uint16, v []byte) {
+		for typ, v := range nfnl.Attributes(data) {
 			if typ == unix.NFTA_DATA_VALUE {
 				out = v
 			}
-		})
+		}
 		return out
 	}
-	nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+	for typ, data := range nfnl.Attributes(attrs) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.key = value(data)
@@ -232,25 +238,25 @@ func parseElement(attrs []byte) element {
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.comment = nlbatch.Comment(data)
 		}
-	})
+	}
 	return e
 }
 
 // parseVerdict reads the data of an element of a verdict map.
 func parseVerdict(data []byte) (verdict int32, chain string) {
-	nlbatch.Attributes(data, func(typ uint16, v []byte) {
+	for typ, v := range nfnl.Attributes(data) {
 		if typ != unix.NFTA_DATA_VERDICT {
-			return
+			continue
 		}
-		nlbatch.Attributes(v, func(typ uint16, v []byte) {
+		for typ, v := range nfnl.Attributes(v) {
 			switch typ {
 			case unix.NFTA_VERDICT_CODE:
-				verdict = int32(bigEndian(v))
+				verdict = int32(nfnl.Uint32(v))
 			case unix.NFTA_VERDICT_CHAIN:
-				chain = text(v)
+				chain = nfnl.String(v)
 			}
-		})
-	})
+		}
+	}
 	return verdict, chain
 }
 
@@ -258,7 +264,7 @@ func parseVerdict(data []byte) (verdict int32, chain string) {
 func again(read func() error) error {
 	var err error
 	for range 10 {
-		if err = read(); !errors.Is(err, nlbatch.ErrInterrupted) {
+		if err = read(); !errors.Is(err, nfnl.ErrInterrupted) {
 			break
 		}
 	}
@@ -268,7 +274,7 @@ func again(read func() error) error {
 // ignoreInterrupted returns err unless it says that others committed transactions
 // during the reading, every time.
 func ignoreInterrupted(err error) error {
-	if errors.Is(err, nlbatch.ErrInterrupted) {
+	if errors.Is(err, nfnl.ErrInterrupted) {
 		return nil
 	}
 	return err

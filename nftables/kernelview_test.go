@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -121,22 +123,22 @@ func place(key []byte, f tracker.Family) string {
 
 // verdicts calls fn with the elements of a verdict map.
 func (b *Backend) verdicts(f tracker.Family, s set, fn func(key []byte, chain string)) error {
-	request := nlbatch.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, b.name)
-	request = nlbatch.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
+	request := nfnl.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, b.name)
+	request = nfnl.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
 	inside := func(data []byte, want uint16, next func([]byte)) {
-		nlbatch.Attributes(data, func(typ uint16, d []byte) {
+		for typ, d := range nfnl.Attributes(data) {
 			if typ == want {
 				next(d)
 			}
-		})
+		}
 	}
-	return b.conn.Get(unix.NFT_MSG_GETSETELEM, protoFamily(f), true, request, func(attrs []byte) error {
+	return b.conn.Get(unix.NFT_MSG_GETSETELEM, inet.AF(f), true, request, func(attrs []byte) error {
 		inside(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(list []byte) {
 			inside(list, unix.NFTA_LIST_ELEM, func(one []byte) {
 				e := parseElement(one)
 				inside(one, unix.NFTA_SET_ELEM_DATA, func(data []byte) {
 					inside(data, unix.NFTA_DATA_VERDICT, func(v []byte) {
-						inside(v, unix.NFTA_VERDICT_CHAIN, func(chain []byte) { fn(e.key, text(chain)) })
+						inside(v, unix.NFTA_VERDICT_CHAIN, func(chain []byte) { fn(e.key, nfnl.String(chain)) })
 					})
 				})
 			})
@@ -176,9 +178,9 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 		}
 		for i := range s.Frontends {
 			fr := &s.Frontends[i]
-			at := fmt.Sprintf("%s %d %d", fr.Addr, protocolNumber(s.Key.Protocol), fr.Port)
+			at := fmt.Sprintf("%s %d %d", fr.Addr, inet.Protocol(s.Key.Protocol), fr.Port)
 			if fr.Kind == ruleset.NodePort {
-				at = fmt.Sprintf("node port %d %d", protocolNumber(s.Key.Protocol), fr.Port)
+				at = fmt.Sprintf("node port %d %d", inet.Protocol(s.Key.Protocol), fr.Port)
 			}
 			v["service "+at] = line(classOf(s, fr), fr.Target)
 			if fr.ShortCircuit() && fr.Near == ruleset.ToCluster {

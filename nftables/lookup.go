@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -65,7 +66,7 @@ func Lookup(ctx context.Context, c Config, to netip.AddrPort, p v1.Protocol) (f 
 	} else {
 		n = key.addr(0, to.Addr())
 	}
-	n = key.port(key.proto(n, protocolNumber(p)), to.Port())
+	n = key.port(key.proto(n, inet.Protocol(p)), to.Port())
 	for _, table := range []string{b.config.Table, shadowOf(b.config.Table)} {
 		l := lookup{b: b, ctx: ctx, table: table, family: family, key: string(key[:n])}
 		f = Found{Table: table}

@@ -31,7 +31,7 @@ func TestLookup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Config{NetNS: h.FD()}
+	c := Config{NetNS: h.File()}
 	at := netip.MustParseAddrPort
 	if _, _, err := Lookup(t.Context(), c, at("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, ErrNoTable) {
 		t.Errorf("without a table: %v", err)

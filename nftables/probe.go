@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -94,7 +94,7 @@ func (b *Backend) probe() error {
 // unsupported returns the error of probing a family: an [*UnsupportedError] unless
 // it says nothing of what the kernel can do.
 func unsupported(f tracker.Family, err error) error {
-	var refused *nlbatch.Error
+	var refused *nfnl.Error
 	if !errors.As(err, &refused) {
 		return fmt.Errorf("nftables: probe: %w", err)
 	}

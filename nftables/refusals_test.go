@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -22,7 +23,7 @@ import (
 func TestMoreRefusalsThanFit(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
-	conn, err := nlbatch.Dial(h.FD())
+	conn, err := nlbatch.Dial(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +37,7 @@ func TestMoreRefusalsThanFit(t *testing.T) {
 			batch.String(unix.NFTA_TABLE_NAME, fmt.Sprint("none-", i))
 			batch.End()
 		}
-		var refused *nlbatch.Error
+		var refused *nfnl.Error
 		if err := conn.Commit(&batch); !errors.As(err, &refused) || refused.Errno != unix.ENOENT || refused.What != "table 0" {
 			t.Fatalf("Commit says %v", err)
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -115,14 +115,14 @@ func masked(reg, mask, xor uint32) part {
 func shifted(reg, bits uint32) part {
 	return func(byte) ([]byte, error) {
 		var value, data []byte
-		value = nlbatch.AppendBytes(value, unix.NFTA_DATA_VALUE, word(bits))
-		data = nlbatch.AppendUint32(data, unix.NFTA_BITWISE_SREG, reg)
-		data = nlbatch.AppendUint32(data, unix.NFTA_BITWISE_DREG, reg)
-		data = nlbatch.AppendUint32(data, unix.NFTA_BITWISE_LEN, 4)
-		data = nlbatch.AppendUint32(data, bitwiseOp, bitwiseLeftShift)
-		data = nlbatch.AppendBytes(data, bitwiseData|unix.NLA_F_NESTED, value)
-		out := nlbatch.AppendString(nil, unix.NFTA_EXPR_NAME, "bitwise")
-		return nlbatch.AppendBytes(out, unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, data), nil
+		value = nfnl.AppendBytes(value, unix.NFTA_DATA_VALUE, word(bits))
+		data = nfnl.AppendUint32(data, unix.NFTA_BITWISE_SREG, reg)
+		data = nfnl.AppendUint32(data, unix.NFTA_BITWISE_DREG, reg)
+		data = nfnl.AppendUint32(data, unix.NFTA_BITWISE_LEN, 4)
+		data = nfnl.AppendUint32(data, bitwiseOp, bitwiseLeftShift)
+		data = nfnl.AppendBytes(data, bitwiseData|unix.NLA_F_NESTED, value)
+		out := nfnl.AppendString(nil, unix.NFTA_EXPR_NAME, "bitwise")
+		return nfnl.AppendBytes(out, unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, data), nil
 	}
 }
 

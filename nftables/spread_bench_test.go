@@ -24,7 +24,7 @@ import (
 )
 
 // newHashedPipeline is newPipeline with a hook for Services.
-func newHashedPipeline(tb testing.TB, netns int, hook func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error) *pipeline {
+func newHashedPipeline(tb testing.TB, netns *os.File, hook func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error) *pipeline {
 	tb.Helper()
 	p := &pipeline{}
 	var err error
@@ -82,7 +82,7 @@ func BenchmarkHashed(b *testing.B) {
 				clean(b, h)
 				before := kernelMemory()
 				b.StartTimer()
-				p := newHashedPipeline(b, h.FD(), byPort(c.slots))
+				p := newHashedPipeline(b, h.File(), byPort(c.slots))
 				p.take(w)
 				p.sync(b)
 				b.StopTimer()
@@ -103,7 +103,7 @@ func BenchmarkHashed(b *testing.B) {
 		})
 		b.Run(name+"change", func(b *testing.B) {
 			h := netlab.NewHost(b)
-			p := newHashedPipeline(b, h.FD(), byPort(c.slots))
+			p := newHashedPipeline(b, h.File(), byPort(c.slots))
 			defer p.backend.Close()
 			p.take(w)
 			p.sync(b)
@@ -161,7 +161,7 @@ func BenchmarkConnections(b *testing.B) {
 		b.Fatal(err)
 	}
 	hashes := map[string]tracker.Hash{"service-3": tracker.HashSource, "service-4": tracker.HashSourcePort}
-	p := newHashedPipeline(b, h.FD(), func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+	p := newHashedPipeline(b, h.File(), func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 		p.Hash = hashes[s.Name]
 		return nil
 	})

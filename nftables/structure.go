@@ -8,6 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -75,17 +77,17 @@ type kernelHead struct {
 
 // readTable returns what there is to know of the table itself.
 func readTable(conn *nlbatch.Conn, name string, f tracker.Family) (head kernelHead, err error) {
-	request := nlbatch.AppendString(nil, unix.NFTA_TABLE_NAME, name)
-	err = conn.Get(unix.NFT_MSG_GETTABLE, protoFamily(f), false, request, func(attrs []byte) error {
+	request := nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, name)
+	err = conn.Get(unix.NFT_MSG_GETTABLE, inet.AF(f), false, request, func(attrs []byte) error {
 		head.exists = true
-		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+		for typ, data := range nfnl.Attributes(attrs) {
 			switch {
 			case typ == unix.NFTA_TABLE_FLAGS:
-				head.flags = bigEndian(data)
+				head.flags = nfnl.Uint32(data)
 			case typ == tableAttrHandle && len(data) == 8:
 				head.handle = binary.BigEndian.Uint64(data)
 			}
-		})
+		}
 		return nil
 	})
 	return head, ignore(err, unix.ENOENT)
@@ -95,14 +97,14 @@ func readTable(conn *nlbatch.Conn, name string, f tracker.Family) (head kernelHe
 // tableAttr is the attribute by which they name their table. begin is called
 // before each attempt.
 func (b *Backend) dump(table string, f tracker.Family, typ, tableAttr uint16, begin func(), fn func(attrs []byte)) error {
-	request := nlbatch.AppendString(nil, tableAttr, table)
+	request := nfnl.AppendString(nil, tableAttr, table)
 	return again(func() error {
 		begin()
-		return b.conn.Get(typ, protoFamily(f), true, request, func(attrs []byte) error {
+		return b.conn.Get(typ, inet.AF(f), true, request, func(attrs []byte) error {
 			mine := false
-			nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
-				mine = mine || typ == tableAttr && text(data) == table
-			})
+			for typ, data := range nfnl.Attributes(attrs) {
+				mine = mine || typ == tableAttr && nfnl.String(data) == table
+			}
 			if mine { // not every kernel heeds the request's table
 				fn(attrs)
 			}
@@ -117,26 +119,26 @@ func (b *Backend) readChains(table string, f tracker.Family) (out map[string]ker
 	err = b.dump(table, f, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, begin, func(attrs []byte) {
 		var c kernelChain
 		var name, kind string
-		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+		for typ, data := range nfnl.Attributes(attrs) {
 			switch typ {
 			case unix.NFTA_CHAIN_NAME:
-				name = text(data)
+				name = nfnl.String(data)
 			case unix.NFTA_CHAIN_TYPE:
-				kind = text(data)
+				kind = nfnl.String(data)
 			case unix.NFTA_CHAIN_POLICY:
-				c.policy = bigEndian(data)
+				c.policy = nfnl.Uint32(data)
 			case unix.NFTA_CHAIN_HOOK:
 				c.base = &baseChain{}
-				nlbatch.Attributes(data, func(typ uint16, data []byte) {
+				for typ, data := range nfnl.Attributes(data) {
 					switch typ {
 					case unix.NFTA_HOOK_HOOKNUM:
-						c.base.hook = bigEndian(data)
+						c.base.hook = nfnl.Uint32(data)
 					case unix.NFTA_HOOK_PRIORITY:
-						c.base.priority = int32(bigEndian(data))
+						c.base.priority = int32(nfnl.Uint32(data))
 					}
-				})
+				}
 			}
-		})
+		}
 		if c.base != nil {
 			c.base.typ = kind
 		}
@@ -151,30 +153,30 @@ func (b *Backend) readSets(table string, f tracker.Family) (out map[string]kerne
 	err = b.dump(table, f, unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, begin, func(attrs []byte) {
 		s := kernelSet{count: -1}
 		var name string
-		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+		for typ, data := range nfnl.Attributes(attrs) {
 			switch typ {
 			case unix.NFTA_SET_NAME:
-				name = text(data)
+				name = nfnl.String(data)
 			case unix.NFTA_SET_FLAGS:
-				s.flags = bigEndian(data)
+				s.flags = nfnl.Uint32(data)
 			case unix.NFTA_SET_KEY_TYPE:
-				s.keyType = bigEndian(data)
+				s.keyType = nfnl.Uint32(data)
 			case unix.NFTA_SET_KEY_LEN:
-				s.keyLen = bigEndian(data)
+				s.keyLen = nfnl.Uint32(data)
 			case unix.NFTA_SET_DATA_TYPE:
-				s.dataType = bigEndian(data)
+				s.dataType = nfnl.Uint32(data)
 			case unix.NFTA_SET_DATA_LEN:
-				s.dataLen = bigEndian(data)
+				s.dataLen = nfnl.Uint32(data)
 			case setAttrCount:
-				s.count = int(bigEndian(data))
+				s.count = int(nfnl.Uint32(data))
 			case unix.NFTA_SET_DESC:
-				nlbatch.Attributes(data, func(typ uint16, data []byte) {
+				for typ, data := range nfnl.Attributes(data) {
 					if typ == unix.NFTA_SET_DESC_SIZE {
-						s.size = int(bigEndian(data))
+						s.size = int(nfnl.Uint32(data))
 					}
-				})
+				}
 			}
-		})
+		}
 		out[name] = s
 	})
 	return out, err
@@ -186,10 +188,10 @@ func (b *Backend) readRules(table string, f tracker.Family) (out []kernelRule, e
 	err = b.dump(table, f, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, begin, func(attrs []byte) {
 		var r kernelRule
 		sum := fnv.New64a()
-		nlbatch.Attributes(attrs, func(typ uint16, data []byte) {
+		for typ, data := range nfnl.Attributes(attrs) {
 			switch typ {
 			case unix.NFTA_RULE_CHAIN:
-				r.chain = text(data)
+				r.chain = nfnl.String(data)
 			case unix.NFTA_RULE_HANDLE:
 				if len(data) == 8 {
 					r.handle = binary.BigEndian.Uint64(data)
@@ -197,17 +199,9 @@ func (b *Backend) readRules(table string, f tracker.Family) (out []kernelRule, e
 			case unix.NFTA_RULE_EXPRESSIONS:
 				sum.Write(data)
 			}
-		})
+		}
 		r.sum = sum.Sum64()
 		out = append(out, r)
 	})
 	return out, err
-}
-
-// bigEndian reads a 32-bit number as netlink attributes have it.
-func bigEndian(data []byte) uint32 {
-	if len(data) != 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(data)
 }

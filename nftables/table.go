@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/maglev"
@@ -158,7 +158,7 @@ func (t *table) apply(id uint32, s *ruleset.Service, w *writer) error {
 // check returns the error of a Service that cannot be programmed whatever
 // transaction there is for it, but for a lack of pools, which apply finds.
 func (t *table) check(s *ruleset.Service) error {
-	if protocolNumber(s.Key.Protocol) == 0 {
+	if inet.Protocol(s.Key.Protocol) == 0 {
 		return fmt.Errorf("%w: %q", errProtocol, s.Key.Protocol)
 	}
 	if n := max(len(s.Selection.Cluster), len(s.Selection.Local)); s.Port.Affinity != 0 && n > maxStickyEndpoints {
@@ -570,16 +570,4 @@ func (t *table) overflows() bool {
 // no more than the size, and finds elements faster for knowing it.
 func sizeFor(n int) int {
 	return max(1<<12, 1<<bits.Len(uint(2*n)))
-}
-
-func protocolNumber(p v1.Protocol) uint8 {
-	switch p {
-	case v1.ProtocolTCP:
-		return unix.IPPROTO_TCP
-	case v1.ProtocolUDP:
-		return unix.IPPROTO_UDP
-	case v1.ProtocolSCTP:
-		return unix.IPPROTO_SCTP
-	}
-	return 0
 }

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -60,7 +60,7 @@ func (b *Backend) Check(ctx context.Context) error {
 		err = b.examine(true)
 	}
 	switch {
-	case errors.Is(err, nlbatch.ErrInterrupted):
+	case errors.Is(err, nfnl.ErrInterrupted):
 		b.config.Log.Info("nftables: tables not checked, too much else is being committed")
 		return nil
 	case err != nil:

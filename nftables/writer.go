@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/maglev"
@@ -89,7 +90,7 @@ func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
 				continue
 			}
 			w.batch.Note("delete elements of " + s.name())
-			w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, protoFamily(t.family), w.table, s.name(), l)
+			w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, inet.AF(t.family), w.table, s.name(), l)
 		}
 	}
 	for _, t := range tables {
@@ -100,7 +101,7 @@ func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
 				continue
 			}
 			w.batch.Note("add elements to " + s.name())
-			w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_EXCL, protoFamily(t.family), w.table, s.name(), l)
+			w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_EXCL, inet.AF(t.family), w.table, s.name(), l)
 		}
 	}
 	return &w.batch, w.err
@@ -121,14 +122,6 @@ func index(f tracker.Family) int {
 		return 1
 	}
 	return 0
-}
-
-// protoFamily is the kernel's number for the family of a table.
-func protoFamily(f tracker.Family) byte {
-	if f == tracker.IPv6 {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
 }
 
 func (w *writer) rules(t *table) rules {
@@ -248,7 +241,7 @@ func frontendSets(s *ruleset.Service, f *ruleset.Frontend) (all, near set, key b
 		all, near = setServiceIPs, setNearIPs
 		n = key.addr(0, f.Addr)
 	}
-	n = key.port(key.proto(n, protocolNumber(s.Key.Protocol)), f.Port)
+	n = key.port(key.proto(n, inet.Protocol(s.Key.Protocol)), f.Port)
 	return all, near, key, n
 }
 
@@ -300,7 +293,7 @@ func (w *writer) replaceTickets(t *table, s *ruleset.Service, f *ruleset.Fronten
 func sourceKey(s *ruleset.Service, f *ruleset.Frontend, source netip.Prefix) (key buffer, n int) {
 	n = key.addr(0, source.Masked().Addr())
 	n = key.addr(n, f.Addr)
-	return key, key.port(key.proto(n, protocolNumber(s.Key.Protocol)), f.Port)
+	return key, key.port(key.proto(n, inet.Protocol(s.Key.Protocol)), f.Port)
 }
 
 func (w *writer) addSources(t *table, s *ruleset.Service, f *ruleset.Frontend) {
@@ -321,7 +314,7 @@ func (w *writer) deleteSources(t *table, s *ruleset.Service, f *ruleset.Frontend
 // addClients adds what clients are remembered by.
 func (w *writer) addClients(t *table, clients *nlbatch.Elements) {
 	w.batch.Note("add elements to " + setStickyClients.name())
-	w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, protoFamily(t.family), w.table, setStickyClients.name(), clients)
+	w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, inet.AF(t.family), w.table, setStickyClients.name(), clients)
 }
 
 // addClass maps a class to its chain.
@@ -339,7 +332,7 @@ func (w *writer) newTableOnly(t *table) { w.makeTable(t, unix.NLM_F_CREATE|unix.
 
 func (w *writer) makeTable(t *table, flags uint16) {
 	w.batch.Note("create table " + w.table)
-	w.batch.Begin(unix.NFT_MSG_NEWTABLE, flags, protoFamily(t.family))
+	w.batch.Begin(unix.NFT_MSG_NEWTABLE, flags, inet.AF(t.family))
 	w.batch.String(unix.NFTA_TABLE_NAME, w.table)
 	w.batch.End()
 }
@@ -352,7 +345,7 @@ func (w *writer) newSet(t *table, s set) {
 	w.structural = true
 	w.batch.Note("create set " + s.name())
 	sp := s.spec(t.family)
-	w.batch.Begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, protoFamily(t.family))
+	w.batch.Begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, inet.AF(t.family))
 	w.batch.String(unix.NFTA_SET_TABLE, w.table)
 	w.batch.String(unix.NFTA_SET_NAME, s.name())
 	w.batch.Uint32(unix.NFTA_SET_ID, uint32(s)+1)
@@ -376,7 +369,7 @@ func (w *writer) newSet(t *table, s set) {
 
 func (w *writer) deleteSet(f tracker.Family, name string) {
 	w.batch.Note("delete set " + name)
-	w.batch.Begin(unix.NFT_MSG_DELSET, 0, protoFamily(f))
+	w.batch.Begin(unix.NFT_MSG_DELSET, 0, inet.AF(f))
 	w.batch.String(unix.NFTA_SET_TABLE, w.table)
 	w.batch.String(unix.NFTA_SET_NAME, name)
 	w.batch.End()
@@ -395,7 +388,7 @@ func (w *writer) chain(t *table, name string, rules []rule) { w.hookedChain(t, n
 func (w *writer) hookedChain(t *table, name string, base *baseChain, rules []rule) {
 	w.structural = true
 	w.batch.Note("create chain " + name)
-	w.batch.Begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, protoFamily(t.family))
+	w.batch.Begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, inet.AF(t.family))
 	w.batch.String(unix.NFTA_CHAIN_TABLE, w.table)
 	w.batch.String(unix.NFTA_CHAIN_NAME, name)
 	if base != nil {
@@ -413,7 +406,7 @@ func (w *writer) hookedChain(t *table, name string, base *baseChain, rules []rul
 
 func (w *writer) deleteChain(f tracker.Family, name string) {
 	w.batch.Note("delete chain " + name)
-	w.batch.Begin(unix.NFT_MSG_DELCHAIN, 0, protoFamily(f))
+	w.batch.Begin(unix.NFT_MSG_DELCHAIN, 0, inet.AF(f))
 	w.batch.String(unix.NFTA_CHAIN_TABLE, w.table)
 	w.batch.String(unix.NFTA_CHAIN_NAME, name)
 	w.batch.End()
@@ -427,12 +420,12 @@ func (w *writer) firewallRule(t *table, length int) {
 
 func (w *writer) rule(t *table, chain string, number int, flags uint16, r rule) {
 	w.batch.Note("add rule " + strconv.Itoa(number+1) + " of chain " + chain)
-	w.batch.Begin(unix.NFT_MSG_NEWRULE, flags, protoFamily(t.family))
+	w.batch.Begin(unix.NFT_MSG_NEWRULE, flags, inet.AF(t.family))
 	w.batch.String(unix.NFTA_RULE_TABLE, w.table)
 	w.batch.String(unix.NFTA_RULE_CHAIN, chain)
 	w.batch.Nest(unix.NFTA_RULE_EXPRESSIONS)
 	for _, p := range r {
-		data, err := p(protoFamily(t.family))
+		data, err := p(inet.AF(t.family))
 		if err != nil && w.err == nil {
 			w.err = err
 		}
@@ -445,7 +438,7 @@ func (w *writer) rule(t *table, chain string, number int, flags uint16, r rule) 
 // deleteRules deletes the rules of all of the table's chains.
 func (w *writer) deleteRules(f tracker.Family) {
 	w.batch.Note("delete rules")
-	w.batch.Begin(unix.NFT_MSG_DELRULE, 0, protoFamily(f))
+	w.batch.Begin(unix.NFT_MSG_DELRULE, 0, inet.AF(f))
 	w.batch.String(unix.NFTA_RULE_TABLE, w.table)
 	w.batch.End()
 }

@@ -220,7 +220,7 @@ func (t *tour) modes() []mode {
 	// Programs are started from any thread, and without privileges cannot open the
 	// usual lock file.
 	there := func(c iptables.Config) iptables.Config {
-		c.NetNS, c.LockFile = t.node.FD(), filepath.Join(t.folder, "xtables.lock")
+		c.NetNS, c.LockFile = t.node.File(), filepath.Join(t.folder, "xtables.lock")
 		return c
 	}
 	m.probe = func(ctx context.Context, _ *config.Config, f tracker.Family) error {

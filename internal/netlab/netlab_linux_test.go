@@ -214,7 +214,7 @@ func TestErrors(t *testing.T) {
 	if err := errors.Join(lab.Close(), lab.Close()); err != nil {
 		t.Error(err)
 	}
-	if err := h.Do(func() error { return nil }); !errors.Is(err, ErrClosed) {
+	if err := h.Do(func() error { return nil }); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
 	if _, err := lab.Host("i"); err == nil {

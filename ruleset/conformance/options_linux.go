@@ -3,6 +3,7 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -38,9 +39,9 @@ type Options struct {
 
 // Env is where a backend finds itself.
 type Env struct {
-	// NetNS is a file descriptor of the node's network namespace. It is good until
-	// the test ends, and must not be closed.
-	NetNS int
+	// NetNS is an open file of the node's network namespace. It is open until the test
+	// ends.
+	NetNS *os.File
 	// Families is the address families in use.
 	Families []tracker.Family
 

@@ -266,7 +266,7 @@ func (w *randomWorld) compare(world *World) error {
 			}
 		}
 	}
-	env := Env{NetNS: h.FD(), Families: world.Env.Families}
+	env := Env{NetNS: h.File(), Families: world.Env.Families}
 	env.do = h.Do
 	cold := &World{Tracker: world.Tracker, Engine: world.Engine, Env: env, tb: inner, options: w.options, net: &network{node: h}}
 	cold.attach()

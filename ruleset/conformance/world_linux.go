@@ -78,7 +78,7 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 		n.serveSCTP(tb, families)
 	}
 	w := &World{
-		Env: Env{NetNS: n.node.FD(), Families: families, do: n.node.Do},
+		Env: Env{NetNS: n.node.File(), Families: families, do: n.node.Do},
 		tb:  tb, options: o, net: n, services: map[string]*service{},
 	}
 

@@ -1,6 +1,4 @@
-//go:build linux
-
-package ipvs
+package iptool
 
 import (
 	"bufio"
@@ -20,21 +18,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestProgramsDie kills an agent that waits for a program, which dies with it: it
-// must not write what the agent wanted when another has taken over.
-func TestProgramsDie(t *testing.T) {
+// TestProgramDiesWithAgent kills an agent that waits for a program. The program must
+// die, too: it must not write what the agent wanted when the next agent has taken over.
+func TestProgramDiesWithAgent(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	// It keeps the pipe open as long as it lives.
-	script := "#!/bin/sh\nexec 3>" + pipe + "\necho $$ >&3\nexec sleep 600\n"
-	if err := os.WriteFile(filepath.Join(dir, "iptables-nft-restore"), []byte(script), 0o700); err != nil {
-		t.Fatal(err)
+	script := "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'iptables v1.8.9 (nf_tables)'; exit; }\nexec 3>" + pipe + "\necho $$ >&3\nexec sleep 600\n"
+	for _, name := range []string{"iptables-nft-restore", "iptables-nft-save"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	// Both ways, so that opening does not wait, and only then for reading alone.
 	both, err := os.OpenFile(pipe, os.O_RDWR, 0)
@@ -58,7 +59,7 @@ func TestProgramsDie(t *testing.T) {
 	}
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
-	program.SetReadDeadline(time.Now().Add(patience))
+	program.SetReadDeadline(time.Now().Add(time.Minute))
 	lines := bufio.NewReader(program)
 	line, err := lines.ReadString('\n')
 	if err != nil {
@@ -75,7 +76,7 @@ func TestProgramsDie(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	program.SetReadDeadline(time.Now().Add(patience))
+	program.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := lines.ReadByte(); !errors.Is(err, io.EOF) {
 		t.Errorf("the program lives on: %v", err)
 		unix.Kill(pid, unix.SIGKILL)
@@ -85,8 +86,17 @@ func TestProgramsDie(t *testing.T) {
 // restoreForever is an agent that waits for a program. Meanwhile threads come and go,
 // which is no reason for it to die.
 func restoreForever() error {
+	ns, err := netns.Open(nil)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	waiting, err := Find(context.Background(), Config{Family: tracker.IPv4, Flavour: "nft", Namespace: ns})
+	if err != nil {
+		return err
+	}
 	done := make(chan error, 1)
-	go func() { done <- iptables{NFTables, tracker.IPv4, 0}.restore(context.Background(), "") }()
+	go func() { done <- waiting.Restore(context.Background(), nil) }()
 	time.Sleep(50 * time.Millisecond)
 	var threads sync.WaitGroup
 	for range 20 {
