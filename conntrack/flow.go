@@ -59,7 +59,8 @@ type KernelTable struct{ table closingTable }
 // KernelTableConfig selects what [OpenKernelTable] opens. The zero value selects
 // zone 0 in the network namespace of the calling thread.
 type KernelTableConfig struct {
-	// NetNS is the network namespace, as [Config.NetNS].
+	// NetNS is the network namespace, as [Config.NetNS]; nil is that of the calling
+	// thread.
 	NetNS *os.File
 	// Zones is the conntrack zones whose flows Dump reports. Empty means zone 0
 	// alone. It should equal [Config.Zones].
