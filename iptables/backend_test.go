@@ -308,7 +308,7 @@ func TestRefusal(t *testing.T) {
 		if now := r.kernel(tracker.IPv4)["nat KUBE-SERVICES"]; !slices.Equal(was, now) {
 			t.Errorf("the way to the Services changed: %v", now)
 		}
-		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.3:") || !strings.Contains(got, "10.244.0.78:") || strings.Contains(got, chainTrial) {
+		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.3:") || !strings.Contains(got, "10.244.0.78:") || strings.Contains(got, chainProbe) {
 			t.Errorf("not as it should be:\n%s", got)
 		}
 		r.set(11, []int{11})
@@ -486,19 +486,23 @@ func TestClosed(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	bit := uint8(32)
 	for _, c := range []Config{
 		{Families: []tracker.Family{}}, {Families: []tracker.Family{9}}, {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
-		{Flavour: "ebtables"}, {MasqueradeBit: &bit}, {LockWait: -1}, {Timeout: -1},
+		{Flavour: "ebtables"}, {MasqueradeMark: 3}, {LockWait: -1}, {Timeout: -1}, {Hash: HashRefused + 1},
 	} {
-		if _, err := New(t.Context(), c); err == nil || errors.Is(err, ErrUnsupported) {
-			t.Errorf("%+v: %v", c, err)
+		_, made := New(t.Context(), c)
+		_, owned := Owned(t.Context(), c)
+		_, found := Lookup(t.Context(), c, ruleset.Query{})
+		for _, err := range []error{made, Probe(t.Context(), c), Cleanup(t.Context(), c), owned, found} {
+			if !errors.Is(err, ruleset.ErrConfig) {
+				t.Errorf("%+v: %v, want ErrConfig", c, err)
+			}
 		}
 	}
-	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "/nowhere/iptables-restore"}}); !errors.Is(err, ErrUnsupported) {
+	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "/nowhere/iptables-restore"}}); !errors.Is(err, ruleset.ErrUnsupported) {
 		t.Errorf("no program: %v", err)
 	}
-	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "true", Save: "true"}}); !errors.Is(err, ErrUnsupported) {
+	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "true", Save: "true"}}); !errors.Is(err, ruleset.ErrUnsupported) {
 		t.Errorf("another program: %v", err)
 	}
 }

@@ -62,7 +62,7 @@ func TestLeastPrivilege(t *testing.T) {
 				t.Fatal(err)
 			}
 			err := cmd.Wait()
-			if c.enough && err != nil || !c.enough && (err == nil || !strings.Contains(said.String(), ErrUnsupported.Error())) {
+			if c.enough && err != nil || !c.enough && (err == nil || !strings.Contains(said.String(), ruleset.ErrUnsupported.Error())) {
 				t.Errorf("with capabilities %v: %v, %s", c.capabilities, err, said.String())
 			}
 		}

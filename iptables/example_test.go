@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables_test
 
 import (
@@ -27,7 +25,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	backend, err := iptables.New(ctx, iptables.Config{LocalhostNodePorts: true, Log: slog.Default()})
-	if errors.Is(err, iptables.ErrUnsupported) {
+	if errors.Is(err, ruleset.ErrUnsupported) {
 		log.Fatal("not on this machine: ", err)
 	} else if err != nil {
 		log.Fatal(err)

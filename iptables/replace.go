@@ -14,9 +14,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// replace makes the tables hold what the changes' new Services come to and
-// nothing else of ours, whatever they hold now. It returns the Services that were
-// refused.
+// replace makes the tables hold the chains of the changes' new Services and no other
+// chains of ours, whatever they hold now. It returns the Services that were refused.
 func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
 	f.model = nil
 	f.counters = f.can
@@ -43,21 +42,21 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 		case !refused(err) && !tooLarge(err):
 			return nil, err
 		default:
-			empty, blame := newModel(f.settings, node)
-			if blame == nil {
-				bad, blame = f.blame(ctx, empty, changes)
+			empty, failure := newModel(f.settings, node)
+			if failure == nil {
+				bad, failure = f.bisect(ctx, empty, changes)
 			}
-			if blame != nil || len(bad) == 0 {
-				return nil, errors.Join(err, blame)
+			if failure != nil || len(bad) == 0 {
+				return nil, errors.Join(err, failure)
 			}
 		}
 		changes = f.fallBack(changes, bad, failed)
 	}
 }
 
-// fallBack adds the Services that are bad to those that failed. In what is to be
-// attempted next they are what they were when they were last accepted, or left
-// out. They come first, so that others take from them what is theirs by now.
+// fallBack adds the bad Services to those that failed, and returns the changes to attempt
+// next. These have the bad Services as last acknowledged, or not at all. The bad Services
+// come first, so that others take the frontends that are theirs by now.
 func (f *family) fallBack(changes []ruleset.Change, bad, failed map[tracker.Key]error) []ruleset.Change {
 	var kept, rest []ruleset.Change
 	for _, c := range changes {
@@ -77,8 +76,8 @@ func (f *family) fallBack(changes []ruleset.Change, bad, failed map[tracker.Key]
 	return append(kept, rest...)
 }
 
-// replaceOnce is one attempt at it. Services that cannot be rendered are bad; it
-// has to be attempted again without them.
+// replaceOnce makes one attempt at replace. If some Services cannot be rendered, it
+// returns them and must be called again without them.
 func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (_ *model, bad map[tracker.Key]error, _ error) {
 	m, err := newModel(f.settings, node)
 	if err != nil {
@@ -94,7 +93,7 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 
 	b, lines := newBatch(), 0
 	var touched [tables]bool
-	// need notes a chain that there must be, and writes it unless it is there.
+	// need notes that a chain must exist, and writes it unless the kernel has it.
 	need := func(c chain) {
 		k := kernel[c.table]
 		hash, is := k.chains[c.name]
@@ -114,7 +113,7 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 		return err
 	}
 
-	// What Services have of their own comes before what leads to it.
+	// The chains of Services come before the chains that lead to them.
 	for _, c := range m.fixed() {
 		if c.rank == rankMark {
 			need(c)
@@ -153,8 +152,8 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 	for t := range tables {
 		commands[t] = hookCommands(t, m.hooks(), kernel[t].hooks)
 	}
-	// Verdicts on what was not forwarded come into effect when all is forwarded, and
-	// not before: until then another data plane may have it arrive there.
+	// Verdicts on connections that were not forwarded come into effect when all are
+	// forwarded. Until then another data plane may still forward them.
 	verdicts := commands
 	verdicts[nat], commands[filter] = nil, nil
 	for _, c := range [][tables][]string{commands, verdicts} {
@@ -171,10 +170,10 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 	return m, nil, f.adoptCanaries(ctx, kernel, touched)
 }
 
-// hookCommands returns the commands after which the hooks of a table are as they
-// should be, if they are not. A rule that is wanted in one of the kernel's chains is
-// deleted from the others, where an earlier version may have put it. Rules that lead to
-// our chains otherwise are somebody else's.
+// hookCommands returns the commands that turn the hooks that a table has into those that
+// it should have. They delete a wanted rule from the kernel's other chains, where an
+// earlier version may have put it. Other rules that lead to our chains belong to other
+// programs.
 func hookCommands(t table, want, have []hook) []string {
 	var out []string
 	for _, c := range kernelChains {
@@ -187,7 +186,7 @@ func hookCommands(t table, want, have []hook) []string {
 			return out
 		}
 		now, then := of(have), of(want)
-		slices.Reverse(now) // each was put before the others
+		slices.Reverse(now) // each was inserted at the beginning
 		if slices.Equal(now, then) {
 			continue
 		}
@@ -202,14 +201,14 @@ func hookCommands(t table, want, have []hook) []string {
 }
 
 // isIPVSFirewall reports whether a rule is the jump to KUBE-PROXY-FIREWALL of
-// kube-proxy's ipvs mode, by its name the same chain: unlike ours, it is for every
-// packet.
+// kube-proxy's ipvs mode, which has a chain of the same name. Unlike ours, the jump is
+// for every packet.
 func isIPVSFirewall(h hook) bool {
 	before, ok := strings.CutSuffix(h.rule, `" `+jump(chainFirewall))
 	return ok && h.table == filter && strings.HasPrefix(before, `-m comment --comment "`) && strings.Count(before, `"`) == 1
 }
 
-// dropStale deletes the chains of ours that are left over.
+// dropStale deletes chains of ours that are not needed any more.
 func (f *family) dropStale(ctx context.Context, kernel [tables]*kernelTable, touched *[tables]bool) error {
 	for t := range tables {
 		b := newBatch()
@@ -222,27 +221,27 @@ func (f *family) dropStale(ctx context.Context, kernel [tables]*kernelTable, tou
 			continue
 		}
 		touched[t] = true
-		var mark canaryMark
-		wrote, err := f.write(ctx, b.inputs(t, nil, f.limit, mark.rule))
+		var canary canaryRule
+		wrote, err := f.write(ctx, b.inputs(t, nil, f.limit, canary.next))
 		if refused(err) {
-			// Somebody else's rules lead to one of them: they stay, without rules.
-			f.log.Warn("iptables: stale chains are not deleted, only emptied", slog.Any("error", err))
+			// Another program's rule leads to one of them.
+			f.log.Warn("iptables: cannot delete stale chains, emptying them", slog.Any("error", err))
 			for name := range b.drops[t] {
 				b.put(chain{table: t, name: name})
 			}
-			wrote, err = f.write(ctx, b.inputs(t, nil, f.limit, mark.rule))
+			wrote, err = f.write(ctx, b.inputs(t, nil, f.limit, canary.next))
 		}
 		if err != nil {
 			return err
 		}
 		if wrote {
-			f.canary[t] = mark.last
+			f.canary[t] = canary.last
 		}
 	}
 	return nil
 }
 
-// adoptCanaries makes sure that every table has a canary that is known here.
+// adoptCanaries makes sure that every table has a canary with a rule that f knows.
 func (f *family) adoptCanaries(ctx context.Context, kernel [tables]*kernelTable, touched [tables]bool) error {
 	for t := range tables {
 		if touched[t] {
@@ -252,11 +251,11 @@ func (f *family) adoptCanaries(ctx context.Context, kernel [tables]*kernelTable,
 			f.canary[t] = c[0]
 			continue
 		}
-		var mark canaryMark
-		if _, err := f.write(ctx, []*input{newInput(t, nil, nil, nil, nil, mark.rule)}); err != nil {
+		var canary canaryRule
+		if _, err := f.write(ctx, []*input{newInput(t, nil, nil, nil, nil, canary.next)}); err != nil {
 			return err
 		}
-		f.canary[t] = mark.last
+		f.canary[t] = canary.last
 	}
 	return nil
 }
