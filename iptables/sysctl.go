@@ -8,18 +8,17 @@ import (
 	"strings"
 )
 
-// The sysctls that matter here: Documentation/networking/ip-sysctl.rst and
-// nf_conntrack-sysctl.rst of the kernel. They are those of the namespace of the
-// thread that opens them.
+// The sysctls that the backend uses: Documentation/networking/ip-sysctl.rst and
+// nf_conntrack-sysctl.rst of the kernel. They belong to the namespace of the thread that
+// opens them.
 const (
 	routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 	tcpBeLiberal  = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 )
 
-// sysctl returns a sysctl's value, "" if there is none.
+// sysctl returns a sysctl's value, "" if it cannot be read.
 func (t tool) sysctl(path string) string {
 	value := ""
-	// What cannot be read has its default.
 	_ = t.Do(func() error {
 		b, err := os.ReadFile(path)
 		value = strings.TrimSpace(string(b))
@@ -28,7 +27,7 @@ func (t tool) sysctl(path string) string {
 	return value
 }
 
-// setSysctl sets a sysctl that is not as it should be.
+// setSysctl sets a sysctl unless it has the value.
 func (t tool) setSysctl(path, value string) error {
 	if t.sysctl(path) == value {
 		return nil
