@@ -6,7 +6,6 @@ import (
 	"context"
 	"hash/maphash"
 	"slices"
-	"strings"
 )
 
 // Owned reports whether a [Backend] has programmed the tables, in any family of the
@@ -33,9 +32,4 @@ func Owned(ctx context.Context, c Config) (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// isCanary reports whether a rule is one that a Backend puts into its canary.
-func isCanary(rule string) bool {
-	return strings.HasPrefix(rule, strings.TrimSuffix(comment(canaryText), `"`))
 }

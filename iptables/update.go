@@ -5,9 +5,7 @@ package iptables
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
@@ -129,31 +127,3 @@ func (f *family) fail(failed map[tracker.Key]error, k tracker.Key, err error) {
 	failed[k] = err
 	f.log.Error("iptables: service is refused and stays as it was", slog.String("service", k.String()), slog.Any("error", err))
 }
-
-// writeBatch writes the filter table before nat, so that an address refuses packets
-// before they are no longer forwarded.
-func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]string) (wrote bool, err error) {
-	for t := range tables {
-		var canary canaryRule
-		w, err := f.write(ctx, b.inputs(t, commands[t], f.limit, canary.next))
-		if err != nil {
-			return wrote || w, err
-		}
-		if w {
-			f.canary[t] = canary.last
-		}
-		wrote = wrote || w
-	}
-	return wrote, nil
-}
-
-// canaryRule makes the rules of a canary. Each has a fresh random value, so that a table
-// that was restored to an earlier state does not look up to date.
-type canaryRule struct{ last string }
-
-func (c *canaryRule) next() string {
-	c.last = comment(fmt.Sprintf("%s%016x", canaryText, rand.Uint64()))
-	return c.last
-}
-
-const canaryText = "kubernetes service rules as of change "
