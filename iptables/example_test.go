@@ -12,8 +12,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The backend follows a ruleset, and is asked to write all again whenever somebody
-// else has flushed its tables.
+// The backend follows a ruleset and repairs its tables when another program alters them.
 func Example() {
 	ctx := context.Background()
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})

@@ -89,7 +89,7 @@ func randomKey(rng *rand.Rand, addrBits int) key {
 	return keyOf(a, protocols[rng.IntN(3)], uint16(rng.IntN(1<<16)>>rng.IntN(16)))
 }
 
-func TestTreeIsTheSameHoweverItCameAbout(t *testing.T) {
+func TestTreeDependsOnlyOnItsRules(t *testing.T) {
 	for _, addrBits := range []int{0, 32, 128} {
 		t.Run(fmt.Sprint(addrBits), func(t *testing.T) {
 			t.Parallel()
@@ -149,7 +149,7 @@ func TestTreeIsTheSameHoweverItCameAbout(t *testing.T) {
 					rulesInAll += len(rules)
 				}
 				if tr.size() != rulesInAll {
-					t.Fatalf("step %d: it says it has %d rules, of %d", step, tr.size(), rulesInAll)
+					t.Fatalf("step %d: size returns %d of %d rules", step, tr.size(), rulesInAll)
 				}
 				if !maps.EqualFunc(shown, want, slices.Equal) {
 					t.Fatalf("step %d: what was shown as changed does not add up: %d chains, want %d", step, len(shown), len(want))
@@ -179,7 +179,7 @@ func TestTreeLeadsToTheRule(t *testing.T) {
 				met++
 				if k.prefix(kid.prefixLen) == kid.sample.prefix(kid.prefixLen) {
 					if j != k.bitsAt(n.at) {
-						t.Fatal("a chain leads elsewhere than its match says")
+						t.Fatal("a chain leads elsewhere than its match")
 					}
 					n = kid
 					break
