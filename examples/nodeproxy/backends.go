@@ -136,18 +136,14 @@ func iptablesMode() mode {
 	return mode{
 		name: config.ModeIPTables,
 		probe: func(ctx context.Context, _ *config.Config, f tracker.Family) error {
-			b, err := iptables.New(ctx, iptables.Config{Families: []tracker.Family{f}, NoCounters: true})
-			if err != nil {
-				return err
-			}
-			return b.Close()
+			return iptables.Probe(ctx, iptables.Config{Families: []tracker.Family{f}})
 		},
 		setSysctls: func(c *config.Config) error {
 			return iptables.SetSysctls(iptables.Config{LocalhostNodePorts: localhostNodePorts(c)})
 		},
 		open: func(ctx context.Context, s settings) (dataplane, error) {
 			b, err := iptables.New(ctx, iptables.Config{
-				Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config),
+				Families: s.families, MasqueradeMark: ruleset.MasqueradeBit(int(s.MasqueradeBit)), Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config),
 				Trace: &iptables.Trace{Applied: func(i iptables.Info) { s.rules(i.Family, i.Table, i.Rules, i.Written) }},
 			})
 			if err != nil {
@@ -254,7 +250,7 @@ func eachIPTables(log *slog.Logger, f func(iptables.Config) error) error {
 				continue
 			}
 			err := f(iptables.Config{Flavour: flavour, Families: []tracker.Family{family}, Log: log})
-			if errors.Is(err, iptables.ErrUnsupported) {
+			if errors.Is(err, ruleset.ErrUnsupported) {
 				log.Debug("not looked for in iptables", "flavour", flavour, "family", family, "error", err)
 				continue
 			}

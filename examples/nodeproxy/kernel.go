@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -50,6 +51,21 @@ func lookupNFTables(ctx context.Context, out io.Writer, q question) error {
 		chain, eps = found.NearChain, found.NearEndpoints
 	}
 	return q.compare(out, fmt.Sprintf("table %s has it go to chain %s", found.Table, chain), found.Service, eps, q.entry())
+}
+
+// lookupIPTables compares what table nat does with a packet.
+func lookupIPTables(ctx context.Context, out io.Writer, q question) error {
+	found, err := iptables.Lookup(ctx, iptables.Config{}, ruleset.Query{Packet: q.packet, Internal: q.near})
+	switch {
+	case errors.Is(err, ruleset.ErrNoRules):
+		fmt.Fprintln(out, "kernel: mode iptables has no rules in this network namespace")
+		return nil
+	case err != nil:
+		return err
+	case !found.Entry:
+		found.Where = "no rule for it"
+	}
+	return q.compare(out, found.Where, found.Service, found.Endpoints, q.verdict.Endpoints)
 }
 
 // entry returns the endpoints that the packet's entry should lead to, which it has
