@@ -12,16 +12,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend programs one network namespace's nf_tables. It implements
-// [ruleset.Backend]. Its methods are safe for concurrent use. Those called after
-// [Backend.Close] change nothing and return an error that is [os.ErrClosed].
-type Backend struct {
+// state is the state of a [Backend].
+type state struct {
 	config Config
 
 	mu     sync.Mutex
@@ -43,21 +40,25 @@ type Backend struct {
 	linger time.Duration
 }
 
-// New returns a backend for the network namespace that c names. It opens a
-// netlink socket and checks, without changing anything, that the kernel can do
-// what is needed: an [*UnsupportedError] says what it cannot. Tables are first
-// written when a full delta is applied, and stay as they are when the backend is
+// New returns a backend for the network namespace that c names. It opens a netlink
+// socket and checks, without changing anything, that the kernel has every feature that
+// the package uses: a [*ruleset.UnsupportedError] names what is missing. Apply writes
+// the tables when it gets the first full delta. They stay in place when the backend is
 // closed.
-func New(c Config) (*Backend, error) {
+func New(ctx context.Context, c Config) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	conn, err := nlbatch.Dial(c.NetNS)
 	if err != nil {
-		return nil, unsupportedSocket(c.Families[0], err)
+		return nil, unsupportedSocket(err)
 	}
-	b := &Backend{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table, c.mark()), linger: time.Second}
+	b := &Backend{state{config: c, name: c.Table, conn: conn, linger: time.Second}}
+	b.writer = newWriter(c.Table, b.mark())
 	if err := b.probe(); err != nil {
 		conn.Close()
 		return nil, err
@@ -77,10 +78,6 @@ func (b *Backend) Close() error {
 // chunk is how many elements go into one transaction where they may be divided:
 // larger ones are no faster, and take more memory.
 const chunk = 10000
-
-// ErrTooLarge is in the error of a Service that takes a larger transaction than
-// this process may send, see "Needs" in the package documentation.
-var ErrTooLarge = nlbatch.ErrTooLarge
 
 // Apply makes the tables agree with d, as [ruleset.Backend] says.
 //
@@ -124,10 +121,8 @@ func (b *Backend) ready() error {
 	return nil
 }
 
-// Error is the kernel's refusal of a transaction. Its Errno is what errors.Is
-// finds, What says which of the backend's objects was refused and Message is the
-// kernel's own explanation, if it gave one.
-type Error = nfnl.Error
+// mark returns the packet mark that asks for masquerading.
+func (b *Backend) mark() uint32 { return uint32(b.config.MasqueradeMark) }
 
 func (b *Backend) table(f tracker.Family) *table {
 	for _, t := range b.tables {
@@ -321,7 +316,7 @@ func (b *Backend) commitBehind() error {
 	go func(done chan<- error) { done <- b.conn.Commit(batch) }(b.inFlight)
 	next := b.spare
 	if next == nil {
-		next = newWriter(b.writer.table, b.config.mark())
+		next = newWriter(b.writer.table, b.mark())
 	}
 	next.structural = next.structural || b.writer.structural
 	next.begin()
@@ -349,7 +344,7 @@ func partial(failed map[tracker.Key]error) error {
 // errServiceTooLarge is the error of a Service that no transaction has room for.
 var errServiceTooLarge = fmt.Errorf("service alone: %w", ErrTooLarge)
 
-// errClosed is what a closed backend says.
+// errClosed is the error of a closed backend.
 var errClosed = fmt.Errorf("nftables: backend: %w", os.ErrClosed)
 
 // errOverflow asks for a full delta, which gives the sets more room.

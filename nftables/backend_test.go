@@ -79,7 +79,7 @@ func (r *rig) start() {
 		r.backend.Close()
 	}
 	var err error
-	if r.backend, err = New(Config{NetNS: r.host.File()}); err != nil {
+	if r.backend, err = New(r.Context(), Config{NetNS: r.host.File()}); err != nil {
 		r.Fatal(err)
 	}
 	r.backend.linger = 0
@@ -382,7 +382,7 @@ func (r *rig) nft(script string) string {
 	return out
 }
 
-// TestCleanup removes exactly what is ours.
+// TestCleanup removes exactly the tables that Owned reports.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
@@ -390,8 +390,12 @@ func TestCleanup(t *testing.T) {
 	r.nft("add table ip other")
 	r.tracker.SetService(svc(0))
 	r.sync()
-	for range 2 { // there is nothing to remove the second time
-		if err := Cleanup(context.Background(), Config{NetNS: r.host.File()}); err != nil {
+	for _, want := range []bool{true, false} { // there is nothing to remove the second time
+		c := Config{NetNS: r.host.File()}
+		if owned, err := Owned(t.Context(), c); err != nil || owned != want {
+			t.Errorf("Owned returned %v, %v, want %v", owned, err, want)
+		}
+		if err := Cleanup(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -406,7 +410,7 @@ func TestTwoBackends(t *testing.T) {
 	r := newRig(t, netlab.NewHost(t))
 	r.tracker.SetService(svc(0))
 	r.sync()
-	other, err := New(Config{NetNS: r.host.File(), Table: "another", Families: []tracker.Family{tracker.IPv6}})
+	other, err := New(t.Context(), Config{NetNS: r.host.File(), Table: "another", Families: []tracker.Family{tracker.IPv6}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -424,7 +428,7 @@ func TestTwoBackends(t *testing.T) {
 // that can.
 func TestServiceThatCannotBe(t *testing.T) {
 	t.Parallel()
-	b, err := New(Config{NetNS: netlab.NewHost(t).File(), Families: []tracker.Family{tracker.IPv4}})
+	b, err := New(t.Context(), Config{NetNS: netlab.NewHost(t).File(), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -467,9 +471,9 @@ func TestServiceThatCannotBe(t *testing.T) {
 // TestNoRights has a clear refusal where nothing is allowed.
 func TestNoRights(t *testing.T) {
 	netlab.Require(t)
-	err := withoutCapabilities(func() error { return Probe(Config{}) })
-	var unsupported *UnsupportedError
-	if !errors.As(err, &unsupported) || !errors.Is(err, ErrUnsupported) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+	err := withoutCapabilities(func() error { return Probe(t.Context(), Config{}) })
+	var unsupported *ruleset.UnsupportedError
+	if !errors.As(err, &unsupported) || !errors.Is(err, ruleset.ErrUnsupported) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 		t.Errorf("Probe says %v", err)
 	}
 }
@@ -482,7 +486,7 @@ func TestProbeTableOfOthers(t *testing.T) {
 	if out, err := h.Output("nft", "add table ip proxier-probe; add chain ip proxier-probe theirs"); err != nil {
 		t.Fatal(err, out)
 	}
-	if err := Probe(Config{NetNS: h.File()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, ErrUnsupported) {
+	if err := Probe(t.Context(), Config{NetNS: h.File()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, ruleset.ErrUnsupported) {
 		t.Errorf("Probe says %v", err)
 	}
 	if out, err := h.Output("nft", "list table ip proxier-probe"); err != nil || !strings.Contains(out, "chain theirs") {
@@ -497,16 +501,16 @@ func TestUnsupported(t *testing.T) {
 		unix.ENOMEM: false, unix.ENOBUFS: false, unix.EBUSY: false, unix.EEXIST: false,
 	} {
 		err := unsupported(tracker.IPv6, &Error{Errno: errno, What: "create set classes"})
-		if errors.Is(err, ErrUnsupported) != want || !errors.Is(err, errno) {
+		if errors.Is(err, ruleset.ErrUnsupported) != want || !errors.Is(err, errno) {
 			t.Errorf("%v became %v", errno, err)
 		}
 	}
-	if err := unsupported(tracker.IPv4, ErrTooLarge); errors.Is(err, ErrUnsupported) || !errors.Is(err, ErrTooLarge) {
+	if err := unsupported(tracker.IPv4, ErrTooLarge); errors.Is(err, ruleset.ErrUnsupported) || !errors.Is(err, ErrTooLarge) {
 		t.Error(err)
 	}
 	for errno, want := range map[unix.Errno]bool{unix.EPROTONOSUPPORT: true, unix.EAFNOSUPPORT: true, unix.EMFILE: false, unix.EBADF: false} {
-		err := unsupportedSocket(tracker.IPv4, fmt.Errorf("netlink socket: %w", errno))
-		if errors.Is(err, ErrUnsupported) != want || !errors.Is(err, errno) {
+		err := unsupportedSocket(fmt.Errorf("netlink socket: %w", errno))
+		if errors.Is(err, ruleset.ErrUnsupported) != want || !errors.Is(err, errno) {
 			t.Errorf("%v became %v", errno, err)
 		}
 	}
@@ -529,7 +533,6 @@ func withoutCapabilities(f func() error) error {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	bit := uint8(32)
 	for name, c := range map[string]Config{
 		"table name":        {Table: "a b"},
 		"long name":         {Table: strings.Repeat("a", 56)},
@@ -538,13 +541,16 @@ func TestConfigIsChecked(t *testing.T) {
 		"family":            {Families: []tracker.Family{5}},
 		"no family":         {Families: []tracker.Family{}},
 		"family twice":      {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
-		"mark bit":          {MasqueradeBit: &bit},
+		"mark bit":          {MasqueradeMark: 0b11},
 		"sticky clients":    {StickyClients: -1},
 		"network namespace": {NetNS: os.Stdin},
 	} {
-		if b, err := New(c); err == nil {
+		b, err := New(t.Context(), c)
+		if err == nil {
 			b.Close()
-			t.Errorf("%s: no error", name)
+		}
+		if err == nil || errors.Is(err, ruleset.ErrConfig) != (c.NetNS == nil) {
+			t.Errorf("%s: error %v", name, err)
 		}
 	}
 }

@@ -94,7 +94,7 @@ func newPipeline(tb testing.TB, netns *os.File) *pipeline {
 	tb.Helper()
 	p := &pipeline{}
 	var err error
-	if p.backend, err = New(Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
+	if p.backend, err = New(context.Background(), Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
 		tb.Fatal(err)
 	}
 	if p.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}}); err != nil {

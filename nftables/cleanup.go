@@ -13,35 +13,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Cleanup deletes the tables that a [Backend] with the same configuration owns,
-// in all of its families at once, and nothing else. That there is none is no
-// error. Connections that were translated stay as they are.
+// Cleanup deletes the tables that a [Backend] with the same configuration owns, in all
+// of its families in one transaction, and nothing else. It does nothing if there are
+// none. Connections that were translated stay translated.
 func Cleanup(ctx context.Context, c Config) error {
-	c, err := c.withDefaults()
-	if err != nil {
-		return err
-	}
-	conn, err := nlbatch.Dial(c.NetNS)
-	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
-	}
-	defer conn.Close()
-	err = persist(func() error {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
+	err := ownTables(ctx, c, func(conn *nlbatch.Conn, found []ownedTable) error {
 		var batch nlbatch.Batch
 		batch.Reset()
-		for _, name := range []string{c.Table, shadowOf(c.Table)} {
-			for _, f := range c.Families {
-				found, err := readTable(conn, name, f)
-				if err != nil {
-					return err
-				}
-				if found.exists {
-					deleteTable(&batch, f, name)
-				}
-			}
+		for _, t := range found {
+			deleteTable(&batch, t.family, t.name)
 		}
 		return conn.Commit(&batch)
 	})
@@ -49,6 +29,57 @@ func Cleanup(ctx context.Context, c Config) error {
 		return fmt.Errorf("nftables: clean up: %w", err)
 	}
 	return nil
+}
+
+// Owned reports whether the network namespace has a table that [Cleanup] with the same
+// configuration would delete.
+func Owned(ctx context.Context, c Config) (owned bool, err error) {
+	err = ownTables(ctx, c, func(_ *nlbatch.Conn, found []ownedTable) error {
+		owned = len(found) != 0
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("nftables: look for tables: %w", err)
+	}
+	return owned, nil
+}
+
+// ownedTable is an existing table of a Backend.
+type ownedTable struct {
+	name   string
+	family tracker.Family
+}
+
+// ownTables calls fn with the existing tables of a Backend with the configuration, again
+// if another process changes them concurrently.
+func ownTables(ctx context.Context, c Config, fn func(*nlbatch.Conn, []ownedTable) error) error {
+	c, err := c.withDefaults()
+	if err != nil {
+		return err
+	}
+	conn, err := nlbatch.Dial(c.NetNS)
+	if err != nil {
+		return unsupportedSocket(err)
+	}
+	defer conn.Close()
+	return persist(func() error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var found []ownedTable
+		for _, name := range []string{c.Table, stagingOf(c.Table)} {
+			for _, f := range c.Families {
+				head, err := readTable(conn, name, f)
+				if err != nil {
+					return err
+				}
+				if head.exists {
+					found = append(found, ownedTable{name, f})
+				}
+			}
+		}
+		return fn(conn, found)
+	})
 }
 
 func deleteTable(batch *nlbatch.Batch, f tracker.Family, name string) {

@@ -60,7 +60,7 @@ func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) 
 		return k, err
 	}
 	k.sound = k.flags == 0
-	base := rules{family: f, mark: b.config.mark()}.baseChains()
+	base := rules{family: f, mark: b.mark()}.baseChains()
 	for name, c := range k.chains {
 		k.hooked = k.hooked || c.base != nil
 		k.sound = k.sound && c.is(base[name])

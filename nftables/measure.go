@@ -100,7 +100,7 @@ func (t *table) classBytes(c class) int {
 	}
 	n, ok := t.classSize[c]
 	if !ok {
-		w, only := newWriter(shadowOf(strings.Repeat("x", maxName)), 1), newTable(t.family, t.node)
+		w, only := newWriter(stagingOf(strings.Repeat("x", maxName)), 1), newTable(t.family, t.node)
 		only.nearClass(c, w)
 		n = w.size()
 		t.classSize[c] = n

@@ -183,7 +183,7 @@ func runAgent(spec string) error {
 	if err := json.Unmarshal([]byte(spec), &s); err != nil {
 		return err
 	}
-	b, err := New(Config{})
+	b, err := New(context.Background(), Config{})
 	if err != nil {
 		return err
 	}

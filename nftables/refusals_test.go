@@ -68,7 +68,7 @@ func TestKilledWhileOneTableTakesTheOthersPlace(t *testing.T) {
 	ctx := context.Background()
 	for round := range 4 {
 		old := r.backend.name
-		name := shadowOf(DefaultTable)
+		name := stagingOf(DefaultTable)
 		if old == name {
 			name = DefaultTable
 		}

@@ -19,14 +19,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// shadowOf is the name of the table that replaces one of the given name where
-// that cannot be done in one transaction.
-func shadowOf(name string) string { return name + "-shadow" }
-
 // replace makes the tables hold what d says and nothing else.
 func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	// Transactions may be large; their memory is not kept.
-	defer func() { b.writer, b.spare = newWriter(b.name, b.config.mark()), nil }()
+	defer func() { b.writer, b.spare = newWriter(b.name, b.mark()), nil }()
 	b.lose(time.Now())
 	var failed map[tracker.Key]error
 	err := persist(func() (err error) {
@@ -50,7 +46,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 }
 
 func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
-	spare := shadowOf(b.config.Table)
+	spare := stagingOf(b.config.Table)
 	kernel, err := b.inspectAll(b.config.Table)
 	if err != nil {
 		return nil, err
@@ -132,7 +128,7 @@ func (b *Backend) deleteTables(name string, k kernelTables) error {
 // begin makes the tables that d is written to, empty, taking over what the kernel
 // remembers clients by. Divide says whether that will be several transactions.
 func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, divide bool, edit func(*table)) {
-	b.writer, b.spare = newWriter(name, b.config.mark()), nil
+	b.writer, b.spare = newWriter(name, b.mark()), nil
 	b.tables = nil
 	for _, f := range b.config.Families {
 		t := newTable(f, d.Node)
@@ -374,7 +370,7 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 	for _, c := range b.writer.rules(t).fixedChains() {
 		used[c.name] = true
 	}
-	w := newWriter(b.name, b.config.mark())
+	w := newWriter(b.name, b.mark())
 	unused := map[string]bool{}
 	for name := range k.chains {
 		if _, ok := t.chains[name]; !ok && !used[name] {
@@ -446,7 +442,7 @@ func (b *Backend) copyClients(t *table, k *kernelTable, name string) error {
 		return err
 	}
 	return clients.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
-		w := newWriter(name, b.config.mark())
+		w := newWriter(name, b.mark())
 		w.addClients(t, part)
 		batch, _ := w.finish(nil)
 		return b.conn.Commit(batch)

@@ -93,7 +93,7 @@ func TestFewerClientsThanThereWere(t *testing.T) {
 			for range 2 {
 				r.cursor.Detach()
 				r.backend.Close()
-				b, err := New(Config{NetNS: r.host.File(), StickyClients: 2})
+				b, err := New(t.Context(), Config{NetNS: r.host.File(), StickyClients: 2})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -27,10 +27,11 @@ type watched struct {
 	rules []map[uint64]kernelRule
 }
 
-// Check reports whether the tables are as the backend left them: nil, a
-// [*ruleset.DriftError] if somebody else altered or deleted one, [ruleset.ErrNeedFull] if
-// nothing is known of them, [os.ErrClosed], or the error of reading them. After
-// any but nil the next delta must be a full one; [Backend.Apply] asks for it.
+// Check compares the tables with what the backend wrote. It returns nil, a
+// [*ruleset.DriftError] if another process altered or deleted a table or if the tables'
+// state is unknown after a failure, [os.ErrClosed], ctx's error, or the error of reading
+// the tables. After any error but ctx's the next delta must be a full one;
+// [Backend.Apply] asks for it.
 //
 // While nobody else commits transactions in the network namespace it costs one
 // question to the kernel. Otherwise chains, rules, sets, the small maps and the
@@ -49,7 +50,7 @@ func (b *Backend) Check(ctx context.Context) error {
 		return err
 	}
 	if b.tables == nil {
-		return ruleset.ErrNeedFull
+		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied since the last failure")
 	}
 	// What is committed from here on is looked at by the next call.
 	gen, err := b.conn.Generation()
@@ -149,7 +150,7 @@ func (b *Backend) examineTable(t *table, before map[uint64]kernelRule, count boo
 	if err != nil {
 		return nil, err
 	}
-	missing := t.expectedRules(rules{family: t.family, mark: b.config.mark()})
+	missing := t.expectedRules(rules{family: t.family, mark: b.mark()})
 	base := rules{family: t.family}.baseChains()
 	for name := range missing {
 		if c, ok := chains[name]; !ok || !c.is(base[name]) {
