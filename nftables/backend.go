@@ -33,11 +33,11 @@ type state struct {
 	// tables is what is in the kernel, by family, or nil while that is not known.
 	tables  []*table
 	watched watched
-	// idle is, by family, which endpoints of the tables before were only lingering,
+	// inGrace is, by family, which endpoints of the tables before were only lingering,
 	// and since when.
-	idle [2]map[netip.Addr]time.Time
+	inGrace [2]map[netip.Addr]time.Time
 	// linger is how long an endpoint that is gone is still masqueraded to.
-	linger time.Duration
+	gracePeriod time.Duration
 }
 
 // New returns a backend for the network namespace that c names. It opens a netlink
@@ -57,7 +57,7 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 	if err != nil {
 		return nil, unsupportedSocket(err)
 	}
-	b := &Backend{state{config: c, name: c.Table, conn: conn, linger: time.Second}}
+	b := &Backend{state{config: c, name: c.Table, conn: conn, gracePeriod: time.Second}}
 	b.writer = newWriter(c.Table, b.mark())
 	if err := b.probe(); err != nil {
 		conn.Close()
@@ -133,11 +133,11 @@ func (b *Backend) table(f tracker.Family) *table {
 	return nil
 }
 
-// lose notes that what is in the kernel is no longer known. What was written from
+// discardModel notes that what is in the kernel is no longer known. What was written from
 // the given time on may not be there.
-func (b *Backend) lose(from time.Time) {
+func (b *Backend) discardModel(from time.Time) {
 	for _, t := range b.tables {
-		b.idle[index(t.family)] = t.idle(from)
+		b.inGrace[index(t.family)] = t.inGrace(from)
 	}
 	b.tables = nil
 }
@@ -153,10 +153,10 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
 	case err == nil:
 		return partial(failed)
 	case ctx.Err() != nil:
-		b.lose(began)
+		b.discardModel(began)
 		return err
 	}
-	b.lose(began)
+	b.discardModel(began)
 	b.config.Log.Warn("nftables: replacing all", slog.Any("reason", err))
 	return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 }
@@ -171,13 +171,13 @@ func (b *Backend) change(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 	}
 	failed, err := b.write(ctx, d.Changes, true)
 	if err == nil && b.wasted(failed) {
-		err = errTooManyClasses // a full delta makes only those that are in use
+		err = errTooManyHandlers // a full delta makes only those that are in use
 	}
 	if err == nil {
-		err = b.forget(ctx)
+		err = b.expireGrace(ctx)
 	}
 	if err != nil {
-		return nil, errors.Join(err, b.settle())
+		return nil, errors.Join(err, b.waitCommit())
 	}
 	if err := b.commit(); err != nil {
 		return nil, err
@@ -190,10 +190,10 @@ func (b *Backend) change(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 	return failed, nil
 }
 
-// forget has the endpoints that have lingered for long enough linger no more.
-func (b *Backend) forget(ctx context.Context) error {
+// expireGrace has the endpoints that have lingered for long enough linger no more.
+func (b *Backend) expireGrace(ctx context.Context) error {
 	for _, t := range b.tables {
-		for t.forget(b.linger, b.writer) {
+		for t.expireGrace(b.gracePeriod, b.writer) {
 			if err := b.makeRoom(ctx, t.elementSize[setHairpin]+messageSize); err != nil {
 				return err
 			}
@@ -202,11 +202,11 @@ func (b *Backend) forget(ctx context.Context) error {
 	return nil
 }
 
-// wasted reports whether some Service failed for want of a class and many that
+// wasted reports whether some Service failed for want of a handler and many that
 // there are have fallen out of use. Right after a full delta none have.
 func (b *Backend) wasted(failed map[tracker.Key]error) bool {
 	for k, err := range failed {
-		if errors.Is(err, errTooManyClasses) && b.table(k.Family).classes.wasted() {
+		if errors.Is(err, errTooManyHandlers) && b.table(k.Family).handlers.wasted() {
 			return true
 		}
 	}
@@ -289,7 +289,7 @@ func (b *Backend) makeRoom(ctx context.Context, bytes int) error {
 // commit commits what was written, and waits for what is being committed.
 func (b *Backend) commit() error {
 	batch, err := b.finish()
-	if err := errors.Join(err, b.settle()); err != nil {
+	if err := errors.Join(err, b.waitCommit()); err != nil {
 		return err
 	}
 	return b.conn.Commit(batch)
@@ -306,10 +306,10 @@ func (b *Backend) finish() (*nlbatch.Batch, error) {
 
 // commitBehind commits what was written while more is being written, which is
 // half of the time that many Services take. Its error may be that of the call
-// before; [Backend.settle] waits for the last.
+// before; [Backend.waitCommit] waits for the last.
 func (b *Backend) commitBehind() error {
 	batch, err := b.finish()
-	if err := errors.Join(err, b.settle()); err != nil {
+	if err := errors.Join(err, b.waitCommit()); err != nil {
 		return err
 	}
 	b.inFlight = make(chan error, 1)
@@ -324,8 +324,8 @@ func (b *Backend) commitBehind() error {
 	return nil
 }
 
-// settle waits for the commit behind, if there is one.
-func (b *Backend) settle() error {
+// waitCommit waits for the commit behind, if there is one.
+func (b *Backend) waitCommit() error {
 	if b.inFlight == nil {
 		return nil
 	}

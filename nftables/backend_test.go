@@ -82,7 +82,7 @@ func (r *rig) start() {
 	if r.backend, err = New(r.Context(), Config{NetNS: r.host.File()}); err != nil {
 		r.Fatal(err)
 	}
-	r.backend.linger = 0
+	r.backend.gracePeriod = 0
 	if r.limit != 0 {
 		r.backend.conn.SetLimit(r.limit)
 	}
@@ -207,7 +207,7 @@ func (r *rig) randomChange(rng *rand.Rand) {
 			}
 		}
 		es := epSlice(i, f, eps...)
-		// Tables of many slots are more than the smallest transactions hold.
+		// Tables of many buckets are more than the smallest transactions hold.
 		if rng.IntN(3) == 0 && r.limit == 0 {
 			most := []int{2, 5, 65535}[rng.IntN(3)]
 			for _, ep := range es.Endpoints {
@@ -275,7 +275,7 @@ func TestRestartKeepsClients(t *testing.T) {
 			r.start()
 			r.sync()
 			first := r.backend.name
-			// The client's endpoint is the one in slot 7 of some Service.
+			// The client's endpoint is the one in bucket 7 of some Service.
 			var member string
 			for line := range strings.Lines(r.nft("list map ip proxier sticky-endpoints")) {
 				if before, _, ok := strings.Cut(line, " comment \"ns/svc-33:p/TCP/IPv4\" : 10.244.0.7 ."); ok {
@@ -352,7 +352,7 @@ func TestCostOfAChange(t *testing.T) {
 		replaced := upTo(40)
 		replaced[6] = 101 // on another node, as 7 was
 		count("an endpoint replaced", 2, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, replaced...)) })
-		// The last slot moves into the hole; the number of slots to draw from stays.
+		// The last bucket moves into the hole; the number of buckets to draw from stays.
 		count("an endpoint removed", 3, func() {
 			r.tracker.SetSlice(epSlice(0, tracker.IPv4, slices.DeleteFunc(slices.Clone(replaced), func(e int) bool { return e == 3 })...))
 		})
@@ -448,7 +448,7 @@ func TestServiceThatCannotBe(t *testing.T) {
 	d := &ruleset.Delta{Full: true, Node: &ruleset.Node{}, Changes: []ruleset.Change{
 		make(1, "sticky-and-huge", func(p *tracker.ServicePort) { p.Affinity = 1e9 }, maxStickyEndpoints+1),
 		make(2, "fine", func(*tracker.ServicePort) {}, 3),
-		make(4, "hashed-and-huge", func(p *tracker.ServicePort) { p.Hash = tracker.HashSource }, maxSpreadEndpoints+1),
+		make(4, "hashed-and-huge", func(p *tracker.ServicePort) { p.Hash = tracker.HashSource }, maxNumberedEndpoints+1),
 		make(3, "strange", func(p *tracker.ServicePort) { p.Key.Protocol = "QUIC" }, 3),
 	}}
 	for range 2 { // as a whole and as a change
@@ -457,7 +457,7 @@ func TestServiceThatCannotBe(t *testing.T) {
 		if !errors.As(err, &partial) || len(partial.Failed) != 3 {
 			t.Fatalf("Apply says %v", err)
 		}
-		if !errors.Is(err, errTooManySpread) || !errors.Is(err, errTooManyEndpoints) || !errors.Is(err, errProtocol) {
+		if !errors.Is(err, errTooManyNumbered) || !errors.Is(err, errTooManyEndpoints) || !errors.Is(err, errProtocol) {
 			t.Errorf("Apply says %v", err)
 		}
 		v := kernelView(t, b, tracker.IPv4)
@@ -500,7 +500,7 @@ func TestUnsupported(t *testing.T) {
 		unix.EOPNOTSUPP: true, unix.ENOENT: true, unix.EINVAL: true, unix.EPERM: true,
 		unix.ENOMEM: false, unix.ENOBUFS: false, unix.EBUSY: false, unix.EEXIST: false,
 	} {
-		err := unsupported(tracker.IPv6, &Error{Errno: errno, What: "create set classes"})
+		err := unsupported(tracker.IPv6, &Error{Errno: errno, What: "create set handlers"})
 		if errors.Is(err, ruleset.ErrUnsupported) != want || !errors.Is(err, errno) {
 			t.Errorf("%v became %v", errno, err)
 		}
@@ -580,7 +580,7 @@ func TestFailedIsServedOn(t *testing.T) {
 			r.sync()
 			before := kernelView(t, r.backend, tracker.IPv4)
 			// More endpoints than there may be with a hash.
-			r.tracker.SetSlice(epSlice(3, tracker.IPv4, upTo(maxSpreadEndpoints+1)...))
+			r.tracker.SetSlice(epSlice(3, tracker.IPv4, upTo(maxNumberedEndpoints+1)...))
 			r.tracker.SetService(svc(3, nodePort(30103), func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSource) }))
 			r.tracker.SetService(svc(70, nodePort(30003))) // takes a place of svc-3
 			r.tracker.SetSlice(epSlice(70, tracker.IPv4, 70))

@@ -26,10 +26,10 @@
 //		elements = { 10.96.0.10 . udp . 53 comment "kube-system/dns:dns" : 8010:2 }
 //	}
 //
-// The value is a ticket. Its class, the first three digits, says what is done with
+// The value is a dispatch key. Its handler, the first three digits, says what is done with
 // the connection, and its last five which endpoints there are:
 //
-//	map classes {
+//	map handlers {
 //		elements = { 8010:0 : goto cluster-ip-3 }
 //	}
 //	map endpoints {
@@ -46,36 +46,36 @@
 //	}
 //
 // "nft get element ip proxier service-ips { 10.96.0.10 . udp . 53 }" finds the
-// first of these at once. The other chains that tickets lead to:
+// first of these at once. The other chains that dispatch keys lead to:
 //
 //   - external-N: masquerade, then pool-N;
 //   - local-N: externalTrafficPolicy Local. Connections from this node's pods and
-//     from the node itself take another ticket, from near-service-ips, which leads
+//     from the node itself take another dispatch key, from internal-service-ips, which leads
 //     to the endpoints of every node; all others go to pool-N, of local ones;
 //   - local-none: the same on a node without local endpoints: others are dropped;
 //   - firewall-…: only sources in allowed-sources-LENGTH, a set for each prefix
 //     length, go on to the chain behind the dash;
 //   - sticky-N-Ts: like pool-N with client affinity: sticky-clients remembers a
 //     client's endpoint for T seconds, sticky-endpoints says whether it still is
-//     one, sticky-slots is what is drawn from otherwise;
-//   - pool-by-source-N and pool-by-port-N: the slot is not drawn but follows from a
+//     one, sticky-buckets is what is drawn from otherwise;
+//   - pool-by-source-N and pool-by-port-N: the bucket is not drawn but follows from a
 //     hash of the client's address, or of its address and port, and so in whatever
 //     leads there, cluster-ip-by-port-N or sticky-by-source-N-Ts;
 //   - no-endpoints rejects, no-local-endpoints drops.
 //
-// N is the number of slots to draw from. Up to 16 it is the number of endpoints;
+// N is the number of buckets to draw from. Up to 16 it is the number of endpoints;
 // beyond, it is the next of four steps between powers of two, and a draw that hits
 // none is repeated, so that there are few chains and an added endpoint seldom
-// changes the ticket. The choice is uniform.
+// changes the dispatch key. The choice is uniform.
 //
 // # Weights and hashes
 //
-// Where endpoints have different weights, each has as many slots as its share, see
-// [ruleset.Shares]: exactly in proportion where that takes no more than 256 slots, or
-// 16 for each endpoint, and otherwise with an error of about one slot, a 256th of the
-// connections at the most. A weight that changes by one step changes as many slots.
+// Where endpoints have different weights, each has as many buckets as its share, see
+// [ruleset.Shares]: exactly in proportion where that takes no more than 256 buckets, or
+// 16 for each endpoint, and otherwise with an error of about one bucket, a 256th of the
+// connections at the most. A weight that changes by one step changes as many buckets.
 //
-// A hashed Service has its Maglev table in the map endpoints, a slot each:
+// A hashed Service has its Maglev table in the map endpoints, a bucket each:
 //
 //	chain pool-by-port-509 {
 //		dnat ip to meta priority & f:ffff . jhash ip saddr . th sport mod 509 seed 0x1 map @endpoints
@@ -90,10 +90,10 @@
 // provisos. The client must send before the server does, and the connection must
 // not be masqueraded, as the port that the endpoint sees was chosen by the node.
 //
-// A slot costs the kernel 105 to 127 bytes, so a table of 509 slots, which up to 15
+// A bucket costs the kernel 105 to 127 bytes, so a table of 509 buckets, which up to 15
 // endpoints have, 56 kB in each family: 1,000 of them 55 MB, 10,000 640 MB. With 251
-// slots 10,000 take 320 MB and are programmed in 2.5 s, 1.5 times as long as bare
-// elements of the same number. An endpoint of 10 that goes from 509 slots changes 68
+// buckets 10,000 take 320 MB and are programmed in 2.5 s, 1.5 times as long as bare
+// elements of the same number. An endpoint of 10 that goes from 509 buckets changes 68
 // of them, an element deleted and one added each, in 0.4 ms at the most; no other
 // Service is written (BenchmarkHashed). Connections are made as fast as where endpoints
 // are drawn at random: in 1,000 turns at each the medians differ by 0.3 % with an error
@@ -104,7 +104,7 @@
 // nat-output-again, base chains that come right behind and begin with the new
 // state.
 //
-// The ticket travels in the packet's priority, from nat-prerouting or nat-output to
+// The dispatch key travels in the packet's priority, from nat-prerouting or nat-output to
 // the filter chains, which set it back to none. Only a connection's first packet is
 // affected: if a local process gave it a priority of its own (SO_PRIORITY) that
 // packet loses it. (So do those that follow before there is an answer, if the
@@ -137,7 +137,7 @@
 // steps and then takes over; the next time it is the other way round. A Service
 // that even then is too large for one step fails alone, with [ErrTooLarge].
 //
-// There is room for 1257 combinations of an affinity timeout, a number of slots
+// There is room for 1257 combinations of an affinity timeout, a number of buckets
 // and a way to the pool in each family: two for each timeout of Services with a
 // cluster IP and a NodePort and one number of endpoints. Services with affinity
 // beyond that fail alone; those without always have room.

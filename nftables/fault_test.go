@@ -72,7 +72,7 @@ func takenOver(t *testing.T, w *conformance.World) {
 		t.Fatal(err)
 	}
 	defer r.backend.Close()
-	r.backend.linger = 0
+	r.backend.gracePeriod = 0
 	r.cursor = w.Engine.Attach("next", r.backend)
 	defer r.cursor.Detach()
 	r.sync()
@@ -411,8 +411,8 @@ func faults() error {
 		return err
 	}
 	defer null.Close()
-	for _, lose := range []func(fd int) error{unix.Close, func(fd int) error { return unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC) }} {
-		if err := lose(fd); err != nil {
+	for _, discardModel := range []func(fd int) error{unix.Close, func(fd int) error { return unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC) }} {
+		if err := discardModel(fd); err != nil {
 			return err
 		}
 		if err := change(); !errors.Is(err, os.ErrClosed) {

@@ -128,7 +128,7 @@ func FuzzNames(f *testing.F) {
 var (
 	// comments is what nft shows of a name.
 	comments = regexp.MustCompile(`comment "[^"]*"`)
-	// drawnNumbers is tickets and the numbers of endpoints with affinity.
+	// drawnNumbers is dispatch keys and the numbers of endpoints with affinity.
 	drawnNumbers = regexp.MustCompile(`[0-9a-f]+:[0-9a-f]+`)
 )
 

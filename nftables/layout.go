@@ -15,7 +15,7 @@ import (
 
 // layoutVersion changes whenever a table programmed by an older version of this
 // package cannot be taken over in place.
-const layoutVersion = 1
+const layoutVersion = 2
 
 // The chains that are always there. The base chains carry the names and
 // priorities that kube-proxy's nftables mode gives to those with their purpose.
@@ -30,7 +30,7 @@ const (
 
 	chainServices         = "services"
 	chainNodePorts        = "nodeports"
-	chainNear             = "near"
+	chainInternal         = "internal"
 	chainFirewallCheck    = "firewall-check"
 	chainClusterIPs       = "cluster-ips-check"
 	chainMasquerading     = "masquerading"
@@ -47,12 +47,12 @@ const (
 	setLayout set = iota
 	setServiceIPs
 	setNodePorts
-	setNearIPs
-	setNearNodePorts
-	setClasses
-	setNearClasses
+	setInternalIPs
+	setInternalNodePorts
+	setHandlers
+	setInternalHandlers
 	setEndpoints
-	setStickySlots
+	setStickyBuckets
 	setStickyEndpoints
 	setStickyClients
 	setClusterIPs
@@ -76,18 +76,18 @@ func (s set) name() string {
 		return "service-ips"
 	case setNodePorts:
 		return "service-nodeports"
-	case setNearIPs:
-		return "near-service-ips"
-	case setNearNodePorts:
-		return "near-service-nodeports"
-	case setClasses:
-		return "classes"
-	case setNearClasses:
-		return "near-classes"
+	case setInternalIPs:
+		return "internal-service-ips"
+	case setInternalNodePorts:
+		return "internal-service-nodeports"
+	case setHandlers:
+		return "handlers"
+	case setInternalHandlers:
+		return "internal-handlers"
 	case setEndpoints:
 		return "endpoints"
-	case setStickySlots:
-		return "sticky-slots"
+	case setStickyBuckets:
+		return "sticky-buckets"
 	case setStickyEndpoints:
 		return "sticky-endpoints"
 	case setStickyClients:
@@ -146,8 +146,8 @@ func (s set) spec(f tracker.Family) spec {
 	var (
 		proto   = field{typeProto, 1}
 		port    = field{typeService, 2}
-		class   = field{typeClassID, 4}
-		slot    = field{typeMark, 4}
+		handler = field{typeClassID, 4}
+		bucket  = field{typeMark, 4}
 		none    []field
 		key     []field
 		data    []field
@@ -156,21 +156,21 @@ func (s set) spec(f tracker.Family) spec {
 	)
 	switch s {
 	case setLayout:
-		key, data = []field{slot}, none
-	case setServiceIPs, setNearIPs:
-		key, data = []field{addr, proto, port}, []field{class}
-	case setNodePorts, setNearNodePorts:
-		key, data = []field{proto, port}, []field{class}
-	case setClasses, setNearClasses:
-		key, verdict = []field{class}, true
+		key, data = []field{bucket}, none
+	case setServiceIPs, setInternalIPs:
+		key, data = []field{addr, proto, port}, []field{handler}
+	case setNodePorts, setInternalNodePorts:
+		key, data = []field{proto, port}, []field{handler}
+	case setHandlers, setInternalHandlers:
+		key, verdict = []field{handler}, true
 	case setEndpoints:
-		key, data = []field{class, slot}, []field{addr, port}
-	case setStickySlots:
-		key, data = []field{class, slot}, []field{class}
+		key, data = []field{handler, bucket}, []field{addr, port}
+	case setStickyBuckets:
+		key, data = []field{handler, bucket}, []field{handler}
 	case setStickyEndpoints:
-		key, data = []field{class}, []field{addr, port}
+		key, data = []field{handler}, []field{addr, port}
 	case setStickyClients:
-		key, data = []field{class, addr}, []field{class}
+		key, data = []field{handler, addr}, []field{handler}
 		flags = unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
 	case setClusterIPs:
 		key = []field{addr}
@@ -211,66 +211,66 @@ func (sp spec) byteOrders() []byte {
 }
 
 // What a frontend's map element holds, and the rules keep in the packet's
-// priority between two look-ups, is a ticket: 32 bits that say what is to be
+// priority between two look-ups, is a dispatch key: 32 bits that say what is to be
 // done with the connection. The priority is used because it is the one field of
 // a packet that rules can write, read and look up, and that nobody relies on at
 // this point: nft cannot list a rule that passes a looked-up value on in a
 // register. It is put back before the packet leaves (see restore in rules.go).
 //
-//	bit 31      always set, so that a rule can tell a ticket from a priority
-//	bits 20-30  the class: which chain handles it
+//	bit 31      always set, so that a rule can tell a dispatch key from a priority
+//	bits 20-30  the handler: which chain handles it
 //	bits 0-19   the number of the pool
 //
 // A sticky pool's number is 16 bits with the highest set; its chain shifts it up,
 // which again has bit 31 set, and makes room for the number of an endpoint in the
 // lower half.
 const (
-	ticketMark  = 1 << 31
-	classShift  = 20
-	maxClass    = 1<<11 - 1
-	classMask   = ticketMark | maxClass<<classShift
-	maxPool     = 1<<classShift - 1
-	poolMask    = maxPool
-	stickyMark  = 1 << 15
-	maxSticky   = stickyMark - 1
-	stickyShift = 16
-	stickyMask  = 0xffff << stickyShift
+	dispatchMark = 1 << 31
+	handlerShift = 20
+	maxHandler   = 1<<11 - 1
+	handlerMask  = dispatchMark | maxHandler<<handlerShift
+	maxPool      = 1<<handlerShift - 1
+	poolMask     = maxPool
+	stickyMark   = 1 << 15
+	maxSticky    = stickyMark - 1
+	stickyShift  = 16
+	stickyMask   = 0xffff << stickyShift
 	// maxStickyEndpoints is how many endpoints a Service with client affinity can
 	// have.
 	maxStickyEndpoints = 1<<stickyShift - 1
 )
 
-func ticket(class, pool uint32) uint32 { return ticketMark | class<<classShift | pool }
+func dispatchKey(handler, pool uint32) uint32 { return dispatchMark | handler<<handlerShift | pool }
 
-// slotsFor returns the number of slots that a pool of n endpoints draws from: n
+// bucketsFor returns the number of buckets that a pool of n endpoints draws from: n
 // itself up to 16 and then the next of four steps between powers of two, so that
 // the number of chains stays small however many sizes there are. A draw that
 // hits none of the n is repeated.
-func slotsFor(n int) int {
-	if n <= exactSlots {
+func bucketsFor(n int) int {
+	if n <= exactBuckets {
 		return n
 	}
-	step := exactSlots / 4
+	step := exactBuckets / 4
 	for n > 8*step {
 		step *= 2
 	}
 	return (n + step - 1) / step * step
 }
 
-// slotsBelow returns the largest number of slots less than that of a pool whose
-// slotsFor is slots: a pool has at least one endpoint more than that.
-func slotsBelow(slots int) int {
-	if slots <= exactSlots+1 {
-		return slots - 1
+// bucketsBelow returns the largest number of buckets less than that of a pool whose
+// bucketsFor is buckets: a pool has at least one endpoint more than that.
+func bucketsBelow(buckets int) int {
+	if buckets <= exactBuckets+1 {
+		return buckets - 1
 	}
-	step := exactSlots / 4
-	for slots > 8*step {
+	step := exactBuckets / 4
+	for buckets > 8*step {
 		step *= 2
 	}
-	return slots - step
+	return buckets - step
 }
 
-const exactSlots = 16
+const exactBuckets = 16
 
 // key buffers. The widest key is that of allowed sources of IPv6.
 type buffer [64]byte

@@ -38,23 +38,23 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 		return ruleset.Found{}, err
 	}
 	defer b.Close()
-	all, near := setServiceIPs, setNearIPs
+	all, internal := setServiceIPs, setInternalIPs
 	var key buffer
 	n := 0
 	if q.NodePort {
-		all, near = setNodePorts, setNearNodePorts
+		all, internal = setNodePorts, setInternalNodePorts
 	} else {
 		n = key.addr(0, to.Addr())
 	}
 	n = key.port(key.proto(n, inet.Protocol(q.Packet.Protocol)), to.Port())
 	for _, table := range []string{b.config.Table, stagingOf(b.config.Table)} {
 		l := lookup{b: b, ctx: ctx, table: table, family: family, key: string(key[:n])}
-		found, err := l.find(all, setClasses)
+		found, err := l.find(all, setHandlers)
 		if errors.Is(err, unix.ENOENT) {
 			continue
 		}
 		if err == nil && found.Entry && q.Internal {
-			if internal, errInternal := l.find(near, setNearClasses); errInternal != nil || internal.Entry {
+			if internal, errInternal := l.find(internal, setInternalHandlers); errInternal != nil || internal.Entry {
 				found, err = internal, errInternal
 			}
 		}
@@ -72,20 +72,20 @@ type lookup struct {
 	key    string
 }
 
-// find resolves the ticket in one map, if there is one.
-func (l *lookup) find(tickets, classes set) (found ruleset.Found, err error) {
-	var ticket uint32
-	err = l.each(tickets, func(e element) {
+// find resolves the dispatch key in one map, if there is one.
+func (l *lookup) find(dispatchKeys, handlers set) (found ruleset.Found, err error) {
+	var dispatchKey uint32
+	err = l.each(dispatchKeys, func(e element) {
 		if string(e.key) == l.key {
-			ticket, found.Service, found.Entry = binary.NativeEndian.Uint32(e.data), e.comment, true
+			dispatchKey, found.Service, found.Entry = binary.NativeEndian.Uint32(e.data), e.comment, true
 		}
 	})
 	if err != nil || !found.Entry {
 		return ruleset.Found{}, err
 	}
 	chain := ""
-	err = l.each(classes, func(e element) {
-		if binary.NativeEndian.Uint32(e.key) == ticket&classMask {
+	err = l.each(handlers, func(e element) {
+		if binary.NativeEndian.Uint32(e.key) == dispatchKey&handlerMask {
 			chain = e.chain
 		}
 	})
@@ -93,7 +93,7 @@ func (l *lookup) find(tickets, classes set) (found ruleset.Found, err error) {
 		return ruleset.Found{}, err
 	}
 	found.Where = fmt.Sprintf("table %s, chain %s", l.table, chain)
-	found.Endpoints, err = l.pool(ticket&poolMask, chain)
+	found.Endpoints, err = l.pool(dispatchKey&poolMask, chain)
 	return found, err
 }
 
@@ -113,7 +113,7 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 		return sorted(out), err
 	}
 	members := map[uint32]bool{}
-	err := l.each(setStickySlots, func(e element) {
+	err := l.each(setStickyBuckets, func(e element) {
 		if binary.NativeEndian.Uint32(e.key)>>stickyShift == number {
 			members[binary.NativeEndian.Uint32(e.data)] = true
 		}
@@ -128,7 +128,7 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 	return sorted(out), err
 }
 
-// sorted returns each address once: one may have several slots.
+// sorted returns each address once: one may have several buckets.
 func sorted(list []netip.AddrPort) []netip.AddrPort {
 	slices.SortFunc(list, netip.AddrPort.Compare)
 	return slices.Compact(list)

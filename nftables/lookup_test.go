@@ -116,16 +116,16 @@ func TestLookup(t *testing.T) {
 				}
 			}
 			to := netip.AddrPortFrom(addr, f.Port)
-			found := func(c class, target ruleset.Target) ruleset.Found {
+			found := func(c handler, target ruleset.Target) ruleset.Found {
 				return ruleset.Found{
 					Entry: true, Service: s.Key.ServicePortName.String(), Endpoints: addrs(s.Pool(target)),
 					Where: fmt.Sprintf("table %s, chain %s", DefaultTable, c.chain()),
 				}
 			}
-			external := found(classOf(s, f), f.Target)
+			external := found(handlerOf(s, f), f.Target)
 			internal := external
 			if f.ShortCircuit() && f.Near == ruleset.ToCluster {
-				internal = found(class{slots: slotsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}, f.Near)
+				internal = found(handler{buckets: bucketsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}, f.Near)
 			}
 			q := ruleset.Query{Packet: ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, NodePort: f.Kind == ruleset.NodePort}
 			for fromInside, want := range map[bool]ruleset.Found{false: external, true: internal} {

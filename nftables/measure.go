@@ -12,8 +12,8 @@ import (
 // measure sets the sizes of the sets for the Services in changes, from how many
 // elements they will take at the most, which it returns. Lingers is how many
 // endpoints of a table before linger.
-func (t *table) measure(changes []ruleset.Change, clients, lingers int) (need map[set]int) {
-	need = map[set]int{setHairpin: lingers}
+func (t *table) measure(changes []ruleset.Change, clients, graceEntries int) (need map[set]int) {
+	need = map[set]int{setHairpin: graceEntries}
 	for i := range changes {
 		if s := changes[i].New; s != nil && s.Key.Family == t.family {
 			t.needs(s, func(k set, n int) { need[k] += n })
@@ -30,23 +30,23 @@ func (t *table) measure(changes []ruleset.Change, clients, lingers int) (need ma
 
 // needs calls add with how many elements of a set the Service takes, at the most.
 func (t *table) needs(s *ruleset.Service, add func(k set, n int)) {
-	slots := slotsOf(s, ruleset.ToCluster) + slotsOf(s, ruleset.ToLocal)
+	buckets := bucketsOf(s, ruleset.ToCluster) + bucketsOf(s, ruleset.ToLocal)
 	if s.Port.Affinity != 0 {
-		add(setStickySlots, slots)
+		add(setStickyBuckets, buckets)
 		add(setStickyEndpoints, len(s.Selection.Cluster)+len(s.Selection.Local))
 	} else {
-		add(setEndpoints, slots)
+		add(setEndpoints, buckets)
 	}
 	add(setClusterIPs, 1)
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		all, near := setServiceIPs, setNearIPs
+		all, internal := setServiceIPs, setInternalIPs
 		if f.Kind == ruleset.NodePort {
-			all, near = setNodePorts, setNearNodePorts
+			all, internal = setNodePorts, setInternalNodePorts
 		}
 		add(all, 1)
 		if f.ShortCircuit() {
-			add(near, 1)
+			add(internal, 1)
 		}
 		for _, source := range f.Sources {
 			add(allowed(source.Bits()), 1)
@@ -71,7 +71,7 @@ func (t *table) bytes(s *ruleset.Service) int {
 	total, prefixes := 0, 0
 	t.needs(s, func(k set, n int) {
 		size := t.elementSize[k]
-		if k != setEndpoints && k != setStickySlots { // which have no comments
+		if k != setEndpoints && k != setStickyBuckets { // which have no comments
 			size += comment
 		}
 		total += n * size
@@ -79,8 +79,8 @@ func (t *table) bytes(s *ruleset.Service) int {
 			prefixes++
 		}
 	})
-	for _, c := range t.missingClasses(s) {
-		total += t.classBytes(c)
+	for _, c := range t.missingHandlers(s) {
+		total += t.handlerBytes(c)
 	}
 	return total + prefixes*prefixSize
 }
@@ -89,21 +89,21 @@ func (t *table) bytes(s *ruleset.Service) int {
 // of one prefix length and its rule.
 const prefixSize = 1 << 10
 
-// classBytes returns how many bytes it takes to make the class.
-func (t *table) classBytes(c class) int {
-	// They do not depend on which slots or timeout, but for the length of names.
-	if c.slots > exactSlots {
-		c.slots = slotsFor(maxPool)
+// handlerBytes returns how many bytes it takes to make the handler.
+func (t *table) handlerBytes(c handler) int {
+	// They do not depend on which buckets or timeout, but for the length of names.
+	if c.buckets > exactBuckets {
+		c.buckets = bucketsFor(maxPool)
 	}
 	if c.affinity != 0 {
 		c.affinity = maxAffinity
 	}
-	n, ok := t.classSize[c]
+	n, ok := t.handlerSize[c]
 	if !ok {
 		w, only := newWriter(stagingOf(strings.Repeat("x", maxName)), 1), newTable(t.family, t.node)
-		only.nearClass(c, w)
+		only.internalHandler(c, w)
 		n = w.size()
-		t.classSize[c] = n
+		t.handlerSize[c] = n
 	}
 	return n
 }

@@ -38,15 +38,15 @@ func (b *Backend) probe() error {
 		t.measure(nil, b.config.StickyClients, 0)
 		w.newTableOnly(t)
 		t.skeleton(w)
-		for _, h := range []handling{handleNotPods, handleAlways, handleNear, handleNearOrDrop, handleReject, handleDrop} {
-			c := class{handling: h, firewall: true, slots: exactSlots + 4}
-			if h >= handleNearOrDrop {
-				c.slots = 0
+		for _, h := range []handling{handleNotPods, handleAlways, handleInternal, handleInternalOrDrop, handleReject, handleDrop} {
+			c := handler{handling: h, firewall: true, buckets: exactBuckets + 4}
+			if h >= handleInternalOrDrop {
+				c.buckets = 0
 			}
-			t.class(c, w)
+			t.handler(c, w)
 		}
-		t.nearClass(class{slots: 1, affinity: 10800e9}, w)
-		t.class(class{slots: 251, hash: tracker.HashSourcePort}, w)
+		t.internalHandler(handler{buckets: 1, affinity: 10800e9}, w)
+		t.handler(handler{buckets: 251, hash: tracker.HashSourcePort}, w)
 		t.prefix(f.Bits()/2, w)
 		batch, err := w.finish([]*table{t})
 		if err != nil {

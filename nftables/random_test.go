@@ -28,7 +28,7 @@ func TestRandomWorlds(t *testing.T) {
 	}
 	conformance.RunRandom(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		b := newForWorld(tb, env).(*Backend)
-		b.linger = 0
+		b.gracePeriod = 0
 		return b
 	}}, conformance.Random{
 		First: *seed, Worlds: worlds, For: *soak,

@@ -23,7 +23,7 @@ import (
 func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	// Transactions may be large; their memory is not kept.
 	defer func() { b.writer, b.spare = newWriter(b.name, b.mark()), nil }()
-	b.lose(time.Now())
+	b.discardModel(time.Now())
 	var failed map[tracker.Key]error
 	err := persist(func() (err error) {
 		b.watched = watched{commits: b.conn.Commits()}
@@ -67,7 +67,7 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 	failed, err := b.rewrite(ctx, d, kernel)
 	if errors.Is(err, nlbatch.ErrTooLarge) && kernel.exist() {
 		old := b.name
-		if failed, err = b.supplant(ctx, d, kernel, spare); err == nil {
+		if failed, err = b.swapIn(ctx, d, kernel, spare); err == nil {
 			err = b.deleteTables(old, kernel)
 		}
 	}
@@ -150,30 +150,30 @@ func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, divide bo
 func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, k kernelTables, divide bool) (map[tracker.Key]error, error) {
 	failed, err := b.fillServices(ctx, d, k, divide)
 	if err != nil {
-		return nil, errors.Join(err, b.settle())
+		return nil, errors.Join(err, b.waitCommit())
 	}
 	return failed, b.commit()
 }
 
-// makeClasses makes the classes that the Services need. It is done before the maps
+// makeHandlers makes the handlers that the Services need. It is done before the maps
 // have elements, because the kernel walks through all of a map when it is given a
 // chain that looks something up in it.
-func (b *Backend) makeClasses(ctx context.Context, changes []ruleset.Change) error {
+func (b *Backend) makeHandlers(ctx context.Context, changes []ruleset.Change) error {
 	for i := range changes {
 		s := changes[i].New
 		t := b.table(changes[i].Key.Family)
 		if s == nil || t == nil {
 			continue
 		}
-		missing := t.missingClasses(s)
-		if !t.classes.room(missing) {
+		missing := t.missingHandlers(s)
+		if !t.handlers.room(missing) {
 			continue
 		}
 		for _, c := range missing {
-			if err := b.makeRoom(ctx, t.classBytes(c)); err != nil {
+			if err := b.makeRoom(ctx, t.handlerBytes(c)); err != nil {
 				return err
 			}
-			t.class(c, b.writer)
+			t.handler(c, b.writer)
 		}
 	}
 	return nil
@@ -187,19 +187,19 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, k kernelTa
 		return b.makeRoom(ctx, t.elementSize[s]+messageSize)
 	}
 	if divide {
-		if err := b.makeClasses(ctx, d.Changes); err != nil {
+		if err := b.makeHandlers(ctx, d.Changes); err != nil {
 			return nil, err
 		}
 	}
 	for _, t := range b.tables {
-		if b.linger == 0 {
+		if b.gracePeriod == 0 {
 			break
 		}
-		for _, l := range b.lingering(t.family, k[t.family].hairpin) {
+		for _, l := range b.grace(t.family, k[t.family].hairpin) {
 			if err := room(t, setHairpin); err != nil {
 				return nil, err
 			}
-			t.keepHairpin(l, b.writer)
+			t.addGrace(l, b.writer)
 		}
 	}
 	// What refuses or drops packets to cluster IPs that were not translated comes
@@ -237,11 +237,11 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 	if len(failed) == 0 {
 		return nil
 	}
-	taken := map[claim]bool{}
+	taken := map[ownership]bool{}
 	for i := range changes {
 		if s := changes[i].New; s != nil && failed[s.Key] == nil {
 			for j := range s.Frontends {
-				taken[claimOf(s, &s.Frontends[j])] = true
+				taken[ownershipOf(s, &s.Frontends[j])] = true
 			}
 		}
 	}
@@ -253,7 +253,7 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 		old := *c.Old
 		old.Frontends = nil
 		for j := range c.Old.Frontends {
-			if p := claimOf(c.Old, &c.Old.Frontends[j]); !taken[p] {
+			if p := ownershipOf(c.Old, &c.Old.Frontends[j]); !taken[p] {
 				taken[p] = true
 				old.Frontends = append(old.Frontends, c.Old.Frontends[j])
 			}
@@ -270,38 +270,38 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 	return nil
 }
 
-// claim is what only one Service can have: an address or, without one, a NodePort.
-type claim struct {
+// ownership is what only one Service can have: an address or, without one, a NodePort.
+type ownership struct {
 	family   tracker.Family
 	addr     netip.Addr
 	port     uint16
 	protocol v1.Protocol
 }
 
-func claimOf(s *ruleset.Service, f *ruleset.Frontend) claim {
-	p := claim{family: s.Key.Family, port: f.Port, protocol: s.Key.Protocol}
+func ownershipOf(s *ruleset.Service, f *ruleset.Frontend) ownership {
+	p := ownership{family: s.Key.Family, port: f.Port, protocol: s.Key.Protocol}
 	if f.Kind != ruleset.NodePort {
 		p.addr = f.Addr
 	}
 	return p
 }
 
-// lingering returns which endpoints of the table before are to linger in the next
+// grace returns which endpoints of the table before are to linger in the next
 // one, those that did already first: all of them until they have for long enough,
 // since for all that is known a connection is on its way.
-func (b *Backend) lingering(f tracker.Family, hairpin []netip.Addr) []lingerer {
+func (b *Backend) grace(f tracker.Family, hairpin []netip.Addr) []graceEntry {
 	now := b.writer.now
-	var out []lingerer
+	var out []graceEntry
 	for _, a := range hairpin {
-		since, idle := b.idle[index(f)][a]
-		if !idle {
+		since, inGrace := b.inGrace[index(f)][a]
+		if !inGrace {
 			since = now
 		}
-		if !idle || now.Sub(since) < b.linger {
-			out = append(out, lingerer{a, since})
+		if !inGrace || now.Sub(since) < b.gracePeriod {
+			out = append(out, graceEntry{a, since})
 		}
 	}
-	slices.SortStableFunc(out, func(a, b lingerer) int { return a.since.Compare(b.since) })
+	slices.SortStableFunc(out, func(a, b graceEntry) int { return a.since.Compare(b.since) })
 	return out
 }
 
@@ -385,11 +385,11 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 	}
 }
 
-// supplant writes tables of another name, which no packet meets, in several
+// swapIn writes tables of another name, which no packet meets, in several
 // transactions, and then has packets meet them as well as those in use, which are
 // to be deleted. Clients that are remembered while it copies what is remembered
 // are forgotten.
-func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables, name string) (map[tracker.Key]error, error) {
+func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, k kernelTables, name string) (map[tracker.Key]error, error) {
 	b.begin(name, d, k, true, func(t *table) {
 		t.unhooked = true
 		b.writer.newTable(t)

@@ -200,20 +200,20 @@ func ctNew() []part { return ctHas(expr.CtKeySTATE, expr.CtStateBitNEW) }
 // (linux/netfilter/nf_conntrack_common.h, IPS_DST_NAT).
 func ctDNAT() []part { return ctHas(expr.CtKeySTATUS, 1<<5) }
 
-// ticketed matches packets that carry a ticket.
-func ticketed() []part {
+// hasDispatch matches packets that carry a dispatch key.
+func hasDispatch() []part {
 	return []part{
 		load(expr.MetaKeyPRIORITY, firstReg),
-		masked(firstReg, ticketMark, 0),
-		equal(firstReg, word(ticketMark)),
+		masked(firstReg, dispatchMark, 0),
+		equal(firstReg, word(dispatchMark)),
 	}
 }
 
-// setTicket stores what was looked up last as the packet's ticket.
-func setTicket() part { return store(expr.MetaKeyPRIORITY, firstReg) }
+// storeDispatch stores what was looked up last as the packet's dispatch key.
+func storeDispatch() part { return store(expr.MetaKeyPRIORITY, firstReg) }
 
-// ticketPart loads the part of the ticket under mask.
-func ticketPart(mask uint32) []part {
+// loadDispatch loads the part of the dispatch key under mask.
+func loadDispatch(mask uint32) []part {
 	return []part{load(expr.MetaKeyPRIORITY, firstReg), masked(firstReg, mask, 0)}
 }
 
@@ -231,39 +231,39 @@ func (w rules) markForMasquerade() []part {
 	}
 }
 
-// classified takes a ticket from a map and goes to the chain of its class.
-func classified(key []part, tickets, classes set) rule {
-	r := rule(key).with(found(tickets), setTicket())
-	return r.with(ticketPart(classMask)...).with(dispatch(classes))
+// dispatchBy takes a dispatch key from a map and goes to the chain of its handler.
+func dispatchBy(key []part, dispatchKeys, handlers set) rule {
+	r := rule(key).with(found(dispatchKeys), storeDispatch())
+	return r.with(loadDispatch(handlerMask)...).with(dispatch(handlers))
 }
 
 // services finds the service that a new connection is for.
 func (w rules) services() []rule {
 	nodePort := rule{w.daddr(firstReg), in(setNodePortIPs)}
 	return []rule{
-		classified(w.service(firstReg), setServiceIPs, setClasses),
+		dispatchBy(w.service(firstReg), setServiceIPs, setHandlers),
 		nodePort.with(fib(false)...).with(gotoChain(chainNodePorts)),
 	}
 }
 
 func (w rules) nodePorts() []rule {
-	return []rule{classified([]part{proto(firstReg), dport(firstReg + 1)}, setNodePorts, setClasses)}
+	return []rule{dispatchBy([]part{proto(firstReg), dport(firstReg + 1)}, setNodePorts, setHandlers)}
 }
 
 // near is where connections from this node's pods and from the node itself get
-// their ticket under externalTrafficPolicy Local.
-func (w rules) near() []rule {
+// their dispatch key under externalTrafficPolicy Local.
+func (w rules) internal() []rule {
 	return []rule{
-		classified(w.service(firstReg), setNearIPs, setNearClasses),
-		classified([]part{proto(firstReg), dport(firstReg + 1)}, setNearNodePorts, setNearClasses),
+		dispatchBy(w.service(firstReg), setInternalIPs, setInternalHandlers),
+		dispatchBy([]part{proto(firstReg), dport(firstReg + 1)}, setInternalNodePorts, setInternalHandlers),
 	}
 }
 
 // filterBase is what happens to a new connection behind the NAT chains: its
-// priority is put back if it carried a ticket, and cluster IPs that were not
+// priority is put back if it carried a dispatch key, and cluster IPs that were not
 // translated are refused.
 func (w rules) filterBase() []rule {
-	restore := rule(ctNew()).with(ctDNAT()...).with(ticketed()...).with(
+	restore := rule(ctNew()).with(ctDNAT()...).with(hasDispatch()...).with(
 		of(&expr.Immediate{Register: firstReg, Data: word(0)}),
 		store(expr.MetaKeyPRIORITY, firstReg),
 	)
@@ -308,64 +308,64 @@ func (w rules) hashed(h tracker.Hash, n uint32) []part {
 	}))
 }
 
-// poolChain draws a slot, or finds it by a hash, and sends the connection to the
+// poolChain draws a bucket, or finds it by a hash, and sends the connection to the
 // endpoint in it.
-func (w rules) poolChain(c class) []rule {
-	send := func(slot ...part) rule {
-		return rule(ticketPart(poolMask)).with(slot...).with(found(setEndpoints), w.dnat())
+func (w rules) poolChain(c handler) []rule {
+	send := func(bucket ...part) rule {
+		return rule(loadDispatch(poolMask)).with(bucket...).with(found(setEndpoints), w.dnat())
 	}
 	draw := func(n int) rule { return send(random(uint32(n))) }
-	slots := c.slots
+	buckets := c.buckets
 	switch {
 	case c.hash != tracker.HashNone:
-		return []rule{send(w.hashed(c.hash, uint32(slots))...)}
-	case slots <= exactSlots:
-		return []rule{draw(slots)}
+		return []rule{send(w.hashed(c.hash, uint32(buckets))...)}
+	case buckets <= exactBuckets:
+		return []rule{draw(buckets)}
 	}
-	// Fewer than one draw in five finds an empty slot. Should four in a row, the
-	// last is among the slots that are never empty.
-	return []rule{draw(slots), draw(slots), draw(slots), draw(slots), draw(slotsBelow(slots))}
+	// Fewer than one draw in five finds an empty bucket. Should four in a row, the
+	// last is among the buckets that are never empty.
+	return []rule{draw(buckets), draw(buckets), draw(buckets), draw(buckets), draw(bucketsBelow(buckets))}
 }
 
 // stickyChain sends the connection to the endpoint that its client was sent to
 // last, if that still is one, and otherwise draws one, or finds it by a hash, and
 // remembers it.
-func (w rules) stickyChain(c class, timeout time.Duration) []rule {
-	slots := c.slots
-	client := append(ticketPart(stickyMask), w.saddr(firstReg+1))
+func (w rules) stickyChain(c handler, timeout time.Duration) []rule {
+	buckets := c.buckets
+	client := append(loadDispatch(stickyMask), w.saddr(firstReg+1))
 	remember := func(op uint32) rule {
 		return rule(client).with(load(expr.MetaKeyPRIORITY, dynsetDataReg), of(&expr.Dynset{
 			SetName: setStickyClients.name(), SrcRegKey: firstReg, SrcRegData: dynsetDataReg,
 			Operation: op, Timeout: timeout,
 		}))
 	}
-	recall := rule(client).with(found(setStickyClients), setTicket())
+	recall := rule(client).with(found(setStickyClients), storeDispatch())
 	send := rule{load(expr.MetaKeyPRIORITY, firstReg), found(setStickyEndpoints), w.dnat()}
 	known := []part{load(expr.MetaKeyPRIORITY, firstReg), masked(firstReg, ^uint32(stickyMask), 0), differs(firstReg, word(0))}
 	draw := func(n int) rule {
-		slot := []part{random(uint32(n))}
+		bucket := []part{random(uint32(n))}
 		if c.hash != tracker.HashNone {
-			slot = w.hashed(c.hash, uint32(n))
+			bucket = w.hashed(c.hash, uint32(n))
 		}
-		return rule(ticketPart(stickyMask)).with(slot...).with(found(setStickySlots), setTicket())
+		return rule(loadDispatch(stickyMask)).with(bucket...).with(found(setStickyBuckets), storeDispatch())
 	}
 
 	rules := []rule{
-		{load(expr.MetaKeyPRIORITY, firstReg), shifted(firstReg, stickyShift), setTicket()},
+		{load(expr.MetaKeyPRIORITY, firstReg), shifted(firstReg, stickyShift), storeDispatch()},
 		recall,
 		rule(known).with(remember(unix.NFT_DYNSET_OP_UPDATE)...).with(send...),
 		// Not sent on: nothing is remembered, or an endpoint that is gone.
 		remember(dynsetDelete),
-		rule(ticketPart(stickyMask)).with(setTicket()),
+		rule(loadDispatch(stickyMask)).with(storeDispatch()),
 	}
-	// A draw whose slot was empty leaves the ticket as it was. One that hit turns it
+	// A draw whose bucket was empty leaves the dispatch key as it was. One that hit turns it
 	// into an endpoint's, whose pool part the next draw would start from again: so
 	// the surest comes first and the most even last.
-	if slots > exactSlots && c.hash == tracker.HashNone {
-		rules = append(rules, draw(slotsBelow(slots)), draw(slots), draw(slots), draw(slots))
+	if buckets > exactBuckets && c.hash == tracker.HashNone {
+		rules = append(rules, draw(bucketsBelow(buckets)), draw(buckets), draw(buckets), draw(buckets))
 	}
 	return append(rules,
-		draw(slots),
+		draw(buckets),
 		remember(unix.NFT_DYNSET_OP_UPDATE),
 		// Another connection of the client's may have been remembered first.
 		recall,
@@ -373,15 +373,15 @@ func (w rules) stickyChain(c class, timeout time.Duration) []rule {
 	)
 }
 
-// isNear is one rule's condition for each way in which a connection is from one
+// isInternal is one rule's condition for each way in which a connection is from one
 // of this node's pods.
-func (w rules) isNear(l ruleset.LocalTraffic) []rule {
+func (w rules) isInternal(l ruleset.LocalTraffic) []rule {
 	return w.localTraffic(l, equal)
 }
 
-// notNear is the condition under which a connection is not from one of this
+// notInternal is the condition under which a connection is not from one of this
 // node's pods: one rule, as all must hold.
-func (w rules) notNear(l ruleset.LocalTraffic) rule {
+func (w rules) notInternal(l ruleset.LocalTraffic) rule {
 	var all rule
 	for _, r := range w.localTraffic(l, differs) {
 		all = all.with(r...)

@@ -33,7 +33,7 @@ const later = 1
 func (w rules) fixedChains() []chainSpec {
 	return []chainSpec{
 		{chainFirewallCheck, nil, []rule{{drop()}}},
-		{chainNear, nil, w.near()},
+		{chainInternal, nil, w.internal()},
 		{chainNodePorts, nil, w.nodePorts()},
 		{chainServices, nil, w.services()},
 		{chainClusterIPs, nil, w.clusterIPsCheck()},

@@ -100,7 +100,7 @@ func TestFewerClientsThanThereWere(t *testing.T) {
 				if limit != 0 {
 					b.conn.SetLimit(limit)
 				}
-				b.linger = 0
+				b.gracePeriod = 0
 				r.backend, r.cursor = b, r.engine.Attach("nftables", b)
 				r.sync()
 				r.verify()

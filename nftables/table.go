@@ -30,11 +30,11 @@ type table struct {
 	services []*service
 	plain    numbers
 	sticky   numbers
-	// classes is those that have a chain; near is those of them that near traffic
+	// handlers is those that have a chain; near is those of them that internal traffic
 	// can be sent to.
-	classes classes
-	near    map[class]bool
-	// chains is the chains made for classes, with the number of their rules.
+	handlers handlers
+	internal map[handler]bool
+	// chains is the chains made for handlers, with the number of their rules.
 	chains map[string]int
 	// unused is chains of an earlier table that could not be deleted.
 	unused map[string]bool
@@ -44,8 +44,8 @@ type table struct {
 	clusterIPs, hairpin map[netip.Addr]int
 	// count and size are the number of elements of each set and its bound.
 	count, size [setCount]int
-	// lingering is what hairpin still counts though it is not needed, oldest first.
-	lingering []lingerer
+	// grace is what hairpin still counts though it is not needed, oldest first.
+	grace []graceEntry
 	// ranges is what the interval sets hold.
 	ranges map[set][]addrRange
 	// kept is the sets that are an earlier table's.
@@ -55,9 +55,9 @@ type table struct {
 	// later, if not nil, collects cluster IPs in place of the set of them.
 	later *[]netip.Addr
 	// elementSize is how many bytes an element of each set takes without its
-	// comment; classSize is what classBytes knows.
+	// comment; handlerSize is what handlerBytes knows.
 	elementSize [setCount]int
-	classSize   map[class]int
+	handlerSize map[handler]int
 	// adopted is the sticky pools of an earlier table that none took over yet.
 	adopted map[stickyOwner]*adoptedPool
 }
@@ -66,39 +66,39 @@ type table struct {
 type service struct {
 	rule           *ruleset.Service
 	cluster, local *pool
-	// tickets is, for each of rule.Frontends, what its elements hold.
-	tickets []tickets
+	// dispatch keys is, for each of rule.Frontends, what its elements hold.
+	dispatchKeys []dispatchKeys
 }
 
-// tickets is the tickets of one frontend: of any connection, and under
+// dispatch keys is the dispatch keys of one frontend: of any connection, and under
 // externalTrafficPolicy Local of one from near, else 0.
-type tickets struct{ any, near uint32 }
+type dispatchKeys struct{ any, internal uint32 }
 
 // Errors about one Service.
 var (
 	errTooManyPools     = errors.New("too many Services with endpoints (at most 1048575 pools a family)")
 	errTooManySticky    = errors.New("too many Services with client affinity (at most 32767 pools a family)")
 	errTooManyEndpoints = fmt.Errorf("too many endpoints for client affinity (at most %d)", maxStickyEndpoints)
-	errTooManySpread    = fmt.Errorf("too many endpoints for weights or a hash (at most %d)", maxSpreadEndpoints)
-	errTooManyClasses   = fmt.Errorf("too many different combinations of endpoint counts and affinity timeouts (at most %d a family)", maxStickyClasses)
+	errTooManyNumbered  = fmt.Errorf("too many endpoints for weights or a hash (at most %d)", maxNumberedEndpoints)
+	errTooManyHandlers  = fmt.Errorf("too many different combinations of endpoint counts and affinity timeouts (at most %d a family)", maxStickyHandlers)
 	errProtocol         = errors.New("protocol is not TCP, UDP or SCTP")
 )
 
 func newTable(f tracker.Family, n *ruleset.Node) *table {
 	t := &table{
-		family:     f,
-		node:       n,
-		plain:      numbers{max: maxPool},
-		sticky:     numbers{max: maxSticky},
-		classes:    newClasses(),
-		near:       map[class]bool{},
-		chains:     map[string]int{},
-		prefixes:   map[int]bool{},
-		clusterIPs: map[netip.Addr]int{},
-		hairpin:    map[netip.Addr]int{},
-		ranges:     map[set][]addrRange{},
-		kept:       map[set]bool{},
-		classSize:  map[class]int{},
+		family:      f,
+		node:        n,
+		plain:       numbers{max: maxPool},
+		sticky:      numbers{max: maxSticky},
+		handlers:    newHandlers(),
+		internal:    map[handler]bool{},
+		chains:      map[string]int{},
+		prefixes:    map[int]bool{},
+		clusterIPs:  map[netip.Addr]int{},
+		hairpin:     map[netip.Addr]int{},
+		ranges:      map[set][]addrRange{},
+		kept:        map[set]bool{},
+		handlerSize: map[handler]int{},
 	}
 	for s := range setCount {
 		sp := s.spec(f)
@@ -165,12 +165,12 @@ func (t *table) check(s *ruleset.Service) error {
 		return fmt.Errorf("%d endpoints: %w", n, errTooManyEndpoints)
 	}
 	for _, target := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
-		if n := len(s.Pool(target)); n > maxSpreadEndpoints && spreadOf(s, target) != (spread{}) {
-			return fmt.Errorf("%d endpoints: %w", n, errTooManySpread)
+		if n := len(s.Pool(target)); n > maxNumberedEndpoints && distributionOf(s, target) != (distribution{}) {
+			return fmt.Errorf("%d endpoints: %w", n, errTooManyNumbered)
 		}
 	}
-	if missing := t.missingClasses(s); !t.classes.room(missing) {
-		return errTooManyClasses
+	if missing := t.missingHandlers(s); !t.handlers.room(missing) {
+		return errTooManyHandlers
 	}
 	return nil
 }
@@ -199,18 +199,18 @@ func (t *table) prepare(old, now *service) error {
 	return nil
 }
 
-// missingClasses returns the classes that the Service needs and that have no
+// missingHandlers returns the handlers that the Service needs and that have no
 // number yet.
-func (t *table) missingClasses(s *ruleset.Service) (missing []class) {
-	need := func(c class) {
-		if _, ok := t.classes.number[c]; !ok && !slices.Contains(missing, c) {
+func (t *table) missingHandlers(s *ruleset.Service) (missing []handler) {
+	need := func(c handler) {
+		if _, ok := t.handlers.number[c]; !ok && !slices.Contains(missing, c) {
 			missing = append(missing, c)
 		}
 	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		need(classOf(s, f))
-		if c, ok := nearClassOf(s, f); ok {
+		need(handlerOf(s, f))
+		if c, ok := internalHandlerOf(s, f); ok {
 			need(c)
 		}
 	}
@@ -293,7 +293,7 @@ func (s *service) endpoints(target ruleset.Target) []*tracker.Endpoint {
 func (t *table) replacePool(old, now *service, target ruleset.Target, w *writer) {
 	was, is := old.pool(target), now.pool(target)
 	if was != nil && was != is {
-		was.set(old.endpoints(target), nil, spread{}, nil, &w.pool)
+		was.set(old.endpoints(target), nil, distribution{}, nil, &w.pool)
 		t.writePool(was, "", w)
 		t.freeNumber(was)
 	}
@@ -301,10 +301,10 @@ func (t *table) replacePool(old, now *service, target ruleset.Target, w *writer)
 		return
 	}
 	var before []*tracker.Endpoint
-	how := spreadOf(now.rule, target)
+	how := distributionOf(now.rule, target)
 	if was == is {
 		before = old.endpoints(target)
-		if how == is.spread && sameSlice(before, now.endpoints(target)) {
+		if how == is.distribution && sameSlice(before, now.endpoints(target)) {
 			is.affinity = now.rule.Port.Affinity
 			return
 		}
@@ -327,12 +327,12 @@ func sameSlice(a, b []*tracker.Endpoint) bool {
 func (t *table) writePool(p *pool, comment string, w *writer) {
 	c := &w.pool
 	addr := p.addresses()
-	for _, slot := range c.slots {
-		if slot < c.before {
-			w.deleteSlot(t, p, slot)
+	for _, bucket := range c.buckets {
+		if bucket < c.before {
+			w.deleteBucket(t, p, bucket)
 		}
-		if slot < p.size() {
-			w.addSlot(t, p, slot, addr(slot))
+		if bucket < p.size() {
+			w.addBucket(t, p, bucket, addr(bucket))
 		}
 	}
 	if p.affinity == 0 {
@@ -371,55 +371,55 @@ func (t *table) replaceHairpin(old, now *service, w *writer) {
 	}
 	for _, ep := range before {
 		if t.mayBeHere(ep) {
-			t.lingering = append(t.lingering, lingerer{ep.Addr.Addr(), w.now})
+			t.grace = append(t.grace, graceEntry{ep.Addr.Addr(), w.now})
 		}
 	}
 }
 
-// lingerer is the address of an endpoint that is gone, and since when. A
+// graceEntry is the address of an endpoint that is gone, and since when. A
 // connection on its way to it may yet have to be masqueraded: the decision falls
 // later than the choice of the endpoint.
-type lingerer struct {
+type graceEntry struct {
 	addr  netip.Addr
 	since time.Time
 }
 
-// keepHairpin has an endpoint of the table before linger.
-func (t *table) keepHairpin(l lingerer, w *writer) {
+// addGrace has an endpoint of the table before linger.
+func (t *table) addGrace(l graceEntry, w *writer) {
 	w.count(t, setHairpin, t.hairpin, l.addr, +1)
-	t.lingering = append(t.lingering, l)
+	t.grace = append(t.grace, l)
 }
 
-// idle returns the endpoints that hairpin counts only because they linger, and
+// inGrace returns the endpoints that hairpin counts only because they linger, and
 // since when, but for those that linger only since the given time.
-func (t *table) idle(from time.Time) map[netip.Addr]time.Time {
-	lingers := map[netip.Addr]int{}
+func (t *table) inGrace(from time.Time) map[netip.Addr]time.Time {
+	graceEntries := map[netip.Addr]int{}
 	last := map[netip.Addr]time.Time{}
-	for _, l := range t.lingering {
-		lingers[l.addr]++
+	for _, l := range t.grace {
+		graceEntries[l.addr]++
 		if l.since.After(last[l.addr]) {
 			last[l.addr] = l.since
 		}
 	}
 	maps.DeleteFunc(last, func(a netip.Addr, since time.Time) bool {
-		return lingers[a] != t.hairpin[a] || !since.Before(from)
+		return graceEntries[a] != t.hairpin[a] || !since.Before(from)
 	})
 	return last
 }
 
-// forget stops counting the endpoint that has lingered longest, and reports
+// expireGrace stops counting the endpoint that has lingered longest, and reports
 // whether there was one that has for at least the given time.
-func (t *table) forget(after time.Duration, w *writer) bool {
-	if len(t.lingering) == 0 {
-		t.lingering = nil
+func (t *table) expireGrace(after time.Duration, w *writer) bool {
+	if len(t.grace) == 0 {
+		t.grace = nil
 		return false
 	}
-	oldest := t.lingering[0]
+	oldest := t.grace[0]
 	if w.now.Sub(oldest.since) < after {
 		return false
 	}
 	w.count(t, setHairpin, t.hairpin, oldest.addr, -1)
-	t.lingering = t.lingering[1:]
+	t.grace = t.grace[1:]
 	return true
 }
 
@@ -430,18 +430,18 @@ func (t *table) replaceFrontends(old, now *service, w *writer) {
 	}
 	if now.rule != nil {
 		after = now.rule.Frontends
-		now.tickets = make([]tickets, len(after))
+		now.dispatchKeys = make([]dispatchKeys, len(after))
 	}
 	for i := range after {
 		f := &after[i]
-		now.tickets[i] = t.tickets(f, now, w)
+		now.dispatchKeys[i] = t.dispatchKeys(f, now, w)
 		j := indexOf(before, f, i)
 		if j < 0 {
-			w.addFrontend(t, now.rule, f, now.tickets[i])
+			w.addFrontend(t, now.rule, f, now.dispatchKeys[i])
 			continue
 		}
-		if old.tickets[j] != now.tickets[i] {
-			w.replaceTickets(t, now.rule, f, old.tickets[j], now.tickets[i])
+		if old.dispatchKeys[j] != now.dispatchKeys[i] {
+			w.replaceDispatchKeys(t, now.rule, f, old.dispatchKeys[j], now.dispatchKeys[i])
 		}
 		if !slices.Equal(before[j].Sources, f.Sources) {
 			w.deleteSources(t, now.rule, &before[j])
@@ -450,11 +450,11 @@ func (t *table) replaceFrontends(old, now *service, w *writer) {
 	}
 	for j := range before {
 		if indexOf(after, &before[j], j) < 0 {
-			w.deleteFrontend(t, old.rule, &before[j], old.tickets[j])
+			w.deleteFrontend(t, old.rule, &before[j], old.dispatchKeys[j])
 		}
 	}
-	t.use(now.tickets, +1)
-	t.use(old.tickets, -1)
+	t.use(now.dispatchKeys, +1)
+	t.use(old.dispatchKeys, -1)
 }
 
 // indexOf finds the frontend with f's kind, address and port, which is most
@@ -474,21 +474,21 @@ func indexOf(list []ruleset.Frontend, f *ruleset.Frontend, hint int) int {
 	return -1
 }
 
-// tickets returns the frontend's tickets and makes sure that their classes
+// dispatch keys returns the frontend's dispatch keys and makes sure that their handlers
 // exist.
-func (t *table) tickets(f *ruleset.Frontend, s *service, w *writer) tickets {
-	out := tickets{any: ticket(t.class(classOf(s.rule, f), w), number(s.pool(f.Target)))}
-	if c, ok := nearClassOf(s.rule, f); ok {
-		out.near = ticket(t.nearClass(c, w), number(s.cluster))
+func (t *table) dispatchKeys(f *ruleset.Frontend, s *service, w *writer) dispatchKeys {
+	out := dispatchKeys{any: dispatchKey(t.handler(handlerOf(s.rule, f), w), number(s.pool(f.Target)))}
+	if c, ok := internalHandlerOf(s.rule, f); ok {
+		out.internal = dispatchKey(t.internalHandler(c, w), number(s.cluster))
 	}
 	return out
 }
 
-// use counts a Service's tickets in or out.
-func (t *table) use(list []tickets, by int) {
+// use counts a Service's dispatch keys in or out.
+func (t *table) use(list []dispatchKeys, by int) {
 	for _, k := range list {
-		t.classes.use(k.any, by)
-		t.classes.use(k.near, by)
+		t.handlers.use(k.any, by)
+		t.handlers.use(k.internal, by)
 	}
 }
 
@@ -499,28 +499,28 @@ func number(p *pool) uint32 {
 	return p.number
 }
 
-// class returns the class's number, after making its chain if there is none.
-func (t *table) class(c class, w *writer) uint32 {
-	n, ok := t.classes.number[c]
+// handler returns the handler's number, after making its chain if there is none.
+func (t *table) handler(c handler, w *writer) uint32 {
+	n, ok := t.handlers.number[c]
 	if !ok {
-		n = t.classes.add(c)
+		n = t.handlers.add(c)
 		t.makeChain(c, w)
-		w.addClass(t, setClasses, n, c)
+		w.addHandler(t, setHandlers, n, c)
 	}
 	return n
 }
 
-func (t *table) nearClass(c class, w *writer) uint32 {
-	n := t.class(c, w)
-	if !t.near[c] {
-		t.near[c] = true
-		w.addClass(t, setNearClasses, n, c)
+func (t *table) internalHandler(c handler, w *writer) uint32 {
+	n := t.handler(c, w)
+	if !t.internal[c] {
+		t.internal[c] = true
+		w.addHandler(t, setInternalHandlers, n, c)
 	}
 	return n
 }
 
-// makeChain makes the class's chain and those it goes to.
-func (t *table) makeChain(c class, w *writer) {
+// makeChain makes the handler's chain and those it goes to.
+func (t *table) makeChain(c handler, w *writer) {
 	name := c.chain()
 	if _, ok := t.chains[name]; ok {
 		return
@@ -530,7 +530,7 @@ func (t *table) makeChain(c class, w *writer) {
 	if c.firewall {
 		t.makeChain(c.unguarded(), w)
 	}
-	if c.slots != 0 && c != c.direct() {
+	if c.buckets != 0 && c != c.direct() {
 		t.makeChain(c.direct(), w)
 	}
 	w.chain(t, name, rules)

@@ -65,7 +65,7 @@ func (b *Backend) Check(ctx context.Context) error {
 		b.config.Log.Info("nftables: tables not checked, too much else is being committed")
 		return nil
 	case err != nil:
-		b.lose(time.Now())
+		b.discardModel(time.Now())
 		return err
 	}
 	b.watched.generation, b.watched.commits = gen, b.conn.Commits()
@@ -197,11 +197,11 @@ func (t *table) expectedRules(w rules) map[string]int {
 
 // compareMaps compares what the small maps and the interval sets hold.
 func (b *Backend) compareMaps(t *table) error {
-	for s, near := range map[set]bool{setClasses: false, setNearClasses: true} {
+	for s, internal := range map[set]bool{setHandlers: false, setInternalHandlers: true} {
 		want := map[uint32]string{}
-		for c, n := range t.classes.number {
-			if !near || t.near[c] {
-				want[ticket(n, 0)] = c.chain()
+		for c, n := range t.handlers.number {
+			if !internal || t.internal[c] {
+				want[dispatchKey(n, 0)] = c.chain()
 			}
 		}
 		wrong := 0
@@ -209,14 +209,14 @@ func (b *Backend) compareMaps(t *table) error {
 			missing := maps.Clone(want)
 			wrong = 0
 			err := b.elements(b.name, t.family, s, func(e element) {
-				class := uint32(0)
+				handler := uint32(0)
 				if len(e.key) == 4 {
-					class = binary.NativeEndian.Uint32(e.key)
+					handler = binary.NativeEndian.Uint32(e.key)
 				}
-				if chain, ok := missing[class]; !ok || e.chain != chain || e.verdict != unix.NFT_GOTO {
+				if chain, ok := missing[handler]; !ok || e.chain != chain || e.verdict != unix.NFT_GOTO {
 					wrong++
 				}
-				delete(missing, class)
+				delete(missing, handler)
 			})
 			wrong += len(missing)
 			return err

@@ -188,34 +188,34 @@ func countedKey(s set, a netip.Addr) (key buffer, n int) {
 	return key, n
 }
 
-// slotKey is the key of a slot in endpoints or sticky-slots.
-func slotKey(p *pool, slot int) (key buffer, n int) {
+// bucketKey is the key of a bucket in endpoints or sticky-buckets.
+func bucketKey(p *pool, bucket int) (key buffer, n int) {
 	number := p.number
 	if p.affinity != 0 {
 		number <<= stickyShift
 	}
 	n = key.word(0, number)
-	return key, key.word(n, uint32(slot))
+	return key, key.word(n, uint32(bucket))
 }
 
-// addSlot adds the slot, which is of the endpoint at ep.
-func (w *writer) addSlot(t *table, p *pool, slot int, ep netip.AddrPort) {
-	key, n := slotKey(p, slot)
+// addBucket adds the bucket, which is of the endpoint at ep.
+func (w *writer) addBucket(t *table, p *pool, bucket int, ep netip.AddrPort) {
+	key, n := bucketKey(p, bucket)
 	var data buffer
 	if p.affinity != 0 {
-		m := data.word(0, p.number<<stickyShift|uint32(p.member(slot)))
-		w.adds(t, setStickySlots).Add(key[:n], data[:m], "")
+		m := data.word(0, p.number<<stickyShift|uint32(p.member(bucket)))
+		w.adds(t, setStickyBuckets).Add(key[:n], data[:m], "")
 		return
 	}
 	m := data.port(data.addr(0, ep.Addr()), ep.Port())
 	w.adds(t, setEndpoints).Add(key[:n], data[:m], "")
 }
 
-func (w *writer) deleteSlot(t *table, p *pool, slot int) {
-	key, n := slotKey(p, slot)
+func (w *writer) deleteBucket(t *table, p *pool, bucket int) {
+	key, n := bucketKey(p, bucket)
 	s := setEndpoints
 	if p.affinity != 0 {
-		s = setStickySlots
+		s = setStickyBuckets
 	}
 	w.removes(t, s).Add(key[:n], nil, "")
 }
@@ -233,58 +233,58 @@ func (w *writer) deleteMember(t *table, p *pool, number uint16) {
 	w.removes(t, setStickyEndpoints).Add(key[:n], nil, "")
 }
 
-// frontendSets returns the maps that hold the frontend's tickets and its key in
+// frontendSets returns the maps that hold the frontend's dispatch keys and its key in
 // them.
-func frontendSets(s *ruleset.Service, f *ruleset.Frontend) (all, near set, key buffer, n int) {
-	all, near = setNodePorts, setNearNodePorts
+func frontendSets(s *ruleset.Service, f *ruleset.Frontend) (all, internal set, key buffer, n int) {
+	all, internal = setNodePorts, setInternalNodePorts
 	if f.Kind != ruleset.NodePort {
-		all, near = setServiceIPs, setNearIPs
+		all, internal = setServiceIPs, setInternalIPs
 		n = key.addr(0, f.Addr)
 	}
 	n = key.port(key.proto(n, inet.Protocol(s.Key.Protocol)), f.Port)
-	return all, near, key, n
+	return all, internal, key, n
 }
 
-func (w *writer) addTicket(t *table, s set, key []byte, ticket uint32, comment string) {
+func (w *writer) addDispatchKey(t *table, s set, key []byte, dispatchKey uint32, comment string) {
 	var data buffer
-	n := data.word(0, ticket)
+	n := data.word(0, dispatchKey)
 	w.adds(t, s).Add(key, data[:n], comment)
 }
 
-func (w *writer) addFrontend(t *table, s *ruleset.Service, f *ruleset.Frontend, k tickets) {
-	w.replaceTickets(t, s, f, tickets{}, k)
+func (w *writer) addFrontend(t *table, s *ruleset.Service, f *ruleset.Frontend, k dispatchKeys) {
+	w.replaceDispatchKeys(t, s, f, dispatchKeys{}, k)
 	w.addSources(t, s, f)
 	if f.Kind == ruleset.ClusterIP {
 		w.count(t, setClusterIPs, t.clusterIPs, f.Addr, +1)
 	}
 }
 
-func (w *writer) deleteFrontend(t *table, s *ruleset.Service, f *ruleset.Frontend, k tickets) {
-	w.replaceTickets(t, s, f, k, tickets{})
+func (w *writer) deleteFrontend(t *table, s *ruleset.Service, f *ruleset.Frontend, k dispatchKeys) {
+	w.replaceDispatchKeys(t, s, f, k, dispatchKeys{})
 	w.deleteSources(t, s, f)
 	if f.Kind == ruleset.ClusterIP {
 		w.count(t, setClusterIPs, t.clusterIPs, f.Addr, -1)
 	}
 }
 
-// replaceTickets changes what the frontend's elements hold; a ticket of 0 is no
+// replaceDispatchKeys changes what the frontend's elements hold; a dispatch key of 0 is no
 // element.
-func (w *writer) replaceTickets(t *table, s *ruleset.Service, f *ruleset.Frontend, had, has tickets) {
-	all, near, key, n := frontendSets(s, f)
+func (w *writer) replaceDispatchKeys(t *table, s *ruleset.Service, f *ruleset.Frontend, had, has dispatchKeys) {
+	all, internal, key, n := frontendSets(s, f)
 	if had.any != has.any {
 		if had.any != 0 {
 			w.removes(t, all).Add(key[:n], nil, "")
 		}
 		if has.any != 0 {
-			w.addTicket(t, all, key[:n], has.any, s.Key.ServicePortName.String())
+			w.addDispatchKey(t, all, key[:n], has.any, s.Key.ServicePortName.String())
 		}
 	}
-	if had.near != has.near {
-		if had.near != 0 {
-			w.removes(t, near).Add(key[:n], nil, "")
+	if had.internal != has.internal {
+		if had.internal != 0 {
+			w.removes(t, internal).Add(key[:n], nil, "")
 		}
-		if has.near != 0 {
-			w.addTicket(t, near, key[:n], has.near, s.Key.ServicePortName.String())
+		if has.internal != 0 {
+			w.addDispatchKey(t, internal, key[:n], has.internal, s.Key.ServicePortName.String())
 		}
 	}
 }
@@ -317,10 +317,10 @@ func (w *writer) addClients(t *table, clients *nlbatch.Elements) {
 	w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, inet.AF(t.family), w.table, setStickyClients.name(), clients)
 }
 
-// addClass maps a class to its chain.
-func (w *writer) addClass(t *table, s set, number uint32, c class) {
+// addHandler maps a handler to its chain.
+func (w *writer) addHandler(t *table, s set, number uint32, c handler) {
 	var key buffer
-	n := key.word(0, ticket(number, 0))
+	n := key.word(0, dispatchKey(number, 0))
 	w.adds(t, s).AddVerdict(key[:n], c.chain())
 }
 

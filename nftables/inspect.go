@@ -53,10 +53,10 @@ func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) 
 	if k.kernelHead, err = readTable(b.conn, table, f); err != nil || !k.exists {
 		return k, err
 	}
-	if k.sets, err = settled(b.readSets(table, f)); err != nil {
+	if k.sets, err = uninterrupted(b.readSets(table, f)); err != nil {
 		return k, err
 	}
-	if k.chains, err = settled(b.readChains(table, f)); err != nil {
+	if k.chains, err = uninterrupted(b.readChains(table, f)); err != nil {
 		return k, err
 	}
 	k.sound = k.flags == 0
@@ -94,7 +94,7 @@ func (b *Backend) inspect(table string, f tracker.Family) (*kernelTable, error) 
 		if !usable(s) {
 			continue
 		}
-		if k.ranges[s], err = settled(b.readRanges(table, f, s)); err != nil {
+		if k.ranges[s], err = uninterrupted(b.readRanges(table, f, s)); err != nil {
 			return k, err
 		}
 	}
@@ -149,7 +149,7 @@ func (k *kernelTable) addSticky(e element) {
 	}
 	number := binary.NativeEndian.Uint32(e.key)
 	addr, ok := parseAddrPort(e.data)
-	if !ok || number&ticketMark == 0 {
+	if !ok || number&dispatchMark == 0 {
 		return
 	}
 	owner := stickyOwner(e.comment)
@@ -280,8 +280,8 @@ func ignoreInterrupted(err error) error {
 	return err
 }
 
-// settled returns what was read, interrupted or not.
-func settled[T any](v T, err error) (T, error) { return v, ignoreInterrupted(err) }
+// uninterrupted returns what was read, interrupted or not.
+func uninterrupted[T any](v T, err error) (T, error) { return v, ignoreInterrupted(err) }
 
 // persist repeats what failed because somebody else changed the same tables
 // between reading and writing them.
