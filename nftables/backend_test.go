@@ -291,6 +291,8 @@ func TestRestartKeepsClients(t *testing.T) {
 					r.start()
 				case 2:
 					r.backend.tables = nil
+				case 3:
+					makeOlder(t, r.host.Do, r.backend.name)
 				}
 				r.cursor.Resync()
 				r.sync()

@@ -6,9 +6,6 @@ import (
 	"context"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -18,12 +15,13 @@ import (
 // none. Connections that were translated stay translated.
 func Cleanup(ctx context.Context, c Config) error {
 	err := ownTables(ctx, c, func(conn *nlbatch.Conn, found []ownedTable) error {
-		var batch nlbatch.Batch
-		batch.Reset()
+		w := newWriter("")
 		for _, t := range found {
-			deleteTable(&batch, t.family, t.name)
+			w.table = t.name
+			w.deleteTable(t.family)
 		}
-		return conn.Commit(&batch)
+		batch, _ := w.finish()
+		return conn.Commit(batch)
 	})
 	if err != nil {
 		return fmt.Errorf("nftables: clean up: %w", err)
@@ -80,11 +78,4 @@ func ownTables(ctx context.Context, c Config, fn func(*nlbatch.Conn, []ownedTabl
 		}
 		return fn(conn, found)
 	})
-}
-
-func deleteTable(batch *nlbatch.Batch, f tracker.Family, name string) {
-	batch.Note("delete table")
-	batch.Begin(unix.NFT_MSG_DELTABLE, 0, inet.AF(f))
-	batch.String(unix.NFTA_TABLE_NAME, name)
-	batch.End()
 }

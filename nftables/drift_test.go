@@ -58,7 +58,7 @@ var alterations = []string{
 	"flush chain ip proxier internal; delete map ip proxier internal-service-ips; add map ip proxier internal-service-ips { type ipv4_addr . inet_proto . inet_service : mark; }",
 	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-clients; add map ip proxier sticky-clients { type ipv4_addr : mark; }",
 	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-endpoints",
-	"delete element ip proxier layout { 0x1 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
+	"delete element ip proxier layout { 0x2 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
 }
 
 // sticky gives a Service client affinity.
@@ -247,12 +247,12 @@ func TestCheckAmidTransactionsOfOthers(t *testing.T) {
 	defer conn.Close()
 	done, stopped := make(chan struct{}), make(chan error)
 	go func() {
-		w, other := newWriter("other", 1), newTable(tracker.IPv4, nil)
+		w := newWriter("other")
 		for {
 			w.begin()
-			w.newTable(other)
+			w.newTable(tracker.IPv4, 0)
 			w.deleteTable(tracker.IPv4)
-			batch, _ := w.finish(nil)
+			batch, _ := w.finish()
 			err := conn.Commit(batch)
 			select {
 			case <-done:

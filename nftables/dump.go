@@ -5,6 +5,7 @@ package nftables
 import (
 	"encoding/binary"
 	"hash/fnv"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -204,4 +205,98 @@ func (b *Backend) readRules(table string, f tracker.Family) (out []kernelRule, e
 		out = append(out, r)
 	})
 	return out, err
+}
+
+// parseAddrPort reads an address and port as maps hold them.
+func parseAddrPort(data []byte) (netip.AddrPort, bool) {
+	if len(data) != 8 && len(data) != 20 {
+		return netip.AddrPort{}, false
+	}
+	n := len(data) - 4
+	addr, ok := netip.AddrFromSlice(data[:n])
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(data[n:])), ok
+}
+
+// kernelElement is an element of a set or map as the kernel has it.
+type kernelElement struct {
+	key, data []byte
+	// verdict and chain are an element's of a verdict map.
+	verdict int32
+	chain   string
+	comment string
+	// intervalEnd marks the first address behind an interval.
+	intervalEnd bool
+	// timeout and expiration are as the kernel tells them, nil if there is none.
+	timeout, expiration []byte
+}
+
+// elements calls fn with the elements of a set, as readElements does.
+func (b *Backend) elements(table string, f tracker.Family, s set, fn func(kernelElement)) error {
+	return readElements(b.conn, table, f, s.name(), fn)
+}
+
+// readElements calls fn with each element of a set. The element is valid only during
+// the call. See BenchmarkLibraryReadElements.
+func readElements(conn *nlbatch.Conn, table string, f tracker.Family, set string, fn func(kernelElement)) error {
+	request := nfnl.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	request = nfnl.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, set)
+	return conn.Get(unix.NFT_MSG_GETSETELEM, inet.AF(f), true, request, func(attrs []byte) error {
+		for typ, list := range nfnl.Attributes(attrs) {
+			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+				continue
+			}
+			for _, one := range nfnl.Attributes(list) {
+				fn(parseElement(one))
+			}
+		}
+		return nil
+	})
+}
+
+func parseElement(attrs []byte) kernelElement {
+	var e kernelElement
+	value := func(data []byte) (out []byte) {
+		for typ, v := range nfnl.Attributes(data) {
+			if typ == unix.NFTA_DATA_VALUE {
+				out = v
+			}
+		}
+		return out
+	}
+	for typ, data := range nfnl.Attributes(attrs) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.key = value(data)
+		case unix.NFTA_SET_ELEM_DATA:
+			e.data = value(data)
+			e.verdict, e.chain = parseVerdict(data)
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.intervalEnd = len(data) == 4 && binary.BigEndian.Uint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		case unix.NFTA_SET_ELEM_TIMEOUT:
+			e.timeout = data
+		case unix.NFTA_SET_ELEM_EXPIRATION:
+			e.expiration = data
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.comment = nlbatch.Comment(data)
+		}
+	}
+	return e
+}
+
+// parseVerdict reads the data of an element of a verdict map.
+func parseVerdict(data []byte) (verdict int32, chain string) {
+	for typ, v := range nfnl.Attributes(data) {
+		if typ != unix.NFTA_DATA_VERDICT {
+			continue
+		}
+		for typ, v := range nfnl.Attributes(v) {
+			switch typ {
+			case unix.NFTA_VERDICT_CODE:
+				verdict = int32(nfnl.Uint32(v))
+			case unix.NFTA_VERDICT_CHAIN:
+				chain = nfnl.String(v)
+			}
+		}
+	}
+	return verdict, chain
 }

@@ -20,15 +20,15 @@ func TestEndpointsInGracePeriod(t *testing.T) {
 	later := func(d time.Duration) {  // time passes for all that is remembered
 		r.Helper()
 		for _, tab := range r.backend.tables {
-			for i := range tab.grace {
-				tab.grace[i].since = tab.grace[i].since.Add(-d)
+			for i := range tab.hairpin.grace {
+				tab.hairpin.grace[i].since = tab.hairpin.grace[i].since.Add(-d)
 			}
 		}
 	}
 	count := func(what string, want int) {
 		t.Helper()
 		n := 0
-		if err := r.backend.elements(r.backend.name, tracker.IPv4, setHairpin, func(element) { n++ }); err != nil {
+		if err := r.backend.elements(r.backend.name, tracker.IPv4, setHairpin, func(kernelElement) { n++ }); err != nil {
 			t.Fatal(err)
 		}
 		if n != want {

@@ -1,5 +1,3 @@
-//go:build linux
-
 package nftables
 
 import (
@@ -196,39 +194,4 @@ func (c handler) size() string {
 func (c handler) unguarded() handler {
 	c.firewall = false
 	return c
-}
-
-// chainRules renders the handler's chain. It goes to the chains of the handler's
-// direct and unguarded forms.
-func (c handler) chainRules(w rules, local ruleset.LocalTraffic) []rule {
-	if c.firewall {
-		return []rule{{jump(chainFirewallCheck)}, {gotoChain(c.unguarded().chain())}}
-	}
-	toPool := rule{gotoChain(c.direct().chain())}
-	internalFirst := func(last rule) []rule {
-		var out []rule
-		for _, r := range w.isInternal(local) {
-			out = append(out, r.with(gotoChain(chainInternal)))
-		}
-		node := rule(fib(true)).with(w.markForMasquerade()...).with(gotoChain(chainInternal))
-		return append(out, node, last)
-	}
-	switch c.handling {
-	case handleReject:
-		return []rule{{w.reject()}}
-	case handleDrop:
-		return []rule{{drop()}}
-	case handleInternalOrDrop:
-		return internalFirst(rule{drop()})
-	case handleInternal:
-		return internalFirst(toPool)
-	case handleAlways:
-		return []rule{rule(w.markForMasquerade()).with(toPool...)}
-	case handleNotPods:
-		return []rule{w.notInternal(local).with(w.markForMasquerade()...), toPool}
-	}
-	if c.affinity != 0 {
-		return w.stickyChain(c, time.Duration(seconds(c.affinity))*time.Second)
-	}
-	return w.poolChain(c)
 }

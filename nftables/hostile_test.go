@@ -42,7 +42,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{4, 0, 1, 0, 4, 0, 2, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var all []element
+		var all []kernelElement
 		for _, list := range nfnl.Attributes(data) {
 			all = append(all, parseElement(list))
 			for _, one := range nfnl.Attributes(list) {
@@ -50,13 +50,15 @@ func FuzzAnswers(f *testing.F) {
 			}
 		}
 		k := &kernelTable{sticky: map[stickyOwner]*adoptedPool{}, stickyNumbers: map[uint32]bool{}}
+		var bounds []bound
 		for _, e := range all {
+			bounds = appendBound(bounds, e)
 			k.addSticky(e)
 			if a, ok := parseAddrPort(e.data); ok && !a.Addr().IsValid() {
 				t.Errorf("%x is %v", e.data, a)
 			}
 		}
-		for _, r := range rangesOf(all) {
+		for _, r := range rangesOf(bounds) {
 			if !r.first.IsValid() {
 				t.Errorf("a range without a beginning: %v", r)
 			}

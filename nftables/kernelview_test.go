@@ -26,7 +26,7 @@ type view map[string]string
 // kernelView reads one family's table and resolves its dispatch keys.
 func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	tb.Helper()
-	all := func(s set, fn func(element)) {
+	all := func(s set, fn func(kernelElement)) {
 		err := b.elements(b.name, f, s, fn)
 		if err != nil && !strings.Contains(err.Error(), unix.ENOENT.Error()) {
 			tb.Fatalf("read %s: %v", s.name(), err)
@@ -42,7 +42,7 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 		}
 	}
 	members := map[uint32]string{}
-	all(setStickyEndpoints, func(e element) {
+	all(setStickyEndpoints, func(e kernelElement) {
 		a, _ := parseAddrPort(e.data)
 		members[number(e.key)] = a.String()
 	})
@@ -53,11 +53,11 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 		}
 		pools[pool][bucket] = ep
 	}
-	all(setEndpoints, func(e element) {
+	all(setEndpoints, func(e kernelElement) {
 		a, _ := parseAddrPort(e.data)
 		put(number(e.key), number(e.key[4:]), a.String())
 	})
-	all(setStickyBuckets, func(e element) {
+	all(setStickyBuckets, func(e kernelElement) {
 		ep := members[number(e.data)]
 		if ep == "" {
 			tb.Errorf("bucket of unknown member %x", number(e.data))
@@ -66,8 +66,8 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	})
 	v := view{}
 	used := map[uint32]bool{}
-	dispatchKey := func(kind string, internal bool) func(element) {
-		return func(e element) {
+	dispatchKey := func(kind string, internal bool) func(kernelElement) {
+		return func(e kernelElement) {
 			t := number(e.data)
 			chain := handlers[internal][t&handlerMask]
 			pool := t & poolMask
@@ -95,10 +95,10 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 		}
 	}
 	n := f.Bits() / 8
-	all(setClusterIPs, func(e element) { v["cluster IP "+address(e.key)] = "" })
-	all(setHairpin, func(e element) { v["hairpin "+address(e.key[:n])] = "" })
+	all(setClusterIPs, func(e kernelElement) { v["cluster IP "+address(e.key)] = "" })
+	all(setHairpin, func(e kernelElement) { v["hairpin "+address(e.key[:n])] = "" })
 	for bits := range f.Bits() + 1 {
-		all(allowed(bits), func(e element) {
+		all(allowed(bits), func(e kernelElement) {
 			v[fmt.Sprintf("source %s/%d to %s", address(e.key[:n]), bits, place(e.key[n:], f))] = ""
 		})
 	}

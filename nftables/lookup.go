@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -38,24 +37,16 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 		return ruleset.Found{}, err
 	}
 	defer b.Close()
-	all, internal := setServiceIPs, setInternalIPs
-	var key buffer
-	n := 0
-	if q.NodePort {
-		all, internal = setNodePorts, setInternalNodePorts
-	} else {
-		n = key.addr(0, to.Addr())
-	}
-	n = key.port(key.proto(n, inet.Protocol(q.Packet.Protocol)), to.Port())
+	all, inside, key := frontendKey(q.NodePort, to.Addr(), q.Packet.Protocol, to.Port())
 	for _, table := range []string{b.config.Table, stagingOf(b.config.Table)} {
-		l := lookup{b: b, ctx: ctx, table: table, family: family, key: string(key[:n])}
+		l := lookup{b: b, ctx: ctx, table: table, family: family, key: string(key.bytes())}
 		found, err := l.find(all, setHandlers)
 		if errors.Is(err, unix.ENOENT) {
 			continue
 		}
 		if err == nil && found.Entry && q.Internal {
-			if internal, errInternal := l.find(internal, setInternalHandlers); errInternal != nil || internal.Entry {
-				found, err = internal, errInternal
+			if internal, err := l.find(inside, setInternalHandlers); err != nil || internal.Entry {
+				return internal, err
 			}
 		}
 		return found, err
@@ -75,7 +66,7 @@ type lookup struct {
 // find resolves the dispatch key in one map, if there is one.
 func (l *lookup) find(dispatchKeys, handlers set) (found ruleset.Found, err error) {
 	var dispatchKey uint32
-	err = l.each(dispatchKeys, func(e element) {
+	err = l.each(dispatchKeys, func(e kernelElement) {
 		if string(e.key) == l.key {
 			dispatchKey, found.Service, found.Entry = binary.NativeEndian.Uint32(e.data), e.comment, true
 		}
@@ -84,7 +75,7 @@ func (l *lookup) find(dispatchKeys, handlers set) (found ruleset.Found, err erro
 		return ruleset.Found{}, err
 	}
 	chain := ""
-	err = l.each(handlers, func(e element) {
+	err = l.each(handlers, func(e kernelElement) {
 		if binary.NativeEndian.Uint32(e.key) == dispatchKey&handlerMask {
 			chain = e.chain
 		}
@@ -105,7 +96,7 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 	}
 	// The names of chains of Services with affinity end in its seconds.
 	if !strings.HasSuffix(chain, "s") {
-		err := l.each(setEndpoints, func(e element) {
+		err := l.each(setEndpoints, func(e kernelElement) {
 			if a, ok := parseAddrPort(e.data); ok && binary.NativeEndian.Uint32(e.key) == number {
 				out = append(out, a)
 			}
@@ -113,13 +104,13 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 		return sorted(out), err
 	}
 	members := map[uint32]bool{}
-	err := l.each(setStickyBuckets, func(e element) {
+	err := l.each(setStickyBuckets, func(e kernelElement) {
 		if binary.NativeEndian.Uint32(e.key)>>stickyShift == number {
 			members[binary.NativeEndian.Uint32(e.data)] = true
 		}
 	})
 	if err == nil {
-		err = l.each(setStickyEndpoints, func(e element) {
+		err = l.each(setStickyEndpoints, func(e kernelElement) {
 			if a, ok := parseAddrPort(e.data); ok && members[binary.NativeEndian.Uint32(e.key)] {
 				out = append(out, a)
 			}
@@ -135,7 +126,7 @@ func sorted(list []netip.AddrPort) []netip.AddrPort {
 }
 
 // each calls fn with the elements of a set.
-func (l *lookup) each(s set, fn func(element)) error {
+func (l *lookup) each(s set, fn func(kernelElement)) error {
 	if err := l.ctx.Err(); err != nil {
 		return err
 	}

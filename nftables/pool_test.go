@@ -202,7 +202,7 @@ func TestAdoptedNumbersStay(t *testing.T) {
 
 // TestAdoptedPoolNumbersStay takes numbers beside those of an earlier process.
 func TestAdoptedPoolNumbersStay(t *testing.T) {
-	tab := newTable(tracker.IPv4, &ruleset.Node{})
+	tab := newTable(tracker.IPv4, &ruleset.Node{}, 1)
 	had := map[stickyOwner]*adoptedPool{"a": {number: stickyMark | 1}, "b": {number: stickyMark | maxSticky}, "c": {number: stickyMark | 700}}
 	tab.adopt(had)
 	seen := map[uint32]bool{1: true, maxSticky: true, 700: true}

@@ -18,6 +18,9 @@ import (
 // package uses. It only appears in errors: probe tries the features themselves.
 const minimumKernel = "Linux 5.15"
 
+// mark returns the packet mark that asks for masquerading.
+func (b *Backend) mark() uint32 { return uint32(b.config.MasqueradeMark) }
+
 // Probe reports whether [New] would succeed, without changing anything. It returns nil,
 // a [*ruleset.UnsupportedError], or an error of the configuration or of reading.
 func Probe(ctx context.Context, c Config) error {
@@ -28,27 +31,26 @@ func Probe(ctx context.Context, c Config) error {
 	return b.Close()
 }
 
-// probe has the kernel check one table of each family with every kind of set,
-// chain and rule there is, and forget it.
+// probe has the kernel check a transaction for each family that creates a table with every
+// kind of set, chain and rule, and deletes it.
 func (b *Backend) probe() error {
-	local := ruleset.LocalTraffic{InterfacePrefix: "veth"}
 	for _, f := range b.config.Families {
-		w := newWriter(probeTable, b.mark())
-		t := newTable(f, &ruleset.Node{LocalTraffic: local})
+		w := newWriter(probeTable)
+		t := newTable(f, &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}, b.mark())
 		t.measure(nil, b.config.StickyClients, 0)
-		w.newTableOnly(t)
+		w.newTable(f, unix.NLM_F_EXCL)
 		t.skeleton(w)
-		for _, h := range []handling{handleNotPods, handleAlways, handleInternal, handleInternalOrDrop, handleReject, handleDrop} {
-			c := handler{handling: h, firewall: true, buckets: exactBuckets + 4}
-			if h >= handleInternalOrDrop {
-				c.buckets = 0
+		for h := handleNotPods; h <= handleDrop; h++ {
+			c := handler{handling: h, firewall: true}
+			if h < handleInternalOrDrop {
+				c.buckets = exactBuckets + 4
 			}
 			t.handler(c, w)
 		}
 		t.internalHandler(handler{buckets: 1, affinity: 10800e9}, w)
 		t.handler(handler{buckets: 251, hash: tracker.HashSourcePort}, w)
 		t.prefix(f.Bits()/2, w)
-		batch, err := w.finish([]*table{t})
+		batch, err := w.finish()
 		if err != nil {
 			return fmt.Errorf("nftables: probe: %w", err)
 		}

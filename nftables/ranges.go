@@ -74,20 +74,19 @@ func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []addrRange {
 	return out
 }
 
-// setRanges makes an interval set hold the ranges. Those that it has already are
-// left alone: kernels make what is added to such a set visible a moment after the
-// rest of the transaction.
-func (w *writer) setRanges(t *table, s set, ranges []addrRange) {
+// setRanges makes an interval set hold the ranges. Those that it has already stay: kernels
+// make what is added to such a set visible a moment after the rest of the transaction.
+func (t *table) setRanges(s set, ranges []addrRange, w *writer) {
 	have := t.ranges[s]
 	for _, r := range have {
 		if !slices.Contains(ranges, r) {
-			w.removes(t, s).AddInterval(r.first.AsSlice(), r.end())
+			w.removes(t.family, s).AddInterval(r.first.AsSlice(), r.end())
 			w.structural = true
 		}
 	}
 	for _, r := range ranges {
 		if !slices.Contains(have, r) {
-			w.adds(t, s).AddInterval(r.first.AsSlice(), r.end())
+			w.adds(t.family, s).AddInterval(r.first.AsSlice(), r.end())
 			w.structural = true
 		}
 	}
@@ -102,18 +101,22 @@ func (r addrRange) end() []byte {
 	return nil
 }
 
-// rangesOf returns the ranges that the elements of an interval set stand for.
-func rangesOf(elements []element) []addrRange {
-	type bound struct {
-		addr netip.Addr
-		end  bool
+// bound is an element of an interval set: the first address of a range or, if end is set,
+// the first one behind it.
+type bound struct {
+	addr netip.Addr
+	end  bool
+}
+
+func appendBound(bounds []bound, e kernelElement) []bound {
+	if a, ok := netip.AddrFromSlice(e.key); ok {
+		bounds = append(bounds, bound{a, e.intervalEnd})
 	}
-	var bounds []bound
-	for _, e := range elements {
-		if a, ok := netip.AddrFromSlice(e.key); ok {
-			bounds = append(bounds, bound{a, e.intervalEnd})
-		}
-	}
+	return bounds
+}
+
+// rangesOf returns the ranges that the bounds stand for, and sorts the bounds.
+func rangesOf(bounds []bound) []addrRange {
 	slices.SortFunc(bounds, func(a, b bound) int {
 		if a.addr == b.addr && a.end != b.end { // one range ends where another begins
 			if a.end {
@@ -145,8 +148,8 @@ func rangesOf(elements []element) []addrRange {
 // setNode brings what depends on the node as a whole up to date.
 func (t *table) setNode(n *ruleset.Node, w *writer) {
 	t.node = n
-	w.setRanges(t, setNodePortIPs, nodePortRanges(n.NodePorts(t.family), t.family))
-	w.setRanges(t, setServiceCIDRs, merged(n.ServiceCIDRs, t.family))
+	t.setRanges(setNodePortIPs, nodePortRanges(n.NodePorts(t.family), t.family), w)
+	t.setRanges(setServiceCIDRs, merged(n.ServiceCIDRs, t.family), w)
 }
 
 // needsRewrite reports whether what differs between the nodes is part of the

@@ -46,8 +46,8 @@ func (b *Backend) Check(ctx context.Context) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.ready(); err != nil {
-		return err
+	if b.conn.Closed() {
+		return errClosed
 	}
 	if b.tables == nil {
 		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied since the last failure")
@@ -150,7 +150,7 @@ func (b *Backend) examineTable(t *table, before map[uint64]kernelRule, count boo
 	if err != nil {
 		return nil, err
 	}
-	missing := t.expectedRules(rules{family: t.family, mark: b.mark()})
+	missing := t.expectedRules()
 	base := rules{family: t.family}.baseChains()
 	for name := range missing {
 		if c, ok := chains[name]; !ok || !c.is(base[name]) {
@@ -186,9 +186,9 @@ func (b *Backend) examineTable(t *table, before map[uint64]kernelRule, count boo
 }
 
 // expectedRules returns the number of rules of each chain that there must be.
-func (t *table) expectedRules(w rules) map[string]int {
+func (t *table) expectedRules() map[string]int {
 	out := maps.Clone(t.chains)
-	for _, c := range w.fixedChains() {
+	for _, c := range t.rules().fixedChains() {
 		out[c.name] = len(c.rules)
 	}
 	out[chainFirewallCheck] += len(t.prefixes)
@@ -208,7 +208,7 @@ func (b *Backend) compareMaps(t *table) error {
 		err := again(func() error {
 			missing := maps.Clone(want)
 			wrong = 0
-			err := b.elements(b.name, t.family, s, func(e element) {
+			err := b.elements(b.name, t.family, s, func(e kernelElement) {
 				handler := uint32(0)
 				if len(e.key) == 4 {
 					handler = binary.NativeEndian.Uint32(e.key)
@@ -256,7 +256,7 @@ func (b *Backend) compareCount(t *table, s set, have int) error {
 		}
 		err := again(func() error {
 			have = 0
-			return b.elements(b.name, t.family, s, func(element) { have++ })
+			return b.elements(b.name, t.family, s, func(kernelElement) { have++ })
 		})
 		if err != nil {
 			return err

@@ -3,7 +3,11 @@
 package nftables
 
 import (
+	"time"
+
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/ruleset"
 )
 
 // chainSpec is one of the chains that are always there.
@@ -59,31 +63,37 @@ func (w rules) baseChains() map[string]*baseChain {
 	return out
 }
 
-// skeleton writes everything of a table that does not depend on the Services. The
-// sets must have their sizes.
-func (t *table) skeleton(w *writer) {
-	for s := setLayout; s < firstAllowed; s++ {
-		if !t.kept[s] {
-			w.newSet(t, s)
-		}
+// chainRules renders the handler's chain. It goes to the chains of the handler's
+// direct and unguarded forms.
+func (c handler) chainRules(w rules, local ruleset.LocalTraffic) []rule {
+	if c.firewall {
+		return []rule{{jump(chainFirewallCheck)}, {gotoChain(c.unguarded().chain())}}
 	}
-	for _, c := range w.rules(t).fixedChains() {
-		if c.base == nil || !t.unhooked {
-			w.hookedChain(t, c.name, c.base, c.rules)
+	toPool := rule{gotoChain(c.direct().chain())}
+	internalFirst := func(last rule) []rule {
+		var out []rule
+		for _, r := range w.isInternal(local) {
+			out = append(out, r.with(gotoChain(chainInternal)))
 		}
+		node := rule(fib(true)).with(w.markForMasquerade()...).with(gotoChain(chainInternal))
+		return append(out, node, last)
 	}
-	var key buffer
-	n := key.word(0, layoutVersion)
-	w.adds(t, setLayout).Add(key[:n], nil, "version of the layout of this table")
-	w.setRanges(t, setNodePortIPs, nodePortRanges(t.node.NodePorts(t.family), t.family))
-}
-
-// hook has packets meet a table that they did not.
-func (t *table) hook(w *writer) {
-	t.unhooked = false
-	for _, c := range w.rules(t).fixedChains() {
-		if c.base != nil {
-			w.hookedChain(t, c.name, c.base, c.rules)
-		}
+	switch c.handling {
+	case handleReject:
+		return []rule{{w.reject()}}
+	case handleDrop:
+		return []rule{{drop()}}
+	case handleInternalOrDrop:
+		return internalFirst(rule{drop()})
+	case handleInternal:
+		return internalFirst(toPool)
+	case handleAlways:
+		return []rule{rule(w.markForMasquerade()).with(toPool...)}
+	case handleNotPods:
+		return []rule{w.notInternal(local).with(w.markForMasquerade()...), toPool}
 	}
+	if c.affinity != 0 {
+		return w.stickyChain(c, time.Duration(seconds(c.affinity))*time.Second)
+	}
+	return w.poolChain(c)
 }

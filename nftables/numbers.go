@@ -1,0 +1,32 @@
+package nftables
+
+// numbers gives out the numbers of pools, from 1 to max. One that was given back
+// is used again only after all others were, so that no packet that read it before
+// can be meant for its next owner.
+type numbers struct {
+	max uint32
+	// next counts those given out or passed over, from the one behind start.
+	start, next uint32
+	// kept is passed over.
+	kept map[uint32]bool
+	free []uint32
+}
+
+// take returns a number, or false if all are in use.
+func (n *numbers) take() (uint32, bool) {
+	for n.next < n.max {
+		v := (n.start+n.next)%n.max + 1
+		n.next++
+		if !n.kept[v] {
+			return v, true
+		}
+	}
+	if len(n.free) == 0 {
+		return 0, false
+	}
+	v := n.free[0]
+	n.free = n.free[1:]
+	return v, true
+}
+
+func (n *numbers) give(v uint32) { n.free = append(n.free, v) }
