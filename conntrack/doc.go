@@ -46,7 +46,8 @@
 // this cannot be told: while a Service's last change is not acknowledged its flows
 // are let be. A flow to a NodePort's number is taken for the Service's if its
 // destination is one of the node's own addresses at which NodePorts answer, or if
-// it was sent to an endpoint that the Service just lost. The node's own addresses
+// it was sent to an endpoint that the Service just lost. 127.0.0.1 counts as such an
+// address, because NodePorts answer there with some backends. The node's own addresses
 // are those of its interfaces; address ranges made local by a route are not known.
 //
 // This goes further than kube-proxy's reconciler, which leaves alone the flows of

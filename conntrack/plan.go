@@ -247,10 +247,12 @@ func (p *plan) judge(local []netip.Addr) func(*Flow) bool {
 	return j.stale
 }
 
-// answers reports whether NodePorts answer at a, an address of the node.
+// answers reports whether NodePorts may answer at a, an address of the node. At IPv4
+// loopback addresses they do so with some backends. With others the address is a
+// local server's, and deleting an entry without a translation changes nothing.
 func answers(n ruleset.NodePorts, a netip.Addr) bool {
 	if a.IsLoopback() {
-		return false
+		return a.Is4()
 	}
 	if n.All {
 		return true

@@ -83,7 +83,7 @@ func TestPlan(t *testing.T) {
 		{"node port, endpoint stays", nodePort(one, two), nodePort(two), flow(client, "192.0.2.1:30053", two), true, false},
 		{"node port removed", nodePort(one), dns(one), flow(client, "192.0.2.1:30053", one), true, true},
 		{"node port added, black hole", dns(one), nodePort(one), flow(client, "192.0.2.1:30053", "192.0.2.1:30053"), true, true},
-		{"node port added, loopback", dns(one), nodePort(one), flow(client, "127.0.0.1:30053", "127.0.0.1:30053"), true, false},
+		{"node port added, loopback", dns(one), nodePort(one), flow(client, "127.0.0.1:30053", "127.0.0.1:30053"), true, true},
 		{"node port added, another host's", dns(one), nodePort(one), flow(client, "192.0.2.9:30053", "192.0.2.9:30053"), true, false},
 		{"node port, another host's, sent elsewhere by others", nodePort(one), nodePort(two), flow(client, "192.0.2.9:30053", "10.0.0.9:1"), true, false},
 		{"node port, an address the node lost", nodePort(one), nodePort(two), flow(client, "192.0.2.9:30053", one), true, true},

@@ -249,6 +249,8 @@ func TestRepair(t *testing.T) {
 			{"a chain emptied", true, [][]string{{"-t", "nat", "-F", "KUBE-SVC-5CM4KLYDMO5OV66S"}}},
 			{"a rule added", true, [][]string{{"-t", "nat", "-I", "KUBE-SERVICES", "-j", "RETURN"}}},
 			{"a stale chain added", true, [][]string{{"-t", "nat", "-N", "KUBE-SEP-STALE"}, {"-t", "nat", "-A", "KUBE-SEP-STALE", "-j", "KUBE-MARK-MASQ"}}},
+			{"a jump of an earlier version", true, [][]string{{"-A", "OUTPUT", "-m", "conntrack", "--ctstate", "NEW",
+				"-m", "comment", "--comment", "kubernetes externally-visible service portals", "-j", "KUBE-EXTERNAL-SERVICES"}}},
 			{"a jump doubled", true, [][]string{{"-t", "nat", "-A", "OUTPUT", "-m", "comment", "--comment", "kubernetes service portals", "-j", "KUBE-SERVICES"}}},
 		} {
 			for _, args := range c.args {

@@ -48,7 +48,8 @@
 //     each table, or at a port that no Service has. They are refused, or dropped
 //     under a policy of Local, instead of leaving the node. Unused addresses of the
 //     Service CIDRs are dropped.
-//   - KUBE-EXTERNAL-SERVICES is consulted for the node's own packets, too.
+//   - KUBE-EXTERNAL-SERVICES is consulted for the node's own packets, too. Those to
+//     addresses of the node meet it in INPUT, all others in OUTPUT.
 //   - Packets for NodePorts are refused only at addresses at which NodePorts
 //     answer.
 //   - The guard of the loopback range is in KUBE-PROXY-LOCALNET. KUBE-FIREWALL is
@@ -56,6 +57,24 @@
 //   - KUBE-PROXY-CANARY holds a rule that says something else after each change.
 //   - Sources that are not allowed are dropped, and others refused, also where a
 //     Service has no endpoints.
+//
+// # Refused connections of the node itself
+//
+// A process on the node gets the answer that a remote client gets, ECONNREFUSED, where
+// a Service without endpoints is addressed by a NodePort, at loopback addresses too if
+// NodePorts answer there, or by an external or load-balancer IP that is an address of
+// the node. The kernel returns EPERM to a UDP socket whose packet is stopped in
+// OUTPUT, so such packets are refused, or dropped, in INPUT. The socket's flow remains in
+// connection tracking, untranslated, as it does with kube-proxy; package conntrack
+// deletes the flow when the Service has an endpoint.
+//
+// At cluster IPs, UDP sockets on the node get EPERM from sending and can read
+// ECONNREFUSED next; TCP connections are refused at once. kube-proxy has the same. So it
+// is at external and load-balancer IPs of other hosts, where kube-proxy lets the node's
+// packets leave. None of these packets ever comes to INPUT. They could be translated to
+// their own source address and refused there; but then a socket that goes on sending
+// is refused still when the Service has endpoints, until its flow is deleted. A source
+// that is not allowed gets EPERM, too, as with kube-proxy.
 //
 // # Counters
 //

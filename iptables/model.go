@@ -289,17 +289,25 @@ type hook struct {
 	rule  string
 }
 
+// sameRule reports whether o is the same rule, in whichever chain.
+func (h hook) sameRule(o hook) bool { return h.table == o.table && h.rule == o.rule }
+
 // hooks returns the rules that must be in the kernel's own chains, in the order
 // in which they are put at the beginning of them.
 func (m *model) hooks() []hook {
 	isNew := "-m conntrack --ctstate NEW"
+	// What the node sends to its own addresses comes to INPUT. A socket gets EPERM
+	// for a packet that is stopped in OUTPUT already.
+	leaves := "-m addrtype ! --dst-type LOCAL"
 	var out []hook
 	add := func(t table, rule string, chains ...string) {
 		for _, c := range chains {
 			out = append(out, hook{t, c, rule})
 		}
 	}
-	add(filter, join(isNew, comment("kubernetes externally-visible service portals"), jump(chainExternalServices)), "INPUT", "FORWARD", "OUTPUT")
+	portals := comment("kubernetes externally-visible service portals")
+	add(filter, join(isNew, portals, jump(chainExternalServices)), "INPUT", "FORWARD")
+	add(filter, join(isNew, portals, leaves, jump(chainExternalServices)), "OUTPUT")
 	add(filter, join(comment("kubernetes health check service ports"), jump(chainNodePorts)), "INPUT")
 	add(filter, join(isNew, comment("kubernetes service portals"), jump(chainServices)), "FORWARD", "OUTPUT")
 	add(filter, join(comment("kubernetes forwarding rules"), jump(chainForward)), "FORWARD")

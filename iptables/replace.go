@@ -172,14 +172,15 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 }
 
 // hookCommands returns the commands after which the hooks of a table are as they
-// should be, if they are not. Rules that lead to our chains otherwise are somebody
-// else's.
+// should be, if they are not. A rule that is wanted in one of the kernel's chains is
+// deleted from the others, where an earlier version may have put it. Rules that lead to
+// our chains otherwise are somebody else's.
 func hookCommands(t table, want, have []hook) []string {
 	var out []string
 	for _, c := range kernelChains {
 		of := func(list []hook) (out []string) {
 			for _, h := range list {
-				if h.table == t && h.chain == c && (h.rule == jump(chainLocalnet) || isIPVSFirewall(h) || slices.Contains(want, h)) {
+				if h.table == t && h.chain == c && (h.rule == jump(chainLocalnet) || isIPVSFirewall(h) || slices.ContainsFunc(want, h.sameRule)) {
 					out = append(out, h.rule)
 				}
 			}

@@ -266,11 +266,12 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 		r.place(firewalled, k, false, r.to(f), comment(r.name, " traffic not accepted by "+name), port, "-j DROP")
 		return
 	}
-	// Sources that are let in are refused, all others dropped.
+	// Sources that are let in are refused by KUBE-EXTERNAL-SERVICES, which comes next;
+	// all others are dropped.
 	if r.fresh(filter, name) {
 		c := chain{table: filter, name: name, rank: rankFirewall}
 		for _, p := range f.Sources {
-			c.rules = append(c.rules, join(source(p), comment(r.name, why), verdict))
+			c.rules = append(c.rules, join(source(p), comment(r.name, " source allowed"), "-j RETURN"))
 		}
 		c.rules = append(c.rules, comment(r.name, " source not allowed")+" -j DROP")
 		r.add(c)

@@ -112,6 +112,9 @@
 //   - While connections of a Service that was deleted last, its address is still bound:
 //     new ones get no answer, whether the address is in a Service CIDR or not.
 //   - The choice among endpoints is in turn, not at random.
+//   - Where a Service has no endpoints, a UDP socket on the node gets EPERM from sending,
+//     at NodePorts too, and can read ECONNREFUSED next: IPVS refuses the node's own
+//     packets in the output hook.
 //
 // # What it costs
 //

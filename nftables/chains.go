@@ -41,6 +41,8 @@ func (w rules) fixedChains() []chainSpec {
 		{chainNodePorts, nil, w.nodePorts()},
 		{chainServices, nil, w.services()},
 		{chainClusterIPs, nil, w.clusterIPsCheck()},
+		{chainOwnNodePorts, nil, w.ownNodePorts()},
+		{chainOwnServices, nil, w.ownServices()},
 		{chainMasquerading, nil, w.masquerading()},
 		{chainNATPrerouting, &baseChain{"nat", unix.NF_INET_PRE_ROUTING, priorityDstNAT}, []rule{{jump(chainServices)}}},
 		{chainNATOutput, &baseChain{"nat", unix.NF_INET_LOCAL_OUT, priorityDstNAT}, []rule{{jump(chainServices)}}},
@@ -48,6 +50,7 @@ func (w rules) fixedChains() []chainSpec {
 		{chainOutputAgain, &baseChain{"nat", unix.NF_INET_LOCAL_OUT, priorityDstNAT + later}, []rule{{jump(chainServices)}}},
 		{chainNATPostrouting, &baseChain{"nat", unix.NF_INET_POST_ROUTING, prioritySrcNAT}, []rule{{jump(chainMasquerading)}}},
 		{chainFilterForward, &baseChain{"filter", unix.NF_INET_FORWARD, priorityFilter}, w.filterBase()},
+		{chainFilterInput, &baseChain{"filter", unix.NF_INET_LOCAL_IN, priorityFilter}, w.filterInput()},
 		{chainFilterOutput, &baseChain{"filter", unix.NF_INET_LOCAL_OUT, priorityFilter}, w.filterBase()},
 	}
 }
@@ -80,9 +83,9 @@ func (c handler) chainRules(w rules, local ruleset.LocalTraffic) []rule {
 	}
 	switch c.handling {
 	case handleReject:
-		return []rule{{w.reject()}}
+		return stop(w.reject())
 	case handleDrop:
-		return []rule{{drop()}}
+		return stop(drop())
 	case handleInternalOrDrop:
 		return internalFirst(rule{drop()})
 	case handleInternal:

@@ -63,6 +63,9 @@
 //     leads there, cluster-ip-by-port-N or sticky-by-source-N-Ts;
 //   - no-endpoints rejects, no-local-endpoints drops.
 //
+// The last two let pass what the node sends to itself, and filter-input stops it: see
+// "Refused connections of the node itself".
+//
 // N is the number of buckets to draw from. Up to 16 it is the number of endpoints;
 // beyond, it is the next of four steps between powers of two, and a draw that hits
 // none is repeated, so that there are few chains and an added endpoint seldom
@@ -111,6 +114,36 @@
 // priority is 0x80000000 or more, as no traffic class is.) Packets that are
 // forwarded get theirs from the kernel after routing in any case (IPv4), or have
 // none.
+//
+// # Refused connections of the node itself
+//
+// A process on the node gets the answer that a remote client gets, ECONNREFUSED, where
+// a Service without endpoints is addressed by a NodePort, or by an external or
+// load-balancer IP that is an address of the node. The kernel returns EPERM to a UDP
+// socket whose packet is stopped in the output hook, so such a packet goes on to the
+// loopback interface and is stopped in the input hook:
+//
+//	chain filter-input {
+//		type filter hook input priority filter; policy accept;
+//		iifname "lo" ct state new ct status ! dnat jump own-services
+//	}
+//
+// own-services finds the dispatch key again. The map own-handlers has an element for each
+// handler that ends connections, and leads to the same chains as the map handlers. A
+// packet that is dropped is treated in the same way, and the socket gets no error.
+//
+// The socket's flow remains in connection tracking, untranslated, as it does with
+// kube-proxy. Package conntrack deletes the flow when the Service has an endpoint.
+//
+// At cluster IPs, and at external and load-balancer IPs of other hosts, UDP sockets on
+// the node get EPERM from sending and can read ECONNREFUSED next; TCP connections
+// are refused at once. kube-proxy has the same. These packets leave by the output hook
+// and never come to the input hook. They could be translated to their own source
+// address and refused there, which was tried and works. But then connection tracking
+// holds the translation, and a socket that goes on sending is refused still when the
+// Service has endpoints, until its flow is deleted; stopped in the output hook, the
+// flow leaves nothing behind and the next packet is forwarded. A source that is not
+// allowed gets EPERM, too, as with kube-proxy.
 //
 // # Differences from kube-proxy's nftables mode
 //

@@ -143,6 +143,9 @@ func (c *handlers) use(dispatchKey uint32, by int) {
 	}
 }
 
+// stops reports whether connections of the handler end, whoever makes them.
+func (c handler) stops() bool { return c.handling == handleReject || c.handling == handleDrop }
+
 // direct is the handler that only sends to the pool.
 func (c handler) direct() handler {
 	return handler{buckets: c.buckets, affinity: c.affinity, hash: c.hash}

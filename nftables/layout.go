@@ -22,6 +22,7 @@ const (
 	chainOutputAgain     = "nat-output-again"
 	chainNATPostrouting  = "nat-postrouting"
 	chainFilterForward   = "filter-forward"
+	chainFilterInput     = "filter-input"
 	chainFilterOutput    = "filter-output"
 
 	chainServices         = "services"
@@ -32,6 +33,8 @@ const (
 	chainMasquerading     = "masquerading"
 	chainNoEndpoints      = "no-endpoints"
 	chainNoLocalEndpoints = "no-local-endpoints"
+	chainOwnServices      = "own-services"
+	chainOwnNodePorts     = "own-nodeports"
 )
 
 // A set is one of the table's named sets and maps.
@@ -47,6 +50,7 @@ const (
 	setInternalNodePorts
 	setHandlers
 	setInternalHandlers
+	setOwnHandlers
 	setEndpoints
 	setStickyBuckets
 	setStickyEndpoints
@@ -76,6 +80,7 @@ func (s set) name() string {
 		setInternalNodePorts: "internal-service-nodeports",
 		setHandlers:          "handlers",
 		setInternalHandlers:  "internal-handlers",
+		setOwnHandlers:       "own-handlers",
 		setEndpoints:         "endpoints",
 		setStickyBuckets:     "sticky-buckets",
 		setStickyEndpoints:   "sticky-endpoints",

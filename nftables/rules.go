@@ -186,6 +186,29 @@ func fib(source bool) []part {
 	}
 }
 
+// loopbackInterface is the interface by which the node's packets to its own
+// addresses go out of the output hook and come in again.
+const loopbackInterface = "lo"
+
+// interfaceIs matches packets by the interface that they come in or go out by.
+func interfaceIs(key expr.MetaKey, name string) []part {
+	return []part{load(key, firstReg), equal(firstReg, interfaceName(name))}
+}
+
+// toItself matches, in the output hook alone, what the node sends to one of its own
+// addresses. The interface alone does not show it: packets that another route sends
+// to the loopback interface never come to the input hook.
+func toItself() []part {
+	return append(interfaceIs(expr.MetaKeyOIFNAME, loopbackInterface), fib(false)...)
+}
+
+// interfaceName is a whole name as rules compare it.
+func interfaceName(name string) []byte {
+	out := make([]byte, unix.IFNAMSIZ)
+	copy(out, name)
+	return out
+}
+
 func ctHas(key expr.CtKey, bit uint32) []part {
 	return []part{
 		of(&expr.Ct{Key: key, Register: firstReg}),
@@ -197,8 +220,18 @@ func ctHas(key expr.CtKey, bit uint32) []part {
 func ctNew() []part { return ctHas(expr.CtKeySTATE, expr.CtStateBitNEW) }
 
 // ctDNAT matches connections whose destination was changed
-// (linux/netfilter/nf_conntrack_common.h, IPS_DST_NAT).
-func ctDNAT() []part { return ctHas(expr.CtKeySTATUS, 1<<5) }
+// (linux/netfilter/nf_conntrack_common.h, IPS_DST_NAT), and ctNotDNAT the others.
+func ctDNAT() []part { return ctHas(expr.CtKeySTATUS, ctStatusDNAT) }
+
+func ctNotDNAT() []part {
+	return []part{
+		of(&expr.Ct{Key: expr.CtKeySTATUS, Register: firstReg}),
+		masked(firstReg, ctStatusDNAT, 0),
+		equal(firstReg, word(0)),
+	}
+}
+
+const ctStatusDNAT = 1 << 5
 
 // hasDispatch matches packets that carry a dispatch key.
 func hasDispatch() []part {
@@ -263,15 +296,51 @@ func (w rules) internal() []rule {
 // priority is put back if it carried a dispatch key, and cluster IPs that were not
 // translated are refused.
 func (w rules) filterBase() []rule {
-	restore := rule(ctNew()).with(ctDNAT()...).with(hasDispatch()...).with(
+	restore := rule(ctNew()).with(ctDNAT()...).with(hasDispatch()...).with(resetPriority()...)
+	return []rule{restore, rule(ctNew()).with(jump(chainClusterIPs))}
+}
+
+// resetPriority takes a dispatch key off the packet.
+func resetPriority() []part {
+	return []part{
 		of(&expr.Immediate{Register: firstReg, Data: word(0)}),
 		store(expr.MetaKeyPRIORITY, firstReg),
-	)
-	return []rule{restore, rule(ctNew()).with(jump(chainClusterIPs))}
+	}
+}
+
+// filterInput stops the connections of the node to itself that stop let pass in the
+// output hook. Unlike the NAT chains, it sees every packet of them.
+func (w rules) filterInput() []rule {
+	own := rule(interfaceIs(expr.MetaKeyIIFNAME, loopbackInterface)).with(ctNew()...).with(ctNotDNAT()...)
+	return []rule{own.with(jump(chainOwnServices))}
+}
+
+// ownServices and ownNodePorts look up again which Service a connection of the node
+// to itself is for. The map own-handlers has only the handlers that reject or drop.
+func (w rules) ownServices() []rule {
+	nodePort := rule{w.daddr(firstReg), in(setNodePortIPs)}
+	return []rule{
+		dispatchBy(w.service(firstReg), setServiceIPs, setOwnHandlers),
+		nodePort.with(fib(false)...).with(jump(chainOwnNodePorts)),
+		rule(hasDispatch()).with(resetPriority()...),
+	}
+}
+
+func (w rules) ownNodePorts() []rule {
+	return []rule{dispatchBy([]part{proto(firstReg), dport(firstReg + 1)}, setNodePorts, setOwnHandlers)}
+}
+
+// stop renders a chain that ends a connection by the verdict. What the node sends
+// to itself goes on to filter-input, which ends it: the kernel returns EPERM to a
+// socket whose packet is stopped in the output hook.
+func stop(verdict part) []rule {
+	own := rule(toItself()).with(resetPriority()...)
+	return []rule{own.with(returnChain()), {verdict}}
 }
 
 func (w rules) clusterIPsCheck() []rule {
 	return []rule{
+		rule(toItself()).with(returnChain()),
 		{w.daddr(firstReg), in(setClusterIPs), w.reject()},
 		{w.daddr(firstReg), in(setServiceCIDRs), drop()},
 	}
@@ -392,9 +461,7 @@ func (w rules) notInternal(l ruleset.LocalTraffic) rule {
 func (w rules) localTraffic(l ruleset.LocalTraffic, cmp func(uint32, []byte) part) []rule {
 	switch {
 	case l.Bridge != "":
-		name := make([]byte, unix.IFNAMSIZ)
-		copy(name, l.Bridge)
-		return []rule{{load(expr.MetaKeyIIFNAME, firstReg), cmp(firstReg, name)}}
+		return []rule{{load(expr.MetaKeyIIFNAME, firstReg), cmp(firstReg, interfaceName(l.Bridge))}}
 	case l.InterfacePrefix != "":
 		return []rule{{load(expr.MetaKeyIIFNAME, firstReg), cmp(firstReg, []byte(l.InterfacePrefix))}}
 	}

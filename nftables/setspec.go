@@ -65,7 +65,7 @@ func (s set) spec(f tracker.Family) spec {
 		key, data = []field{addr, proto, port}, []field{handler}
 	case setNodePorts, setInternalNodePorts:
 		key, data = []field{proto, port}, []field{handler}
-	case setHandlers, setInternalHandlers:
+	case setHandlers, setInternalHandlers, setOwnHandlers:
 		key, verdict = []field{handler}, true
 	case setEndpoints:
 		key, data = []field{handler, bucket}, []field{addr, port}

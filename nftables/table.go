@@ -28,10 +28,10 @@ type table struct {
 	services []*service
 	plain    numbers
 	sticky   numbers
-	// handlers are those that have a chain, and internal those among them that internal
-	// traffic can be sent to.
+	// handlers are those that have a chain. verdicts are the contents of the maps that lead
+	// to the chains.
 	handlers handlers
-	internal map[handler]bool
+	verdicts map[set]map[uint32]string
 	// chains is the number of rules of each handler's chain.
 	chains map[string]int
 	// unused are chains of an earlier table that could not be deleted.
@@ -87,7 +87,7 @@ func newTable(f tracker.Family, n *ruleset.Node, mark uint32) *table {
 	return &table{
 		family: f, node: n, mark: mark,
 		plain: numbers{max: maxPool}, sticky: numbers{max: maxSticky},
-		handlers: newHandlers(), internal: map[handler]bool{}, handlerSize: map[handler]int{},
+		handlers: newHandlers(), verdicts: map[set]map[uint32]string{setHandlers: {}, setInternalHandlers: {}, setOwnHandlers: {}}, handlerSize: map[handler]int{},
 		chains: map[string]int{}, prefixes: map[int]bool{}, clusterIPs: map[netip.Addr]int{},
 		hairpin: hairpin{refs: map[netip.Addr]int{}}, ranges: map[set][]addrRange{}, kept: map[set]bool{},
 	}
@@ -397,7 +397,10 @@ func (t *table) handler(h handler, w *writer) uint32 {
 	if !ok {
 		n = t.handlers.add(h)
 		t.makeChain(h, w)
-		t.addHandler(setHandlers, n, h, w)
+		t.addVerdict(setHandlers, n, h, w)
+		if h.stops() {
+			t.addVerdict(setOwnHandlers, n, h, w)
+		}
 	}
 	return n
 }
@@ -405,18 +408,20 @@ func (t *table) handler(h handler, w *writer) uint32 {
 // internalHandler is handler for internal traffic.
 func (t *table) internalHandler(h handler, w *writer) uint32 {
 	n := t.handler(h, w)
-	if !t.internal[h] {
-		t.internal[h] = true
-		t.addHandler(setInternalHandlers, n, h, w)
-	}
+	t.addVerdict(setInternalHandlers, n, h, w)
 	return n
 }
 
-// addHandler maps a handler's number to its chain.
-func (t *table) addHandler(s set, number uint32, h handler, w *writer) {
-	key := octets{}.word(dispatchKey(number, 0))
+// addVerdict has a map lead to the chain of the handler with the number.
+func (t *table) addVerdict(s set, number uint32, h handler, w *writer) {
+	key := dispatchKey(number, 0)
+	if t.verdicts[s][key] != "" {
+		return
+	}
+	t.verdicts[s][key] = h.chain()
 	t.count[s]++
-	w.adds(t.family, s).AddVerdict(key.bytes(), h.chain())
+	k := octets{}.word(key)
+	w.adds(t.family, s).AddVerdict(k.bytes(), h.chain())
 }
 
 // use counts a Service's dispatch keys in or out.

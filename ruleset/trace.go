@@ -37,7 +37,8 @@ const (
 	ActionPass Action = iota + 1
 	// ActionForward: it is sent to one of [Verdict.Endpoints].
 	ActionForward
-	// ActionReject: it is refused (ICMP port unreachable).
+	// ActionReject: it is refused (ICMP port unreachable), which a connected UDP
+	// socket gets as ECONNREFUSED. See also [Verdict].MayFailSend.
 	ActionReject
 	// ActionDrop: it is lost without an answer.
 	ActionDrop
@@ -76,6 +77,13 @@ type Verdict struct {
 	// Hash, if not [tracker.HashNone], is what alone of the connection decides which
 	// of Endpoints it is sent to, as long as they stay and nothing is remembered.
 	Hash tracker.Hash
+	// MayFailSend is true, under ActionReject and ActionDrop, if a socket on the node
+	// itself may get EPERM from sending the packet. The kernel returns EPERM for a
+	// packet that rules stop on its way out, and a packet that is not for one of the
+	// node's own addresses cannot be stopped later. It is also true for cluster IPs
+	// that are the node's own, and for sources that are not allowed: kube-proxy stops
+	// these packets on their way out, too.
+	MayFailSend bool
 
 	masquerade bool
 	from       netip.Addr
@@ -111,9 +119,11 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 	p.To = netip.AddrPortFrom(canonical(p.To.Addr()), p.To.Port())
 	toNode := slices.ContainsFunc(p.NodeAddresses, func(a netip.Addr) bool { return canonical(a) == p.To.Addr() })
 
+	fromNode := p.InInterface == ""
+
 	// 1. A Service has the very address and port.
 	if svc, f := s.Lookup(p.To, p.Protocol); f != nil && f.Kind != NodePort {
-		return s.traceFrontend(p, svc, f)
+		return s.traceFrontend(p, toNode, svc, f)
 	}
 
 	// 2. The address is one of the node's own at which NodePorts answer, and the
@@ -121,7 +131,7 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 	// cannot leave the node.
 	if toNode && s.Node.NodePorts(tracker.FamilyOf(p.To.Addr())).Allows(p.To.Addr()) {
 		if svc, f := s.nodePort(p); f != nil {
-			return s.traceFrontend(p, svc, f)
+			return s.traceFrontend(p, toNode, svc, f)
 		}
 	}
 
@@ -134,14 +144,14 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 	// 3. A cluster IP is not a host: where there is no such port, nobody else
 	// could answer, and the packet would wander off by the default route.
 	if svc := s.clusterIP(p.To.Addr()); svc != nil {
-		return Verdict{Action: ActionReject, Rule: fmt.Sprintf(
+		return Verdict{Action: ActionReject, MayFailSend: fromNode, Rule: fmt.Sprintf(
 			"%s %d is a closed port of a cluster IP (of %s)", p.Protocol, p.To.Port(), svc.Key.NamespacedName)}
 	}
 
 	// 4. The same goes for an address kept for cluster IPs that nobody has (yet):
 	// no answer, so that a client that is ahead of us tries again.
 	if containsAddr(s.Node.ServiceCIDRs, p.To.Addr()) {
-		return Verdict{Action: ActionDrop, Rule: fmt.Sprintf(
+		return Verdict{Action: ActionDrop, MayFailSend: fromNode, Rule: fmt.Sprintf(
 			"%s is in a Service CIDR, but is no Service's cluster IP", p.To.Addr())}
 	}
 
@@ -150,16 +160,18 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 }
 
 // traceFrontend says what must become of a packet that is for frontend f of svc.
-func (s *Snapshot) traceFrontend(p Packet, svc *Service, f *Frontend) Verdict {
+// toNode reports whether its destination is one of the node's own addresses.
+func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Frontend) Verdict {
 	v := Verdict{Service: svc, Frontend: f, from: p.From}
 	if p.InInterface != "" {
 		v.here = p.NodeAddresses
 	}
 	name := fmt.Sprintf("%s of %s", f.Kind, svc.Key)
+	fromNode := p.InInterface == ""
 
 	// 1. Whoever may not connect learns nothing, not even that nobody is there.
 	if !f.Admits(p.From) {
-		v.Action = ActionDrop
+		v.Action, v.MayFailSend = ActionDrop, fromNode
 		v.Rule = fmt.Sprintf("%s is not among the source ranges of the %s", p.From, name)
 		return v
 	}
@@ -167,7 +179,6 @@ func (s *Snapshot) traceFrontend(p Packet, svc *Service, f *Frontend) Verdict {
 	// 2. Where did it start? A pod's packet is told by the source address or by
 	// the interface, as configured; the node's own comes in by no interface.
 	fromPod := s.Node.LocalTraffic.Recognises(p.From, p.InInterface)
-	fromNode := p.InInterface == ""
 
 	// 3. Under externalTrafficPolicy Local, pods and the node itself may use
 	// every endpoint; others only those on this node.
@@ -178,6 +189,7 @@ func (s *Snapshot) traceFrontend(p Packet, svc *Service, f *Frontend) Verdict {
 			whom = ", used from this node or one of its pods"
 		}
 	}
+	mayFailSend := fromNode && (!toNode || f.Kind == ClusterIP)
 	switch target {
 	case ToCluster, ToLocal:
 		v.Action = ActionForward
@@ -185,11 +197,11 @@ func (s *Snapshot) traceFrontend(p Packet, svc *Service, f *Frontend) Verdict {
 		v.Affinity = svc.Port.Affinity
 		v.Hash = svc.Hash()
 	case Reject:
-		v.Action = ActionReject
+		v.Action, v.MayFailSend = ActionReject, mayFailSend
 		v.Rule = fmt.Sprintf("%s%s has no endpoints on any node", name, whom)
 		return v
 	case Drop:
-		v.Action = ActionDrop
+		v.Action, v.MayFailSend = ActionDrop, mayFailSend
 		v.Rule = fmt.Sprintf("%s%s has endpoints, but none this node may use", name, whom)
 		return v
 	}

@@ -146,6 +146,51 @@ func TestTrace(t *testing.T) {
 	}
 }
 
+// TestTraceMayFailSend looks at where a socket on the node may get EPERM: not where
+// its packet is for the node itself, but for what kube-proxy stops on its way out.
+func TestTraceMayFailSend(t *testing.T) {
+	node := tracker.NodeInfo{Name: "n1", Addresses: addrs("192.168.0.1")}
+	tr, e := world(t, Config{ServiceCIDRs: prefixes("172.30.0.0/16")}, node)
+	tr.SetService(service("empty", "172.30.0.1", func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Spec.Ports[0].NodePort = 30001
+		s.Spec.ExternalIPs = []string{"198.51.100.1"}
+		s.Spec.LoadBalancerSourceRanges = []string{"192.168.0.1/32"}
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}}
+	}))
+	s := e.Snapshot()
+	for _, c := range []struct {
+		from, to string
+		own      []netip.Addr // addresses of the node besides its primary one
+		action   Action
+		may      bool
+	}{
+		{"192.168.0.1", "192.168.0.1:30001", nil, ActionReject, false},
+		{"192.168.0.1", "10.0.0.1:30001", addrs("10.0.0.1"), ActionReject, false},
+		{"192.168.0.1", "203.0.113.1:80", nil, ActionReject, true},
+		{"192.168.0.1", "203.0.113.1:80", addrs("203.0.113.1"), ActionReject, false},
+		{"10.0.0.1", "203.0.113.1:80", addrs("203.0.113.1", "10.0.0.1"), ActionDrop, true},
+		{"192.168.0.1", "198.51.100.1:80", nil, ActionReject, true},
+		{"192.168.0.1", "198.51.100.1:80", addrs("198.51.100.1"), ActionReject, false},
+		{"192.168.0.1", "172.30.0.1:80", nil, ActionReject, true},
+		{"192.168.0.1", "172.30.0.1:80", addrs("172.30.0.1"), ActionReject, true},
+		{"192.168.0.1", "172.30.0.1:81", nil, ActionReject, true},
+		{"192.168.0.1", "172.30.9.9:80", nil, ActionDrop, true},
+		{"192.168.0.1", "192.168.0.1:22", nil, ActionPass, false},
+		{"192.168.0.1", "8.8.8.8:53", nil, ActionPass, false},
+	} {
+		p := Packet{From: addrs(c.from)[0], Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort(c.to),
+			NodeAddresses: append(addrs("192.168.0.1"), c.own...)}
+		if v := s.Trace(p); v.Action != c.action || v.MayFailSend != c.may {
+			t.Errorf("%s to %s, own %v: %v, may fail %v (%s)", c.from, c.to, c.own, v.Action, v.MayFailSend, v.Rule)
+		}
+		p.InInterface = "eth0"
+		if v := s.Trace(p); v.MayFailSend {
+			t.Errorf("%s to %s from elsewhere: sending may fail", c.from, c.to)
+		}
+	}
+}
+
 // A packet of a pod's is told by its interface, if so configured.
 func TestTraceLocalTraffic(t *testing.T) {
 	for _, c := range []struct {

@@ -2,11 +2,15 @@ package netlab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Start starts cmd inside the namespace. It is to be waited for as usual.
@@ -79,4 +83,25 @@ func (h *Host) Dial(ctx context.Context, network, laddr, raddr string) (conn net
 		return err
 	})
 	return conn, err
+}
+
+// RefusedUDP sends a few packets to the address, which must be literal, from one
+// connected UDP socket inside the namespace. It returns an error unless each of them
+// can be sent and is refused (ECONNREFUSED) within the time.
+func (h *Host) RefusedUDP(to string, wait time.Duration) error {
+	c, err := h.Dial(context.Background(), "udp", "", to)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(wait))
+	for range 3 {
+		if _, err := c.Write([]byte("hello")); err != nil {
+			return fmt.Errorf("%s: sending to %s: %w", h.Name, to, err)
+		}
+		if n, err := c.Read(make([]byte, 64)); !errors.Is(err, unix.ECONNREFUSED) {
+			return fmt.Errorf("%s: reading from %s: %d bytes and %v, want %v", h.Name, to, n, err, unix.ECONNREFUSED)
+		}
+	}
+	return nil
 }

@@ -144,6 +144,9 @@ func brokenBackends() []broken {
 			},
 			world: "node port at primary addresses", complaint: `reached .*must be let pass`,
 		}, {
+			name: "stops the node's own packets to itself on their way out", faults: faults{stopsOwn: true},
+			world: "no endpoints", complaint: `refused, sending failed with EPERM, must be refused: node port`,
+		}, {
 			name: "lets closed ports pass", faults: faults{noClosedPorts: true, noUnallocated: true},
 			world: "closed ports", complaint: `no answer, must be refused`,
 		}, {

@@ -98,7 +98,7 @@ func (w *World) checkFor(f Feature, rows ...row) {
 func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) error {
 	to := r.to.at(f)
 	v := s.Trace(ruleset.Packet{
-		From: from.addr(f), InInterface: from.in, Protocol: r.proto, To: to, NodeAddresses: nodeAddresses(f),
+		From: from.addr(f), InInterface: from.in, Protocol: r.proto, To: to, NodeAddresses: w.net.nodeAddresses(f),
 	})
 	if got := w.describe(v, f); got != sortWords(r.want) {
 		return fmt.Errorf("the oracle says %q (%s), this world %q: one of them is wrong", got, v.Rule, r.want)
@@ -107,13 +107,14 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	complain := func(o outcome, want string) error {
 		return fmt.Errorf("%s, must %s: %s", o, want, v.Rule)
 	}
+	wrongError := func(o outcome) bool { return o.notSent && !v.MayFailSend && w.does(LocalErrors) }
 	switch v.Action {
 	case ruleset.ActionReject:
-		if o := from.probe(ctx, r.proto, to, patience); o.kind != refused {
+		if o := from.probe(ctx, r.proto, to, patience); o.kind != refused || wrongError(o) {
 			return complain(o, "be refused")
 		}
 	case ruleset.ActionDrop:
-		if o := from.probe(ctx, r.proto, to, silence); o.kind != silent {
+		if o := from.probe(ctx, r.proto, to, silence); o.kind != silent || wrongError(o) {
 			return complain(o, "get no answer")
 		}
 	case ruleset.ActionPass:
@@ -203,7 +204,7 @@ func (w *World) permitted(o outcome, from netip.Addr, v ruleset.Verdict) (*track
 	ep := v.Endpoints[i]
 	_, never := w.options.Skip[SourceAddress]
 	if never || v.MasqueradeTo(ep) {
-		if !slices.Contains(nodeAddresses(tracker.FamilyOf(from)), o.source) {
+		if !slices.Contains(w.net.nodeAddresses(tracker.FamilyOf(from)), o.source) {
 			return nil, fmt.Errorf("%s, which must be masqueraded to an address of the node", o)
 		}
 	} else if o.source != from {
@@ -223,7 +224,7 @@ func counts(seen map[netip.AddrPort]int) string {
 // unhandled is what becomes of a packet that no Service has anything to do with.
 func (w *World) unhandled(from host, to netip.AddrPort) outcome {
 	f := tracker.FamilyOf(to.Addr())
-	if slices.Contains(nodeAddresses(f), to.Addr()) {
+	if slices.Contains(w.net.nodeAddresses(f), to.Addr()) {
 		if to.Port() == nodePortOwn {
 			return outcome{kind: reached, server: to, source: from.addr(f)}
 		}

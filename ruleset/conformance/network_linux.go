@@ -64,9 +64,32 @@ func secondary(f tracker.Family) netip.Addr { return pick(f, "198.51.100.1", "20
 func gateway(f tracker.Family) netip.Addr   { return pick(f, "10.244.1.1", "fd00:10:244:1::1") }
 func loopback(f tracker.Family) netip.Addr  { return pick(f, "127.0.0.1", "::1") }
 
-// nodeAddresses is everything that the node's kernel calls local.
+// nodeAddresses is everything that the node's kernel calls local in a world without
+// addresses of its own.
 func nodeAddresses(f tracker.Family) []netip.Addr {
 	return []netip.Addr{primary(f), secondary(f), gateway(f), loopback(f)}
+}
+
+// nodeAddresses is everything that the node's kernel calls local.
+func (n *network) nodeAddresses(f tracker.Family) []netip.Addr {
+	out := nodeAddresses(f)
+	for _, t := range n.bound {
+		out = append(out, t.at(f).Addr())
+	}
+	return out
+}
+
+// bind gives the node further addresses.
+func (n *network) bind(tb testing.TB, families []tracker.Family, addresses []target) {
+	tb.Helper()
+	n.bound = addresses
+	for _, f := range families {
+		for _, t := range addresses {
+			if err := n.node.AddAddr("lo", single(t.at(f).Addr())); err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
 }
 
 // clientAddr returns the address of the n-th client, from 1.
@@ -140,6 +163,8 @@ type network struct {
 	node  *netlab.Host
 	hosts map[string]host
 	pods  []pod
+	// bound is further addresses of the node.
+	bound []target
 }
 
 // newNetwork builds the network, with so many clients and remote pods, and with

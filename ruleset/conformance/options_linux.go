@@ -111,6 +111,10 @@ const (
 	// RefuseBySource: refusing connections from the sources that may connect, where
 	// a Service has no endpoints, while others get no answer.
 	RefuseBySource Feature = "refuse by source"
+	// LocalErrors: sockets on the node itself that send to one of its own addresses
+	// get ECONNREFUSED, and not EPERM, where the packet is refused, and no error where
+	// it is dropped (see [ruleset.Verdict].MayFailSend). No world is skipped for it.
+	LocalErrors Feature = "local errors"
 )
 
 // validate says what is wrong with the options.

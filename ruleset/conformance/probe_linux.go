@@ -34,6 +34,8 @@ type outcome struct {
 	// if reached.
 	server netip.AddrPort
 	source netip.Addr
+	// notSent: sending failed with EPERM.
+	notSent bool
 	// err says more of what failed.
 	err error
 }
@@ -53,6 +55,9 @@ func (o outcome) String() string {
 		return fmt.Sprintf("reached %s with source %s", o.server, o.source)
 	case failed:
 		return fmt.Sprintf("failed: %v", o.err)
+	}
+	if o.notSent {
+		return string(o.kind) + ", sending failed with EPERM"
 	}
 	return string(o.kind)
 }
@@ -76,9 +81,9 @@ func (h host) probe(ctx context.Context, proto v1.Protocol, to netip.AddrPort, w
 	case err == nil:
 		return parseGreeting(text)
 	case errors.Is(err, unix.ECONNREFUSED):
-		return outcome{kind: refused}
+		return outcome{kind: refused, notSent: errors.Is(err, unix.EPERM)}
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
-		return outcome{kind: silent, err: err}
+		return outcome{kind: silent, notSent: errors.Is(err, unix.EPERM), err: err}
 	}
 	return outcome{kind: failed, err: err}
 }
@@ -170,9 +175,18 @@ func (h host) probeUDP(ctx context.Context, to netip.AddrPort) (string, error) {
 		return "", err
 	}
 	defer c.Close()
-	return ask(ctx, c.(packetConn), []byte("hello\n"), func(b []byte) (string, bool) {
-		return strings.TrimSpace(string(b)), true
-	})
+	var text string
+	// A socket that is refused may try again: address translation sees only the first
+	// packet of a flow, and the others must be refused as well.
+	for range 3 {
+		text, err = ask(ctx, c.(packetConn), []byte("hello\n"), func(b []byte) (string, bool) {
+			return strings.TrimSpace(string(b)), true
+		})
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			break
+		}
+	}
+	return text, err
 }
 
 // packetConn is a connected socket. Only ReadFrom takes the IP header off what a
@@ -182,21 +196,23 @@ type packetConn interface {
 	net.PacketConn
 }
 
-// ask sends one packet and returns the first answer that is one.
+// ask sends one packet and returns the first answer that is one. If sending failed
+// with EPERM, the error wraps that as well as what the socket reported next.
 func ask(ctx context.Context, c packetConn, packet []byte, isAnswer func([]byte) (string, bool)) (string, error) {
 	if deadline, ok := ctx.Deadline(); ok {
 		c.SetDeadline(deadline)
 	}
-	// EPERM is how a sender on the node itself learns that its packet was dropped.
-	// If it was refused rather, that can be read next.
-	if _, err := c.Write(packet); err != nil && !errors.Is(err, unix.EPERM) {
-		return "", err
+	// A sender on the node itself may get EPERM for a packet that was dropped. If it
+	// was refused, the socket reports that next.
+	_, notSent := c.Write(packet)
+	if notSent != nil && !errors.Is(notSent, unix.EPERM) {
+		return "", notSent
 	}
 	buf := make([]byte, 1500)
 	for {
 		n, _, err := c.ReadFrom(buf)
 		if err != nil {
-			return "", err
+			return "", errors.Join(err, notSent)
 		}
 		if text, ok := isAnswer(buf[:n]); ok {
 			return text, nil

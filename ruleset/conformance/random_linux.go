@@ -351,7 +351,7 @@ func (w *randomWorld) packets(world *World) []packet {
 // trace returns what must become of a connection.
 func (w *World) trace(s *ruleset.Snapshot, p packet) ruleset.Verdict {
 	from := w.net.hosts[p.from]
-	return s.Trace(ruleset.Packet{From: from.addr(p.f), InInterface: from.in, Protocol: p.row.proto, To: p.row.to.at(p.f), NodeAddresses: nodeAddresses(p.f)})
+	return s.Trace(ruleset.Packet{From: from.addr(p.f), InInterface: from.in, Protocol: p.row.proto, To: p.row.to.at(p.f), NodeAddresses: w.net.nodeAddresses(p.f)})
 }
 
 // judgeAll tries connections. Those that are for the same Service are tried one

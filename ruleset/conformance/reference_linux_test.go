@@ -31,6 +31,8 @@ type reference struct {
 // faults is what a broken reference does wrong, by itself; see also broken.
 type faults struct {
 	noHairpin, noClosedPorts, noUnallocated, uneven bool
+	// stopsOwn stops what the node sends to its own addresses on its way out.
+	stopsOwn bool
 	// refuseUnknown refuses whatever is not known in place of dropping it.
 	refuseUnknown bool
 	// forgetful makes everything afresh on every change.
@@ -252,11 +254,16 @@ func (r *reference) frontend(s *script, svc *ruleset.Service, f *ruleset.Fronten
 				if target == ruleset.Reject {
 					verdict = "reject"
 				}
-				chains := []string{"filter_fwd", "filter_in"}
 				if fromNode {
-					chains = []string{"filter_out"}
+					// What the node sends to itself comes by filter_in.
+					leaves := "fib daddr type != local"
+					if r.faults.stopsOwn {
+						leaves = ""
+					}
+					s.add("filter_out", "%s %s %s ct state new %s", match, who, leaves, verdict)
+					break
 				}
-				for _, chain := range chains {
+				for _, chain := range []string{"filter_fwd", "filter_in"} {
 					s.add(chain, "%s %s ct state new %s", match, who, verdict)
 				}
 			}

@@ -27,7 +27,7 @@ func (n *network) serve(tb testing.TB, families []tracker.Family) {
 				serveUDP(tb, p.ns, netip.AddrPortFrom(p.addr(f), port))
 			}
 		}
-		for _, a := range nodeAddresses(f) {
+		for _, a := range n.nodeAddresses(f) {
 			serveTCP(tb, n.node, netip.AddrPortFrom(a, nodePortOwn))
 			serveUDP(tb, n.node, netip.AddrPortFrom(a, nodePortOwn))
 		}

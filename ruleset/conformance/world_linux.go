@@ -43,6 +43,8 @@ type config struct {
 	sctp              bool
 	masqueradeAll     bool
 	nodePortAddresses []string
+	// bound is further addresses of the node; the ports do not matter.
+	bound []target
 	// localTraffic is nil for the local pods' CIDR.
 	localTraffic *ruleset.LocalTraffic
 }
@@ -70,6 +72,7 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 		tb.Fatal(err)
 	}
 	n := newNetwork(tb, families, c.clients, c.remotePods, c.bridge)
+	n.bind(tb, families, c.bound)
 	n.serve(tb, families)
 	if c.sctp {
 		n.serveSCTP(tb, families)

@@ -36,7 +36,7 @@ func clusterIPWorlds() []world {
 				service{name: "web", number: 1, kind: "NodePort",
 					ports:     []port{{name: "sctp", protocol: sctp, nodePort: 30080}},
 					endpoints: on("pod1", "remote1")},
-				service{name: "empty", number: 2, ports: []port{{protocol: sctp}}})
+				service{name: "empty", number: 2, kind: "NodePort", ports: []port{{protocol: sctp, nodePort: 30081}}})
 			w.Sync()
 			w.check(
 				row{"client1 remote2 node", sctp, clusterIP(1, 80), "pod1* remote1*"},
@@ -44,6 +44,7 @@ func clusterIPWorlds() []world {
 				row{"pod1", sctp, clusterIP(1, 80), "pod1* remote1"},
 				row{"client1 pod3 node", sctp, atPrimary(30080), "pod1* remote1*"},
 				row{"client1 pod3 node", sctp, clusterIP(2, 80), "reject"},
+				row{"client1 pod3 node", sctp, atPrimary(30081), "reject"},
 			)
 			w.change("web", func(s *service) { s.endpoints = on("remote1") })
 			w.Sync()
@@ -114,6 +115,8 @@ func clusterIPWorlds() []world {
 					row{from: everyone, to: externalIP(1, 80), want: want},
 					row{from: everyone, to: loadBalancerIP(1, 80), want: want},
 					row{from: everyone, to: atPrimary(30080), want: want},
+					row{from: everyone, to: atSecondary(30080), want: want},
+					row{from: everyone, to: atGateway(30080), want: want},
 				)
 			}
 			w.Sync()

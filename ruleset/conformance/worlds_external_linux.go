@@ -22,6 +22,27 @@ func externalWorlds() []world {
 			)...)
 		}},
 
+		{name: "external and load-balancer IPs of the node", config: config{bound: []target{externalIP(1, 80), loadBalancerIP(1, 80)}},
+			run: func(w *World) {
+				web := service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(0), externalIPs: true, loadBalancerIPs: true}
+				w.set(web)
+				w.Sync()
+				for _, to := range []target{externalIP(1, 80), loadBalancerIP(1, 80)} {
+					w.check(overUDP(row{from: everyone, to: to, want: "reject"})...)
+				}
+				// Only some may connect.
+				w.change("web", func(s *service) { s.sources = []string{"192.0.2.0/24", "2001:db8:1::/64"} })
+				w.Sync()
+				w.checkFor(RefuseBySource, overUDP(
+					row{from: "client1 node", to: loadBalancerIP(1, 80), want: "reject"},
+					row{from: "pod1 remote3", to: loadBalancerIP(1, 80), want: "drop"})...)
+				w.change("web", func(s *service) { s.sources, s.endpoints = nil, on("pod1", "remote1") })
+				w.Sync()
+				for _, to := range []target{externalIP(1, 80), loadBalancerIP(1, 80)} {
+					w.check(overUDP(row{from: everyone, to: to, want: "pod1* remote1*"})...)
+				}
+			}},
+
 		{name: "external IP of two services", run: func(w *World) {
 			// Different ports of one address, then the same port.
 			w.set(
