@@ -14,10 +14,10 @@ import (
 type kernelTables struct {
 	name     string
 	families map[tracker.Family]*kernelTable
-	// exist and hooked report whether one of the tables exists, and is hooked. handle is the
-	// largest of the tables' handles.
-	exist, hooked bool
-	handle        uint64
+	// exist and hooked report whether one of the tables exists, and is hooked, and sound
+	// whether all that exist are. handle is the largest of the tables' handles.
+	exist, hooked, sound bool
+	handle               uint64
 }
 
 // kernelTable is a table in the kernel that an earlier process left, or this one before a
@@ -45,14 +45,15 @@ type kernelTable struct {
 
 // inspectAll inspects the tables of a name in all families.
 func (b *Backend) inspectAll(name string) (*kernelTables, error) {
-	out := &kernelTables{name: name, families: map[tracker.Family]*kernelTable{}}
+	out := &kernelTables{name: name, sound: true, families: map[tracker.Family]*kernelTable{}}
 	for _, f := range b.config.Families {
 		k, err := b.inspect(name, f)
 		if err != nil {
 			return nil, fmt.Errorf("read table: %w", err)
 		}
 		out.families[f] = k
-		out.exist, out.hooked, out.handle = out.exist || k.exists, out.hooked || k.hooked, max(out.handle, k.handle)
+		out.exist, out.hooked = out.exist || k.exists, out.hooked || k.hooked
+		out.sound, out.handle = out.sound && (k.sound || !k.exists), max(out.handle, k.handle)
 	}
 	return out, nil
 }

@@ -44,8 +44,9 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	return partial(failed)
 }
 
-// replaceOnce finds the tables in use, deletes the others, and rewrites those in use in
-// place or, if that takes too large a transaction, swaps in the others.
+// replaceOnce finds the tables in use and deletes those of the other name. It rewrites the
+// tables in use in place or, if that takes too large a transaction or they are not sound,
+// swaps in tables of the other name.
 func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
 	old, err := b.inspectAll(b.config.Table)
 	if err != nil {
@@ -64,11 +65,30 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 	if err := b.deleteTables(other); err != nil {
 		return nil, err
 	}
-	failed, err := b.rewrite(ctx, d, old)
-	if errors.Is(err, nlbatch.ErrTooLarge) && old.exist {
-		if failed, err = b.swapIn(ctx, d, old, other.name); err == nil {
-			err = b.deleteTables(old)
+	if old.sound {
+		failed, err := b.rewrite(ctx, d, old)
+		if errors.Is(err, nlbatch.ErrTooLarge) && old.exist {
+			failed, err = b.swap(ctx, d, old, other.name)
 		}
+		return failed, err
+	}
+	// A packet that meets the transaction that deletes a table and creates it again can miss
+	// both. So other tables serve while these are made again.
+	failed, err := b.swap(ctx, d, old, other.name)
+	if err != nil || b.name == b.config.Table {
+		return failed, err
+	}
+	if other, err = b.inspectAll(other.name); err != nil {
+		return nil, err
+	}
+	return b.swap(ctx, d, other, b.config.Table)
+}
+
+// swap swaps in tables of another name and deletes the old ones.
+func (b *Backend) swap(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
+	failed, err := b.swapIn(ctx, d, old, name)
+	if err == nil {
+		err = b.deleteTables(old)
 	}
 	return failed, err
 }
@@ -272,25 +292,21 @@ func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTabl
 
 // clear empties a table that exists, except for what is kept, or creates it.
 func (b *Backend) clear(t *table, k *kernelTable) {
-	switch {
-	case !k.exists:
+	if !k.exists {
 		b.writer.newTable(t.family, 0)
-	case !k.sound:
-		b.writer.deleteTable(t.family)
-		b.writer.newTable(t.family, 0)
-	default:
-		// Chains stay: kernels before 6.2 cannot delete one in the transaction that deletes
-		// what refers to it.
-		b.writer.deleteRules(t.family)
-		kept := map[string]bool{}
-		for s := range firstAllowed {
-			kept[s.name()] = t.kept[s]
-		}
-		for name, s := range k.sets {
-			// Anonymous sets go with the foreign rules that they belong to.
-			if !kept[name] && s.flags&unix.NFT_SET_ANONYMOUS == 0 {
-				b.writer.deleteSet(t.family, name)
-			}
+		return
+	}
+	// Chains stay: kernels before 6.2 cannot delete one in the transaction that deletes what
+	// refers to it.
+	b.writer.deleteRules(t.family)
+	kept := map[string]bool{}
+	for s := range firstAllowed {
+		kept[s.name()] = t.kept[s]
+	}
+	for name, s := range k.sets {
+		// Anonymous sets go with the foreign rules that they belong to.
+		if !kept[name] && s.flags&unix.NFT_SET_ANONYMOUS == 0 {
+			b.writer.deleteSet(t.family, name)
 		}
 	}
 }
@@ -298,9 +314,6 @@ func (b *Backend) clear(t *table, k *kernelTable) {
 // deleteUnused deletes the chains of an earlier table that this one does not use. If that
 // fails they stay, which does no harm because nothing goes to them.
 func (b *Backend) deleteUnused(t *table, k *kernelTable) {
-	if !k.sound {
-		return
-	}
 	used := t.expectedRules()
 	w := newWriter(b.name)
 	unused := map[string]bool{}
@@ -318,7 +331,7 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 }
 
 // swapIn writes tables of another name, which no packet meets, in several transactions, and
-// then has packets meet them as well as the tables in use, which the caller deletes. The
+// then has packets meet them as well as the old tables, which the caller deletes. The
 // kernel's memory of clients that connect for the first time while swapIn copies it is lost.
 func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
 	b.begin(name, d, old, true, func(t *table, _ *kernelTable) {
