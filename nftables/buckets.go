@@ -9,13 +9,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// distribution is how a pool's buckets are shared among its endpoints. The zero value is
-// one bucket each.
+// distribution is how a pool's endpoints share its buckets. The zero value is one bucket each.
 type distribution struct {
-	// weighted: by their weights.
+	// weighted gives each endpoint buckets by its weight.
 	weighted bool
-	// size, if not 0, is that of the table that the buckets are those of, which a hash
-	// leads to. Weights are part of it.
+	// size, if not 0, is the number of buckets of a Maglev table, which takes weights into
+	// account itself.
 	size int
 }
 
@@ -38,8 +37,7 @@ func bucketsOf(s *ruleset.Service, t ruleset.Target) int {
 	return len(pool)
 }
 
-// handlerBuckets returns the number of buckets that are drawn from, or of those that a
-// hash leads to.
+// handlerBuckets returns the number of buckets that a handler chooses from.
 func handlerBuckets(s *ruleset.Service, t ruleset.Target) int {
 	if size := s.HashSlots(t); size != 0 {
 		return size
@@ -47,13 +45,12 @@ func handlerBuckets(s *ruleset.Service, t ruleset.Target) int {
 	return bucketsFor(bucketsOf(s, t))
 }
 
-// maxNumberedEndpoints is how many endpoints a pool can have whose buckets are not
-// distribution evenly. Half of the numbers are left for those that take their places.
+// maxNumberedEndpoints is how many endpoints a pool can have whose endpoints may have several
+// buckets. Half of the numbers are left for endpoints that take their places.
 const maxNumberedEndpoints = 1<<15 - 1
 
-// set replaces the pool's endpoints, given as a list that was old, and how the
-// buckets are shared. hashed makes the table, if there is to be one. Slots change
-// as little as that allows.
+// set replaces the pool's endpoints old by list and sets how they share the buckets. hashed
+// returns the Maglev table, if there is to be one. As few buckets as possible change.
 func (p *pool) set(old, list []*tracker.Endpoint, how distribution, hashed func() *maglev.Table, c *poolChange) {
 	plain := distribution{}
 	if p.distribution == plain && how == plain {
@@ -62,7 +59,7 @@ func (p *pool) set(old, list []*tracker.Endpoint, how distribution, hashed func(
 		return
 	}
 	if a, b := differing(old, list); p.distribution == how && len(a)+len(b) == 0 {
-		c.none(p.size())
+		c.reset(p.size())
 		return
 	}
 	before := p.table
@@ -92,11 +89,6 @@ func (p *pool) set(old, list []*tracker.Endpoint, how distribution, hashed func(
 	}
 }
 
-// none notes that nothing changed.
-func (c *poolChange) none(buckets int) {
-	*c = poolChange{before: buckets, buckets: c.buckets[:0], gone: c.gone[:0], come: c.come[:0]}
-}
-
 // giveNumbers gives numbers to endpoints that have none.
 func (p *pool) giveNumbers() {
 	if p.numbered {
@@ -116,7 +108,7 @@ func (p *pool) size() int {
 	return len(p.buckets)
 }
 
-// member returns the number of the endpoint that has the bucket.
+// member returns the number of a bucket's endpoint.
 func (p *pool) member(bucket int) uint16 {
 	if p.table != nil {
 		return p.table[bucket]
@@ -154,8 +146,8 @@ func (p *pool) distributeBy(t *maglev.Table, list []*tracker.Endpoint) []uint16 
 	return out
 }
 
-// allot returns which endpoint each bucket is of if each has as many as its share
-// says. As few buckets as possible differ from before.
+// allot returns the number of each bucket's endpoint if each endpoint has its share of the
+// buckets. As few buckets as possible differ from before.
 func allot(before, members []uint16, shares []int) []uint16 {
 	want := make(map[uint16]int, len(members))
 	for i, n := range members {

@@ -4,6 +4,7 @@ package nftables
 
 import (
 	"encoding/binary"
+	"errors"
 	"hash/fnv"
 	"net/netip"
 
@@ -98,7 +99,10 @@ func readTable(conn *nlbatch.Conn, name string, f tracker.Family) (head kernelHe
 		head = kernelHead{exists: true, flags: a.number(unix.NFTA_TABLE_FLAGS), handle: nfnl.Uint64(a[tableAttrHandle])}
 		return nil
 	})
-	return head, ignore(err, unix.ENOENT)
+	if errors.Is(err, unix.ENOENT) {
+		return kernelHead{}, nil
+	}
+	return head, err
 }
 
 // dump calls fn with each of the table's objects of one type. tableAttr is the attribute by

@@ -9,18 +9,17 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// handler is how a connection is handled once its frontend is known, apart from
-// the pool it is sent to. The frontends of many Services share one, and each has
-// one chain.
+// handler is how a connection is handled once its frontend is known, apart from the pool
+// that it is sent to. Frontends of many Services share a handler. Each has a chain.
 type handler struct {
 	handling handling
-	// firewall: only allowed sources may connect.
+	// firewall lets only allowed sources connect.
 	firewall bool
-	// buckets is the number of buckets to draw from, 0 where handling needs no pool.
+	// buckets is the number of buckets to choose from, 0 where handling needs no pool.
 	buckets int
-	// affinity is the sticky pools' timeout, or 0.
+	// affinity is the timeout of sticky pools, or 0.
 	affinity time.Duration
-	// hash is from what of a connection its bucket follows.
+	// hash is the part of a connection that its bucket follows from.
 	hash tracker.Hash
 }
 
@@ -29,172 +28,170 @@ type handling uint8
 
 const (
 	handleDirect         handling = iota // nothing
-	handleNotPods                        // masquerade, unless from a pod of this node
+	handleNotPods                        // masquerade unless a pod of this node connects
 	handleAlways                         // masquerade
-	handleInternal                       // a pod of this node, or the node, goes the internal way; others to the pool
-	handleInternalOrDrop                 // … and others are dropped
+	handleInternal                       // internal traffic has a handler of its own, other traffic goes to the pool
+	handleInternalOrDrop                 // … or is dropped
 	handleReject
 	handleDrop
 )
 
 // handlerOf returns the handler of a frontend of the Service.
 func handlerOf(s *ruleset.Service, f *ruleset.Frontend) handler {
-	c := handler{firewall: len(f.Sources) != 0}
+	var h handler
 	if f.Target == ruleset.ToCluster || f.Target == ruleset.ToLocal {
-		c.buckets, c.affinity, c.hash = handlerBuckets(s, f.Target), s.Port.Affinity, s.Hash()
+		h = poolHandler(s, f.Target)
 	}
+	h.firewall = len(f.Sources) != 0
 	switch {
 	case f.Target == ruleset.Reject:
-		c.handling = handleReject
+		h.handling = handleReject
 	case f.Target == ruleset.Drop && f.Near == ruleset.ToCluster:
-		c.handling = handleInternalOrDrop
+		h.handling = handleInternalOrDrop
 	case f.Target == ruleset.Drop:
-		c.handling = handleDrop
+		h.handling = handleDrop
 	case f.Masquerade == ruleset.MasqueradeAlways:
-		c.handling = handleAlways
+		h.handling = handleAlways
 	case f.Masquerade == ruleset.MasqueradeNotPods:
-		c.handling = handleNotPods
+		h.handling = handleNotPods
 	case f.Masquerade == ruleset.MasqueradeNode:
-		c.handling = handleInternal
+		h.handling = handleInternal
 	}
-	return c
+	return h
 }
 
-// internalHandlerOf returns the handler of internal traffic to the frontend, and whether that
-// is handled apart.
+// internalHandlerOf returns the handler of internal traffic to the frontend, and whether it
+// has one of its own.
 func internalHandlerOf(s *ruleset.Service, f *ruleset.Frontend) (handler, bool) {
 	if !f.ShortCircuit() || f.Near != ruleset.ToCluster {
 		return handler{}, false
 	}
-	return handler{buckets: handlerBuckets(s, ruleset.ToCluster), affinity: s.Port.Affinity, hash: s.Hash()}, true
+	return poolHandler(s, ruleset.ToCluster), true
 }
 
-// maxPlainHandlers is how many handlers without affinity there can be: eight for
-// each of the 80 numbers of buckets that bucketsFor gives for up to 1,048,576
-// endpoints and for each of the 9 sizes of a table with each of 2 hashes, and six
-// without a pool. Room is kept for all of them: affinity
-// timeouts are for users to choose, and whoever chooses very many must not leave
-// others' Services without a handler. maxStickyHandlers is how many with affinity
-// there can be.
-const (
-	maxPlainHandlers  = 8*(80+2*9) + 6
-	maxStickyHandlers = maxHandler - maxPlainHandlers
-)
-
-// handlers numbers the handlers that have a chain, from 1. None is given back before
-// the table is written anew.
-type handlers struct {
-	number map[handler]uint32
-	// uses is by number, behind one that none has.
-	uses []handlerUses
-	// sticky is how many have affinity, and used how many of these any dispatch keys.
-	sticky, used int
+// poolHandler returns the handler that only sends to the Service's pool for a target.
+func poolHandler(s *ruleset.Service, t ruleset.Target) handler {
+	return handler{buckets: handlerBuckets(s, t), affinity: s.Port.Affinity, hash: s.Hash()}
 }
 
-// handlerUses is how many dispatch keys there are of a handler, if it has affinity.
-type handlerUses struct {
-	sticky bool
-	n      int
+// direct returns the handler that only sends to the pool.
+func (h handler) direct() handler {
+	h.handling, h.firewall = handleDirect, false
+	return h
 }
 
-func newHandlers() handlers {
-	return handlers{number: map[handler]uint32{}, uses: make([]handlerUses, 1)}
+// unguarded returns the handler without its firewall.
+func (h handler) unguarded() handler {
+	h.firewall = false
+	return h
 }
 
-// room reports whether there is room for more handlers.
-func (c *handlers) room(more []handler) bool {
-	plain, sticky := len(c.number)-c.sticky, c.sticky
-	for _, m := range more {
-		if m.affinity != 0 {
-			sticky++
-		} else {
-			plain++
-		}
-	}
-	return plain <= maxPlainHandlers && (sticky <= maxStickyHandlers || sticky == c.sticky)
-}
+// stops reports whether the handler ends all connections.
+func (h handler) stops() bool { return h.handling == handleReject || h.handling == handleDrop }
 
-// wasted reports whether many of the handlers with affinity have no dispatch keys any
-// more.
-func (c *handlers) wasted() bool { return c.sticky-c.used >= maxStickyHandlers/8 }
-
-// add numbers a handler.
-func (c *handlers) add(k handler) uint32 {
-	c.uses = append(c.uses, handlerUses{sticky: k.affinity != 0})
-	if k.affinity != 0 {
-		c.sticky++
-	}
-	n := uint32(len(c.number) + 1)
-	c.number[k] = n
-	return n
-}
-
-// use changes by how many the dispatch keys of a dispatch key's handler are; 0 is none.
-func (c *handlers) use(dispatchKey uint32, by int) {
-	u := &c.uses[dispatchKey&^dispatchMark>>handlerShift]
-	if !u.sticky {
-		return
-	}
-	if u.n == 0 {
-		c.used++
-	}
-	if u.n += by; u.n == 0 {
-		c.used--
-	}
-}
-
-// stops reports whether connections of the handler end, whoever makes them.
-func (c handler) stops() bool { return c.handling == handleReject || c.handling == handleDrop }
-
-// direct is the handler that only sends to the pool.
-func (c handler) direct() handler {
-	return handler{buckets: c.buckets, affinity: c.affinity, hash: c.hash}
-}
-
-// chain is the name of the handler's chain.
-func (c handler) chain() string {
-	var name string
-	switch c.handling {
-	case handleReject:
-		name = chainNoEndpoints
-	case handleDrop:
-		name = chainNoLocalEndpoints
-	case handleInternalOrDrop:
-		name = "local-none"
-	case handleInternal:
-		name = "local-" + c.size()
-	case handleAlways:
-		name = "external-" + c.size()
-	case handleNotPods:
-		name = "cluster-ip-" + c.size()
+// chain returns the name of the handler's chain.
+func (h handler) chain() string {
+	name := map[handling]string{
+		handleNotPods: "cluster-ip-", handleAlways: "external-", handleInternal: "local-",
+		handleInternalOrDrop: "local-none", handleReject: chainNoEndpoints, handleDrop: chainNoLocalEndpoints,
+	}[h.handling]
+	switch {
+	case h.handling != handleDirect:
+	case h.affinity != 0:
+		name = "sticky-"
 	default:
-		name = "pool-" + c.size()
-		if c.affinity != 0 {
-			name = "sticky-" + c.size()
-		}
+		name = "pool-"
 	}
-	if c.firewall {
+	if h.handling < handleInternalOrDrop {
+		name += h.choice()
+	}
+	if h.firewall {
 		return "firewall-" + name
 	}
 	return name
 }
 
-func (c handler) size() string {
-	size := strconv.Itoa(c.buckets)
-	switch c.hash {
+// choice names how the handler chooses a bucket.
+func (h handler) choice() string {
+	out := strconv.Itoa(h.buckets)
+	switch h.hash {
 	case tracker.HashSource:
-		size = "by-source-" + size
+		out = "by-source-" + out
 	case tracker.HashSourcePort:
-		size = "by-port-" + size
+		out = "by-port-" + out
 	}
-	if c.affinity != 0 {
-		return fmt.Sprintf("%s-%ds", size, seconds(c.affinity))
+	if h.affinity != 0 {
+		return fmt.Sprintf("%s-%ds", out, seconds(h.affinity))
 	}
-	return size
+	return out
 }
 
-// unguarded is the handler without its firewall.
-func (c handler) unguarded() handler {
-	c.firewall = false
-	return c
+// maxPlainHandlers is how many handlers without affinity there can be: eight for each of the
+// 80 numbers of buckets that bucketsFor returns for up to 1,048,576 endpoints and for each of
+// the 9 sizes of a table with each of 2 hashes, and six without a pool. Room is kept for all
+// of them, so that users who choose very many affinity timeouts do not leave other Services
+// without a handler. maxStickyHandlers is how many with affinity there can be.
+const (
+	maxPlainHandlers  = 8*(80+2*9) + 6
+	maxStickyHandlers = maxHandler - maxPlainHandlers
+)
+
+// handlers numbers the handlers that have a chain, from 1. Numbers are given back only when
+// the table is rewritten.
+type handlers struct {
+	number map[handler]uint32
+	// uses is, by number, how many dispatch keys have a handler with affinity. Others have
+	// noAffinity. There is none with the number 0.
+	uses []int
+	// sticky is how many handlers have affinity, and used how many of them dispatch keys have.
+	sticky, used int
+}
+
+const noAffinity = -1
+
+func newHandlers() handlers {
+	return handlers{number: map[handler]uint32{}, uses: []int{noAffinity}}
+}
+
+// room reports whether there is room for more handlers.
+func (l *handlers) room(more []handler) bool {
+	plain, sticky := len(l.number)-l.sticky, l.sticky
+	for _, h := range more {
+		if h.affinity != 0 {
+			sticky++
+		} else {
+			plain++
+		}
+	}
+	return plain <= maxPlainHandlers && (sticky <= maxStickyHandlers || sticky == l.sticky)
+}
+
+// wasted reports whether many of the handlers with affinity are no longer in use.
+func (l *handlers) wasted() bool { return l.sticky-l.used >= maxStickyHandlers/8 }
+
+// add numbers a handler.
+func (l *handlers) add(h handler) uint32 {
+	if h.affinity != 0 {
+		l.sticky++
+		l.uses = append(l.uses, 0)
+	} else {
+		l.uses = append(l.uses, noAffinity)
+	}
+	n := uint32(len(l.number) + 1)
+	l.number[h] = n
+	return n
+}
+
+// use counts a dispatch key, 0 for none, in or out.
+func (l *handlers) use(key uint32, by int) {
+	uses := &l.uses[key&^dispatchMark>>handlerShift]
+	if *uses == noAffinity {
+		return
+	}
+	if *uses == 0 {
+		l.used++
+	}
+	if *uses += by; *uses == 0 {
+		l.used--
+	}
 }

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// layoutVersion changes whenever a table programmed by an older version of this
-// package cannot be taken over in place.
+// layoutVersion increases whenever this package cannot rewrite a table of an earlier
+// version in place.
 const layoutVersion = 2
 
 // adoptableVersion is the oldest layout whose remembered clients, sticky endpoints and
 // hairpin connections mean the same as in this one.
 const adoptableVersion = 1
 
-// The chains that are always there. The base chains carry the names and
-// priorities that kube-proxy's nftables mode gives to those with their purpose.
+// The chains that every table has. The base chains have the names and priorities of those
+// with the same purpose in kube-proxy's nftables mode.
 const (
 	chainNATPrerouting   = "nat-prerouting"
 	chainNATOutput       = "nat-output"
@@ -40,8 +40,8 @@ const (
 // A set is one of the table's named sets and maps.
 type set uint8
 
-// The table's sets. firstAllowed and those behind it are one set for each prefix
-// length that load-balancer source ranges have.
+// The table's sets. firstAllowed and the sets behind it are one set for each prefix length
+// of load-balancer source ranges.
 const (
 	setLayout set = iota
 	setServiceIPs
@@ -64,7 +64,7 @@ const (
 	setCount = firstAllowed + 129
 )
 
-// allowed is the set of sources with prefixes of the given length.
+// allowed returns the set of sources with prefixes of the given length.
 func allowed(bits int) set { return firstAllowed + set(bits) }
 
 // name returns the set's name in the table.
@@ -92,20 +92,18 @@ func (s set) name() string {
 	}[s]
 }
 
-// What a frontend's map element holds, and the rules keep in the packet's
-// priority between two look-ups, is a dispatch key: 32 bits that say what is to be
-// done with the connection. The priority is used because it is the one field of
-// a packet that rules can write, read and look up, and that nobody relies on at
-// this point: nft cannot list a rule that passes a looked-up value on in a
-// register. It is put back before the packet leaves (see restore in rules.go).
+// The element of a frontend has a dispatch key, which the rules keep in the packet's priority
+// between two look-ups: 32 bits that determine what happens to the connection. The priority is
+// the one field of a packet that rules can write, read and look up, and that nothing else uses
+// at this point; nft cannot list a rule that passes a looked-up value on in a register. It is
+// reset before the packet leaves (see resetPriority).
 //
 //	bit 31      always set, so that a rule can tell a dispatch key from a priority
-//	bits 20-30  the handler: which chain handles it
-//	bits 0-19   the number of the pool
+//	bits 20-30  the handler's number
+//	bits 0-19   the pool's number
 //
-// A sticky pool's number is 16 bits with the highest set; its chain shifts it up,
-// which again has bit 31 set, and makes room for the number of an endpoint in the
-// lower half.
+// A sticky pool's number is 16 bits with the highest set. Its chain shifts the number up, which
+// again sets bit 31 and leaves room for the number of an endpoint in the lower half.
 const (
 	dispatchMark = 1 << 31
 	handlerShift = 20
@@ -117,48 +115,48 @@ const (
 	maxSticky    = stickyMark - 1
 	stickyShift  = 16
 	stickyMask   = 0xffff << stickyShift
-	// maxStickyEndpoints is how many endpoints a Service with client affinity can
-	// have.
+	// maxStickyEndpoints is how many endpoints a Service with client affinity can have.
 	maxStickyEndpoints = 1<<stickyShift - 1
 )
 
 func dispatchKey(handler, pool uint32) uint32 { return dispatchMark | handler<<handlerShift | pool }
 
-// bucketsFor returns the number of buckets that a pool of n endpoints draws from: n
-// itself up to 16 and then the next of four steps between powers of two, so that
-// the number of chains stays small however many sizes there are. A draw that
-// hits none of the n is repeated.
-func bucketsFor(n int) int {
-	if n <= exactBuckets {
-		return n
-	}
+// exactBuckets is the largest number of buckets that grows by one with each endpoint.
+const exactBuckets = 16
+
+// bucketStep returns the difference between the numbers of buckets around n.
+func bucketStep(n int) int {
 	step := exactBuckets / 4
 	for n > 8*step {
 		step *= 2
 	}
+	return step
+}
+
+// bucketsFor returns the number of buckets that a pool of n endpoints draws from: n itself up
+// to 16 and then the next of four steps between powers of two, so that the number of chains
+// stays small however many sizes there are. A draw of an empty bucket is repeated.
+func bucketsFor(n int) int {
+	if n <= exactBuckets {
+		return n
+	}
+	step := bucketStep(n)
 	return (n + step - 1) / step * step
 }
 
-// bucketsBelow returns the largest number of buckets less than that of a pool whose
-// bucketsFor is buckets: a pool has at least one endpoint more than that.
+// bucketsBelow returns the next smaller number of buckets: a pool that draws from the given
+// number has at least one endpoint more than that.
 func bucketsBelow(buckets int) int {
 	if buckets <= exactBuckets+1 {
 		return buckets - 1
 	}
-	step := exactBuckets / 4
-	for buckets > 8*step {
-		step *= 2
-	}
-	return buckets - step
+	return buckets - bucketStep(buckets)
 }
 
-const exactBuckets = 16
-
-// seconds is how an affinity timeout is written in a chain's name and in a rule:
-// the kernel would do with milliseconds, Kubernetes has only seconds.
-//
-// Kubernetes has at most a day (v1.ClientIPConfig.TimeoutSeconds); maxAffinity is
-// one whose name is no shorter.
+// seconds rounds an affinity timeout up to seconds, as chains' names and rules have it. The
+// kernel has milliseconds, but Kubernetes only seconds.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
+// maxAffinity is a timeout with the longest name: Kubernetes has a day at most
+// (v1.ClientIPConfig.TimeoutSeconds).
 const maxAffinity = 86400 * time.Second

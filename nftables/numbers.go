@@ -1,13 +1,12 @@
 package nftables
 
-// numbers gives out the numbers of pools, from 1 to max. One that was given back
-// is used again only after all others were, so that no packet that read it before
-// can be meant for its next owner.
+// numbers allocates the numbers of pools, from 1 to max. A number that was given back is used
+// again only after all others were, so that no packet still carries it for its last owner.
 type numbers struct {
 	max uint32
-	// next counts those given out or passed over, from the one behind start.
+	// next counts the numbers given out or skipped, from the one behind start.
 	start, next uint32
-	// kept is passed over.
+	// kept are skipped.
 	kept map[uint32]bool
 	free []uint32
 }

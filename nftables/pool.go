@@ -9,32 +9,32 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// pool is the endpoints of one Service that one kind of its traffic may use, as
-// the kernel knows them: numbered buckets without a gap.
+// pool is the endpoints of one Service that one kind of its traffic may use, in numbered
+// buckets without a gap, as they are in the kernel.
 type pool struct {
 	number uint32
-	// affinity, if not 0, makes it a sticky pool: clients are remembered with the
-	// endpoint they were sent to, by a number that an endpoint keeps as long as it
-	// is in the pool, because its bucket may change.
+	// affinity, if not 0, makes it a sticky pool: the kernel remembers clients with the number
+	// of their endpoint, which an endpoint keeps as long as it is in the pool although its
+	// bucket may change.
 	affinity time.Duration
-	// buckets is the endpoints, each at the place of its bucket, unless there is a table.
+	// buckets has the endpoint of each bucket, unless there is a table.
 	buckets []*tracker.Endpoint
-	// numbered: the endpoints have numbers, as in a sticky pool and in one whose
-	// buckets are not spread evenly; members is these, in the order of buckets.
+	// numbered reports whether endpoints have numbers, as in a sticky pool and in one whose
+	// endpoints may have several buckets. members has the numbers in the order of buckets.
 	numbered bool
 	members  []uint16
-	// distribution is how the buckets are shared; table says, unless one endpoint has one
-	// bucket, which endpoint each is of, by number.
+	// distribution is how endpoints share the buckets. table has the number of each bucket's
+	// endpoint, unless each endpoint has one bucket.
 	distribution distribution
 	table        []uint16
 	last         uint16 // the number given out last
 	wrapped      bool   // all numbers were given out once
-	// adopted is the numbers that endpoints had in an earlier process, until the
-	// pool is first set.
+	// adopted are the numbers that endpoints had in an earlier process, until the pool is
+	// first set.
 	adopted map[netip.AddrPort]uint16
 }
 
-// newMember returns a number no endpoint of the pool has, the longest unused first.
+// newMember returns a number that no endpoint of the pool has, the longest unused first.
 func (p *pool) newMember() uint16 {
 	for {
 		p.last++
@@ -48,12 +48,17 @@ func (p *pool) newMember() uint16 {
 	}
 }
 
-// poolChange is what applying a new list of endpoints did to a pool.
+// poolChange is how a pool changed.
 type poolChange struct {
 	before  int            // number of buckets in use before
-	buckets []int          // buckets whose content changed, sorted
-	gone    []uint16       // numbers that are no longer in use, where there are any
-	come    []memberChange // and those that are new
+	buckets []int          // buckets that changed, sorted
+	gone    []uint16       // numbers of endpoints that are gone
+	come    []memberChange // numbered endpoints that are new
+}
+
+// reset makes c the change of a pool with so many buckets that stays as it is.
+func (c *poolChange) reset(buckets int) {
+	*c = poolChange{before: buckets, buckets: c.buckets[:0], gone: c.gone[:0], come: c.come[:0]}
 }
 
 type memberChange struct {
@@ -61,11 +66,10 @@ type memberChange struct {
 	addr   netip.AddrPort
 }
 
-// setEndpoints replaces the pool's endpoints, given as a list that was old.
-// Endpoints that stay keep their buckets as far as possible, so that few elements
-// change.
+// setEndpoints replaces the pool's endpoints old by list. Endpoints that stay keep their
+// buckets as far as possible, so that few elements change.
 func (p *pool) setEndpoints(old, list []*tracker.Endpoint, c *poolChange) {
-	*c = poolChange{before: len(p.buckets), buckets: c.buckets[:0], gone: c.gone[:0], come: c.come[:0]}
+	c.reset(len(p.buckets))
 	old, list = differing(old, list)
 	if len(old) == 0 && len(list) == 0 {
 		return
@@ -90,7 +94,7 @@ func (p *pool) setEndpoints(old, list []*tracker.Endpoint, c *poolChange) {
 		}
 		holes = append(holes, bucket)
 	}
-	// What is left in wanted is new; list is gone through for its order.
+	// The endpoints left in wanted are new. They get buckets in the order of list.
 	for _, ep := range list {
 		if wanted[ep.Addr] != ep {
 			continue
@@ -136,8 +140,8 @@ func (p *pool) setEndpoints(old, list []*tracker.Endpoint, c *poolChange) {
 	c.buckets = slices.Compact(c.buckets)
 }
 
-// differing returns the lists without what they have in common at their ends. Most
-// updates touch one endpoint, and unchanged ones keep their pointers.
+// differing returns the lists without their common beginning and end. Most updates change
+// one endpoint, and the others keep their pointers.
 func differing(a, b []*tracker.Endpoint) (_, _ []*tracker.Endpoint) {
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]
@@ -148,8 +152,7 @@ func differing(a, b []*tracker.Endpoint) (_, _ []*tracker.Endpoint) {
 	return a, b
 }
 
-// fill sets an empty pool's endpoints. Those that had a number before a restart
-// get it again.
+// fill sets an empty pool's endpoints. Those that had a number in an earlier process keep it.
 func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
 	p.buckets = slices.Clone(list)
 	for bucket := range list {
@@ -168,9 +171,8 @@ func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
 		for bucket, ep := range list {
 			p.members[bucket] = p.adopted[ep.Addr]
 		}
-		// Which numbers were given out and are no longer in use nobody knows, and
-		// clients may be remembered by them. Beginning just anywhere, new endpoints most
-		// likely get others.
+		// Clients may be remembered with numbers of endpoints that were gone by then, which are
+		// not known. New endpoints most likely get other numbers if these start anywhere.
 		p.last, p.wrapped = uint16(rand.N(maxStickyEndpoints)), true
 	}
 	for bucket, ep := range list {
@@ -182,8 +184,8 @@ func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
 	p.adopted = nil
 }
 
-// unusedMember returns the next number that is not taken, and takes it. Numbers
-// of endpoints that are gone are taken as long as there are others.
+// unusedMember returns the next number that is not taken, and takes it. Numbers of endpoints
+// that are gone stay taken as long as there are others.
 func (p *pool) unusedMember(taken map[uint16]bool) uint16 {
 	if taken == nil {
 		return p.newMember()
@@ -200,7 +202,7 @@ func (p *pool) unusedMember(taken map[uint16]bool) uint16 {
 	return p.last
 }
 
-// leave notes that the endpoint in the bucket is gone.
+// leave records that the endpoint in the bucket is gone.
 func (p *pool) leave(bucket int, c *poolChange) {
 	if p.numbered {
 		c.gone = append(c.gone, p.members[bucket])

@@ -23,8 +23,8 @@ func rangeOf(p netip.Prefix) addrRange {
 	return addrRange{p.Addr(), addr}
 }
 
-// merged returns the ranges of the prefixes of the family, sorted, and with
-// those that overlap or touch joined: an interval set takes no others.
+// merged returns the ranges of the prefixes of the family, sorted. Those that overlap or touch
+// are joined, as an interval set needs them.
 func merged(prefixes []netip.Prefix, f tracker.Family) []addrRange {
 	var ranges []addrRange
 	for _, p := range prefixes {
@@ -46,8 +46,7 @@ func merged(prefixes []netip.Prefix, f tracker.Family) []addrRange {
 	return out
 }
 
-// nodePortRanges returns the addresses at which NodePorts answer, provided they
-// are the node's own.
+// nodePortRanges returns the addresses at which NodePorts answer if they are the node's own.
 func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []addrRange {
 	loopback, all := netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("0.0.0.0/0")
 	if f == tracker.IPv6 {
@@ -93,7 +92,7 @@ func (t *table) setRanges(s set, ranges []addrRange, w *writer) {
 	t.ranges[s] = ranges
 }
 
-// end is the first address behind the range, nil behind the last of all.
+// end returns the first address behind the range, nil if there is none.
 func (r addrRange) end() []byte {
 	if next := r.last.Next(); next.IsValid() {
 		return next.AsSlice()
@@ -145,15 +144,15 @@ func rangesOf(bounds []bound) []addrRange {
 	return out
 }
 
-// setNode brings what depends on the node as a whole up to date.
+// setNode sets the node and writes what depends on it as a whole.
 func (t *table) setNode(n *ruleset.Node, w *writer) {
 	t.node = n
 	t.setRanges(setNodePortIPs, nodePortRanges(n.NodePorts(t.family), t.family), w)
 	t.setRanges(setServiceCIDRs, merged(n.ServiceCIDRs, t.family), w)
 }
 
-// needsRewrite reports whether what differs between the nodes is part of the
-// rules of many chains or of what was decided for every endpoint.
+// needsRewrite reports whether the nodes differ in what rules of many chains contain or what
+// was decided for every endpoint.
 func needsRewrite(old, now *ruleset.Node) bool {
 	return old.Info.Name != now.Info.Name || old.HashSeed != now.HashSeed ||
 		old.LocalTraffic.Bridge != now.LocalTraffic.Bridge ||

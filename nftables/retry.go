@@ -11,9 +11,9 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// again repeats a read that a transaction of somebody else's interrupted.
-func again(read func() error) error {
-	var err error
+// again repeats a read as long as transactions of other processes interrupt it, at most ten
+// times.
+func again(read func() error) (err error) {
 	for range 10 {
 		if err = read(); !errors.Is(err, nfnl.ErrInterrupted) {
 			break
@@ -22,8 +22,8 @@ func again(read func() error) error {
 	return err
 }
 
-// ignoreInterrupted returns err unless it says that others committed transactions
-// during the reading, every time.
+// ignoreInterrupted returns err, or nil if transactions of other processes interrupted every
+// read.
 func ignoreInterrupted(err error) error {
 	if errors.Is(err, nfnl.ErrInterrupted) {
 		return nil
@@ -31,24 +31,15 @@ func ignoreInterrupted(err error) error {
 	return err
 }
 
-// persist repeats what failed because somebody else changed the same tables
-// between reading and writing them.
-func persist(f func() error) error {
-	var err error
+// persist repeats f, at most five times, if it fails because another process changed the same
+// tables between reading and writing them.
+func persist(f func() error) (err error) {
 	for range 5 {
 		err = f()
 		var drift *ruleset.DriftError
 		if !errors.As(err, &drift) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EBUSY) {
 			break
 		}
-	}
-	return err
-}
-
-// ignore returns err unless it is the kernel's error errno.
-func ignore(err error, errno unix.Errno) error {
-	if errors.Is(err, errno) {
-		return nil
 	}
 	return err
 }

@@ -8,32 +8,27 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The nft tool's data types (nftables, include/datatype.h): the kernel keeps
-// them for it and attaches no meaning to them.
-const (
-	typeIPv4    = 7
-	typeIPv6    = 8
-	typeProto   = 12
-	typeService = 13
-	typeMark    = 19
-	typeClassID = 23
-
-	typeBits = 6 // of each type in a concatenation
-)
-
-// spec is what a set is created with.
+// spec is how the kernel is told to create a set. Types are the nft tool's data types
+// (nftables, include/datatype.h), which the kernel stores without attaching a meaning.
 type spec struct {
 	keyType, keyLen   uint32
 	dataType, dataLen uint32 // dataType 0: a set, not a map
 	flags             uint32
 }
 
-// field is one part of a concatenation.
-type field struct {
-	typ, len uint32
-}
+// field is a part of a key or of data: its type and length in bytes.
+type field struct{ typ, len uint32 }
 
-func concat(fields ...field) (typ, length uint32) {
+// The types that the nft tool shows as numbers, in the kernel's byte order.
+const (
+	typeMark    = 19
+	typeClassID = 23
+)
+
+// typeBits is the width of each type in the type of a concatenation.
+const typeBits = 6
+
+func concat(fields []field) (typ, length uint32) {
 	for _, f := range fields {
 		typ = typ<<typeBits | f.typ
 		length += (f.len + 3) &^ 3
@@ -41,41 +36,32 @@ func concat(fields ...field) (typ, length uint32) {
 	return typ, length
 }
 
-// spec returns how the set is made in a table of the family.
+// spec returns how the set is created in a table of the family.
 func (s set) spec(f tracker.Family) spec {
-	addr := field{typeIPv4, 4}
+	addr, proto, port := field{7, 4}, field{12, 1}, field{13, 2} // ipv4_addr, inet_proto, inet_service
+	mark, class, verdict := field{typeMark, 4}, field{typeClassID, 4}, field{unix.NFT_DATA_VERDICT, 0}
 	if f == tracker.IPv6 {
-		addr = field{typeIPv6, 16}
+		addr = field{8, 16} // ipv6_addr
 	}
-	var (
-		proto   = field{typeProto, 1}
-		port    = field{typeService, 2}
-		handler = field{typeClassID, 4}
-		bucket  = field{typeMark, 4}
-		none    []field
-		key     []field
-		data    []field
-		flags   uint32
-		verdict bool
-	)
+	var key, data []field
+	var flags uint32
 	switch s {
 	case setLayout:
-		key, data = []field{bucket}, none
+		key = []field{mark}
 	case setServiceIPs, setInternalIPs:
-		key, data = []field{addr, proto, port}, []field{handler}
+		key, data = []field{addr, proto, port}, []field{class}
 	case setNodePorts, setInternalNodePorts:
-		key, data = []field{proto, port}, []field{handler}
+		key, data = []field{proto, port}, []field{class}
 	case setHandlers, setInternalHandlers, setOwnHandlers:
-		key, verdict = []field{handler}, true
+		key, data = []field{class}, []field{verdict}
 	case setEndpoints:
-		key, data = []field{handler, bucket}, []field{addr, port}
+		key, data = []field{class, mark}, []field{addr, port}
 	case setStickyBuckets:
-		key, data = []field{handler, bucket}, []field{handler}
+		key, data = []field{class, mark}, []field{class}
 	case setStickyEndpoints:
-		key, data = []field{handler}, []field{addr, port}
+		key, data = []field{class}, []field{addr, port}
 	case setStickyClients:
-		key, data = []field{handler, addr}, []field{handler}
-		flags = unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
+		key, data, flags = []field{class, addr}, []field{class}, unix.NFT_SET_TIMEOUT|unix.NFT_SET_EVAL
 	case setClusterIPs:
 		key = []field{addr}
 	case setHairpin:
@@ -86,22 +72,18 @@ func (s set) spec(f tracker.Family) spec {
 		key = []field{addr, addr, proto, port}
 	}
 	sp := spec{flags: flags}
-	sp.keyType, sp.keyLen = concat(key...)
-	switch {
-	case verdict:
+	sp.keyType, sp.keyLen = concat(key)
+	if data != nil {
 		sp.flags |= unix.NFT_SET_MAP
-		sp.dataType, sp.dataLen = unix.NFT_DATA_VERDICT, 0
-	case len(data) != 0:
-		sp.flags |= unix.NFT_SET_MAP
-		sp.dataType, sp.dataLen = concat(data...)
+		sp.dataType, sp.dataLen = concat(data)
 	}
 	return sp
 }
 
-// byteOrders is a set's user data by which the nft tool (libnftnl,
-// NFTNL_UDATA_SET_KEYBYTEORDER and _DATABYTEORDER) knows that keys or data are
-// numbers in the kernel's own byte order, where their type leaves that open: a
-// class or mark that is not part of a concatenation.
+// byteOrders returns a set's user data by which the nft tool (libnftnl,
+// NFTNL_UDATA_SET_KEYBYTEORDER and _DATABYTEORDER) recognises keys or data in the kernel's
+// own byte order, where their type leaves that open: a class ID or mark that is not part of
+// a concatenation.
 func (sp spec) byteOrders() []byte {
 	const key, data, hostOrder = 0, 1, 1
 	var out []byte
