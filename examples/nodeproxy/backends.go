@@ -115,11 +115,11 @@ func allModes() []mode { return []mode{nftablesMode(), iptablesMode(), ipvsMode(
 func nftablesMode() mode {
 	return mode{
 		name: config.ModeNFTables,
-		probe: func(_ context.Context, _ *config.Config, f tracker.Family) error {
-			return nftables.Probe(nftables.Config{Families: []tracker.Family{f}})
+		probe: func(ctx context.Context, _ *config.Config, f tracker.Family) error {
+			return nftables.Probe(ctx, nftables.Config{Families: []tracker.Family{f}})
 		},
-		open: func(_ context.Context, s settings) (dataplane, error) {
-			return nftables.New(nftables.Config{Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log})
+		open: func(ctx context.Context, s settings) (dataplane, error) {
+			return nftables.New(ctx, nftables.Config{Families: s.families, MasqueradeMark: ruleset.MasqueradeBit(int(s.MasqueradeBit)), Log: s.log})
 		},
 		cleanup: func(ctx context.Context, log *slog.Logger) error {
 			return nftables.Cleanup(ctx, nftables.Config{Log: log})
