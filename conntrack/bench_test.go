@@ -15,7 +15,7 @@ func BenchmarkRecord(b *testing.B) {
 		for _, endpoints := range []int{10, 1000} {
 			b.Run(fmt.Sprintf("services=%d/endpoints=%d", services, endpoints), func(b *testing.B) {
 				node := everyAddress()
-				p := newPlan(tracker.IPv4)
+				p := newStaleFlows(tracker.IPv4)
 				var s service
 				for i := range services {
 					s = service{name: fmt.Sprint("s", i), cluster: fmt.Sprintf("10.96.%d.%d:53", i>>8, i&255)}
@@ -27,7 +27,7 @@ func BenchmarkRecord(b *testing.B) {
 					ch := change(nil, s.compile(node))
 					p.record(&ch)
 				}
-				p.done()
+				p.clear()
 				all := s.compile(node)
 				s.endpoints = s.endpoints[1:]
 				less := change(all, s.compile(node))
@@ -36,7 +36,7 @@ func BenchmarkRecord(b *testing.B) {
 				for b.Loop() {
 					p.record(&less)
 					p.record(&more)
-					p.done()
+					p.clear()
 				}
 			})
 		}
@@ -45,7 +45,7 @@ func BenchmarkRecord(b *testing.B) {
 
 // BenchmarkJudge is what one flow costs besides its decoding.
 func BenchmarkJudge(b *testing.B) {
-	p := newPlan(tracker.IPv4)
+	p := newStaleFlows(tracker.IPv4)
 	ch := change(nil, dns("10.0.0.1:53", "10.0.0.2:53"))
 	p.record(&ch)
 	stale := p.judge(nil)

@@ -50,11 +50,10 @@ type Config struct {
 	Trace *Trace
 }
 
-// Cleaner deletes stale UDP flows. It learns from [Cleaner.Record] what changed,
-// for one [ruleset.Cursor] (or the two sides of a [ruleset.ByFamily] under one),
-// and looks at the table in [Cleaner.Flush]; [After] does both. Its methods may be
-// called by several goroutines. It holds, for each frontend of a UDP Service, a
-// pointer to the Service.
+// Cleaner deletes stale UDP flows. [Cleaner.Record] takes the changes of one
+// [ruleset.Cursor] (or of the two sides of a [ruleset.ByFamily] under one), and
+// [Cleaner.Flush] examines the table; [After] does both. Its methods are safe for
+// concurrent use. For each frontend of a UDP Service it holds a pointer to the Service.
 type Cleaner struct {
 	log   *slog.Logger
 	trace *Trace
@@ -63,7 +62,7 @@ type Cleaner struct {
 
 	mu      sync.Mutex // held while flushing
 	closed  bool
-	plans   [2]*plan // IPv4, IPv6
+	stale   [2]*staleFlows // IPv4, IPv6
 	pending atomic.Bool
 }
 
@@ -84,9 +83,9 @@ func New(cfg Config) (*Cleaner, error) {
 		trace: cfg.Trace,
 		table: cfg.Table,
 		close: func() error { return nil },
-		plans: [2]*plan{newPlan(tracker.IPv4), newPlan(tracker.IPv6)},
+		stale: [2]*staleFlows{newStaleFlows(tracker.IPv4), newStaleFlows(tracker.IPv6)},
 	}
-	for _, p := range c.plans {
+	for _, p := range c.stale {
 		p.configure(cfg)
 	}
 	if c.table == nil {
@@ -99,8 +98,8 @@ func New(cfg Config) (*Cleaner, error) {
 	return c, nil
 }
 
-// Close gives up what New opened; a [Config.Table] is left open. Record and Flush
-// do nothing afterwards, and Flush returns an error that wraps [os.ErrClosed].
+// Close closes what New opened, but not a [Config.Table]. Afterwards Record does nothing
+// and Flush returns an error that wraps [os.ErrClosed].
 func (c *Cleaner) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,11 +111,11 @@ func (c *Cleaner) Close() error {
 	return c.close()
 }
 
-// Record notes how an Apply of d ended, err being what it returned: everything is
-// in effect if it is nil, all but the Services that failed if it is a
-// [*ruleset.PartialError], nothing for certain otherwise. What flows have to be
-// looked at for it is left to Flush. It takes time proportional to the changes of
-// UDP Services and keeps nothing of d but the Services.
+// Record takes a delta and the error of its Apply. If err is nil, all of d is in effect;
+// if err is a [*ruleset.PartialError], all but the Services that failed; otherwise the
+// state is unknown. The next Flush examines the flows that d may have made stale. Record
+// takes time proportional to the changes of UDP Services and keeps only the Services of
+// d.
 func (c *Cleaner) Record(d *ruleset.Delta, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,14 +123,14 @@ func (c *Cleaner) Record(d *ruleset.Delta, err error) {
 		return
 	}
 	failures, acked := outcome(err)
-	for _, p := range c.plans {
+	for _, p := range c.stale {
 		for i := range d.Changes {
 			ch := &d.Changes[i]
 			if !p.concerns(ch.Key) {
 				continue
 			}
 			if _, failed := failures[ch.Key]; failed || !acked {
-				p.unsettle(ch)
+				p.recordFailure(ch)
 			} else {
 				p.record(ch)
 			}
@@ -139,15 +138,15 @@ func (c *Cleaner) Record(d *ruleset.Delta, err error) {
 		if acked {
 			p.setNode(d.Node)
 			if d.Full {
-				p.lookAtAll()
+				p.examineAll()
 			}
 		}
 	}
-	c.note()
+	c.updatePending()
 }
 
-// outcome reads the error of an Apply: whether the delta was acknowledged, and
-// but for which Services.
+// outcome returns whether an Apply with the error acknowledged its delta, and the Services
+// for which it did not.
 func outcome(err error) (failed map[tracker.Key]error, acked bool) {
 	if err == nil {
 		return nil, true
@@ -159,19 +158,19 @@ func outcome(err error) (failed map[tracker.Key]error, acked bool) {
 	return p.Failed, true
 }
 
-// note updates pending.
-func (c *Cleaner) note() {
-	c.pending.Store(c.plans[0].pending() || c.plans[1].pending())
+// updatePending sets pending.
+func (c *Cleaner) updatePending() {
+	c.pending.Store(c.stale[0].pending() || c.stale[1].pending())
 }
 
-// Pending reports whether there is something that Flush would do: something was
-// recorded since the last, or the last failed.
+// Pending reports whether Flush would examine the table: a change that needs it was
+// recorded since the last Flush, or the last Flush failed.
 func (c *Cleaner) Pending() bool { return c.pending.Load() }
 
-// Flush reads the table, once for each family in which something has to be looked
-// at, and deletes what is stale. It does nothing, and asks nothing of the kernel,
-// if that is no family. What could not be done, or not for certain, is kept for
-// the next Flush; the error may be [ErrIncomplete], which may well be gone then.
+// Flush reads the table once for each family with flows to examine, and deletes those
+// that are stale. If there is no such family it makes no request. What fails, or may be
+// incomplete, stays for the next Flush. The error may wrap [ErrIncomplete], after which
+// the next Flush may succeed.
 func (c *Cleaner) Flush(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -181,9 +180,9 @@ func (c *Cleaner) Flush(ctx context.Context) error {
 	if !c.pending.Load() {
 		return nil
 	}
-	defer c.note()
+	defer c.updatePending()
 	info, start := Info{}, time.Now()
-	for _, p := range c.plans {
+	for _, p := range c.stale {
 		if !p.pending() {
 			continue
 		}
@@ -191,7 +190,7 @@ func (c *Cleaner) Flush(ctx context.Context) error {
 		if err := c.flush(ctx, p, &one); err != nil {
 			one.Err = fmt.Errorf("conntrack: %s: %w", p.family, err)
 		} else {
-			p.done()
+			p.clear()
 		}
 		one.Duration = time.Since(begun)
 		c.trace.flushedFamily(p.family, one)
@@ -202,8 +201,8 @@ func (c *Cleaner) Flush(ctx context.Context) error {
 	return info.Err
 }
 
-// flush does the work of one family.
-func (c *Cleaner) flush(ctx context.Context, p *plan, info *Info) error {
+// flush cleans up one family.
+func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *Info) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -227,7 +226,7 @@ func (c *Cleaner) flush(ctx context.Context, p *plan, info *Info) error {
 	if len(doomed) == 0 {
 		return err
 	}
-	// Though a dump that failed will be made again, what it has found is certain.
+	// The flows that an incomplete dump found are stale all the same.
 	n, errDelete := c.table.Delete(ctx, doomed)
 	info.Deleted += n
 	return errors.Join(err, errDelete)

@@ -112,8 +112,8 @@
 // # Setting up connection tracking
 //
 // [Tuning] is what else kube-proxy does to the kernel's table at start: its limit,
-// the size of its hash table, and timeouts. [Tuning.Settings] plans, [Tune] writes
-// what differs.
+// the size of its hash table, and timeouts. [Tuning.Settings] computes the parameters,
+// and [Tune] writes those that differ.
 //
 // # System
 //

@@ -37,9 +37,8 @@ func TestMain(m *testing.M) {
 // lockEnv names the lock file for a process of its own.
 const lockEnv = "PROXIER_TEST_LOCK"
 
-// TestLeastPrivilege has processes with few capabilities do all that a Backend
-// does: CAP_NET_ADMIN is enough with iptables-nft, iptables-legacy opens a raw
-// socket.
+// TestLeastPrivilege does everything in processes with few capabilities. CAP_NET_ADMIN is
+// enough with iptables-nft. iptables-legacy opens a raw socket, too.
 func TestLeastPrivilege(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
@@ -54,34 +53,31 @@ func TestLeastPrivilege(t *testing.T) {
 			{[]int{raw, unix.CAP_SYS_ADMIN, unix.CAP_DAC_OVERRIDE}, false},
 			{nil, false},
 		} {
-			var said strings.Builder
+			var output strings.Builder
 			cmd := confine.Command("everything "+string(flavour), confine.Limits{Capabilities: c.capabilities})
 			cmd.Env = append(cmd.Env, lockEnv+"="+filepath.Join(t.TempDir(), "lock"))
-			cmd.Stderr = &said
+			cmd.Stderr = &output
 			if err := h.Start(cmd); err != nil {
 				t.Fatal(err)
 			}
 			err := cmd.Wait()
-			if c.enough && err != nil || !c.enough && (err == nil || !strings.Contains(said.String(), ErrUnsupported.Error())) {
-				t.Errorf("with capabilities %v: %v, %s", c.capabilities, err, said.String())
+			if c.enough && err != nil || !c.enough && (err == nil || !strings.Contains(output.String(), ruleset.ErrUnsupported.Error())) {
+				t.Errorf("with capabilities %v: %v, %s", c.capabilities, err, output.String())
 			}
 		}
 	})
 }
 
-// everything is what a Backend does from its first day to its last.
+// everything does all that a Backend can do.
 func everything(flavour Flavour) error {
 	ctx := context.Background()
 	c := Config{Flavour: flavour, LockFile: os.Getenv(lockEnv)}
-	b, err := New(ctx, c)
+	p, err := newAgent(ctx, c)
 	if err != nil {
 		return err
 	}
+	b := p.backend
 	defer b.Close()
-	p, err := newAgent(b)
-	if err != nil {
-		return err
-	}
 	for i := range 50 {
 		p.tracker.SetService(svc(i, affinity(100)))
 		p.tracker.SetSlice(slice(i, tracker.IPv4, upTo(3)...))
@@ -116,9 +112,14 @@ func everything(flavour Flavour) error {
 type agent struct {
 	tracker *tracker.Tracker
 	cursor  *ruleset.Cursor
+	backend *Backend
 }
 
-func newAgent(b ruleset.Backend) (*agent, error) {
+func newAgent(ctx context.Context, c Config) (*agent, error) {
+	b, err := New(ctx, c)
+	if err != nil {
+		return nil, err
+	}
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
 	if err != nil {
 		return nil, err
@@ -128,5 +129,5 @@ func newAgent(b ruleset.Backend) (*agent, error) {
 		return nil, err
 	}
 	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
-	return &agent{t, e.Attach("iptables", b)}, nil
+	return &agent{t, e.Attach("iptables", b), b}, nil
 }

@@ -27,19 +27,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var kills = flag.Int("kills", 0, "how often TestKilledAgent kills an agent, 0 for a few times")
+var kills = flag.Int("kills", 0, "how often TestKilledAgentLosesNoConnection kills an agent, 0 for a few times")
 
 // podsEnv is the addresses of the pods, for a process of its own.
 const podsEnv = "PROXIER_TEST_PODS"
 
-// churn is an agent that changes endpoints as fast as it can, until it is killed.
+// churn changes endpoints as fast as it can, until it is killed.
 func churn(flavour Flavour) error {
 	ctx := context.Background()
-	b, err := New(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
-	if err != nil {
-		return err
-	}
-	p, err := newAgent(b)
+	p, err := newAgent(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
 		return err
 	}
@@ -80,9 +76,9 @@ func podsOf(w *conformance.World) []string {
 	return out
 }
 
-// TestKilledAgent kills an agent at random points of its work, again and again,
-// while connections are made to a Service whose endpoints it changes.
-func TestKilledAgent(t *testing.T) {
+// TestKilledAgentLosesNoConnection kills an agent at random points of its work, many times,
+// during connections to a Service whose endpoints it changes.
+func TestKilledAgentLosesNoConnection(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		times := *kills
@@ -136,7 +132,7 @@ func TestKilledAgent(t *testing.T) {
 		if err := held.Check(); err != nil {
 			t.Error(err)
 		}
-		// Whoever comes next has everything as it should be at once.
+		// The first sync of the next agent repairs everything.
 		r := &rig{TB: t, flavour: flavour, config: testConfig(t, flavour), tracker: w.Tracker, engine: w.Engine}
 		r.config.NetNS, r.config.Families = w.Env.NetNS, w.Env.Families
 		w.Tracker.SetSlice(podSlice(pods, 2, rng))
@@ -155,9 +151,9 @@ func TestKilledAgent(t *testing.T) {
 	})
 }
 
-// TestKilledAgentTakesItsProgramsAlong kills an agent while a program that it
-// started waits: nobody must write what a dead agent wanted.
-func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
+// TestKilledAgentLeavesNoProgram kills an agent while a program that it started waits. The
+// program must die with it, before it writes.
+func TestKilledAgentLeavesNoProgram(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
 	h := netlab.NewHost(t)
@@ -178,7 +174,7 @@ func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
 	}
 	// The script becomes the program that hangs, and has written this before.
 	var inputs []string
-	for deadline := time.Now().Add(patience); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testTimeout); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if inputs, err = filepath.Glob(filepath.Join(w.dir, "in.*")); err != nil {
 			t.Fatal(err)
 		}
@@ -196,11 +192,11 @@ func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
 	cmd.Process.Kill()
 	cmd.Wait()
 	gone := func() bool {
-		// Whoever adopts it may take its time to bury it.
+		// The new parent may take its time to reap it.
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return errors.Is(err, os.ErrNotExist) || strings.Contains(string(stat), ") Z ")
 	}
-	for deadline := time.Now().Add(patience); !gone(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testTimeout); !gone(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the program has outlived the agent")
 		}
@@ -210,19 +206,15 @@ func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
 // scriptsEnv is the folder of the scripts of a [watched].
 const scriptsEnv = "PROXIER_TEST_SCRIPTS"
 
-// hang is an agent one of whose programs does not come back.
+// hang runs an agent with a program that hangs.
 func hang() error {
 	w := &watched{dir: os.Getenv(scriptsEnv)}
 	script := func(name string) string { return filepath.Join(w.dir, name) }
-	b, err := New(context.Background(), Config{
+	p, err := newAgent(context.Background(), Config{
 		Flavour: NFT,
 		Tools4:  Tools{Restore: script("iptables"), Save: "iptables-nft-save"},
 		Tools6:  Tools{Restore: script("ip6tables"), Save: "ip6tables-nft-save"},
 	})
-	if err != nil {
-		return err
-	}
-	p, err := newAgent(b)
 	if err != nil {
 		return err
 	}
@@ -234,9 +226,9 @@ func hang() error {
 	return p.cursor.Sync(context.Background())
 }
 
-// TestFewFiles has a process without a file descriptor to spare: what cannot be
-// done is said, nothing is half done, and it is done once there are some.
-func TestFewFiles(t *testing.T) {
+// TestWithoutFilesNothingIsHalfDone uses a process without a spare file descriptor. Its
+// syncs must fail with EMFILE and change nothing, and succeed once it has some.
+func TestWithoutFilesNothingIsHalfDone(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		h := netlab.NewHost(t)
@@ -254,16 +246,12 @@ func TestFewFiles(t *testing.T) {
 
 func fewFiles(flavour Flavour) error {
 	ctx := context.Background()
-	b, err := New(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
-	if err != nil {
-		return err
-	}
-	p, err := newAgent(b)
+	p, err := newAgent(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
 		return err
 	}
 	text := func() (string, error) {
-		out, err := saved(ctx, b.families[0])
+		out, err := saved(ctx, p.backend.families[0])
 		return strings.Join(listingOf(out)["nat KUBE-SERVICES"], "\n"), err
 	}
 	p.tracker.SetService(svc(0))
@@ -288,7 +276,7 @@ func fewFiles(flavour Flavour) error {
 	if err := p.cursor.Sync(ctx); !errors.Is(err, syscall.EMFILE) {
 		return fmt.Errorf("without files: %w, want EMFILE", err)
 	}
-	if err := b.Check(ctx); !errors.Is(err, syscall.EMFILE) {
+	if err := p.backend.Check(ctx); !errors.Is(err, syscall.EMFILE) {
 		return fmt.Errorf("check without files: %w, want EMFILE", err)
 	}
 	for _, f := range files {
@@ -303,12 +291,12 @@ func fewFiles(flavour Flavour) error {
 	if now, err := text(); err != nil || !strings.Contains(now, "ns/svc-1:p") {
 		return fmt.Errorf("with files again there is\n%s: %w", now, err)
 	}
-	return b.Check(ctx)
+	return p.backend.Check(ctx)
 }
 
-// TestSysctlReadOnly asks for NodePorts at loopback addresses where the sysctl
-// that this takes cannot be written: the Services are served all the same.
-func TestSysctlReadOnly(t *testing.T) {
+// TestReadOnlySysctlIsLogged asks for NodePorts at loopback addresses while the sysctl for
+// that is read-only. The Services must be served otherwise.
+func TestReadOnlySysctlIsLogged(t *testing.T) {
 	netlab.Require(t)
 	needFlavour(t, NFT)
 	t.Parallel()
@@ -336,11 +324,7 @@ func readOnlySysctl() error {
 	}
 	ctx := context.Background()
 	var log strings.Builder
-	b, err := New(ctx, Config{Flavour: NFT, LocalhostNodePorts: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		return err
-	}
-	p, err := newAgent(b)
+	p, err := newAgent(ctx, Config{Flavour: NFT, LocalhostNodePorts: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		return err
 	}
@@ -352,9 +336,9 @@ func readOnlySysctl() error {
 	if got := log.String(); !strings.Contains(got, "NodePorts do not answer at loopback addresses") || !strings.Contains(got, "read-only file system") {
 		return fmt.Errorf("the log is %s", got)
 	}
-	out, err := saved(ctx, b.families[0])
+	out, err := saved(ctx, p.backend.families[0])
 	if err != nil || !strings.Contains(out, "--dport 30000") || !strings.Contains(out, "-j DNAT") {
 		return fmt.Errorf("there is\n%s: %w", out, err)
 	}
-	return b.Check(ctx)
+	return p.backend.Check(ctx)
 }

@@ -4,24 +4,17 @@ package iptables
 
 import (
 	"context"
-	"fmt"
 	"hash/maphash"
-	"strings"
-
-	"github.com/go-proxier/proxier/internal/netns"
+	"slices"
 )
 
-// Owned reports whether a [Backend] has written what is in the tables, in any
-// family of the configuration. Where it has not, chains of the same names are
-// kube-proxy's, which [Cleanup] would remove, too. It fails if that cannot be told.
+// Owned reports whether a [Backend] has programmed the tables, in any family of the
+// configuration. If not, chains of the same names are kube-proxy's, which [Cleanup] would
+// remove, too. The error is a [*ruleset.UnsupportedError] if a program is missing.
 func Owned(ctx context.Context, c Config) (bool, error) {
-	c, err := c.withDefaults()
+	c, ns, err := c.open()
 	if err != nil {
 		return false, err
-	}
-	ns, err := netns.Open(c.NetNS)
-	if err != nil {
-		return false, fmt.Errorf("iptables: %w", err)
 	}
 	defer ns.Close()
 	for _, fam := range c.Families {
@@ -29,21 +22,14 @@ func Owned(ctx context.Context, c Config) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		// Every table has a canary, this one costs the least to read.
+		// Every table has a canary, and filter is the smaller one.
 		k, err := t.readKernel(ctx, filter, maphash.MakeSeed())
 		if err != nil {
 			return false, err
 		}
-		for _, rule := range k.canary {
-			if isCanary(rule) {
-				return true, nil
-			}
+		if slices.ContainsFunc(k.canary, isCanary) {
+			return true, nil
 		}
 	}
 	return false, nil
-}
-
-// isCanary reports whether a rule is one that a Backend puts into its canary.
-func isCanary(rule string) bool {
-	return strings.HasPrefix(rule, strings.TrimSuffix(comment(canaryText), `"`))
 }

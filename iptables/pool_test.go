@@ -111,9 +111,9 @@ func acceptor(t *testing.T, r *rig, addrs []netip.AddrPort) {
 }
 
 const (
-	// patience is how long is waited for what must come, and silence for what must not.
-	patience = time.Minute
-	silence  = time.Second
+	// testTimeout bounds the wait for what must happen, silence the wait for what must not.
+	testTimeout = time.Minute
+	silence     = time.Second
 )
 
 // reach makes a connection within the time and returns who answered.
@@ -167,7 +167,7 @@ func TestManyEndpoints(t *testing.T) {
 		for range 8 {
 			wait.Go(func() {
 				for range n * each / 8 {
-					who, err := reach(r, "", "10.96.0.1:80", patience)
+					who, err := reach(r, "", "10.96.0.1:80", testTimeout)
 					if err != nil {
 						t.Error(err)
 						return
@@ -188,12 +188,12 @@ func TestManyEndpoints(t *testing.T) {
 		if chi > limit {
 			t.Errorf("not uniform: chi-squared is %.1f, more than %.1f: %v", chi, limit, got)
 		}
-		first, err := reach(r, "", "10.96.0.0:80", patience)
+		first, err := reach(r, "", "10.96.0.0:80", testTimeout)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 20 {
-			if who, err := reach(r, "", "10.96.0.0:80", patience); err != nil || who != first {
+			if who, err := reach(r, "", "10.96.0.0:80", testTimeout); err != nil || who != first {
 				t.Fatalf("affinity: %q, then %q, error %v", first, who, err)
 			}
 		}
@@ -222,12 +222,12 @@ func TestLocalhostNodePorts(t *testing.T) {
 			r.tracker.SetService(svc(0, nodePort(30000)))
 			r.tracker.SetSlice(es)
 			r.sync()
-			if who, err := reach(r, "", "192.168.9.1:30000", patience); err != nil || who != a.String() {
+			if who, err := reach(r, "", "192.168.9.1:30000", testTimeout); err != nil || who != a.String() {
 				t.Errorf("NodePort: %q, %v", who, err)
 			}
 			wait := silence
 			if on {
-				wait = patience
+				wait = testTimeout
 			}
 			who, err := reach(r, "", "127.0.0.1:30000", wait)
 			if on != (err == nil && who == a.String()) {

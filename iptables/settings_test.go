@@ -12,9 +12,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestInvalidPackets looks whether packets that connection tracking takes for
+// TestInvalidPacketsAreDropped looks whether packets that connection tracking takes for
 // invalid are dropped: not where it was told to be liberal.
-func TestInvalidPackets(t *testing.T) {
+func TestInvalidPacketsAreDropped(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
 	r := newRig(t, NFT)
@@ -33,9 +33,9 @@ func TestInvalidPackets(t *testing.T) {
 	}
 }
 
-// TestSysctl sets route_localnet for NodePorts at loopback addresses, and only
+// TestRouteLocalnetFollowsConfig sets route_localnet for NodePorts at loopback addresses, and only
 // then.
-func TestSysctl(t *testing.T) {
+func TestRouteLocalnetFollowsConfig(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
 	for _, on := range []bool{false, true} {

@@ -11,9 +11,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The sysctls that matter here: Documentation/networking/ip-sysctl.rst and
-// nf_conntrack-sysctl.rst of the kernel. They are those of the namespace of the
-// thread that opens them.
+// The sysctls that the backend uses: Documentation/networking/ip-sysctl.rst and
+// nf_conntrack-sysctl.rst of the kernel. They belong to the namespace of the thread that
+// opens them.
 const (
 	routeLocalnet = "net/ipv4/conf/all/route_localnet"
 	tcpBeLiberal  = "net/netfilter/nf_conntrack_tcp_be_liberal"

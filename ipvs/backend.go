@@ -22,9 +22,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend programs one network namespace's IPVS, with what belongs around it. It
-// implements [ruleset.Backend]. Its methods are safe for concurrent use.
-type Backend struct {
+// backend is what a [Backend] has on Linux.
+type backend struct {
 	config Config
 
 	mu     sync.Mutex
@@ -33,26 +32,29 @@ type Backend struct {
 	kernel *kernel
 	sets   *ipsets
 	device *device
-	// states is what is in the kernel, by family, or nil while that is not known.
+	// states is what the kernel holds in each family, or nil while that is unknown.
 	states []*state
-	// rules is what was last written of those.
+	// rules is the iptables rules that were last written.
 	rules  map[tracker.Family]written
 	closed bool
 }
 
 // New returns a backend for the network namespace that c names. It opens netlink
-// sockets and checks that the kernel can do what is needed, which changes nothing
-// that lasts: an [*UnsupportedError] says what it cannot. Everything else is done
-// when the first full delta is applied, and stays as it is when the backend is
-// closed.
-func New(c Config) (*Backend, error) {
+// sockets and checks that the system has what the backend needs, which changes nothing
+// that lasts. The error is a [*ruleset.UnsupportedError] if the system lacks something,
+// and wraps [ruleset.ErrConfig] if c is invalid. Everything else happens when the first
+// full delta is applied, and stays in place when the backend is closed.
+func New(ctx context.Context, c Config) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{config: c, rules: map[tracker.Family]written{}}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	b := newBackend(c)
 	if err = b.open(); err == nil {
-		err = b.findTools(context.Background())
+		err = b.findTools(ctx)
 	}
 	if err == nil {
 		err = b.probe()
@@ -64,39 +66,55 @@ func New(c Config) (*Backend, error) {
 	return b, nil
 }
 
-// open opens the namespace and the sockets in it.
-func (b *Backend) open() (err error) {
+// newBackend returns a Backend without sockets.
+func newBackend(c Config) *Backend {
+	return &Backend{backend{config: c, rules: map[tracker.Family]written{}}}
+}
+
+// open opens the namespace and all sockets in it.
+func (b *Backend) open() error {
+	if err := b.openOthers(); err != nil {
+		return err
+	}
+	return b.openIPVS()
+}
+
+// openOthers opens the namespace and the sockets of ipset and rtnetlink.
+func (b *Backend) openOthers() (err error) {
 	if b.ns, err = netns.Open(b.config.NetNS); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
-	return b.ns.Do(func() (err error) {
-		if b.kernel, err = dialKernel(b.config.Forwarding); err != nil {
-			return errNoIPVS(err)
+	err = b.ns.Do(func() (err error) {
+		if b.sets, err = dialIPSets(); err != nil {
+			return err
 		}
-		return b.openOthers()
+		b.device, err = dialDevice(b.config.Device)
+		return err
 	})
-}
-
-// openOthers opens the sockets of ipset and rtnetlink, in the calling thread's
-// namespace.
-func (b *Backend) openOthers() (err error) {
-	if b.sets, err = dialIPSets(); err != nil {
-		return fmt.Errorf("ipvs: %w", err)
-	}
-	if b.device, err = dialDevice(b.config.Device); err != nil {
+	if err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
 	return nil
 }
 
-// findTools finds the iptables tools of each family. They are the one thing that is
-// done by programs, because the kernel's interface for these rules is theirs alone.
+// openIPVS opens the socket of IPVS. The kernel loads the module ip_vs if it can.
+func (b *Backend) openIPVS() error {
+	return b.ns.Do(func() (err error) {
+		if b.kernel, err = dialKernel(b.config.Forwarding); err != nil {
+			return unsupported(0, "IPVS (module ip_vs)", err)
+		}
+		return nil
+	})
+}
+
+// findTools finds the iptables programs of each family. Rules are written by programs
+// because the kernel's interface for them is private to iptables.
 func (b *Backend) findTools(ctx context.Context) error {
 	b.tools = map[tracker.Family]*iptool.Tool{}
 	for _, f := range b.config.Families {
 		t, err := findTool(ctx, b.config, f, b.ns)
 		if errors.Is(err, iptool.ErrUnsupported) {
-			return &UnsupportedError{Feature: "iptables", Err: err}
+			return unsupported(f, "iptables", err)
 		}
 		if err != nil {
 			return fmt.Errorf("ipvs: %w", err)
@@ -106,10 +124,9 @@ func (b *Backend) findTools(ctx context.Context) error {
 	return nil
 }
 
-// findTool finds the iptables tools of a family.
+// findTool finds the iptables programs of a family.
 func findTool(ctx context.Context, c Config, f tracker.Family, ns *netns.Namespace) (*iptool.Tool, error) {
-	flavour := map[IPTables]string{SystemTables: "", NFTables: "nft", LegacyTables: "legacy"}[c.IPTables]
-	return iptool.Find(ctx, iptool.Config{Family: f, Flavour: flavour, Namespace: ns, LockWait: lockWait})
+	return iptool.Find(ctx, iptool.Config{Family: f, Flavour: string(c.IPTables), Namespace: ns, LockWait: lockWait})
 }
 
 // lockWait bounds the wait for another program that holds the xtables lock.
@@ -137,8 +154,7 @@ func (b *Backend) close() {
 	}
 }
 
-// Close closes the backend's sockets and leaves everything in place. What is called
-// after it returns an error that is [os.ErrClosed].
+// Close closes the backend's sockets and leaves everything in the kernel in place.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -150,19 +166,19 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// Apply makes the kernel agree with d, as [ruleset.Backend] says.
+// Apply makes the kernel agree with d, as [ruleset.Backend] requires.
 //
-// What is new comes before what goes: elements of sets, then virtual servers with
-// their real servers, then addresses; and the other way round for what is gone. So
-// a packet to a Service meets all of it, whichever part of the delta is done.
+// It adds before it removes: set elements, then virtual servers with their real servers,
+// then addresses. Removal goes in the reverse order. A packet to a Service therefore
+// meets all parts of the Service at every step.
 //
-// A full delta begins with reading what the kernel holds, whoever put it there, and
-// changes only what differs. Real servers with weight 0 that no endpoint asks for
-// are taken to be draining. Virtual servers that no Service asks for are removed if
-// an element in one of the sets says that they are the backend's.
+// A full delta first reads what the kernel holds, including what other processes put
+// there, and changes only what differs. Real servers with weight 0 that no endpoint
+// wants count as draining. Apply removes a virtual server that no Service wants if its
+// mark or an element in one of the sets identifies it as a Backend's.
 //
-// A [*ruleset.PartialError] names Services that cannot be programmed or only in
-// part. [ruleset.ErrNeedFull] comes when something is found missing that was there.
+// A [*ruleset.PartialError] names Services that are not programmed, or only in part.
+// The error wraps [ruleset.ErrNeedFull] if an object that was in the kernel is missing.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return b.do(ctx, func() error {
 		if d.Full {
@@ -188,7 +204,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			}
 		}
 		if d.Full {
-			// What was bound has made news of its own, too much to be told of perhaps.
+			// Binding addresses causes events, which may overflow the socket's buffer.
 			if err := b.followAddresses(); err != nil {
 				return fmt.Errorf("ipvs: %w", err)
 			}
@@ -211,16 +227,16 @@ func (b *Backend) do(ctx context.Context, f func() error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
-		return errClosed
+		return fmt.Errorf("ipvs: backend: %w", os.ErrClosed)
 	}
 	return f()
 }
 
-// read sets up the node and reads what is in the kernel, before a full delta.
+// read sets up the node and reads what the kernel holds, before a full delta.
 func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	if !b.config.KeepSysctls {
-		if err := b.ns.Do(b.setSysctls); err != nil {
-			return fmt.Errorf("ipvs: %w", err)
+		if err := b.ns.Do(b.config.setSysctls); err != nil {
+			return err
 		}
 	}
 	if err := b.kernel.setTimeouts(b.config.Timeouts); err != nil {
@@ -250,17 +266,7 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-func (b *Backend) setSysctls() error {
-	for _, s := range Sysctls(b.config, release()) {
-		if err := s.set(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// readFamily reads what the kernel holds. What is in doubt is taken to be as an
-// earlier process left it.
+// readFamily reads what the kernel holds in one family.
 func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	s := newState(f)
 	for id := range setCount {
@@ -269,7 +275,7 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 			return nil, err
 		}
 	}
-	// Later changes are told of.
+	// From here on the kernel reports changes.
 	if _, err := b.device.changed(); err != nil {
 		return nil, err
 	}
@@ -280,7 +286,7 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	err = b.kernel.virtuals(f, func(k virtualKey, v virtual) {
 		proto := k.proto
 		if k.mark != 0 {
-			proto = inet.TCP // not told; the one that matters
+			proto = inet.TCP // a mark has no protocol; TCP is the one that drains
 		}
 		s.virtuals[k] = &virtualState{virtual: v, proto: proto, reals: map[netip.AddrPort]realState{}}
 	})
@@ -296,7 +302,7 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 			}
 		})
 		if errors.Is(err, unix.ESRCH) {
-			// Somebody else's, gone in the meantime.
+			// Another program deleted it since it was listed.
 			delete(s.virtuals, k)
 			delete(s.drainingReals, k)
 			continue
@@ -310,12 +316,12 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 
 // written is the netfilter rules in place in one family.
 type written struct {
-	// text is what was asked for, and saved what iptables-save made of it.
+	// text is the input of iptables-restore, and saved what iptables-save printed
+	// afterwards.
 	text, saved string
 }
 
-// writeRules has the netfilter rules be those for a node, and leaves those that
-// are.
+// writeRules writes the netfilter rules for a node unless they are in place.
 func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, read bool) error {
 	r := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: n}
 	if err := r.validate(); err != nil {
@@ -345,6 +351,3 @@ func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, rea
 	s.node = n
 	return nil
 }
-
-// errClosed is what a closed backend answers.
-var errClosed = fmt.Errorf("ipvs: backend: %w", os.ErrClosed)

@@ -14,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -54,7 +55,7 @@ func testLeastPrivilege(t *testing.T) {
 }
 
 // everything is what a Backend does from its first day to its last.
-func everything(variant IPTables) error {
+func everything(variant iptables.Flavour) error {
 	ctx := context.Background()
 	c := Config{IPTables: variant}
 	a, err := newAgent(c)

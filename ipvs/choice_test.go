@@ -39,7 +39,7 @@ func testChoice(f *fire) {
 			}
 		}
 	}
-	b, err := New(Config{NetNS: f.Env.NetNS, Families: f.Env.Families, Scheduler: Maglev})
+	b, err := New(t.Context(), Config{NetNS: f.Env.NetNS, Families: f.Env.Families, Scheduler: Maglev})
 	if err != nil {
 		t.Fatal(err)
 	}

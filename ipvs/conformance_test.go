@@ -35,7 +35,7 @@ var notDone = map[conformance.Feature]string{
 }
 
 func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
-	b, err := New(Config{NetNS: env.NetNS, Families: env.Families})
+	b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families})
 	if err != nil {
 		tb.Fatal(err)
 	}

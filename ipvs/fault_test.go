@@ -123,7 +123,7 @@ func newFire(t *testing.T) *fire {
 		{Addr: netip.MustParseAddrPort("10.96.0.51:80"), Protocol: v1.ProtocolUDP},
 	}}
 	f.World = conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b, err := New(Config{NetNS: env.NetNS, Families: env.Families})
+		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -134,7 +134,7 @@ func newFire(t *testing.T) *fire {
 			b.Close()
 		})
 		f.backend = b
-		if f.eyes, err = New(Config{NetNS: env.NetNS, Families: env.Families}); err != nil {
+		if f.eyes, err = New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families}); err != nil {
 			tb.Fatal(err)
 		}
 		tb.Cleanup(func() { f.eyes.Close() })
@@ -270,7 +270,7 @@ func (f *fire) adopted() {
 		f.t.Fatal(err)
 	}
 	before := f.kernel()
-	b, err := New(Config{NetNS: f.Env.NetNS, Families: f.Env.Families})
+	b, err := New(context.Background(), Config{NetNS: f.Env.NetNS, Families: f.Env.Families})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -685,7 +685,7 @@ func faults() error {
 		if err := a.backend.Close(); err != nil {
 			return err
 		}
-		if a.backend, err = New(Config{Families: []tracker.Family{tracker.IPv4}}); err != nil {
+		if a.backend, err = New(context.Background(), Config{Families: []tracker.Family{tracker.IPv4}}); err != nil {
 			return err
 		}
 		a.cursor = a.engine.Attach("next", a.backend)
@@ -934,7 +934,7 @@ func testChangingLists(t *testing.T) {
 	stop := make(chan struct{})
 	var others []chan error
 	for _, h := range []*netlab.Host{r.host, newHost(t)} {
-		b, err := New(Config{NetNS: h.File(), Families: []tracker.Family{tracker.IPv4}})
+		b, err := New(t.Context(), Config{NetNS: h.File(), Families: []tracker.Family{tracker.IPv4}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -194,7 +194,7 @@ func FuzzSaved(f *testing.F) {
 	f.Add("*nat\n:KUBE-NODE-PORT -\n*nat\nCOMMIT\n*mangle\n-A INPUT -j KUBE-IPVS-IN\n")
 	f.Add("-A\n*filter")
 	f.Fuzz(func(t *testing.T, saved string) {
-		tables := rules{family: tracker.IPv4, mark: 1 << DefaultMasqueradeBit, marks: defaultMarks(), node: &ruleset.Node{}}.tables()
+		tables := rules{family: tracker.IPv4, mark: uint32(ruleset.DefaultMasqueradeMark), marks: defaultMarks(), node: &ruleset.Node{}}.tables()
 		clean := restoreAll(tables, "")
 		for _, input := range []string{restoreAll(tables, saved), removeAll(tables, saved)} {
 			current := table{}

@@ -22,7 +22,7 @@ import (
 // about all that was asked for, and no address is left bound or unbound.
 func testInterrupted(t *testing.T) {
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
-	eyes, err := New(r.config)
+	eyes, err := New(t.Context(), r.config)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/vm"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -46,6 +47,7 @@ func TestKernel(t *testing.T) {
 		{"cleanup", testCleanup},
 		{"owned", testOwned},
 		{"drift", testDrift},
+		{"lookup", testLookup},
 		{"vanishing", testVanishing},
 		{"schedulers", testSchedulers},
 		{"weights", testWeights},
@@ -279,6 +281,10 @@ func testCleanup(t *testing.T) {
 func testDrift(t *testing.T) {
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1, nodePort(30001)), 1, 1, -1)
+	var unknown *ruleset.DriftError
+	if err := r.backend.Check(context.Background()); !errors.As(err, &unknown) {
+		t.Errorf("before the first full delta: %v, want a DriftError", err)
+	}
 	r.sync()
 	tables := []string{"mangle", "nat", "filter"}
 	var before [][]string
@@ -395,7 +401,7 @@ func testForeignScheduler(t *testing.T) {
 	}
 	h := newHost(t)
 	c := Config{NetNS: h.File(), Scheduler: name, Families: []tracker.Family{tracker.IPv4}}
-	if err := Probe(c); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "scheduler zz over IPv4 (module ip_vs_zz)") {
+	if err := Probe(t.Context(), c); !errors.Is(err, ruleset.ErrUnsupported) || !strings.Contains(err.Error(), "scheduler zz (module ip_vs_zz) for IPv4 is not supported") {
 		t.Errorf("without its module: %v", err)
 	}
 	// The module's name, and the scheduler's. Neither is part of a longer string.
@@ -429,12 +435,12 @@ func testMissingScheduler(t *testing.T) {
 		return
 	}
 	h := newHost(t)
-	err := Probe(Config{NetNS: h.File(), Scheduler: WeightedOverflow})
-	var unsupported *UnsupportedError
-	if !errors.Is(err, ErrUnsupported) || !errors.As(err, &unsupported) || !strings.Contains(err.Error(), "module ip_vs_ovf") {
+	err := Probe(t.Context(), Config{NetNS: h.File(), Scheduler: WeightedOverflow})
+	var unsupported *ruleset.UnsupportedError
+	if !errors.Is(err, ruleset.ErrUnsupported) || !errors.As(err, &unsupported) || !strings.Contains(err.Error(), "module ip_vs_ovf") {
 		t.Errorf("%v", err)
 	}
-	if err := Probe(Config{NetNS: h.File(), Scheduler: RoundRobin}); err != nil {
+	if err := Probe(t.Context(), Config{NetNS: h.File(), Scheduler: RoundRobin}); err != nil {
 		t.Error(err)
 	}
 	if got := lines(t, h, "ipvsadm -Sn"); len(got) != 0 {
@@ -492,9 +498,9 @@ func testNode(t *testing.T) {
 		t.Error("New has set a kernel parameter")
 	}
 	r.sync()
-	for _, s := range Sysctls(c, release()) {
-		if got := parameter(s.Name); got != s.Value {
-			t.Errorf("%s is %s, want %s", s.Name, got, s.Value)
+	for _, s := range parametersOf(t, c) {
+		if got := parameter(s.name); got != s.value {
+			t.Errorf("%s is %s, want %s", s.name, got, s.value)
 		}
 	}
 	if got := parameter("net/ipv6/conf/all/forwarding"); got != "0" {
@@ -513,9 +519,9 @@ func testNode(t *testing.T) {
 	if err := SetSysctls(c); err != nil {
 		t.Error(err)
 	}
-	for _, s := range Sysctls(c, release()) {
-		if got := strings.Join(lines(t, early, "cat /proc/sys/"+s.Name), " "); got != s.Value {
-			t.Errorf("SetSysctls: %s is %s, want %s", s.Name, got, s.Value)
+	for _, s := range parametersOf(t, c) {
+		if got := strings.Join(lines(t, early, "cat /proc/sys/"+s.name), " "); got != s.value {
+			t.Errorf("SetSysctls: %s is %s, want %s", s.name, got, s.value)
 		}
 	}
 	kept := newHost(t)
@@ -533,7 +539,7 @@ func testDisabledIPv6(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, families := range [][]tracker.Family{nil, {tracker.IPv6}} {
-		if err := Probe(Config{NetNS: h.File(), Families: families}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
+		if err := Probe(t.Context(), Config{NetNS: h.File(), Families: families}); !errors.Is(err, ruleset.ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
 			t.Errorf("families %v: %v", families, err)
 		}
 	}
@@ -791,7 +797,7 @@ func testFailures(t *testing.T) {
 
 // testRules has both variants of iptables take the golden rules, twice.
 func testRules(t *testing.T) {
-	for _, variant := range []IPTables{NFTables, LegacyTables} {
+	for _, variant := range []iptables.Flavour{iptables.NFT, iptables.Legacy} {
 		for name, g := range goldenRules() {
 			h := newHost(t)
 			tool, err := findTool(t.Context(), Config{IPTables: variant}, g.family, h.Namespace())
@@ -855,7 +861,7 @@ func testRules(t *testing.T) {
 // testLegacy sends packets by legacy iptables' rules.
 func testLegacy(t *testing.T) {
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b, err := New(Config{NetNS: env.NetNS, Families: env.Families, IPTables: LegacyTables})
+		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, IPTables: iptables.Legacy})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -871,7 +877,7 @@ func testLegacy(t *testing.T) {
 // testHashing has Maglev go on while a server drains.
 func testHashing(t *testing.T) {
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b, err := New(Config{NetNS: env.NetNS, Families: env.Families, Scheduler: Maglev})
+		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, Scheduler: Maglev})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -913,4 +919,14 @@ func churn(t *testing.T, w *conformance.World, f func()) {
 	for _, err := range c.Failures {
 		t.Error(err)
 	}
+}
+
+// parametersOf returns the kernel parameters that SetSysctls sets.
+func parametersOf(t *testing.T, c Config) []parameter {
+	t.Helper()
+	c, err := c.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.parameters(release())
 }

@@ -56,7 +56,7 @@ func testLeaks(t *testing.T) {
 			// Another process. What rig.restart makes is kept until the test ends.
 			r.cursor.Detach()
 			r.backend.Close()
-			b, err := New(r.config)
+			b, err := New(t.Context(), r.config)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -3,20 +3,22 @@
 package ipvs
 
 import (
+	"context"
 	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 func TestMain(m *testing.M) {
 	confine.Roles{
-		"everything":        func() error { return everything(NFTables) },
-		"everything legacy": func() error { return everything(LegacyTables) },
+		"everything":        func() error { return everything(iptables.NFT) },
+		"everything legacy": func() error { return everything(iptables.Legacy) },
 		"churn":             changeEndpoints,
 		"faults":            faults,
 		"sysctl":            readOnlySysctls,
@@ -36,7 +38,7 @@ type agent struct {
 }
 
 func newAgent(c Config) (*agent, error) {
-	b, err := New(c)
+	b, err := New(context.Background(), c)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -26,7 +27,7 @@ func testOwned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Config{NetNS: h.File(), IPTables: NFTables}
+	c := Config{NetNS: h.File(), IPTables: iptables.NFT}
 	owned := func(what string, want bool) {
 		t.Helper()
 		if got, err := Owned(t.Context(), c); err != nil || got != want {
@@ -49,7 +50,7 @@ func testOwned(t *testing.T) {
 	owned("kube-proxy's", false)
 	// Of the backend's own rules the names of the chains are enough.
 	input, n := "", 0
-	for _, table := range (rules{family: tracker.IPv4, mark: 1 << DefaultMasqueradeBit, node: &ruleset.Node{}}).tables() {
+	for _, table := range (rules{family: tracker.IPv4, mark: uint32(ruleset.DefaultMasqueradeMark), node: &ruleset.Node{}}).tables() {
 		input += "*" + table.name + "\n"
 		for _, chain := range table.chains {
 			input += ":" + chain.name + " -\n"

@@ -101,7 +101,7 @@ func (r *rig) restart() {
 		r.cursor.Detach()
 		r.backend.Close()
 	}
-	b, err := New(r.config)
+	b, err := New(context.Background(), r.config)
 	if err != nil {
 		r.tb.Fatal(err)
 	}

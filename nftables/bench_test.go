@@ -94,7 +94,7 @@ func newPipeline(tb testing.TB, netns *os.File) *pipeline {
 	tb.Helper()
 	p := &pipeline{}
 	var err error
-	if p.backend, err = New(Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
+	if p.backend, err = New(context.Background(), Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
 		tb.Fatal(err)
 	}
 	if p.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}}); err != nil {
@@ -210,12 +210,10 @@ func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 	}
 	defer conn.Close()
 	var batch nlbatch.Batch
-	t := newTable(tracker.IPv4, &ruleset.Node{})
-	t.size[setEndpoints] = sizeFor(count)
-	w := newWriter("floor", 1)
-	w.newTable(t)
-	w.newSet(t, setEndpoints)
-	made, _ := w.finish(nil)
+	w := newWriter("floor")
+	w.newTable(tracker.IPv4, 0)
+	w.newSet(tracker.IPv4, setEndpoints, sizeFor(count))
+	made, _ := w.finish()
 	if err := conn.Commit(made); err != nil {
 		b.Fatal(err)
 	}
@@ -226,10 +224,9 @@ func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 		batch.Reset()
 		e.Reset()
 		for ; i < count && e.Count() < chunk && e.Size() < conn.Limit()/2; i++ {
-			var key, data buffer
-			n := key.word(key.word(0, uint32(i)), 0)
-			m := data.port(data.addr(0, netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})), 80)
-			e.Add(key[:n], data[:m], "")
+			key := octets{}.word(uint32(i)).word(0)
+			data := octets{}.addr(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})).port(80)
+			e.Add(key.bytes(), data.bytes(), "")
 		}
 		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", setEndpoints.name(), &e)
 		if err := conn.Commit(&batch); err != nil {
@@ -314,12 +311,10 @@ func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
 		b.Fatal(err)
 	}
 	defer conn.Close()
-	t := newTable(tracker.IPv4, &ruleset.Node{})
-	t.size[setEndpoints] = 1 << 16
-	w := newWriter("floor", 1)
-	w.newTable(t)
-	w.newSet(t, setEndpoints)
-	made, _ := w.finish(nil)
+	w := newWriter("floor")
+	w.newTable(tracker.IPv4, 0)
+	w.newSet(tracker.IPv4, setEndpoints, 1<<16)
+	made, _ := w.finish()
 	if err := conn.Commit(made); err != nil {
 		b.Fatal(err)
 	}
@@ -330,10 +325,9 @@ func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
 	for i := range rounds {
 		batch.Reset()
 		e.Reset()
-		var key, data buffer
-		n := key.word(key.word(0, uint32(i)), 0)
-		m := data.port(data.addr(0, netip.AddrFrom4([4]byte{10, 0, 0, 1})), 80)
-		e.Add(key[:n], data[:m], "")
+		key := octets{}.word(uint32(i)).word(0)
+		data := octets{}.addr(netip.AddrFrom4([4]byte{10, 0, 0, 1})).port(80)
+		e.Add(key.bytes(), data.bytes(), "")
 		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", setEndpoints.name(), &e)
 		if err := conn.Commit(&batch); err != nil {
 			b.Fatal(err)

@@ -6,44 +6,22 @@ import (
 	"context"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Cleanup deletes the tables that a [Backend] with the same configuration owns,
-// in all of its families at once, and nothing else. That there is none is no
-// error. Connections that were translated stay as they are.
+// Cleanup deletes the tables that a [Backend] with the same configuration owns, in all
+// of its families in one transaction, and nothing else. It does nothing if there are
+// none. Connections that were translated stay translated.
 func Cleanup(ctx context.Context, c Config) error {
-	c, err := c.withDefaults()
-	if err != nil {
-		return err
-	}
-	conn, err := nlbatch.Dial(c.NetNS)
-	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
-	}
-	defer conn.Close()
-	err = persist(func() error {
-		if err := ctx.Err(); err != nil {
-			return err
+	err := ownTables(ctx, c, func(conn *nlbatch.Conn, found []ownedTable) error {
+		w := newWriter("")
+		for _, t := range found {
+			w.table = t.name
+			w.deleteTable(t.family)
 		}
-		var batch nlbatch.Batch
-		batch.Reset()
-		for _, name := range []string{c.Table, shadowOf(c.Table)} {
-			for _, f := range c.Families {
-				found, err := readTable(conn, name, f)
-				if err != nil {
-					return err
-				}
-				if found.exists {
-					deleteTable(&batch, f, name)
-				}
-			}
-		}
-		return conn.Commit(&batch)
+		batch, _ := w.finish()
+		return conn.Commit(batch)
 	})
 	if err != nil {
 		return fmt.Errorf("nftables: clean up: %w", err)
@@ -51,9 +29,53 @@ func Cleanup(ctx context.Context, c Config) error {
 	return nil
 }
 
-func deleteTable(batch *nlbatch.Batch, f tracker.Family, name string) {
-	batch.Note("delete table")
-	batch.Begin(unix.NFT_MSG_DELTABLE, 0, inet.AF(f))
-	batch.String(unix.NFTA_TABLE_NAME, name)
-	batch.End()
+// Owned reports whether the network namespace has a table that [Cleanup] with the same
+// configuration would delete.
+func Owned(ctx context.Context, c Config) (owned bool, err error) {
+	err = ownTables(ctx, c, func(_ *nlbatch.Conn, found []ownedTable) error {
+		owned = len(found) != 0
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("nftables: look for tables: %w", err)
+	}
+	return owned, nil
+}
+
+// ownedTable is an existing table of a Backend.
+type ownedTable struct {
+	name   string
+	family tracker.Family
+}
+
+// ownTables calls fn with the existing tables of a Backend with the configuration, again
+// if another process changes them concurrently.
+func ownTables(ctx context.Context, c Config, fn func(*nlbatch.Conn, []ownedTable) error) error {
+	c, err := c.withDefaults()
+	if err != nil {
+		return err
+	}
+	conn, err := nlbatch.Dial(c.NetNS)
+	if err != nil {
+		return unsupportedSocket(err)
+	}
+	defer conn.Close()
+	return persist(func() error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var found []ownedTable
+		for _, name := range []string{c.Table, stagingOf(c.Table)} {
+			for _, f := range c.Families {
+				head, err := readTable(conn, name, f)
+				if err != nil {
+					return err
+				}
+				if head.exists {
+					found = append(found, ownedTable{name, f})
+				}
+			}
+		}
+		return fn(conn, found)
+	})
 }

@@ -121,7 +121,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 	}
 	program := func(h *netlab.Host) {
 		t.Helper()
-		b, err := New(Config{NetNS: h.File(), Families: []tracker.Family{f}})
+		b, err := New(t.Context(), Config{NetNS: h.File(), Families: []tracker.Family{f}})
 		must(err)
 		t.Cleanup(func() { b.Close() })
 		trk, err := tracker.New(tracker.Config{OnService: worldgen.OnService})

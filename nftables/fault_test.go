@@ -68,11 +68,11 @@ func takenOver(t *testing.T, w *conformance.World) {
 	t.Helper()
 	r := &rig{TB: t, tracker: w.Tracker, engine: w.Engine}
 	var err error
-	if r.backend, err = New(Config{NetNS: w.Env.NetNS}); err != nil {
+	if r.backend, err = New(context.Background(), Config{NetNS: w.Env.NetNS}); err != nil {
 		t.Fatal(err)
 	}
 	defer r.backend.Close()
-	r.backend.linger = 0
+	r.backend.gracePeriod = 0
 	r.cursor = w.Engine.Attach("next", r.backend)
 	defer r.cursor.Detach()
 	r.sync()
@@ -276,7 +276,7 @@ func faults() error {
 	if err := json.Unmarshal([]byte(os.Getenv(agentEnv)), &s); err != nil {
 		return err
 	}
-	b, err := New(Config{})
+	b, err := New(ctx, Config{})
 	if err != nil {
 		return err
 	}
@@ -309,9 +309,9 @@ func faults() error {
 		}
 		for _, sv := range p.engine.Snapshot().Services {
 			want := len(sv.Selection.Cluster)
-			found, ok, err := Lookup(ctx, Config{}, netip.AddrPortFrom(sv.Port.ClusterIP, sv.Port.Port), sv.Key.Protocol)
-			if err != nil || !ok || len(found.Endpoints) != want {
-				return fmt.Errorf("%v: %+v, %v, %w, want %d endpoints", sv.Key, found, ok, err, want)
+			found, err := lookUp(ctx, Config{}, netip.AddrPortFrom(sv.Port.ClusterIP, sv.Port.Port), sv.Key.Protocol)
+			if err != nil || len(found.Endpoints) != want {
+				return fmt.Errorf("%v: %+v, %w, want %d endpoints", sv.Key, found, err, want)
 			}
 		}
 		return nil
@@ -411,8 +411,8 @@ func faults() error {
 		return err
 	}
 	defer null.Close()
-	for _, lose := range []func(fd int) error{unix.Close, func(fd int) error { return unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC) }} {
-		if err := lose(fd); err != nil {
+	for _, discardModel := range []func(fd int) error{unix.Close, func(fd int) error { return unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC) }} {
+		if err := discardModel(fd); err != nil {
 			return err
 		}
 		if err := change(); !errors.Is(err, os.ErrClosed) {
@@ -423,7 +423,7 @@ func faults() error {
 		}
 		p.cursor.Detach()
 		_ = b.Close() // of a descriptor that is not its own
-		if b, err = New(Config{}); err != nil {
+		if b, err = New(ctx, Config{}); err != nil {
 			return err
 		}
 		p.cursor = p.engine.Attach("next", b)
@@ -499,7 +499,7 @@ func hungry() error {
 	if err := json.Unmarshal([]byte(os.Getenv(agentEnv)), &s); err != nil {
 		return err
 	}
-	b, err := New(Config{})
+	b, err := New(context.Background(), Config{})
 	if err != nil {
 		return err
 	}

@@ -63,7 +63,7 @@ func TestHashIsTheOneInGo(t *testing.T) {
 		}
 		must(h.AddRoute(netip.MustParsePrefix(f.route), netip.Addr{}, "lo"))
 
-		b, err := New(Config{NetNS: h.File(), Families: []tracker.Family{f.family}})
+		b, err := New(t.Context(), Config{NetNS: h.File(), Families: []tracker.Family{f.family}})
 		must(err)
 		t.Cleanup(func() { b.Close() })
 		trk, err := tracker.New(tracker.Config{OnService: worldgen.OnService})

@@ -42,7 +42,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{4, 0, 1, 0, 4, 0, 2, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var all []element
+		var all []kernelElement
 		for _, list := range nfnl.Attributes(data) {
 			all = append(all, parseElement(list))
 			for _, one := range nfnl.Attributes(list) {
@@ -50,13 +50,15 @@ func FuzzAnswers(f *testing.F) {
 			}
 		}
 		k := &kernelTable{sticky: map[stickyOwner]*adoptedPool{}, stickyNumbers: map[uint32]bool{}}
+		var bounds []bound
 		for _, e := range all {
+			bounds = appendBound(bounds, e)
 			k.addSticky(e)
 			if a, ok := parseAddrPort(e.data); ok && !a.Addr().IsValid() {
 				t.Errorf("%x is %v", e.data, a)
 			}
 		}
-		for _, r := range rangesOf(all) {
+		for _, r := range rangesOf(bounds) {
 			if !r.first.IsValid() {
 				t.Errorf("a range without a beginning: %v", r)
 			}
@@ -84,7 +86,7 @@ func FuzzNames(f *testing.F) {
 			}
 		}
 		needNFT(t, host)
-		b, err := New(Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}})
+		b, err := New(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,9 +114,9 @@ func FuzzNames(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			found, ok, err := Lookup(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
-			if err != nil || !ok || len(found.Endpoints) != 1 || found.Service != nlbatch.Printable(found.Service) {
-				t.Fatalf("%+v, %v, %v", found, ok, err)
+			found, err := lookUp(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
+			if err != nil || len(found.Endpoints) != 1 || found.Service != nlbatch.Printable(found.Service) {
+				t.Fatalf("%+v, %v", found, err)
 			}
 			// Some numbers are drawn by lot.
 			return drawnNumbers.ReplaceAllString(comments.ReplaceAllString(listing, "comment"), "number")
@@ -128,7 +130,7 @@ func FuzzNames(f *testing.F) {
 var (
 	// comments is what nft shows of a name.
 	comments = regexp.MustCompile(`comment "[^"]*"`)
-	// drawnNumbers is tickets and the numbers of endpoints with affinity.
+	// drawnNumbers is dispatch keys and the numbers of endpoints with affinity.
 	drawnNumbers = regexp.MustCompile(`[0-9a-f]+:[0-9a-f]+`)
 )
 
@@ -186,8 +188,8 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	for i, want := range map[int]bool{3: false, 4: true} {
-		if f, ok, err := Lookup(t.Context(), Config{NetNS: r.host.File()}, netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", i+1)), v1.ProtocolTCP); err != nil || ok != want {
-			t.Errorf("Service %d: %v, %v, %v", i, f.Chain, ok, err)
+		if f, err := lookUp(t.Context(), Config{NetNS: r.host.File()}, netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", i+1)), v1.ProtocolTCP); err != nil || f.Entry != want {
+			t.Errorf("Service %d: %+v, %v", i, f, err)
 		}
 	}
 	// With fewer it is served.
@@ -197,7 +199,7 @@ func TestLimits(t *testing.T) {
 		r.tracker.SetSlice(es)
 	}
 	r.sync()
-	if f, ok, err := Lookup(t.Context(), Config{NetNS: r.host.File()}, netip.MustParseAddrPort("10.96.0.4:80"), v1.ProtocolTCP); err != nil || !ok || len(f.Endpoints) != 30000 {
-		t.Errorf("%d endpoints, %v, %v", len(f.Endpoints), ok, err)
+	if f, err := lookUp(t.Context(), Config{NetNS: r.host.File()}, netip.MustParseAddrPort("10.96.0.4:80"), v1.ProtocolTCP); err != nil || len(f.Endpoints) != 30000 {
+		t.Errorf("%d endpoints, %v", len(f.Endpoints), err)
 	}
 }

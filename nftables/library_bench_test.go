@@ -125,7 +125,7 @@ func BenchmarkLibraryReadElements(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				found := 0
-				err := readElements(c.ours, "compared", tracker.IPv4, "numbers", func(element) { found++ })
+				err := readElements(c.ours, "compared", tracker.IPv4, "numbers", func(kernelElement) { found++ })
 				if err != nil || found != n {
 					b.Fatalf("%d elements, %v", found, err)
 				}

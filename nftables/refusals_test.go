@@ -68,7 +68,7 @@ func TestKilledWhileOneTableTakesTheOthersPlace(t *testing.T) {
 	ctx := context.Background()
 	for round := range 4 {
 		old := r.backend.name
-		name := shadowOf(DefaultTable)
+		name := stagingOf(DefaultTable)
 		if old == name {
 			name = DefaultTable
 		}
@@ -78,7 +78,7 @@ func TestKilledWhileOneTableTakesTheOthersPlace(t *testing.T) {
 		}
 		r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4+round)...))
 		capture := r.engine.Attach("capture", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
-			_, err := r.backend.supplant(ctx, d, kernel, name)
+			_, err := r.backend.swapIn(ctx, d, kernel, name)
 			return err
 		}))
 		if err := capture.Sync(ctx); err != nil {

@@ -421,25 +421,21 @@ func tune(cfg *config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	done, err := conntrack.Tune("", plan)
-	for _, d := range done {
-		log.Info("set a kernel parameter", "path", "/"+d.Setting.Path, "value", d.Setting.Value, "was", d.Old)
-	}
-	if all, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, err := range all.Unwrap() {
-			log.Warn("a kernel parameter is not as it should be", "error", err, "leftAloneWith", leaveAlone(err))
+	var errs []error
+	for _, r := range conntrack.Tune("", plan) {
+		switch {
+		case r.Err != nil:
+			log.Warn("a kernel parameter is not as it should be", "error", r.Err, "leftAloneWith", leaveAlone(r.Setting))
+			errs = append(errs, r.Err)
+		case r.Changed:
+			log.Info("set a kernel parameter", "path", "/"+r.Setting.Path, "value", r.Setting.Value, "was", r.Old)
 		}
 	}
-	return err
+	return errors.Join(errs...)
 }
 
-// leaveAlone returns the flag that leaves the parameter of a [conntrack.SettingError]
-// as it is.
-func leaveAlone(err error) string {
-	var s *conntrack.SettingError
-	if !errors.As(err, &s) {
-		return ""
-	}
+// leaveAlone returns the flag that leaves a parameter as it is.
+func leaveAlone(s conntrack.Setting) string {
 	for name, flag := range map[string]string{
 		"nf_conntrack_max":                     "--conntrack-max-per-core=0",
 		"hashsize":                             "--conntrack-max-per-core=0",
@@ -449,7 +445,7 @@ func leaveAlone(err error) string {
 		"nf_conntrack_udp_timeout_stream":      "--conntrack-udp-timeout-stream=0",
 		"nf_conntrack_tcp_be_liberal":          "--conntrack-tcp-be-liberal=false",
 	} {
-		if path.Base(s.Setting.Path) == name {
+		if path.Base(s.Path) == name {
 			return flag
 		}
 	}

@@ -115,11 +115,11 @@ func allModes() []mode { return []mode{nftablesMode(), iptablesMode(), ipvsMode(
 func nftablesMode() mode {
 	return mode{
 		name: config.ModeNFTables,
-		probe: func(_ context.Context, _ *config.Config, f tracker.Family) error {
-			return nftables.Probe(nftables.Config{Families: []tracker.Family{f}})
+		probe: func(ctx context.Context, _ *config.Config, f tracker.Family) error {
+			return nftables.Probe(ctx, nftables.Config{Families: []tracker.Family{f}})
 		},
-		open: func(_ context.Context, s settings) (dataplane, error) {
-			return nftables.New(nftables.Config{Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log})
+		open: func(ctx context.Context, s settings) (dataplane, error) {
+			return nftables.New(ctx, nftables.Config{Families: s.families, MasqueradeMark: ruleset.MasqueradeBit(int(s.MasqueradeBit)), Log: s.log})
 		},
 		cleanup: func(ctx context.Context, log *slog.Logger) error {
 			return nftables.Cleanup(ctx, nftables.Config{Log: log})
@@ -136,18 +136,14 @@ func iptablesMode() mode {
 	return mode{
 		name: config.ModeIPTables,
 		probe: func(ctx context.Context, _ *config.Config, f tracker.Family) error {
-			b, err := iptables.New(ctx, iptables.Config{Families: []tracker.Family{f}, NoCounters: true})
-			if err != nil {
-				return err
-			}
-			return b.Close()
+			return iptables.Probe(ctx, iptables.Config{Families: []tracker.Family{f}})
 		},
 		setSysctls: func(c *config.Config) error {
 			return iptables.SetSysctls(iptables.Config{LocalhostNodePorts: localhostNodePorts(c)})
 		},
 		open: func(ctx context.Context, s settings) (dataplane, error) {
 			b, err := iptables.New(ctx, iptables.Config{
-				Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config),
+				Families: s.families, MasqueradeMark: ruleset.MasqueradeBit(int(s.MasqueradeBit)), Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config),
 				Trace: &iptables.Trace{Applied: func(i iptables.Info) { s.rules(i.Family, i.Table, i.Rules, i.Written) }},
 			})
 			if err != nil {
@@ -178,16 +174,16 @@ func iptablesMode() mode {
 func ipvsMode() mode {
 	return mode{
 		name: config.ModeIPVS,
-		probe: func(_ context.Context, c *config.Config, f tracker.Family) error {
-			return ipvs.Probe(ipvs.Config{Families: []tracker.Family{f}, Scheduler: ipvs.Scheduler(c.Effective.IPVS.Scheduler)})
+		probe: func(ctx context.Context, c *config.Config, f tracker.Family) error {
+			return ipvs.Probe(ctx, ipvs.Config{Families: []tracker.Family{f}, Scheduler: ipvs.Scheduler(c.Effective.IPVS.Scheduler)})
 		},
 		setSysctls: func(c *config.Config) error {
 			return ipvs.SetSysctls(ipvs.Config{StrictARP: c.Effective.IPVS.StrictARP})
 		},
-		open: func(_ context.Context, s settings) (dataplane, error) {
+		open: func(ctx context.Context, s settings) (dataplane, error) {
 			e := s.Effective.IPVS
 			c := ipvs.Config{
-				Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log,
+				Families: s.families, MasqueradeMark: ruleset.MasqueradeBit(int(s.MasqueradeBit)), Log: s.log,
 				Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP,
 				Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
 			}
@@ -198,7 +194,7 @@ func ipvsMode() mode {
 				}
 				c.ExcludeCIDRs = append(c.ExcludeCIDRs, p.Masked())
 			}
-			return ipvs.New(c)
+			return ipvs.New(ctx, c)
 		},
 		cleanup: func(ctx context.Context, log *slog.Logger) error {
 			if owned, err := ownedIPVS(ctx); err != nil || !owned {
@@ -210,7 +206,7 @@ func ipvsMode() mode {
 			return cleanupIPVS(ctx, log)
 		},
 		retire: func(ctx context.Context, adopt bool, log *slog.Logger) error {
-			families := ipvsFamilies()
+			families := ipvsFamilies(ctx)
 			if len(families) == 0 {
 				return nil // there can be nothing
 			}
@@ -228,10 +224,10 @@ func ipvsMode() mode {
 
 // ipvsFamilies returns the address families in which IPVS may have connections: one
 // in which it cannot be used has none.
-func ipvsFamilies() []tracker.Family {
+func ipvsFamilies(ctx context.Context) []tracker.Family {
 	var out []tracker.Family
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		if ipvs.Probe(ipvs.Config{Families: []tracker.Family{f}}) == nil {
+		if ipvs.Probe(ctx, ipvs.Config{Families: []tracker.Family{f}}) == nil {
 			out = append(out, f)
 		}
 	}
@@ -254,7 +250,7 @@ func eachIPTables(log *slog.Logger, f func(iptables.Config) error) error {
 				continue
 			}
 			err := f(iptables.Config{Flavour: flavour, Families: []tracker.Family{family}, Log: log})
-			if errors.Is(err, iptables.ErrUnsupported) {
+			if errors.Is(err, ruleset.ErrUnsupported) {
 				log.Debug("not looked for in iptables", "flavour", flavour, "family", family, "error", err)
 				continue
 			}
@@ -291,11 +287,11 @@ func legacyTables(f tracker.Family) (tables []string, known bool) {
 
 // variantsOfIPVS returns the variants of the iptables tools that mode ipvs may have
 // been run with.
-func variantsOfIPVS() []ipvs.IPTables {
-	out := []ipvs.IPTables{ipvs.NFTables, ipvs.LegacyTables}
+func variantsOfIPVS() []iptables.Flavour {
+	out := []iptables.Flavour{iptables.NFT, iptables.Legacy}
 	for _, program := range []string{"iptables-nft-save", "iptables-legacy-save"} {
 		if _, err := exec.LookPath(program); err != nil {
-			return append(out, ipvs.SystemTables) // which is another
+			return append(out, iptables.AnyFlavour) // which is another
 		}
 	}
 	return out

@@ -224,11 +224,7 @@ func (t *tour) modes() []mode {
 		return c
 	}
 	m.probe = func(ctx context.Context, _ *config.Config, f tracker.Family) error {
-		b, err := iptables.New(ctx, there(iptables.Config{Families: []tracker.Family{f}}))
-		if err != nil {
-			return err
-		}
-		return b.Close()
+		return iptables.Probe(ctx, there(iptables.Config{Families: []tracker.Family{f}}))
 	}
 	m.open = func(ctx context.Context, s settings) (dataplane, error) {
 		return iptables.New(ctx, there(iptables.Config{Families: s.families, Log: s.log}))

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -27,29 +28,35 @@ type question struct {
 
 // lookupNFTables tells what the tables of mode nftables do with a packet.
 func lookupNFTables(ctx context.Context, out io.Writer, q question) error {
-	to := q.packet.To
-	if q.verdict.Frontend != nil && q.verdict.Frontend.Kind == ruleset.NodePort {
-		any := netip.IPv4Unspecified()
-		if to.Addr().Is6() {
-			any = netip.IPv6Unspecified()
-		}
-		to = netip.AddrPortFrom(any, to.Port())
-	}
-	found, ok, err := nftables.Lookup(ctx, nftables.Config{}, to, q.packet.Protocol)
+	f := q.verdict.Frontend
+	found, err := nftables.Lookup(ctx, nftables.Config{}, ruleset.Query{
+		Packet: q.packet, Internal: q.near, NodePort: f != nil && f.Kind == ruleset.NodePort,
+	})
 	switch {
-	case errors.Is(err, nftables.ErrNoTable):
+	case errors.Is(err, ruleset.ErrNoRules):
 		fmt.Fprintln(out, "kernel: mode nftables has no rules in this network namespace")
 		return nil
 	case err != nil:
 		return err
-	case !ok:
+	case !found.Entry:
 		return q.compare(out, "no entry for it", "", nil, q.entry())
 	}
-	chain, eps := found.Chain, found.Endpoints
-	if q.near && found.NearChain != "" {
-		chain, eps = found.NearChain, found.NearEndpoints
+	return q.compare(out, found.Where, found.Service, found.Endpoints, q.entry())
+}
+
+// lookupIPTables compares what table nat does with a packet.
+func lookupIPTables(ctx context.Context, out io.Writer, q question) error {
+	found, err := iptables.Lookup(ctx, iptables.Config{}, ruleset.Query{Packet: q.packet, Internal: q.near})
+	switch {
+	case errors.Is(err, ruleset.ErrNoRules):
+		fmt.Fprintln(out, "kernel: mode iptables has no rules in this network namespace")
+		return nil
+	case err != nil:
+		return err
+	case !found.Entry:
+		found.Where = "no rule for it"
 	}
-	return q.compare(out, fmt.Sprintf("table %s has it go to chain %s", found.Table, chain), found.Service, eps, q.entry())
+	return q.compare(out, found.Where, found.Service, found.Endpoints, q.verdict.Endpoints)
 }
 
 // entry returns the endpoints that the packet's entry should lead to, which it has

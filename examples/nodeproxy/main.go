@@ -20,7 +20,7 @@
 //
 // "nodeproxy run --init-only" does all that takes a writable /proc/sys for the
 // configured mode: the parameters of connection tracking, those that
-// [github.com/go-proxier/proxier/ipvs.Sysctls] lists in mode ipvs, and route_localnet in
+// [github.com/go-proxier/proxier/ipvs.SetSysctls] lists in mode ipvs, and route_localnet in
 // mode iptables if NodePorts answer at loopback addresses. Afterwards run works with the
 // same flags and configuration file where /proc/sys is read-only, as it does not write
 // a parameter that has its value already. No mode writes

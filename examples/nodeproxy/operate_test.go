@@ -287,7 +287,7 @@ func TestLeaveAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range list {
-		flag := leaveAlone(&conntrack.SettingError{Setting: s})
+		flag := leaveAlone(s)
 		if flag == "" {
 			t.Fatalf("%s has no flag", s.Path)
 		}

@@ -19,7 +19,7 @@ const drainInterval = time.Second
 // get no new ones, and when the last has ended everything is removed. It may take
 // as long as somebody keeps a connection.
 func retireIPVS(ctx context.Context, families []tracker.Family, log *slog.Logger) error {
-	b, err := ipvs.New(ipvs.Config{Families: families, Log: log, KeepSysctls: true})
+	b, err := ipvs.New(ctx, ipvs.Config{Families: families, Log: log, KeepSysctls: true})
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func ways(b *testing.B, bench func(b *testing.B, do func(func() error) error, to
 		w := conformance.NewWorld(b, conformance.Options{
 			Families: []tracker.Family{tracker.IPv4},
 			New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-				n, err := nftables.New(nftables.Config{NetNS: env.NetNS})
+				n, err := nftables.New(tb.Context(), nftables.Config{NetNS: env.NetNS})
 				if err != nil {
 					tb.Skip(err)
 				}

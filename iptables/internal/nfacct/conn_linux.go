@@ -14,9 +14,9 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// MaxName is the most bytes that a name may have: NFACCT_NAME_MAX of
+// maxName is the most bytes that a name can have: NFACCT_NAME_MAX of
 // include/uapi/linux/netfilter/nfnetlink_acct.h, less the NUL.
-const MaxName = 31
+const maxName = 31
 
 // Message types and attributes (include/uapi/linux/netfilter/nfnetlink_acct.h).
 const (
@@ -30,14 +30,10 @@ const (
 	attrFlags   = 5 // NFACCT_FLAGS, present if the object has a quota
 )
 
-// ErrQuota is wrapped by errors about an object with a quota. Rules match such an
-// object by whether its quota is used up, so it belongs to another program.
-var ErrQuota = errors.New("nfacct: the object has a quota")
-
 // Object is an accounting object.
 type Object struct {
 	Name string
-	// Packets and Bytes are what the object has counted since it was made.
+	// Packets and Bytes are what the object has counted since it was created.
 	Packets, Bytes uint64
 
 	quota bool
@@ -69,8 +65,8 @@ func Dial(ns *netns.Namespace) (*Conn, error) {
 	return c, nil
 }
 
-// Close closes the connection. Methods return [os.ErrClosed] afterwards, except Close,
-// which does nothing.
+// Close closes the connection. Afterwards other methods return [os.ErrClosed], and Close
+// does nothing.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,22 +77,19 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Add makes an object that has counted nothing. If there is one of that name already,
-// it goes on counting and made is false. The error is [ErrQuota] if that one has a
-// quota.
-func (c *Conn) Add(name string) (made bool, err error) {
-	_, err = c.request(msgNew, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, name)
-	switch {
-	case err == nil:
-		return true, nil
-	case !errors.Is(err, unix.EEXIST):
-		return false, err
+// Add creates an object that has counted nothing, unless the object exists already. It
+// fails if the existing object has a quota: rules match such an object by whether its
+// quota is used up, so it belongs to another program.
+func (c *Conn) Add(name string) error {
+	_, err := c.request(msgNew, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, name)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
 	}
 	o, err := c.Get(name)
 	if err == nil && o.quota {
-		err = fmt.Errorf("%w: %s", ErrQuota, name)
+		err = fmt.Errorf("nfacct: %s has a quota", name)
 	}
-	return false, err
+	return err
 }
 
 // Get returns an object. The error is ENOENT if there is none of that name.
@@ -122,8 +115,8 @@ func (c *Conn) Delete(name string) error {
 
 // request sends a request about an object and returns the bodies of the answers.
 func (c *Conn) request(kind, flags int, name string) ([][]byte, error) {
-	if name == "" || len(name) > MaxName || bytes.IndexByte([]byte(name), 0) >= 0 {
-		return nil, fmt.Errorf("nfacct: name %q is not 1 to %d bytes other than NUL", name, MaxName)
+	if name == "" || len(name) > maxName || bytes.IndexByte([]byte(name), 0) >= 0 {
+		return nil, fmt.Errorf("nfacct: name %q is not 1 to %d bytes other than NUL", name, maxName)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -22,12 +22,6 @@ type Conn struct {
 	commits uint32
 }
 
-// ErrTooLarge is in the error of a batch that is larger than the socket can
-// send. The kernel takes a transaction in one piece of at most the socket's send
-// buffer: beyond net.core.wmem_max that needs CAP_NET_ADMIN in the initial user
-// namespace.
-var ErrTooLarge = errors.New("transaction is larger than the socket's send buffer")
-
 // wantBuffer is the socket buffer asked for: enough for a transaction of a
 // million elements. The kernel allocates only what is used.
 const wantBuffer = 256 << 20

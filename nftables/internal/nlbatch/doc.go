@@ -8,3 +8,10 @@
 // BenchmarkLibraryList of package nftables run both in the same kernel. Expressions of
 // rules are encoded by the library.
 package nlbatch
+
+import "errors"
+
+// ErrTooLarge is wrapped by the error of a batch that is larger than the socket can
+// send. The kernel takes a transaction in one piece of at most the socket's send buffer:
+// beyond net.core.wmem_max that needs CAP_NET_ADMIN in the initial user namespace.
+var ErrTooLarge = errors.New("transaction is larger than the socket's send buffer")

@@ -11,15 +11,6 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// MaxComment is the longest element comment that the nft tool shows; it has to
-// fit a one-byte length with its terminator and the kernel's
-// NFT_USERDATA_MAXLEN.
-const MaxComment = 127
-
-// udataComment is the type under which nft keeps an element's comment in its
-// user data (libnftnl, NFTNL_UDATA_SET_ELEM_COMMENT).
-const udataComment = 0
-
 // Elements collects encoded elements of one set. The zero value is empty; Reset
 // empties it and keeps its memory.
 type Elements struct {
@@ -61,10 +52,10 @@ func (e *Elements) Divide(limit int, fn func(*Elements) error) error {
 	return nil
 }
 
-// Add appends an element: data is nil in a set, comment may be "".
+// Add appends an element: data is empty in a set, comment may be "".
 func (e *Elements) Add(key, data []byte, comment string) {
 	at := e.open(key)
-	if data != nil {
+	if len(data) != 0 {
 		e.value(unix.NFTA_SET_ELEM_DATA, data)
 	}
 	if comment != "" {
@@ -129,26 +120,6 @@ func (e *Elements) value(typ uint16, v []byte) {
 	e.buf = nfnl.AppendBytes(e.buf, unix.NFTA_DATA_VALUE, v)
 }
 
-// Printable returns a comment as an element has it: cut to MaxComment bytes, and
-// with what could upset a terminal or a parser replaced.
-func Printable(s string) string {
-	s = s[:min(len(s), MaxComment)]
-	odd := func(c byte) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
-	for i := range len(s) {
-		if !odd(s[i]) {
-			continue
-		}
-		b := []byte(s)
-		for i, c := range b {
-			if odd(c) {
-				b[i] = '?'
-			}
-		}
-		return string(b)
-	}
-	return s
-}
-
 // comment appends a comment that is Printable.
 func (e *Elements) comment(s string) {
 	s = Printable(s)
@@ -169,22 +140,4 @@ func ElementSize(key, data int) int {
 		size += 8 + nfnl.Align(data)
 	}
 	return size
-}
-
-// CommentSize is how many bytes a comment of the length adds to an element.
-func CommentSize(length int) int { return 4 + nfnl.Align(2+min(length, MaxComment)+1) }
-
-// Comment returns the comment in an element's user data, or "".
-func Comment(udata []byte) string {
-	for len(udata) >= 2 {
-		typ, n := udata[0], int(udata[1])
-		if 2+n > len(udata) {
-			break
-		}
-		if v := udata[2 : 2+n]; typ == udataComment && n > 0 {
-			return string(v[:n-1])
-		}
-		udata = udata[2+n:]
-	}
-	return ""
 }

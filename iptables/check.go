@@ -13,15 +13,16 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// Check reports whether the tables were flushed, put back to an earlier state, or
-// lost a jump to the backend's chains: nil, a [*ruleset.DriftError], [ruleset.ErrNeedFull]
-// if nothing is known of them, [os.ErrClosed], or the error of looking. After a
-// DriftError the next delta must be a full one; [Backend.Apply] asks for it.
+// Check reports whether the tables were flushed, restored to an earlier state, or lost a
+// jump to the backend's chains. It returns nil if not, and a [*ruleset.DriftError] if so
+// or if the state of the tables is unknown. [ErrLocked], [os.ErrClosed] and other errors
+// mean that Check could not look. After a DriftError the next delta must be a full one,
+// which [Backend.Apply] asks for.
 //
-// It asks for the jumps and for one rule in KUBE-PROXY-CANARY that is another one
-// after every change, by one call of iptables-restore a table that changes
-// nothing. What else somebody might alter, a full delta at long intervals sets
-// right.
+// Check looks for the jumps and for the rule in KUBE-PROXY-CANARY, whose comment is a
+// fresh random value after every change, by one call of iptables-restore for each table
+// that changes nothing. It does not see other alterations; full deltas at long intervals
+// repair those.
 func (b *Backend) Check(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -37,8 +38,10 @@ func (b *Backend) Check(ctx context.Context) error {
 }
 
 func (f *family) check(ctx context.Context) error {
+	drift := &ruleset.DriftError{Backend: "iptables", Family: f.family}
 	if f.model == nil {
-		return ruleset.ErrNeedFull
+		drift.What = "the state of the tables is unknown until a full sync"
+		return drift
 	}
 	hooks := f.model.hooks()
 	for t := range tables {
@@ -56,7 +59,7 @@ func (f *family) check(ctx context.Context) error {
 		case err == nil:
 		case refused(err):
 			f.model = nil
-			drift := &ruleset.DriftError{Backend: "iptables", Family: f.family, What: "not there any more, in table " + t.String()}
+			drift.What = "a rule is missing in table " + t.String()
 			var e *CommandError
 			if errors.As(err, &e) && e.Text != "" {
 				drift.What += ": " + strings.TrimPrefix(e.Text, "-C ")
@@ -69,10 +72,10 @@ func (f *family) check(ctx context.Context) error {
 	return nil
 }
 
-// Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with what that
-// finds, until ctx is done or the backend is closed; it returns ctx's error or
-// [os.ErrClosed]. What drifted should do is ask the cursor for a full delta and have
-// it synced.
+// Watch calls drifted with each error of [Backend.Check], which it calls at the interval,
+// until ctx is done or the backend is closed: see [ruleset.Watch]. It returns ctx's error
+// or [os.ErrClosed]. The function drifted should request a full delta from the cursor and
+// a sync.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	return ruleset.Watch(ctx, interval, b.Check, drifted)
 }

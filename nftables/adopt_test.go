@@ -93,14 +93,14 @@ func TestFewerClientsThanThereWere(t *testing.T) {
 			for range 2 {
 				r.cursor.Detach()
 				r.backend.Close()
-				b, err := New(Config{NetNS: r.host.File(), StickyClients: 2})
+				b, err := New(t.Context(), Config{NetNS: r.host.File(), StickyClients: 2})
 				if err != nil {
 					t.Fatal(err)
 				}
 				if limit != 0 {
 					b.conn.SetLimit(limit)
 				}
-				b.linger = 0
+				b.gracePeriod = 0
 				r.backend, r.cursor = b, r.engine.Attach("nftables", b)
 				r.sync()
 				r.verify()

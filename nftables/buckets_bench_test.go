@@ -28,7 +28,7 @@ func newHashedPipeline(tb testing.TB, netns *os.File, hook func(*v1.Service, *v1
 	tb.Helper()
 	p := &pipeline{}
 	var err error
-	if p.backend, err = New(Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
+	if p.backend, err = New(context.Background(), Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
 		tb.Fatal(err)
 	}
 	if p.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}, OnService: hook}); err != nil {
@@ -42,9 +42,9 @@ func newHashedPipeline(tb testing.TB, netns *os.File, hook func(*v1.Service, *v1
 }
 
 // byPort is a hook that has every Service choose by a hash.
-func byPort(slots uint16) func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error {
+func byPort(buckets uint16) func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error {
 	return func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-		p.Hash, p.HashSlots = tracker.HashSourcePort, slots
+		p.Hash, p.HashSlots = tracker.HashSourcePort, buckets
 		return nil
 	}
 }
@@ -69,10 +69,10 @@ func kernelMemory() float64 {
 func BenchmarkHashed(b *testing.B) {
 	for _, c := range []struct {
 		services int
-		slots    uint16
+		buckets  uint16
 	}{{1000, 251}, {1000, 509}, {10000, 251}, {10000, 509}} {
 		w := newWorld(worldSize{c.services, 10})
-		name := fmt.Sprintf("services=%d/slots=%d/", c.services, c.slots)
+		name := fmt.Sprintf("services=%d/buckets=%d/", c.services, c.buckets)
 		b.Run(name+"cold", func(b *testing.B) {
 			h := netlab.NewHost(b)
 			count := 0
@@ -82,7 +82,7 @@ func BenchmarkHashed(b *testing.B) {
 				clean(b, h)
 				before := kernelMemory()
 				b.StartTimer()
-				p := newHashedPipeline(b, h.File(), byPort(c.slots))
+				p := newHashedPipeline(b, h.File(), byPort(c.buckets))
 				p.take(w)
 				p.sync(b)
 				b.StopTimer()
@@ -92,7 +92,7 @@ func BenchmarkHashed(b *testing.B) {
 				b.StartTimer()
 			}
 			b.StopTimer()
-			if count < c.services*int(c.slots) {
+			if count < c.services*int(c.buckets) {
 				b.Fatalf("%d elements", count)
 			}
 			b.ReportMetric(float64(count), "elements")
@@ -103,7 +103,7 @@ func BenchmarkHashed(b *testing.B) {
 		})
 		b.Run(name+"change", func(b *testing.B) {
 			h := netlab.NewHost(b)
-			p := newHashedPipeline(b, h.File(), byPort(c.slots))
+			p := newHashedPipeline(b, h.File(), byPort(c.buckets))
 			defer p.backend.Close()
 			p.take(w)
 			p.sync(b)

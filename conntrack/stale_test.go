@@ -13,7 +13,7 @@ import (
 )
 
 // TestPlan has a Service change in one way, and looks at one flow.
-func TestPlan(t *testing.T) {
+func TestStaleFlows(t *testing.T) {
 	const (
 		vip    = "10.96.0.1:53"
 		client = "10.9.0.1:1000"
@@ -90,7 +90,7 @@ func TestPlan(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			node := everyAddress()
-			p := newPlan(tracker.IPv4)
+			p := newStaleFlows(tracker.IPv4)
 			compiled := func(s service) *ruleset.Service {
 				if s.name == "" {
 					return nil
@@ -106,7 +106,7 @@ func TestPlan(t *testing.T) {
 			}
 			if from != nil {
 				record(change(nil, from))
-				p.done()
+				p.clear()
 			}
 			record(change(from, to))
 			if p.pending() != c.work {
@@ -120,11 +120,11 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanFull: after a full delta every flow to a known frontend is judged.
-func TestPlanFull(t *testing.T) {
+// TestFullDeltaExaminesAllFlows: after a full delta every flow to a known frontend is judged.
+func TestFullDeltaExaminesAllFlows(t *testing.T) {
 	node := everyAddress()
-	p := newPlan(tracker.IPv4)
-	p.lookAtAll()
+	p := newStaleFlows(tracker.IPv4)
+	p.examineAll()
 	if p.pending() {
 		t.Error("there is work though there is no Service")
 	}
@@ -133,8 +133,8 @@ func TestPlanFull(t *testing.T) {
 	p.record(&ch)
 	ch = change(nil, service{name: "b", cluster: "10.96.0.2:53"}.compile(node))
 	p.record(&ch)
-	p.done()
-	p.lookAtAll()
+	p.clear()
+	p.examineAll()
 	stale := p.judge([]netip.Addr{addr("192.0.2.1")})
 	for f, want := range map[Flow]bool{
 		flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.1:53"):        false,
@@ -154,9 +154,9 @@ func TestPlanFull(t *testing.T) {
 	}
 }
 
-// TestPlanFrontendMoves: one Service takes a frontend over from another, in
+// TestFrontendMovesToAnotherService: one Service takes a frontend over from another, in
 // either order.
-func TestPlanFrontendMoves(t *testing.T) {
+func TestFrontendMovesToAnotherService(t *testing.T) {
 	node := everyAddress()
 	a := service{name: "a", cluster: "10.96.0.1:53", external: []string{"198.51.100.1"}, endpoints: eps("10.0.0.1:53", "10.0.0.3:53")}
 	b := service{name: "b", cluster: "10.96.0.2:53", endpoints: eps("10.0.0.2:53", "10.0.0.3:53")}
@@ -164,11 +164,11 @@ func TestPlanFrontendMoves(t *testing.T) {
 	a.external, b.external = nil, a.external
 	changes := []ruleset.Change{change(a1, a.compile(node)), change(b1, b.compile(node))}
 	for range 2 {
-		p := newPlan(tracker.IPv4)
+		p := newStaleFlows(tracker.IPv4)
 		for _, ch := range []ruleset.Change{change(nil, a1), change(nil, b1)} {
 			p.record(&ch)
 		}
-		p.done()
+		p.clear()
 		for _, ch := range changes {
 			p.record(&ch)
 		}
@@ -183,15 +183,15 @@ func TestPlanFrontendMoves(t *testing.T) {
 	}
 }
 
-// TestPlanNodePortAddresses: an address at which NodePorts answer no longer.
-func TestPlanNodePortAddresses(t *testing.T) {
+// TestNodePortAddressesChange: an address at which NodePorts answer no longer.
+func TestNodePortAddressesChange(t *testing.T) {
 	all, some := everyAddress(), everyAddress()
 	some.NodePorts4 = ruleset.NodePorts{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}}
-	p := newPlan(tracker.IPv4)
+	p := newStaleFlows(tracker.IPv4)
 	p.setNode(all)
 	ch := change(nil, service{name: "a", cluster: "10.96.0.1:53", nodePort: 30053, endpoints: eps("10.0.0.1:53")}.compile(all))
 	p.record(&ch)
-	p.done()
+	p.clear()
 	p.setNode(all)
 	if p.pending() {
 		t.Error("there is work though nothing changed")
@@ -209,13 +209,13 @@ func TestPlanNodePortAddresses(t *testing.T) {
 	}
 }
 
-// TestPlanBounded: clean-ups that never succeed do not use ever more memory.
-func TestPlanBounded(t *testing.T) {
+// TestQueueIsBounded: clean-ups that never succeed do not use ever more memory.
+func TestQueueIsBounded(t *testing.T) {
 	node := everyAddress()
-	p := newPlan(tracker.IPv4)
+	p := newStaleFlows(tracker.IPv4)
 	stays := change(nil, service{name: "stays", cluster: "10.96.0.1:53", endpoints: eps("10.0.0.1:53")}.compile(node))
 	p.record(&stays)
-	for i := range maxWork + 10 {
+	for i := range maxQueue + 10 {
 		at := fmt.Sprintf("10.%d.%d.%d:53", 97+i>>16, i>>8&255, i&255)
 		s := service{name: "comes and goes", cluster: at, endpoints: eps("10.0.0.2:53")}
 		c := s.compile(node)
@@ -224,8 +224,8 @@ func TestPlanBounded(t *testing.T) {
 		ch = change(c, nil)
 		p.record(&ch)
 	}
-	if n := len(p.work.frontends); n > maxWork || !p.work.all {
-		t.Errorf("%d frontends, all is %v", n, p.work.all)
+	if n := len(p.queue.frontends); n > maxQueue || !p.queue.all {
+		t.Errorf("%d frontends, all is %v", n, p.queue.all)
 	}
 	f := flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.7:53")
 	if !p.judge(nil)(&f) {

@@ -14,12 +14,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// stickyOwner names a sticky pool beyond the life of this process: it is the
-// comment on the pool's elements.
+// stickyOwner identifies a sticky pool beyond the life of this process. It is the comment of
+// the pool's elements.
 type stickyOwner string
 
-// ownerOf names the Service's pool for the target. A name that no comment can hold
-// as it is has part of its SHA-256 sum behind what fits of it.
+// ownerOf identifies the Service's pool for a target. A name that no comment can hold is cut
+// and ends in a part of its SHA-256 sum.
 func ownerOf(k tracker.Key, target ruleset.Target) stickyOwner {
 	name := k.String()
 	if target == ruleset.ToLocal {
@@ -33,19 +33,18 @@ func ownerOf(k tracker.Key, target ruleset.Target) stickyOwner {
 	return stickyOwner(name)
 }
 
-// adoptedPool is a sticky pool of a table that is being replaced. Its number and
-// its endpoints' numbers stay, since the kernel remembers clients by them.
+// adoptedPool is a sticky pool of a table that is being replaced. Its number and its
+// endpoints' numbers stay, because the kernel remembers clients with them.
 type adoptedPool struct {
 	number  uint32
 	members map[netip.AddrPort]uint16
 }
 
-// adopt makes the sticky pools of an earlier table available to the Services
-// that t is yet to be given, and keeps their numbers from others. It is nil if the
-// clients are forgotten in any case.
+// adopt makes the sticky pools of an earlier table available to their Services, and keeps
+// their numbers from others. pools is nil if the clients are lost in any case.
 //
-// Which numbers belonged to pools that are gone nobody knows, and clients may be
-// remembered by them. Beginning just anywhere, new pools most likely get others.
+// Clients may be remembered with numbers of pools that are gone, which are not known. New
+// pools most likely get other numbers if these start anywhere.
 func (t *table) adopt(pools map[stickyOwner]*adoptedPool) {
 	if pools == nil {
 		return
@@ -58,7 +57,7 @@ func (t *table) adopt(pools map[stickyOwner]*adoptedPool) {
 	}
 }
 
-// disown gives back the numbers of pools that no Service took over.
+// disown gives back the numbers of pools that no Service has taken over.
 func (t *table) disown() {
 	for _, p := range t.adopted {
 		t.sticky.give(p.number &^ stickyMark)

@@ -10,25 +10,25 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestEndpointsThatLinger counts the endpoints that connections from themselves
+// TestEndpointsInGracePeriod counts the endpoints that connections from themselves
 // are masqueraded to: one that is gone for a while, and then no more, whatever
 // deltas come.
-func TestEndpointsThatLinger(t *testing.T) {
+func TestEndpointsInGracePeriod(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	r.backend.linger = time.Hour     // but as long as is said below
-	later := func(d time.Duration) { // time passes for all that is remembered
+	r.backend.gracePeriod = time.Hour // but as long as is said below
+	later := func(d time.Duration) {  // time passes for all that is remembered
 		r.Helper()
 		for _, tab := range r.backend.tables {
-			for i := range tab.lingering {
-				tab.lingering[i].since = tab.lingering[i].since.Add(-d)
+			for i := range tab.hairpin.grace {
+				tab.hairpin.grace[i].since = tab.hairpin.grace[i].since.Add(-d)
 			}
 		}
 	}
 	count := func(what string, want int) {
 		t.Helper()
 		n := 0
-		if err := r.backend.elements(r.backend.name, tracker.IPv4, setHairpin, func(element) { n++ }); err != nil {
+		if err := r.backend.elements(r.backend.name, tracker.IPv4, setHairpin, func(kernelElement) { n++ }); err != nil {
 			t.Fatal(err)
 		}
 		if n != want {
@@ -59,7 +59,7 @@ func TestEndpointsThatLinger(t *testing.T) {
 	endpoints(2, 4)
 	r.sync()
 	count("a change", 3)
-	r.backend.lose(time.Now())
+	r.backend.discardModel(time.Now())
 	r.cursor.Resync()
 	r.sync()
 	count("a full delta at once", 3)

@@ -18,59 +18,59 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestPlainClassesAreBounded counts the classes that Services without affinity
+// TestPlainHandlersAreBounded counts the handlers that Services without affinity
 // can have, whatever their endpoints.
-func TestPlainClassesAreBounded(t *testing.T) {
+func TestPlainHandlersAreBounded(t *testing.T) {
 	sizes := map[int]bool{}
 	for n := 1; n <= maxPool+1; n++ {
-		sizes[slotsFor(n)] = true
+		sizes[bucketsFor(n)] = true
 	}
-	found := map[class]bool{}
+	found := map[handler]bool{}
 	s := &ruleset.Service{Port: &tracker.ServicePort{}}
-	add := func(c class) {
-		// A pool of another size differs in its slots only.
-		if c.slots == 0 {
+	add := func(c handler) {
+		// A pool of another size differs in its buckets only.
+		if c.buckets == 0 {
 			found[c] = true
 			return
 		}
 		for n := range sizes {
-			c.slots = n
+			c.buckets = n
 			found[c] = true
 		}
 	}
 	s.Selection.Cluster, s.Selection.Local = make([]*tracker.Endpoint, 1), make([]*tracker.Endpoint, 1)
 	targets := []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal, ruleset.Reject, ruleset.Drop}
 	for _, target := range targets {
-		for _, near := range targets {
+		for _, internal := range targets {
 			for m := range ruleset.Masquerade(8) {
 				for _, sources := range []string{"", "10.0.0.0/8"} {
-					f := &ruleset.Frontend{Target: target, Near: near, Masquerade: m}
+					f := &ruleset.Frontend{Target: target, Near: internal, Masquerade: m}
 					if sources != "" {
 						f.Sources = append(f.Sources, netip.MustParsePrefix(sources))
 					}
-					add(classOf(s, f))
-					if c, ok := nearClassOf(s, f); ok {
+					add(handlerOf(s, f))
+					if c, ok := internalHandlerOf(s, f); ok {
 						add(c)
 					}
 				}
 			}
 		}
 	}
-	if len(found) > maxPlainClasses {
-		t.Errorf("%d classes, room for %d", len(found), maxPlainClasses)
+	if len(found) > maxPlainHandlers {
+		t.Errorf("%d handlers, room for %d", len(found), maxPlainHandlers)
 	}
-	c := newClasses()
+	c := newHandlers()
 	for k := range found {
-		if !c.room([]class{k}) {
+		if !c.room([]handler{k}) {
 			t.Fatal("no room")
 		}
 		c.add(k)
 	}
-	for i := 0; c.room([]class{{slots: 1, affinity: time.Duration(i)*time.Second + 1}}); i++ {
-		c.add(class{slots: 1, affinity: time.Duration(i)*time.Second + 1})
+	for i := 0; c.room([]handler{{buckets: 1, affinity: time.Duration(i)*time.Second + 1}}); i++ {
+		c.add(handler{buckets: 1, affinity: time.Duration(i)*time.Second + 1})
 	}
-	if n := len(c.number); n > maxClass || c.sticky != maxStickyClasses {
-		t.Errorf("%d classes, %d of them with affinity", n, c.sticky)
+	if n := len(c.number); n > maxHandler || c.sticky != maxStickyHandlers {
+		t.Errorf("%d handlers, %d of them with affinity", n, c.sticky)
 	}
 }
 
@@ -80,7 +80,7 @@ func TestPlainClassesAreBounded(t *testing.T) {
 func TestAffinityTimeoutsRunOut(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	const greedy = 1100 // each takes two classes
+	const greedy = 1100 // each takes two handlers
 	name := func(i int) types.NamespacedName {
 		return types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)}
 	}
@@ -105,7 +105,7 @@ func TestAffinityTimeoutsRunOut(t *testing.T) {
 	}
 	ctx := context.Background()
 	// failed syncs and returns how many Services failed, which must be for want of a
-	// class.
+	// handler.
 	failed := func(what string) int {
 		t.Helper()
 		err := r.cursor.Sync(ctx)
@@ -117,13 +117,13 @@ func TestAffinityTimeoutsRunOut(t *testing.T) {
 			t.Fatalf("%s: Sync says %v", what, err)
 		}
 		for k, err := range partial.Failed {
-			if !errors.Is(err, errTooManyClasses) {
+			if !errors.Is(err, errTooManyHandlers) {
 				t.Fatalf("%s: %s: %v", what, k, err)
 			}
 		}
 		return len(partial.Failed)
 	}
-	want := greedy - maxStickyClasses/2
+	want := greedy - maxStickyHandlers/2
 	if n := failed("cold start"); n != want {
 		t.Errorf("cold start: %d Services failed, want %d", n, want)
 	}
@@ -137,7 +137,7 @@ func TestAffinityTimeoutsRunOut(t *testing.T) {
 			t.Errorf("a Service without affinity: %d Services failed, full: %t", n, r.last.Full)
 		}
 	}
-	// So do those whose classes there are.
+	// So do those whose handlers there are.
 	set(2010, 1, sticky(1000))
 	if n := failed("same timeout"); n != want || r.last.Full {
 		t.Errorf("a Service with a timeout in use: %d Services failed, full: %t", n, r.last.Full)

@@ -18,9 +18,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestSpreadPools changes pools at random, between all ways of sharing slots, and
+// TestDistributedPools changes pools at random, between all ways of sharing buckets, and
 // replays what the changes say on a model of the kernel's map.
-func TestSpreadPools(t *testing.T) {
+func TestDistributedPools(t *testing.T) {
 	for _, affinity := range []time.Duration{0, time.Hour} {
 		rng := rand.New(rand.NewPCG(9, uint64(affinity)))
 		p := &pool{number: 3, affinity: affinity}
@@ -41,12 +41,12 @@ func TestSpreadPools(t *testing.T) {
 				i := rng.IntN(len(next))
 				next[i] = &tracker.Endpoint{Addr: next[i].Addr, Weight: uint16(1 + rng.IntN(9))}
 			}
-			how := []spread{{}, {weighted: true}, {size: 251}, {size: 509}}[rng.IntN(4)]
+			how := []distribution{{}, {weighted: true}, {size: 251}, {size: 509}}[rng.IntN(4)]
 			if rng.IntN(3) != 0 {
-				how = p.spread
+				how = p.distribution
 			}
 			if len(next) == 0 {
-				how = spread{}
+				how = distribution{}
 			}
 			var tab *maglev.Table
 			p.set(list, next, how, func() *maglev.Table {
@@ -65,29 +65,29 @@ func TestSpreadPools(t *testing.T) {
 				members[m.number] = m.addr
 			}
 			addr := p.addresses()
-			for _, slot := range c.slots {
-				if _, ok := kernel[slot]; ok != (slot < c.before) {
-					t.Fatalf("step %d: slot %d is there: %t", step, slot, ok)
+			for _, bucket := range c.buckets {
+				if _, ok := kernel[bucket]; ok != (bucket < c.before) {
+					t.Fatalf("step %d: bucket %d is there: %t", step, bucket, ok)
 				}
-				delete(kernel, slot)
-				if slot < p.size() {
-					kernel[slot] = addr(slot)
+				delete(kernel, bucket)
+				if bucket < p.size() {
+					kernel[bucket] = addr(bucket)
 				}
 			}
 			if len(kernel) != p.size() {
-				t.Fatalf("step %d: %d slots, want %d", step, len(kernel), p.size())
+				t.Fatalf("step %d: %d buckets, want %d", step, len(kernel), p.size())
 			}
 			has := map[netip.AddrPort]int{}
-			for slot := range p.size() {
-				if kernel[slot] != addr(slot) {
-					t.Fatalf("step %d: slot %d has %s, not %s", step, slot, kernel[slot], addr(slot))
+			for bucket := range p.size() {
+				if kernel[bucket] != addr(bucket) {
+					t.Fatalf("step %d: bucket %d has %s, not %s", step, bucket, kernel[bucket], addr(bucket))
 				}
-				has[kernel[slot]]++
-				if affinity != 0 && members[p.member(slot)] != kernel[slot] {
-					t.Fatalf("step %d: number %d is of %s, not %s", step, p.member(slot), members[p.member(slot)], kernel[slot])
+				has[kernel[bucket]]++
+				if affinity != 0 && members[p.member(bucket)] != kernel[bucket] {
+					t.Fatalf("step %d: number %d is of %s, not %s", step, p.member(bucket), members[p.member(bucket)], kernel[bucket])
 				}
-				if tab != nil && next[tab.At(slot)].Addr != kernel[slot] {
-					t.Fatalf("step %d: slot %d of the table has %s", step, slot, kernel[slot])
+				if tab != nil && next[tab.At(bucket)].Addr != kernel[bucket] {
+					t.Fatalf("step %d: bucket %d of the table has %s", step, bucket, kernel[bucket])
 				}
 			}
 			for i, ep := range next {
@@ -99,16 +99,16 @@ func TestSpreadPools(t *testing.T) {
 					want = ruleset.Shares(next)[i]
 				}
 				if has[ep.Addr] != want {
-					t.Fatalf("step %d, %+v: %s has %d slots, want %d", step, how, ep, has[ep.Addr], want)
+					t.Fatalf("step %d, %+v: %s has %d buckets, want %d", step, how, ep, has[ep.Addr], want)
 				}
 			}
 		}
 	}
 }
 
-// TestCostOfASpreadChange counts the elements that a change of a weighted and of a
+// TestCostOfADistributedChange counts the elements that a change of a weighted and of a
 // hashed Service takes: those of what moves.
-func TestCostOfASpreadChange(t *testing.T) {
+func TestCostOfADistributedChange(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	hashed := func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSourcePort) }
@@ -140,8 +140,8 @@ func TestCostOfASpreadChange(t *testing.T) {
 	set(2, nil, upTo(10)...)
 	r.sync()
 	r.verify()
-	// The slots that change hands, and those of one in ten and in twenty more at the
-	// most; each is deleted and added. No other Service is written, nor is a ticket.
+	// The buckets that change hands, and those of one in ten and in twenty more at the
+	// most; each is deleted and added. No other Service is written, nor is a dispatch key.
 	moved := func(a, b int) int {
 		n, tables := 0, [2][]netip.Addr{}
 		for i, eps := range []int{a, b} {
@@ -150,23 +150,23 @@ func TestCostOfASpreadChange(t *testing.T) {
 				members[j] = maglev.Member{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, byte(j + 1)}), 8080), Weight: 1}
 			}
 			t := maglev.Build(0, maglev.SizeFor(eps), members)
-			for slot := range t.Len() {
-				tables[i] = append(tables[i], members[t.At(slot)].Addr.Addr())
+			for bucket := range t.Len() {
+				tables[i] = append(tables[i], members[t.At(bucket)].Addr.Addr())
 			}
 		}
-		for slot := range tables[0] {
-			if tables[0][slot] != tables[1][slot] {
+		for bucket := range tables[0] {
+			if tables[0][bucket] != tables[1][bucket] {
 				n++
 			}
 		}
 		return n
 	}(10, 9)
 	if moved > 509/10+509/20 {
-		t.Errorf("%d of 509 slots change hands", moved)
+		t.Errorf("%d of 509 buckets change hands", moved)
 	}
 	count("an endpoint of 10 removed from a hashed Service", 2*moved, func() { set(0, nil, upTo(9)...) })
 	count("an endpoint added to 9 of a hashed Service", 2*moved, func() { set(0, nil, upTo(10)...) })
-	// A slot, the ticket and the chain for one slot more.
+	// A bucket, the dispatch key and the chain for one bucket more.
 	count("a weight raised by one", 8, func() {
 		weights["10.244.0.2"] = 4
 		set(1, weights, upTo(10)...)
