@@ -43,9 +43,9 @@ type state struct {
 
 // New returns a backend for the network namespace that c names. It opens a netlink
 // socket and checks, without changing anything, that the kernel has every feature that
-// the package uses: a [*ruleset.UnsupportedError] names what is missing. Apply writes
-// the tables when it gets the first full delta. They stay in place when the backend is
-// closed.
+// the package uses. The error is a [*ruleset.UnsupportedError] that names what is missing,
+// wraps [ruleset.ErrConfig], or is another that may pass. Apply writes the tables when it
+// gets the first full delta. They stay in place when the backend is closed.
 func New(ctx context.Context, c Config) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {

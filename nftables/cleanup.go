@@ -12,7 +12,8 @@ import (
 
 // Cleanup deletes the tables that a [Backend] with the same configuration owns, in all
 // of its families in one transaction, and nothing else. It does nothing if there are
-// none. Connections that were translated stay translated.
+// none. Connections that were translated stay translated. The error is about the
+// configuration, a [*ruleset.UnsupportedError], or the kernel's.
 func Cleanup(ctx context.Context, c Config) error {
 	err := ownTables(ctx, c, func(conn *nlbatch.Conn, found []ownedTable) error {
 		w := newWriter("")
@@ -30,7 +31,7 @@ func Cleanup(ctx context.Context, c Config) error {
 }
 
 // Owned reports whether the network namespace has a table that [Cleanup] with the same
-// configuration would delete.
+// configuration would delete. Its errors are like those of Cleanup.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
 	err = ownTables(ctx, c, func(_ *nlbatch.Conn, found []ownedTable) error {
 		owned = len(found) != 0
