@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -66,14 +67,14 @@ func BenchmarkJudge(b *testing.B) {
 func BenchmarkDecode(b *testing.B) {
 	for _, f := range []Flow{toOne, sixToOne} {
 		b.Run(tracker.FamilyOf(f.Dst.Addr()).String(), func(b *testing.B) {
-			m, _, err := nextMessage(encode(&f))
+			m, _, err := nfnl.Next(encode(&f))
 			if err != nil {
 				b.Fatal(err)
 			}
 			var got Flow
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := decodeFlow(m.body, &got); err != nil || got.Dst != f.Dst {
+				if err := decodeFlow(m.Attrs(), &got); err != nil || got.Dst != f.Dst {
 					b.Fatal(err)
 				}
 			}

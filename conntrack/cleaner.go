@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -17,13 +19,31 @@ import (
 // Config says what a [Cleaner] works on. The zero value is the kernel's table in
 // the network namespace of the calling thread.
 type Config struct {
-	// NetNS is a file descriptor of the network namespace to work in; 0 is that of
-	// the thread that calls [New]. The number may mean another file after New has
-	// returned.
-	NetNS int
+	// NetNS is an open file of the network namespace to work in; nil is the namespace of
+	// the thread that calls [New]. New duplicates the file, and working in a namespace
+	// other than the process's needs CAP_SYS_ADMIN.
+	NetNS *os.File
 	// Table, if not nil, is worked on in place of the kernel's. NetNS is not used
-	// then.
+	// then. A caller that wraps the kernel's table opens it with [OpenKernelTable].
 	Table Table
+	// Zones is the conntrack zones whose flows are judged. Empty means zone 0, the
+	// default zone, alone. A data plane that tracks connections in zones of its own,
+	// such as Open vSwitch, names those.
+	Zones []uint16
+	// NodePortAddrs is further addresses at which NodePorts answer, whatever
+	// [ruleset.Node.NodePorts] selects, and though no interface has them: a virtual
+	// address to which the host's rules translate NodePort traffic before the data
+	// plane sees it, or an address of a local route. A flow to a NodePort that was
+	// only translated to one of these, with the same port, is not stale while the
+	// NodePort exists: the data plane's own flow decides. Nil means none.
+	NodePortAddrs []netip.Addr
+	// Filter, if not nil, is asked about each stale flow and reports whether it may be
+	// deleted. The Service is the one that has the flow's frontend or, if no Service
+	// has it, the one that last had it, as last acknowledged. A flow that Filter
+	// spares is judged again only when something changes for its frontend, or by the
+	// next full delta. Filter is called by the goroutine that flushes; it must be
+	// quick and must not call the Cleaner.
+	Filter func(*ruleset.Service, Flow) bool
 	// Log gets one line for each clean-up that failed inside [After]. Nil discards.
 	Log *slog.Logger
 	// Trace is told of each clean-up. It may be nil.
@@ -47,25 +67,30 @@ type Cleaner struct {
 	pending atomic.Bool
 }
 
-// New returns a Cleaner. Unless cfg.Table is set it opens the netlink sockets it
-// will use at once, which needs CAP_NET_ADMIN in the namespace's user namespace
-// (and CAP_SYS_ADMIN if cfg.NetNS is set), and fails with a [*NotSupportedError]
-// where the system has no such table or it cannot be reached by netlink
-// (CONFIG_NF_CT_NETLINK). A socket that was closed by somebody else is opened anew
-// when it is next needed, at the same price. It starts no goroutine.
+// New returns a Cleaner. Unless cfg.Table is set, New opens the netlink sockets, which
+// needs CAP_NET_ADMIN in the namespace's user namespace, and fails with a
+// [*ruleset.UnsupportedError] if the system has no such table or netlink does not reach
+// it (CONFIG_NF_CT_NETLINK). If another part of the process closes a socket, Flush
+// returns an error that wraps [os.ErrClosed], and the caller needs a new Cleaner. New
+// starts no goroutine.
 func New(cfg Config) (*Cleaner, error) {
+	for _, a := range cfg.NodePortAddrs {
+		if !a.IsValid() {
+			return nil, errors.New("conntrack: invalid address in NodePortAddrs")
+		}
+	}
 	c := &Cleaner{
-		log:   cfg.Log,
+		log:   backendconf.Log(cfg.Log),
 		trace: cfg.Trace,
 		table: cfg.Table,
 		close: func() error { return nil },
 		plans: [2]*plan{newPlan(tracker.IPv4), newPlan(tracker.IPv6)},
 	}
-	if c.log == nil {
-		c.log = slog.New(slog.DiscardHandler)
+	for _, p := range c.plans {
+		p.configure(cfg)
 	}
 	if c.table == nil {
-		k, err := openKernel(cfg.NetNS)
+		k, err := openKernel(cfg.NetNS, cfg.Zones...)
 		if err != nil {
 			return nil, err
 		}
@@ -75,7 +100,7 @@ func New(cfg Config) (*Cleaner, error) {
 }
 
 // Close gives up what New opened; a [Config.Table] is left open. Record and Flush
-// do nothing afterwards, and Flush returns [ErrClosed].
+// do nothing afterwards, and Flush returns an error that wraps [os.ErrClosed].
 func (c *Cleaner) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,8 +152,8 @@ func outcome(err error) (failed map[tracker.Key]error, acked bool) {
 	if err == nil {
 		return nil, true
 	}
-	p, ok := errors.AsType[*ruleset.PartialError](err)
-	if !ok || p == nil || errors.Is(err, ruleset.ErrNeedFull) {
+	var p *ruleset.PartialError
+	if !errors.As(err, &p) || p == nil || errors.Is(err, ruleset.ErrNeedFull) {
 		return nil, false
 	}
 	return p.Failed, true
@@ -151,7 +176,7 @@ func (c *Cleaner) Flush(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return ErrClosed
+		return fmt.Errorf("conntrack: %w", os.ErrClosed)
 	}
 	if !c.pending.Load() {
 		return nil

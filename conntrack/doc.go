@@ -33,31 +33,73 @@
 //
 //   - flows to a frontend of the Service (cluster IP, external IP, load-balancer IP
 //     or NodePort) that were sent to what is no endpoint of it any more, or one
-//     that does not serve any more. An endpoint that terminates but still serves
-//     keeps its flows, and so does one that this node would not choose today;
+//     that is neither ready nor serving any more. An endpoint that terminates but
+//     still serves keeps its flows, and so does one that this node would not choose
+//     today;
 //   - flows that were sent to an endpoint of a Service or through a frontend of it
 //     that no longer exists;
 //   - flows to a frontend that were not sent to any endpoint, because there was
 //     none or no such Service when they began, once there is one.
 //
-// Flows of other protocols, of other Services, in other conntrack zones than the
-// default one, to other hosts' ports that happen to have a NodePort's number, and
-// flows to an endpoint that still serves are not touched, nor is a flow of which
+// Flows of other protocols, of other Services, in conntrack zones that
+// [Config.Zones] does not name (by default all but zone 0), to other hosts' ports
+// that happen to have a NodePort's number, and flows to an endpoint that still
+// serves are not touched, nor is a flow of which
 // this cannot be told: while a Service's last change is not acknowledged its flows
 // are let be. A flow to a NodePort's number is taken for the Service's if its
 // destination is one of the node's own addresses at which NodePorts answer, or if
 // it was sent to an endpoint that the Service just lost. 127.0.0.1 counts as such an
 // address, because NodePorts answer there with some backends. The node's own addresses
-// are those of its interfaces; address ranges made local by a route are not known.
-//
-// This goes further than kube-proxy's reconciler, which leaves alone the flows of
-// a Service that was deleted or has lost its last endpoint, forgets a clean-up
-// when a sync fails, compares addresses without ports, and takes a NodePort's
-// number at any destination for the Service.
+// are those of its interfaces and [Config.NodePortAddrs]; address ranges made local
+// by a route are not known.
 //
 // A full delta (the first one after a start, and each resync) has every UDP flow
 // to a known frontend judged. Flows to Services that were deleted while no agent
 // ran cannot be recognised and expire by themselves.
+//
+// # Other data planes' flows
+//
+// The defaults fit a data plane that translates addresses in the kernel's zone 0, as
+// the ones of this module do. For others, [Config] has
+//
+//   - Zones: a data plane on Open vSwitch tracks connections in zones of its own.
+//   - NodePortAddrs: virtual addresses at which NodePorts answer inside the data
+//     plane, and local addresses that no interface has.
+//   - Filter: it sees the Service, with the extension that a hook of the tracker put
+//     there, and decides which of its stale flows may be ended.
+//   - Table: any other table, or the kernel's ([OpenKernelTable]) with something in
+//     front of it.
+//
+// For example, for a data plane with one zone for each family and a virtual NodePort
+// address in each:
+//
+//	c, err := conntrack.New(conntrack.Config{
+//		Zones: []uint16{65520, 65510},
+//		NodePortAddrs: []netip.Addr{
+//			netip.MustParseAddr("169.254.0.252"), netip.MustParseAddr("fc01::aabb:ccdd:eefe"),
+//		},
+//		Filter: func(s *ruleset.Service, f conntrack.Flow) bool {
+//			opts, _ := tracker.ExtAs[options](s.Port.Ext)
+//			return !opts.keepFlows
+//		},
+//	})
+//
+// # Differences from kube-proxy
+//
+// Like kube-proxy's reconciler (as of Kubernetes 1.36), the package compares the
+// address and the port of endpoints. In these points it differs:
+//
+//   - Flows to an endpoint that is ready but not serving are kept, because new flows
+//     may be sent there. Kube-proxy keeps flows to serving endpoints only and deletes
+//     these at every clean-up.
+//   - Flows through a frontend that the Service gave up, such as an external IP that
+//     was removed, are deleted if they were sent to one of its endpoints. Kube-proxy
+//     only looks at frontends that exist, and leaves these flows alone.
+//   - Flows of a Service that was deleted, or has lost its last endpoint, are deleted.
+//     Kube-proxy leaves them alone.
+//   - A clean-up that a failed sync prevented is done later. Kube-proxy forgets it.
+//   - A flow to a NodePort's number is a flow to the Service only as described above.
+//     Kube-proxy takes any destination address for the Service's.
 //
 // # What it costs
 //
@@ -76,6 +118,6 @@
 // # System
 //
 // The kernel's table is reached by netlink: Linux with CONFIG_NF_CT_NETLINK, and
-// CAP_NET_ADMIN. Elsewhere [New] returns a [*NotSupportedError], unless
+// CAP_NET_ADMIN. Elsewhere [New] returns a [*ruleset.UnsupportedError], unless
 // [Config.Table] brings another table.
 package conntrack

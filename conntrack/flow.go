@@ -3,12 +3,10 @@ package conntrack
 import (
 	"context"
 	"net/netip"
+	"os"
 
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// protoUDP is IPPROTO_UDP (include/uapi/linux/in.h).
-const protoUDP = 17
 
 // Flow is one entry of a connection tracking table. The original direction is
 // that of its first packet; replies go the other way, and are what address
@@ -26,6 +24,9 @@ type Flow struct {
 	// Zone is the conntrack zone, 0 by default (CTA_ZONE, or CTA_TUPLE_ZONE of
 	// either direction).
 	Zone uint16
+	// ReplyZone reports that Zone holds for replies alone, as after "ct reply zone
+	// set" of nft: the original direction is in zone 0.
+	ReplyZone bool
 	// Protocol is the IP protocol number; ports are 0 where it has none.
 	Protocol uint8
 }
@@ -35,7 +36,7 @@ type Flow struct {
 // at a time.
 type Table interface {
 	// Dump calls f for each flow of the family. The flow is valid only during the
-	// call. Flows that are not UDP or in another zone than 0 may be left out. Each
+	// call. Flows that are not UDP or in none of [Config.Zones] may be left out. Each
 	// flow that is in the table from beginning to end must be reported, more than
 	// once if need be, or an error returned.
 	Dump(ctx context.Context, family tracker.Family, f func(*Flow)) error
@@ -48,7 +49,57 @@ type Table interface {
 	LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error)
 }
 
-// closingTable is a table that [New] opened itself.
+// KernelTable is the kernel's connection tracking table in one network namespace,
+// for callers that wrap it and pass the result to [New] as [Config.Table]: to
+// translate addresses, to log what is deleted, or to join the tables of several
+// namespaces. [OpenKernelTable] returns one. It implements [Table] and, as every
+// Table, may be used by one goroutine at a time.
+type KernelTable struct{ table closingTable }
+
+// KernelTableConfig selects what [OpenKernelTable] opens. The zero value selects
+// zone 0 in the network namespace of the calling thread.
+type KernelTableConfig struct {
+	// NetNS is the network namespace, as [Config.NetNS].
+	NetNS *os.File
+	// Zones is the conntrack zones whose flows Dump reports. Empty means zone 0
+	// alone. It should equal [Config.Zones].
+	Zones []uint16
+}
+
+// OpenKernelTable opens the kernel's table. It needs the same privileges as [New]
+// and returns the same errors.
+func OpenKernelTable(cfg KernelTableConfig) (*KernelTable, error) {
+	k, err := openKernel(cfg.NetNS, cfg.Zones...)
+	if err != nil {
+		return nil, err
+	}
+	return &KernelTable{k}, nil
+}
+
+// Dump implements [Table]. It reports UDP flows in the configured zones. Kernels
+// from 5.8 on leave out other protocols themselves (CTA_FILTER), and kernels from
+// 6.8 on other zones if a single zone is configured that is not 0 (CTA_ZONE). It
+// returns an error that wraps [ErrIncomplete] if flows may be missing.
+func (t *KernelTable) Dump(ctx context.Context, family tracker.Family, f func(*Flow)) error {
+	return t.table.Dump(ctx, family, f)
+}
+
+// Delete implements [Table]. A flow that the kernel does not delete does not keep
+// the others from being deleted; the error names the first such flow.
+func (t *KernelTable) Delete(ctx context.Context, flows []Flow) (int, error) {
+	return t.table.Delete(ctx, flows)
+}
+
+// LocalAddrs implements [Table]: it returns the addresses of all interfaces, or an
+// error if the kernel does not list them.
+func (t *KernelTable) LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error) {
+	return t.table.LocalAddrs(ctx, family)
+}
+
+// Close closes the table's sockets. The table must not be used afterwards.
+func (t *KernelTable) Close() error { return t.table.Close() }
+
+// closingTable is a table that this package opened.
 type closingTable interface {
 	Table
 	Close() error

@@ -1,11 +1,13 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -14,7 +16,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -61,7 +65,7 @@ func create(tb testing.TB, h *netlab.Host, flows ...Flow) {
 			}
 		}
 		c := &netlink.ConntrackFlow{
-			FamilyType: afOf(tracker.FamilyOf(f.Dst.Addr())), TimeOut: 600,
+			FamilyType: inet.AF(tracker.FamilyOf(f.Dst.Addr())), TimeOut: 600,
 			Forward: tuple(f.Src, f.Dst), Reverse: tuple(f.ReplySrc, f.ReplyDst),
 		}
 		if f.Protocol == unix.IPPROTO_TCP {
@@ -81,13 +85,14 @@ func createInZone(tb testing.TB, h *netlab.Host, f Flow) {
 	}
 	defer t.Close()
 	k := t.(*kernel)
-	k.seq++
-	b := beginMessage(nil, ctNew, flagRequest|flagAck|unix.NLM_F_CREATE, k.seq, afOf(tracker.FamilyOf(f.Dst.Addr())))
+	seq := k.conn.Sequence(1)
+	b := nfnl.Begin(nil, subsystem, ctNew, flagAck|unix.NLM_F_CREATE, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
 	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.Src, f.Dst)
 	b = appendTuple(b, ctaTupleReply, f.Protocol, f.ReplySrc, f.ReplyDst)
-	b = appendAttr(b, ctaZone, byte(f.Zone>>8), byte(f.Zone))
-	b = appendAttr(b, ctaTimeout, 0, 0, 2, 0)
-	err = k.exchange(tb.Context(), endMessage(b, 0), 1, func(m message) (bool, error) { return true, m.err() })
+	b = nfnl.AppendUint16(b, ctaZone, f.Zone)
+	b = nfnl.AppendUint32(b, ctaTimeout, 512)
+	nfnl.End(b, 0)
+	err = k.conn.Exchange(tb.Context(), b, seq, 1, nfnl.Message.Err)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -150,7 +155,7 @@ func TestKernelDump(t *testing.T) {
 	v6 := flow("[fd09::1]:1000", "[fd96::1]:53", "[fd00::1]:5353")
 	create(t, h, tcp, zoned, masqueraded, v6)
 
-	k, err := openKernel(h.File())
+	k, err := openKernel(h.File(), 0, 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +193,7 @@ func TestKernelDelete(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, append(many, stay, zoned, v6)...)
-	k, err := openKernel(h.File())
+	k, err := openKernel(h.File(), 0, 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,27 +258,29 @@ func TestKernelOverrun(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, many...)
+	before := sockets(t, unix.NETLINK_NETFILTER)
 	open, err := openKernel(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer open.Close()
 	k := open.(*kernel)
+	fd := slices.DeleteFunc(sockets(t, unix.NETLINK_NETFILTER), func(fd int) bool { return slices.Contains(before, fd) })[0]
 	var doomed []Flow
 	if err := k.Dump(t.Context(), tracker.IPv4, func(f *Flow) { doomed = append(doomed, *f) }); err != nil {
 		t.Fatal(err)
 	}
-	size, err := unix.GetsockoptInt(k.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF)
+	size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.SetsockoptInt(k.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := k.Delete(t.Context(), doomed); !errors.Is(err, ErrIncomplete) || !errors.Is(err, unix.ENOBUFS) {
 		t.Fatalf("with the smallest buffer: %v", err)
 	}
-	if err := unix.SetsockoptInt(k.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, size/2); err != nil { // the kernel doubles it
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2); err != nil { // the kernel doubles it
 		t.Fatal(err)
 	}
 	if _, err := k.Delete(t.Context(), doomed); err != nil {
@@ -327,7 +334,7 @@ func TestKernelLocalAddrs(t *testing.T) {
 }
 
 func TestNewInNoNamespace(t *testing.T) {
-	if c, err := New(Config{NetNS: 1 << 20}); err == nil || c != nil {
+	if c, err := New(Config{NetNS: os.Stdin}); err == nil || c != nil {
 		t.Errorf("%v, %v", c, err)
 	}
 }
@@ -422,28 +429,38 @@ func TestKernelWorld(t *testing.T) {
 }
 
 // TestPackets is one client's socket, which goes on sending while the endpoint it
-// was translated to goes away.
+// was translated to goes away. In a zone, only a Cleaner for that zone helps it.
 func TestPackets(t *testing.T) {
-	node := netlab.NewHost(t)
-	_, err := node.Output("nft", "--version")
+	_, err := netlab.NewHost(t).Output("nft", "--version")
 	netlab.Need(t, err == nil, "the nft command")
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
+	type world struct{ name, client, node, vip, one, two, family, zone string }
+	v4 := world{"IPv4", "10.9.0.2/24", "10.9.0.1/24", "10.96.0.1", "10.0.0.1", "10.0.0.2", "ip", ""}
+	v6 := world{"IPv6", "fd09::2/64", "fd09::1/64", "fd96::1", "fd00::1", "fd00::2", "ip6", ""}
+	worlds := []world{v4, v6}
+	for _, zone := range []string{"ct zone set 7", "ct original zone set 7", "ct reply zone set 7"} {
+		for _, w := range []world{v4, v6} {
+			w.name, w.zone = w.name+" "+zone, zone
+			worlds = append(worlds, w)
+		}
 	}
-	t.Cleanup(func() { lab.Close() })
-	client, err := lab.Host("client")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Link(client, "eth0", node, "eth0"); err != nil {
-		t.Fatal(err)
-	}
-	for _, w := range []struct{ name, client, node, vip, one, two, family string }{
-		{"IPv4", "10.9.0.2/24", "10.9.0.1/24", "10.96.0.1", "10.0.0.1", "10.0.0.2", "ip"},
-		{"IPv6", "fd09::2/64", "fd09::1/64", "fd96::1", "fd00::1", "fd00::2", "ip6"},
-	} {
+	for _, w := range worlds {
 		t.Run(w.name, func(t *testing.T) {
+			lab, err := netlab.New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { lab.Close() })
+			node, err := lab.Host("node")
+			if err != nil {
+				t.Fatal(err)
+			}
+			client, err := lab.Host("client")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := lab.Link(client, "eth0", node, "eth0"); err != nil {
+				t.Fatal(err)
+			}
 			bits := addr(w.vip).BitLen()
 			if err := errors.Join(
 				client.AddAddr("eth0", netip.MustParsePrefix(w.client)),
@@ -497,15 +514,27 @@ func TestPackets(t *testing.T) {
 				_, err := node.Output("nft", fmt.Sprintf(`table %[1]s t
 					delete table %[1]s t
 					table %[1]s t {
+					chain in { type filter hook prerouting priority raw; %[4]s; }
+					chain out { type filter hook output priority raw; %[5]s; }
 					chain c {
 						type nat hook prerouting priority dstnat
 						%[1]s daddr %[2]s udp dport 53 dnat to %[3]s
 					}
 					}
-`, w.family, w.vip, to))
+`, w.family, w.vip, to, cmp.Or(w.zone, "accept"), cmp.Or(w.zone, "accept")))
 				return err
 			})
-			backend := After(dataPlane, cleanerAt(t, node, nil))
+			elsewhere := cleanerAt(t, node, nil)
+			var zones []uint16
+			if w.zone != "" {
+				zones = []uint16{7}
+			}
+			c, err := New(Config{NetNS: node.File(), Zones: zones})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			backend := After(dataPlane, c)
 			info := everyAddress()
 			svc := service{name: "dns", cluster: at(w.vip), endpoints: eps(at(w.one))}
 			first := svc.compile(info)
@@ -523,6 +552,15 @@ func TestPackets(t *testing.T) {
 			}
 			if got := ask(); got != w.one {
 				t.Fatalf("without a clean-up answered by %s, so nothing is proved", got)
+			}
+			if w.zone != "" {
+				elsewhere.Record(&ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, second)}}, nil)
+				if err := elsewhere.Flush(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if got := ask(); got != w.one {
+					t.Fatalf("after a clean-up of zone 0 answered by %s, so the flow is in no other", got)
+				}
 			}
 			if err := backend.Apply(t.Context(), next); err != nil {
 				t.Fatal(err)

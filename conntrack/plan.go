@@ -1,11 +1,13 @@
 package conntrack
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -59,15 +61,37 @@ type plan struct {
 	unsettled map[tracker.Key]struct{}
 	// work is what has to be looked at since it was last done.
 	work work
+
+	// From the Config; the zero values are the defaults.
+	zones     []uint16
+	nodePorts map[netip.Addr]struct{} // further addresses at which NodePorts answer
+	filter    func(*ruleset.Service, Flow) bool
 }
 
 // work is what a change asks to be looked at.
 type work struct {
 	// all is every flow to any frontend.
 	all bool
-	// frontends is the flows to some, which may be gone. The addresses are the
-	// endpoints that were behind each and are so no longer.
-	frontends map[netip.AddrPort]addrs
+	// frontends is the flows to some frontends, which may be gone.
+	frontends map[netip.AddrPort]*lost
+}
+
+// lost is what is no longer at a frontend.
+type lost struct {
+	// service is the Service that had the frontend when it last changed.
+	service *ruleset.Service
+	// endpoints is the endpoints that are no longer behind the frontend, each with the
+	// Service whose it was.
+	endpoints map[netip.AddrPort]*ruleset.Service
+}
+
+// of returns the Service that a flow belonged to that was sent to an endpoint, nil
+// if the endpoint was not behind the frontend.
+func (l *lost) of(endpoint netip.AddrPort) *ruleset.Service {
+	if l == nil {
+		return nil
+	}
+	return l.endpoints[endpoint]
 }
 
 func newPlan(f tracker.Family) *plan {
@@ -75,7 +99,18 @@ func newPlan(f tracker.Family) *plan {
 		family:    f,
 		owners:    map[netip.AddrPort]*ruleset.Service{},
 		unsettled: map[tracker.Key]struct{}{},
-		work:      work{frontends: map[netip.AddrPort]addrs{}},
+		work:      work{frontends: map[netip.AddrPort]*lost{}},
+	}
+}
+
+// configure takes over what c says about flows of the plan's family.
+func (p *plan) configure(c Config) {
+	p.zones, p.filter = slices.Clone(c.Zones), c.Filter
+	p.nodePorts = map[netip.Addr]struct{}{}
+	for _, a := range c.NodePortAddrs {
+		if a = a.Unmap().WithZone(""); tracker.FamilyOf(a) == p.family {
+			p.nodePorts[a] = struct{}{}
+		}
 	}
 }
 
@@ -83,7 +118,7 @@ func newPlan(f tracker.Family) *plan {
 func (p *plan) pending() bool { return p.work.all || len(p.work.frontends) > 0 }
 
 // done forgets the work.
-func (p *plan) done() { p.work = work{frontends: map[netip.AddrPort]addrs{}} }
+func (p *plan) done() { p.work = work{frontends: map[netip.AddrPort]*lost{}} }
 
 // nodePort is where owners has a NodePort.
 func (p *plan) nodePort(port uint16) netip.AddrPort {
@@ -116,6 +151,7 @@ func (p *plan) record(c *ruleset.Change) {
 
 	// What was there before, or may have been.
 	was, had := map[netip.AddrPort]struct{}{}, sized(c.Old)
+	last := c.New
 	for i := -1; i < len(c.Attempted); i++ {
 		s := c.Old
 		if i >= 0 {
@@ -125,6 +161,9 @@ func (p *plan) record(c *ruleset.Change) {
 			continue
 		}
 		had.add(s)
+		if c.New == nil {
+			last = s
+		}
 		for j := range s.Frontends {
 			was[p.at(&s.Frontends[j])] = struct{}{}
 		}
@@ -151,24 +190,24 @@ func (p *plan) record(c *ruleset.Change) {
 			delete(was, at)
 			switch {
 			case len(gone) > 0:
-				p.look(at, gone)
+				p.look(at, last, gone)
 			case failed,
 				// Flows may have begun while nobody answered here.
 				len(has) > 0 && (!old || len(had) == 0):
-				p.look(at, nil)
+				p.look(at, last, nil)
 			}
 		}
 	}
 	if len(had) > 0 {
 		for at := range was { // those that are no more
-			p.look(at, had)
+			p.look(at, last, had)
 		}
 	}
 }
 
-// look has the flows to a frontend looked at. gone is endpoints that are no
+// look has the flows to a frontend of s looked at. gone is endpoints that are no
 // longer behind it.
-func (p *plan) look(at netip.AddrPort, gone addrs) {
+func (p *plan) look(at netip.AddrPort, s *ruleset.Service, gone addrs) {
 	if len(p.work.frontends) >= maxWork {
 		// Cleaning up has failed for long. Looking at everything finds nearly as
 		// much, and needs no memory.
@@ -177,11 +216,12 @@ func (p *plan) look(at netip.AddrPort, gone addrs) {
 	}
 	have := p.work.frontends[at]
 	if have == nil {
-		have = addrs{}
+		have = &lost{endpoints: make(map[netip.AddrPort]*ruleset.Service, len(gone))}
 		p.work.frontends[at] = have
 	}
+	have.service = s
 	for a := range gone {
-		have[a] = struct{}{}
+		have.endpoints[a] = s
 	}
 }
 
@@ -202,7 +242,7 @@ func (p *plan) setNode(n *ruleset.Node) {
 		if at.Addr().IsUnspecified() {
 			behind := addrs{}
 			behind.add(s)
-			p.look(at, behind)
+			p.look(at, s, behind)
 		}
 	}
 }
@@ -244,6 +284,7 @@ func (p *plan) judge(local []netip.Addr) func(*Flow) bool {
 			}
 		}
 	}
+	maps.Copy(j.nodePort, p.nodePorts)
 	return j.stale
 }
 
@@ -272,42 +313,63 @@ type judge struct {
 	valid    map[*ruleset.Service]addrs
 }
 
-// stale is the whole question of this package: whether f keeps a client at a
-// place where nobody answers, or that is not the Service's any more.
+// stale reports whether f is to be deleted: it is stale and not spared.
 func (j *judge) stale(f *Flow) bool {
-	if f.Protocol != protoUDP || f.Zone != 0 {
+	if f.Protocol != inet.UDP || !inZones(j.zones, f.Zone) {
 		return false
 	}
+	s := j.staleOf(f)
+	return s != nil && (j.filter == nil || j.filter(s, *f))
+}
+
+// staleOf is the whole question of this package: whether f keeps a client at a
+// place where nobody answers, or that is not the Service's any more. It returns the
+// Service whose flow it is, nil if it is not stale.
+func (j *judge) staleOf(f *Flow) *ruleset.Service {
 	translated := f.ReplySrc != f.Dst
+	// handedOn: another address at which NodePorts answer has yet to choose the
+	// endpoint.
+	_, handedOn := j.plan.nodePorts[f.ReplySrc.Addr()]
+	handedOn = handedOn && translated && f.ReplySrc.Port() == f.Dst.Port()
 	atNodePort := j.plan.nodePort(f.Dst.Port())
 
 	owner, looked := j.owners[f.Dst], j.work.all
 	gone, ok := j.work.frontends[f.Dst]
 	looked = looked || ok
+	atNode := false
 	if owner == nil {
 		if _, ok := j.nodePort[f.Dst.Addr()]; ok {
 			owner = j.owners[atNodePort]
+			atNode = owner != nil
 		}
 		if goneNP, ok := j.work.frontends[atNodePort]; ok {
 			looked = looked || owner != nil
-			if owner == nil && translated && goneNP.has(f.ReplySrc) {
+			if owner == nil && translated {
 				// The address is not (any more) one at which NodePorts answer, or
 				// the NodePort is gone. That the flow went to one of the Service's
 				// endpoints tells that it was not some other host's.
-				return true
+				if s := goneNP.of(f.ReplySrc); s != nil {
+					return s
+				}
+				if handedOn && j.owners[atNodePort] == nil {
+					return goneNP.service
+				}
 			}
 		}
 	}
 	if owner == nil {
 		// Whoever had this frontend has it no more. Only flows that were sent to its
 		// endpoints were its own.
-		return translated && gone.has(f.ReplySrc)
+		if translated {
+			return gone.of(f.ReplySrc)
+		}
+		return nil
 	}
 	if !looked {
-		return false
+		return nil
 	}
 	if _, ok := j.unsettled[owner.Key]; ok {
-		return false
+		return nil
 	}
 	valid, ok := j.valid[owner]
 	if !ok {
@@ -315,10 +377,13 @@ func (j *judge) stale(f *Flow) bool {
 		valid.add(owner)
 		j.valid[owner] = valid
 	}
-	if valid.has(f.ReplySrc) {
-		return false
+	if valid.has(f.ReplySrc) || atNode && handedOn {
+		return nil
 	}
 	// A flow that was not translated began when nobody answered here. It is in the
 	// way only if somebody does now.
-	return translated || len(valid) > 0
+	if !translated && len(valid) == 0 {
+		return nil
+	}
+	return owner
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -18,7 +19,15 @@ import (
 func TestAgainstModel(t *testing.T) {
 	for seed := range uint64(25) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
-			m := &model{t: t, rng: rand.New(rand.NewPCG(seed, 7)), bed: newBed(t), acked: map[string]*ruleset.Service{}, tried: map[string][]*ruleset.Service{}}
+			m := &model{t: t, rng: rand.New(rand.NewPCG(seed, 7)), acked: map[string]*ruleset.Service{}, tried: map[string][]*ruleset.Service{}, zones: []uint16{0}}
+			cfg := Config{}
+			switch seed % 3 {
+			case 1:
+				m.zones, cfg.Zones = []uint16{3, 0}, []uint16{3, 0}
+			case 2:
+				m.spare, cfg.Filter = "s1", m.filter
+			}
+			m.bed = newBedOf(t, cfg)
 			m.table.local = []netip.Addr{addr("127.0.0.1"), addr("192.0.2.1")}
 			for step := range 120 {
 				m.traffic()
@@ -39,6 +48,8 @@ type model struct {
 	acked         map[string]*ruleset.Service   // what the data plane has
 	tried         map[string][]*ruleset.Service // what it may have besides
 	port          uint16                        // of the last client
+	zones         []uint16                      // that are judged
+	spare         string                        // the Service whose flows are spared
 	deleted, kept int
 }
 
@@ -75,6 +86,23 @@ func place(f *ruleset.Frontend) netip.AddrPort {
 		return netip.AddrPortFrom(addr(nodeAddr), f.Port)
 	}
 	return netip.AddrPortFrom(f.Addr, f.Port)
+}
+
+// named returns the name of the Service that an address belongs to, whether or not
+// the Service exists.
+func named(at netip.AddrPort) string {
+	if at.Port() == 53 {
+		return fmt.Sprint("s", at.Addr().As4()[3])
+	}
+	return fmt.Sprint("s", at.Port()-30000)
+}
+
+// filter is the Config's.
+func (m *model) filter(s *ruleset.Service, f Flow) bool {
+	if want := named(f.Dst); s.Key.Name != want {
+		m.t.Errorf("flow %+v taken for one of %s, not of %s", f, s.Key.Name, want)
+	}
+	return s.Key.Name != m.spare
 }
 
 // owner is the Service at an address.
@@ -190,7 +218,7 @@ func (m *model) change(full bool) {
 
 // right reports whether f is as it should be.
 func (m *model) right(f Flow) bool {
-	if f.Protocol != protoUDP || f.Zone != 0 {
+	if f.Protocol != inet.UDP || !slices.Contains(m.zones, f.Zone) || named(f.Dst) == m.spare {
 		return true
 	}
 	s := m.owner(f.Dst)
@@ -241,7 +269,7 @@ func (m *model) check(step int) {
 
 // TestModelCanFail: the model finds a Cleaner that cleans nothing.
 func TestModelCanFail(t *testing.T) {
-	m := &model{acked: map[string]*ruleset.Service{"dns": dns("10.0.0.2:53")}}
+	m := &model{acked: map[string]*ruleset.Service{"dns": dns("10.0.0.2:53")}, zones: []uint16{0}}
 	if m.right(toOne) || !m.right(toTwo) {
 		t.Error(errors.New("the model cannot tell stale from valid"))
 	}

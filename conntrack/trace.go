@@ -25,8 +25,8 @@ type Info struct {
 	Dumps int
 	// Seen is how many flows were looked at.
 	Seen int
-	// Stale is how many of them were stale, and Deleted how many of those were still
-	// there to be deleted.
+	// Stale is how many of them were stale and not spared by [Config.Filter], and
+	// Deleted how many of those were still there to be deleted.
 	Stale, Deleted int
 	// Duration is how long it took.
 	Duration time.Duration

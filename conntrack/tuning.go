@@ -12,21 +12,22 @@ import (
 	"time"
 )
 
-// MaxEntries is the most connections that [Tuning] has the kernel track, whatever
-// else it says: more would cost hundreds of megabytes of kernel memory. It is
-// kube-proxy's bound.
+// MaxEntries is the largest limit that [Tuning.MaxPerCore] can lead to: more
+// entries would cost hundreds of megabytes of kernel memory on machines with many
+// CPUs. [Tuning.Min] may ask for more. It is kube-proxy's bound.
 const MaxEntries = 1 << 20
 
 // Tuning says how the kernel's connection tracking is to be set up. The zero value
 // leaves everything as it is. Defaults are the caller's choice; kube-proxy's are
 // given with each field.
 type Tuning struct {
-	// MaxPerCore is how many connections may be tracked for each CPU
-	// (net.netfilter.nf_conntrack_max, for the whole machine); 0 leaves the limit
-	// and the size of the hash table as they are. kube-proxy's default is 32,768.
+	// MaxPerCore is how many connections may be tracked for each CPU, up to
+	// [MaxEntries] for the whole machine (net.netfilter.nf_conntrack_max). 0 leaves
+	// the limit and the size of the hash table as they are. kube-proxy's default is
+	// 32,768.
 	MaxPerCore int
-	// Min is the least limit, whatever MaxPerCore comes to; the limit is never more
-	// than [MaxEntries] though. kube-proxy's default is 131,072.
+	// Min is the least limit, whatever MaxPerCore comes to. [MaxEntries] does not
+	// bound it. It has no effect if MaxPerCore is 0. kube-proxy's default is 131,072.
 	Min int
 	// TCPEstablishedTimeout is how long an established TCP connection is remembered
 	// without a packet (nf_conntrack_tcp_timeout_established); 0 leaves it.
@@ -64,20 +65,22 @@ const (
 )
 
 // Settings returns the parameters that t asks for on a machine with that many
-// CPUs, in the order in which they should be set. It is a pure function; the error
-// names a field that makes no sense.
+// CPUs, in the order in which they should be set. The limit is the machine's, so
+// cores is the number of its online CPUs (/sys/devices/system/cpu/online), not of
+// those that the process may run on ([runtime.NumCPU]). Settings is a pure function;
+// the error names a field that makes no sense.
 func (t Tuning) Settings(cores int) ([]Setting, error) {
 	if t.MaxPerCore < 0 || t.Min < 0 {
 		return nil, fmt.Errorf("conntrack: MaxPerCore (%d) and Min (%d) must not be negative", t.MaxPerCore, t.Min)
 	}
 	var out []Setting
 	if t.MaxPerCore > 0 {
-		limit := max(t.Min, MaxEntries)
-		// Without overflow, whatever the factors.
+		limit := MaxEntries
+		// The product is only computed where it cannot overflow.
 		if cores = max(cores, 1); t.MaxPerCore <= MaxEntries/cores {
-			limit = max(t.MaxPerCore*cores, t.Min)
+			limit = t.MaxPerCore * cores
 		}
-		limit = min(limit, MaxEntries)
+		limit = max(limit, t.Min)
 		out = append(out,
 			Setting{Path: sysctlFolder + "max", Value: limit},
 			// Four entries a bucket is the kernel's own proportion for small machines.

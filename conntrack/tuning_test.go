@@ -35,7 +35,9 @@ func TestTuningLimit(t *testing.T) {
 		{32768, 131072, 33, 1 << 20},
 		{32768, 0, 0, 32768},
 		{1, 1, 1, 1},
-		{1, 2 << 20, 1, 1 << 20}, // the cap beats the floor
+		{1, 2 << 20, 1, 2 << 20}, // the floor has no cap
+		{32768, 2 << 20, 64, 2 << 20},
+		{math.MaxInt, math.MaxInt, 64, math.MaxInt},
 		{math.MaxInt, 5, 64, 1 << 20},
 		{math.MaxInt/2 + 1, 0, 2, 1 << 20},
 	} {

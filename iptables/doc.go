@@ -30,7 +30,7 @@
 // in filter KUBE-SERVICES, KUBE-EXTERNAL-SERVICES, KUBE-NODEPORTS, KUBE-FORWARD and
 // KUBE-PROXY-FIREWALL, are what they are there.
 //
-// What is different:
+// What is different, besides what package ruleset lists:
 //
 //   - A chain that leads to Services holds up to 100 rules, as operators know it.
 //     Beyond, it is the root of a tree: the packets are told apart by the first
@@ -118,7 +118,8 @@
 // the programs that it started along, so that none writes what a dead agent
 // wanted. Where there is no file descriptor to spare nothing is half done.
 // CAP_NET_ADMIN is enough with iptables-nft; iptables-legacy opens a raw socket,
-// which takes CAP_NET_RAW. A sysctl that cannot be written is logged.
+// which takes CAP_NET_RAW. A sysctl that cannot be written is logged, and one that
+// has its value already is not written: see [SetSysctls].
 //
 // A flood for longer and among more ("go test -run TestFlood -flood 60s -services
 // 10000"): iptables-legacy made 86 syncs of 60,000 changes among 10,000 Services,

@@ -331,7 +331,7 @@ func readOnlySysctl() error {
 	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		return fmt.Errorf("remount: %w", err)
 	}
-	if err := os.WriteFile(routeLocalnet, []byte("1"), 0); !errors.Is(err, syscall.EROFS) {
+	if err := os.WriteFile("/proc/sys/"+routeLocalnet, []byte("1"), 0); !errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("writing the sysctl: %w, want EROFS", err)
 	}
 	ctx := context.Background()

@@ -87,7 +87,7 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
-		cleaner, err := conntrack.New(conntrack.Config{NetNS: int(r.host.File().Fd())})
+		cleaner, err := conntrack.New(conntrack.Config{NetNS: r.host.File()})
 		if err != nil {
 			t.Fatal(err)
 		}

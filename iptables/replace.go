@@ -26,7 +26,7 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 	}
 	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.tool.sysctl(tcpBeLiberal))
 	if f.localhost {
-		if err := f.tool.setSysctl(routeLocalnet, "1"); err != nil {
+		if err := setSysctl(f.tool.Do, routeLocalnet, "1"); err != nil {
 			f.log.Error("iptables: NodePorts do not answer at loopback addresses", slog.Any("error", err))
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -42,7 +43,7 @@ func TestSysctl(t *testing.T) {
 		r.sync()
 		var value []byte
 		if err := r.host.Do(func() (err error) {
-			value, err = os.ReadFile(routeLocalnet)
+			value, err = os.ReadFile("/proc/sys/" + routeLocalnet)
 			return err
 		}); err != nil {
 			t.Fatal(err)
@@ -50,5 +51,43 @@ func TestSysctl(t *testing.T) {
 		if got := strings.TrimSpace(string(value)); (got == "1") != on {
 			t.Errorf("LocalhostNodePorts %v: route_localnet is %s", on, got)
 		}
+	}
+}
+
+// TestSetSysctls sets route_localnet, which needs no programs, for the same
+// configurations as a Backend.
+func TestSetSysctls(t *testing.T) {
+	netlab.Require(t)
+	t.Parallel()
+	for _, c := range []struct {
+		config Config
+		want   string
+	}{
+		{Config{}, "0"},
+		{Config{LocalhostNodePorts: true, Families: []tracker.Family{tracker.IPv6}}, "0"},
+		{Config{LocalhostNodePorts: true, Families: []tracker.Family{tracker.IPv4}}, "1"},
+		{Config{LocalhostNodePorts: true}, "1"},
+	} {
+		h := netlab.NewHost(t)
+		for _, ns := range []*os.File{nil, h.File()} {
+			c.config.NetNS = ns
+			if err := h.Sysctl("net/ipv4/conf/all/route_localnet", "0"); err != nil {
+				t.Fatal(err)
+			}
+			set := func() error { return SetSysctls(c.config) }
+			var err error
+			if ns == nil {
+				err = h.Do(set)
+			} else {
+				err = set()
+			}
+			got, err2 := h.Output("cat", "/proc/sys/"+routeLocalnet)
+			if err != nil || err2 != nil || strings.TrimSpace(got) != c.want {
+				t.Errorf("%+v: route_localnet is %q, want %s, errors %v, %v", c.config, got, c.want, err, err2)
+			}
+		}
+	}
+	if err := SetSysctls(Config{Flavour: "none"}); err == nil {
+		t.Error("a bad configuration is taken")
 	}
 }

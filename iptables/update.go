@@ -18,7 +18,7 @@ import (
 // Services that were refused.
 func (f *family) update(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
 	if !sameRules(f.model.node, node) {
-		return nil, fmt.Errorf("%w: local traffic is told otherwise", ruleset.ErrNeedFull)
+		return nil, ruleset.ErrNeedFull
 	}
 	if f.counters.localhost && f.model.trees[toNodePorts].ahead == 0 {
 		// An object that no rule counts into can be deleted by anybody.

@@ -71,7 +71,7 @@ func (b *Backend) open() (err error) {
 	}
 	return b.ns.Do(func() (err error) {
 		if b.kernel, err = dialKernel(b.config.Forwarding); err != nil {
-			return &UnsupportedError{Feature: "IPVS (module ip_vs)", Err: err}
+			return errNoIPVS(err)
 		}
 		return b.openOthers()
 	})
@@ -176,8 +176,8 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 		failed := map[tracker.Key]error{}
 		for _, s := range b.states {
-			w := newWork(b, s, failed)
-			if err := w.apply(ctx, d); err != nil {
+			u := newUpdate(b, s, failed)
+			if err := u.apply(ctx, d); err != nil {
 				if errors.Is(err, ruleset.ErrNeedFull) {
 					b.config.Log.Warn("ipvs: reading all", slog.Any("reason", err))
 				}
@@ -264,7 +264,7 @@ func (b *Backend) setSysctls() error {
 func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	s := newState(f)
 	for id := range setCount {
-		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries[e] = entryState{mark: mark} })
+		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries.found(e, mark) })
 		if err != nil {
 			return nil, err
 		}
@@ -273,7 +273,7 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	if _, err := b.device.changed(); err != nil {
 		return nil, err
 	}
-	err := b.device.addresses(f, func(a netip.Addr) { s.bound[a] = 0 }, func(a netip.Addr) { s.own[a] = true })
+	err := b.device.addresses(f, func(a netip.Addr) { s.bound.found(a, struct{}{}) }, func(a netip.Addr) { s.own[a] = true })
 	if err != nil {
 		return nil, err
 	}
@@ -292,13 +292,13 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 			v.reals[r.at] = realState{uint16(r.weight), serving}
 			if r.weight == 0 {
 				v.reals[r.at] = realState{0, draining}
-				s.drain(k, r.at, now)
+				s.startDrain(k, r.at, now)
 			}
 		})
 		if errors.Is(err, unix.ESRCH) {
 			// Somebody else's, gone in the meantime.
 			delete(s.virtuals, k)
-			delete(s.draining, k)
+			delete(s.drainingReals, k)
 			continue
 		}
 		if err != nil {

@@ -69,7 +69,7 @@ func (b *Backend) cleanupVirtuals(f tracker.Family) error {
 	}
 	s := newState(f)
 	for id := range setCount {
-		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries[e] = entryState{mark: mark} })
+		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries.found(e, mark) })
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}

@@ -63,7 +63,8 @@ type Config struct {
 	// announce addresses themselves need it.
 	StrictARP bool
 	// KeepSysctls leaves all kernel parameters as they are. Without those that
-	// [Sysctls] lists nothing works: somebody else has to set them.
+	// [Sysctls] lists nothing works: another program has to set them, [SetSysctls]
+	// for example.
 	KeepSysctls bool
 	// Device is the name of the dummy device, 1 to 15 bytes; "" is [DefaultDevice].
 	// It is made if it is not there, and every address on it belongs to the backend.
@@ -186,8 +187,13 @@ func (c Config) withDefaults() (Config, error) {
 			return bad("families %v are not one or both of IPv4 and IPv6", c.Families)
 		}
 	}
-	if c.Scheduler != "" && !c.Scheduler.known() {
-		return bad("scheduler %q is not one of %v", c.Scheduler, schedulers)
+	if c.Scheduler != "" {
+		if err := c.Scheduler.validate(); err != nil {
+			return bad("%w", err)
+		}
+	}
+	if c.Hash.Source > tracker.HashSourcePort {
+		return bad("hash of the source: %d is not a tracker.Hash", c.Hash.Source)
 	}
 	if c.Forwarding > Tunnel {
 		return bad("forwarding method %d is none", c.Forwarding)

@@ -5,7 +5,6 @@ package ipvs
 import (
 	"errors"
 	"net/netip"
-	"os"
 	"reflect"
 	"testing"
 	"time"
@@ -21,8 +20,10 @@ func TestConfig(t *testing.T) {
 		"no family":             {Families: []tracker.Family{}},
 		"a family twice":        {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
 		"no such family":        {Families: []tracker.Family{5}},
-		"no such scheduler":     {Scheduler: "random"},
+		"a long scheduler":      {Scheduler: "sixteen_bytes_ab"},
 		"a hostile scheduler":   {Scheduler: "rr\n"},
+		"a scheduler's path":    {Scheduler: "../rr"},
+		"no such hash":          {Hash: Hash{Source: 9}},
 		"no such forwarding":    {Forwarding: 7},
 		"negative timeout":      {Timeouts: Timeouts{TCP: -1}},
 		"timeout of less":       {Timeouts: Timeouts{UDP: time.Millisecond}},
@@ -38,7 +39,6 @@ func TestConfig(t *testing.T) {
 		"marks beside the mask": {Marks: Marks{Value: 0x3001, Mask: 0xfffff000}},
 		"marks with all bits":   {Marks: Marks{Value: 0x3000, Mask: 0x3000}},
 		"no such iptables":      {IPTables: 9},
-		"network namespace":     {NetNS: os.Stdin},
 	} {
 		if _, err := New(c); !errors.Is(err, ErrConfig) {
 			t.Errorf("%s: %v", name, err)
@@ -60,7 +60,7 @@ func TestSysctls(t *testing.T) {
 	}
 	always := map[string]string{
 		"net/ipv4/vs/conntrack": "1", "net/ipv4/vs/expire_nodest_conn": "1", "net/ipv4/vs/expire_quiescent_template": "1",
-		"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1",
+		"net/ipv4/ip_forward": "1",
 	}
 	for release, mode := range map[string]string{
 		"3.10.0-1160.el7": "", "4.0.9": "", "4.1.0": "0", "4.19.0-26-amd64": "0", "5.8.18": "0", "5.9.0": "", "6.1.0-56-amd64": "", "strange": "",

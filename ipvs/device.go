@@ -171,12 +171,12 @@ func (d *device) bind(a netip.Addr) error {
 	return nil
 }
 
-// settle waits until the addresses are local. The kernel makes IPv6 addresses so some
-// time after they were added (addrconf_dad_work of net/ipv6/addrconf.c); a packet that
+// waitLocal waits until the addresses are local. The kernel makes IPv6 addresses local
+// some time after they were added (addrconf_dad_work of net/ipv6/addrconf.c); a packet that
 // comes before that is sent away.
-func (d *device) settle(ctx context.Context, addrs []netip.Addr) error {
-	const patience = 5 * time.Second
-	deadline := time.Now().Add(patience)
+func (d *device) waitLocal(ctx context.Context, addrs []netip.Addr) error {
+	const timeout = 5 * time.Second
+	deadline := time.Now().Add(timeout)
 	for _, a := range addrs {
 		for {
 			var routes []netlink.Route
@@ -188,7 +188,7 @@ func (d *device) settle(ctx context.Context, addrs []netip.Addr) error {
 				break
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("%w: address %s on %s is not local after %s (%v)", ruleset.ErrNeedFull, a, d.name, patience, err)
+				return fmt.Errorf("%w: address %s on %s is not local after %s (%v)", ruleset.ErrNeedFull, a, d.name, timeout, err)
 			}
 			select {
 			case <-ctx.Done():

@@ -71,11 +71,15 @@
 //
 // # Differences from kube-proxy's ipvs mode
 //
+// Besides those that package ruleset lists:
+//
 //   - A policy of Local without local endpoints drops connections, as in every other
 //     mode. kube-proxy sends them to other nodes' endpoints.
 //   - externalTrafficPolicy Local short-circuits for the node and its pods.
 //   - Unless a [Scheduler] is configured, Services whose endpoints have weights get
 //     [WeightedRoundRobin].
+//   - The schedulers [SourceHash] and [Maglev] choose another endpoint while the one
+//     that they hash to drains; see [Hash]. Both hash what kube-proxy has them hash.
 //   - A second passes before UDP and SCTP endpoints are removed, in which they get no
 //     new flows: an answer on its way would be lost with them. Virtual servers with TCP
 //     connections outlive their Service.
@@ -129,11 +133,23 @@
 // # Needs
 //
 // Linux 4.18 or later with IPVS, ipset and connection tracking; iptables with its
-// legacy or nf_tables kernel side; CAP_NET_ADMIN in the initial user namespace, and
+// legacy or nf_tables kernel side; the scheduler's module, whichever is configured;
+// CAP_NET_ADMIN in the initial user namespace, and
 // CAP_NET_RAW, as the iptables tools look up sets by a raw socket (and CAP_SYS_ADMIN to
 // enter the namespace of [Config].NetNS, if set). CAP_SYS_MODULE is not needed: the
 // kernel loads the modules ip_vs, ip_vs_rr and so on by itself where they are
 // installed. [New] and [Probe] say what is missing.
+//
+// A full delta writes the kernel parameters that [Sysctls] lists, those only that have
+// another value. Where /proc/sys is read-only, as in a container, [SetSysctls] in a
+// privileged process has to come first. The backend never writes
+// net.ipv6.conf.all.forwarding, which IPv6 Services need: see Sysctls.
+//
+// IPv6 is not to be had where net.ipv6.conf.all.disable_ipv6 is 1 or the kernel was
+// booted with ipv6.disable=1, as the Services' addresses cannot be bound: New then
+// refuses the family, which is to be left out of [Config].Families. If IPv6 is disabled
+// later, the kernel removes the addresses, and IPv6 Services fail, each by name in a
+// [*ruleset.PartialError]; IPv4 Services are served on.
 //
 // github.com/moby/ipvs, by which IPVS is reached, runs "modprobe ip_vs" once in a
 // process, and writes a line to standard error if there is no such program, which has

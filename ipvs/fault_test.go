@@ -221,7 +221,7 @@ func (f *fire) kernel() string {
 		}
 	}
 	for e, s := range found.entries {
-		out = append(out, fmt.Sprintf("%s %s %d %d %s %#x", e.set.name(tracker.IPv4), e.addr, e.proto, e.port, e.other, s.mark))
+		out = append(out, fmt.Sprintf("%s %s %d %d %s %#x", e.set.name(tracker.IPv4), e.addr, e.proto, e.port, e.other, s.value))
 	}
 	out = append(out, fmt.Sprint("device: ", there))
 	for a := range found.bound {
@@ -283,7 +283,7 @@ func (f *fire) adopted() {
 	}
 	// The virtual servers are listed twice or a few times more, all sets are created,
 	// found there, looked at and listed, and everything else is listed once.
-	least := 2 + strings.Count(before, "\nvirtual ") + len(b.states[0].leaving)
+	least := 2 + strings.Count(before, "\nvirtual ") + len(b.states[0].retired)
 	if got := b.kernel.calls; got < least || got > least+18 {
 		f.t.Errorf("a new process has made %d requests of IPVS, %d expected", got, least)
 	}
@@ -583,7 +583,7 @@ func faults() error {
 				}
 			}
 			for _, addr := range p.bind {
-				if s.bound[addr] == 0 {
+				if s.bound[addr].owners == 0 {
 					return fmt.Errorf("%v: %v is not bound", sv.Key, addr)
 				}
 			}

@@ -117,13 +117,13 @@ func FuzzPlan(f *testing.F) {
 		if len(bound) != 0 {
 			t.Errorf("%v are not bound", bound)
 		}
-		if len(got.near) != len(near) {
-			t.Errorf("near is %v, want %v", got.near, near)
+		if len(got.internal) != len(near) {
+			t.Errorf("near is %v, want %v", got.internal, near)
 		}
 		// Every virtual server can be told to be the backend's.
 		st := newState(tracker.IPv4)
 		for _, e := range got.entries {
-			st.entries[e] = entryState{}
+			st.entries.found(e, 0)
 		}
 		for _, v := range got.virtuals {
 			if v.key.mark == 0 && !st.recognised(c, v.key) {

@@ -169,6 +169,31 @@ func testHashNodes(t *testing.T) {
 	}
 }
 
+// testSourceHash looks at where the scheduler sh sends the flows of one client: to one
+// endpoint, unless its ports are to be hashed as well.
+func testSourceHash(t *testing.T) {
+	r := newRig(t, newHost(t), Config{Scheduler: SourceHash, Families: []tracker.Family{tracker.IPv4}})
+	r.run("ip route add 10.0.0.0/8 via 192.0.2.2")
+	endpoints := func(i int) int {
+		t.Helper()
+		r.set(svc(i, over(v1.ProtocolUDP)), i, -1, -2, -3, -4)
+		r.sync()
+		used := map[netip.AddrPort]bool{}
+		for _, to := range r.flows(i) {
+			used[to] = true
+		}
+		return len(used)
+	}
+	if n := endpoints(1); n != 1 {
+		t.Errorf("a client's flows are sent to %d endpoints, want 1", n)
+	}
+	r.config.Hash.Source = tracker.HashSourcePort
+	r.restart()
+	if n := endpoints(2); n != 4 {
+		t.Errorf("a client's flows are sent to %d endpoints by their ports, want 4", n)
+	}
+}
+
 // rolling returns the histories of a restart of each of the endpoints, one by one,
 // each of which is away for a while.
 func rolling(all []int) [][]int {

@@ -68,13 +68,13 @@ func testInterrupted(t *testing.T) {
 				t.Fatal(rerr)
 			}
 			var virtuals []string
-			bound := map[netip.Addr]int{}
+			bound := owned[netip.Addr, struct{}]{}
 			for _, s := range r.engine.Snapshot().Services {
 				if s.Key.Family != tracker.IPv4 {
 					continue
 				}
 				for _, f := range s.Frontends {
-					bound[f.Addr] = 0
+					bound.found(f.Addr, struct{}{})
 					k := virtualKey{family: tracker.IPv4, proto: inet.Protocol(s.Key.Protocol), at: netip.AddrPortFrom(f.Addr, f.Port)}
 					virtuals = append(virtuals, k.String())
 					v := found.virtuals[k]

@@ -4,6 +4,7 @@ package ipvs
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -50,6 +52,7 @@ func TestKernel(t *testing.T) {
 		{"forwarding", testForwarding},
 		{"direct routing and tunnels", testDirect},
 		{"node", testNode},
+		{"IPv6 disabled", testDisabledIPv6},
 		{"addresses", testAddresses},
 		{"draining", testDraining},
 		{"failures", testFailures},
@@ -60,6 +63,7 @@ func TestKernel(t *testing.T) {
 		{"legacy iptables", testLegacy},
 		{"hashing past a draining server", testHashing},
 		{"hashing on several nodes", testHashNodes},
+		{"source hash", testSourceHash},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -349,7 +353,11 @@ func testVanishing(t *testing.T) {
 
 // testSchedulers uses each of them.
 func testSchedulers(t *testing.T) {
-	for _, s := range schedulers {
+	for _, s := range []Scheduler{
+		RoundRobin, WeightedRoundRobin, LeastConnection, WeightedLeastConnection, LocalityLeastConnection,
+		LocalityLeastConnectionReplication, SourceHash, DestinationHash, ShortestExpectedDelay, NeverQueue, Maglev,
+		WeightedFailover, WeightedOverflow,
+	} {
 		h := newHost(t)
 		r := newRig(t, h, Config{Scheduler: s, Families: []tracker.Family{tracker.IPv4}})
 		r.set(svc(1), 1, -1)
@@ -357,7 +365,7 @@ func testSchedulers(t *testing.T) {
 		flags := ""
 		switch s {
 		case SourceHash:
-			flags = " -b sh-fallback,sh-port"
+			flags = " -b sh-fallback"
 		case Maglev:
 			flags = " -b mh-fallback,mh-port"
 		}
@@ -372,6 +380,45 @@ func testSchedulers(t *testing.T) {
 		}
 	}
 	testMissingScheduler(t)
+	testForeignScheduler(t)
+}
+
+// testForeignScheduler uses a scheduler that this package has no name for: the module
+// ip_vs_rr under another name, as the kernel would find it.
+func testForeignScheduler(t *testing.T) {
+	t.Helper()
+	const name = "zz"
+	module, err := os.ReadFile("/modules/ip_vs_rr.ko")
+	if err != nil {
+		t.Log("the kernel is not that of the virtual machine, it gets no module")
+		return
+	}
+	h := newHost(t)
+	c := Config{NetNS: h.File(), Scheduler: name, Families: []tracker.Family{tracker.IPv4}}
+	if err := Probe(c); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "scheduler zz over IPv4 (module ip_vs_zz)") {
+		t.Errorf("without its module: %v", err)
+	}
+	// The module's name, and the scheduler's. Neither is part of a longer string.
+	for old, now := range map[string]string{"ip_vs_rr\x00": "ip_vs_" + name + "\x00", "\x00rr\x00": "\x00" + name + "\x00"} {
+		if !bytes.Contains(module, []byte(old)) {
+			t.Fatalf("the module has no %q", old)
+		}
+		module = bytes.ReplaceAll(module, []byte(old), []byte(now))
+	}
+	// The kernel rejects a module with a wrong signature, but not one without any
+	// (Documentation/admin-guide/module-signing.rst).
+	module = bytes.TrimSuffix(module, []byte("~Module signature appended~\n"))
+	file := filepath.Join(t.TempDir(), "ip_vs_"+name+".ko")
+	if err := os.WriteFile(file, module, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("insmod", file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	r := newRig(t, h, c)
+	r.set(svc(1), 1, -1)
+	r.sync()
+	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s "+name)
 }
 
 // testMissingScheduler removes a module, which nobody else may be using.
@@ -450,6 +497,9 @@ func testNode(t *testing.T) {
 			t.Errorf("%s is %s, want %s", s.Name, got, s.Value)
 		}
 	}
+	if got := parameter("net/ipv6/conf/all/forwarding"); got != "0" {
+		t.Errorf("IPv6 forwarding is %s: the node loses routes that came by router advertisements", got)
+	}
 	r.has("ipvsadm -l --timeout", "Timeout (tcp tcpfin udp): 100 120 30")
 	// Somebody else's idea lasts until the next full delta.
 	lines(t, h, "sysctl -w net.ipv4.vs.conntrack=0")
@@ -458,12 +508,64 @@ func testNode(t *testing.T) {
 	if parameter("net/ipv4/vs/conntrack") != "1" {
 		t.Error("a kernel parameter was not put right")
 	}
+	early := newHost(t)
+	c.NetNS = early.File()
+	if err := SetSysctls(c); err != nil {
+		t.Error(err)
+	}
+	for _, s := range Sysctls(c, release()) {
+		if got := strings.Join(lines(t, early, "cat /proc/sys/"+s.Name), " "); got != s.Value {
+			t.Errorf("SetSysctls: %s is %s, want %s", s.Name, got, s.Value)
+		}
+	}
 	kept := newHost(t)
 	r = newRig(t, kept, Config{KeepSysctls: true})
 	r.sync()
 	if got := lines(t, kept, "cat /proc/sys/net/ipv4/vs/conntrack"); !slices.Equal(got, []string{"0"}) {
 		t.Errorf("conntrack is %q although parameters are kept", got)
 	}
+}
+
+// testDisabledIPv6 has a node where IPv6 is turned off.
+func testDisabledIPv6(t *testing.T) {
+	h := newHost(t)
+	if err := h.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, families := range [][]tracker.Family{nil, {tracker.IPv6}} {
+		if err := Probe(Config{NetNS: h.File(), Families: families}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
+			t.Errorf("families %v: %v", families, err)
+		}
+	}
+	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
+	r.set(svc(1), 1, -1)
+	r.sync()
+	r.agree()
+	// What was there before can go.
+	if err := Cleanup(context.Background(), Config{NetNS: h.File()}); err != nil {
+		t.Error(err)
+	}
+	// A backend that served IPv6 before goes on with IPv4.
+	later := newHost(t)
+	r = newRig(t, later, Config{})
+	r.set(svc(1), 1, -1)
+	r.sync()
+	if err := later.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	r.set(svc(2), 2, -2)
+	r.cursor.Resync()
+	var partial *ruleset.PartialError
+	if err := r.cursor.Sync(context.Background()); !errors.As(err, &partial) || len(partial.Failed) != 2 {
+		t.Errorf("two IPv6 Services cannot be served: %v", err)
+	} else {
+		for k := range partial.Failed {
+			if k.Family != tracker.IPv6 {
+				t.Errorf("%v failed", k)
+			}
+		}
+	}
+	r.has("ipvsadm -Sn", "-a -t 10.96.0.2:80 -r 10.245.0.2:8080 -m -w 1")
 }
 
 // testAddresses gives the node addresses and takes them.

@@ -63,9 +63,9 @@ type plan struct {
 	virtuals []plannedVirtual
 	// entries is what the sets are to hold, but for setShortCircuit.
 	entries []entry
-	// near is the entries of setShortCircuit, all with the value mark.
-	near []entry
-	mark uint32
+	// internal is the entries of setShortCircuit, all with the value mark.
+	internal []entry
+	mark     uint32
 	// bind is the addresses that the dummy device is to have.
 	bind []netip.Addr
 }
@@ -81,8 +81,8 @@ type local struct {
 }
 
 // makePlan says what a Service port has in the kernel. mark is the packet mark for
-// its virtual server for connections from near: 0 to say whether it needs one,
-// which it does if the plan has entries in near whose mark is 0. It depends on
+// its virtual server of internal traffic: 0 to say whether it needs one,
+// which it does if the plan has entries in internal whose mark is 0. It depends on
 // nothing but its arguments.
 func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 	family, proto := s.Key.Family, inet.Protocol(s.Key.Protocol)
@@ -112,7 +112,7 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 			add(setNoLocal, at, netip.Prefix{})
 		}
 		if f.ShortCircuit() && f.Near != f.Target {
-			p.near = append(p.near, entry{set: setShortCircuit, family: family, addr: at.Addr(), proto: proto, port: at.Port()})
+			p.internal = append(p.internal, entry{set: setShortCircuit, family: family, addr: at.Addr(), proto: proto, port: at.Port()})
 		}
 	}
 	for i := range s.Frontends {
@@ -161,11 +161,11 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 	if s.Port.HealthCheckNodePort != 0 {
 		p.entries = append(p.entries, entry{set: setHealthCheckNodePort, family: family, port: s.Port.HealthCheckNodePort})
 	}
-	if len(p.near) != 0 && mark != 0 && !c.nearDrops(s) {
-		pool := nearPool(s)
+	if len(p.internal) != 0 && mark != 0 && !c.internalDrops(s) {
+		pool := internalPool(s)
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, mark: mark},
-			virtual: c.nearVirtual(s, pool), proto: proto, pool: pool, weights: weightsOf(pool),
+			virtual: c.internalVirtual(s, pool), proto: proto, pool: pool, weights: weightsOf(pool),
 		})
 	}
 	return p
@@ -192,10 +192,10 @@ func (c Config) planNodePort(p *plan, f *ruleset.Frontend, proto uint8, family t
 	}
 }
 
-// nearFrontend returns a frontend that connections from near meet otherwise than
+// internalFrontend returns a frontend that internal traffic meet otherwise than
 // others, or nil. All that do are alike in that: it is what the policy of Cluster
 // comes to.
-func nearFrontend(s *ruleset.Service) *ruleset.Frontend {
+func internalFrontend(s *ruleset.Service) *ruleset.Frontend {
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.ShortCircuit() && f.Near != f.Target {
 			return f
@@ -204,17 +204,17 @@ func nearFrontend(s *ruleset.Service) *ruleset.Frontend {
 	return nil
 }
 
-func nearPool(s *ruleset.Service) []*tracker.Endpoint {
-	if f := nearFrontend(s); f != nil {
+func internalPool(s *ruleset.Service) []*tracker.Endpoint {
+	if f := internalFrontend(s); f != nil {
 		return s.Pool(f.Near)
 	}
 	return nil
 }
 
-// nearDrops reports whether connections from near are dropped, for which there is a
+// internalDrops reports whether internal traffic are dropped, for which there is a
 // mark of its own.
-func (c Config) nearDrops(s *ruleset.Service) bool {
-	f := nearFrontend(s)
+func (c Config) internalDrops(s *ruleset.Service) bool {
+	f := internalFrontend(s)
 	return f != nil && f.Near == ruleset.Drop
 }
 
@@ -225,7 +225,7 @@ func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*trac
 	switch by := s.Hash(); {
 	case by != tracker.HashNone:
 		v.scheduler = c.hashing()
-		hash.AddressOnly = by == tracker.HashSource
+		hash.Source = by
 	case v.scheduler == "" && weighted(pool):
 		v.scheduler = WeightedRoundRobin
 	case v.scheduler == "":
@@ -240,13 +240,13 @@ func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*trac
 	return v
 }
 
-// nearVirtual returns what one with a mark is to be like. IPVS does not translate
+// internalVirtual returns what one with a mark is to be like. IPVS does not translate
 // ports for clients that it remembers by a mark (ip_vs_sched_persist of
 // net/netfilter/ipvs/ip_vs_core.c: only where the packet has the virtual server's own
 // port), so affinity is a matter of hashing the client's address there.
-func (c Config) nearVirtual(s *ruleset.Service, pool []*tracker.Endpoint) virtual {
+func (c Config) internalVirtual(s *ruleset.Service, pool []*tracker.Endpoint) virtual {
 	if s.Port.Affinity > 0 {
-		return virtual{scheduler: c.hashing(), flags: c.hashing().flags(Hash{AddressOnly: true})}
+		return virtual{scheduler: c.hashing(), flags: c.hashing().flags(Hash{Source: tracker.HashSource})}
 	}
 	return c.virtual(s, 0, pool)
 }

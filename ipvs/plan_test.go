@@ -51,7 +51,7 @@ func describePlan(p plan) []string {
 		}
 		out = append(out, strings.TrimSpace(fmt.Sprintf("%s %s flags=%#x timeout=%d %s", v.key, v.scheduler, v.flags, v.timeout, strings.Join(pool, " "))))
 	}
-	for _, e := range slices.Concat(p.entries, p.near) {
+	for _, e := range slices.Concat(p.entries, p.internal) {
 		s := fmt.Sprintf("%s %s,%d:%d", e.set.name(tracker.IPv4), e.addr, e.proto, e.port)
 		if e.other.IsValid() {
 			s += "," + e.other.String()
@@ -93,9 +93,19 @@ func TestPlan(t *testing.T) {
 			"TCP 10.96.0.1:80 rr flags=0x1 timeout=2147483 " + all}, cluster(all)[1:], hairpins)},
 		{"Maglev", Config{Scheduler: Maglev}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
-		{"source hash without port and fallback", Config{Scheduler: SourceHash, Hash: Hash{AddressOnly: true, NoFallback: true}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
+		{"source hash", Config{Scheduler: SourceHash}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
+			"TCP 10.96.0.1:80 sh flags=0x8 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+		{"source hash with the port", Config{Scheduler: SourceHash, Hash: Hash{Source: tracker.HashSourcePort}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
+			"TCP 10.96.0.1:80 sh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+		{"Maglev without the port", Config{Scheduler: Maglev, Hash: Hash{Source: tracker.HashSource}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
+			"TCP 10.96.0.1:80 mh flags=0x8 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+		{"hash of the source and port where there is no Maglev", Config{noMaglev: true}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
+			"TCP 10.96.0.1:80 sh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+		{"a scheduler of a kernel module of its own", Config{Scheduler: "twos"}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
+			"TCP 10.96.0.1:80 twos flags=0x0 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+		{"source hash without fallback", Config{Scheduler: SourceHash, Hash: Hash{NoFallback: true}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 sh flags=0x0 timeout=0 " + all}, cluster(all)[1:], hairpins)},
-		{"hash of the source and port", Config{Scheduler: LeastConnection, Hash: Hash{AddressOnly: true}}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
+		{"hash of the source and port", Config{Scheduler: LeastConnection, Hash: Hash{Source: tracker.HashSource}}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
 		{"hash of the source, with affinity", Config{}, func(p *tracker.ServicePort) { p.Hash, p.Affinity = tracker.HashSource, time.Hour }, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 mh flags=0x9 timeout=3600 " + all}, cluster(all)[1:], hairpins)},

@@ -5,8 +5,11 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
+	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -37,6 +40,24 @@ func (e *UnsupportedError) Error() string {
 // Unwrap makes errors.Is find [ErrUnsupported] and the system's error.
 func (e *UnsupportedError) Unwrap() []error { return []error{ErrUnsupported, e.Err} }
 
+// errNoIPVS wraps what dialKernel returned.
+func errNoIPVS(err error) error {
+	return &UnsupportedError{Feature: "IPVS (module ip_vs)", Err: err}
+}
+
+// errIPv6Disabled is in the error of probe where IPv6 is turned off.
+var errIPv6Disabled = errors.New("it is disabled: net.ipv6.conf.all.disable_ipv6 is 1, or the kernel was booted without IPv6")
+
+// ipv6Disabled reports whether IPv6 is turned off in the calling thread's namespace.
+// The addresses of Services cannot be bound then.
+func ipv6Disabled() bool {
+	if _, err := os.Stat("/proc/thread-self/net/if_inet6"); errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	value, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+	return err == nil && strings.TrimSpace(string(value)) != "0"
+}
+
 // Probe reports whether a [Backend] with the configuration would find all it
 // needs: nil, an [*UnsupportedError] that names the kernel module or program that
 // is missing, or an error of the configuration. [New] does the same.
@@ -49,13 +70,16 @@ func Probe(c Config) error {
 }
 
 // probe tries the schedulers, with virtual servers at addresses for documentation
-// (RFC 5737, RFC 3849), looks for ipset.
+// (RFC 5737, RFC 3849), and looks for ipset and for IPv6.
 func (b *Backend) probe() error {
 	wanted := []Scheduler{b.config.Scheduler}
 	if b.config.Scheduler == "" {
 		wanted = []Scheduler{RoundRobin, WeightedRoundRobin}
 	}
 	for _, f := range b.config.Families {
+		if f == tracker.IPv6 && ipv6Disabled() {
+			return &UnsupportedError{Feature: "IPv6", Err: errIPv6Disabled}
+		}
 		for _, s := range wanted {
 			if err := b.tryScheduler(f, s); err != nil {
 				return err

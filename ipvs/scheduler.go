@@ -2,14 +2,18 @@
 
 package ipvs
 
-import "slices"
+import (
+	"fmt"
+
+	"github.com/go-proxier/proxier/tracker"
+)
 
 // Scheduler is how a virtual server chooses among its real servers: the name of a
-// kernel module without "ip_vs_" (ipvsadm(8), --scheduler).
+// kernel module without "ip_vs_" (ipvsadm(8), --scheduler). Any scheduler that the
+// kernel has can be used: [New] and [Probe] try it.
 type Scheduler string
 
-// The schedulers of Linux. The kernel loads their modules when they are first
-// used.
+// Schedulers of Linux. The kernel loads their modules when they are first used.
 const (
 	// RoundRobin takes one after the other, whatever their weights.
 	RoundRobin Scheduler = "rr"
@@ -23,7 +27,7 @@ const (
 	LocalityLeastConnection Scheduler = "lblc"
 	// LocalityLeastConnectionReplication (LBLCR) keeps it with a set of servers.
 	LocalityLeastConnectionReplication Scheduler = "lblcr"
-	// SourceHash chooses by a hash of the source, see [Config.Hash].
+	// SourceHash chooses by a hash of the source address, see [Config.Hash].
 	SourceHash Scheduler = "sh"
 	// DestinationHash chooses by a hash of the destination address.
 	DestinationHash Scheduler = "dh"
@@ -31,8 +35,8 @@ const (
 	ShortestExpectedDelay Scheduler = "sed"
 	// NeverQueue takes an idle one, or else as ShortestExpectedDelay does.
 	NeverQueue Scheduler = "nq"
-	// Maglev chooses by consistent hashing of the source (Linux 4.18), see
-	// [Config.Hash].
+	// Maglev chooses by consistent hashing of the source address and port (Linux
+	// 4.18), see [Config.Hash].
 	Maglev Scheduler = "mh"
 	// WeightedFailover takes the one with the highest weight (Linux 3.15).
 	WeightedFailover Scheduler = "fo"
@@ -40,23 +44,36 @@ const (
 	WeightedOverflow Scheduler = "ovf"
 )
 
-var schedulers = []Scheduler{
-	RoundRobin, WeightedRoundRobin, LeastConnection, WeightedLeastConnection, LocalityLeastConnection,
-	LocalityLeastConnectionReplication, SourceHash, DestinationHash, ShortestExpectedDelay, NeverQueue, Maglev,
-	WeightedFailover, WeightedOverflow,
+// maxSchedulerName is the length of the longest name (IP_VS_SCHEDNAME_MAXLEN of
+// include/uapi/linux/ip_vs.h, without the zero byte).
+const maxSchedulerName = 15
+
+// validate reports whether s can be the name of a kernel module. Whether there is
+// such a module only the kernel can answer.
+func (s Scheduler) validate() error {
+	if s == "" || len(s) > maxSchedulerName {
+		return fmt.Errorf("scheduler %q is not 1 to %d bytes long", s, maxSchedulerName)
+	}
+	for _, c := range []byte(s) {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '_' && c != '-' {
+			return fmt.Errorf("scheduler %q cannot be the name of a kernel module", s)
+		}
+	}
+	return nil
 }
 
-func (s Scheduler) known() bool { return slices.Contains(schedulers, s) }
-
-// Hash says how the schedulers [SourceHash] and [Maglev] behave; the others do not
-// look at it. The zero value is what a cluster needs.
+// Hash configures the schedulers [SourceHash] and [Maglev]. Other schedulers ignore
+// it. The zero value is what a cluster needs.
 type Hash struct {
-	// AddressOnly hashes the source address without the port, so that a client
-	// stays with one server (leaves off sh-port and mh-port of ipvsadm(8)).
-	AddressOnly bool
+	// Source is what of a connection's source is hashed: [tracker.HashSource] is the
+	// address alone, so that a client stays with one server, and
+	// [tracker.HashSourcePort] is address and port (sh-port and mh-port of
+	// ipvsadm(8)). [tracker.HashNone] is kube-proxy's choice: the address for
+	// SourceHash, address and port for Maglev.
+	Source tracker.Hash
 	// NoFallback refuses a connection whose server has weight 0 rather than choosing
 	// another one (leaves off sh-fallback and mh-fallback): while an endpoint drains,
-	// its share of all new connections fails.
+	// its share of all new connections fails. kube-proxy has no fallback.
 	NoFallback bool
 }
 
@@ -76,7 +93,7 @@ func (s Scheduler) flags(h Hash) (flags uint32) {
 	if !h.NoFallback {
 		flags |= flagFallback
 	}
-	if !h.AddressOnly {
+	if h.Source == tracker.HashSourcePort || h.Source == tracker.HashNone && s == Maglev {
 		flags |= flagPort
 	}
 	return flags

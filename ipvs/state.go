@@ -16,23 +16,24 @@ type state struct {
 	family tracker.Family
 	// virtuals is every virtual server of the family but those that are excluded.
 	virtuals map[virtualKey]*virtualState
-	// entries is what the sets hold.
-	entries map[entry]entryState
-	// bound is what the dummy device has, with how many frontends want it.
-	bound map[netip.Addr]int
+	// entries is the elements of the sets, each with its packet mark.
+	entries owned[entry, uint32]
+	// bound is the addresses of the dummy device.
+	bound owned[netip.Addr, struct{}]
 	// own is the node's own addresses, on other devices.
 	own map[netip.Addr]bool
 	// services is what each Service port was last to have.
 	services map[tracker.Key]*serviceState
-	// draining is the real servers that drain, and since when.
-	draining map[virtualKey]map[netip.AddrPort]time.Time
-	// leaving is the virtual servers that are to go when they have drained.
-	leaving map[virtualKey]leaving
+	// drainingReals is the draining real servers, with the time at which that began.
+	drainingReals map[virtualKey]map[netip.AddrPort]time.Time
+	// retired is the virtual servers without an owner that still have connections.
+	retired map[virtualKey]retired
 	// marks is the packet marks that Service ports have.
 	marks map[uint32]tracker.Key
-	// unsettled is addresses that were bound and may not be local yet, and free those
-	// that may be nobody's any more.
-	unsettled, free []netip.Addr
+	// notLocalYet is bound addresses that the kernel may not treat as local yet.
+	notLocalYet []netip.Addr
+	// abandoned is bound addresses that may have no owner any more.
+	abandoned []netip.Addr
 	// stale: the node's addresses are not those that Services were brought in for.
 	stale bool
 	node  *ruleset.Node
@@ -47,21 +48,9 @@ type virtualState struct {
 	reals map[netip.AddrPort]realState
 }
 
-// leaving is what a virtual server holds on to that no Service port has any more, but
-// connections have.
-type leaving struct {
-	entries []entry
-	bound   netip.Addr
-}
-
 type realState struct {
 	weight uint16
 	phase  phase
-}
-
-type entryState struct {
-	refs int32
-	mark uint32
 }
 
 // serviceState is what a Service port has, or had when putting something else in
@@ -77,15 +66,15 @@ type serviceState struct {
 
 func newState(f tracker.Family) *state {
 	return &state{
-		family:   f,
-		virtuals: map[virtualKey]*virtualState{},
-		entries:  map[entry]entryState{},
-		bound:    map[netip.Addr]int{},
-		own:      map[netip.Addr]bool{},
-		services: map[tracker.Key]*serviceState{},
-		draining: map[virtualKey]map[netip.AddrPort]time.Time{},
-		leaving:  map[virtualKey]leaving{},
-		marks:    map[uint32]tracker.Key{},
+		family:        f,
+		virtuals:      map[virtualKey]*virtualState{},
+		entries:       owned[entry, uint32]{},
+		bound:         owned[netip.Addr, struct{}]{},
+		own:           map[netip.Addr]bool{},
+		services:      map[tracker.Key]*serviceState{},
+		drainingReals: map[virtualKey]map[netip.AddrPort]time.Time{},
+		retired:       map[virtualKey]retired{},
+		marks:         map[uint32]tracker.Key{},
 	}
 }
 
@@ -104,7 +93,7 @@ func (s *state) recognised(c Config, k virtualKey) bool {
 func (s *state) identity(k virtualKey) (entry, bool) {
 	for _, id := range []setID{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortSCTP} {
 		e := entry{set: id, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()}
-		if _, ok := s.entries[e]; ok {
+		if s.entries.has(e) {
 			return e, true
 		}
 	}
@@ -113,30 +102,7 @@ func (s *state) identity(k virtualKey) (entry, bool) {
 		return entry{}, false
 	}
 	e := entry{set: set, family: k.family, port: k.at.Port()}
-	_, ok := s.entries[e]
-	return e, ok
-}
-
-// drain notes that a real server drains.
-func (s *state) drain(k virtualKey, at netip.AddrPort, since time.Time) {
-	m := s.draining[k]
-	if m == nil {
-		m = map[netip.AddrPort]time.Time{}
-		s.draining[k] = m
-	}
-	if _, ok := m[at]; !ok {
-		m[at] = since
-	}
-}
-
-// settle notes that a real server does not drain any more.
-func (s *state) settle(k virtualKey, at netip.AddrPort) {
-	if m := s.draining[k]; m != nil {
-		delete(m, at)
-		if len(m) == 0 {
-			delete(s.draining, k)
-		}
-	}
+	return e, s.entries.has(e)
 }
 
 // allocate returns the packet mark for a Service port, the one it has or another;

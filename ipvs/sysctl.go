@@ -5,13 +5,11 @@ package ipvs
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/sysctl"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -27,6 +25,10 @@ type Sysctl struct {
 // kernel of the release (as uname -r tells it), unless they have their value
 // already. All belong to the network namespace. They are described in the kernel's
 // Documentation/networking/ipvs-sysctl.rst and ip-sysctl.rst.
+//
+// net.ipv6.conf.all.forwarding is not among them. IPv6 Services need it, but the
+// kernel ignores router advertisements while it is 1, and drops the default routes
+// that came by them, unless accept_ra is 2. The operator has to set both.
 func Sysctls(c Config, release string) []Sysctl {
 	out := []Sysctl{
 		// Connections that IPVS forwards are tracked, which masquerading needs.
@@ -49,9 +51,7 @@ func Sysctls(c Config, release string) []Sysctl {
 		families = []tracker.Family{tracker.IPv4, tracker.IPv6}
 	}
 	for _, f := range families {
-		if f == tracker.IPv6 {
-			out = append(out, Sysctl{"net/ipv6/conf/all/forwarding", "1"})
-		} else {
+		if f == tracker.IPv4 {
 			out = append(out, Sysctl{"net/ipv4/ip_forward", "1"})
 		}
 	}
@@ -59,6 +59,41 @@ func Sysctls(c Config, release string) []Sysctl {
 		out = append(out, Sysctl{"net/ipv4/conf/all/arp_ignore", "1"}, Sysctl{"net/ipv4/conf/all/arp_announce", "2"})
 	}
 	return out
+}
+
+// SetSysctls sets the kernel parameters that [Sysctls] returns for the configuration
+// and the running kernel, in the network namespace that c names. It writes those only
+// that have another value. It is for a process that may write /proc/sys and runs before
+// one that may not: the [Backend] of the second then finds them set. It ignores
+// KeepSysctls.
+//
+// SetSysctls has the kernel load the module ip_vs, without which some of the parameters
+// do not exist; if there is none it returns an [*UnsupportedError]. Otherwise the error
+// joins one for each parameter that cannot be set.
+func SetSysctls(c Config) error {
+	c, err := c.withDefaults()
+	if err != nil {
+		return err
+	}
+	ns, err := netns.Open(c.NetNS)
+	if err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	defer ns.Close()
+	return ns.Do(func() error {
+		k, err := dialKernel(c.Forwarding)
+		if err != nil {
+			return errNoIPVS(err)
+		}
+		k.close()
+		var errs []error
+		for _, s := range Sysctls(c, release()) {
+			if err := s.set(); err != nil {
+				errs = append(errs, fmt.Errorf("ipvs: %w", err))
+			}
+		}
+		return errors.Join(errs...)
+	})
 }
 
 // atLeast reports whether a release is that version or a later one. One that cannot
@@ -72,23 +107,7 @@ func atLeast(release string, major, minor int) bool {
 }
 
 // set writes the parameter in the calling thread's namespace if it differs.
-func (s Sysctl) set() error {
-	path := filepath.Join("/proc/sys", filepath.FromSlash(s.Name))
-	old, err := os.ReadFile(path)
-	if err == nil && strings.TrimSpace(string(old)) == s.Value {
-		return nil
-	}
-	if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(s.Name, "net/ipv6/") {
-		return nil // a kernel booted without IPv6 forwards none
-	}
-	if err == nil {
-		err = os.WriteFile(path, []byte(s.Value), 0)
-	}
-	if err != nil {
-		return fmt.Errorf("set %s to %s: %w", s.Name, s.Value, err)
-	}
-	return nil
-}
+func (s Sysctl) set() error { return sysctl.Set(s.Name, s.Value) }
 
 func release() string {
 	var u unix.Utsname

@@ -106,7 +106,7 @@ func testUDPAnswers(t *testing.T) {
 	if second := ask("second", 1); second.from.String() != first.from.String() {
 		t.Errorf("the client has become %v, was %v", second.from, first.from)
 	}
-	if err := r.backend.Tend(context.Background(), time.Now().Add(2*linger)); err != nil {
+	if err := r.backend.Tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
 		t.Fatal(err)
 	}
 	r.hasNot("ipvsadm -Sn", "10.244.1.1:8080")
@@ -203,7 +203,7 @@ func testUDPEndpoints(f *fire) {
 			}
 		}
 		mu.Unlock()
-		if err := f.backend.Tend(context.Background(), time.Now().Add(2*linger)); err != nil {
+		if err := f.backend.Tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
 			t.Error(err)
 		}
 		settled()
@@ -219,7 +219,7 @@ func testUDPEndpoints(f *fire) {
 		t.Error(err)
 	}
 	if got := f.backend.Draining(); got != 0 {
-		t.Errorf("%d endpoints linger", got)
+		t.Errorf("%d endpoints answerTime", got)
 	}
 	hand(f.Tracker, f.pods, len(f.pods), f.rng)
 	f.Sync()

@@ -55,22 +55,22 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 	s.stale = s.stale || !maps.Equal(s.own, found.own)
 	s.own = found.own
 	for a := range s.bound {
-		if _, ok := found.bound[a]; !ok {
+		if !found.bound.has(a) {
 			return drift("address %s is gone from %s", a, b.config.Device)
 		}
 	}
 	for a := range found.bound {
-		if _, ok := s.bound[a]; !ok {
+		if !s.bound.has(a) {
 			return drift("%s has address %s", b.config.Device, a)
 		}
 	}
-	for e, es := range s.entries {
-		if f, ok := found.entries[e]; !ok || f.mark != es.mark {
+	for e, want := range s.entries {
+		if f, ok := found.entries[e]; !ok || f.value != want.value {
 			return drift("set %s lacks an element for %s port %d", e.set.name(s.family), e.addr, e.port)
 		}
 	}
 	for e := range found.entries {
-		if _, ok := s.entries[e]; !ok {
+		if !s.entries.has(e) {
 			return drift("set %s has an element for %s port %d", e.set.name(s.family), e.addr, e.port)
 		}
 	}
@@ -122,10 +122,10 @@ func (b *Backend) Tend(ctx context.Context, now time.Time) error {
 				err = b.drain(s, now, false)
 			}
 			if err == nil && s.stale {
-				w := newWork(b, s, map[tracker.Key]error{})
-				w.addExternal()
-				err = w.run(ctx, false)
-				maps.Copy(failed, w.failed)
+				u := newUpdate(b, s, map[tracker.Key]error{})
+				u.addExternal()
+				err = u.run(ctx, false)
+				maps.Copy(failed, u.failed)
 			}
 		}
 		if err == nil && len(failed) != 0 {
@@ -136,43 +136,6 @@ func (b *Backend) Tend(ctx context.Context, now time.Time) error {
 		}
 		return nil
 	})
-}
-
-// drain removes real servers that have drained, and virtual servers with the last
-// one. If onlyTime is set it looks at no numbers of connections.
-func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
-	w := newWork(b, s, nil)
-	for k, since := range s.draining {
-		v := s.virtuals[k]
-		rule := b.config.Drain.rule(v.proto)
-		var done []netip.AddrPort
-		for at, t := range since {
-			if rule.over(t, now) {
-				done = append(done, at)
-			}
-		}
-		if rule.counts && !onlyTime && len(done) < len(since) {
-			err := b.kernel.reals(k, func(r real) {
-				if t, ok := since[r.at]; ok && !rule.over(t, now) && rule.idle(r.active, r.inactive) {
-					done = append(done, r.at)
-				}
-			})
-			if err != nil {
-				return err
-			}
-		}
-		for _, at := range done {
-			if err := w.step(k, v, at, drained, 0); err != nil {
-				return err
-			}
-		}
-		if _, ok := s.leaving[k]; ok && len(v.reals) == 0 {
-			if err := w.dropVirtual(k); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // followAddresses reads the node's addresses again if some have changed.

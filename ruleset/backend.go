@@ -38,7 +38,10 @@ type BackendFunc func(context.Context, *Delta) error
 func (f BackendFunc) Apply(ctx context.Context, d *Delta) error { return f(ctx, d) }
 
 // ErrNeedFull is returned by a [Backend] that cannot go on from what it has, for
-// example because its tables were deleted, and wants the whole state.
+// example because its tables were deleted, and wants the whole state. A backend that
+// failed wraps it together with the cause. One that only has to start over, because the
+// node's settings changed for example, returns ErrNeedFull itself; callers that count
+// failures can tell the two apart.
 var ErrNeedFull = errors.New("ruleset: backend needs the full state")
 
 // PartialError is returned by a [Backend] that could apply a delta but for some

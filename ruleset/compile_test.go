@@ -167,6 +167,34 @@ func TestSources(t *testing.T) {
 	}
 }
 
+// TestNodeWithinSources has a node inside a Service's source ranges: each
+// load-balancer IP admits itself as a source, and not the others.
+func TestNodeWithinSources(t *testing.T) {
+	p := &tracker.ServicePort{
+		Key: key("s", tracker.IPv4), ClusterIP: netip.MustParseAddr("172.30.0.1"), Port: 80,
+		LoadBalancerIPs: addrs("203.0.113.1", "203.0.113.2"), SourceRanges: prefixes("192.0.2.0/24"),
+	}
+	s := Compile(tracker.PortState{Port: p}, &Node{Info: tracker.NodeInfo{Addresses: addrs("192.0.2.9")}}, tracker.TopologyOptions{})
+	n := 0
+	for _, f := range s.Frontends {
+		if f.Kind != LoadBalancerIP {
+			continue
+		}
+		n++
+		for _, source := range p.LoadBalancerIPs {
+			if got, want := f.Admits(source), source == f.Addr; got != want {
+				t.Errorf("%v admits %v: %v, want %v", f.Addr, source, got, want)
+			}
+		}
+		if !f.Admits(netip.MustParseAddr("192.0.2.9")) {
+			t.Errorf("%v does not admit the node", f.Addr)
+		}
+	}
+	if n != 2 {
+		t.Errorf("%d load-balancer frontends", n)
+	}
+}
+
 // An address asked for twice is one frontend, the more restricted one.
 func TestOwnDuplicates(t *testing.T) {
 	p := &tracker.ServicePort{

@@ -32,6 +32,22 @@
 //   - Nothing is offered before all of the tracker's sources are synced.
 //   - No goroutine is started and no lock is held while a backend works.
 //
+// # Differences from kube-proxy
+//
+// These are intended, and the same in every backend:
+//
+//   - If a Service has loadBalancerSourceRanges that contain one of the node's own
+//     addresses, a load-balancer IP also admits connections whose source is the same
+//     IP: where the IP is bound to the node, the kernel may choose it as the source.
+//     Kube-proxy then admits every load-balancer IP of the Service as a source at
+//     each of them.
+//   - An address that is both an external IP and a load-balancer IP of a Service is a
+//     load-balancer IP, so loadBalancerSourceRanges restrict it. In kube-proxy's
+//     iptables mode the rule for the external IP comes first and lets every source in.
+//   - [ParseNodePortAddresses] accepts "primary" together with CIDRs, and NodePorts
+//     then answer at the addresses of either. Kube-proxy 1.36 accepts "primary" only
+//     by itself.
+//
 // # How to write a backend
 //
 // The way from nothing to a node agent with a data plane of one's own:

@@ -26,6 +26,9 @@ var web = &v1.Service{
 	},
 }
 
+// ptr returns a pointer to a copy of v.
+func ptr[T any](v T) *T { return &v }
+
 // webSlice holds one endpoint on each of two nodes, and perhaps a third.
 func webSlice(more ...string) *discovery.EndpointSlice {
 	s := &discovery.EndpointSlice{
@@ -34,10 +37,10 @@ func webSlice(more ...string) *discovery.EndpointSlice {
 			Labels: map[string]string{discovery.LabelServiceName: "web"},
 		},
 		AddressType: discovery.AddressTypeIPv4,
-		Ports:       []discovery.EndpointPort{{Name: new(""), Port: new(int32(8080)), Protocol: new(v1.ProtocolTCP)}},
+		Ports:       []discovery.EndpointPort{{Name: ptr(""), Port: ptr(int32(8080)), Protocol: ptr(v1.ProtocolTCP)}},
 		Endpoints: []discovery.Endpoint{
-			{Addresses: []string{"10.1.0.1"}, NodeName: new("node-a")},
-			{Addresses: []string{"10.2.0.1"}, NodeName: new("node-b")},
+			{Addresses: []string{"10.1.0.1"}, NodeName: ptr("node-a")},
+			{Addresses: []string{"10.2.0.1"}, NodeName: ptr("node-b")},
 		},
 	}
 	for _, a := range more {

@@ -123,3 +123,6 @@ func show(f Frontend) string {
 	}
 	return s
 }
+
+// ptr returns a pointer to a copy of v.
+func ptr[T any](v T) *T { return &v }

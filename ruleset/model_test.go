@@ -386,8 +386,8 @@ func (o *objects) randomSlice(i, j int) *discovery.EndpointSlice {
 	if six {
 		s.AddressType = discovery.AddressTypeIPv6
 	}
-	s.Ports[0].Name = pick(r, new("p"), new("p"), new("q"))
-	s.Ports[0].Protocol = pick(r, new(v1.ProtocolTCP), new(v1.ProtocolTCP), new(v1.ProtocolUDP))
+	s.Ports[0].Name = pick(r, ptr("p"), ptr("p"), ptr("q"))
+	s.Ports[0].Protocol = pick(r, ptr(v1.ProtocolTCP), ptr(v1.ProtocolTCP), ptr(v1.ProtocolUDP))
 	if r.IntN(3) == 0 {
 		s.Annotations = map[string]string{v1.EndpointsLastChangeTriggerTime: time.Unix(r.Int64N(1e9)+4e9, 0).UTC().Format(time.RFC3339Nano)}
 	}
@@ -396,9 +396,9 @@ func (o *objects) randomSlice(i, j int) *discovery.EndpointSlice {
 		if six {
 			addr = fmt.Sprintf("fd01::%d:%d", i, r.IntN(6))
 		}
-		ep := discovery.Endpoint{Addresses: []string{addr}, NodeName: pick(r, nil, new("n1"), new("n2"))}
+		ep := discovery.Endpoint{Addresses: []string{addr}, NodeName: pick(r, nil, ptr("n1"), ptr("n2"))}
 		if r.IntN(3) == 0 {
-			ep.Conditions = discovery.EndpointConditions{Ready: new(r.IntN(2) == 0), Serving: new(r.IntN(2) == 0), Terminating: new(r.IntN(2) == 0)}
+			ep.Conditions = discovery.EndpointConditions{Ready: ptr(r.IntN(2) == 0), Serving: ptr(r.IntN(2) == 0), Terminating: ptr(r.IntN(2) == 0)}
 		}
 		if r.IntN(2) == 0 {
 			ep.Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: pick(r, "z1", "z2")}}}

@@ -15,7 +15,8 @@ type NodePortAddresses struct {
 	prefixes []netip.Prefix
 }
 
-// ErrNodePortAddresses is what errors of [ParseNodePortAddresses] are.
+// ErrNodePortAddresses is wrapped by the errors of [ParseNodePortAddresses] and
+// [NewNodePortAddresses].
 var ErrNodePortAddresses = errors.New("ruleset: bad NodePort addresses")
 
 // ParseNodePortAddresses reads the choice as kube-proxy's --nodeport-addresses
@@ -25,25 +26,43 @@ var ErrNodePortAddresses = errors.New("ruleset: bad NodePort addresses")
 // ::1/128. A family that nothing in the list is of is not restricted. The error is
 // an [ErrNodePortAddresses] that names the bad value.
 func ParseNodePortAddresses(values []string) (NodePortAddresses, error) {
-	var n NodePortAddresses
+	primary := false
+	var prefixes []netip.Prefix
 	for _, v := range values {
 		switch v {
 		case "primary":
-			n.primary = true
+			primary = true
 			continue
 		case "all":
-			n.prefixes = append(n.prefixes, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+			prefixes = append(prefixes, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 			continue
 		case "localhost":
-			n.prefixes = append(n.prefixes, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), netip.PrefixFrom(netip.IPv6Loopback(), 128))
+			prefixes = append(prefixes, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), netip.PrefixFrom(netip.IPv6Loopback(), 128))
 			continue
 		}
 		p, err := netip.ParsePrefix(v)
 		if err != nil {
 			return NodePortAddresses{}, fmt.Errorf("%w: %w", ErrNodePortAddresses, err)
 		}
+		prefixes = append(prefixes, p)
+	}
+	return NewNodePortAddresses(primary, prefixes...)
+}
+
+// NewNodePortAddresses returns the choice that consists of the node's addresses
+// within prefixes and, if primary is set, the addresses that the Node object
+// gives. A single address a is netip.PrefixFrom(a, a.BitLen()). As in
+// [ParseNodePortAddresses], a family that has no prefix is not restricted unless
+// primary is set. The error wraps [ErrNodePortAddresses] and names a prefix that is
+// invalid or IPv4-mapped.
+func NewNodePortAddresses(primary bool, prefixes ...netip.Prefix) (NodePortAddresses, error) {
+	n := NodePortAddresses{primary: primary}
+	for _, p := range prefixes {
+		if !p.IsValid() {
+			return NodePortAddresses{}, fmt.Errorf("%w: %v", ErrNodePortAddresses, p)
+		}
 		if p.Addr().Is4In6() {
-			return NodePortAddresses{}, fmt.Errorf("%w: %q: IPv4-mapped", ErrNodePortAddresses, v)
+			return NodePortAddresses{}, fmt.Errorf("%w: %q: IPv4-mapped", ErrNodePortAddresses, p)
 		}
 		n.prefixes = append(n.prefixes, p.Masked())
 	}

@@ -80,3 +80,48 @@ func TestNodePortsAllows(t *testing.T) {
 		}
 	}
 }
+
+// TestNewNodePortAddresses compares choices made from netip values with the same
+// ones made from strings.
+func TestNewNodePortAddresses(t *testing.T) {
+	for _, c := range []struct {
+		primary  bool
+		prefixes []netip.Prefix
+		values   []string
+	}{
+		{false, nil, nil},
+		{true, nil, []string{"primary"}},
+		{false, prefixes("192.0.2.77/24"), []string{"192.0.2.0/24"}},
+		{true, prefixes("10.0.0.0/8", "2001:db8::/64"), []string{"2001:db8::/64", "10.0.0.0/8", "primary"}},
+		{false, prefixes("0.0.0.0/0", "::/0"), []string{"all"}},
+		{false, prefixes("127.0.0.0/8", "::1/128"), []string{"localhost"}},
+	} {
+		got, err := NewNodePortAddresses(c.primary, c.prefixes...)
+		want, errWant := ParseNodePortAddresses(c.values)
+		if err != nil || errWant != nil {
+			t.Errorf("%v: errors %v and %v", c.values, err, errWant)
+			continue
+		}
+		info := tracker.NodeInfo{Addresses: addrs("192.0.2.1", "2001:db8::1")}
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			if got, want := got.Resolve(info, f), want.Resolve(info, f); !reflect.DeepEqual(got, want) {
+				t.Errorf("%v: %s %+v, want %+v", c.values, f, got, want)
+			}
+		}
+	}
+	mapped := netip.PrefixFrom(netip.MustParseAddr("::ffff:10.0.0.0"), 104)
+	for _, bad := range []netip.Prefix{{}, mapped} {
+		if _, err := NewNodePortAddresses(false, prefixes("10.0.0.0/8")[0], bad); !errors.Is(err, ErrNodePortAddresses) {
+			t.Errorf("%v: error %v", bad, err)
+		}
+	}
+	given := prefixes("192.0.2.0/24")
+	n, err := NewNodePortAddresses(false, given...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	given[0] = prefixes("10.0.0.0/8")[0]
+	if got := n.Resolve(tracker.NodeInfo{}, tracker.IPv4); !got.Allows(netip.MustParseAddr("192.0.2.9")) {
+		t.Errorf("the choice changed with the caller's slice: %+v", got)
+	}
+}

@@ -26,7 +26,7 @@ func TestTrace(t *testing.T) {
 	policy := func(internal, external bool) func(*v1.Service) {
 		return func(s *v1.Service) {
 			if internal {
-				s.Spec.InternalTrafficPolicy = new(v1.ServiceInternalTrafficPolicyLocal)
+				s.Spec.InternalTrafficPolicy = ptr(v1.ServiceInternalTrafficPolicyLocal)
 			}
 			if external {
 				s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
@@ -43,7 +43,7 @@ func TestTrace(t *testing.T) {
 	}
 	affinity := func(s *v1.Service) {
 		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: new(int32(60))}}
+		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}}
 	}
 	tr.SetService(service("plain", "172.30.0.1", affinity))
 	tr.SetSlice(sliceOn("plain", "n1", "10.1.0.1"))
@@ -268,7 +268,7 @@ func TestLookupEndpoint(t *testing.T) {
 	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
 	tr.SetSlice(slice("b", "10.0.0.2"))
 	left := slice("b", "10.0.0.3") // known, but in no pool
-	left.Name, left.Endpoints[0].Conditions.Ready = "b-left", new(false)
+	left.Name, left.Endpoints[0].Conditions.Ready = "b-left", ptr(false)
 	tr.SetSlice(left)
 	s := e.Snapshot()
 	for at, want := range map[string][]string{

@@ -227,7 +227,8 @@ func (r *Runner) report(ctx context.Context, info Info) {
 		slog.String("reason", info.Reason.String()),
 		slog.Duration("took", info.Duration),
 	}
-	if p, ok := errors.AsType[*PanicError](info.Err); ok {
+	var p *PanicError
+	if errors.As(info.Err, &p) {
 		attrs = append(attrs, slog.String("stack", string(p.Stack)))
 		r.cfg.Log.LogAttrs(ctx, slog.LevelError, "sync panicked", attrs...)
 		return

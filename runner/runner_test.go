@@ -238,14 +238,14 @@ func TestPanic(t *testing.T) {
 		time.Sleep(time.Minute)
 		expect(t, "starts", s.starts(), 0, 5*time.Second, 10*time.Second, 15*time.Second)
 
-		p, ok := errors.AsType[*runner.PanicError](s.runs()[0].Err)
-		if !ok || p.Value != "oops" || !bytes.Contains(p.Stack, []byte("TestPanic")) {
+		var p *runner.PanicError
+		if !errors.As(s.runs()[0].Err, &p) || p.Value != "oops" || !bytes.Contains(p.Stack, []byte("TestPanic")) {
 			t.Errorf("first error: %#v", s.runs()[0].Err)
 		}
 		if !errors.Is(s.runs()[1].Err, cause) {
 			t.Errorf("second error does not wrap its cause: %v", s.runs()[1].Err)
 		}
-		if _, ok := errors.AsType[*runtime.PanicNilError](s.runs()[2].Err); !ok {
+		if !errors.As(s.runs()[2].Err, new(*runtime.PanicNilError)) {
 			t.Errorf("third error: %v", s.runs()[2].Err)
 		}
 		if s.runs()[3].Err != nil {

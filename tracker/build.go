@@ -20,9 +20,10 @@ const defaultAffinity = time.Duration(v1.DefaultClientIPServiceAffinitySeconds) 
 
 // builder turns one Service into ServicePorts.
 type builder struct {
-	families []Family
-	hook     func(*v1.Service, *v1.ServicePort, *ServicePort) error
-	reporter reporter
+	families      []Family
+	noExternalIPs bool
+	hook          func(*v1.Service, *v1.ServicePort, *ServicePort) error
+	reporter      reporter
 
 	// What follows is scratch space, empty between calls.
 	usable []usablePort
@@ -42,14 +43,14 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 		return nil
 	}
 	name := b.name(s, ports)
-	external := b.addrs(s, "externalIPs", s.Spec.ExternalIPs)
+	external := b.addrs(s, "externalIPs", b.externalIPs(s))
 	ingress := b.addrs(s, "load-balancer ingress", ingressIPs(s))
 	ranges, badRange := b.ranges(s)
 	common := ServicePort{
 		HealthCheckNodePort: b.healthCheckNodePort(s),
 		Affinity:            b.affinity(s),
 		InternalLocal:       s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal,
-		ExternalLocal:       externalLocal(s),
+		ExternalLocal:       b.externalLocal(s),
 	}
 	var out []*ServicePort
 	var only *ServicePort
@@ -315,10 +316,18 @@ func (b *builder) affinity(s *v1.Service) time.Duration {
 	return time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
 }
 
+// externalIPs returns spec.externalIPs, or nil if they are ignored.
+func (b *builder) externalIPs(s *v1.Service) []string {
+	if b.noExternalIPs {
+		return nil
+	}
+	return s.Spec.ExternalIPs
+}
+
 // externalLocal reports whether externalTrafficPolicy Local is asked for and
 // means anything: there is external traffic only to a NodePort or LoadBalancer
 // Service, and to one with external IPs.
-func externalLocal(s *v1.Service) bool {
+func (b *builder) externalLocal(s *v1.Service) bool {
 	if s.Spec.ExternalTrafficPolicy != v1.ServiceExternalTrafficPolicyLocal {
 		return false
 	}
@@ -326,11 +335,11 @@ func externalLocal(s *v1.Service) bool {
 	case v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer:
 		return true
 	}
-	return len(s.Spec.ExternalIPs) > 0
+	return len(b.externalIPs(s)) > 0
 }
 
 func (b *builder) healthCheckNodePort(s *v1.Service) uint16 {
-	if s.Spec.Type != v1.ServiceTypeLoadBalancer || !externalLocal(s) {
+	if s.Spec.Type != v1.ServiceTypeLoadBalancer || !b.externalLocal(s) {
 		return 0
 	}
 	n := s.Spec.HealthCheckNodePort

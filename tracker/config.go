@@ -25,6 +25,10 @@ type Config struct {
 	Families []Family
 	// Selector says which Services are tracked. The zero value is kube-proxy's.
 	Selector Selector
+	// IgnoreExternalIPs makes the tracker treat every Service as if its
+	// spec.externalIPs were empty, as kube-proxy does when its feature gate
+	// AllowServiceExternalIPs is off (KEP-5707).
+	IgnoreExternalIPs bool
 	// Topology is what endpoints will be selected by; the zero value is
 	// kube-proxy's. Only [Tracker] uses it, to
 	// tell which Services a change of the node affects.

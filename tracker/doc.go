@@ -97,7 +97,8 @@
 //     LastChangeTriggerTimes are the Triggers of each change; whether flows are to
 //     be cleaned up is found by package conntrack, which does not forget it when a
 //     sync fails.
-//   - LocalReadyEndpoints: the same, asked for a node.
+//   - LocalReadyEndpoints: the same, asked for a node. Kube-proxy's tracker has one
+//     family; a tracker with both counts the family with more.
 //   - EndpointSliceCache: package endpointslice. It compares what slices say of
 //     endpoints, not whole objects, and may be used with an endpoint type of yours.
 //   - CategorizeEndpoints(endpoints, service, node, labels): [Select]. Its nil for
@@ -107,7 +108,8 @@
 //     the family in its keys; ruleset.ByFamily joins two backends.
 //   - NodeManager and the node topology handler: [Tracker.SetNode] with
 //     [NodeInfoOf]; only Services that it matters to come up again, and nothing
-//     needs a restart.
+//     needs a restart. A deleted Node object, after which kube-proxy exits, leaves
+//     the node as it was.
 //   - The gate until informers have synced: [Tracker.MarkSynced].
 //   - BoundedFrequencyRunner: package runner; a trigger before Run is kept.
 //   - The service health server and the proxier's: package runner/health.

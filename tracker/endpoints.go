@@ -263,8 +263,10 @@ func familyOf(a discovery.AddressType) Family {
 // LocalReadyEndpoints returns, for every Service that has one, how many distinct
 // addresses of ready endpoints it had on the named node at the last Take: what a
 // health-check node port answers with. An endpoint behind several ports counts
-// once; where there are two families, the one with more is counted. It costs a
-// step for each endpoint there is, on any node.
+// once. If the tracker has both families, the one with more is counted; a
+// health-check node port answers by family, so a caller that answers with this
+// count needs a tracker for each family ([Config.Families]), or package
+// runner/health. It costs a step for each endpoint there is, on any node.
 func (t *EndpointsChangeTracker) LocalReadyEndpoints(node string) map[types.NamespacedName]int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -93,19 +93,55 @@ func TestFamiliesAndSelectedSlices(t *testing.T) {
 		s.Labels[label] = "x"
 		return s
 	}
-	for _, tt := range []struct {
-		name            string
-		proxy, headless bool
-	}{{"", false, false}, {"x", true, false}} {
-		et, _ := newEndpoints(t, tracker.Config{Selector: tracker.Selector{ProxyName: tt.name}})
-		if et.Set(labelled(tracker.LabelServiceProxyName)) != tt.proxy || et.Delete(named("a")) != tt.proxy {
-			t.Errorf("proxy %q: slice with proxy name", tt.name)
+	for _, name := range []string{"", "x", "y"} {
+		et, _ := newEndpoints(t, tracker.Config{Selector: tracker.Selector{ProxyName: name}})
+		if !et.Set(labelled(tracker.LabelServiceProxyName)) || !et.Delete(named("a")) {
+			t.Errorf("proxy %q: a slice with a proxy name is excluded", name)
 		}
-		if et.Set(labelled(v1.IsHeadlessService)) != tt.headless {
-			t.Errorf("proxy %q: headless slice", tt.name)
+		if et.Set(labelled(v1.IsHeadlessService)) {
+			t.Errorf("proxy %q: a headless slice is not excluded", name)
 		}
 		if !et.Set(with(slice("ns", "a", "svc"), "10.0.0.1")) || !et.Set(labelled(v1.IsHeadlessService)) {
-			t.Errorf("proxy %q: a slice that becomes headless", tt.name)
+			t.Errorf("proxy %q: a slice that becomes headless", name)
+		}
+	}
+}
+
+// TestProxyNameCountsOnServicesOnly has a Service without the label whose slice
+// carries it, and a Service with the label whose slice does not.
+func TestProxyNameCountsOnServicesOnly(t *testing.T) {
+	for _, tt := range []struct {
+		name                 string
+		onService, onSlice   bool
+		wantPorts, wantPoint int
+	}{
+		{"on the slice", false, true, 1, 1},
+		{"on the Service", true, false, 0, 0},
+		{"on both", true, true, 0, 0},
+	} {
+		tr, err := tracker.New(tracker.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		svc, sl := service("ns", "svc", "10.96.0.1"), with(slice("ns", "a", "svc"), "10.0.0.1")
+		if tt.onService {
+			svc.Labels = map[string]string{tracker.LabelServiceProxyName: "x"}
+		}
+		if tt.onSlice {
+			sl.Labels[tracker.LabelServiceProxyName] = "x"
+		}
+		tr.SetService(svc)
+		tr.SetSlice(sl)
+		tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+		ports, endpoints := 0, 0
+		for _, u := range tr.Take().Updates {
+			for _, p := range u.Ports {
+				ports++
+				endpoints += len(p.Endpoints)
+			}
+		}
+		if ports != tt.wantPorts || endpoints != tt.wantPoint {
+			t.Errorf("label %s: %d ports with %d endpoints, want %d with %d", tt.name, ports, endpoints, tt.wantPorts, tt.wantPoint)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 // on. It is a plain value; its slice must not be changed after it was handed in.
 type NodeInfo struct {
 	// Name is the Node's name, as in an endpoint's nodeName. "" makes no endpoint
-	// local.
+	// local. Given to [Tracker.SetNode], "" stands for the name that the tracker has.
 	Name string
 	// Zone is the Node's topology.kubernetes.io/zone label, or "" for none.
 	Zone string
@@ -25,7 +25,9 @@ type NodeInfo struct {
 // NodeInfoOf returns what a Node object says: its name, its
 // topology.kubernetes.io/zone label, and its address in each family, which is the
 // first InternalIP of status.addresses, or else the first ExternalIP, in that
-// order. What is not an address is left out. It is the zero value for nil.
+// order. What is not an address is left out. For nil, which stands for a Node that
+// was deleted or not seen yet, it returns the zero value, and [Tracker.SetNode]
+// ignores that value.
 func NodeInfoOf(n *v1.Node) NodeInfo {
 	if n == nil {
 		return NodeInfo{}

@@ -20,6 +20,8 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 // whose labels change comes and goes as it should.
 //
 // Services and slices labelled service.kubernetes.io/headless are never selected.
+// No other label of a slice matters: the label
+// service.kubernetes.io/service-proxy-name only counts on a Service.
 type Selector struct {
 	// ProxyName selects the Services whose label
 	// service.kubernetes.io/service-proxy-name has this value; "" those without
@@ -41,15 +43,14 @@ func (s Selector) ServiceListOptions() (labelSelector, fieldSelector string) {
 	return label + ",!" + v1.IsHeadlessService, "spec.clusterIP!=" + v1.ClusterIPNone
 }
 
-// SliceListOptions is the same for EndpointSlices. Those of a named proxy are not
-// selected by its label, which only slices made by the EndpointSlice controller
-// copy from their Service: hand-made ones would be missed. A slice whose Service
-// is not tracked costs memory and nothing else.
+// SliceListOptions returns the label and field selectors for a list or watch of
+// EndpointSlices. They exclude slices labelled service.kubernetes.io/headless and
+// nothing else, as in kube-proxy. In particular they ignore the label
+// service.kubernetes.io/service-proxy-name: the EndpointSlice controller copies it
+// from the Service, but a slice made by hand may lack it or carry another value. A
+// slice whose Service is not selected costs memory and has no other effect.
 func (s Selector) SliceListOptions() (labelSelector, fieldSelector string) {
-	if s.ProxyName != "" {
-		return "!" + v1.IsHeadlessService, ""
-	}
-	return "!" + LabelServiceProxyName + ",!" + v1.IsHeadlessService, ""
+	return "!" + v1.IsHeadlessService, ""
 }
 
 // MatchesService reports whether s is selected.
@@ -64,12 +65,9 @@ func (s Selector) MatchesService(svc *v1.Service) bool {
 	return s.Filter == nil || s.Filter(svc)
 }
 
-// MatchesSlice reports whether a list by [Selector.SliceListOptions] would have
-// slice. That its Service is selected is another matter.
+// MatchesSlice reports whether slice matches the selectors of
+// [Selector.SliceListOptions]. It does not look at the Service that owns slice.
 func (s Selector) MatchesSlice(slice *discovery.EndpointSlice) bool {
-	if _, named := slice.Labels[LabelServiceProxyName]; named && s.ProxyName == "" {
-		return false
-	}
 	_, headless := slice.Labels[v1.IsHeadlessService]
 	return !headless
 }

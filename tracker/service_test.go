@@ -270,6 +270,33 @@ func TestOneFamily(t *testing.T) {
 	}
 }
 
+// TestIgnoreExternalIPs checks that the ports are those of a Service without
+// external IPs, and that nothing is reported about the ignored field.
+func TestIgnoreExternalIPs(t *testing.T) {
+	with := dualStack()
+	with.Spec.Type = v1.ServiceTypeClusterIP
+	with.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+	with.Spec.ExternalIPs = []string{"192.0.2.1", "fd01::1", "not an address"}
+	without := with.DeepCopy()
+	without.Spec.ExternalIPs = nil
+
+	s, e := newServices(t, tracker.Config{IgnoreExternalIPs: true})
+	s.Set(with)
+	s.Take()
+	want, _ := newServices(t, tracker.Config{})
+	want.Set(without)
+	want.Take()
+	if got, want := s.Map(), want.Map(); len(got) == 0 || !reflect.DeepEqual(got, want) {
+		t.Errorf("ports %v, want %v", got, want)
+	}
+	if len(*e) > 0 {
+		t.Errorf("events: %v", *e)
+	}
+	if s.Set(without) {
+		t.Error("removing the ignored addresses is a change")
+	}
+}
+
 func TestServiceChanges(t *testing.T) {
 	s, _ := newServices(t, tracker.Config{})
 	two := func(port int32) *v1.Service {
@@ -451,7 +478,7 @@ func TestSelector(t *testing.T) {
 		service, field, slice string
 	}{
 		{tracker.Selector{}, "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless", "spec.clusterIP!=None",
-			"!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"},
+			"!service.kubernetes.io/headless"},
 		{tracker.Selector{ProxyName: "mine"}, "service.kubernetes.io/service-proxy-name=mine,!service.kubernetes.io/headless", "spec.clusterIP!=None",
 			"!service.kubernetes.io/headless"},
 	} {

@@ -90,12 +90,25 @@ func (t *Tracker) DeleteSlice(name types.NamespacedName) (changed bool) {
 }
 
 // SetNode takes note of the node as it is now and reports whether that is news.
+//
+// The tracker does not lose its node by accident. If n.Name is empty, the tracker
+// keeps the name that it has. If n is the zero value, which [NodeInfoOf] returns
+// for a Node object that was deleted, SetNode changes nothing: without its object
+// the machine still has its endpoints, its addresses and its zone. To remove the
+// zone and the addresses, pass a NodeInfo that has a Name and nothing else.
+//
 // Services come up again only if what [Select] chooses for the node may change by
 // it. To find them, every endpoint is looked at if the name or zone changes, which
 // is when a node is first known and hardly ever after.
 func (t *Tracker) SetNode(n NodeInfo) (changed bool) {
+	if n.Equal(NodeInfo{}) {
+		return false
+	}
 	n.Addresses = slices.Clone(n.Addresses)
 	return t.change(func() bool {
+		if n.Name == "" {
+			n.Name = t.node.Name
+		}
 		if t.node.Equal(n) {
 			return false
 		}

@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -203,6 +204,63 @@ func TestSetNode(t *testing.T) {
 				t.Error("the node changed and changed back, and it is said to have changed")
 			}
 		})
+	}
+}
+
+// TestDeletedNodeStays hands in what a handler of Node deletions gets, and a node
+// without a name.
+func TestDeletedNodeStays(t *testing.T) {
+	me := tracker.NodeInfo{Name: "node-1", Zone: "a", Addresses: addrs("192.0.2.1")}
+	elsewhere := tracker.NodeInfo{Name: "node-1", Addresses: addrs("192.0.2.2")}
+	nameOnly := tracker.NodeInfo{Name: "node-1"}
+	for _, tt := range []struct {
+		name    string
+		set     tracker.NodeInfo
+		changed bool
+		want    tracker.NodeInfo
+	}{
+		{"deleted", tracker.NodeInfoOf(nil), false, me},
+		{"zero", tracker.NodeInfo{}, false, me},
+		{"no name", tracker.NodeInfo{Addresses: addrs("192.0.2.2")}, true, elsewhere},
+		{"no name, all else the same", tracker.NodeInfo{Zone: "a", Addresses: addrs("192.0.2.1")}, false, me},
+		{"name only", nameOnly, true, nameOnly},
+		{"a Node object without addresses", tracker.NodeInfoOf(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}), true, nameOnly},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tr := newSynced(t, tracker.Config{Node: me})
+			local := v1.ServiceInternalTrafficPolicyLocal
+			s := service("ns", "svc", "10.96.0.1")
+			s.Spec.InternalTrafficPolicy = &local
+			tr.SetService(s)
+			tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
+			u := tr.Take().Updates
+			if len(u) != 1 || len(u[0].Ports) != 1 {
+				t.Fatalf("updates %v", u)
+			}
+			if got := tr.SetNode(tt.set); got != tt.changed {
+				t.Errorf("SetNode reports %v", got)
+			}
+			if got := tr.Node(); !got.Equal(tt.want) {
+				t.Errorf("the node is %+v, want %+v", got, tt.want)
+			}
+			c := tr.Take()
+			if c.NodeChanged != tt.changed || len(c.Updates) != 0 {
+				t.Errorf("node changed %v, updates %v", c.NodeChanged, c.Updates)
+			}
+			p := u[0].Ports[0]
+			if got := tracker.Select(p.Port, p.Endpoints, c.Node, tracker.TopologyOptions{}); len(got.Local) != 1 {
+				t.Errorf("%d local endpoints, want 1", len(got.Local))
+			}
+		})
+	}
+
+	// A tracker that has no name yet takes what it gets.
+	tr := newSynced(t, tracker.Config{})
+	if !tr.SetNode(tracker.NodeInfo{Zone: "a"}) || !tr.Node().Equal(tracker.NodeInfo{Zone: "a"}) {
+		t.Errorf("without a name: %+v", tr.Node())
+	}
+	if !tr.SetNode(me) || !tr.Node().Equal(me) {
+		t.Errorf("with a name: %+v", tr.Node())
 	}
 }
 

@@ -128,6 +128,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		return nil, err
 	}
 	a.metrics = metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: a.families})
+	cfg.Gates.AddMetrics()
 	if a.plane, err = m.open(ctx, settings{cfg, a.families, a.metrics.Rules, a.metrics.WatchCounters, log}); err != nil {
 		return nil, err
 	}
@@ -141,20 +142,19 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		backend = conntrack.After(backend, udp)
 	}
 	tune(cfg, log)
-	checkForwarding(a.families, log)
+	checkForwarding(a.families, cfg.Mode, log)
 
 	a.proxy, err = health.NewProxy(health.ProxyConfig{Timeout: 2 * cfg.SyncPeriod, Families: a.families, Answered: a.metrics.Answered})
 	if err != nil {
 		return nil, err
 	}
 	hooks := worldHooks{
-		own:              func() ([]netip.Addr, error) { return ownAddresses(nl) },
-		serviceChanged:   a.metrics.ServiceChanged,
-		endpointsChanged: a.metrics.EndpointsChanged,
-		eligible:         a.proxy.SetEligible,
+		own:            func() ([]netip.Addr, error) { return ownAddresses(nl) },
+		receiveService: a.metrics.ReceiveService,
+		receiveSlice:   a.metrics.ReceiveSlice,
+		eligible:       a.proxy.SetEligible,
 	}
 	if client != nil {
-		a.metrics.WatchClient()
 		a.recorder = kubeapi.NewRecorder(client, component, cfg.NodeName)
 		a.closers = append(a.closers, closeFunc(a.recorder.Shutdown))
 		hooks.events = a.recorder
@@ -163,7 +163,8 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	if err != nil {
 		return nil, err
 	}
-	if node != nil {
+	if client != nil || node != nil {
+		// With an API server /healthz waits for the Node object, as kube-proxy's does.
 		a.proxy.SetEligible(health.Eligible(node))
 	}
 	if a.world, err = newWorld(cfg, a.families, node, hooks, log); err != nil {
@@ -187,7 +188,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		Max:    max(fullSyncPeriod, cfg.MinSyncPeriod),
 		Resync: a.rules.Resync,
 		Log:    log,
-		Trace:  &runner.Trace{Queued: a.queued, SyncStart: a.metrics.Starting},
+		Trace:  &runner.Trace{Queued: a.queued, SyncStart: a.starting},
 	}, a.sync)
 	if err != nil {
 		return nil, err
@@ -254,6 +255,13 @@ func (a *agent) followSource(ctx context.Context) error { return a.source.follow
 func (a *agent) queued(at time.Time) {
 	a.proxy.Queued()
 	a.metrics.Queued(at)
+}
+
+// starting fits [runner.Trace]. Before everything was listed, a sync takes no changes.
+func (a *agent) starting(runner.Info) {
+	if a.tracker.Synced() {
+		a.metrics.Starting()
+	}
 }
 
 // sync brings the kernel up to date. An error makes the runner call it again.
@@ -330,6 +338,7 @@ func (a *agent) report(failed int, asked time.Time) {
 // it was new.
 func (a *agent) apply(ctx context.Context, d *ruleset.Delta) error {
 	err := a.plane.Apply(ctx, d)
+	a.metrics.Applied(d, err)
 	a.applied, a.changed = time.Now(), 0
 	for i := range d.Changes {
 		if d.Changes[i].What != 0 {
@@ -440,12 +449,14 @@ func leaveAlone(err error) string {
 
 // checkForwarding warns if the kernel of the calling thread's namespace does not
 // forward packets: that is left to the operator, as kube-proxy's nftables mode
-// does.
-func checkForwarding(families []tracker.Family, log *slog.Logger) {
+// does. Mode ipvs turns IPv4 forwarding on itself.
+func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
 	for _, f := range families {
 		sysctl := "net/ipv4/ip_forward"
 		if f == tracker.IPv6 {
 			sysctl = "net/ipv6/conf/all/forwarding"
+		} else if mode == config.ModeIPVS {
+			continue
 		}
 		value, err := os.ReadFile("/proc/sys/" + sysctl)
 		if err == nil && strings.TrimSpace(string(value)) == "0" {

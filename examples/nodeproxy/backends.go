@@ -29,7 +29,10 @@ type mode struct {
 	name string
 	// probe says why a family cannot be served on this node, if so. It changes
 	// nothing.
-	probe func(context.Context, tracker.Family) error
+	probe func(context.Context, *config.Config, tracker.Family) error
+	// setSysctls, if not nil, sets the kernel parameters that the data plane's first
+	// sync would set otherwise. Neither writes a parameter that has its value already.
+	setSysctls func(*config.Config) error
 	// open makes the data plane for the network namespace of the calling thread.
 	open func(context.Context, settings) (dataplane, error)
 	// cleanup removes what the agent has left in this mode, if it has.
@@ -51,7 +54,7 @@ type mode struct {
 // loadModules has the modules loaded that the kernel does not load by itself when
 // they are asked for: ip_tables and ip6_tables, for which iptables-legacy runs
 // modprobe, which takes CAP_SYS_MODULE.
-func (m mode) loadModules(ctx context.Context, log *slog.Logger) {
+func (m mode) loadModules(ctx context.Context, c *config.Config, log *slog.Logger) {
 	if m.name == config.ModeNFTables {
 		return
 	}
@@ -59,7 +62,7 @@ func (m mode) loadModules(ctx context.Context, log *slog.Logger) {
 		if _, known := legacyTables(f); known {
 			continue
 		}
-		if err := iptablesMode().probe(ctx, f); err != nil {
+		if err := iptablesMode().probe(ctx, c, f); err != nil {
 			// It is tried again, and reported, when the mode is put to use.
 			log.Debug("iptables cannot be used", "family", f, "error", err)
 		}
@@ -112,7 +115,7 @@ func allModes() []mode { return []mode{nftablesMode(), iptablesMode(), ipvsMode(
 func nftablesMode() mode {
 	return mode{
 		name: config.ModeNFTables,
-		probe: func(ctx context.Context, f tracker.Family) error {
+		probe: func(ctx context.Context, _ *config.Config, f tracker.Family) error {
 			return nftables.Probe(ctx, nftables.Config{Families: []tracker.Family{f}})
 		},
 		open: func(ctx context.Context, s settings) (dataplane, error) {
@@ -132,12 +135,15 @@ func nftablesMode() mode {
 func iptablesMode() mode {
 	return mode{
 		name: config.ModeIPTables,
-		probe: func(ctx context.Context, f tracker.Family) error {
+		probe: func(ctx context.Context, _ *config.Config, f tracker.Family) error {
 			b, err := iptables.New(ctx, iptables.Config{Families: []tracker.Family{f}, NoCounters: true})
 			if err != nil {
 				return err
 			}
 			return b.Close()
+		},
+		setSysctls: func(c *config.Config) error {
+			return iptables.SetSysctls(iptables.Config{LocalhostNodePorts: localhostNodePorts(c)})
 		},
 		open: func(ctx context.Context, s settings) (dataplane, error) {
 			b, err := iptables.New(ctx, iptables.Config{
@@ -172,8 +178,11 @@ func iptablesMode() mode {
 func ipvsMode() mode {
 	return mode{
 		name: config.ModeIPVS,
-		probe: func(_ context.Context, f tracker.Family) error {
-			return ipvs.Probe(ipvs.Config{Families: []tracker.Family{f}})
+		probe: func(_ context.Context, c *config.Config, f tracker.Family) error {
+			return ipvs.Probe(ipvs.Config{Families: []tracker.Family{f}, Scheduler: ipvs.Scheduler(c.Effective.IPVS.Scheduler)})
+		},
+		setSysctls: func(c *config.Config) error {
+			return ipvs.SetSysctls(ipvs.Config{StrictARP: c.Effective.IPVS.StrictARP})
 		},
 		open: func(_ context.Context, s settings) (dataplane, error) {
 			e := s.Effective.IPVS
@@ -201,19 +210,32 @@ func ipvsMode() mode {
 			return cleanupIPVS(ctx, log)
 		},
 		retire: func(ctx context.Context, adopt bool, log *slog.Logger) error {
-			if ipvs.Probe(ipvs.Config{}) != nil {
+			families := ipvsFamilies()
+			if len(families) == 0 {
 				return nil // there can be nothing
 			}
 			owned, err := ownedIPVS(ctx)
 			if err != nil || !owned && !adopt {
 				return err
 			}
-			return retireIPVS(ctx, log)
+			return retireIPVS(ctx, families, log)
 		},
 		watch:     30 * time.Second, // reads everything there is
 		takesOver: true,
 		lookup:    lookupIPVS,
 	}
+}
+
+// ipvsFamilies returns the address families in which IPVS may have connections: one
+// in which it cannot be used has none.
+func ipvsFamilies() []tracker.Family {
+	var out []tracker.Family
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if ipvs.Probe(ipvs.Config{Families: []tracker.Family{f}}) == nil {
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
 // eachIPTables calls f for each flavour and family that there are programs for and

@@ -193,7 +193,7 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	// parameters are not the demo's to set.
 	cfg, err := parse(newFlags("run", "", t.diag), []string{
 		"--manifests", t.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48",
-		"--proxy-mode", t.mode, "--sync-period", "1s", "--min-sync-period", "0s", "-v", "1",
+		"--proxy-mode", t.mode, "--sync-period", "1s", "--min-sync-period", "0s",
 		"--healthz-bind-address", "", "--metrics-bind-address", "",
 		"--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
 	}, 0)
@@ -202,7 +202,7 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	}
 	var a *agent
 	err = t.node.Do(func() (err error) {
-		a, err = newAgent(ctx, cfg, t.modes(), lines(t.synced), logger(cfg, t.diag))
+		a, err = newAgent(ctx, cfg, t.modes(), lines(t.synced), quiet(cfg, ownLogger(cfg, t.diag)))
 		return err
 	})
 	if err != nil {
@@ -223,7 +223,7 @@ func (t *tour) modes() []mode {
 		c.NetNS, c.LockFile = t.node.File(), filepath.Join(t.folder, "xtables.lock")
 		return c
 	}
-	m.probe = func(ctx context.Context, f tracker.Family) error {
+	m.probe = func(ctx context.Context, _ *config.Config, f tracker.Family) error {
 		b, err := iptables.New(ctx, there(iptables.Config{Families: []tracker.Family{f}}))
 		if err != nil {
 			return err

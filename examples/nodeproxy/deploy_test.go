@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
+	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/internal/netlab"
 )
@@ -61,6 +63,17 @@ func parsed(t *testing.T, args []string) *config.Config {
 	return c
 }
 
+// parameters is what of a configuration decides which kernel parameters are set.
+type parameters struct {
+	mode                          string
+	tuning                        conntrack.Tuning
+	localhostNodePorts, strictARP bool
+}
+
+func parametersOf(c *config.Config) parameters {
+	return parameters{c.Mode, c.Tuning, localhostNodePorts(c), c.Effective.IPVS.StrictARP}
+}
+
 // TestDaemonSet holds the manifests to the program: what it is told it
 // understands, with the configuration that comes with it.
 func TestDaemonSet(t *testing.T) {
@@ -95,8 +108,35 @@ func TestDaemonSet(t *testing.T) {
 		if got.InitOnly != (c.Name == "parameters") {
 			t.Errorf("%s: init-only is %v", c.Name, got.InitOnly)
 		}
+		// A container has a read-only /proc/sys unless it is privileged.
+		s := c.SecurityContext
+		if privileged := s.Privileged != nil && *s.Privileged; privileged != got.InitOnly {
+			t.Errorf("%s: privileged is %v", c.Name, privileged)
+		}
 		if p := c.LivenessProbe; p != nil && "0.0.0.0:"+p.HTTPGet.Port.String() != got.Effective.HealthzBindAddress {
 			t.Errorf("%s: probed at port %v, serves at %s", c.Name, p.HTTPGet.Port.String(), got.Effective.HealthzBindAddress)
+		}
+	}
+	// What the init container sets is what the other one needs, in every mode.
+	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(other, []byte(strings.Replace(string(text), "mode: nftables", "mode: "+mode, 1)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var all []parameters
+		for _, c := range append(spec.InitContainers, spec.Containers...) {
+			var args []string
+			for _, a := range c.Args {
+				args = append(args, strings.ReplaceAll(a, "/etc/nodeproxy/config.yaml", other))
+			}
+			all = append(all, parametersOf(parsed(t, args)))
+		}
+		if len(all) != 2 || all[0] != all[1] || all[0].mode != mode || mode == "iptables" && !all[0].localhostNodePorts {
+			t.Errorf("mode %s: the containers' parameters are %+v", mode, all)
 		}
 	}
 	if spec.ServiceAccountName != "nodeproxy" || !spec.HostNetwork {
@@ -268,6 +308,8 @@ func TestContainerfile(t *testing.T) {
 	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", build, err, text)
+	} else if !*thorough && !regexp.MustCompile(`-X k8s.io/component-base/version.gitVersion=v1\.\d+\.\d+ -X \S+gitMajor=1 -X \S+gitMinor=\d+["\s]`).Match(text) {
+		t.Errorf("kubernetes_build_info has no version of Kubernetes; %s prints:\n%s", build, text)
 	}
 	if *thorough {
 		if text, err := exec.Command(out, "help").CombinedOutput(); err != nil || !strings.Contains(string(text), "nodeproxy run") {

@@ -215,7 +215,7 @@ func (p *process) watched(t *testing.T, h *netlab.Host) {
 		`kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} `,
 		`kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"} `,
 		`kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} `,
-		`kubeproxy_sync_proxy_rules_endpoint_changes_total{ip_family="IPv4"} `,
+		`kubeproxy_sync_proxy_rules_endpoint_changes_total `,
 		`kubeproxy_proxy_healthz_total{code="503"} `,
 		`rest_client_requests_total{code="200",host="10.0.0.2:6443",method="GET"} `,
 	} {

@@ -13,7 +13,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/ruleset"
@@ -38,15 +37,15 @@ func (p *program) explain(ctx context.Context, args []string) error {
 	flags.StringVar(&from, "from", "", "the `address` the packet comes from, which its port may follow (ADDR:PORT); the node's own if empty")
 	flags.StringVar(&in, "in-interface", "", "the `interface` the packet comes in by; one that is no pod's if empty and --from is not the node's own address")
 	flags.BoolVar(&kernel, "kernel", true, "compare with what is in the kernel")
-	if err := flags.Set("v", "1"); err != nil {
-		return err
-	}
 	cfg, err := parse(flags, args, 1)
 	if err != nil {
 		return err
 	}
-	log := logger(cfg, p.diag)
-	klog.SetSlogLogger(log)
+	log, err := p.logger(cfg)
+	if err != nil {
+		return err
+	}
+	log = quiet(cfg, log)
 	packet, err := parsePacket(flags.Arg(0))
 	if err != nil {
 		return err

@@ -6,16 +6,21 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// hasIPv6 reports whether the kernel of the calling thread's namespace has IPv6
-// and it was not turned off at boot.
+// hasIPv6 reports whether the calling thread's namespace has IPv6: whether the kernel
+// has it, it was not turned off at boot (ipv6.disable=1), and
+// net.ipv6.conf.all.disable_ipv6 is not 1.
 func hasIPv6() bool {
-	_, err := os.Stat("/proc/thread-self/net/if_inet6")
-	return err == nil
+	if _, err := os.Stat("/proc/thread-self/net/if_inet6"); err != nil {
+		return false
+	}
+	disabled, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+	return err != nil || strings.TrimSpace(string(disabled)) == "0"
 }
 
 // servedFamilies returns the address families that the node can serve: both, unless the
@@ -25,9 +30,9 @@ func servedFamilies(ctx context.Context, m mode, c *config.Config, ipv6 bool, lo
 	var out []tracker.Family
 	lacking := map[tracker.Family]error{}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		err := m.probe(ctx, f)
+		err := m.probe(ctx, c, f)
 		if f == tracker.IPv6 && !ipv6 {
-			err = errors.New("the kernel has no IPv6, or it is turned off")
+			err = errors.New("the kernel has no IPv6, or net.ipv6.conf.all.disable_ipv6 turns it off")
 		}
 		if err == nil {
 			out = append(out, f)

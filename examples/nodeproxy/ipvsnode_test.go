@@ -251,8 +251,8 @@ func adoptIPVS(t *testing.T) {
 			}
 			s.meets(t, clusterVIP, podIPs[0])
 			s.meets(t, nodePort, podIPs[0])
-			if log := p.log(); strings.Contains(log, "level=ERROR") {
-				t.Errorf("log:\n%s", log)
+			if p.loggedErrors() {
+				t.Errorf("log:\n%s", p.log())
 			}
 		})
 	}
@@ -331,7 +331,75 @@ func TestIPVSNode(t *testing.T) {
 	t.Run("privileges", privilegesIPVS)
 	t.Run("explain", explainIPVS)
 	t.Run("cleanup", cleanupIPVSNode)
+	t.Run("init-only", func(t *testing.T) { testInitOnly(t, "ipvs") })
+	t.Run("disabled IPv6", func(t *testing.T) { testDisabledIPv6(t, "ipvs") })
+	t.Run("leave with disabled IPv6", leaveIPVSWithoutIPv6)
+	t.Run("IPv6 forwarding", ipv6ForwardingIPVS)
+	t.Run("scheduler", schedulerIPVS)
 	t.Run("adopt", adoptIPVS)
+	t.Run("metrics", func(t *testing.T) { metricsOf(t, ipvsMode()) })
+}
+
+// leaveIPVSWithoutIPv6 changes to another mode on a node where IPv6 is turned off.
+func leaveIPVSWithoutIPv6(t *testing.T) {
+	s := newSite(t)
+	if err := s.node.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	for _, mode := range []string{"ipvs", "nftables"} {
+		p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode)
+		p.synced(t, "services=1 endpoints=1 changed=1")
+		if mode == "nftables" {
+			eventually(t, "nothing is left of mode ipvs", func() bool { return len(traces(t, s.node)) == 0 })
+		} else if len(traces(t, s.node)) == 0 {
+			t.Error("mode ipvs has no rules")
+		}
+		p.Process.Kill()
+		p.exit(t)
+	}
+}
+
+// ipv6ForwardingIPVS has the agent leave IPv6 forwarding off, for the sake of routes
+// that came by router advertisements, and warn of it.
+func ipv6ForwardingIPVS(t *testing.T) {
+	s := newSite(t)
+	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := s.node.Sysctl(name, "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	s.meets(t, clusterVIP, podIPs[0])
+	if got := sysctl(t, s.node, "net/ipv6/conf/all/forwarding"); got != "0" {
+		t.Errorf("IPv6 forwarding is %s", got)
+	}
+	if log := p.log(); !strings.Contains(log, "does not forward packets") || !strings.Contains(log, "sysctl=net/ipv6/conf/all/forwarding") ||
+		strings.Contains(log, "sysctl=net/ipv4/ip_forward") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+// schedulerIPVS asks for schedulers: one that keeps a client with an endpoint, and one
+// that the kernel does not have.
+func schedulerIPVS(t *testing.T) {
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	args := []string{"run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs", "--ipvs-scheduler"}
+	p := start(t, s.node, append(args, "twos")...)
+	if code, out := p.exit(t); code != 1 || len(out) != 0 || !strings.Contains(p.log(), "ip_vs_twos") {
+		t.Errorf("scheduler twos: exit status %d, %q, log:\n%s", code, out, p.log())
+	}
+	p = start(t, s.node, append(args, "sh")...)
+	p.synced(t, "services=1 endpoints=3 changed=1")
+	if y := visits(s.client, "", clusterVIP, 60); len(y.errs) != 0 || len(y.answers) != 1 {
+		t.Errorf("a client of scheduler sh is answered by %v", y)
+	}
 }
 
 // explainIPVS has explain compare with IPVS.

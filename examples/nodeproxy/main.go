@@ -4,6 +4,7 @@
 //
 //	nodeproxy run [flags]             program the network namespace it runs in
 //	nodeproxy run --cleanup           remove what run left there
+//	nodeproxy run --init-only         set the kernel parameters that run needs
 //	nodeproxy explain [flags] 10.0.0.10:80
 //	                                  tell what must happen to a packet, why, and
 //	                                  whether the kernel agrees
@@ -16,6 +17,21 @@
 // CAP_NET_RAW in mode iptables with iptables-legacy. Other capabilities than these
 // two, CAP_NET_BIND_SERVICE and CAP_DAC_READ_SEARCH it gives up before it serves, once
 // the kernel modules that its mode needs are loaded.
+//
+// "nodeproxy run --init-only" does all that takes a writable /proc/sys for the
+// configured mode: the parameters of connection tracking, those that
+// [github.com/go-proxier/proxier/ipvs.Sysctls] lists in mode ipvs, and route_localnet in
+// mode iptables if NodePorts answer at loopback addresses. Afterwards run works with the
+// same flags and configuration file where /proc/sys is read-only, as it does not write
+// a parameter that has its value already. No mode writes
+// net.ipv6.conf.all.forwarding: run warns if it is 0 and IPv6 is served.
+//
+// IPv6 is not served on a node where net.ipv6.conf.all.disable_ipv6 is 1, whatever the
+// interfaces' own settings are, nor where the kernel has no IPv6. Run looks at this
+// once, when it starts. If IPv6 is turned on later, run has to be started again to
+// serve it. If it is turned off, the rules for IPv6 stay without effect, and IPv4 is
+// served as before; in mode ipvs each IPv6 Service is reported as failed, and tried again,
+// until run is started again.
 //
 // With --manifests, run writes one line to standard output for each change of the
 // manifests that is in effect,
@@ -30,7 +46,13 @@
 // when it was handed in (the last object of the manifests, the first change of an
 // API server) to the kernel's commit. A further field failed=N counts Service ports
 // that could not be programmed, which is tried again. Everything else is logged to
-// standard error.
+// standard error, as kube-proxy's logging flags have it. Errors, warnings and what an
+// operator wants to know are logged at any verbosity; -v=4 adds debugging messages.
+//
+// With an API server, /healthz answers 503 until the agent has seen the Node object
+// of its own name, and again after that object was deleted. /livez does not depend
+// on it, and the rules are in effect without it. With --manifests no Node is needed:
+// if there is none, the node counts as eligible for load-balancer traffic.
 //
 // Annotations say what the API has no fields for:
 //
@@ -71,6 +93,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 )
 
 const usage = `Usage:
@@ -87,7 +112,7 @@ const usage = `Usage:
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges}
+	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges, process: true}
 	code := p.dispatch(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -101,10 +126,21 @@ type program struct {
 	// calls prepare before, with whether one of them is to load kernel modules. Nil does
 	// nothing; the process is not the program's alone.
 	restrict func(log *slog.Logger, prepare func(modules bool))
+	// process allows the program to set up logging for the whole process.
+	process bool
+}
+
+// logger returns the logger that the configuration asks for.
+func (p *program) logger(c *config.Config) (*slog.Logger, error) {
+	if p.process {
+		return processLogger(c, p.out, p.diag)
+	}
+	return ownLogger(c, p.diag), nil
 }
 
 // dispatch runs the verb that args begin with and returns the exit status.
 func (p *program) dispatch(ctx context.Context, args []string) int {
+	defer klog.Flush() // what --log-text-info-buffer-size holds back
 	if len(args) == 0 {
 		fmt.Fprint(p.diag, usage)
 		return 2

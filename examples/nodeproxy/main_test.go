@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -25,9 +27,15 @@ func TestMain(m *testing.M) {
 	if os.Getenv(programEnv) == "" {
 		netlab.Main(m)
 	}
+	if os.Getenv(readOnlyEnv) != "" {
+		if err := readOnlySysctls(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges}
+	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges, process: true}
 	os.Exit(p.dispatch(ctx, os.Args[1:]))
 }
 
@@ -52,6 +60,9 @@ func startWith(t *testing.T, h *netlab.Host, env []string, args ...string) *proc
 	p := &process{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
 	p.Env = append(append(os.Environ(), programEnv+"=1"), env...)
 	p.Stderr = p
+	if slices.Contains(env, readOnlyEnv+"=1") {
+		p.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	}
 	out, err := p.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -126,6 +137,12 @@ func (p *process) synced(t *testing.T, fields string) {
 	}
 }
 
+// errorLine matches the beginning of a line that logs an error, in klog's text format.
+var errorLine = regexp.MustCompile(`(?m)^E[0-9]{4} `)
+
+// loggedErrors reports whether the log has errors.
+func (p *process) loggedErrors() bool { return errorLine.MatchString(p.log()) }
+
 // logged waits for something in the log.
 func (p *process) logged(t *testing.T, what string) {
 	t.Helper()
@@ -168,7 +185,7 @@ func TestDispatch(t *testing.T) {
 		{"run --manifests /nonexistent more", 2, "1 arguments instead of 0"},
 		{"--manifests /nonexistent", 1, "/nonexistent: no such file"},
 		{"run --manifests x --proxy-mode kernelspace", 2, `mode: Invalid value: "kernelspace"`},
-		{"run --manifests x --feature-gates Flying=true", 2, "feature gate Flying is not known"},
+		{"run --manifests x --feature-gates Fly-ing=true", 2, `feature gate "Fly-ing": not the name of a feature gate`},
 		{"run --manifests x --config /nonexistent", 2, "/nonexistent: no such file"},
 		{"run --kubeconfig /nonexistent", 1, "/nonexistent: no such file"},
 		{"explain --manifests x", 2, "0 arguments instead of 1"},

@@ -57,6 +57,9 @@ logging: {format: json}
 	if code, _, _ := get(t, s.client, "http://192.0.2.1:10249/debug/pprof/cmdline"); code != 404 {
 		t.Errorf("pprof is served without being asked for: %d", code)
 	}
+	if code, _, _ := get(t, s.client, "http://192.0.2.1:10249/debug/flags/v"); code != 404 {
+		t.Errorf("/debug/flags/v is served without being asked for: %d", code)
+	}
 
 	// Written anew as it was it is no other configuration.
 	text, err := os.ReadFile(file)
@@ -132,7 +135,7 @@ func TestServedFamilies(t *testing.T) {
 		{"no programs for IPv4, but an IPv4 address", four, true, "192.0.2.1", "error"},
 		{"nothing", four, false, "", "error"},
 	} {
-		m := mode{probe: func(_ context.Context, f tracker.Family) error {
+		m := mode{probe: func(_ context.Context, _ *config.Config, f tracker.Family) error {
 			if f == tt.lack {
 				return fmt.Errorf("%v is not to be had", f)
 			}
@@ -140,7 +143,7 @@ func TestServedFamilies(t *testing.T) {
 		}}
 		c := parsed(t, []string{"run", "--bind-address", map[bool]string{true: "0.0.0.0", false: tt.bind}[tt.bind == ""]})
 		var diag strings.Builder
-		got, err := servedFamilies(t.Context(), m, c, tt.ipv6, logger(c, &diag))
+		got, err := servedFamilies(t.Context(), m, c, tt.ipv6, ownLogger(c, &diag))
 		if s := fmt.Sprint(got); (err != nil) != (tt.want == "error") || err == nil && s != tt.want {
 			t.Errorf("%s: %v, error %v, want %s", tt.name, s, err, tt.want)
 		}
@@ -162,7 +165,7 @@ func TestNodeAddress(t *testing.T) {
 		{"n2", "203.0.113.1", "[203.0.113.1]"},
 	} {
 		c := parsed(t, []string{"run", "--manifests", dir, "--hostname-override", tt.name, "--bind-address", tt.bind})
-		w, err := peek(t.Context(), c, logger(c, new(strings.Builder)))
+		w, err := peek(t.Context(), c, ownLogger(c, new(strings.Builder)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -212,7 +215,7 @@ func TestLiveSwitch(t *testing.T) {
 	c := parsed(t, []string{"run", "--manifests", dir, "--hostname-override", "n1"})
 	var stream *stream
 	err := s.node.Do(func() error {
-		w, err := peek(t.Context(), c, logger(c, new(strings.Builder)))
+		w, err := peek(t.Context(), c, ownLogger(c, new(strings.Builder)))
 		if err != nil {
 			return err
 		}
@@ -264,7 +267,7 @@ func TestReadOnlyParameters(t *testing.T) {
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	_, err := s.node.Output("test", "-e", "/proc/sys/net/netfilter/nf_conntrack_max")
 	netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
-	for _, want := range []string{"level=WARN", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `leftAloneWith="--conntrack-max-per-core=0"`} {
+	for _, want := range []string{"] \"a kernel parameter is not as it should be\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `leftAloneWith="--conntrack-max-per-core=0"`} {
 		p.logged(t, want)
 	}
 	s.meets(t, clusterVIP, podIPs[0])

@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // drainInterval is how often to look whether connections have ended.
@@ -17,8 +18,8 @@ const drainInterval = time.Second
 // modes leave to the kernel's connection tracking but IPVS keeps itself: endpoints
 // get no new ones, and when the last has ended everything is removed. It may take
 // as long as somebody keeps a connection.
-func retireIPVS(ctx context.Context, log *slog.Logger) error {
-	b, err := ipvs.New(ipvs.Config{Log: log, KeepSysctls: true})
+func retireIPVS(ctx context.Context, families []tracker.Family, log *slog.Logger) error {
+	b, err := ipvs.New(ipvs.Config{Families: families, Log: log, KeepSysctls: true})
 	if err != nil {
 		return err
 	}

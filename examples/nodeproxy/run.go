@@ -6,14 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"strconv"
 
 	"github.com/spf13/pflag"
-	"k8s.io/klog/v2"
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
@@ -73,33 +70,16 @@ func parse(flags *config.Flags, args []string, n int) (*config.Config, error) {
 	return c, nil
 }
 
-// logger returns where to log, as the configuration says.
-func logger(c *config.Config, diag io.Writer) *slog.Logger {
-	level := slog.LevelInfo
-	switch {
-	case c.Verbosity <= 0:
-		level = slog.LevelError
-	case c.Verbosity == 1:
-		level = slog.LevelWarn
-	case c.Verbosity >= 4:
-		level = slog.LevelDebug
-	}
-	opts := &slog.HandlerOptions{Level: level}
-	if c.Effective.Logging.Format == "json" {
-		return slog.New(slog.NewJSONHandler(diag, opts))
-	}
-	return slog.New(slog.NewTextHandler(diag, opts))
-}
-
 // run is the verb run.
 func (p *program) run(ctx context.Context, args []string) error {
 	cfg, err := parse(newFlags("run", runUsage, p.diag), args, 0)
 	if err != nil {
 		return err
 	}
-	log := logger(cfg, p.diag)
-	// client-go logs by klog.
-	klog.SetSlogLogger(log)
+	log, err := p.logger(cfg)
+	if err != nil {
+		return err
+	}
 	m, err := findMode(p.modes, cfg.Mode)
 	if err != nil {
 		return bad("%w", err)
@@ -110,7 +90,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 		p.restrict(log, func(modules bool) {
 			_ = setOOMScore(*cfg.Effective.OOMScoreAdj)
 			if modules {
-				m.loadModules(ctx, log)
+				m.loadModules(ctx, cfg, log)
 			}
 		})
 	}
@@ -141,7 +121,14 @@ func (p *program) run(ctx context.Context, args []string) error {
 		if c, err := conntrack.New(conntrack.Config{}); err == nil {
 			c.Close()
 		}
-		return tune(cfg, log)
+		err := tune(cfg, log)
+		if m.setSysctls != nil {
+			err = errors.Join(err, m.setSysctls(cfg))
+		}
+		if err == nil {
+			log.Info("all kernel parameters are set", "mode", cfg.Mode)
+		}
+		return err
 	}
 	if err := setOOMScore(*cfg.Effective.OOMScoreAdj); err != nil {
 		log.Warn("cannot set oom-score-adj", "value", *cfg.Effective.OOMScoreAdj, "error", err)
@@ -191,9 +178,6 @@ func version() string {
 	}
 	return "(devel)"
 }
-
-// cpus is how many CPUs connection tracking is sized for.
-func cpus() int { return runtime.NumCPU() }
 
 // setOOMScore tells the kernel how to choose this process when memory runs out.
 func setOOMScore(adj int32) error {

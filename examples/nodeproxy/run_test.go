@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -346,4 +347,34 @@ func TestOwnAddresses(t *testing.T) {
 	b.routes(h, "", "198.51.100.2", "0.0.0.0/0")
 	b.routes(h, "", "2001:db8:1::2", "::/0")
 	check("with default routes", "198.51.100.1", "2001:db8:1::1")
+}
+
+// TestExternalIPsGate turns the feature gate AllowServiceExternalIPs off: external IPs
+// are not served, and everything else is.
+func TestExternalIPsGate(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	const external = "10.96.200.1:80"
+	// What is not served ends at once.
+	err := s.node.Do(func() error {
+		return netlink.RouteAdd(&netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: &net.IPNet{IP: net.IPv4(10, 96, 200, 1), Mask: net.CIDRMask(32, 32)}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, "web.yaml", webService+"  externalIPs: [10.96.200.1]\n---\n"+webSlice(podIPs[0]))
+	args := []string{"run", "--manifests", dir, "--hostname-override", "n1"}
+	p := start(t, s.node, args...)
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	s.meets(t, external, podIPs[0])
+	p.Process.Signal(os.Interrupt)
+	p.exit(t)
+
+	p = start(t, s.node, append(args, "--feature-gates=AllowServiceExternalIPs=false")...)
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	s.meets(t, clusterVIP, podIPs[0])
+	if pod, _, err := visit(s.client, "", external); err == nil {
+		t.Errorf("%s is answered by %s", external, pod)
+	}
 }

@@ -99,8 +99,7 @@ func (a *agent) metricsHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", a.metrics.Handler())
 	mux.Handle("/metrics/slis", a.metrics.SLIHandler())
-	mux.HandleFunc("/flagz", a.flagz)
-	mux.HandleFunc("/statusz", a.statusz)
+	a.addPages(mux)
 	mux.Handle("/healthz", a.metrics.Ping())
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -114,6 +113,7 @@ func (a *agent) metricsHandler() http.Handler {
 		_ = json.NewEncoder(w).Encode(map[string]*v1alpha1.KubeProxyConfiguration{v1alpha1.GroupName: a.cfg.Effective})
 	})
 	if a.cfg.Effective.EnableProfiling {
+		mux.HandleFunc("/debug/flags/v", setVerbosity)
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)

@@ -264,7 +264,7 @@ func TestAdopt(t *testing.T) {
 					t.Errorf("the old connection: %v", err)
 				}
 				s.meets(t, clusterVIP, podIPs[0])
-				if strings.Contains(p.log(), "level=ERROR") {
+				if p.loggedErrors() {
 					t.Errorf("log:\n%s", p.log())
 				}
 			})

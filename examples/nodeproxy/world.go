@@ -43,9 +43,11 @@ type worldHooks struct {
 	own func() ([]netip.Addr, error)
 	// events is told of what is wrong with objects.
 	events tracker.EventSink
-	// serviceChanged and endpointsChanged are told of changes that make a difference.
-	serviceChanged   func()
-	endpointsChanged func(addressType string)
+	// receiveService and receiveSlice count a Service or EndpointSlice that is received,
+	// or its deletion. They call update, which hands it in and reports whether that made a
+	// difference. addressType is "" for a slice that is deleted.
+	receiveService func(name types.NamespacedName, update func() (changed bool))
+	receiveSlice   func(addressType string, update func() (changed bool))
 	// eligible is told whether the node may get load-balancer traffic.
 	eligible func(bool)
 	// failed is told that the agent must start again.
@@ -64,6 +66,7 @@ func newWorld(cfg *config.Config, families []tracker.Family, node *v1.Node, hook
 	w.tracker, err = tracker.New(tracker.Config{
 		Node: w.nodeInfo(), Families: families, Log: log, Events: hooks.events,
 		OnService: how.OnService, OnEndpoint: how.OnEndpoint,
+		IgnoreExternalIPs: !cfg.Gates.Enabled(config.AllowServiceExternalIPs),
 	})
 	if err != nil {
 		return nil, err
@@ -78,26 +81,36 @@ func newWorld(cfg *config.Config, families []tracker.Family, node *v1.Node, hook
 	return w, err
 }
 
-func (w *world) setService(s *v1.Service) { w.service(w.tracker.SetService(s)) }
+func (w *world) setService(s *v1.Service) {
+	w.service(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, func() bool { return w.tracker.SetService(s) })
+}
 
-func (w *world) deleteService(n types.NamespacedName) { w.service(w.tracker.DeleteService(n)) }
+func (w *world) deleteService(n types.NamespacedName) {
+	w.service(n, func() bool { return w.tracker.DeleteService(n) })
+}
 
-func (w *world) service(changed bool) {
-	if changed && w.serviceChanged != nil {
-		w.serviceChanged()
+func (w *world) service(name types.NamespacedName, update func() (changed bool)) {
+	if w.receiveService == nil {
+		update()
+		return
 	}
+	w.receiveService(name, update)
 }
 
 func (w *world) setSlice(s *discovery.EndpointSlice) {
-	w.slice(w.tracker.SetSlice(s), string(s.AddressType))
+	w.slice(string(s.AddressType), func() bool { return w.tracker.SetSlice(s) })
 }
 
-func (w *world) deleteSlice(n types.NamespacedName) { w.slice(w.tracker.DeleteSlice(n), "") }
+func (w *world) deleteSlice(n types.NamespacedName) {
+	w.slice("", func() bool { return w.tracker.DeleteSlice(n) })
+}
 
-func (w *world) slice(changed bool, addressType string) {
-	if changed && w.endpointsChanged != nil {
-		w.endpointsChanged(addressType)
+func (w *world) slice(addressType string, update func() (changed bool)) {
+	if w.receiveSlice == nil {
+		update()
+		return
 	}
+	w.receiveSlice(addressType, update)
 }
 
 // setNode takes note of this node's object. A change that the agent cannot follow
@@ -119,11 +132,12 @@ func (w *world) setNode(n *v1.Node) {
 
 // nodeGone takes note that this node's object is gone. Unless it is to be
 // forgotten, what it said last stays in effect: a node whose object was deleted
-// still has its pods' traffic to carry.
+// still has its pods' traffic to carry. A forgotten Node leaves the node as eligible
+// as one that never had an object.
 func (w *world) nodeGone(forget bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.tellEligible(false)
+	w.tellEligible(forget)
 	if !forget {
 		w.log.Warn("the Node object was deleted; what it said last stays in effect", "node", w.cfg.NodeName)
 		return

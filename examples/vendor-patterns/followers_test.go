@@ -67,7 +67,7 @@ func Example_followers() {
 			fmt.Println(err)
 		}
 		answer := httptest.NewRecorder()
-		checks.Handler(name).ServeHTTP(answer, httptest.NewRequest("GET", "/", nil))
+		checks.Handler(name, tracker.IPv4).ServeHTTP(answer, httptest.NewRequest("GET", "/", nil))
 		fmt.Println("health check:", answer.Code)
 	}
 

@@ -24,6 +24,9 @@ func Example_selection() {
 	// For the list options of an informer, so that others are not even sent.
 	labels, fields := selector.ServiceListOptions()
 	fmt.Println(labels, fields)
+	// A proxy name on an EndpointSlice has no meaning, so slices are not selected by it.
+	labels, _ = selector.SliceListOptions()
+	fmt.Println(labels)
 
 	t, engine := newEngine(tracker.Config{Selector: selector})
 	cursor := engine.Attach("vendor", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
@@ -54,6 +57,7 @@ func Example_selection() {
 	set("other", "vendor.example/fast")
 	// Output:
 	// service.kubernetes.io/service-proxy-name=vendor,!service.kubernetes.io/headless spec.clusterIP!=None
+	// !service.kubernetes.io/headless
 	// nothing changes
 	// web is served: true
 	// web is served: false

@@ -6,12 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/sysctl"
 )
 
 // Host is one network namespace of a [Lab]. Its methods may be called from any
@@ -38,7 +38,7 @@ func (h *Host) setup() error {
 			"net/ipv6/conf/default/accept_dad": "0",
 			"net/ipv6/conf/default/accept_ra":  "0",
 		} {
-			if err := sysctl(path, value); err != nil {
+			if err := sysctl.Set(path, value); err != nil {
 				return err
 			}
 		}
@@ -80,21 +80,15 @@ func (h *Host) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(),
 // Sysctl sets a kernel parameter of the namespace, given as below /proc/sys, e.g.
 // "net/ipv4/ip_forward".
 func (h *Host) Sysctl(path, value string) error {
-	return h.Do(func() error { return sysctl(path, value) })
-}
-
-// sysctl sets a parameter of the calling thread's namespace: it is that which
-// /proc/sys/net shows.
-func sysctl(path, value string) error {
-	return os.WriteFile(filepath.Join("/proc/sys", filepath.FromSlash(path)), []byte(value), 0)
+	return h.Do(func() error { return sysctl.Set(path, value) })
 }
 
 // Forward makes the host a router for both families.
 func (h *Host) Forward() error {
 	return h.Do(func() error {
 		return errors.Join(
-			sysctl("net/ipv4/ip_forward", "1"),
-			sysctl("net/ipv6/conf/all/forwarding", "1"))
+			sysctl.Set("net/ipv4/ip_forward", "1"),
+			sysctl.Set("net/ipv6/conf/all/forwarding", "1"))
 	})
 }
 

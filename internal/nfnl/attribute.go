@@ -57,6 +57,11 @@ func AppendUint64(b []byte, typ uint16, v uint64) []byte {
 	return binary.BigEndian.AppendUint64(AppendHeader(b, typ, 8), v)
 }
 
+// AppendNative32 appends an attribute of a 32-bit number in the machine's byte order.
+func AppendNative32(b []byte, typ uint16, v uint32) []byte {
+	return binary.NativeEndian.AppendUint32(AppendHeader(b, typ, 4), v)
+}
+
 // BeginNested appends the header of an attribute that holds attributes. The caller
 // appends those and then calls EndNested with the length that b had before.
 func BeginNested(b []byte, typ uint16) []byte { return AppendHeader(b, typ|nested, 0) }

@@ -209,15 +209,6 @@ func (c *Conn) drain(ctx context.Context) error {
 	}
 }
 
-// Request is a request for one object or, with Dump, for all of a kind.
-type Request struct {
-	Subsystem, Type uint16
-	Family          uint8
-	Dump            bool
-	// Attrs are the encoded attributes.
-	Attrs []byte
-}
-
 // Get sends a request and calls fn with the attributes of each object of the answer.
 // The error is an [*Error] if the kernel refuses the request, wraps [ErrInterrupted]
 // if the objects changed during a dump, or is fn's, after which fn is not called

@@ -3,7 +3,9 @@
 // attributes, dumps that a concurrent change interrupts, and extended
 // acknowledgements.
 //
-// nf_tables and conntrack use it on paths where the libraries that the module
-// depends on cost too much: see the benchmarks named at [Attributes]. What is not
-// on such a path uses a library.
+// Packages nftables and conntrack use it where the libraries that the module depends on
+// cost several times as much: see BenchmarkLibraryWrite, BenchmarkLibraryReadElements
+// and BenchmarkLibraryList of package nftables and BenchmarkLibraryDump and
+// BenchmarkLibraryDelete of package conntrack. What is not on such a path uses a
+// library.
 package nfnl

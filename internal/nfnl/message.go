@@ -168,3 +168,12 @@ func (m Message) explanation() string {
 	}
 	return ""
 }
+
+// Request is a request for one object or, with Dump, for all of a kind.
+type Request struct {
+	Subsystem, Type uint16
+	Family          uint8
+	Dump            bool
+	// Attrs are the encoded attributes.
+	Attrs []byte
+}

@@ -9,7 +9,7 @@
 //     [Proxy.Trace] has a [runner.Runner] tell it, [Proxy.Healthz] and [Proxy.Livez]
 //     answer with it.
 //   - [Services] is a [ruleset.Backend] that counts each Service's local endpoints.
-//     [Services.Handler] answers for one Service. It opens no port.
+//     [Services.Handler] answers for one Service in one family. It opens no port.
 //   - [NodePorts] is a ruleset.Backend that opens and closes the health-check node
 //     ports as Services come and go, and answers there with Services.
 //
@@ -49,9 +49,24 @@
 //
 // and the header X-Load-Balancing-Endpoint-Weight has the number of endpoints.
 // Endpoints are counted by distinct address; one that serves while it terminates
-// does not count. In a dual-stack Service the family with more counts.
+// does not count.
+//
+// The answer depends on the family of the address that was asked. If the Service
+// has that family, which means that it has a cluster IP in it, the answer counts
+// the endpoints of that family alone: a dual-stack Service whose only local
+// endpoints are IPv4 answers 503 with weight 0 at the node's IPv6 addresses. If
+// the Service has only the other family, the answer is the same as at that
+// family's addresses.
 //
 // # Differences from kube-proxy
+//
+// kube-proxy answers for a single-stack Service at the addresses of its own family
+// only, so that a load balancer that checks a node at the other family's address
+// takes the node out of service.
+//
+// Loopback addresses are no NodePort addresses here. If all NodePort addresses of
+// a family are loopback addresses, such as 127.0.0.0/8, no health-check node port is
+// opened in that family; kube-proxy opens them at those addresses.
 //
 // An update that is queued while a sync runs counts from when it was queued, also
 // if that sync succeeds. A port that moves from one Service to another is closed

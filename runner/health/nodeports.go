@@ -27,7 +27,8 @@ type NodePortsConfig struct {
 	Services *Services
 	// Families is the address families to listen in. Nil means both.
 	Families []tracker.Family
-	// Listen opens a port. Nil means [net.ListenConfig.Listen].
+	// Listen opens a port. Nil means [net.ListenConfig.Listen]. The network is tcp4 or
+	// tcp6. A listener for all addresses may accept connections of both families.
 	Listen func(ctx context.Context, network, address string) (net.Listener, error)
 	// LocalAddrs returns the node's own addresses. It is asked where NodePorts
 	// answer at some addresses only ([ruleset.Node.NodePorts4]). Nil means those of
@@ -40,8 +41,9 @@ type NodePortsConfig struct {
 	Log *slog.Logger
 }
 
-// NodePorts answers at the health-check node ports of the Services there are. It
-// is a [ruleset.Backend]. Ports are open from the Apply that brings a Service to
+// NodePorts answers at the health-check node ports of the Services there are: at
+// IPv4 addresses as [Services.Handler] does for IPv4, at IPv6 addresses as it does
+// for IPv6. It is a [ruleset.Backend]. Ports are open from the Apply that brings a Service to
 // the one that takes it away, or to Close; no other goroutines run than those that
 // serve them. Its methods are safe for concurrent use.
 type NodePorts struct {
@@ -132,7 +134,7 @@ func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	// Closing all before opening any lets a port move between Services.
 	for name := range touched {
-		port, _, ok := n.cfg.Services.Get(name)
+		port, ok := n.cfg.Services.port(name)
 		o := n.open[name]
 		if o != nil && (!ok || o.port != port || !slices.Equal(o.addrs, n.addrs)) {
 			n.close(name, o)
@@ -143,7 +145,7 @@ func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	failed := map[types.NamespacedName]error{}
 	for name := range touched {
-		port, _, ok := n.cfg.Services.Get(name)
+		port, ok := n.cfg.Services.port(name)
 		if !ok || n.open[name] != nil {
 			continue
 		}
@@ -214,7 +216,10 @@ func (n *NodePorts) listenAddrs(node *ruleset.Node) ([]netip.Addr, error) {
 // better than at none, but an error all the same.
 func (n *NodePorts) listen(ctx context.Context, name types.NamespacedName, port uint16) error {
 	o := &openPort{port: port, addrs: n.addrs, server: &http.Server{
-		Handler: n.cfg.Services.Handler(name),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			n.cfg.Services.serve(w, name, askedIn(r.Context()))
+		}),
+		BaseContext: listenerContext,
 		// A health check is a line; who sends it slowly is no load balancer.
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       time.Minute,
@@ -233,7 +238,7 @@ func (n *NodePorts) listen(ctx context.Context, name types.NamespacedName, port 
 			continue
 		}
 		opened++
-		o.ended.Go(func() { _ = o.server.Serve(l) }) // ends with the server
+		o.ended.Go(func() { _ = o.server.Serve(&listener{l, a}) }) // ends with the server
 	}
 	err := errors.Join(errs...)
 	if err == nil {
@@ -256,6 +261,32 @@ func (n *NodePorts) listen(ctx context.Context, name types.NamespacedName, port 
 		}
 	}
 	return err
+}
+
+// listener is a listener and the address that was asked for.
+type listener struct {
+	net.Listener
+	at netip.Addr
+}
+
+// listenerKey is the key under which a request's context has its listener's at.
+type listenerKey struct{}
+
+func listenerContext(l net.Listener) context.Context {
+	return context.WithValue(context.Background(), listenerKey{}, l.(*listener).at)
+}
+
+// askedIn returns the family in which a request with this context came in: that of
+// the listener's address. If the listener is at all addresses, which may be those
+// of both families, it is that of the address that the client connected to.
+func askedIn(ctx context.Context) tracker.Family {
+	at, _ := ctx.Value(listenerKey{}).(netip.Addr)
+	if local, ok := ctx.Value(http.LocalAddrContextKey).(*net.TCPAddr); ok && at.IsUnspecified() {
+		if f := tracker.FamilyOf(local.AddrPort().Addr()); f != 0 {
+			return f
+		}
+	}
+	return tracker.FamilyOf(at)
 }
 
 // close closes a Service's port at once. Answers take no time, so that there is no

@@ -162,26 +162,28 @@ func (p *Proxy) Healthy() bool {
 
 // FamilyStatus is the health of one address family, in JSON as kube-proxy has it.
 type FamilyStatus struct {
-	// LastUpdated is when an update last came into effect, or the time of asking if
-	// nothing waits to.
+	// LastUpdated is when a sync last succeeded in the family.
 	LastUpdated time.Time `json:"lastUpdated"`
-	// Healthy reports whether nothing has waited for longer than the timeout.
+	// Healthy reports whether no update of the family has waited for as long as the
+	// timeout.
 	Healthy bool `json:"healthy"`
 }
 
 // Status is the body of an answer, in JSON as kube-proxy has it.
 type Status struct {
-	// LastUpdated is the time of asking if the answer is yes, and else the oldest of
-	// the families' that are not healthy, or of all if each is.
+	// LastUpdated is CurrentTime if the answer is yes. Otherwise it is the latest
+	// LastUpdated in Status, or the zero time if Status is empty.
 	LastUpdated time.Time `json:"lastUpdated"`
 	// CurrentTime is the time of asking.
 	CurrentTime time.Time `json:"currentTime"`
-	// NodeEligible is told by /healthz alone.
+	// NodeEligible reports whether the node may get load-balancer traffic. It is nil,
+	// and not in the JSON, in an answer of /livez.
 	NodeEligible *bool `json:"nodeEligible,omitempty"`
-	// Healthy is the answer, but for NodeEligible.
+	// Healthy reports whether every family in Status is healthy.
 	Healthy bool `json:"healthy"`
-	// Status has an entry for each family that was ever in effect.
-	Status map[v1.IPFamily]FamilyStatus `json:"status"`
+	// Status has an entry for each family in which a sync has succeeded. If there is
+	// none, it is not in the JSON.
+	Status map[v1.IPFamily]FamilyStatus `json:"status,omitempty"`
 }
 
 // OK reports whether the answer is yes.
@@ -190,15 +192,13 @@ func (s Status) OK() bool {
 }
 
 // Status returns what a check is answered with at this moment. A family in which
-// no update came into effect yet is not looked at, as by kube-proxy: a proxy that
+// no sync has succeeded yet is not looked at, as by kube-proxy: a proxy that
 // waits for the API server is alive.
 func (p *Proxy) Status(c Check) Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.cfg.Now()
 	out := Status{CurrentTime: now, Healthy: true, Status: map[v1.IPFamily]FamilyStatus{}}
-	var oldest time.Time // of all
-	var late time.Time   // of those that are not healthy
 	for name, s := range p.families {
 		if s.updated.IsZero() {
 			continue
@@ -207,18 +207,10 @@ func (p *Proxy) Status(c Check) Status {
 		if waiting.IsZero() {
 			waiting = s.queued
 		}
-		f := FamilyStatus{LastUpdated: now, Healthy: true}
-		if !waiting.IsZero() {
-			f = FamilyStatus{LastUpdated: s.updated, Healthy: now.Sub(waiting) < p.cfg.Timeout}
-		}
-		if oldest.IsZero() || s.updated.Before(oldest) {
-			oldest = s.updated
-		}
-		if !f.Healthy {
-			out.Healthy = false
-			if late.IsZero() || s.updated.Before(late) {
-				late = s.updated
-			}
+		f := FamilyStatus{LastUpdated: s.updated, Healthy: waiting.IsZero() || now.Sub(waiting) < p.cfg.Timeout}
+		out.Healthy = out.Healthy && f.Healthy
+		if f.LastUpdated.After(out.LastUpdated) {
+			out.LastUpdated = f.LastUpdated
 		}
 		out.Status[v1.IPFamily(name.String())] = f
 	}
@@ -226,13 +218,8 @@ func (p *Proxy) Status(c Check) Status {
 		eligible := !p.ineligible
 		out.NodeEligible = &eligible
 	}
-	switch {
-	case out.OK():
+	if out.OK() {
 		out.LastUpdated = now
-	case !late.IsZero():
-		out.LastUpdated = late
-	default:
-		out.LastUpdated = oldest
 	}
 	return out
 }

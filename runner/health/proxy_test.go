@@ -3,6 +3,7 @@ package health_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http/httptest"
 	"testing"
 	"time"
@@ -107,15 +108,13 @@ func TestProxyAnswers(t *testing.T) {
 	c := &clock{time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
 	codes := map[health.Check][]int{}
 	p, err := health.NewProxy(health.ProxyConfig{
-		Timeout: time.Minute, Now: c.Now, Families: []tracker.Family{tracker.IPv4},
+		Timeout: time.Minute, Now: c.Now,
 		Answered: func(k health.Check, code int) { codes[k] = append(codes[k], code) },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	tr := p.Trace()
-	tr.SyncStart(runner.Info{})
-	tr.SyncDone(runner.Info{})
 	ask := func(k health.Check, code int, body string) {
 		t.Helper()
 		h := p.Livez()
@@ -139,22 +138,40 @@ func TestProxyAnswers(t *testing.T) {
 			t.Errorf("%s: %s, want %s", k, g, w)
 		}
 	}
-	ask(health.Healthz, 200, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","nodeEligible":true,
-		"healthy":true,"status":{"IPv4":{"lastUpdated":"2030-01-01T00:00:00Z","healthy":true}}}`)
+	// Nothing is in effect yet.
+	ask(health.Healthz, 200, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","nodeEligible":true,"healthy":true}`)
+	ask(health.Livez, 200, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","healthy":true}`)
 	p.SetEligible(false)
-	c.now = c.now.Add(time.Second)
-	ask(health.Healthz, 503, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:01Z","nodeEligible":false,
-		"healthy":true,"status":{"IPv4":{"lastUpdated":"2030-01-01T00:00:01Z","healthy":true}}}`)
-	ask(health.Livez, 200, `{"lastUpdated":"2030-01-01T00:00:01Z","currentTime":"2030-01-01T00:00:01Z",
-		"healthy":true,"status":{"IPv4":{"lastUpdated":"2030-01-01T00:00:01Z","healthy":true}}}`)
+	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","nodeEligible":false,"healthy":true}`)
 	p.SetEligible(true)
-	tr.Queued(c.now)
+
+	// IPv4 is brought into effect at 0:01, IPv6 at 0:02.
+	c.now = c.now.Add(time.Second)
+	p.Started()
+	p.Done(true, tracker.IPv4)
+	c.now = c.now.Add(time.Second)
+	p.Done(true, tracker.IPv6)
+	c.now = c.now.Add(time.Second)
+	families := func(four, six bool) string {
+		return fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":"2030-01-01T00:00:01Z","healthy":%v},"IPv6":{"lastUpdated":"2030-01-01T00:00:02Z","healthy":%v}}}`, four, six)
+	}
+	ask(health.Healthz, 200, `{"lastUpdated":"2030-01-01T00:00:03Z","currentTime":"2030-01-01T00:00:03Z","nodeEligible":true,"healthy":true,`+families(true, true))
+	ask(health.Livez, 200, `{"lastUpdated":"2030-01-01T00:00:03Z","currentTime":"2030-01-01T00:00:03Z","healthy":true,`+families(true, true))
+	p.SetEligible(false)
+	ask(health.Healthz, 503, `{"lastUpdated":"2030-01-01T00:00:02Z","currentTime":"2030-01-01T00:00:03Z","nodeEligible":false,"healthy":true,`+families(true, true))
+	ask(health.Livez, 200, `{"lastUpdated":"2030-01-01T00:00:03Z","currentTime":"2030-01-01T00:00:03Z","healthy":true,`+families(true, true))
+	p.SetEligible(true)
+
+	// IPv4 waits for too long, then both do.
+	p.Queued(tracker.IPv4)
+	c.now = c.now.Add(time.Minute)
+	late := `{"lastUpdated":"2030-01-01T00:00:02Z","currentTime":"2030-01-01T00:01:03Z",`
+	ask(health.Livez, 503, late+`"healthy":false,`+families(false, true))
+	ask(health.Healthz, 503, late+`"nodeEligible":true,"healthy":false,`+families(false, true))
 	tr.SyncStart(runner.Info{})
 	tr.SyncDone(runner.Info{Err: errors.New("no")})
 	c.now = c.now.Add(time.Minute)
-	late := `"healthy":false,"status":{"IPv4":{"lastUpdated":"2030-01-01T00:00:00Z","healthy":false}}}`
-	ask(health.Livez, 503, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:01:01Z",`+late)
-	ask(health.Healthz, 503, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:01:01Z","nodeEligible":true,`+late)
+	ask(health.Livez, 503, `{"lastUpdated":"2030-01-01T00:00:02Z","currentTime":"2030-01-01T00:02:03Z","healthy":false,`+families(false, false))
 
 	// One Service that cannot be programmed does not make the node useless.
 	tr.SyncStart(runner.Info{})
@@ -162,8 +179,8 @@ func TestProxyAnswers(t *testing.T) {
 	if !p.Healthy() {
 		t.Error("unhealthy by a PartialError")
 	}
-	if h, l := codes[health.Healthz], codes[health.Livez]; len(h) != 3 || h[1] != 503 || len(l) != 2 || l[1] != 503 {
-		t.Errorf("Answered was told %v", codes)
+	if got, want := fmt.Sprint(codes), "map[healthz:[200 503 200 503 503] livez:[200 200 200 503 503]]"; got != want {
+		t.Errorf("Answered got %v, want %v", got, want)
 	}
 }
 

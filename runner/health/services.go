@@ -38,8 +38,23 @@ type Services struct {
 type service struct {
 	rules map[tracker.Key]*ruleset.Service
 	// Made of the above:
-	port  uint16
-	local int
+	port uint16
+	// local is the number of local ready endpoints. It has an entry for each family
+	// that the Service has.
+	local map[tracker.Family]int
+}
+
+// localIn returns the number of local ready endpoints in a family that the Service
+// has, and those of the whole Service in any other.
+func (e *service) localIn(f tracker.Family) int {
+	if n, ok := e.local[f]; ok {
+		return n
+	}
+	all := 0
+	for _, n := range e.local {
+		all = max(all, n)
+	}
+	return all
 }
 
 // NewServices returns a Services that knows of none.
@@ -102,8 +117,8 @@ func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
 
 // count makes e.port and e.local.
 func (e *service) count(node string) {
-	seen := map[tracker.Family]map[netip.Addr]bool{}
-	e.port, e.local = 0, 0
+	e.port, e.local = 0, map[tracker.Family]int{}
+	seen := map[netip.Addr]bool{}
 	var from tracker.Key
 	for key, r := range e.rules {
 		// All ports of a Service say the same, but while one change follows another
@@ -111,31 +126,34 @@ func (e *service) count(node string) {
 		if e.port == 0 || key.Compare(from) < 0 {
 			e.port, from = r.Port.HealthCheckNodePort, key
 		}
+		e.local[key.Family] += 0 // the Service has the family
 		for _, ep := range r.Endpoints {
-			if !ep.Ready || !ep.IsLocal(node) {
-				continue
+			if a := ep.Addr.Addr(); ep.Ready && ep.IsLocal(node) && !seen[a] {
+				seen[a] = true
+				e.local[key.Family]++
 			}
-			if seen[key.Family] == nil {
-				seen[key.Family] = map[netip.Addr]bool{}
-			}
-			seen[key.Family][ep.Addr.Addr()] = true
 		}
-	}
-	for _, addrs := range seen {
-		e.local = max(e.local, len(addrs))
 	}
 }
 
-// Get returns a Service's health-check node port and how many local ready
-// endpoints it has, and whether there is such a Service.
-func (s *Services) Get(name types.NamespacedName) (port uint16, localEndpoints int, ok bool) {
+// Get returns a Service's health-check node port, how many local ready endpoints
+// it has for clients of a family, and whether there is such a Service. See
+// [Services.Handler] for how the family matters.
+func (s *Services) Get(name types.NamespacedName, family tracker.Family) (port uint16, localEndpoints int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.ports[name]
 	if e == nil {
 		return 0, 0, false
 	}
-	return e.port, e.local, true
+	return e.port, e.localIn(family), true
+}
+
+// port returns a Service's health-check node port, and whether there is such a
+// Service.
+func (s *Services) port(name types.NamespacedName) (uint16, bool) {
+	port, _, ok := s.Get(name, 0)
+	return port, ok
 }
 
 // answer is the body of a Service's health check.
@@ -148,19 +166,28 @@ type answer struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// Handler returns a handler that answers the health check of one Service, whether
-// there is one of this name yet or not: one that is not known, or has no
-// health-check node port, has no local endpoints.
-func (s *Services) Handler(name types.NamespacedName) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, local, _ := s.Get(name)
-		a := answer{LocalEndpoints: local, ServiceProxyHealthy: s.cfg.ProxyHealthy == nil || s.cfg.ProxyHealthy()}
-		a.Service.Namespace, a.Service.Name = name.Namespace, name.Name
-		code := http.StatusOK
-		if a.LocalEndpoints == 0 || !a.ServiceProxyHealthy {
-			code = http.StatusServiceUnavailable
-		}
-		w.Header().Set(weightHeader, strconv.Itoa(local))
-		writeJSON(w, code, a)
-	})
+// Handler returns a handler that answers the health check of one Service for
+// clients of one family: those that reach the node at an address of that family.
+// If the Service has the family, which means that it has a cluster IP in it, the
+// answer counts the family's local endpoints alone. If it has only the other
+// family, the answer counts that one's, since a load balancer may check a node at
+// another address than it sends traffic to.
+//
+// The handler may be made before the Service is known. A Service that is not
+// known, or has no health-check node port, has no local endpoints.
+func (s *Services) Handler(name types.NamespacedName, family tracker.Family) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.serve(w, name, family) })
+}
+
+// serve writes an answer of [Services.Handler].
+func (s *Services) serve(w http.ResponseWriter, name types.NamespacedName, family tracker.Family) {
+	_, local, _ := s.Get(name, family)
+	a := answer{LocalEndpoints: local, ServiceProxyHealthy: s.cfg.ProxyHealthy == nil || s.cfg.ProxyHealthy()}
+	a.Service.Namespace, a.Service.Name = name.Namespace, name.Name
+	code := http.StatusOK
+	if a.LocalEndpoints == 0 || !a.ServiceProxyHealthy {
+		code = http.StatusServiceUnavailable
+	}
+	w.Header().Set(weightHeader, strconv.Itoa(local))
+	writeJSON(w, code, a)
 }

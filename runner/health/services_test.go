@@ -55,17 +55,27 @@ func named(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: "ns", Name: name}
 }
 
-// service sets a Service with two ports; 0 is no health-check node port.
-func (c *cluster) service(name string, ip byte, check uint16) {
+// service sets a Service with two ports; 0 is no health-check node port. Its
+// families are those given, both if none.
+func (c *cluster) service(name string, ip byte, check uint16, families ...v1.IPFamily) {
+	if families == nil {
+		families = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
+	}
 	s := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
 		Spec: v1.ServiceSpec{
 			Type: v1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyLocal,
 			HealthCheckNodePort: int32(check),
-			ClusterIPs:          []string{fmt.Sprintf("10.0.0.%d", ip), fmt.Sprintf("fd00::%d", ip)},
-			IPFamilies:          []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
+			IPFamilies:          families,
 			Ports:               []v1.ServicePort{{Name: "a", Port: 80, NodePort: 30000}, {Name: "b", Port: 81, NodePort: 30001}},
 		},
+	}
+	for _, f := range families {
+		form := "10.0.0.%d"
+		if f == v1.IPv6Protocol {
+			form = "fd00::%d"
+		}
+		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, fmt.Sprintf(form, ip))
 	}
 	s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
 	if check == 0 {
@@ -107,11 +117,11 @@ func TestServices(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// answers asks, and checks.
-	answers := func(name string, code, local int) {
+	// answersIn asks for clients of a family, and checks.
+	answersIn := func(f tracker.Family, name string, code, local int) {
 		t.Helper()
 		w := httptest.NewRecorder()
-		s.Handler(named(name)).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		s.Handler(named(name), f).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 		want := fmt.Sprintf(`{"service":{"namespace":"ns","name":%q},"localEndpoints":%d,"serviceProxyHealthy":%v}`+"\n", name, local, healthy)
 		if w.Code != code || w.Body.String() != want {
 			t.Errorf("%s: %d %s, want %d %s", name, w.Code, w.Body, code, want)
@@ -121,6 +131,10 @@ func TestServices(t *testing.T) {
 			t.Errorf("%s: headers %v", name, h)
 		}
 	}
+	answers := func(name string, code, local int) {
+		t.Helper()
+		answersIn(tracker.IPv4, name, code, local)
+	}
 	answers("web", 503, 0)
 	c.service("web", 1, 32000)
 	c.service("plain", 2, 0)
@@ -129,17 +143,20 @@ func TestServices(t *testing.T) {
 	sync()
 	answers("web", 200, 2)
 	answers("plain", 503, 0)
-	if port, n, ok := s.Get(named("web")); port != 32000 || n != 2 || !ok {
+	answersIn(tracker.IPv6, "web", 503, 0)
+	if port, n, ok := s.Get(named("web"), tracker.IPv4); port != 32000 || n != 2 || !ok {
 		t.Errorf("Get: %d %d %v", port, n, ok)
 	}
-	if _, _, ok := s.Get(named("plain")); ok {
+	if _, _, ok := s.Get(named("plain"), tracker.IPv4); ok {
 		t.Error("plain has a health-check node port")
 	}
 	c.slice("web", discovery.AddressTypeIPv6, "fd01::1 node-a", "fd01::2 node-a", "fd01::3 node-a")
 	sync()
-	answers("web", 200, 3)
+	answersIn(tracker.IPv6, "web", 200, 3)
+	answers("web", 200, 2)
 	healthy = false
-	answers("web", 503, 3)
+	answers("web", 503, 2)
+	answersIn(tracker.IPv6, "web", 503, 3)
 	healthy = true
 	c.DeleteSlice(named("web-IPv6"))
 	c.slice("web", discovery.AddressTypeIPv4, "10.1.0.1 node-b")
@@ -149,12 +166,13 @@ func TestServices(t *testing.T) {
 	c.SetNode(tracker.NodeInfo{Name: "node-b"})
 	sync()
 	answers("web", 200, 1)
+	answersIn(tracker.IPv6, "web", 503, 0)
 	cur.Resync()
 	sync()
 	answers("web", 200, 1)
 	c.service("web", 1, 0)
 	sync()
-	if _, _, ok := s.Get(named("web")); ok {
+	if _, _, ok := s.Get(named("web"), tracker.IPv4); ok {
 		t.Error("web still has a health-check node port")
 	}
 	answers("web", 503, 0)
@@ -198,7 +216,7 @@ func TestServicesAgreeWithTracker(t *testing.T) {
 		want := all.LocalReadyEndpoints("node-a")
 		for j := range min(i+1, 7) {
 			name := named(fmt.Sprint("s", j))
-			if _, got, ok := s.Get(name); !ok || got != want[name] {
+			if _, got, ok := s.Get(name, tracker.IPv4); !ok || got != want[name] {
 				t.Fatalf("step %d: %v has %d local endpoints, want %d", i, name, got, want[name])
 			}
 			n += want[name]
@@ -391,5 +409,27 @@ func TestNodePortsAtAddresses(t *testing.T) {
 		if got := l.open(); !slices.Equal(got, step.want) {
 			t.Errorf("at %s: open %q, want %q", step.addr, got, step.want)
 		}
+	}
+}
+
+// TestNoNodePortsAtLoopback has NodePort addresses in 127.0.0.0/8 alone, which
+// leaves no address to answer at in IPv4 and does not restrict IPv6.
+func TestNoNodePortsAtLoopback(t *testing.T) {
+	c := newCluster(t, "127.0.0.0/8")
+	l := &listeners{at: map[string]net.Listener{}, taken: map[string]bool{}}
+	n := health.NewNodePorts(health.NodePortsConfig{
+		Services: health.NewServices(health.ServicesConfig{}),
+		Listen:   l.listen,
+		LocalAddrs: func() ([]netip.Addr, error) {
+			return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}, nil
+		},
+	})
+	defer n.Close(context.Background())
+	c.service("x", 1, 32001)
+	if err := c.engine.Attach("health", n).Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.open(); !slices.Equal(got, []string{"tcp6 [::]:32001"}) {
+		t.Errorf("open: %q", got)
 	}
 }

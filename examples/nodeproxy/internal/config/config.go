@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/component-base/featuregate"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/conntrack"
@@ -52,8 +53,10 @@ type Config struct {
 	MasqueradeBit uint8
 	Tuning        conntrack.Tuning
 
+	// Gates is the feature gates that the agent honours. They do not change.
+	Gates featuregate.MutableVersionedFeatureGate
+
 	SyncPeriod, MinSyncPeriod time.Duration
-	Verbosity                 int
 }
 
 // Config checks what the command line says and returns what comes of it. It reads
@@ -68,22 +71,16 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	out := &fl.out
 	fl.VisitAll(func(f *pflag.Flag) { out.Flags = append(out.Flags, f.Name+"="+f.Value.String()) })
 	slices.Sort(out.Flags)
-	notes, err := checkGates(k.FeatureGates)
-	if err != nil {
+	var notes []string
+	if out.Gates, notes, err = setGates(k.FeatureGates, string(k.Mode)); err != nil {
 		return nil, err
 	}
 	out.Notes = append(out.Notes, notes...)
-	if err := validate(k); err != nil {
+	if err := validate(k, out.Gates); err != nil {
 		return nil, err
 	}
-	if k.PortRange != "" {
-		fl.note("portRange has no effect, as in kube-proxy")
-	}
-	if k.ShowHiddenMetricsForVersion != "" {
-		fl.note("showHiddenMetricsForVersion has no effect: no metric is hidden")
-	}
 
-	out.Effective, out.Mode, out.Verbosity = k, string(k.Mode), fl.verbosity
+	out.Effective, out.Mode = k, string(k.Mode)
 	// As kubelets do, which give nodes their names.
 	name := k.HostnameOverride
 	if name == "" {
@@ -99,9 +96,7 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	}
 	switch k.DetectLocalMode {
 	case ClusterCIDR:
-		if out.DetectLocal.CIDRs, err = clusterCIDRs(k.ClusterCIDR); err != nil {
-			return nil, err
-		}
+		out.DetectLocal.CIDRs = new(validator).clusterCIDRs("clusterCIDR", k.ClusterCIDR)
 	case BridgeInterface:
 		out.DetectLocal.Bridge = k.DetectLocal.BridgeInterface
 	case InterfaceNamePrefix:

@@ -2,13 +2,23 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	zpages "k8s.io/component-base/zpages/features"
+	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
 func hostname() (string, error) { return " Node-A\n", nil }
@@ -51,7 +61,7 @@ func TestDefaults(t *testing.T) {
 		"local":            e.DetectLocalMode == "ClusterCIDR" && c.DetectLocal.CIDRs == nil,
 		"localhost":        *e.IPTables.LocalhostNodePorts,
 		"client":           e.ClientConnection.ContentType == "application/vnd.kubernetes.protobuf" && e.ClientConnection.QPS == 5 && e.ClientConnection.Burst == 10,
-		"logging":          e.Logging.Format == "text" && c.Verbosity == 2,
+		"logging":          e.Logging.Format == "text" && e.Logging.Verbosity == 0,
 		"nothing to note":  len(c.Notes) == 0,
 		"configSyncPeriod": e.ConfigSyncPeriod.Duration == 15*time.Minute,
 	} {
@@ -70,24 +80,20 @@ func TestDefaults(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	c := of(t, "--hostname-override", "B", "--proxy-mode=ipvs", "--ipvs-sync-period=7s", "--ipvs-min-sync-period", "2s", "--iptables-masquerade-bit=3",
-		"--healthz-bind-address=", "--metrics-port=9", "--cluster-cidr", "10.1.2.3/16, fd00::1/48", "--masquerade-all",
+		"--healthz-bind-address=", "--metrics-bind-address=127.0.0.2", "--metrics-port=9", "--cluster-cidr", "10.1.2.3/16, fd00::1/48", "--masquerade-all",
 		"--bind-address=192.0.2.1", "--conntrack-udp-timeout=5s", "--iptables-sync-period=9s", "--feature-gates=NFTablesProxyMode=true,AllAlpha=false")
 	e := c.Effective
 	if c.NodeName != "b" || c.SyncPeriod != 7*time.Second || c.MinSyncPeriod != 2*time.Second || c.MasqueradeBit != 3 || !c.MasqueradeAll ||
-		e.HealthzBindAddress != "" || e.MetricsBindAddress != "127.0.0.1:9" || c.BindAddress != netip.MustParseAddr("192.0.2.1") ||
+		e.HealthzBindAddress != "" || e.MetricsBindAddress != "127.0.0.2:9" || c.BindAddress != netip.MustParseAddr("192.0.2.1") ||
 		len(c.DetectLocal.CIDRs) != 2 || c.DetectLocal.CIDRs[0].String() != "10.1.0.0/16" || c.Tuning.UDPTimeout != 5*time.Second {
 		t.Errorf("%+v\n%+v", c, e)
 	}
-	for _, want := range []string{"--iptables-sync-period has no effect in mode ipvs", "NFTablesProxyMode is always true", "AllAlpha makes no difference"} {
-		if !strings.Contains(strings.Join(c.Notes, "\n"), want) {
-			t.Errorf("no note %q in %q", want, c.Notes)
-		}
-	}
-	if len(c.Notes) != 3 {
-		t.Errorf("notes: %q", c.Notes)
-	}
+	wantNotes(t, c, "--iptables-sync-period has no effect in mode ipvs", "feature gates that are fixed here: NFTablesProxyMode=true")
 	if c := of(t, "--manifests", "x", "--kubeconfig", "y"); len(c.Notes) != 1 || !strings.Contains(c.Notes[0], "--kubeconfig has no effect, since --manifests is given") {
 		t.Errorf("notes: %q", c.Notes)
+	}
+	if c := of(t, "--proxy_mode", "iptables"); c.Mode != ModeIPTables {
+		t.Errorf("--proxy_mode: mode %s", c.Mode)
 	}
 	if c := of(t, "--min-sync-period=0", "--sync-period=2s"); c.MinSyncPeriod != 0 || c.SyncPeriod != 2*time.Second {
 		t.Errorf("periods: %v %v", c.MinSyncPeriod, c.SyncPeriod)
@@ -100,36 +106,59 @@ func TestRefused(t *testing.T) {
 	for _, tt := range []struct{ args, says string }{
 		{"--proxy-mode kernelspace", "mode: Invalid value"},
 		{"--proxy-mode Nftables", "must be nftables, iptables, ipvs"},
-		{"--iptables-masquerade-bit 32", "iptables.masqueradeBit: Invalid value: 32"},
+		{"--proxy-mode iptables --iptables-masquerade-bit 32", "iptables.masqueradeBit: Invalid value: 32"},
+		{"--proxy-mode ipvs --iptables-masquerade-bit 32", "iptables.masqueradeBit: Invalid value: 32"},
 		{"--sync-period 0", "nftables.syncPeriod"},
 		{"--min-sync-period 1m", "nftables.minSyncPeriod"},
 		{"--oom-score-adj 1001", "oomScoreAdj"},
-		{"--bind-address here", "bindAddress"},
+		{"--bind-address here", "bindAddress: Invalid value: \"here\": must be a valid IP address"},
+		{"--bind-address fe80::1%eth0", "bindAddress: Invalid value"},
+		{"--bind-address 192.0.2.01", "bindAddress: Invalid value: \"192.0.2.01\": must not have leading 0s"},
+		{"--bind-address ::ffff:192.0.2.1", "bindAddress: Invalid value: \"::ffff:192.0.2.1\": must not be an IPv4-mapped IPv6 address"},
 		{"--healthz-bind-address 1.2.3.4:99999", "healthzBindAddress"},
+		{"--healthz-bind-address 1.2.3.4:0", "healthzBindAddress: Invalid value: \"1.2.3.4:0\": must have a port from 1 to 65535"},
+		{"--healthz-bind-address [fe80::1%eth0]:80", "healthzBindAddress: Invalid value"},
+		{"--healthz-bind-address 1.2.3.4 --healthz-port 65536", "healthzBindAddress"},
 		{"--metrics-bind-address :80", "metricsBindAddress"},
+		{"--metrics-bind-address localhost", "metricsBindAddress"},
 		{"--nodeport-addresses 10.0.0.0", "nodePortAddresses"},
+		{"--nodeport-addresses 10.0.0.01/8", "nodePortAddresses"},
+		{"--nodeport-addresses ::ffff:10.0.0.0/104", "nodePortAddresses"},
 		{"--cluster-cidr 10.0.0.0/8,10.1.0.0/16", "clusterCIDR: Invalid value: \"10.0.0.0/8,10.1.0.0/16\": more than one IPv4 CIDR"},
 		{"--cluster-cidr fd00::/200", "clusterCIDR"},
+		{"--cluster-cidr 010.0.0.0/8", "clusterCIDR: Invalid value: \"010.0.0.0/8\": must not have leading 0s"},
+		{"--cluster-cidr 10.0.0.0/08", "clusterCIDR: Invalid value: \"10.0.0.0/08\": must not have leading 0s"},
+		{"--cluster-cidr ::ffff:10.0.0.0/104", "clusterCIDR: Invalid value: \"::ffff:10.0.0.0/104\": must not have an IPv4-mapped IPv6 address"},
 		{"--detect-local-mode Guess", "detectLocalMode: Invalid value: \"Guess\""},
 		{"--detect-local-mode BridgeInterface", "detectLocal.bridgeInterface"},
 		{"--detect-local-mode InterfaceNamePrefix", "detectLocal.interfaceNamePrefix"},
 		{"--conntrack-min=-1", "conntrack.min"},
 		{"--conntrack-udp-timeout=-1s", "conntrack.udpTimeout"},
-		{"--ipvs-exclude-cidrs x", "ipvs.excludeCIDRs[0]"},
-		{"--ipvs-tcp-timeout=-1s", "ipvs.tcpTimeout"},
+		{"--proxy-mode ipvs --ipvs-exclude-cidrs x", "ipvs.excludeCIDRs[0]"},
+		{"--proxy-mode ipvs --ipvs-exclude-cidrs 10.0.0.0/8,::ffff:10.0.0.0/104", "ipvs.excludeCIDRs[1]"},
+		{"--proxy-mode ipvs --ipvs-tcp-timeout=-1s", "ipvs.tcpTimeout"},
 		{"--kube-api-burst=-1", "clientConnection.burst"},
 		{"--hostname-override \u00a0", "--hostname-override is empty"},
-		{"--feature-gates Flying=true", "feature gate Flying is not known"},
+		{"--feature-gates Fly-ing=true", "feature gate \"Fly-ing\": not the name of a feature gate"},
+		{"--feature-gates =true", "feature gate \"\": not the name of a feature gate"},
 		{"--feature-gates ProxyTerminatingEndpoints=false", "ProxyTerminatingEndpoints=false is not supported"},
-		{"--feature-gates KubeProxyNFTablesLocalhostNodePorts=true", "KubeProxyNFTablesLocalhostNodePorts=true is not supported"},
-		{"--feature-gates AllBeta=perhaps", "neither true nor false"},
-		{"--vmodule x=5", "--vmodule is not supported"},
+		{"--feature-gates KubeProxyNFTablesLocalhostNodePorts=true", "KubeProxyNFTablesLocalhostNodePorts=true is not supported in mode nftables"},
+		{"--feature-gates KubeProxyIPVS=false --proxy-mode ipvs", "mode ipvs is disabled by the feature gate KubeProxyIPVS"},
+		{"--feature-gates AllBeta=perhaps", "invalid value of AllBeta"},
+		{"--feature-gates AllBeta", "malformed pair"},
+		{"--feature-gates AllBeta=false --logging-format json", "logging.format: Forbidden: Log format json is disabled, see LoggingBetaOptions feature"},
+		{"--vmodule x", "does not have the pattern=N format"},
+		{"--vmodule x=5 --logging-format json", "logging.vmodule: Forbidden: Only supported for text log format"},
 		{"--logging-format xml", "logging.format"},
+		{"--log-flush-frequency 0", "logging.flushFrequency"},
+		{"--log-json-split-stream", "logging.options.json.splitStream: Forbidden: Feature LoggingAlphaOptions is disabled"},
+		{"--v=-1", "invalid argument"},
 		{"--config " + dir + "/none", "no such file"},
 		{"file winkernel: {networkName: x}", "winkernel: Unsupported value: \"given\": this is not Windows"},
 		{"file windowsRunAsService: true", "windowsRunAsService"},
-		{"file logging: {vmodule: [{filePattern: x, verbosity: 3}]}", "logging.vmodule"},
-		{"file logging: {format: json, options: {json: {splitStream: true}}}", "logging.options"},
+		{"file logging: {format: json, vmodule: [{filePattern: x, verbosity: 3}]}", "logging.vmodule"},
+		{"file logging: {format: json, options: {json: {splitStream: true}}}", "logging.options.json.splitStream"},
+		{"file featureGates: {ProxyTerminatingEndpoints: false}", "ProxyTerminatingEndpoints=false is not supported"},
 		{"file mode: userspace", "mode: Invalid value: \"userspace\""},
 		{"file conntrack: {maxPerCore: many}", "conntrack"},
 		{"file mode: [", "yaml"},
@@ -167,32 +196,343 @@ func TestKubeadm(t *testing.T) {
 	// But for what the file says, it is what flags without a value come to.
 	want := of(t, "--hostname-override", "node-9", "--kubeconfig", "/var/lib/kube-proxy/kubeconfig.conf", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56")
 	want.Effective.TypeMeta = c.Effective.TypeMeta
-	want.Effective.Logging.FlushFrequency = c.Effective.Logging.FlushFrequency
-	want.Effective.Logging.Options = c.Effective.Logging.Options
 	if !reflect.DeepEqual(c.Effective, want.Effective) {
 		t.Errorf("%+v\nwant\n%+v", c.Effective, want.Effective)
 	}
-	if len(c.Notes) != 1 || !strings.Contains(c.Notes[0], "names no mode") {
-		t.Errorf("notes: %q", c.Notes)
-	}
+	wantNotes(t, c, "the configuration file names no mode: mode nftables is used, where kube-proxy's default is iptables, "+
+		"and NodePorts answer only at the node's primary addresses, not at its other addresses or at localhost")
 
 	c = of(t, "--config", "testdata/kubeadm-old-ipvs.yaml", "--proxy-mode", "iptables", "-v", "4")
 	e := c.Effective
 	if c.Mode != "ipvs" || c.NodeName != "worker-7" || !c.MasqueradeAll || c.MasqueradeBit != 13 || c.SyncPeriod != 20*time.Second || c.MinSyncPeriod != 0 ||
 		e.IPVS.Scheduler != "wrr" || !e.IPVS.StrictARP || len(e.IPVS.ExcludeCIDRs) != 1 || e.HealthzBindAddress != "[::]:10256" ||
-		e.MetricsBindAddress != "[::]:10249" || c.Tuning.MaxPerCore != 0 || c.Tuning.TCPEstablishedTimeout != 2*time.Hour || c.Verbosity != 4 {
+		e.MetricsBindAddress != "[::]:10249" || c.Tuning.MaxPerCore != 0 || c.Tuning.TCPEstablishedTimeout != 2*time.Hour || e.Logging.Verbosity != 4 {
 		t.Errorf("%+v\n%+v", c, e)
 	}
-	notes := strings.Join(c.Notes, "\n")
-	for _, want := range []string{`unknown field "resourceContainer": ignored`, `unknown field "udpIdleTimeout"`, `unknown field "conntrack.max"`,
-		"--proxy-mode is ignored, since --config is given", "SupportIPVSProxyMode is always true"} {
-		if !strings.Contains(notes, want) {
-			t.Errorf("no note %q in\n%s", want, notes)
+	unknown := func(field string) string {
+		return fmt.Sprintf("in the configuration file: unknown field %q: ignored", field)
+	}
+	wantNotes(t, c, unknown("resourceContainer"), unknown("udpIdleTimeout"), unknown("conntrack.max"),
+		"--proxy-mode is ignored, since --config is given", "feature gates that are fixed here: SupportIPVSProxyMode=true")
+}
+
+// wantNotes checks that a configuration's notes are exactly these, in any order.
+func wantNotes(t *testing.T, c *Config, want ...string) {
+	t.Helper()
+	got := slices.Sorted(slices.Values(c.Notes))
+	if slices.Sort(want); !slices.Equal(got, want) {
+		t.Errorf("notes\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+// ofFile returns the configuration of a file with these fields.
+func ofFile(t *testing.T, text string, args ...string) *Config {
+	t.Helper()
+	return of(t, append([]string{"--config", write(t, t.TempDir(), header+text)}, args...)...)
+}
+
+// TestEmptyNodePortAddresses checks that an empty list means what a missing one does.
+func TestEmptyNodePortAddresses(t *testing.T) {
+	for _, mode := range []string{ModeNFTables, ModeIPTables, ModeIPVS} {
+		missing := of(t, "--proxy-mode", mode)
+		if missing.PrimaryOnly != (mode == ModeNFTables) {
+			t.Errorf("mode %s: only at primary addresses: %v", mode, missing.PrimaryOnly)
+		}
+		for what, c := range map[string]*Config{
+			"flag":      of(t, "--proxy-mode", mode, "--nodeport-addresses="),
+			"file":      ofFile(t, "mode: "+mode+"\nnodePortAddresses: []\n"),
+			"file null": ofFile(t, "mode: "+mode+"\nnodePortAddresses: null\n"),
+			"file none": ofFile(t, "mode: "+mode+"\n"),
+		} {
+			if c.PrimaryOnly != missing.PrimaryOnly || !reflect.DeepEqual(c.NodePorts, missing.NodePorts) {
+				t.Errorf("mode %s, %s: NodePorts at %+v, want %+v", mode, what, c.NodePorts, missing.NodePorts)
+			}
 		}
 	}
-	if strings.Contains(notes, "--v ") || len(c.Notes) != 5 {
-		t.Errorf("notes:\n%s", notes)
+}
+
+// TestBindAddresses checks where the servers listen, by flags as kube-proxy documents
+// them.
+func TestBindAddresses(t *testing.T) {
+	const ignored = " has no effect unless it is 0 or "
+	for _, tt := range []struct {
+		args, healthz, metrics string
+		notes                  []string
+	}{
+		{"", "0.0.0.0:10256", "127.0.0.1:10249", nil},
+		{"--bind-address 192.0.2.1", "0.0.0.0:10256", "127.0.0.1:10249", nil},
+		{"--bind-address 2001:db8::1", "[::]:10256", "[::1]:10249", nil},
+		{"--healthz-bind-address 192.0.2.1 --metrics-bind-address ::", "192.0.2.1:10256", "[::]:10249", nil},
+		{"--healthz-bind-address 192.0.2.1:1 --metrics-bind-address [::]:2", "192.0.2.1:1", "[::]:2", nil},
+		{"--healthz-bind-address= --metrics-bind-address=", "", "", nil},
+		{"--healthz-port 0 --metrics-port 0", "", "", nil},
+		{"--healthz-port 0 --healthz-bind-address 192.0.2.1:1", "", "127.0.0.1:10249", nil},
+		{"--healthz-port 5 --healthz-bind-address 192.0.2.1", "192.0.2.1:5", "127.0.0.1:10249", nil},
+		{"--metrics-port 5 --metrics-bind-address ::1", "0.0.0.0:10256", "[::1]:5", nil},
+		// The port of an address takes precedence over the deprecated flag, and the default
+		// address has one.
+		{"--healthz-port 5 --healthz-bind-address 192.0.2.1:1", "192.0.2.1:1", "127.0.0.1:10249",
+			[]string{"--healthz-port" + ignored + "--healthz-bind-address is an address without a port"}},
+		{"--metrics-port 5", "0.0.0.0:10256", "127.0.0.1:10249",
+			[]string{"--metrics-port" + ignored + "--metrics-bind-address is an address without a port"}},
+		{"--healthz-port 5 --healthz-bind-address=", "", "127.0.0.1:10249", nil},
+	} {
+		c := of(t, strings.Fields(tt.args)...)
+		if e := c.Effective; e.HealthzBindAddress != tt.healthz || e.MetricsBindAddress != tt.metrics {
+			t.Errorf("%s: %q and %q, want %q and %q", tt.args, e.HealthzBindAddress, e.MetricsBindAddress, tt.healthz, tt.metrics)
+		}
+		wantNotes(t, c, tt.notes...)
 	}
+	e := ofFile(t, "bindAddress: '::'\nhealthzBindAddress: 192.0.2.1\nmode: nftables\n").Effective
+	if e.HealthzBindAddress != "192.0.2.1:10256" || e.MetricsBindAddress != "[::1]:10249" {
+		t.Errorf("file: %q and %q", e.HealthzBindAddress, e.MetricsBindAddress)
+	}
+}
+
+// TestGates gives gates of each kind.
+func TestGates(t *testing.T) {
+	for _, tt := range []struct {
+		gates string
+		on    map[featuregate.Feature]bool
+		notes []string
+	}{
+		{"AllowServiceExternalIPs=false,KubeProxyIPVS=false", map[featuregate.Feature]bool{AllowServiceExternalIPs: false, KubeProxyIPVS: false}, nil},
+		{"AllowServiceExternalIPs=true", map[featuregate.Feature]bool{AllowServiceExternalIPs: true}, nil},
+		{"ContextualLogging=false,LoggingAlphaOptions=true", map[featuregate.Feature]bool{logsapi.ContextualLogging: false, logsapi.LoggingAlphaOptions: true}, nil},
+		{"AllBeta=false,ComponentFlagz=true", map[featuregate.Feature]bool{zpages.ComponentFlagz: true, zpages.ComponentStatusz: false, AllowServiceExternalIPs: true}, nil},
+		{"AllAlpha=true", map[featuregate.Feature]bool{logsapi.LoggingAlphaOptions: true},
+			[]string{"feature gate AllAlpha does not turn on KubeProxyNFTablesLocalhostNodePorts, which is not supported in mode nftables"}},
+		{"GracefulNodeShutdown=false, NotOfToday1=true,WinDSR=true,NFTablesNetlink=false", map[featuregate.Feature]bool{AllowServiceExternalIPs: true},
+			[]string{"feature gates that have no effect here: GracefulNodeShutdown, NFTablesNetlink, NotOfToday1, WinDSR"}},
+		{"IPv6DualStack=true,KubeProxyNFTablesLocalhostNodePorts=false", nil,
+			[]string{"feature gates that are fixed here: IPv6DualStack=true, KubeProxyNFTablesLocalhostNodePorts=false"}},
+	} {
+		file := "mode: nftables\nfeatureGates:\n"
+		for gate := range strings.SplitSeq(tt.gates, ",") {
+			file += "  " + strings.Replace(strings.TrimSpace(gate), "=", ": ", 1) + "\n"
+		}
+		for what, c := range map[string]*Config{"flag": of(t, "--feature-gates", tt.gates), "file": ofFile(t, file)} {
+			for gate, on := range tt.on {
+				if got := c.Gates.Enabled(gate); got != on {
+					t.Errorf("%s %s: %s is %v", what, tt.gates, gate, got)
+				}
+			}
+			wantNotes(t, c, tt.notes...)
+		}
+	}
+	wantNotes(t, of(t, "--proxy-mode", "iptables", "--feature-gates", "KubeProxyNFTablesLocalhostNodePorts=true,AllAlpha=true"),
+		"feature gates that have no effect here: KubeProxyNFTablesLocalhostNodePorts")
+}
+
+// TestUnusedSections has values that are wrong in sections of modes that are not
+// used. They are not validated, but each field is noted.
+func TestUnusedSections(t *testing.T) {
+	sections := map[string]string{
+		ModeNFTables: "nftables: {masqueradeBit: 99, syncPeriod: -1s}\n",
+		ModeIPTables: "iptables: {syncPeriod: 1s, minSyncPeriod: 1h}\n",
+		ModeIPVS:     "ipvs: {syncPeriod: -1s, tcpTimeout: -1s, excludeCIDRs: [x]}\n",
+	}
+	fields := map[string][]string{
+		ModeNFTables: {"nftables.masqueradeBit", "nftables.syncPeriod"},
+		ModeIPTables: {"iptables.syncPeriod", "iptables.minSyncPeriod"},
+		ModeIPVS:     {"ipvs.syncPeriod", "ipvs.tcpTimeout", "ipvs.excludeCIDRs"},
+	}
+	for mode := range sections {
+		file := "mode: " + mode + "\ndetectLocalMode: NodeCIDR\nclusterCIDR: x\n"
+		want := []string{"in the configuration file: clusterCIDR has no effect with detectLocalMode NodeCIDR"}
+		for other, section := range sections {
+			if _, err := parse("--config", write(t, t.TempDir(), header+"mode: "+other+"\n"+section)); err == nil {
+				t.Errorf("mode %s accepts %s", other, section)
+			}
+			if other == mode {
+				continue
+			}
+			file += section
+			for _, field := range fields[other] {
+				want = append(want, "in the configuration file: "+field+" has no effect in mode "+mode)
+			}
+		}
+		wantNotes(t, ofFile(t, file), want...)
+	}
+}
+
+// everything sets every field that is not refused, but for the mode, to something
+// else than its absence means.
+const everything = `featureGates: {AllowServiceExternalIPs: true}
+clientConnection: {kubeconfig: k, acceptContentTypes: a, contentType: c, qps: 1, burst: 1}
+logging: {format: text, flushFrequency: 1s, verbosity: 1, vmodule: [{filePattern: x, verbosity: 1}],
+  options: {text: {infoBufferSize: 0, splitStream: false}, json: {infoBufferSize: 0}}}
+hostnameOverride: node
+bindAddress: 192.0.2.1
+healthzBindAddress: 192.0.2.1:1
+metricsBindAddress: 192.0.2.1:2
+bindAddressHardFail: true
+enableProfiling: true
+showHiddenMetricsForVersion: "1.35"
+iptables: {masqueradeBit: 14, masqueradeAll: true, localhostNodePorts: true, syncPeriod: 30s, minSyncPeriod: 1s}
+ipvs: {syncPeriod: 30s, minSyncPeriod: 1s, scheduler: rr, excludeCIDRs: [10.0.0.0/8], strictARP: true, tcpTimeout: 1s, tcpFinTimeout: 1s, udpTimeout: 1s}
+nftables: {masqueradeBit: 14, masqueradeAll: true, syncPeriod: 30s, minSyncPeriod: 1s}
+detectLocalMode: BridgeInterface
+detectLocal: {bridgeInterface: b, interfaceNamePrefix: i}
+clusterCIDR: 10.0.0.0/8
+nodePortAddresses: [10.0.0.0/8]
+oomScoreAdj: 1
+conntrack: {maxPerCore: 0, min: 1, tcpEstablishedTimeout: 1s, tcpCloseWaitTimeout: 1s, tcpBeLiberal: true, udpTimeout: 1s, udpStreamTimeout: 1s}
+configSyncPeriod: 15m
+portRange: 1-2
+`
+
+// TestFieldsWithoutEffect checks that each field that is set and has no effect is
+// noted once, in every mode.
+func TestFieldsWithoutEffect(t *testing.T) {
+	always := []string{
+		"detectLocal.interfaceNamePrefix has no effect with detectLocalMode BridgeInterface",
+		"clusterCIDR has no effect with detectLocalMode BridgeInterface",
+		"conntrack.min has no effect with conntrack.maxPerCore 0",
+		"configSyncPeriod has no effect: the API server tells of every change",
+		"portRange has no effect, as in kube-proxy",
+		"showHiddenMetricsForVersion has no effect: no metric is hidden",
+	}
+	sections := map[string][]string{
+		"iptables":       {"masqueradeBit", "masqueradeAll"},
+		"iptables alone": {"localhostNodePorts", "syncPeriod", "minSyncPeriod"},
+		"ipvs":           {"syncPeriod", "minSyncPeriod", "scheduler", "excludeCIDRs", "strictARP", "tcpTimeout", "tcpFinTimeout", "udpTimeout"},
+		"nftables":       {"masqueradeBit", "masqueradeAll", "syncPeriod", "minSyncPeriod"},
+	}
+	for mode, unused := range map[string][]string{
+		ModeNFTables: {"iptables", "iptables alone", "ipvs"},
+		ModeIPTables: {"ipvs", "nftables"},
+		ModeIPVS:     {"iptables alone", "nftables"},
+	} {
+		var want []string
+		for _, note := range always {
+			want = append(want, "in the configuration file: "+note)
+		}
+		for _, s := range unused {
+			section, _, _ := strings.Cut(s, " ")
+			for _, field := range sections[s] {
+				want = append(want, fmt.Sprintf("in the configuration file: %s.%s has no effect in mode %s", section, field, mode))
+			}
+		}
+		wantNotes(t, ofFile(t, "mode: "+mode+"\n"+everything), want...)
+	}
+
+	// Flags that take precedence over the file's fields, or make them useless.
+	wantNotes(t, ofFile(t, "mode: nftables\nhostnameOverride: node\nlogging: {format: text, verbosity: 1, vmodule: [{filePattern: x, verbosity: 1}]}\n"+
+		"nftables: {syncPeriod: 20s, minSyncPeriod: 1s}\nclientConnection: {qps: 1}\n",
+		"--hostname-override=m", "-v=2", "--vmodule=y=2", "--sync-period=10s", "--manifests=x", "--log-json-split-stream=false"),
+		"in the configuration file: hostnameOverride has no effect, since --hostname-override is given",
+		"in the configuration file: logging.verbosity has no effect, since --v is given",
+		"in the configuration file: nftables.syncPeriod has no effect, since --sync-period is given",
+		"in the configuration file: clientConnection.qps has no effect, since --manifests is given",
+		"--log-json-split-stream has no effect with logging.format text")
+
+	// And flags alone.
+	wantNotes(t, of(t, "--detect-local-mode=NodeCIDR", "--cluster-cidr=x", "--pod-bridge-interface=b", "--conntrack-max-per-core=0", "--conntrack-min=1",
+		"--metrics-bind-address=", "--profiling", "--config-sync-period=1m", "--proxy-port-range=1", "--ipvs-scheduler=rr", "--iptables-masquerade-bit=3"),
+		"--cluster-cidr has no effect with detectLocalMode NodeCIDR",
+		"--pod-bridge-interface has no effect with detectLocalMode NodeCIDR",
+		"--conntrack-min has no effect with conntrack.maxPerCore 0",
+		"--profiling has no effect without metricsBindAddress",
+		"--config-sync-period has no effect: the API server tells of every change",
+		"--proxy-port-range has no effect, as in kube-proxy",
+		"--ipvs-scheduler has no effect in mode nftables",
+		"--iptables-masquerade-bit has no effect in mode nftables")
+}
+
+// TestEveryField checks that nothing is left out of the lists of fields and flags.
+func TestEveryField(t *testing.T) {
+	// What everything sets is every field there is.
+	files, err := newCodec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, notes, err := files.decode([]byte(header + "mode: nftables\n" + everything))
+	if err != nil || len(notes) != 0 {
+		t.Fatalf("error %v, notes %q", err, notes)
+	}
+	set := setFields(c)
+	var all []string
+	for _, field := range fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]()) {
+		refused := strings.HasPrefix(field, "winkernel.") || field == "windowsRunAsService"
+		// These are 0 or false unless an alpha feature gate is on.
+		alpha := strings.HasPrefix(field, "logging.options.")
+		if !refused && !alpha {
+			all = append(all, field)
+		}
+	}
+	slices.Sort(set)
+	slices.Sort(all)
+	if !slices.Equal(set, all) {
+		t.Errorf("set fields\n%q\nall fields\n%q", set, all)
+	}
+
+	fl := NewFlags("run")
+	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
+	none := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy"}
+	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
+	fl.VisitAll(func(f *pflag.Flag) {
+		field, one := flagFields()[f.Name]
+		if others := slices.Contains(several, f.Name) || slices.Contains(none, f.Name); one == others {
+			t.Errorf("--%s stands for the field %q: %v, for several or none: %v", f.Name, field, one, others)
+		}
+		if one && !slices.Contains(fields, field) {
+			t.Errorf("--%s stands for %s, which is not a field", f.Name, field)
+		}
+		if strings.HasPrefix(field, "logging.") != (loggingFlags()[f.Name] != nil) {
+			t.Errorf("--%s is a logging flag: %v", f.Name, loggingFlags()[f.Name] != nil)
+		}
+	})
+}
+
+// fieldsOf returns the paths of all fields of a type, as setFields does.
+func fieldsOf(path string, typ reflect.Type) (out []string) {
+	switch {
+	case typ == reflect.TypeFor[metav1.TypeMeta]():
+		return nil
+	case typ.Kind() != reflect.Struct, typ == reflect.TypeFor[metav1.Duration](),
+		typ == reflect.TypeFor[logsapi.TimeOrMetaDuration](), typ == reflect.TypeFor[resource.QuantityValue]():
+		return []string{path}
+	}
+	for f := range typ.Fields() {
+		at := path
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
+			at = strings.TrimPrefix(path+"."+name, ".")
+		}
+		out = append(out, fieldsOf(at, f.Type)...)
+	}
+	return out
+}
+
+// TestLoggingFlags checks that each logging flag takes precedence over its own field
+// in a file only.
+func TestLoggingFlags(t *testing.T) {
+	const file = "mode: nftables\nfeatureGates: {LoggingAlphaOptions: true}\n" +
+		"logging: {format: text, verbosity: 3, flushFrequency: 7s, vmodule: [{filePattern: x, verbosity: 1}], options: {text: {splitStream: true, infoBufferSize: 1Ki}}}\n"
+	l := ofFile(t, file).Effective.Logging
+	if l.Verbosity != 3 || l.FlushFrequency.Duration.Duration != 7*time.Second || len(l.VModule) != 1 ||
+		!l.Options.Text.SplitStream || l.Options.Text.InfoBufferSize.Value() != 1024 {
+		t.Errorf("file: %+v", l)
+	}
+	l = ofFile(t, file, "--vmodule=y=2", "--log-text-split-stream=false", "--log-flush-frequency=8s").Effective.Logging
+	if l.Verbosity != 3 || l.FlushFrequency.Duration.Duration != 8*time.Second || l.Options.Text.SplitStream ||
+		!reflect.DeepEqual(l.VModule, logsapi.VModuleConfiguration{{FilePattern: "y", Verbosity: 2}, {FilePattern: "x", Verbosity: 1}}) {
+		t.Errorf("file and flags: %+v", l)
+	}
+	l = of(t, "--feature-gates=LoggingAlphaOptions=true", "--logging-format=json", "-v=5", "--log-json-split-stream", "--log-json-info-buffer-size=2Ki").Effective.Logging
+	if l.Format != "json" || l.Verbosity != 5 || !l.Options.JSON.SplitStream || l.Options.JSON.InfoBufferSize.Value() != 2048 {
+		t.Errorf("flags: %+v", l)
+	}
+}
+
+// TestDefaultMode checks what is noted if no mode is given.
+func TestDefaultMode(t *testing.T) {
+	const mode = ": mode nftables is used, where kube-proxy's default is iptables, and NodePorts answer "
+	wantNotes(t, ofFile(t, "mode: ''\nnodePortAddresses: [10.0.0.0/8]\n"),
+		"the configuration file names no mode"+mode+"at the addresses in nodePortAddresses, but not at localhost")
+	wantNotes(t, of(t, "--proxy-mode="), "--proxy-mode is empty"+mode+"only at the node's primary addresses, not at its other addresses or at localhost")
 }
 
 // TestRoundTrip writes what is in effect and reads it again.
@@ -215,16 +555,13 @@ func TestRoundTrip(t *testing.T) {
 		}
 		second := of(t, "--config", path)
 		for _, note := range second.Notes {
-			if !strings.HasPrefix(note, "feature gate") {
+			if !strings.HasPrefix(note, "feature gate") && !strings.Contains(note, " has no effect") {
 				t.Errorf("%q: note %q", args, note)
 			}
 		}
 		again, err := encode(second.Effective)
 		if err != nil || string(again) != string(text) {
 			t.Errorf("%q: error %v, from\n%s\ncomes\n%s", args, err, text, again)
-		}
-		if first.Verbosity != second.Verbosity {
-			t.Errorf("%q: verbosity %d, want %d", args, second.Verbosity, first.Verbosity)
 		}
 	}
 	if err := of(t).Write("/nonexistent/x"); err == nil {
@@ -253,7 +590,8 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		setDefaults(c)
-		if validate(c) != nil {
+		gates, _, err := setGates(c.FeatureGates, string(c.Mode))
+		if err != nil || validate(c, gates) != nil {
 			return
 		}
 		again, err := files.encode(c)

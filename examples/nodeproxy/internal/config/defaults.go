@@ -7,6 +7,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -59,7 +60,7 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 	if c.DetectLocalMode == "" {
 		c.DetectLocalMode = ClusterCIDR
 	}
-	if c.NodePortAddresses == nil && c.Mode == ModeNFTables {
+	if len(c.NodePortAddresses) == 0 && c.Mode == ModeNFTables {
 		c.NodePortAddresses = []string{"primary"}
 	}
 	defPtr(&c.OOMScoreAdj, -999)
@@ -78,7 +79,7 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 	if c.ClientConnection.Burst == 0 {
 		c.ClientConnection.Burst = 10
 	}
-	def(&c.Logging.Format, "text")
+	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
 	if c.FeatureGates == nil {
 		c.FeatureGates = map[string]bool{}
 	}

@@ -1,53 +1,96 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
+	"strings"
+
+	"github.com/go-logr/logr"
+	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	zpages "k8s.io/component-base/zpages/features"
 )
 
-// gates is what is known of kube-proxy's feature gates: what the agent does in any
-// case. A gate may be given if it asks for that.
-var gates = func() map[string]bool {
-	m := map[string]bool{
-		// Needs rules for connections to the loopback interface that no mode but
-		// iptables has.
-		"KubeProxyNFTablesLocalhostNodePorts": false,
-	}
-	for _, always := range []string{
-		"EndpointSlice", "EndpointSliceProxying", "IPv6DualStack", "SCTPSupport",
+// The agent's own feature gates, with kube-proxy's names. [Config.Gates] also has
+// those of component-base's logs and zpages.
+const (
+	// AllowServiceExternalIPs, if off, makes the agent ignore spec.externalIPs of
+	// Services (KEP-5707).
+	AllowServiceExternalIPs featuregate.Feature = "AllowServiceExternalIPs"
+	// KubeProxyIPVS, if off, makes mode ipvs an error (KEP-5495).
+	KubeProxyIPVS featuregate.Feature = "KubeProxyIPVS"
+)
+
+// localhostNodePorts needs rules for connections to the loopback interface that
+// only mode iptables has.
+const localhostNodePorts = "KubeProxyNFTablesLocalhostNodePorts"
+
+// fixed returns what the agent does in any case about a gate that matters to a
+// proxy in the mode.
+func fixed(gate, mode string) (value, ok bool) {
+	switch gate {
+	case "EndpointSlice", "EndpointSliceProxying", "IPv6DualStack", "SCTPSupport",
 		"KubeProxyDrainingTerminatingNodes", "LoadBalancerIPMode",
-		"MixedProtocolLBService", "MultiCIDRServiceAllocator", "NFTablesProxyMode",
+		"MultiCIDRServiceAllocator", "NFTablesProxyMode",
 		"PreferSameTrafficDistribution", "ProxyTerminatingEndpoints",
-		"ServiceInternalTrafficPolicy", "ServiceTopologyAwareHints", "ServiceTrafficDistribution",
-		"SupportIPVSProxyMode", "TopologyAwareHints", "MinimizeIPTablesRestore",
-	} {
-		m[always] = true
+		"ServiceInternalTrafficPolicy", "ServiceTrafficDistribution",
+		"SupportIPVSProxyMode", "TopologyAwareHints":
+		return true, true
+	case localhostNodePorts:
+		return false, mode == ModeNFTables
 	}
-	return m
+	return false, false
 }
 
-// indifferent is gates that make no difference to anything the agent does.
-var indifferent = []string{"AllAlpha", "AllBeta", "ContextualLogging", "LoggingAlphaOptions", "LoggingBetaOptions",
-	"ComponentFlagz", "ComponentStatusz", "ComponentSLIs", "InformerResourceVersion", "WatchListClient", "ClientsAllowCBOR", "ClientsPreferCBOR",
-	"CloudDualStackNodeIPs", "AllowServiceLBStatusOnNonLB"}
+// gateName matches what can be the name of a feature gate.
+var gateName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9]*$`)
 
-// checkGates returns notes about feature gates, and an error about one that asks
-// for something the agent does not do.
-func checkGates(given map[string]bool) (notes []string, err error) {
-	known := gates()
+// setGates returns the gates that the agent honours, with the values given or their
+// defaults, and notes about given ones that have no effect. The error names a gate that asks for something the agent does not do.
+func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersionedFeatureGate, notes []string, err error) {
+	gates := featuregate.NewFeatureGate()
+	err = errors.Join(logsapi.AddFeatureGates(gates), zpages.AddFeatureGates(gates), gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
+		AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.Deprecated},
+		KubeProxyIPVS:           {Default: true, PreRelease: featuregate.Deprecated},
+	}))
+	if err != nil {
+		return nil, nil, err
+	}
+	honoured := gates.GetAll()
+	set := map[string]bool{}
+	var always, ignored []string
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		does, ok := known[name]
-		switch {
-		case slices.Contains(indifferent, name):
-			notes = append(notes, fmt.Sprintf("feature gate %s makes no difference here", name))
-		case !ok:
-			return nil, fmt.Errorf("feature gate %s is not known", name)
-		case does != given[name]:
-			return nil, fmt.Errorf("feature gate %s=%v is not supported: here it is always %v", name, given[name], does)
+		value, isFixed := fixed(name, mode)
+		switch _, ok := honoured[featuregate.Feature(name)]; {
+		case !gateName.MatchString(name):
+			return nil, nil, fmt.Errorf("feature gate %q: not the name of a feature gate", name)
+		case ok:
+			set[name] = given[name]
+		case isFixed && given[name] != value:
+			return nil, nil, fmt.Errorf("feature gate %s=%v is not supported in mode %s: here it is always %v", name, given[name], mode, value)
+		case isFixed:
+			always = append(always, fmt.Sprintf("%s=%v", name, value))
 		default:
-			notes = append(notes, fmt.Sprintf("feature gate %s is always %v here", name, does))
+			ignored = append(ignored, name)
 		}
 	}
-	return notes, nil
+	if err := gates.SetFromMapWithLogger(logr.Discard(), set); err != nil {
+		return nil, nil, err
+	}
+	if mode == ModeIPVS && !gates.Enabled(KubeProxyIPVS) {
+		return nil, nil, fmt.Errorf("mode ipvs is disabled by the feature gate %s", KubeProxyIPVS)
+	}
+	if len(always) != 0 {
+		notes = append(notes, "feature gates that are fixed here: "+strings.Join(always, ", "))
+	}
+	if len(ignored) != 0 {
+		notes = append(notes, "feature gates that have no effect here: "+strings.Join(ignored, ", "))
+	}
+	if set["AllAlpha"] && mode == ModeNFTables {
+		notes = append(notes, "feature gate AllAlpha does not turn on "+localhostNodePorts+", which is not supported in mode nftables")
+	}
+	return gates, notes, nil
 }

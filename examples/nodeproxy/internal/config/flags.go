@@ -3,13 +3,15 @@ package config
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // adds the logging format json
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -20,24 +22,42 @@ type Flags struct {
 	out  Config
 
 	file                    string
-	gates                   map[string]string
 	masqueradeAll           bool
 	healthzPort, metricPort int
-	verbosity               int
 	sync, minSync           time.Duration
-	vmodule                 string
-	flush                   time.Duration
 }
 
-// own is the flags that no configuration file has a field for, and those that go
-// before the file's.
-var own = []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
-	"hostname-override", "sync-period", "min-sync-period", "v", "logging-format", "log-flush-frequency", "vmodule"}
+// loggingFlags returns, for each flag of component-base's logging, a function that
+// copies the flag's field from one configuration to another.
+func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
+	type logging = *logsapi.LoggingConfiguration
+	return map[string]func(to, from logging){
+		"logging-format":      func(to, from logging) { to.Format = from.Format },
+		"log-flush-frequency": func(to, from logging) { to.FlushFrequency = from.FlushFrequency },
+		"v":                   func(to, from logging) { to.Verbosity = from.Verbosity },
+		// The first pattern that matches counts.
+		"vmodule":                   func(to, from logging) { to.VModule = slices.Concat(from.VModule, to.VModule) },
+		"log-text-split-stream":     func(to, from logging) { to.Options.Text.SplitStream = from.Options.Text.SplitStream },
+		"log-text-info-buffer-size": func(to, from logging) { to.Options.Text.InfoBufferSize = from.Options.Text.InfoBufferSize },
+		"log-json-split-stream":     func(to, from logging) { to.Options.JSON.SplitStream = from.Options.JSON.SplitStream },
+		"log-json-info-buffer-size": func(to, from logging) { to.Options.JSON.InfoBufferSize = from.Options.JSON.InfoBufferSize },
+	}
+}
+
+// ignored reports whether a flag is ignored, since --config is given and the file
+// has a field for it. The flags of logging and --hostname-override take precedence
+// over the file instead.
+func (fl *Flags) ignored(name string) bool {
+	own := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
+		"hostname-override", "sync-period", "min-sync-period"}
+	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
+}
 
 // NewFlags returns the flags of a verb. Other flags may be added to them.
 func NewFlags(verb string) *Flags {
 	fl := &Flags{FlagSet: pflag.NewFlagSet(verb, pflag.ContinueOnError)}
 	fl.SortFlags = false
+	fl.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // --proxy_mode is --proxy-mode, as in kube-proxy
 	c := &fl.kube
 	setDefaults(c)
 	c.NodePortAddresses = nil // what the default is depends on the mode
@@ -64,16 +84,16 @@ func NewFlags(verb string) *Flags {
 	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", "the `address` and port of /healthz and /livez; empty for none")
 	f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", "127.0.0.1:10249", "the `address` and port of /metrics, /proxyMode and /configz; empty for none")
 	f.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "exit if one of them cannot be listened at, in place of trying again")
-	f.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof beside the metrics")
+	f.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof beside the metrics, and let PUT /debug/flags/v change --v")
 	f.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "has no effect: no metric is hidden")
 
 	f.BoolVar(&fl.out.Cleanup, "cleanup", false, "remove all rules, of every mode, and exit; with --adopt-from-kube-proxy kube-proxy's too")
 	f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "remove what kube-proxy has left on the node once the rules are in effect, so that none of its traffic is lost; it must not be running")
-	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set the kernel parameters of connection tracking and exit: what needs more privileges than the rest")
+	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this takes a writable /proc/sys, and run does not take one afterwards")
 
 	ct := &c.Conntrack
 	f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "how many connections to track for each CPU; a higher limit is lowered to that, as by kube-proxy, and 0 leaves it as it is")
-	f.Int32Var(ct.Min, "conntrack-min", *ct.Min, "how many connections to track at least")
+	f.Int32Var(ct.Min, "conntrack-min", *ct.Min, "how many connections to track at least, unless --conntrack-max-per-core is 0")
 	f.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "how long an idle TCP connection is remembered; 0 leaves it")
 	f.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "how long one is remembered that the other side has closed; 0 leaves it")
 	f.BoolVar(&ct.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "do not take TCP packets outside of the window for invalid")
@@ -98,9 +118,9 @@ func NewFlags(verb string) *Flags {
 	f.Float32Var(&c.ClientConnection.QPS, "kube-api-qps", 5, "requests to the API server a second")
 	f.Int32Var(&c.ClientConnection.Burst, "kube-api-burst", 10, "how many may be sent at once")
 	f.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", 15*time.Minute, "has no effect: the API server tells of every change")
-	f.StringToStringVar(&fl.gates, "feature-gates", nil, "kube-proxy's, as `NAME=BOOL`,...; one that asks for something that is not done is an error")
-	f.IntVar(&fl.healthzPort, "healthz-port", healthzPort, "")
-	f.IntVar(&fl.metricPort, "metrics-port", metricsPort, "")
+	f.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "kube-proxy's, as `NAME=BOOL`,...; a gate that asks for something that is not done is an error, and one that does not concern a proxy has no effect")
+	f.IntVar(&fl.healthzPort, "healthz-port", healthzPort, "the port of --healthz-bind-address if that has none; 0 for no server")
+	f.IntVar(&fl.metricPort, "metrics-port", metricsPort, "the port of --metrics-bind-address if that has none; 0 for no server")
 	f.StringVar(&c.PortRange, "proxy-port-range", "", "")
 	for name, instead := range map[string]string{
 		"healthz-port": "use --healthz-bind-address", "metrics-port": "use --metrics-bind-address", "proxy-port-range": "it has no effect",
@@ -110,15 +130,7 @@ func NewFlags(verb string) *Flags {
 		}
 	}
 
-	f.IntVarP(&fl.verbosity, "v", "v", 2, "how much to log: 0 errors only, 1 warnings, 2 what an operator wants to know, 4 everything")
-	f.StringVar(&c.Logging.Format, "logging-format", "text", "how to log: text or json")
-	f.StringVar(&fl.vmodule, "vmodule", "", "")
-	f.DurationVar(&fl.flush, "log-flush-frequency", 5*time.Second, "")
-	for _, name := range []string{"vmodule", "log-flush-frequency"} {
-		if err := f.MarkHidden(name); err != nil {
-			panic(err) // it was added above
-		}
-	}
+	logsapi.AddFlags(&c.Logging, f)
 	return fl
 }
 
@@ -129,58 +141,37 @@ func (fl *Flags) note(format string, args ...any) {
 
 // settle makes the configuration in effect of flags or file.
 func (fl *Flags) settle(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyConfiguration, error) {
-	c := &fl.kube
 	given := map[string]bool{}
 	fl.Visit(func(f *pflag.Flag) { given[f.Name] = true })
-	if fl.vmodule != "" {
-		return nil, fmt.Errorf("--vmodule is not supported: there is one verbosity for all of the agent")
+	if given["master"] && fl.out.Manifests != "" {
+		fl.note("--master has no effect, since --manifests is given")
 	}
-	for _, name := range []string{"kubeconfig", "master"} {
-		if given[name] && fl.out.Manifests != "" {
-			fl.note("--%s has no effect, since --manifests is given", name)
-		}
-	}
-	if given["log-flush-frequency"] {
-		fl.note("--log-flush-frequency has no effect: every line is written at once")
-	}
+	c := &fl.kube
+	var fileFields []string
 	if fl.file != "" {
-		text, err := read(fl.file)
-		if err != nil {
+		var err error
+		if c, err = fl.readFile(read); err != nil {
 			return nil, err
 		}
-		files, err := newCodec()
-		if err != nil {
-			return nil, err
-		}
-		var notes []string
-		c, notes, err = files.decode(text)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", fl.file, err)
-		}
-		fl.out.ConfigFile, fl.out.FileText = fl.file, text
-		fl.out.Notes = append(fl.out.Notes, notes...)
-		fl.Visit(func(f *pflag.Flag) {
-			if !slices.Contains(own, f.Name) && fl.kubeProxys(f.Name) {
-				fl.note("--%s is ignored, since --config is given", f.Name)
-			}
-		})
+		fileFields = setFields(c)
 		if c.Mode == "" {
-			fl.note("the configuration file names no mode: it is %s, where kube-proxy's default is iptables", ModeNFTables)
+			fl.noteDefaultMode("the configuration file names no mode", c)
 		}
 		setDefaults(c)
 		if given["hostname-override"] {
 			c.HostnameOverride = fl.kube.HostnameOverride
 		}
-		if given["logging-format"] {
-			c.Logging.Format = fl.kube.Logging.Format
+		for name, apply := range loggingFlags() {
+			if given[name] {
+				apply(&c.Logging, &fl.kube.Logging)
+			}
 		}
-		if !given["v"] && c.Logging.Verbosity != 0 {
-			fl.verbosity = int(c.Logging.Verbosity)
+	} else {
+		if c.Mode == "" {
+			fl.noteDefaultMode("--proxy-mode is empty", c)
 		}
-	} else if err := fl.settleFlags(c, given); err != nil {
-		return nil, err
+		fl.settleFlags(c, given)
 	}
-	c.Logging.Verbosity = logsapi.VerbosityLevel(max(fl.verbosity, 0))
 	for name, to := range map[string][]*time.Duration{
 		"sync-period":     {&c.NFTables.SyncPeriod.Duration, &c.IPTables.SyncPeriod.Duration, &c.IPVS.SyncPeriod.Duration},
 		"min-sync-period": {&c.NFTables.MinSyncPeriod.Duration, &c.IPTables.MinSyncPeriod.Duration, &c.IPVS.MinSyncPeriod.Duration},
@@ -196,7 +187,42 @@ func (fl *Flags) settle(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyC
 			}
 		}
 	}
+	fl.noteNoEffect(c, fileFields, given)
 	return c, nil
+}
+
+// readFile reads the configuration file, without defaults.
+func (fl *Flags) readFile(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyConfiguration, error) {
+	text, err := read(fl.file)
+	if err != nil {
+		return nil, err
+	}
+	files, err := newCodec()
+	if err != nil {
+		return nil, err
+	}
+	c, notes, err := files.decode(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", fl.file, err)
+	}
+	fl.out.ConfigFile, fl.out.FileText = fl.file, text
+	fl.out.Notes = append(fl.out.Notes, notes...)
+	fl.Visit(func(f *pflag.Flag) {
+		if fl.ignored(f.Name) {
+			fl.note("--%s is ignored, since --config is given", f.Name)
+		}
+	})
+	return c, nil
+}
+
+// noteDefaultMode adds a note about a missing mode, as in the files that kubeadm
+// writes, and about what the default means for NodePorts. c has no defaults yet.
+func (fl *Flags) noteDefaultMode(what string, c *v1alpha1.KubeProxyConfiguration) {
+	where := "only at the node's primary addresses, not at its other addresses or at localhost"
+	if len(c.NodePortAddresses) != 0 {
+		where = "at the addresses in nodePortAddresses, but not at localhost"
+	}
+	fl.note("%s: mode %s is used, where kube-proxy's default is %s, and NodePorts answer %s", what, ModeNFTables, ModeIPTables, where)
 }
 
 // kubeProxys reports whether a flag is one of NewFlags, and not added by a verb.
@@ -205,58 +231,38 @@ func (fl *Flags) kubeProxys(name string) bool {
 }
 
 // settleFlags completes what the flags say where one of them means several fields.
-func (fl *Flags) settleFlags(c *v1alpha1.KubeProxyConfiguration, given map[string]bool) error {
+func (fl *Flags) settleFlags(c *v1alpha1.KubeProxyConfiguration, given map[string]bool) {
 	c.IPTables.MasqueradeAll, c.NFTables.MasqueradeAll = fl.masqueradeAll, fl.masqueradeAll
-	for name, value := range fl.gates {
-		on, err := strconv.ParseBool(value)
-		if err != nil {
-			return fmt.Errorf("--feature-gates: %s=%q is neither true nor false", name, value)
+	var off []*string
+	for _, s := range []struct {
+		addrFlag, portFlag string
+		port               int
+		addr               *string
+	}{
+		{"healthz-bind-address", "healthz-port", fl.healthzPort, &c.HealthzBindAddress},
+		{"metrics-bind-address", "metrics-port", fl.metricPort, &c.MetricsBindAddress},
+	} {
+		if !given[s.addrFlag] {
+			*s.addr = "" // the default depends on --bind-address
 		}
-		c.FeatureGates[name] = on
-	}
-	for _, port := range []struct {
-		flag string
-		n    int
-		addr *string
-	}{{"healthz-port", fl.healthzPort, &c.HealthzBindAddress}, {"metrics-port", fl.metricPort, &c.MetricsBindAddress}} {
-		if !given[port.flag] {
-			continue
+		_, err := netip.ParseAddr(*s.addr)
+		switch {
+		case given[s.addrFlag] && *s.addr == "" || given[s.portFlag] && s.port == 0:
+			off = append(off, s.addr)
+		case given[s.portFlag] && err == nil:
+			*s.addr = net.JoinHostPort(*s.addr, strconv.Itoa(s.port))
+		case given[s.portFlag]:
+			// As in kube-proxy, where the address by default has a port too.
+			fl.note("--%s has no effect unless it is 0 or --%s is an address without a port", s.portFlag, s.addrFlag)
 		}
-		host, _, err := net.SplitHostPort(*port.addr)
-		if err != nil {
-			return err
-		}
-		if *port.addr = net.JoinHostPort(host, strconv.Itoa(port.n)); port.n == 0 {
-			*port.addr = ""
-		}
-	}
-	healthz, metrics := c.HealthzBindAddress, c.MetricsBindAddress
-	if !given["healthz-bind-address"] && !given["healthz-port"] {
-		c.HealthzBindAddress = "" // the default depends on --bind-address
-	}
-	if !given["metrics-bind-address"] && !given["metrics-port"] {
-		c.MetricsBindAddress = ""
 	}
 	periods := []time.Duration{c.IPTables.MinSyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration}
+	logging := c.Logging
 	setDefaults(c)
 	// What was given as nothing stays nothing.
+	c.Logging = logging
 	c.IPTables.MinSyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration = periods[0], periods[1]
-	if healthz == "" {
-		c.HealthzBindAddress = ""
+	for _, addr := range off {
+		*addr = ""
 	}
-	if metrics == "" {
-		c.MetricsBindAddress = ""
-	}
-	for name := range given {
-		mode, _, of := strings.Cut(name, "-")
-		if of && (mode == ModeIPTables || mode == ModeIPVS) && mode != string(c.Mode) &&
-			(name != "iptables-masquerade-bit" || c.Mode != ModeIPVS) {
-			fl.note("--%s has no effect in mode %s", name, c.Mode)
-		}
-	}
-	if given["config-sync-period"] {
-		fl.note("--config-sync-period has no effect: the API server tells of every change")
-	}
-	slices.Sort(fl.out.Notes)
-	return nil
 }

@@ -2,13 +2,18 @@ package config
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/ruleset"
@@ -44,10 +49,26 @@ func (v *validator) periods(path string, sync, least metav1.Duration) {
 		"must not be negative, or longer than syncPeriod")
 }
 
+// cidr checks a CIDR as the API server checks those in new objects, except that
+// bits beyond the prefix length may be set, which are common in configurations.
+func (v *validator) cidr(path, s string) netip.Prefix {
+	p, err := netip.ParsePrefix(s)
+	if err != nil || p.Addr().Is4In6() {
+		v.errs = append(v.errs, validation.IsValidCIDRForLegacyField(field.NewPath(path), s, true, nil)...)
+	}
+	return p.Masked()
+}
+
 // listenAt checks an address to listen at.
 func (v *validator) listenAt(path, s string) {
-	a, err := netip.ParseAddrPort(s)
-	v.check(err == nil && a.Port() != 0, path, s, "must be IP:port")
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		v.check(false, path, s, "must be IP:port")
+		return
+	}
+	v.errs = append(v.errs, validation.IsValidIPForLegacyField(field.NewPath(path), host, true, nil)...)
+	n, err := strconv.Atoi(port)
+	v.check(err == nil && n > 0 && n <= 65535, path, s, "must have a port from 1 to 65535")
 }
 
 func deref[T any](p *T) any {
@@ -59,21 +80,26 @@ func deref[T any](p *T) any {
 
 // validate returns all that is wrong with a configuration with its defaults, as
 // kube-proxy sees it, and all that it asks for that is not supported.
-func validate(c *v1alpha1.KubeProxyConfiguration) error {
+func validate(c *v1alpha1.KubeProxyConfiguration, gates featuregate.FeatureGate) error {
 	v := &validator{}
 	modes := []string{ModeNFTables, ModeIPTables, ModeIPVS}
 	v.check(slices.Contains(modes, string(c.Mode)), "mode", c.Mode, "must be "+strings.Join(modes, ", "))
-	v.bit("iptables.masqueradeBit", c.IPTables.MasqueradeBit)
-	v.bit("nftables.masqueradeBit", c.NFTables.MasqueradeBit)
-	v.periods("iptables", c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod)
-	v.periods("nftables", c.NFTables.SyncPeriod, c.NFTables.MinSyncPeriod)
-	v.periods("ipvs", c.IPVS.SyncPeriod, c.IPVS.MinSyncPeriod)
-	v.notNegative("ipvs.tcpTimeout", c.IPVS.TCPTimeout.Duration)
-	v.notNegative("ipvs.tcpFinTimeout", c.IPVS.TCPFinTimeout.Duration)
-	v.notNegative("ipvs.udpTimeout", c.IPVS.UDPTimeout.Duration)
-	for i, s := range c.IPVS.ExcludeCIDRs {
-		_, err := netip.ParsePrefix(s)
-		v.check(err == nil, fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), s, "must be a CIDR")
+	switch c.Mode {
+	case ModeNFTables:
+		v.bit("nftables.masqueradeBit", c.NFTables.MasqueradeBit)
+		v.periods("nftables", c.NFTables.SyncPeriod, c.NFTables.MinSyncPeriod)
+	case ModeIPTables:
+		v.bit("iptables.masqueradeBit", c.IPTables.MasqueradeBit)
+		v.periods("iptables", c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod)
+	case ModeIPVS:
+		v.bit("iptables.masqueradeBit", c.IPTables.MasqueradeBit)
+		v.periods("ipvs", c.IPVS.SyncPeriod, c.IPVS.MinSyncPeriod)
+		v.notNegative("ipvs.tcpTimeout", c.IPVS.TCPTimeout.Duration)
+		v.notNegative("ipvs.tcpFinTimeout", c.IPVS.TCPFinTimeout.Duration)
+		v.notNegative("ipvs.udpTimeout", c.IPVS.UDPTimeout.Duration)
+		for i, s := range c.IPVS.ExcludeCIDRs {
+			v.cidr(fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), s)
+		}
 	}
 
 	v.check(c.OOMScoreAdj != nil && *c.OOMScoreAdj >= -1000 && *c.OOMScoreAdj <= 1000, "oomScoreAdj", deref(c.OOMScoreAdj), "must be -1000 to 1000")
@@ -87,8 +113,7 @@ func validate(c *v1alpha1.KubeProxyConfiguration) error {
 	v.notNegative("conntrack.udpStreamTimeout", ct.UDPStreamTimeout.Duration)
 	v.check(c.ClientConnection.Burst >= 0, "clientConnection.burst", c.ClientConnection.Burst, "must not be negative")
 
-	_, err := netip.ParseAddr(c.BindAddress)
-	v.check(err == nil, "bindAddress", c.BindAddress, "must be an IP address")
+	v.errs = append(v.errs, validation.IsValidIPForLegacyField(field.NewPath("bindAddress"), c.BindAddress, true, nil)...)
 	if c.HealthzBindAddress != "" {
 		v.listenAt("healthzBindAddress", c.HealthzBindAddress)
 	}
@@ -103,14 +128,11 @@ func validate(c *v1alpha1.KubeProxyConfiguration) error {
 	v.check(slices.Contains(local, string(c.DetectLocalMode)), "detectLocalMode", c.DetectLocalMode, "must be "+strings.Join(local, ", "))
 	v.check(c.DetectLocalMode != BridgeInterface || c.DetectLocal.BridgeInterface != "", "detectLocal.bridgeInterface", "", "is required by detectLocalMode BridgeInterface")
 	v.check(c.DetectLocalMode != InterfaceNamePrefix || c.DetectLocal.InterfaceNamePrefix != "", "detectLocal.interfaceNamePrefix", "", "is required by detectLocalMode InterfaceNamePrefix")
-	if _, err := clusterCIDRs(c.ClusterCIDR); err != nil {
-		v.check(false, "clusterCIDR", c.ClusterCIDR, err.Error())
+	if c.DetectLocalMode == ClusterCIDR {
+		v.clusterCIDRs("clusterCIDR", c.ClusterCIDR)
 	}
 
-	format := c.Logging.Format
-	v.check(format == "text" || format == "json", "logging.format", format, "must be text or json")
-	v.notSupported(len(c.Logging.VModule) != 0, "logging.vmodule", len(c.Logging.VModule), "there is one verbosity for all of the agent")
-	v.notSupported(c.Logging.Options.JSON.SplitStream || c.Logging.Options.Text.SplitStream, "logging.options", "splitStream", "the log goes to standard error")
+	v.errs = append(v.errs, logsapi.Validate(&c.Logging, gates, field.NewPath("logging"))...)
 	w := c.Winkernel
 	v.notSupported(w.NetworkName != "" || w.SourceVip != "" || w.EnableDSR || w.RootHnsEndpointName != "" || w.ForwardHealthCheckVip,
 		"winkernel", "given", "this is not Windows")
@@ -126,21 +148,19 @@ func duration(d *metav1.Duration) time.Duration {
 }
 
 // clusterCIDRs reads a CIDR, or one in each family with a comma between.
-func clusterCIDRs(s string) ([]netip.Prefix, error) {
-	var out []netip.Prefix
+func (v *validator) clusterCIDRs(path, s string) (out []netip.Prefix) {
 	if strings.TrimSpace(s) == "" {
-		return nil, nil
+		return nil
 	}
 	for part := range strings.SplitSeq(s, ",") {
-		p, err := netip.ParsePrefix(strings.TrimSpace(part))
-		if err != nil {
-			return nil, err
+		p := v.cidr(path, strings.TrimSpace(part))
+		if !p.IsValid() {
+			continue
 		}
 		family := tracker.FamilyOf(p.Addr())
-		if slices.ContainsFunc(out, func(o netip.Prefix) bool { return tracker.FamilyOf(o.Addr()) == family }) {
-			return nil, fmt.Errorf("more than one %v CIDR", family)
-		}
-		out = append(out, p.Masked())
+		v.check(!slices.ContainsFunc(out, func(o netip.Prefix) bool { return tracker.FamilyOf(o.Addr()) == family }),
+			path, s, fmt.Sprintf("more than one %v CIDR", family))
+		out = append(out, p)
 	}
-	return out, nil
+	return out
 }

@@ -1,20 +1,52 @@
-// Package metrics exports what the agent does as Prometheus metrics, under the names
-// and labels that kube-proxy has for them, so that dashboards and alerts made for
-// kube-proxy work.
+// Package metrics exports what the agent does as Prometheus metrics, with the names,
+// types, labels and buckets that kube-proxy 1.36 has for them, so that dashboards and
+// alerts made for kube-proxy work. The source of these facts is the Kubernetes Metrics
+// Reference for v1.36; a test holds them as a table.
 //
-// A [Set] is told by hooks of the library: it is a ruleset.Backend that follows the
-// deltas that are in effect, and has methods for the hooks of the runner, the cursor
-// and the conntrack cleaner. It registers nothing globally but, with
-// [Set.WatchClient], the metrics of client-go, which knows no other way.
+// A [Set] is one agent's metrics, in a registry of its own. Hooks of the library feed
+// it: it is a ruleset.Backend that follows the deltas that are in effect, and has
+// methods for the hooks of the runner, the cursor and the conntrack cleaner.
 //
-// Two counters are of mode iptables alone, and left out where the kernel or iptables
-// has no nfacct, as by kube-proxy:
-// kubeproxy_iptables_ct_state_invalid_dropped_packets_total and
-// kubeproxy_iptables_localhost_nodeports_accepted_packets_total, which is also left out
-// where NodePorts do not answer at loopback addresses. Missing is
-// kubeproxy_nftables_localhost_nodeport_rejected_packets_total: nothing is rejected for
-// it, as NodePorts have no rule for loopback addresses in mode nftables.
+// Metrics of the whole process come from k8s.io/component-base and its global registry:
+// kubernetes_build_info, kubernetes_feature_enabled (which the agent sets when it starts),
+// rest_client_* (which exist once a client of an API server was made), and those of the Go
+// runtime and the process. [Set.Handler] serves both. kubernetes_build_info has the version
+// that the linker was given for k8s.io/component-base/version, as in deploy/Containerfile.
 //
-// Where kube-proxy tells address families apart (ip_family), so does the Set. One
-// sync covers every family here, so that its duration is observed once for each.
+// # Modes
+//
+// As in kube-proxy, the mode decides about these metrics:
+//   - sync_full_proxy_rules_duration_seconds and sync_partial_proxy_rules_duration_seconds
+//     exist in modes iptables and nftables.
+//   - sync_proxy_rules_iptables_restore_failures_total exists in modes iptables and ipvs.
+//   - The other metrics with iptables in their names exist in mode iptables, those with
+//     nftables in mode nftables.
+//
+// The two counters of packets (iptables_ct_state_invalid_dropped_packets_total and
+// iptables_localhost_nodeports_accepted_packets_total) are left out where the kernel or
+// iptables has no nfacct, the second also where NodePorts do not answer at loopback
+// addresses.
+//
+// kube-proxy 1.37 adds kubeproxy_nftables_localhost_nodeport_rejected_packets_total. The
+// agent does not have it: in mode nftables it has no rule that rejects packets to
+// NodePorts at loopback addresses.
+//
+// # Counts
+//
+// A change of a Service counts once, whatever the number of its families and ports.
+// sync_proxy_rules_service_changes_total and sync_proxy_rules_endpoint_changes_total count
+// all that is received; the gauges of what is pending count what made a difference.
+//
+// One sync covers every family, so that its duration is observed once for each family. A
+// sync that fails as a whole counts as a failure of each family. If only some Services
+// fail, it counts as a failure of their families.
+//
+// # Differences from kube-proxy
+//
+// These are intended:
+//   - Mode ipvs counts every sync that fails in
+//     sync_proxy_rules_iptables_restore_failures_total, also if virtual servers are what
+//     failed. In kube-proxy that metric covers iptables-restore only.
+//   - Counters and gauges with the labels ip_family and traffic_policy start at 0 for
+//     each family that is served. In kube-proxy such a series begins with its first value.
 package metrics

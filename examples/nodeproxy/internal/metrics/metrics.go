@@ -2,18 +2,18 @@ package metrics
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -39,12 +39,20 @@ type Set struct {
 	cfg      Config
 	registry *prometheus.Registry
 
-	syncDuration, fullDuration, partialDuration, latency, conntrackDuration *prometheus.HistogramVec
-	lastSync, lastQueued, endpointsPending, servicesPending, noLocal        *prometheus.GaugeVec
-	endpointChanges, serviceChanges, conntrackDeleted                       *prometheus.CounterVec
-	syncFailures, cleanupFailures                                           *prometheus.CounterVec
-	rules, rulesWritten                                                     *prometheus.GaugeVec
-	healthz, livez                                                          *prometheus.CounterVec
+	syncDuration, latency, conntrackDuration *prometheus.HistogramVec
+	lastSync, lastQueued, noLocal            *prometheus.GaugeVec
+	endpointsPending, servicesPending        prometheus.Gauge
+	endpointChanges, serviceChanges          prometheus.Counter
+	conntrackDeleted, syncFailures           *prometheus.CounterVec
+	healthz, livez                           *prometheus.CounterVec
+	// Metrics of some modes only, nil in the others.
+	fullDuration, partialDuration    *prometheus.HistogramVec
+	partialFailures, cleanupFailures *prometheus.CounterVec
+	rules, rulesWritten              *prometheus.GaugeVec
+
+	mu sync.Mutex
+	// pending is the Services that changed since the last sync began.
+	pending map[types.NamespacedName]struct{}
 
 	noEndpoint *noLocal
 	slis       slis
@@ -55,23 +63,24 @@ func NewSet(c Config) *Set {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	s := &Set{cfg: c, registry: prometheus.NewRegistry(), noEndpoint: newNoLocal(), slis: newSLIs()}
-	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s := &Set{
+		cfg: c, registry: prometheus.NewRegistry(), pending: map[types.NamespacedName]struct{}{},
+		// kube-proxy counts Services in this mode and their ports in the others.
+		noEndpoint: newNoLocal(c.Mode == "ipvs"), slis: newSLIs(),
+	}
 
 	durations := prometheus.ExponentialBuckets(0.001, 2, 15)
 	s.syncDuration = s.histogram("sync_proxy_rules_duration_seconds", "How long a sync of the rules took", durations)
-	s.fullDuration = s.histogram("sync_full_proxy_rules_duration_seconds", "How long a sync of all rules took", durations)
-	s.partialDuration = s.histogram("sync_partial_proxy_rules_duration_seconds", "How long a sync of changed rules took", durations)
 	s.latency = s.histogram("network_programming_duration_seconds", "Time from when a change of endpoints was caused to when it was in effect", latencyBuckets())
 	s.conntrackDuration = s.histogram("conntrack_reconciler_sync_duration_seconds", "How long a clean-up of stale UDP flows took", durations)
 
 	s.lastSync = s.gauge("sync_proxy_rules_last_timestamp_seconds", "When the rules were last in agreement", familyLabel)
 	s.lastQueued = s.gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When a sync was last asked for", familyLabel)
-	s.endpointsPending = s.gauge("sync_proxy_rules_endpoint_changes_pending", "Changes of endpoints that are not in effect", familyLabel)
-	s.servicesPending = s.gauge("sync_proxy_rules_service_changes_pending", "Changes of Services that are not in effect", familyLabel)
-	s.noLocal = s.gauge("sync_proxy_rules_no_local_endpoints_total", "Service ports with a traffic policy of Local that have endpoints, but none on this node", familyLabel, policyLabel)
-	s.endpointChanges = s.counter("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints", familyLabel)
-	s.serviceChanges = s.counter("sync_proxy_rules_service_changes_total", "Changes of Services", familyLabel)
+	s.endpointsPending = s.gauge("sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices since the last sync began").WithLabelValues()
+	s.servicesPending = s.gauge("sync_proxy_rules_service_changes_pending", "Services that changed since the last sync began").WithLabelValues()
+	s.noLocal = s.gauge("sync_proxy_rules_no_local_endpoints_total", "Services with a traffic policy of Local that have endpoints, but none on this node", familyLabel, policyLabel)
+	s.endpointChanges = s.counter("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received").WithLabelValues()
+	s.serviceChanges = s.counter("sync_proxy_rules_service_changes_total", "Changes of Services that were received").WithLabelValues()
 	s.conntrackDeleted = s.counter("conntrack_reconciler_deleted_entries_total", "Stale UDP flows that were deleted", familyLabel)
 	s.healthz = s.counter("proxy_healthz_total", "Answers of /healthz, by status code", "code")
 	s.livez = s.counter("proxy_livez_total", "Answers of /livez, by status code", "code")
@@ -79,16 +88,22 @@ func NewSet(c Config) *Set {
 	case "nftables":
 		s.syncFailures = s.counter("sync_proxy_rules_nftables_sync_failures_total", "Syncs that failed", familyLabel)
 		s.cleanupFailures = s.counter("sync_proxy_rules_nftables_cleanup_failures_total", "Removals of what is no longer needed that failed", familyLabel)
-	case "iptables":
+	default:
 		s.syncFailures = s.counter("sync_proxy_rules_iptables_restore_failures_total", "Syncs that failed", familyLabel)
+	}
+	if c.Mode == "iptables" {
+		s.partialFailures = s.counter("sync_proxy_rules_iptables_partial_restore_failures_total", "Syncs of changed rules only that failed", familyLabel)
 		s.rules = s.gauge("sync_proxy_rules_iptables_total", "Rules that there are", familyLabel, tableLabel)
 		s.rulesWritten = s.gauge("sync_proxy_rules_iptables_last", "Rules that the last sync wrote", familyLabel, tableLabel)
 	}
+	if c.Mode != "ipvs" {
+		s.fullDuration = s.histogram("sync_full_proxy_rules_duration_seconds", "How long a sync of all rules took", durations)
+		s.partialDuration = s.histogram("sync_partial_proxy_rules_duration_seconds", "How long a sync of changed rules only took", durations)
+	}
 	s.eachFamily(func(f string) {
-		for _, v := range []*prometheus.GaugeVec{s.lastSync, s.lastQueued, s.endpointsPending, s.servicesPending} {
-			v.WithLabelValues(f)
-		}
-		for _, v := range []*prometheus.CounterVec{s.endpointChanges, s.serviceChanges, s.conntrackDeleted, s.syncFailures, s.cleanupFailures} {
+		s.lastSync.WithLabelValues(f)
+		s.lastQueued.WithLabelValues(f)
+		for _, v := range []*prometheus.CounterVec{s.conntrackDeleted, s.syncFailures, s.partialFailures, s.cleanupFailures} {
 			if v != nil {
 				v.WithLabelValues(f)
 			}
@@ -131,32 +146,41 @@ func (s *Set) eachFamily(f func(family string)) {
 	}
 }
 
-// Registry is where all of it is registered.
+// Registry returns the registry of this Set, without the metrics of the process.
 func (s *Set) Registry() *prometheus.Registry { return s.registry }
 
-// Handler serves the metrics.
+// Handler serves the metrics of the Set and those of the process.
 func (s *Set) Handler() http.Handler {
-	return promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
+	return promhttp.HandlerFor(prometheus.Gatherers{s.registry, processGatherer()}, promhttp.HandlerOpts{})
 }
 
-// ServiceChanged says that a Service was handed in, or its deletion, and made a
-// difference.
-func (s *Set) ServiceChanged() {
-	s.eachFamily(func(f string) {
-		s.serviceChanges.WithLabelValues(f).Inc()
-		s.servicesPending.WithLabelValues(f).Inc()
-	})
+// ReceiveService counts a Service that is received, or its deletion. It calls update
+// once, which hands the Service in and reports whether that changed its ports. No
+// [Set.Starting] comes between the two: the sync that a change triggers finds it counted.
+func (s *Set) ReceiveService(name types.NamespacedName, update func() (changed bool)) {
+	s.serviceChanges.Inc()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if update() {
+		s.pending[name] = struct{}{}
+		s.servicesPending.Set(float64(len(s.pending)))
+	}
 }
 
-// EndpointsChanged says the same of an EndpointSlice of a family, by its address
-// type; "" is every family.
-func (s *Set) EndpointsChanged(addressType string) {
-	s.eachFamily(func(f string) {
-		if addressType == "" || addressType == f {
-			s.endpointChanges.WithLabelValues(f).Inc()
-			s.endpointsPending.WithLabelValues(f).Inc()
-		}
-	})
+// ReceiveSlice counts an EndpointSlice that is received, or its deletion, and calls
+// update as [Set.ReceiveService] does. Slices with an addressType that is not served are
+// not counted; "" means that it is not known.
+func (s *Set) ReceiveSlice(addressType string, update func() (changed bool)) {
+	served := addressType == ""
+	s.eachFamily(func(f string) { served = served || f == addressType })
+	if served {
+		s.endpointChanges.Inc()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if update() && served {
+		s.endpointsPending.Inc()
+	}
 }
 
 // Answered fits [health.ProxyConfig].
@@ -183,20 +207,43 @@ func (s *Set) Queued(at time.Time) {
 	s.eachFamily(func(f string) { s.lastQueued.WithLabelValues(f).Set(seconds(at)) })
 }
 
-// Starting says that what is pending is being taken by a sync.
-func (s *Set) Starting(runner.Info) {
-	s.eachFamily(func(f string) {
-		s.endpointsPending.WithLabelValues(f).Set(0)
-		s.servicesPending.WithLabelValues(f).Set(0)
-	})
+// Starting notes that a sync begins, which takes all changes that are pending.
+func (s *Set) Starting() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.pending)
+	s.servicesPending.Set(0)
+	s.endpointsPending.Set(0)
+}
+
+// Applied counts err, the result of having a backend apply d, if it is a failure:
+// [ruleset.ErrNeedFull] itself only asks for the full state.
+func (s *Set) Applied(d *ruleset.Delta, err error) {
+	if err == nil || err == ruleset.ErrNeedFull || errors.Is(err, context.Canceled) {
+		return
+	}
+	partial := (*ruleset.PartialError)(nil)
+	some := !errors.Is(err, ruleset.ErrNeedFull) && errors.As(err, &partial)
+	failed := map[tracker.Family]bool{}
+	if some {
+		for key := range partial.Failed {
+			failed[key.Family] = true
+		}
+	}
+	for _, f := range s.cfg.Families {
+		if some && !failed[f] {
+			continue
+		}
+		s.syncFailures.WithLabelValues(f.String()).Inc()
+		if s.partialFailures != nil && !d.Full {
+			s.partialFailures.WithLabelValues(f.String()).Inc()
+		}
+	}
 }
 
 // Synced fits [ruleset.Cursor.OnSync], of the cursor of the rules.
 func (s *Set) Synced(i ruleset.SyncInfo) {
 	s.eachFamily(func(f string) {
-		if i.Err != nil && s.syncFailures != nil {
-			s.syncFailures.WithLabelValues(f).Inc()
-		}
 		if !i.Applied {
 			if i.Err == nil {
 				s.lastSync.WithLabelValues(f).Set(seconds(s.cfg.Now()))
@@ -205,9 +252,11 @@ func (s *Set) Synced(i ruleset.SyncInfo) {
 		}
 		took := i.Took.Seconds()
 		s.syncDuration.WithLabelValues(f).Observe(took)
-		if i.Full {
+		switch {
+		case s.fullDuration == nil:
+		case i.Full:
 			s.fullDuration.WithLabelValues(f).Observe(took)
-		} else {
+		default:
 			s.partialDuration.WithLabelValues(f).Observe(took)
 		}
 		if i.Err == nil {

@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http/httptest"
@@ -10,10 +9,10 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"go.yaml.in/yaml/v3"
 	v1 "k8s.io/api/core/v1"
@@ -24,7 +23,6 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -38,7 +36,7 @@ func newSet(mode string) *Set {
 // families returns all that is exported, by name.
 func families(t *testing.T, s *Set) map[string]*dto.MetricFamily {
 	t.Helper()
-	list, err := s.Registry().Gather()
+	list, err := prometheus.Gatherers{s.Registry(), processGatherer()}.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,10 +73,13 @@ func value(t *testing.T, s *Set, name, labels string) float64 {
 
 func TestHooks(t *testing.T) {
 	s := newSet("nftables")
-	s.ServiceChanged()
-	s.ServiceChanged()
-	s.EndpointsChanged("IPv6")
-	s.EndpointsChanged("")
+	changed := func() bool { return true }
+	s.ReceiveService(types.NamespacedName{Name: "x"}, changed)
+	s.ReceiveService(types.NamespacedName{Name: "x"}, changed)
+	s.ReceiveService(types.NamespacedName{Name: "y"}, func() bool { return false })
+	s.ReceiveSlice("IPv6", changed)
+	s.ReceiveSlice("", changed)
+	s.ReceiveSlice("FQDN", changed)
 	s.Queued(epoch.Add(-time.Second))
 	s.Answered(health.Healthz, 503)
 	s.Answered(health.Livez, 200)
@@ -88,14 +89,13 @@ func TestHooks(t *testing.T) {
 			t.Errorf("%s{%s} is %v, want %v", name, labels, got, want)
 		}
 	}
-	expect("sync_proxy_rules_service_changes_pending", "ip_family=IPv4", 2)
-	expect("sync_proxy_rules_endpoint_changes_pending", "ip_family=IPv4", 1)
-	expect("sync_proxy_rules_endpoint_changes_pending", "ip_family=IPv6", 2)
-	s.Starting(runner.Info{})
-	expect("sync_proxy_rules_service_changes_pending", "ip_family=IPv4", 0)
-	expect("sync_proxy_rules_endpoint_changes_pending", "ip_family=IPv6", 0)
-	expect("sync_proxy_rules_service_changes_total", "ip_family=IPv6", 2)
-	expect("sync_proxy_rules_endpoint_changes_total", "ip_family=IPv6", 2)
+	expect("sync_proxy_rules_service_changes_pending", "", 1)
+	expect("sync_proxy_rules_endpoint_changes_pending", "", 2)
+	s.Starting()
+	expect("sync_proxy_rules_service_changes_pending", "", 0)
+	expect("sync_proxy_rules_endpoint_changes_pending", "", 0)
+	expect("sync_proxy_rules_service_changes_total", "", 3)
+	expect("sync_proxy_rules_endpoint_changes_total", "", 2)
 	expect("sync_proxy_rules_last_queued_timestamp_seconds", "ip_family=IPv4", float64(epoch.Unix()-1))
 	expect("proxy_healthz_total", "code=503", 1)
 	expect("proxy_livez_total", "code=200", 1)
@@ -103,7 +103,6 @@ func TestHooks(t *testing.T) {
 	expect("sync_proxy_rules_last_timestamp_seconds", "ip_family=IPv4", 0)
 	s.Synced(ruleset.SyncInfo{Applied: true, Full: true, Took: time.Second, Err: fmt.Errorf("no")})
 	expect("sync_proxy_rules_last_timestamp_seconds", "ip_family=IPv4", 0)
-	expect("sync_proxy_rules_nftables_sync_failures_total", "ip_family=IPv4", 1)
 	s.Synced(ruleset.SyncInfo{Applied: true, Took: time.Second})
 	s.Synced(ruleset.SyncInfo{})
 	expect("sync_proxy_rules_last_timestamp_seconds", "ip_family=IPv6", float64(epoch.Unix()))
@@ -256,42 +255,15 @@ func TestFollower(t *testing.T) {
 	}
 }
 
-// TestNamesOfModes has each mode's metrics exported in that mode alone.
-func TestNamesOfModes(t *testing.T) {
-	for mode, want := range map[string]string{
-		"nftables": "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-		"iptables": "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
-		"ipvs":     "",
-	} {
-		names := families(t, newSet(mode))
-		for _, name := range []string{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "kubeproxy_sync_proxy_rules_iptables_restore_failures_total"} {
-			if (names[name] != nil) != (name == want) {
-				t.Errorf("mode %s: %s is %v", mode, name, names[name])
-			}
-		}
-	}
-}
-
-// watching is the set that tells of the API server's client, of which there can be
-// but one in a process.
-var watching = sync.OnceValue(func() *Set {
-	s := newSet("nftables")
-	s.WatchClient()
-	return s
-})
-
 // exported returns the names that a Prometheus server would know, in every mode,
-// once everything has happened.
-func exported(t *testing.T) map[string]bool {
+// once everything has happened, and the labels of each.
+func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]bool) {
 	t.Helper()
-	out := map[string]bool{"up": true}
-	for i, mode := range []string{"nftables", "iptables", "ipvs"} {
+	out, labels = map[string]bool{"up": true}, map[string]map[string]bool{}
+	metrics.RequestResult.Increment(t.Context(), "200", "GET", "h")
+	metrics.RequestLatency.Observe(t.Context(), "GET", url.URL{Host: "h"}, time.Second)
+	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
 		s := newSet(mode)
-		if i == 0 {
-			s = watching()
-			metrics.RequestResult.Increment(context.Background(), "200", "GET", "h")
-			metrics.RequestLatency.Observe(context.Background(), "GET", url.URL{Host: "h"}, time.Second)
-		}
 		s.Answered(health.Healthz, 200)
 		s.Answered(health.Livez, 200)
 		s.Synced(ruleset.SyncInfo{Applied: true})
@@ -305,27 +277,34 @@ func exported(t *testing.T) map[string]bool {
 		}
 		s.latency.WithLabelValues("IPv4").Observe(1)
 		for name, f := range families(t, s) {
-			if f.GetType() == dto.MetricType_HISTOGRAM {
-				for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-					out[name+suffix] = true
-				}
-				continue
+			has := map[string]bool{}
+			for _, l := range f.GetMetric()[0].GetLabel() {
+				has[l.GetName()] = true
 			}
-			out[name] = true
+			suffixes := []string{""}
+			if f.GetType() == dto.MetricType_HISTOGRAM {
+				suffixes = []string{"_bucket", "_sum", "_count"}
+			}
+			for _, suffix := range suffixes {
+				out[name+suffix], labels[name+suffix] = true, has
+			}
 		}
 	}
-	return out
+	return out, labels
 }
 
 // metricName is what looks like the name of a metric in a query.
 var metricName = regexp.MustCompile(`\b(?:kubeproxy|rest_client|process|go|up)(?:_[a-z0-9_]+)?\b`)
+
+// groupedBy finds the labels that a query groups by.
+var groupedBy = regexp.MustCompile(`\bby \(([^)]*)\)`)
 
 // notNames is strings and ranges, which hold no names of metrics.
 var notNames = regexp.MustCompile(`"[^"]*"|\[[^\]]*\]`)
 
 // TestQueries holds the alerts and the dashboard to what is exported.
 func TestQueries(t *testing.T) {
-	known := exported(t)
+	known, labels := exported(t)
 	var queries []string
 	text, err := os.ReadFile("../../deploy/prometheus-rules.yaml")
 	if err != nil {
@@ -366,6 +345,15 @@ func TestQueries(t *testing.T) {
 	}
 	used := map[string]bool{}
 	for _, q := range queries {
+		for _, by := range groupedBy.FindAllStringSubmatch(q, -1) {
+			for _, label := range strings.Split(by[1], ", ") {
+				for _, name := range metricName.FindAllString(notNames.ReplaceAllString(q, ""), -1) {
+					if label != "instance" && label != "le" && known[name] && !labels[name][label] {
+						t.Errorf("%s has no label %s, in %q", name, label, q)
+					}
+				}
+			}
+		}
 		for _, name := range metricName.FindAllString(notNames.ReplaceAllString(q, ""), -1) {
 			used[name] = true
 			if !known[name] {
@@ -392,4 +380,32 @@ var undisplayed = []string{
 	"kubeproxy_sync_partial_proxy_rules_duration_seconds",
 	"kubeproxy_conntrack_reconciler_sync_duration_seconds",
 	"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+}
+
+// TestPortsWithoutLocalEndpoints has a Service with two ports: mode ipvs counts Services,
+// the others ports.
+func TestPortsWithoutLocalEndpoints(t *testing.T) {
+	var d ruleset.Delta
+	for _, port := range []string{"a", "b"} {
+		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+			key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: types.NamespacedName{Name: "x"}, Port: port, Protocol: v1.ProtocolTCP}, Family: f}
+			d.Changes = append(d.Changes, ruleset.Change{Key: key, New: &ruleset.Service{
+				Key: key, Port: &tracker.ServicePort{Key: key, InternalLocal: true, ExternalLocal: port == "b", NodePort: 30000},
+				Selection: tracker.Selection{HasAny: true},
+			}})
+		}
+	}
+	for mode, want := range map[string]float64{"ipvs": 1, "iptables": 2, "nftables": 2} {
+		s := newSet(mode)
+		if err := s.Apply(t.Context(), &d); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range []string{"IPv4", "IPv6"} {
+			const name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
+			internal, external := value(t, s, name, "ip_family="+f+",traffic_policy=internal"), value(t, s, name, "ip_family="+f+",traffic_policy=external")
+			if internal != want || external != 1 {
+				t.Errorf("mode %s, %s: %v internal and %v external, want %v and 1", mode, f, internal, external, want)
+			}
+		}
+	}
 }

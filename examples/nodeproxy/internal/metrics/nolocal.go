@@ -3,21 +3,28 @@ package metrics
 import (
 	"sync"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// noLocal counts the Service ports that some node has endpoints for, and whose
-// traffic policy wants local ones of which there are none.
+// noLocal counts the Service ports that have endpoints on some node, but a traffic
+// policy of Local and no endpoint on this node.
 type noLocal struct {
+	// byService counts a Service once in each family, whatever the number of its ports.
+	byService bool
+
 	mu    sync.Mutex
 	ports map[tracker.Key]lacks
 }
 
-// lacks is which traffic of a port finds no local endpoint.
+// lacks holds which traffic of a port finds no local endpoint.
 type lacks struct{ internal, external bool }
 
-func newNoLocal() *noLocal { return &noLocal{ports: map[tracker.Key]lacks{}} }
+func newNoLocal(byService bool) *noLocal {
+	return &noLocal{byService: byService, ports: map[tracker.Key]lacks{}}
+}
 
 func lacksOf(s *ruleset.Service) lacks {
 	if s == nil || !s.Selection.HasAny || len(s.Selection.Local) != 0 {
@@ -50,9 +57,15 @@ func (n *noLocal) apply(d *ruleset.Delta) {
 func (n *noLocal) count(f tracker.Family) (internal, external int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	services := map[types.NamespacedName]lacks{}
 	for key, l := range n.ports {
 		if key.Family != f {
 			continue
+		}
+		if n.byService {
+			seen := services[key.NamespacedName]
+			services[key.NamespacedName] = lacks{seen.internal || l.internal, seen.external || l.external}
+			l = lacks{l.internal && !seen.internal, l.external && !seen.external}
 		}
 		if l.internal {
 			internal++

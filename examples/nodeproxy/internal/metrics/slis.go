@@ -64,5 +64,5 @@ func (s *Set) Ping() http.Handler {
 
 // SLIHandler serves the results of health checks: /metrics/slis.
 func (s *Set) SLIHandler() http.Handler {
-	return promhttp.HandlerFor(s.slis.registry, promhttp.HandlerOpts{EnableOpenMetrics: true})
+	return promhttp.HandlerFor(s.slis.registry, promhttp.HandlerOpts{})
 }

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+func TestCountCPUs(t *testing.T) {
+	for list, want := range map[string]int{"0": 1, "0-3": 4, "0-3,8": 5, "1,3,5-6": 4} {
+		if got, err := countCPUs(list); got != want || err != nil {
+			t.Errorf("%q: %d CPUs, error %v, want %d", list, got, err, want)
+		}
+	}
+	for _, list := range []string{"", "x", "0-", "-1", "3-0", "0,,1"} {
+		if n, err := countCPUs(list); err == nil {
+			t.Errorf("%q: %d CPUs, want an error", list, n)
+		}
+	}
+}
+
+// TestTuningOfPinnedProcess pins the agent to one CPU: the limit of connections is
+// still sized for all of the machine's.
+func TestTuningOfPinnedProcess(t *testing.T) {
+	netlab.Require(t)
+	const sysctl = "/proc/sys/net/netfilter/nf_conntrack_max"
+	var affinity unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &affinity); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.ReadFile("/proc/cpuinfo") // lists the online CPUs
+	if err != nil {
+		t.Fatal(err)
+	}
+	online := strings.Count("\n"+string(info), "\nprocessor\t:")
+	netlab.Need(t, online > 1, "two CPUs")
+
+	// A child inherits the affinity of the thread that starts it. The thread ends with
+	// its goroutine, since it stays locked.
+	type result struct {
+		out []byte
+		err error
+	}
+	done := make(chan result)
+	go func() {
+		runtime.LockOSThread()
+		var one unix.CPUSet
+		for cpu := range len(affinity) * 64 {
+			if affinity.IsSet(cpu) {
+				one.Set(cpu)
+				break
+			}
+		}
+		if err := unix.SchedSetaffinity(0, &one); err != nil {
+			done <- result{nil, err}
+			return
+		}
+		cmd := exec.Command("/proc/self/exe", "run", "--init-only", "--conntrack-max-per-core=1000", "--conntrack-min=0",
+			"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+		cmd.Env = append(os.Environ(), programEnv+"=1")
+		out, err := cmd.CombinedOutput()
+		done <- result{out, err}
+	}()
+	r := <-done
+	// The namespace of the tests has no say in the limit, which the agent reports with
+	// the value that it wanted.
+	_, err = os.Stat(sysctl)
+	netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
+	want := fmt.Sprintf("%s is ", sysctl)
+	if !strings.Contains(string(r.out), want) {
+		t.Fatalf("no %q in the log; error %v:\n%s", want, r.err, r.out)
+	}
+	machine := fmt.Sprintf("cannot be set to %d000 ", online)
+	if !strings.Contains(string(r.out), machine) {
+		t.Errorf("no %q in the log:\n%s", machine, r.out)
+	}
+}

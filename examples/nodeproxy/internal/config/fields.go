@@ -1,0 +1,196 @@
+package config
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// setFields returns the paths, such as "nftables.masqueradeBit", of the fields of a
+// decoded file whose values differ from those of absent fields. Null, 0, false and ""
+// do not differ: kubeadm writes them for every field. The paths are in the order of
+// the Go types.
+func setFields(c *v1alpha1.KubeProxyConfiguration) []string {
+	return appendSet(nil, "", reflect.ValueOf(c).Elem())
+}
+
+func appendSet(out []string, path string, v reflect.Value) []string {
+	switch x := v.Interface().(type) {
+	case metav1.TypeMeta:
+		return out
+	case metav1.Duration: // a struct, but one value
+		return appendUnless(x.Duration == 0, out, path)
+	case logsapi.TimeOrMetaDuration:
+		return appendUnless(x.Duration.Duration == 0, out, path)
+	case resource.QuantityValue:
+		return appendUnless(x.Value() == 0, out, path)
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+			at := path
+			if name != "" { // the fields of an embedded struct are the outer one's
+				at = strings.TrimPrefix(path+"."+name, ".")
+			}
+			out = appendSet(out, at, v.Field(i))
+		}
+		return out
+	case reflect.Slice, reflect.Map:
+		return appendUnless(v.Len() == 0, out, path)
+	}
+	return appendUnless(v.IsZero(), out, path)
+}
+
+func appendUnless(absent bool, out []string, path string) []string {
+	if absent {
+		return out
+	}
+	return append(out, path)
+}
+
+// rule is whether a field, or every field of a section, has an effect.
+type rule struct {
+	field  string
+	effect bool
+	// why says why there is none, to follow "has no effect".
+	why string
+}
+
+// rules returns the rules for a configuration with its defaults, and with the flags
+// that were given. Fields without a rule always have an effect, or are refused.
+func (fl *Flags) rules(c *v1alpha1.KubeProxyConfiguration, given map[string]bool) []rule {
+	in := func(modes ...string) bool { return slices.Contains(modes, string(c.Mode)) }
+	inMode := " in mode " + string(c.Mode)
+	detect := func(mode string) bool { return string(c.DetectLocalMode) == mode }
+	detectWith := " with detectLocalMode " + string(c.DetectLocalMode)
+	format := func(f string) bool { return c.Logging.Format == f }
+	formatWith := " with logging.format " + c.Logging.Format
+	out := []rule{
+		{"iptables.masqueradeBit", in(ModeIPTables, ModeIPVS), inMode},
+		{"iptables.masqueradeAll", in(ModeIPTables, ModeIPVS), inMode},
+		{"iptables.localhostNodePorts", in(ModeIPTables), inMode},
+		{"iptables.syncPeriod", in(ModeIPTables), inMode},
+		{"iptables.minSyncPeriod", in(ModeIPTables), inMode},
+		{"ipvs", in(ModeIPVS), inMode},
+		{"nftables", in(ModeNFTables), inMode},
+		{"detectLocal.bridgeInterface", detect(BridgeInterface), detectWith},
+		{"detectLocal.interfaceNamePrefix", detect(InterfaceNamePrefix), detectWith},
+		{"clusterCIDR", detect(ClusterCIDR), detectWith},
+		{"clientConnection", fl.out.Manifests == "", ", since --manifests is given"},
+		{"conntrack.min", *c.Conntrack.MaxPerCore != 0, " with conntrack.maxPerCore 0"},
+		{"bindAddressHardFail", c.HealthzBindAddress != "" || c.MetricsBindAddress != "", ": nothing is listened at"},
+		{"enableProfiling", c.MetricsBindAddress != "", " without metricsBindAddress"},
+		{"logging.options.text", format("text"), formatWith},
+		{"logging.options.text.infoBufferSize", c.Logging.Options.Text.SplitStream, " without logging.options.text.splitStream"},
+		{"logging.options.json", format("json"), formatWith},
+		{"logging.options.json.infoBufferSize", c.Logging.Options.JSON.SplitStream, " without logging.options.json.splitStream"},
+		{"configSyncPeriod", false, ": the API server tells of every change"},
+		{"portRange", false, ", as in kube-proxy"},
+		{"showHiddenMetricsForVersion", false, ": no metric is hidden"},
+	}
+	for _, mode := range []string{ModeNFTables, ModeIPTables, ModeIPVS} {
+		out = append(out, overridden(mode+".syncPeriod", "sync-period", given), overridden(mode+".minSyncPeriod", "min-sync-period", given))
+	}
+	return out
+}
+
+// overridden returns the rule for a field that has no effect if a flag is given.
+func overridden(field, flag string, given map[string]bool) rule {
+	return rule{field, !given[flag], ", since --" + flag + " is given"}
+}
+
+// noteNoEffect adds a note for each field of the file, and each flag, that was set
+// and has no effect.
+func (fl *Flags) noteNoEffect(c *v1alpha1.KubeProxyConfiguration, fileFields []string, given map[string]bool) {
+	rules := fl.rules(c, given)
+	for _, flag := range slices.Sorted(maps.Keys(given)) {
+		if fl.ignored(flag) {
+			continue
+		}
+		if why, none := noEffect(rules, flagFields()[flag]); none {
+			fl.note("--%s has no effect%s", flag, why)
+		}
+	}
+	// A file's vmodule is added to that of the flag, so it keeps its effect.
+	for _, flag := range append(slices.Sorted(maps.Keys(loggingFlags())), "hostname-override") {
+		if flag != "vmodule" {
+			rules = append(rules, overridden(flagFields()[flag], flag, given))
+		}
+	}
+	for _, field := range fileFields {
+		if why, none := noEffect(rules, field); none {
+			fl.note("in the configuration file: %s has no effect%s", field, why)
+		}
+	}
+}
+
+// noEffect returns why a field has no effect, and whether it has none.
+func noEffect(rules []rule, field string) (why string, none bool) {
+	for _, r := range rules {
+		if !r.effect && (r.field == field || strings.HasPrefix(field, r.field+".")) {
+			return r.why, true
+		}
+	}
+	return "", false
+}
+
+// flagFields returns the field that a flag stands for, for flags that stand for one.
+func flagFields() map[string]string {
+	return map[string]string{
+		"bind-address":                      "bindAddress",
+		"bind-address-hard-fail":            "bindAddressHardFail",
+		"cluster-cidr":                      "clusterCIDR",
+		"config-sync-period":                "configSyncPeriod",
+		"conntrack-max-per-core":            "conntrack.maxPerCore",
+		"conntrack-min":                     "conntrack.min",
+		"conntrack-tcp-be-liberal":          "conntrack.tcpBeLiberal",
+		"conntrack-tcp-timeout-close-wait":  "conntrack.tcpCloseWaitTimeout",
+		"conntrack-tcp-timeout-established": "conntrack.tcpEstablishedTimeout",
+		"conntrack-udp-timeout":             "conntrack.udpTimeout",
+		"conntrack-udp-timeout-stream":      "conntrack.udpStreamTimeout",
+		"detect-local-mode":                 "detectLocalMode",
+		"feature-gates":                     "featureGates",
+		"healthz-bind-address":              "healthzBindAddress",
+		"hostname-override":                 "hostnameOverride",
+		"iptables-localhost-nodeports":      "iptables.localhostNodePorts",
+		"iptables-masquerade-bit":           "iptables.masqueradeBit",
+		"iptables-min-sync-period":          "iptables.minSyncPeriod",
+		"iptables-sync-period":              "iptables.syncPeriod",
+		"ipvs-exclude-cidrs":                "ipvs.excludeCIDRs",
+		"ipvs-min-sync-period":              "ipvs.minSyncPeriod",
+		"ipvs-scheduler":                    "ipvs.scheduler",
+		"ipvs-strict-arp":                   "ipvs.strictARP",
+		"ipvs-sync-period":                  "ipvs.syncPeriod",
+		"ipvs-tcp-timeout":                  "ipvs.tcpTimeout",
+		"ipvs-tcpfin-timeout":               "ipvs.tcpFinTimeout",
+		"ipvs-udp-timeout":                  "ipvs.udpTimeout",
+		"kube-api-burst":                    "clientConnection.burst",
+		"kube-api-content-type":             "clientConnection.contentType",
+		"kube-api-qps":                      "clientConnection.qps",
+		"kubeconfig":                        "clientConnection.kubeconfig",
+		"log-flush-frequency":               "logging.flushFrequency",
+		"log-json-info-buffer-size":         "logging.options.json.infoBufferSize",
+		"log-json-split-stream":             "logging.options.json.splitStream",
+		"log-text-info-buffer-size":         "logging.options.text.infoBufferSize",
+		"log-text-split-stream":             "logging.options.text.splitStream",
+		"logging-format":                    "logging.format",
+		"metrics-bind-address":              "metricsBindAddress",
+		"nodeport-addresses":                "nodePortAddresses",
+		"oom-score-adj":                     "oomScoreAdj",
+		"pod-bridge-interface":              "detectLocal.bridgeInterface",
+		"pod-interface-name-prefix":         "detectLocal.interfaceNamePrefix",
+		"profiling":                         "enableProfiling",
+		"proxy-mode":                        "mode",
+		"proxy-port-range":                  "portRange",
+		"show-hidden-metrics-for-version":   "showHiddenMetricsForVersion",
+		"v":                                 "logging.verbosity",
+		"vmodule":                           "logging.vmodule",
+	}
+}

@@ -1,0 +1,12 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // registers rest_client_*
+	_ "k8s.io/component-base/metrics/prometheus/version"    // registers kubernetes_build_info
+)
+
+// processGatherer returns the gatherer of the metrics that describe the whole process:
+// those that k8s.io/component-base registers in its global registry.
+func processGatherer() prometheus.Gatherer { return legacyregistry.DefaultGatherer }

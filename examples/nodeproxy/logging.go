@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+
+	"github.com/go-logr/logr"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+)
+
+// processLogger sets up logging for the whole process, client-go included, as
+// kube-proxy does for the same configuration, and returns a logger in front of it. A
+// process can call it once. Errors, warnings and infos are logged at any verbosity,
+// debugging messages at 4.
+func processLogger(c *config.Config, out, diag io.Writer) (*slog.Logger, error) {
+	streams := &logsapi.LoggingOptions{InfoStream: out, ErrorStream: diag}
+	if err := logsapi.ValidateAndApplyWithOptions(&c.Effective.Logging, streams, c.Gates); err != nil {
+		return nil, err
+	}
+	return inFront(klog.Background()), nil
+}
+
+// ownLogger returns a logger with the configuration's verbosity that shares nothing
+// with others in the process. Its format is text.
+func ownLogger(c *config.Config, diag io.Writer) *slog.Logger {
+	return inFront(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(diag), textlogger.Verbosity(int(c.Effective.Logging.Verbosity)))))
+}
+
+// inFront returns a slog logger that logs to l. The call depth skips the frames of
+// slog.Logger.Info, slog.Logger.log and slog.Handler.Enabled, so that --vmodule
+// matches the file of the caller.
+func inFront(l logr.Logger) *slog.Logger {
+	return slog.New(logr.ToSlogHandler(l.WithCallDepth(3)))
+}
+
+// quiet returns a logger that leaves out infos, unless the verbosity is more than 0.
+func quiet(c *config.Config, log *slog.Logger) *slog.Logger {
+	if c.Effective.Logging.Verbosity > 0 {
+		return log
+	}
+	return slog.New(warnings{log.Handler()})
+}
+
+// warnings is a handler that takes warnings and errors only.
+type warnings struct{ slog.Handler }
+
+// Enabled implements [slog.Handler].
+func (w warnings) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelWarn && w.Handler.Enabled(ctx, level)
+}
+
+// WithAttrs implements [slog.Handler].
+func (w warnings) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return warnings{w.Handler.WithAttrs(attrs)}
+}
+
+// WithGroup implements [slog.Handler].
+func (w warnings) WithGroup(name string) slog.Handler { return warnings{w.Handler.WithGroup(name)} }

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2/textlogger"
+)
+
+// TestVModule checks that --vmodule goes by the file of the caller, and not by one of
+// slog or logr.
+func TestVModule(t *testing.T) {
+	for pattern, want := range map[string]string{
+		"logging_test=4":             "debug,info,",
+		"logging_test=3":             "info,",
+		"logger=4,sloghandler=4":     "info,",
+		"handler=4,logr=4,logging=4": "info,",
+	} {
+		var diag strings.Builder
+		c := textlogger.NewConfig(textlogger.Output(&diag))
+		if err := c.VModule().Set(pattern); err != nil {
+			t.Fatal(err)
+		}
+		log := inFront(textlogger.NewLogger(c)).With("with", 1).WithGroup("group")
+		log.Debug("debug")
+		log.InfoContext(t.Context(), "info")
+		got := ""
+		for line := range strings.Lines(diag.String()) {
+			if !strings.Contains(line, " logging_test.go:") {
+				t.Errorf("not from this file: %s", line)
+			}
+			_, message, _ := strings.Cut(line, `] "`)
+			message, _, _ = strings.Cut(message, `"`)
+			got += message + ","
+		}
+		if got != want {
+			t.Errorf("--vmodule=%s: logged %s want %s", pattern, got, want)
+		}
+	}
+}
+
+// TestLevels checks which levels are logged at which verbosity, and how.
+func TestLevels(t *testing.T) {
+	for _, tt := range []struct {
+		v           string
+		plain, calm string
+	}{
+		{"0", "IWE", "WE"},
+		{"3", "IWE", "IWE"},
+		{"4", "IIWE", "IIWE"},
+	} {
+		c := parsed(t, []string{"run", "-v", tt.v})
+		letters := func(wrap func(*slog.Logger) *slog.Logger) (out string) {
+			var diag strings.Builder
+			log := wrap(ownLogger(c, &diag))
+			for _, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError} {
+				log.Log(t.Context(), level, "message")
+			}
+			for line := range strings.Lines(diag.String()) {
+				out += line[:1]
+			}
+			return out
+		}
+		if got := letters(func(l *slog.Logger) *slog.Logger { return l }); got != tt.plain {
+			t.Errorf("-v %s: %s, want %s", tt.v, got, tt.plain)
+		}
+		if got := letters(func(l *slog.Logger) *slog.Logger { return quiet(c, l).With("a", 1).WithGroup("g") }); got != tt.calm {
+			t.Errorf("-v %s, quiet: %s, want %s", tt.v, got, tt.calm)
+		}
+	}
+}
+
+// healthChecked is webService with a health-check node port.
+const healthChecked = `apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.10
+  externalTrafficPolicy: Local
+  healthCheckNodePort: 30081
+  ports:
+  - {name: http, port: 80, nodePort: 30080}
+`
+
+// TestVerbosityAtRunTime changes --v of a running agent, without one of its pages.
+func TestVerbosityAtRunTime(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", healthChecked+"---\n"+webSlice(podIPs[0]))
+	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period=0", "--profiling", "--metrics-bind-address=192.0.2.1:10249",
+		"--feature-gates=ComponentFlagz=false")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+
+	tr := &http.Transport{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
+		return s.client.Dial(ctx, network, "", to)
+	}}
+	defer tr.CloseIdleConnections()
+	ask := func(method, body string) int {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://192.0.2.1:10249/debug/flags/v", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := tr.RoundTrip(r)
+		if err != nil {
+			return 0 // the server is not up yet
+		}
+		answer.Body.Close()
+		return answer.StatusCode
+	}
+	eventually(t, "GET is refused", func() bool { return ask(http.MethodGet, "") == http.StatusNotAcceptable })
+	if code := ask(http.MethodPut, "many"); code != http.StatusBadRequest {
+		t.Errorf("a bad verbosity: status %d", code)
+	}
+	if code, _, _ := get(t, s.client, "http://192.0.2.1:10249/flagz"); code != http.StatusNotFound {
+		t.Errorf("/flagz is served without its feature gate: status %d", code)
+	}
+	if code, text, _ := get(t, s.client, "http://192.0.2.1:10249/statusz"); code != 200 || strings.Contains(text, "/flagz") || !strings.Contains(text, "/debug/flags/v") {
+		t.Errorf("/statusz: status %d\n%s", code, text)
+	}
+	const debug = `"no longer answering health checks"`
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	put(t, dir, "web.yaml", healthChecked+"---\n"+webSlice(podIPs[0]))
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	if strings.Contains(p.log(), debug) {
+		t.Errorf("logged at --v=0:\n%s", p.log())
+	}
+	if code := ask(http.MethodPut, "4"); code != http.StatusOK {
+		t.Errorf("a good verbosity: status %d", code)
+	}
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p.logged(t, debug)
+}
+
+// TestSplitStream has JSON infos go to standard output, with a buffer, and errors to
+// standard error.
+func TestSplitStream(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--cleanup",
+		"--feature-gates=LoggingAlphaOptions=true", "--logging-format=json", "--log-json-split-stream", "--log-json-info-buffer-size=64Ki", "--log-flush-frequency=1h")
+	code, out := p.exit(t)
+	if code != 0 || p.log() != "" || len(out) == 0 {
+		t.Errorf("exit status %d, standard output %q, standard error:\n%s", code, out, p.log())
+	}
+	for _, line := range out {
+		var info struct {
+			Msg    string
+			Caller string
+		}
+		if err := json.Unmarshal([]byte(line), &info); err != nil || info.Msg == "" || !strings.HasPrefix(info.Caller, "nodeproxy/") {
+			t.Errorf("error %v: %s", err, line)
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package ids_test
+
+import (
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/go-proxier/proxier/ruleset/ids"
+)
+
+// TestAllocator drives allocators at random against maps, with processes that end
+// and hand their IDs to the next.
+func TestAllocator(t *testing.T) {
+	const low, high, keys = 3, 12, 14
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 5))
+		a, err := ids.New[int](low, high)
+		if err != nil {
+			t.Fatal(err)
+		}
+		model, reserved := map[int]uint32{}, map[uint32]bool{}
+		used := func(id uint32) bool {
+			for _, u := range model {
+				if u == id {
+					return true
+				}
+			}
+			return reserved[id]
+		}
+		taken := func() (n int) {
+			for id := uint32(low); id <= high; id++ {
+				if used(id) {
+					n++
+				}
+			}
+			return n
+		}
+		for range 300 {
+			k, id := r.IntN(keys), uint32(r.IntN(high+3))
+			switch r.IntN(12) {
+			case 0, 1, 2, 3, 4, 5:
+				had, ok := model[k]
+				free := high - low + 1 - taken()
+				got, err := a.Get(k)
+				switch {
+				case ok:
+					if err != nil || got != had {
+						t.Fatalf("get %d: %d, %v, want %d", k, got, err, had)
+					}
+				case free == 0:
+					if !errors.Is(err, ids.ErrExhausted) {
+						t.Fatalf("get %d of none left: %d, %v", k, got, err)
+					}
+				case err != nil || got < low || got > high || used(got):
+					t.Fatalf("get %d: %d, %v; in use are %v and %v", k, got, err, model, reserved)
+				default:
+					model[k] = got
+				}
+			case 6, 7, 8:
+				a.Release(k)
+				delete(model, k)
+			case 9:
+				a.Reserve(id)
+				reserved[id] = true
+			case 10:
+				for id := range reserved {
+					a.Unreserve(id)
+				}
+				clear(reserved)
+			case 11: // another process, which reserves nothing
+				if a, err = ids.New[int](low, high); err != nil {
+					t.Fatal(err)
+				}
+				clear(reserved)
+				for k, id := range model {
+					if err := a.Adopt(k, id); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			had, ok := model[k]
+			if got, found := a.Lookup(k); got != had || found != ok {
+				t.Fatalf("lookup of %d: %d, %t, want %d, %t", k, got, found, had, ok)
+			}
+			if got, found := a.Key(had); ok && (got != k || !found) {
+				t.Fatalf("key of %d: %d, %t, want %d", had, got, found, k)
+			}
+			if got := maps.Collect(a.All()); !maps.Equal(got, model) || a.Len() != len(model) {
+				t.Fatalf("seed %d: all %v, want %v", seed, got, model)
+			}
+		}
+	}
+}
+
+func TestAdoptConflicts(t *testing.T) {
+	a, err := ids.New[string](1, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(a.Adopt("a", 5), a.Adopt("a", 5)); err != nil {
+		t.Fatal(err)
+	}
+	a.Reserve(6)
+	for _, c := range []struct {
+		key string
+		id  uint32
+	}{{"a", 7}, {"b", 5}, {"b", 6}, {"b", 0}, {"b", 11}} {
+		if err := a.Adopt(c.key, c.id); !errors.Is(err, ids.ErrConflict) {
+			t.Errorf("adopt %s as %d: %v", c.key, c.id, err)
+		}
+	}
+	if got := maps.Collect(a.All()); !maps.Equal(got, map[string]uint32{"a": 5}) {
+		t.Errorf("after conflicts: %v", got)
+	}
+	if _, err := ids.New[string](2, 1); err == nil {
+		t.Error("an empty range is accepted")
+	}
+}
+
+// TestReuse: a released ID waits until the ones released before it are given out,
+// and the last number of the whole range can be.
+func TestReuse(t *testing.T) {
+	a, err := ids.New[int](1<<32-3, 1<<32-1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(k int) uint32 {
+		t.Helper()
+		id, err := a.Get(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	one, two, _ := get(1), get(2), get(3)
+	if _, err := a.Get(4); !errors.Is(err, ids.ErrExhausted) {
+		t.Errorf("the fourth of three: %v", err)
+	}
+	a.Release(2)
+	a.Release(1)
+	if got := get(4); got != two {
+		t.Errorf("got %d, want %d, which was released first", got, two)
+	}
+	if got := get(5); got != one {
+		t.Errorf("got %d, want %d", got, one)
+	}
+}

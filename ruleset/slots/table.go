@@ -1,0 +1,222 @@
+package slots
+
+import (
+	"iter"
+	"maps"
+	"slices"
+)
+
+// Table assigns the keys of a pool to the slots from 0 to Len-1 and records which
+// slots have to be written. The zero value is an empty table of which the data plane
+// has nothing. It must not be copied, nor used by several goroutines at once.
+type Table[K, V comparable] struct {
+	slots []entry[K, V]
+	at    map[K]int // the slot of each key
+	// gaps holds each slot that is not used, and perhaps others.
+	gaps []int
+	// dirty holds the slots that the data plane may have otherwise.
+	dirty map[int]struct{}
+	// high is the slot above the last one that the data plane may have.
+	high int
+}
+
+// entry is one slot.
+type entry[K, V comparable] struct {
+	key   K
+	value V
+	used  bool
+}
+
+// Len returns the number of keys, which is the size of the pool after a Write.
+func (t *Table[K, V]) Len() int { return len(t.at) }
+
+// Get returns the value of a key, and false if the table does not have the key.
+func (t *Table[K, V]) Get(k K) (V, bool) {
+	i, ok := t.at[k]
+	if !ok {
+		var none V
+		return none, false
+	}
+	return t.slots[i].value, true
+}
+
+// Slot returns the slot of a key, and false if the table does not have the key. A
+// later Write may move the key to a lower slot.
+func (t *Table[K, V]) Slot(k K) (int, bool) {
+	i, ok := t.at[k]
+	return i, ok
+}
+
+// All yields the keys and their values in no order. Keys may be deleted while it
+// runs.
+func (t *Table[K, V]) All() iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		for k, i := range t.at {
+			if !yield(k, t.slots[i].value) {
+				return
+			}
+		}
+	}
+}
+
+// Set adds a key or changes its value. To set what the table has already is not a
+// change.
+func (t *Table[K, V]) Set(k K, v V) {
+	i, ok := t.at[k]
+	if ok && t.slots[i].value == v {
+		return
+	}
+	if !ok {
+		i = t.free()
+		t.put(i, k)
+	}
+	t.slots[i].value = v
+	t.mark(i)
+}
+
+// Delete removes a key, if the table has it.
+func (t *Table[K, V]) Delete(k K) {
+	i, ok := t.at[k]
+	if !ok {
+		return
+	}
+	delete(t.at, k)
+	delete(t.dirty, i)
+	t.slots[i] = entry[K, V]{}
+	t.gaps = append(t.gaps, i)
+}
+
+// Replace makes the table hold what want yields and nothing else, for a Full delta.
+// It takes time proportional to the whole table; the writes that follow are
+// proportional to what differs.
+func (t *Table[K, V]) Replace(want iter.Seq2[K, V]) {
+	now := map[K]V{}
+	var order []K // the caller's, so that new slots follow it
+	for k, v := range want {
+		now[k] = v
+		order = append(order, k)
+	}
+	for k := range t.at {
+		if _, ok := now[k]; !ok {
+			t.Delete(k)
+		}
+	}
+	for _, k := range order {
+		t.Set(k, now[k])
+	}
+}
+
+// Adopt records that the data plane holds a key in a slot, as an earlier process
+// left it. It must be called before anything else, in any order of slots, and not
+// twice for a slot. A key that was adopted in another slot already, as when a
+// process ended while it moved the key, keeps that other slot. It panics if slot is
+// negative.
+func (t *Table[K, V]) Adopt(slot int, k K, v V) {
+	for slot >= len(t.slots) {
+		t.gaps = append(t.gaps, len(t.slots))
+		t.slots = append(t.slots, entry[K, V]{})
+	}
+	t.high = max(t.high, slot+1)
+	if _, ok := t.at[k]; ok || t.slots[slot].used {
+		return
+	}
+	t.put(slot, k)
+	t.slots[slot].value = v
+}
+
+// Rewrite has the next Write write every slot, for a data plane that other programs
+// may have changed.
+func (t *Table[K, V]) Rewrite() {
+	for _, i := range t.at {
+		t.mark(i)
+	}
+}
+
+// Write calls put for each slot whose entry the data plane may not have, in
+// ascending order. It returns the first error of put, after which the failed slot and
+// those after it are still to be written. Keys may move to lower slots first, so that
+// no gaps are left.
+func (t *Table[K, V]) Write(put func(slot int, k K, v V) error) error {
+	t.compact()
+	for _, i := range slices.Sorted(maps.Keys(t.dirty)) {
+		t.high = max(t.high, i+1) // a put that fails may have taken effect
+		if err := put(i, t.slots[i].key, t.slots[i].value); err != nil {
+			return err
+		}
+		delete(t.dirty, i)
+	}
+	return nil
+}
+
+// Trim calls del for each slot at or above the size that the data plane may have, in
+// descending order. It must be called only while the size that is in effect is Len,
+// after a Write that succeeded. It returns the first error of del; another Trim goes
+// on from there.
+func (t *Table[K, V]) Trim(del func(slot int) error) error {
+	for t.high > len(t.slots) {
+		if err := del(t.high - 1); err != nil {
+			return err
+		}
+		t.high--
+	}
+	return nil
+}
+
+// Pending reports whether Write or Trim has anything to do.
+func (t *Table[K, V]) Pending() bool {
+	return len(t.dirty) > 0 || len(t.at) != len(t.slots) || t.high > len(t.slots)
+}
+
+// put assigns a slot to a key.
+func (t *Table[K, V]) put(slot int, k K) {
+	if t.at == nil {
+		t.at = map[K]int{}
+	}
+	t.at[k] = slot
+	t.slots[slot].key, t.slots[slot].used = k, true
+}
+
+// mark notes that a slot has to be written.
+func (t *Table[K, V]) mark(slot int) {
+	if t.dirty == nil {
+		t.dirty = map[int]struct{}{}
+	}
+	t.dirty[slot] = struct{}{}
+}
+
+// free returns a slot that is not used: a gap, or a new last one.
+func (t *Table[K, V]) free() int {
+	for n := len(t.gaps); n > 0; n = len(t.gaps) {
+		i := t.gaps[n-1]
+		t.gaps = t.gaps[:n-1]
+		if i < len(t.slots) && !t.slots[i].used {
+			return i
+		}
+	}
+	t.slots = append(t.slots, entry[K, V]{})
+	return len(t.slots) - 1
+}
+
+// compact moves the keys of the last slots into the gaps.
+func (t *Table[K, V]) compact() {
+	cut := func() {
+		for n := len(t.slots); n > 0 && !t.slots[n-1].used; n = len(t.slots) {
+			t.slots = t.slots[:n-1]
+		}
+	}
+	cut()
+	for _, gap := range t.gaps {
+		if gap >= len(t.slots) || t.slots[gap].used {
+			continue
+		}
+		last := len(t.slots) - 1
+		e := t.slots[last]
+		t.slots[last] = entry[K, V]{}
+		delete(t.dirty, last)
+		t.put(gap, e.key)
+		t.slots[gap].value = e.value
+		t.mark(gap)
+		cut()
+	}
+	t.gaps = nil
+}
