@@ -142,9 +142,9 @@
 // # Differences from kube-proxy's nftables mode
 //
 // Packets are treated the same, except for the differences that package ruleset lists. The
-// table has another name, so that both can be installed
-// while one takes over from the other, and its own chains and maps. Client affinity is kept
-// for each Service port and, under externalTrafficPolicy Local, separately for traffic that
+// table has another name, so that both can be installed while one takes over from the other,
+// and its own chains and maps. Client affinity is kept for each Service port and, under
+// externalTrafficPolicy Local, separately for traffic that
 // may use every endpoint and traffic that may use local ones. Each connection renews the time
 // that a client is remembered for. After the timeout is shortened, a client that is already
 // remembered may make one more connection within the old timeout. Hairpin connections are
