@@ -136,10 +136,26 @@ func (h *Host) AddAddr(ifname string, p netip.Prefix) error {
 		if err == nil && p.Addr().Is6() && link.Attrs().Flags&net.FlagLoopback == 0 {
 			err = h.waitSolicited(link.Attrs().Index, p.Addr())
 		}
+		if err == nil && p.Addr().Is6() {
+			err = waitLocal(nl, p.Addr())
+		}
 		if err != nil {
 			return fmt.Errorf("add address %s to %s: %w", p, ifname, err)
 		}
 		return nil
+	})
+}
+
+// waitLocal waits until the kernel has a local route for an IPv6 address, which a kernel
+// worker adds some time after the address (addrconf_dad_work of net/ipv6/addrconf.c). A
+// socket that connects before that keeps the wrong route.
+func waitLocal(nl *netlink.Handle, a netip.Addr) error {
+	return wait(func() (bool, error) {
+		routes, err := nl.RouteGet(a.AsSlice())
+		if err != nil { // there is no route at all
+			return false, nil
+		}
+		return len(routes) != 0 && routes[0].Type == unix.RTN_LOCAL, nil
 	})
 }
 
