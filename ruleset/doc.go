@@ -64,8 +64,9 @@
 //  2. Implement [Backend], a single method. The example MapBackend is a whole one;
 //     examples/vendor-patterns has one that writes entry by entry and may fail at
 //     any (mapplane) and one with endpoints that Services share (grouptable).
-//  3. Prove it: package conformance, below this one, sends real packets through it.
-//     What it cannot do is declared there.
+//  3. Prove it: package conformance, below this one, judges what the backend writes
+//     without a network, and then sends real packets through the data plane. What it
+//     cannot do is declared there.
 //  4. Put it into an agent, as in the project's README: an Engine, a Cursor, package
 //     runner, and as further followers conntrack and runner/health.
 //
@@ -74,8 +75,9 @@
 // What to do with a delta:
 //
 //  1. If d.Full, find what the data plane has that d.Changes does not call for, such
-//     as entries left by an earlier process, and remove it after the last step. Write
-//     everything else, whatever [Change.What] says.
+//     as entries left by an earlier process. Remove frontends among it before step 7,
+//     because they may lead to what that step removes, and everything else after
+//     step 7. Write everything that is called for, whatever [Change.What] says.
 //  2. If d.Node is another pointer than d.OldNode, write what depends on the node:
 //     NodePort addresses, Service CIDRs, how pods are recognised.
 //  3. Delete the [Change.GoneFrontends] of all changes.
@@ -111,9 +113,10 @@
 // and 7 are also left out for a Service that loses a frontend to a failed one: until
 // that one is in place, its clients are served where they were. Name the failed
 // Services in a [*PartialError]; the Cursor counts those that lose a frontend to
-// them as failed too, and offers both again. If something fails in a full delta,
-// return another error instead, so that the next delta is full and can remove
-// what is stale.
+// them as failed too, and offers both again. If something fails in a full delta, leave
+// out steps 6 and 7 for every Service: a frontend of an earlier process may be among
+// those that were not replaced. Return another error instead, so that the next delta
+// is full and can remove what is stale.
 //
 // A pool that exists may be empty: there are endpoints, but none this node may use,
 // or none at all. [tracker.Selection].UsesCluster and UsesLocal report whether the

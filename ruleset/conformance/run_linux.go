@@ -7,15 +7,6 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// world is one of the suite's.
-type world struct {
-	name string
-	// needs is what the backend must do for it.
-	needs  []Feature
-	config config
-	run    func(*World)
-}
-
 // Run tests a backend in every world of the suite, each a parallel sub-test.
 func Run(t *testing.T, o Options) {
 	t.Helper()
@@ -24,17 +15,13 @@ func Run(t *testing.T, o Options) {
 	}
 	worlds := slices.Concat(
 		// Those that wait come first.
-		affinityWorlds(),
-		changeWorlds(),
-		togetherWorlds(),
-		weightWorlds(),
-		hashWorlds(),
-		clusterIPWorlds(),
-		nodePortWorlds(),
-		externalWorlds(),
-		policyWorlds(),
-		masqueradeWorlds(),
-		topologyWorlds(),
+		affinityPacketWorlds(),
+		changePacketWorlds(),
+		bridgeWorlds(),
+		weightPacketWorlds(),
+		hashPacketWorlds(),
+		distributionWorlds(),
+		scriptedWorlds(),
 	)
 	for _, world := range worlds {
 		t.Run(world.name, func(t *testing.T) {
@@ -52,27 +39,5 @@ func Run(t *testing.T, o Options) {
 	}
 }
 
-// overUDP returns the rows over TCP and over UDP.
-func overUDP(rows ...row) []row {
-	out := make([]row, 0, 2*len(rows))
-	for _, r := range rows {
-		r.proto = tcp
-		out = append(out, r)
-		r.proto = udp
-		out = append(out, r)
-	}
-	return out
-}
-
-// everyone is one host of every sort; of its pods, only pod1 is an endpoint in
-// most worlds.
-const everyone = "client1 remote3 pod1 pod3 node"
-
-// tcpAndUDP returns a Service's ports: port 80 over both protocols, with node
-// ports unless 0.
-func tcpAndUDP(nodePort int32) []port {
-	return []port{
-		{name: "tcp", protocol: tcp, nodePort: nodePort},
-		{name: "udp", protocol: udp, nodePort: nodePort},
-	}
-}
+// packets is the script of a world that needs real packets.
+func packets(run func(*World)) func(cluster) { return func(w cluster) { run(w.(*World)) } }

@@ -178,7 +178,7 @@ func (g *Generator) setService(i int) Op {
 		}
 		s.Spec.Ports = append(s.Spec.Ports, p)
 	}
-	if s.Spec.Type == v1.ServiceTypeLoadBalancer && g.chance(2) {
+	if s.Spec.Type == v1.ServiceTypeLoadBalancer && g.chance(2) && len(g.p.Sources) != 0 {
 		for range 1 + g.rng.IntN(3) {
 			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, g.p.Sources[g.rng.IntN(len(g.p.Sources))])
 		}
