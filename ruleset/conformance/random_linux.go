@@ -61,6 +61,9 @@ func RunRandom(t *testing.T, o Options, r Random) {
 	if err := o.validate(); err != nil {
 		t.Fatal(err)
 	}
+	if !forwards(t, o) {
+		return
+	}
 	r = r.withDefaults()
 	start := time.Now()
 	one := func(seed uint64) {
