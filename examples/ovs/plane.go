@@ -19,8 +19,8 @@ import (
 type Plane struct {
 	Switch    *Switch
 	groups    *ids.Allocator[GroupName]
-	endpoints *ledger.Ledger[tracker.Key, Endpoint]
-	vips      *ledger.Ledger[tracker.Key, netip.Addr]
+	endpoints *shared[Endpoint]
+	vips      *shared[netip.Addr]
 }
 
 // found is what the switch has when a full delta comes. Its maps are empty otherwise.
@@ -38,15 +38,14 @@ func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return err
 	}
 	var was found
-	node := d.OldNode
 	if d.Full { // step 1
 		var err error
-		if node, was, err = p.adopt(); err != nil {
+		if was, err = p.adopt(); err != nil {
 			return err
 		}
 	}
-	if node != d.Node && !reflect.DeepEqual(node, d.Node) { // step 2
-		if err := p.Switch.SetNode(d.Node); err != nil {
+	if node := p.Switch.Node.All()[struct{}{}]; node != d.Node && !reflect.DeepEqual(node, d.Node) { // step 2
+		if err := p.Switch.Node.Set(struct{}{}, d.Node); err != nil {
 			return err
 		}
 	}
@@ -63,7 +62,7 @@ func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	step(func(c *ruleset.Change) error { // step 3
 		for f := range c.GoneFrontends() {
-			if err := p.Switch.RemoveFlow(flowKey(c.Key, &f)); err != nil {
+			if err := p.Switch.Flows.Delete(flowKey(c.Key, &f)); err != nil {
 				return err
 			}
 		}
@@ -86,7 +85,7 @@ func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 			}
 		}
 		for f := range c.LostFrontends() {
-			if err := p.Switch.RemoveFlow(flowKey(c.Key, &f)); err != nil {
+			if err := p.Switch.Flows.Delete(flowKey(c.Key, &f)); err != nil {
 				return err
 			}
 		}
@@ -102,25 +101,18 @@ func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 }
 
 // adopt takes over what the switch has.
-func (p *Plane) adopt() (*ruleset.Node, found, error) {
-	node, flows, groups, endpoints, vips := p.Switch.Tables()
-	p.endpoints, p.vips = &ledger.Ledger[tracker.Key, Endpoint]{}, &ledger.Ledger[tracker.Key, netip.Addr]{}
-	for _, e := range endpoints {
-		p.endpoints.Installed(e)
-	}
-	for _, a := range vips {
-		p.vips.Installed(a)
-	}
-	var err error
+func (p *Plane) adopt() (was found, err error) {
+	was = found{p.Switch.Flows.All(), p.Switch.Groups.All()}
+	p.endpoints, p.vips = newShared(&p.Switch.Endpoints), newShared(&p.Switch.VIPs)
 	if p.groups, err = ids.New[GroupName](1, 0xffffff00); err != nil { // OFPG_MAX
-		return nil, found{}, err
+		return was, err
 	}
-	for id, g := range groups {
+	for id, g := range was.groups {
 		if p.groups.Adopt(g.Name, id) != nil {
 			p.groups.Reserve(id) // a second group of this name, until it is pruned
 		}
 	}
-	return node, found{flows, groups}, nil
+	return was, nil
 }
 
 // fill writes what the frontends of a Service lead to.
@@ -133,23 +125,14 @@ func (p *Plane) fill(c *ruleset.Change, full bool, was map[uint32]Group) error {
 		upserted = slices.Values(c.New.Selection.Reachable)
 	}
 	for ep := range upserted {
-		e := Endpoint{ep.Addr, c.Key.Protocol}
-		if !p.endpoints.Claim(c.Key, e) {
-			continue
-		}
-		if err := p.Switch.SetEndpoint(e, true); err != nil {
+		if err := p.endpoints.claim(c.Key, Endpoint{ep.Addr, c.Key.Protocol}); err != nil {
 			return err
 		}
-		p.endpoints.Installed(e)
 	}
 	for a := range clusterIPs(c.New) {
-		if !p.vips.Claim(c.Key, a) {
-			continue
-		}
-		if err := p.Switch.SetVIP(a, true); err != nil {
+		if err := p.vips.claim(c.Key, a); err != nil {
 			return err
 		}
-		p.vips.Installed(a)
 	}
 	for t, bit := range pools {
 		if len(c.New.Pool(t)) == 0 || c.What&bit == 0 && !full {
@@ -166,7 +149,7 @@ func (p *Plane) fill(c *ruleset.Change, full bool, was map[uint32]Group) error {
 		if old, ok := was[id]; ok && old.Name == g.Name && slices.Equal(old.Buckets, g.Buckets) {
 			continue
 		}
-		if err := p.Switch.SetGroup(id, g); err != nil {
+		if err := p.Switch.Groups.Set(id, g); err != nil {
 			return err
 		}
 	}
@@ -187,7 +170,7 @@ func (p *Plane) expose(c *ruleset.Change, full bool, was map[FlowKey]Flow) error
 		if old, ok := was[k]; ok && reflect.DeepEqual(old, f) {
 			continue
 		}
-		if err := p.Switch.SetFlow(k, f); err != nil {
+		if err := p.Switch.Flows.Set(k, f); err != nil {
 			return err
 		}
 	}
@@ -201,7 +184,7 @@ func (p *Plane) trim(c *ruleset.Change, full bool) error {
 		if !ok || c.New != nil && (len(c.New.Pool(t)) != 0 || c.What&bit == 0 && !full) {
 			continue
 		}
-		if err := p.Switch.RemoveGroup(id); err != nil {
+		if err := p.Switch.Groups.Delete(id); err != nil {
 			return err
 		}
 		if c.New == nil {
@@ -209,7 +192,7 @@ func (p *Plane) trim(c *ruleset.Change, full bool) error {
 		}
 	}
 	for ep := range c.Removed() {
-		if err := release(p.endpoints, c.Key, Endpoint{ep.Addr, c.Key.Protocol}, p.Switch.SetEndpoint); err != nil {
+		if err := p.endpoints.release(c.Key, Endpoint{ep.Addr, c.Key.Protocol}); err != nil {
 			return err
 		}
 	}
@@ -217,23 +200,10 @@ func (p *Plane) trim(c *ruleset.Change, full bool) error {
 		if c.New != nil && slices.Contains(slices.Collect(clusterIPs(c.New)), a) {
 			continue
 		}
-		if err := release(p.vips, c.Key, a, p.Switch.SetVIP); err != nil {
+		if err := p.vips.release(c.Key, a); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-// release takes back a claim, and removes the item if it was the last one.
-func release[T comparable](l *ledger.Ledger[tracker.Key, T], k tracker.Key, item T, set func(T, bool) error) error {
-	if !l.Release(k, item) {
-		return nil
-	}
-	if err := set(item, false); err != nil {
-		l.Claim(k, item) // to be released again with the retry
-		return err
-	}
-	l.Removed(item)
 	return nil
 }
 
@@ -248,7 +218,7 @@ func (p *Plane) pruneFlows(d *ruleset.Delta, was map[FlowKey]Flow) error {
 		}
 	}
 	for k := range was {
-		if err := p.Switch.RemoveFlow(k); err != nil {
+		if err := p.Switch.Flows.Delete(k); err != nil {
 			return err
 		}
 	}
@@ -265,7 +235,7 @@ func (p *Plane) prune(d *ruleset.Delta, was map[uint32]Group) error {
 		if has, ok := p.groups.Lookup(g.Name); live[g.Name.Service] && (!ok || has == id) {
 			continue
 		}
-		if err := p.Switch.RemoveGroup(id); err != nil {
+		if err := p.Switch.Groups.Delete(id); err != nil {
 			return err
 		}
 		if has, ok := p.groups.Lookup(g.Name); ok && has == id {
@@ -273,17 +243,56 @@ func (p *Plane) prune(d *ruleset.Delta, was map[uint32]Group) error {
 		}
 		p.groups.Unreserve(id)
 	}
-	for e := range p.endpoints.Unused() {
-		if err := p.Switch.SetEndpoint(e, false); err != nil {
-			return err
-		}
-		p.endpoints.Removed(e)
+	return errors.Join(p.endpoints.sweep(), p.vips.sweep())
+}
+
+// shared is a table of what Services share.
+type shared[T comparable] struct {
+	ledger.Ledger[tracker.Key, T]
+	table *Table[T, bool]
+}
+
+// newShared takes over what is in a table.
+func newShared[T comparable](t *Table[T, bool]) *shared[T] {
+	s := &shared[T]{table: t}
+	for item := range t.All() {
+		s.Installed(item)
 	}
-	for a := range p.vips.Unused() {
-		if err := p.Switch.SetVIP(a, false); err != nil {
+	return s
+}
+
+// claim installs an item unless it is there.
+func (s *shared[T]) claim(k tracker.Key, item T) error {
+	if !s.Claim(k, item) {
+		return nil
+	}
+	if err := s.table.Set(item, true); err != nil {
+		return err
+	}
+	s.Installed(item)
+	return nil
+}
+
+// release removes an item if no other Service uses it.
+func (s *shared[T]) release(k tracker.Key, item T) error {
+	if !s.Release(k, item) {
+		return nil
+	}
+	if err := s.table.Delete(item); err != nil {
+		s.Claim(k, item) // to be released again with the retry
+		return err
+	}
+	s.Removed(item)
+	return nil
+}
+
+// sweep removes the items that no Service uses.
+func (s *shared[T]) sweep() error {
+	for item := range s.Unused() {
+		if err := s.table.Delete(item); err != nil {
 			return err
 		}
-		p.vips.Removed(a)
+		s.Removed(item)
 	}
 	return nil
 }

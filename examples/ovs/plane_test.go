@@ -3,7 +3,6 @@ package ovs
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -45,18 +44,19 @@ func TestConformance(t *testing.T) {
 
 // dump returns what a switch has, without the numbers of groups.
 func dump(sw *Switch) string {
-	_, flows, groups, endpoints, vips := sw.Tables()
 	var lines []string
-	for k, f := range flows {
+	for k, f := range sw.Flows.All() {
 		f.Group, f.Near = 0, 0
 		lines = append(lines, fmt.Sprintln("flow", k, f))
 	}
-	for _, g := range groups {
+	for _, g := range sw.Groups.All() {
 		lines = append(lines, fmt.Sprintln("group", g))
 	}
-	lines = append(lines, fmt.Sprintln(slices.SortedFunc(slices.Values(vips), netip.Addr.Compare)))
-	for _, e := range endpoints {
+	for e := range sw.Endpoints.All() {
 		lines = append(lines, fmt.Sprintln("endpoint", e))
+	}
+	for a := range sw.VIPs.All() {
+		lines = append(lines, fmt.Sprintln("cluster IP", a))
 	}
 	return strings.Join(slices.Sorted(slices.Values(lines)), "")
 }
@@ -96,9 +96,8 @@ func TestRestartWritesNothing(t *testing.T) {
 		}
 	}
 	numbers := func() map[types.NamespacedName]uint32 {
-		_, _, groups, _, _ := sw.Tables()
 		out := map[types.NamespacedName]uint32{}
-		for id, g := range groups {
+		for id, g := range sw.Groups.All() {
 			out[g.Name.Service.NamespacedName] = id
 		}
 		return out

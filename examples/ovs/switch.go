@@ -59,100 +59,71 @@ type Endpoint struct {
 	Proto v1.Protocol
 }
 
-// Switch is the switch. Each of its methods that write returns an error if Fail does,
-// and calls Look afterwards. [NewSwitch] returns an empty one.
+// Switch is the switch. Each write returns an error if Fail does, and calls Look
+// afterwards. [NewSwitch] returns an empty one.
 type Switch struct {
 	Fail func() error
 	Look func()
 	// Writes counts the writes that succeeded.
 	Writes int
 
-	node      *ruleset.Node
-	flows     map[Match]map[tracker.Key]written
-	groups    map[uint32]Group
-	endpoints map[Endpoint]bool
-	// vips is the cluster IPs, of which ports without a flow refuse connections.
-	vips map[netip.Addr]bool
-}
-
-type written struct {
-	flow Flow
-	at   int
+	Node      Table[struct{}, *ruleset.Node]
+	Flows     Table[FlowKey, Flow]
+	Groups    Table[uint32, Group]
+	Endpoints Table[Endpoint, bool]
+	// VIPs is the cluster IPs, of which ports without a flow refuse connections.
+	VIPs Table[netip.Addr, bool]
+	// owners is the owners of the flows for a Match, the last that was written at the end.
+	owners map[Match][]tracker.Key
 }
 
 // NewSwitch returns an empty switch.
 func NewSwitch(fail func() error, look func()) *Switch {
-	return &Switch{
-		Fail: fail, Look: look, flows: map[Match]map[tracker.Key]written{},
-		groups: map[uint32]Group{}, endpoints: map[Endpoint]bool{}, vips: map[netip.Addr]bool{},
+	s := &Switch{Fail: fail, Look: look, owners: map[Match][]tracker.Key{}}
+	s.Node, s.Groups = newTable[struct{}, *ruleset.Node](s), newTable[uint32, Group](s)
+	s.Endpoints, s.VIPs = newTable[Endpoint, bool](s), newTable[netip.Addr, bool](s)
+	s.Flows = newTable[FlowKey, Flow](s)
+	s.Flows.wrote = func(k FlowKey, there bool) {
+		s.owners[k.Match] = slices.DeleteFunc(s.owners[k.Match], func(o tracker.Key) bool { return o == k.Owner })
+		if there {
+			s.owners[k.Match] = append(s.owners[k.Match], k.Owner)
+		}
 	}
+	return s
 }
 
-func (s *Switch) write(f func()) error {
-	if err := s.Fail(); err != nil {
+// Table is one of the switch's tables.
+type Table[K comparable, V any] struct {
+	s     *Switch
+	m     map[K]V
+	wrote func(k K, there bool)
+}
+
+func newTable[K comparable, V any](s *Switch) Table[K, V] {
+	return Table[K, V]{s, map[K]V{}, func(K, bool) {}}
+}
+
+// Set adds or replaces an entry.
+func (t *Table[K, V]) Set(k K, v V) error {
+	return t.write(func() { t.m[k] = v; t.wrote(k, true) })
+}
+
+// Delete removes an entry. That there is none is no error.
+func (t *Table[K, V]) Delete(k K) error {
+	return t.write(func() { delete(t.m, k); t.wrote(k, false) })
+}
+
+// All returns a copy of the table, as another process finds it.
+func (t *Table[K, V]) All() map[K]V { return maps.Clone(t.m) }
+
+func (t *Table[K, V]) write(f func()) error {
+	if err := t.s.Fail(); err != nil {
 		return err
 	}
-	s.Writes++
 	f()
-	s.Look()
+	t.s.Writes++
+	t.s.Look()
 	return nil
-}
-
-// SetNode replaces what holds for the node as a whole.
-func (s *Switch) SetNode(n *ruleset.Node) error { return s.write(func() { s.node = n }) }
-
-// SetFlow adds or replaces a flow.
-func (s *Switch) SetFlow(k FlowKey, f Flow) error {
-	return s.write(func() {
-		if s.flows[k.Match] == nil {
-			s.flows[k.Match] = map[tracker.Key]written{}
-		}
-		s.flows[k.Match][k.Owner] = written{f, s.Writes}
-	})
-}
-
-// RemoveFlow removes a flow, if there is one.
-func (s *Switch) RemoveFlow(k FlowKey) error {
-	return s.write(func() {
-		if delete(s.flows[k.Match], k.Owner); len(s.flows[k.Match]) == 0 {
-			delete(s.flows, k.Match)
-		}
-	})
-}
-
-// SetGroup adds or replaces a group.
-func (s *Switch) SetGroup(id uint32, g Group) error { return s.write(func() { s.groups[id] = g }) }
-
-// RemoveGroup removes a group, if there is one.
-func (s *Switch) RemoveGroup(id uint32) error { return s.write(func() { delete(s.groups, id) }) }
-
-// SetEndpoint installs an endpoint's flow or removes it.
-func (s *Switch) SetEndpoint(e Endpoint, there bool) error {
-	return s.write(func() { set(s.endpoints, e, there) })
-}
-
-// SetVIP adds or removes a cluster IP.
-func (s *Switch) SetVIP(a netip.Addr, there bool) error {
-	return s.write(func() { set(s.vips, a, there) })
-}
-
-func set[K comparable](m map[K]bool, k K, there bool) {
-	if there {
-		m[k] = true
-	} else {
-		delete(m, k)
-	}
-}
-
-// Tables returns what is installed, as another process finds it.
-func (s *Switch) Tables() (*ruleset.Node, map[FlowKey]Flow, map[uint32]Group, []Endpoint, []netip.Addr) {
-	flows := map[FlowKey]Flow{}
-	for m, owners := range s.flows {
-		for k, w := range owners {
-			flows[FlowKey{m, k}] = w.flow
-		}
-	}
-	return s.node, flows, maps.Clone(s.groups), slices.Collect(maps.Keys(s.endpoints)), slices.Collect(maps.Keys(s.vips))
 }
 
 // Result is what the switch does with a packet.
@@ -168,24 +139,24 @@ type Result struct {
 // Process returns what the switch does with a packet.
 func (s *Switch) Process(p ruleset.Packet) Result {
 	m := Match{p.To.Addr(), p.To.Port(), p.Protocol, tracker.FamilyOf(p.To.Addr())}
-	toNode := slices.Contains(p.NodeAddresses, m.Addr)
+	toNode, node := slices.Contains(p.NodeAddresses, m.Addr), s.Node.m[struct{}{}]
 	flow, ok := s.lookup(m)
-	if !ok && toNode && s.node != nil && s.node.NodePorts(m.Family).Allows(m.Addr) {
+	if !ok && toNode && node != nil && node.NodePorts(m.Family).Allows(m.Addr) {
 		flow, ok = s.lookup(Match{Port: m.Port, Proto: m.Proto, Family: m.Family})
 	}
 	switch {
 	case ok:
-	case toNode || s.node == nil:
+	case toNode || node == nil:
 		return Result{Action: ruleset.ActionPass}
-	case s.vips[m.Addr]:
+	case s.VIPs.m[m.Addr]:
 		return Result{Action: ruleset.ActionReject}
-	case slices.ContainsFunc(s.node.ServiceCIDRs, func(c netip.Prefix) bool { return c.Contains(m.Addr) }):
+	case slices.ContainsFunc(node.ServiceCIDRs, func(c netip.Prefix) bool { return c.Contains(m.Addr) }):
 		return Result{Action: ruleset.ActionDrop}
 	default:
 		return Result{Action: ruleset.ActionPass}
 	}
 	fe := &flow.Frontend
-	fromPod, fromNode := s.node.LocalTraffic.Recognises(p.From, p.InInterface), p.InInterface == ""
+	fromPod, fromNode := node.LocalTraffic.Recognises(p.From, p.InInterface), p.InInterface == ""
 	target, group := fe.Target, flow.Group
 	if fromPod || fromNode {
 		target, group = fe.Near, flow.Near
@@ -205,8 +176,8 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 	case ruleset.MasqueradeNode:
 		r.Masquerade = fromNode && !fromPod
 	}
-	for _, b := range s.groups[group].Buckets {
-		if !s.endpoints[b.Endpoint] {
+	for _, b := range s.Groups.m[group].Buckets {
+		if !s.Endpoints.m[b.Endpoint] {
 			b.Endpoint = Endpoint{}
 		}
 		r.Buckets = append(r.Buckets, b)
@@ -214,12 +185,10 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 	return r
 }
 
-func (s *Switch) lookup(m Match) (f Flow, ok bool) {
-	last := 0
-	for _, w := range s.flows[m] {
-		if !ok || w.at > last {
-			f, last, ok = w.flow, w.at, true
-		}
+func (s *Switch) lookup(m Match) (Flow, bool) {
+	owners := s.owners[m]
+	if len(owners) == 0 {
+		return Flow{}, false
 	}
-	return f, ok
+	return s.Flows.m[FlowKey{m, owners[len(owners)-1]}], true
 }
