@@ -138,6 +138,11 @@ func TestConcurrent(t *testing.T) {
 	work(func(i int) { tr.SetNode(tracker.NodeInfo{Name: "n1", Zone: fmt.Sprint(i % 3)}) })
 	work(func(i int) { e.SetServiceCIDRs(prefixes("172.30.0.0/16", "172.31.0.0/16")[:i%2+1]) })
 	work(func(i int) { _ = c1.Sync(t.Context()) })
+	work(func(i int) {
+		c1.Service(key("s00003", tracker.IPv4))
+		c1.Lookup(netip.MustParseAddrPort("172.30.0.3:80"), v1.ProtocolTCP)
+		c1.LookupEndpoint(netip.MustParseAddrPort("10.0.0.3:8080"), v1.ProtocolTCP)
+	})
 	work(func(i int) { _ = c1.Sync(t.Context()) })
 	work(func(i int) {
 		if i%50 == 0 {

@@ -185,8 +185,29 @@ func brokenBackends() []broken {
 		}, {
 			name: "has gaps", faults: faults{gap: 20 * time.Millisecond},
 			world: "changes under load", complaint: `connections, [1-9][0-9]* failed`,
+		}, {
+			name: "deletes frontends that moved", distort: deleteMoved,
+			world: "frontends that move", complaint: `connections, [1-9][0-9]* failed`,
 		},
 	}
+}
+
+// deleteMoved takes moved frontends from their new owner, as a backend does that
+// deletes the old owner's entry by its address last.
+func deleteMoved(d *ruleset.Delta) {
+	moved := map[tracker.Key][]ruleset.Frontend{}
+	for _, c := range d.Changes {
+		for f := range c.TakenFrontends() {
+			moved[c.Key] = append(moved[c.Key], f)
+		}
+	}
+	eachService(func(s *ruleset.Service) {
+		s.Frontends = slices.DeleteFunc(s.Frontends, func(f ruleset.Frontend) bool {
+			return slices.ContainsFunc(moved[s.Key], func(m ruleset.Frontend) bool {
+				return f.Kind == m.Kind && f.Addr == m.Addr && f.Port == m.Port
+			})
+		})
+	})(d)
 }
 
 // TestBroken runs the suite against broken backends, each in a process of its own,

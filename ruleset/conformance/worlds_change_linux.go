@@ -43,6 +43,43 @@ func changePacketWorlds() []world {
 			})
 		})},
 
+		{name: "frontends that move", run: packets(func(w *World) {
+			// An external IP and a NodePort go from one Service to the next, along a row of
+			// them and round in a circle, with all of the Services and with some deleted.
+			names := []string{"a", "b", "c"}
+			has := func(i int, owns bool) service {
+				s := service{name: names[i], number: 1 + i, ports: tcpAndUDP(0), endpoints: on([]string{"pod1", "pod2", "remote1"}[i])}
+				if owns {
+					s.kind, s.ports, s.externalIPs = "NodePort", tcpAndUDP(30080), true
+					s.externalNumber = 1
+				}
+				return s
+			}
+			w.set(has(0, true), has(1, false), has(2, false))
+			w.Sync()
+			var to []Target
+			for _, f := range w.Env.Families {
+				for _, t := range []target{externalIP(1, 80), atPrimary(30080)} {
+					for _, p := range []v1.Protocol{tcp, udp} {
+						to = append(to, Target{t.at(f), p})
+					}
+				}
+			}
+			w.undisturbed(to, func() {
+				start := time.Now()
+				for i := 0; i < 30 || time.Since(start) < 2*time.Second; i++ {
+					from, next := i%3, (i+1)%3
+					if i%5 == 4 {
+						w.remove(names[from])
+					} else {
+						w.set(has(from, false))
+					}
+					w.set(has(next, true))
+					w.Sync()
+				}
+			})
+		})},
+
 		{name: "established connections", run: packets(func(w *World) {
 			w.set(
 				service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1", "pod2", "remote1")},
