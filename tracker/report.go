@@ -61,8 +61,8 @@ func (e *WarningError) Error() string { return e.Err.Error() }
 func (e *WarningError) Unwrap() error { return e.Err }
 
 func isWarning(err error) bool {
-	_, ok := errors.AsType[*WarningError](err)
-	return ok
+	var w *WarningError
+	return errors.As(err, &w)
 }
 
 // Event passes something about a Service to [Config.Events], for callers that find
