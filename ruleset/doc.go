@@ -70,7 +70,8 @@
 //  4. Put it into an agent, as in the project's README: an Engine, a Cursor, package
 //     runner, and as further followers conntrack and runner/health.
 //
-// Examples/userspace is all of that for a data plane in userspace.
+// Examples/userspace is all of that for a data plane in userspace, and examples/ovs is a
+// backend with groups, Services in the keys of frontends and shared endpoints.
 //
 // What to do with a delta:
 //
@@ -167,6 +168,28 @@
 // The packages below this one hold what data planes need beside the deltas: slots for
 // pools that are numbered without gaps, ids for IDs that survive a restart, ledger for
 // endpoints that Services share, and maglev for tables of consistent hashing.
+//
+// # Restarts
+//
+// The first delta of a process is full, and so is the first one after [ErrNeedFull]. A
+// backend that can read its tables keeps what is in them:
+//
+//  1. Before the steps, it reads the tables and hands what it finds to the packages
+//     above: (*ids.Allocator).Adopt for each numbered thing, (*slots.Table).Adopt for each
+//     entry of a pool, (*ledger.Ledger).Installed for each shared endpoint. It keeps
+//     the frontends that it finds in a map.
+//  2. It does the steps. IDs and slots come out as they were, (*ledger.Ledger).Claim
+//     asks for what is missing, and an entry that equals the one found is not written.
+//  3. It removes what was found and not called for: frontends before step 7, everything
+//     else after it.
+//
+// A restart with nothing changed then writes nothing. Names in such tables must not
+// contain [Service.ID], which each Engine gives out again: a name is a [tracker.Key], or
+// a number from package ids. If the tables have no room for a name, the process keeps
+// the numbers in a file of its own. examples/ovs does this for flows, groups and shared
+// endpoints, and examples/vendor-patterns/mapplane for numbered pools.
+//
+// # Coming from a sync loop
 //
 // For those who have a sync loop with maps of what is installed, MIGRATING.md in this
 // folder shows what each of its parts becomes.
