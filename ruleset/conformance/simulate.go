@@ -38,7 +38,8 @@ type SimEnv struct {
 	Families []tracker.Family
 	// Fail returns an error if a write must fail, and nil otherwise. The data plane
 	// calls it in each write and returns its error. Whether a write that fails takes
-	// effect is the data plane's choice.
+	// effect is the data plane's choice. Fail and Look must be called within Apply, by
+	// one goroutine at a time.
 	Fail func() error
 	// Look judges what packets meet at this moment. A data plane that is written to
 	// entry by entry calls it after each write. One that replaces everything in one step
@@ -53,7 +54,8 @@ type Plane struct {
 	// new one finds the data plane as that one left it.
 	Backend func() ruleset.Backend
 	// Handle returns what the data plane does with a packet; required. It looks the
-	// packet up in what has been written and must not change anything.
+	// packet up in what has been written and must not change anything. It is called by
+	// one goroutine at a time, also from within Look.
 	Handle func(ruleset.Packet) Outcome
 	// Dump, if not nil, returns what has been written, a line an entry. After each step
 	// of a random world it is compared with that of another data plane, whose backend
@@ -82,7 +84,8 @@ type Choice struct {
 	// Weight is its weight among the others.
 	Weight int
 	// Masquerade reports whether it gets the packet with an address of the node's as
-	// the source.
+	// the source: because of [ruleset.Frontend.Masquerade], or because the endpoint is
+	// the packet's source. It is not judged for endpoints at the node's own addresses.
 	Masquerade bool
 }
 
