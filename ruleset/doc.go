@@ -64,18 +64,21 @@
 //  2. Implement [Backend], a single method. The example MapBackend is a whole one;
 //     examples/vendor-patterns has one that writes entry by entry and may fail at
 //     any (mapplane) and one with endpoints that Services share (grouptable).
-//  3. Prove it: package conformance, below this one, sends real packets through it.
-//     What it cannot do is declared there.
+//  3. Prove it: package conformance, below this one, judges what the backend writes
+//     without a network, and then sends real packets through the data plane. What it
+//     cannot do is declared there.
 //  4. Put it into an agent, as in the project's README: an Engine, a Cursor, package
 //     runner, and as further followers conntrack and runner/health.
 //
-// Examples/userspace is all of that for a data plane in userspace.
+// Examples/userspace is all of that for a data plane in userspace, and examples/ovs is a
+// backend with groups, Services in the keys of frontends and shared endpoints.
 //
 // What to do with a delta:
 //
 //  1. If d.Full, find what the data plane has that d.Changes does not call for, such
-//     as entries left by an earlier process, and remove it after the last step. Write
-//     everything else, whatever [Change.What] says.
+//     as entries left by an earlier process. Remove frontends among it before step 7,
+//     because they may lead to what that step removes, and everything else after
+//     step 7. Write everything that is called for, whatever [Change.What] says.
 //  2. If d.Node is another pointer than d.OldNode, write what depends on the node:
 //     NodePort addresses, Service CIDRs, how pods are recognised.
 //  3. Delete the [Change.GoneFrontends] of all changes.
@@ -111,9 +114,10 @@
 // and 7 are also left out for a Service that loses a frontend to a failed one: until
 // that one is in place, its clients are served where they were. Name the failed
 // Services in a [*PartialError]; the Cursor counts those that lose a frontend to
-// them as failed too, and offers both again. If something fails in a full delta,
-// return another error instead, so that the next delta is full and can remove
-// what is stale.
+// them as failed too, and offers both again. If something fails in a full delta, leave
+// out steps 6 and 7 for every Service: a frontend of an earlier process may be among
+// those that were not replaced. Return another error instead, so that the next delta
+// is full and can remove what is stale.
 //
 // A pool that exists may be empty: there are endpoints, but none this node may use,
 // or none at all. [tracker.Selection].UsesCluster and UsesLocal report whether the
@@ -164,6 +168,28 @@
 // The packages below this one hold what data planes need beside the deltas: slots for
 // pools that are numbered without gaps, ids for IDs that survive a restart, ledger for
 // endpoints that Services share, and maglev for tables of consistent hashing.
+//
+// # Restarts
+//
+// The first delta of a process is full, and so is the first one after [ErrNeedFull]. A
+// backend that can read its tables keeps what is in them:
+//
+//  1. Before the steps, it reads the tables and hands what it finds to the packages
+//     above: (*ids.Allocator).Adopt for each numbered thing, (*slots.Table).Adopt for each
+//     entry of a pool, (*ledger.Ledger).Installed for each shared endpoint. It keeps
+//     the frontends that it finds in a map.
+//  2. It does the steps. IDs and slots come out as they were, (*ledger.Ledger).Claim
+//     asks for what is missing, and an entry that equals the one found is not written.
+//  3. It removes what was found and not called for: frontends before step 7, everything
+//     else after it.
+//
+// A restart with nothing changed then writes nothing. Names in such tables must not
+// contain [Service.ID], which each Engine gives out again: a name is a [tracker.Key], or
+// a number from package ids. If the tables have no room for a name, the process keeps
+// the numbers in a file of its own. examples/ovs does this for flows, groups and shared
+// endpoints, and examples/vendor-patterns/mapplane for numbered pools.
+//
+// # Coming from a sync loop
 //
 // For those who have a sync loop with maps of what is installed, MIGRATING.md in this
 // folder shows what each of its parts becomes.

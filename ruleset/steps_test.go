@@ -345,6 +345,12 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 		}
 		return nil
 	})
+	if d.Full {
+		if len(failed) != 0 { // steps 6 and 7 are left out
+			return errTrouble
+		}
+		p.pruneFrontends(d)
+	}
 	// A Service that loses a frontend to one that failed stays as it is.
 	waits := func(c *Change) bool {
 		for _, to := range c.LostFrontends() {
@@ -419,16 +425,28 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 	return nil
 }
 
-// prune removes what a full delta does not call for.
-func (p *stepPlane) prune(d *Delta) {
+// wanted returns a plane with what a full delta calls for.
+func (p *stepPlane) wanted(d *Delta) *stepPlane {
 	want := newStepPlane(p.t, p.r, "", p.owners, 0)
 	for _, c := range d.Changes {
 		if c.New != nil {
 			want.add(c.New)
 		}
 	}
+	return want
+}
+
+// pruneFrontends removes the frontends that a full delta does not call for.
+func (p *stepPlane) pruneFrontends(d *Delta) {
+	want := p.wanted(d)
 	maps.DeleteFunc(p.fronts, func(k entryKey, _ entry) bool { _, ok := want.fronts[k]; return !ok })
 	maps.DeleteFunc(p.counts, func(k entryKey, _ [2]int) bool { _, ok := want.fronts[k]; return !ok })
+	p.wrote("pruning frontends")
+}
+
+// prune removes everything else that a full delta does not call for.
+func (p *stepPlane) prune(d *Delta) {
+	want := p.wanted(d)
 	maps.DeleteFunc(p.pools, func(k poolKey, _ string) bool { _, ok := want.pools[k]; return !ok })
 	maps.DeleteFunc(p.ids, func(id uint32, _ tracker.Key) bool { _, ok := want.ids[id]; return !ok })
 	for _, m := range p.tables() {

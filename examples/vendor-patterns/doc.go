@@ -19,7 +19,11 @@
 //   - Package grouptable: endpoints that several Services share, installed once
 //     and counted by ruleset/ledger, as a switch with an OpenFlow group table needs.
 //     Groups keep their IDs over a restart by ruleset/ids.
+//   - Package ovs, beside this folder: a backend with groups, Services in the keys of
+//     frontends and shared endpoints, on a switch in memory.
 //   - The program userspace, beside this folder: a whole third-party proxy.
+//
+// The tests of all three packages run the conformance suite without packets.
 //
 // # More followers
 //

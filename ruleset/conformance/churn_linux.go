@@ -4,11 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net/netip"
 	"sync"
 	"time"
-
-	v1 "k8s.io/api/core/v1"
 )
 
 // Churn is what became of the connections of [World.Churn].
@@ -18,14 +15,6 @@ type Churn struct {
 	// Failures has an entry for each one that was not: refused, reset, without an
 	// answer, or answered only because TCP repeated a packet that had been lost.
 	Failures []error
-}
-
-// Target is an address at which a Service has endpoints.
-type Target struct {
-	// Addr is a frontend's, or a NodePort at one of the node's addresses.
-	Addr netip.AddrPort
-	// Protocol is TCP or UDP.
-	Protocol v1.Protocol
 }
 
 // maxFailures is how many failures of one kind of connection are kept.

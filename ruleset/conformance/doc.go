@@ -50,5 +50,31 @@
 // [NewWorld], and above all [World.Churn], which makes connections without end
 // while something is done to the backend, and reports each one that failed.
 //
-// The package exists on Linux only; elsewhere it is empty.
+// # Without packets
+//
+// [Simulate] needs neither privileges nor Linux and takes seconds. It drives a backend
+// through the same worlds, and through random ones, and asks a function of the
+// caller's, [Plane.Handle], what becomes of a packet. That function looks the packet up
+// in what the backend has written, in a map in memory in place of the kernel's or the
+// switch's tables. Writes fail, processes restart, frontends move between Services,
+// and each state between two writes is judged as well:
+//
+//	func TestSimulation(t *testing.T) {
+//		conformance.Simulate(t, conformance.Simulation{
+//			New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+//				tables := newFakeTables(env.Fail, env.Look)
+//				return conformance.Plane{
+//					Backend: func() ruleset.Backend { return mybackend.New(tables) },
+//					Handle:  tables.handle,
+//				}
+//			},
+//		})
+//	}
+//
+// It shows that the backend writes the right things in the right order. That the data
+// plane does the right thing with them is for [Run]. The random worlds are those of
+// package worldgen, which can be used alone.
+//
+// On systems other than Linux the package has the parts that Simulate needs and no
+// others.
 package conformance

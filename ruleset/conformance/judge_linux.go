@@ -18,29 +18,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-const (
-	tcp  = v1.ProtocolTCP
-	udp  = v1.ProtocolUDP
-	sctp = v1.ProtocolSCTP
-)
-
-// row is one line of a world: connections of a kind and what must become of
-// them. What must become of them is the oracle's to say; want is there for the
-// reader, and to see that a world is about what it means to be about.
-type row struct {
-	// from lists the hosts, by name.
-	from  string
-	proto v1.Protocol
-	to    target
-	// want is "reject", "drop", "pass", or the names of the pods of which each
-	// may be reached, with ":port" if it is not podPort, and with a * if it sees
-	// the node's address in place of the source.
-	want string
-}
-
-// enough is how many failures of one check are reported.
-const enough = 8
-
 // check makes the connections of the rows, in every family, and compares what
 // becomes of them with the oracle's verdict. If something was wrong the world
 // ends: what follows would most likely only say it again.
@@ -241,29 +218,5 @@ func (w *World) unhandled(from host, to netip.AddrPort) outcome {
 
 // describe puts a verdict as [row] does.
 func (w *World) describe(v ruleset.Verdict, f tracker.Family) string {
-	if v.Action != ruleset.ActionForward {
-		return v.Action.String()
-	}
-	var names []string
-	for _, ep := range v.Endpoints {
-		i := slices.IndexFunc(w.net.pods, func(p pod) bool { return p.addr(f) == ep.Addr.Addr() })
-		name := ep.String()
-		if i >= 0 {
-			name = w.net.pods[i].name
-			if port := ep.Addr.Port(); port != podPort {
-				name += fmt.Sprint(":", port)
-			}
-		}
-		if v.MasqueradeTo(ep) {
-			name += "*"
-		}
-		names = append(names, name)
-	}
-	return sortWords(strings.Join(names, " "))
-}
-
-func sortWords(s string) string {
-	words := strings.Fields(s)
-	slices.Sort(words)
-	return strings.Join(words, " ")
+	return describe(v, func(a netip.Addr) string { return w.podAt(f, a) })
 }

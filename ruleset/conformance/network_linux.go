@@ -25,51 +25,6 @@ import (
 // source tells the two apart. The node's own default route leads to the clients'
 // host, which swallows what is not for it: packets to a virtual address that the
 // backend let pass get no answer.
-const (
-	nodeName   = "node"
-	remoteName = "remote"
-	zone       = "zone-a"
-
-	// podPort and podPort2 are the ports at which every pod answers.
-	podPort, podPort2 = 8080, 8081
-	// nodePortOwn is the port of a server of the node itself, in its own
-	// namespace, which is no Service.
-	nodePortOwn = 9000
-
-	localPods       = 3
-	bridgeName      = "cni0"
-	interfacePrefix = "veth-"
-)
-
-// pick returns the address of the family.
-func pick(f tracker.Family, v4, v6 string) netip.Addr {
-	if f == tracker.IPv6 {
-		return netip.MustParseAddr(v6)
-	}
-	return netip.MustParseAddr(v4)
-}
-
-// numbered returns the address that is n after a base address, n below 200.
-func numbered(f tracker.Family, v4, v6 string, n int) netip.Addr {
-	b := pick(f, v4, v6).AsSlice()
-	b[len(b)-1] += byte(n)
-	a, _ := netip.AddrFromSlice(b)
-	return a
-}
-
-// The node's addresses: its primary one, by which the Node object knows it, its
-// second one, and the pods' gateway.
-func primary(f tracker.Family) netip.Addr   { return pick(f, "192.0.2.1", "2001:db8:1::1") }
-func secondary(f tracker.Family) netip.Addr { return pick(f, "198.51.100.1", "2001:db8:2::1") }
-func gateway(f tracker.Family) netip.Addr   { return pick(f, "10.244.1.1", "fd00:10:244:1::1") }
-func loopback(f tracker.Family) netip.Addr  { return pick(f, "127.0.0.1", "::1") }
-
-// nodeAddresses is everything that the node's kernel calls local in a world without
-// addresses of its own.
-func nodeAddresses(f tracker.Family) []netip.Addr {
-	return []netip.Addr{primary(f), secondary(f), gateway(f), loopback(f)}
-}
-
 // nodeAddresses is everything that the node's kernel calls local.
 func (n *network) nodeAddresses(f tracker.Family) []netip.Addr {
 	out := nodeAddresses(f)
@@ -90,43 +45,6 @@ func (n *network) bind(tb testing.TB, families []tracker.Family, addresses []tar
 			}
 		}
 	}
-}
-
-// clientAddr returns the address of the n-th client, from 1.
-func clientAddr(f tracker.Family, n int) netip.Addr {
-	return numbered(f, "192.0.2.9", "2001:db8:1::9", n)
-}
-
-// podAddr returns the address of the n-th local pod, from 1.
-func podAddr(f tracker.Family, n int) netip.Addr {
-	return numbered(f, "10.244.1.10", "fd00:10:244:1::10", n)
-}
-
-// remoteAddr returns the address of the n-th pod of the remote node, from 1.
-func remoteAddr(f tracker.Family, n int) netip.Addr {
-	return numbered(f, "10.244.2.20", "fd00:10:244:2::20", n)
-}
-
-// The ranges that the addresses are from.
-func localPodCIDR(f tracker.Family) netip.Prefix {
-	if f == tracker.IPv6 {
-		return netip.MustParsePrefix("fd00:10:244:1::/64")
-	}
-	return netip.MustParsePrefix("10.244.1.0/24")
-}
-
-func allPodsCIDR(f tracker.Family) netip.Prefix {
-	if f == tracker.IPv6 {
-		return netip.MustParsePrefix("fd00:10:244::/48")
-	}
-	return netip.MustParsePrefix("10.244.0.0/16")
-}
-
-func serviceCIDR(f tracker.Family) netip.Prefix {
-	if f == tracker.IPv6 {
-		return netip.MustParsePrefix("fd00:10:96::/112")
-	}
-	return netip.MustParsePrefix("10.96.0.0/16")
 }
 
 // host is where connections come from: one address of one namespace.

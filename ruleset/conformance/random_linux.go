@@ -15,8 +15,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/internal/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -61,6 +61,9 @@ func RunRandom(t *testing.T, o Options, r Random) {
 	if err := o.validate(); err != nil {
 		t.Fatal(err)
 	}
+	if !forwards(t, o) {
+		return
+	}
 	r = r.withDefaults()
 	start := time.Now()
 	one := func(seed uint64) {
@@ -102,51 +105,13 @@ type randomWorld struct {
 
 func newRandomWorld(tb testing.TB, o Options, r Random, seed uint64) *randomWorld {
 	w := &randomWorld{TB: tb, options: o, random: r, seed: seed, rng: rand.New(rand.NewPCG(seed, 1))}
-	skip := func(f Feature) bool { _, ok := o.Skip[f]; return ok }
-	w.config.masqueradeAll = !skip(MasqueradeAll) && w.rng.IntN(6) == 0
-	if !skip(NodePortAddresses) && w.rng.IntN(4) == 0 {
-		w.config.nodePortAddresses = [][]string{{"primary"}, {"192.0.2.0/24", "2001:db8:1::/64"}, {"198.51.100.0/24"}}[w.rng.IntN(3)]
-	}
-	w.config.sctp = !skip(SCTP) && seed%3 == 0 && sctpTracked()
-	if !skip(InterfaceDetection) {
-		switch w.rng.IntN(5) {
-		case 0:
-			w.config.bridge = true
-			w.config.localTraffic = &ruleset.LocalTraffic{Bridge: bridgeName}
-		case 1:
-			w.config.localTraffic = &ruleset.LocalTraffic{InterfacePrefix: interfacePrefix}
-		case 2:
-			w.config.localTraffic = &ruleset.LocalTraffic{} // not known
-		}
-	}
+	w.config = randomConfig(w.rng, o.Skip, seed%3 == 0 && sctpTracked())
 	return w
 }
 
 // generator makes up what happens in a world.
 func (w *randomWorld) generator(world *World) *worldgen.Generator {
-	skip := func(f Feature) bool { _, ok := w.options.Skip[f]; return ok }
-	p := worldgen.Params{
-		Families:       world.Env.Families,
-		Node:           tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(world.Env.Families, primary)},
-		ClusterIP:      func(f tracker.Family, n int) netip.Addr { return clusterIP(n, 0).at(f).Addr() },
-		ExternalIP:     func(f tracker.Family, n int) netip.Addr { return externalIP(n, 0).at(f).Addr() },
-		LoadBalancerIP: func(f tracker.Family, n int) netip.Addr { return loadBalancerIP(n, 0).at(f).Addr() },
-		Protocols:      []v1.Protocol{tcp, udp},
-		Affinity:       !skip(Affinity),
-		Weights:        !skip(WeightedEndpoints),
-		Hash:           !skip(ConsistentHash),
-	}
-	for _, pod := range world.net.pods {
-		p.Backends = append(p.Backends, worldgen.Backend{Node: pod.node, Addr: pod.addr, Ports: []uint16{podPort, podPort2}})
-	}
-	if !w.config.sctp {
-		// The node itself is an endpoint, too. It does not answer SCTP.
-		p.Backends = append(p.Backends, worldgen.Backend{Node: nodeName, Addr: primary, Ports: []uint16{nodePortOwn}})
-	}
-	if !skip(SourceRanges) {
-		p.Sources = []string{"192.0.2.10/32", "10.244.1.0/24", "2001:db8:1::/64", "fd00:10:244:1::11/128", "192.0.2.1/32", " 198.51.100.0/24", "2001:db8:2::/48"}
-	}
-	return worldgen.New(w.seed, p)
+	return worldgen.New(w.seed, randomParams(world.Env.Families, w.options.Skip, w.config))
 }
 
 // mishap is what went wrong.
@@ -212,20 +177,6 @@ func (w *randomWorld) fails(steps worldgen.Steps, m mishap) bool {
 	return failed
 }
 
-// quiet is a test within a test: what is to be cleaned up is before it goes on.
-type quiet struct {
-	testing.TB
-	undo []func()
-}
-
-func (q *quiet) Cleanup(f func()) { q.undo = append(q.undo, f) }
-
-func (q *quiet) cleanup() {
-	for i := len(q.undo) - 1; i >= 0; i-- {
-		q.undo[i]()
-	}
-}
-
 // step makes changes, and says what was wrong afterwards: with the packets given,
 // or with random ones.
 func (w *randomWorld) step(world *World, ops []worldgen.Op, packets []packet) mishap {
@@ -279,26 +230,6 @@ func (w *randomWorld) compare(world *World) error {
 		return nil
 	}
 	return fmt.Errorf("what was programmed step by step differs from what is at once:\n%s", difference(got, want))
-}
-
-// difference returns the lines that only one of two texts has.
-func difference(got, want string) string {
-	count := map[string]int{}
-	for l := range strings.Lines(got) {
-		count[l]++
-	}
-	for l := range strings.Lines(want) {
-		count[l]--
-	}
-	var b strings.Builder
-	for _, text := range []struct{ text, sign string }{{got, "+ "}, {want, "- "}} {
-		for l := range strings.Lines(text.text) {
-			if n := count[l]; n > 0 && text.sign == "+ " || n < 0 && text.sign == "- " {
-				b.WriteString(text.sign + l)
-			}
-		}
-	}
-	return b.String()
 }
 
 // packets makes up connections: to every frontend from somebody, and to addresses

@@ -1,40 +1,35 @@
 package conformance
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// world is one of the suite's.
-type world struct {
-	name string
-	// needs is what the backend must do for it.
-	needs  []Feature
-	config config
-	run    func(*World)
-}
-
-// Run tests a backend in every world of the suite, each a parallel sub-test.
+// Run tests a backend in every world of the suite, each a parallel sub-test. A backend
+// that forwards nothing at all fails in the first one, after a second, and the others
+// are not run: most of them would wait for answers that do not come.
 func Run(t *testing.T, o Options) {
 	t.Helper()
 	if err := o.validate(); err != nil {
 		t.Fatal(err)
 	}
+	if !forwards(t, o) {
+		return
+	}
 	worlds := slices.Concat(
 		// Those that wait come first.
-		affinityWorlds(),
-		changeWorlds(),
-		togetherWorlds(),
-		weightWorlds(),
-		hashWorlds(),
-		clusterIPWorlds(),
-		nodePortWorlds(),
-		externalWorlds(),
-		policyWorlds(),
-		masqueradeWorlds(),
-		topologyWorlds(),
+		affinityPacketWorlds(),
+		changePacketWorlds(),
+		bridgeWorlds(),
+		weightPacketWorlds(),
+		hashPacketWorlds(),
+		distributionWorlds(),
+		scriptedWorlds(),
 	)
 	for _, world := range worlds {
 		t.Run(world.name, func(t *testing.T) {
@@ -52,27 +47,29 @@ func Run(t *testing.T, o Options) {
 	}
 }
 
-// overUDP returns the rows over TCP and over UDP.
-func overUDP(rows ...row) []row {
-	out := make([]row, 0, 2*len(rows))
-	for _, r := range rows {
-		r.proto = tcp
-		out = append(out, r)
-		r.proto = udp
-		out = append(out, r)
-	}
-	return out
-}
+// packets is the script of a world that needs real packets.
+func packets(run func(*World)) func(cluster) { return func(w cluster) { run(w.(*World)) } }
 
-// everyone is one host of every sort; of its pods, only pod1 is an endpoint in
-// most worlds.
-const everyone = "client1 remote3 pod1 pod3 node"
+// shortly is how long a backend has to forward one connection of two.
+const shortly = 500 * time.Millisecond
 
-// tcpAndUDP returns a Service's ports: port 80 over both protocols, with node
-// ports unless 0.
-func tcpAndUDP(nodePort int32) []port {
-	return []port{
-		{name: "tcp", protocol: tcp, nodePort: nodePort},
-		{name: "udp", protocol: udp, nodePort: nodePort},
-	}
+// forwards is the first sub-test: it fails if the node refuses connections to a NodePort
+// and a connection to the cluster IP gets no answer, shortly after the backend has
+// reported success.
+func forwards(t *testing.T, o Options) bool {
+	return t.Run("something is forwarded", func(t *testing.T) {
+		w := newWorld(t, o, config{})
+		w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1")})
+		w.Sync()
+		client, f := w.net.hosts["client1"], w.Env.Families[0]
+		var said []string
+		for _, to := range []target{atPrimary(30080), clusterIP(1, 80)} {
+			o := client.probe(t.Context(), tcp, to.at(f), shortly)
+			if o.kind == reached || to.at(f).Addr() == primary(f) && o.kind != refused {
+				return
+			}
+			said = append(said, fmt.Sprintf("TCP from %s to %s (%s): %s, must be forwarded", client.name, to.name, to.at(f), o))
+		}
+		t.Errorf("the backend forwards nothing; no other world is run:\n%s", strings.Join(said, "\n"))
+	})
 }

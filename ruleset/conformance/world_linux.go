@@ -5,8 +5,8 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -31,24 +31,6 @@ type World struct {
 	services map[string]*service
 }
 
-// hashSeed is every world's.
-const hashSeed = 0x70726f78696572
-
-// config is what a world has of its own.
-type config struct {
-	// clients and remotePods are how many there are, 0 for a few.
-	clients           int
-	remotePods        int
-	bridge            bool
-	sctp              bool
-	masqueradeAll     bool
-	nodePortAddresses []string
-	// bound is further addresses of the node; the ports do not matter.
-	bound []target
-	// localTraffic is nil for the local pods' CIDR.
-	localTraffic *ruleset.LocalTraffic
-}
-
 // NewWorld makes a World without Services, for tests beyond those of [Run]: pods
 // on the node and on another, and clients outside. Local traffic is told by the
 // local pods' CIDRs, NodePorts answer at all of the node's addresses, and no
@@ -65,7 +47,7 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 		c.clients = 4
 	}
 	if c.remotePods == 0 {
-		c.remotePods = 3
+		c.remotePods = defaultRemotePods
 	}
 	families := o.families()
 	if err := o.validate(); err != nil {
@@ -130,15 +112,6 @@ func (w *World) attach() {
 	}
 	w.backend = backend
 	w.Cursor = w.Engine.Attach("conformance", backend)
-}
-
-// each returns f of every family.
-func each[T any](families []tracker.Family, f func(tracker.Family) T) []T {
-	out := make([]T, 0, len(families))
-	for _, x := range families {
-		out = append(out, f(x))
-	}
-	return out
 }
 
 // Do runs f on a thread inside the node's network namespace. Goroutines that f

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -207,6 +208,32 @@ func TestSkip(t *testing.T) {
 	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("%q is missing in:\n%s", want, out)
+		}
+	}
+}
+
+// TestNothing: a backend that does nothing gets its first complaint at once, and is
+// not waited for.
+func TestNothing(t *testing.T) {
+	netlab.Require(t)
+	const env = "CONFORMANCE_TEST_NOTHING"
+	if os.Getenv(env) != "" {
+		o := conformance.Options{New: nothing}
+		t.Run("Run", func(t *testing.T) { conformance.Run(t, o) })
+		t.Run("RunRandom", func(t *testing.T) { conformance.RunRandom(t, o, conformance.Random{}) })
+		return
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run", "^TestNothing$")
+	cmd.Env = append(os.Environ(), env+"=1")
+	start := time.Now()
+	out, err := cmd.CombinedOutput()
+	t.Logf("took %v", time.Since(start))
+	if n := strings.Count(string(out), "the backend forwards nothing"); err == nil || n != 2 {
+		t.Errorf("%d of 2 complaints (%v):\n%s", n, err, out)
+	}
+	for _, not := range []string{"TestNothing/Run/cluster_IP", "seed="} {
+		if strings.Contains(string(out), not) {
+			t.Errorf("%q is run as well:\n%s", not, out)
 		}
 	}
 }

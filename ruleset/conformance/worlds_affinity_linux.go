@@ -12,18 +12,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// affinityClients is the number of clients in worlds about affinity: if they all
-// choose the same of six endpoints, or none of them chooses another one when it is
-// free to, that is no accident (one in 10^11).
-const affinityClients = 16
-
-// affinityWorlds are about sessionAffinity ClientIP.
-func affinityWorlds() []world {
+// affinityPacketWorlds are about clients under sessionAffinity ClientIP.
+func affinityPacketWorlds() []world {
 	pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
 	c := config{clients: affinityClients}
 	need := []Feature{Affinity}
 	return []world{
-		{name: "affinity expires", needs: []Feature{Affinity, AffinityTimeout}, config: c, run: func(w *World) {
+		{name: "affinity expires", needs: []Feature{Affinity, AffinityTimeout}, config: c, run: packets(func(w *World) {
 			const timeout = 2 * time.Second
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), affinity: int32(timeout / time.Second), endpoints: on(pods...)})
 			w.Sync()
@@ -47,9 +42,9 @@ func affinityWorlds() []world {
 					w.tb.Errorf("%s: after more than the timeout of %s every client still has its endpoint", f, timeout)
 				}
 			}
-		}},
+		})},
 
-		{name: "affinity", needs: need, config: c, run: func(w *World) {
+		{name: "affinity", needs: need, config: c, run: packets(func(w *World) {
 			w.set(
 				service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, affinity: 10800, endpoints: on(pods...)},
 				service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
@@ -116,46 +111,9 @@ func affinityWorlds() []world {
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
 			w.Sync()
 			w.same("when an endpoint was added", moved, w.chosen(tcp, to))
-		}},
-
-		{name: "affinity switched on and off", needs: need, run: func(w *World) {
-			row := row{"client1", tcp, clusterIP(1, 80), "pod1* pod2* remote1*"}
-			w.set(service{name: "web", number: 1, endpoints: on("pod1", "pod2", "remote1")})
-			w.Sync()
-			w.check(row)
-			w.change("web", func(s *service) { s.affinity = 60 })
-			w.Sync()
-			w.check(row)
-			w.change("web", func(s *service) { s.affinity = 0 })
-			w.Sync()
-			w.check(row)
-			w.change("web", func(s *service) { s.affinity = 3600 })
-			w.Sync()
-			w.check(row)
-		}},
-
-		{name: "affinity and policy Local", needs: need, config: c, run: func(w *World) {
-			// What is remembered from a time when every endpoint could be used must
-			// not lead out of those that can be used now.
-			s := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), affinity: 10800, endpoints: on(pods...)}
-			w.set(s)
-			w.Sync()
-			w.chosen(tcp, atPrimary(30080))
-			s.externalLocal = true
-			w.set(s)
-			w.Sync()
-			w.check(row{"client1 client2 client3 client4 client5 client6", tcp, atPrimary(30080), "pod1 pod2 pod3"})
-		}},
+		})},
 	}
 }
-
-// client is one of the clients outside, in one family.
-type client struct {
-	family tracker.Family
-	number int
-}
-
-func (c client) String() string { return fmt.Sprintf("client%d (%s)", c.number, c.family) }
 
 // sure is by how much longer or shorter than a timeout it must have been, as
 // measured here, to be so for the kernel, whose clock ticks.

@@ -8,10 +8,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// changeWorlds are about what changes leave undisturbed.
-func changeWorlds() []world {
+// changePacketWorlds are about what changes leave undisturbed.
+func changePacketWorlds() []world {
 	return []world{
-		{name: "changes under load", run: func(w *World) {
+		{name: "changes under load", run: packets(func(w *World) {
 			w.set(
 				service{name: "steady", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1", "remote1")},
 				service{name: "moving", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "pod2", "remote1")})
@@ -41,9 +41,9 @@ func changeWorlds() []world {
 					w.Sync()
 				}
 			})
-		}},
+		})},
 
-		{name: "frontends that move", run: func(w *World) {
+		{name: "frontends that move", run: packets(func(w *World) {
 			// An external IP and a NodePort go from one Service to the next, along a row of
 			// them and round in a circle, with all of the Services and with some deleted.
 			names := []string{"a", "b", "c"}
@@ -78,9 +78,9 @@ func changeWorlds() []world {
 					w.Sync()
 				}
 			})
-		}},
+		})},
 
-		{name: "established connections", run: func(w *World) {
+		{name: "established connections", run: packets(func(w *World) {
 			w.set(
 				service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1", "pod2", "remote1")},
 				service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod2", "remote2")})
@@ -128,63 +128,7 @@ func changeWorlds() []world {
 			live("another service was removed", func(c *connection) bool {
 				return c.to == clusterIP(2, 80).at(tracker.FamilyOf(c.to.Addr()))
 			})
-		}},
-
-		{name: "full resync", run: func(w *World) {
-			rows := overUDP(
-				row{from: "client1", to: clusterIP(1, 80), want: "pod1* remote1*"},
-				row{from: "client1", to: atPrimary(30080), want: "pod1"},
-				row{from: "pod3", to: externalIP(1, 80), want: "pod1 remote1"},
-				row{from: "pod3", to: clusterIP(2, 80), want: "pod2"},
-				row{from: "pod3", to: clusterIP(3, 80), want: "drop"},
-				row{from: "client1", to: atPrimary(30081), want: "pass"},
-			)
-			w.set(
-				service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, externalIPs: true, endpoints: on("pod1", "remote1")},
-				service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod2")},
-				service{name: "gone", number: 3, kind: "NodePort", ports: tcpAndUDP(30081), endpoints: on("pod2")})
-			w.Sync()
-			w.remove("gone")
-			w.Cursor.Resync()
-			w.Sync()
-			w.check(rows...)
-			w.Cursor.Resync()
-			w.Sync()
-			w.check(rows...)
-		}},
-
-		{name: "restart", needs: []Feature{Restart}, run: func(w *World) {
-			w.set(
-				service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1", "remote1")},
-				service{name: "gone", number: 2, kind: "NodePort", ports: tcpAndUDP(30081), endpoints: on("pod2")},
-				service{name: "changed", number: 3, ports: tcpAndUDP(0), endpoints: on("pod2", "remote2")})
-			w.Sync()
-			var to []Target
-			for _, f := range w.Env.Families {
-				to = append(to,
-					Target{clusterIP(1, 80).at(f), tcp},
-					Target{clusterIP(3, 80).at(f), udp},
-					Target{atPrimary(30080).at(f), tcp})
-			}
-			w.undisturbed(to, func() {
-				// What happens while the agent is away.
-				w.Cursor.Detach()
-				w.remove("gone")
-				w.change("changed", func(s *service) { s.endpoints = on("pod3", "remote2") })
-				w.attach()
-				w.Sync()
-			})
-			w.check(overUDP(
-				row{from: "client1", to: clusterIP(1, 80), want: "pod1* remote1*"},
-				row{from: "client1", to: atPrimary(30080), want: "pod1* remote1*"},
-				row{from: "client1", to: atPrimary(30081), want: "pass"},
-				row{from: "pod1", to: clusterIP(2, 80), want: "drop"},
-				row{from: "pod1", to: clusterIP(3, 80), want: "pod3 remote2"},
-			)...)
-			w.remove("web")
-			w.Sync()
-			w.check(overUDP(row{from: "client1", to: atPrimary(30080), want: "pass"})...)
-		}},
+		})},
 	}
 }
 

@@ -10,15 +10,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// hashWorlds are about endpoints that follow from where a connection comes from.
-func hashWorlds() []world {
+// hashPacketWorlds are about endpoints that follow from where a connection comes from.
+func hashPacketWorlds() []world {
 	pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
 	reversed := slices.Clone(pods)
 	slices.Reverse(reversed)
 	need := []Feature{ConsistentHash}
 	c := config{clients: affinityClients}
 	return []world{
-		{name: "hash of the source", needs: need, config: c, run: func(w *World) {
+		{name: "hash of the source", needs: need, config: c, run: packets(func(w *World) {
 			s := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, hash: tracker.HashSource, endpoints: on(pods...)}
 			w.set(s, service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
 			w.Sync()
@@ -78,9 +78,9 @@ func hashWorlds() []world {
 			if now := w.chosen(tcp, to); w.does(HashOfEndpoints) {
 				w.same("by an endpoint that went and came back", before, now)
 			}
-		}},
+		})},
 
-		{name: "hash of source and port", needs: need, run: func(w *World) {
+		{name: "hash of source and port", needs: need, run: packets(func(w *World) {
 			const flows = 200
 			s := service{name: "web", number: 1, ports: tcpAndUDP(0), hash: tracker.HashSourcePort, endpoints: on(pods...)}
 			w.set(s)
@@ -124,9 +124,9 @@ func hashWorlds() []world {
 					w.tb.Errorf("%s: %d of %d flows lead elsewhere by a node that has been through changes", f, differ, flows)
 				}
 			}
-		}},
+		})},
 
-		{name: "hash and distribution", needs: append(need, Distribution, WeightedEndpoints), run: func(w *World) {
+		{name: "hash and distribution", needs: append(need, Distribution, WeightedEndpoints), run: packets(func(w *World) {
 			for _, weights := range []map[string]int{
 				{"pod1": 1, "pod2": 1, "pod3": 1, "remote1": 1, "remote2": 1},
 				{"pod1": 1, "pod2": 2, "pod3": 3, "remote1": 4, "remote2": 6},
@@ -137,56 +137,7 @@ func hashWorlds() []world {
 					w.distribution(f, clusterIP(1, 80).at(f), weights)
 				}
 			}
-		}},
-
-		{name: "hash and policies", needs: need, run: func(w *World) {
-			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), loadBalancerIPs: true, externalLocal: true, hash: tracker.HashSource, endpoints: on("pod1", "pod2", "remote1")})
-			w.Sync()
-			w.check(overUDP(
-				row{from: "client1 client2", to: atPrimary(30080), want: "pod1 pod2"},
-				row{from: "client1 client2", to: loadBalancerIP(1, 80), want: "pod1 pod2"},
-				row{from: "pod3", to: loadBalancerIP(1, 80), want: "pod1 pod2 remote1"},
-				row{from: "client1", to: clusterIP(1, 80), want: "pod1* pod2* remote1*"},
-			)...)
-			w.change("web", func(s *service) { s.endpoints = on("remote1", "remote2") })
-			w.Sync()
-			w.check(
-				row{"client1", tcp, atPrimary(30080), "drop"},
-				row{"pod3", tcp, atPrimary(30080), "remote1 remote2"},
-			)
-			w.change("web", func(s *service) { s.endpoints = nil })
-			w.Sync()
-			w.check(row{"client1", tcp, clusterIP(1, 80), "reject"})
-		}},
-
-		{name: "hash switched on and off", needs: need, run: func(w *World) {
-			row := row{"client1", tcp, clusterIP(1, 80), ""}
-			for _, h := range []tracker.Hash{tracker.HashNone, tracker.HashSource, tracker.HashSourcePort, tracker.HashNone, tracker.HashSourcePort} {
-				for _, pods := range [][]string{{"pod1", "pod2", "remote1"}, {"remote1"}, {"remote2", "pod1"}} {
-					w.set(service{name: "web", number: 1, endpoints: on(pods...), hash: h})
-					w.Sync()
-					row.want = ""
-					for _, p := range pods {
-						row.want += p + "* "
-					}
-					w.check(row)
-				}
-			}
-		}},
-
-		{name: "hash and affinity", needs: append(need, Affinity), config: c, run: func(w *World) {
-			w.set(
-				service{name: "web", number: 1, ports: tcpAndUDP(0), hash: tracker.HashSource, affinity: 10800, endpoints: on(pods[:4]...)},
-				service{name: "plain", number: 2, ports: tcpAndUDP(0), hash: tracker.HashSource, endpoints: on(pods[:4]...)})
-			w.Sync()
-			to := clusterIP(1, 80)
-			before := w.chosen(tcp, to)
-			w.same("by affinity, though nothing was remembered", w.chosen(tcp, clusterIP(2, 80)), before)
-			// Who is remembered stays where the hash would move some.
-			w.change("web", func(s *service) { s.endpoints = on(pods...) })
-			w.Sync()
-			w.same("though it is remembered", before, w.chosen(tcp, to))
-		}},
+		})},
 	}
 }
 

@@ -7,12 +7,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// weightWorlds are about endpoints with weights.
-func weightWorlds() []world {
+// weightPacketWorlds are about endpoints with weights.
+func weightPacketWorlds() []world {
 	need := []Feature{WeightedEndpoints}
 	some := map[string]int{"pod1": 1, "pod2": 2, "pod3": 3, "remote1": 4, "remote2": 6}
 	return []world{
-		{name: "weights", needs: append(need, Distribution), run: func(w *World) {
+		{name: "weights", needs: append(need, Distribution), run: packets(func(w *World) {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: weighing(some, "pod1", "pod2", "pod3", "remote1", "remote2")})
 			w.Sync()
 			for _, f := range w.Env.Families {
@@ -27,18 +27,18 @@ func weightWorlds() []world {
 			for _, f := range w.Env.Families {
 				w.distribution(f, clusterIP(1, 80).at(f), now)
 			}
-		}},
+		})},
 
-		{name: "large weights", needs: append(need, Distribution), run: func(w *World) {
+		{name: "large weights", needs: append(need, Distribution), run: packets(func(w *World) {
 			weights := map[string]int{"pod1": 10007, "pod2": 20011, "pod3": 30013, "remote1": 40009, "remote2": 65521}
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: weighing(weights, "pod1", "pod2", "pod3", "remote1", "remote2")})
 			w.Sync()
 			for _, f := range w.Env.Families {
 				w.distribution(f, clusterIP(1, 80).at(f), weights)
 			}
-		}},
+		})},
 
-		{name: "weights and policies", needs: append(need, Distribution), run: func(w *World) {
+		{name: "weights and policies", needs: append(need, Distribution), run: packets(func(w *World) {
 			// The local pool has shares of its own.
 			w.set(service{
 				name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true,
@@ -48,61 +48,9 @@ func weightWorlds() []world {
 			for _, f := range w.Env.Families {
 				w.distribution(f, atPrimary(30080).at(f), map[string]int{"pod1": some["pod1"], "pod2": some["pod2"], "pod3": some["pod3"]})
 			}
-		}},
+		})},
 
-		{name: "weights come and go", needs: need, run: func(w *World) {
-			row := func(want string) row { return row{"client1", tcp, clusterIP(1, 80), want} }
-			for _, weights := range []map[string]int{
-				{}, {"pod1": 3}, {"pod1": 5, "pod2": 5, "remote1": 5}, {"pod1": 5, "pod2": 4, "remote1": 3}, {"remote1": 2}, {},
-			} {
-				w.set(service{name: "web", number: 1, endpoints: weighing(weights, "pod1", "pod2", "remote1")})
-				w.Sync()
-				w.check(row("pod1* pod2* remote1*"))
-			}
-			w.change("web", func(s *service) {
-				s.endpoints = weighing(map[string]int{"pod1": 3, "pod2": 0, "remote1": 2}, "pod1", "pod2", "remote1")
-			})
-			w.Sync()
-			w.check(row("pod1* remote1*"))
-		}},
-
-		{name: "weight 0", needs: need, run: func(w *World) {
-			none := map[string]int{"pod1": 0}
-			w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, externalLocal: true, endpoints: on("pod1", "remote1")})
-			w.Sync()
-			var to []Target
-			for _, f := range w.Env.Families {
-				to = append(to, Target{Addr: clusterIP(1, 80).at(f), Protocol: tcp})
-			}
-			held := w.Hold(to)
-			w.change("web", func(s *service) { s.endpoints = weighing(none, "pod1", "remote1") })
-			w.Sync()
-			w.check(
-				row{"client1", tcp, clusterIP(1, 80), "remote1*"},
-				row{"pod3", tcp, clusterIP(1, 80), "remote1"},
-				// As if no endpoint were here.
-				row{"client1", udp, atPrimary(30080), "drop"},
-				row{"client1", tcp, externalIP(1, 80), "drop"},
-			)
-			none["remote1"] = 0
-			w.change("web", func(s *service) { s.endpoints = weighing(none, "pod1", "remote1") })
-			w.Sync()
-			w.check(
-				row{"client1 pod3 node", tcp, clusterIP(1, 80), "reject"},
-				row{"client1", tcp, atPrimary(30080), "reject"},
-			)
-			if err := held.Check(); err != nil {
-				w.tb.Errorf("by endpoints of weight 0: %v", err)
-			}
-			w.change("web", func(s *service) { s.endpoints = on("pod1", "remote1") })
-			w.Sync()
-			w.check(
-				row{"client1", tcp, clusterIP(1, 80), "pod1* remote1*"},
-				row{"client1", tcp, atPrimary(30080), "pod1"},
-			)
-		}},
-
-		{name: "weights and affinity", needs: append(need, Affinity), config: config{clients: affinityClients}, run: func(w *World) {
+		{name: "weights and affinity", needs: append(need, Affinity), config: config{clients: affinityClients}, run: packets(func(w *World) {
 			// Which endpoint is remembered goes before weights, but not before 0.
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), affinity: 10800, endpoints: weighing(some, "pod1", "pod2", "pod3", "remote1", "remote2")})
 			w.Sync()
@@ -129,7 +77,7 @@ func weightWorlds() []world {
 					w.tb.Errorf("%s went from %s to %s when %s got weight 0", c, before[c], ep, gone)
 				}
 			}
-		}},
+		})},
 	}
 }
 
@@ -141,17 +89,6 @@ func (w *World) podAt(f tracker.Family, a netip.Addr) string {
 		}
 	}
 	return ""
-}
-
-// weighing returns ready endpoints with weights; those that are not named have 1.
-func weighing(weights map[string]int, pods ...string) []endpoint {
-	out := on(pods...)
-	for i := range out {
-		if n, ok := weights[out[i].pod]; ok {
-			out[i].weight = &n
-		}
-	}
-	return out
 }
 
 // totalWeight returns the sum of the endpoints' weights and the least of them, as

@@ -2,18 +2,13 @@ package conformance
 
 import (
 	"fmt"
-	"math"
-	"net/netip"
 	"strings"
-	"sync"
-
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // clusterIPWorlds are about what is reached by cluster IPs.
 func clusterIPWorlds() []world {
 	return []world{
-		{name: "cluster IP", run: func(w *World) {
+		{name: "cluster IP", run: func(w cluster) {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "pod2", "remote1")})
 			w.Sync()
 			w.check(overUDP(
@@ -31,7 +26,7 @@ func clusterIPWorlds() []world {
 			)...)
 		}},
 
-		{name: "cluster IP over SCTP", needs: []Feature{SCTP}, config: config{sctp: true}, run: func(w *World) {
+		{name: "cluster IP over SCTP", needs: []Feature{SCTP}, config: config{sctp: true}, run: func(w cluster) {
 			w.set(
 				service{name: "web", number: 1, kind: "NodePort",
 					ports:     []port{{name: "sctp", protocol: sctp, nodePort: 30080}},
@@ -54,7 +49,7 @@ func clusterIPWorlds() []world {
 			)
 		}},
 
-		{name: "several ports", run: func(w *World) {
+		{name: "several ports", run: func(w cluster) {
 			w.set(service{name: "web", number: 1, endpoints: on("pod1", "remote1"), ports: []port{
 				{name: "http", port: 80},
 				{name: "alt", port: 443, target: podPort2},
@@ -84,7 +79,7 @@ func clusterIPWorlds() []world {
 			)
 		}},
 
-		{name: "many ports", run: func(w *World) {
+		{name: "many ports", run: func(w cluster) {
 			const n = 20
 			s := service{name: "web", number: 1, endpoints: on("pod1", "remote1")}
 			var rows []row
@@ -105,7 +100,7 @@ func clusterIPWorlds() []world {
 			w.check(rows[:n/2]...)
 		}},
 
-		{name: "no endpoints", run: func(w *World) {
+		{name: "no endpoints", run: func(w cluster) {
 			w.set(
 				service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), externalIPs: true, loadBalancerIPs: true},
 				service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1")})
@@ -142,7 +137,7 @@ func clusterIPWorlds() []world {
 			w.check(overUDP(row{from: "client1", to: clusterIP(2, 80), want: "pod1*"})...)
 		}},
 
-		{name: "closed ports", needs: []Feature{ClosedPorts}, run: func(w *World) {
+		{name: "closed ports", needs: []Feature{ClosedPorts}, run: func(w cluster) {
 			w.set(
 				service{name: "web", number: 1, ports: []port{{protocol: tcp}}, endpoints: on("pod1")},
 				service{name: "empty", number: 2})
@@ -159,7 +154,7 @@ func clusterIPWorlds() []world {
 				row{"pod3", tcp, clusterIP(1, 81), "pod1"})
 		}},
 
-		{name: "service CIDR", needs: []Feature{ServiceCIDRs}, run: func(w *World) {
+		{name: "service CIDR", needs: []Feature{ServiceCIDRs}, run: func(w cluster) {
 			w.set(
 				service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1")},
 				service{name: "gone", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1")})
@@ -174,7 +169,7 @@ func clusterIPWorlds() []world {
 				row{from: everyone, to: clusterIP(2, 80), want: "drop"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1"},
 			)...)
-			w.Engine.SetServiceCIDRs(nil)
+			w.setServiceCIDRs(nil)
 			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: clusterIP(2, 80), want: "pass"},
@@ -182,24 +177,7 @@ func clusterIPWorlds() []world {
 			)...)
 		}},
 
-		{name: "distribution", needs: []Feature{Distribution}, run: func(w *World) {
-			pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2"}
-			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(pods...)})
-			w.Sync()
-			for _, f := range w.Env.Families {
-				w.distribution(f, clusterIP(1, 80).at(f), equally(pods))
-			}
-		}},
-
-		{name: "distribution over many endpoints", needs: []Feature{Distribution}, config: config{remotePods: manyPods}, run: func(w *World) {
-			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(remotes(manyPods)...)})
-			w.Sync()
-			for _, f := range w.Env.Families {
-				w.distribution(f, clusterIP(1, 80).at(f), equally(remotes(manyPods)))
-			}
-		}},
-
-		{name: "numbers of endpoints", config: config{remotePods: manyPods}, run: func(w *World) {
+		{name: "numbers of endpoints", config: config{remotePods: manyPods}, run: func(w cluster) {
 			for _, n := range []int{1, 2, 3, 8, 9, 16, 17, 18, manyPods, 19, 15, 4, 1} {
 				pods := remotes(n)
 				w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(pods...)})
@@ -229,65 +207,4 @@ func equally(pods []string) map[string]int {
 		out[p] = 1
 	}
 	return out
-}
-
-// unlikely is the probability of an outcome that is not taken for an accident. A suite
-// looks at a dozen, in each of its runs.
-const unlikely = 1e-10
-
-// distribution sends many UDP requests and fails if an outcome so far from the
-// pods' weights is unlikely, by Pearson's chi-squared test. The number of those that
-// are not 0 must be odd.
-func (w *World) distribution(f tracker.Family, to netip.AddrPort, weights map[string]int) {
-	w.tb.Helper()
-	n, sum := 0, 0
-	for _, weight := range weights {
-		sum += weight
-		if weight != 0 {
-			n++
-		}
-	}
-	const requests, workers = 2000, 4
-	var (
-		mu   sync.Mutex
-		seen = map[netip.AddrPort]int{}
-		wg   sync.WaitGroup
-	)
-	for range workers {
-		wg.Go(func() {
-			for range requests / workers {
-				o := w.net.hosts["client1"].probe(w.tb.Context(), udp, to, patience)
-				if o.kind != reached {
-					w.tb.Errorf("%s: %s", to, o)
-					return
-				}
-				mu.Lock()
-				seen[o.server]++
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	chi2 := 0.0
-	for ep, got := range seen {
-		weight := weights[w.podAt(f, ep.Addr())]
-		if weight == 0 {
-			w.tb.Errorf("%s: %d requests went to %s, which must have none", f, got, ep)
-			return
-		}
-		want := float64(requests) * float64(weight) / float64(sum)
-		// What an endpoint without requests adds is made up for below.
-		chi2 += (float64(got)-want)*(float64(got)-want)/want - want
-	}
-	chi2 += requests
-	// With an even number 2k of degrees of freedom, a value above x has the
-	// probability e^(-x/2) * sum of (x/2)^i/i! for i < k.
-	p, term := 0.0, math.Exp(-chi2/2)
-	for i := 0; i < (n-1)/2; i++ {
-		p += term
-		term *= chi2 / 2 / float64(i+1)
-	}
-	if p < unlikely {
-		w.tb.Errorf("%s: %d requests went to %d endpoints otherwise than by weight: %s (chi-squared %.1f)", f, requests, n, counts(seen), chi2)
-	}
 }

@@ -14,14 +14,17 @@ import (
 
 // Op is one change: exactly one of its fields is set.
 type Op struct {
-	SetService    *v1.Service              `json:"setService,omitempty"`
-	SetSlice      *discovery.EndpointSlice `json:"setSlice,omitempty"`
-	DeleteService *types.NamespacedName    `json:"deleteService,omitempty"`
-	DeleteSlice   *types.NamespacedName    `json:"deleteSlice,omitempty"`
-	SetNode       *tracker.NodeInfo        `json:"setNode,omitempty"`
+	// SetService and SetSlice are a new or changed object.
+	SetService *v1.Service              `json:"setService,omitempty"`
+	SetSlice   *discovery.EndpointSlice `json:"setSlice,omitempty"`
+	// DeleteService and DeleteSlice name an object that is deleted.
+	DeleteService *types.NamespacedName `json:"deleteService,omitempty"`
+	DeleteSlice   *types.NamespacedName `json:"deleteSlice,omitempty"`
+	// SetNode is the node after a change.
+	SetNode *tracker.NodeInfo `json:"setNode,omitempty"`
 }
 
-// Apply makes the change.
+// Apply hands the change to a tracker.
 func (o Op) Apply(t *tracker.Tracker) {
 	switch {
 	case o.SetService != nil:
@@ -37,7 +40,7 @@ func (o Op) Apply(t *tracker.Tracker) {
 	}
 }
 
-// String shows the change to a reader, as JSON on one line.
+// String returns the change as JSON on one line.
 func (o Op) String() string {
 	b, err := json.Marshal(o)
 	if err != nil {
@@ -46,10 +49,10 @@ func (o Op) String() string {
 	return strings.ReplaceAll(string(b), `"metadata":`, `"meta":`)
 }
 
-// Steps is a world: what is changed together, step after step.
+// Steps is a world as a list of steps, each of which is changes that are made together.
 type Steps [][]Op
 
-// String shows all of it, a line an Op.
+// String returns a line for each step and each change.
 func (s Steps) String() string {
 	var b strings.Builder
 	for i, step := range s {
@@ -61,7 +64,7 @@ func (s Steps) String() string {
 	return b.String()
 }
 
-// Apply makes all changes of all steps up to the n-th, from 0.
+// Apply hands the changes of the steps from 0 to n to a tracker.
 func (s Steps) Apply(t *tracker.Tracker, n int) {
 	for _, step := range s[:n+1] {
 		for _, o := range step {
@@ -70,7 +73,7 @@ func (s Steps) Apply(t *tracker.Tracker, n int) {
 	}
 }
 
-// Ops returns how many changes there are.
+// Ops returns the number of changes.
 func (s Steps) Ops() int {
 	n := 0
 	for _, step := range s {
@@ -79,9 +82,8 @@ func (s Steps) Ops() int {
 	return n
 }
 
-// Without returns the steps without some of the changes: those from the i-th up
-// to the j-th, counted through all steps. Steps that become empty stay, so that
-// what comes after still comes after.
+// Without returns the steps without the changes from the i-th to before the j-th,
+// counted from 0 through all steps. Steps that become empty stay.
 func (s Steps) Without(i, j int) Steps {
 	out := make(Steps, len(s))
 	n := 0
@@ -96,8 +98,8 @@ func (s Steps) Without(i, j int) Steps {
 	return out
 }
 
-// Minimise returns the fewest changes it can find for which fails still reports
-// true, by leaving out ever smaller parts. It gives up early when stop does.
+// Minimise returns the fewest changes it can find for which fails still reports true. It
+// leaves out smaller and smaller parts, and returns what it has when stop reports true.
 func Minimise(s Steps, fails func(Steps) bool, stop func() bool) Steps {
 	for size := s.Ops() / 2; size > 0; size /= 2 {
 		for i := 0; i < s.Ops(); {

@@ -4,7 +4,7 @@ package conformance
 func nodePortWorlds() []world {
 	web := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1", "remote1")}
 	return []world{
-		{name: "node port", run: func(w *World) {
+		{name: "node port", run: func(w cluster) {
 			w.set(web)
 			w.Sync()
 			w.check(overUDP(
@@ -30,7 +30,7 @@ func nodePortWorlds() []world {
 		}},
 
 		{name: "node port at primary addresses", needs: []Feature{NodePortAddresses},
-			config: config{nodePortAddresses: []string{"primary"}}, run: func(w *World) {
+			config: config{nodePortAddresses: []string{"primary"}}, run: func(w cluster) {
 				w.set(web)
 				w.Sync()
 				w.check(overUDP(
@@ -39,9 +39,9 @@ func nodePortWorlds() []world {
 					row{from: everyone, to: atGateway(30080), want: "pass"},
 				)...)
 				// The node gets another address for its primary one.
-				n := w.Tracker.Node()
-				n.Addresses = each(w.Env.Families, secondary)
-				w.Tracker.SetNode(n)
+				n := w.node()
+				n.Addresses = each(w.families(), secondary)
+				w.setNode(n)
 				w.Sync()
 				w.check(overUDP(
 					row{from: everyone, to: atPrimary(30080), want: "pass"},
@@ -50,7 +50,7 @@ func nodePortWorlds() []world {
 			}},
 
 		{name: "node port at CIDRs", needs: []Feature{NodePortAddresses},
-			config: config{nodePortAddresses: []string{"198.51.100.0/24", "2001:db8:2::/64", "127.0.0.0/8"}}, run: func(w *World) {
+			config: config{nodePortAddresses: []string{"198.51.100.0/24", "2001:db8:2::/64", "127.0.0.0/8"}}, run: func(w cluster) {
 				w.set(web)
 				w.Sync()
 				w.check(overUDP(

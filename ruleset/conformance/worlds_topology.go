@@ -3,7 +3,7 @@ package conformance
 // topologyWorlds are about zone and node hints.
 func topologyWorlds() []world {
 	return []world{
-		{name: "topology hints", run: func(w *World) {
+		{name: "topology hints", run: func(w cluster) {
 			zones := []endpoint{
 				{pod: "pod1", zones: []string{zone}},
 				{pod: "remote1", zones: []string{zone, "zone-b"}},
@@ -27,9 +27,9 @@ func topologyWorlds() []world {
 			)...)
 
 			// The node turns out to be in another zone, and none that is known.
-			n := w.Tracker.Node()
+			n := w.node()
 			n.Zone = "zone-b"
-			w.Tracker.SetNode(n)
+			w.setNode(n)
 			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "remote1 remote2"},
@@ -37,14 +37,14 @@ func topologyWorlds() []world {
 				plain,
 			)...)
 			n.Zone = "zone-x"
-			w.Tracker.SetNode(n)
+			w.setNode(n)
 			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1 remote2 remote3"},
 				plain,
 			)...)
 			n.Zone = zone
-			w.Tracker.SetNode(n)
+			w.setNode(n)
 
 			// One endpoint without a hint makes hints useless.
 			w.change("zones", func(s *service) {
@@ -67,7 +67,7 @@ func topologyWorlds() []world {
 			)...)
 		}},
 
-		{name: "topology hints and policies", run: func(w *World) {
+		{name: "topology hints and policies", run: func(w cluster) {
 			// Hints are about traffic that may go anywhere; Local means every local
 			// endpoint, whatever it is hinted for.
 			w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, endpoints: []endpoint{

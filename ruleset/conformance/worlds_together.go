@@ -65,7 +65,7 @@ func togetherWorlds() []world {
 		return groups
 	}
 	return []world{
-		{name: "everything together", needs: []Feature{Affinity, SourceRanges}, config: config{clients: affinityClients}, run: func(w *World) {
+		{name: "everything together", needs: []Feature{Affinity, SourceRanges}, config: config{clients: affinityClients}, run: func(w cluster) {
 			const all, local = "pod1 pod2 remote1 remote2", "pod1 pod2"
 			w.set(
 				service{name: "web", number: 1, kind: "LoadBalancer", externalLocal: true, affinity: 10800,
@@ -85,7 +85,6 @@ func togetherWorlds() []world {
 				overUDP(row{from: "client2", to: clusterIP(2, 80), want: "pod2* remote2*"}),
 			}
 			check := func(restricted bool, x wants) {
-				w.tb.Helper()
 				w.Sync()
 				groups := rows(restricted, x)
 				if x.cluster == "reject" { // nothing to be remembered
@@ -107,7 +106,7 @@ func togetherWorlds() []world {
 			w.change("web", func(s *service) { s.sources = s.sources[:3] })
 			w.Sync()
 			w.same("though only source ranges changed", before, w.chosen(tcp, atPrimary(30080)))
-			w.Cursor.Resync()
+			w.resync()
 			w.Sync()
 			w.same("by a full resync", before, w.chosen(tcp, atPrimary(30080)))
 			w.change("web", func(s *service) { s.sources = ranges })

@@ -18,36 +18,38 @@ import (
 type Params struct {
 	// Families is the families of addresses.
 	Families []tracker.Family
-	// Node is the node; now and then it changes its labels.
+	// Node is the node. Some steps change its zone.
 	Node tracker.NodeInfo
-	// Backends is what endpoints can be.
+	// Backends lists what endpoints are chosen from; there must be one.
 	Backends []Backend
 	// ClusterIP, ExternalIP and LoadBalancerIP return the n-th address of a kind,
 	// for n from 1 to a few dozen.
 	ClusterIP, ExternalIP, LoadBalancerIP func(f tracker.Family, n int) netip.Addr
-	// Sources is the ranges of which loadBalancerSourceRanges are chosen.
+	// Sources lists the ranges that loadBalancerSourceRanges are chosen from, nil for no
+	// source ranges.
 	Sources []string
-	// Protocols is the protocols in use.
+	// Protocols lists the protocols in use; there must be one.
 	Protocols []v1.Protocol
-	// Affinity has some Services ask for it.
+	// Affinity: some Services have sessionAffinity ClientIP.
 	Affinity bool
-	// Weights has some endpoints have weights, and Hash some Services ask for a hash.
+	// Weights: some endpoints have weights. Hash: some Services ask for a hash.
 	Weights, Hash bool
-	// Services is about how many there are; 0 is 6.
+	// Services is the largest number of Services, 0 for 6.
 	Services int
 }
 
 // Backend is a server that can be an endpoint.
 type Backend struct {
-	// Node is its node's name.
+	// Node is the name of its node.
 	Node string
 	// Addr returns its address.
 	Addr func(tracker.Family) netip.Addr
-	// Ports is where it answers, in every protocol.
+	// Ports lists the ports at which it answers, in every protocol.
 	Ports []uint16
 }
 
-// Generator makes up a world and changes to it.
+// Generator makes up a world and changes to it. It must not be used by several
+// goroutines at once. [New] returns one.
 type Generator struct {
 	p   Params
 	rng *rand.Rand
@@ -57,7 +59,7 @@ type Generator struct {
 	node     tracker.NodeInfo
 }
 
-// New returns a generator. What it makes depends on nothing but the arguments.
+// New returns a Generator. What it makes depends on the arguments alone.
 func New(seed uint64, p Params) *Generator {
 	if p.Services == 0 {
 		p.Services = 6
@@ -80,7 +82,8 @@ func ports(i int) int {
 // chance is true one time in n.
 func (g *Generator) chance(n int) bool { return g.rng.IntN(n) == 0 }
 
-// Start returns what there is at first.
+// Start returns the changes that make the first state of the world. It is called once,
+// before Step.
 func (g *Generator) Start() []Op {
 	var out []Op
 	for i := range g.p.Services {
@@ -92,7 +95,7 @@ func (g *Generator) Start() []Op {
 	return out
 }
 
-// Step returns some changes that are made together.
+// Step returns a few changes that are made together. Their objects must not be changed.
 func (g *Generator) Step() []Op {
 	var out []Op
 	for range 1 + g.rng.IntN(4) {
@@ -178,7 +181,7 @@ func (g *Generator) setService(i int) Op {
 		}
 		s.Spec.Ports = append(s.Spec.Ports, p)
 	}
-	if s.Spec.Type == v1.ServiceTypeLoadBalancer && g.chance(2) {
+	if s.Spec.Type == v1.ServiceTypeLoadBalancer && g.chance(2) && len(g.p.Sources) != 0 {
 		for range 1 + g.rng.IntN(3) {
 			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, g.p.Sources[g.rng.IntN(len(g.p.Sources))])
 		}

@@ -3,7 +3,7 @@ package conformance
 // policyWorlds are about internalTrafficPolicy and externalTrafficPolicy Local.
 func policyWorlds() []world {
 	return []world{
-		{name: "internal policy Local", run: func(w *World) {
+		{name: "internal policy Local", run: func(w cluster) {
 			to := clusterIP(1, 80)
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), internalLocal: true, endpoints: on("pod1", "pod2", "remote1")})
 			w.Sync()
@@ -28,7 +28,7 @@ func policyWorlds() []world {
 			w.check(overUDP(row{from: "pod3 pod1", to: to, want: "pod2 remote1"})...)
 		}},
 
-		{name: "external policy Local", run: func(w *World) {
+		{name: "external policy Local", run: func(w cluster) {
 			everywhere := func(rows ...row) []row {
 				var out []row
 				for _, to := range []target{externalIP(1, 80), loadBalancerIP(1, 80), atPrimary(30080), atSecondary(30080)} {
@@ -87,7 +87,7 @@ func policyWorlds() []world {
 			w.check(everywhere(row{from: everyone, want: "pod1* remote1*"})...)
 		}},
 
-		{name: "both policies Local", run: func(w *World) {
+		{name: "both policies Local", run: func(w cluster) {
 			w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, internalLocal: true,
 				endpoints: on("pod1", "remote1")})
 			w.Sync()
@@ -107,7 +107,7 @@ func policyWorlds() []world {
 			)...)
 		}},
 
-		{name: "source ranges and external policy Local", needs: []Feature{SourceRanges}, run: func(w *World) {
+		{name: "source ranges and external policy Local", needs: []Feature{SourceRanges}, run: func(w cluster) {
 			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), externalLocal: true,
 				loadBalancerIPs: true, endpoints: on("pod1", "remote1"),
 				sources: []string{"192.0.2.10/32", "10.244.1.13/32", "2001:db8:1::a/128", "fd00:10:244:1::13/128"}})
@@ -120,7 +120,7 @@ func policyWorlds() []world {
 			)...)
 		}},
 
-		{name: "terminating endpoints", run: func(w *World) {
+		{name: "terminating endpoints", run: func(w cluster) {
 			leaving := func(name string) endpoint {
 				return endpoint{pod: name, unready: true, serving: true, terminating: true}
 			}

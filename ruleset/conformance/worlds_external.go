@@ -5,7 +5,7 @@ import v1 "k8s.io/api/core/v1"
 // externalWorlds are about external and load-balancer IPs.
 func externalWorlds() []world {
 	return []world{
-		{name: "external IP", run: func(w *World) {
+		{name: "external IP", run: func(w cluster) {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), externalIPs: true, endpoints: on("pod1", "remote1")})
 			w.Sync()
 			w.check(overUDP(
@@ -23,7 +23,7 @@ func externalWorlds() []world {
 		}},
 
 		{name: "external and load-balancer IPs of the node", config: config{bound: []target{externalIP(1, 80), loadBalancerIP(1, 80)}},
-			run: func(w *World) {
+			run: func(w cluster) {
 				web := service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(0), externalIPs: true, loadBalancerIPs: true}
 				w.set(web)
 				w.Sync()
@@ -43,7 +43,7 @@ func externalWorlds() []world {
 				}
 			}},
 
-		{name: "external IP of two services", run: func(w *World) {
+		{name: "external IP of two services", run: func(w cluster) {
 			// Different ports of one address, then the same port.
 			w.set(
 				service{name: "a", number: 1, externalIPs: true, ports: []port{{port: 80}}, endpoints: on("pod1")},
@@ -66,7 +66,44 @@ func externalWorlds() []world {
 			w.check(row{everyone, tcp, externalIP(1, 80), "pod1*"})
 		}},
 
-		{name: "load-balancer IP", run: func(w *World) {
+		{name: "frontends move between services", run: func(w cluster) {
+			pods := map[string]string{"a": "pod1", "b": "pod2", "c": "pod3"}
+			// hold sets the Services so that each has the external IP and the NodePort of a
+			// number, or none for 0.
+			hold := func(a, b, c int) {
+				var rows []row
+				for i, name := range []string{"a", "b", "c"} {
+					s := service{name: name, number: i + 1, kind: "NodePort", endpoints: on(pods[name])}
+					if n := []int{a, b, c}[i]; n != 0 {
+						s.externalIPs, s.externalNumber, s.ports = true, n+10, []port{{nodePort: int32(30080 + n)}}
+						rows = append(rows,
+							row{everyone, tcp, externalIP(n+10, 80), pods[name] + "*"},
+							row{everyone, tcp, atPrimary(30080 + n), pods[name] + "*"})
+					}
+					w.set(s)
+					rows = append(rows, row{"client1", tcp, clusterIP(i+1, 80), pods[name] + "*"})
+				}
+				w.Sync()
+				w.check(rows...)
+			}
+			hold(1, 0, 0)
+			hold(0, 1, 0) // from one to another
+			hold(1, 2, 0)
+			hold(2, 1, 0) // two exchange theirs
+			hold(2, 1, 3)
+			hold(1, 3, 2) // in a circle
+			hold(0, 1, 3) // a chain
+			// The Service that has it goes, and the one that goes without gets it.
+			w.remove("a")
+			w.change("c", func(s *service) { s.externalNumber = 11 })
+			w.Sync()
+			w.check(row{"client1", tcp, externalIP(11, 80), "pod2*"})
+			w.remove("b")
+			w.Sync()
+			w.check(row{"client1", tcp, externalIP(11, 80), "pod3*"})
+		}},
+
+		{name: "load-balancer IP", run: func(w cluster) {
 			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), loadBalancerIPs: true, endpoints: on("pod1", "remote1")})
 			w.Sync()
 			w.check(overUDP(
@@ -87,7 +124,7 @@ func externalWorlds() []world {
 			w.check(overUDP(row{from: everyone, to: loadBalancerIP(1, 80), want: "pod1* remote1*"})...)
 		}},
 
-		{name: "source ranges", needs: []Feature{SourceRanges}, run: func(w *World) {
+		{name: "source ranges", needs: []Feature{SourceRanges}, run: func(w cluster) {
 			to := loadBalancerIP(1, 80)
 			unrestricted := overUDP(
 				row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
@@ -144,7 +181,7 @@ func externalWorlds() []world {
 			}
 		}},
 
-		{name: "service type changes", run: func(w *World) {
+		{name: "service type changes", run: func(w cluster) {
 			s := service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")}
 			for _, step := range []struct {
 				kind                   v1.ServiceType
@@ -180,7 +217,7 @@ func externalWorlds() []world {
 			w.check(overUDP(row{from: "pod3", to: clusterIP(2, 80), want: "pod1 remote1"})...)
 			s.kind = v1.ServiceTypeExternalName
 			w.set(s)
-			w.Engine.SetServiceCIDRs(nil)
+			w.setServiceCIDRs(nil)
 			w.Sync()
 			w.check(overUDP(row{from: "pod3 client1", to: clusterIP(2, 80), want: "pass"})...)
 		}},

@@ -7,10 +7,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/go-proxier/proxier/internal/worldgen"
+	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -91,34 +90,6 @@ func (s service) complete() *service {
 	return &s
 }
 
-// set hands a Service with its endpoints to the tracker, new or not.
-func (w *World) set(services ...service) {
-	for _, s := range services {
-		c := s.complete()
-		w.services[c.name] = c
-		w.Tracker.SetService(c.object(w.Env.Families))
-		for _, f := range w.Env.Families {
-			w.Tracker.SetSlice(c.slice(f, w.net.pods))
-		}
-	}
-}
-
-// change edits a Service that was set before.
-func (w *World) change(name string, edit func(*service)) {
-	s := *w.services[name]
-	edit(&s)
-	w.set(s)
-}
-
-// remove deletes a Service and its endpoints.
-func (w *World) remove(name string) {
-	delete(w.services, name)
-	w.Tracker.DeleteService(types.NamespacedName{Namespace: namespace, Name: name})
-	for _, f := range w.Env.Families {
-		w.Tracker.DeleteSlice(types.NamespacedName{Namespace: namespace, Name: sliceName(name, f)})
-	}
-}
-
 func sliceName(service string, f tracker.Family) string { return fmt.Sprintf("%s-%d", service, f) }
 
 // object returns the Service as the API has it.
@@ -167,7 +138,7 @@ func (s *service) object(families []tracker.Family) *v1.Service {
 }
 
 // slice returns the Service's endpoints in one family as the API has them.
-func (s *service) slice(f tracker.Family, pods []pod) *discovery.EndpointSlice {
+func (s *service) slice(f tracker.Family) *discovery.EndpointSlice {
 	o := &discovery.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: sliceName(s.name, f),
@@ -179,11 +150,11 @@ func (s *service) slice(f tracker.Family, pods []pod) *discovery.EndpointSlice {
 		o.Ports = append(o.Ports, discovery.EndpointPort{Name: &p.name, Protocol: &p.protocol, Port: &p.target})
 	}
 	for _, e := range s.endpoints {
-		i := slices.IndexFunc(pods, func(p pod) bool { return p.name == e.pod })
+		node, addr := podNamed(e.pod)
 		ready, serving := !e.unready, !e.unready || e.serving
 		out := discovery.Endpoint{
-			Addresses:  []string{pods[i].addr(f).String()},
-			NodeName:   &pods[i].node,
+			Addresses:  []string{addr(f).String()},
+			NodeName:   &node,
 			Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &e.terminating},
 		}
 		if e.zones != nil || e.nodes != nil {

@@ -1,0 +1,121 @@
+package ovs
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestConformance runs the suite without packets.
+func TestConformance(t *testing.T) {
+	conformance.Simulate(t, conformance.Simulation{
+		New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
+			sw := NewSwitch(env.Fail, env.Look)
+			return conformance.Plane{
+				Backend: func() ruleset.Backend { return &Plane{Switch: sw} },
+				Handle: func(p ruleset.Packet) conformance.Outcome {
+					r := sw.Process(p)
+					out := conformance.Outcome{Action: r.Action, Affinity: r.Affinity}
+					for _, b := range r.Buckets {
+						out.Endpoints = append(out.Endpoints, conformance.Choice{
+							Addr: b.Endpoint.Addr, Weight: int(b.Weight),
+							Masquerade: r.Masquerade || b.Endpoint.Addr.Addr() == p.From, // hairpin
+						})
+					}
+					return out
+				},
+				Dump: func() string { return dump(sw) },
+			}
+		},
+		Skip: map[conformance.Feature]string{conformance.ConsistentHash: "the switch chooses the bucket"},
+	})
+}
+
+// dump returns what a switch has, without the numbers of groups.
+func dump(sw *Switch) string {
+	var lines []string
+	for k, f := range sw.Flows.All() {
+		f.Group, f.Near = 0, 0
+		lines = append(lines, fmt.Sprintln("flow", k, f))
+	}
+	for _, g := range sw.Groups.All() {
+		lines = append(lines, fmt.Sprintln("group", g))
+	}
+	for e := range sw.Endpoints.All() {
+		lines = append(lines, fmt.Sprintln("endpoint", e))
+	}
+	for a := range sw.VIPs.All() {
+		lines = append(lines, fmt.Sprintln("cluster IP", a))
+	}
+	return strings.Join(slices.Sorted(slices.Values(lines)), "")
+}
+
+// TestRestartWritesNothing: a process that finds the switch as it must be writes
+// nothing, and groups keep their numbers when other Services have gone meanwhile.
+func TestRestartWritesNothing(t *testing.T) {
+	sw := NewSwitch(func() error { return nil }, func() {})
+	names := []string{"a", "b", "c"}
+	start := func(names ...string) {
+		t.Helper()
+		tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := ruleset.NewEngine(ruleset.Config{Tracker: tr})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cursor := e.Attach("ovs", &Plane{Switch: sw})
+		for _, name := range names {
+			tr.SetService(&v1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+				Spec:       v1.ServiceSpec{ClusterIP: "10.96.0." + fmt.Sprint(name[0]), Ports: []v1.ServicePort{{Port: 80}}},
+			})
+			port, unnamed := int32(8080), ""
+			tr.SetSlice(&discovery.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discovery.LabelServiceName: name}},
+				AddressType: discovery.AddressTypeIPv4,
+				Ports:       []discovery.EndpointPort{{Name: &unnamed, Port: &port}},
+				Endpoints:   []discovery.Endpoint{{Addresses: []string{"10.0.0.1"}}, {Addresses: []string{"10.0.0.2"}}},
+			})
+		}
+		tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+		if err := cursor.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	numbers := func() map[types.NamespacedName]uint32 {
+		out := map[types.NamespacedName]uint32{}
+		for id, g := range sw.Groups.All() {
+			out[g.Name.Service.NamespacedName] = id
+		}
+		return out
+	}
+	start(names...)
+	before, writes := numbers(), sw.Writes
+	// The node, two endpoints for all, and a cluster IP, a group and a flow for each.
+	if writes != 1+2+3*3 {
+		t.Errorf("%d writes for three Services with the same two endpoints", writes)
+	}
+	start("c", "b", "a")
+	if n := sw.Writes - writes; n != 0 || !maps.Equal(numbers(), before) {
+		t.Errorf("%d writes after a restart; groups %v, before %v", n, numbers(), before)
+	}
+	writes = sw.Writes
+	start("c", "b")
+	delete(before, types.NamespacedName{Namespace: "ns", Name: "a"})
+	if n := sw.Writes - writes; n != 3 || !maps.Equal(numbers(), before) {
+		t.Errorf("%d writes where a Service was gone after a restart; groups %v, before %v", n, numbers(), before)
+	}
+}

@@ -1,0 +1,194 @@
+package ovs
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Match is where a packet is addressed to. Addr is the zero Addr for a NodePort.
+type Match struct {
+	Addr   netip.Addr
+	Port   uint16
+	Proto  v1.Protocol
+	Family tracker.Family
+}
+
+// FlowKey identifies a flow. Of several for one Match the one written last counts.
+type FlowKey struct {
+	Match
+	Owner tracker.Key
+}
+
+// Flow is what becomes of packets to a frontend.
+type Flow struct {
+	Frontend ruleset.Frontend
+	// Group and Near are the groups that the frontend's Target and Near send to, 0 if
+	// they send to none.
+	Group, Near uint32
+	Affinity    time.Duration
+}
+
+// GroupName is the pool that a group stands for. The switch keeps it with the group.
+type GroupName struct {
+	Service tracker.Key
+	Pool    ruleset.Target
+}
+
+// Group is a set of buckets.
+type Group struct {
+	Name    GroupName
+	Buckets []Bucket
+}
+
+// Bucket sends to an endpoint, by the endpoint's own flow.
+type Bucket struct {
+	Endpoint Endpoint
+	Weight   uint16
+}
+
+// Endpoint is an endpoint that has a flow.
+type Endpoint struct {
+	Addr  netip.AddrPort
+	Proto v1.Protocol
+}
+
+// Switch is the switch. Each write returns an error if Fail does, and calls Look
+// afterwards. [NewSwitch] returns an empty one.
+type Switch struct {
+	Fail func() error
+	Look func()
+	// Writes counts the writes that succeeded.
+	Writes int
+
+	Node      Table[struct{}, *ruleset.Node]
+	Flows     Table[FlowKey, Flow]
+	Groups    Table[uint32, Group]
+	Endpoints Table[Endpoint, bool]
+	// VIPs is the cluster IPs, of which ports without a flow refuse connections.
+	VIPs Table[netip.Addr, bool]
+	// owners is the owners of the flows for a Match, the last that was written at the end.
+	owners map[Match][]tracker.Key
+}
+
+// NewSwitch returns an empty switch.
+func NewSwitch(fail func() error, look func()) *Switch {
+	s := &Switch{Fail: fail, Look: look, owners: map[Match][]tracker.Key{}}
+	s.Node, s.Groups = newTable[struct{}, *ruleset.Node](s), newTable[uint32, Group](s)
+	s.Endpoints, s.VIPs = newTable[Endpoint, bool](s), newTable[netip.Addr, bool](s)
+	s.Flows = newTable[FlowKey, Flow](s)
+	s.Flows.wrote = func(k FlowKey, there bool) {
+		s.owners[k.Match] = slices.DeleteFunc(s.owners[k.Match], func(o tracker.Key) bool { return o == k.Owner })
+		if there {
+			s.owners[k.Match] = append(s.owners[k.Match], k.Owner)
+		}
+	}
+	return s
+}
+
+// Table is one of the switch's tables.
+type Table[K comparable, V any] struct {
+	s     *Switch
+	m     map[K]V
+	wrote func(k K, there bool)
+}
+
+func newTable[K comparable, V any](s *Switch) Table[K, V] {
+	return Table[K, V]{s, map[K]V{}, func(K, bool) {}}
+}
+
+// Set adds or replaces an entry.
+func (t *Table[K, V]) Set(k K, v V) error {
+	return t.write(func() { t.m[k] = v; t.wrote(k, true) })
+}
+
+// Delete removes an entry. That there is none is no error.
+func (t *Table[K, V]) Delete(k K) error {
+	return t.write(func() { delete(t.m, k); t.wrote(k, false) })
+}
+
+// All returns a copy of the table, as another process finds it.
+func (t *Table[K, V]) All() map[K]V { return maps.Clone(t.m) }
+
+func (t *Table[K, V]) write(f func()) error {
+	if err := t.s.Fail(); err != nil {
+		return err
+	}
+	f()
+	t.s.Writes++
+	t.s.Look()
+	return nil
+}
+
+// Result is what the switch does with a packet.
+type Result struct {
+	Action ruleset.Action
+	// Buckets are those among which it chooses, under [ruleset.ActionForward]. A bucket
+	// whose endpoint has no flow leads nowhere and has the zero Endpoint.
+	Buckets    []Bucket
+	Masquerade bool
+	Affinity   time.Duration
+}
+
+// Process returns what the switch does with a packet.
+func (s *Switch) Process(p ruleset.Packet) Result {
+	m := Match{p.To.Addr(), p.To.Port(), p.Protocol, tracker.FamilyOf(p.To.Addr())}
+	toNode, node := slices.Contains(p.NodeAddresses, m.Addr), s.Node.m[struct{}{}]
+	flow, ok := s.lookup(m)
+	if !ok && toNode && node != nil && node.NodePorts(m.Family).Allows(m.Addr) {
+		flow, ok = s.lookup(Match{Port: m.Port, Proto: m.Proto, Family: m.Family})
+	}
+	switch {
+	case ok:
+	case toNode || node == nil:
+		return Result{Action: ruleset.ActionPass}
+	case s.VIPs.m[m.Addr]:
+		return Result{Action: ruleset.ActionReject}
+	case slices.ContainsFunc(node.ServiceCIDRs, func(c netip.Prefix) bool { return c.Contains(m.Addr) }):
+		return Result{Action: ruleset.ActionDrop}
+	default:
+		return Result{Action: ruleset.ActionPass}
+	}
+	fe := &flow.Frontend
+	fromPod, fromNode := node.LocalTraffic.Recognises(p.From, p.InInterface), p.InInterface == ""
+	target, group := fe.Target, flow.Group
+	if fromPod || fromNode {
+		target, group = fe.Near, flow.Near
+	}
+	switch {
+	case !fe.Admits(p.From) || target == ruleset.Drop:
+		return Result{Action: ruleset.ActionDrop}
+	case target == ruleset.Reject:
+		return Result{Action: ruleset.ActionReject}
+	}
+	r := Result{Action: ruleset.ActionForward, Affinity: flow.Affinity}
+	switch fe.Masquerade {
+	case ruleset.MasqueradeAlways:
+		r.Masquerade = true
+	case ruleset.MasqueradeNotPods:
+		r.Masquerade = !fromPod
+	case ruleset.MasqueradeNode:
+		r.Masquerade = fromNode && !fromPod
+	}
+	for _, b := range s.Groups.m[group].Buckets {
+		if !s.Endpoints.m[b.Endpoint] {
+			b.Endpoint = Endpoint{}
+		}
+		r.Buckets = append(r.Buckets, b)
+	}
+	return r
+}
+
+func (s *Switch) lookup(m Match) (Flow, bool) {
+	owners := s.owners[m]
+	if len(owners) == 0 {
+		return Flow{}, false
+	}
+	return s.Flows.m[FlowKey{m, owners[len(owners)-1]}], true
+}

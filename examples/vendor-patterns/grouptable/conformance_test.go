@@ -1,0 +1,147 @@
+package grouptable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// vips is the rest of a data plane around a Table: frontends, which are all replaced in
+// one step after the groups.
+type vips struct {
+	sw    *fakeSwitch
+	node  *ruleset.Node
+	table map[vip]entry
+}
+
+type vip struct {
+	addr   netip.Addr // the zero Addr for a NodePort
+	port   uint16
+	proto  v1.Protocol
+	family tracker.Family
+}
+
+type entry struct {
+	service  tracker.Key
+	frontend ruleset.Frontend
+	affinity time.Duration
+}
+
+// over returns a backend that writes to a Table and then to v.
+func (v *vips) over(t *Table) ruleset.Backend {
+	return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		v.node = d.Node
+		err := t.Apply(ctx, d)
+		var partial *ruleset.PartialError
+		if err != nil && !errors.As(err, &partial) {
+			return err
+		}
+		if d.Full {
+			clear(v.table)
+		}
+		at := func(c *ruleset.Change, f *ruleset.Frontend) vip {
+			return vip{f.Addr, f.Port, c.Key.Protocol, c.Key.Family}
+		}
+		for _, c := range d.Changes {
+			if partial != nil && partial.Failed[c.Key] != nil {
+				continue
+			}
+			for f := range c.GoneFrontends() {
+				delete(v.table, at(&c, &f))
+			}
+			if c.New == nil {
+				continue
+			}
+			for i := range c.New.Frontends {
+				f := &c.New.Frontends[i]
+				v.table[at(&c, f)] = entry{c.Key, *f, c.New.Port.Affinity}
+			}
+		}
+		return err
+	})
+}
+
+func (v *vips) handle(pk ruleset.Packet) conformance.Outcome {
+	if v.node == nil {
+		return conformance.Outcome{}
+	}
+	at := vip{pk.To.Addr(), pk.To.Port(), pk.Protocol, tracker.FamilyOf(pk.To.Addr())}
+	e, ok := v.table[at]
+	if !ok && slices.Contains(pk.NodeAddresses, at.addr) && v.node.NodePorts(at.family).Allows(at.addr) {
+		at.addr = netip.Addr{}
+		e, ok = v.table[at]
+	}
+	fromPod, fromNode := v.node.LocalTraffic.Recognises(pk.From, pk.InInterface), pk.InInterface == ""
+	target := e.frontend.Target
+	if fromPod || fromNode {
+		target = e.frontend.Near
+	}
+	switch {
+	case !ok:
+		return conformance.Outcome{}
+	case !e.frontend.Admits(pk.From), target == ruleset.Drop:
+		return conformance.Outcome{Action: ruleset.ActionDrop}
+	case target == ruleset.Reject:
+		return conformance.Outcome{Action: ruleset.ActionReject}
+	}
+	masquerade := false
+	switch e.frontend.Masquerade {
+	case ruleset.MasqueradeAlways:
+		masquerade = true
+	case ruleset.MasqueradeNotPods:
+		masquerade = !fromPod
+	case ruleset.MasqueradeNode:
+		masquerade = fromNode && !fromPod
+	}
+	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: e.affinity}
+	for _, g := range v.sw.groups {
+		if g.name != (Group{e.service, target}) {
+			continue
+		}
+		for _, ep := range g.buckets {
+			if !v.sw.endpoints[ep] {
+				ep.Addr = netip.AddrPort{}
+			}
+			out.Endpoints = append(out.Endpoints, conformance.Choice{Addr: ep.Addr, Masquerade: masquerade || ep.Addr.Addr() == pk.From})
+		}
+	}
+	return out
+}
+
+// TestConformance runs the suite without packets, with and without empty groups.
+func TestConformance(t *testing.T) {
+	for _, empty := range []bool{false, true} {
+		t.Run(fmt.Sprintf("empty=%t", empty), func(t *testing.T) {
+			conformance.Simulate(t, conformance.Simulation{
+				New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+					fails := func() bool { return env.Fail() != nil }
+					v := &vips{
+						sw:    &fakeSwitch{t, fails, map[Endpoint]bool{}, map[uint32]group{}, 0},
+						table: map[vip]entry{},
+					}
+					return conformance.Plane{
+						Backend: func() ruleset.Backend { return v.over(&Table{Switch: v.sw, EmptyGroups: empty}) },
+						Handle:  v.handle,
+					}
+				},
+				Skip: map[conformance.Feature]string{
+					conformance.ClosedPorts:       "groups and frontends are all there is",
+					conformance.ServiceCIDRs:      "as closed ports",
+					conformance.WeightedEndpoints: "buckets count alike",
+					conformance.ConsistentHash:    "as weights",
+				},
+				Worlds: 12,
+			})
+		})
+	}
+}

@@ -1,0 +1,107 @@
+package mapplane
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// program is what reads the maps: the part that would be BPF.
+type program struct {
+	frontends map[Frontend]Action
+	members   map[Member]Endpoint
+	node      *ruleset.Node
+}
+
+func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
+	if p.node == nil {
+		return conformance.Outcome{}
+	}
+	at := Frontend{pk.To.Addr(), pk.To.Port(), pk.Protocol, tracker.FamilyOf(pk.To.Addr())}
+	a, ok := p.frontends[at]
+	if !ok && slices.Contains(pk.NodeAddresses, at.Addr) && p.node.NodePorts(at.Family).Allows(at.Addr) {
+		at.Addr = netip.Addr{}
+		a, ok = p.frontends[at]
+	}
+	if !ok {
+		return conformance.Outcome{}
+	}
+	fromPod, fromNode := p.node.LocalTraffic.Recognises(pk.From, pk.InInterface), pk.InInterface == ""
+	target, size := a.Target, a.Size
+	if fromPod || fromNode {
+		target, size = a.Near, a.NearSize
+	}
+	switch target {
+	case ruleset.Reject:
+		return conformance.Outcome{Action: ruleset.ActionReject}
+	case ruleset.Drop:
+		return conformance.Outcome{Action: ruleset.ActionDrop}
+	}
+	masquerade := false
+	switch a.Masquerade {
+	case ruleset.MasqueradeAlways:
+		masquerade = true
+	case ruleset.MasqueradeNotPods:
+		masquerade = !fromPod
+	case ruleset.MasqueradeNode:
+		masquerade = fromNode && !fromPod
+	}
+	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: a.Affinity}
+	for i := range size {
+		// A slot that is empty is the zero Endpoint, which the suite complains of.
+		ep := p.members[Member{Pool{a.Service, target}, i}]
+		out.Endpoints = append(out.Endpoints, conformance.Choice{
+			Addr: ep.Addr, Weight: int(ep.Weight), Masquerade: masquerade || ep.Addr.Addr() == pk.From,
+		})
+	}
+	return out
+}
+
+// TestConformance runs the suite without packets.
+func TestConformance(t *testing.T) {
+	conformance.Simulate(t, conformance.Simulation{
+		New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
+			fails := func() bool { return env.Fail() != nil }
+			p := &program{frontends: map[Frontend]Action{}, members: map[Member]Endpoint{}}
+			frontends := &fake[Frontend, Action]{p.frontends, fails, env.Look, 0}
+			members := &fake[Member, Endpoint]{p.members, fails, env.Look, 0}
+			return conformance.Plane{
+				Backend: func() ruleset.Backend {
+					plane := &Plane{Frontends: frontends, Members: members}
+					return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+						p.node = d.Node
+						return plane.Apply(ctx, d)
+					})
+				},
+				Handle: p.handle,
+				Dump:   p.dump,
+			}
+		},
+		Skip: map[conformance.Feature]string{
+			conformance.SourceRanges:   "the map has no place for them",
+			conformance.RefuseBySource: "as source ranges",
+			conformance.ClosedPorts:    "addresses without ports are not in the map",
+			conformance.ServiceCIDRs:   "as closed ports",
+			conformance.ConsistentHash: "endpoints are picked by number",
+		},
+	})
+}
+
+// dump returns the maps without the numbers of slots, which depend on the past.
+func (p *program) dump() string {
+	var lines []string
+	for f, a := range p.frontends {
+		lines = append(lines, fmt.Sprintln(f, a))
+	}
+	for m, ep := range p.members {
+		lines = append(lines, fmt.Sprintln(m.Pool, ep))
+	}
+	return strings.Join(slices.Sorted(slices.Values(lines)), "")
+}

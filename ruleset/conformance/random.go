@@ -1,0 +1,98 @@
+package conformance
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// randomConfig makes up what a random world has of its own.
+func randomConfig(rng *rand.Rand, skip map[Feature]string, sctp bool) (c config) {
+	does := func(f Feature) bool { _, skipped := skip[f]; return !skipped }
+	c.masqueradeAll = does(MasqueradeAll) && rng.IntN(6) == 0
+	if does(NodePortAddresses) && rng.IntN(4) == 0 {
+		c.nodePortAddresses = [][]string{{"primary"}, {"192.0.2.0/24", "2001:db8:1::/64"}, {"198.51.100.0/24"}}[rng.IntN(3)]
+	}
+	c.sctp = does(SCTP) && sctp
+	if does(InterfaceDetection) {
+		switch rng.IntN(5) {
+		case 0:
+			c.bridge = true
+			c.localTraffic = &ruleset.LocalTraffic{Bridge: bridgeName}
+		case 1:
+			c.localTraffic = &ruleset.LocalTraffic{InterfacePrefix: interfacePrefix}
+		case 2:
+			c.localTraffic = &ruleset.LocalTraffic{} // not known
+		}
+	}
+	return c
+}
+
+// randomParams returns what random worlds are made of.
+func randomParams(families []tracker.Family, skip map[Feature]string, c config) worldgen.Params {
+	does := func(f Feature) bool { _, skipped := skip[f]; return !skipped }
+	p := worldgen.Params{
+		Families:       families,
+		Node:           tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(families, primary)},
+		ClusterIP:      func(f tracker.Family, n int) netip.Addr { return clusterIP(n, 0).at(f).Addr() },
+		ExternalIP:     func(f tracker.Family, n int) netip.Addr { return externalIP(n, 0).at(f).Addr() },
+		LoadBalancerIP: func(f tracker.Family, n int) netip.Addr { return loadBalancerIP(n, 0).at(f).Addr() },
+		Protocols:      []v1.Protocol{tcp, udp},
+		Affinity:       does(Affinity),
+		Weights:        does(WeightedEndpoints),
+		Hash:           does(ConsistentHash),
+	}
+	for _, name := range podNames(defaultRemotePods) {
+		node, addr := podNamed(name)
+		p.Backends = append(p.Backends, worldgen.Backend{Node: node, Addr: addr, Ports: []uint16{podPort, podPort2}})
+	}
+	if !c.sctp {
+		// The node itself is an endpoint, too. It does not answer SCTP.
+		p.Backends = append(p.Backends, worldgen.Backend{Node: nodeName, Addr: primary, Ports: []uint16{nodePortOwn}})
+	}
+	if does(SourceRanges) {
+		p.Sources = []string{"192.0.2.10/32", "10.244.1.0/24", "2001:db8:1::/64", "fd00:10:244:1::11/128", "192.0.2.1/32", " 198.51.100.0/24", "2001:db8:2::/48"}
+	}
+	return p
+}
+
+// quiet is a test within a test: what is to be cleaned up is before it goes on.
+type quiet struct {
+	testing.TB
+	undo []func()
+}
+
+func (q *quiet) Cleanup(f func()) { q.undo = append(q.undo, f) }
+
+func (q *quiet) cleanup() {
+	for i := len(q.undo) - 1; i >= 0; i-- {
+		q.undo[i]()
+	}
+}
+
+// difference returns the lines that only one of two texts has.
+func difference(got, want string) string {
+	count := map[string]int{}
+	for l := range strings.Lines(got) {
+		count[l]++
+	}
+	for l := range strings.Lines(want) {
+		count[l]--
+	}
+	var b strings.Builder
+	for _, text := range []struct{ text, sign string }{{got, "+ "}, {want, "- "}} {
+		for l := range strings.Lines(text.text) {
+			if n := count[l]; n > 0 && text.sign == "+ " || n < 0 && text.sign == "- " {
+				b.WriteString(text.sign + l)
+			}
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,297 @@
+package conformance
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// simHosts lists the hosts from which packets are sent to everything.
+var simHosts = []string{"client1", "client2", "remote1", "pod1", "pod2", "pod3", nodeName}
+
+// judge compares what packets meet with what they must: from everywhere to every
+// frontend, from somewhere to every frontend that there was, and to addresses around
+// them.
+func (w *simWorld) judge(s *ruleset.Snapshot) error {
+	var hosts []simHost
+	for _, name := range simHosts {
+		hosts = append(hosts, w.host(name))
+	}
+	try := func(from simHost, t simTarget) error {
+		p := w.packet(from, t.proto, t.at)
+		if err := w.compare(s.Trace(p), p); err != nil {
+			return fmt.Errorf("%s from %s (%s) to %s: %w", t.proto, from.name, p.From, t.at, err)
+		}
+		return nil
+	}
+	now := map[simTarget]bool{}
+	n := 0
+	for _, t := range targetsOf(s) {
+		now[t], w.seen[t] = true, true
+		for _, from := range hosts {
+			n++
+			if err := try(from, w.concrete(t, n)); err != nil {
+				return err
+			}
+		}
+		if t.at.Addr().IsUnspecified() {
+			f := tracker.FamilyOf(t.at.Addr())
+			if err := try(w.host("loopback"), simTarget{netip.AddrPortFrom(loopback(f), t.at.Port()), t.proto}); err != nil {
+				return err
+			}
+		}
+	}
+	for t := range w.seen {
+		if now[t] {
+			continue
+		}
+		n++
+		if err := try(hosts[n%len(hosts)], w.concrete(t, n)); err != nil {
+			return fmt.Errorf("where a frontend was: %w", err)
+		}
+	}
+	for _, f := range w.o.Families {
+		for _, t := range []target{clusterIP(199, 80), clusterIP(1, 9), externalIP(1, 9), atPrimary(nodePortOwn), atPod(2, podPort)} {
+			for _, proto := range []v1.Protocol{tcp, udp} {
+				n++
+				if err := try(hosts[n%len(hosts)], simTarget{t.at(f), proto}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// targetsOf returns where there are frontends, in an order of its own.
+func targetsOf(s *ruleset.Snapshot) []simTarget {
+	var out []simTarget
+	for _, svc := range s.Services {
+		for _, fe := range svc.Frontends {
+			addr := fe.Addr
+			if fe.Kind == ruleset.NodePort {
+				addr = pick(svc.Key.Family, "0.0.0.0", "::")
+			}
+			out = append(out, simTarget{netip.AddrPortFrom(addr, fe.Port), svc.Key.Protocol})
+		}
+	}
+	slices.SortFunc(out, func(a, b simTarget) int {
+		return cmp.Or(a.at.Compare(b.at), strings.Compare(string(a.proto), string(b.proto)))
+	})
+	return out
+}
+
+// concrete returns the target with one of the node's addresses if it is a NodePort.
+func (w *simWorld) concrete(t simTarget, n int) simTarget {
+	if t.at.Addr().IsUnspecified() {
+		own := []netip.Addr{}
+		for _, addr := range []func(tracker.Family) netip.Addr{primary, secondary, gateway} {
+			own = append(own, addr(tracker.FamilyOf(t.at.Addr())))
+		}
+		t.at = netip.AddrPortFrom(own[n%len(own)], t.at.Port())
+	}
+	return t
+}
+
+// judged reports whether a verdict depends on nothing that the backend does without.
+func (w *simWorld) judged(v ruleset.Verdict, p ruleset.Packet) bool {
+	toNode := slices.Contains(p.NodeAddresses, p.To.Addr())
+	switch {
+	case v.Service == nil:
+		return (v.Action != ruleset.ActionReject || w.does(ClosedPorts)) &&
+			(v.Action != ruleset.ActionDrop || w.does(ServiceCIDRs)) &&
+			(v.Action != ruleset.ActionPass || toNode || w.does(OtherPorts))
+	case v.Service.Key.Protocol == sctp && !w.does(SCTP):
+		return false
+	case len(v.Frontend.Sources) != 0:
+		return w.does(SourceRanges) && (w.does(RefuseBySource) || v.Frontend.Target != ruleset.Reject && v.Frontend.Near != ruleset.Reject)
+	}
+	return true
+}
+
+// compare compares what a packet meets with what it must.
+func (w *simWorld) compare(v ruleset.Verdict, p ruleset.Packet) error {
+	if !w.judged(v, p) {
+		return nil
+	}
+	o := w.handle(p)
+	if o.Action != v.Action {
+		return fmt.Errorf("%s, must be %s: %s", o, v.Action, v.Rule)
+	}
+	if v.Action != ruleset.ActionForward {
+		return nil
+	}
+	fail := func(format string, args ...any) error {
+		return fmt.Errorf("%s, %s: %s", o, fmt.Sprintf(format, args...), v.Rule)
+	}
+	sum, has := 0, 0
+	for _, ep := range v.Endpoints {
+		sum += int(ep.Weight)
+	}
+	for _, c := range o.Endpoints {
+		has += c.Weight
+	}
+	for i, c := range o.Endpoints {
+		j := slices.IndexFunc(v.Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == c.Addr })
+		if j < 0 {
+			return fail("%s is not among the endpoints allowed (%v)", c.Addr, v.Endpoints)
+		}
+		if slices.ContainsFunc(o.Endpoints[:i], func(d Choice) bool { return d.Addr == c.Addr }) {
+			return fail("%s is there twice", c.Addr)
+		}
+		ep := v.Endpoints[j]
+		must := v.MasqueradeTo(ep) || !w.does(SourceAddress)
+		// Nothing is replaced on the way to the node itself.
+		if here := slices.Contains(p.NodeAddresses, ep.Addr.Addr()); !here && c.Masquerade != must {
+			return fail("to %s masquerade is %t, must be %t", c.Addr, c.Masquerade, must)
+		}
+		if w.does(WeightedEndpoints) && c.Weight*sum != int(ep.Weight)*has {
+			return fail("%s has weight %d of %d, must have %d of %d", c.Addr, c.Weight, has, ep.Weight, sum)
+		}
+	}
+	switch {
+	case len(o.Endpoints) != len(v.Endpoints):
+		return fail("%d endpoints, must be %d (%v)", len(o.Endpoints), len(v.Endpoints), v.Endpoints)
+	case w.does(Affinity) && (o.Affinity != v.Affinity && w.does(AffinityTimeout) || (o.Affinity == 0) != (v.Affinity == 0)):
+		return fail("affinity is %v, must be %v", o.Affinity, v.Affinity)
+	case w.does(ConsistentHash) && o.Hash != v.Hash:
+		return fail("hash is %v, must be %v", o.Hash, v.Hash)
+	}
+	return nil
+}
+
+// handle asks the data plane.
+func (w *simWorld) handle(p ruleset.Packet) Outcome {
+	o := w.plane.Handle(p)
+	o.Action = cmp.Or(o.Action, ruleset.ActionPass)
+	return o
+}
+
+// String describes the outcome in a few words.
+func (o Outcome) String() string {
+	action := cmp.Or(o.Action, ruleset.ActionPass)
+	if action != ruleset.ActionForward {
+		return action.String()
+	}
+	var to []string
+	for _, c := range o.Endpoints {
+		to = append(to, c.Addr.String())
+	}
+	return fmt.Sprintf("forward to [%s]", strings.Join(to, " "))
+}
+
+// watched is a packet that is sent at each Look, with what must become of it by each of
+// the pending rulesets.
+type watched struct {
+	packet   ruleset.Packet
+	from     string
+	verdicts []ruleset.Verdict
+	// forwards is how many of the verdicts forward.
+	forwards int
+	// endpoints holds those that the Services of the verdicts have in any of the
+	// rulesets: what leads to a Service and its pools need not change at once.
+	endpoints map[netip.AddrPort]bool
+}
+
+// watchedOthers is how many frontends of Services that do not change are watched.
+const watchedOthers = 8
+
+// look is SimEnv.Look.
+func (w *simWorld) look() {
+	if w.looked != nil || w.engine == nil {
+		return
+	}
+	if w.watched == nil {
+		w.watched = w.watch()
+	}
+	for _, p := range w.watched {
+		if err := between(p, w.handle(p.packet)); err != nil {
+			w.looked = fmt.Errorf("%s from %s (%s) to %s: %w", p.packet.Protocol, p.from, p.packet.From, p.packet.To, err)
+			return
+		}
+	}
+}
+
+// watch chooses the packets of each Look.
+func (w *simWorld) watch() []watched {
+	out := []watched{}
+	done, others := map[simTarget]bool{}, 0
+	byKey := map[tracker.Key][]*ruleset.Service{}
+	for _, s := range w.pending {
+		for _, svc := range s.Services {
+			byKey[svc.Key] = append(byKey[svc.Key], svc)
+		}
+	}
+	for _, s := range w.pending {
+		for _, t := range targetsOf(s) {
+			if done[t] {
+				continue
+			}
+			done[t] = true
+			from := w.host(simHosts[w.rng.IntN(len(simHosts))])
+			t = w.concrete(t, w.rng.IntN(3))
+			p := watched{packet: w.packet(from, t.proto, t.at), from: from.name}
+			same, ok := true, true
+			for _, s := range w.pending {
+				v := s.Trace(p.packet)
+				ok = ok && w.judged(v, p.packet)
+				same = same && (len(p.verdicts) == 0 || v.Service == p.verdicts[0].Service)
+				if v.Action == ruleset.ActionForward {
+					p.forwards++
+				}
+				p.verdicts = append(p.verdicts, v)
+			}
+			if same {
+				others++
+			}
+			if !ok || same && others > watchedOthers {
+				continue
+			}
+			p.endpoints = map[netip.AddrPort]bool{}
+			for _, v := range p.verdicts {
+				if v.Service == nil {
+					continue
+				}
+				for _, svc := range byKey[v.Service.Key] {
+					for _, ep := range svc.Selection.Reachable {
+						p.endpoints[ep.Addr] = true
+					}
+				}
+			}
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// between judges an outcome while an Apply is under way.
+func between(p watched, o Outcome) error {
+	switch {
+	case o.Action != ruleset.ActionForward && p.forwards == len(p.verdicts):
+		return fmt.Errorf("%s, but it is forwarded before and after (%s)", o, p.verdicts[len(p.verdicts)-1].Rule)
+	case o.Action != ruleset.ActionForward:
+		return nil
+	case p.forwards == 0:
+		return fmt.Errorf("%s, but it is forwarded neither before nor after (%s)", o, p.verdicts[len(p.verdicts)-1].Rule)
+	case len(o.Endpoints) == 0:
+		return fmt.Errorf("forwarded, but to no endpoint (%s)", p.verdicts[len(p.verdicts)-1].Rule)
+	}
+	for _, c := range o.Endpoints {
+		if !p.endpoints[c.Addr] {
+			return fmt.Errorf("%s, but %s is an endpoint neither before nor after (%s)", o, c.Addr, p.verdicts[len(p.verdicts)-1].Rule)
+		}
+	}
+	return nil
+}
+
+func compareNames(a, b types.NamespacedName) int {
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+}

@@ -1,0 +1,146 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// TestSimulate runs the suite against data planes with and without owners in the keys
+// of frontends.
+func TestSimulate(t *testing.T) {
+	for _, owners := range []bool{false, true} {
+		t.Run(fmt.Sprintf("owners=%t", owners), func(t *testing.T) {
+			Simulate(t, Simulation{New: simPlanes(owners, "")})
+		})
+	}
+}
+
+// recorder is a test whose failures are kept and do no harm.
+type recorder struct {
+	testing.TB
+	mu   sync.Mutex
+	said strings.Builder
+	undo []func()
+}
+
+func (r *recorder) Errorf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fmt.Fprintf(&r.said, format+"\n", args...)
+}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.Errorf(format, args...)
+	runtime.Goexit()
+}
+func (r *recorder) Fatal(args ...any) { r.Fatalf("%s", fmt.Sprint(args...)) }
+func (r *recorder) FailNow()          { runtime.Goexit() }
+func (r *recorder) Helper()           {}
+func (r *recorder) Cleanup(f func())  { r.undo = append(r.undo, f) }
+
+// complaints runs f as a test and returns what it complains of.
+func complaints(t *testing.T, f func(tb testing.TB)) string {
+	r := &recorder{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f(r)
+	}()
+	<-done
+	for _, f := range r.undo {
+		f()
+	}
+	return r.said.String()
+}
+
+// TestSimulateFindsFaults: each broken backend is found, by a scripted world and mode
+// where one is named and by random worlds.
+func TestSimulateFindsFaults(t *testing.T) {
+	for _, test := range []struct {
+		fault  fault
+		owners bool
+		// world and mode are of a script that must complain, "" for none.
+		world     string
+		mode      simMode
+		complaint string
+	}{
+		{"ignores errors", false, "node port", failing, `must be|forward`},
+		{"ignores errors", true, "node port", failing, `must be|forward`},
+		{"writes frontends before pools", false, "node port", plain, `in the midst of Apply: .*forwarded, but to no endpoint`},
+		{"empties pools first", false, "internal policy Local", plain, `in the midst of Apply: .*forwarded, but to no endpoint`},
+		{"ignores frontends that move", true, "frontends move between services", plain, `is not among the endpoints allowed`},
+		{"deletes frontends that move", false, "frontends move between services", plain, `must be forward|forwarded before and after`},
+		{"ignores affinity that changes", false, "affinity switched on and off", plain, `affinity is 0s, must be 1m0s`},
+		{"leaves what an earlier process wrote", true, "restart", plain, `forward to .*, must be`},
+		{"leaves pools", false, "", plain, `what was written step by step differs`},
+		{"names pools by ID", false, "", plain, `endpoint`},
+		{"ignores source ranges", false, "source ranges", plain, `source ranges`},
+		{"has no hairpin", false, "cluster IP", plain, `masquerade is false, must be true`},
+	} {
+		t.Run(fmt.Sprintf("%s/owners=%t", test.fault, test.owners), func(t *testing.T) {
+			t.Parallel()
+			s, err := Simulation{New: simPlanes(test.owners, test.fault)}.complete()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := regexp.MustCompile(test.complaint)
+			for _, world := range scriptedWorlds() {
+				if world.name != test.world {
+					continue
+				}
+				if said := complaints(t, func(tb testing.TB) { s.script(tb, world, test.mode) }); !want.MatchString(said) {
+					t.Errorf("%q (%s) says %q, want %s", world.name, test.mode, said, want)
+				}
+			}
+			for seed := range uint64(s.Worlds) {
+				said := complaints(t, func(tb testing.TB) { s.random(tb, seed) })
+				if said == "" {
+					continue
+				}
+				if !strings.Contains(said, "changes are enough") {
+					t.Errorf("seed %d was not minimised: %s", seed, said)
+				}
+				return
+			}
+			t.Errorf("no random world complains")
+		})
+	}
+}
+
+// TestSimulateNothing: a backend that does nothing gets its first complaint from the
+// first world.
+func TestSimulateNothing(t *testing.T) {
+	s, err := Simulation{New: func(testing.TB, SimEnv) Plane {
+		return Plane{
+			Backend: func() ruleset.Backend {
+				return ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil })
+			},
+			Handle: func(ruleset.Packet) Outcome { return Outcome{} },
+		}
+	}}.complete()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	for _, world := range scriptedWorlds() {
+		for _, mode := range simModes {
+			if complaints(t, func(tb testing.TB) { s.script(tb, world, mode) }) == "" {
+				t.Errorf("%q (%s) does not complain", world.name, mode)
+			}
+		}
+	}
+	for seed := range uint64(s.Worlds) {
+		if complaints(t, func(tb testing.TB) { s.random(tb, seed) }) == "" {
+			t.Errorf("seed %d does not complain", seed)
+		}
+	}
+	t.Logf("all complaints within %v", time.Since(start))
+}
