@@ -75,7 +75,7 @@ func TestStickyOwnersDiffer(t *testing.T) {
 // TestFewerClientsThanThereWere has a new process remember fewer clients than the
 // table of the one before does.
 func TestFewerClientsThanThereWere(t *testing.T) {
-	for name, limit := range map[string]int{"in place": 0, "by a shadow": smallLimit} {
+	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, netlab.NewHost(t))

@@ -27,6 +27,8 @@ type state struct {
 	// being committed, inFlight will receive the result.
 	writer, spare *writer
 	inFlight      chan error
+	// whole has everything written in one transaction, however large it gets.
+	whole bool
 	// name is the name of the tables in use: the configured name or that of the staging
 	// tables.
 	name string
@@ -43,9 +45,9 @@ type state struct {
 
 // New returns a backend for the network namespace that c names. It opens a netlink
 // socket and checks, without changing anything, that the kernel has every feature that
-// the package uses: a [*ruleset.UnsupportedError] names what is missing. Apply writes
-// the tables when it gets the first full delta. They stay in place when the backend is
-// closed.
+// the package uses. The error is a [*ruleset.UnsupportedError] that names what is missing,
+// wraps [ruleset.ErrConfig], or is another that may pass. Apply writes the tables when it
+// gets the first full delta. They stay in place when the backend is closed.
 func New(ctx context.Context, c Config) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -143,13 +145,13 @@ func (b *Backend) discardModel(from time.Time) {
 // update applies a delta that is not full.
 func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
 	b.writer.begin()
-	b.writer.structural, b.spare = false, nil
+	b.writer.structural, b.spare, b.whole = false, nil, false
 	for _, t := range b.tables {
 		if t.node != d.Node {
 			t.setNode(d.Node, b.writer)
 		}
 	}
-	failed, err := b.writeServices(ctx, d.Changes, true)
+	failed, err := b.writeServices(ctx, d.Changes)
 	if err == nil && b.handlersWasted(failed) {
 		err = errTooManyHandlers // a full delta makes only those that are in use
 	}
@@ -183,17 +185,16 @@ func (b *Backend) handlersWasted(failed map[tracker.Key]error) bool {
 	return false
 }
 
-// writeServices writes changes for the next commit and, if divide is set, commits in
-// between when there is much. It returns the Services that cannot be programmed. After an
-// error the models are wrong. A commit may be running when it returns.
-func (b *Backend) writeServices(ctx context.Context, changes []ruleset.Change, divide bool) (failed map[tracker.Key]error, err error) {
+// writeServices writes changes for the next commit. It returns the Services that cannot be
+// programmed. After an error the models are wrong. A commit may be running when it returns.
+func (b *Backend) writeServices(ctx context.Context, changes []ruleset.Change) (failed map[tracker.Key]error, err error) {
 	for i := range changes {
 		c := &changes[i]
 		t := b.table(c.Key.Family)
 		if t == nil {
 			continue
 		}
-		refused, err := b.writeService(ctx, t, c, divide)
+		refused, err := b.writeService(ctx, t, c)
 		if err != nil {
 			return nil, err
 		}
@@ -210,13 +211,13 @@ func (b *Backend) writeServices(ctx context.Context, changes []ruleset.Change, d
 
 // writeService writes one change. refused is why the Service cannot be programmed: it stays
 // as it was then.
-func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change, divide bool) (refused, err error) {
+func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change) (refused, err error) {
 	if c.New != nil {
 		if refused := t.check(c.New); refused != nil {
 			return refused, nil
 		}
 	}
-	if divide {
+	if !b.whole {
 		bytes := t.bytes(c.New)
 		if old := t.service(c.ID()); old != nil {
 			bytes += t.bytes(old.rule)
@@ -235,9 +236,9 @@ func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change,
 const emptySize = 4 * messageSize
 
 // makeRoom commits what was written if there is no room for so many bytes more, or if there
-// is much.
+// is much, unless b.whole is set.
 func (b *Backend) makeRoom(ctx context.Context, bytes int) error {
-	if b.writer.pending < chunk && b.writer.size()+bytes <= b.conn.Limit() || b.writer.empty() {
+	if b.whole || b.writer.pending < chunk && b.writer.size()+bytes <= b.conn.Limit() || b.writer.empty() {
 		return nil
 	}
 	if err := b.commitBehind(); err != nil {

@@ -258,11 +258,11 @@ func (r *rig) randomChange(rng *rand.Rand) {
 	}
 }
 
-// TestRestartKeepsClients replaces tables in one transaction and by a shadow, and
+// TestRestartKeepsClients replaces tables in one transaction and by a staging table, and
 // looks for a client that was remembered before.
 func TestRestartKeepsClients(t *testing.T) {
 	netlab.Require(t)
-	for name, limit := range map[string]int{"in place": 0, "by a shadow": smallLimit} {
+	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, netlab.NewHost(t))
@@ -539,7 +539,7 @@ func TestConfigIsChecked(t *testing.T) {
 		"table name":        {Table: "a b"},
 		"long name":         {Table: strings.Repeat("a", 56)},
 		"probe":             {Table: "proxier-probe"},
-		"shadow":            {Table: "proxier-shadow"},
+		"staging":           {Table: "proxier-shadow"},
 		"family":            {Families: []tracker.Family{5}},
 		"no family":         {Families: []tracker.Family{}},
 		"family twice":      {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
@@ -562,7 +562,7 @@ func TestConfigIsChecked(t *testing.T) {
 // another's by then.
 func TestFailedIsServedOn(t *testing.T) {
 	netlab.Require(t)
-	for name, limit := range map[string]int{"in place": 0, "by a shadow": smallLimit} {
+	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, netlab.NewHost(t))

@@ -36,8 +36,9 @@ type Config struct {
 	// Families are the address families to program; nil means both. Services of another
 	// family are ignored.
 	Families []tracker.Family
-	// MasqueradeMark is the bit of the packet mark by which rules tell each other that a
-	// connection is to be masqueraded. No other bit is read or written.
+	// MasqueradeMark is the bit of the packet mark by which rules mark connections that
+	// must be masqueraded; 0 means [ruleset.DefaultMasqueradeMark]. No other bit
+	// is read or written.
 	MasqueradeMark ruleset.MasqueradeMark
 	// StickyClients is how many clients of Services with client affinity the kernel
 	// remembers at most, in each family; 0 means 1,048,576. New clients beyond it are

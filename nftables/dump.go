@@ -109,11 +109,12 @@ func readTable(conn *nlbatch.Conn, name string, f tracker.Family) (head kernelHe
 // which they name their table. It calls begin before each attempt.
 func (b *Backend) dump(table string, f tracker.Family, typ, tableAttr uint16, begin func(), fn func(a *attributes)) error {
 	request := nfnl.AppendString(nil, tableAttr, table)
+	var a attributes
 	return again(func() error {
 		begin()
 		return b.conn.Get(typ, inet.AF(f), true, request, func(attrs []byte) error {
 			// Some kernels ignore the request's table.
-			if a := parse(attrs); a.text(int(tableAttr)) == table {
+			if a = parse(attrs); a.text(int(tableAttr)) == table {
 				fn(&a)
 			}
 			return nil

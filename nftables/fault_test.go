@@ -81,7 +81,7 @@ func takenOver(t *testing.T, w *conformance.World) {
 
 // TestKilledAgent kills an agent at random points of its work, again and again,
 // while connections are made to the Service whose endpoints it changes. Every
-// other one can send small transactions only, and replaces tables by shadows.
+// other one can send small transactions only, and replaces tables by staging tables.
 func TestKilledAgent(t *testing.T) {
 	t.Parallel()
 	times := *kills

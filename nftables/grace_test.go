@@ -68,7 +68,7 @@ func TestEndpointsInGracePeriod(t *testing.T) {
 	r.sync()
 	count("a change later", 3)
 
-	// One that lingers and comes back is no longer gone.
+	// One in its grace period that comes back is no longer gone.
 	endpoints(2, 4)
 	r.sync()
 	endpoints(2, 4, 40)

@@ -120,7 +120,7 @@ func TestSmallSocketBuffer(t *testing.T) {
 			r.tracker.SetSlice(epSlice(i, f, upTo(10+i%7)...))
 		}
 	}
-	for range 3 { // at first, by a shadow, and back
+	for range 3 { // at first, by a staging table, and back
 		r.cursor.Resync()
 		r.sync()
 		r.verify()

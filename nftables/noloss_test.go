@@ -141,7 +141,7 @@ func TestNoConnectionIsLost(t *testing.T) {
 			w.Sync()
 		}
 	})
-	during("50 full resyncs by a shadow table", func() {
+	during("50 full resyncs by a staging table", func() {
 		limit := b.conn.Limit()
 		b.conn.SetLimit(20 << 10) // the skeletons fit, and hardly more
 		defer func() { b.conn.SetLimit(limit) }()

@@ -106,17 +106,17 @@ func (b *Backend) deleteTables(k *kernelTables) error {
 }
 
 // begin writes empty tables for d, and adopts what the kernel remembers clients by from the
-// tables old. divide is set if there will be several transactions. edit is called before
-// the tables get their sets and chains.
-func (b *Backend) begin(name string, d *ruleset.Delta, old *kernelTables, divide bool, edit func(*table, *kernelTable)) {
-	b.writer, b.spare = newWriter(name), nil
+// tables old. whole is b.whole from here on. edit is called before the tables get their sets
+// and chains.
+func (b *Backend) begin(name string, d *ruleset.Delta, old *kernelTables, whole bool, edit func(*table, *kernelTable)) {
+	b.writer, b.spare, b.whole = newWriter(name), nil, whole
 	b.tables = nil
 	for _, f := range b.config.Families {
 		t, k := newTable(f, d.Node, b.mark()), old.families[f]
 		need := t.measure(d.Changes, b.config.StickyClients, len(k.hairpin))
 		t.adopt(k.sticky)
 		edit(t, k)
-		if !divide {
+		if whole {
 			for s := range setCount {
 				b.writer.expect(f, s, need[s].bytes)
 			}
@@ -126,53 +126,41 @@ func (b *Backend) begin(name string, d *ruleset.Delta, old *kernelTables, divide
 	}
 }
 
-// fill writes the Services to tables that were begun, in one transaction or several, and
-// commits all of it.
-func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, old *kernelTables, divide bool) (map[tracker.Key]error, error) {
-	failed, err := b.fillServices(ctx, d, old, divide)
+// fill writes the Services to tables that were begun, and commits all of it.
+func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
+	failed, err := b.fillServices(ctx, d, old)
 	if err != nil {
 		return nil, errors.Join(err, b.waitCommit())
 	}
 	return failed, b.commit()
 }
 
-func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kernelTables, divide bool) (map[tracker.Key]error, error) {
-	room := func(bytes int) error {
-		if !divide {
-			return nil
-		}
-		return b.makeRoom(ctx, bytes)
-	}
-	if divide {
-		if err := b.makeHandlers(d.Changes, room); err != nil {
-			return nil, err
-		}
+func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
+	if err := b.makeHandlers(ctx, d.Changes); err != nil {
+		return nil, err
 	}
 	for _, t := range b.tables {
 		for _, g := range b.graceEntries(t.family, old.families[t.family].hairpin) {
-			if err := room(hairpinSize(t.family) + messageSize); err != nil {
+			if err := b.makeRoom(ctx, hairpinSize(t.family)+messageSize); err != nil {
 				return nil, err
 			}
 			t.addGrace(g, b.writer)
 		}
 		// Packets to cluster IPs that were not translated are refused or dropped only when
 		// every Service is there.
-		t.deferClusterIPs = divide
+		t.deferClusterIPs = true
 	}
-	failed, err := b.writeServices(ctx, d.Changes, divide)
+	failed, err := b.writeServices(ctx, d.Changes)
 	if err == nil {
-		err = b.keepOld(ctx, d.Changes, failed, divide)
+		err = b.keepOld(ctx, d.Changes, failed)
 	}
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range b.tables {
 		for a := range t.clusterIPs {
-			if !divide {
-				break
-			}
 			e := clusterIPElement(a)
-			if err := room(e.size() + messageSize); err != nil {
+			if err := b.makeRoom(ctx, e.size()+messageSize); err != nil {
 				return nil, err
 			}
 			t.write(&e, "", b.writer)
@@ -186,7 +174,7 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kerne
 // makeHandlers makes the handlers that the Services need. It is done before the maps have
 // elements, because the kernel walks through all of a map when it gets a chain that looks
 // something up in it.
-func (b *Backend) makeHandlers(changes []ruleset.Change, room func(bytes int) error) error {
+func (b *Backend) makeHandlers(ctx context.Context, changes []ruleset.Change) error {
 	for i := range changes {
 		s, t := changes[i].New, b.table(changes[i].Key.Family)
 		if s == nil || t == nil {
@@ -197,7 +185,7 @@ func (b *Backend) makeHandlers(changes []ruleset.Change, room func(bytes int) er
 			continue
 		}
 		for _, h := range missing {
-			if err := room(t.handlerBytes(h)); err != nil {
+			if err := b.makeRoom(ctx, t.handlerBytes(h)); err != nil {
 				return err
 			}
 			t.handler(h, b.writer)
@@ -208,7 +196,7 @@ func (b *Backend) makeHandlers(changes []ruleset.Change, room func(bytes int) er
 
 // keepOld writes Services that failed as they were last acknowledged, without the frontends
 // that another Service owns now.
-func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed map[tracker.Key]error, divide bool) error {
+func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed map[tracker.Key]error) error {
 	if len(failed) == 0 {
 		return nil
 	}
@@ -233,7 +221,7 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 				last.Frontends = append(last.Frontends, c.Old.Frontends[j])
 			}
 		}
-		refused, err := b.writeService(ctx, b.table(c.Key.Family), &ruleset.Change{Key: c.Key, New: &last}, divide)
+		refused, err := b.writeService(ctx, b.table(c.Key.Family), &ruleset.Change{Key: c.Key, New: &last})
 		if err != nil {
 			return err
 		}
@@ -263,8 +251,7 @@ func frontendOf(s *ruleset.Service, f *ruleset.Frontend) frontend {
 // rewrite replaces the contents of the tables in one transaction, or writes tables in
 // several transactions if there are none.
 func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
-	divide := !old.exist
-	b.begin(b.name, d, old, divide, func(t *table, k *kernelTable) {
+	b.begin(b.name, d, old, old.exist, func(t *table, k *kernelTable) {
 		for s := range firstAllowed {
 			if t.kept[s] = k.keeps(s, t.family); t.kept[s] {
 				t.ranges[s] = k.ranges[s]
@@ -281,7 +268,7 @@ func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTabl
 			b.writer.addElements(t.family, setStickyClients, 0, clients)
 		}
 	}
-	failed, err := b.fill(ctx, d, old, divide)
+	failed, err := b.fill(ctx, d, old)
 	if err == nil {
 		for _, t := range b.tables {
 			b.deleteUnused(t, old.families[t.family])
@@ -334,7 +321,7 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 // then has packets meet them as well as the old tables, which the caller deletes. The
 // kernel's memory of clients that connect for the first time while swapIn copies it is lost.
 func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
-	b.begin(name, d, old, true, func(t *table, _ *kernelTable) {
+	b.begin(name, d, old, false, func(t *table, _ *kernelTable) {
 		t.unhooked = true
 		b.writer.newTable(t.family, 0)
 	})
@@ -342,7 +329,7 @@ func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTable
 		return nil, err
 	}
 	b.writer.begin()
-	failed, err := b.fill(ctx, d, old, true)
+	failed, err := b.fill(ctx, d, old)
 	if err != nil {
 		return nil, err
 	}

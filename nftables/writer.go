@@ -133,18 +133,21 @@ func index(f tracker.Family) int {
 	return 0
 }
 
+// open begins a message about what, in the table that the attribute tableAttr names.
+func (w *writer) open(what string, typ, flags uint16, f tracker.Family, tableAttr uint16) {
+	w.batch.Note(what)
+	w.batch.Begin(typ, flags, inet.AF(f))
+	w.batch.String(tableAttr, w.table)
+}
+
 // newTable creates the family's table. With unix.NLM_F_EXCL there must be none.
 func (w *writer) newTable(f tracker.Family, flags uint16) {
-	w.batch.Note("create table " + w.table)
-	w.batch.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|flags, inet.AF(f))
-	w.batch.String(unix.NFTA_TABLE_NAME, w.table)
+	w.open("create table "+w.table, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|flags, f, unix.NFTA_TABLE_NAME)
 	w.batch.End()
 }
 
 func (w *writer) deleteTable(f tracker.Family) {
-	w.batch.Note("delete table " + w.table)
-	w.batch.Begin(unix.NFT_MSG_DELTABLE, 0, inet.AF(f))
-	w.batch.String(unix.NFTA_TABLE_NAME, w.table)
+	w.open("delete table "+w.table, unix.NFT_MSG_DELTABLE, 0, f, unix.NFTA_TABLE_NAME)
 	w.batch.End()
 }
 
@@ -152,10 +155,8 @@ func (w *writer) deleteTable(f tracker.Family) {
 // ID is for the kernel's bookkeeping within the transaction; rules use the name.
 func (w *writer) newSet(f tracker.Family, s set, size int) {
 	w.structural = true
-	w.batch.Note("create set " + s.name())
 	sp := s.spec(f)
-	w.batch.Begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, inet.AF(f))
-	w.batch.String(unix.NFTA_SET_TABLE, w.table)
+	w.open("create set "+s.name(), unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, f, unix.NFTA_SET_TABLE)
 	w.batch.String(unix.NFTA_SET_NAME, s.name())
 	w.batch.Uint32(unix.NFTA_SET_ID, uint32(s)+1)
 	w.batch.Uint32(unix.NFTA_SET_FLAGS, sp.flags)
@@ -177,9 +178,7 @@ func (w *writer) newSet(f tracker.Family, s set, size int) {
 }
 
 func (w *writer) deleteSet(f tracker.Family, name string) {
-	w.batch.Note("delete set " + name)
-	w.batch.Begin(unix.NFT_MSG_DELSET, 0, inet.AF(f))
-	w.batch.String(unix.NFTA_SET_TABLE, w.table)
+	w.open("delete set "+name, unix.NFT_MSG_DELSET, 0, f, unix.NFTA_SET_TABLE)
 	w.batch.String(unix.NFTA_SET_NAME, name)
 	w.batch.End()
 }
@@ -194,9 +193,7 @@ type baseChain struct {
 // chain creates a chain with rules, hooked in as base says, or not at all if that is nil.
 func (w *writer) chain(f tracker.Family, name string, base *baseChain, rules []rule) {
 	w.structural = true
-	w.batch.Note("create chain " + name)
-	w.batch.Begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, inet.AF(f))
-	w.batch.String(unix.NFTA_CHAIN_TABLE, w.table)
+	w.open("create chain "+name, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, f, unix.NFTA_CHAIN_TABLE)
 	w.batch.String(unix.NFTA_CHAIN_NAME, name)
 	if base != nil {
 		w.batch.Nest(unix.NFTA_CHAIN_HOOK)
@@ -212,9 +209,7 @@ func (w *writer) chain(f tracker.Family, name string, base *baseChain, rules []r
 }
 
 func (w *writer) deleteChain(f tracker.Family, name string) {
-	w.batch.Note("delete chain " + name)
-	w.batch.Begin(unix.NFT_MSG_DELCHAIN, 0, inet.AF(f))
-	w.batch.String(unix.NFTA_CHAIN_TABLE, w.table)
+	w.open("delete chain "+name, unix.NFT_MSG_DELCHAIN, 0, f, unix.NFTA_CHAIN_TABLE)
 	w.batch.String(unix.NFTA_CHAIN_NAME, name)
 	w.batch.End()
 }
@@ -222,9 +217,7 @@ func (w *writer) deleteChain(f tracker.Family, name string) {
 // rule adds a rule to a chain: at its end with unix.NLM_F_APPEND, else at its beginning.
 // Errors call it by its number, which starts at 0.
 func (w *writer) rule(f tracker.Family, chain string, number int, flags uint16, r rule) {
-	w.batch.Note("add rule " + strconv.Itoa(number+1) + " of chain " + chain)
-	w.batch.Begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, inet.AF(f))
-	w.batch.String(unix.NFTA_RULE_TABLE, w.table)
+	w.open("add rule "+strconv.Itoa(number+1)+" of chain "+chain, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, f, unix.NFTA_RULE_TABLE)
 	w.batch.String(unix.NFTA_RULE_CHAIN, chain)
 	w.batch.Nest(unix.NFTA_RULE_EXPRESSIONS)
 	for _, p := range r {
@@ -240,8 +233,6 @@ func (w *writer) rule(f tracker.Family, chain string, number int, flags uint16, 
 
 // deleteRules deletes the rules of all of the table's chains.
 func (w *writer) deleteRules(f tracker.Family) {
-	w.batch.Note("delete rules")
-	w.batch.Begin(unix.NFT_MSG_DELRULE, 0, inet.AF(f))
-	w.batch.String(unix.NFTA_RULE_TABLE, w.table)
+	w.open("delete rules", unix.NFT_MSG_DELRULE, 0, f, unix.NFTA_RULE_TABLE)
 	w.batch.End()
 }

@@ -64,9 +64,8 @@ func (e *Elements) Add(key, data []byte, comment string) {
 	e.close(at)
 }
 
-// AddTimed appends an element of a map that lives for a while: timeout and
-// expiration, of which the latter is what is left, as the kernel tells them (in
-// milliseconds, big-endian).
+// AddTimed appends an element of a map that expires. timeout and expiration, which is the
+// time left, are in the kernel's encoding: big-endian milliseconds.
 func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
 	at := e.open(key)
 	e.value(unix.NFTA_SET_ELEM_DATA, data)
