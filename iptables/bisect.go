@@ -33,29 +33,12 @@ func (f *family) bisect(ctx context.Context, m *model, changes []ruleset.Change)
 		}
 		return search(list[half:])
 	}
-	for _, part := range parts(changes, f.limit) {
+	for _, part := range parts(changes, f.limit, func(c ruleset.Change) int { return size(c.New) }) {
 		if err := search(part); err != nil {
 			return nil, err
 		}
 	}
 	return bad, f.dropProbe(ctx)
-}
-
-// parts divides changes into parts of about limit lines.
-func parts(changes []ruleset.Change, limit int) [][]ruleset.Change {
-	var out [][]ruleset.Change
-	start, lines := 0, 0
-	for i, c := range changes {
-		lines += size(c.New)
-		if lines > limit && i > start {
-			out = append(out, changes[start:i])
-			start, lines = i, size(c.New)
-		}
-	}
-	if start < len(changes) {
-		out = append(out, changes[start:])
-	}
-	return out
 }
 
 // tryChanges tries all rules of the changed Services.

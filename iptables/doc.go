@@ -32,9 +32,10 @@
 //
 // The differences from kube-proxy, besides those that package ruleset lists, are:
 //
-//   - A chain that leads to Services holds up to 100 rules, as in kube-proxy. With more
-//     rules it is the root of a tree, which divides packets by the first two bits in which
-//     the rules differ, of address, protocol and port, until 12 or fewer rules are left.
+//   - A chain that leads to Services has the shape that operators know from kube-proxy up
+//     to 100 rules. With more it is the root of a tree, which divides packets by the first
+//     two bits in which the rules differ, of address, protocol and port, until 12 or fewer
+//     rules are left.
 //     KUBE-SVCS-0A600400/22 is the chain for 10.96.4.0/22. A connection meets about two
 //     dozen rules on its way to one of 10,000 Services, and adding a Service changes one
 //     such chain.

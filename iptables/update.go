@@ -25,23 +25,39 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 		}
 	}
 	failed := map[tracker.Key]error{}
-	// What failed before is likely to fail again, so it is applied separately.
+	// Changes that failed before do not delay the others.
 	changes = slices.Clone(changes)
 	slices.SortStableFunc(changes, func(a, b ruleset.Change) int {
 		return min(1, len(a.Attempted)) - min(1, len(b.Attempted))
 	})
-	for first := true; first || len(changes) != 0; first = false {
-		n, lines := 0, 0
-		for n < len(changes) && (n == 0 || lines < f.limit && len(changes[n].Attempted) == 0) {
-			lines += changeSize(changes[n])
-			n++
-		}
-		if err := f.updateSome(ctx, node, changes[:n], failed); err != nil {
+	all := parts(changes, f.limit, changeSize)
+	if len(all) == 0 {
+		all = [][]ruleset.Change{nil} // the node may have changed
+	}
+	for _, part := range all {
+		if err := f.updateSome(ctx, node, part, failed); err != nil {
 			return nil, err
 		}
-		changes = changes[n:]
 	}
 	return failed, nil
+}
+
+// parts divides changes into parts of about limit lines. A change that failed before is
+// likely to fail again, so it begins a part.
+func parts(changes []ruleset.Change, limit int, size func(ruleset.Change) int) [][]ruleset.Change {
+	var out [][]ruleset.Change
+	start, lines := 0, 0
+	for i, c := range changes {
+		n := size(c)
+		if lines += n; i > start && (lines > limit || len(c.Attempted) != 0) {
+			out = append(out, changes[start:i])
+			start, lines = i, n
+		}
+	}
+	if start < len(changes) {
+		out = append(out, changes[start:])
+	}
+	return out
 }
 
 // changeSize returns about how many lines a change takes. The chains that lead to a
