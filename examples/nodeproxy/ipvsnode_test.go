@@ -378,8 +378,8 @@ func ipv6ForwardingIPVS(t *testing.T) {
 	if got := sysctl(t, s.node, "net/ipv6/conf/all/forwarding"); got != "0" {
 		t.Errorf("IPv6 forwarding is %s", got)
 	}
-	if log := p.log(); !strings.Contains(log, "does not forward packets") || !strings.Contains(log, "sysctl=net/ipv6/conf/all/forwarding") ||
-		strings.Contains(log, "sysctl=net/ipv4/ip_forward") {
+	if log := p.log(); !strings.Contains(log, "does not forward packets") || !strings.Contains(log, `sysctl="net/ipv6/conf/all/forwarding"`) ||
+		strings.Contains(log, `sysctl="net/ipv4/ip_forward"`) {
 		t.Errorf("log:\n%s", log)
 	}
 }

@@ -98,7 +98,10 @@ func testInitOnly(t *testing.T, mode string) {
 			t.Errorf("the NodePort at the loopback address is answered by %v, want %v", y, podIPs)
 		}
 	}
-	for _, bad := range []string{"level=ERROR", "read-only", "kernel parameter"} {
+	if p.loggedErrors() {
+		t.Errorf("errors were logged:\n%s", p.log())
+	}
+	for _, bad := range []string{"read-only", "kernel parameter"} {
 		if strings.Contains(p.log(), bad) {
 			t.Errorf("log has %q:\n%s", bad, p.log())
 		}
@@ -129,9 +132,9 @@ func testDisabledIPv6(t *testing.T, mode string) {
 	p.synced(t, "services=1 endpoints=3 changed=1")
 	s.meets(t, clusterVIP, podIPs...)
 	s.meets(t, nodePort, podIPs...)
-	p.logged(t, "families=[IPv4] ")
+	p.logged(t, `families="[IPv4]" `)
 	p.logged(t, "this node can serve one address family only")
-	if log := p.log(); strings.Contains(log, "level=ERROR") || strings.Contains(log, "net/ipv6/conf/all/forwarding") {
+	if log := p.log(); p.loggedErrors() || strings.Contains(log, "net/ipv6/conf/all/forwarding") {
 		t.Errorf("log:\n%s", log)
 	}
 	if mode == "nftables" {
