@@ -70,10 +70,10 @@ func (d *device) link() (link netlink.Link, err error) {
 	return link, err
 }
 
-// ensure makes the device if it is not there.
+// ensure adds the device if it is missing.
 //
-// It stays down, as kube-proxy's does: its addresses are local all the same, and
-// nothing is sent by it.
+// The device stays down, as kube-proxy's does: its addresses are local all the same, and
+// the kernel sends nothing through it.
 func (d *device) ensure() error {
 	link, err := d.link()
 	var missing netlink.LinkNotFoundError
@@ -96,7 +96,7 @@ func (d *device) ensure() error {
 	return nil
 }
 
-// find fails unless the device is the one it was.
+// find returns an error unless the device is the one that ensure found.
 func (d *device) find() error {
 	link, err := d.link()
 	if err != nil {
@@ -108,8 +108,8 @@ func (d *device) find() error {
 	return nil
 }
 
-// addresses calls bound with the device's addresses and own with all others that
-// are the node's, without loopback addresses.
+// addresses calls bound with the device's addresses and own with the node's other
+// addresses, except loopback addresses.
 func (d *device) addresses(f tracker.Family, bound, own func(netip.Addr)) error {
 	var list []netlink.Addr
 	var err error
@@ -172,8 +172,8 @@ func (d *device) bind(a netip.Addr) error {
 }
 
 // waitLocal waits until the addresses are local. The kernel makes IPv6 addresses local
-// some time after they were added (addrconf_dad_work of net/ipv6/addrconf.c); a packet that
-// comes before that is sent away.
+// some time after they were added (addrconf_dad_work of net/ipv6/addrconf.c); until then it
+// forwards packets to them.
 func (d *device) waitLocal(ctx context.Context, addrs []netip.Addr) error {
 	const timeout = 5 * time.Second
 	deadline := time.Now().Add(timeout)
@@ -227,8 +227,8 @@ func (d *device) remove() error {
 	return nil
 }
 
-// changed reports whether an address of the node has come or gone on another
-// device since the last call. It does not wait.
+// changed reports whether an address of the node was added to or deleted from another
+// device since the last call. It does not block.
 func (d *device) changed() (changed bool, err error) {
 	for {
 		n, _, err := unix.Recvfrom(d.events, d.buf[:], unix.MSG_DONTWAIT)
@@ -238,7 +238,7 @@ func (d *device) changed() (changed bool, err error) {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.ENOBUFS):
-			// Some were lost.
+			// The kernel has dropped events.
 			changed = true
 			continue
 		case err != nil:
@@ -258,8 +258,8 @@ func (d *device) changed() (changed bool, err error) {
 	}
 }
 
-// concerns reports whether a message is about an address that matters: IPv6
-// link-local ones come and go with every pod.
+// concerns reports whether a message is about another device and not about a link-local
+// address: IPv6 link-local addresses come and go with every pod.
 func (d *device) concerns(msg []byte) bool {
 	if len(msg) < unix.SizeofIfAddrmsg {
 		return false

@@ -10,11 +10,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// state is what the kernel holds in one family, as far as is known, and whose it
-// is.
+// state is what the kernel holds in one family, as far as the backend knows, with the
+// owners.
 type state struct {
 	family tracker.Family
-	// virtuals is every virtual server of the family but those that are excluded.
+	// virtuals is every virtual server of the family except excluded ones.
 	virtuals map[virtualKey]*virtualState
 	// entries is the elements of the sets, each with its packet mark.
 	entries owned[entry, uint32]
@@ -22,7 +22,7 @@ type state struct {
 	bound owned[netip.Addr, struct{}]
 	// own is the node's own addresses, on other devices.
 	own map[netip.Addr]bool
-	// services is what each Service port was last to have.
+	// services is the last state of each Service port.
 	services map[tracker.Key]*serviceState
 	// drainingReals is the draining real servers, with the time at which that began.
 	drainingReals map[virtualKey]map[netip.AddrPort]time.Time
@@ -34,15 +34,15 @@ type state struct {
 	notLocalYet []netip.Addr
 	// abandoned is bound addresses that may have no owner any more.
 	abandoned []netip.Addr
-	// stale: the node's addresses are not those that Services were brought in for.
+	// stale reports that the node's addresses have changed since Services were programmed.
 	stale bool
 	node  *ruleset.Node
 }
 
 type virtualState struct {
 	virtual
-	// owner is the Service port it is for, the zero Key for none, and proto its
-	// protocol, also with a mark.
+	// owner is the Service port that it is for, the zero Key if none, and proto its
+	// protocol, which it has with a mark, too.
 	owner tracker.Key
 	proto uint8
 	reals map[netip.AddrPort]realState
@@ -53,11 +53,11 @@ type realState struct {
 	phase  phase
 }
 
-// serviceState is what a Service port has, or had when putting something else in
-// its place failed half-way.
+// serviceState is what a Service port has in the kernel, also after an update of it failed
+// half-way.
 type serviceState struct {
 	service *ruleset.Service
-	// virtuals, entries and bound are what it holds on to.
+	// virtuals, entries and bound are the objects that it owns.
 	virtuals []virtualKey
 	entries  []entry
 	bound    []netip.Addr
@@ -78,9 +78,9 @@ func newState(f tracker.Family) *state {
 	}
 }
 
-// recognised reports whether a virtual server that no Service asks for is one that
-// this backend made, or an earlier one: its mark tells, or an element in a set, which
-// is made before it and removed after it.
+// recognised reports whether a Backend, perhaps in an earlier process, has added a virtual
+// server that no Service wants. Its mark identifies it, or an element in a set, which is
+// added before it and deleted after it.
 func (s *state) recognised(c Config, k virtualKey) bool {
 	if k.mark != 0 {
 		return c.Marks.contains(k.mark)
@@ -89,7 +89,7 @@ func (s *state) recognised(c Config, k virtualKey) bool {
 	return ok && !c.excluded(k.at.Addr())
 }
 
-// identity returns the element that says that a virtual server is the backend's.
+// identity returns the element that identifies a virtual server as a Backend's.
 func (s *state) identity(k virtualKey) (entry, bool) {
 	for _, id := range []setID{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortSCTP} {
 		e := entry{set: id, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()}
@@ -105,13 +105,13 @@ func (s *state) identity(k virtualKey) (entry, bool) {
 	return e, s.entries.has(e)
 }
 
-// allocate returns the packet mark for a Service port, the one it has or another;
-// 0 if there is none left.
+// allocate returns the packet mark of a Service port: preferred if it is not 0, or else a
+// free one, 0 if none is left.
 func (s *state) allocate(r Marks, k tracker.Key, preferred uint32) uint32 {
 	if preferred != 0 {
 		return preferred
 	}
-	// Numbers go through the bits that the mask leaves free.
+	// n counts in the bits that are not in the mask.
 	free := ^r.Mask
 	for n := (0 - free) & free; n != 0; n = (n - free) & free {
 		m := r.Value | n

@@ -22,7 +22,6 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/iptables"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // worldFiles is the manifests that the demo serves.
@@ -214,21 +213,13 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	return func() error { cancel(); return <-ended }, nil
 }
 
-// modes returns the modes that the demo knows.
+// modes returns the modes that the demo can show.
 func (t *tour) modes() []mode {
-	m := iptablesMode()
 	// Programs are started from any thread, and without privileges cannot open the
 	// usual lock file.
-	there := func(c iptables.Config) iptables.Config {
+	m := iptablesModeWith(func(c *iptables.Config) {
 		c.NetNS, c.LockFile = t.node.File(), filepath.Join(t.folder, "xtables.lock")
-		return c
-	}
-	m.probe = func(ctx context.Context, _ *config.Config, f tracker.Family) error {
-		return iptables.Probe(ctx, there(iptables.Config{Families: []tracker.Family{f}}))
-	}
-	m.open = func(ctx context.Context, s settings) (dataplane, error) {
-		return iptables.New(ctx, there(iptables.Config{Families: s.families, Log: s.log}))
-	}
+	})
 	return []mode{nftablesMode(), m}
 }
 
