@@ -184,8 +184,9 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	a.followers = []*ruleset.Cursor{a.engine.Attach("health", a.ports), a.engine.Attach("metrics", a.metrics)}
 	a.runner, err = runner.New(runner.Config{
 		Min:    cfg.MinSyncPeriod,
+		Pace:   cfg.Pace,
 		Retry:  cfg.SyncPeriod,
-		Max:    max(fullSyncPeriod, cfg.MinSyncPeriod),
+		Max:    max(fullSyncPeriod, cfg.MinSyncPeriod, cfg.Pace.Most),
 		Resync: a.rules.Resync,
 		Log:    log,
 		Trace:  &runner.Trace{Queued: a.queued, SyncStart: a.starting},
