@@ -25,8 +25,9 @@ func (a *agent) connect() (err error) {
 	a.followers = []*ruleset.Cursor{a.engine.Attach("health", a.ports), a.engine.Attach("metrics", a.metrics)}
 	a.runner, err = runner.New(runner.Config{
 		Min:    a.cfg.MinSyncPeriod,
+		Pace:   a.cfg.Pace,
 		Retry:  a.cfg.SyncPeriod,
-		Max:    max(fullSyncPeriod, a.cfg.MinSyncPeriod),
+		Max:    max(fullSyncPeriod, a.cfg.MinSyncPeriod, a.cfg.Pace.Most),
 		Resync: a.rules.Resync,
 		Log:    a.log,
 		Trace:  &runner.Trace{Queued: a.queued, SyncStart: a.starting},
