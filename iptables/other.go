@@ -37,6 +37,9 @@ func Lookup(_ context.Context, c Config, _ ruleset.Query) (ruleset.Found, error)
 	return ruleset.Found{}, unsupported(c)
 }
 
+// SetSysctls returns a [*ruleset.UnsupportedError], as New.
+func SetSysctls(c Config) error { return unsupported(c) }
+
 // Apply returns a [*ruleset.UnsupportedError], as New.
 func (b *Backend) Apply(context.Context, *ruleset.Delta) error { return unsupported(Config{}) }
 
