@@ -23,6 +23,7 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -157,7 +158,7 @@ func TestSignals(t *testing.T) {
 	}
 	select { // the timer goes on
 	case <-got:
-	case <-time.After(patience):
+	case <-time.After(testtime.Timeout):
 		t.Error("there was no signal")
 	}
 }
@@ -289,7 +290,7 @@ func TestTableFull(t *testing.T) {
 		defer cancel()
 		return client.Dial(ctx, "tcp", "", "10.96.0.1:80")
 	}
-	held, err := dial(patience)
+	held, err := dial(testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +300,7 @@ func TestTableFull(t *testing.T) {
 		t.Helper()
 		n++
 		want := fmt.Sprintln("line", n)
-		held.SetDeadline(time.Now().Add(patience))
+		held.SetDeadline(time.Now().Add(testtime.Timeout))
 		if _, err := held.Write([]byte(want)); err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
@@ -344,7 +345,7 @@ func TestTableFull(t *testing.T) {
 	if err := node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := dial(patience)
+	conn, err := dial(testtime.Timeout)
 	if err != nil {
 		t.Fatalf("when there is room again: %v", err)
 	}
