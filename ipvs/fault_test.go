@@ -28,6 +28,7 @@ import (
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -95,9 +96,6 @@ func (f *fire) of(t *testing.T) *fire {
 	g.t = t
 	return &g
 }
-
-// patience is how long is waited for what must come.
-const patience = 30 * time.Second
 
 // fire is a world with Services whose endpoints are the world's pods: number 50 with
 // a NodePort over TCP, number 51 over UDP.
@@ -386,7 +384,7 @@ func testAlteredByOthers(f *fire) {
 		var state []string
 		for i, serves := range c.serves {
 			// Generously for what must come, shortly for what must not.
-			wait := patience
+			wait := testtime.Timeout
 			if !serves {
 				wait = time.Second / 2
 			}
@@ -409,7 +407,7 @@ func testAlteredByOthers(f *fire) {
 			t.Errorf("%s: put right, there is something else than before:\n%s", c.do, difference(strings.Join(now, "\n"), strings.Join(before, "\n")))
 		}
 		for i, to := range f.targets {
-			if _, err := f.Reach(to, patience); err != nil {
+			if _, err := f.Reach(to, testtime.Timeout); err != nil {
 				t.Errorf("%s: put right, target %d: %v", c.do, i, err)
 			}
 		}
@@ -625,7 +623,7 @@ func faults() error {
 				var none error
 				select {
 				case <-got:
-				case <-time.After(patience):
+				case <-time.After(testtime.Timeout):
 					none = errors.New("there was no signal")
 				}
 				_, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{})
@@ -886,7 +884,7 @@ func testAddressesComeAndGo(f *fire) {
 		for range 3 {
 			f.run("ip addr add 192.0.2.77/32 dev lo")
 			tend()
-			if _, err := f.Reach(there, patience); err != nil {
+			if _, err := f.Reach(there, testtime.Timeout); err != nil {
 				t.Error(err)
 			}
 			f.run("ip addr del 192.0.2.77/32 dev lo")
@@ -909,7 +907,7 @@ func testAddressesComeAndGo(f *fire) {
 	tend()
 	f.run("ip addr add 192.0.2.1/24 dev eth0; ip route replace default via 192.0.2.10")
 	tend()
-	if _, err := f.Reach(f.targets[1], patience); err != nil {
+	if _, err := f.Reach(f.targets[1], testtime.Timeout); err != nil {
 		t.Error(err)
 	}
 	if err := held.Check(); err != nil {
@@ -1095,7 +1093,7 @@ func testConntrackFull(f *fire) {
 	}
 	set(strings.TrimSpace(string(old)))
 	for _, to := range f.targets {
-		if _, err := f.Reach(to, patience); err != nil {
+		if _, err := f.Reach(to, testtime.Timeout); err != nil {
 			t.Errorf("there is room again: %v", err)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -668,7 +669,7 @@ func testDraining(t *testing.T) {
 	}
 	r.set(svc(1), 1, 1)
 	r.sync()
-	first, err := dial(patience)
+	first, err := dial(testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -681,7 +682,7 @@ func testDraining(t *testing.T) {
 		t.Errorf("the connection was lost with its endpoint: %v", err)
 	}
 	for range 4 {
-		c, err := dial(patience)
+		c, err := dial(testtime.Timeout)
 		if err != nil {
 			t.Fatal(err)
 		}

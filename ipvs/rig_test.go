@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -133,7 +134,7 @@ func (r *rig) run(command string) []string {
 // connection, or have it twice, when others come and go.
 func (r *rig) connections(command string, seen func([]string) error) {
 	r.tb.Helper()
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(testtime.Timeout); ; {
 		err := seen(r.run(command))
 		if err == nil {
 			return
