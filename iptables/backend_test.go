@@ -375,14 +375,14 @@ func TestHang(t *testing.T) {
 	r, w := newWatched(t, NFT)
 	r.set(0, []int{1})
 	r.sync()
-	patience := func(d time.Duration) {
+	setTimeout := func(d time.Duration) {
 		for _, f := range r.backend.families {
 			f.tool.Tool = f.tool.WithTimeout(d)
 		}
 	}
 	for i, how := range []string{"hang", "late"} {
 		w.set(how, "")
-		patience(300 * time.Millisecond)
+		setTimeout(300 * time.Millisecond)
 		r.setEndpoints(0, 1, 2+i)
 		err := r.cursor.Sync(context.Background())
 		// What was done all the same is found when all is read after the first failure.
@@ -390,7 +390,7 @@ func TestHang(t *testing.T) {
 			t.Fatalf("%s: %v, want a deadline that passed", how, err)
 		}
 		w.set("", "")
-		patience(time.Minute)
+		setTimeout(time.Minute)
 		r.sync()
 		r.verify()
 	}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -178,7 +179,7 @@ func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
 	}
 	// The script becomes the program that hangs, and has written this before.
 	var inputs []string
-	for deadline := time.Now().Add(patience); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testtime.Timeout); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if inputs, err = filepath.Glob(filepath.Join(w.dir, "in.*")); err != nil {
 			t.Fatal(err)
 		}
@@ -200,7 +201,7 @@ func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return errors.Is(err, os.ErrNotExist) || strings.Contains(string(stat), ") Z ")
 	}
-	for deadline := time.Now().Add(patience); !gone(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testtime.Timeout); !gone(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the program has outlived the agent")
 		}

@@ -15,6 +15,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -62,15 +63,15 @@ func TestNodeIsRefused(t *testing.T) {
 			r.sync()
 			if localhost {
 				own = append(own, "127.0.0.1", "127.0.0.2")
-			} else if err := r.host.RefusedUDP("127.0.0.1:30080", patience); err == nil {
+			} else if err := r.host.RefusedUDP("127.0.0.1:30080", testtime.Timeout); err == nil {
 				t.Error("127.0.0.1 is refused, though NodePorts do not answer there")
 			}
 			for _, a := range own {
 				to := netip.AddrPortFrom(netip.MustParseAddr(a), 30080).String()
-				if err := r.host.RefusedUDP(to, patience); err != nil {
+				if err := r.host.RefusedUDP(to, testtime.Timeout); err != nil {
 					t.Errorf("localhost %v: %v", localhost, err)
 				}
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				ctx, cancel := context.WithTimeout(context.Background(), testtime.Timeout)
 				if c, err := r.host.Dial(ctx, "tcp", "", to); !errors.Is(err, unix.ECONNREFUSED) {
 					t.Errorf("localhost %v: TCP to %s: %v, %v", localhost, to, c, err)
 				}
@@ -101,7 +102,7 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 		r.tracker.SetService(svc(0, nodePort(30080), overUDP))
 		r.sync()
 		exchange := func(c net.Conn) (string, error) {
-			c.SetDeadline(time.Now().Add(patience))
+			c.SetDeadline(time.Now().Add(testtime.Timeout))
 			if _, err := c.Write([]byte("hello")); err != nil {
 				return "", err
 			}

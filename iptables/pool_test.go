@@ -17,6 +17,7 @@ import (
 
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -110,11 +111,8 @@ func acceptor(t *testing.T, r *rig, addrs []netip.AddrPort) {
 	}
 }
 
-const (
-	// patience is how long is waited for what must come, and silence for what must not.
-	patience = time.Minute
-	silence  = time.Second
-)
+// silence is how long is waited for what must not come.
+const silence = time.Second
 
 // reach makes a connection within the time and returns who answered.
 func reach(r *rig, from, to string, wait time.Duration) (string, error) {
@@ -167,7 +165,7 @@ func TestManyEndpoints(t *testing.T) {
 		for range 8 {
 			wait.Go(func() {
 				for range n * each / 8 {
-					who, err := reach(r, "", "10.96.0.1:80", patience)
+					who, err := reach(r, "", "10.96.0.1:80", testtime.Timeout)
 					if err != nil {
 						t.Error(err)
 						return
@@ -188,12 +186,12 @@ func TestManyEndpoints(t *testing.T) {
 		if chi > limit {
 			t.Errorf("not uniform: chi-squared is %.1f, more than %.1f: %v", chi, limit, got)
 		}
-		first, err := reach(r, "", "10.96.0.0:80", patience)
+		first, err := reach(r, "", "10.96.0.0:80", testtime.Timeout)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 20 {
-			if who, err := reach(r, "", "10.96.0.0:80", patience); err != nil || who != first {
+			if who, err := reach(r, "", "10.96.0.0:80", testtime.Timeout); err != nil || who != first {
 				t.Fatalf("affinity: %q, then %q, error %v", first, who, err)
 			}
 		}
@@ -222,12 +220,12 @@ func TestLocalhostNodePorts(t *testing.T) {
 			r.tracker.SetService(svc(0, nodePort(30000)))
 			r.tracker.SetSlice(es)
 			r.sync()
-			if who, err := reach(r, "", "192.168.9.1:30000", patience); err != nil || who != a.String() {
+			if who, err := reach(r, "", "192.168.9.1:30000", testtime.Timeout); err != nil || who != a.String() {
 				t.Errorf("NodePort: %q, %v", who, err)
 			}
 			wait := silence
 			if on {
-				wait = patience
+				wait = testtime.Timeout
 			}
 			who, err := reach(r, "", "127.0.0.1:30000", wait)
 			if on != (err == nil && who == a.String()) {
