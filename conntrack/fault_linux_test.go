@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -259,29 +260,7 @@ func TestTableFull(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	l, err := node.Listen("tcp", "10.9.0.1:8080")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				for r := bufio.NewReader(c); ; {
-					line, err := r.ReadString('\n')
-					if err != nil {
-						return
-					}
-					c.Write([]byte(line))
-				}
-			}()
-		}
-	}()
+	node.ServeTCP(t, "10.9.0.1:8080", func(c net.Conn) { _, _ = io.Copy(c, c) })
 	if _, err := node.Output("nft", "table ip t { chain c { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.0.1:8080; }; }"); err != nil {
 		t.Fatal(err)
 	}

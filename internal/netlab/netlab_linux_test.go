@@ -68,21 +68,7 @@ func TestForwarding(t *testing.T) {
 			client, _, server := pair(t)
 			for _, host := range []string{"198.51.100.1", "2001:db8:2::1"} {
 				addr := net.JoinHostPort(host, "80")
-				l, err := server.Listen("tcp", addr)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer l.Close()
-				go func() {
-					for {
-						c, err := l.Accept()
-						if err != nil {
-							return
-						}
-						fmt.Fprint(c, c.RemoteAddr())
-						c.Close()
-					}
-				}()
+				server.ServeTCP(t, addr, func(c net.Conn) { fmt.Fprint(c, c.RemoteAddr()) })
 				ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
 				defer cancel()
 				for range 3 {
