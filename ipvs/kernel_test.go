@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -619,21 +620,10 @@ func testDraining(t *testing.T) {
 		if err := h.AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
 			t.Fatal(err)
 		}
-		l, err := h.Listen("tcp", strings.TrimSuffix(a, "/32")+":8080")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				fmt.Fprintln(c, c.LocalAddr())
-				go io.Copy(c, c)
-			}
-		}()
+		h.ServeTCP(t, strings.TrimSuffix(a, "/32")+":8080", func(c net.Conn) {
+			fmt.Fprintln(c, c.LocalAddr())
+			_, _ = io.Copy(c, c)
+		})
 	}
 	tend := func(after time.Duration) {
 		t.Helper()
