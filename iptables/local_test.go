@@ -21,26 +21,6 @@ import (
 
 func overUDP(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }
 
-// ownServer answers at the UDP address on the rig's host with the text.
-func ownServer(t *testing.T, r *rig, at, text string) {
-	t.Helper()
-	l, err := r.host.ListenPacket("udp", at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		buf := make([]byte, 64)
-		for {
-			_, from, err := l.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			_, _ = l.WriteTo([]byte(text), from)
-		}
-	}()
-}
-
 // TestNodeIsRefused sends from the node to a NodePort without endpoints: every
 // packet of a UDP socket is refused as a remote client's would be, and none reaches the
 // node's own server at the port. So it is at the loopback address if NodePorts answer
@@ -57,7 +37,7 @@ func TestNodeIsRefused(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			ownServer(t, r, "[::]:30080", "own")
+			r.host.ServeUDP(t, "[::]:30080", "own")
 			r.tracker.SetService(svc(0, nodePort(30080), overUDP))
 			r.tracker.SetService(svc(1, nodePort(30080)))
 			r.sync()
@@ -122,7 +102,7 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 				t.Fatalf("%s: %q, %v", to, got, err)
 			}
 		}
-		ownServer(t, r, "192.168.7.1:8080", "endpoint")
+		r.host.ServeUDP(t, "192.168.7.1:8080", "endpoint")
 		es, proto := slice(0, tracker.IPv4), v1.ProtocolUDP
 		es.Endpoints, es.Ports[0].Protocol = []discovery.Endpoint{{Addresses: []string{a.String()}}}, &proto
 		r.tracker.SetSlice(es)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -93,21 +94,7 @@ func testChoice(t *testing.T, n, heaviest int) {
 func acceptor(t *testing.T, r *rig, addrs []netip.AddrPort) {
 	t.Helper()
 	for _, a := range addrs {
-		l, err := r.host.Listen("tcp", a.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				fmt.Fprint(c, a)
-				c.Close()
-			}
-		}()
+		r.host.ServeTCP(t, a.String(), func(c net.Conn) { fmt.Fprint(c, a) })
 	}
 }
 
