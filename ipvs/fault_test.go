@@ -25,6 +25,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
@@ -138,9 +139,7 @@ func newFire(t *testing.T) *fire {
 		tb.Cleanup(func() { f.eyes.Close() })
 		return b
 	}})
-	for _, p := range f.Pods() {
-		f.pods = append(f.pods, netip.AddrPortFrom(p.Addr(tracker.IPv4), p.Ports()[0]).String())
-	}
+	f.pods = backendtest.Pods(f.World)
 	hand(f.Tracker, f.pods, len(f.pods), f.rng)
 	f.Sync()
 	return f
@@ -159,12 +158,7 @@ func hand(t *tracker.Tracker, pods []string, n int, rng *rand.Rand) {
 
 func podSlice(i int, p v1.Protocol, pods []string, n int, rng *rand.Rand) *discovery.EndpointSlice {
 	es := slice(i, p)
-	for _, i := range rng.Perm(len(pods))[:n] {
-		a := netip.MustParseAddrPort(pods[i])
-		port := int32(a.Port())
-		es.Ports[0].Port = &port
-		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.Addr().String()}})
-	}
+	backendtest.AddPods(es, pods, n, rng)
 	return es
 }
 
@@ -249,14 +243,7 @@ func difference(got, want string) string {
 // does not come about, or one that was open before does not live to the end.
 func (f *fire) unharmed(do func()) {
 	f.t.Helper()
-	start, held := time.Now(), f.Hold(f.targets)
-	c := f.Churn(f.targets, do)
-	f.t.Logf("%d connections in %v, %d failed; %d stayed open", c.Opened, time.Since(start).Round(time.Millisecond), len(c.Failures), held.Len())
-	for _, err := range append(c.Failures[:min(len(c.Failures), 5)], held.Check()) {
-		if err != nil {
-			f.t.Error(err)
-		}
-	}
+	backendtest.Unharmed(f.t, f.World, f.targets, do)
 }
 
 // adopted has a new process take over: it finds all as it is to be and writes
@@ -480,33 +467,15 @@ func (f *fire) child(role string, l confine.Limits) *exec.Cmd {
 // testKilled kills an agent at random points of its work, again and again, while
 // connections are made to Services whose endpoints it changes.
 func testKilled(f *fire) {
-	t := f.t
-	waited := 0
+	start := func(int) *exec.Cmd { return f.child("churn", confine.Limits{Capabilities: needed}) }
 	f.unharmed(func() {
-		for i := range *kills {
-			cmd := f.child("churn", confine.Limits{Capabilities: needed})
-			ready, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if err := f.Do(cmd.Start); err != nil {
-				t.Error(err)
-				return
-			}
+		backendtest.KillAgents(f.t, f.World, *kills, start, func(ready bool) time.Duration {
 			most := 1500 // ms, of its start
-			if i%3 != 0 {
-				if _, err := ready.Read(make([]byte, 1)); err != nil {
-					t.Errorf("the agent ended by itself: %v", err)
-				}
-				waited++
+			if ready {
 				most = 300
 			}
-			time.Sleep(time.Duration(f.rng.IntN(most)) * time.Millisecond)
-			cmd.Process.Kill()
-			cmd.Wait()
-		}
-		t.Logf("killed %d times, %d of them after it was ready", *kills, waited)
+			return time.Duration(f.rng.IntN(most)) * time.Millisecond
+		})
 	})
 	// Whoever comes next has everything as it should be at once.
 	f.Cursor.Resync()
