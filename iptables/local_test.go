@@ -19,8 +19,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func overUDP(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }
-
 // TestNodeIsRefused sends from the node to a NodePort without endpoints: every
 // packet of a UDP socket is refused as a remote client's would be, and none reaches the
 // node's own server at the port. So it is at the loopback address if NodePorts answer
