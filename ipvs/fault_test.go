@@ -486,16 +486,21 @@ func testKilled(f *fire) {
 // testSockets has all that sockets and a process can run out of go wrong in a process
 // of its own, while connections are made to the Services that it serves.
 func testSockets(f *fire) {
-	t := f.t
 	few := uint64(64)
+	f.unharmedBy(f.child("faults", confine.Limits{Capabilities: needed, Files: &few}))
+}
+
+// unharmedBy connects while a process runs on the node, which must succeed. A new
+// process finds everything in place afterwards.
+func (f *fire) unharmedBy(cmd *exec.Cmd) {
+	f.t.Helper()
 	f.unharmed(func() {
-		cmd := f.child("faults", confine.Limits{Capabilities: needed, Files: &few})
 		if err := f.Do(cmd.Start); err != nil {
-			t.Error(err)
+			f.t.Error(err)
 			return
 		}
 		if err := cmd.Wait(); err != nil {
-			t.Error(err)
+			f.t.Error(err)
 		}
 	})
 	f.Cursor.Resync()
@@ -567,18 +572,9 @@ func faults() error {
 	}
 	list := []fault{
 		{"no file descriptor to spare", func() (func() error, error) {
-			var files []*os.File
-			for {
-				f, err := os.Open("/dev/null")
-				if err != nil {
-					break
-				}
-				files = append(files, f)
-			}
+			release := backendtest.ExhaustFiles()
 			return func() error {
-				for _, f := range files {
-					f.Close()
-				}
+				release()
 				return nil
 			}, nil
 		}, 3},
@@ -967,21 +963,9 @@ func testChangingLists(t *testing.T) {
 // if they are as they must be that is nothing, and if not it says which one and what
 // is there goes on serving.
 func testSysctlsReadOnly(f *fire) {
-	t := f.t
-	f.unharmed(func() {
-		cmd := f.child("sysctl", confine.Limits{Capabilities: append([]int{unix.CAP_SYS_ADMIN}, needed...)})
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-		if err := f.Do(cmd.Start); err != nil {
-			t.Error(err)
-			return
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
-	})
-	f.Cursor.Resync()
-	f.Sync()
-	f.adopted()
+	cmd := f.child("sysctl", confine.Limits{Capabilities: append([]int{unix.CAP_SYS_ADMIN}, needed...)})
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	f.unharmedBy(cmd)
 }
 
 func readOnlySysctls() error {
