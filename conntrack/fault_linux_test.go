@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -23,6 +24,7 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -157,7 +159,7 @@ func TestSignals(t *testing.T) {
 	}
 	select { // the timer goes on
 	case <-got:
-	case <-time.After(patience):
+	case <-time.After(testtime.Timeout):
 		t.Error("there was no signal")
 	}
 }
@@ -258,29 +260,7 @@ func TestTableFull(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	l, err := node.Listen("tcp", "10.9.0.1:8080")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				for r := bufio.NewReader(c); ; {
-					line, err := r.ReadString('\n')
-					if err != nil {
-						return
-					}
-					c.Write([]byte(line))
-				}
-			}()
-		}
-	}()
+	node.ServeTCP(t, "10.9.0.1:8080", func(c net.Conn) { _, _ = io.Copy(c, c) })
 	if _, err := node.Output("nft", "table ip t { chain c { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.0.1:8080; }; }"); err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +269,7 @@ func TestTableFull(t *testing.T) {
 		defer cancel()
 		return client.Dial(ctx, "tcp", "", "10.96.0.1:80")
 	}
-	held, err := dial(patience)
+	held, err := dial(testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +279,7 @@ func TestTableFull(t *testing.T) {
 		t.Helper()
 		n++
 		want := fmt.Sprintln("line", n)
-		held.SetDeadline(time.Now().Add(patience))
+		held.SetDeadline(time.Now().Add(testtime.Timeout))
 		if _, err := held.Write([]byte(want)); err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
@@ -344,7 +324,7 @@ func TestTableFull(t *testing.T) {
 	if err := node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := dial(patience)
+	conn, err := dial(testtime.Timeout)
 	if err != nil {
 		t.Fatalf("when there is room again: %v", err)
 	}

@@ -19,12 +19,10 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// patience is how long is waited for what must come.
-const patience = time.Minute
 
 func cleanerAt(tb testing.TB, h *netlab.Host, trace *Trace) *Cleaner {
 	tb.Helper()
@@ -498,7 +496,7 @@ func TestPackets(t *testing.T) {
 			ask := func() string {
 				t.Helper()
 				b := make([]byte, 64)
-				conn.SetDeadline(time.Now().Add(patience))
+				conn.SetDeadline(time.Now().Add(testtime.Timeout))
 				if _, err := conn.Write([]byte("who")); err != nil {
 					t.Fatal(err)
 				}

@@ -13,18 +13,9 @@ import (
 // TestTuneKernel sets the timeouts of a network namespace of its own, and asks for
 // the limit, which only the initial namespace may set.
 func TestTuneKernel(t *testing.T) {
-	netlab.Require(t)
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	h, err := lab.Host("node")
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := netlab.NewHost(t)
 	missing := false
-	err = h.Do(func() error {
+	err := h.Do(func() error {
 		// The namespace's own conntrack parameters are there once it is in use.
 		c, err := conntrack.New(conntrack.Config{})
 		if err != nil {

@@ -4,8 +4,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
@@ -82,30 +81,13 @@ func everything(flavour Flavour) error {
 		p.tracker.SetService(svc(i, affinity(100)))
 		p.tracker.SetSlice(slice(i, tracker.IPv4, upTo(3)...))
 	}
-	if err := p.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("first full delta: %w", err)
-	}
-	p.tracker.SetSlice(slice(0, tracker.IPv4, upTo(20)...))
-	if err := p.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("change: %w", err)
-	}
-	if err := b.Check(ctx); err != nil {
-		return fmt.Errorf("check: %w", err)
-	}
-	p.cursor.Resync()
-	if err := p.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("full delta: %w", err)
-	}
-	if owned, err := Owned(ctx, c); !owned || err != nil {
-		return fmt.Errorf("owned: %v, %w", owned, err)
-	}
-	if err := Cleanup(ctx, c); err != nil {
-		return fmt.Errorf("clean-up: %w", err)
-	}
-	if err := b.Check(ctx); !errors.Is(err, ruleset.ErrNeedFull) {
-		return fmt.Errorf("check after clean-up: %w", err)
-	}
-	return nil
+	return backendtest.Life{
+		Cursor:  p.cursor,
+		Change:  func() { p.tracker.SetSlice(slice(0, tracker.IPv4, upTo(20)...)) },
+		Check:   b.Check,
+		Owned:   func(ctx context.Context) (bool, error) { return Owned(ctx, c) },
+		Cleanup: func(ctx context.Context) error { return Cleanup(ctx, c) },
+	}.Run(ctx)
 }
 
 // agent is a pipeline in a process of its own.
@@ -120,14 +102,9 @@ func newAgent(ctx context.Context, c Config) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
+	p, err := backendtest.NewPipeline(tracker.Config{Node: tracker.NodeInfo{Name: "node"}}, ruleset.Config{})
 	if err != nil {
 		return nil, err
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
-	if err != nil {
-		return nil, err
-	}
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
-	return &agent{t, e.Attach("iptables", b), b}, nil
+	return &agent{p.Tracker, p.Engine.Attach("iptables", b), b}, nil
 }

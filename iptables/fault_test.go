@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -21,8 +22,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -59,21 +62,8 @@ func churn(flavour Flavour) error {
 // podSlice is the endpoints of Service 50: n of the pods.
 func podSlice(pods []string, n int, rng *rand.Rand) *discovery.EndpointSlice {
 	es := slice(50, tracker.IPv4)
-	for _, i := range rng.Perm(len(pods))[:n] {
-		a := netip.MustParseAddrPort(pods[i])
-		port := int32(a.Port())
-		es.Ports[0].Port = &port
-		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.Addr().String()}})
-	}
+	backendtest.AddPods(es, pods, n, rng)
 	return es
-}
-
-func podsOf(w *conformance.World) []string {
-	var out []string
-	for _, p := range w.Pods() {
-		out = append(out, netip.AddrPortFrom(p.Addr(tracker.IPv4), p.Ports()[0]).String())
-	}
-	return out
 }
 
 // TestKilledAgentLosesNoConnection kills an agent at random points of its work, many times,
@@ -91,47 +81,22 @@ func TestKilledAgentLosesNoConnection(t *testing.T) {
 		rng := rand.New(rand.NewPCG(5, 5))
 		lock := filepath.Join(t.TempDir(), "lock")
 		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
-		pods := podsOf(w)
+		pods := backendtest.Pods(w)
 		w.Tracker.SetService(svc(50, nodePort(30050)))
 		w.Tracker.SetSlice(podSlice(pods, len(pods), rng))
 		w.Sync()
-		start, waiting := time.Now(), 0
 		to := []conformance.Target{
 			{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
 			{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
 		}
-		held := w.Hold(to)
-		c := w.Churn(to, func() {
-			for i := range times {
-				cmd := confine.Command("churn "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
-				cmd.Env = append(cmd.Env, lockEnv+"="+lock, podsEnv+"="+strings.Join(pods, " "))
-				ready, err := cmd.StdoutPipe()
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if err := w.Do(cmd.Start); err != nil {
-					t.Error(err)
-					return
-				}
-				if i%3 != 0 { // a third is killed while it starts
-					if _, err := ready.Read(make([]byte, 1)); err != nil {
-						t.Errorf("the agent ended by itself: %v", err)
-					}
-					waiting++
-				}
-				time.Sleep(time.Duration(rng.IntN(60)) * time.Millisecond)
-				cmd.Process.Kill()
-				cmd.Wait()
-			}
+		start := func(int) *exec.Cmd {
+			cmd := confine.Command("churn "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
+			cmd.Env = append(cmd.Env, lockEnv+"="+lock, podsEnv+"="+strings.Join(pods, " "))
+			return cmd
+		}
+		backendtest.Unharmed(t, w, to, func() {
+			backendtest.KillAgents(t, w, times, start, func(bool) time.Duration { return time.Duration(rng.IntN(60)) * time.Millisecond })
 		})
-		t.Logf("killed %d times in %v, %d of them after it was ready: %d connections, %d failed", times, time.Since(start).Round(time.Millisecond), waiting, c.Opened, len(c.Failures))
-		for _, err := range c.Failures[:min(len(c.Failures), 5)] {
-			t.Error(err)
-		}
-		if err := held.Check(); err != nil {
-			t.Error(err)
-		}
 		// The first sync of the next agent repairs everything.
 		r := &rig{TB: t, flavour: flavour, config: testConfig(t, flavour), tracker: w.Tracker, engine: w.Engine}
 		r.config.NetNS, r.config.Families = w.Env.NetNS, w.Env.Families
@@ -174,7 +139,7 @@ func TestKilledAgentLeavesNoProgram(t *testing.T) {
 	}
 	// The script becomes the program that hangs, and has written this before.
 	var inputs []string
-	for deadline := time.Now().Add(testTimeout); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testtime.Timeout); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if inputs, err = filepath.Glob(filepath.Join(w.dir, "in.*")); err != nil {
 			t.Fatal(err)
 		}
@@ -196,7 +161,7 @@ func TestKilledAgentLeavesNoProgram(t *testing.T) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return errors.Is(err, os.ErrNotExist) || strings.Contains(string(stat), ") Z ")
 	}
-	for deadline := time.Now().Add(testTimeout); !gone(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testtime.Timeout); !gone(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the program has outlived the agent")
 		}
@@ -263,14 +228,7 @@ func fewFiles(flavour Flavour) error {
 	if err != nil {
 		return err
 	}
-	var files []*os.File
-	for {
-		f, err := os.Open("/dev/null")
-		if err != nil {
-			break
-		}
-		files = append(files, f)
-	}
+	release := backendtest.ExhaustFiles()
 	p.tracker.SetService(svc(1))
 	p.tracker.SetSlice(slice(1, tracker.IPv4, 3))
 	if err := p.cursor.Sync(ctx); !errors.Is(err, syscall.EMFILE) {
@@ -279,9 +237,7 @@ func fewFiles(flavour Flavour) error {
 	if err := p.backend.Check(ctx); !errors.Is(err, syscall.EMFILE) {
 		return fmt.Errorf("check without files: %w, want EMFILE", err)
 	}
-	for _, f := range files {
-		f.Close()
-	}
+	release()
 	if now, err := text(); err != nil || now != before {
 		return fmt.Errorf("what failed has left\n%s\nbefore\n%s: %w", now, before, err)
 	}

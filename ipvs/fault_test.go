@@ -25,9 +25,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -96,9 +98,6 @@ func (f *fire) of(t *testing.T) *fire {
 	return &g
 }
 
-// patience is how long is waited for what must come.
-const patience = 30 * time.Second
-
 // fire is a world with Services whose endpoints are the world's pods: number 50 with
 // a NodePort over TCP, number 51 over UDP.
 type fire struct {
@@ -140,9 +139,7 @@ func newFire(t *testing.T) *fire {
 		tb.Cleanup(func() { f.eyes.Close() })
 		return b
 	}})
-	for _, p := range f.Pods() {
-		f.pods = append(f.pods, netip.AddrPortFrom(p.Addr(tracker.IPv4), p.Ports()[0]).String())
-	}
+	f.pods = backendtest.Pods(f.World)
 	hand(f.Tracker, f.pods, len(f.pods), f.rng)
 	f.Sync()
 	return f
@@ -161,12 +158,7 @@ func hand(t *tracker.Tracker, pods []string, n int, rng *rand.Rand) {
 
 func podSlice(i int, p v1.Protocol, pods []string, n int, rng *rand.Rand) *discovery.EndpointSlice {
 	es := slice(i, p)
-	for _, i := range rng.Perm(len(pods))[:n] {
-		a := netip.MustParseAddrPort(pods[i])
-		port := int32(a.Port())
-		es.Ports[0].Port = &port
-		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.Addr().String()}})
-	}
+	backendtest.AddPods(es, pods, n, rng)
 	return es
 }
 
@@ -251,14 +243,7 @@ func difference(got, want string) string {
 // does not come about, or one that was open before does not live to the end.
 func (f *fire) unharmed(do func()) {
 	f.t.Helper()
-	start, held := time.Now(), f.Hold(f.targets)
-	c := f.Churn(f.targets, do)
-	f.t.Logf("%d connections in %v, %d failed; %d stayed open", c.Opened, time.Since(start).Round(time.Millisecond), len(c.Failures), held.Len())
-	for _, err := range append(c.Failures[:min(len(c.Failures), 5)], held.Check()) {
-		if err != nil {
-			f.t.Error(err)
-		}
-	}
+	backendtest.Unharmed(f.t, f.World, f.targets, do)
 }
 
 // adopted has a new process take over: it finds all as it is to be and writes
@@ -386,7 +371,7 @@ func testAlteredByOthers(f *fire) {
 		var state []string
 		for i, serves := range c.serves {
 			// Generously for what must come, shortly for what must not.
-			wait := patience
+			wait := testtime.Timeout
 			if !serves {
 				wait = time.Second / 2
 			}
@@ -409,7 +394,7 @@ func testAlteredByOthers(f *fire) {
 			t.Errorf("%s: put right, there is something else than before:\n%s", c.do, difference(strings.Join(now, "\n"), strings.Join(before, "\n")))
 		}
 		for i, to := range f.targets {
-			if _, err := f.Reach(to, patience); err != nil {
+			if _, err := f.Reach(to, testtime.Timeout); err != nil {
 				t.Errorf("%s: put right, target %d: %v", c.do, i, err)
 			}
 		}
@@ -482,33 +467,15 @@ func (f *fire) child(role string, l confine.Limits) *exec.Cmd {
 // testKilled kills an agent at random points of its work, again and again, while
 // connections are made to Services whose endpoints it changes.
 func testKilled(f *fire) {
-	t := f.t
-	waited := 0
+	start := func(int) *exec.Cmd { return f.child("churn", confine.Limits{Capabilities: needed}) }
 	f.unharmed(func() {
-		for i := range *kills {
-			cmd := f.child("churn", confine.Limits{Capabilities: needed})
-			ready, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if err := f.Do(cmd.Start); err != nil {
-				t.Error(err)
-				return
-			}
+		backendtest.KillAgents(f.t, f.World, *kills, start, func(ready bool) time.Duration {
 			most := 1500 // ms, of its start
-			if i%3 != 0 {
-				if _, err := ready.Read(make([]byte, 1)); err != nil {
-					t.Errorf("the agent ended by itself: %v", err)
-				}
-				waited++
+			if ready {
 				most = 300
 			}
-			time.Sleep(time.Duration(f.rng.IntN(most)) * time.Millisecond)
-			cmd.Process.Kill()
-			cmd.Wait()
-		}
-		t.Logf("killed %d times, %d of them after it was ready", *kills, waited)
+			return time.Duration(f.rng.IntN(most)) * time.Millisecond
+		})
 	})
 	// Whoever comes next has everything as it should be at once.
 	f.Cursor.Resync()
@@ -519,16 +486,21 @@ func testKilled(f *fire) {
 // testSockets has all that sockets and a process can run out of go wrong in a process
 // of its own, while connections are made to the Services that it serves.
 func testSockets(f *fire) {
-	t := f.t
 	few := uint64(64)
+	f.unharmedBy(f.child("faults", confine.Limits{Capabilities: needed, Files: &few}))
+}
+
+// unharmedBy connects while a process runs on the node, which must succeed. A new
+// process finds everything in place afterwards.
+func (f *fire) unharmedBy(cmd *exec.Cmd) {
+	f.t.Helper()
 	f.unharmed(func() {
-		cmd := f.child("faults", confine.Limits{Capabilities: needed, Files: &few})
 		if err := f.Do(cmd.Start); err != nil {
-			t.Error(err)
+			f.t.Error(err)
 			return
 		}
 		if err := cmd.Wait(); err != nil {
-			t.Error(err)
+			f.t.Error(err)
 		}
 	})
 	f.Cursor.Resync()
@@ -600,18 +572,9 @@ func faults() error {
 	}
 	list := []fault{
 		{"no file descriptor to spare", func() (func() error, error) {
-			var files []*os.File
-			for {
-				f, err := os.Open("/dev/null")
-				if err != nil {
-					break
-				}
-				files = append(files, f)
-			}
+			release := backendtest.ExhaustFiles()
 			return func() error {
-				for _, f := range files {
-					f.Close()
-				}
+				release()
 				return nil
 			}, nil
 		}, 3},
@@ -625,7 +588,7 @@ func faults() error {
 				var none error
 				select {
 				case <-got:
-				case <-time.After(patience):
+				case <-time.After(testtime.Timeout):
 					none = errors.New("there was no signal")
 				}
 				_, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{})
@@ -886,7 +849,7 @@ func testAddressesComeAndGo(f *fire) {
 		for range 3 {
 			f.run("ip addr add 192.0.2.77/32 dev lo")
 			tend()
-			if _, err := f.Reach(there, patience); err != nil {
+			if _, err := f.Reach(there, testtime.Timeout); err != nil {
 				t.Error(err)
 			}
 			f.run("ip addr del 192.0.2.77/32 dev lo")
@@ -909,7 +872,7 @@ func testAddressesComeAndGo(f *fire) {
 	tend()
 	f.run("ip addr add 192.0.2.1/24 dev eth0; ip route replace default via 192.0.2.10")
 	tend()
-	if _, err := f.Reach(f.targets[1], patience); err != nil {
+	if _, err := f.Reach(f.targets[1], testtime.Timeout); err != nil {
 		t.Error(err)
 	}
 	if err := held.Check(); err != nil {
@@ -1000,21 +963,9 @@ func testChangingLists(t *testing.T) {
 // if they are as they must be that is nothing, and if not it says which one and what
 // is there goes on serving.
 func testSysctlsReadOnly(f *fire) {
-	t := f.t
-	f.unharmed(func() {
-		cmd := f.child("sysctl", confine.Limits{Capabilities: append([]int{unix.CAP_SYS_ADMIN}, needed...)})
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-		if err := f.Do(cmd.Start); err != nil {
-			t.Error(err)
-			return
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
-	})
-	f.Cursor.Resync()
-	f.Sync()
-	f.adopted()
+	cmd := f.child("sysctl", confine.Limits{Capabilities: append([]int{unix.CAP_SYS_ADMIN}, needed...)})
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	f.unharmedBy(cmd)
 }
 
 func readOnlySysctls() error {
@@ -1095,7 +1046,7 @@ func testConntrackFull(f *fire) {
 	}
 	set(strings.TrimSpace(string(old)))
 	for _, to := range f.targets {
-		if _, err := f.Reach(to, patience); err != nil {
+		if _, err := f.Reach(to, testtime.Timeout); err != nil {
 			t.Errorf("there is room again: %v", err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -21,6 +22,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -624,21 +626,10 @@ func testDraining(t *testing.T) {
 		if err := h.AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
 			t.Fatal(err)
 		}
-		l, err := h.Listen("tcp", strings.TrimSuffix(a, "/32")+":8080")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				fmt.Fprintln(c, c.LocalAddr())
-				go io.Copy(c, c)
-			}
-		}()
+		h.ServeTCP(t, strings.TrimSuffix(a, "/32")+":8080", func(c net.Conn) {
+			fmt.Fprintln(c, c.LocalAddr())
+			_, _ = io.Copy(c, c)
+		})
 	}
 	tend := func(after time.Duration) {
 		t.Helper()
@@ -674,7 +665,7 @@ func testDraining(t *testing.T) {
 	}
 	r.set(svc(1), 1, 1)
 	r.sync()
-	first, err := dial(patience)
+	first, err := dial(testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -687,7 +678,7 @@ func testDraining(t *testing.T) {
 		t.Errorf("the connection was lost with its endpoint: %v", err)
 	}
 	for range 4 {
-		c, err := dial(patience)
+		c, err := dial(testtime.Timeout)
 		if err != nil {
 			t.Fatal(err)
 		}

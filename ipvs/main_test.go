@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -42,14 +43,9 @@ func newAgent(c Config) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
+	p, err := backendtest.NewPipeline(tracker.Config{Node: tracker.NodeInfo{Name: "node"}}, ruleset.Config{})
 	if err != nil {
 		return nil, err
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
-	if err != nil {
-		return nil, err
-	}
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
-	return &agent{t, e, e.Attach("ipvs", b), b}, nil
+	return &agent{p.Tracker, p.Engine, p.Engine.Attach("ipvs", b), b}, nil
 }

@@ -18,15 +18,7 @@ func testOwned(t *testing.T) {
 		_, err := exec.LookPath(program)
 		netlab.Need(t, err == nil, program)
 	}
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	h, err := lab.Host("node")
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := netlab.NewHost(t)
 	c := Config{NetNS: h.File(), IPTables: iptables.NFT}
 	owned := func(what string, want bool) {
 		t.Helper()

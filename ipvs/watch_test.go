@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -56,7 +57,7 @@ func testWatch(t *testing.T) {
 			if there {
 				break
 			}
-			if time.Since(start) > patience {
+			if time.Since(start) > testtime.Timeout {
 				t.Fatalf("%s is not served", k)
 			}
 		}

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/testtime"
 )
 
 // closeSocketsEnv makes nodeproxy close its own sockets to netfilter at each SIGUSR1, as
@@ -63,7 +65,7 @@ func TestClosedSocketsAreReplaced(t *testing.T) {
 	p := startWith(t, s.node, []string{closeSocketsEnv + "=1"}, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
 	p.synced(t, "services=1 endpoints=2 changed=2")
 	s.meets(t, clusterVIP, podIPs[0])
-	flow, err := dial(s.client, "udp", "", "10.96.0.10:53", patience)
+	flow, err := dial(s.client, "udp", "", "10.96.0.10:53", testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}

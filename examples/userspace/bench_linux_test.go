@@ -12,6 +12,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -72,7 +73,7 @@ func ways(b *testing.B, bench func(b *testing.B, do func(func() error) error, to
 
 // open connects and reads the endpoint's greeting.
 func open(to string) (*net.TCPConn, error) {
-	d := net.Dialer{Timeout: patience}
+	d := net.Dialer{Timeout: testtime.Timeout}
 	conn, err := d.DialContext(context.Background(), "tcp", to)
 	if err != nil {
 		return nil, err

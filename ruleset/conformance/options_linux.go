@@ -30,9 +30,16 @@ type Options struct {
 	// means that it does everything.
 	Skip map[Feature]string
 
-	// patience and silence take the place of the constants, if not 0: for backends that
-	// are to fail, in one way or the other.
-	patience, silence time.Duration
+	// run, if not nil, adds up what the worlds of a run excuse.
+	run *excuses
+
+	// The rest is for tests of the suite itself. timeout and silence replace the
+	// constants if not 0: for backends that are to fail, in one way or the other.
+	timeout, silence time.Duration
+	// stalled pretends that the machine stalls all the time, and delay makes every
+	// connection that measures a time so much later.
+	stalled bool
+	delay   time.Duration
 }
 
 // Env is where a backend finds itself.
