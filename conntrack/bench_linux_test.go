@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -8,7 +9,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -17,7 +20,7 @@ import (
 // endpoint of the Service at 10.96.0.1:53 and the others to its second.
 func fill(b *testing.B, h *netlab.Host, n, every int, protocol uint8) {
 	b.Helper()
-	t, err := openKernel(h.FD())
+	t, err := openKernel(h.File())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -26,20 +29,21 @@ func fill(b *testing.B, h *netlab.Host, n, every int, protocol uint8) {
 	const batch = 100
 	for i := 0; i < n; i += batch {
 		var req []byte
+		first := k.conn.Sequence(batch)
 		for j := i; j < i+batch; j++ {
 			client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 9, byte(j >> 16), byte(j >> 8)}), uint16(1000+j&255))
 			f := flow(client.String(), "10.96.0.1:53", "10.0.0.2:53")
 			if every != 0 && j%every == 0 {
 				f.ReplySrc = ap("10.0.0.1:53")
 			}
-			k.seq++
 			start := len(req)
-			req = beginMessage(req, ctNew, flagRequest|flagAck|unix.NLM_F_CREATE, k.seq, afInet)
+			req = nfnl.Begin(req, subsystem, ctNew, flagAck|unix.NLM_F_CREATE, first+uint32(j-i), unix.AF_INET)
 			req = appendTuple(req, ctaTupleOrig, protocol, f.Src, f.Dst)
 			req = appendTuple(req, ctaTupleReply, protocol, f.ReplySrc, f.ReplyDst)
-			req = endMessage(appendAttr(req, ctaTimeout, 0, 0, 2, 0), start)
+			req = nfnl.AppendUint32(req, ctaTimeout, 512)
+			nfnl.End(req, start)
 		}
-		if err := k.exchange(b.Context(), req, batch, func(m message) (bool, error) { return true, m.err() }); err != nil {
+		if err := k.conn.Exchange(b.Context(), req, first, batch, nfnl.Message.Err); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -59,7 +63,7 @@ func BenchmarkFlush(b *testing.B) {
 				if stale > 0 {
 					every = flows / stale
 				}
-				fill(b, h, flows, every, protoUDP)
+				fill(b, h, flows, every, inet.UDP)
 				b.ReportAllocs()
 				for b.Loop() {
 					c.Record(&ruleset.Delta{Changes: []ruleset.Change{change(before, after)}}, nil)
@@ -83,22 +87,23 @@ func fillStale(b *testing.B, h *netlab.Host, flows, every int) {
 	if err := h.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
 		b.Fatal(err)
 	}
-	fill(b, h, flows, every, protoUDP)
+	fill(b, h, flows, every, inet.UDP)
 }
 
-// BenchmarkDump is reading the kernel's table alone: UDP flows, as many TCP flows
-// (which the kernel leaves out), and through github.com/vishvananda/netlink.
-func BenchmarkDump(b *testing.B) {
-	const flows = 100000
+// BenchmarkLibraryDump reads the kernel's table: UDP flows, as many TCP flows (which the
+// kernel leaves out), and UDP flows by github.com/vishvananda/netlink. It is the reason
+// for the decoder in this package.
+func BenchmarkLibraryDump(b *testing.B) {
+	const flows = 200000
 	for _, c := range []struct {
 		name     string
 		protocol uint8
 		want     int
-	}{{"UDP", unix.IPPROTO_UDP, flows}, {"TCP", unix.IPPROTO_TCP, 0}} {
+	}{{"UDP/ours", inet.UDP, flows}, {"TCP/ours", inet.TCP, 0}} {
 		b.Run(fmt.Sprintf("flows=%d/%s", flows, c.name), func(b *testing.B) {
 			h := netlab.NewHost(b)
 			fill(b, h, flows, 0, c.protocol)
-			k, err := openKernel(h.FD())
+			k, err := openKernel(h.File())
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -114,18 +119,76 @@ func BenchmarkDump(b *testing.B) {
 	}
 	b.Run(fmt.Sprintf("flows=%d/UDP/library", flows), func(b *testing.B) {
 		h := netlab.NewHost(b)
-		fill(b, h, flows, 0, unix.IPPROTO_UDP)
-		var nl *netlink.Handle
-		if err := h.Do(func() (err error) { nl, err = netlink.NewHandle(unix.NETLINK_NETFILTER); return err }); err != nil {
-			b.Fatal(err)
-		}
-		defer nl.Close()
+		fill(b, h, flows, 0, inet.UDP)
+		library := libraryAt(b, h)
 		b.ReportAllocs()
 		for b.Loop() {
-			got, err := nl.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+			got, err := library.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
 			if err != nil || len(got) != flows {
 				b.Fatalf("%v, %d flows", err, len(got))
 			}
+		}
+	})
+}
+
+func libraryAt(b *testing.B, h *netlab.Host) *netlink.Handle {
+	b.Helper()
+	var library *netlink.Handle
+	if err := h.Do(func() (err error) { library, err = netlink.NewHandle(unix.NETLINK_NETFILTER); return err }); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(library.Close)
+	return library
+}
+
+// BenchmarkLibraryDelete finds and deletes 1,000 of 200,000 flows: those to one of a
+// Service's endpoints, beside the filtered delete of github.com/vishvananda/netlink.
+func BenchmarkLibraryDelete(b *testing.B) {
+	const flows, stale = 200000, 1000
+	gone := netip.MustParseAddr("10.0.0.1")
+	run := func(name string, open func(*testing.B, *netlab.Host) func() (int, error)) {
+		b.Run(fmt.Sprintf("flows=%d/stale=%d/%s", flows, stale, name), func(b *testing.B) {
+			h := netlab.NewHost(b)
+			fill(b, h, flows, flows/stale, inet.UDP)
+			remove := open(b, h)
+			b.ReportAllocs()
+			for b.Loop() {
+				if n, err := remove(); err != nil || n != stale {
+					b.Fatalf("%v, %d deleted", err, n)
+				}
+				b.StopTimer()
+				fillStale(b, h, flows, flows/stale)
+				b.StartTimer()
+			}
+		})
+	}
+	run("ours", func(b *testing.B, h *netlab.Host) func() (int, error) {
+		k, err := openKernel(h.File())
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { k.Close() })
+		return func() (int, error) {
+			var doomed []Flow
+			if err := k.Dump(b.Context(), tracker.IPv4, func(f *Flow) {
+				if f.ReplySrc.Addr() == gone {
+					doomed = append(doomed, *f)
+				}
+			}); err != nil {
+				return 0, err
+			}
+			return k.Delete(b.Context(), doomed)
+		}
+	})
+	run("library", func(b *testing.B, h *netlab.Host) func() (int, error) {
+		library := libraryAt(b, h)
+		filter := &netlink.ConntrackFilter{}
+		if err := errors.Join(filter.AddProtocol(inet.UDP), filter.AddIP(netlink.ConntrackReplySrcIP, gone.AsSlice())); err != nil {
+			b.Fatal(err)
+		}
+		return func() (int, error) {
+			n, err := library.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, filter)
+			return int(n), err
 		}
 	})
 }

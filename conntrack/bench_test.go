@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -14,7 +15,7 @@ func BenchmarkRecord(b *testing.B) {
 		for _, endpoints := range []int{10, 1000} {
 			b.Run(fmt.Sprintf("services=%d/endpoints=%d", services, endpoints), func(b *testing.B) {
 				node := everyAddress()
-				p := newPlan(tracker.IPv4)
+				p := newStaleFlows(tracker.IPv4)
 				var s service
 				for i := range services {
 					s = service{name: fmt.Sprint("s", i), cluster: fmt.Sprintf("10.96.%d.%d:53", i>>8, i&255)}
@@ -26,7 +27,7 @@ func BenchmarkRecord(b *testing.B) {
 					ch := change(nil, s.compile(node))
 					p.record(&ch)
 				}
-				p.done()
+				p.clear()
 				all := s.compile(node)
 				s.endpoints = s.endpoints[1:]
 				less := change(all, s.compile(node))
@@ -35,7 +36,7 @@ func BenchmarkRecord(b *testing.B) {
 				for b.Loop() {
 					p.record(&less)
 					p.record(&more)
-					p.done()
+					p.clear()
 				}
 			})
 		}
@@ -44,7 +45,7 @@ func BenchmarkRecord(b *testing.B) {
 
 // BenchmarkJudge is what one flow costs besides its decoding.
 func BenchmarkJudge(b *testing.B) {
-	p := newPlan(tracker.IPv4)
+	p := newStaleFlows(tracker.IPv4)
 	ch := change(nil, dns("10.0.0.1:53", "10.0.0.2:53"))
 	p.record(&ch)
 	stale := p.judge(nil)
@@ -66,14 +67,14 @@ func BenchmarkJudge(b *testing.B) {
 func BenchmarkDecode(b *testing.B) {
 	for _, f := range []Flow{toOne, sixToOne} {
 		b.Run(tracker.FamilyOf(f.Dst.Addr()).String(), func(b *testing.B) {
-			m, _, err := nextMessage(encode(&f))
+			m, _, err := nfnl.Next(encode(&f))
 			if err != nil {
 				b.Fatal(err)
 			}
 			var got Flow
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := decodeFlow(m.body, &got); err != nil || got.Dst != f.Dst {
+				if err := decodeFlow(m.Attrs(), &got); err != nil || got.Dst != f.Dst {
 					b.Fatal(err)
 				}
 			}

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -17,10 +19,10 @@ import (
 // Config says what a [Cleaner] works on. The zero value is the kernel's table in
 // the network namespace of the calling thread.
 type Config struct {
-	// NetNS is a file descriptor of the network namespace to work in; 0 is that of
-	// the thread that calls [New]. The number may mean another file after New has
-	// returned.
-	NetNS int
+	// NetNS is an open file of the network namespace to work in; nil is the namespace of
+	// the thread that calls [New]. New duplicates the file, and working in a namespace
+	// other than the process's needs CAP_SYS_ADMIN.
+	NetNS *os.File
 	// Table, if not nil, is worked on in place of the kernel's. NetNS is not used
 	// then. A caller that wraps the kernel's table opens it with [OpenKernelTable].
 	Table Table
@@ -48,11 +50,10 @@ type Config struct {
 	Trace *Trace
 }
 
-// Cleaner deletes stale UDP flows. It learns from [Cleaner.Record] what changed,
-// for one [ruleset.Cursor] (or the two sides of a [ruleset.ByFamily] under one),
-// and looks at the table in [Cleaner.Flush]; [After] does both. Its methods may be
-// called by several goroutines. It holds, for each frontend of a UDP Service, a
-// pointer to the Service.
+// Cleaner deletes stale UDP flows. [Cleaner.Record] takes the changes of one
+// [ruleset.Cursor] (or of the two sides of a [ruleset.ByFamily] under one), and
+// [Cleaner.Flush] examines the table; [After] does both. Its methods are safe for
+// concurrent use. For each frontend of a UDP Service it holds a pointer to the Service.
 type Cleaner struct {
 	log   *slog.Logger
 	trace *Trace
@@ -61,16 +62,16 @@ type Cleaner struct {
 
 	mu      sync.Mutex // held while flushing
 	closed  bool
-	plans   [2]*plan // IPv4, IPv6
+	stale   [2]*staleFlows // IPv4, IPv6
 	pending atomic.Bool
 }
 
-// New returns a Cleaner. Unless cfg.Table is set it opens the netlink sockets it
-// will use at once, which needs CAP_NET_ADMIN in the namespace's user namespace
-// (and CAP_SYS_ADMIN if cfg.NetNS is set), and fails with a [*NotSupportedError]
-// where the system has no such table or it cannot be reached by netlink
-// (CONFIG_NF_CT_NETLINK). A socket that was closed by somebody else is opened anew
-// when it is next needed, at the same price. It starts no goroutine.
+// New returns a Cleaner. Unless cfg.Table is set, New opens the netlink sockets, which
+// needs CAP_NET_ADMIN in the namespace's user namespace, and fails with a
+// [*ruleset.UnsupportedError] if the system has no such table or netlink does not reach
+// it (CONFIG_NF_CT_NETLINK). If another part of the process closes a socket, Flush
+// returns an error that wraps [os.ErrClosed], and the caller needs a new Cleaner. New
+// starts no goroutine.
 func New(cfg Config) (*Cleaner, error) {
 	for _, a := range cfg.NodePortAddrs {
 		if !a.IsValid() {
@@ -78,16 +79,13 @@ func New(cfg Config) (*Cleaner, error) {
 		}
 	}
 	c := &Cleaner{
-		log:   cfg.Log,
+		log:   backendconf.Log(cfg.Log),
 		trace: cfg.Trace,
 		table: cfg.Table,
 		close: func() error { return nil },
-		plans: [2]*plan{newPlan(tracker.IPv4), newPlan(tracker.IPv6)},
+		stale: [2]*staleFlows{newStaleFlows(tracker.IPv4), newStaleFlows(tracker.IPv6)},
 	}
-	if c.log == nil {
-		c.log = slog.New(slog.DiscardHandler)
-	}
-	for _, p := range c.plans {
+	for _, p := range c.stale {
 		p.configure(cfg)
 	}
 	if c.table == nil {
@@ -100,8 +98,8 @@ func New(cfg Config) (*Cleaner, error) {
 	return c, nil
 }
 
-// Close gives up what New opened; a [Config.Table] is left open. Record and Flush
-// do nothing afterwards, and Flush returns [ErrClosed].
+// Close closes what New opened, but not a [Config.Table]. Afterwards Record does nothing
+// and Flush returns an error that wraps [os.ErrClosed].
 func (c *Cleaner) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,11 +111,11 @@ func (c *Cleaner) Close() error {
 	return c.close()
 }
 
-// Record notes how an Apply of d ended, err being what it returned: everything is
-// in effect if it is nil, all but the Services that failed if it is a
-// [*ruleset.PartialError], nothing for certain otherwise. What flows have to be
-// looked at for it is left to Flush. It takes time proportional to the changes of
-// UDP Services and keeps nothing of d but the Services.
+// Record takes a delta and the error of its Apply. If err is nil, all of d is in effect;
+// if err is a [*ruleset.PartialError], all but the Services that failed; otherwise the
+// state is unknown. The next Flush examines the flows that d may have made stale. Record
+// takes time proportional to the changes of UDP Services and keeps only the Services of
+// d.
 func (c *Cleaner) Record(d *ruleset.Delta, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,14 +123,14 @@ func (c *Cleaner) Record(d *ruleset.Delta, err error) {
 		return
 	}
 	failures, acked := outcome(err)
-	for _, p := range c.plans {
+	for _, p := range c.stale {
 		for i := range d.Changes {
 			ch := &d.Changes[i]
 			if !p.concerns(ch.Key) {
 				continue
 			}
 			if _, failed := failures[ch.Key]; failed || !acked {
-				p.unsettle(ch)
+				p.recordFailure(ch)
 			} else {
 				p.record(ch)
 			}
@@ -140,15 +138,15 @@ func (c *Cleaner) Record(d *ruleset.Delta, err error) {
 		if acked {
 			p.setNode(d.Node)
 			if d.Full {
-				p.lookAtAll()
+				p.examineAll()
 			}
 		}
 	}
-	c.note()
+	c.updatePending()
 }
 
-// outcome reads the error of an Apply: whether the delta was acknowledged, and
-// but for which Services.
+// outcome returns whether an Apply with the error acknowledged its delta, and the Services
+// for which it did not.
 func outcome(err error) (failed map[tracker.Key]error, acked bool) {
 	if err == nil {
 		return nil, true
@@ -160,31 +158,31 @@ func outcome(err error) (failed map[tracker.Key]error, acked bool) {
 	return p.Failed, true
 }
 
-// note updates pending.
-func (c *Cleaner) note() {
-	c.pending.Store(c.plans[0].pending() || c.plans[1].pending())
+// updatePending sets pending.
+func (c *Cleaner) updatePending() {
+	c.pending.Store(c.stale[0].pending() || c.stale[1].pending())
 }
 
-// Pending reports whether there is something that Flush would do: something was
-// recorded since the last, or the last failed.
+// Pending reports whether Flush would examine the table: a change that needs it was
+// recorded since the last Flush, or the last Flush failed.
 func (c *Cleaner) Pending() bool { return c.pending.Load() }
 
-// Flush reads the table, once for each family in which something has to be looked
-// at, and deletes what is stale. It does nothing, and asks nothing of the kernel,
-// if that is no family. What could not be done, or not for certain, is kept for
-// the next Flush; the error may be [ErrIncomplete], which may well be gone then.
+// Flush reads the table once for each family with flows to examine, and deletes those
+// that are stale. If there is no such family it makes no request. What fails, or may be
+// incomplete, stays for the next Flush. The error may wrap [ErrIncomplete], after which
+// the next Flush may succeed.
 func (c *Cleaner) Flush(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return ErrClosed
+		return fmt.Errorf("conntrack: %w", os.ErrClosed)
 	}
 	if !c.pending.Load() {
 		return nil
 	}
-	defer c.note()
+	defer c.updatePending()
 	info, start := Info{}, time.Now()
-	for _, p := range c.plans {
+	for _, p := range c.stale {
 		if !p.pending() {
 			continue
 		}
@@ -192,7 +190,7 @@ func (c *Cleaner) Flush(ctx context.Context) error {
 		if err := c.flush(ctx, p, &one); err != nil {
 			one.Err = fmt.Errorf("conntrack: %s: %w", p.family, err)
 		} else {
-			p.done()
+			p.clear()
 		}
 		one.Duration = time.Since(begun)
 		c.trace.flushedFamily(p.family, one)
@@ -203,8 +201,8 @@ func (c *Cleaner) Flush(ctx context.Context) error {
 	return info.Err
 }
 
-// flush does the work of one family.
-func (c *Cleaner) flush(ctx context.Context, p *plan, info *Info) error {
+// flush cleans up one family.
+func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *Info) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -228,7 +226,7 @@ func (c *Cleaner) flush(ctx context.Context, p *plan, info *Info) error {
 	if len(doomed) == 0 {
 		return err
 	}
-	// Though a dump that failed will be made again, what it has found is certain.
+	// The flows that an incomplete dump found are stale all the same.
 	n, errDelete := c.table.Delete(ctx, doomed)
 	info.Deleted += n
 	return errors.Join(err, errDelete)

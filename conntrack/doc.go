@@ -112,12 +112,12 @@
 // # Setting up connection tracking
 //
 // [Tuning] is what else kube-proxy does to the kernel's table at start: its limit,
-// the size of its hash table, and timeouts. [Tuning.Settings] plans, [Tune] writes
-// what differs.
+// the size of its hash table, and timeouts. [Tuning.Settings] computes the parameters,
+// and [Tune] writes those that differ.
 //
 // # System
 //
 // The kernel's table is reached by netlink: Linux with CONFIG_NF_CT_NETLINK, and
-// CAP_NET_ADMIN. Elsewhere [New] returns a [*NotSupportedError], unless
+// CAP_NET_ADMIN. Elsewhere [New] returns a [*ruleset.UnsupportedError], unless
 // [Config.Table] brings another table.
 package conntrack

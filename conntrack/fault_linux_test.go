@@ -3,9 +3,9 @@ package conntrack
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -21,7 +21,10 @@ import (
 
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/holdings"
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -69,70 +72,50 @@ func cleanUp() error {
 	return c.Flush(context.Background())
 }
 
-// TestSocketLost has the sockets of a Cleaner closed, or become something else: it
-// opens others and goes on.
-func TestSocketLost(t *testing.T) {
+// TestClosedSocketIsReported closes the sockets of a Cleaner: Flush returns an error
+// that wraps os.ErrClosed and loses nothing, and a new Cleaner does the work.
+func TestClosedSocketIsReported(t *testing.T) {
 	h := netlab.NewHost(t)
-	// For NodePorts the node's addresses are asked for.
+	// For NodePorts the node's addresses are listed over the route socket.
 	nodePort := service{name: "np", cluster: "10.96.0.99:53", nodePort: 30099, endpoints: eps("10.0.0.2:53")}.compile(everyAddress())
-	for _, what := range []string{"another file", "another socket", "route"} {
+	delta := &ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53")), change(nil, nodePort)}}
+	for _, protocol := range []int{unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE} {
 		create(t, h, toOne, toTwo)
-		before := routeSockets(t)
-		c := cleanerAt(t, h, nil)
-		k := c.table.(*kernel)
-		fd := k.sock.FD()
-		if what == "route" {
-			opened := slices.DeleteFunc(routeSockets(t), func(fd int) bool { return slices.Contains(before, fd) })
-			if len(opened) != 1 {
-				t.Fatalf("it has the route sockets %v", opened)
-			}
-			fd = opened[0]
-		}
-		// Another file in its place, since a number that is free may be taken by
-		// somebody else of this process.
-		var other int
-		var err error
-		if what == "another file" {
-			other, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		} else {
-			other, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
-		}
+		before := sockets(t, protocol)
+		c, err := New(Config{NetNS: h.File()})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer unix.Close(other)
-		if err := unix.Dup3(other, fd, unix.O_CLOEXEC); err != nil {
+		opened := slices.DeleteFunc(sockets(t, protocol), func(fd int) bool { return slices.Contains(before, fd) })
+		if len(opened) != 1 {
+			t.Fatalf("New opened sockets %v of protocol %d", opened, protocol)
+		}
+		// Another file takes the number, so that no other test gets it.
+		null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
 			t.Fatal(err)
 		}
-		c.Record(&ruleset.Delta{Full: true, Node: everyAddress(), Changes: []ruleset.Change{change(nil, dns("10.0.0.2:53")), change(nil, nodePort)}}, nil)
-		err = c.Flush(t.Context())
-		if what == "route" {
-			// Whether it is lost is seen by using it.
-			if err == nil || !c.Pending() {
-				t.Errorf("%s: %v, pending %v", what, err, c.Pending())
-			}
-			err = c.Flush(t.Context())
+		if err := errors.Join(unix.Dup3(null, opened[0], unix.O_CLOEXEC), unix.Close(null)); err != nil {
+			t.Fatal(err)
 		}
-		if err != nil || c.Pending() {
-			t.Fatalf("%s: %v, pending %v", what, err, c.Pending())
+		c.Record(delta, nil)
+		if err := c.Flush(t.Context()); !errors.Is(err, os.ErrClosed) || !c.Pending() {
+			t.Errorf("protocol %d: %v, pending %v", protocol, err, c.Pending())
+		}
+		c.Close()
+		next := cleanerAt(t, h, nil)
+		next.Record(delta, nil)
+		if err := next.Flush(t.Context()); err != nil || next.Pending() {
+			t.Fatalf("protocol %d, new Cleaner: %v, pending %v", protocol, err, next.Pending())
 		}
 		if got, want := read(t, h), shown(toTwo); !slices.Equal(got, want) {
-			t.Errorf("%s: left %v, want %v", what, got, want)
-		}
-		if what == "route" {
-			continue
-		}
-		if k.sock.FD() == fd {
-			t.Errorf("%s: the number is still in use", what)
-		}
-		if err := unix.Close(fd); err != nil {
-			t.Errorf("%s: somebody else's file was closed: %v", what, err)
+			t.Errorf("protocol %d: left %v, want %v", protocol, got, want)
 		}
 	}
 }
 
-// routeSockets returns the process's netlink sockets to routing.
-func routeSockets(t *testing.T) (out []int) {
+// sockets returns the process's netlink sockets of a protocol.
+func sockets(t *testing.T, protocol int) (out []int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -144,8 +127,8 @@ func routeSockets(t *testing.T) (out []int) {
 			t.Fatal(err)
 		}
 		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
-		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
-		if err == nil && domain == unix.AF_NETLINK && protocol == unix.NETLINK_ROUTE {
+		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		if err == nil && domain == unix.AF_NETLINK && got == protocol {
 			out = append(out, fd)
 		}
 	}
@@ -176,7 +159,7 @@ func TestSignals(t *testing.T) {
 	}
 	select { // the timer goes on
 	case <-got:
-	case <-time.After(patience):
+	case <-time.After(testtime.Timeout):
 		t.Error("there was no signal")
 	}
 }
@@ -190,21 +173,22 @@ const (
 
 // appendAssured appends the request to put in a UDP flow that the kernel must not
 // drop.
-func appendAssured(req []byte, k *kernel, f Flow) []byte {
-	k.seq++
+func appendAssured(req []byte, seq uint32, f Flow) []byte {
 	start := len(req)
-	req = beginMessage(req, ctNew, flagRequest|flagAck|unix.NLM_F_CREATE, k.seq, afInet)
-	req = appendTuple(req, ctaTupleOrig, protoUDP, f.Src, f.Dst)
-	req = appendTuple(req, ctaTupleReply, protoUDP, f.ReplySrc, f.ReplyDst)
-	req = appendAttr(req, ctaStatus, binary.BigEndian.AppendUint32(nil, statusAssured)...)
-	return endMessage(appendAttr(req, ctaTimeout, 0, 0, 2, 0), start)
+	req = nfnl.Begin(req, subsystem, ctNew, flagAck|unix.NLM_F_CREATE, seq, unix.AF_INET)
+	req = appendTuple(req, ctaTupleOrig, inet.UDP, f.Src, f.Dst)
+	req = appendTuple(req, ctaTupleReply, inet.UDP, f.ReplySrc, f.ReplyDst)
+	req = nfnl.AppendUint32(req, ctaStatus, statusAssured)
+	req = nfnl.AppendUint32(req, ctaTimeout, 512)
+	nfnl.End(req, start)
+	return req
 }
 
 // fillUp puts in flows that the kernel must not drop, until it takes no more or
 // there are so many, and returns how many it took.
 func fillUp(tb testing.TB, h *netlab.Host, most int) int {
 	tb.Helper()
-	open, err := openKernel(h.FD())
+	open, err := openKernel(h.File())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -214,21 +198,22 @@ func fillUp(tb testing.TB, h *netlab.Host, most int) int {
 	taken, full := 0, false
 	for i := 0; i < most && !full; i += batch {
 		var req []byte
+		first := k.conn.Sequence(batch)
 		for j := i; j < i+batch; j++ {
 			src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 16 + byte(j>>24), byte(j >> 16), byte(j >> 8)}), uint16(1000+j&255))
-			req = appendAssured(req, k, Flow{Src: src, Dst: ap("172.31.0.1:9"), ReplySrc: ap("172.31.0.1:9"), ReplyDst: src})
+			req = appendAssured(req, first+uint32(j-i), Flow{Src: src, Dst: ap("172.31.0.1:9"), ReplySrc: ap("172.31.0.1:9"), ReplyDst: src})
 		}
-		err := k.exchange(tb.Context(), req, batch, func(m message) (bool, error) {
-			err := m.err()
+		err := k.conn.Exchange(tb.Context(), req, first, batch, func(m nfnl.Message) error {
+			err := m.Err()
 			switch {
 			case err == nil:
 				taken++
 			case errors.Is(err, unix.ENOMEM):
 				full = true
 			default:
-				return true, err
+				return err
 			}
-			return true, nil
+			return nil
 		})
 		if err != nil {
 			tb.Fatal(err)
@@ -275,29 +260,7 @@ func TestTableFull(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	l, err := node.Listen("tcp", "10.9.0.1:8080")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				for r := bufio.NewReader(c); ; {
-					line, err := r.ReadString('\n')
-					if err != nil {
-						return
-					}
-					c.Write([]byte(line))
-				}
-			}()
-		}
-	}()
+	node.ServeTCP(t, "10.9.0.1:8080", func(c net.Conn) { _, _ = io.Copy(c, c) })
 	if _, err := node.Output("nft", "table ip t { chain c { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 tcp dport 80 dnat to 10.9.0.1:8080; }; }"); err != nil {
 		t.Fatal(err)
 	}
@@ -306,7 +269,7 @@ func TestTableFull(t *testing.T) {
 		defer cancel()
 		return client.Dial(ctx, "tcp", "", "10.96.0.1:80")
 	}
-	held, err := dial(patience)
+	held, err := dial(testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +279,7 @@ func TestTableFull(t *testing.T) {
 		t.Helper()
 		n++
 		want := fmt.Sprintln("line", n)
-		held.SetDeadline(time.Now().Add(patience))
+		held.SetDeadline(time.Now().Add(testtime.Timeout))
 		if _, err := held.Write([]byte(want)); err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
@@ -327,14 +290,15 @@ func TestTableFull(t *testing.T) {
 	lives("before")
 	// One that is not assured might be dropped to make room for the connection that
 	// there must be none for.
-	open, err := openKernel(node.FD())
+	open, err := openKernel(node.File())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer open.Close()
 	for _, f := range []Flow{toOne, toTwo} {
 		k := open.(*kernel)
-		if err := k.exchange(t.Context(), appendAssured(nil, k, f), 1, func(m message) (bool, error) { return true, m.err() }); err != nil {
+		seq := k.conn.Sequence(1)
+		if err := k.conn.Exchange(t.Context(), appendAssured(nil, seq, f), seq, 1, nfnl.Message.Err); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -360,7 +324,7 @@ func TestTableFull(t *testing.T) {
 	if err := node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := dial(patience)
+	conn, err := dial(testtime.Timeout)
 	if err != nil {
 		t.Fatalf("when there is room again: %v", err)
 	}
@@ -379,7 +343,7 @@ func TestLeaks(t *testing.T) {
 	work := func() {
 		for i := range rounds {
 			if i%10 == 0 { // the kernel takes its time to close sockets
-				c, err := New(Config{NetNS: h.FD()})
+				c, err := New(Config{NetNS: h.File()})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -3,12 +3,10 @@ package conntrack
 import (
 	"context"
 	"net/netip"
+	"os"
 
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// protoUDP is IPPROTO_UDP (include/uapi/linux/in.h).
-const protoUDP = 17
 
 // Flow is one entry of a connection tracking table. The original direction is
 // that of its first packet; replies go the other way, and are what address
@@ -61,9 +59,9 @@ type KernelTable struct{ table closingTable }
 // KernelTableConfig selects what [OpenKernelTable] opens. The zero value selects
 // zone 0 in the network namespace of the calling thread.
 type KernelTableConfig struct {
-	// NetNS is a file descriptor of the network namespace, as [Config.NetNS]; 0 is
-	// that of the calling thread.
-	NetNS int
+	// NetNS is an open file of the network namespace, as [Config.NetNS]; nil is the
+	// namespace of the calling thread.
+	NetNS *os.File
 	// Zones is the conntrack zones whose flows Dump reports. Empty means zone 0
 	// alone. It should equal [Config.Zones].
 	Zones []uint16

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -15,17 +16,17 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// patience is how long is waited for what must come.
-const patience = time.Minute
-
 func cleanerAt(tb testing.TB, h *netlab.Host, trace *Trace) *Cleaner {
 	tb.Helper()
-	c, err := New(Config{NetNS: h.FD(), Trace: trace})
+	c, err := New(Config{NetNS: h.File(), Trace: trace})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -62,7 +63,7 @@ func create(tb testing.TB, h *netlab.Host, flows ...Flow) {
 			}
 		}
 		c := &netlink.ConntrackFlow{
-			FamilyType: afOf(tracker.FamilyOf(f.Dst.Addr())), TimeOut: 600,
+			FamilyType: inet.AF(tracker.FamilyOf(f.Dst.Addr())), TimeOut: 600,
 			Forward: tuple(f.Src, f.Dst), Reverse: tuple(f.ReplySrc, f.ReplyDst),
 		}
 		if f.Protocol == unix.IPPROTO_TCP {
@@ -76,19 +77,20 @@ func create(tb testing.TB, h *netlab.Host, flows ...Flow) {
 
 func createInZone(tb testing.TB, h *netlab.Host, f Flow) {
 	tb.Helper()
-	t, err := openKernel(h.FD())
+	t, err := openKernel(h.File())
 	if err != nil {
 		tb.Fatal(err)
 	}
 	defer t.Close()
 	k := t.(*kernel)
-	k.seq++
-	b := beginMessage(nil, ctNew, flagRequest|flagAck|unix.NLM_F_CREATE, k.seq, afOf(tracker.FamilyOf(f.Dst.Addr())))
+	seq := k.conn.Sequence(1)
+	b := nfnl.Begin(nil, subsystem, ctNew, flagAck|unix.NLM_F_CREATE, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
 	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.Src, f.Dst)
 	b = appendTuple(b, ctaTupleReply, f.Protocol, f.ReplySrc, f.ReplyDst)
-	b = appendAttr(b, ctaZone, byte(f.Zone>>8), byte(f.Zone))
-	b = appendAttr(b, ctaTimeout, 0, 0, 2, 0)
-	err = k.exchange(tb.Context(), endMessage(b, 0), 1, func(m message) (bool, error) { return true, m.err() })
+	b = nfnl.AppendUint16(b, ctaZone, f.Zone)
+	b = nfnl.AppendUint32(b, ctaTimeout, 512)
+	nfnl.End(b, 0)
+	err = k.conn.Exchange(tb.Context(), b, seq, 1, nfnl.Message.Err)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -151,7 +153,7 @@ func TestKernelDump(t *testing.T) {
 	v6 := flow("[fd09::1]:1000", "[fd96::1]:53", "[fd00::1]:5353")
 	create(t, h, tcp, zoned, masqueraded, v6)
 
-	k, err := openKernel(h.FD(), 0, 7)
+	k, err := openKernel(h.File(), 0, 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +191,7 @@ func TestKernelDelete(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, append(many, stay, zoned, v6)...)
-	k, err := openKernel(h.FD(), 0, 7)
+	k, err := openKernel(h.File(), 0, 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +230,7 @@ func TestKernelGivenUp(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, many...)
-	k, err := openKernel(h.FD())
+	k, err := openKernel(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,27 +256,29 @@ func TestKernelOverrun(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, many...)
-	open, err := openKernel(h.FD())
+	before := sockets(t, unix.NETLINK_NETFILTER)
+	open, err := openKernel(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer open.Close()
 	k := open.(*kernel)
+	fd := slices.DeleteFunc(sockets(t, unix.NETLINK_NETFILTER), func(fd int) bool { return slices.Contains(before, fd) })[0]
 	var doomed []Flow
 	if err := k.Dump(t.Context(), tracker.IPv4, func(f *Flow) { doomed = append(doomed, *f) }); err != nil {
 		t.Fatal(err)
 	}
-	size, err := unix.GetsockoptInt(k.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF)
+	size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.SetsockoptInt(k.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := k.Delete(t.Context(), doomed); !errors.Is(err, ErrIncomplete) || !errors.Is(err, unix.ENOBUFS) {
 		t.Fatalf("with the smallest buffer: %v", err)
 	}
-	if err := unix.SetsockoptInt(k.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, size/2); err != nil { // the kernel doubles it
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2); err != nil { // the kernel doubles it
 		t.Fatal(err)
 	}
 	if _, err := k.Delete(t.Context(), doomed); err != nil {
@@ -310,7 +314,7 @@ func TestKernelLocalAddrs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	k, err := openKernel(h.FD())
+	k, err := openKernel(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +332,7 @@ func TestKernelLocalAddrs(t *testing.T) {
 }
 
 func TestNewInNoNamespace(t *testing.T) {
-	if c, err := New(Config{NetNS: 1 << 20}); err == nil || c != nil {
+	if c, err := New(Config{NetNS: os.Stdin}); err == nil || c != nil {
 		t.Errorf("%v, %v", c, err)
 	}
 }
@@ -492,7 +496,7 @@ func TestPackets(t *testing.T) {
 			ask := func() string {
 				t.Helper()
 				b := make([]byte, 64)
-				conn.SetDeadline(time.Now().Add(patience))
+				conn.SetDeadline(time.Now().Add(testtime.Timeout))
 				if _, err := conn.Write([]byte("who")); err != nil {
 					t.Fatal(err)
 				}
@@ -523,7 +527,7 @@ func TestPackets(t *testing.T) {
 			if w.zone != "" {
 				zones = []uint16{7}
 			}
-			c, err := New(Config{NetNS: node.FD(), Zones: zones})
+			c, err := New(Config{NetNS: node.File(), Zones: zones})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -2,9 +2,13 @@
 
 package conntrack
 
-import "runtime"
+import (
+	"os"
 
-// openKernel fails: there is no nf_conntrack here.
-func openKernel(int, ...uint16) (closingTable, error) {
-	return nil, &NotSupportedError{Feature: "nf_conntrack on " + runtime.GOOS}
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// openKernel fails: only Linux has nf_conntrack.
+func openKernel(*os.File, ...uint16) (closingTable, error) {
+	return nil, &ruleset.UnsupportedError{Backend: "conntrack", Feature: "this operating system", Minimum: "Linux"}
 }

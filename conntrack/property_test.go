@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -217,7 +218,7 @@ func (m *model) change(full bool) {
 
 // right reports whether f is as it should be.
 func (m *model) right(f Flow) bool {
-	if f.Protocol != protoUDP || !slices.Contains(m.zones, f.Zone) || named(f.Dst) == m.spare {
+	if f.Protocol != inet.UDP || !slices.Contains(m.zones, f.Zone) || named(f.Dst) == m.spare {
 		return true
 	}
 	s := m.owner(f.Dst)

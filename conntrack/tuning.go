@@ -110,15 +110,15 @@ func (t Tuning) Settings(cores int) ([]Setting, error) {
 	return out, nil
 }
 
-// SettingError says why a parameter is not as it should be.
+// SettingError reports why a parameter does not have the value that it should have.
 type SettingError struct {
-	// Setting is what it should be.
+	// Setting is the parameter and the value.
 	Setting Setting
 	// Now is the parameter's value, if Known.
 	Now   int
 	Known bool
-	// Err is what the system said. It is [fs.ErrNotExist] if connection tracking is
-	// not there (yet).
+	// Err is the system's error. It wraps [fs.ErrNotExist] if connection tracking is not
+	// loaded.
 	Err error
 }
 
@@ -142,47 +142,46 @@ func (e *SettingError) Error() string {
 // Unwrap returns Err.
 func (e *SettingError) Unwrap() error { return e.Err }
 
-// ReadOnly reports whether the parameter is there but cannot be written from
-// here: in a container whose /proc/sys is read-only, without the privilege, or in
-// a network namespace that has no say in it.
+// ReadOnly reports whether the parameter exists but this process cannot write it: in a
+// container whose /proc/sys is read-only, without the privilege, or in a network
+// namespace that does not own the parameter.
 func (e *SettingError) ReadOnly() bool {
 	return e.Known && (errors.Is(e.Err, fs.ErrPermission) || errors.Is(e.Err, syscall.EROFS) || errors.Is(e.Err, syscall.EOPNOTSUPP))
 }
 
-// Tuned is a parameter that was set.
-type Tuned struct {
-	// Setting is what it is now, and Old the value it had.
+// Result is the outcome of [Tune] for one setting.
+type Result struct {
+	// Setting is the setting.
 	Setting Setting
-	Old     int
+	// Old is the value that the parameter had, 0 if it could not be read.
+	Old int
+	// Changed reports whether Tune changed the parameter.
+	Changed bool
+	// Err is nil or a [*SettingError].
+	Err error
 }
 
-// Tune sets the parameters that are not as they should be, below a root folder: ""
-// is "/". Parameters that are right are not written, so that all goes well where
-// they cannot be. It returns what it changed. What fails is no reason to leave out
-// the rest; the error joins a [*SettingError] for each.
-func Tune(root string, settings []Setting) ([]Tuned, error) {
+// Tune sets parameters below a root folder; "" is "/". It writes only those whose value
+// differs, so it succeeds on a read-only file system if all values are right. It goes on
+// after an error, and returns one result for each setting, in their order.
+func Tune(root string, settings []Setting) []Result {
 	if root == "" {
 		root = "/"
 	}
-	var done []Tuned
-	var errs []error
-	for _, s := range settings {
+	out := make([]Result, len(settings))
+	for i, s := range settings {
 		old, changed, err := tune(filepath.Join(root, filepath.FromSlash(s.Path)), s)
-		if err != nil {
-			errs = append(errs, err)
-		} else if changed {
-			done = append(done, Tuned{s, old})
-		}
+		out[i] = Result{Setting: s, Old: old, Changed: changed, Err: err}
 	}
-	return done, errors.Join(errs...)
+	return out
 }
 
+// tune sets the parameter in a file.
 func tune(file string, s Setting) (old int, changed bool, err error) {
 	text, err := os.ReadFile(file)
-	if err != nil {
-		return 0, false, &SettingError{Setting: s, Err: err}
+	if err == nil {
+		old, err = strconv.Atoi(strings.TrimSpace(string(text)))
 	}
-	old, err = strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
 		return 0, false, &SettingError{Setting: s, Err: err}
 	}

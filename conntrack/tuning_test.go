@@ -99,9 +99,10 @@ func TestTune(t *testing.T) {
 		{Path: liberalFile, Value: 1},
 		{Path: "proc/sys/none", Value: 7},
 	}
-	done, err := conntrack.Tune(root, settings)
-	if want := []conntrack.Tuned{{Setting: settings[0], Old: 65536}}; !reflect.DeepEqual(done, want) {
-		t.Errorf("set %v, want %v", done, want)
+	results := conntrack.Tune(root, settings)
+	want := []conntrack.Result{{Setting: settings[0], Old: 65536, Changed: true}, {Setting: settings[1], Old: 40000}}
+	if len(results) != len(settings) || !reflect.DeepEqual(results[:2], want) {
+		t.Fatalf("results %v, want first %v", results, want)
 	}
 	if text, _ := os.ReadFile(filepath.Join(root, maxFile)); string(text) != "131072" {
 		t.Errorf("the limit is %q", text)
@@ -109,11 +110,16 @@ func TestTune(t *testing.T) {
 	if text, _ := os.ReadFile(filepath.Join(root, hashFile)); string(text) != "40000\n" {
 		t.Errorf("the hash size is %q", text)
 	}
-	if !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, strconv.ErrSyntax) || !strings.Contains(err.Error(), "is the kernel module nf_conntrack loaded?") {
-		t.Errorf("error %v", err)
+	if err := results[2].Err; !errors.Is(err, strconv.ErrSyntax) || results[2].Setting != settings[2] {
+		t.Errorf("a value that is no number: %v", results[2])
 	}
-	if done, err := conntrack.Tune(root, settings[:2]); len(done) != 0 || err != nil {
-		t.Errorf("again: %v, error %v", done, err)
+	if err := results[3].Err; !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "is the kernel module nf_conntrack loaded?") {
+		t.Errorf("a missing parameter: %v", results[3])
+	}
+	for _, r := range conntrack.Tune(root, settings[:2]) {
+		if r.Changed || r.Err != nil {
+			t.Errorf("again: %v", r)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -142,5 +143,5 @@ func (m *memory) LocalAddrs(_ context.Context, f tracker.Family) ([]netip.Addr, 
 // flow is a UDP flow from a client to dst that replies come to from src: dst
 // itself if it was not translated.
 func flow(client, dst, src string) Flow {
-	return Flow{Protocol: protoUDP, Src: ap(client), Dst: ap(dst), ReplySrc: ap(src), ReplyDst: ap(client)}
+	return Flow{Protocol: inet.UDP, Src: ap(client), Dst: ap(dst), ReplySrc: ap(src), ReplyDst: ap(client)}
 }

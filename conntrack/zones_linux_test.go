@@ -32,7 +32,7 @@ func TestKernelTableZones(t *testing.T) {
 		{[]uint16{65520, 0}, []uint16{0, 65520}},
 		{[]uint16{9}, nil},
 	} {
-		table, err := OpenKernelTable(KernelTableConfig{NetNS: h.FD(), Zones: c.zones})
+		table, err := OpenKernelTable(KernelTableConfig{NetNS: h.File(), Zones: c.zones})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +77,7 @@ func (l *logged) Delete(ctx context.Context, flows []Flow) (int, error) {
 func TestKernelTableWrapped(t *testing.T) {
 	h := netlab.NewHost(t)
 	create(t, h, in(7, toOne), in(7, toTwo), toOne)
-	table, err := OpenKernelTable(KernelTableConfig{NetNS: h.FD(), Zones: []uint16{7}})
+	table, err := OpenKernelTable(KernelTableConfig{NetNS: h.File(), Zones: []uint16{7}})
 	if err != nil {
 		t.Fatal(err)
 	}

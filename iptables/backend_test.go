@@ -22,14 +22,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// watched has the backend call iptables-restore through a script, which a test
-// can have misbehave.
+// watched is a script that the backend runs in place of iptables-restore. It records
+// its input, and a test can make it misbehave.
 type watched struct {
 	tb  testing.TB
 	dir string
 }
 
-// through makes the script for both families.
+// through writes the script for both families and sets it in c.
 func (w *watched) through(c *Config) {
 	for family, tools := range map[string]*Tools{"iptables": &c.Tools4, "ip6tables": &c.Tools6} {
 		tools.Restore = filepath.Join(w.dir, family)
@@ -47,7 +47,7 @@ rm in.$$
 exit $status
 `, w.dir, family, c.Flavour)
 		// A process forked while the file is open for writing has it open, too, until it
-		// runs its program, and meanwhile nobody can run the script (ETXTBSY).
+		// runs its program. Until then the script cannot be run (ETXTBSY).
 		syscall.ForkLock.RLock()
 		err := os.WriteFile(tools.Restore, []byte(script), 0o755)
 		syscall.ForkLock.RUnlock()
@@ -57,7 +57,7 @@ exit $status
 	}
 }
 
-// set makes the script misbehave; with "" it behaves.
+// set makes the script misbehave; "" ends that.
 func (w *watched) set(how, what string) {
 	for _, f := range []string{"refuse", "hang", "late"} {
 		os.Remove(filepath.Join(w.dir, f))
@@ -69,7 +69,7 @@ func (w *watched) set(how, what string) {
 	}
 }
 
-// calls returns what was written since it was last called.
+// calls returns the lines that were written since the last call.
 func (w *watched) calls() []string {
 	path := filepath.Join(w.dir, "calls")
 	b, _ := os.ReadFile(path)
@@ -84,9 +84,9 @@ func newWatched(tb testing.TB, flavour Flavour) (*rig, *watched) {
 	return r, w
 }
 
-// TestRandomChanges compares the kernel, after each of many changes, with what a
-// cold start would write.
-func TestRandomChanges(t *testing.T) {
+// TestRandomChangesEqualAColdStart compares the tables after each change with those of a
+// cold start.
+func TestRandomChangesEqualAColdStart(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		steps := 20
@@ -142,7 +142,7 @@ func TestRandomChanges(t *testing.T) {
 	})
 }
 
-// TestRestartWritesNothing starts again where everything is as it should be.
+// TestRestartWritesNothing restarts and resyncs the backend with unchanged Services.
 func TestRestartWritesNothing(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
@@ -165,8 +165,8 @@ func TestRestartWritesNothing(t *testing.T) {
 	})
 }
 
-// TestOneEndpoint counts what is written for one endpoint more.
-func TestOneEndpoint(t *testing.T) {
+// TestOneEndpointWritesFewLines counts the lines written for one more endpoint.
+func TestOneEndpointWritesFewLines(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r, w := newWatched(t, flavour)
@@ -191,10 +191,10 @@ func TestOneEndpoint(t *testing.T) {
 	})
 }
 
-// TestEndpointsOfMany counts the inputs for other endpoints of many Services: each one
-// takes the kernel as long as the whole table is large (nf_tables looks for loops of
-// chains in all of it).
-func TestEndpointsOfMany(t *testing.T) {
+// TestEndpointsOfManyServicesTakeFewInputs counts the inputs for changed endpoints of many
+// Services. The time that the kernel takes for an input grows with the table, in which
+// nf_tables looks for loops of chains.
+func TestEndpointsOfManyServicesTakeFewInputs(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r, w := newWatched(t, flavour)
@@ -220,9 +220,9 @@ func TestEndpointsOfMany(t *testing.T) {
 	})
 }
 
-// TestRepair alters the tables in many ways; each is put right, and what a node
-// agent must notice at once is noticed.
-func TestRepair(t *testing.T) {
+// TestAlteredTablesAreRepaired alters the tables in many ways. A full delta must repair each
+// of them, and Check must notice those that are not hidden.
+func TestAlteredTablesAreRepaired(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour)
@@ -261,9 +261,9 @@ func TestRepair(t *testing.T) {
 			}
 			err := r.backend.Check(context.Background())
 			if drift := (*ruleset.DriftError)(nil); !c.hidden && (!errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull)) {
-				t.Errorf("%s: Check says %v", c.what, err)
+				t.Errorf("%s: Check returned %v, want a DriftError", c.what, err)
 			} else if c.hidden && err != nil {
-				t.Errorf("%s: Check says %v; if it sees that, say so", c.what, err)
+				t.Errorf("%s: Check returned %v; if it detects this now, change hidden", c.what, err)
 			}
 			r.cursor.Resync()
 			if err := r.cursor.Sync(context.Background()); err != nil {
@@ -274,9 +274,8 @@ func TestRepair(t *testing.T) {
 	})
 }
 
-// TestRefusal has one Service refused: only it stays as it was, whatever comes
-// along with it.
-func TestRefusal(t *testing.T) {
+// TestRefusedServiceDoesNotHoldUpOthers refuses one Service among others, which must change.
+func TestRefusedServiceDoesNotHoldUpOthers(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r, w := newWatched(t, flavour)
@@ -308,7 +307,7 @@ func TestRefusal(t *testing.T) {
 		if now := r.kernel(tracker.IPv4)["nat KUBE-SERVICES"]; !slices.Equal(was, now) {
 			t.Errorf("the way to the Services changed: %v", now)
 		}
-		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.3:") || !strings.Contains(got, "10.244.0.78:") || strings.Contains(got, chainTrial) {
+		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.3:") || !strings.Contains(got, "10.244.0.78:") || strings.Contains(got, chainProbe) {
 			t.Errorf("not as it should be:\n%s", got)
 		}
 		r.set(11, []int{11})
@@ -316,7 +315,7 @@ func TestRefusal(t *testing.T) {
 		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); !strings.Contains(got, "10.244.0.11:") {
 			t.Error("another Service was held up")
 		}
-		// A full delta fares no worse.
+		// The same holds for a full delta.
 		r.start()
 		partial(sync())
 		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.78:") {
@@ -330,7 +329,7 @@ func TestRefusal(t *testing.T) {
 		r.sync()
 		r.verify()
 
-		// What is nobody's fault is repaired.
+		// If no Service is at fault, the tables are repaired.
 		r.command(tracker.IPv4, "", "-t", "nat", "-F")
 		r.command(tracker.IPv4, "", "-t", "nat", "-X")
 		r.setEndpoints(1, 1, 2, 3)
@@ -339,8 +338,8 @@ func TestRefusal(t *testing.T) {
 	})
 }
 
-// TestLock holds the xtables lock for longer than is waited for.
-func TestLock(t *testing.T) {
+// TestLockedTablesStayAsTheyAre holds the xtables lock for longer than LockWait.
+func TestLockedTablesStayAsTheyAre(t *testing.T) {
 	needFlavour(t, Legacy)
 	t.Parallel()
 	r := newRig(t, Legacy, func(c *Config) { c.LockWait = time.Second })
@@ -368,33 +367,33 @@ func TestLock(t *testing.T) {
 	r.verify()
 }
 
-// TestHang has iptables-restore not come back, before or after its work is done.
-func TestHang(t *testing.T) {
+// TestHangingProgramIsKilled runs an iptables-restore that hangs, before or after its work.
+func TestHangingProgramIsKilled(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
 	r, w := newWatched(t, NFT)
 	r.set(0, []int{1})
 	r.sync()
-	patience := func(d time.Duration) {
+	timeout := func(d time.Duration) {
 		for _, f := range r.backend.families {
-			f.tool.timeout = d
+			f.tool.Tool = f.tool.WithTimeout(d)
 		}
 	}
 	for i, how := range []string{"hang", "late"} {
 		w.set(how, "")
-		patience(300 * time.Millisecond)
+		timeout(300 * time.Millisecond)
 		r.setEndpoints(0, 1, 2+i)
 		err := r.cursor.Sync(context.Background())
-		// What was done all the same is found when all is read after the first failure.
+		// If the program did its work, the full sync after the failure finds that.
 		if how == "hang" && !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("%s: %v, want a deadline that passed", how, err)
 		}
 		w.set("", "")
-		patience(time.Minute)
+		timeout(time.Minute)
 		r.sync()
 		r.verify()
 	}
-	// A context that ends is another thing that can happen.
+	// The context ends before the program.
 	w.set("hang", "")
 	ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer stop()
@@ -407,8 +406,8 @@ func TestHang(t *testing.T) {
 	r.verify()
 }
 
-// TestCleanup leaves nothing, and nothing of others out.
-func TestCleanup(t *testing.T) {
+// TestCleanupLeavesForeignRules cleans up tables that other programs use, too.
+func TestCleanupLeavesForeignRules(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
@@ -423,7 +422,7 @@ func TestCleanup(t *testing.T) {
 			r.command(tracker.IPv4, "", args...)
 		}
 		before := save(r)
-		// What kube-proxy has besides.
+		// Chains that only kube-proxy has.
 		r.command(tracker.IPv4, "", "-t", "mangle", "-N", "KUBE-PROXY-CANARY")
 		r.command(tracker.IPv4, "", "-N", "KUBE-SOURCE-RANGES-FIREWALL")
 		r.command(tracker.IPv4, "", "-A", "KUBE-SOURCE-RANGES-FIREWALL", "-j", "DROP")
@@ -454,7 +453,7 @@ func TestCleanup(t *testing.T) {
 	})
 }
 
-// save returns everything but comments and counters.
+// save returns the tables without comments and counters.
 func save(r *rig) string {
 	var out []string
 	for line := range strings.Lines(r.command(tracker.IPv4, "-save")) {
@@ -465,7 +464,7 @@ func save(r *rig) string {
 	return strings.Join(out, "\n")
 }
 
-func TestClosed(t *testing.T) {
+func TestClosedBackendReturnsErrClosed(t *testing.T) {
 	needFlavour(t, NFT)
 	r := newRig(t, NFT)
 	r.sync()
@@ -485,27 +484,31 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
-	bit := uint8(32)
+func TestInvalidConfigsAreRejected(t *testing.T) {
 	for _, c := range []Config{
 		{Families: []tracker.Family{}}, {Families: []tracker.Family{9}}, {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
-		{Flavour: "ebtables"}, {MasqueradeBit: &bit}, {LockWait: -1}, {Timeout: -1},
+		{Flavour: "ebtables"}, {MasqueradeMark: 3}, {LockWait: -1}, {Timeout: -1}, {Hash: HashRefused + 1},
 	} {
-		if _, err := New(t.Context(), c); err == nil || errors.Is(err, ErrUnsupported) {
-			t.Errorf("%+v: %v", c, err)
+		_, made := New(t.Context(), c)
+		_, owned := Owned(t.Context(), c)
+		_, found := Lookup(t.Context(), c, ruleset.Query{})
+		for _, err := range []error{made, Probe(t.Context(), c), Cleanup(t.Context(), c), owned, found} {
+			if !errors.Is(err, ruleset.ErrConfig) {
+				t.Errorf("%+v: %v, want ErrConfig", c, err)
+			}
 		}
 	}
-	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "/nowhere/iptables-restore"}}); !errors.Is(err, ErrUnsupported) {
+	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "/nowhere/iptables-restore"}}); !errors.Is(err, ruleset.ErrUnsupported) {
 		t.Errorf("no program: %v", err)
 	}
-	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "true", Save: "true"}}); !errors.Is(err, ErrUnsupported) {
+	if _, err := New(t.Context(), Config{Tools4: Tools{Restore: "true", Save: "true"}}); !errors.Is(err, ruleset.ErrUnsupported) {
 		t.Errorf("another program: %v", err)
 	}
 }
 
-// TestTooLarge has a Service with a chain that is more than can be handed to the
-// kernel at once: only it fails.
-func TestTooLarge(t *testing.T) {
+// TestTooLargeServiceFailsAlone applies a Service with a chain that is too large for one
+// message to the kernel.
+func TestTooLargeServiceFailsAlone(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
 	r := newRig(t, NFT)
@@ -530,10 +533,10 @@ func TestTooLarge(t *testing.T) {
 	r.verify()
 }
 
-// TestRefusedIsServedOn has Services refused for what they came to be: they are
-// served as they were, also when all has to be written again, but for what is
-// another's by then.
-func TestRefusedIsServedOn(t *testing.T) {
+// TestRefusedServiceIsServedAsBefore refuses changes of Services. The Services must be
+// served as before the change, also after a full sync, except for a frontend that another
+// Service took over.
+func TestRefusedServiceIsServedAsBefore(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r, w := newWatched(t, flavour)
@@ -556,7 +559,7 @@ func TestRefusedIsServedOn(t *testing.T) {
 		}{
 			{"a change", func() {}},
 			{"a full delta", r.cursor.Resync},
-			{"tables flushed by somebody else", func() {
+			{"tables flushed by another program", func() {
 				r.command(tracker.IPv4, "", "-t", "nat", "-F")
 				r.command(tracker.IPv4, "", "-t", "nat", "-X")
 				r.cursor.Resync()

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// batch is chains to be written and chains to be deleted.
+// batch holds chains to write and chains to delete.
 type batch struct {
 	puts  [tables]map[string]chain
 	drops [tables]map[string]bool
@@ -33,7 +33,7 @@ func (b *batch) drop(t table, name string) {
 	b.drops[t][name] = true
 }
 
-// difference adds what leads from one set of chains to another.
+// difference adds the changes that lead from one set of chains to another.
 func (b *batch) difference(before, now []chain) {
 	type id struct {
 		t    table
@@ -56,25 +56,16 @@ func (b *batch) difference(before, now []chain) {
 	}
 }
 
-// input is one call of iptables-restore: it is applied as a whole or not at all.
+// input is the input of one call of iptables-restore, which applies it as a whole or
+// not at all.
 type input struct {
 	table table
 	text  bytes.Buffer
-	// chains is how many chains it writes or deletes, but for the canary: one
-	// cannot be divided.
+	// chains is how many chains it writes or deletes, not counting the canary. An input
+	// with one cannot be divided.
 	chains int
-	// rules is how many rules it writes, but for the canary's.
+	// rules is how many rules it writes, not counting the canary's.
 	rules int
-}
-
-// line returns the n-th line, from 1.
-func (in *input) line(n int) string {
-	for l := range strings.Lines(in.text.String()) {
-		if n--; n == 0 {
-			return strings.TrimSpace(l)
-		}
-	}
-	return ""
 }
 
 func (in *input) add(parts ...string) {
@@ -84,11 +75,11 @@ func (in *input) add(parts ...string) {
 	in.text.WriteByte('\n')
 }
 
-// inputs returns the inputs for one table, of about limit lines each: chains
-// before those that lead to them, then commands, then the deletions. So what is
-// in effect between two of them is right, too. mark, if not empty, is what the
-// canary says after each.
-func (b *batch) inputs(t table, commands []string, limit int, mark func() string) []*input {
+// inputs returns the inputs for one table, of about limit lines each. They write chains
+// before those that lead to them, then run the commands, then delete chains, so that the
+// state between two inputs is right, too. Unless canary is nil, it returns the canary's
+// rule for each input.
+func (b *batch) inputs(t table, commands []string, limit int, canary func() string) []*input {
 	puts := make([]chain, 0, len(b.puts[t]))
 	for _, c := range b.puts[t] {
 		puts = append(puts, c)
@@ -104,40 +95,41 @@ func (b *batch) inputs(t table, commands []string, limit int, mark func() string
 	lines, start := 0, 0
 	for i, c := range puts {
 		if lines += len(c.rules) + 1; lines > limit && i > start {
-			out = append(out, newInput(t, puts[start:i], nil, nil, nil, mark))
+			out = append(out, newInput(t, puts[start:i], nil, nil, nil, canary))
 			lines, start = len(c.rules)+1, i
 		}
 	}
 	puts = puts[start:]
 	if lines+len(drops) <= limit {
 		if len(puts)+len(commands)+len(drops) != 0 {
-			out = append(out, newInput(t, puts, commands, drops, drops, mark))
+			out = append(out, newInput(t, puts, commands, drops, drops, canary))
 		}
 		return out
 	}
 	if len(puts)+len(commands) != 0 {
-		out = append(out, newInput(t, puts, commands, nil, nil, mark))
+		out = append(out, newInput(t, puts, commands, nil, nil, canary))
 	}
-	// Chains that are to go may lead to each other: all are emptied before the
-	// first is deleted.
+	// Stale chains may lead to each other, so all are emptied before the first is
+	// deleted.
 	for part := range slices.Chunk(drops, limit) {
-		out = append(out, newInput(t, nil, nil, part, nil, mark))
+		out = append(out, newInput(t, nil, nil, part, nil, canary))
 	}
 	for part := range slices.Chunk(drops, limit) {
-		out = append(out, newInput(t, nil, nil, nil, part, mark))
+		out = append(out, newInput(t, nil, nil, nil, part, canary))
 	}
 	return out
 }
 
-// newInput writes one input.
-func newInput(t table, puts []chain, commands, flush, drop []string, mark func() string) *input {
+// newInput returns an input that writes puts and runs commands. It empties the chains in
+// flush and deletes those in drop.
+func newInput(t table, puts []chain, commands, flush, drop []string, canary func() string) *input {
 	in := &input{table: t, chains: len(puts) + max(len(flush), len(drop))}
 	in.add("*", t.String())
 	for _, c := range puts {
 		in.rules += len(c.rules)
 	}
-	if mark != nil {
-		puts = append(slices.Clip(puts), chain{t, chainCanary, []string{mark()}, rankCanary})
+	if canary != nil {
+		puts = append(slices.Clip(puts), chain{t, chainCanary, []string{canary()}, rankCanary})
 	}
 	for _, c := range puts {
 		in.add(":", c.name, " - [0:0]")

@@ -18,8 +18,8 @@ import (
 // sizes is the worlds that benchmarks are run with.
 var sizes = []struct{ services, endpoints int }{{1000, 10}, {3000, 10}, {5000, 10}, {10000, 10}}
 
-// flatMost is up to how many Services the flat rival is measured: nf_tables takes
-// minutes for more, and the machine stands still meanwhile.
+// flatMost is the most Services of the benchmarks with one long chain. nf_tables takes
+// minutes for more, during which the machine does not respond.
 var flatMost = map[Flavour]int{NFT: 1000, Legacy: 10000}
 
 func benchmark(b *testing.B, f func(b *testing.B, r *rig, services, endpoints int)) {

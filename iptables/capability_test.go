@@ -4,8 +4,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
@@ -37,9 +36,8 @@ func TestMain(m *testing.M) {
 // lockEnv names the lock file for a process of its own.
 const lockEnv = "PROXIER_TEST_LOCK"
 
-// TestLeastPrivilege has processes with few capabilities do all that a Backend
-// does: CAP_NET_ADMIN is enough with iptables-nft, iptables-legacy opens a raw
-// socket.
+// TestLeastPrivilege does everything in processes with few capabilities. CAP_NET_ADMIN is
+// enough with iptables-nft. iptables-legacy opens a raw socket, too.
 func TestLeastPrivilege(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
@@ -54,79 +52,59 @@ func TestLeastPrivilege(t *testing.T) {
 			{[]int{raw, unix.CAP_SYS_ADMIN, unix.CAP_DAC_OVERRIDE}, false},
 			{nil, false},
 		} {
-			var said strings.Builder
+			var output strings.Builder
 			cmd := confine.Command("everything "+string(flavour), confine.Limits{Capabilities: c.capabilities})
 			cmd.Env = append(cmd.Env, lockEnv+"="+filepath.Join(t.TempDir(), "lock"))
-			cmd.Stderr = &said
+			cmd.Stderr = &output
 			if err := h.Start(cmd); err != nil {
 				t.Fatal(err)
 			}
 			err := cmd.Wait()
-			if c.enough && err != nil || !c.enough && (err == nil || !strings.Contains(said.String(), ErrUnsupported.Error())) {
-				t.Errorf("with capabilities %v: %v, %s", c.capabilities, err, said.String())
+			if c.enough && err != nil || !c.enough && (err == nil || !strings.Contains(output.String(), ruleset.ErrUnsupported.Error())) {
+				t.Errorf("with capabilities %v: %v, %s", c.capabilities, err, output.String())
 			}
 		}
 	})
 }
 
-// everything is what a Backend does from its first day to its last.
+// everything does all that a Backend can do.
 func everything(flavour Flavour) error {
 	ctx := context.Background()
 	c := Config{Flavour: flavour, LockFile: os.Getenv(lockEnv)}
-	b, err := New(ctx, c)
+	p, err := newAgent(ctx, c)
 	if err != nil {
 		return err
 	}
+	b := p.backend
 	defer b.Close()
-	p, err := newAgent(b)
-	if err != nil {
-		return err
-	}
 	for i := range 50 {
 		p.tracker.SetService(svc(i, affinity(100)))
 		p.tracker.SetSlice(slice(i, tracker.IPv4, upTo(3)...))
 	}
-	if err := p.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("first full delta: %w", err)
-	}
-	p.tracker.SetSlice(slice(0, tracker.IPv4, upTo(20)...))
-	if err := p.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("change: %w", err)
-	}
-	if err := b.Check(ctx); err != nil {
-		return fmt.Errorf("check: %w", err)
-	}
-	p.cursor.Resync()
-	if err := p.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("full delta: %w", err)
-	}
-	if owned, err := Owned(ctx, c); !owned || err != nil {
-		return fmt.Errorf("owned: %v, %w", owned, err)
-	}
-	if err := Cleanup(ctx, c); err != nil {
-		return fmt.Errorf("clean-up: %w", err)
-	}
-	if err := b.Check(ctx); !errors.Is(err, ruleset.ErrNeedFull) {
-		return fmt.Errorf("check after clean-up: %w", err)
-	}
-	return nil
+	return backendtest.Life{
+		Cursor:  p.cursor,
+		Change:  func() { p.tracker.SetSlice(slice(0, tracker.IPv4, upTo(20)...)) },
+		Check:   b.Check,
+		Owned:   func(ctx context.Context) (bool, error) { return Owned(ctx, c) },
+		Cleanup: func(ctx context.Context) error { return Cleanup(ctx, c) },
+	}.Run(ctx)
 }
 
 // agent is a pipeline in a process of its own.
 type agent struct {
 	tracker *tracker.Tracker
 	cursor  *ruleset.Cursor
+	backend *Backend
 }
 
-func newAgent(b ruleset.Backend) (*agent, error) {
-	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
+func newAgent(ctx context.Context, c Config) (*agent, error) {
+	b, err := New(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
+	p, err := backendtest.NewPipeline(tracker.Config{Node: tracker.NodeInfo{Name: "node"}}, ruleset.Config{})
 	if err != nil {
 		return nil, err
 	}
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
-	return &agent{t, e.Attach("iptables", b)}, nil
+	return &agent{p.Tracker, p.Engine.Attach("iptables", b), b}, nil
 }

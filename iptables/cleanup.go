@@ -9,66 +9,63 @@ import (
 	"hash/maphash"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Cleanup removes, in all families of the configuration, the chains that a
 // [Backend] or kube-proxy in iptables mode may have left in the tables filter and
-// nat, and the rules in the kernel's own chains that lead to them; and where there
-// was any, kube-proxy's canary in mangle, and the objects of [Backend.Counters] that
-// no rule counts into any more. Nothing else is touched: a chain that somebody else's
-// chain leads to stays, KUBE-MARK-MASQ and KUBE-POSTROUTING with what they hold and
-// others empty; KUBE-FIREWALL is kubelet's.
-// That there is nothing is no error. Connections that were translated stay as they
-// are, and so does the sysctl route_localnet.
+// nat, and the rules in the kernel's own chains that lead to them. If there was
+// anything, it also removes kube-proxy's canary in mangle. It deletes the objects of
+// [Backend.Counters] that no rule counts into any more.
+//
+// Cleanup touches nothing else. A chain that another program's chain leads to stays:
+// KUBE-MARK-MASQ and KUBE-POSTROUTING with their rules, others without. KUBE-FIREWALL is
+// kubelet's. Translated connections stay as they are, and so does the sysctl
+// route_localnet. It is not an error if there is nothing to remove. The error is a
+// [*ruleset.UnsupportedError] if a program is missing.
 func Cleanup(ctx context.Context, c Config) error {
-	c, err := c.withDefaults()
+	c, ns, err := c.open()
 	if err != nil {
 		return err
 	}
-	netns := -1
-	if c.NetNS != 0 {
-		if netns, err = unix.FcntlInt(uintptr(c.NetNS), unix.F_DUPFD_CLOEXEC, 3); err != nil {
-			return fmt.Errorf("iptables: network namespace: %w", err)
-		}
-		defer unix.Close(netns)
-	}
+	defer ns.Close()
 	for _, fam := range c.Families {
-		t, err := newTool(ctx, c, fam, netns)
+		t, err := findTool(ctx, c, fam, ns)
 		if err != nil {
 			return err
 		}
-		f := &family{tool: t, log: c.Log, limit: legacyLimit}
-		if t.nft {
-			f.limit = nftLimit
-		}
-		any := false
-		for tab := range tables {
-			found, err := f.cleanup(ctx, tab)
-			for f.smaller(err) {
-				_, err = f.cleanup(ctx, tab)
-			}
-			if err != nil {
-				return fmt.Errorf("iptables: clean up: %w", err)
-			}
-			any = any || found
-		}
-		if any {
-			if err := f.cleanupMangle(ctx); err != nil {
-				return fmt.Errorf("iptables: clean up: %w", err)
-			}
+		f := &family{tool: t, log: c.Log, limit: firstLimit(t)}
+		if err := f.cleanup(ctx); err != nil {
+			return fmt.Errorf("iptables: clean up: %w", err)
 		}
 	}
-	deleteCounters(netns, c.Log)
+	deleteCounters(ns, c.Log)
 	return nil
 }
 
-// kernelChains is the chains that rules of the kernel's hooks are in.
+// cleanup removes one family's rules.
+func (f *family) cleanup(ctx context.Context) error {
+	found := false
+	for t := range tables {
+		any, err := f.cleanupTable(ctx, t)
+		for f.smaller(err) {
+			_, err = f.cleanupTable(ctx, t)
+		}
+		if err != nil {
+			return err
+		}
+		found = found || any
+	}
+	if !found {
+		return nil
+	}
+	return f.cleanupMangle(ctx)
+}
+
+// kernelChains is the kernel's own chains.
 var kernelChains = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// cleanup removes what is in a table, and reports whether there was anything.
-func (f *family) cleanup(ctx context.Context, t table) (found bool, err error) {
+// cleanupTable removes what is in a table, and reports whether there was anything.
+func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err error) {
 	k, err := f.tool.readKernel(ctx, t, maphash.MakeSeed())
 	if err != nil {
 		return false, err
@@ -90,8 +87,8 @@ func (f *family) cleanup(ctx context.Context, t table) (found bool, err error) {
 			b.put(chain{table: t, name: to})
 		}
 	}
-	// KUBE-POSTROUTING may be in use by the same owner as KUBE-MARK-MASQ, through
-	// the kernel's chain.
+	// A program that uses KUBE-MARK-MASQ needs KUBE-POSTROUTING, too, which the
+	// kernel's chain leads to.
 	if slices.ContainsFunc(k.hooks, func(h hook) bool {
 		return !slices.Contains(kernelChains, h.chain) && strings.HasSuffix(h.rule, jump(chainMarkMasq))
 	}) {
@@ -102,13 +99,12 @@ func (f *family) cleanup(ctx context.Context, t table) (found bool, err error) {
 	return found, err
 }
 
-// cleanupMangle removes kube-proxy's canary from the table mangle, in which it has
-// nothing else. With iptables-legacy, to look is to make the table: it is done where
-// there was something in the others.
+// cleanupMangle removes kube-proxy's canary, all that kube-proxy has there, from the
+// table mangle. With iptables-legacy, looking into the table creates it.
 func (f *family) cleanupMangle(ctx context.Context) error {
-	saved, err := f.tool.run(ctx, f.tool.save, []string{"-t", "mangle"}, nil)
-	if err != nil || !bytes.Contains(saved, []byte("\n:"+chainCanary+" ")) {
-		return err
+	var saved bytes.Buffer
+	if err := f.tool.Save(ctx, "mangle", &saved); err != nil || !bytes.Contains(saved.Bytes(), []byte("\n:"+chainCanary+" ")) {
+		return commandError(err, nil)
 	}
 	in := &input{chains: 1}
 	in.add("*mangle")

@@ -25,8 +25,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// needCounters skips the test where the kernel has nothing to count into, or iptables
-// no match for it.
+// needCounters skips the test if the kernel has no accounting objects, or iptables no
+// match for them.
 func needCounters(tb testing.TB, b *Backend) {
 	tb.Helper()
 	c, err := b.Counters()
@@ -50,8 +50,8 @@ func counts(tb testing.TB, b *Backend) map[string]Counter {
 	return out
 }
 
-// counted returns what iptables itself counts at the rules with a text, of both
-// families together.
+// counted returns the sum of iptables' own counters of the rules with a text, of both
+// families.
 func (r *rig) counted(table, text string) (sum Counter) {
 	r.Helper()
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
@@ -66,10 +66,10 @@ func (r *rig) counted(table, text string) (sum Counter) {
 	return sum
 }
 
-// accounts leads to the accounting objects of the rig's namespace.
+// accounts returns a connection to the accounting objects of the rig's namespace.
 func (r *rig) accounts() *nfacct.Conn {
 	r.Helper()
-	c, err := nfacct.Dial(r.host.FD())
+	c, err := nfacct.Dial(r.host.Namespace())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestCountsInvalidPackets(t *testing.T) {
 			must(node.AddRoute(to, clientAddr.Addr(), ""))
 			must(client.AddRoute(to, nodeAddr.Addr(), ""))
 		}
-		r := newRig(t, flavour, func(c *Config) { c.NetNS = node.FD() })
+		r := newRig(t, flavour, func(c *Config) { c.NetNS = node.File() })
 		r.host = node
 		needCounters(t, r.backend)
 		r.sync()
@@ -131,9 +131,9 @@ func TestCountsInvalidPackets(t *testing.T) {
 		}
 		got, want := counts(t, r.backend)[InvalidDropped], r.counted("filter", "--ctstate INVALID")
 		if got.Packets != want.Packets || got.Bytes != want.Bytes || got.Bytes == 0 {
-			t.Errorf("counted %+v, iptables says %+v", got, want)
+			t.Errorf("counted %+v, iptables counted %+v", got, want)
 		}
-		// Whoever comes next goes on counting.
+		// The next backend continues to count.
 		r.start()
 		r.sync()
 		r.verify()
@@ -171,12 +171,12 @@ func sendInvalid(to netip.Addr, n int) error {
 	return nil
 }
 
-// eventually waits until something is so.
+// eventually waits until a condition holds.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("it does not come about that %s", what)
+			t.Fatalf("timeout: %s", what)
 		}
 	}
 }
@@ -224,7 +224,7 @@ func TestCountsLocalhostNodePorts(t *testing.T) {
 		connect("127.1.2.3:30000")
 		got, want := counts(t, r.backend)[LocalhostNodePorts], r.counted("nat", LocalhostNodePorts)
 		if got.Packets != 4 || got.Packets != want.Packets || got.Bytes != want.Bytes {
-			t.Errorf("4 connections are counted as %+v, iptables says %+v", got, want)
+			t.Errorf("4 connections are counted as %+v, iptables counted %+v", got, want)
 		}
 
 		// What is there is taken for what it should be.
@@ -270,10 +270,9 @@ func TestNoCounters(t *testing.T) {
 	})
 }
 
-// TestCounterIsGone has somebody delete an object that no rule counts into yet: the
-// NodePort that needs it comes all the same, and one more full delta finds nothing to
-// do.
-func TestCounterIsGone(t *testing.T) {
+// TestDeletedCounterIsRecreated deletes an object that no rule counts into yet. A NodePort
+// that needs the object must be programmed, by an incremental and by a full delta.
+func TestDeletedCounterIsRecreated(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		var log lines
@@ -289,7 +288,7 @@ func TestCounterIsGone(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, ok := counts(t, r.backend)[LocalhostNodePorts]; ok {
-				t.Error("it is said to be there")
+				t.Error("Counters returns it")
 			}
 		}
 		gone()
@@ -300,7 +299,7 @@ func TestCounterIsGone(t *testing.T) {
 			t.Errorf("NodePorts are %q", rules)
 		}
 		if log.b.Len() != 0 {
-			t.Errorf("more was done than had to be: %s", log.b.String())
+			t.Errorf("the backend logged: %s", log.b.String())
 		}
 		if err := r.accounts().Delete(LocalhostNodePorts); !errors.Is(err, unix.EBUSY) {
 			t.Errorf("an object in use: %v", err)
@@ -318,7 +317,7 @@ func TestCounterIsGone(t *testing.T) {
 	})
 }
 
-// lines is a log that may be written by anybody.
+// lines is a log for concurrent writers.
 type lines struct {
 	mu sync.Mutex
 	b  strings.Builder
@@ -337,9 +336,9 @@ func (l *lines) count(text string) int {
 	return strings.Count(l.b.String(), text)
 }
 
-// TestCountersAreMissing goes through what can be missing: Services are served without
-// being counted, and it is said once.
-func TestCountersAreMissing(t *testing.T) {
+// TestMissingCountersAreLogged goes through everything that can be missing. Services must be
+// served without counting, with one line in the log.
+func TestMissingCountersAreLogged(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		var log lines
@@ -350,7 +349,7 @@ func TestCountersAreMissing(t *testing.T) {
 		needCounters(t, r.backend)
 		r.everyKind()
 		r.sync()
-		without := func(what string, said int) {
+		without := func(what string, logged int) {
 			t.Helper()
 			r.sync()
 			r.verify()
@@ -359,8 +358,8 @@ func TestCountersAreMissing(t *testing.T) {
 					t.Errorf("%s: %v counts %+v", what, f.family, f.counters)
 				}
 			}
-			if n := log.count(notCounted); n != said {
-				t.Errorf("%s: said %d times so far, want %d", what, n, said)
+			if n := log.count(notCounted); n != logged {
+				t.Errorf("%s: logged %d times so far, want %d", what, n, logged)
 			}
 		}
 		// A program, or a kernel, without the match: in each family.
@@ -378,7 +377,7 @@ func TestCountersAreMissing(t *testing.T) {
 			t.Errorf("with the match again: %v", c)
 		}
 
-		// An object that cannot be made, as it is somebody else's.
+		// Another program's object has the same name.
 		r.config.NoCounters = true
 		r.start()
 		r.sync()
@@ -391,7 +390,7 @@ func TestCountersAreMissing(t *testing.T) {
 		r.config.NoCounters = false
 		r.start()
 		without("a quota", 3)
-		// It becomes one later.
+		// The object becomes another program's later.
 		if err := r.accounts().Delete(InvalidDropped); err != nil {
 			t.Fatal(err)
 		}
@@ -453,9 +452,9 @@ func makeQuota(name string) error {
 	return nil
 }
 
-// TestCleanupOfCounters deletes the objects when the last rule is gone that counts
+// TestCleanupDeletesUnusedCounters deletes the objects when the last rule is gone that counts
 // into them, whose ever it is.
-func TestCleanupOfCounters(t *testing.T) {
+func TestCleanupDeletesUnusedCounters(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
@@ -496,7 +495,7 @@ func TestCleanupOfCounters(t *testing.T) {
 		r.command(tracker.IPv4, "", append([]string{"-A"}, mine...)...)
 		clean()
 		if got := there(); !slices.Equal(got, []string{LocalhostNodePorts}) {
-			t.Errorf("with somebody else's rule: %v", got)
+			t.Errorf("with another program's rule: %v", got)
 		}
 	})
 }

@@ -1,5 +1,3 @@
-//go:build linux
-
 package iptables_test
 
 import (
@@ -14,8 +12,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The backend follows a ruleset, and is asked to write all again whenever somebody
-// else has flushed its tables.
+// The backend follows a ruleset and repairs its tables when another program alters them.
 func Example() {
 	ctx := context.Background()
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
@@ -27,7 +24,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	backend, err := iptables.New(ctx, iptables.Config{LocalhostNodePorts: true, Log: slog.Default()})
-	if errors.Is(err, iptables.ErrUnsupported) {
+	if errors.Is(err, ruleset.ErrUnsupported) {
 		log.Fatal("not on this machine: ", err)
 	} else if err != nil {
 		log.Fatal(err)

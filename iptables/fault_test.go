@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -21,25 +22,23 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var kills = flag.Int("kills", 0, "how often TestKilledAgent kills an agent, 0 for a few times")
+var kills = flag.Int("kills", 0, "how often TestKilledAgentLosesNoConnection kills an agent, 0 for a few times")
 
 // podsEnv is the addresses of the pods, for a process of its own.
 const podsEnv = "PROXIER_TEST_PODS"
 
-// churn is an agent that changes endpoints as fast as it can, until it is killed.
+// churn changes endpoints as fast as it can, until it is killed.
 func churn(flavour Flavour) error {
 	ctx := context.Background()
-	b, err := New(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
-	if err != nil {
-		return err
-	}
-	p, err := newAgent(b)
+	p, err := newAgent(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
 		return err
 	}
@@ -63,26 +62,13 @@ func churn(flavour Flavour) error {
 // podSlice is the endpoints of Service 50: n of the pods.
 func podSlice(pods []string, n int, rng *rand.Rand) *discovery.EndpointSlice {
 	es := slice(50, tracker.IPv4)
-	for _, i := range rng.Perm(len(pods))[:n] {
-		a := netip.MustParseAddrPort(pods[i])
-		port := int32(a.Port())
-		es.Ports[0].Port = &port
-		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.Addr().String()}})
-	}
+	backendtest.AddPods(es, pods, n, rng)
 	return es
 }
 
-func podsOf(w *conformance.World) []string {
-	var out []string
-	for _, p := range w.Pods() {
-		out = append(out, netip.AddrPortFrom(p.Addr(tracker.IPv4), p.Ports()[0]).String())
-	}
-	return out
-}
-
-// TestKilledAgent kills an agent at random points of its work, again and again,
-// while connections are made to a Service whose endpoints it changes.
-func TestKilledAgent(t *testing.T) {
+// TestKilledAgentLosesNoConnection kills an agent at random points of its work, many times,
+// during connections to a Service whose endpoints it changes.
+func TestKilledAgentLosesNoConnection(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		times := *kills
@@ -95,48 +81,23 @@ func TestKilledAgent(t *testing.T) {
 		rng := rand.New(rand.NewPCG(5, 5))
 		lock := filepath.Join(t.TempDir(), "lock")
 		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
-		pods := podsOf(w)
+		pods := backendtest.Pods(w)
 		w.Tracker.SetService(svc(50, nodePort(30050)))
 		w.Tracker.SetSlice(podSlice(pods, len(pods), rng))
 		w.Sync()
-		start, waiting := time.Now(), 0
 		to := []conformance.Target{
 			{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
 			{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
 		}
-		held := w.Hold(to)
-		c := w.Churn(to, func() {
-			for i := range times {
-				cmd := confine.Command("churn "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
-				cmd.Env = append(cmd.Env, lockEnv+"="+lock, podsEnv+"="+strings.Join(pods, " "))
-				ready, err := cmd.StdoutPipe()
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if err := w.Do(cmd.Start); err != nil {
-					t.Error(err)
-					return
-				}
-				if i%3 != 0 { // a third is killed while it starts
-					if _, err := ready.Read(make([]byte, 1)); err != nil {
-						t.Errorf("the agent ended by itself: %v", err)
-					}
-					waiting++
-				}
-				time.Sleep(time.Duration(rng.IntN(60)) * time.Millisecond)
-				cmd.Process.Kill()
-				cmd.Wait()
-			}
+		start := func(int) *exec.Cmd {
+			cmd := confine.Command("churn "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
+			cmd.Env = append(cmd.Env, lockEnv+"="+lock, podsEnv+"="+strings.Join(pods, " "))
+			return cmd
+		}
+		backendtest.Unharmed(t, w, to, func() {
+			backendtest.KillAgents(t, w, times, start, func(bool) time.Duration { return time.Duration(rng.IntN(60)) * time.Millisecond })
 		})
-		t.Logf("killed %d times in %v, %d of them after it was ready: %d connections, %d failed", times, time.Since(start).Round(time.Millisecond), waiting, c.Opened, len(c.Failures))
-		for _, err := range c.Failures[:min(len(c.Failures), 5)] {
-			t.Error(err)
-		}
-		if err := held.Check(); err != nil {
-			t.Error(err)
-		}
-		// Whoever comes next has everything as it should be at once.
+		// The first sync of the next agent repairs everything.
 		r := &rig{TB: t, flavour: flavour, config: testConfig(t, flavour), tracker: w.Tracker, engine: w.Engine}
 		r.config.NetNS, r.config.Families = w.Env.NetNS, w.Env.Families
 		w.Tracker.SetSlice(podSlice(pods, 2, rng))
@@ -155,9 +116,9 @@ func TestKilledAgent(t *testing.T) {
 	})
 }
 
-// TestKilledAgentTakesItsProgramsAlong kills an agent while a program that it
-// started waits: nobody must write what a dead agent wanted.
-func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
+// TestKilledAgentLeavesNoProgram kills an agent while a program that it started waits. The
+// program must die with it, before it writes.
+func TestKilledAgentLeavesNoProgram(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
 	h := netlab.NewHost(t)
@@ -178,7 +139,7 @@ func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
 	}
 	// The script becomes the program that hangs, and has written this before.
 	var inputs []string
-	for deadline := time.Now().Add(patience); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testtime.Timeout); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if inputs, err = filepath.Glob(filepath.Join(w.dir, "in.*")); err != nil {
 			t.Fatal(err)
 		}
@@ -196,11 +157,11 @@ func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
 	cmd.Process.Kill()
 	cmd.Wait()
 	gone := func() bool {
-		// Whoever adopts it may take its time to bury it.
+		// The new parent may take its time to reap it.
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return errors.Is(err, os.ErrNotExist) || strings.Contains(string(stat), ") Z ")
 	}
-	for deadline := time.Now().Add(patience); !gone(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(testtime.Timeout); !gone(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the program has outlived the agent")
 		}
@@ -210,19 +171,15 @@ func TestKilledAgentTakesItsProgramsAlong(t *testing.T) {
 // scriptsEnv is the folder of the scripts of a [watched].
 const scriptsEnv = "PROXIER_TEST_SCRIPTS"
 
-// hang is an agent one of whose programs does not come back.
+// hang runs an agent with a program that hangs.
 func hang() error {
 	w := &watched{dir: os.Getenv(scriptsEnv)}
 	script := func(name string) string { return filepath.Join(w.dir, name) }
-	b, err := New(context.Background(), Config{
+	p, err := newAgent(context.Background(), Config{
 		Flavour: NFT,
 		Tools4:  Tools{Restore: script("iptables"), Save: "iptables-nft-save"},
 		Tools6:  Tools{Restore: script("ip6tables"), Save: "ip6tables-nft-save"},
 	})
-	if err != nil {
-		return err
-	}
-	p, err := newAgent(b)
 	if err != nil {
 		return err
 	}
@@ -234,9 +191,9 @@ func hang() error {
 	return p.cursor.Sync(context.Background())
 }
 
-// TestFewFiles has a process without a file descriptor to spare: what cannot be
-// done is said, nothing is half done, and it is done once there are some.
-func TestFewFiles(t *testing.T) {
+// TestWithoutFilesNothingIsHalfDone uses a process without a spare file descriptor. Its
+// syncs must fail with EMFILE and change nothing, and succeed once it has some.
+func TestWithoutFilesNothingIsHalfDone(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		h := netlab.NewHost(t)
@@ -254,17 +211,13 @@ func TestFewFiles(t *testing.T) {
 
 func fewFiles(flavour Flavour) error {
 	ctx := context.Background()
-	b, err := New(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
-	if err != nil {
-		return err
-	}
-	p, err := newAgent(b)
+	p, err := newAgent(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
 		return err
 	}
 	text := func() (string, error) {
-		out, err := b.families[0].tool.run(ctx, b.families[0].tool.save, nil, nil)
-		return strings.Join(listingOf(string(out))["nat KUBE-SERVICES"], "\n"), err
+		out, err := saved(ctx, p.backend.families[0])
+		return strings.Join(listingOf(out)["nat KUBE-SERVICES"], "\n"), err
 	}
 	p.tracker.SetService(svc(0))
 	p.tracker.SetSlice(slice(0, tracker.IPv4, 1, 2))
@@ -275,25 +228,16 @@ func fewFiles(flavour Flavour) error {
 	if err != nil {
 		return err
 	}
-	var files []*os.File
-	for {
-		f, err := os.Open("/dev/null")
-		if err != nil {
-			break
-		}
-		files = append(files, f)
-	}
+	release := backendtest.ExhaustFiles()
 	p.tracker.SetService(svc(1))
 	p.tracker.SetSlice(slice(1, tracker.IPv4, 3))
 	if err := p.cursor.Sync(ctx); !errors.Is(err, syscall.EMFILE) {
 		return fmt.Errorf("without files: %w, want EMFILE", err)
 	}
-	if err := b.Check(ctx); !errors.Is(err, syscall.EMFILE) {
+	if err := p.backend.Check(ctx); !errors.Is(err, syscall.EMFILE) {
 		return fmt.Errorf("check without files: %w, want EMFILE", err)
 	}
-	for _, f := range files {
-		f.Close()
-	}
+	release()
 	if now, err := text(); err != nil || now != before {
 		return fmt.Errorf("what failed has left\n%s\nbefore\n%s: %w", now, before, err)
 	}
@@ -303,12 +247,12 @@ func fewFiles(flavour Flavour) error {
 	if now, err := text(); err != nil || !strings.Contains(now, "ns/svc-1:p") {
 		return fmt.Errorf("with files again there is\n%s: %w", now, err)
 	}
-	return b.Check(ctx)
+	return p.backend.Check(ctx)
 }
 
-// TestSysctlReadOnly asks for NodePorts at loopback addresses where the sysctl
-// that this takes cannot be written: the Services are served all the same.
-func TestSysctlReadOnly(t *testing.T) {
+// TestReadOnlySysctlIsLogged asks for NodePorts at loopback addresses while the sysctl for
+// that is read-only. The Services must be served otherwise.
+func TestReadOnlySysctlIsLogged(t *testing.T) {
 	netlab.Require(t)
 	needFlavour(t, NFT)
 	t.Parallel()
@@ -331,16 +275,12 @@ func readOnlySysctl() error {
 	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		return fmt.Errorf("remount: %w", err)
 	}
-	if err := os.WriteFile(routeLocalnet, []byte("1"), 0); !errors.Is(err, syscall.EROFS) {
+	if err := os.WriteFile("/proc/sys/"+routeLocalnet, []byte("1"), 0); !errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("writing the sysctl: %w, want EROFS", err)
 	}
 	ctx := context.Background()
 	var log strings.Builder
-	b, err := New(ctx, Config{Flavour: NFT, LocalhostNodePorts: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		return err
-	}
-	p, err := newAgent(b)
+	p, err := newAgent(ctx, Config{Flavour: NFT, LocalhostNodePorts: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		return err
 	}
@@ -352,9 +292,9 @@ func readOnlySysctl() error {
 	if got := log.String(); !strings.Contains(got, "NodePorts do not answer at loopback addresses") || !strings.Contains(got, "read-only file system") {
 		return fmt.Errorf("the log is %s", got)
 	}
-	out, err := b.families[0].tool.run(ctx, b.families[0].tool.save, nil, nil)
-	if err != nil || !strings.Contains(string(out), "--dport 30000") || !strings.Contains(string(out), "-j DNAT") {
+	out, err := saved(ctx, p.backend.families[0])
+	if err != nil || !strings.Contains(out, "--dport 30000") || !strings.Contains(out, "-j DNAT") {
 		return fmt.Errorf("there is\n%s: %w", out, err)
 	}
-	return b.Check(ctx)
+	return p.backend.Check(ctx)
 }

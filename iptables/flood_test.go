@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/holdings"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
@@ -24,18 +25,18 @@ import (
 var (
 	flood    = flag.Duration("flood", 2*time.Second, "for how long TestFlood changes objects")
 	services = flag.Int("services", 150, "among how many Services TestFlood changes objects")
-	thorough = flag.Bool("thorough", false, "have TestLeaks make thousands of Services with iptables-nft, too")
+	thorough = flag.Bool("thorough", false, "have TestChangesLeakNothing make thousands of Services with iptables-nft, too")
 )
 
-// TestFlood changes a thousand objects a second while connections are made: none
-// fails, no change waits without end, and the tables are right in the end.
+// TestFlood changes a thousand objects a second while it opens connections. None may fail,
+// and the tables must be right in the end.
 func TestFlood(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		const rate = 1000
 		rng := rand.New(rand.NewPCG(6, 6))
 		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
-		pods := podsOf(w)
+		pods := backendtest.Pods(w)
 		w.Tracker.SetService(svc(50, nodePort(30050)))
 		w.Tracker.SetSlice(podSlice(pods, len(pods), rng))
 		for i := range *services {
@@ -94,7 +95,7 @@ func TestFlood(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		// A cold start finds nothing to be done better.
+		// A cold start writes nothing.
 		o := &rig{TB: t, flavour: flavour, config: testConfig(t, flavour), tracker: w.Tracker, engine: w.Engine}
 		o.config.NetNS, o.config.Families = w.Env.NetNS, w.Env.Families
 		o.start()
@@ -107,8 +108,8 @@ func TestFlood(t *testing.T) {
 	})
 }
 
-// TestRelist hands in everything anew: nothing is written.
-func TestRelist(t *testing.T) {
+// TestRelistWritesNothing passes all objects in again.
+func TestRelistWritesNothing(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r, w := newWatched(t, flavour)
@@ -131,9 +132,9 @@ func TestRelist(t *testing.T) {
 	})
 }
 
-// TestLeaks makes and removes Services, and backends: what is held afterwards is
-// what was held when as many had been made and removed before.
-func TestLeaks(t *testing.T) {
+// TestChangesLeakNothing creates and removes Services and backends twice. The second time
+// must not use more resources than the first.
+func TestChangesLeakNothing(t *testing.T) {
 	// Not parallel: others have goroutines and files, too.
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		cycles, services := 20, 100

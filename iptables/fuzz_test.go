@@ -5,7 +5,6 @@ package iptables
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"hash/maphash"
 	"net/netip"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -27,7 +27,7 @@ func FuzzInjection(f *testing.F) {
 		f.Add(s, "ns", "p", []byte{10, 0, 0, 1}, int64(10))
 		f.Add("svc", s, s, []byte{127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, int64(0))
 	}
-	tools := map[tracker.Family]*tool{}
+	tools := map[tracker.Family]tool{}
 	f.Fuzz(func(t *testing.T, name, namespace, port string, addr []byte, seconds int64) {
 		netlab.Require(t)
 		needFlavour(t, NFT)
@@ -37,10 +37,13 @@ func FuzzInjection(f *testing.F) {
 		}
 		a = a.Unmap()
 		family := tracker.FamilyOf(a)
-		if tools[family] == nil {
-			var err error
+		if tools[family].Tool == nil {
+			ns, err := netns.Open(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
 			c, _ := testConfig(t, NFT).withDefaults()
-			if tools[family], err = newTool(t.Context(), c, family, -1); err != nil {
+			if tools[family], err = findTool(t.Context(), c, family, ns); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -73,8 +76,7 @@ func FuzzInjection(f *testing.F) {
 				if got := bytes.Count(in.text.Bytes(), []byte("\n")); got != lines {
 					t.Fatalf("%d lines, want %d:\n%s", got, lines, in.text.String())
 				}
-				args := append(append([]string{}, tools[family].restoreArgs...), "--test")
-				if _, err := tools[family].run(context.Background(), tools[family].restore, args, in); err != nil {
+				if err := tools[family].Restore(context.Background(), in.text.Bytes(), "--test"); err != nil {
 					t.Fatalf("%v\n%s", err, in.text.String())
 				}
 			}
@@ -111,34 +113,6 @@ func TestTarget(t *testing.T) {
 	} {
 		if got := target([]byte(rule)); got != want {
 			t.Errorf("%s: %q, want %q", rule, got, want)
-		}
-	}
-}
-
-func TestComplaint(t *testing.T) {
-	for message, want := range map[string]int{
-		"iptables-restore: line 12 failed":                          12,
-		"x\nError occurred at line: 5\nTry":                         5,
-		"v1.8.9 (nf_tables): \nline 4: RULE_APPEND failed (Invalid": 4,
-		"no idea": 0,
-	} {
-		if got := complaint(message); got != want {
-			t.Errorf("%q: %d, want %d", message, got, want)
-		}
-	}
-}
-
-func TestVersion(t *testing.T) {
-	for text, want := range map[string]string{
-		"iptables-restore v1.8.9 (nf_tables)": "1 8 9 true true",
-		"iptables-restore v1.8.9 (legacy)":    "1 8 9 false true",
-		"iptables-restore v1.6.2":             "1 6 2 false true",
-		"iptables-restore v1.10":              "1 10 0 false true",
-		"BusyBox":                             "0 0 0 false false",
-	} {
-		major, minor, patch, nft, ok := parseVersion([]byte(text))
-		if got := fmt.Sprint(major, minor, patch, nft, ok); got != want {
-			t.Errorf("%q: %s, want %s", text, got, want)
 		}
 	}
 }

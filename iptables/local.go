@@ -11,15 +11,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// localTraffic is how packets of this node's pods are told from others: by
-// ranges of sources, or by the interface they come in by, "+" standing for the
-// rest of its name.
+// localTraffic recognises packets from this node's pods, by ranges of sources or by the
+// interface that they arrive at. A "+" at the end stands for the rest of its name.
 type localTraffic struct {
 	cidrs []netip.Prefix
 	iface string
 }
 
-// localTrafficOf returns what l comes to in one family.
+// localTrafficOf returns l for one family.
 func localTrafficOf(l ruleset.LocalTraffic, f tracker.Family) (localTraffic, error) {
 	var out localTraffic
 	switch {
@@ -51,11 +50,11 @@ func localTrafficOf(l ruleset.LocalTraffic, f tracker.Family) (localTraffic, err
 	return out, nil
 }
 
-// maxInterface is how long an interface's name may be: IFNAMSIZ in the kernel's
+// maxInterface is the most bytes that an interface's name can have: IFNAMSIZ of
 // linux/if.h, less the NUL.
 const maxInterface = 15
 
-// matches returns the matches of which one holds for each pod's packet.
+// matches returns matches. One of them holds for every packet from a pod.
 func (l localTraffic) matches() []string {
 	if l.iface != "" {
 		return []string{"-i " + l.iface}

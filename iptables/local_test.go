@@ -15,30 +15,9 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-func overUDP(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }
-
-// ownServer answers at the UDP address on the rig's host with the text.
-func ownServer(t *testing.T, r *rig, at, text string) {
-	t.Helper()
-	l, err := r.host.ListenPacket("udp", at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		buf := make([]byte, 64)
-		for {
-			_, from, err := l.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			_, _ = l.WriteTo([]byte(text), from)
-		}
-	}()
-}
 
 // TestNodeIsRefused sends from the node to a NodePort without endpoints: every
 // packet of a UDP socket is refused as a remote client's would be, and none reaches the
@@ -56,21 +35,21 @@ func TestNodeIsRefused(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			ownServer(t, r, "[::]:30080", "own")
+			r.host.ServeUDP(t, "[::]:30080", "own")
 			r.tracker.SetService(svc(0, nodePort(30080), overUDP))
 			r.tracker.SetService(svc(1, nodePort(30080)))
 			r.sync()
 			if localhost {
 				own = append(own, "127.0.0.1", "127.0.0.2")
-			} else if err := r.host.RefusedUDP("127.0.0.1:30080", patience); err == nil {
+			} else if err := r.host.RefusedUDP("127.0.0.1:30080", testtime.Timeout); err == nil {
 				t.Error("127.0.0.1 is refused, though NodePorts do not answer there")
 			}
 			for _, a := range own {
 				to := netip.AddrPortFrom(netip.MustParseAddr(a), 30080).String()
-				if err := r.host.RefusedUDP(to, patience); err != nil {
+				if err := r.host.RefusedUDP(to, testtime.Timeout); err != nil {
 					t.Errorf("localhost %v: %v", localhost, err)
 				}
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				ctx, cancel := context.WithTimeout(context.Background(), testtime.Timeout)
 				if c, err := r.host.Dial(ctx, "tcp", "", to); !errors.Is(err, unix.ECONNREFUSED) {
 					t.Errorf("localhost %v: TCP to %s: %v, %v", localhost, to, c, err)
 				}
@@ -87,7 +66,7 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
-		cleaner, err := conntrack.New(conntrack.Config{NetNS: r.host.FD()})
+		cleaner, err := conntrack.New(conntrack.Config{NetNS: r.host.File()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +80,7 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 		r.tracker.SetService(svc(0, nodePort(30080), overUDP))
 		r.sync()
 		exchange := func(c net.Conn) (string, error) {
-			c.SetDeadline(time.Now().Add(patience))
+			c.SetDeadline(time.Now().Add(testtime.Timeout))
 			if _, err := c.Write([]byte("hello")); err != nil {
 				return "", err
 			}
@@ -121,7 +100,7 @@ func TestRefusedSocketIsForwardedLater(t *testing.T) {
 				t.Fatalf("%s: %q, %v", to, got, err)
 			}
 		}
-		ownServer(t, r, "192.168.7.1:8080", "endpoint")
+		r.host.ServeUDP(t, "192.168.7.1:8080", "endpoint")
 		es, proto := slice(0, tracker.IPv4), v1.ProtocolUDP
 		es.Endpoints, es.Ports[0].Protocol = []discovery.Endpoint{{Addresses: []string{a.String()}}}, &proto
 		r.tracker.SetSlice(es)

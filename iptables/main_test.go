@@ -34,7 +34,7 @@ func needFlavour(tb testing.TB, flavour Flavour) {
 func testConfig(tb testing.TB, flavour Flavour) Config {
 	tb.Helper()
 	needFlavour(tb, flavour)
-	// Nobody but root may open the usual lock file.
+	// Only root may open the usual lock file.
 	return Config{Flavour: flavour, LockFile: filepath.Join(tb.TempDir(), "lock")}
 }
 
@@ -52,10 +52,10 @@ func newForWorld(flavour Flavour) func(testing.TB, conformance.Env) ruleset.Back
 	}
 }
 
-// skips is what iptables cannot do.
+// skips lists the features that iptables cannot have.
 var skips = map[conformance.Feature]string{conformance.ConsistentHash: "iptables has no match that hashes"}
 
-// TestConformance sends packets through everything the ruleset can say.
+// TestConformance runs the suite that all backends must pass.
 func TestConformance(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		conformance.Run(t, conformance.Options{New: newForWorld(flavour), Skip: skips})

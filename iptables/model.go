@@ -12,25 +12,24 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// settings is what rules depend on besides the ruleset.
+// settings holds what rules depend on besides the ruleset.
 type settings struct {
 	family tracker.Family
 	mark   uint32
-	// localhost: NodePorts answer at loopback addresses, too.
+	// localhost makes NodePorts answer at loopback addresses, too.
 	localhost bool
-	// acceptInvalid: packets that connection tracking takes for invalid are let
-	// through.
+	// acceptInvalid accepts packets that connection tracking considers invalid.
 	acceptInvalid bool
-	// counters: what rules count into accounting objects.
+	// counters selects the rules that count into accounting objects.
 	counters         counters
 	randomFully      bool
 	endpointComments bool
-	// refuseHash: Services whose endpoints are to follow from a hash fail.
+	// refuseHash makes Services fail whose endpoints must follow from a hash.
 	refuseHash bool
 }
 
-// model is everything that one family's tables should hold. It has no text of the
-// Services' own chains: that is made again from the Service when it changes.
+// model is everything that one family's tables should hold. It does not store the text of
+// the Services' own chains. When a Service changes, its old chains are rendered again.
 type model struct {
 	*settings
 	node     *ruleset.Node
@@ -64,13 +63,13 @@ func newModel(s *settings, node *ruleset.Node) (*model, error) {
 	return m, nil
 }
 
-// sameRules reports whether Services are rendered alike on both nodes.
+// sameRules reports whether both nodes give Services the same rules.
 func sameRules(a, b *ruleset.Node) bool {
 	return a == b || a.LocalTraffic.Bridge == b.LocalTraffic.Bridge && a.LocalTraffic.InterfacePrefix == b.LocalTraffic.InterfacePrefix &&
 		slices.Equal(a.LocalTraffic.CIDRs, b.LocalTraffic.CIDRs)
 }
 
-// setNode replaces the node, which must have the same rules for Services.
+// setNode replaces the node. The new one must satisfy sameRules.
 func (m *model) setNode(n *ruleset.Node) {
 	old := *m
 	m.node = n
@@ -81,20 +80,20 @@ func (m *model) setNode(n *ruleset.Node) {
 	}
 }
 
-// render returns what a Service comes to.
+// render returns the chains and rules of a Service, none if it is nil.
 func (m *model) render(s *ruleset.Service) (rendered, error) {
 	if s == nil {
 		return rendered{}, nil
 	}
 	if strings.ContainsAny(s.Key.Name, ":/") || strings.ContainsAny(s.Key.Namespace, ":/") {
-		return rendered{}, errors.New("iptables: name or namespace is none that Kubernetes allows")
+		return rendered{}, errors.New("iptables: Kubernetes does not allow this name or namespace")
 	}
 	return renderService(m.settings, m.local, s)
 }
 
-// set makes s, or nothing if it is nil, the Service with that ID. What chains of
-// its own it had and has goes to emit, if that is not nil; those of dispatchers
-// are noted as changed. After an error nothing is changed.
+// set makes s the Service with that ID, or removes the Service if s is nil. Unless emit
+// is nil, set calls it with the Service's old and new chains. It marks the chains of
+// dispatchers as changed. After an error nothing has changed.
 func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain)) error {
 	now, err := m.render(s)
 	if err != nil {
@@ -102,7 +101,7 @@ func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain
 	}
 	before, err := m.render(m.services[id])
 	if err != nil {
-		return fmt.Errorf("iptables: rendering again what was rendered: %w", err)
+		return fmt.Errorf("iptables: render the Service as it was: %w", err)
 	}
 	for _, p := range before.rules {
 		if p.shared {
@@ -113,7 +112,7 @@ func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain
 			delete(m.shared, k)
 		}
 		if !slices.ContainsFunc(now.rules, func(q placed) bool { return q.dispatcher == p.dispatcher && q.key == p.key }) {
-			// If another Service has the place by now, its rule stays.
+			// If another Service has this frontend by now, its rule stays.
 			m.trees[p.dispatcher].remove(p.dispatched)
 		}
 	}
@@ -140,8 +139,7 @@ func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain
 	return nil
 }
 
-// size returns how many rules there are in all chains of each table. Those of the
-// kernel's own chains are not counted.
+// size returns how many rules our chains have in each table.
 func (m *model) size() (n [tables]int) {
 	n = m.own
 	for _, c := range m.fixed() {
@@ -153,8 +151,7 @@ func (m *model) size() (n [tables]int) {
 	return n
 }
 
-// takeChanged gives the chains of dispatchers that changed to b, and forgets
-// about them.
+// takeChanged moves the chains of dispatchers that changed to b.
 func (m *model) takeChanged(b *batch) {
 	for i, t := range m.trees {
 		for name, n := range t.changed {
@@ -172,7 +169,7 @@ func (m *model) takeChanged(b *batch) {
 func (m *model) dispatcherChain(i int, n *node) chain {
 	t := m.trees[i]
 	if n != t.first {
-		return chain{t.table, t.name(n), t.rules(n), rankFirst - 1 - n.slot}
+		return chain{t.table, t.name(n), t.rules(n), rankFirst - 1 - n.prefixLen}
 	}
 	rank := rankFirst
 	if m.after(i) != nil {
@@ -185,14 +182,14 @@ func (m *model) dispatcherChain(i int, n *node) chain {
 func (m *model) before(dispatcher int) []string {
 	switch dispatcher {
 	case refusedServices, refusedExternal, firewalled:
-		// What was sent to an endpoint is past all this, even if the endpoint has
-		// an address and port that is a frontend, too.
+		// Packets that were translated to an endpoint pass, even if the endpoint's address
+		// and port are a frontend, too.
 		return []string{"-m conntrack --ctstate DNAT -j RETURN"}
 	}
 	return nil
 }
 
-// after returns the rules at its end.
+// after returns the rules at the end of a dispatcher's first chain.
 func (m *model) after(dispatcher int) []string {
 	switch dispatcher {
 	case toServices:
@@ -211,8 +208,8 @@ func (m *model) after(dispatcher int) []string {
 	return nil
 }
 
-// nodePorts returns the rules that lead to NodePorts what is for an address at
-// which they answer.
+// nodePorts returns the rules that lead packets for the addresses at which NodePorts
+// answer to a chain.
 func (m *model) nodePorts(about, chain string) []string {
 	own := []string{comment(about), "-m addrtype --dst-type LOCAL", jump(chain)}
 	to := func(match string) string { return join(append([]string{match}, own...)...) }
@@ -292,12 +289,12 @@ type hook struct {
 // sameRule reports whether o is the same rule, in whichever chain.
 func (h hook) sameRule(o hook) bool { return h.table == o.table && h.rule == o.rule }
 
-// hooks returns the rules that must be in the kernel's own chains, in the order
-// in which they are put at the beginning of them.
+// hooks returns the rules that must be in the kernel's own chains. Each is inserted at the
+// beginning of its chain, in this order.
 func (m *model) hooks() []hook {
 	isNew := "-m conntrack --ctstate NEW"
-	// What the node sends to its own addresses comes to INPUT. A socket gets EPERM
-	// for a packet that is stopped in OUTPUT already.
+	// Packets from the node to its own addresses also meet INPUT, where refusing them gives
+	// the socket a better error than the EPERM of OUTPUT.
 	leaves := "-m addrtype ! --dst-type LOCAL"
 	var out []hook
 	add := func(t table, rule string, chains ...string) {
@@ -320,7 +317,7 @@ func (m *model) hooks() []hook {
 	return out
 }
 
-// allChains calls f with every chain there should be but those of Services.
+// allChains calls f with every chain except those of Services.
 func (m *model) allChains(f func(chain)) {
 	for _, c := range m.fixed() {
 		f(c)

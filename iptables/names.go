@@ -10,54 +10,52 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The chains that operators know from kube-proxy, and ours that have no
-// counterpart there.
+// The chains that operators know from kube-proxy, and some that kube-proxy does not
+// have.
 const (
 	chainServices         = "KUBE-SERVICES"               // nat: to the Services; filter: what is refused at cluster IPs
 	chainNodePorts        = "KUBE-NODEPORTS"              // nat: to the NodePorts; filter: health-check node ports
 	chainPostrouting      = "KUBE-POSTROUTING"            // nat
 	chainMarkMasq         = "KUBE-MARK-MASQ"              // nat
-	chainMarkNotPods      = "KUBE-MARK-NOT-PODS"          // nat: the same, but for pods' traffic, where that takes several rules to tell
+	chainMarkNotPods      = "KUBE-MARK-NOT-PODS"          // nat: the same, but for pods' traffic, where several rules recognise pods
 	chainExternalServices = "KUBE-EXTERNAL-SERVICES"      // filter: what is refused at external addresses
 	chainRefusedNodePorts = "KUBE-REFUSED-NODEPORTS"      // filter: what is refused at NodePorts
 	chainClusterIPs       = "KUBE-CLUSTER-IPS"            // filter: ports of cluster IPs that no Service has
 	chainForward          = "KUBE-FORWARD"                // filter
-	chainFirewall         = "KUBE-PROXY-FIREWALL"         // filter: sources that are shut out
+	chainFirewall         = "KUBE-PROXY-FIREWALL"         // filter: sources that are not allowed
 	chainLocalnet         = "KUBE-PROXY-LOCALNET"         // filter: guards the loopback range while route_localnet is on
 	chainCanary           = "KUBE-PROXY-CANARY"           // every table
-	chainSourceRanges     = "KUBE-SOURCE-RANGES-FIREWALL" // filter: sources that are let in, of kube-proxy's ipvs mode; it goes with KUBE-PROXY-FIREWALL
-	chainTrial            = "KUBE-PROXY-TRIAL"            // every table, only while a refused input is searched for what is at fault
+	chainSourceRanges     = "KUBE-SOURCE-RANGES-FIREWALL" // filter: sources that are allowed, of kube-proxy's ipvs mode; it goes with KUBE-PROXY-FIREWALL
+	chainProbe            = "KUBE-PROXY-TRIAL"            // every table, only while rules are tried
 
-	prefixService  = "KUBE-SVC-" // nat: one of the endpoints that may be used by all
-	prefixLocal    = "KUBE-SVL-" // nat: one of the endpoints that may be used under a policy of Local
+	prefixService  = "KUBE-SVC-" // nat: selects one of the endpoints for all clients
+	prefixLocal    = "KUBE-SVL-" // nat: selects one of the endpoints under a policy of Local
 	prefixExternal = "KUBE-EXT-" // nat: traffic to external addresses
-	prefixFirewall = "KUBE-FW-"  // nat: sources that are let in; filter: the same, where they are rejected
+	prefixFirewall = "KUBE-FW-"  // nat: sources that are allowed; filter: the same, where they are rejected
 	prefixEndpoint = "KUBE-SEP-" // nat
-	prefixGroup    = "KUBE-EPG-" // nat: one of some of the endpoints of a Service that has many
+	prefixGroup    = "KUBE-EPG-" // nat: selects one of a group of endpoints of a large Service
 )
 
-// hashOf is the part of a chain's name that tells Services apart: kube-proxy's,
-// the beginning of the SHA-256 sum in base 32. 80 bits of it make a collision
-// something that cannot be come by.
+// hashOf returns the part of a chain's name that identifies a Service or endpoint, as
+// kube-proxy does: the first 80 bits of a SHA-256 sum in base 32.
 func hashOf(parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "")))
 	return base32.StdEncoding.EncodeToString(sum[:10])
 }
 
-// serviceID is what the names of a Service port's chains are made from.
+// serviceID returns the text that the names of a Service port's chains are hashes of.
 func serviceID(k tracker.Key) string {
 	return k.ServicePortName.String() + strings.ToLower(string(k.Protocol))
 }
 
 // owned reports whether a chain of the table belongs to this package or to
-// kube-proxy, whose place it takes. Chains that kubelet has too are not among
-// them.
+// kube-proxy, which it replaces. Chains that kubelet has, too, do not.
 func owned(t table, name string) bool {
 	if !strings.HasPrefix(name, "KUBE-") {
 		return false
 	}
 	switch name {
-	case chainServices, chainNodePorts, chainCanary, chainTrial:
+	case chainServices, chainNodePorts, chainCanary, chainProbe:
 		return true
 	case chainPostrouting, chainMarkMasq, chainMarkNotPods:
 		return t == nat

@@ -4,48 +4,32 @@ package iptables
 
 import (
 	"context"
-	"fmt"
 	"hash/maphash"
-	"strings"
-
-	"golang.org/x/sys/unix"
+	"slices"
 )
 
-// Owned reports whether a [Backend] has written what is in the tables, in any
-// family of the configuration. Where it has not, chains of the same names are
-// kube-proxy's, which [Cleanup] would remove, too. It fails if that cannot be told.
+// Owned reports whether a [Backend] has programmed the tables, in any family of the
+// configuration. If not, chains of the same names are kube-proxy's, which [Cleanup] would
+// remove, too. The error is a [*ruleset.UnsupportedError] if a program is missing.
 func Owned(ctx context.Context, c Config) (bool, error) {
-	c, err := c.withDefaults()
+	c, ns, err := c.open()
 	if err != nil {
 		return false, err
 	}
-	netns := -1
-	if c.NetNS != 0 {
-		if netns, err = unix.FcntlInt(uintptr(c.NetNS), unix.F_DUPFD_CLOEXEC, 3); err != nil {
-			return false, fmt.Errorf("iptables: network namespace: %w", err)
-		}
-		defer unix.Close(netns)
-	}
+	defer ns.Close()
 	for _, fam := range c.Families {
-		t, err := newTool(ctx, c, fam, netns)
+		t, err := findTool(ctx, c, fam, ns)
 		if err != nil {
 			return false, err
 		}
-		// Every table has a canary, this one costs the least to read.
+		// Every table has a canary, and filter is the smaller one.
 		k, err := t.readKernel(ctx, filter, maphash.MakeSeed())
 		if err != nil {
 			return false, err
 		}
-		for _, rule := range k.canary {
-			if isCanary(rule) {
-				return true, nil
-			}
+		if slices.ContainsFunc(k.canary, isCanary) {
+			return true, nil
 		}
 	}
 	return false, nil
-}
-
-// isCanary reports whether a rule is one that a Backend puts into its canary.
-func isCanary(rule string) bool {
-	return strings.HasPrefix(rule, strings.TrimSuffix(comment(canaryText), `"`))
 }

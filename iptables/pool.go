@@ -2,30 +2,27 @@
 
 package iptables
 
-import (
-	"slices"
-)
+import "slices"
 
-// flatPool is how many endpoints are chosen from by one chain, the way operators
-// know: a rule each, met one after the other. More are divided by a digit of
-// their chains' names, of which there are 32, into groups that have chains of
-// their own. The choice stays what it is by one chain, as a group is chosen by its
-// weight, and an endpoint more or less changes only the chains on the way to it.
+// flatPool is how many endpoints one chain chooses from as kube-proxy's does: with one
+// rule for each endpoint, in sequence. More endpoints are divided into groups, which have
+// chains of their own, by one of the 32 digits of their chains' names. A group is chosen
+// by its weight, so groups do not change the distribution. Adding or removing an endpoint
+// changes only the chains on the way to it.
 const flatPool = 32
 
-// maxGroupDepth bounds how often groups are divided again. A name has 16 digits.
+// maxGroupDepth bounds how often groups are divided. A name has 16 digits.
 const maxGroupDepth = 12
 
-// choice is a chain that ends at one endpoint, or a group of them, with what it
-// counts for: an endpoint's weight, or the sum of a group's.
+// choice is the chain of an endpoint or of a group of them, with the endpoint's weight or
+// the sum of the group's.
 type choice struct {
 	chain  string
 	weight int
 }
 
-// choose returns the rules that choose one of the endpoints whose chains and
-// weights are given, in that order, and the chains of groups that takes. The pool
-// is what the groups' names are made from.
+// choose returns the rules that choose one of the endpoints, in the given order, and the
+// chains of the groups that the rules need. The groups' names are hashes of pool.
 func choose(endpoints []choice, pool string, depth int) (rules []string, groups []chain) {
 	if len(endpoints) <= flatPool || depth >= maxGroupDepth {
 		return draw(endpoints), nil

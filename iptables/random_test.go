@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"maps"
@@ -34,15 +35,22 @@ func TestRandomWorlds(t *testing.T) {
 	})
 }
 
+// saved returns what iptables-save prints of all tables.
+func saved(ctx context.Context, f *family) (string, error) {
+	var out strings.Builder
+	err := f.tool.Save(ctx, "", &out)
+	return out.String(), err
+}
+
 // dump returns everything of ours that is in the tables.
 func dump(tb testing.TB, b *Backend) string {
 	var out strings.Builder
 	for _, f := range b.families {
-		text, err := f.tool.run(tb.Context(), f.tool.save, nil, nil)
+		text, err := saved(tb.Context(), f)
 		if err != nil {
 			tb.Fatal(err)
 		}
-		l := listingOf(string(text))
+		l := listingOf(text)
 		for _, name := range slices.Sorted(maps.Keys(l)) {
 			for _, rule := range append([]string{"chain"}, l[name]...) {
 				fmt.Fprintf(&out, "%v %s %s\n", f.family, name, rule)

@@ -14,9 +14,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// replace makes the tables hold what the changes' new Services come to and
-// nothing else of ours, whatever they hold now. It returns the Services that were
-// refused.
+// replace makes the tables hold the chains of the changes' new Services and no other
+// chains of ours, whatever they hold now. It returns the Services that were refused.
 func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
 	f.model = nil
 	f.counters = f.can
@@ -26,7 +25,7 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 	}
 	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.tool.sysctl(tcpBeLiberal))
 	if f.localhost {
-		if err := f.tool.setSysctl(routeLocalnet, "1"); err != nil {
+		if err := setSysctl(f.tool.Do, routeLocalnet, "1"); err != nil {
 			f.log.Error("iptables: NodePorts do not answer at loopback addresses", slog.Any("error", err))
 		}
 	}
@@ -43,21 +42,21 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 		case !refused(err) && !tooLarge(err):
 			return nil, err
 		default:
-			empty, blame := newModel(f.settings, node)
-			if blame == nil {
-				bad, blame = f.blame(ctx, empty, changes)
+			empty, failure := newModel(f.settings, node)
+			if failure == nil {
+				bad, failure = f.bisect(ctx, empty, changes)
 			}
-			if blame != nil || len(bad) == 0 {
-				return nil, errors.Join(err, blame)
+			if failure != nil || len(bad) == 0 {
+				return nil, errors.Join(err, failure)
 			}
 		}
 		changes = f.fallBack(changes, bad, failed)
 	}
 }
 
-// fallBack adds the Services that are bad to those that failed. In what is to be
-// attempted next they are what they were when they were last accepted, or left
-// out. They come first, so that others take from them what is theirs by now.
+// fallBack adds the bad Services to those that failed, and returns the changes to attempt
+// next. These have the bad Services as last acknowledged, or not at all. The bad Services
+// come first, so that others take the frontends that are theirs by now.
 func (f *family) fallBack(changes []ruleset.Change, bad, failed map[tracker.Key]error) []ruleset.Change {
 	var kept, rest []ruleset.Change
 	for _, c := range changes {
@@ -77,104 +76,161 @@ func (f *family) fallBack(changes []ruleset.Change, bad, failed map[tracker.Key]
 	return append(kept, rest...)
 }
 
-// replaceOnce is one attempt at it. Services that cannot be rendered are bad; it
-// has to be attempted again without them.
+// replaceOnce makes one attempt at replace. If some Services cannot be rendered, it
+// returns them and must be called again without them.
 func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (_ *model, bad map[tracker.Key]error, _ error) {
 	m, err := newModel(f.settings, node)
 	if err != nil {
 		return nil, nil, err
 	}
-	seed := maphash.MakeSeed()
-	var kernel [tables]*kernelTable
-	for t := range tables {
-		if kernel[t], err = f.tool.readKernel(ctx, t, seed); err != nil {
-			return nil, nil, err
-		}
+	r, err := f.readTables(ctx)
+	if err != nil {
+		return nil, nil, err
 	}
-
-	b, lines := newBatch(), 0
-	var touched [tables]bool
-	// need notes a chain that there must be, and writes it unless it is there.
-	need := func(c chain) {
-		k := kernel[c.table]
-		hash, is := k.chains[c.name]
-		delete(k.chains, c.name)
-		if !is || hash != hashChain(seed, c.rules) {
-			b.put(c)
-			lines += len(c.rules) + 1
-			touched[c.table] = true
-		}
-	}
-	flush := func(commands [tables][]string) error {
-		for t := range tables {
-			touched[t] = touched[t] || len(commands[t]) != 0
-		}
-		_, err := f.writeBatch(ctx, b, commands)
-		b, lines = newBatch(), 0
-		return err
-	}
-
-	// What Services have of their own comes before what leads to it.
+	// Every chain comes before the chains that lead to it.
 	for _, c := range m.fixed() {
 		if c.rank == rankMark {
-			need(c)
+			r.need(c)
 		}
 	}
+	if bad, err = r.needServices(ctx, m, changes); err != nil || len(bad) != 0 {
+		return nil, bad, err
+	}
+	m.allChains(func(c chain) {
+		if c.rank != rankMark {
+			r.need(c)
+		}
+	})
+	for _, t := range m.trees {
+		clear(t.changed)
+	}
+	if err := r.writeHooks(ctx, m.hooks()); err != nil {
+		return nil, nil, err
+	}
+	if err := r.dropStale(ctx); err != nil {
+		return nil, nil, err
+	}
+	return m, nil, r.adoptCanaries(ctx)
+}
+
+// replacement compares the chains that the tables should hold with those that the kernel
+// has, and writes the difference.
+type replacement struct {
+	*family
+	seed maphash.Seed
+	// kernel is what the kernel has, without the chains that are known to be needed.
+	kernel [tables]*kernelTable
+	// batch holds the chains to write next, and lines is about how many lines they have.
+	batch *batch
+	lines int
+	// touched reports which tables were written.
+	touched [tables]bool
+}
+
+// readTables returns a replacement that has read the tables.
+func (f *family) readTables(ctx context.Context) (*replacement, error) {
+	r := &replacement{family: f, seed: maphash.MakeSeed(), batch: newBatch()}
+	for t := range tables {
+		var err error
+		if r.kernel[t], err = f.tool.readKernel(ctx, t, r.seed); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// need notes that a chain must exist, and adds it to the batch unless the kernel has it.
+func (r *replacement) need(c chain) {
+	k := r.kernel[c.table]
+	hash, exists := k.chains[c.name]
+	delete(k.chains, c.name)
+	if !exists || hash != hashChain(r.seed, c.rules) {
+		r.batch.put(c)
+		r.lines += len(c.rules) + 1
+		r.touched[c.table] = true
+	}
+}
+
+// needServices adds the changes' new Services to the model, and notes that their own chains
+// must exist. It returns the Services that cannot be rendered.
+func (r *replacement) needServices(ctx context.Context, m *model, changes []ruleset.Change) (bad map[tracker.Key]error, _ error) {
+	bad = map[tracker.Key]error{}
 	for _, c := range changes {
 		if c.New == nil {
 			continue
 		}
 		if err := m.set(c.ID(), c.New, func(_, now []chain) {
 			for _, c := range now {
-				need(c)
+				r.need(c)
 			}
 		}); err != nil {
-			if bad == nil {
-				bad = map[tracker.Key]error{}
-			}
 			bad[c.Key] = err
 		}
-		if lines >= f.limit {
-			if err := flush([tables][]string{}); err != nil {
-				return nil, nil, err
+		if r.lines >= r.limit {
+			if err := r.flush(ctx, [tables][]string{}); err != nil {
+				return nil, err
 			}
 		}
 	}
-	if len(bad) != 0 {
-		return nil, bad, nil
-	}
-
-	m.allChains(func(c chain) {
-		if c.rank != rankMark {
-			need(c)
-		}
-	})
-	var commands [tables][]string
-	for t := range tables {
-		commands[t] = hookCommands(t, m.hooks(), kernel[t].hooks)
-	}
-	// Verdicts on what was not forwarded come into effect when all is forwarded, and
-	// not before: until then another data plane may have it arrive there.
-	verdicts := commands
-	verdicts[nat], commands[filter] = nil, nil
-	for _, c := range [][tables][]string{commands, verdicts} {
-		if err := flush(c); err != nil {
-			return nil, nil, err
-		}
-	}
-	for _, t := range m.trees {
-		clear(t.changed)
-	}
-	if err := f.dropStale(ctx, kernel, &touched); err != nil {
-		return nil, nil, err
-	}
-	return m, nil, f.adoptCanaries(ctx, kernel, touched)
+	return bad, nil
 }
 
-// hookCommands returns the commands after which the hooks of a table are as they
-// should be, if they are not. A rule that is wanted in one of the kernel's chains is
-// deleted from the others, where an earlier version may have put it. Rules that lead to
-// our chains otherwise are somebody else's.
+// flush writes the batch and begins a new one.
+func (r *replacement) flush(ctx context.Context, commands [tables][]string) error {
+	for t := range tables {
+		r.touched[t] = r.touched[t] || len(commands[t]) != 0
+	}
+	_, err := r.writeBatch(ctx, r.batch, commands)
+	r.batch, r.lines = newBatch(), 0
+	return err
+}
+
+// writeHooks writes the batch and the hooks.
+func (r *replacement) writeHooks(ctx context.Context, hooks []hook) error {
+	// Verdicts on connections that were not forwarded come into effect when all are
+	// forwarded. Until then another data plane may still forward them.
+	var forward, verdicts [tables][]string
+	forward[nat] = hookCommands(nat, hooks, r.kernel[nat].hooks)
+	verdicts[filter] = hookCommands(filter, hooks, r.kernel[filter].hooks)
+	if err := r.flush(ctx, forward); err != nil {
+		return err
+	}
+	return r.flush(ctx, verdicts)
+}
+
+// dropStale deletes chains of ours that are not needed any more.
+func (r *replacement) dropStale(ctx context.Context) error {
+	for t := range tables {
+		b := newBatch()
+		for name := range r.kernel[t].chains {
+			if name != chainCanary {
+				b.drop(t, name)
+			}
+		}
+		if len(b.drops[t]) == 0 {
+			continue
+		}
+		r.touched[t] = true
+		_, err := r.writeTable(ctx, b, t, nil)
+		if refused(err) {
+			// Another program's rule leads to one of them.
+			r.log.Warn("iptables: cannot delete stale chains, emptying them", slog.Any("error", err))
+			for name := range b.drops[t] {
+				b.put(chain{table: t, name: name})
+			}
+			_, err = r.writeTable(ctx, b, t, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hookCommands returns the commands that turn the hooks that a table has into those that
+// it should have. They delete a wanted rule from the kernel's other chains, where an
+// earlier version may have put it. Other rules that lead to our chains belong to other
+// programs.
 func hookCommands(t table, want, have []hook) []string {
 	var out []string
 	for _, c := range kernelChains {
@@ -187,7 +243,7 @@ func hookCommands(t table, want, have []hook) []string {
 			return out
 		}
 		now, then := of(have), of(want)
-		slices.Reverse(now) // each was put before the others
+		slices.Reverse(now) // each was inserted at the beginning
 		if slices.Equal(now, then) {
 			continue
 		}
@@ -202,61 +258,9 @@ func hookCommands(t table, want, have []hook) []string {
 }
 
 // isIPVSFirewall reports whether a rule is the jump to KUBE-PROXY-FIREWALL of
-// kube-proxy's ipvs mode, by its name the same chain: unlike ours, it is for every
-// packet.
+// kube-proxy's ipvs mode, which has a chain of the same name. Unlike ours, the jump is
+// for every packet.
 func isIPVSFirewall(h hook) bool {
 	before, ok := strings.CutSuffix(h.rule, `" `+jump(chainFirewall))
 	return ok && h.table == filter && strings.HasPrefix(before, `-m comment --comment "`) && strings.Count(before, `"`) == 1
-}
-
-// dropStale deletes the chains of ours that are left over.
-func (f *family) dropStale(ctx context.Context, kernel [tables]*kernelTable, touched *[tables]bool) error {
-	for t := range tables {
-		b := newBatch()
-		for name := range kernel[t].chains {
-			if name != chainCanary {
-				b.drop(t, name)
-			}
-		}
-		if len(b.drops[t]) == 0 {
-			continue
-		}
-		touched[t] = true
-		var mark canaryMark
-		wrote, err := f.write(ctx, b.inputs(t, nil, f.limit, mark.rule))
-		if refused(err) {
-			// Somebody else's rules lead to one of them: they stay, without rules.
-			f.log.Warn("iptables: stale chains are not deleted, only emptied", slog.Any("error", err))
-			for name := range b.drops[t] {
-				b.put(chain{table: t, name: name})
-			}
-			wrote, err = f.write(ctx, b.inputs(t, nil, f.limit, mark.rule))
-		}
-		if err != nil {
-			return err
-		}
-		if wrote {
-			f.canary[t] = mark.last
-		}
-	}
-	return nil
-}
-
-// adoptCanaries makes sure that every table has a canary that is known here.
-func (f *family) adoptCanaries(ctx context.Context, kernel [tables]*kernelTable, touched [tables]bool) error {
-	for t := range tables {
-		if touched[t] {
-			continue
-		}
-		if c := kernel[t].canary; len(c) == 1 && isCanary(c[0]) {
-			f.canary[t] = c[0]
-			continue
-		}
-		var mark canaryMark
-		if _, err := f.write(ctx, []*input{newInput(t, nil, nil, nil, nil, mark.rule)}); err != nil {
-			return err
-		}
-		f.canary[t] = mark.last
-	}
-	return nil
 }

@@ -13,8 +13,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -38,27 +39,21 @@ func newRig(tb testing.TB, flavour Flavour, edits ...func(*Config)) *rig {
 	tb.Helper()
 	r := &rig{TB: tb, flavour: flavour, host: netlab.NewHost(tb)}
 	r.config = testConfig(tb, flavour)
-	r.config.NetNS = r.host.FD()
+	r.config.NetNS = r.host.File()
 	for _, e := range edits {
 		e(&r.config)
 	}
-	var err error
-	r.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{
+	p, err := backendtest.NewPipeline(tracker.Config{Node: tracker.NodeInfo{
 		Name: thisNode, Zone: "z1",
 		Addresses: []netip.Addr{netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("fd00:7::1")},
-	}})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	r.engine, err = ruleset.NewEngine(ruleset.Config{
-		Tracker:      r.tracker,
+	}}, ruleset.Config{
 		LocalTraffic: ruleset.LocalTraffic{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/108")},
 	})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	r.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	r.tracker, r.engine = p.Tracker, p.Engine
 	r.start()
 	tb.Cleanup(func() { r.backend.Close() })
 	return r
@@ -217,34 +212,17 @@ func (r *rig) verify() {
 // svc returns a dual-stack Service number i with the edits made.
 func svc(i int, edits ...func(*v1.Service)) *v1.Service {
 	v4, v6 := fmt.Sprintf("10.96.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:10:96::%x", i+1)
-	s := &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)},
-		Spec: v1.ServiceSpec{
-			Type: v1.ServiceTypeClusterIP, ClusterIP: v4, ClusterIPs: []string{v4, v6},
-			IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
-			Ports:      []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}},
-		},
-	}
-	for _, e := range edits {
-		e(s)
-	}
-	return s
+	return backendtest.Service(svcName(i), "p", v4, v6, edits...)
+}
+
+func svcName(i int) types.NamespacedName {
+	return types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)}
 }
 
 // slice returns the EndpointSlice of Service i with these endpoints; every third
 // is on this node.
 func slice(i int, f tracker.Family, endpoints ...int) *discovery.EndpointSlice {
-	port, name, proto := int32(8080), "p", v1.ProtocolTCP
-	es := &discovery.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "ns", Name: fmt.Sprintf("svc-%d-%v", i, f), Labels: map[string]string{discovery.LabelServiceName: fmt.Sprintf("svc-%d", i)},
-		},
-		AddressType: discovery.AddressTypeIPv4,
-		Ports:       []discovery.EndpointPort{{Name: &name, Port: &port, Protocol: &proto}},
-	}
-	if f == tracker.IPv6 {
-		es.AddressType = discovery.AddressTypeIPv6
-	}
+	es := backendtest.Slice(svcName(i), f.String(), f, "p", v1.ProtocolTCP)
 	for _, n := range endpoints {
 		a := fmt.Sprintf("10.244.%d.%d", n>>8, n&255)
 		if f == tracker.IPv6 {
@@ -254,7 +232,7 @@ func slice(i int, f tracker.Family, endpoints ...int) *discovery.EndpointSlice {
 		if n%3 == 0 {
 			node = thisNode
 		}
-		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a}, NodeName: &node})
+		es.Endpoints = append(es.Endpoints, backendtest.Endpoint(a, node))
 	}
 	return es
 }
@@ -280,36 +258,19 @@ func upTo(n int) []int {
 	return out
 }
 
-// Edits that make a Service of another kind.
-
-func nodePort(port int32) func(*v1.Service) {
-	return func(s *v1.Service) {
-		s.Spec.Type = v1.ServiceTypeNodePort
-		s.Spec.Ports[0].NodePort = port
-	}
-}
+// Edits of Services.
+var (
+	nodePort      = backendtest.NodePort
+	affinity      = backendtest.Affinity
+	externalLocal = backendtest.ExternalLocal
+	internalLocal = backendtest.InternalLocal
+	overUDP       = backendtest.Over(v1.ProtocolUDP)
+	externalIPs   = backendtest.ExternalIPs("198.51.100.1", "2001:db8:3::1")
+)
 
 func loadBalancer(s *v1.Service) {
 	s.Spec.Type = v1.ServiceTypeLoadBalancer
 	s.Spec.Ports[0].NodePort = 30080
 	s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8:1::1"}}
 	s.Spec.LoadBalancerSourceRanges = []string{"172.16.0.0/12", "2001:db8:2::/48"}
-}
-
-func externalLocal(s *v1.Service) {
-	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
-}
-
-func internalLocal(s *v1.Service) {
-	p := v1.ServiceInternalTrafficPolicyLocal
-	s.Spec.InternalTrafficPolicy = &p
-}
-
-func externalIPs(s *v1.Service) { s.Spec.ExternalIPs = []string{"198.51.100.1", "2001:db8:3::1"} }
-
-func affinity(seconds int32) func(*v1.Service) {
-	return func(s *v1.Service) {
-		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
-	}
 }

@@ -25,9 +25,8 @@ func (t table) String() string {
 	return [...]string{"filter", "nat"}[t]
 }
 
-// chain is a chain and all of its rules, each without the "-A NAME " before it
-// and letter for letter as iptables-save prints it: that is how what the kernel
-// has is compared with what it should have.
+// chain is a chain and all of its rules. Each rule has no "-A NAME " in front and is
+// exactly as iptables-save prints it, so that the chain can be compared with the kernel's.
 type chain struct {
 	table table
 	name  string
@@ -52,8 +51,8 @@ const (
 	rankCanary   = rankTop + 1
 )
 
-// protocolName is how iptables calls a protocol, "" for one that Services do not
-// have.
+// protocolName returns the name of a protocol in iptables, "" for one that Services
+// cannot have.
 func protocolName(p v1.Protocol) string {
 	switch p {
 	case v1.ProtocolTCP:
@@ -66,9 +65,8 @@ func protocolName(p v1.Protocol) string {
 	return ""
 }
 
-// comment is the match that carries a text. Of an object's name nothing gets
-// through that could end the text or the line, or be taken for anything but
-// text.
+// comment returns the match that carries a text. It replaces every character that could
+// end the text or the line, or that iptables could interpret.
 func comment(text ...string) string {
 	var b strings.Builder
 	b.WriteString(`-m comment --comment "`)
@@ -89,11 +87,11 @@ func comment(text ...string) string {
 	return b.String()
 }
 
-// maxComment is how many bytes a comment may have: XT_MAX_COMMENT_LEN in the
+// maxComment is how many bytes a comment can have: XT_MAX_COMMENT_LEN in the
 // kernel's linux/netfilter/xt_comment.h, less the NUL.
 const maxComment = 255
 
-// join puts the parts of a rule that are not empty together.
+// join joins the parts of a rule that are not empty with blanks.
 func join(parts ...string) string {
 	n := 0
 	for _, p := range parts {
@@ -113,7 +111,7 @@ func join(parts ...string) string {
 	return b.String()
 }
 
-// host is the prefix of one address.
+// host returns the prefix of one address.
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func source(p netip.Prefix) string      { return "-s " + p.String() }
@@ -121,23 +119,24 @@ func destination(p netip.Prefix) string { return "-d " + p.String() }
 
 func jump(to string) string { return "-j " + to }
 
-// destinationPort matches a destination port, of a protocol that was matched
-// before.
+// destinationPort returns the match of a destination port. The rule must match the
+// protocol first.
 func destinationPort(protocol string, port uint16) string {
 	return "-m " + protocol + " --dport " + strconv.Itoa(int(port))
 }
 
-// anySource matches every source, for where not matching one means all.
+// anySource reports whether p has every address, so that no match is needed.
 func anySource(p netip.Prefix) bool { return p.Bits() == 0 }
 
-// probability matches a share of new connections: part of whole. The kernel
-// counts in parts of 1<<31 (xt_statistic), and prints what that comes to.
+// probability returns the match of a share of new connections, part of whole. The kernel
+// counts in parts of 1<<31 (xt_statistic), so the text is that of a rounded share.
 func probability(part, whole int) string {
 	n := (uint64(part)<<31 + uint64(whole)/2) / uint64(whole)
 	return "-m statistic --mode random --probability " + strconv.FormatFloat(float64(n)/(1<<31), 'f', 11, 64)
 }
 
-// recentMask is the part of a client's address that affinity goes by: all of it.
+// recentMask returns the mask of a client's address for affinity, which is the whole
+// address.
 func recentMask(f tracker.Family) string {
 	if f == tracker.IPv6 {
 		return "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
@@ -145,7 +144,7 @@ func recentMask(f tracker.Family) string {
 	return "255.255.255.255"
 }
 
-// reject is the target that refuses, as kube-proxy does.
+// reject returns the target that refuses packets as kube-proxy does.
 func reject(f tracker.Family) string {
 	if f == tracker.IPv6 {
 		return "-j REJECT --reject-with icmp6-port-unreachable"
@@ -153,7 +152,7 @@ func reject(f tracker.Family) string {
 	return "-j REJECT --reject-with icmp-port-unreachable"
 }
 
-// loopback is the family's loopback range.
+// loopback returns the family's loopback range.
 func loopback(f tracker.Family) netip.Prefix {
 	if f == tracker.IPv6 {
 		return netip.PrefixFrom(netip.IPv6Loopback(), 128)

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// kernelTable is what the kernel has in one table.
+// kernelTable holds the kernel's state of one table.
 type kernelTable struct {
-	// chains is a hash of the rules of each chain that is ours.
+	// chains holds a hash of the rules of each of our chains.
 	chains map[string]uint64
 	// hooks is the rules in other chains that lead to ours, in order.
 	hooks []hook
@@ -27,7 +27,7 @@ func hashRule(h *maphash.Hash, rule []byte) {
 	h.WriteByte('\n')
 }
 
-// hashChain is the hash of a chain's rules.
+// hashChain returns the hash of a chain's rules.
 func hashChain(seed maphash.Seed, rules []string) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -39,22 +39,21 @@ func hashChain(seed maphash.Seed, rules []string) uint64 {
 }
 
 // readKernel reads a table.
-func (t *tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*kernelTable, error) {
+func (t tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*kernelTable, error) {
 	r, w := io.Pipe()
 	done := make(chan *kernelTable, 1)
 	go func() {
 		k := parseSave(r, tab, seed)
-		// Whatever is wrong with the rest, the program can write it.
+		// The program must be able to write the rest, even if the parser gave up.
 		_, _ = io.Copy(io.Discard, r)
 		done <- k
 	}()
-	err := t.stream(ctx, t.save, []string{"-t", tab.String()}, nil, w)
+	err := commandError(t.Save(ctx, tab.String(), w), nil)
 	w.Close()
 	return <-done, err
 }
 
-// parseSave reads what iptables-save prints of a table. Lines that it does not
-// know it passes over.
+// parseSave reads the output of iptables-save about a table. It ignores unknown lines.
 func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 	k := &kernelTable{chains: map[string]uint64{}}
 	hashes := map[string]*maphash.Hash{}
@@ -100,13 +99,13 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 	return k
 }
 
-// nfacctSaved is how iptables-save prints a match as of version 1.8.9, with a blank too
-// many: nfacctWritten is how it is written.
+// nfacctSaved is a match as iptables-save of version 1.8.9 prints it, with one blank too
+// many. nfacctWritten is the match as batches write it.
 var nfacctSaved, nfacctWritten = []byte(" --nfacct-name  "), []byte(" --nfacct-name ")
 
 // target returns the chain that a rule leads to, or its target, "" if it has
-// none. A rule ends with it and its options; a comment cannot be taken for it as
-// it ends with a quote.
+// none. A rule ends with the target and its options. A comment cannot be mistaken for it
+// because it ends with a quote.
 func target(rule []byte) string {
 	for _, flag := range []string{"-j ", "-g "} {
 		if i := bytes.LastIndex(rule, []byte(flag)); i >= 0 && (i == 0 || rule[i-1] == ' ') {

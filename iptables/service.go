@@ -13,8 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// rendered is what one Service comes to: chains of its own, and rules in the
-// dispatchers.
+// rendered holds the chains of one Service, and its rules in the dispatchers.
 type rendered struct {
 	chains []chain
 	rules  []placed
@@ -24,7 +23,7 @@ type rendered struct {
 type placed struct {
 	dispatcher int
 	dispatched
-	// shared: other Services may have the very same rule.
+	// shared reports that other Services may have the very same rule.
 	shared bool
 }
 
@@ -39,25 +38,24 @@ type serviceRenderer struct {
 	names    map[string]bool
 }
 
-// renderService returns what s comes to. Its error says what of s cannot be
-// expressed.
+// renderService renders s. It fails if iptables cannot express something that s asks for.
 func renderService(c *settings, local localTraffic, s *ruleset.Service) (rendered, error) {
 	r := serviceRenderer{
 		settings: c, local: local, s: s,
 		id: serviceID(s.Key), name: s.Key.ServicePortName.String(), protocol: protocolName(s.Key.Protocol),
 	}
 	if r.protocol == "" {
-		return rendered{}, fmt.Errorf("iptables: protocol %q is not known", s.Key.Protocol)
+		return rendered{}, fmt.Errorf("iptables: unknown protocol %q", s.Key.Protocol)
 	}
 	if a := s.Port.Affinity; a < 0 || a > maxAffinity {
-		return rendered{}, fmt.Errorf("iptables: affinity of %v is more than %v", a, maxAffinity)
+		return rendered{}, fmt.Errorf("iptables: affinity timeout %v is not between 0 and %v", a, maxAffinity)
 	}
 	if h := s.Hash(); h != tracker.HashNone && r.refuseHash {
 		return rendered{}, fmt.Errorf("%w: %v", ErrHash, h)
 	}
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.Addr.IsValid() && tracker.FamilyOf(f.Addr) != c.family || f.Addr.Zone() != "" {
-			return rendered{}, fmt.Errorf("iptables: %v is no %v address", f.Addr, c.family)
+			return rendered{}, fmt.Errorf("iptables: %v is not an %v address", f.Addr, c.family)
 		}
 	}
 	for _, t := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
@@ -73,7 +71,7 @@ func renderService(c *settings, local localTraffic, s *ruleset.Service) (rendere
 		}
 	}
 	if p := s.Port.HealthCheckNodePort; p != 0 {
-		// Other ports of the Service have the same.
+		// The other ports of the Service have the same health check node port.
 		r.place(healthNodePorts, keyOf(netip.Addr{}, protocols[0], p), true, "-p tcp",
 			comment(s.Key.Namespace, "/", s.Key.Name, " health check node port"), destinationPort("tcp", p), "-j ACCEPT")
 	}
@@ -85,8 +83,8 @@ func renderService(c *settings, local localTraffic, s *ruleset.Service) (rendere
 // [*ruleset.PartialError].
 func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
 
-// maxAffinity is the longest time that clients can be remembered: xt_recent
-// counts seconds, and multiplies them by the ticks of the clock in 32 bits.
+// maxAffinity is the longest affinity timeout. xt_recent multiplies its seconds by the
+// ticks of the clock in 32 bits.
 const maxAffinity = 48 * 24 * time.Hour
 
 func (r *serviceRenderer) add(c chain) { r.out.chains = append(r.out.chains, c) }
@@ -107,11 +105,11 @@ func (r *serviceRenderer) endpointChain(ep *tracker.Endpoint) string {
 	return prefixEndpoint + hashOf(r.id, ep.Addr.String())
 }
 
-// isPool reports whether t sends somewhere.
+// isPool reports whether t is a pool of endpoints.
 func isPool(t ruleset.Target) bool { return t == ruleset.ToCluster || t == ruleset.ToLocal }
 
-// pool renders the endpoints of one pool and the choice among them, if there is a
-// frontend that uses it.
+// pool renders the endpoints of one pool and the choice among them, if a frontend uses
+// the pool.
 func (r *serviceRenderer) pool(t ruleset.Target) error {
 	used := slices.ContainsFunc(r.s.Frontends, func(f ruleset.Frontend) bool { return f.Target == t || f.Near == t })
 	if !used {
@@ -134,7 +132,7 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 	}
 	for i, ep := range endpoints {
 		if tracker.FamilyOf(ep.Addr.Addr()) != r.family || ep.Addr.Addr().Zone() != "" || ep.Addr.Port() == 0 {
-			return fmt.Errorf("iptables: endpoint %v is no %v address and port", ep.Addr, r.family)
+			return fmt.Errorf("iptables: endpoint %v is not an %v address and port", ep.Addr, r.family)
 		}
 		names[i] = r.endpointChain(ep)
 		if r.names[names[i]] {
@@ -178,8 +176,8 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 	return nil
 }
 
-// masquerade is the rules that mark what is to be masqueraded on its way through
-// a cluster IP.
+// masquerade returns the rules that mark connections to a cluster IP that must be
+// masqueraded.
 func (r *serviceRenderer) masquerade(f *ruleset.Frontend) []string {
 	rule := func(src, in, to string) []string {
 		return []string{join(src, destination(host(f.Addr)), in, "-p "+r.protocol, comment(r.name, " cluster IP"),
@@ -205,7 +203,7 @@ func (r *serviceRenderer) masquerade(f *ruleset.Frontend) []string {
 // clusterIP renders a cluster IP.
 func (r *serviceRenderer) clusterIP(f *ruleset.Frontend) {
 	k := keyOf(f.Addr, r.s.Key.Protocol, f.Port)
-	// What finds no rule of the Service goes to this one, in the filter table.
+	// In the filter table, this rule refuses the ports that no Service has.
 	r.place(clusterIPs, keyOfAddr(f.Addr), true, destination(host(f.Addr)), comment("no such port of this cluster IP"), reject(r.family))
 	if isPool(f.Target) {
 		r.place(toServices, k, false, r.to(f), comment(r.name, " cluster IP"), destinationPort(r.protocol, f.Port), jump(r.poolChain(f.Target)))
@@ -216,7 +214,8 @@ func (r *serviceRenderer) clusterIP(f *ruleset.Frontend) {
 	}
 }
 
-// to matches a frontend's address and protocol; the port comes after the comment.
+// to returns the match of a frontend's address and protocol. The match of the port comes
+// after the comment.
 func (r *serviceRenderer) to(f *ruleset.Frontend) string {
 	if f.Kind == ruleset.NodePort {
 		return "-p " + r.protocol
@@ -224,11 +223,11 @@ func (r *serviceRenderer) to(f *ruleset.Frontend) string {
 	return destination(host(f.Addr)) + " -p " + r.protocol
 }
 
-// verdict is what is done, in the filter table, with connections to f that were
-// sent nowhere, and why. It is there also while all are sent somewhere: then a
-// packet that comes in between two changes, to the one table and to the other,
-// is not let through to an address where nobody is. Under a policy of Local it is
-// dropped then, for its sender to try again.
+// verdict returns the target, in the filter table, for connections to f that were not
+// forwarded, and the reason. The rule exists even while all connections are forwarded. A
+// packet that arrives between the changes of the two tables then does not leave for an
+// address that no host has. Under a policy of Local the rule drops the packet, and the
+// sender retransmits it.
 func (r *serviceRenderer) verdict(f *ruleset.Frontend) (verdict, why string) {
 	switch {
 	case f.Target == ruleset.Reject || f.Near == ruleset.Reject && f.Target != ruleset.Drop:
@@ -271,8 +270,8 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 		r.place(firewalled, k, false, r.to(f), comment(r.name, " traffic not accepted by "+name), port, "-j DROP")
 		return
 	}
-	// Sources that are let in are refused by KUBE-EXTERNAL-SERVICES, which comes next;
-	// all others are dropped.
+	// KUBE-EXTERNAL-SERVICES, which is next, refuses connections from allowed sources. All
+	// others are dropped.
 	if r.fresh(filter, name) {
 		c := chain{table: filter, name: name, rank: rankFirewall}
 		for _, p := range f.Sources {
@@ -284,9 +283,9 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 	r.place(firewalled, k, false, r.to(f), comment(r.name, about), port, jump(name))
 }
 
-// variant is what the names of chains are made from that frontends share if they
-// agree in what aspect returns. It is the Service alone for the first, and mostly
-// the only, such group.
+// variant returns the text that the name of f's chain is a hash of. Frontends for which
+// aspect returns the same share a chain. The text is the Service's ID for the first, and
+// usually only, such group.
 func (r *serviceRenderer) variant(aspect func(*ruleset.Frontend) string, f *ruleset.Frontend) string {
 	var seen []string
 	want := aspect(f)
@@ -305,11 +304,12 @@ func (r *serviceRenderer) variant(aspect func(*ruleset.Frontend) string, f *rule
 	return r.id
 }
 
-// treatmentOf and sourcesOf are the aspects that chains differ by.
+// treatmentOf is the aspect by which the chains for external addresses differ.
 func treatmentOf(f *ruleset.Frontend) string {
 	return string([]byte{byte(f.Target), byte(f.Near), byte(f.Masquerade)})
 }
 
+// sourcesOf is the aspect by which the chains that restrict sources differ.
 func sourcesOf(f *ruleset.Frontend) string {
 	if len(f.Sources) == 0 {
 		return ""
@@ -317,13 +317,12 @@ func sourcesOf(f *ruleset.Frontend) string {
 	return treatmentOf(f) + fmt.Sprint(f.Sources)
 }
 
-// fresh reports whether a chain was not rendered yet.
+// fresh reports whether a chain has not been rendered yet.
 func (r *serviceRenderer) fresh(t table, name string) bool {
 	return !slices.ContainsFunc(r.out.chains, func(c chain) bool { return c.rank > rankService && c.table == t && c.name == name })
 }
 
-// externalChain renders the chain for traffic to external addresses, and returns
-// its name.
+// externalChain renders the chain for external addresses, and returns its name.
 func (r *serviceRenderer) externalChain(f *ruleset.Frontend) string {
 	c := chain{table: nat, name: prefixExternal + hashOf(r.variant(treatmentOf, f)), rank: rankExternal}
 	if !r.fresh(nat, c.name) {
@@ -354,8 +353,7 @@ func (r *serviceRenderer) externalChain(f *ruleset.Frontend) string {
 	return c.name
 }
 
-// firewallChain renders the chain that lets some sources in, and returns its
-// name.
+// firewallChain renders the chain that accepts allowed sources, and returns its name.
 func (r *serviceRenderer) firewallChain(f *ruleset.Frontend, next string) string {
 	c := chain{table: nat, name: prefixFirewall + hashOf(r.variant(sourcesOf, f)), rank: rankFirewall}
 	if !r.fresh(nat, c.name) {

@@ -12,9 +12,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestInvalidPackets looks whether packets that connection tracking takes for
+// TestInvalidPacketsAreDropped looks whether packets that connection tracking takes for
 // invalid are dropped: not where it was told to be liberal.
-func TestInvalidPackets(t *testing.T) {
+func TestInvalidPacketsAreDropped(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
 	r := newRig(t, NFT)
@@ -33,9 +33,9 @@ func TestInvalidPackets(t *testing.T) {
 	}
 }
 
-// TestSysctl sets route_localnet for NodePorts at loopback addresses, and only
+// TestRouteLocalnetFollowsConfig sets route_localnet for NodePorts at loopback addresses, and only
 // then.
-func TestSysctl(t *testing.T) {
+func TestRouteLocalnetFollowsConfig(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
 	for _, on := range []bool{false, true} {
@@ -43,7 +43,7 @@ func TestSysctl(t *testing.T) {
 		r.sync()
 		var value []byte
 		if err := r.host.Do(func() (err error) {
-			value, err = os.ReadFile(routeLocalnet)
+			value, err = os.ReadFile("/proc/sys/" + routeLocalnet)
 			return err
 		}); err != nil {
 			t.Fatal(err)
@@ -69,19 +69,19 @@ func TestSetSysctls(t *testing.T) {
 		{Config{LocalhostNodePorts: true}, "1"},
 	} {
 		h := netlab.NewHost(t)
-		for _, fd := range []int{0, h.FD()} {
-			c.config.NetNS = fd
+		for _, ns := range []*os.File{nil, h.File()} {
+			c.config.NetNS = ns
 			if err := h.Sysctl("net/ipv4/conf/all/route_localnet", "0"); err != nil {
 				t.Fatal(err)
 			}
 			set := func() error { return SetSysctls(c.config) }
 			var err error
-			if fd == 0 {
+			if ns == nil {
 				err = h.Do(set)
 			} else {
 				err = set()
 			}
-			got, err2 := h.Output("cat", routeLocalnet)
+			got, err2 := h.Output("cat", "/proc/sys/"+routeLocalnet)
 			if err != nil || err2 != nil || strings.TrimSpace(got) != c.want {
 				t.Errorf("%+v: route_localnet is %q, want %s, errors %v, %v", c.config, got, c.want, err, err2)
 			}

@@ -4,19 +4,19 @@ package iptables
 
 import (
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/sysctl"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The sysctls that matter here: Documentation/networking/ip-sysctl.rst and
-// nf_conntrack-sysctl.rst of the kernel. They are those of the namespace of the
-// thread that opens them.
+// The sysctls that the backend uses: Documentation/networking/ip-sysctl.rst and
+// nf_conntrack-sysctl.rst of the kernel. They belong to the namespace of the thread that
+// opens them.
 const (
-	routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
-	tcpBeLiberal  = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
+	routeLocalnet = "net/ipv4/conf/all/route_localnet"
+	tcpBeLiberal  = "net/netfilter/nf_conntrack_tcp_be_liberal"
 )
 
 // SetSysctls sets the sysctl that a full delta sets for a configuration, unless it has
@@ -34,32 +34,26 @@ func SetSysctls(c Config) error {
 	if !c.LocalhostNodePorts || !slices.Contains(c.Families, tracker.IPv4) {
 		return nil
 	}
-	t := &tool{netns: -1}
-	if c.NetNS != 0 {
-		t.netns = c.NetNS
+	ns, err := netns.Open(c.NetNS)
+	if err != nil {
+		return fmt.Errorf("iptables: %w", err)
 	}
-	return t.setSysctl(routeLocalnet, "1")
+	defer ns.Close()
+	return setSysctl(ns.Do, routeLocalnet, "1")
 }
 
 // sysctl returns a sysctl's value, "" if there is none.
-func (t *tool) sysctl(path string) string {
+func (t tool) sysctl(name string) string {
 	value := ""
 	// What cannot be read has its default.
-	_ = t.within(func() error {
-		b, err := os.ReadFile(path)
-		value = strings.TrimSpace(string(b))
-		return err
-	})
+	_ = t.Do(func() (err error) { value, err = sysctl.Get(name); return err })
 	return value
 }
 
-// setSysctl sets a sysctl that is not as it should be.
-func (t *tool) setSysctl(path, value string) error {
-	if t.sysctl(path) == value {
-		return nil
-	}
-	if err := t.within(func() error { return os.WriteFile(path, []byte(value), 0) }); err != nil {
-		return fmt.Errorf("iptables: sysctl: %w", err)
+// setSysctl sets a sysctl in the namespace of do.
+func setSysctl(do func(func() error) error, name, value string) error {
+	if err := do(func() error { return sysctl.Set(name, value) }); err != nil {
+		return fmt.Errorf("iptables: %w", err)
 	}
 	return nil
 }

@@ -1,37 +1,25 @@
-//go:build linux
-
 package iptables
 
 import "github.com/go-proxier/proxier/tracker"
 
-// Trace is a set of functions that are told what a [Backend] does. Any of them, and
-// the *Trace itself, may be nil. They are called by the goroutine that called Apply,
-// before it returns, and must not call the Backend.
+// Trace is a set of functions that a [Backend] calls. Any of them, and the *Trace
+// itself, may be nil. The goroutine that called Apply calls them before Apply returns.
+// They must not call the Backend.
 type Trace struct {
-	// Applied is called for each family that an Apply brought up to date, Services
-	// that were refused aside, and for each table of it: filter and nat.
+	// Applied is called once for each table, filter and nat, of each family that an
+	// Apply brought up to date. Refused Services do not count as a failure of Apply here.
 	Applied func(Info)
 }
 
-// Info is what there is in one table.
+// Info describes one table after an Apply.
 type Info struct {
-	// Family is whose table it is.
+	// Family is the table's address family.
 	Family tracker.Family
 	// Table is "filter" or "nat".
 	Table string
-	// Rules is how many rules the backend's chains have there. The jumps to them from
-	// the kernel's own chains are not counted, nor is the rule in KUBE-PROXY-CANARY.
-	// Written is how many of them this Apply wrote, whether they were there before or
-	// not, and those that it tried where something was refused.
+	// Rules is how many rules the backend's chains have in the table. The jumps to them
+	// from the kernel's own chains do not count, nor does the rule in KUBE-PROXY-CANARY.
+	// Written is how many rules this Apply wrote, including rules that were there before
+	// and those that it tried in search of a refused Service.
 	Rules, Written int
-}
-
-func (t *Trace) applied(f *family) {
-	if t == nil || t.Applied == nil {
-		return
-	}
-	size := f.model.size()
-	for table := range tables {
-		t.Applied(Info{Family: f.family, Table: table.String(), Rules: size[table], Written: f.written[table]})
-	}
 }

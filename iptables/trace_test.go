@@ -12,8 +12,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestTakesOverFromIPVS has a full delta remove what kube-proxy's ipvs mode has in
-// chains of the same names, and leave what somebody else leads there.
+// TestTakesOverFromIPVS has rules of kube-proxy's ipvs mode in chains of the same names,
+// which a full delta must remove, and a jump of another program, which must stay.
 func TestTakesOverFromIPVS(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
@@ -33,24 +33,23 @@ func TestTakesOverFromIPVS(t *testing.T) {
 		r.start()
 		r.sync()
 		if got := r.kernel(tracker.IPv4)["filter INPUT"]; !slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "-s 203.0.113.9/32 ") }) {
-			t.Errorf("somebody else's rule is gone: %v", got)
+			t.Errorf("another program's rule is gone: %v", got)
 		}
 	})
 }
 
-// TestTrace compares what is told of each change with what is written, and with what
-// the kernel has.
+// TestTrace compares each Info with the lines that were written and with the kernel.
 func TestTrace(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
-		var told []Info
+		var infos []Info
 		w := &watched{tb: t, dir: t.TempDir()}
 		r := newRig(t, flavour, w.through, func(c *Config) {
-			c.Trace = &Trace{Applied: func(i Info) { told = append(told, i) }}
+			c.Trace = &Trace{Applied: func(i Info) { infos = append(infos, i) }}
 		})
 		check := func(what string, fullFor ...tracker.Family) {
 			t.Helper()
-			told = nil
+			infos = nil
 			w.calls()
 			r.sync()
 			written, table := map[string]int{}, ""
@@ -66,13 +65,13 @@ func TestTrace(t *testing.T) {
 			for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 				size := r.kernel(f).size()
 				for table := range tables {
-					if i >= len(told) {
-						t.Fatalf("%s: told only of %v", what, told)
+					if i >= len(infos) {
+						t.Fatalf("%s: only %v", what, infos)
 					}
 					program := map[tracker.Family]string{tracker.IPv4: "iptables", tracker.IPv6: "ip6tables"}[f] + " " + table.String()
 					want := Info{f, table.String(), size[table], written[program]}
-					if told[i] != want {
-						t.Errorf("%s: told of %+v, want %+v", what, told[i], want)
+					if infos[i] != want {
+						t.Errorf("%s: %+v, want %+v", what, infos[i], want)
 					}
 					if slices.Contains(fullFor, f) && (want.Written == 0 || want.Written != want.Rules) {
 						t.Errorf("%s: %+v, which is not all", what, want)
@@ -80,31 +79,31 @@ func TestTrace(t *testing.T) {
 					i++
 				}
 			}
-			if i != len(told) {
-				t.Errorf("%s: told of more: %+v", what, told[i:])
+			if i != len(infos) {
+				t.Errorf("%s: more than expected: %+v", what, infos[i:])
 			}
 		}
 		r.everyKind()
 		check("all is new", tracker.IPv4, tracker.IPv6)
 		r.cursor.Resync()
 		check("nothing is new")
-		if slices.ContainsFunc(told, func(i Info) bool { return i.Written != 0 }) {
-			t.Errorf("a resync is said to have written: %+v", told)
+		if slices.ContainsFunc(infos, func(i Info) bool { return i.Written != 0 }) {
+			t.Errorf("a resync wrote: %+v", infos)
 		}
 		r.tracker.SetSlice(slice(0, tracker.IPv4, 1, 2, 3, 4, 5, 6))
 		check("other endpoints")
-		if told[nat].Written == 0 || told[filter].Written != 0 || told[tables+nat].Written != 0 {
-			t.Errorf("for endpoints of IPv4 it is said to have written %+v", told)
+		if infos[nat].Written == 0 || infos[filter].Written != 0 || infos[tables+nat].Written != 0 {
+			t.Errorf("a change of IPv4 endpoints wrote %+v", infos)
 		}
 		r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-0"})
 		check("a Service less")
 
-		// What fails is not told of.
-		told = nil
+		// A failed Apply is not traced.
+		infos = nil
 		w.set("refuse", "nat")
 		r.tracker.SetSlice(slice(1, tracker.IPv4, 7))
-		if err := r.cursor.Sync(t.Context()); err == nil || len(told) != 0 {
-			t.Errorf("error %v, and told of %+v", err, told)
+		if err := r.cursor.Sync(t.Context()); err == nil || len(infos) != 0 {
+			t.Errorf("error %v, traced %+v", err, infos)
 		}
 		w.set("", "")
 		check("after a failure")

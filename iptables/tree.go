@@ -14,22 +14,20 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A dispatcher leads a packet to the one rule, of very many, that is for its
-// destination. It is a tree of chains: a chain of few rules holds them itself, one
-// of more divides them by the first two bits in which they differ, of destination
-// address, protocol and port, in this order. So a packet meets a few rules on each
-// of the O(log N) chains on its way, and one rule more or less is a change to one
-// small chain.
+// dispatcher describes a tree of chains that leads a packet to the one rule for its
+// destination. A chain with few rules holds them itself. A chain with more divides them
+// by the first two bits in which they differ, of destination address, protocol and port,
+// in this order. A packet meets a few rules on each of the O(log N) chains on its way,
+// and adding or removing a rule changes one small chain.
 //
-// What the tree looks like depends on nothing but the rules in it: it is the same
-// however it came about.
+// The shape of the tree depends only on the rules in it, not on their history.
 type dispatcher struct {
 	table table
-	// root is the name of the first chain; prefix begins those of all others.
+	// root is the name of the first chain. The names of all others begin with prefix.
 	root, prefix string
 }
 
-// The dispatchers: places in [dispatchers] and model.trees.
+// The dispatchers: indices of [dispatchers] and model.trees.
 const (
 	toServices = iota
 	toNodePorts
@@ -52,31 +50,29 @@ var dispatchers = [...]dispatcher{
 	clusterIPs:       {filter, chainClusterIPs, "KUBE-CIPS-"},
 }
 
-// key is what a dispatched rule matches: the bytes of the address, unless it is
-// of a tree of NodePorts; one for the protocol and two for the port, unless it is
-// of the tree of cluster IPs. All keys of a tree are equally long, and none is a
-// prefix of another.
+// key is the destination that a dispatched rule matches: the bytes of the address, except
+// in trees of NodePorts, then one for the protocol and two for the port, except in the
+// tree of cluster IPs. All keys of a tree have the same length.
 type key string
 
 // maxKeyBits is the length of the longest key.
 const maxKeyBits = 128 + 8 + 16
 
-// stride is by how many bits a chain divides its rules.
+// stride is the number of bits by which a chain divides its rules.
 const stride = 2
 
-// leafRules is how many rules a chain below the first holds undivided; firstRules
-// is the same for the first, so that small clusters have the single chain that
-// operators know.
+// leafRules is how many rules a chain below the first holds undivided. firstRules is the
+// same for the first chain, so that small clusters have the single chain that operators
+// know.
 const (
 	leafRules  = 12
 	firstRules = 100
 )
 
-// protocols is the protocols in the order of their two bits in a key.
+// protocols holds the protocols in the order of their two bits in a key.
 var protocols = [...]v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}
 
-// keyOf returns the key of an address (none if it is the zero Addr), protocol
-// and port.
+// keyOf returns the key of an address, protocol and port. The zero Addr adds no bytes.
 func keyOf(a netip.Addr, p v1.Protocol, port uint16) key {
 	b := binary.BigEndian.AppendUint16(append(a.AsSlice(), byte(slices.Index(protocols[:], p))<<6), port)
 	return key(b)
@@ -85,11 +81,11 @@ func keyOf(a netip.Addr, p v1.Protocol, port uint16) key {
 // keyOfAddr returns the key of an address alone.
 func keyOfAddr(a netip.Addr) key { return key(a.AsSlice()) }
 
-// bitsAt returns the bits at which a chain divides its rules: two of them.
+// bitsAt returns the stride bits at bit i.
 func (k key) bitsAt(i int) int { return int(k[i/8]>>(8-stride-i%8)) & (1<<stride - 1) }
 
-// common returns how many bits, rounded down to the stride, k and o begin with
-// alike.
+// common returns the length in bits of the common prefix of k and o, rounded down to the
+// stride.
 func (k key) common(o key) int {
 	n := 0
 	for n < len(k) && n < len(o) && k[n] == o[n] {
@@ -102,7 +98,7 @@ func (k key) common(o key) int {
 	return i / stride * stride
 }
 
-// prefix returns k with only its first n bits left.
+// prefix returns k with all bits cleared except the first n.
 func (k key) prefix(n int) key {
 	b := []byte(k)
 	for i := range b {
@@ -116,47 +112,55 @@ func (k key) prefix(n int) key {
 	return key(b)
 }
 
-// dispatched is a rule and what it matches.
+// dispatched is a rule with the destination that it matches.
 type dispatched struct {
 	key  key
 	rule string
 	// before, unless it is "", is a rule ahead of it that matches some of the same
-	// packets. It does not count where rules are divided among chains.
+	// packets. The limits leafRules and firstRules do not count it.
 	before string
 }
 
-// isAhead returns how many rules are ahead of this one.
-func (d dispatched) isAhead() int {
+// ahead returns how many rules are ahead of this one.
+func (d dispatched) ahead() int {
 	if d.before == "" {
 		return 0
 	}
 	return 1
 }
 
-// node is one chain of a tree. It holds rules, or leads to at least two others.
-type node struct {
-	// slot is the first bits of every key at or below it, as many as the chain that
-	// leads here asks for. They make its name. sample begins like every key at or
-	// below it for at bits at least.
-	slot   int
-	sample key
-	rules  []dispatched // sorted; nil if it leads to others
-	at     int          // the bits by which it divides
-	kids   *[1 << stride]*node
-	count  int // rules at or below it
+// appendTo appends the rule, after the one ahead of it.
+func (d dispatched) appendTo(rules []string) []string {
+	if d.before != "" {
+		rules = append(rules, d.before)
+	}
+	return append(rules, d.rule)
 }
 
-// tree is what one dispatcher consists of.
+// node is one chain of a tree. It holds rules, or leads to at least two others.
+type node struct {
+	// prefixLen is how many bits every key at or below it begins with, as far as the chain
+	// that leads here matches them. The name contains them. sample has the first at bits,
+	// or more, in common with every key at or below it.
+	prefixLen int
+	sample    key
+	rules     []dispatched // sorted; nil if it leads to others
+	at        int          // the first of the bits by which it divides
+	kids      *[1 << stride]*node
+	count     int // rules at or below it
+}
+
+// tree holds the rules and chains of one dispatcher.
 type tree struct {
 	dispatcher
 	addrBits int // of the address in a key
 	first    *node
 	// below is how many chains there are below the first. One rule leads to each.
 	below int
-	// ahead is how many rules there are ahead of others.
+	// ahead is how many rules are ahead of others.
 	ahead int
-	// changed is the chains that are not as they were when it was last emptied, by
-	// name; nil stands for one that is gone.
+	// changed holds, by name, the chains that have changed since it was last cleared; nil
+	// stands for a deleted chain.
 	changed map[string]*node
 }
 
@@ -175,7 +179,7 @@ func (t *tree) limit(n *node) int {
 
 func (t *tree) touch(n *node) { t.changed[t.name(n)] = n }
 
-// gone takes note that a chain below the first is no more.
+// gone records that a chain below the first was deleted.
 func (t *tree) gone(n *node) {
 	t.changed[t.name(n)] = nil
 	t.below--
@@ -189,13 +193,13 @@ func (t *tree) insert(n *node, d dispatched) (added bool) {
 		i, found := slices.BinarySearchFunc(n.rules, d.key, func(x dispatched, k key) int { return strings.Compare(string(x.key), string(k)) })
 		if found {
 			if n.rules[i] != d {
-				t.ahead += d.isAhead() - n.rules[i].isAhead()
+				t.ahead += d.ahead() - n.rules[i].ahead()
 				n.rules[i] = d
 				t.touch(n)
 			}
 			return false
 		}
-		t.ahead += d.isAhead()
+		t.ahead += d.ahead()
 		n.rules = slices.Insert(n.rules, i, d)
 		n.count++
 		n.sample = d.key
@@ -204,8 +208,8 @@ func (t *tree) insert(n *node, d dispatched) (added bool) {
 		return true
 	}
 	if at := n.sample.common(d.key); at < n.at {
-		// It differs from all others before they differ among themselves.
-		others := &node{slot: at + stride, sample: n.sample, at: n.at, kids: n.kids, count: n.count}
+		// The key differs from all others at an earlier bit than they do from each other.
+		others := &node{prefixLen: at + stride, sample: n.sample, at: n.at, kids: n.kids, count: n.count}
 		n.at, n.kids = at, new([1 << stride]*node)
 		n.kids[others.sample.bitsAt(at)] = others
 		t.below++
@@ -214,7 +218,7 @@ func (t *tree) insert(n *node, d dispatched) (added bool) {
 	}
 	i := d.key.bitsAt(n.at)
 	if n.kids[i] == nil {
-		n.kids[i] = &node{slot: n.at + stride}
+		n.kids[i] = &node{prefixLen: n.at + stride}
 		n.kids[i].sample = d.key
 		t.below++
 		t.touch(n)
@@ -226,7 +230,7 @@ func (t *tree) insert(n *node, d dispatched) (added bool) {
 	return added
 }
 
-// divide divides the rules of a chain that has too many.
+// divide moves the rules of a chain that has too many to new chains.
 func (t *tree) divide(n *node) {
 	if len(n.rules) <= t.limit(n) {
 		return
@@ -239,7 +243,7 @@ func (t *tree) divide(n *node) {
 			end++
 		}
 		if end != 0 {
-			kid := &node{slot: n.at + stride, sample: rules[0].key, rules: slices.Clone(rules[:end]), count: end}
+			kid := &node{prefixLen: n.at + stride, sample: rules[0].key, rules: slices.Clone(rules[:end]), count: end}
 			n.kids[i] = kid
 			t.below++
 			t.touch(kid)
@@ -250,7 +254,7 @@ func (t *tree) divide(n *node) {
 	t.touch(n)
 }
 
-// remove removes a rule, if it is there: another rule with the same key stays.
+// remove removes a rule if the tree has it. Another rule with the same key stays.
 func (t *tree) remove(d dispatched) { t.delete(t.first, d) }
 
 func (t *tree) delete(n *node, d dispatched) (deleted bool) {
@@ -261,7 +265,7 @@ func (t *tree) delete(n *node, d dispatched) (deleted bool) {
 		}
 		n.rules = slices.Delete(n.rules, i, i+1)
 		n.count--
-		t.ahead -= d.isAhead()
+		t.ahead -= d.ahead()
 		t.touch(n)
 		return true
 	}
@@ -297,14 +301,14 @@ func (t *tree) delete(n *node, d dispatched) (deleted bool) {
 			last = kid
 		}
 	}
-	// Too many for one chain, so the only one left is divided itself.
+	// The rules are too many for one chain, so the only child left leads to others.
 	t.gone(last)
 	n.sample, n.at, n.kids = last.sample, last.at, last.kids
 	t.touch(n)
 	return true
 }
 
-// collapse takes the chains at and below n away and appends their rules.
+// collapse deletes the chains at and below n and appends their rules.
 func (t *tree) collapse(n *node, rules []dispatched) []dispatched {
 	if n == nil {
 		return rules
@@ -319,10 +323,11 @@ func (t *tree) collapse(n *node, rules []dispatched) []dispatched {
 	return rules
 }
 
-// size returns how many rules the tree's chains have because of it.
+// size returns how many rules the tree has: those of its keys and the jumps between its
+// chains.
 func (t *tree) size() int { return t.first.count + t.ahead + t.below }
 
-// walk calls f with every chain, none before one it leads to.
+// walk calls f with every chain, after all chains that it leads to.
 func (t *tree) walk(f func(*node)) { walk(t.first, f) }
 
 func walk(n *node, f func(*node)) {
@@ -336,40 +341,37 @@ func walk(n *node, f func(*node)) {
 	f(n)
 }
 
-// name returns the name of a chain: at most 28 bytes, as many as the kernel
-// allows (XT_EXTENSION_MAXNAMELEN, less the NUL). For IPv4 it is the range of
-// addresses in hexadecimal, for NodePorts protocol and range of ports.
+// name returns the name of a chain, at most the 28 bytes that the kernel allows
+// (XT_EXTENSION_MAXNAMELEN, less the NUL). For IPv4 it has the range of addresses in
+// hexadecimal, for NodePorts the protocol and range of ports.
 func (t *tree) name(n *node) string {
-	if n.slot == 0 {
+	if n.prefixLen == 0 {
 		return t.root
 	}
-	slot := n.sample.prefix(n.slot)
+	prefix := n.sample.prefix(n.prefixLen)
 	switch {
-	case t.addrBits == 32 && n.slot <= 32:
-		return t.prefix + strings.ToUpper(hex.EncodeToString([]byte(slot[:4]))) + "/" + strconv.Itoa(n.slot)
+	case t.addrBits == 32 && n.prefixLen <= 32:
+		return t.prefix + strings.ToUpper(hex.EncodeToString([]byte(prefix[:4]))) + "/" + strconv.Itoa(n.prefixLen)
 	case t.addrBits == 0:
-		p := string(protocols[slot[0]>>6])
-		if n.slot <= 8 {
+		p := string(protocols[prefix[0]>>6])
+		if n.prefixLen <= 8 {
 			return t.prefix + p
 		}
-		return t.prefix + p + "-" + strings.ToUpper(hex.EncodeToString([]byte(slot[1:]))) + "/" + strconv.Itoa(n.slot-8)
+		return t.prefix + p + "-" + strings.ToUpper(hex.EncodeToString([]byte(prefix[1:]))) + "/" + strconv.Itoa(n.prefixLen-8)
 	}
-	return t.prefix + hashOf(string(slot), strconv.Itoa(n.slot))
+	return t.prefix + hashOf(string(prefix), strconv.Itoa(n.prefixLen))
 }
 
-// rules returns the rules that are in a chain because of the tree.
+// rules returns the tree's rules in a chain.
 func (t *tree) rules(n *node) []string {
 	var out []string
 	for _, d := range n.rules {
-		if d.before != "" {
-			out = append(out, d.before)
-		}
-		out = append(out, d.rule)
+		out = d.appendTo(out)
 	}
 	if n.kids == nil {
 		return out
 	}
-	// A packet that finds nothing comes back to the first chain at once.
+	// After a goto, a packet that matches nothing returns to the first chain at once.
 	how := "-g "
 	if n == t.first {
 		how = "-j "
@@ -382,19 +384,19 @@ func (t *tree) rules(n *node) []string {
 	return out
 }
 
-// match returns what the packets for a chain have in common.
+// match returns the match of the packets for a chain.
 func (t *tree) match(n *node) string {
-	slot, size := n.sample.prefix(n.slot), t.addrBits/8
+	prefix, size := n.sample.prefix(n.prefixLen), t.addrBits/8
 	var out []string
 	if size != 0 {
-		a, _ := netip.AddrFromSlice([]byte(slot[:size]))
-		out = append(out, destination(netip.PrefixFrom(a, min(n.slot, t.addrBits))))
+		a, _ := netip.AddrFromSlice([]byte(prefix[:size]))
+		out = append(out, destination(netip.PrefixFrom(a, min(n.prefixLen, t.addrBits))))
 	}
-	if n.slot > t.addrBits {
-		p := protocolName(protocols[slot[size]>>6])
+	if n.prefixLen > t.addrBits {
+		p := protocolName(protocols[prefix[size]>>6])
 		out = append(out, "-p "+p)
-		if free := t.addrBits + 24 - n.slot; free < 16 {
-			from := binary.BigEndian.Uint16([]byte(slot[size+1:]))
+		if free := t.addrBits + 24 - n.prefixLen; free < 16 {
+			from := binary.BigEndian.Uint16([]byte(prefix[size+1:]))
 			match := destinationPort(p, from)
 			if free != 0 {
 				match += ":" + strconv.Itoa(int(from)|(1<<free-1))

@@ -44,7 +44,7 @@ func slowTree(t *tree, rules []dispatched) map[string][]string {
 		for _, r := range rules {
 			i := r.key.bitsAt(at)
 			if n.kids[i] == nil {
-				n.kids[i] = &node{slot: at + stride, sample: r.key}
+				n.kids[i] = &node{prefixLen: at + stride, sample: r.key}
 			}
 		}
 		for i, kid := range n.kids {
@@ -89,7 +89,7 @@ func randomKey(rng *rand.Rand, addrBits int) key {
 	return keyOf(a, protocols[rng.IntN(3)], uint16(rng.IntN(1<<16)>>rng.IntN(16)))
 }
 
-func TestTreeIsTheSameHoweverItCameAbout(t *testing.T) {
+func TestTreeDependsOnlyOnItsRules(t *testing.T) {
 	for _, addrBits := range []int{0, 32, 128} {
 		t.Run(fmt.Sprint(addrBits), func(t *testing.T) {
 			t.Parallel()
@@ -149,7 +149,7 @@ func TestTreeIsTheSameHoweverItCameAbout(t *testing.T) {
 					rulesInAll += len(rules)
 				}
 				if tr.size() != rulesInAll {
-					t.Fatalf("step %d: it says it has %d rules, of %d", step, tr.size(), rulesInAll)
+					t.Fatalf("step %d: size returns %d of %d rules", step, tr.size(), rulesInAll)
 				}
 				if !maps.EqualFunc(shown, want, slices.Equal) {
 					t.Fatalf("step %d: what was shown as changed does not add up: %d chains, want %d", step, len(shown), len(want))
@@ -177,9 +177,9 @@ func TestTreeLeadsToTheRule(t *testing.T) {
 					continue
 				}
 				met++
-				if k.prefix(kid.slot) == kid.sample.prefix(kid.slot) {
+				if k.prefix(kid.prefixLen) == kid.sample.prefix(kid.prefixLen) {
 					if j != k.bitsAt(n.at) {
-						t.Fatal("a chain leads elsewhere than its match says")
+						t.Fatal("a chain leads elsewhere than its match")
 					}
 					n = kid
 					break
@@ -208,7 +208,7 @@ func TestTreeNamesAndMatches(t *testing.T) {
 	for _, c := range []struct {
 		addr        netip.Addr
 		d           int
-		slot        int
+		prefixLen   int
 		name, match string
 	}{
 		{a4, toServices, 0, "KUBE-SERVICES", "-d 0.0.0.0/0"},
@@ -223,13 +223,13 @@ func TestTreeNamesAndMatches(t *testing.T) {
 		{netip.Addr{}, toNodePorts, 18, "KUBE-NPS-UDP-0000/10", "-p udp -m udp --dport 0:63"},
 	} {
 		tr := newTree(dispatchers[c.d], c.addr.BitLen())
-		n := &node{slot: c.slot, sample: keyOf(c.addr, v1.ProtocolUDP, 53)}
+		n := &node{prefixLen: c.prefixLen, sample: keyOf(c.addr, v1.ProtocolUDP, 53)}
 		name := tr.name(n)
 		if c.name != "" && name != c.name || len(name) > 28 {
-			t.Errorf("%v/%d: name %q, want %q", c.addr, c.slot, name, c.name)
+			t.Errorf("%v/%d: name %q, want %q", c.addr, c.prefixLen, name, c.name)
 		}
 		if got := tr.match(n); got != c.match {
-			t.Errorf("%v/%d: match %q, want %q", c.addr, c.slot, got, c.match)
+			t.Errorf("%v/%d: match %q, want %q", c.addr, c.prefixLen, got, c.match)
 		}
 	}
 }

@@ -5,50 +5,63 @@ package iptables
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// update applies changes to tables that are as they were left. It returns the
+// update applies changes to tables that hold what the model has. It returns the
 // Services that were refused.
 func (f *family) update(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
 	if !sameRules(f.model.node, node) {
 		return nil, ruleset.ErrNeedFull
 	}
 	if f.counters.localhost && f.model.trees[toNodePorts].ahead == 0 {
-		// An object that no rule counts into can be deleted by anybody.
+		// Another program can delete an object that no rule counts into.
 		if err := makeCounters(f.accounts, f.counters); err != nil {
-			return nil, f.forget(err)
+			return nil, f.unknown(err)
 		}
 	}
 	failed := map[tracker.Key]error{}
-	// What failed before is likely to fail again: it is kept apart from the rest.
+	// Changes that failed before do not delay the others.
 	changes = slices.Clone(changes)
 	slices.SortStableFunc(changes, func(a, b ruleset.Change) int {
 		return min(1, len(a.Attempted)) - min(1, len(b.Attempted))
 	})
-	for first := true; first || len(changes) != 0; first = false {
-		n, lines := 0, 0
-		for n < len(changes) && (n == 0 || lines < f.limit && len(changes[n].Attempted) == 0) {
-			lines += changeSize(changes[n])
-			n++
-		}
-		if err := f.updateSome(ctx, node, changes[:n], failed); err != nil {
+	all := parts(changes, f.limit, changeSize)
+	if len(all) == 0 {
+		all = [][]ruleset.Change{nil} // the node may have changed
+	}
+	for _, part := range all {
+		if err := f.updateSome(ctx, node, part, failed); err != nil {
 			return nil, err
 		}
-		changes = changes[n:]
 	}
 	return failed, nil
 }
 
-// changeSize is about how many lines a change takes. The chains that lead to a Service
-// are written anew only if its frontends, or what becomes of a connection there, are
-// others.
+// parts divides changes into parts of about limit lines. A change that failed before is
+// likely to fail again, so it begins a part.
+func parts(changes []ruleset.Change, limit int, size func(ruleset.Change) int) [][]ruleset.Change {
+	var out [][]ruleset.Change
+	start, lines := 0, 0
+	for i, c := range changes {
+		n := size(c)
+		if lines += n; i > start && (lines > limit || len(c.Attempted) != 0) {
+			out = append(out, changes[start:i])
+			start, lines = i, n
+		}
+	}
+	if start < len(changes) {
+		out = append(out, changes[start:])
+	}
+	return out
+}
+
+// changeSize returns about how many lines a change takes. The chains that lead to a
+// Service are written only if its frontends or their targets differ.
 func changeSize(c ruleset.Change) int {
 	if c.Old != nil && c.New != nil && slices.EqualFunc(c.Old.Frontends, c.New.Frontends, func(a, b ruleset.Frontend) bool {
 		return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port && a.Target == b.Target && a.Near == b.Near
@@ -58,7 +71,7 @@ func changeSize(c ruleset.Change) int {
 	return size(c.New) + size(c.Old)
 }
 
-// size is about how many lines a Service takes.
+// size returns about how many lines a Service takes.
 func size(s *ruleset.Service) int {
 	if s == nil {
 		return 0
@@ -66,8 +79,8 @@ func size(s *ruleset.Service) int {
 	return 3*len(s.Selection.Reachable) + 4*len(s.Frontends) + 2*leafRules
 }
 
-// updateSome applies some changes, all at once or, if that is refused, without
-// those that are at fault.
+// updateSome applies some changes at once. If the kernel refuses them, it applies those
+// that are not at fault.
 func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, failed map[tracker.Key]error) error {
 	for {
 		b := newBatch()
@@ -91,11 +104,11 @@ func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []r
 			return nil
 		}
 		if wrote {
-			return f.forget(err)
+			return f.unknown(err)
 		}
 		for _, u := range slices.Backward(done) {
 			if err := f.model.set(u.id, u.service, nil); err != nil {
-				return f.forget(err)
+				return f.unknown(err)
 			}
 		}
 		f.model.setNode(before)
@@ -106,12 +119,12 @@ func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []r
 		case !refused(err) && !tooLarge(err):
 			return err
 		}
-		bad, blame := f.blame(ctx, f.model, changes)
-		if blame != nil {
-			return f.forget(errors.Join(err, blame))
+		bad, failure := f.bisect(ctx, f.model, changes)
+		if failure != nil {
+			return f.unknown(errors.Join(err, failure))
 		}
 		if len(bad) == 0 {
-			return f.forget(err) // somebody else changed what it relies on
+			return f.unknown(err) // another program changed our chains
 		}
 		for k, err := range bad {
 			f.fail(failed, k, err)
@@ -120,7 +133,7 @@ func (f *family) updateSome(ctx context.Context, node *ruleset.Node, changes []r
 	}
 }
 
-// undo is what a Service was before.
+// undo holds a Service as it was before a change.
 type undo struct {
 	id      uint32
 	service *ruleset.Service
@@ -128,33 +141,5 @@ type undo struct {
 
 func (f *family) fail(failed map[tracker.Key]error, k tracker.Key, err error) {
 	failed[k] = err
-	f.log.Error("iptables: service left as it was", slog.String("service", k.String()), slog.Any("error", err))
+	f.log.Error("iptables: service is refused and stays as it was", slog.String("service", k.String()), slog.Any("error", err))
 }
-
-// writeBatch writes the filter table before nat: an address to which packets are
-// no longer sent on refuses them already.
-func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]string) (wrote bool, err error) {
-	for t := range tables {
-		var mark canaryMark
-		w, err := f.write(ctx, b.inputs(t, commands[t], f.limit, mark.rule))
-		if err != nil {
-			return wrote || w, err
-		}
-		if w {
-			f.canary[t] = mark.last
-		}
-		wrote = wrote || w
-	}
-	return wrote, nil
-}
-
-// canaryMark makes what a canary says: something else after each input, so that a
-// table that is put back to what it was earlier does not look up to date.
-type canaryMark struct{ last string }
-
-func (m *canaryMark) rule() string {
-	m.last = comment(fmt.Sprintf("%s%016x", canaryText, rand.Uint64()))
-	return m.last
-}
-
-const canaryText = "kubernetes service rules as of change "

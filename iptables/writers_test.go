@@ -14,10 +14,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestOtherWriters has other programs change chains of their own in the same
-// tables, and put jumps in front of ours, all the time: neither they nor the
-// backend lose a rule.
-func TestOtherWriters(t *testing.T) {
+// TestOtherWritersLoseNoRule runs other programs that change their own chains in the same
+// tables and insert jumps before ours. Neither they nor the backend may lose a rule.
+func TestOtherWritersLoseNoRule(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour, func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
@@ -60,8 +59,8 @@ func TestOtherWriters(t *testing.T) {
 			if syncs%5 == 4 {
 				r.cursor.Resync()
 			}
-			// What was refused because somebody else was quicker is tried again at once, or
-			// by the next sync.
+			// The backend retries a change that another writer caused to fail, at once or in the
+			// next sync.
 			if err := r.cursor.Sync(context.Background()); err != nil {
 				t.Logf("sync %d: %v", syncs, err)
 			}

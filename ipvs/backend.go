@@ -9,48 +9,56 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/iptool"
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend programs one network namespace's IPVS, with what belongs around it. It
-// implements [ruleset.Backend]. Its methods are safe for concurrent use.
-type Backend struct {
+// backend is what a [Backend] has on Linux.
+type backend struct {
 	config Config
 
 	mu     sync.Mutex
+	ns     *netns.Namespace
+	tools  map[tracker.Family]*iptool.Tool
 	kernel *kernel
 	sets   *ipsets
 	device *device
-	// states is what is in the kernel, by family, or nil while that is not known.
+	// states is what the kernel holds in each family, or nil while that is unknown.
 	states []*state
-	// rules is what was last written of those.
+	// rules is the iptables rules that were last written.
 	rules  map[tracker.Family]written
 	closed bool
 }
 
 // New returns a backend for the network namespace that c names. It opens netlink
-// sockets and checks that the kernel can do what is needed, which changes nothing
-// that lasts: an [*UnsupportedError] says what it cannot. Everything else is done
-// when the first full delta is applied, and stays as it is when the backend is
-// closed.
-func New(c Config) (*Backend, error) {
+// sockets and checks that the system has what the backend needs, which changes nothing
+// that lasts. The error is a [*ruleset.UnsupportedError] if the system lacks something,
+// and wraps [ruleset.ErrConfig] if c is invalid. Everything else happens when the first
+// full delta is applied, and stays in place when the backend is closed.
+func New(ctx context.Context, c Config) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{config: c, rules: map[tracker.Family]written{}}
-	err = within(c.NetNS, func() error {
-		if err := b.open(); err != nil {
-			return err
-		}
-		return b.probe()
-	})
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	b := newBackend(c)
+	if err = b.open(); err == nil {
+		err = b.findTools(ctx)
+	}
+	if err == nil {
+		err = b.probe()
+	}
 	if err != nil {
 		b.close()
 		return nil, err
@@ -58,18 +66,77 @@ func New(c Config) (*Backend, error) {
 	return b, nil
 }
 
-// open opens the sockets, in the calling thread's namespace.
-func (b *Backend) open() (err error) {
-	if b.kernel, err = dialKernel(b.config.NetNS, b.config.Forwarding); err != nil {
-		return errNoIPVS(err)
+// newBackend returns a Backend without sockets.
+func newBackend(c Config) *Backend {
+	return &Backend{backend{config: c, rules: map[tracker.Family]written{}}}
+}
+
+// open opens the namespace and all sockets in it.
+func (b *Backend) open() error {
+	if err := b.openOthers(); err != nil {
+		return err
 	}
-	if b.sets, err = dialIPSets(b.config.NetNS); err != nil {
+	return b.openIPVS()
+}
+
+// openOthers opens the namespace and the sockets of ipset and rtnetlink.
+func (b *Backend) openOthers() (err error) {
+	if b.ns, err = netns.Open(b.config.NetNS); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
-	if b.device, err = dialDevice(b.config.NetNS, b.config.Device); err != nil {
+	err = b.ns.Do(func() (err error) {
+		if b.sets, err = dialIPSets(); err != nil {
+			return err
+		}
+		b.device, err = dialDevice(b.config.Device)
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
 	return nil
+}
+
+// openIPVS opens the socket of IPVS. The kernel loads the module ip_vs if it can.
+func (b *Backend) openIPVS() error {
+	return b.ns.Do(func() (err error) {
+		if b.kernel, err = dialKernel(b.config.Forwarding); err != nil {
+			return unsupported(0, "IPVS (module ip_vs)", err)
+		}
+		return nil
+	})
+}
+
+// findTools finds the iptables programs of each family. Rules are written by programs
+// because the kernel's interface for them is private to iptables.
+func (b *Backend) findTools(ctx context.Context) error {
+	b.tools = map[tracker.Family]*iptool.Tool{}
+	for _, f := range b.config.Families {
+		t, err := findTool(ctx, b.config, f, b.ns)
+		if errors.Is(err, iptool.ErrUnsupported) {
+			return unsupported(f, "iptables", err)
+		}
+		if err != nil {
+			return fmt.Errorf("ipvs: %w", err)
+		}
+		b.tools[f] = t
+	}
+	return nil
+}
+
+// findTool finds the iptables programs of a family.
+func findTool(ctx context.Context, c Config, f tracker.Family, ns *netns.Namespace) (*iptool.Tool, error) {
+	return iptool.Find(ctx, iptool.Config{Family: f, Flavour: string(c.IPTables), Namespace: ns, LockWait: lockWait})
+}
+
+// lockWait bounds the wait for another program that holds the xtables lock.
+const lockWait = 10 * time.Second
+
+// saved returns what iptables-save prints of all tables.
+func saved(ctx context.Context, t *iptool.Tool) (string, error) {
+	var out strings.Builder
+	err := t.Save(ctx, "", &out)
+	return out.String(), err
 }
 
 func (b *Backend) close() {
@@ -82,10 +149,12 @@ func (b *Backend) close() {
 	if b.device != nil {
 		b.device.close()
 	}
+	if b.ns != nil {
+		b.ns.Close()
+	}
 }
 
-// Close closes the backend's sockets and leaves everything in place. What is called
-// after it returns an error that is [os.ErrClosed].
+// Close closes the backend's sockets and leaves everything in the kernel in place.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -97,19 +166,19 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// Apply makes the kernel agree with d, as [ruleset.Backend] says.
+// Apply makes the kernel agree with d, as [ruleset.Backend] requires.
 //
-// What is new comes before what goes: elements of sets, then virtual servers with
-// their real servers, then addresses; and the other way round for what is gone. So
-// a packet to a Service meets all of it, whichever part of the delta is done.
+// It adds before it removes: set elements, then virtual servers with their real servers,
+// then addresses. Removal goes in the reverse order. A packet to a Service therefore
+// meets all parts of the Service at every step.
 //
-// A full delta begins with reading what the kernel holds, whoever put it there, and
-// changes only what differs. Real servers with weight 0 that no endpoint asks for
-// are taken to be draining. Virtual servers that no Service asks for are removed if
-// an element in one of the sets says that they are the backend's.
+// A full delta first reads what the kernel holds, including what other processes put
+// there, and changes only what differs. Real servers with weight 0 that no endpoint
+// wants count as draining. Apply removes a virtual server that no Service wants if its
+// mark or an element in one of the sets identifies it as a Backend's.
 //
-// A [*ruleset.PartialError] names Services that cannot be programmed or only in
-// part. [ruleset.ErrNeedFull] comes when something is found missing that was there.
+// A [*ruleset.PartialError] names Services that are not programmed, or only in part.
+// The error wraps [ruleset.ErrNeedFull] if an object that was in the kernel is missing.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return b.do(ctx, func() error {
 		if d.Full {
@@ -123,8 +192,8 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 		failed := map[tracker.Key]error{}
 		for _, s := range b.states {
-			w := newWork(b, s, failed)
-			if err := w.apply(ctx, d); err != nil {
+			u := newUpdate(b, s, failed)
+			if err := u.apply(ctx, d); err != nil {
 				if errors.Is(err, ruleset.ErrNeedFull) {
 					b.config.Log.Warn("ipvs: reading all", slog.Any("reason", err))
 				}
@@ -135,7 +204,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			}
 		}
 		if d.Full {
-			// What was bound has made news of its own, too much to be told of perhaps.
+			// Binding addresses causes events, which may overflow the socket's buffer.
 			if err := b.followAddresses(); err != nil {
 				return fmt.Errorf("ipvs: %w", err)
 			}
@@ -158,16 +227,16 @@ func (b *Backend) do(ctx context.Context, f func() error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
-		return errClosed
+		return fmt.Errorf("ipvs: backend: %w", os.ErrClosed)
 	}
 	return f()
 }
 
-// read sets up the node and reads what is in the kernel, before a full delta.
+// read sets up the node and reads what the kernel holds, before a full delta.
 func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	if !b.config.KeepSysctls {
-		if err := within(b.config.NetNS, b.setSysctls); err != nil {
-			return fmt.Errorf("ipvs: %w", err)
+		if err := b.ns.Do(b.config.setSysctls); err != nil {
+			return err
 		}
 	}
 	if err := b.kernel.setTimeouts(b.config.Timeouts); err != nil {
@@ -197,37 +266,27 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-func (b *Backend) setSysctls() error {
-	for _, s := range Sysctls(b.config, release()) {
-		if err := s.set(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// readFamily reads what the kernel holds. What is in doubt is taken to be as an
-// earlier process left it.
+// readFamily reads what the kernel holds in one family.
 func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	s := newState(f)
 	for id := range setCount {
-		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries[e] = entryState{mark: mark} })
+		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries.found(e, mark) })
 		if err != nil {
 			return nil, err
 		}
 	}
-	// Later changes are told of.
+	// From here on the kernel reports changes.
 	if _, err := b.device.changed(); err != nil {
 		return nil, err
 	}
-	err := b.device.addresses(f, func(a netip.Addr) { s.bound[a] = 0 }, func(a netip.Addr) { s.own[a] = true })
+	err := b.device.addresses(f, func(a netip.Addr) { s.bound.found(a, struct{}{}) }, func(a netip.Addr) { s.own[a] = true })
 	if err != nil {
 		return nil, err
 	}
 	err = b.kernel.virtuals(f, func(k virtualKey, v virtual) {
 		proto := k.proto
 		if k.mark != 0 {
-			proto = protoTCP // not told; the one that matters
+			proto = inet.TCP // a mark has no protocol; TCP is the one that drains
 		}
 		s.virtuals[k] = &virtualState{virtual: v, proto: proto, reals: map[netip.AddrPort]realState{}}
 	})
@@ -239,13 +298,13 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 			v.reals[r.at] = realState{uint16(r.weight), serving}
 			if r.weight == 0 {
 				v.reals[r.at] = realState{0, draining}
-				s.drain(k, r.at, now)
+				s.startDrain(k, r.at, now)
 			}
 		})
 		if errors.Is(err, unix.ESRCH) {
-			// Somebody else's, gone in the meantime.
+			// Another program deleted it since it was listed.
 			delete(s.virtuals, k)
-			delete(s.draining, k)
+			delete(s.drainingReals, k)
 			continue
 		}
 		if err != nil {
@@ -255,18 +314,14 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	return s, nil
 }
 
-func (b *Backend) iptables(f tracker.Family) iptables {
-	return iptables{b.config.IPTables, f, b.config.NetNS}
-}
-
 // written is the netfilter rules in place in one family.
 type written struct {
-	// text is what was asked for, and saved what iptables-save made of it.
+	// text is the input of iptables-restore, and saved what iptables-save printed
+	// afterwards.
 	text, saved string
 }
 
-// writeRules has the netfilter rules be those for a node, and leaves those that
-// are.
+// writeRules writes the netfilter rules for a node unless they are in place.
 func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, read bool) error {
 	r := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: n}
 	if err := r.validate(); err != nil {
@@ -279,23 +334,20 @@ func (b *Backend) writeRules(ctx context.Context, s *state, n *ruleset.Node, rea
 		s.node = n
 		return nil
 	}
-	tool := b.iptables(s.family)
-	saved, err := tool.save(ctx)
+	tool := b.tools[s.family]
+	have, err := saved(ctx, tool)
 	if err != nil {
 		return err
 	}
-	if text != last.text || ownRules(tables, saved) != last.saved {
-		if err := tool.restore(ctx, restoreAll(tables, saved)); err != nil {
+	if text != last.text || ownRules(tables, have) != last.saved {
+		if err := tool.Restore(ctx, []byte(restoreAll(tables, have))); err != nil {
 			return err
 		}
-		if saved, err = tool.save(ctx); err != nil {
+		if have, err = saved(ctx, tool); err != nil {
 			return err
 		}
 	}
-	b.rules[s.family] = written{text, ownRules(tables, saved)}
+	b.rules[s.family] = written{text, ownRules(tables, have)}
 	s.node = n
 	return nil
 }
-
-// errClosed is what a closed backend answers.
-var errClosed = fmt.Errorf("ipvs: backend: %w", os.ErrClosed)

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
@@ -235,7 +236,7 @@ func (c *bare) destination(vip netip.Addr, n int) []byte {
 func (c *bare) virtual(vip netip.Addr) *nl.RtAttr {
 	s := nl.NewRtAttr(1, nil)
 	s.AddRtAttr(1, binary.NativeEndian.AppendUint16(nil, unix.AF_INET))
-	s.AddRtAttr(2, binary.NativeEndian.AppendUint16(nil, protoTCP))
+	s.AddRtAttr(2, binary.NativeEndian.AppendUint16(nil, inet.TCP))
 	s.AddRtAttr(3, vip.AsSlice())
 	s.AddRtAttr(4, port(80))
 	s.AddRtAttr(6, nl.ZeroTerminated("rr"))

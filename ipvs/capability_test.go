@@ -4,7 +4,6 @@ package ipvs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -13,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/iptables"
 )
 
 // testLeastPrivilege has processes with few capabilities do all that a Backend does.
@@ -54,7 +54,7 @@ func testLeastPrivilege(t *testing.T) {
 }
 
 // everything is what a Backend does from its first day to its last.
-func everything(variant IPTables) error {
+func everything(variant iptables.Flavour) error {
 	ctx := context.Background()
 	c := Config{IPTables: variant}
 	a, err := newAgent(c)
@@ -66,38 +66,12 @@ func everything(variant IPTables) error {
 		a.tracker.SetService(svc(i, nodePort(30000+int32(i)), externalLocal, affinity(100), externalIPs(fmt.Sprint("198.18.0.", i))))
 		a.tracker.SetSlice(slice(i, v1.ProtocolTCP, 1, -1, -2))
 	}
-	if err := a.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("first full delta: %w", err)
-	}
-	a.tracker.SetSlice(slice(0, v1.ProtocolTCP, -1, -2, -3, 4, 5))
-	if err := a.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("change: %w", err)
-	}
-	if err := a.backend.Tend(ctx, time.Now()); err != nil {
-		return fmt.Errorf("tend: %w", err)
-	}
-	if err := a.backend.Check(ctx); err != nil {
-		return fmt.Errorf("check: %w", err)
-	}
-	a.cursor.Resync()
-	if err := a.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("full delta: %w", err)
-	}
-	if owned, err := Owned(ctx, c); !owned || err != nil {
-		return fmt.Errorf("owned: %v, %w", owned, err)
-	}
-	if err := Cleanup(ctx, c); err != nil {
-		return fmt.Errorf("clean-up: %w", err)
-	}
-	if err := a.backend.Check(ctx); !errors.Is(err, ruleset.ErrNeedFull) {
-		return fmt.Errorf("check after clean-up: %w", err)
-	}
-	return nil
-}
-
-func affinity(seconds int32) func(*v1.Service) {
-	return func(s *v1.Service) {
-		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
-	}
+	return backendtest.Life{
+		Cursor:  a.cursor,
+		Change:  func() { a.tracker.SetSlice(slice(0, v1.ProtocolTCP, -1, -2, -3, 4, 5)) },
+		Tend:    func(ctx context.Context) error { return a.backend.Tend(ctx, time.Now()) },
+		Check:   a.backend.Check,
+		Owned:   func(ctx context.Context) (bool, error) { return Owned(ctx, c) },
+		Cleanup: func(ctx context.Context) error { return Cleanup(ctx, c) },
+	}.Run(ctx)
 }

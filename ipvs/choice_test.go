@@ -8,6 +8,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
@@ -21,7 +22,7 @@ func testChoice(f *fire) {
 	count := func(n int) map[netip.AddrPort]int {
 		out := map[netip.AddrPort]int{}
 		for range n {
-			server, err := f.Reach(udp, patience)
+			server, err := f.Reach(udp, testtime.Timeout)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -39,7 +40,7 @@ func testChoice(f *fire) {
 			}
 		}
 	}
-	b, err := New(Config{NetNS: f.Env.NetNS, Families: f.Env.Families, Scheduler: Maglev})
+	b, err := New(t.Context(), Config{NetNS: f.Env.NetNS, Families: f.Env.Families, Scheduler: Maglev})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,7 @@ func testAffinityLasts(f *fire) {
 	f.Sync()
 	to := conformance.Target{Addr: netip.MustParseAddrPort("10.96.0.60:80"), Protocol: v1.ProtocolTCP}
 	last := time.Now()
-	server, err := f.Reach(to, patience)
+	server, err := f.Reach(to, testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +94,7 @@ func testAffinityLasts(f *fire) {
 		f.Tracker.SetSlice(podSlice(50, v1.ProtocolTCP, f.pods, 1, f.rng))
 		f.Sync()
 		begun := time.Now()
-		next, err := f.Reach(to, patience)
+		next, err := f.Reach(to, testtime.Timeout)
 		if err != nil {
 			t.Fatal(err)
 		}

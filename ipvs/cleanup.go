@@ -7,25 +7,27 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Cleanup removes everything that a [Backend] with the same configuration has left,
-// and nothing else: virtual servers that an element in one of the sets or their mark
-// tells, the dummy device, the iptables rules and chains, and the sets. It does the
-// same for kube-proxy's ipvs mode but for chains that its iptables mode has, too, and
-// sets that those use. Kernel parameters stay as they are. That there is
-// nothing is no error, nor is a system without IPVS or ipset.
+// Cleanup removes everything that a [Backend] with the same configuration has left, and
+// nothing else: virtual servers that their mark or an element in one of the sets
+// identifies, the dummy device, the iptables rules and chains, and the sets. It also
+// removes what kube-proxy's ipvs mode has left, except chains that kube-proxy's iptables
+// mode has, too, and sets that those use. Kernel parameters keep their values. Cleanup
+// returns no error if nothing is there, nor on a system without IPVS or ipset.
 func Cleanup(ctx context.Context, c Config) error {
 	c, err := c.withDefaults()
 	if err != nil {
 		return err
 	}
-	b := &Backend{config: c}
+	b := newBackend(c)
 	defer b.close()
 	if err := b.cleanup(ctx); err != nil {
 		return fmt.Errorf("ipvs: clean up: %w", err)
@@ -40,20 +42,11 @@ func (b *Backend) cleanup(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	err := within(b.config.NetNS, func() error {
-		err := b.open()
-		if errors.Is(err, errNoFamily) {
-			// Rules and sets may be there all the same.
-			if b.sets, err = dialIPSets(b.config.NetNS); err == nil {
-				b.device, err = dialDevice(b.config.NetNS, b.config.Device)
-			}
-		}
-		return err
-	})
-	if err != nil {
+	// Rules and sets may be there without IPVS.
+	if err := b.open(); err != nil && !errors.Is(err, errNoFamily) {
 		return err
 	}
-	// Without addresses no packet comes by any more.
+	// Without addresses no packet reaches the other objects.
 	note(b.device.remove())
 	for _, f := range b.config.Families {
 		if err := ctx.Err(); err != nil {
@@ -68,13 +61,14 @@ func (b *Backend) cleanup(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// cleanupVirtuals deletes the virtual servers of one family.
 func (b *Backend) cleanupVirtuals(f tracker.Family) error {
 	if b.kernel == nil {
 		return nil
 	}
 	s := newState(f)
 	for id := range setCount {
-		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries[e] = entryState{mark: mark} })
+		err := b.sets.list(id, f, func(e entry, mark uint32) { s.entries.found(e, mark) })
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
@@ -96,18 +90,55 @@ func (b *Backend) cleanupVirtuals(f tracker.Family) error {
 	return nil
 }
 
+// cleanupRules deletes the iptables rules of one family.
 func (b *Backend) cleanupRules(ctx context.Context, f tracker.Family) error {
-	tool := b.iptables(f)
-	saved, err := tool.save(ctx)
+	tool, err := findTool(ctx, b.config, f, b.ns)
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	have, err := saved(ctx, tool)
+	if err != nil {
+		return err
+	}
 	tables := rules{family: f, mark: b.config.mark(), marks: b.config.Marks, node: &ruleset.Node{}}.tables()
-	if input := removeAll(tables, saved); input != "" {
-		return tool.restore(ctx, input)
+	if input := removeAll(tables, have); input != "" {
+		return tool.Restore(ctx, []byte(input))
 	}
 	return nil
+}
+
+// ownChain is a chain that kube-proxy does not have in any mode.
+const ownChain = "KUBE-IPVS-SERVICES"
+
+// Owned reports whether a [Backend] has programmed the network namespace, in any family of
+// the configuration. If not, rules and sets of the same names are kube-proxy's, which
+// [Cleanup] would remove, too. The error wraps [ruleset.ErrConfig] if c is invalid; other
+// errors are those of iptables-save.
+func Owned(ctx context.Context, c Config) (owned bool, err error) {
+	if c, err = c.withDefaults(); err != nil {
+		return false, err
+	}
+	ns, err := netns.Open(c.NetNS)
+	if err != nil {
+		return false, fmt.Errorf("ipvs: %w", err)
+	}
+	defer ns.Close()
+	for _, f := range c.Families {
+		tool, err := findTool(ctx, c, f, ns)
+		if errors.Is(err, exec.ErrNotFound) {
+			continue
+		}
+		var have string
+		if err == nil {
+			have, err = saved(ctx, tool)
+		}
+		if err != nil {
+			return false, fmt.Errorf("ipvs: %w", err)
+		}
+		owned = owned || strings.Contains(have, "\n:"+ownChain+" ")
+	}
+	return owned, nil
 }

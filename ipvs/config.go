@@ -1,5 +1,3 @@
-//go:build linux
-
 package ipvs
 
 import (
@@ -7,34 +5,38 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/iptables"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// DefaultDevice is the name of the dummy device that holds the Services' addresses
-// unless told otherwise: kube-proxy's.
+// Backend programs one network namespace's IPVS, with the dummy device, ipsets and
+// iptables rules that it needs. It implements [ruleset.Backend]. Its methods are safe for
+// concurrent use. Methods called after [Backend.Close] change nothing and return an error
+// that wraps [os.ErrClosed]. So do methods called after another part of the process has
+// closed one of its sockets; the caller then makes a new Backend.
+type Backend struct {
+	backend
+}
+
+// DefaultDevice is the default of Config.Device: the name of kube-proxy's dummy device.
 const DefaultDevice = "kube-ipvs0"
 
-// DefaultMasqueradeBit is the bit of the packet mark that asks for masquerading
-// unless told otherwise: kube-proxy's.
-const DefaultMasqueradeBit = 14
-
-// defaultMarks is the range of packet marks that name virtual servers unless told
-// otherwise.
+// defaultMarks returns the default of Config.Marks.
 func defaultMarks() Marks { return Marks{Value: 0x3000, Mask: 0xfffff000} }
 
-// ErrConfig is what errors about a [Config] are.
-var ErrConfig = errors.New("ipvs: bad configuration")
-
-// Config says how a [Backend] works. The zero value is a node's usual
-// configuration.
+// Config configures a [Backend]. The zero value is a node's usual configuration.
 type Config struct {
 	// Families is the address families to program; nil is both. Services of another
-	// family are passed over.
+	// family are ignored.
 	Families []tracker.Family
 	// Scheduler chooses among endpoints (kube-proxy's --ipvs-scheduler). "" is
 	// [RoundRobin] where all endpoints weigh the same, as they do unless a tracker
@@ -52,40 +54,38 @@ type Config struct {
 	// Timeouts is how long IPVS remembers idle connections; the zero value leaves the
 	// kernel's as they are.
 	Timeouts Timeouts
-	// ExcludeCIDRs is the addresses of other owners' virtual servers (kube-proxy's
-	// --ipvs-exclude-cidrs). A virtual server there is never removed, nor altered
-	// unless a Service has the very address and port.
+	// ExcludeCIDRs is the addresses of other programs' virtual servers (kube-proxy's
+	// --ipvs-exclude-cidrs). The backend never removes a virtual server there, and alters
+	// it only if a Service has the same address and port.
 	ExcludeCIDRs []netip.Prefix
 	// StrictARP has the node answer ARP requests only for addresses of the interface
 	// they come in by (kube-proxy's --ipvs-strict-arp), as load balancers that
 	// announce addresses themselves need it.
 	StrictARP bool
-	// KeepSysctls leaves all kernel parameters as they are. Without those that
-	// [Sysctls] lists nothing works: another program has to set them, [SetSysctls]
-	// for example.
+	// KeepSysctls leaves all kernel parameters as they are. The backend does not work
+	// without those that [SetSysctls] sets, so another program has to set them.
 	KeepSysctls bool
 	// Device is the name of the dummy device, 1 to 15 bytes; "" is [DefaultDevice].
-	// It is made if it is not there, and every address on it belongs to the backend.
+	// The backend adds the device if it is missing, and owns every address on it.
 	Device string
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, by which rules tell each
-	// other that a connection is to be masqueraded; nil is [DefaultMasqueradeBit].
-	MasqueradeBit *uint8
+	// MasqueradeMark is the packet mark of connections that must be masqueraded. It must
+	// be in Marks.Mask and not in Marks.Value.
+	MasqueradeMark ruleset.MasqueradeMark
 	// Marks is the packet marks that name virtual servers; the zero value is 0x3001
-	// to 0x3fff. Each Service port that is treated otherwise near than far (see
-	// ruleset.Frontend.Near) takes one in each family.
+	// to 0x3fff. Each Service port that treats internal traffic differently from
+	// external traffic (see ruleset.Frontend.Near) takes one in each family.
 	Marks Marks
-	// IPTables is which of the iptables tools is used; the zero value is the one that
-	// the system has chosen.
-	IPTables IPTables
-	// NetNS is a file descriptor of the network namespace to program; 0 is that of
-	// the thread that calls New, which must then be that of every call. It must stay
-	// open until [Backend.Close].
-	NetNS int
-	// Log is told of repairs, of what the kernel lacks and of Services that cannot be
-	// programmed; nil is silence.
+	// IPTables selects the iptables programs; "" is [iptables.AnyFlavour].
+	IPTables iptables.Flavour
+	// NetNS is an open file of the network namespace to program; nil is the namespace
+	// of the thread that calls [New]. New duplicates the file, and working in a
+	// namespace other than the process's needs CAP_SYS_ADMIN.
+	NetNS *os.File
+	// Log receives repairs, features that the kernel lacks, and Services that cannot be
+	// programmed; nil discards them.
 	Log *slog.Logger
 
-	// noMaglev: the kernel lacks the scheduler that Services have which ask for a hash.
+	// noMaglev reports that the kernel lacks the scheduler Maglev.
 	noMaglev bool
 }
 
@@ -133,30 +133,18 @@ type Timeouts struct {
 	UDP time.Duration
 }
 
-// Marks is a set of packet marks: those that have Value in the bits of Mask, but
-// for Value itself, which means that a packet is to be dropped.
+// Marks is the set of marks m with m&Mask == Value. Value itself is reserved and means
+// drop.
 type Marks struct {
-	// Value is what the bits of Mask must be; it has no others.
+	// Value has no bits that Mask lacks.
 	Value, Mask uint32
 }
 
 // contains reports whether m names a virtual server.
 func (r Marks) contains(m uint32) bool { return m&r.Mask == r.Value && m != r.Value }
 
-// String returns the set as iptables has it.
+// String returns the set in the syntax of iptables.
 func (r Marks) String() string { return fmt.Sprintf("%#x/%#x", r.Value, r.Mask) }
-
-// IPTables is a variant of the iptables tools.
-type IPTables uint8
-
-const (
-	// SystemTables is "iptables-restore" and its siblings, whichever they are.
-	SystemTables IPTables = iota
-	// NFTables is "iptables-nft-restore" and its siblings.
-	NFTables
-	// LegacyTables is "iptables-legacy-restore" and its siblings.
-	LegacyTables
-)
 
 // Drain is how endpoints, and whole Services, are taken out of service: with weight
 // 0, so that they keep their connections and get no more, until they have none.
@@ -169,43 +157,39 @@ type Drain struct {
 	Limit time.Duration
 }
 
-// withDefaults returns c with what was left out filled in.
+// withDefaults returns c with defaults for the fields that are not set, or an error that
+// wraps [ruleset.ErrConfig].
 func (c Config) withDefaults() (Config, error) {
 	bad := func(format string, args ...any) (Config, error) {
-		return c, fmt.Errorf("%w: %w", ErrConfig, fmt.Errorf(format, args...))
+		return c, fmt.Errorf("ipvs: %w: %w", ruleset.ErrConfig, fmt.Errorf(format, args...))
 	}
-	if c.Families == nil {
-		c.Families = []tracker.Family{tracker.IPv4, tracker.IPv6}
+	families, err := backendconf.Families(c.Families)
+	mark, errMark := c.MasqueradeMark.Value()
+	if err := errors.Join(err, errMark); err != nil {
+		return c, fmt.Errorf("ipvs: %w", err)
 	}
-	if len(c.Families) == 0 {
-		return bad("no family to program")
-	}
-	for i, f := range c.Families {
-		if f != tracker.IPv4 && f != tracker.IPv6 || slices.Contains(c.Families[:i], f) {
-			return bad("families %v are not one or both of IPv4 and IPv6", c.Families)
-		}
-	}
+	c.Families, c.MasqueradeMark, c.Log = families, ruleset.MasqueradeMark(mark), backendconf.Log(c.Log)
 	if c.Scheduler != "" {
 		if err := c.Scheduler.validate(); err != nil {
 			return bad("%w", err)
 		}
 	}
 	if c.Hash.Source > tracker.HashSourcePort {
-		return bad("hash of the source: %d is not a tracker.Hash", c.Hash.Source)
+		return bad("Hash.Source %d is not a tracker.Hash", c.Hash.Source)
 	}
 	if c.Forwarding > Tunnel {
-		return bad("forwarding method %d is none", c.Forwarding)
+		return bad("unknown forwarding method %d", c.Forwarding)
 	}
 	if c.Drain.Gracefully == nil {
 		c.Drain.Gracefully = []v1.Protocol{v1.ProtocolTCP}
 	}
 	for _, p := range c.Drain.Gracefully {
-		if protocolNumber(p) == 0 {
-			return bad("protocol %q of Drain is none", p)
+		if inet.Protocol(p) == 0 {
+			return bad("Drain.Gracefully has unknown protocol %q", p)
 		}
 	}
 	if c.Drain.Limit < 0 {
-		return bad("the limit of Drain is negative: %s", c.Drain.Limit)
+		return bad("Drain.Limit %s is negative", c.Drain.Limit)
 	}
 	for name, d := range map[string]time.Duration{"TCP": c.Timeouts.TCP, "TCPFin": c.Timeouts.TCPFin, "UDP": c.Timeouts.UDP} {
 		// The kernel keeps them in 1/1000ths of a second in a signed int
@@ -225,30 +209,17 @@ func (c Config) withDefaults() (Config, error) {
 	if !validDevice(c.Device) {
 		return bad("device name %q", c.Device)
 	}
-	if c.MasqueradeBit == nil {
-		bit := uint8(DefaultMasqueradeBit)
-		c.MasqueradeBit = &bit
-	}
-	if *c.MasqueradeBit > 31 {
-		return bad("masquerade bit %d is not 0 to 31", *c.MasqueradeBit)
-	}
 	if c.Marks == (Marks{}) {
 		c.Marks = defaultMarks()
 	}
 	if c.Marks.Value&^c.Marks.Mask != 0 || c.Marks.Value == 0 || c.Marks.Mask == 0xffffffff {
 		return bad("marks %s", c.Marks)
 	}
-	if bit := uint32(1) << *c.MasqueradeBit; bit&c.Marks.Mask == 0 || bit&c.Marks.Value != 0 {
-		return bad("masquerade bit %d is part of the marks %s", *c.MasqueradeBit, c.Marks)
+	if mark&c.Marks.Mask == 0 || mark&c.Marks.Value != 0 {
+		return bad("masquerade mark %#x is not apart from the marks %s", mark, c.Marks)
 	}
-	if c.IPTables > LegacyTables {
-		return bad("variant %d of iptables is none", c.IPTables)
-	}
-	if c.NetNS < 0 {
-		return bad("network namespace %d", c.NetNS)
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
+	if !slices.Contains([]iptables.Flavour{iptables.AnyFlavour, iptables.NFT, iptables.Legacy}, c.IPTables) {
+		return bad("unknown flavour %q of iptables", c.IPTables)
 	}
 	return c, nil
 }
@@ -267,16 +238,16 @@ func validDevice(s string) bool {
 	return true
 }
 
-// mark returns the packet mark that asks for masquerading, 0 if nothing is
-// masqueraded: an endpoint that answers the client directly has to know it.
+// mark returns the packet mark of connections that must be masqueraded, 0 if none are:
+// an endpoint that answers the client directly needs the client's address.
 func (c Config) mark() uint32 {
 	if c.Forwarding != NAT {
 		return 0
 	}
-	return 1 << *c.MasqueradeBit
+	return uint32(c.MasqueradeMark)
 }
 
-// hashing returns the scheduler for what is to be chosen by a hash.
+// hashing returns the scheduler of Services that ask for a hash.
 func (c Config) hashing() Scheduler {
 	if c.noMaglev {
 		return SourceHash
@@ -284,23 +255,7 @@ func (c Config) hashing() Scheduler {
 	return Maglev
 }
 
-// excluded reports whether a virtual server at the address is somebody else's.
+// excluded reports whether ExcludeCIDRs has the address.
 func (c Config) excluded(a netip.Addr) bool {
 	return slices.ContainsFunc(c.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
-// IP protocol numbers (include/uapi/linux/in.h).
-const protoTCP, protoUDP, protoSCTP = 6, 17, 132
-
-// protocolNumber returns the IP protocol number, 0 for what is none of ours.
-func protocolNumber(p v1.Protocol) uint8 {
-	switch p {
-	case v1.ProtocolTCP:
-		return protoTCP
-	case v1.ProtocolUDP:
-		return protoUDP
-	case v1.ProtocolSCTP:
-		return protoSCTP
-	}
-	return 0
 }

@@ -11,11 +11,11 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 func TestConfig(t *testing.T) {
-	bit := func(b uint8) *uint8 { return &b }
 	for name, c := range map[string]Config{
 		"no family":             {Families: []tracker.Family{}},
 		"a family twice":        {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
@@ -33,15 +33,14 @@ func TestConfig(t *testing.T) {
 		"invalid CIDR":          {ExcludeCIDRs: []netip.Prefix{{}}},
 		"long device name":      {Device: "kube-ipvs0-kube-ipvs0"},
 		"hostile device name":   {Device: "a b"},
-		"masquerade bit":        {MasqueradeBit: bit(32)},
-		"masquerade bit is one": {MasqueradeBit: bit(12)},
+		"two masquerade bits":   {MasqueradeMark: 3},
+		"masquerade bit is one": {MasqueradeMark: ruleset.MasqueradeBit(12)},
 		"no marks":              {Marks: Marks{Value: 0x3000, Mask: 0xffffffff}},
 		"marks beside the mask": {Marks: Marks{Value: 0x3001, Mask: 0xfffff000}},
 		"marks with all bits":   {Marks: Marks{Value: 0x3000, Mask: 0x3000}},
-		"no such iptables":      {IPTables: 9},
-		"network namespace":     {NetNS: -1},
+		"no such iptables":      {IPTables: "ebtables"},
 	} {
-		if _, err := New(c); !errors.Is(err, ErrConfig) {
+		if _, err := New(t.Context(), c); !errors.Is(err, ruleset.ErrConfig) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -51,11 +50,11 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-func TestSysctls(t *testing.T) {
+func TestParameters(t *testing.T) {
 	names := func(c Config, release string) map[string]string {
 		out := map[string]string{}
-		for _, s := range Sysctls(c, release) {
-			out[s.Name] = s.Value
+		for _, s := range c.parameters(release) {
+			out[s.name] = s.value
 		}
 		return out
 	}
@@ -66,7 +65,7 @@ func TestSysctls(t *testing.T) {
 	for release, mode := range map[string]string{
 		"3.10.0-1160.el7": "", "4.0.9": "", "4.1.0": "0", "4.19.0-26-amd64": "0", "5.8.18": "0", "5.9.0": "", "6.1.0-56-amd64": "", "strange": "",
 	} {
-		got := names(Config{}, release)
+		got := names(Config{Families: []tracker.Family{tracker.IPv4, tracker.IPv6}}, release)
 		if got["net/ipv4/vs/conn_reuse_mode"] != mode {
 			t.Errorf("%s: conn_reuse_mode %q, want %q", release, got["net/ipv4/vs/conn_reuse_mode"], mode)
 		}

@@ -35,7 +35,7 @@ var notDone = map[conformance.Feature]string{
 }
 
 func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
-	b, err := New(Config{NetNS: env.NetNS, Families: env.Families})
+	b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
 	}()
 	tb.Cleanup(func() {
 		if tb.Failed() {
-			describe(tb, env.NetNS)
+			describe(tb, env)
 		}
 		cancel()
 		<-watched
@@ -57,8 +57,8 @@ func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
 }
 
 // describe logs what is in the kernel.
-func describe(tb testing.TB, netns int) {
-	err := within(netns, func() error {
+func describe(tb testing.TB, env conformance.Env) {
+	err := env.Do(func() error {
 		for _, c := range []string{"ipvsadm -Ln", "ipvsadm -Lnc", "ipset save"} {
 			args := strings.Fields(c)
 			out, err := exec.Command(args[0], args[1:]...).CombinedOutput()

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -21,37 +22,43 @@ import (
 // device is the dummy device that makes the Services' addresses local.
 type device struct {
 	name  string
-	route *socket[*netlink.Handle]
+	route *netlink.Handle
 	index int
 	// calls is how many requests were made.
 	calls int
-	// news tells of changes of any address.
-	news *socket[int]
-	buf  [1 << 15]byte
+	// events is the descriptor of a socket that receives changes of addresses.
+	events int
+	buf    [1 << 15]byte
 }
 
 // dialDevice opens sockets in the calling thread's namespace.
-func dialDevice(netns int, name string) (*device, error) {
-	d := &device{name: name, route: routeSocket(netns), news: newsSocket(netns)}
-	if err := d.route.dial(); err != nil {
-		return nil, err
+func dialDevice(name string) (*device, error) {
+	route, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	if err := d.news.dial(); err != nil {
-		d.route.close()
+	d := &device{name: name, route: route}
+	if err = route.SetSocketTimeout(netlinkTimeout); err != nil {
+		err = fmt.Errorf("netlink: %w", err)
+	} else {
+		d.events, err = dialAddressEvents()
+	}
+	if err != nil {
+		route.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
 func (d *device) close() {
-	d.route.close()
-	d.news.close()
+	d.route.Close()
+	unix.Close(d.events)
 }
 
 // use makes a request.
 func (d *device) use(f func(*netlink.Handle) error) error {
 	d.calls++
-	return d.route.use(f)
+	return socketError(f(d.route))
 }
 
 // link returns the device of the name.
@@ -63,10 +70,10 @@ func (d *device) link() (link netlink.Link, err error) {
 	return link, err
 }
 
-// ensure makes the device if it is not there.
+// ensure adds the device if it is missing.
 //
-// It stays down, as kube-proxy's does: its addresses are local all the same, and
-// nothing is sent by it.
+// The device stays down, as kube-proxy's does: its addresses are local all the same, and
+// the kernel sends nothing through it.
 func (d *device) ensure() error {
 	link, err := d.link()
 	var missing netlink.LinkNotFoundError
@@ -89,7 +96,7 @@ func (d *device) ensure() error {
 	return nil
 }
 
-// find fails unless the device is the one it was.
+// find returns an error unless the device is the one that ensure found.
 func (d *device) find() error {
 	link, err := d.link()
 	if err != nil {
@@ -101,14 +108,14 @@ func (d *device) find() error {
 	return nil
 }
 
-// addresses calls bound with the device's addresses and own with all others that
-// are the node's, without loopback addresses.
+// addresses calls bound with the device's addresses and own with the node's other
+// addresses, except loopback addresses.
 func (d *device) addresses(f tracker.Family, bound, own func(netip.Addr)) error {
 	var list []netlink.Addr
 	var err error
 	for range 10 {
 		err = d.use(func(h *netlink.Handle) (err error) {
-			list, err = h.AddrList(nil, int(addressFamily(f)))
+			list, err = h.AddrList(nil, int(inet.AF(f)))
 			return err
 		})
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -164,12 +171,12 @@ func (d *device) bind(a netip.Addr) error {
 	return nil
 }
 
-// settle waits until the addresses are local. The kernel makes IPv6 addresses so some
-// time after they were added (addrconf_dad_work of net/ipv6/addrconf.c); a packet that
-// comes before that is sent away.
-func (d *device) settle(ctx context.Context, addrs []netip.Addr) error {
-	const patience = 5 * time.Second
-	deadline := time.Now().Add(patience)
+// waitLocal waits until the addresses are local. The kernel makes IPv6 addresses local
+// some time after they were added (addrconf_dad_work of net/ipv6/addrconf.c); until then it
+// forwards packets to them.
+func (d *device) waitLocal(ctx context.Context, addrs []netip.Addr) error {
+	const timeout = 5 * time.Second
+	deadline := time.Now().Add(timeout)
 	for _, a := range addrs {
 		for {
 			var routes []netlink.Route
@@ -181,7 +188,7 @@ func (d *device) settle(ctx context.Context, addrs []netip.Addr) error {
 				break
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("%w: address %s on %s is not local after %s (%v)", ruleset.ErrNeedFull, a, d.name, patience, err)
+				return fmt.Errorf("%w: address %s on %s is not local after %s (%v)", ruleset.ErrNeedFull, a, d.name, timeout, err)
 			}
 			select {
 			case <-ctx.Done():
@@ -220,36 +227,22 @@ func (d *device) remove() error {
 	return nil
 }
 
-// changed reports whether an address of the node has come or gone on another
-// device since the last call. It does not wait.
-func (d *device) changed() (bool, error) {
-	// News may have been lost with the socket.
-	changed := d.news.lost()
-	err := d.news.use(func(fd int) error {
-		more, err := d.readNews(fd)
-		changed = changed || more
-		return err
-	})
-	if err != nil {
-		return true, fmt.Errorf("news of addresses: %w", err)
-	}
-	return changed, nil
-}
-
-func (d *device) readNews(fd int) (changed bool, err error) {
+// changed reports whether an address of the node was added to or deleted from another
+// device since the last call. It does not block.
+func (d *device) changed() (changed bool, err error) {
 	for {
-		n, _, err := unix.Recvfrom(fd, d.buf[:], unix.MSG_DONTWAIT)
+		n, _, err := unix.Recvfrom(d.events, d.buf[:], unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return changed, nil
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.ENOBUFS):
-			// Some were lost.
+			// The kernel has dropped events.
 			changed = true
 			continue
 		case err != nil:
-			return true, err
+			return true, fmt.Errorf("read changes of addresses: %w", socketError(err))
 		}
 		for b := d.buf[:n]; len(b) >= unix.SizeofNlMsghdr; {
 			size := int(binary.NativeEndian.Uint32(b))
@@ -265,8 +258,8 @@ func (d *device) readNews(fd int) (changed bool, err error) {
 	}
 }
 
-// concerns reports whether a message is about an address that matters: IPv6
-// link-local ones come and go with every pod.
+// concerns reports whether a message is about another device and not about a link-local
+// address: IPv6 link-local addresses come and go with every pod.
 func (d *device) concerns(msg []byte) bool {
 	if len(msg) < unix.SizeofIfAddrmsg {
 		return false

@@ -90,19 +90,7 @@ func testDirectOver(t *testing.T, f Forwarding, family tracker.Family) {
 	r.sync()
 
 	for _, vip := range vips {
-		l, err := pod.Listen("tcp", net.JoinHostPort(vip, "80"))
-		must(err)
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				fmt.Fprintf(c, "%s %s", c.LocalAddr(), c.RemoteAddr())
-				c.Close()
-			}
-		}()
+		pod.ServeTCP(t, net.JoinHostPort(vip, "80"), func(c net.Conn) { fmt.Fprintf(c, "%s %s", c.LocalAddr(), c.RemoteAddr()) })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		c, err := client.Dial(ctx, "tcp", net.JoinHostPort(choose("192.0.2.2", "2001:db8:1::2"), "0"), net.JoinHostPort(vip, "80"))
 		cancel()

@@ -3,30 +3,30 @@
 // servers, a dummy device, ipsets and a fixed set of iptables rules in agreement with
 // the ruleset, as operators know them from kube-proxy's ipvs mode.
 //
-//	b, err := ipvs.New(ipvs.Config{})
+//	b, err := ipvs.New(ctx, ipvs.Config{})
 //	...
 //	defer b.Close()
 //	cursor := engine.Attach("ipvs", b)
 //	go b.Watch(ctx, time.Hour, func(error) { cursor.Resync(); runner.Trigger() })
 //
-// Without [Backend.Watch], or calls of [Backend.Tend] in its place, endpoints that
-// were removed keep their real server with weight 0, and NodePorts do not follow the
-// node's addresses before the next change of a Service.
+// Without [Backend.Watch] or calls of [Backend.Tend], removed endpoints keep their real
+// server with weight 0, and NodePorts follow the node's addresses only at the next change
+// of a Service.
 //
 // # What it promises
 //
-//   - A change costs what changed: an endpoint of a Service with a cluster IP is one
-//     netlink request, and one more if it is on this node. Nothing is read back but
-//     at the start, in a full delta, and by Backend.Check. The netfilter rules are as
-//     many with no Service as with all.
-//   - What is new is brought in before what is gone is taken away, each virtual
-//     server, real server, set element and address by itself, so that a Service that
-//     has endpoints never refuses a connection because of a change.
-//   - Connections outlive their endpoint's removal, and their Service's, until they
-//     end or [Drain].Limit has passed. So they do a restart: a real server with weight 0
-//     is found and goes on draining.
-//   - Nothing of others' is touched: a virtual server is the backend's if an element in
-//     one of its sets, or the mark, says so.
+//   - The cost is proportional to the change: an endpoint of a Service with a cluster IP
+//     is one netlink request, and one more if it is on this node. Only full deltas,
+//     [Backend.Check] and [Lookup] read from the kernel. The number of netfilter rules
+//     does not depend on the number of Services.
+//   - A Backend adds before it removes, and changes each virtual server, real server, set
+//     element and address by itself. A Service with endpoints never refuses a connection
+//     because of a change.
+//   - Connections outlive the removal of their endpoint and of their Service, until they
+//     end or [Drain].Limit has passed. They also outlive a restart: the next process finds
+//     the real server with weight 0, and it goes on draining.
+//   - A Backend leaves other programs' virtual servers alone. It recognises its own by
+//     their mark or by an element in one of its sets.
 //
 // # What is in the kernel
 //
@@ -42,32 +42,29 @@
 //	                           loadBalancerSourceRanges
 //	KUBE-HEALTH-CHECK-NODE-PORT, KUBE-IPVS-IPS
 //
-// and three more that kube-proxy does not need, because it does not do what they are
-// for:
+// and three more for what kube-proxy does not do:
 //
-//	KUBE-NO-LOCAL-ENDPOINTS    frontends that drop, as only other nodes have endpoints
+//	KUBE-NO-LOCAL-ENDPOINTS    frontends that drop because only other nodes have endpoints
 //	KUBE-SHORT-CIRCUIT         frontends under externalTrafficPolicy Local, with a mark
 //	KUBE-IPVS-EXTERNAL-IPS     addresses on kube-ipvs0 that are not cluster IPs
 //
-// IPVS has one virtual server for an address and port, but under
-// externalTrafficPolicy Local pods of this node and the node itself may use every
-// endpoint and others only local ones. What comes from near gets the mark, which names
-// a second virtual server ("FWM" in ipvsadm's list), on its way to IPVS and loses it
-// behind. IPVS wants the mark to be the whole of a packet's; 0x3001 to 0x3fff are used
-// for that unless [Config].Marks says otherwise, in the first packet of such a
-// connection alone. Should somebody else set a mark in between, it is treated as if
-// from outside.
+// IPVS has one virtual server for an address and port. Under externalTrafficPolicy Local,
+// however, internal traffic (from this node and its pods) may use every endpoint, and
+// external traffic only local ones. Rules therefore set a mark on internal traffic before
+// it reaches IPVS, which selects a second virtual server ("FWM" in ipvsadm's list), and
+// clear it afterwards. IPVS compares the whole mark of a packet. The marks are 0x3001 to
+// 0x3fff unless [Config].Marks has others, and only the first packet of a connection gets
+// one. If another program sets a mark in between, the connection counts as external.
 //
-// A packet to an address that is missing on kube-ipvs0, as somebody has deleted it or
-// the device, is dropped (KUBE-IPVS-ASTRAY). It would be routed elsewhere, and of a
-// masqueraded connection that would be the end: the kernel does not track one any more
-// that leaves by another device than before.
+// A packet to an address that another program deleted from kube-ipvs0 is dropped
+// (KUBE-IPVS-ASTRAY). Otherwise it would be routed elsewhere, and the kernel stops
+// tracking a masqueraded connection that leaves by another device than before.
 //
-// The rules are iptables', as the sets can only be matched there, and are written by
-// iptables-restore when the backend starts and when [ruleset.Node] changes. Chains
-// that kube-proxy's iptables mode has as well go by another name: KUBE-IPVS-SERVICES,
-// -MARK-MASQ, -POSTROUTING and -FORWARD. A backend of another kind may be put in
-// place before [Cleanup] removes this one, and the other way round.
+// The rules are iptables rules because only iptables matches ipsets. iptables-restore
+// writes them in full deltas and when [ruleset.Node] changes. Chains that kube-proxy's
+// iptables mode has, too, have other names here: KUBE-IPVS-SERVICES, -MARK-MASQ,
+// -POSTROUTING and -FORWARD. A backend of another kind can therefore take over before
+// [Cleanup] removes this one, and the other way round.
 //
 // # Differences from kube-proxy's ipvs mode
 //
@@ -83,8 +80,8 @@
 //   - A second passes before UDP and SCTP endpoints are removed, in which they get no
 //     new flows: an answer on its way would be lost with them. Virtual servers with TCP
 //     connections outlive their Service.
-//   - Virtual servers of others need no ExcludeCIDRs unless they use a Service's address
-//     and port.
+//   - ExcludeCIDRs is only needed for foreign virtual servers that share an address and
+//     port with a Service.
 //   - NodePorts do not answer at IPv6 link-local addresses.
 //
 // # Differences from the other backends
@@ -95,10 +92,10 @@
 //     (net/netfilter/ipvs/ip_vs_mh.c). Nodes that were started with the same endpoints
 //     choose alike. What a node has been through before changes the order of the
 //     servers in the kernel, and with it one or two flows in a hundred. A server that
-//     drains keeps its place in the table, and what would be sent to it goes elsewhere;
-//     when it has drained the table is made anew, and most of that moves once more, as
-//     do up to two in a hundred of the other flows. Packets of TCP connections that it
-//     does not know it takes up only with net.ipv4.vs.sloppy_tcp. Where the kernel has
+//     drains keeps its place in the table, and its flows go to other servers. When it
+//     has drained, the kernel rebuilds the table, and most of these flows move once
+//     more, as do up to two in a hundred of the other flows. IPVS accepts packets of
+//     unknown TCP connections only with net.ipv4.vs.sloppy_tcp. Where the kernel has
 //     no Maglev the scheduler is [SourceHash], by which a change moves most flows.
 //   - Weights are reduced to small numbers (see ruleset.Shares): the kernel gives a
 //     server many connections in a row while its weight is ahead of the others'.
@@ -108,8 +105,8 @@
 //   - A client is remembered (sessionAffinity) as long as it has connections that IPVS
 //     knows of, which is some time beyond their end, and after that for up to a minute
 //     longer than its timeout.
-//   - With externalTrafficPolicy Local and sessionAffinity together, connections from
-//     near are kept with an endpoint by the same sort of table, since IPVS does not
+//   - With externalTrafficPolicy Local and sessionAffinity together, a table of the same
+//     kind keeps internal connections with an endpoint, since IPVS does not
 //     translate ports for clients that it remembers by a mark (ip_vs_sched_persist).
 //     A client moves when its endpoint goes, often once more when that has drained, and
 //     one or two in a hundred move because of other endpoints.
@@ -137,23 +134,22 @@
 // CAP_NET_ADMIN in the initial user namespace, and
 // CAP_NET_RAW, as the iptables tools look up sets by a raw socket (and CAP_SYS_ADMIN to
 // enter the namespace of [Config].NetNS, if set). CAP_SYS_MODULE is not needed: the
-// kernel loads the modules ip_vs, ip_vs_rr and so on by itself where they are
-// installed. [New] and [Probe] say what is missing.
+// kernel itself loads the modules ip_vs, ip_vs_rr and so on if they are installed. [New]
+// and [Probe] return a [*ruleset.UnsupportedError] that names what is missing.
 //
-// A full delta writes the kernel parameters that [Sysctls] lists, those only that have
-// another value. Where /proc/sys is read-only, as in a container, [SetSysctls] in a
-// privileged process has to come first. The backend never writes
-// net.ipv6.conf.all.forwarding, which IPv6 Services need: see Sysctls.
+// A full delta sets the kernel parameters that [SetSysctls] lists, if their values
+// differ. If /proc/sys is read-only, as in a container, a privileged process has to call
+// SetSysctls first. The backend never writes net.ipv6.conf.all.forwarding, which IPv6
+// Services need: see SetSysctls.
 //
-// IPv6 is not to be had where net.ipv6.conf.all.disable_ipv6 is 1 or the kernel was
-// booted with ipv6.disable=1, as the Services' addresses cannot be bound: New then
-// refuses the family, which is to be left out of [Config].Families. If IPv6 is disabled
-// later, the kernel removes the addresses, and IPv6 Services fail, each by name in a
-// [*ruleset.PartialError]; IPv4 Services are served on.
+// IPv6 cannot be served if net.ipv6.conf.all.disable_ipv6 is 1 or the kernel was booted
+// with ipv6.disable=1, because Services' addresses cannot be bound. New then rejects the
+// family, and [Config].Families must not have it. If IPv6 is disabled later, the kernel
+// removes the addresses, and each IPv6 Service is in the [*ruleset.PartialError] of the
+// next delta; IPv4 Services are not affected.
 //
-// github.com/moby/ipvs, by which IPVS is reached, runs "modprobe ip_vs" once in a
-// process, and writes a line to standard error if there is no such program, which has
-// no consequence.
+// The package uses github.com/moby/ipvs, which runs "modprobe ip_vs" once in a process
+// and writes a line to standard error if that fails. The failure has no consequence.
 //
 // # Under fire
 //
@@ -177,10 +173,10 @@
 //     sets and devices of others stay as they are;
 //   - an endpoint among those of 30 Services that the kernel refuses, and a set without
 //     room: only that endpoint is missing, or that one Service;
-//   - its sockets closed by a mistake elsewhere in the process, before a delta and in the
-//     middle of one, or another file put in their place: they are opened anew, nothing
-//     fails, and nothing is written to the other file, nor is it closed. News of addresses
-//     lost, signals all the time, no file descriptor to spare: nothing fails either;
+//   - its sockets closed by another part of the process: the next delta returns an error
+//     that wraps [os.ErrClosed], and a new Backend takes over without interrupting
+//     connections. Lost events about addresses, continuous signals and a lack of file
+//     descriptors do not make anything fail;
 //   - UDP endpoints that come and go while requests are made: none is lost whose answer
 //     is sent while its endpoint lingers, a second at least after it was removed. A later
 //     answer is lost, as it comes from an address that the client does not know, and the
@@ -200,11 +196,12 @@
 // connections by [Maglev] each of 6 endpoints had its share (chi-square 2.5, with 35.9
 // allowed), and [RoundRobin] is exact.
 //
-// A list of virtual servers that is longer than one message may lack some, without a
-// word from the kernel, if others of any network namespace come or go while it is read.
-// The Backend reads it until it is the same twice; ipvsadm does not.
+// A list of virtual servers that is longer than one message may lack some, without an
+// error, if virtual servers of any network namespace are added or deleted while it is
+// read. The Backend reads it until two results in a row are equal; ipvsadm does not.
 //
-// The package exists on Linux only; elsewhere it is empty.
+// On other systems than Linux the package compiles, and its functions return a
+// [*ruleset.UnsupportedError].
 //
 // [ruleset.Node]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Node
 package ipvs

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/inet"
 )
 
 func TestPhases(t *testing.T) {
@@ -89,10 +91,10 @@ func TestDrainRule(t *testing.T) {
 		{"TCP with one that has ended", Drain{}, v1.ProtocolTCP, 0, 1, time.Hour, false},
 		{"TCP before the limit", Drain{Limit: time.Minute}, v1.ProtocolTCP, 1, 0, time.Minute - 1, false},
 		{"TCP at the limit", Drain{Limit: time.Minute}, v1.ProtocolTCP, 1, 0, time.Minute, true},
-		{"TCP at once", Drain{Gracefully: []v1.Protocol{}}, v1.ProtocolTCP, 1, 1, linger, true},
-		{"UDP at once", Drain{}, v1.ProtocolUDP, 5, 5, linger, true},
-		{"UDP answers", Drain{}, v1.ProtocolUDP, 0, 0, linger - 1, false},
-		{"SCTP at once", Drain{}, v1.ProtocolSCTP, 5, 5, linger, true},
+		{"TCP at once", Drain{Gracefully: []v1.Protocol{}}, v1.ProtocolTCP, 1, 1, answerTime, true},
+		{"UDP at once", Drain{}, v1.ProtocolUDP, 5, 5, answerTime, true},
+		{"UDP answers", Drain{}, v1.ProtocolUDP, 0, 0, answerTime - 1, false},
+		{"SCTP at once", Drain{}, v1.ProtocolSCTP, 5, 5, answerTime, true},
 		{"UDP gracefully", Drain{Gracefully: []v1.Protocol{v1.ProtocolUDP}}, v1.ProtocolUDP, 0, 5, time.Hour, false},
 		{"SCTP gracefully", Drain{Gracefully: []v1.Protocol{v1.ProtocolSCTP}}, v1.ProtocolSCTP, 0, 0, 0, true},
 	} {
@@ -100,8 +102,8 @@ func TestDrainRule(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := config.Drain.rule(protocolNumber(c.proto))
-		got := r.over(start, start.Add(c.after)) || r.idle(c.active, c.inactive)
+		r := config.Drain.rule(inet.Protocol(c.proto))
+		got := r.over(start, start.Add(c.after)) || r.unused(c.active, c.inactive)
 		if got != c.want {
 			t.Errorf("%s: drained %t, want %t", c.name, got, c.want)
 		}

@@ -2,18 +2,301 @@
 
 package ipvs
 
-// Draining returns how many real servers drain: those that get no new connections
-// and keep the ones they have. It is 0 while it is not known what is in the kernel,
-// before the first full delta. Together with a full delta without Services it tells
-// when the backend can be cleaned up without ending connections.
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// phase is the state of a real server. A real server is absent until an endpoint wants
+// it and serving as long as one does. Then it drains: its weight is 0, so that IPVS
+// sends it the packets of its connections and no new connections, until it has no
+// connection left or its time is over.
+//
+//	        wanted              unwanted
+//	absent --------> serving -------------> draining
+//	   ^                ^                    |    |
+//	   |                +--------------------+    |
+//	   |                        wanted            |
+//	   +------------------------------------------+
+//	                      drained
+//
+// A real server that is wanted again while it drains gets its weight back. A real
+// server with weight 0 that an earlier process left is found draining, so a restart
+// loses nothing but the time at which the drain began.
+type phase uint8
+
+const (
+	absent phase = iota
+	serving
+	draining
+)
+
+// event is what happens to a real server.
+type event uint8
+
+const (
+	// wanted: an endpoint wants it.
+	wanted event = iota
+	// unwanted: no endpoint wants it.
+	unwanted
+	// drained: it has no connections left, or its time is over.
+	drained
+)
+
+// action is a change of a real server in the kernel.
+type action uint8
+
+const (
+	nothing action = iota
+	// create adds it with the endpoint's weight.
+	create
+	// restore gives it the endpoint's weight.
+	restore
+	// quiesce sets its weight to 0.
+	quiesce
+	// remove deletes it, and what connections it has with it.
+	remove
+)
+
+// next is the state machine.
+func (p phase) next(e event) (phase, action) {
+	switch {
+	case e == wanted && p == absent:
+		return serving, create
+	case e == wanted:
+		return serving, restore
+	case e == unwanted && p == serving:
+		return draining, quiesce
+	case e == drained && p == draining:
+		return absent, remove
+	}
+	return p, nothing
+}
+
+// answerTime is how long a real server of a protocol without graceful termination
+// drains: long enough for an answer that is on its way. Without the real server the
+// answer would come from the endpoint's own address.
+const answerTime = time.Second
+
+// drainRule decides when a draining real server is drained.
+type drainRule struct {
+	// counts: it is as soon as it has no connections.
+	counts bool
+	// limit: it is after that time, if not 0.
+	limit time.Duration
+}
+
+// rule returns the rule for a protocol.
+func (d Drain) rule(proto uint8) drainRule {
+	for _, p := range d.Gracefully {
+		if inet.Protocol(p) == proto {
+			return drainRule{counts: true, limit: d.Limit}
+		}
+	}
+	return drainRule{limit: answerTime}
+}
+
+// over reports whether the time is over.
+func (r drainRule) over(since, now time.Time) bool { return r.limit > 0 && now.Sub(since) >= r.limit }
+
+// unused reports whether the numbers of connections mean that it is drained.
+func (r drainRule) unused(active, inactive int) bool { return r.counts && active == 0 && inactive == 0 }
+
+// startDrain notes that a real server drains.
+func (s *state) startDrain(k virtualKey, at netip.AddrPort, since time.Time) {
+	m := s.drainingReals[k]
+	if m == nil {
+		m = map[netip.AddrPort]time.Time{}
+		s.drainingReals[k] = m
+	}
+	if _, ok := m[at]; !ok {
+		m[at] = since
+	}
+}
+
+// endDrain notes that a real server no longer drains.
+func (s *state) endDrain(k virtualKey, at netip.AddrPort) {
+	if m := s.drainingReals[k]; m != nil {
+		delete(m, at)
+		if len(m) == 0 {
+			delete(s.drainingReals, k)
+		}
+	}
+}
+
+// Draining returns how many real servers drain: they get no new connections and keep
+// those they have. It is 0 before the first full delta. After a full delta without
+// Services, 0 means that Cleanup ends no connection.
 func (b *Backend) Draining() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := 0
 	for _, s := range b.states {
-		for _, reals := range s.draining {
+		for _, reals := range s.drainingReals {
 			n += len(reals)
 		}
 	}
 	return n
+}
+
+// drain deletes real servers that have drained, and retired virtual servers with their
+// last real server. With onlyTime it does not count connections.
+func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
+	u := newUpdate(b, s, nil)
+	for k, since := range s.drainingReals {
+		v := s.virtuals[k]
+		rule := b.config.Drain.rule(v.proto)
+		var done []netip.AddrPort
+		for at, t := range since {
+			if rule.over(t, now) {
+				done = append(done, at)
+			}
+		}
+		if rule.counts && !onlyTime && len(done) < len(since) {
+			err := b.kernel.reals(k, func(r real) {
+				if t, ok := since[r.at]; ok && !rule.over(t, now) && rule.unused(r.active, r.inactive) {
+					done = append(done, r.at)
+				}
+			})
+			if err != nil {
+				return err
+			}
+		}
+		for _, at := range done {
+			if err := u.step(k, v, at, drained, 0); err != nil {
+				return err
+			}
+		}
+		if _, ok := s.retired[k]; ok && len(v.reals) == 0 {
+			if err := u.deleteVirtual(k); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// retired is what a virtual server holds on to that has connections and no owner.
+type retired struct {
+	entries []entry
+	bound   netip.Addr
+}
+
+// retire deletes a virtual server that no Service port owns: at once or, if its
+// protocol drains and it has connections, when those have ended. Until then, new
+// connections meet what they would meet without it: a closed port of a cluster IP or of
+// the node, which refuses them, or an address that no host has, which does not answer.
+func (u *update) retire(k virtualKey, v *virtualState) error {
+	if u.b.config.Drain.rule(v.proto).counts {
+		busy := false
+		err := u.b.kernel.reals(k, func(r real) { busy = busy || r.active != 0 || r.inactive != 0 })
+		if err != nil {
+			return err
+		}
+		if busy {
+			return u.keepRetired(k, v)
+		}
+	}
+	return u.deleteVirtual(k)
+}
+
+// keepRetired keeps a retired virtual server until it has drained, with the address and
+// the set elements that its connections need.
+func (u *update) keepRetired(k virtualKey, v *virtualState) error {
+	for at := range v.reals {
+		if err := u.step(k, v, at, unwanted, 0); err != nil {
+			return err
+		}
+	}
+	v.owner = tracker.Key{}
+	if _, already := u.s.retired[k]; already {
+		return nil
+	}
+	var r retired
+	if k.mark == 0 {
+		r = u.s.retirement(k)
+	}
+	if r.bound.IsValid() {
+		u.s.bound.take(r.bound)
+	}
+	for _, e := range r.entries {
+		if !u.s.entries.has(e) {
+			if err := u.b.sets.change(nl.IPSET_CMD_ADD, e.set, k.family, []entry{e}, nil); err != nil {
+				return err
+			}
+		}
+		u.s.entries.take(e)
+	}
+	u.s.retired[k] = r
+	return nil
+}
+
+// retirement returns what a virtual server needs until it has drained: the element by
+// which it is recognised, its address if that is bound, and the elements that treat new
+// connections as if it were gone.
+func (s *state) retirement(k virtualKey) (r retired) {
+	identity, cluster := s.identity(k)
+	if cluster {
+		r.entries = append(r.entries, identity)
+		cluster = identity.set == setClusterIP
+	}
+	a := k.at.Addr()
+	if !s.bound.has(a) {
+		return r
+	}
+	services := s.bound[a].owners
+	for _, other := range s.retired {
+		if other.bound == a {
+			services--
+		}
+	}
+	r.bound = a
+	r.entries = append(r.entries, entry{set: setIPs, family: k.family, addr: a})
+	if services == 0 {
+		r.entries = append(r.entries, entry{set: setBoundExternal, family: k.family, addr: a})
+	}
+	if services == 0 || !cluster {
+		r.entries = append(r.entries, entry{set: setNoLocal, family: k.family, addr: a, proto: k.proto, port: k.at.Port()})
+	}
+	return r
+}
+
+// releaseOwned ends the retirement of virtual servers that a Service port owns again.
+func (u *update) releaseOwned(context.Context) error {
+	for k := range u.s.retired {
+		if v := u.s.virtuals[k]; v != nil && v.owner != (tracker.Key{}) {
+			if err := u.release(k); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// release gives up what a virtual server held on to that has drained or is owned again.
+func (u *update) release(k virtualKey) error {
+	r, ok := u.s.retired[k]
+	if !ok {
+		return nil
+	}
+	delete(u.s.retired, k)
+	var lists entryLists
+	for _, e := range r.entries {
+		if u.s.entries.drop(e) {
+			lists.add(e)
+		}
+	}
+	if r.bound.IsValid() && u.s.bound.drop(r.bound) {
+		if err := u.b.device.unbind(r.bound); err != nil {
+			return err
+		}
+		delete(u.s.bound, r.bound)
+	}
+	return u.deleteEntries(lists)
 }

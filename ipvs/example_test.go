@@ -21,12 +21,12 @@ func Example() {
 		if err != nil {
 			return err
 		}
-		backend, err := ipvs.New(ipvs.Config{
+		backend, err := ipvs.New(ctx, ipvs.Config{
 			Scheduler: ipvs.Maglev,
 			StrictARP: true,
 			Drain:     ipvs.Drain{Limit: 15 * time.Minute},
 		})
-		if errors.Is(err, ipvs.ErrUnsupported) {
+		if errors.Is(err, ruleset.ErrUnsupported) {
 			return fmt.Errorf("try another backend: %w", err)
 		}
 		if err != nil {
@@ -47,18 +47,4 @@ func Example() {
 	}
 	_ = run
 	// Output:
-}
-
-// What a node has to have; it is left alone if it does, or if Config has
-// KeepSysctls.
-func ExampleSysctls() {
-	for _, s := range ipvs.Sysctls(ipvs.Config{Families: []tracker.Family{tracker.IPv4}}, "4.19.0") {
-		fmt.Println(s.Name, s.Value)
-	}
-	// Output:
-	// net/ipv4/vs/conntrack 1
-	// net/ipv4/vs/expire_nodest_conn 1
-	// net/ipv4/vs/expire_quiescent_template 1
-	// net/ipv4/vs/conn_reuse_mode 0
-	// net/ipv4/ip_forward 1
 }

@@ -25,8 +25,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -95,9 +98,6 @@ func (f *fire) of(t *testing.T) *fire {
 	return &g
 }
 
-// patience is how long is waited for what must come.
-const patience = 30 * time.Second
-
 // fire is a world with Services whose endpoints are the world's pods: number 50 with
 // a NodePort over TCP, number 51 over UDP.
 type fire struct {
@@ -122,26 +122,24 @@ func newFire(t *testing.T) *fire {
 		{Addr: netip.MustParseAddrPort("10.96.0.51:80"), Protocol: v1.ProtocolUDP},
 	}}
 	f.World = conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b, err := New(Config{NetNS: env.NetNS, Families: env.Families})
+		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families})
 		if err != nil {
 			tb.Fatal(err)
 		}
 		tb.Cleanup(func() {
 			if tb.Failed() {
-				describe(tb, env.NetNS)
+				describe(tb, env)
 			}
 			b.Close()
 		})
 		f.backend = b
-		if f.eyes, err = New(Config{NetNS: env.NetNS, Families: env.Families}); err != nil {
+		if f.eyes, err = New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families}); err != nil {
 			tb.Fatal(err)
 		}
 		tb.Cleanup(func() { f.eyes.Close() })
 		return b
 	}})
-	for _, p := range f.Pods() {
-		f.pods = append(f.pods, netip.AddrPortFrom(p.Addr(tracker.IPv4), p.Ports()[0]).String())
-	}
+	f.pods = backendtest.Pods(f.World)
 	hand(f.Tracker, f.pods, len(f.pods), f.rng)
 	f.Sync()
 	return f
@@ -160,12 +158,7 @@ func hand(t *tracker.Tracker, pods []string, n int, rng *rand.Rand) {
 
 func podSlice(i int, p v1.Protocol, pods []string, n int, rng *rand.Rand) *discovery.EndpointSlice {
 	es := slice(i, p)
-	for _, i := range rng.Perm(len(pods))[:n] {
-		a := netip.MustParseAddrPort(pods[i])
-		port := int32(a.Port())
-		es.Ports[0].Port = &port
-		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.Addr().String()}})
-	}
+	backendtest.AddPods(es, pods, n, rng)
 	return es
 }
 
@@ -220,7 +213,7 @@ func (f *fire) kernel() string {
 		}
 	}
 	for e, s := range found.entries {
-		out = append(out, fmt.Sprintf("%s %s %d %d %s %#x", e.set.name(tracker.IPv4), e.addr, e.proto, e.port, e.other, s.mark))
+		out = append(out, fmt.Sprintf("%s %s %d %d %s %#x", e.set.name(tracker.IPv4), e.addr, e.proto, e.port, e.other, s.value))
 	}
 	out = append(out, fmt.Sprint("device: ", there))
 	for a := range found.bound {
@@ -250,14 +243,7 @@ func difference(got, want string) string {
 // does not come about, or one that was open before does not live to the end.
 func (f *fire) unharmed(do func()) {
 	f.t.Helper()
-	start, held := time.Now(), f.Hold(f.targets)
-	c := f.Churn(f.targets, do)
-	f.t.Logf("%d connections in %v, %d failed; %d stayed open", c.Opened, time.Since(start).Round(time.Millisecond), len(c.Failures), held.Len())
-	for _, err := range append(c.Failures[:min(len(c.Failures), 5)], held.Check()) {
-		if err != nil {
-			f.t.Error(err)
-		}
-	}
+	backendtest.Unharmed(f.t, f.World, f.targets, do)
 }
 
 // adopted has a new process take over: it finds all as it is to be and writes
@@ -269,7 +255,7 @@ func (f *fire) adopted() {
 		f.t.Fatal(err)
 	}
 	before := f.kernel()
-	b, err := New(Config{NetNS: f.Env.NetNS, Families: f.Env.Families})
+	b, err := New(context.Background(), Config{NetNS: f.Env.NetNS, Families: f.Env.Families})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -282,7 +268,7 @@ func (f *fire) adopted() {
 	}
 	// The virtual servers are listed twice or a few times more, all sets are created,
 	// found there, looked at and listed, and everything else is listed once.
-	least := 2 + strings.Count(before, "\nvirtual ") + len(b.states[0].leaving)
+	least := 2 + strings.Count(before, "\nvirtual ") + len(b.states[0].retired)
 	if got := b.kernel.calls; got < least || got > least+18 {
 		f.t.Errorf("a new process has made %d requests of IPVS, %d expected", got, least)
 	}
@@ -385,7 +371,7 @@ func testAlteredByOthers(f *fire) {
 		var state []string
 		for i, serves := range c.serves {
 			// Generously for what must come, shortly for what must not.
-			wait := patience
+			wait := testtime.Timeout
 			if !serves {
 				wait = time.Second / 2
 			}
@@ -408,7 +394,7 @@ func testAlteredByOthers(f *fire) {
 			t.Errorf("%s: put right, there is something else than before:\n%s", c.do, difference(strings.Join(now, "\n"), strings.Join(before, "\n")))
 		}
 		for i, to := range f.targets {
-			if _, err := f.Reach(to, patience); err != nil {
+			if _, err := f.Reach(to, testtime.Timeout); err != nil {
 				t.Errorf("%s: put right, target %d: %v", c.do, i, err)
 			}
 		}
@@ -481,33 +467,15 @@ func (f *fire) child(role string, l confine.Limits) *exec.Cmd {
 // testKilled kills an agent at random points of its work, again and again, while
 // connections are made to Services whose endpoints it changes.
 func testKilled(f *fire) {
-	t := f.t
-	waited := 0
+	start := func(int) *exec.Cmd { return f.child("churn", confine.Limits{Capabilities: needed}) }
 	f.unharmed(func() {
-		for i := range *kills {
-			cmd := f.child("churn", confine.Limits{Capabilities: needed})
-			ready, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if err := f.Do(cmd.Start); err != nil {
-				t.Error(err)
-				return
-			}
+		backendtest.KillAgents(f.t, f.World, *kills, start, func(ready bool) time.Duration {
 			most := 1500 // ms, of its start
-			if i%3 != 0 {
-				if _, err := ready.Read(make([]byte, 1)); err != nil {
-					t.Errorf("the agent ended by itself: %v", err)
-				}
-				waited++
+			if ready {
 				most = 300
 			}
-			time.Sleep(time.Duration(f.rng.IntN(most)) * time.Millisecond)
-			cmd.Process.Kill()
-			cmd.Wait()
-		}
-		t.Logf("killed %d times, %d of them after it was ready", *kills, waited)
+			return time.Duration(f.rng.IntN(most)) * time.Millisecond
+		})
 	})
 	// Whoever comes next has everything as it should be at once.
 	f.Cursor.Resync()
@@ -518,16 +486,21 @@ func testKilled(f *fire) {
 // testSockets has all that sockets and a process can run out of go wrong in a process
 // of its own, while connections are made to the Services that it serves.
 func testSockets(f *fire) {
-	t := f.t
 	few := uint64(64)
+	f.unharmedBy(f.child("faults", confine.Limits{Capabilities: needed, Files: &few}))
+}
+
+// unharmedBy connects while a process runs on the node, which must succeed. A new
+// process finds everything in place afterwards.
+func (f *fire) unharmedBy(cmd *exec.Cmd) {
+	f.t.Helper()
 	f.unharmed(func() {
-		cmd := f.child("faults", confine.Limits{Capabilities: needed, Files: &few})
 		if err := f.Do(cmd.Start); err != nil {
-			t.Error(err)
+			f.t.Error(err)
 			return
 		}
 		if err := cmd.Wait(); err != nil {
-			t.Error(err)
+			f.t.Error(err)
 		}
 	})
 	f.Cursor.Resync()
@@ -543,7 +516,7 @@ func faults() error {
 		return err
 	}
 	pods, rng := strings.Fields(os.Getenv(podsEnv)), rand.New(rand.NewPCG(1, 1))
-	changeWithin := func(ctx context.Context) error {
+	change := func() error {
 		hand(a.tracker, pods, 1+rng.IntN(len(pods)), rng)
 		for i := range 4 {
 			a.tracker.SetService(svc(rng.IntN(8), nodePort(30000+int32(i)), externalIPs(fmt.Sprint("198.18.0.", rng.IntN(200)))))
@@ -552,7 +525,6 @@ func faults() error {
 		}
 		return a.cursor.Sync(ctx)
 	}
-	change := func() error { return changeWithin(ctx) }
 	// recovered is what has to hold after each fault, of whatever was asked for
 	// during it.
 	recovered := func() error {
@@ -583,7 +555,7 @@ func faults() error {
 				}
 			}
 			for _, addr := range p.bind {
-				if s.bound[addr] == 0 {
+				if s.bound[addr].owners == 0 {
 					return fmt.Errorf("%v: %v is not bound", sv.Key, addr)
 				}
 			}
@@ -600,18 +572,9 @@ func faults() error {
 	}
 	list := []fault{
 		{"no file descriptor to spare", func() (func() error, error) {
-			var files []*os.File
-			for {
-				f, err := os.Open("/dev/null")
-				if err != nil {
-					break
-				}
-				files = append(files, f)
-			}
+			release := backendtest.ExhaustFiles()
 			return func() error {
-				for _, f := range files {
-					f.Close()
-				}
+				release()
 				return nil
 			}, nil
 		}, 3},
@@ -625,7 +588,7 @@ func faults() error {
 				var none error
 				select {
 				case <-got:
-				case <-time.After(patience):
+				case <-time.After(testtime.Timeout):
 					none = errors.New("there was no signal")
 				}
 				_, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{})
@@ -634,7 +597,7 @@ func faults() error {
 			}, err
 		}, 10},
 		{"news of addresses that do not fit", func() (func() error, error) {
-			fd := a.backend.device.news.fd
+			fd := a.backend.device.events
 			size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 			if err != nil {
 				return nil, err
@@ -642,44 +605,6 @@ func faults() error {
 			err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1)
 			return func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2) }, errors.Join(err, fillWithNews())
 		}, 1},
-	}
-	// Every socket is closed by a mistake elsewhere, and its number given to another file
-	// or not: nothing fails, and nothing happens to the other file.
-	sockets := map[string]interface {
-		lost() bool
-		descriptor() int
-	}{
-		"IPVS": a.backend.kernel.socket, "ipset": a.backend.sets.socket, "rtnetlink": a.backend.device.route, "news": a.backend.device.news,
-	}
-	pipe := func() (ours, theirs int, err error) {
-		var ends [2]int
-		err = unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK)
-		return ends[1], ends[0], err
-	}
-	pair := func() (ours, theirs int, err error) {
-		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		return ends[1], ends[0], err
-	}
-	others := map[string]func() (ours, theirs int, err error){"IPVS": pair, "ipset": pipe, "rtnetlink": pair, "news": pipe}
-	for name, socket := range sockets {
-		list = append(list, fault{"the socket of " + name + " is closed", func() (func() error, error) {
-			return func() error { return nil }, unix.Close(socket.descriptor())
-		}, 1})
-		list = append(list, fault{"the socket of " + name + " is something else", func() (func() error, error) {
-			ours, theirs, err := others[name]()
-			if err != nil {
-				return nil, err
-			}
-			lost := socket.descriptor()
-			err = errors.Join(unix.Dup3(ours, lost, unix.O_CLOEXEC), unix.Close(ours))
-			return func() error {
-				// Nobody has written to it, nor closed it.
-				if n, err := unix.Read(theirs, make([]byte, 100)); !errors.Is(err, unix.EAGAIN) {
-					return fmt.Errorf("%d bytes in somebody else's file: %w", n, err)
-				}
-				return errors.Join(unix.Close(lost), unix.Close(theirs))
-			}, err
-		}, 1})
 	}
 	for _, fault := range list {
 		undo, err := fault.do()
@@ -699,43 +624,43 @@ func faults() error {
 		if err := recovered(); err != nil {
 			return fmt.Errorf("after %s: %w", fault.name, err)
 		}
-		if err := netlinkSockets(); err != nil {
+		if err := checkSockets(); err != nil {
 			return fmt.Errorf("after %s: %w", fault.name, err)
 		}
 	}
-	// All of them, time and again, in the middle of a delta.
-	closed := 0
-	for _, full := range []bool{false, true} {
-		if full {
-			a.cursor.Resync()
-		}
-		err := changeWithin(pausing{ctx, func() error {
-			for _, socket := range sockets {
-				if socket.lost() {
-					continue // since last time: nobody has needed it
-				}
-				closed++
-				if err := unix.Close(socket.descriptor()); err != nil {
-					return err
-				}
-			}
-			return nil
-		}})
+	// Another part of the process closes a socket: the backend reports that, and a new
+	// backend takes over.
+	for _, protocol := range []int{unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER, unix.NETLINK_GENERIC} {
+		sockets, err := netlinkSockets()
 		if err != nil {
-			return fmt.Errorf("closed in the middle of a delta: %w", err)
+			return err
 		}
+		for _, fd := range sockets[protocol] {
+			if err := unix.Close(fd); err != nil {
+				return err
+			}
+		}
+		a.cursor.Resync()
+		if err := change(); !errors.Is(err, os.ErrClosed) {
+			return fmt.Errorf("with a closed socket of protocol %d: %w, want os.ErrClosed", protocol, err)
+		}
+		a.cursor.Detach()
+		if err := a.backend.Close(); err != nil {
+			return err
+		}
+		if a.backend, err = New(context.Background(), Config{Families: []tracker.Family{tracker.IPv4}}); err != nil {
+			return err
+		}
+		a.cursor = a.engine.Attach("next", a.backend)
 		if err := recovered(); err != nil {
-			return fmt.Errorf("after they were closed in the middle of a delta: %w", err)
+			return fmt.Errorf("after a closed socket of protocol %d: %w", protocol, err)
 		}
 	}
-	if closed < 12 {
-		return fmt.Errorf("closed %d times only", closed)
-	}
-	return netlinkSockets()
+	return checkSockets()
 }
 
-// pausing is a context with something to be done whenever somebody asks whether it has
-// come to its end, as a Backend does between the steps of its work.
+// pausing is a context that calls do whenever its Err is called, as a Backend does
+// between the steps of its work.
 type pausing struct {
 	context.Context
 	do func() error
@@ -766,29 +691,42 @@ func fillWithNews() error {
 	return nil
 }
 
-// netlinkSockets fails unless the process has those netlink sockets that a Backend
+// checkSockets fails unless the process has those netlink sockets that a Backend
 // needs, and no more.
-func netlinkSockets() error {
-	entries, err := os.ReadDir("/proc/self/fd")
+func checkSockets() error {
+	sockets, err := netlinkSockets()
 	if err != nil {
 		return err
 	}
-	protocols := map[int]int{}
+	count := map[int]int{}
+	for protocol, fds := range sockets {
+		count[protocol] = len(fds)
+	}
+	if want := map[int]int{unix.NETLINK_ROUTE: 2, unix.NETLINK_NETFILTER: 1, unix.NETLINK_GENERIC: 1}; !maps.Equal(count, want) {
+		return fmt.Errorf("the netlink sockets are, by protocol, %v, want %v", count, want)
+	}
+	return nil
+}
+
+// netlinkSockets returns the descriptors of the process's netlink sockets by protocol.
+func netlinkSockets() (map[int][]int, error) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return nil, err
+	}
+	out := map[int][]int{}
 	for _, e := range entries {
 		fd, err := strconv.Atoi(e.Name())
 		if err != nil {
-			return err
+			return nil, err
 		}
 		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 		if err == nil && domain == unix.AF_NETLINK {
-			protocols[protocol]++
+			out[protocol] = append(out[protocol], fd)
 		}
 	}
-	if want := map[int]int{unix.NETLINK_ROUTE: 2, unix.NETLINK_NETFILTER: 1, unix.NETLINK_GENERIC: 1}; !maps.Equal(protocols, want) {
-		return fmt.Errorf("the netlink sockets are, by protocol, %v, want %v", protocols, want)
-	}
-	return nil
+	return out, nil
 }
 
 // testRefused has the kernel refuse single elements among those of many Services:
@@ -825,7 +763,7 @@ func testRefused(f *fire) {
 			t.Fatal(err)
 		}
 		for i := range services {
-			v := found.virtuals[virtualKey{family: tracker.IPv4, proto: protoTCP, at: netip.MustParseAddrPort(clusterIP(100+i) + ":80")}]
+			v := found.virtuals[virtualKey{family: tracker.IPv4, proto: inet.TCP, at: netip.MustParseAddrPort(clusterIP(100+i) + ":80")}]
 			if slices.Contains(but, i) {
 				continue
 			}
@@ -911,7 +849,7 @@ func testAddressesComeAndGo(f *fire) {
 		for range 3 {
 			f.run("ip addr add 192.0.2.77/32 dev lo")
 			tend()
-			if _, err := f.Reach(there, patience); err != nil {
+			if _, err := f.Reach(there, testtime.Timeout); err != nil {
 				t.Error(err)
 			}
 			f.run("ip addr del 192.0.2.77/32 dev lo")
@@ -934,7 +872,7 @@ func testAddressesComeAndGo(f *fire) {
 	tend()
 	f.run("ip addr add 192.0.2.1/24 dev eth0; ip route replace default via 192.0.2.10")
 	tend()
-	if _, err := f.Reach(f.targets[1], patience); err != nil {
+	if _, err := f.Reach(f.targets[1], testtime.Timeout); err != nil {
 		t.Error(err)
 	}
 	if err := held.Check(); err != nil {
@@ -959,12 +897,12 @@ func testChangingLists(t *testing.T) {
 	stop := make(chan struct{})
 	var others []chan error
 	for _, h := range []*netlab.Host{r.host, newHost(t)} {
-		b, err := New(Config{NetNS: h.FD(), Families: []tracker.Family{tracker.IPv4}})
+		b, err := New(t.Context(), Config{NetNS: h.File(), Families: []tracker.Family{tracker.IPv4}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { b.Close() })
-		link, err := b.device.route.handle.LinkByName("eth0")
+		link, err := b.device.route.LinkByName("eth0")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -980,7 +918,7 @@ func testChangingLists(t *testing.T) {
 				default:
 				}
 				a := netip.AddrFrom4([4]byte{198, 18, byte(i >> 8 & 1), byte(i)})
-				k := virtualKey{family: tracker.IPv4, proto: protoTCP, at: netip.AddrPortFrom(a, 99)}
+				k := virtualKey{family: tracker.IPv4, proto: inet.TCP, at: netip.AddrPortFrom(a, 99)}
 				if err := errors.Join(b.kernel.addVirtual(k, virtual{scheduler: RoundRobin}), b.device.bind(a), b.kernel.delVirtual(k), b.device.unbind(a)); err != nil {
 					done <- err
 					return
@@ -1025,21 +963,9 @@ func testChangingLists(t *testing.T) {
 // if they are as they must be that is nothing, and if not it says which one and what
 // is there goes on serving.
 func testSysctlsReadOnly(f *fire) {
-	t := f.t
-	f.unharmed(func() {
-		cmd := f.child("sysctl", confine.Limits{Capabilities: append([]int{unix.CAP_SYS_ADMIN}, needed...)})
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-		if err := f.Do(cmd.Start); err != nil {
-			t.Error(err)
-			return
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
-	})
-	f.Cursor.Resync()
-	f.Sync()
-	f.adopted()
+	cmd := f.child("sysctl", confine.Limits{Capabilities: append([]int{unix.CAP_SYS_ADMIN}, needed...)})
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	f.unharmedBy(cmd)
 }
 
 func readOnlySysctls() error {
@@ -1120,7 +1046,7 @@ func testConntrackFull(f *fire) {
 	}
 	set(strings.TrimSpace(string(old)))
 	for _, to := range f.targets {
-		if _, err := f.Reach(to, patience); err != nil {
+		if _, err := f.Reach(to, testtime.Timeout); err != nil {
 			t.Errorf("there is room again: %v", err)
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -60,7 +62,7 @@ func FuzzPlan(f *testing.F) {
 		if !slices.Equal(describePlan(got), describePlan(again)) {
 			t.Fatalf("twice the same makes %q and %q", describePlan(got), describePlan(again))
 		}
-		proto := protocolNumber(sp.Key.Protocol)
+		proto := inet.Protocol(sp.Key.Protocol)
 		// at is where each frontend is met, and what it leads to there.
 		at, bound, near := map[netip.AddrPort]ruleset.Target{}, map[netip.Addr]bool{}, map[netip.AddrPort]bool{}
 		for _, fe := range s.Frontends {
@@ -115,13 +117,13 @@ func FuzzPlan(f *testing.F) {
 		if len(bound) != 0 {
 			t.Errorf("%v are not bound", bound)
 		}
-		if len(got.near) != len(near) {
-			t.Errorf("near is %v, want %v", got.near, near)
+		if len(got.internal) != len(near) {
+			t.Errorf("near is %v, want %v", got.internal, near)
 		}
 		// Every virtual server can be told to be the backend's.
 		st := newState(tracker.IPv4)
 		for _, e := range got.entries {
-			st.entries[e] = entryState{}
+			st.entries.found(e, 0)
 		}
 		for _, v := range got.virtuals {
 			if v.key.mark == 0 && !st.recognised(c, v.key) {
@@ -135,7 +137,7 @@ func FuzzPlan(f *testing.F) {
 // understood or not, and nothing breaks. What the backend writes it reads back the
 // same.
 func FuzzAnswers(f *testing.F) {
-	seed := entry{set: setLoadBalancerSourceCIDR, family: tracker.IPv4, addr: netip.MustParseAddr("203.0.113.1"), proto: protoTCP, port: 80, other: netip.MustParsePrefix("172.16.0.0/12")}
+	seed := entry{set: setLoadBalancerSourceCIDR, family: tracker.IPv4, addr: netip.MustParseAddr("203.0.113.1"), proto: inet.TCP, port: 80, other: netip.MustParsePrefix("172.16.0.0/12")}
 	f.Add(encodeEntry(seed, 0, 1).Serialize(), uint8(seed.set), uint16(80), uint32(0))
 	f.Add(encodeEntry(entry{set: setIPs, family: tracker.IPv6, addr: netip.MustParseAddr("2001:db8::1")}, 0, 1).Serialize(), uint8(setIPs), uint16(0), uint32(7))
 	f.Add([]byte{4, 0, 1, 0, 255, 255, 7}, uint8(setShortCircuit), uint16(9), uint32(0x3001))
@@ -143,12 +145,12 @@ func FuzzAnswers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, set uint8, port uint16, mark uint32) {
 		id := setID(set % uint8(setCount))
 		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-			attributes(data, func(_ uint16, inner []byte) {
+			for _, inner := range nfnl.Attributes(data) {
 				e, _ := decodeEntry(id, family, inner)
 				if e.set != id || e.family != family {
 					t.Errorf("%v", e)
 				}
-			})
+			}
 		}
 		d := &device{index: 7}
 		for b := data; len(b) > 0; b = b[min(len(b), 5):] {
@@ -173,12 +175,12 @@ func FuzzAnswers(f *testing.F) {
 		case hashIPPortNet:
 			e.other = netip.PrefixFrom(addr.Next(), int(mark%32)+1)
 		}
-		attributes(encodeEntry(e, mark, 1).Serialize(), func(typ uint16, data []byte) {
+		for typ, data := range nfnl.Attributes(encodeEntry(e, mark, 1).Serialize()) {
 			got, gotMark := decodeEntry(id, tracker.IPv4, data)
 			if typ != nl.IPSET_ATTR_DATA || got != e || kind == hashIPPortMark && gotMark != mark {
 				t.Errorf("attribute %d: %v with %#x, want %v with %#x", typ, got, gotMark, e, mark)
 			}
-		})
+		}
 		if n := binary.NativeEndian.Uint16(encodeEntry(e, mark, 1).Serialize()); int(n) < unix.SizeofNlAttr {
 			t.Errorf("an attribute of %d bytes", n)
 		}
@@ -192,7 +194,7 @@ func FuzzSaved(f *testing.F) {
 	f.Add("*nat\n:KUBE-NODE-PORT -\n*nat\nCOMMIT\n*mangle\n-A INPUT -j KUBE-IPVS-IN\n")
 	f.Add("-A\n*filter")
 	f.Fuzz(func(t *testing.T, saved string) {
-		tables := rules{family: tracker.IPv4, mark: 1 << DefaultMasqueradeBit, marks: defaultMarks(), node: &ruleset.Node{}}.tables()
+		tables := rules{family: tracker.IPv4, mark: uint32(ruleset.DefaultMasqueradeMark), marks: defaultMarks(), node: &ruleset.Node{}}.tables()
 		clean := restoreAll(tables, "")
 		for _, input := range []string{restoreAll(tables, saved), removeAll(tables, saved)} {
 			current := table{}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -220,8 +221,8 @@ func testNoMaglev(t *testing.T) {
 		}
 	}()
 	h := newHost(t)
-	err := Probe(Config{NetNS: h.FD(), Scheduler: Maglev})
-	if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "module ip_vs_mh") {
+	err := Probe(t.Context(), Config{NetNS: h.File(), Scheduler: Maglev})
+	if !errors.Is(err, ruleset.ErrUnsupported) || !strings.Contains(err.Error(), "module ip_vs_mh") {
 		t.Errorf("a scheduler that was asked for and is not there: %v", err)
 	}
 	var log strings.Builder

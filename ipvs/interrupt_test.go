@@ -14,6 +14,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -21,7 +22,7 @@ import (
 // about all that was asked for, and no address is left bound or unbound.
 func testInterrupted(t *testing.T) {
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
-	eyes, err := New(r.config)
+	eyes, err := New(t.Context(), r.config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,14 +68,14 @@ func testInterrupted(t *testing.T) {
 				t.Fatal(rerr)
 			}
 			var virtuals []string
-			bound := map[netip.Addr]int{}
+			bound := owned[netip.Addr, struct{}]{}
 			for _, s := range r.engine.Snapshot().Services {
 				if s.Key.Family != tracker.IPv4 {
 					continue
 				}
 				for _, f := range s.Frontends {
-					bound[f.Addr] = 0
-					k := virtualKey{family: tracker.IPv4, proto: protocolNumber(s.Key.Protocol), at: netip.AddrPortFrom(f.Addr, f.Port)}
+					bound.found(f.Addr, struct{}{})
+					k := virtualKey{family: tracker.IPv4, proto: inet.Protocol(s.Key.Protocol), at: netip.AddrPortFrom(f.Addr, f.Port)}
 					virtuals = append(virtuals, k.String())
 					v := found.virtuals[k]
 					if v == nil {

@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -19,7 +21,7 @@ import (
 // ipsets speaks the ipset protocol (include/uapi/linux/netfilter/ipset/ip_set.h)
 // over one socket.
 type ipsets struct {
-	socket *socket[*nl.SocketHandle]
+	socket *nl.SocketHandle
 	// calls is how many requests were made.
 	calls int
 }
@@ -32,15 +34,15 @@ const maxElements = 1 << 22
 const bulk = 400
 
 // dialIPSets opens a socket in the calling thread's namespace.
-func dialIPSets(netns int) (*ipsets, error) {
-	c := &ipsets{socket: netfilterSocket(netns)}
-	if err := c.socket.dial(); err != nil {
+func dialIPSets() (*ipsets, error) {
+	s, err := dialNetfilter()
+	if err != nil {
 		return nil, err
 	}
-	return c, nil
+	return &ipsets{socket: s}, nil
 }
 
-func (c *ipsets) close() { c.socket.close() }
+func (c *ipsets) close() { c.socket.Close() }
 
 // request returns one for a set.
 func (c *ipsets) request(cmd int, name string, flags int) *nl.NetlinkRequest {
@@ -53,17 +55,13 @@ func (c *ipsets) request(cmd int, name string, flags int) *nl.NetlinkRequest {
 
 func (c *ipsets) execute(req *nl.NetlinkRequest) ([][]byte, error) {
 	c.calls++
-	var msgs [][]byte
-	err := c.socket.use(func(h *nl.SocketHandle) (err error) {
-		req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: h}
-		msgs, err = req.Execute(unix.NETLINK_NETFILTER, 0)
-		return err
-	})
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.socket}
+	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	var errno syscall.Errno
 	if errors.As(err, &errno) && errno >= nl.IPSET_ERR_PRIVATE {
 		err = ipsetError(errno)
 	}
-	return msgs, err
+	return msgs, socketError(err)
 }
 
 // ipsetError is an error of ipset's own.
@@ -84,7 +82,7 @@ func (c *ipsets) create(s setID, f tracker.Family) error {
 		data.AddRtAttr(nl.IPSET_ATTR_PORT_FROM|unix.NLA_F_NET_BYTEORDER, port(0))
 		data.AddRtAttr(nl.IPSET_ATTR_PORT_TO|unix.NLA_F_NET_BYTEORDER, port(0xffff))
 	} else {
-		req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, nl.Uint8Attr(addressFamily(f))))
+		req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, nl.Uint8Attr(inet.AF(f))))
 		data.AddRtAttr(nl.IPSET_ATTR_MAXELEM|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint32(nil, maxElements))
 	}
 	if kind == hashIPPortMark {
@@ -113,11 +111,11 @@ func (c *ipsets) header(name string) (typeName string, err error) {
 		if len(m) < nl.SizeofNfgenmsg {
 			continue
 		}
-		attributes(m[nl.SizeofNfgenmsg:], func(typ uint16, data []byte) {
+		for typ, data := range nfnl.Attributes(m[nl.SizeofNfgenmsg:]) {
 			if typ == nl.IPSET_ATTR_TYPENAME {
-				typeName = text(data)
+				typeName = nfnl.String(data)
 			}
-		})
+		}
 	}
 	return typeName, err
 }
@@ -203,12 +201,14 @@ func (c *ipsets) list(s setID, f tracker.Family, fn func(e entry, mark uint32)) 
 		if len(m) < nl.SizeofNfgenmsg {
 			continue
 		}
-		attributes(m[nl.SizeofNfgenmsg:], func(typ uint16, data []byte) {
+		for typ, data := range nfnl.Attributes(m[nl.SizeofNfgenmsg:]) {
 			if typ != nl.IPSET_ATTR_ADT {
-				return
+				continue
 			}
-			attributes(data, func(_ uint16, data []byte) { fn(decodeEntry(s, f, data)) })
-		})
+			for _, data := range nfnl.Attributes(data) {
+				fn(decodeEntry(s, f, data))
+			}
+		}
 	}
 	return nil
 }
@@ -217,7 +217,7 @@ func decodeEntry(s setID, f tracker.Family, data []byte) (e entry, mark uint32) 
 	e = entry{set: s, family: f}
 	var other netip.Addr
 	bits := -1
-	attributes(data, func(typ uint16, data []byte) {
+	for typ, data := range nfnl.Attributes(data) {
 		switch {
 		case typ == nl.IPSET_ATTR_IP:
 			e.addr = decodeAddr(data)
@@ -232,7 +232,7 @@ func decodeEntry(s setID, f tracker.Family, data []byte) (e entry, mark uint32) 
 		case typ == nl.IPSET_ATTR_SKBMARK && len(data) >= 8:
 			mark = uint32(binary.BigEndian.Uint64(data) >> 32)
 		}
-	})
+	}
 	if other.IsValid() {
 		if bits < 0 {
 			bits = other.BitLen()
@@ -243,7 +243,9 @@ func decodeEntry(s setID, f tracker.Family, data []byte) (e entry, mark uint32) 
 }
 
 func decodeAddr(data []byte) (a netip.Addr) {
-	attributes(data, func(_ uint16, data []byte) { a, _ = netip.AddrFromSlice(data) })
+	for _, data := range nfnl.Attributes(data) {
+		a, _ = netip.AddrFromSlice(data)
+	}
 	return a
 }
 
@@ -254,25 +256,4 @@ func (c *ipsets) destroy(s setID, f tracker.Family) error {
 		return fmt.Errorf("destroy set %s: %w", s.name(f), err)
 	}
 	return nil
-}
-
-// attributes calls fn with the type, without flags, and data of each attribute.
-func attributes(b []byte, fn func(typ uint16, data []byte)) {
-	for len(b) >= unix.SizeofNlAttr {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < unix.SizeofNlAttr || n > len(b) {
-			return
-		}
-		fn(binary.NativeEndian.Uint16(b[2:])&nl.NLA_TYPE_MASK, b[unix.SizeofNlAttr:n])
-		b = b[min((n+3)&^3, len(b)):]
-	}
-}
-
-func text(b []byte) string { return unix.ByteSliceToString(b) }
-
-func addressFamily(f tracker.Family) uint8 {
-	if f == tracker.IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
 }

@@ -8,44 +8,41 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"time"
 
 	moby "github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// netlinkTimeout is how long an answer of the kernel is waited for. Package moby/ipvs
-// has no limit; IPVS answers while the request is made.
-const netlinkTimeout = 30 * time.Second
-
 // kernel is IPVS as the kernel has it, by github.com/moby/ipvs.
 type kernel struct {
-	socket     *socket[*moby.Handle]
+	handle     *moby.Handle
 	forwarding Forwarding
 	// calls is how many requests were made.
 	calls int
 }
 
-// errNoFamily: the kernel has no IPVS, or not for this process.
+// errNoFamily is the error of dialKernel if the kernel has no IPVS that this process can
+// use.
 var errNoFamily = errors.New("the kernel has no generic netlink family IPVS: its module ip_vs is missing or not loaded")
 
 // dialKernel opens a handle in the calling thread's namespace.
-func dialKernel(netns int, f Forwarding) (*kernel, error) {
-	k := &kernel{socket: mobySocket(netns), forwarding: f}
-	if err := k.socket.dial(); err != nil {
+func dialKernel(f Forwarding) (*kernel, error) {
+	h, err := openIPVS()
+	if err != nil {
 		return nil, err
 	}
-	return k, nil
+	return &kernel{handle: h, forwarding: f}, nil
 }
 
 func openIPVS() (*moby.Handle, error) {
-	// Asking has the kernel load the module, wherever this process keeps none. moby
-	// asks but once in a process, keeps the answer for good even if it was none, and
-	// takes the silence it then gets for success.
+	// This request makes the kernel load the module. moby asks once in a process, keeps
+	// the answer even if the family was missing, and then treats every request, which
+	// gets no answer, as successful.
 	nl, err := netlink.NewHandle(unix.NETLINK_GENERIC)
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
@@ -69,16 +66,14 @@ func openIPVS() (*moby.Handle, error) {
 	return h, nil
 }
 
-// checkIPVS asks for a virtual server that cannot be.
+// checkIPVS asks for a virtual server that cannot exist.
 func checkIPVS(h *moby.Handle) error {
 	_, err := h.GetService(&moby.Service{AddressFamily: unix.AF_INET, Protocol: 255, Address: net.IPv4zero})
 	switch {
 	case errors.Is(err, unix.ESRCH):
 		return nil
-	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("CAP_NET_ADMIN is needed in the initial user namespace: %w", err)
 	case err == nil || !isErrno(err):
-		return errors.New("IPVS became available after this process had looked for it; it has to be started again")
+		return errors.New("IPVS became available after this process had looked for it; the process has to be restarted")
 	}
 	return err
 }
@@ -88,18 +83,18 @@ func isErrno(err error) bool {
 	return errors.As(err, &errno)
 }
 
-func (k *kernel) close() { k.socket.close() }
+func (k *kernel) close() { k.handle.Close() }
 
 // use makes a request.
 func (k *kernel) use(f func(*moby.Handle) error) error {
 	k.calls++
-	return k.socket.use(f)
+	return socketError(f(k.handle))
 }
 
 // service returns a virtual server as moby has it.
 func (key virtualKey) service(v virtual) *moby.Service {
 	s := &moby.Service{
-		AddressFamily: uint16(addressFamily(key.family)),
+		AddressFamily: uint16(inet.AF(key.family)),
 		FWMark:        key.mark,
 		SchedName:     string(v.scheduler),
 		Flags:         v.flags,
@@ -121,11 +116,11 @@ func (key virtualKey) String() string {
 	switch {
 	case key.mark != 0:
 		return fmt.Sprintf("FWM %d %s", key.mark, key.family)
-	case key.proto == protoTCP:
+	case key.proto == inet.TCP:
 		return "TCP " + key.at.String()
-	case key.proto == protoUDP:
+	case key.proto == inet.UDP:
 		return "UDP " + key.at.String()
-	case key.proto == protoSCTP:
+	case key.proto == inet.SCTP:
 		return "SCTP " + key.at.String()
 	}
 	return fmt.Sprintf("protocol %d %s", key.proto, key.at)
@@ -133,10 +128,11 @@ func (key virtualKey) String() string {
 
 // virtuals calls fn with each virtual server of the family.
 //
-// The kernel gives a long list in parts, and finds the next one by counting
-// (ip_vs_genl_dump_services of net/netfilter/ipvs/ip_vs_ctl.c), through those of all
-// network namespaces: what comes or goes in between makes it leave some out, or repeat
-// them, without a word. So the list is read until it is the same twice.
+// The kernel splits a long list into messages, and finds where to go on by counting the
+// virtual servers of all network namespaces (ip_vs_genl_dump_services of
+// net/netfilter/ipvs/ip_vs_ctl.c). If one is added or deleted in between, the list lacks
+// some or repeats them, without an error. virtuals therefore reads the list until two
+// results in a row are equal.
 func (k *kernel) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
 	found, err := sameTwice(func() (map[virtualKey]virtual, error) {
 		found := map[virtualKey]virtual{}
@@ -149,8 +145,8 @@ func (k *kernel) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error 
 	return err
 }
 
-// sameTwice returns what list returns twice in a row. If that does not come about it
-// returns all that was ever listed: none is left out, though some may be gone by now.
+// sameTwice returns what list returns twice in a row. If no two results are equal it
+// returns the union of all, some of which may be deleted by now.
 func sameTwice[K, V comparable](list func() (map[K]V, error)) (map[K]V, error) {
 	const most = 20
 	all, last := map[K]V{}, map[K]V(nil)
@@ -178,7 +174,7 @@ func (k *kernel) listVirtuals(f tracker.Family, fn func(virtualKey, virtual)) er
 		return fmt.Errorf("list virtual servers: %w", err)
 	}
 	for _, s := range list {
-		if s.AddressFamily != uint16(addressFamily(f)) {
+		if s.AddressFamily != uint16(inet.AF(f)) {
 			continue
 		}
 		key := virtualKey{family: f, mark: s.FWMark}
@@ -194,7 +190,7 @@ func (k *kernel) listVirtuals(f tracker.Family, fn func(virtualKey, virtual)) er
 	return nil
 }
 
-// real is a real server as it is found.
+// real is a real server in the kernel.
 type real struct {
 	at               netip.AddrPort
 	weight           int
@@ -292,8 +288,8 @@ func (k *kernel) setTimeouts(t Timeouts) error {
 	return nil
 }
 
-// wrap says what could not be done. What is missing though it was there makes of it
-// a [ruleset.ErrNeedFull].
+// wrap adds to an error what failed. The result wraps [ruleset.ErrNeedFull] if an object
+// is missing that was in the kernel.
 func wrap(err error, what string, key virtualKey) error {
 	switch {
 	case err == nil:

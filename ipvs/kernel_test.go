@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -21,7 +22,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -46,6 +49,7 @@ func TestKernel(t *testing.T) {
 		{"cleanup", testCleanup},
 		{"owned", testOwned},
 		{"drift", testDrift},
+		{"lookup", testLookup},
 		{"vanishing", testVanishing},
 		{"schedulers", testSchedulers},
 		{"weights", testWeights},
@@ -250,7 +254,7 @@ func testCleanup(t *testing.T) {
 		lines(t, h, c)
 	}
 	before := state()
-	if err := Cleanup(context.Background(), Config{NetNS: h.FD()}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: h.File()}); err != nil {
 		t.Errorf("nothing to clean up: %v", err)
 	}
 	if after := state(); !slices.Equal(before, after) {
@@ -279,6 +283,10 @@ func testCleanup(t *testing.T) {
 func testDrift(t *testing.T) {
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1, nodePort(30001)), 1, 1, -1)
+	var unknown *ruleset.DriftError
+	if err := r.backend.Check(context.Background()); !errors.As(err, &unknown) {
+		t.Errorf("before the first full delta: %v, want a DriftError", err)
+	}
 	r.sync()
 	tables := []string{"mangle", "nat", "filter"}
 	var before [][]string
@@ -394,8 +402,8 @@ func testForeignScheduler(t *testing.T) {
 		return
 	}
 	h := newHost(t)
-	c := Config{NetNS: h.FD(), Scheduler: name, Families: []tracker.Family{tracker.IPv4}}
-	if err := Probe(c); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "scheduler zz over IPv4 (module ip_vs_zz)") {
+	c := Config{NetNS: h.File(), Scheduler: name, Families: []tracker.Family{tracker.IPv4}}
+	if err := Probe(t.Context(), c); !errors.Is(err, ruleset.ErrUnsupported) || !strings.Contains(err.Error(), "scheduler zz (module ip_vs_zz) for IPv4 is not supported") {
 		t.Errorf("without its module: %v", err)
 	}
 	// The module's name, and the scheduler's. Neither is part of a longer string.
@@ -429,12 +437,12 @@ func testMissingScheduler(t *testing.T) {
 		return
 	}
 	h := newHost(t)
-	err := Probe(Config{NetNS: h.FD(), Scheduler: WeightedOverflow})
-	var unsupported *UnsupportedError
-	if !errors.Is(err, ErrUnsupported) || !errors.As(err, &unsupported) || !strings.Contains(err.Error(), "module ip_vs_ovf") {
+	err := Probe(t.Context(), Config{NetNS: h.File(), Scheduler: WeightedOverflow})
+	var unsupported *ruleset.UnsupportedError
+	if !errors.Is(err, ruleset.ErrUnsupported) || !errors.As(err, &unsupported) || !strings.Contains(err.Error(), "module ip_vs_ovf") {
 		t.Errorf("%v", err)
 	}
-	if err := Probe(Config{NetNS: h.FD(), Scheduler: RoundRobin}); err != nil {
+	if err := Probe(t.Context(), Config{NetNS: h.File(), Scheduler: RoundRobin}); err != nil {
 		t.Error(err)
 	}
 	if got := lines(t, h, "ipvsadm -Sn"); len(got) != 0 {
@@ -485,16 +493,16 @@ func testNode(t *testing.T) {
 	parameter := func(name string) string {
 		return strings.Join(lines(t, h, "cat /proc/sys/"+name), " ")
 	}
-	c := Config{NetNS: h.FD(), StrictARP: true, Timeouts: Timeouts{TCP: 100 * time.Second, UDP: 30 * time.Second}}
+	c := Config{NetNS: h.File(), StrictARP: true, Timeouts: Timeouts{TCP: 100 * time.Second, UDP: 30 * time.Second}}
 	lines(t, h, "ipvsadm --set 900 120 300")
 	r := newRig(t, h, c)
 	if parameter("net/ipv4/vs/conntrack") != "0" {
 		t.Error("New has set a kernel parameter")
 	}
 	r.sync()
-	for _, s := range Sysctls(c, release()) {
-		if got := parameter(s.Name); got != s.Value {
-			t.Errorf("%s is %s, want %s", s.Name, got, s.Value)
+	for _, s := range parametersOf(t, c) {
+		if got := parameter(s.name); got != s.value {
+			t.Errorf("%s is %s, want %s", s.name, got, s.value)
 		}
 	}
 	if got := parameter("net/ipv6/conf/all/forwarding"); got != "0" {
@@ -509,13 +517,13 @@ func testNode(t *testing.T) {
 		t.Error("a kernel parameter was not put right")
 	}
 	early := newHost(t)
-	c.NetNS = early.FD()
+	c.NetNS = early.File()
 	if err := SetSysctls(c); err != nil {
 		t.Error(err)
 	}
-	for _, s := range Sysctls(c, release()) {
-		if got := strings.Join(lines(t, early, "cat /proc/sys/"+s.Name), " "); got != s.Value {
-			t.Errorf("SetSysctls: %s is %s, want %s", s.Name, got, s.Value)
+	for _, s := range parametersOf(t, c) {
+		if got := strings.Join(lines(t, early, "cat /proc/sys/"+s.name), " "); got != s.value {
+			t.Errorf("SetSysctls: %s is %s, want %s", s.name, got, s.value)
 		}
 	}
 	kept := newHost(t)
@@ -533,7 +541,7 @@ func testDisabledIPv6(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, families := range [][]tracker.Family{nil, {tracker.IPv6}} {
-		if err := Probe(Config{NetNS: h.FD(), Families: families}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
+		if err := Probe(t.Context(), Config{NetNS: h.File(), Families: families}); !errors.Is(err, ruleset.ErrUnsupported) || !strings.Contains(err.Error(), "net.ipv6.conf.all.disable_ipv6 is 1") {
 			t.Errorf("families %v: %v", families, err)
 		}
 	}
@@ -542,7 +550,7 @@ func testDisabledIPv6(t *testing.T) {
 	r.sync()
 	r.agree()
 	// What was there before can go.
-	if err := Cleanup(context.Background(), Config{NetNS: h.FD()}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: h.File()}); err != nil {
 		t.Error(err)
 	}
 	// A backend that served IPv6 before goes on with IPv4.
@@ -618,21 +626,10 @@ func testDraining(t *testing.T) {
 		if err := h.AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
 			t.Fatal(err)
 		}
-		l, err := h.Listen("tcp", strings.TrimSuffix(a, "/32")+":8080")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				fmt.Fprintln(c, c.LocalAddr())
-				go io.Copy(c, c)
-			}
-		}()
+		h.ServeTCP(t, strings.TrimSuffix(a, "/32")+":8080", func(c net.Conn) {
+			fmt.Fprintln(c, c.LocalAddr())
+			_, _ = io.Copy(c, c)
+		})
 	}
 	tend := func(after time.Duration) {
 		t.Helper()
@@ -668,7 +665,7 @@ func testDraining(t *testing.T) {
 	}
 	r.set(svc(1), 1, 1)
 	r.sync()
-	first, err := dial(patience)
+	first, err := dial(testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -681,7 +678,7 @@ func testDraining(t *testing.T) {
 		t.Errorf("the connection was lost with its endpoint: %v", err)
 	}
 	for range 4 {
-		c, err := dial(patience)
+		c, err := dial(testtime.Timeout)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -791,17 +788,20 @@ func testFailures(t *testing.T) {
 
 // testRules has both variants of iptables take the golden rules, twice.
 func testRules(t *testing.T) {
-	for _, variant := range []IPTables{NFTables, LegacyTables} {
+	for _, variant := range []iptables.Flavour{iptables.NFT, iptables.Legacy} {
 		for name, g := range goldenRules() {
 			h := newHost(t)
-			tool := iptables{variant, g.family, h.FD()}
+			tool, err := findTool(t.Context(), Config{IPTables: variant}, g.family, h.Namespace())
+			if err != nil {
+				t.Fatal(err)
+			}
 			golden, err := os.ReadFile("testdata/" + name)
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = within(h.FD(), func() error {
+			err = h.Do(func() error {
 				b := &Backend{}
-				if b.sets, err = dialIPSets(h.FD()); err != nil {
+				if b.sets, err = dialIPSets(); err != nil {
 					return err
 				}
 				defer b.close()
@@ -811,17 +811,17 @@ func testRules(t *testing.T) {
 					}
 				}
 				ctx := context.Background()
-				if err := tool.restore(ctx, string(golden)); err != nil {
+				if err := tool.Restore(ctx, golden); err != nil {
 					return err
 				}
-				first, err := tool.save(ctx)
+				first, err := saved(ctx, tool)
 				if err != nil {
 					return err
 				}
-				if err := tool.restore(ctx, restoreAll(g.tables(), first)); err != nil {
+				if err := tool.Restore(ctx, []byte(restoreAll(g.tables(), first))); err != nil {
 					return err
 				}
-				second, err := tool.save(ctx)
+				second, err := saved(ctx, tool)
 				if err != nil {
 					return err
 				}
@@ -833,17 +833,17 @@ func testRules(t *testing.T) {
 				if got := strings.Count(own, "\n-A "); got != rules {
 					return fmt.Errorf("%d rules of %d:\n%s", got, rules, own)
 				}
-				if err := tool.restore(ctx, removeAll(g.tables(), second)); err != nil {
+				if err := tool.Restore(ctx, []byte(removeAll(g.tables(), second))); err != nil {
 					return err
 				}
-				third, err := tool.save(ctx)
+				third, err := saved(ctx, tool)
 				if err == nil && strings.Contains(third, "KUBE") {
 					err = fmt.Errorf("left:\n%s", third)
 				}
 				return err
 			})
 			if err != nil {
-				t.Errorf("%s, %s: %v", tool.program("restore"), name, err)
+				t.Errorf("%s, %s: %v", tool.RestorePath(), name, err)
 			}
 		}
 	}
@@ -852,7 +852,7 @@ func testRules(t *testing.T) {
 // testLegacy sends packets by legacy iptables' rules.
 func testLegacy(t *testing.T) {
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b, err := New(Config{NetNS: env.NetNS, Families: env.Families, IPTables: LegacyTables})
+		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, IPTables: iptables.Legacy})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -868,7 +868,7 @@ func testLegacy(t *testing.T) {
 // testHashing has Maglev go on while a server drains.
 func testHashing(t *testing.T) {
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b, err := New(Config{NetNS: env.NetNS, Families: env.Families, Scheduler: Maglev})
+		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, Scheduler: Maglev})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -910,4 +910,14 @@ func churn(t *testing.T, w *conformance.World, f func()) {
 	for _, err := range c.Failures {
 		t.Error(err)
 	}
+}
+
+// parametersOf returns the kernel parameters that SetSysctls sets.
+func parametersOf(t *testing.T, c Config) []parameter {
+	t.Helper()
+	c, err := c.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.parameters(release())
 }

@@ -56,7 +56,7 @@ func testLeaks(t *testing.T) {
 			// Another process. What rig.restart makes is kept until the test ends.
 			r.cursor.Detach()
 			r.backend.Close()
-			b, err := New(r.config)
+			b, err := New(t.Context(), r.config)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -83,8 +83,8 @@ func testLeaks(t *testing.T) {
 	}
 	r.agree()
 	for _, s := range r.backend.states {
-		if len(s.services) != len(r.engine.Snapshot().Services)/2 || len(s.marks)+len(s.leaving)+len(s.draining)+len(s.free)+len(s.unsettled) != 0 {
-			t.Errorf("%s: the backend remembers %d Services, %d marks, %d leaving, %d draining", s.family, len(s.services), len(s.marks), len(s.leaving), len(s.draining))
+		if len(s.services) != len(r.engine.Snapshot().Services)/2 || len(s.marks)+len(s.retired)+len(s.drainingReals)+len(s.abandoned)+len(s.notLocalYet) != 0 {
+			t.Errorf("%s: the backend remembers %d Services, %d marks, %d retired, %d draining", s.family, len(s.services), len(s.marks), len(s.retired), len(s.drainingReals))
 		}
 	}
 }

@@ -3,23 +3,25 @@
 package ipvs
 
 import (
+	"context"
 	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 func TestMain(m *testing.M) {
 	confine.Roles{
-		"everything":        func() error { return everything(NFTables) },
-		"everything legacy": func() error { return everything(LegacyTables) },
+		"everything":        func() error { return everything(iptables.NFT) },
+		"everything legacy": func() error { return everything(iptables.Legacy) },
 		"churn":             changeEndpoints,
 		"faults":            faults,
-		"restore":           restoreForever,
 		"sysctl":            readOnlySysctls,
 	}.Enter()
 	os.Exit(m.Run())
@@ -37,18 +39,13 @@ type agent struct {
 }
 
 func newAgent(c Config) (*agent, error) {
-	b, err := New(c)
+	b, err := New(context.Background(), c)
 	if err != nil {
 		return nil, err
 	}
-	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}})
+	p, err := backendtest.NewPipeline(tracker.Config{Node: tracker.NodeInfo{Name: "node"}}, ruleset.Config{})
 	if err != nil {
 		return nil, err
 	}
-	e, err := ruleset.NewEngine(ruleset.Config{Tracker: t})
-	if err != nil {
-		return nil, err
-	}
-	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
-	return &agent{t, e, e.Attach("ipvs", b), b}, nil
+	return &agent{p.Tracker, p.Engine, p.Engine.Attach("ipvs", b), b}, nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -17,16 +18,8 @@ func testOwned(t *testing.T) {
 		_, err := exec.LookPath(program)
 		netlab.Need(t, err == nil, program)
 	}
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	h, err := lab.Host("node")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := Config{NetNS: h.FD(), IPTables: NFTables}
+	h := netlab.NewHost(t)
+	c := Config{NetNS: h.File(), IPTables: iptables.NFT}
 	owned := func(what string, want bool) {
 		t.Helper()
 		if got, err := Owned(t.Context(), c); err != nil || got != want {
@@ -49,7 +42,7 @@ func testOwned(t *testing.T) {
 	owned("kube-proxy's", false)
 	// Of the backend's own rules the names of the chains are enough.
 	input, n := "", 0
-	for _, table := range (rules{family: tracker.IPv4, mark: 1 << DefaultMasqueradeBit, node: &ruleset.Node{}}).tables() {
+	for _, table := range (rules{family: tracker.IPv4, mark: uint32(ruleset.DefaultMasqueradeMark), node: &ruleset.Node{}}).tables() {
 		input += "*" + table.name + "\n"
 		for _, chain := range table.chains {
 			input += ":" + chain.name + " -\n"

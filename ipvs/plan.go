@@ -8,11 +8,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// virtualKey names a virtual server: by address, port and protocol, or by a packet
+// virtualKey identifies a virtual server by address, port and protocol, or by a packet
 // mark.
 type virtualKey struct {
 	family tracker.Family
@@ -47,9 +48,9 @@ func (p *plannedVirtual) weight(i int) uint16 {
 	return uint16(min(p.weights[i], math.MaxUint16))
 }
 
-// weightsOf returns what the endpoints' weights are reduced to. The schedulers that
-// heed weights give a server as many connections in a row as its weight is ahead of
-// others', and get around to all of them only once in as many as all weights make.
+// weightsOf returns reduced weights of endpoints, nil if all are equal. The schedulers
+// with weights send a server as many connections in a row as its weight exceeds the
+// others', so large weights delay connections to the others.
 func weightsOf(pool []*tracker.Endpoint) []int {
 	if !weighted(pool) {
 		return nil
@@ -60,16 +61,16 @@ func weightsOf(pool []*tracker.Endpoint) []int {
 // plan is everything that one Service port has in the kernel.
 type plan struct {
 	virtuals []plannedVirtual
-	// entries is what the sets are to hold, but for setShortCircuit.
+	// entries is the elements of all sets except setShortCircuit.
 	entries []entry
-	// near is the entries of setShortCircuit, all with the value mark.
-	near []entry
-	mark uint32
+	// internal is the entries of setShortCircuit, all with the value mark.
+	internal []entry
+	mark     uint32
 	// bind is the addresses that the dummy device is to have.
 	bind []netip.Addr
 }
 
-// local is what a plan has to know of the node.
+// local is the information about the node that a plan depends on.
 type local struct {
 	// node is the node's name.
 	node string
@@ -79,17 +80,16 @@ type local struct {
 	own func(netip.Addr) bool
 }
 
-// makePlan says what a Service port has in the kernel. mark is the packet mark for
-// its virtual server for connections from near: 0 to say whether it needs one,
-// which it does if the plan has entries in near whose mark is 0. It depends on
-// nothing but its arguments.
+// makePlan returns what a Service port needs in the kernel. mark is the packet mark of its
+// virtual server for internal traffic, or 0 to find out whether it needs one: then the
+// plan has entries in internal. makePlan is a pure function.
 func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
-	family, proto := s.Key.Family, protocolNumber(s.Key.Protocol)
+	family, proto := s.Key.Family, inet.Protocol(s.Key.Protocol)
 	p := plan{mark: mark}
 	add := func(set setID, at netip.AddrPort, other netip.Prefix) {
 		p.entries = append(p.entries, entry{set: set, family: family, addr: at.Addr(), proto: proto, port: at.Port(), other: other})
 	}
-	// What hairpins is on this node, or may be.
+	// Only endpoints that are on this node, or may be, can reach themselves through it.
 	hairpin := func(pool []*tracker.Endpoint) {
 		for _, ep := range pool {
 			if ep.Node == "" || ep.IsLocal(l.node) {
@@ -111,7 +111,7 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 			add(setNoLocal, at, netip.Prefix{})
 		}
 		if f.ShortCircuit() && f.Near != f.Target {
-			p.near = append(p.near, entry{set: setShortCircuit, family: family, addr: at.Addr(), proto: proto, port: at.Port()})
+			p.internal = append(p.internal, entry{set: setShortCircuit, family: family, addr: at.Addr(), proto: proto, port: at.Port()})
 		}
 	}
 	for i := range s.Frontends {
@@ -160,11 +160,11 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 	if s.Port.HealthCheckNodePort != 0 {
 		p.entries = append(p.entries, entry{set: setHealthCheckNodePort, family: family, port: s.Port.HealthCheckNodePort})
 	}
-	if len(p.near) != 0 && mark != 0 && !c.nearDrops(s) {
-		pool := nearPool(s)
+	if len(p.internal) != 0 && mark != 0 && !c.internalDrops(s) {
+		pool := internalPool(s)
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, mark: mark},
-			virtual: c.nearVirtual(s, pool), proto: proto, pool: pool, weights: weightsOf(pool),
+			virtual: c.internalVirtual(s, pool), proto: proto, pool: pool, weights: weightsOf(pool),
 		})
 	}
 	return p
@@ -191,10 +191,9 @@ func (c Config) planNodePort(p *plan, f *ruleset.Frontend, proto uint8, family t
 	}
 }
 
-// nearFrontend returns a frontend that connections from near meet otherwise than
-// others, or nil. All that do are alike in that: it is what the policy of Cluster
-// comes to.
-func nearFrontend(s *ruleset.Service) *ruleset.Frontend {
+// internalFrontend returns a frontend that treats internal traffic differently, or nil.
+// All such frontends of a Service treat it alike: as the policy Cluster does.
+func internalFrontend(s *ruleset.Service) *ruleset.Frontend {
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.ShortCircuit() && f.Near != f.Target {
 			return f
@@ -203,21 +202,21 @@ func nearFrontend(s *ruleset.Service) *ruleset.Frontend {
 	return nil
 }
 
-func nearPool(s *ruleset.Service) []*tracker.Endpoint {
-	if f := nearFrontend(s); f != nil {
+func internalPool(s *ruleset.Service) []*tracker.Endpoint {
+	if f := internalFrontend(s); f != nil {
 		return s.Pool(f.Near)
 	}
 	return nil
 }
 
-// nearDrops reports whether connections from near are dropped, for which there is a
-// mark of its own.
-func (c Config) nearDrops(s *ruleset.Service) bool {
-	f := nearFrontend(s)
+// internalDrops reports whether internal traffic is dropped, for which one mark is
+// reserved.
+func (c Config) internalDrops(s *ruleset.Service) bool {
+	f := internalFrontend(s)
 	return f != nil && f.Near == ruleset.Drop
 }
 
-// virtual returns what a virtual server with the endpoints is to be like.
+// virtual returns the properties of a virtual server with the endpoints.
 func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*tracker.Endpoint) virtual {
 	v := virtual{scheduler: c.Scheduler}
 	hash := c.Hash
@@ -233,7 +232,7 @@ func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*trac
 	v.flags = v.scheduler.flags(hash)
 	if affinity > 0 {
 		v.flags |= flagPersistent
-		// The kernel counts in jiffies of at least a millisecond, in a long.
+		// The kernel converts seconds to jiffies, of at least a millisecond, in a long.
 		v.timeout = uint32(min(max(int64(affinity/time.Second), 1), int64(maxAffinity/time.Second)))
 	}
 	return v
@@ -246,18 +245,18 @@ const maxAffinity = math.MaxInt32 / 1000 * time.Second
 // families. A longer affinity timeout is shortened to the limit.
 func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
 
-// nearVirtual returns what one with a mark is to be like. IPVS does not translate
-// ports for clients that it remembers by a mark (ip_vs_sched_persist of
-// net/netfilter/ipvs/ip_vs_core.c: only where the packet has the virtual server's own
-// port), so affinity is a matter of hashing the client's address there.
-func (c Config) nearVirtual(s *ruleset.Service, pool []*tracker.Endpoint) virtual {
+// internalVirtual returns the properties of a virtual server with a mark. For clients that
+// IPVS remembers by a mark it translates ports only if the packet has the virtual server's
+// port (ip_vs_sched_persist of net/netfilter/ipvs/ip_vs_core.c), so a hash of the client's
+// address replaces affinity.
+func (c Config) internalVirtual(s *ruleset.Service, pool []*tracker.Endpoint) virtual {
 	if s.Port.Affinity > 0 {
 		return virtual{scheduler: c.hashing(), flags: c.hashing().flags(Hash{Source: tracker.HashSource})}
 	}
 	return c.virtual(s, 0, pool)
 }
 
-// weighted reports whether some endpoints that get connections get more than others.
+// weighted reports whether endpoints with a weight other than 0 have different weights.
 func weighted(pool []*tracker.Endpoint) bool {
 	var weight uint16
 	for _, ep := range pool {
@@ -272,7 +271,7 @@ func weighted(pool []*tracker.Endpoint) bool {
 	return false
 }
 
-// missing returns what of a is not in b.
+// missing returns the elements of a that are not in b.
 func missing[T comparable](a, b []T) []T {
 	if len(a) == 0 {
 		return nil

@@ -51,7 +51,7 @@ func describePlan(p plan) []string {
 		}
 		out = append(out, strings.TrimSpace(fmt.Sprintf("%s %s flags=%#x timeout=%d %s", v.key, v.scheduler, v.flags, v.timeout, strings.Join(pool, " "))))
 	}
-	for _, e := range slices.Concat(p.entries, p.near) {
+	for _, e := range slices.Concat(p.entries, p.internal) {
 		s := fmt.Sprintf("%s %s,%d:%d", e.set.name(tracker.IPv4), e.addr, e.proto, e.port)
 		if e.other.IsValid() {
 			s += "," + e.other.String()

@@ -3,50 +3,32 @@
 package ipvs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
-	"os/exec"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ErrUnsupported is in the error of [New] and [Probe] where the system lacks
-// something.
-var ErrUnsupported = errors.New("ipvs: cannot be used")
-
-// UnsupportedError says what the system lacks. It is [ErrUnsupported].
-type UnsupportedError struct {
-	// Feature is what is missing: a kernel module or a program.
-	Feature string
-	// Err is what the system said.
-	Err error
-}
-
-// Error says what is missing.
-func (e *UnsupportedError) Error() string {
-	if errors.Is(e.Err, unix.EPERM) {
-		return fmt.Sprintf("%v: %s: CAP_NET_ADMIN is needed, in the initial user namespace: %v", ErrUnsupported, e.Feature, e.Err)
+// unsupported returns a [*ruleset.UnsupportedError].
+func unsupported(f tracker.Family, feature string, err error) error {
+	if errors.Is(err, unix.EPERM) {
+		err = fmt.Errorf("CAP_NET_ADMIN is needed in the initial user namespace: %w", err)
 	}
-	return fmt.Sprintf("%v: %s: %v", ErrUnsupported, e.Feature, e.Err)
+	return &ruleset.UnsupportedError{Backend: "ipvs", Family: f, Feature: feature, Err: err}
 }
 
-// Unwrap makes errors.Is find [ErrUnsupported] and the system's error.
-func (e *UnsupportedError) Unwrap() []error { return []error{ErrUnsupported, e.Err} }
-
-// errNoIPVS wraps what dialKernel returned.
-func errNoIPVS(err error) error {
-	return &UnsupportedError{Feature: "IPVS (module ip_vs)", Err: err}
-}
-
-// errIPv6Disabled is in the error of probe where IPv6 is turned off.
-var errIPv6Disabled = errors.New("it is disabled: net.ipv6.conf.all.disable_ipv6 is 1, or the kernel was booted without IPv6")
+// errIPv6Disabled is wrapped by the error of probe if IPv6 is turned off.
+var errIPv6Disabled = errors.New("net.ipv6.conf.all.disable_ipv6 is 1, or the kernel was booted without IPv6")
 
 // ipv6Disabled reports whether IPv6 is turned off in the calling thread's namespace.
 // The addresses of Services cannot be bound then.
@@ -58,11 +40,11 @@ func ipv6Disabled() bool {
 	return err == nil && strings.TrimSpace(string(value)) != "0"
 }
 
-// Probe reports whether a [Backend] with the configuration would find all it
-// needs: nil, an [*UnsupportedError] that names the kernel module or program that
-// is missing, or an error of the configuration. [New] does the same.
-func Probe(c Config) error {
-	b, err := New(c)
+// Probe reports whether the system has what a [Backend] with the configuration needs. It
+// returns nil, a [*ruleset.UnsupportedError] that names the missing kernel module or
+// program, or an error that wraps [ruleset.ErrConfig]. [New] makes the same checks.
+func Probe(ctx context.Context, c Config) error {
+	b, err := New(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -70,25 +52,23 @@ func Probe(c Config) error {
 }
 
 // probe tries the schedulers, with virtual servers at addresses for documentation
-// (RFC 5737, RFC 3849), looks for ipset, for IPv6, and for the programs.
+// (RFC 5737, RFC 3849), and checks for ipset and IPv6.
 func (b *Backend) probe() error {
 	wanted := []Scheduler{b.config.Scheduler}
 	if b.config.Scheduler == "" {
 		wanted = []Scheduler{RoundRobin, WeightedRoundRobin}
 	}
+	disabled := false
+	if err := b.ns.Do(func() error { disabled = ipv6Disabled(); return nil }); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
 	for _, f := range b.config.Families {
-		if f == tracker.IPv6 && ipv6Disabled() {
-			return &UnsupportedError{Feature: "IPv6", Err: errIPv6Disabled}
+		if f == tracker.IPv6 && disabled {
+			return unsupported(f, "binding addresses", errIPv6Disabled)
 		}
 		for _, s := range wanted {
 			if err := b.tryScheduler(f, s); err != nil {
 				return err
-			}
-		}
-		for _, what := range []string{"save", "restore"} {
-			program := b.iptables(f).program(what)
-			if _, err := exec.LookPath(program); err != nil {
-				return &UnsupportedError{Feature: "program " + program, Err: err}
 			}
 		}
 	}
@@ -99,21 +79,21 @@ func (b *Backend) probe() error {
 		return err
 	}
 	if _, err := b.sets.header("KUBE-PROBE"); err != nil && !errors.Is(err, unix.ENOENT) {
-		return &UnsupportedError{Feature: "ipset (module ip_set)", Err: err}
+		return unsupported(0, "ipset (module ip_set)", err)
 	}
 	return nil
 }
 
-// tryScheduler makes a virtual server with the scheduler, and removes it. Others may
-// be doing the same, where this process's namespace is theirs.
+// tryScheduler adds a virtual server with the scheduler, and deletes it. Another process
+// may do the same concurrently in the same network namespace.
 func (b *Backend) tryScheduler(f tracker.Family, s Scheduler) error {
 	addr := netip.AddrFrom4([4]byte{198, 51, 100, 0})
 	if f == tracker.IPv6 {
 		addr = netip.MustParseAddr("2001:db8::")
 	}
-	k := virtualKey{family: f, proto: protoTCP, at: netip.AddrPortFrom(addr, 20000)}
+	k := virtualKey{family: f, proto: inet.TCP, at: netip.AddrPortFrom(addr, 20000)}
 	if err := b.kernel.addVirtual(k, virtual{scheduler: s, flags: s.flags(b.config.Hash)}); err != nil {
-		return &UnsupportedError{Feature: fmt.Sprintf("scheduler %s over %s (module ip_vs_%s)", s, f, s), Err: err}
+		return unsupported(f, fmt.Sprintf("scheduler %s (module ip_vs_%s)", s, s), err)
 	}
 	if err := b.kernel.delVirtual(k); err != nil {
 		return fmt.Errorf("ipvs: probe: %w", err)

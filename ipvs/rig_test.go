@@ -15,10 +15,11 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -63,9 +64,8 @@ func newHost(tb testing.TB) *netlab.Host {
 func newRig(tb testing.TB, h *netlab.Host, c Config) *rig {
 	tb.Helper()
 	r := &rig{tb: tb, host: h, config: c}
-	r.config.NetNS = h.FD()
-	var err error
-	r.tracker, err = tracker.New(tracker.Config{
+	r.config.NetNS = h.File()
+	p, err := backendtest.NewPipeline(tracker.Config{
 		Node:     tracker.NodeInfo{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8:1::1")}},
 		Families: c.Families,
 		OnService: func(s *v1.Service, _ *v1.ServicePort, out *tracker.ServicePort) error {
@@ -81,15 +81,11 @@ func newRig(tb testing.TB, h *netlab.Host, c Config) *rig {
 			}
 			return nil
 		},
-	})
+	}, ruleset.Config{})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	r.engine, err = ruleset.NewEngine(ruleset.Config{Tracker: r.tracker})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	r.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	r.tracker, r.engine = p.Tracker, p.Engine
 	r.restart()
 	return r
 }
@@ -101,7 +97,7 @@ func (r *rig) restart() {
 		r.cursor.Detach()
 		r.backend.Close()
 	}
-	b, err := New(r.config)
+	b, err := New(context.Background(), r.config)
 	if err != nil {
 		r.tb.Fatal(err)
 	}
@@ -133,7 +129,7 @@ func (r *rig) run(command string) []string {
 // connection, or have it twice, when others come and go.
 func (r *rig) connections(command string, seen func([]string) error) {
 	r.tb.Helper()
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(testtime.Timeout); ; {
 		err := seen(r.run(command))
 		if err == nil {
 			return
@@ -190,38 +186,17 @@ func clusterIP6(i int) string { return fmt.Sprintf("fd00:96::%x", i+1) }
 
 // svc returns a Service with TCP port 80.
 func svc(i int, edits ...func(*v1.Service)) *v1.Service {
-	s := &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: svcName(i).Namespace, Name: svcName(i).Name},
-		Spec: v1.ServiceSpec{
-			Type: v1.ServiceTypeClusterIP, ClusterIP: clusterIP(i), ClusterIPs: []string{clusterIP(i), clusterIP6(i)},
-			IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
-			Ports:      []v1.ServicePort{{Name: "http", Protocol: v1.ProtocolTCP, Port: 80}},
-		},
-	}
-	for _, e := range edits {
-		e(s)
-	}
-	return s
+	return backendtest.Service(svcName(i), "http", clusterIP(i), clusterIP6(i), edits...)
 }
 
-func over(p v1.Protocol) func(*v1.Service) {
-	return func(s *v1.Service) { s.Spec.Ports[0].Protocol = p }
-}
-
-func nodePort(n int32) func(*v1.Service) {
-	return func(s *v1.Service) {
-		s.Spec.Type = v1.ServiceTypeNodePort
-		s.Spec.Ports[0].NodePort = n
-	}
-}
-
-func externalIPs(ips ...string) func(*v1.Service) {
-	return func(s *v1.Service) { s.Spec.ExternalIPs = ips }
-}
-
-func externalLocal(s *v1.Service) {
-	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
-}
+// Edits of Services.
+var (
+	over          = backendtest.Over
+	nodePort      = backendtest.NodePort
+	externalIPs   = backendtest.ExternalIPs
+	externalLocal = backendtest.ExternalLocal
+	affinity      = backendtest.Affinity
+)
 
 func sticky(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }
 
@@ -230,21 +205,13 @@ func hashed(s *v1.Service) { s.Annotations = map[string]string{"hash": "source"}
 // slice returns the Service's endpoints: 10.244.1.n for n on this node, 10.244.2.n on
 // another one, for negative numbers.
 func slice(i int, p v1.Protocol, ns ...int) *discovery.EndpointSlice {
-	name, port := "http", int32(8080)
-	s := &discovery.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: svcName(i).Namespace, Name: svcName(i).Name + "-1",
-			Labels: map[string]string{discovery.LabelServiceName: svcName(i).Name},
-		},
-		AddressType: discovery.AddressTypeIPv4,
-		Ports:       []discovery.EndpointPort{{Name: &name, Protocol: &p, Port: &port}},
-	}
+	s := backendtest.Slice(svcName(i), "1", tracker.IPv4, "http", p)
 	for _, n := range ns {
 		node, addr := "node", fmt.Sprintf("10.244.1.%d", n)
 		if n < 0 {
 			node, addr = "other", fmt.Sprintf("10.%d.%d.%d", 245+-n>>16, -n>>8&0xff, -n&0xff)
 		}
-		s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{addr}, NodeName: &node})
+		s.Endpoints = append(s.Endpoints, backendtest.Endpoint(addr, node))
 	}
 	return s
 }

@@ -12,31 +12,31 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The netfilter rules. Their number depends on the node's configuration alone, not
-// on what Services there are: everything about those is in the sets.
+// rules renders the netfilter rules. Their number depends on the node's configuration
+// alone: everything about Services is in the sets.
 //
 // A packet to a Service meets, in this order,
 //
 //	arriving:           nat PREROUTING, mangle INPUT, filter INPUT, IPVS
-//	the node's own:     mangle OUTPUT, nat OUTPUT, IPVS
-//	sent on by IPVS:    (OUTPUT again), mangle POSTROUTING, nat POSTROUTING
-//	passing by:         mangle FORWARD, where no packet to a Service should be seen
+//	from the node:      mangle OUTPUT, nat OUTPUT, IPVS
+//	forwarded by IPVS:  (OUTPUT again), mangle POSTROUTING, nat POSTROUTING
+//	forwarded without:  mangle FORWARD, where no packet to a Service should be seen
 //
-// so whatever may drop it, or have IPVS treat it otherwise, is in mangle.
+// so rules that drop a packet, or select another virtual server for it, are in mangle.
 //
-// Chains whose names kube-proxy's ipvs mode shares with its iptables mode have "IPVS"
-// in theirs here, so that a backend of either sort can be put in place and cleaned up
-// while the other is at work.
+// Chains whose names kube-proxy's ipvs mode shares with its iptables mode have "IPVS" in
+// their names here. A backend of either kind can then be started and cleaned up while the
+// other one works.
 type rules struct {
 	family tracker.Family
-	// mark is the masquerade bit, 0 if nothing is masqueraded, and marks those that
+	// mark is the masquerade mark, 0 if nothing is masqueraded, and marks the marks that
 	// name virtual servers.
 	mark  uint32
 	marks Marks
 	node  *ruleset.Node
 }
 
-// validate says which of the node's names would not be one word of a rule.
+// validate returns an error if a name of the node would not be one word of a rule.
 func (r rules) validate() error {
 	for _, name := range []string{r.node.LocalTraffic.Bridge, r.node.LocalTraffic.InterfacePrefix} {
 		if name != "" && !validDevice(name) {
@@ -46,13 +46,13 @@ func (r rules) validate() error {
 	return nil
 }
 
-// chain is a chain of the backend's with its rules, each without "-A NAME".
+// chain is one of the backend's chains with its rules, each without "-A NAME".
 type chain struct {
 	name  string
 	rules []string
 }
 
-// jump is a rule that leads from a built-in chain to one of the backend's.
+// jump is a rule that leads from a built-in chain to one of the backend's chains.
 type jump struct{ from, rule string }
 
 // table is what the backend has in one of the kernel's tables.
@@ -69,7 +69,7 @@ func (r rules) set(s setID, dirs string) string {
 	return fmt.Sprintf("-m set --match-set %s %s", s.name(r.family), dirs)
 }
 
-// pods returns a match for each way in which this node's pods are told.
+// pods returns a match for each way in which packets of this node's pods are recognised.
 func (r rules) pods() (matches []string) {
 	switch l := r.node.LocalTraffic; {
 	case l.Bridge != "":
@@ -98,17 +98,17 @@ const (
 	isNew  = "-m conntrack --ctstate NEW"
 )
 
-// mangle decides what IPVS gets to see.
+// mangle decides which packets reach IPVS, and with which mark.
 func (r rules) mangle() table {
 	firewall := r.set(setLoadBalancerFW, "dst,dst") + " -j KUBE-PROXY-FIREWALL"
 	noLocal := []string{
 		"-m mark --mark " + r.marks.String() + " -j RETURN",
 		r.set(setNoLocal, "dst,dst") + ` -m comment --comment "only other nodes have endpoints" -j DROP`,
 	}
-	near := r.set(setShortCircuit, "dst,dst") + " -j KUBE-SHORT-CIRCUIT"
+	internal := r.set(setShortCircuit, "dst,dst") + " -j KUBE-SHORT-CIRCUIT"
 	in := []string{notNew, firewall}
 	for _, p := range r.pods() {
-		in = append(in, p+" "+near)
+		in = append(in, p+" "+internal)
 	}
 	in = append(in, noLocal...)
 	sent := []string{
@@ -119,7 +119,7 @@ func (r rules) mangle() table {
 	if r.mark != 0 {
 		sent = append(sent, r.unlessPods(fmt.Sprintf("-m addrtype --src-type LOCAL -j MARK --set-xmark %#x/%#x", r.mark, r.mark))...)
 	}
-	out := append([]string{"-m ipvs --ipvs -j RETURN", notNew, firewall, near}, noLocal...)
+	out := append([]string{"-m ipvs --ipvs -j RETURN", notNew, firewall, internal}, noLocal...)
 
 	return table{
 		name: "mangle",
@@ -132,11 +132,11 @@ func (r rules) mangle() table {
 		chains: []chain{
 			{"KUBE-IPVS-IN", in},
 			{"KUBE-IPVS-OUT", out},
-			// An address that has gone from the device is routed elsewhere. The kernel stops
-			// tracking a masqueraded connection of which a packet leaves by another device
-			// than before (nf_nat_oif_changed of net/netfilter/nf_nat_core.c), and what comes
-			// of it later reaches the endpoint from another port: such packets must get lost
-			// until the address is back.
+			// The kernel routes packets to an address that is gone from the device elsewhere.
+			// It stops tracking a masqueraded connection if a packet leaves by another device
+			// than before (nf_nat_oif_changed of net/netfilter/nf_nat_core.c), and later
+			// packets reach the endpoint from another port. So these packets are dropped until
+			// the address is back.
 			{"KUBE-IPVS-ASTRAY", []string{
 				r.set(setIPs, "dst") + ` -m comment --comment "the address is not on the node, but is to be" -j DROP`,
 			}},
@@ -149,14 +149,14 @@ func (r rules) mangle() table {
 				"-j SET --map-set " + setShortCircuit.name(r.family) + " dst,dst --map-mark",
 				fmt.Sprintf(`-m mark --mark %#x -m comment --comment "no endpoint can be used" -j DROP`, r.marks.Value),
 			}},
-			// The mark that named a virtual server has done its work. It had taken the
-			// place of the one that asks for masquerading.
+			// Behind IPVS the mark that named a virtual server is cleared, and the masquerade
+			// mark is set, whose place it had taken.
 			{"KUBE-IPVS-SENT", sent},
 		},
 	}
 }
 
-// nat decides whose source is replaced, and does it.
+// nat decides which packets are masqueraded, and masquerades them.
 func (r rules) nat() table {
 	services := []string{"-m mark --mark " + r.marks.String() + " -j RETURN"}
 	cluster := r.set(setClusterIP, "dst,dst")
@@ -166,8 +166,8 @@ func (r rules) nat() table {
 	case r.node.LocalTraffic.Detects(r.family):
 		services = append(services, cluster+" -j KUBE-CLUSTER-IP")
 	default:
-		// A cluster IP that the node itself took for its source, as the kernel does if
-		// a program does not say otherwise, cannot be answered.
+		// The kernel chooses a cluster IP as the source of the node's own packets to it,
+		// unless the program binds another. Such a source cannot be answered.
 		services = append(services, cluster+" "+r.set(setIPs, "src")+" -j KUBE-IPVS-MARK-MASQ")
 	}
 	services = append(services,
@@ -221,7 +221,7 @@ func (r rules) nat() table {
 	}
 }
 
-// filter protects the node's own ports, and what is to be answered by nobody.
+// filter protects the node's own ports and drops packets to addresses without a Service.
 func (r rules) filter() table {
 	reject := "icmp-port-unreachable"
 	icmp := "icmp"
@@ -268,9 +268,8 @@ func (r rules) serviceCIDRs() (out []netip.Prefix) {
 	return out
 }
 
-// restoreAll renders the input of iptables-restore --noflush that makes the tables
-// what they are to be. saved is what iptables-save said: jumps that it has are left
-// where they are.
+// restoreAll renders the input of iptables-restore --noflush that writes the tables. saved
+// is the output of iptables-save: jumps in it stay where they are.
 func restoreAll(tables []table, saved string) string {
 	var b strings.Builder
 	for _, t := range tables {
@@ -298,8 +297,8 @@ func (t table) restore(b *strings.Builder, saved string) {
 	b.WriteString("COMMIT\n")
 }
 
-// removeAll renders the input that takes away what of the tables iptables-save has
-// listed, "" if that is nothing.
+// removeAll renders the input that removes those parts of the tables that the output of
+// iptables-save has, "" if there are none.
 func removeAll(tables []table, saved string) string {
 	var b strings.Builder
 	for _, t := range tables {
@@ -328,7 +327,7 @@ func (t table) remove(b *strings.Builder, saved string) {
 	}
 }
 
-// ownRules returns what iptables-save has listed of the tables' chains and jumps.
+// ownRules returns the tables' rules and jumps in the output of iptables-save.
 func ownRules(tables []table, saved string) string {
 	var b strings.Builder
 	for _, t := range tables {
@@ -343,13 +342,13 @@ func ownRules(tables []table, saved string) string {
 	return b.String()
 }
 
-// owns reports whether a rule, with its chain in front, is the backend's.
+// owns reports whether a rule, which begins with its chain, is the backend's.
 func (t table) owns(rule string) bool {
 	return slices.ContainsFunc(t.chains, func(c chain) bool { return strings.HasPrefix(rule, c.name+" ") }) ||
 		slices.ContainsFunc(t.jumps, func(j jump) bool { return rule == j.from+" "+j.rule+"\n" })
 }
 
-// section returns the part of what iptables-save has listed that is about a table.
+// section returns the part of the output of iptables-save for a table.
 func section(saved, table string) string {
 	_, after, ok := strings.Cut(saved, "*"+table+"\n")
 	if !ok {

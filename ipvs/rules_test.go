@@ -15,7 +15,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden rules in testdata")
+var updateGoldens = flag.Bool("update", false, "rewrite the golden rules in testdata")
 
 // goldenRules is a node of each sort, by the name of its golden file.
 func goldenRules() map[string]rules {
@@ -47,7 +47,7 @@ func TestGoldenRules(t *testing.T) {
 	for name, r := range goldenRules() {
 		got := restoreAll(r.tables(), "")
 		path := filepath.Join("testdata", name)
-		if *update {
+		if *updateGoldens {
 			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 				t.Fatal(err)
 			}

@@ -5,14 +5,15 @@ package ipvs
 import (
 	"net/netip"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // setID is one of the backend's ipsets. There is one of each in every family.
 type setID uint8
 
-// The sets. Names, types and what is in them are kube-proxy's, but for the last
-// three, which it does not have.
+// The sets. Names, types and contents are kube-proxy's, except for the last three, which
+// kube-proxy does not have.
 const (
 	// setLoopBack: endpoint, its port, and the endpoint again: hairpin connections.
 	setLoopBack setID = iota
@@ -22,7 +23,7 @@ const (
 	setExternalIPLocal
 	setLoadBalancer
 	setLoadBalancerLocal
-	// setLoadBalancerFW: those with source ranges, which the next two hold.
+	// setLoadBalancerFW: those with source ranges. The next two sets hold the ranges.
 	setLoadBalancerFW
 	setLoadBalancerSourceIP
 	setLoadBalancerSourceCIDR
@@ -33,15 +34,15 @@ const (
 	setNodePortSCTP
 	setNodePortLocalSCTP
 	setHealthCheckNodePort
-	// setIPs: what is bound to the dummy device.
+	// setIPs: the addresses of the dummy device.
 	setIPs
-	// setBoundExternal: those of them that are no cluster IPs.
+	// setBoundExternal: those addresses in setIPs that are not cluster IPs.
 	setBoundExternal
 	// setNoLocal: frontends that drop connections, because other nodes have endpoints
 	// and this one has none.
 	setNoLocal
-	// setShortCircuit: frontends that connections from near meet otherwise than
-	// others, with the packet mark that those get.
+	// setShortCircuit: frontends that treat internal traffic differently, with the packet
+	// mark that internal traffic gets.
 	setShortCircuit
 	setCount
 )
@@ -58,8 +59,8 @@ const (
 	hashIPPortMark
 )
 
-// typeName is the kernel's name, and revision the oldest revision of the type that
-// has all that is used (net/netfilter/ipset/ip_set_hash_*.c).
+// typeName returns the kernel's name of the type, and the oldest revision that has every
+// feature that is used (net/netfilter/ipset/ip_set_hash_*.c).
 func (k setKind) typeName() (name string, revision uint8) {
 	switch k {
 	case hashIPPortIP:
@@ -107,7 +108,7 @@ var sets = [setCount]struct {
 // include/uapi/linux/netfilter/ipset/ip_set.h, less the zero at its end).
 const maxSetName = 31
 
-// name is the set's in the family.
+// name returns the set's name in the family.
 func (s setID) name(f tracker.Family) string {
 	name := "KUBE-" + sets[s].name
 	if f == tracker.IPv6 {
@@ -116,7 +117,7 @@ func (s setID) name(f tracker.Family) string {
 	return name[:min(len(name), maxSetName)]
 }
 
-// entry is an element of a set. It has those fields that its set's kind has.
+// entry is an element of a set. It has the fields that the set's kind has.
 type entry struct {
 	set    setID
 	family tracker.Family
@@ -132,13 +133,13 @@ type entry struct {
 // nodePortSet returns the set for a NodePort.
 func nodePortSet(proto uint8, local bool) setID {
 	switch {
-	case proto == protoTCP && local:
+	case proto == inet.TCP && local:
 		return setNodePortLocalTCP
-	case proto == protoTCP:
+	case proto == inet.TCP:
 		return setNodePortTCP
-	case proto == protoUDP && local:
+	case proto == inet.UDP && local:
 		return setNodePortLocalUDP
-	case proto == protoUDP:
+	case proto == inet.UDP:
 		return setNodePortUDP
 	case local:
 		return setNodePortLocalSCTP

@@ -10,48 +10,42 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// state is what the kernel holds in one family, as far as is known, and whose it
-// is.
+// state is what the kernel holds in one family, as far as the backend knows, with the
+// owners.
 type state struct {
 	family tracker.Family
-	// virtuals is every virtual server of the family but those that are excluded.
+	// virtuals is every virtual server of the family except excluded ones.
 	virtuals map[virtualKey]*virtualState
-	// entries is what the sets hold.
-	entries map[entry]entryState
-	// bound is what the dummy device has, with how many frontends want it.
-	bound map[netip.Addr]int
+	// entries is the elements of the sets, each with its packet mark.
+	entries owned[entry, uint32]
+	// bound is the addresses of the dummy device.
+	bound owned[netip.Addr, struct{}]
 	// own is the node's own addresses, on other devices.
 	own map[netip.Addr]bool
-	// services is what each Service port was last to have.
+	// services is the last state of each Service port.
 	services map[tracker.Key]*serviceState
-	// draining is the real servers that drain, and since when.
-	draining map[virtualKey]map[netip.AddrPort]time.Time
-	// leaving is the virtual servers that are to go when they have drained.
-	leaving map[virtualKey]leaving
+	// drainingReals is the draining real servers, with the time at which that began.
+	drainingReals map[virtualKey]map[netip.AddrPort]time.Time
+	// retired is the virtual servers without an owner that still have connections.
+	retired map[virtualKey]retired
 	// marks is the packet marks that Service ports have.
 	marks map[uint32]tracker.Key
-	// unsettled is addresses that were bound and may not be local yet, and free those
-	// that may be nobody's any more.
-	unsettled, free []netip.Addr
-	// stale: the node's addresses are not those that Services were brought in for.
+	// notLocalYet is bound addresses that the kernel may not treat as local yet.
+	notLocalYet []netip.Addr
+	// abandoned is bound addresses that may have no owner any more.
+	abandoned []netip.Addr
+	// stale reports that the node's addresses have changed since Services were programmed.
 	stale bool
 	node  *ruleset.Node
 }
 
 type virtualState struct {
 	virtual
-	// owner is the Service port it is for, the zero Key for none, and proto its
-	// protocol, also with a mark.
+	// owner is the Service port that it is for, the zero Key if none, and proto its
+	// protocol, which it has with a mark, too.
 	owner tracker.Key
 	proto uint8
 	reals map[netip.AddrPort]realState
-}
-
-// leaving is what a virtual server holds on to that no Service port has any more, but
-// connections have.
-type leaving struct {
-	entries []entry
-	bound   netip.Addr
 }
 
 type realState struct {
@@ -59,16 +53,11 @@ type realState struct {
 	phase  phase
 }
 
-type entryState struct {
-	refs int32
-	mark uint32
-}
-
-// serviceState is what a Service port has, or had when putting something else in
-// its place failed half-way.
+// serviceState is what a Service port has in the kernel, also after an update of it failed
+// half-way.
 type serviceState struct {
 	service *ruleset.Service
-	// virtuals, entries and bound are what it holds on to.
+	// virtuals, entries and bound are the objects that it owns.
 	virtuals []virtualKey
 	entries  []entry
 	bound    []netip.Addr
@@ -77,21 +66,21 @@ type serviceState struct {
 
 func newState(f tracker.Family) *state {
 	return &state{
-		family:   f,
-		virtuals: map[virtualKey]*virtualState{},
-		entries:  map[entry]entryState{},
-		bound:    map[netip.Addr]int{},
-		own:      map[netip.Addr]bool{},
-		services: map[tracker.Key]*serviceState{},
-		draining: map[virtualKey]map[netip.AddrPort]time.Time{},
-		leaving:  map[virtualKey]leaving{},
-		marks:    map[uint32]tracker.Key{},
+		family:        f,
+		virtuals:      map[virtualKey]*virtualState{},
+		entries:       owned[entry, uint32]{},
+		bound:         owned[netip.Addr, struct{}]{},
+		own:           map[netip.Addr]bool{},
+		services:      map[tracker.Key]*serviceState{},
+		drainingReals: map[virtualKey]map[netip.AddrPort]time.Time{},
+		retired:       map[virtualKey]retired{},
+		marks:         map[uint32]tracker.Key{},
 	}
 }
 
-// recognised reports whether a virtual server that no Service asks for is one that
-// this backend made, or an earlier one: its mark tells, or an element in a set, which
-// is made before it and removed after it.
+// recognised reports whether a Backend, perhaps in an earlier process, has added a virtual
+// server that no Service wants. Its mark identifies it, or an element in a set, which is
+// added before it and deleted after it.
 func (s *state) recognised(c Config, k virtualKey) bool {
 	if k.mark != 0 {
 		return c.Marks.contains(k.mark)
@@ -100,11 +89,11 @@ func (s *state) recognised(c Config, k virtualKey) bool {
 	return ok && !c.excluded(k.at.Addr())
 }
 
-// identity returns the element that says that a virtual server is the backend's.
+// identity returns the element that identifies a virtual server as a Backend's.
 func (s *state) identity(k virtualKey) (entry, bool) {
 	for _, id := range []setID{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortSCTP} {
 		e := entry{set: id, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()}
-		if _, ok := s.entries[e]; ok {
+		if s.entries.has(e) {
 			return e, true
 		}
 	}
@@ -113,39 +102,16 @@ func (s *state) identity(k virtualKey) (entry, bool) {
 		return entry{}, false
 	}
 	e := entry{set: set, family: k.family, port: k.at.Port()}
-	_, ok := s.entries[e]
-	return e, ok
+	return e, s.entries.has(e)
 }
 
-// drain notes that a real server drains.
-func (s *state) drain(k virtualKey, at netip.AddrPort, since time.Time) {
-	m := s.draining[k]
-	if m == nil {
-		m = map[netip.AddrPort]time.Time{}
-		s.draining[k] = m
-	}
-	if _, ok := m[at]; !ok {
-		m[at] = since
-	}
-}
-
-// settle notes that a real server does not drain any more.
-func (s *state) settle(k virtualKey, at netip.AddrPort) {
-	if m := s.draining[k]; m != nil {
-		delete(m, at)
-		if len(m) == 0 {
-			delete(s.draining, k)
-		}
-	}
-}
-
-// allocate returns the packet mark for a Service port, the one it has or another;
-// 0 if there is none left.
+// allocate returns the packet mark of a Service port: preferred if it is not 0, or else a
+// free one, 0 if none is left.
 func (s *state) allocate(r Marks, k tracker.Key, preferred uint32) uint32 {
 	if preferred != 0 {
 		return preferred
 	}
-	// Numbers go through the bits that the mask leaves free.
+	// n counts in the bits that are not in the mask.
 	free := ^r.Mask
 	for n := (0 - free) & free; n != 0; n = (n - free) & free {
 		m := r.Value | n

@@ -17,6 +17,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -67,7 +68,7 @@ func testUDPAnswers(t *testing.T) {
 	// ask sends a request until one arrives at a server.
 	ask := func(text string, server int) request {
 		t.Helper()
-		for start := time.Now(); time.Since(start) < patience; {
+		for start := time.Now(); time.Since(start) < testtime.Timeout; {
 			if _, err := client.Write([]byte(text)); err != nil {
 				t.Fatal(err)
 			}
@@ -100,13 +101,13 @@ func testUDPAnswers(t *testing.T) {
 	r.sync()
 	// Nobody calls Tend, so its time is not up, however long this takes.
 	answer(first, "in time")
-	if got, err := hears(patience); got != "in time" {
+	if got, err := hears(testtime.Timeout); got != "in time" {
 		t.Errorf("the answer of an endpoint that lingers: %q, %v", got, err)
 	}
 	if second := ask("second", 1); second.from.String() != first.from.String() {
 		t.Errorf("the client has become %v, was %v", second.from, first.from)
 	}
-	if err := r.backend.Tend(context.Background(), time.Now().Add(2*linger)); err != nil {
+	if err := r.backend.Tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
 		t.Fatal(err)
 	}
 	r.hasNot("ipvsadm -Sn", "10.244.1.1:8080")
@@ -117,7 +118,7 @@ func testUDPAnswers(t *testing.T) {
 		t.Errorf("the answer of an endpoint that has gone: %q, %v", got, err)
 	}
 	answer(third, "in time again")
-	if got, err := hears(patience); got != "in time again" {
+	if got, err := hears(testtime.Timeout); got != "in time again" {
 		t.Errorf("the answer of the endpoint that is left: %q, %v", got, err)
 	}
 }
@@ -151,7 +152,7 @@ func testUDPEndpoints(f *fire) {
 					return
 				default:
 				}
-				server, err := f.Reach(to[i%len(to)], patience)
+				server, err := f.Reach(to[i%len(to)], testtime.Timeout)
 				mu.Lock()
 				if err != nil {
 					failures = append(failures, err)
@@ -171,7 +172,7 @@ func testUDPEndpoints(f *fire) {
 			// One may be on its way.
 			until := answered[i].Load() + 2
 			for start := time.Now(); answered[i].Load() < until; time.Sleep(time.Millisecond) {
-				if time.Since(start) > 2*patience {
+				if time.Since(start) > 2*testtime.Timeout {
 					t.Errorf("client %d is silent", i)
 					return
 				}
@@ -203,7 +204,7 @@ func testUDPEndpoints(f *fire) {
 			}
 		}
 		mu.Unlock()
-		if err := f.backend.Tend(context.Background(), time.Now().Add(2*linger)); err != nil {
+		if err := f.backend.Tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
 			t.Error(err)
 		}
 		settled()
@@ -219,7 +220,7 @@ func testUDPEndpoints(f *fire) {
 		t.Error(err)
 	}
 	if got := f.backend.Draining(); got != 0 {
-		t.Errorf("%d endpoints linger", got)
+		t.Errorf("%d endpoints answerTime", got)
 	}
 	hand(f.Tracker, f.pods, len(f.pods), f.rng)
 	f.Sync()

@@ -8,23 +8,25 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Check reports whether everything is as the backend left it: nil, a [*ruleset.DriftError]
-// if somebody else altered something, [ruleset.ErrNeedFull] if nothing is known, or
-// the error of reading it. After any but nil the next delta must be a full one,
-// which puts it right; [Backend.Apply] asks for it.
+// Check compares the kernel with what the backend wrote. It returns nil, a
+// [*ruleset.DriftError] if another process altered something or if the kernel's state is
+// unknown after a failure, ctx's error, [os.ErrClosed], or the error of reading the
+// kernel's state. After any error but ctx's the next delta must be a full one, which
+// [Backend.Apply] asks for.
 //
-// It reads everything there is: one request for each virtual server, and a few
-// more. An agent calls it at long intervals.
+// Check reads everything that the backend owns: one request for each virtual server, and
+// some more. It is meant for long intervals.
 func (b *Backend) Check(ctx context.Context) error {
 	return b.do(ctx, func() error {
 		if b.states == nil {
-			return ruleset.ErrNeedFull
+			return &ruleset.DriftError{Backend: "ipvs", Family: b.config.Families[0], What: "the kernel's state is unknown: no full delta was applied since the last failure"}
 		}
 		for _, s := range b.states {
 			err := b.compare(ctx, s)
@@ -40,37 +42,43 @@ func (b *Backend) Check(ctx context.Context) error {
 	})
 }
 
-// compare reads a family and compares it with what it is to be.
+// compare reads a family and compares it with the backend's state.
 func (b *Backend) compare(ctx context.Context, s *state) error {
 	drift := func(format string, args ...any) error {
 		return &ruleset.DriftError{Backend: "ipvs", Family: s.family, What: fmt.Sprintf(format, args...)}
 	}
-	if err := b.device.find(); err != nil {
+	unread := func(err error) error {
+		if errors.Is(err, os.ErrClosed) {
+			return fmt.Errorf("ipvs: check: %w", err)
+		}
 		return drift("%v", err)
+	}
+	if err := b.device.find(); err != nil {
+		return unread(err)
 	}
 	found, err := b.readFamily(s.family, time.Now())
 	if err != nil {
-		return drift("%v", err)
+		return unread(err)
 	}
 	s.stale = s.stale || !maps.Equal(s.own, found.own)
 	s.own = found.own
 	for a := range s.bound {
-		if _, ok := found.bound[a]; !ok {
+		if !found.bound.has(a) {
 			return drift("address %s is gone from %s", a, b.config.Device)
 		}
 	}
 	for a := range found.bound {
-		if _, ok := s.bound[a]; !ok {
+		if !s.bound.has(a) {
 			return drift("%s has address %s", b.config.Device, a)
 		}
 	}
-	for e, es := range s.entries {
-		if f, ok := found.entries[e]; !ok || f.mark != es.mark {
+	for e, want := range s.entries {
+		if f, ok := found.entries[e]; !ok || f.value != want.value {
 			return drift("set %s lacks an element for %s port %d", e.set.name(s.family), e.addr, e.port)
 		}
 	}
 	for e := range found.entries {
-		if _, ok := s.entries[e]; !ok {
+		if !s.entries.has(e) {
 			return drift("set %s has an element for %s port %d", e.set.name(s.family), e.addr, e.port)
 		}
 	}
@@ -92,24 +100,22 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 		}
 	}
 	tables := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: s.node}.tables()
-	saved, err := b.iptables(s.family).save(ctx)
+	have, err := saved(ctx, b.tools[s.family])
 	if err != nil {
 		return fmt.Errorf("ipvs: check: %w", err)
 	}
-	if ownRules(tables, saved) != b.rules[s.family].saved {
+	if ownRules(tables, have) != b.rules[s.family].saved {
 		return drift("the iptables rules were changed")
 	}
 	return nil
 }
 
-// Tend does what time and the node call for rather than the ruleset: it removes
-// real servers that have drained by now, and follows addresses that the node got or
-// lost, for NodePorts. It costs next to nothing unless there is something to do, and
-// one request for each virtual server with a real server that drains. The error is
-// [ruleset.ErrNeedFull] if something is missing that was there, a
-// [*ruleset.PartialError] if Services could not be brought to the node's new
-// addresses, which the next call tries again; another one means that it has to be
-// done again.
+// Tend removes real servers that have drained, and brings NodePorts to the addresses
+// that the node has now. It makes one request for each virtual server with a real server
+// that drains, and none otherwise unless addresses changed. The error wraps
+// [ruleset.ErrNeedFull] if an object that was in the kernel is missing, and is a
+// [*ruleset.PartialError] if Services could not be brought to the node's new addresses,
+// which the next call tries again. After another error the caller calls Tend again.
 func (b *Backend) Tend(ctx context.Context, now time.Time) error {
 	return b.do(ctx, func() error {
 		if b.states == nil {
@@ -122,10 +128,10 @@ func (b *Backend) Tend(ctx context.Context, now time.Time) error {
 				err = b.drain(s, now, false)
 			}
 			if err == nil && s.stale {
-				w := newWork(b, s, map[tracker.Key]error{})
-				w.addExternal()
-				err = w.run(ctx, false)
-				maps.Copy(failed, w.failed)
+				u := newUpdate(b, s, map[tracker.Key]error{})
+				u.addExternal()
+				err = u.run(ctx, false)
+				maps.Copy(failed, u.failed)
 			}
 		}
 		if err == nil && len(failed) != 0 {
@@ -138,43 +144,6 @@ func (b *Backend) Tend(ctx context.Context, now time.Time) error {
 	})
 }
 
-// drain removes real servers that have drained, and virtual servers with the last
-// one. If onlyTime is set it looks at no numbers of connections.
-func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
-	w := newWork(b, s, nil)
-	for k, since := range s.draining {
-		v := s.virtuals[k]
-		rule := b.config.Drain.rule(v.proto)
-		var done []netip.AddrPort
-		for at, t := range since {
-			if rule.over(t, now) {
-				done = append(done, at)
-			}
-		}
-		if rule.counts && !onlyTime && len(done) < len(since) {
-			err := b.kernel.reals(k, func(r real) {
-				if t, ok := since[r.at]; ok && !rule.over(t, now) && rule.idle(r.active, r.inactive) {
-					done = append(done, r.at)
-				}
-			})
-			if err != nil {
-				return err
-			}
-		}
-		for _, at := range done {
-			if err := w.step(k, v, at, drained, 0); err != nil {
-				return err
-			}
-		}
-		if _, ok := s.leaving[k]; ok && len(v.reals) == 0 {
-			if err := w.dropVirtual(k); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
 // followAddresses reads the node's addresses again if some have changed.
 func (b *Backend) followAddresses() error {
 	changed, err := b.device.changed()
@@ -184,8 +153,11 @@ func (b *Backend) followAddresses() error {
 	for _, s := range b.states {
 		own := map[netip.Addr]bool{}
 		err := b.device.addresses(s.family, func(netip.Addr) {}, func(a netip.Addr) { own[a] = true })
+		if errors.Is(err, os.ErrClosed) {
+			return err
+		}
 		if err != nil {
-			// It has to be looked at again, and the news is gone.
+			// The events are consumed, so only a full delta can recover.
 			b.states = nil
 			return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 		}
@@ -195,13 +167,13 @@ func (b *Backend) followAddresses() error {
 	return nil
 }
 
-// tendInterval is how often [Backend.Watch] looks at what time calls for.
+// tendInterval is how often [Backend.Watch] calls [Backend.Tend].
 const tendInterval = time.Second
 
 // Watch calls [Backend.Tend] every second and [Backend.Check] at the interval, until
-// ctx is done or the backend is closed; it returns ctx's error or [os.ErrClosed]. It
-// calls drifted with each error that is not ctx's nor a [*ruleset.PartialError]: what
-// drifted should do is ask the cursor for a full delta and have it synced.
+// ctx is done or a socket is closed; it returns ctx's error or [os.ErrClosed]. It calls
+// drifted with each error that is neither ctx's nor a [*ruleset.PartialError]. The
+// function drifted should request a full delta from the cursor and a sync.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	last := time.Now()
 	return ruleset.Watch(ctx, min(interval, tendInterval), func(ctx context.Context) error {
@@ -213,7 +185,7 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 		err := b.Tend(ctx, now)
 		var partial *ruleset.PartialError
 		if errors.As(err, &partial) {
-			return nil // Tend tries again by itself
+			return nil // the next Tend tries again
 		}
 		return err
 	}, drifted)

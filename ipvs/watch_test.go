@@ -11,6 +11,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -36,7 +38,7 @@ func testWatch(t *testing.T) {
 	get := func(addr string) virtualKey {
 		t.Helper()
 		r.run("ip addr add " + addr + "/32 dev eth0")
-		return virtualKey{family: tracker.IPv4, proto: protoTCP, at: netip.AddrPortFrom(netip.MustParseAddr(addr), 30001)}
+		return virtualKey{family: tracker.IPv4, proto: inet.TCP, at: netip.AddrPortFrom(netip.MustParseAddr(addr), 30001)}
 	}
 	get("192.0.2.70")
 	partial(r.backend.Tend(ctx, time.Now()))
@@ -55,7 +57,7 @@ func testWatch(t *testing.T) {
 			if there {
 				break
 			}
-			if time.Since(start) > patience {
+			if time.Since(start) > testtime.Timeout {
 				t.Fatalf("%s is not served", k)
 			}
 		}

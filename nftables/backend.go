@@ -17,46 +17,50 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend programs one network namespace's nf_tables. It implements
-// [ruleset.Backend]. Its methods are safe for concurrent use. Those called after
-// [Backend.Close] change nothing and return an error that is [os.ErrClosed].
-type Backend struct {
+// state is the state of a [Backend].
+type state struct {
 	config Config
 
-	mu     sync.Mutex
-	conn   *nlbatch.Conn
-	writer *writer
-	// inFlight gives the result of a commit that is not waited for yet, of what
-	// spare holds.
-	inFlight chan error
-	spare    *writer
-	// name is the name of the tables in use: the configured one, or its shadow.
+	mu   sync.Mutex
+	conn *nlbatch.Conn
+	// writer has the transaction that is being written. While the transaction of spare is
+	// being committed, inFlight will receive the result.
+	writer, spare *writer
+	inFlight      chan error
+	// whole has everything written in one transaction, however large it gets.
+	whole bool
+	// name is the name of the tables in use: the configured name or that of the staging
+	// tables.
 	name string
-	// tables is what is in the kernel, by family, or nil while that is not known.
+	// tables are the models of the tables in the kernel, nil while their state is unknown.
 	tables  []*table
 	watched watched
-	// idle is, by family, which endpoints of the tables before were only lingering,
-	// and since when.
-	idle [2]map[netip.Addr]time.Time
-	// linger is how long an endpoint that is gone is still masqueraded to.
-	linger time.Duration
+	// inGrace has, by family, the endpoints that previous tables had for their grace period
+	// alone, and since when.
+	inGrace [2]map[netip.Addr]time.Time
+	// gracePeriod is how long connections of an endpoint that is gone to itself are still
+	// masqueraded.
+	gracePeriod time.Duration
 }
 
-// New returns a backend for the network namespace that c names. It opens a
-// netlink socket and checks, without changing anything, that the kernel can do
-// what is needed: an [*UnsupportedError] says what it cannot. Tables are first
-// written when a full delta is applied, and stay as they are when the backend is
-// closed.
-func New(c Config) (*Backend, error) {
+// New returns a backend for the network namespace that c names. It opens a netlink
+// socket and checks, without changing anything, that the kernel has every feature that
+// the package uses. The error is a [*ruleset.UnsupportedError] that names what is missing,
+// wraps [ruleset.ErrConfig], or is another that may pass. Apply writes the tables when it
+// gets the first full delta. They stay in place when the backend is closed.
+func New(ctx context.Context, c Config) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	conn, err := nlbatch.Dial(c.NetNS)
 	if err != nil {
-		return nil, unsupportedSocket(c.Families[0], err)
+		return nil, unsupportedSocket(err)
 	}
-	b := &Backend{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table, c.mark()), linger: time.Second}
+	b := &Backend{state{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table), gracePeriod: time.Second}}
 	if err := b.probe(); err != nil {
 		conn.Close()
 		return nil, err
@@ -64,8 +68,8 @@ func New(c Config) (*Backend, error) {
 	return b, nil
 }
 
-// Close waits for an [Backend.Apply] under way, closes the backend's socket and
-// leaves its tables in place. To close it again is no error and does nothing.
+// Close waits for a running [Backend.Apply], closes the backend's socket and leaves its
+// tables in place. Closing it again does nothing and returns nil.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -73,69 +77,53 @@ func (b *Backend) Close() error {
 	return b.conn.Close()
 }
 
-// chunk is how many elements go into one transaction where they may be divided:
-// larger ones are no faster, and take more memory.
+// chunk is how many elements go into one transaction where they may be divided. Larger
+// transactions are no faster and take more memory.
 const chunk = 10000
 
-// ErrTooLarge is in the error of a Service that takes a larger transaction than
-// this process may send, see "Needs" in the package documentation.
-var ErrTooLarge = nlbatch.ErrTooLarge
-
-// Apply makes the tables agree with d, as [ruleset.Backend] says.
+// Apply makes the tables agree with d, as [ruleset.Backend] requires.
 //
-// A delta is committed in one transaction, in both families at once, so that a
-// packet meets the rules of before or of after it; very large ones in several, of
-// whole Services each. A full delta replaces what the tables hold in one
-// transaction, whoever wrote it, but for the clients that Services with affinity
-// remember: a new process takes over from an earlier one by it. Where there was
-// no table it is written in steps, of whole Services each. Where the transaction
-// would be larger than this process may send, a shadow table is written in steps
-// and takes the other's place.
+// A delta is committed in one transaction for both families, so a packet meets the rules
+// from before or after it. A very large delta takes several transactions of whole Services
+// each. A full delta replaces the tables' contents in one transaction, even if another
+// process wrote them. Clients that Services with affinity remember are kept: this is how a
+// new process takes over from an earlier one. Without a table, one is written in several
+// transactions of whole Services each. If the transaction is larger than this process can
+// send, a staging table is filled in several transactions and then swapped in.
 //
-// A [*ruleset.PartialError] names Services that cannot be programmed; they stay as
-// they were last acknowledged, also in a full delta, but for what is another
-// Service's by now. [ruleset.ErrNeedFull] comes with a transaction that the kernel
-// refused because the tables were not as they were left. The kernel's refusal of a
-// full delta is returned as an [*Error], with the tables unchanged.
+// A [*ruleset.PartialError] names Services that cannot be programmed. They stay as they
+// were last acknowledged, also in a full delta, except for frontends that another Service
+// owns by then. [ruleset.ErrNeedFull] is returned if the kernel refused a transaction
+// because the tables were not as the backend left them. If the kernel refuses a full delta,
+// the error wraps an [*Error] and the tables are unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.ready(); err != nil {
-		return err
-	}
-	if d.Full {
+	switch {
+	case b.conn.Closed():
+		return errClosed
+	case d.Full:
 		return b.replace(ctx, d)
-	}
-	if b.tables == nil {
+	case b.tables == nil || needsRewrite(b.tables[0].node, d.Node):
 		return ruleset.ErrNeedFull
 	}
-	return b.update(ctx, d)
+	began := time.Now()
+	failed, err := b.update(ctx, d)
+	switch {
+	case err == nil:
+		return partial(failed)
+	case ctx.Err() == nil:
+		b.config.Log.Warn("nftables: replacing all", slog.Any("reason", err))
+		err = fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
+	}
+	b.discardModel(began)
+	return err
 }
 
-// ready sees to it that there is a socket: one that was lost is opened anew, which
-// changes nothing of what is known of the tables.
-func (b *Backend) ready() error {
-	if b.conn.Closed() {
-		return errClosed
-	}
-	renewed, err := b.conn.Renew()
-	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
-	}
-	if renewed {
-		b.config.Log.Warn("nftables: the netlink socket was closed by somebody else and is opened anew")
-	}
-	return nil
-}
-
-// Error is the kernel's refusal of a transaction. Its Errno is what errors.Is
-// finds, What says which of the backend's objects was refused and Message is the
-// kernel's own explanation, if it gave one.
-type Error = nlbatch.Error
-
+// table returns the model of the family's table, or nil.
 func (b *Backend) table(f tracker.Family) *table {
 	for _, t := range b.tables {
 		if t.family == f {
@@ -145,151 +133,112 @@ func (b *Backend) table(f tracker.Family) *table {
 	return nil
 }
 
-// lose notes that what is in the kernel is no longer known. What was written from
-// the given time on may not be there.
-func (b *Backend) lose(from time.Time) {
+// discardModel forgets the state of the tables after a failure that left it unknown. What
+// was written from the given time on may be missing from the kernel.
+func (b *Backend) discardModel(from time.Time) {
 	for _, t := range b.tables {
-		b.idle[index(t.family)] = t.idle(from)
+		b.inGrace[index(t.family)] = t.hairpin.inGrace(from)
 	}
 	b.tables = nil
 }
 
-// update applies a delta to tables that are as they were left.
-func (b *Backend) update(ctx context.Context, d *ruleset.Delta) error {
-	if needsRewrite(b.tables[0].node, d.Node) {
-		return ruleset.ErrNeedFull
-	}
-	began := time.Now()
-	failed, err := b.change(ctx, d)
-	switch {
-	case err == nil:
-		return partial(failed)
-	case ctx.Err() != nil:
-		b.lose(began)
-		return err
-	}
-	b.lose(began)
-	b.config.Log.Warn("nftables: replacing all", slog.Any("reason", err))
-	return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
-}
-
-func (b *Backend) change(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
+// update applies a delta that is not full.
+func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
 	b.writer.begin()
-	b.writer.structural, b.spare = false, nil
+	b.writer.structural, b.spare, b.whole = false, nil, false
 	for _, t := range b.tables {
 		if t.node != d.Node {
 			t.setNode(d.Node, b.writer)
 		}
 	}
-	failed, err := b.write(ctx, d.Changes, true)
-	if err == nil && b.wasted(failed) {
-		err = errTooManyClasses // a full delta makes only those that are in use
+	failed, err := b.writeServices(ctx, d.Changes)
+	if err == nil && b.handlersWasted(failed) {
+		err = errTooManyHandlers // a full delta makes only those that are in use
 	}
-	if err == nil {
-		err = b.forget(ctx)
+	for _, t := range b.tables {
+		for err == nil && t.expireGrace(b.gracePeriod, b.writer) {
+			err = b.makeRoom(ctx, hairpinSize(t.family)+messageSize)
+		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, b.settle())
+		return nil, errors.Join(err, b.waitCommit())
 	}
 	if err := b.commit(); err != nil {
 		return nil, err
 	}
 	if b.writer.structural {
-		// What somebody else altered before or during this must not be taken for what
-		// was just written. If nothing can be read now, Check does it later.
+		// What another process altered before or during this must not be taken for what was
+		// just written. If nothing can be read now, Check does it later.
 		return failed, ignoreInterrupted(b.examine(false))
 	}
 	return failed, nil
 }
 
-// forget has the endpoints that have lingered for long enough linger no more.
-func (b *Backend) forget(ctx context.Context) error {
-	for _, t := range b.tables {
-		for t.forget(b.linger, b.writer) {
-			if err := b.makeRoom(ctx, t.elementSize[setHairpin]+messageSize); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// wasted reports whether some Service failed for want of a class and many that
-// there are have fallen out of use. Right after a full delta none have.
-func (b *Backend) wasted(failed map[tracker.Key]error) bool {
+// handlersWasted reports whether a Service failed for want of a handler although many
+// handlers are no longer in use. Right after a full delta all of them are.
+func (b *Backend) handlersWasted(failed map[tracker.Key]error) bool {
 	for k, err := range failed {
-		if errors.Is(err, errTooManyClasses) && b.table(k.Family).classes.wasted() {
+		if errors.Is(err, errTooManyHandlers) && b.table(k.Family).handlers.wasted() {
 			return true
 		}
 	}
 	return false
 }
 
-// write writes changes for the next commit and, if divide is set, commits in
-// between when there is much. It returns the Services that cannot be programmed.
-// After an error the tables are not what they were thought to be. A commit may be
-// under way when it returns.
-func (b *Backend) write(ctx context.Context, changes []ruleset.Change, divide bool) (failed map[tracker.Key]error, err error) {
+// writeServices writes changes for the next commit. It returns the Services that cannot be
+// programmed. After an error the models are wrong. A commit may be running when it returns.
+func (b *Backend) writeServices(ctx context.Context, changes []ruleset.Change) (failed map[tracker.Key]error, err error) {
 	for i := range changes {
 		c := &changes[i]
 		t := b.table(c.Key.Family)
 		if t == nil {
 			continue
 		}
-		cannot, err := b.writeService(ctx, t, c, divide)
+		refused, err := b.writeService(ctx, t, c)
 		if err != nil {
 			return nil, err
 		}
-		if cannot != nil {
+		if refused != nil {
 			if failed == nil {
 				failed = map[tracker.Key]error{}
 			}
-			failed[c.Key] = cannot
-			b.config.Log.Error("nftables: service left as it was", slog.String("service", c.Key.String()), slog.Any("error", cannot))
+			failed[c.Key] = refused
+			b.config.Log.Error("nftables: service left as it was", slog.String("service", c.Key.String()), slog.Any("error", refused))
 		}
 	}
 	return failed, nil
 }
 
-// writeService writes one change. Cannot is why the Service cannot be programmed:
-// it is left as it was then.
-func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change, divide bool) (cannot, err error) {
+// writeService writes one change. refused is why the Service cannot be programmed: it stays
+// as it was then.
+func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change) (refused, err error) {
 	if c.New != nil {
-		if cannot := t.check(c.New); cannot != nil {
-			return cannot, nil
+		if refused := t.check(c.New); refused != nil {
+			return refused, nil
 		}
 	}
-	if divide {
-		switch err := b.divide(ctx, t, c); {
-		case errors.Is(err, errServiceTooLarge):
-			return err, nil
-		case err != nil:
+	if !b.whole {
+		bytes := t.bytes(c.New)
+		if old := t.service(c.ID()); old != nil {
+			bytes += t.bytes(old.rule)
+		} else if limit := b.conn.Limit() - emptySize; bytes > limit {
+			// A Service that is there already may change by little enough.
+			return fmt.Errorf("%w: %d bytes, at most %d", errServiceTooLarge, bytes, limit), nil
+		}
+		if err := b.makeRoom(ctx, bytes); err != nil {
 			return nil, err
 		}
 	}
 	return t.apply(c.ID(), c.New, b.writer), nil
 }
 
-// divide makes room in the transaction for a change. Its error is
-// errServiceTooLarge if no transaction has room for the Service; one that is
-// there already may still be changed little enough.
-func (b *Backend) divide(ctx context.Context, t *table, c *ruleset.Change) error {
-	bytes := t.bytes(c.New)
-	if old := t.service(c.ID()); old != nil {
-		bytes += t.bytes(old.rule)
-	} else if bytes > b.conn.Limit()-emptySize {
-		return fmt.Errorf("%w: %d bytes, at most %d", errServiceTooLarge, bytes, b.conn.Limit()-emptySize)
-	}
-	return b.makeRoom(ctx, bytes)
-}
-
-// emptySize is what a writer says of a transaction with nothing in it.
+// emptySize is the size of a writer without anything in it.
 const emptySize = 4 * messageSize
 
-// makeRoom commits what was written if there is not room for so many bytes more,
-// or there is much.
+// makeRoom commits what was written if there is no room for so many bytes more, or if there
+// is much, unless b.whole is set.
 func (b *Backend) makeRoom(ctx context.Context, bytes int) error {
-	if b.writer.pending < chunk && b.writer.size()+bytes <= b.conn.Limit() || b.writer.empty() {
+	if b.whole || b.writer.pending < chunk && b.writer.size()+bytes <= b.conn.Limit() || b.writer.empty() {
 		return nil
 	}
 	if err := b.commitBehind(); err != nil {
@@ -298,10 +247,10 @@ func (b *Backend) makeRoom(ctx context.Context, bytes int) error {
 	return ctx.Err()
 }
 
-// commit commits what was written, and waits for what is being committed.
+// commit commits what was written, after the transaction that is being committed.
 func (b *Backend) commit() error {
 	batch, err := b.finish()
-	if err := errors.Join(err, b.settle()); err != nil {
+	if err := errors.Join(err, b.waitCommit()); err != nil {
 		return err
 	}
 	return b.conn.Commit(batch)
@@ -313,22 +262,22 @@ func (b *Backend) finish() (*nlbatch.Batch, error) {
 			return nil, errOverflow
 		}
 	}
-	return b.writer.finish(b.tables)
+	return b.writer.finish()
 }
 
-// commitBehind commits what was written while more is being written, which is
-// half of the time that many Services take. Its error may be that of the call
-// before; [Backend.settle] waits for the last.
+// commitBehind commits what was written while more is being written, which is half of the
+// time that many Services take. Its error may be that of the previous commit;
+// [Backend.waitCommit] returns the error of the last.
 func (b *Backend) commitBehind() error {
 	batch, err := b.finish()
-	if err := errors.Join(err, b.settle()); err != nil {
+	if err := errors.Join(err, b.waitCommit()); err != nil {
 		return err
 	}
 	b.inFlight = make(chan error, 1)
 	go func(done chan<- error) { done <- b.conn.Commit(batch) }(b.inFlight)
 	next := b.spare
 	if next == nil {
-		next = newWriter(b.writer.table, b.config.mark())
+		next = newWriter(b.writer.table)
 	}
 	next.structural = next.structural || b.writer.structural
 	next.begin()
@@ -336,8 +285,8 @@ func (b *Backend) commitBehind() error {
 	return nil
 }
 
-// settle waits for the commit behind, if there is one.
-func (b *Backend) settle() error {
+// waitCommit waits for the commit that is running, if any, and returns its error.
+func (b *Backend) waitCommit() error {
 	if b.inFlight == nil {
 		return nil
 	}
@@ -353,11 +302,11 @@ func partial(failed map[tracker.Key]error) error {
 	return &ruleset.PartialError{Failed: failed}
 }
 
-// errServiceTooLarge is the error of a Service that no transaction has room for.
-var errServiceTooLarge = fmt.Errorf("service alone: %w", ErrTooLarge)
-
-// errClosed is what a closed backend says.
-var errClosed = fmt.Errorf("nftables: backend: %w", os.ErrClosed)
-
-// errOverflow asks for a full delta, which gives the sets more room.
-var errOverflow = errors.New("a set has grown beyond the size it was made with")
+var (
+	// errServiceTooLarge is the error of a Service that no transaction has room for.
+	errServiceTooLarge = fmt.Errorf("service alone: %w", ErrTooLarge)
+	// errClosed is the error of a closed backend.
+	errClosed = fmt.Errorf("nftables: backend: %w", os.ErrClosed)
+	// errOverflow asks for a full delta, which gives the sets more room.
+	errOverflow = errors.New("a set has more elements than it was made for")
+)

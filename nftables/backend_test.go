@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,8 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -78,10 +79,10 @@ func (r *rig) start() {
 		r.backend.Close()
 	}
 	var err error
-	if r.backend, err = New(Config{NetNS: r.host.FD()}); err != nil {
+	if r.backend, err = New(r.Context(), Config{NetNS: r.host.File()}); err != nil {
 		r.Fatal(err)
 	}
-	r.backend.linger = 0
+	r.backend.gracePeriod = 0
 	if r.limit != 0 {
 		r.backend.conn.SetLimit(r.limit)
 	}
@@ -206,7 +207,7 @@ func (r *rig) randomChange(rng *rand.Rand) {
 			}
 		}
 		es := epSlice(i, f, eps...)
-		// Tables of many slots are more than the smallest transactions hold.
+		// Tables of many buckets are more than the smallest transactions hold.
 		if rng.IntN(3) == 0 && r.limit == 0 {
 			most := []int{2, 5, 65535}[rng.IntN(3)]
 			for _, ep := range es.Endpoints {
@@ -257,11 +258,11 @@ func (r *rig) randomChange(rng *rand.Rand) {
 	}
 }
 
-// TestRestartKeepsClients replaces tables in one transaction and by a shadow, and
+// TestRestartKeepsClients replaces tables in one transaction and by a staging table, and
 // looks for a client that was remembered before.
 func TestRestartKeepsClients(t *testing.T) {
 	netlab.Require(t)
-	for name, limit := range map[string]int{"in place": 0, "by a shadow": smallLimit} {
+	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, netlab.NewHost(t))
@@ -274,7 +275,7 @@ func TestRestartKeepsClients(t *testing.T) {
 			r.start()
 			r.sync()
 			first := r.backend.name
-			// The client's endpoint is the one in slot 7 of some Service.
+			// The client's endpoint is the one in bucket 7 of some Service.
 			var member string
 			for line := range strings.Lines(r.nft("list map ip proxier sticky-endpoints")) {
 				if before, _, ok := strings.Cut(line, " comment \"ns/svc-33:p/TCP/IPv4\" : 10.244.0.7 ."); ok {
@@ -290,6 +291,8 @@ func TestRestartKeepsClients(t *testing.T) {
 					r.start()
 				case 2:
 					r.backend.tables = nil
+				case 3:
+					makeOlder(t, r.host.Do, r.backend.name)
 				}
 				r.cursor.Resync()
 				r.sync()
@@ -351,7 +354,7 @@ func TestCostOfAChange(t *testing.T) {
 		replaced := upTo(40)
 		replaced[6] = 101 // on another node, as 7 was
 		count("an endpoint replaced", 2, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, replaced...)) })
-		// The last slot moves into the hole; the number of slots to draw from stays.
+		// The last bucket moves into the hole; the number of buckets to draw from stays.
 		count("an endpoint removed", 3, func() {
 			r.tracker.SetSlice(epSlice(0, tracker.IPv4, slices.DeleteFunc(slices.Clone(replaced), func(e int) bool { return e == 3 })...))
 		})
@@ -381,7 +384,7 @@ func (r *rig) nft(script string) string {
 	return out
 }
 
-// TestCleanup removes exactly what is ours.
+// TestCleanup removes exactly the tables that Owned reports.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
@@ -389,8 +392,12 @@ func TestCleanup(t *testing.T) {
 	r.nft("add table ip other")
 	r.tracker.SetService(svc(0))
 	r.sync()
-	for range 2 { // there is nothing to remove the second time
-		if err := Cleanup(context.Background(), Config{NetNS: r.host.FD()}); err != nil {
+	for _, want := range []bool{true, false} { // there is nothing to remove the second time
+		c := Config{NetNS: r.host.File()}
+		if owned, err := Owned(t.Context(), c); err != nil || owned != want {
+			t.Errorf("Owned returned %v, %v, want %v", owned, err, want)
+		}
+		if err := Cleanup(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -405,7 +412,7 @@ func TestTwoBackends(t *testing.T) {
 	r := newRig(t, netlab.NewHost(t))
 	r.tracker.SetService(svc(0))
 	r.sync()
-	other, err := New(Config{NetNS: r.host.FD(), Table: "another", Families: []tracker.Family{tracker.IPv6}})
+	other, err := New(t.Context(), Config{NetNS: r.host.File(), Table: "another", Families: []tracker.Family{tracker.IPv6}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -423,7 +430,7 @@ func TestTwoBackends(t *testing.T) {
 // that can.
 func TestServiceThatCannotBe(t *testing.T) {
 	t.Parallel()
-	b, err := New(Config{NetNS: netlab.NewHost(t).FD(), Families: []tracker.Family{tracker.IPv4}})
+	b, err := New(t.Context(), Config{NetNS: netlab.NewHost(t).File(), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -453,7 +460,7 @@ func TestServiceThatCannotBe(t *testing.T) {
 		if !errors.As(err, &partial) || len(partial.Failed) != 3 {
 			t.Fatalf("Apply says %v", err)
 		}
-		if !errors.Is(err, errTooManySpread) || !errors.Is(err, errTooManyEndpoints) || !errors.Is(err, errProtocol) {
+		if !errors.Is(err, errTooManyNumbered) || !errors.Is(err, errTooManyEndpoints) || !errors.Is(err, errProtocol) {
 			t.Errorf("Apply says %v", err)
 		}
 		v := kernelView(t, b, tracker.IPv4)
@@ -467,9 +474,9 @@ func TestServiceThatCannotBe(t *testing.T) {
 // TestNoRights has a clear refusal where nothing is allowed.
 func TestNoRights(t *testing.T) {
 	netlab.Require(t)
-	err := withoutCapabilities(func() error { return Probe(Config{}) })
-	var unsupported *UnsupportedError
-	if !errors.As(err, &unsupported) || !errors.Is(err, ErrUnsupported) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+	err := withoutCapabilities(func() error { return Probe(t.Context(), Config{}) })
+	var unsupported *ruleset.UnsupportedError
+	if !errors.As(err, &unsupported) || !errors.Is(err, ruleset.ErrUnsupported) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 		t.Errorf("Probe says %v", err)
 	}
 }
@@ -482,7 +489,7 @@ func TestProbeTableOfOthers(t *testing.T) {
 	if out, err := h.Output("nft", "add table ip proxier-probe; add chain ip proxier-probe theirs"); err != nil {
 		t.Fatal(err, out)
 	}
-	if err := Probe(Config{NetNS: h.FD()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, ErrUnsupported) {
+	if err := Probe(t.Context(), Config{NetNS: h.File()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, ruleset.ErrUnsupported) {
 		t.Errorf("Probe says %v", err)
 	}
 	if out, err := h.Output("nft", "list table ip proxier-probe"); err != nil || !strings.Contains(out, "chain theirs") {
@@ -496,17 +503,17 @@ func TestUnsupported(t *testing.T) {
 		unix.EOPNOTSUPP: true, unix.ENOENT: true, unix.EINVAL: true, unix.EPERM: true,
 		unix.ENOMEM: false, unix.ENOBUFS: false, unix.EBUSY: false, unix.EEXIST: false,
 	} {
-		err := unsupported(tracker.IPv6, &Error{Errno: errno, What: "create set classes"})
-		if errors.Is(err, ErrUnsupported) != want || !errors.Is(err, errno) {
+		err := unsupported(tracker.IPv6, &Error{Errno: errno, What: "create set handlers"})
+		if errors.Is(err, ruleset.ErrUnsupported) != want || !errors.Is(err, errno) {
 			t.Errorf("%v became %v", errno, err)
 		}
 	}
-	if err := unsupported(tracker.IPv4, ErrTooLarge); errors.Is(err, ErrUnsupported) || !errors.Is(err, ErrTooLarge) {
+	if err := unsupported(tracker.IPv4, ErrTooLarge); errors.Is(err, ruleset.ErrUnsupported) || !errors.Is(err, ErrTooLarge) {
 		t.Error(err)
 	}
 	for errno, want := range map[unix.Errno]bool{unix.EPROTONOSUPPORT: true, unix.EAFNOSUPPORT: true, unix.EMFILE: false, unix.EBADF: false} {
-		err := unsupportedSocket(tracker.IPv4, fmt.Errorf("netlink socket: %w", errno))
-		if errors.Is(err, ErrUnsupported) != want || !errors.Is(err, errno) {
+		err := unsupportedSocket(fmt.Errorf("netlink socket: %w", errno))
+		if errors.Is(err, ruleset.ErrUnsupported) != want || !errors.Is(err, errno) {
 			t.Errorf("%v became %v", errno, err)
 		}
 	}
@@ -529,22 +536,24 @@ func withoutCapabilities(f func() error) error {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	bit := uint8(32)
 	for name, c := range map[string]Config{
-		"table name":     {Table: "a b"},
-		"long name":      {Table: strings.Repeat("a", 56)},
-		"probe":          {Table: "proxier-probe"},
-		"shadow":         {Table: "proxier-shadow"},
-		"family":         {Families: []tracker.Family{5}},
-		"no family":      {Families: []tracker.Family{}},
-		"family twice":   {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
-		"mark bit":       {MasqueradeBit: &bit},
-		"sticky clients": {StickyClients: -1},
-		"name space":     {NetNS: 1 << 20},
+		"table name":        {Table: "a b"},
+		"long name":         {Table: strings.Repeat("a", 56)},
+		"probe":             {Table: "proxier-probe"},
+		"staging":           {Table: "proxier-shadow"},
+		"family":            {Families: []tracker.Family{5}},
+		"no family":         {Families: []tracker.Family{}},
+		"family twice":      {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
+		"mark bit":          {MasqueradeMark: 0b11},
+		"sticky clients":    {StickyClients: -1},
+		"network namespace": {NetNS: os.Stdin},
 	} {
-		if b, err := New(c); err == nil {
+		b, err := New(t.Context(), c)
+		if err == nil {
 			b.Close()
-			t.Errorf("%s: no error", name)
+		}
+		if err == nil || errors.Is(err, ruleset.ErrConfig) != (c.NetNS == nil) {
+			t.Errorf("%s: error %v", name, err)
 		}
 	}
 }
@@ -554,7 +563,7 @@ func TestConfigIsChecked(t *testing.T) {
 // another's by then.
 func TestFailedIsServedOn(t *testing.T) {
 	netlab.Require(t)
-	for name, limit := range map[string]int{"in place": 0, "by a shadow": smallLimit} {
+	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, netlab.NewHost(t))
@@ -574,7 +583,7 @@ func TestFailedIsServedOn(t *testing.T) {
 			r.sync()
 			before := kernelView(t, r.backend, tracker.IPv4)
 			// More endpoints than there may be with a hash.
-			r.tracker.SetSlice(epSlice(3, tracker.IPv4, upTo(maxSpreadEndpoints+1)...))
+			r.tracker.SetSlice(epSlice(3, tracker.IPv4, upTo(maxNumberedEndpoints+1)...))
 			r.tracker.SetService(svc(3, nodePort(30103), func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSource) }))
 			r.tracker.SetService(svc(70, nodePort(30003))) // takes a place of svc-3
 			r.tracker.SetSlice(epSlice(70, tracker.IPv4, 70))

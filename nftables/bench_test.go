@@ -90,11 +90,11 @@ type pipeline struct {
 	backend *Backend
 }
 
-func newPipeline(tb testing.TB, netns int) *pipeline {
+func newPipeline(tb testing.TB, netns *os.File) *pipeline {
 	tb.Helper()
 	p := &pipeline{}
 	var err error
-	if p.backend, err = New(Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
+	if p.backend, err = New(context.Background(), Config{NetNS: netns, Families: []tracker.Family{tracker.IPv4}}); err != nil {
 		tb.Fatal(err)
 	}
 	if p.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}}); err != nil {
@@ -158,7 +158,7 @@ func BenchmarkColdStart(b *testing.B) {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
 			h := netlab.NewHost(b)
-			p := newPipeline(b, h.FD())
+			p := newPipeline(b, h.File())
 			p.take(w)
 			p.sync(b)
 			count := p.elements()
@@ -175,7 +175,7 @@ func BenchmarkColdStart(b *testing.B) {
 				runtime.GC()
 				resetPeak()
 				b.StartTimer()
-				p := newPipeline(b, h.FD())
+				p := newPipeline(b, h.File())
 				p.take(w)
 				p.sync(b)
 				b.StopTimer()
@@ -196,7 +196,7 @@ func ratio(b *testing.B, floor time.Duration, n int) {
 }
 
 func clean(b *testing.B, h *netlab.Host) {
-	if err := Cleanup(context.Background(), Config{NetNS: h.FD()}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: h.File()}); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -204,18 +204,16 @@ func clean(b *testing.B, h *netlab.Host) {
 // floorOf is what the kernel takes for a bare set of as many elements, in netlink
 // batches of 10,000.
 func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
-	conn, err := nlbatch.Dial(h.FD())
+	conn, err := nlbatch.Dial(h.File())
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer conn.Close()
 	var batch nlbatch.Batch
-	t := newTable(tracker.IPv4, &ruleset.Node{})
-	t.size[setEndpoints] = sizeFor(count)
-	w := newWriter("floor", 1)
-	w.newTable(t)
-	w.newSet(t, setEndpoints)
-	made, _ := w.finish(nil)
+	w := newWriter("floor")
+	w.newTable(tracker.IPv4, 0)
+	w.newSet(tracker.IPv4, setEndpoints, sizeFor(count))
+	made, _ := w.finish()
 	if err := conn.Commit(made); err != nil {
 		b.Fatal(err)
 	}
@@ -226,10 +224,9 @@ func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 		batch.Reset()
 		e.Reset()
 		for ; i < count && e.Count() < chunk && e.Size() < conn.Limit()/2; i++ {
-			var key, data buffer
-			n := key.word(key.word(0, uint32(i)), 0)
-			m := data.port(data.addr(0, netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})), 80)
-			e.Add(key[:n], data[:m], "")
+			key := octets{}.word(uint32(i)).word(0)
+			data := octets{}.addr(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})).port(80)
+			e.Add(key.bytes(), data.bytes(), "")
 		}
 		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", setEndpoints.name(), &e)
 		if err := conn.Commit(&batch); err != nil {
@@ -237,7 +234,7 @@ func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 		}
 	}
 	took := time.Since(start)
-	if err := Cleanup(context.Background(), Config{NetNS: h.FD(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: h.File(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
 		b.Fatal(err)
 	}
 	return took
@@ -249,7 +246,7 @@ func BenchmarkRestart(b *testing.B) {
 		b.Run(size.String(), func(b *testing.B) {
 			w := newWorld(size)
 			h := netlab.NewHost(b)
-			p := newPipeline(b, h.FD())
+			p := newPipeline(b, h.File())
 			p.take(w)
 			p.sync(b)
 			count := p.elements()
@@ -263,7 +260,7 @@ func BenchmarkRestart(b *testing.B) {
 				n++
 				runtime.GC()
 				b.StartTimer()
-				p := newPipeline(b, h.FD())
+				p := newPipeline(b, h.File())
 				p.take(w)
 				p.sync(b)
 				b.StopTimer()
@@ -281,7 +278,7 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
 			h := netlab.NewHost(b)
-			p := newPipeline(b, h.FD())
+			p := newPipeline(b, h.File())
 			defer p.backend.Close()
 			p.take(newWorld(size))
 			p.sync(b)
@@ -309,17 +306,15 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 // floorTransaction is what the kernel takes for a bare transaction of one
 // element added, the median of many.
 func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
-	conn, err := nlbatch.Dial(h.FD())
+	conn, err := nlbatch.Dial(h.File())
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer conn.Close()
-	t := newTable(tracker.IPv4, &ruleset.Node{})
-	t.size[setEndpoints] = 1 << 16
-	w := newWriter("floor", 1)
-	w.newTable(t)
-	w.newSet(t, setEndpoints)
-	made, _ := w.finish(nil)
+	w := newWriter("floor")
+	w.newTable(tracker.IPv4, 0)
+	w.newSet(tracker.IPv4, setEndpoints, 1<<16)
+	made, _ := w.finish()
 	if err := conn.Commit(made); err != nil {
 		b.Fatal(err)
 	}
@@ -330,17 +325,16 @@ func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
 	for i := range rounds {
 		batch.Reset()
 		e.Reset()
-		var key, data buffer
-		n := key.word(key.word(0, uint32(i)), 0)
-		m := data.port(data.addr(0, netip.AddrFrom4([4]byte{10, 0, 0, 1})), 80)
-		e.Add(key[:n], data[:m], "")
+		key := octets{}.word(uint32(i)).word(0)
+		data := octets{}.addr(netip.AddrFrom4([4]byte{10, 0, 0, 1})).port(80)
+		e.Add(key.bytes(), data.bytes(), "")
 		batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, "floor", setEndpoints.name(), &e)
 		if err := conn.Commit(&batch); err != nil {
 			b.Fatal(err)
 		}
 	}
 	took := time.Since(start) / rounds
-	if err := Cleanup(context.Background(), Config{NetNS: h.FD(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: h.File(), Table: "floor", Families: []tracker.Family{tracker.IPv4}}); err != nil {
 		b.Fatal(err)
 	}
 	return took
@@ -352,7 +346,7 @@ func BenchmarkServiceAddedAndRemoved(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
 			h := netlab.NewHost(b)
-			p := newPipeline(b, h.FD())
+			p := newPipeline(b, h.File())
 			defer p.backend.Close()
 			p.take(newWorld(size))
 			p.sync(b)
@@ -384,7 +378,7 @@ func BenchmarkHeap(b *testing.B) {
 			var held float64
 			for b.Loop() {
 				before := liveHeap()
-				p := newPipeline(b, h.FD())
+				p := newPipeline(b, h.File())
 				p.take(w)
 				p.sync(b)
 				held = liveHeap() - before

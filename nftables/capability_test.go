@@ -48,7 +48,7 @@ func TestLeastPrivilege(t *testing.T) {
 // everything is what a Backend does from its first day to its last.
 func everything() error {
 	ctx := context.Background()
-	b, err := New(Config{})
+	b, err := New(ctx, Config{})
 	if err != nil {
 		return err
 	}
@@ -75,8 +75,8 @@ func everything() error {
 	if err := p.cursor.Sync(ctx); err != nil {
 		return fmt.Errorf("full delta: %w", err)
 	}
-	if f, ok, err := Lookup(ctx, Config{}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP); err != nil || !ok || len(f.Endpoints) != 20 {
-		return fmt.Errorf("lookup: %+v, %v, %w", f, ok, err)
+	if f, err := lookUp(ctx, Config{}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP); err != nil || len(f.Endpoints) != 20 {
+		return fmt.Errorf("lookup: %+v, %w", f, err)
 	}
 	if err := Cleanup(ctx, Config{}); err != nil {
 		return fmt.Errorf("clean-up: %w", err)

@@ -6,43 +6,17 @@ import (
 	"context"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
-	"github.com/go-proxier/proxier/tracker"
 )
 
-// Cleanup deletes the tables that a [Backend] with the same configuration owns,
-// in all of its families at once, and nothing else. That there is none is no
-// error. Connections that were translated stay as they are.
+// Cleanup deletes the tables that a [Backend] with the same configuration owns, in all
+// of its families in one transaction, and nothing else. It does nothing if there are
+// none. Connections that were translated stay translated. The error is about the
+// configuration, a [*ruleset.UnsupportedError], or the kernel's.
 func Cleanup(ctx context.Context, c Config) error {
-	c, err := c.withDefaults()
-	if err != nil {
-		return err
-	}
-	conn, err := nlbatch.Dial(c.NetNS)
-	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
-	}
-	defer conn.Close()
-	err = persist(func() error {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		var batch nlbatch.Batch
-		batch.Reset()
-		for _, name := range []string{c.Table, shadowOf(c.Table)} {
-			for _, f := range c.Families {
-				found, err := readTable(conn, name, f)
-				if err != nil {
-					return err
-				}
-				if found.exists {
-					deleteTable(&batch, f, name)
-				}
-			}
-		}
-		return conn.Commit(&batch)
+	err := ownTables(ctx, c, func(conn *nlbatch.Conn, w *writer) error {
+		batch, _ := w.finish()
+		return conn.Commit(batch)
 	})
 	if err != nil {
 		return fmt.Errorf("nftables: clean up: %w", err)
@@ -50,9 +24,47 @@ func Cleanup(ctx context.Context, c Config) error {
 	return nil
 }
 
-func deleteTable(batch *nlbatch.Batch, f tracker.Family, name string) {
-	batch.Note("delete table")
-	batch.Begin(unix.NFT_MSG_DELTABLE, 0, protoFamily(f))
-	batch.String(unix.NFTA_TABLE_NAME, name)
-	batch.End()
+// Owned reports whether the network namespace has a table that [Cleanup] with the same
+// configuration would delete. Its errors are like those of Cleanup.
+func Owned(ctx context.Context, c Config) (owned bool, err error) {
+	err = ownTables(ctx, c, func(_ *nlbatch.Conn, w *writer) error {
+		owned = !w.empty()
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("nftables: look for tables: %w", err)
+	}
+	return owned, nil
+}
+
+// ownTables calls fn with a writer that has the deletion of each existing table of a Backend
+// with the configuration, again if another process changes them concurrently.
+func ownTables(ctx context.Context, c Config, fn func(*nlbatch.Conn, *writer) error) error {
+	c, err := c.withDefaults()
+	if err != nil {
+		return err
+	}
+	conn, err := nlbatch.Dial(c.NetNS)
+	if err != nil {
+		return unsupportedSocket(err)
+	}
+	defer conn.Close()
+	return persist(func() error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		w := newWriter("")
+		for _, w.table = range []string{c.Table, stagingOf(c.Table)} {
+			for _, f := range c.Families {
+				head, err := readTable(conn, w.table, f)
+				if err != nil {
+					return err
+				}
+				if head.exists {
+					w.deleteTable(f)
+				}
+			}
+		}
+		return fn(conn, w)
+	})
 }

@@ -33,7 +33,7 @@ func TestUseAfterClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 8 {
-		c, err := nlbatch.Dial(other.FD())
+		c, err := nlbatch.Dial(other.File())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,105 +1,104 @@
-//go:build linux
-
 package nftables
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
+	"os"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// DefaultTable is the name of the tables a [Backend] owns unless told otherwise.
+// Backend programs one network namespace's nf_tables. It implements
+// [ruleset.Backend]. Its methods are safe for concurrent use. Methods called after
+// [Backend.Close] change nothing and return an error that wraps [os.ErrClosed].
+type Backend struct {
+	state
+}
+
+// DefaultTable is the default of Config.Table.
 const DefaultTable = "proxier"
 
-// DefaultMasqueradeBit is the bit of the packet mark that asks for masquerading
-// unless told otherwise: kube-proxy's, so that both leave the same bit to others.
-const DefaultMasqueradeBit = 14
-
-// Config says what a [Backend] is to own. The zero value is a node's usual
+// Config is the configuration of a [Backend]. The zero value is a node's usual
 // configuration.
 type Config struct {
-	// Table is the name of the backend's table in each family, 1 to 55 bytes
-	// without blanks or slashes; "" is [DefaultTable]. Everything in it belongs to
-	// the backend, and nothing outside it is touched, but for a table of the same
-	// name with "-shadow" behind it: see [Backend.Apply]. So a name may not end
-	// like that, nor be "proxier-probe".
+	// Table is the name of the backend's table in each family, 1 to 55 bytes without
+	// blanks, quotes or slashes; "" means [DefaultTable]. The backend owns everything in
+	// it, and the table of the same name with the suffix "-shadow" (see
+	// [Backend.Apply]), and touches nothing else. A name may not end in that suffix, nor
+	// be "proxier-probe".
 	Table string
-	// Families is the address families to program; nil is both. Services of another
-	// family are passed over.
+	// Families are the address families to program; nil means both. Services of another
+	// family are ignored.
 	Families []tracker.Family
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, by which rules tell each
-	// other that a connection is to be masqueraded; nil is [DefaultMasqueradeBit].
-	// No other bit is read or written.
-	MasqueradeBit *uint8
-	// StickyClients is how many clients are remembered at the most, in each family,
-	// over all Services with client affinity; 0 is 1,048,576. Beyond it, new clients
-	// are served without being remembered. A remembered client costs the kernel
-	// about 130 bytes. A table that is there already is taken over with the clients
-	// that it remembers, and with its own bound; one that takes its place (see
-	// [Backend.Apply]) has the new bound, and remembers no more of its clients.
+	// MasqueradeMark is the bit of the packet mark by which rules mark connections that
+	// must be masqueraded; 0 means [ruleset.DefaultMasqueradeMark]. No other bit
+	// is read or written.
+	MasqueradeMark ruleset.MasqueradeMark
+	// StickyClients is how many clients of Services with client affinity the kernel
+	// remembers at most, in each family; 0 means 1,048,576. New clients beyond it are
+	// served without being remembered. A remembered client takes about 130 bytes of
+	// kernel memory. An existing table that is rewritten in place keeps its clients and
+	// its own limit; a table that replaces another one (see [Backend.Apply]) has the new
+	// limit, and gets no more clients than that.
 	StickyClients int
-	// NetNS is a file descriptor of the network namespace to program; 0 is that of
-	// the thread that calls New. The number may mean another file after the call.
-	// Working elsewhere than where the process is takes CAP_SYS_ADMIN, during New and
-	// whenever a socket that was lost has to be opened anew.
-	NetNS int
-	// Log is told of repairs and of Services that cannot be programmed; nil is
-	// silence.
+	// NetNS is an open file of the network namespace to program; nil is the namespace
+	// of the thread that calls [New]. New duplicates the file, and working in a
+	// namespace other than the process's needs CAP_SYS_ADMIN.
+	NetNS *os.File
+	// Log receives repairs and Services that cannot be programmed; nil discards them.
 	Log *slog.Logger
 }
 
-// maxName is the longest name a table can be given, in bytes.
+// ErrTooLarge is wrapped by the error of a Service that needs a larger transaction than
+// this process can send: see "Requirements" in the package documentation.
+var ErrTooLarge = nlbatch.ErrTooLarge
+
+// Error is the kernel's refusal of a transaction. errors.Is finds its Errno. What names
+// the object that was refused, and Message is the kernel's own explanation, if any.
+type Error = nfnl.Error
+
+// maxName is the longest name of a table, in bytes.
 const maxName = 55
 
-// defaultStickyClients bounds the dynamic set of remembered clients.
+// defaultStickyClients is the default of Config.StickyClients.
 const defaultStickyClients = 1 << 20
 
-// withDefaults returns c with what was left out filled in.
+// stagingOf returns the name of the staging table: the table that replaces the table of
+// the given name where one transaction cannot replace its contents. Another suffix would
+// orphan the tables of earlier versions.
+func stagingOf(table string) string { return table + "-shadow" }
+
+// probeTable is the name of a table that is created and deleted in one transaction, so
+// that no packet meets it.
+const probeTable = "proxier-probe"
+
+// withDefaults returns c with defaults for the fields that are not set, or an error
+// that wraps [ruleset.ErrConfig].
 func (c Config) withDefaults() (Config, error) {
 	if c.Table == "" {
 		c.Table = DefaultTable
 	}
-	if len(c.Table) > maxName || strings.ContainsAny(c.Table, " \t\n/\"{};\x00") {
-		return c, fmt.Errorf("nftables: table name %q is not 1 to 55 bytes without blanks, quotes or slashes", c.Table)
-	}
-	if strings.HasSuffix(c.Table, shadowOf("")) || c.Table == probeTable {
-		return c, fmt.Errorf("nftables: table name %q is for the backend's own use", c.Table)
-	}
-	if c.Families == nil {
-		c.Families = []tracker.Family{tracker.IPv4, tracker.IPv6}
-	}
-	seen := map[tracker.Family]bool{}
-	for _, f := range c.Families {
-		if f != tracker.IPv4 && f != tracker.IPv6 || seen[f] {
-			return c, fmt.Errorf("nftables: families %v are not one or both of IPv4 and IPv6", c.Families)
-		}
-		seen[f] = true
-	}
-	if len(c.Families) == 0 {
-		return c, fmt.Errorf("nftables: no family to program")
-	}
-	if c.MasqueradeBit == nil {
-		usual := uint8(DefaultMasqueradeBit)
-		c.MasqueradeBit = &usual
-	}
-	bit := *c.MasqueradeBit // the caller's variables may change
-	c.MasqueradeBit, c.Families = &bit, slices.Clone(c.Families)
-	if bit > 31 {
-		return c, fmt.Errorf("nftables: masquerade bit %d is not 0 to 31", bit)
-	}
-	if c.StickyClients == 0 {
+	families, err := backendconf.Families(c.Families)
+	mark, errMark := c.MasqueradeMark.Value()
+	switch {
+	case len(c.Table) > maxName || strings.ContainsAny(c.Table, " \t\n/\"{};\x00"):
+		err = fmt.Errorf("%w: table name %q is not 1 to 55 bytes without blanks, quotes or slashes", ruleset.ErrConfig, c.Table)
+	case strings.HasSuffix(c.Table, stagingOf("")) || c.Table == probeTable:
+		err = fmt.Errorf("%w: table name %q is reserved", ruleset.ErrConfig, c.Table)
+	case c.StickyClients < 0 || c.StickyClients > 1<<24:
+		err = fmt.Errorf("%w: %d sticky clients is not 1 to %d", ruleset.ErrConfig, c.StickyClients, 1<<24)
+	case c.StickyClients == 0:
 		c.StickyClients = defaultStickyClients
 	}
-	if c.StickyClients < 0 || c.StickyClients > 1<<24 {
-		return c, fmt.Errorf("nftables: %d sticky clients is not 1 to %d", c.StickyClients, 1<<24)
+	if err := errors.Join(err, errMark); err != nil {
+		return c, fmt.Errorf("nftables: %w", err)
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Families, c.MasqueradeMark, c.Log = families, ruleset.MasqueradeMark(mark), backendconf.Log(c.Log)
 	return c, nil
 }
-
-func (c Config) mark() uint32 { return 1 << *c.MasqueradeBit }

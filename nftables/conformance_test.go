@@ -15,7 +15,7 @@ func TestConformance(t *testing.T) {
 }
 
 func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
-	b, err := New(Config{NetNS: env.NetNS, Families: env.Families})
+	b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -1,35 +1,33 @@
-// Package nftables forwards Service traffic with the kernel's nf_tables, over
-// netlink and without the nft tool. A [Backend] is a [ruleset.Backend]: attach it
-// to a [ruleset.Engine] and it keeps one table a family, "proxier" unless told
-// otherwise, in agreement with the ruleset.
+// Package nftables forwards Service traffic with the kernel's nf_tables, over netlink and
+// without the nft tool. A [Backend] is a [ruleset.Backend]: attach it to a
+// [ruleset.Engine], and it keeps one table in each address family, by default "proxier",
+// in agreement with the ruleset.
 //
-// # What it promises
+// # Guarantees
 //
-//   - A change costs what changed: one endpoint replaced is two to four set
-//     elements in one transaction, whatever else there is. Nothing is read back.
-//   - Every transaction is atomic, so a packet meets the rules of before or of
-//     after. A full delta, at the start of a new process too, replaces everything
-//     in one transaction: there is no moment in which a Service is missing, and
-//     clients of Services with affinity keep their endpoints.
-//   - Nothing outside its tables is touched, and of the packet mark only one bit.
-//     Tables altered or deleted by somebody else are noticed by [Backend.Check] and
-//     put right by the next full delta.
+//   - The cost of a change depends on the change alone. Replacing an endpoint takes two to
+//     four set elements in one transaction, and nothing is read back.
+//   - Every transaction is atomic: a packet meets the rules from before or after it. A full
+//     delta, also that of a new process, replaces everything in one transaction. No Service
+//     is missing at any moment, and clients of Services with affinity keep their endpoints.
+//   - The backend touches nothing outside its tables, and one bit of the packet mark.
+//     [Backend.Check] notices tables that another process altered or deleted, and the next
+//     full delta repairs them.
 //
-// # The layout
+// # Layout
 //
-// There is no chain, rule or anonymous set for a Service or an endpoint. A fixed
-// set of chains, and a few more for each number of endpoints in use, read named
-// maps whose elements are the data. To follow a connection to 10.96.0.10 port 53
-// through "nft list table ip proxier":
+// Services and endpoints have no chains, rules or anonymous sets of their own. A fixed set
+// of chains, and a few more for each number of endpoints in use, look things up in named
+// maps. To follow a connection to 10.96.0.10 port 53 through "nft list table ip proxier":
 //
 //	map service-ips {
 //		elements = { 10.96.0.10 . udp . 53 comment "kube-system/dns:dns" : 8010:2 }
 //	}
 //
-// The value is a ticket. Its class, the first three digits, says what is done with
-// the connection, and its last five which endpoints there are:
+// The value is a dispatch key. Its first three digits are the handler, which determines
+// what happens to the connection, and its last five the pool of endpoints:
 //
-//	map classes {
+//	map handlers {
 //		elements = { 8010:0 : goto cluster-ip-3 }
 //	}
 //	map endpoints {
@@ -45,75 +43,71 @@
 //		dnat ip to meta priority & f:ffff . numgen random mod 3 map @endpoints
 //	}
 //
-// "nft get element ip proxier service-ips { 10.96.0.10 . udp . 53 }" finds the
-// first of these at once. The other chains that tickets lead to:
+// "nft get element ip proxier service-ips { 10.96.0.10 . udp . 53 }" finds the first of
+// these at once. Handlers have these other chains:
 //
 //   - external-N: masquerade, then pool-N;
-//   - local-N: externalTrafficPolicy Local. Connections from this node's pods and
-//     from the node itself take another ticket, from near-service-ips, which leads
-//     to the endpoints of every node; all others go to pool-N, of local ones;
-//   - local-none: the same on a node without local endpoints: others are dropped;
-//   - firewall-…: only sources in allowed-sources-LENGTH, a set for each prefix
-//     length, go on to the chain behind the dash;
-//   - sticky-N-Ts: like pool-N with client affinity: sticky-clients remembers a
-//     client's endpoint for T seconds, sticky-endpoints says whether it still is
-//     one, sticky-slots is what is drawn from otherwise;
-//   - pool-by-source-N and pool-by-port-N: the slot is not drawn but follows from a
-//     hash of the client's address, or of its address and port, and so in whatever
-//     leads there, cluster-ip-by-port-N or sticky-by-source-N-Ts;
-//   - no-endpoints rejects, no-local-endpoints drops.
+//   - local-N: externalTrafficPolicy Local. Internal traffic, from this node and its pods,
+//     gets another dispatch key from internal-service-ips, which leads to the endpoints of
+//     every node. Other traffic goes to pool-N, of local endpoints;
+//   - local-none: the same on a node without local endpoints, where other traffic is dropped;
+//   - firewall-…: only sources in allowed-sources-LENGTH, a set for each prefix length, go
+//     on to the chain named behind the dash;
+//   - sticky-N-Ts: pool-N with client affinity. sticky-clients remembers the endpoint of a
+//     client for T seconds, sticky-endpoints has the endpoints that still exist, and new
+//     clients get one from sticky-buckets;
+//   - pool-by-source-N and pool-by-port-N: the bucket follows from a hash of the client's
+//     address, or of its address and port. Names of chains that lead there contain the same
+//     words, such as cluster-ip-by-port-N and sticky-by-source-N-Ts;
+//   - no-endpoints rejects, and no-local-endpoints drops, except what the node sends to
+//     itself: see "Refused connections of the node itself".
 //
-// The last two let pass what the node sends to itself, and filter-input stops it: see
-// "Refused connections of the node itself".
+// N is the number of buckets to draw from: up to 16 the number of endpoints, and beyond
+// that the next of four steps between powers of two, so that there are few chains and a new
+// endpoint seldom changes the dispatch key. A draw of an empty bucket is repeated. All
+// endpoints are equally likely.
 //
-// N is the number of slots to draw from. Up to 16 it is the number of endpoints;
-// beyond, it is the next of four steps between powers of two, and a draw that hits
-// none is repeated, so that there are few chains and an added endpoint seldom
-// changes the ticket. The choice is uniform.
+// A packet can meet a transaction between two look-ups and find that the target of the
+// first is gone. The base chains nat-prerouting-again and nat-output-again, which come
+// right behind, look at it again in the new state.
+//
+// The dispatch key travels in the packet's priority from nat-prerouting or nat-output to
+// the filter chains, which reset it. This affects the first packet of a connection: a
+// priority that a local process gave it (SO_PRIORITY) is lost. Later packets before the
+// first answer lose theirs, too, if it is 0x80000000 or more, which no traffic class is. The
+// kernel sets the priority of forwarded IPv4 packets after routing, and IPv6 packets have
+// none.
 //
 // # Weights and hashes
 //
-// Where endpoints have different weights, each has as many slots as its share, see
-// [ruleset.Shares]: exactly in proportion where that takes no more than 256 slots, or
-// 16 for each endpoint, and otherwise with an error of about one slot, a 256th of the
-// connections at the most. A weight that changes by one step changes as many slots.
+// An endpoint has as many buckets as its share by weight (see [ruleset.Shares]). The shares
+// are exact if they take at most 256 buckets, or 16 for each endpoint. Otherwise the error
+// is about one bucket, at most a 256th of the connections. A weight that changes by one step
+// changes as many buckets.
 //
-// A hashed Service has its Maglev table in the map endpoints, a slot each:
+// A Service with a hash has its Maglev table in the map endpoints:
 //
 //	chain pool-by-port-509 {
 //		dnat ip to meta priority & f:ffff . jhash ip saddr . th sport mod 509 seed 0x1 map @endpoints
 //	}
 //
-// The table (see [ruleset.Service.Maglev]), the hash and its seed are the same on
-// every node of the same byte order with the same endpoints and [ruleset.Node]
-// HashSeed, and [ruleset.Service.HashOf] makes the same hash in Go. So a node that
-// an established connection's packets come to, though it never saw its beginning,
-// sends them to the same endpoint: connection tracking takes them for a new
-// connection (net.netfilter.nf_conntrack_tcp_loose, on by default), with two
-// provisos. The client must send before the server does, and the connection must
-// not be masqueraded, as the port that the endpoint sees was chosen by the node.
+// The table (see [ruleset.Service.Maglev]), the hash and its seed are the same on every node
+// that has the same byte order, endpoints and [ruleset.Node] HashSeed, and
+// [ruleset.Service.HashOf] computes the hash in Go. So a node that receives packets of a
+// connection that another node forwarded sends them to the same endpoint: connection
+// tracking takes them for a new connection (net.netfilter.nf_conntrack_tcp_loose, on by
+// default). This has two conditions. The client must send before the server does, and the
+// connection must not be masqueraded, since the other node chose the port that the endpoint
+// sees.
 //
-// A slot costs the kernel 105 to 127 bytes, so a table of 509 slots, which up to 15
-// endpoints have, 56 kB in each family: 1,000 of them 55 MB, 10,000 640 MB. With 251
-// slots 10,000 take 320 MB and are programmed in 2.5 s, 1.5 times as long as bare
-// elements of the same number. An endpoint of 10 that goes from 509 slots changes 68
-// of them, an element deleted and one added each, in 0.4 ms at the most; no other
-// Service is written (BenchmarkHashed). Connections are made as fast as where endpoints
-// are drawn at random: in 1,000 turns at each the medians differ by 0.3 % with an error
-// of 1.5 %, and by 0.4 % between two Services that draw (BenchmarkConnections).
-//
-// A packet can meet a transaction between two look-ups and find that what the
-// first led to is gone. It is then looked at again by nat-prerouting-again or
-// nat-output-again, base chains that come right behind and begin with the new
-// state.
-//
-// The ticket travels in the packet's priority, from nat-prerouting or nat-output to
-// the filter chains, which set it back to none. Only a connection's first packet is
-// affected: if a local process gave it a priority of its own (SO_PRIORITY) that
-// packet loses it. (So do those that follow before there is an answer, if the
-// priority is 0x80000000 or more, as no traffic class is.) Packets that are
-// forwarded get theirs from the kernel after routing in any case (IPv4), or have
-// none.
+// A bucket takes 105 to 127 bytes in the kernel. A table of 509 buckets, for up to 15
+// endpoints, takes 56 kB in each family: 1,000 tables take 55 MB and 10,000 take 640 MB.
+// 10,000 tables of 251 buckets take 320 MB and are programmed in 2.5 s, 1.5 times the time
+// of as many bare elements. If one of 10 endpoints goes, 68 of 509 buckets change, with an
+// element deleted and one added for each, in at most 0.4 ms, and no other Service is written
+// (BenchmarkHashed). Connections are made as fast as with random draws: the medians of 1,000
+// turns differ by 0.3 % with an error of 1.5 %, and by 0.4 % between two Services with random
+// draws (BenchmarkConnections).
 //
 // # Refused connections of the node itself
 //
@@ -128,8 +122,8 @@
 //		iifname "lo" ct state new ct status ! dnat jump own-services
 //	}
 //
-// own-services finds the ticket again. The map own-classes has an element for each
-// class that ends connections, and leads to the same chains as the map classes. A
+// own-services finds the dispatch key again. The map own-handlers has an element for each
+// handler that ends connections, and leads to the same chains as the map handlers. A
 // packet that is dropped is treated in the same way, and the socket gets no error.
 //
 // The socket's flow remains in connection tracking, untranslated, as it does with
@@ -147,60 +141,56 @@
 //
 // # Differences from kube-proxy's nftables mode
 //
-// Packets are treated the same, but for the differences that package ruleset lists.
-// The table has another name, so that both can be
-// installed while one takes over from the other; chains and maps are those above.
-// Client affinity is kept by Service port and, under externalTrafficPolicy Local,
-// apart for traffic that may use every endpoint and traffic that may use local
-// ones. The time that a client is remembered for starts anew with each connection.
-// When the timeout is shortened, a client that is remembered already comes
-// under the new one with its next connection, and may make that within the old
-// one. Hairpin connections are masqueraded for endpoints that are on this node or
-// whose node is not known: others' connections do not start here.
+// Packets are treated the same, except for the differences that package ruleset lists. The
+// table has another name, so that both can be installed while one takes over from the other,
+// and its own chains and maps. Client affinity is kept for each Service port and, under
+// externalTrafficPolicy Local, separately for traffic that
+// may use every endpoint and traffic that may use local ones. Each connection renews the time
+// that a client is remembered for. After the timeout is shortened, a client that is already
+// remembered may make one more connection within the old timeout. Hairpin connections are
+// masqueraded only for endpoints that are on this node or whose node is not known, since
+// those of other endpoints do not start here.
 //
-// # Needs
+// # Requirements
 //
-// Linux 5.15 or later with nf_tables, NAT and connection tracking, and
-// CAP_NET_ADMIN in the network namespace. [New] tries everything that will be used
-// and says what is missing.
+// Linux 5.15 or later with nf_tables, NAT and connection tracking, and CAP_NET_ADMIN in the
+// network namespace. [New] tries every feature and names what is missing. On other systems
+// every function returns a [*ruleset.UnsupportedError].
 //
-// Replacing a table in one transaction needs a socket buffer for all of it, about
-// 36 bytes an endpoint and 110 a Service port; beyond net.core.wmem_max that takes
-// CAP_NET_ADMIN in the initial user namespace, which a node agent has. Without,
-// a large table is replaced by another one, "proxier-shadow", which is written in
-// steps and then takes over; the next time it is the other way round. A Service
-// that even then is too large for one step fails alone, with [ErrTooLarge].
+// Replacing a table in one transaction needs a socket buffer for all of it, about 36 bytes
+// for each endpoint and 110 for each Service port. Beyond net.core.wmem_max that needs
+// CAP_NET_ADMIN in the initial user namespace, which a node agent has. Without it, a staging
+// table "proxier-shadow" is filled in several transactions and then swapped in; the two names
+// alternate. Tables of an older layout, and tables whose structure another process altered,
+// are swapped twice, so that the name stays. A Service that is too large for any transaction
+// fails alone, with [ErrTooLarge].
 //
-// There is room for 1257 combinations of an affinity timeout, a number of slots
-// and a way to the pool in each family: two for each timeout of Services with a
-// cluster IP and a NodePort and one number of endpoints. Services with affinity
-// beyond that fail alone; those without always have room.
+// Each family has room for 1257 combinations of an affinity timeout, a number of buckets and
+// a way to the pool. Services with a cluster IP and a NodePort, one timeout and one number of
+// endpoints take two. Services with affinity beyond that fail alone; Services without
+// affinity always have room. A Service may have any number of ports. It may have 65,535
+// endpoints with client affinity, and more without.
 //
-// # Under fire
+// # Tests
 //
-// What tests do to a Backend while connections are made through it, of which none
-// may fail and none that is open may break ("go test", more of it by flags):
+// The tests make connections through a Backend, of which none may fail and no open one may
+// break, while
 //
-//   - its process killed at random points, 40 times and 200 with -kills 200 (180,000
-//     connections); out of memory, out of files, interrupted by signals all the time;
-//   - a transaction of hundreds of Services refused for one element, answers of the
-//     kernel lost: the next sync puts it right; the socket closed by somebody else,
-//     at any moment: the next Apply or Check opens another;
-//   - a thousand objects changed a second among 10,000 Services, for 3 s, and for a
-//     minute with -flood 60s: 60,000 changes in 2,600 syncs, 570,000 connections,
-//     no change waited for longer than 0.4 s, on two cores that others used, too.
-//     With 180,000 changes (-rate 3000) the heap went from 30 MB to 35, after
-//     what was not in use had been collected;
-//   - 1,000 endpoints replaced one after the other.
+//   - its process is killed at random points, 40 times, or 200 with -kills 200 (180,000
+//     connections); it runs out of memory or files, or signals interrupt it all the time;
+//   - the kernel refuses a transaction of hundreds of Services for one element, or its
+//     answers are lost, which the next sync repairs;
+//   - a thousand objects change every second among 10,000 Services, for 3 s, or for a minute
+//     with -flood 60s: 60,000 changes in 2,600 syncs and 570,000 connections, where no change
+//     waited for longer than 0.4 s on two busy cores. With 180,000 changes (-rate 3000) the
+//     heap grew from 30 MB to 35 MB after a collection;
+//   - 1,000 endpoints are replaced one after the other;
+//   - tables of an older layout are replaced.
 //
-// Thousands of Services made and removed leave nothing behind, here or in the
-// kernel, and objects handed in again as they were write nothing. Names that are
-// anything change nothing but comments. A Service may have any number of ports;
-// of endpoints, 65,535 with client affinity, and more without.
+// Thousands of Services that come and go leave nothing behind in the process or the kernel,
+// and objects that are set again unchanged write nothing. Unusual names change nothing but
+// comments.
 //
-// TestRandomWorlds makes up 50 worlds and changes each of them step by step: packets
-// meet what the oracle says, and the table is what a cold start makes. With -soak 10m
-// it goes on with others.
-//
-// The package exists on Linux only; elsewhere it is empty.
+// TestRandomWorlds changes 50 random worlds step by step. Packets must meet what the oracle
+// expects, and the tables must be those of a cold start. -soak 10m adds further worlds.
 package nftables

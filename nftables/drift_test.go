@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -51,16 +52,16 @@ var alterations = []string{
 	remakeBase("{ type nat hook output priority -100; }; add rule ip proxier nat-prerouting jump services"),
 	remakeBase("{ type filter hook prerouting priority -100; }; add rule ip proxier nat-prerouting counter"),
 	remakeBase("; add rule ip proxier nat-prerouting jump services"),
-	"delete element ip proxier classes { \"8010:0\" }; add element ip proxier classes { \"8010:0\" : goto pool-3 }",
-	"delete element ip proxier classes { \"8010:0\" }; add element ip proxier classes { \"8010:0\" : drop }",
-	"delete element ip proxier classes { \"8010:0\" }; add element ip proxier classes { \"8010:0\" : jump cluster-ip-3 }",
-	"add element ip proxier own-classes { \"8010:0\" : drop }",
+	"delete element ip proxier handlers { \"8010:0\" }; add element ip proxier handlers { \"8010:0\" : goto pool-3 }",
+	"delete element ip proxier handlers { \"8010:0\" }; add element ip proxier handlers { \"8010:0\" : drop }",
+	"delete element ip proxier handlers { \"8010:0\" }; add element ip proxier handlers { \"8010:0\" : jump cluster-ip-3 }",
+	"add element ip proxier own-handlers { \"8010:0\" : drop }",
 	"flush chain ip proxier own-services",
 	"delete chain ip proxier filter-input",
-	"flush chain ip proxier near; delete map ip proxier near-service-ips; add map ip proxier near-service-ips { type ipv4_addr . inet_proto . inet_service : mark; }",
+	"flush chain ip proxier internal; delete map ip proxier internal-service-ips; add map ip proxier internal-service-ips { type ipv4_addr . inet_proto . inet_service : mark; }",
 	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-clients; add map ip proxier sticky-clients { type ipv4_addr : mark; }",
 	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-endpoints",
-	"delete element ip proxier layout { 0x1 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
+	"delete element ip proxier layout { 0x2 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
 }
 
 // sticky gives a Service client affinity.
@@ -111,7 +112,7 @@ func (r *rig) checkRepaired() {
 		return strings.ReplaceAll(strings.Join(blocks, "\n"), "\n\n", "\n")
 	}
 	repaired := list()
-	if err := Cleanup(context.Background(), Config{NetNS: r.host.FD()}); err != nil {
+	if err := Cleanup(context.Background(), Config{NetNS: r.host.File()}); err != nil {
 		r.Fatal(err)
 	}
 	r.start()
@@ -193,13 +194,13 @@ func TestChangeAfterAlteration(t *testing.T) {
 	for _, alter := range []string{
 		"delete table ip proxier",
 		"add element ip proxier endpoints { \"0:1\" . 0x3 : 10.0.0.1 . 80 }",
-		// A change that takes a new class reads the tables afterwards, and must not
+		// A change that takes a new handler reads the tables afterwards, and must not
 		// take for its own what it finds.
 		"insert rule ip proxier nat-output accept",
 		"add chain ip proxier filter-forward { policy drop; }",
 		"flush chain ip proxier pool-3; add rule ip proxier pool-3 drop",
 		"add chain ip proxier strange",
-		"delete element ip proxier classes { \"8010:0\" }; add element ip proxier classes { \"8010:0\" : drop }",
+		"delete element ip proxier handlers { \"8010:0\" }; add element ip proxier handlers { \"8010:0\" : drop }",
 	} {
 		t.Run(alter, func(t *testing.T) {
 			t.Parallel()
@@ -215,7 +216,7 @@ func TestChangeAfterAlteration(t *testing.T) {
 	}
 }
 
-// TestAlteredElementsStayNoticed alters what a change with a new class does not
+// TestAlteredElementsStayNoticed alters what a change with a new handler does not
 // read: the next Check must see it all the same.
 func TestAlteredElementsStayNoticed(t *testing.T) {
 	t.Parallel()
@@ -242,19 +243,19 @@ func TestCheckAmidTransactionsOfOthers(t *testing.T) {
 		r.tracker.SetSlice(epSlice(i+2, tracker.IPv4, upTo(3)...))
 	}
 	r.sync()
-	conn, err := nlbatch.Dial(r.host.FD())
+	conn, err := nlbatch.Dial(r.host.File())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	done, stopped := make(chan struct{}), make(chan error)
 	go func() {
-		w, other := newWriter("other", 1), newTable(tracker.IPv4, nil)
+		w := newWriter("other")
 		for {
 			w.begin()
-			w.newTable(other)
+			w.newTable(tracker.IPv4, 0)
 			w.deleteTable(tracker.IPv4)
-			batch, _ := w.finish(nil)
+			batch, _ := w.finish()
 			err := conn.Commit(batch)
 			select {
 			case <-done:
@@ -274,7 +275,7 @@ func TestCheckAmidTransactionsOfOthers(t *testing.T) {
 			t.Errorf("Check %d says %v", i, err)
 			break
 		}
-		if errors.Is(r.backend.examine(true), nlbatch.ErrInterrupted) {
+		if errors.Is(r.backend.examine(true), nfnl.ErrInterrupted) {
 			interrupted++
 		}
 		r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4+i)...))
@@ -297,5 +298,19 @@ func TestCheckAmidTransactionsOfOthers(t *testing.T) {
 	r.alter("add chain ip proxier filter-forward { policy drop; }")
 	if err := r.backend.Check(context.Background()); !errors.Is(err, ruleset.ErrNeedFull) {
 		t.Fatal(fmt.Sprint("Check says ", err))
+	}
+}
+
+// TestUnknownStateIsDrift checks tables before the first full delta.
+func TestUnknownStateIsDrift(t *testing.T) {
+	t.Parallel()
+	b, err := New(t.Context(), Config{NetNS: netlab.NewHost(t).File()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	var drift *ruleset.DriftError
+	if err := b.Check(t.Context()); !errors.As(err, &drift) || !strings.Contains(drift.What, "unknown") {
+		t.Errorf("Check returned %v", err)
 	}
 }

@@ -25,8 +25,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	backend, err := nftables.New(nftables.Config{})
-	if errors.Is(err, nftables.ErrUnsupported) {
+	backend, err := nftables.New(ctx, nftables.Config{})
+	if errors.Is(err, ruleset.ErrUnsupported) {
 		log.Fatal("this kernel will not do: ", err)
 	} else if err != nil {
 		log.Fatal(err)

@@ -17,8 +17,9 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -59,7 +60,6 @@ func testFailover(t *testing.T, f tracker.Family) {
 		}
 		return netip.MustParseAddr(ips[0])
 	}
-	const patience = 30 * time.Second // for what must come
 	lab, err := netlab.New()
 	if err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 	}
 	program := func(h *netlab.Host) {
 		t.Helper()
-		b, err := New(Config{NetNS: h.FD(), Families: []tracker.Family{f}})
+		b, err := New(t.Context(), Config{NetNS: h.File(), Families: []tracker.Family{f}})
 		must(err)
 		t.Cleanup(func() { b.Close() })
 		trk, err := tracker.New(tracker.Config{OnService: worldgen.OnService})
@@ -158,7 +158,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 			c, err := client.Dial(t.Context(), "tcp", "", netip.AddrPortFrom(clusterIP(i), 80).String())
 			must(err)
 			t.Cleanup(func() { c.Close() })
-			must(echo(c, patience))
+			must(echo(c, testtime.Timeout))
 			connections[i] = append(connections[i], c)
 		}
 	}
@@ -167,7 +167,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 	half := func(p netip.Prefix) netip.Prefix { return netip.PrefixFrom(p.Addr(), p.Bits()+1) } // goes before the whole
 	must(client.AddRoute(half(cluster), at(near, 3), ""), server.AddRoute(half(subnet(at(near, 0))), at(far, 3), ""))
 	for _, c := range connections[0] {
-		if err := echo(c, patience); err != nil {
+		if err := echo(c, testtime.Timeout); err != nil {
 			t.Errorf("connection from %s: %v", c.LocalAddr(), err)
 		}
 	}

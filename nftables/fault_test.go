@@ -68,11 +68,11 @@ func takenOver(t *testing.T, w *conformance.World) {
 	t.Helper()
 	r := &rig{TB: t, tracker: w.Tracker, engine: w.Engine}
 	var err error
-	if r.backend, err = New(Config{NetNS: w.Env.NetNS}); err != nil {
+	if r.backend, err = New(context.Background(), Config{NetNS: w.Env.NetNS}); err != nil {
 		t.Fatal(err)
 	}
 	defer r.backend.Close()
-	r.backend.linger = 0
+	r.backend.gracePeriod = 0
 	r.cursor = w.Engine.Attach("next", r.backend)
 	defer r.cursor.Detach()
 	r.sync()
@@ -81,7 +81,7 @@ func takenOver(t *testing.T, w *conformance.World) {
 
 // TestKilledAgent kills an agent at random points of its work, again and again,
 // while connections are made to the Service whose endpoints it changes. Every
-// other one can send small transactions only, and replaces tables by shadows.
+// other one can send small transactions only, and replaces tables by staging tables.
 func TestKilledAgent(t *testing.T) {
 	t.Parallel()
 	times := *kills
@@ -276,7 +276,7 @@ func faults() error {
 	if err := json.Unmarshal([]byte(os.Getenv(agentEnv)), &s); err != nil {
 		return err
 	}
-	b, err := New(Config{})
+	b, err := New(ctx, Config{})
 	if err != nil {
 		return err
 	}
@@ -309,9 +309,9 @@ func faults() error {
 		}
 		for _, sv := range p.engine.Snapshot().Services {
 			want := len(sv.Selection.Cluster)
-			found, ok, err := Lookup(ctx, Config{}, netip.AddrPortFrom(sv.Port.ClusterIP, sv.Port.Port), sv.Key.Protocol)
-			if err != nil || !ok || len(found.Endpoints) != want {
-				return fmt.Errorf("%v: %+v, %v, %w, want %d endpoints", sv.Key, found, ok, err, want)
+			found, err := lookUp(ctx, Config{}, netip.AddrPortFrom(sv.Port.ClusterIP, sv.Port.Port), sv.Key.Protocol)
+			if err != nil || len(found.Endpoints) != want {
+				return fmt.Errorf("%v: %+v, %w, want %d endpoints", sv.Key, found, err, want)
 			}
 		}
 		return nil
@@ -382,36 +382,6 @@ func faults() error {
 					unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2))
 			}, nil
 		}, []error{unix.ENOBUFS}, 3, true},
-		{"the socket is something else", func() (func() error, error) {
-			return lose("/dev/null")
-		}, nil, 3, false},
-		{"the socket is closed", func() (func() error, error) {
-			return lose("")
-		}, nil, 3, false},
-		{"the socket is closed at any moment", func() (func() error, error) {
-			stop, done := make(chan bool), make(chan error)
-			rng, closed := rand.New(rand.NewPCG(3, 3)), 0
-			go func() {
-				for {
-					end := stop
-					if closed == 0 {
-						end = nil // not before it has been closed once
-					}
-					select {
-					case <-end:
-						done <- nil
-						return
-					case <-time.After(time.Duration(rng.IntN(3000)) * time.Microsecond):
-					}
-					if fd, err := netfilterSocket(); err == nil {
-						unix.Close(fd)
-						closed++
-					}
-				}
-			}()
-			return func() error { close(stop); return <-done }, nil
-			// Its number may be another file's by the time it is used.
-		}, []error{unix.EBADF, unix.ENOTSOCK}, 100, false},
 	} {
 		undo, err := fault.do()
 		if err != nil {
@@ -434,31 +404,37 @@ func faults() error {
 			return fmt.Errorf("after %s: %w", fault.name, err)
 		}
 	}
-	return nil
-}
-
-// lose puts another file in the place of the process's netfilter socket, or none if
-// path is "". What is there in the end must be what was put there.
-func lose(path string) (undo func() error, err error) {
-	fd, err := netfilterSocket()
+	// Another part of the process closes the socket, or gives its number to another
+	// file: the backend reports that, and a new backend takes over.
+	null, err := os.Open(os.DevNull)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if path == "" {
-		return func() error { return nil }, unix.Close(fd)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return func() error {
-		now, err := os.Readlink(fmt.Sprint("/proc/self/fd/", fd))
-		if err == nil && now != path {
-			err = fmt.Errorf("%s became %s", path, now)
+	defer null.Close()
+	for _, discardModel := range []func(fd int) error{unix.Close, func(fd int) error { return unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC) }} {
+		if err := discardModel(fd); err != nil {
+			return err
 		}
-		return errors.Join(err, unix.Close(fd))
-	}, unix.Dup3(int(f.Fd()), fd, unix.O_CLOEXEC)
+		if err := change(); !errors.Is(err, os.ErrClosed) {
+			return fmt.Errorf("change with a lost socket: %w, want os.ErrClosed", err)
+		}
+		if err := b.Check(ctx); err == nil {
+			return errors.New("check with a lost socket: no error")
+		}
+		p.cursor.Detach()
+		_ = b.Close() // of a descriptor that is not its own
+		if b, err = New(ctx, Config{}); err != nil {
+			return err
+		}
+		p.cursor = p.engine.Attach("next", b)
+		if err := recovered(); err != nil {
+			return fmt.Errorf("with a new backend: %w", err)
+		}
+		if fd, err = netfilterSocket(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // netfilterSocket returns the process's only netlink socket to netfilter.
@@ -523,7 +499,7 @@ func hungry() error {
 	if err := json.Unmarshal([]byte(os.Getenv(agentEnv)), &s); err != nil {
 		return err
 	}
-	b, err := New(Config{})
+	b, err := New(context.Background(), Config{})
 	if err != nil {
 		return err
 	}

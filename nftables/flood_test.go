@@ -53,7 +53,6 @@ func newFlooded(t *testing.T, services int) *flooded {
 	f := &flooded{t: t}
 	f.World = conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		f.backend = newForWorld(tb, env).(*Backend)
-		f.backend.linger = 0
 		return f.backend
 	}})
 	for _, p := range f.Pods() {

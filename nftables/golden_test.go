@@ -75,7 +75,7 @@ func TestListing(t *testing.T) {
 }
 
 // TestListingOfChoice is TestListing for Services that choose by weights and by
-// hashes. Which endpoint has which slot is left out.
+// hashes. Which endpoint has which bucket is left out.
 func TestListingOfChoice(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
@@ -102,9 +102,9 @@ func TestListingOfChoice(t *testing.T) {
 	}
 	r.sync()
 	r.verify()
-	slots := regexp.MustCompile(`(?s)(map (?:endpoints|sticky-slots) \{[^=]*)elements = \{.*?\}\n`)
+	buckets := regexp.MustCompile(`(?s)(map (?:endpoints|sticky-buckets) \{[^=]*)elements = \{.*?\}\n`)
 	r.compareListing(map[string]string{"ip": "choice-ipv4.nft", "ip6": "choice-ipv6.nft"}, func(listing string) string {
-		return normal(slots.ReplaceAllString(listing, "$1...\n"))
+		return normal(buckets.ReplaceAllString(listing, "$1...\n"))
 	})
 }
 

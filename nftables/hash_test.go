@@ -14,8 +14,8 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -63,7 +63,7 @@ func TestHashIsTheOneInGo(t *testing.T) {
 		}
 		must(h.AddRoute(netip.MustParsePrefix(f.route), netip.Addr{}, "lo"))
 
-		b, err := New(Config{NetNS: h.FD(), Families: []tracker.Family{f.family}})
+		b, err := New(t.Context(), Config{NetNS: h.File(), Families: []tracker.Family{f.family}})
 		must(err)
 		t.Cleanup(func() { b.Close() })
 		trk, err := tracker.New(tracker.Config{OnService: worldgen.OnService})

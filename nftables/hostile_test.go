@@ -17,6 +17,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -25,13 +26,13 @@ import (
 // FuzzAnswers reads anything as the kernel's answers about elements: it is
 // understood or not, and nothing breaks.
 func FuzzAnswers(f *testing.F) {
-	attr := nlbatch.AppendBytes
+	attr := nfnl.AppendBytes
 	value := func(v ...byte) []byte { return attr(nil, unix.NFTA_DATA_VALUE, v) }
 	one := attr(nil, unix.NFTA_SET_ELEM_KEY, value(1, 0, 1, 0x80))
 	one = attr(one, unix.NFTA_SET_ELEM_DATA, value(10, 0, 0, 1, 0, 80, 0, 0))
 	one = attr(one, unix.NFTA_SET_ELEM_USERDATA, append([]byte{0, 7}, "0 ns/a\x00"...))
 	verdict := attr(nil, unix.NFTA_VERDICT_CODE, []byte{255, 255, 255, 252})
-	verdict = nlbatch.AppendString(verdict, unix.NFTA_VERDICT_CHAIN, "pool-3")
+	verdict = nfnl.AppendString(verdict, unix.NFTA_VERDICT_CHAIN, "pool-3")
 	jump := attr(attr(nil, unix.NFTA_SET_ELEM_KEY, value(1, 2, 3, 4)), unix.NFTA_SET_ELEM_DATA, attr(nil, unix.NFTA_DATA_VERDICT, verdict))
 	end := attr(attr(nil, unix.NFTA_SET_ELEM_KEY, value(11, 0, 0, 0)), unix.NFTA_SET_ELEM_FLAGS, []byte{0, 0, 0, unix.NFT_SET_ELEM_INTERVAL_END})
 	list := attr(attr(attr(nil, unix.NFTA_LIST_ELEM, one), unix.NFTA_LIST_ELEM, jump), unix.NFTA_LIST_ELEM, end)
@@ -41,19 +42,23 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{4, 0, 1, 0, 4, 0, 2, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var all []element
-		nlbatch.Attributes(data, func(_ uint16, list []byte) {
+		var all []kernelElement
+		for _, list := range nfnl.Attributes(data) {
 			all = append(all, parseElement(list))
-			nlbatch.Attributes(list, func(_ uint16, one []byte) { all = append(all, parseElement(one)) })
-		})
+			for _, one := range nfnl.Attributes(list) {
+				all = append(all, parseElement(one))
+			}
+		}
 		k := &kernelTable{sticky: map[stickyOwner]*adoptedPool{}, stickyNumbers: map[uint32]bool{}}
+		var bounds []bound
 		for _, e := range all {
+			bounds = appendBound(bounds, e)
 			k.addSticky(e)
 			if a, ok := parseAddrPort(e.data); ok && !a.Addr().IsValid() {
 				t.Errorf("%x is %v", e.data, a)
 			}
 		}
-		for _, r := range rangesOf(all) {
+		for _, r := range rangesOf(bounds) {
 			if !r.first.IsValid() {
 				t.Errorf("a range without a beginning: %v", r)
 			}
@@ -81,7 +86,7 @@ func FuzzNames(f *testing.F) {
 			}
 		}
 		needNFT(t, host)
-		b, err := New(Config{NetNS: host.FD(), Families: []tracker.Family{tracker.IPv4}})
+		b, err := New(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +104,7 @@ func FuzzNames(f *testing.F) {
 			s.ID = 1
 			c := ruleset.Change{Key: p.Port.Key, New: s, What: ruleset.FieldAll}
 			// From nothing, so that nothing tells how it came about.
-			if err := Cleanup(t.Context(), Config{NetNS: host.FD(), Families: []tracker.Family{tracker.IPv4}}); err != nil {
+			if err := Cleanup(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}); err != nil {
 				t.Fatal(err)
 			}
 			if err := b.Apply(t.Context(), &ruleset.Delta{Full: true, Node: node, Changes: []ruleset.Change{c}}); err != nil {
@@ -109,9 +114,9 @@ func FuzzNames(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			found, ok, err := Lookup(t.Context(), Config{NetNS: host.FD(), Families: []tracker.Family{tracker.IPv4}}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
-			if err != nil || !ok || len(found.Endpoints) != 1 || found.Service != nlbatch.Printable(found.Service) {
-				t.Fatalf("%+v, %v, %v", found, ok, err)
+			found, err := lookUp(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
+			if err != nil || len(found.Endpoints) != 1 || found.Service != nlbatch.Printable(found.Service) {
+				t.Fatalf("%+v, %v", found, err)
 			}
 			// Some numbers are drawn by lot.
 			return drawnNumbers.ReplaceAllString(comments.ReplaceAllString(listing, "comment"), "number")
@@ -125,7 +130,7 @@ func FuzzNames(f *testing.F) {
 var (
 	// comments is what nft shows of a name.
 	comments = regexp.MustCompile(`comment "[^"]*"`)
-	// drawnNumbers is tickets and the numbers of endpoints with affinity.
+	// drawnNumbers is dispatch keys and the numbers of endpoints with affinity.
 	drawnNumbers = regexp.MustCompile(`[0-9a-f]+:[0-9a-f]+`)
 )
 
@@ -183,8 +188,8 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	for i, want := range map[int]bool{3: false, 4: true} {
-		if f, ok, err := Lookup(t.Context(), Config{NetNS: r.host.FD()}, netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", i+1)), v1.ProtocolTCP); err != nil || ok != want {
-			t.Errorf("Service %d: %v, %v, %v", i, f.Chain, ok, err)
+		if f, err := lookUp(t.Context(), Config{NetNS: r.host.File()}, netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", i+1)), v1.ProtocolTCP); err != nil || f.Entry != want {
+			t.Errorf("Service %d: %+v, %v", i, f, err)
 		}
 	}
 	// With fewer it is served.
@@ -194,7 +199,7 @@ func TestLimits(t *testing.T) {
 		r.tracker.SetSlice(es)
 	}
 	r.sync()
-	if f, ok, err := Lookup(t.Context(), Config{NetNS: r.host.FD()}, netip.MustParseAddrPort("10.96.0.4:80"), v1.ProtocolTCP); err != nil || !ok || len(f.Endpoints) != 30000 {
-		t.Errorf("%d endpoints, %v, %v", len(f.Endpoints), ok, err)
+	if f, err := lookUp(t.Context(), Config{NetNS: r.host.File()}, netip.MustParseAddrPort("10.96.0.4:80"), v1.ProtocolTCP); err != nil || len(f.Endpoints) != 30000 {
+		t.Errorf("%d endpoints, %v", len(f.Endpoints), err)
 	}
 }

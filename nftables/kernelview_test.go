@@ -9,9 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -21,53 +24,53 @@ import (
 // each fact.
 type view map[string]string
 
-// kernelView reads one family's table and resolves its tickets.
+// kernelView reads one family's table and resolves its dispatch keys.
 func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	tb.Helper()
-	all := func(s set, fn func(element)) {
+	all := func(s set, fn func(kernelElement)) {
 		err := b.elements(b.name, f, s, fn)
 		if err != nil && !strings.Contains(err.Error(), unix.ENOENT.Error()) {
 			tb.Fatalf("read %s: %v", s.name(), err)
 		}
 	}
 	number := func(data []byte) uint32 { return binary.NativeEndian.Uint32(data) }
-	classes := map[bool]map[uint32]string{}
-	for near, s := range map[bool]set{false: setClasses, true: setNearClasses} {
-		classes[near] = map[uint32]string{}
-		err := b.verdicts(f, s, func(key []byte, chain string) { classes[near][number(key)] = chain })
+	handlers := map[bool]map[uint32]string{}
+	for internal, s := range map[bool]set{false: setHandlers, true: setInternalHandlers} {
+		handlers[internal] = map[uint32]string{}
+		err := b.verdicts(f, s, func(key []byte, chain string) { handlers[internal][number(key)] = chain })
 		if err != nil {
 			tb.Fatal(err)
 		}
 	}
 	members := map[uint32]string{}
-	all(setStickyEndpoints, func(e element) {
+	all(setStickyEndpoints, func(e kernelElement) {
 		a, _ := parseAddrPort(e.data)
 		members[number(e.key)] = a.String()
 	})
 	pools := map[uint32][]string{}
-	put := func(pool, slot uint32, ep string) {
-		for int(slot) >= len(pools[pool]) {
+	put := func(pool, bucket uint32, ep string) {
+		for int(bucket) >= len(pools[pool]) {
 			pools[pool] = append(pools[pool], "")
 		}
-		pools[pool][slot] = ep
+		pools[pool][bucket] = ep
 	}
-	all(setEndpoints, func(e element) {
+	all(setEndpoints, func(e kernelElement) {
 		a, _ := parseAddrPort(e.data)
 		put(number(e.key), number(e.key[4:]), a.String())
 	})
-	all(setStickySlots, func(e element) {
+	all(setStickyBuckets, func(e kernelElement) {
 		ep := members[number(e.data)]
 		if ep == "" {
-			tb.Errorf("slot of unknown member %x", number(e.data))
+			tb.Errorf("bucket of unknown member %x", number(e.data))
 		}
 		put(number(e.key), number(e.key[4:]), ep)
 	})
 	v := view{}
 	used := map[uint32]bool{}
-	ticket := func(kind string, near bool) func(element) {
-		return func(e element) {
+	dispatchKey := func(kind string, internal bool) func(kernelElement) {
+		return func(e kernelElement) {
 			t := number(e.data)
-			chain := classes[near][t&classMask]
+			chain := handlers[internal][t&handlerMask]
 			pool := t & poolMask
 			if strings.Contains(chain, "s") && pool&stickyMark != 0 && pools[pool] == nil {
 				pool <<= stickyShift
@@ -77,26 +80,32 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 				tb.Errorf("pool %x has a hole: %v", pool, pools[pool])
 			}
 			eps := pools[pool]
-			if !strings.Contains(chain, "-by-") { // else it matters which slot is whose
+			if !strings.Contains(chain, "-by-") { // else it matters which bucket is whose
 				eps = slices.Sorted(slices.Values(eps))
 			}
 			v[kind+" "+place(e.key, f)] = fmt.Sprintf("%s %s %v", e.comment, chain, eps)
 		}
 	}
-	all(setServiceIPs, ticket("service", false))
-	all(setNodePorts, ticket("service", false))
-	all(setNearIPs, ticket("near", true))
-	all(setNearNodePorts, ticket("near", true))
+	all(setServiceIPs, dispatchKey("service", false))
+	all(setNodePorts, dispatchKey("service", false))
+	all(setInternalIPs, dispatchKey("internal", true))
+	all(setInternalNodePorts, dispatchKey("internal", true))
 	for p := range pools {
 		if !used[p] {
 			tb.Errorf("pool %x is not used", p)
 		}
 	}
 	n := f.Bits() / 8
-	all(setClusterIPs, func(e element) { v["cluster IP "+address(e.key)] = "" })
-	all(setHairpin, func(e element) { v["hairpin "+address(e.key[:n])] = "" })
+	all(setClusterIPs, func(e kernelElement) { v["cluster IP "+address(e.key)] = "" })
+	// Endpoints in their grace period are in the set, too, and no others.
+	inGrace := b.table(f).hairpin.inGrace(time.Now())
+	all(setHairpin, func(e kernelElement) {
+		if a, _ := netip.AddrFromSlice(e.key[:n]); inGrace[a].IsZero() {
+			v["hairpin "+a.String()] = ""
+		}
+	})
 	for bits := range f.Bits() + 1 {
-		all(allowed(bits), func(e element) {
+		all(allowed(bits), func(e kernelElement) {
 			v[fmt.Sprintf("source %s/%d to %s", address(e.key[:n]), bits, place(e.key[n:], f))] = ""
 		})
 	}
@@ -121,22 +130,22 @@ func place(key []byte, f tracker.Family) string {
 
 // verdicts calls fn with the elements of a verdict map.
 func (b *Backend) verdicts(f tracker.Family, s set, fn func(key []byte, chain string)) error {
-	request := nlbatch.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, b.name)
-	request = nlbatch.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
+	request := nfnl.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, b.name)
+	request = nfnl.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, s.name())
 	inside := func(data []byte, want uint16, next func([]byte)) {
-		nlbatch.Attributes(data, func(typ uint16, d []byte) {
+		for typ, d := range nfnl.Attributes(data) {
 			if typ == want {
 				next(d)
 			}
-		})
+		}
 	}
-	return b.conn.Get(unix.NFT_MSG_GETSETELEM, protoFamily(f), true, request, func(attrs []byte) error {
+	return b.conn.Get(unix.NFT_MSG_GETSETELEM, inet.AF(f), true, request, func(attrs []byte) error {
 		inside(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(list []byte) {
 			inside(list, unix.NFTA_LIST_ELEM, func(one []byte) {
 				e := parseElement(one)
 				inside(one, unix.NFTA_SET_ELEM_DATA, func(data []byte) {
 					inside(data, unix.NFTA_DATA_VERDICT, func(v []byte) {
-						inside(v, unix.NFTA_VERDICT_CHAIN, func(chain []byte) { fn(e.key, text(chain)) })
+						inside(v, unix.NFTA_VERDICT_CHAIN, func(chain []byte) { fn(e.key, nfnl.String(chain)) })
 					})
 				})
 			})
@@ -152,14 +161,14 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 		if s.Key.Family != f {
 			continue
 		}
-		line := func(class class, target ruleset.Target) string {
+		line := func(handler handler, target ruleset.Target) string {
 			list := []string{}
 			eps := s.Pool(target)
 			switch {
-			case class.hash != tracker.HashNone:
+			case handler.hash != tracker.HashNone:
 				tab := s.Maglev(target, node.HashSeed)
-				for slot := range tab.Len() {
-					list = append(list, eps[tab.At(slot)].Addr.String())
+				for bucket := range tab.Len() {
+					list = append(list, eps[tab.At(bucket)].Addr.String())
 				}
 			case s.Weighted(target):
 				for i, n := range ruleset.Shares(eps) {
@@ -172,18 +181,18 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 				}
 				slices.Sort(list)
 			}
-			return fmt.Sprintf("%s %s %v", nlbatch.Printable(s.Key.ServicePortName.String()), class.chain(), list)
+			return fmt.Sprintf("%s %s %v", nlbatch.Printable(s.Key.ServicePortName.String()), handler.chain(), list)
 		}
 		for i := range s.Frontends {
 			fr := &s.Frontends[i]
-			at := fmt.Sprintf("%s %d %d", fr.Addr, protocolNumber(s.Key.Protocol), fr.Port)
+			at := fmt.Sprintf("%s %d %d", fr.Addr, inet.Protocol(s.Key.Protocol), fr.Port)
 			if fr.Kind == ruleset.NodePort {
-				at = fmt.Sprintf("node port %d %d", protocolNumber(s.Key.Protocol), fr.Port)
+				at = fmt.Sprintf("node port %d %d", inet.Protocol(s.Key.Protocol), fr.Port)
 			}
-			v["service "+at] = line(classOf(s, fr), fr.Target)
+			v["service "+at] = line(handlerOf(s, fr), fr.Target)
 			if fr.ShortCircuit() && fr.Near == ruleset.ToCluster {
-				direct := class{slots: classSlots(s, ruleset.ToCluster), affinity: s.Port.Affinity, hash: s.Hash()}
-				v["near "+at] = line(direct, ruleset.ToCluster)
+				direct := handler{buckets: handlerBuckets(s, ruleset.ToCluster), affinity: s.Port.Affinity, hash: s.Hash()}
+				v["internal "+at] = line(direct, ruleset.ToCluster)
 			}
 			if fr.Kind == ruleset.ClusterIP {
 				v["cluster IP "+fr.Addr.String()] = ""

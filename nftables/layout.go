@@ -1,24 +1,20 @@
-//go:build linux
-
 package nftables
 
 import (
-	"encoding/binary"
 	"fmt"
-	"net/netip"
 	"time"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/go-proxier/proxier/tracker"
 )
 
-// layoutVersion changes whenever a table programmed by an older version of this
-// package cannot be taken over in place.
-const layoutVersion = 1
+// layoutVersion increases whenever this package cannot rewrite a table of an earlier
+// version in place.
+const layoutVersion = 2
 
-// The chains that are always there. The base chains carry the names and
-// priorities that kube-proxy's nftables mode gives to those with their purpose.
+// adoptableVersion is the oldest layout whose remembered clients, sticky endpoints and
+// hairpin connections mean the same as in this one.
+const adoptableVersion = 1
+
+// The chains that every table has. The base chains have the names and priorities of those
+// with the same purpose in kube-proxy's nftables mode.
 const (
 	chainNATPrerouting   = "nat-prerouting"
 	chainNATOutput       = "nat-output"
@@ -31,7 +27,7 @@ const (
 
 	chainServices         = "services"
 	chainNodePorts        = "nodeports"
-	chainNear             = "near"
+	chainInternal         = "internal"
 	chainFirewallCheck    = "firewall-check"
 	chainClusterIPs       = "cluster-ips-check"
 	chainMasquerading     = "masquerading"
@@ -44,19 +40,19 @@ const (
 // A set is one of the table's named sets and maps.
 type set uint8
 
-// The table's sets. firstAllowed and those behind it are one set for each prefix
-// length that load-balancer source ranges have.
+// The table's sets. firstAllowed and the sets behind it are one set for each prefix length
+// of load-balancer source ranges.
 const (
 	setLayout set = iota
 	setServiceIPs
 	setNodePorts
-	setNearIPs
-	setNearNodePorts
-	setClasses
-	setNearClasses
-	setOwnClasses
+	setInternalIPs
+	setInternalNodePorts
+	setHandlers
+	setInternalHandlers
+	setOwnHandlers
 	setEndpoints
-	setStickySlots
+	setStickyBuckets
 	setStickyEndpoints
 	setStickyClients
 	setClusterIPs
@@ -68,248 +64,99 @@ const (
 	setCount = firstAllowed + 129
 )
 
-// allowed is the set of sources with prefixes of the given length.
+// allowed returns the set of sources with prefixes of the given length.
 func allowed(bits int) set { return firstAllowed + set(bits) }
 
-// name is the set's name in the table.
+// name returns the set's name in the table.
 func (s set) name() string {
-	switch s {
-	case setLayout:
-		return "layout"
-	case setServiceIPs:
-		return "service-ips"
-	case setNodePorts:
-		return "service-nodeports"
-	case setNearIPs:
-		return "near-service-ips"
-	case setNearNodePorts:
-		return "near-service-nodeports"
-	case setClasses:
-		return "classes"
-	case setNearClasses:
-		return "near-classes"
-	case setOwnClasses:
-		return "own-classes"
-	case setEndpoints:
-		return "endpoints"
-	case setStickySlots:
-		return "sticky-slots"
-	case setStickyEndpoints:
-		return "sticky-endpoints"
-	case setStickyClients:
-		return "sticky-clients"
-	case setClusterIPs:
-		return "cluster-ips"
-	case setHairpin:
-		return "hairpin-connections"
-	case setNodePortIPs:
-		return "nodeport-ips"
-	case setServiceCIDRs:
-		return "service-cidrs"
+	if s >= firstAllowed {
+		return fmt.Sprintf("allowed-sources-%d", s-firstAllowed)
 	}
-	return fmt.Sprintf("allowed-sources-%d", s-firstAllowed)
+	return [...]string{
+		setLayout:            "layout",
+		setServiceIPs:        "service-ips",
+		setNodePorts:         "service-nodeports",
+		setInternalIPs:       "internal-service-ips",
+		setInternalNodePorts: "internal-service-nodeports",
+		setHandlers:          "handlers",
+		setInternalHandlers:  "internal-handlers",
+		setOwnHandlers:       "own-handlers",
+		setEndpoints:         "endpoints",
+		setStickyBuckets:     "sticky-buckets",
+		setStickyEndpoints:   "sticky-endpoints",
+		setStickyClients:     "sticky-clients",
+		setClusterIPs:        "cluster-ips",
+		setHairpin:           "hairpin-connections",
+		setNodePortIPs:       "nodeport-ips",
+		setServiceCIDRs:      "service-cidrs",
+	}[s]
 }
 
-// The nft tool's data types (nftables, include/datatype.h): the kernel keeps
-// them for it and attaches no meaning to them.
-const (
-	typeIPv4    = 7
-	typeIPv6    = 8
-	typeProto   = 12
-	typeService = 13
-	typeMark    = 19
-	typeClassID = 23
-
-	typeBits = 6 // of each type in a concatenation
-)
-
-// spec is what a set is created with.
-type spec struct {
-	keyType, keyLen   uint32
-	dataType, dataLen uint32 // dataType 0: a set, not a map
-	flags             uint32
-}
-
-// field is one part of a concatenation.
-type field struct {
-	typ, len uint32
-}
-
-func concat(fields ...field) (typ, length uint32) {
-	for _, f := range fields {
-		typ = typ<<typeBits | f.typ
-		length += (f.len + 3) &^ 3
-	}
-	return typ, length
-}
-
-// spec returns how the set is made in a table of the family.
-func (s set) spec(f tracker.Family) spec {
-	addr := field{typeIPv4, 4}
-	if f == tracker.IPv6 {
-		addr = field{typeIPv6, 16}
-	}
-	var (
-		proto   = field{typeProto, 1}
-		port    = field{typeService, 2}
-		class   = field{typeClassID, 4}
-		slot    = field{typeMark, 4}
-		none    []field
-		key     []field
-		data    []field
-		flags   uint32
-		verdict bool
-	)
-	switch s {
-	case setLayout:
-		key, data = []field{slot}, none
-	case setServiceIPs, setNearIPs:
-		key, data = []field{addr, proto, port}, []field{class}
-	case setNodePorts, setNearNodePorts:
-		key, data = []field{proto, port}, []field{class}
-	case setClasses, setNearClasses, setOwnClasses:
-		key, verdict = []field{class}, true
-	case setEndpoints:
-		key, data = []field{class, slot}, []field{addr, port}
-	case setStickySlots:
-		key, data = []field{class, slot}, []field{class}
-	case setStickyEndpoints:
-		key, data = []field{class}, []field{addr, port}
-	case setStickyClients:
-		key, data = []field{class, addr}, []field{class}
-		flags = unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
-	case setClusterIPs:
-		key = []field{addr}
-	case setHairpin:
-		key = []field{addr, addr}
-	case setNodePortIPs, setServiceCIDRs:
-		key, flags = []field{addr}, unix.NFT_SET_INTERVAL
-	default:
-		key = []field{addr, addr, proto, port}
-	}
-	sp := spec{flags: flags}
-	sp.keyType, sp.keyLen = concat(key...)
-	switch {
-	case verdict:
-		sp.flags |= unix.NFT_SET_MAP
-		sp.dataType, sp.dataLen = unix.NFT_DATA_VERDICT, 0
-	case len(data) != 0:
-		sp.flags |= unix.NFT_SET_MAP
-		sp.dataType, sp.dataLen = concat(data...)
-	}
-	return sp
-}
-
-// byteOrders is a set's user data by which the nft tool (libnftnl,
-// NFTNL_UDATA_SET_KEYBYTEORDER and _DATABYTEORDER) knows that keys or data are
-// numbers in the kernel's own byte order, where their type leaves that open: a
-// class or mark that is not part of a concatenation.
-func (sp spec) byteOrders() []byte {
-	const key, data, hostOrder = 0, 1, 1
-	var out []byte
-	for kind, typ := range [...]uint32{key: sp.keyType, data: sp.dataType} {
-		if typ == typeClassID || typ == typeMark {
-			out = append(out, byte(kind), 4)
-			out = append(out, word(hostOrder)...)
-		}
-	}
-	return out
-}
-
-// What a frontend's map element holds, and the rules keep in the packet's
-// priority between two look-ups, is a ticket: 32 bits that say what is to be
-// done with the connection. The priority is used because it is the one field of
-// a packet that rules can write, read and look up, and that nobody relies on at
-// this point: nft cannot list a rule that passes a looked-up value on in a
-// register. It is put back before the packet leaves (see restore in rules.go).
+// The element of a frontend has a dispatch key, which the rules keep in the packet's priority
+// between two look-ups: 32 bits that determine what happens to the connection. The priority is
+// the one field of a packet that rules can write, read and look up, and that nothing else uses
+// at this point; nft cannot list a rule that passes a looked-up value on in a register. It is
+// reset before the packet leaves (see resetPriority).
 //
-//	bit 31      always set, so that a rule can tell a ticket from a priority
-//	bits 20-30  the class: which chain handles it
-//	bits 0-19   the number of the pool
+//	bit 31      always set, so that a rule can tell a dispatch key from a priority
+//	bits 20-30  the handler's number
+//	bits 0-19   the pool's number
 //
-// A sticky pool's number is 16 bits with the highest set; its chain shifts it up,
-// which again has bit 31 set, and makes room for the number of an endpoint in the
-// lower half.
+// A sticky pool's number is 16 bits with the highest set. Its chain shifts the number up, which
+// again sets bit 31 and leaves room for the number of an endpoint in the lower half.
 const (
-	ticketMark  = 1 << 31
-	classShift  = 20
-	maxClass    = 1<<11 - 1
-	classMask   = ticketMark | maxClass<<classShift
-	maxPool     = 1<<classShift - 1
-	poolMask    = maxPool
-	stickyMark  = 1 << 15
-	maxSticky   = stickyMark - 1
-	stickyShift = 16
-	stickyMask  = 0xffff << stickyShift
-	// maxStickyEndpoints is how many endpoints a Service with client affinity can
-	// have.
+	dispatchMark = 1 << 31
+	handlerShift = 20
+	maxHandler   = 1<<11 - 1
+	handlerMask  = dispatchMark | maxHandler<<handlerShift
+	maxPool      = 1<<handlerShift - 1
+	poolMask     = maxPool
+	stickyMark   = 1 << 15
+	maxSticky    = stickyMark - 1
+	stickyShift  = 16
+	stickyMask   = 0xffff << stickyShift
+	// maxStickyEndpoints is how many endpoints a Service with client affinity can have.
 	maxStickyEndpoints = 1<<stickyShift - 1
 )
 
-func ticket(class, pool uint32) uint32 { return ticketMark | class<<classShift | pool }
+func dispatchKey(handler, pool uint32) uint32 { return dispatchMark | handler<<handlerShift | pool }
 
-// slotsFor returns the number of slots that a pool of n endpoints draws from: n
-// itself up to 16 and then the next of four steps between powers of two, so that
-// the number of chains stays small however many sizes there are. A draw that
-// hits none of the n is repeated.
-func slotsFor(n int) int {
-	if n <= exactSlots {
-		return n
-	}
-	step := exactSlots / 4
+// exactBuckets is the largest number of buckets that grows by one with each endpoint.
+const exactBuckets = 16
+
+// bucketStep returns the difference between the numbers of buckets around n.
+func bucketStep(n int) int {
+	step := exactBuckets / 4
 	for n > 8*step {
 		step *= 2
 	}
+	return step
+}
+
+// bucketsFor returns the number of buckets that a pool of n endpoints draws from: n itself up
+// to 16 and then the next of four steps between powers of two, so that the number of chains
+// stays small however many sizes there are. A draw of an empty bucket is repeated.
+func bucketsFor(n int) int {
+	if n <= exactBuckets {
+		return n
+	}
+	step := bucketStep(n)
 	return (n + step - 1) / step * step
 }
 
-// slotsBelow returns the largest number of slots less than that of a pool whose
-// slotsFor is slots: a pool has at least one endpoint more than that.
-func slotsBelow(slots int) int {
-	if slots <= exactSlots+1 {
-		return slots - 1
+// bucketsBelow returns the next smaller number of buckets: a pool that draws from the given
+// number has at least one endpoint more than that.
+func bucketsBelow(buckets int) int {
+	if buckets <= exactBuckets+1 {
+		return buckets - 1
 	}
-	step := exactSlots / 4
-	for slots > 8*step {
-		step *= 2
-	}
-	return slots - step
+	return buckets - bucketStep(buckets)
 }
 
-const exactSlots = 16
-
-// key buffers. The widest key is that of allowed sources of IPv6.
-type buffer [64]byte
-
-func (b *buffer) addr(at int, a netip.Addr) int {
-	if a.Is4() {
-		v := a.As4()
-		return at + copy(b[at:], v[:])
-	}
-	v := a.As16()
-	return at + copy(b[at:], v[:])
-}
-
-func (b *buffer) word(at int, v uint32) int {
-	binary.NativeEndian.PutUint32(b[at:], v)
-	return at + 4
-}
-
-func (b *buffer) proto(at int, p uint8) int {
-	b[at], b[at+1], b[at+2], b[at+3] = p, 0, 0, 0
-	return at + 4
-}
-
-func (b *buffer) port(at int, p uint16) int {
-	b[at], b[at+1], b[at+2], b[at+3] = byte(p>>8), byte(p), 0, 0
-	return at + 4
-}
-
-// seconds is how an affinity timeout is written in a chain's name and in a rule:
-// the kernel would do with milliseconds, Kubernetes has only seconds.
-//
-// Kubernetes has at most a day (v1.ClientIPConfig.TimeoutSeconds); maxAffinity is
-// one whose name is no shorter.
+// seconds rounds an affinity timeout up to seconds, as chains' names and rules have it. The
+// kernel has milliseconds, but Kubernetes only seconds.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
+// maxAffinity is a timeout with the longest name: Kubernetes has a day at most
+// (v1.ClientIPConfig.TimeoutSeconds).
 const maxAffinity = 86400 * time.Second

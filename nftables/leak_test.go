@@ -63,7 +63,7 @@ func TestLeaks(t *testing.T) {
 	}
 	renew := func(n int) {
 		for range n {
-			b, err := New(Config{NetNS: r.host.FD()})
+			b, err := New(t.Context(), Config{NetNS: r.host.File()})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -79,7 +79,7 @@ func TestNodeIsRefused(t *testing.T) {
 func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	cleaner, err := conntrack.New(conntrack.Config{NetNS: r.host.FD()})
+	cleaner, err := conntrack.New(conntrack.Config{NetNS: r.host.File()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,73 +12,46 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ErrNoTable is returned by [Lookup] where there is no table to look in.
-var ErrNoTable = errors.New("nftables: there is no table")
-
-// Found is what the kernel does with new connections to an address and port, as
-// [Lookup] read it.
-type Found struct {
-	// Table is the table it was read from.
-	Table string
-	// Service is the comment of the entry: the Service port's name.
-	Service string
-	// Chain is the chain that handles the connections; the package documentation
-	// tells what each name stands for. Endpoints is where it sends them, sorted.
-	Chain     string
-	Endpoints []netip.AddrPort
-	// NearChain and NearEndpoints are the same for connections from this node and
-	// its pods, "" and nil if those are handled alike.
-	NearChain     string
-	NearEndpoints []netip.AddrPort
-}
-
-// Lookup reads from the kernel what becomes of new connections to an address, port
-// and protocol, in the tables of a [Backend] with the same configuration, in this
-// process or another. ok reports whether there is an entry for them. A NodePort is
-// found at the unspecified address of its family, as in ruleset's Snapshot.Lookup.
-// It fails if the tables cannot be read.
+// Lookup reads from the kernel's tables what becomes of new connections like the query's
+// packet, in the tables of a [Backend] with the same configuration, in this process or
+// another. Found.Where is the table and the chain that handles the connections; the
+// package documentation explains the chains' names. The error wraps [ruleset.ErrNoRules]
+// if there is no table.
 //
-// It is for people who ask: it reads whole maps, several times, so that what it
-// finds may be neither of before nor of after a change that is made meanwhile.
-func Lookup(ctx context.Context, c Config, to netip.AddrPort, p v1.Protocol) (f Found, ok bool, err error) {
-	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
+// Lookup is a debugging aid. It reads whole maps one after the other, so a concurrent
+// change can yield an inconsistent result.
+func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, error) {
+	to := netip.AddrPortFrom(q.Packet.To.Addr().Unmap(), q.Packet.To.Port())
 	family := tracker.FamilyOf(to.Addr())
 	if family.Bits() == 0 {
-		return Found{}, false, fmt.Errorf("nftables: bad address %v", to)
+		return ruleset.Found{}, fmt.Errorf("nftables: look up: bad address %v", q.Packet.To)
 	}
 	c.Families = []tracker.Family{family}
-	b, err := New(c)
+	b, err := New(ctx, c)
 	if err != nil {
-		return Found{}, false, err
+		return ruleset.Found{}, err
 	}
 	defer b.Close()
-	all, near := setServiceIPs, setNearIPs
-	var key buffer
-	n := 0
-	if to.Addr().IsUnspecified() {
-		all, near = setNodePorts, setNearNodePorts
-	} else {
-		n = key.addr(0, to.Addr())
-	}
-	n = key.port(key.proto(n, protocolNumber(p)), to.Port())
-	for _, table := range []string{b.config.Table, shadowOf(b.config.Table)} {
-		l := lookup{b: b, ctx: ctx, table: table, family: family, key: string(key[:n])}
-		f = Found{Table: table}
-		f.Service, f.Chain, f.Endpoints, ok, err = l.find(all, setClasses)
+	all, inside, key := frontendKey(q.NodePort, to.Addr(), q.Packet.Protocol, to.Port())
+	for _, table := range []string{b.config.Table, stagingOf(b.config.Table)} {
+		l := lookup{b: b, ctx: ctx, table: table, family: family, key: string(key.bytes())}
+		found, err := l.find(all, setHandlers)
 		if errors.Is(err, unix.ENOENT) {
 			continue
 		}
-		if err == nil && ok {
-			_, f.NearChain, f.NearEndpoints, _, err = l.find(near, setNearClasses)
+		if err == nil && found.Entry && q.Internal {
+			if internal, err := l.find(inside, setInternalHandlers); err != nil || internal.Entry {
+				return internal, err
+			}
 		}
-		return f, ok, err
+		return found, err
 	}
-	return Found{}, false, ErrNoTable
+	return ruleset.Found{}, fmt.Errorf("nftables: look up: %w", ruleset.ErrNoRules)
 }
 
 // lookup is one Lookup in one table.
@@ -90,27 +63,29 @@ type lookup struct {
 	key    string
 }
 
-// find resolves the ticket in one map, if there is one.
-func (l *lookup) find(tickets, classes set) (service, chain string, eps []netip.AddrPort, ok bool, err error) {
-	var ticket uint32
-	err = l.each(tickets, func(e element) {
+// find resolves the dispatch key in one map, if there is one.
+func (l *lookup) find(dispatchKeys, handlers set) (found ruleset.Found, err error) {
+	var dispatchKey uint32
+	err = l.each(dispatchKeys, func(e kernelElement) {
 		if string(e.key) == l.key {
-			ticket, service, ok = binary.NativeEndian.Uint32(e.data), e.comment, true
+			dispatchKey, found.Service, found.Entry = binary.NativeEndian.Uint32(e.data), e.comment, true
 		}
 	})
-	if err != nil || !ok {
-		return "", "", nil, false, err
+	if err != nil || !found.Entry {
+		return ruleset.Found{}, err
 	}
-	err = l.each(classes, func(e element) {
-		if binary.NativeEndian.Uint32(e.key) == ticket&classMask {
+	chain := ""
+	err = l.each(handlers, func(e kernelElement) {
+		if binary.NativeEndian.Uint32(e.key) == dispatchKey&handlerMask {
 			chain = e.chain
 		}
 	})
 	if err != nil {
-		return "", "", nil, false, err
+		return ruleset.Found{}, err
 	}
-	eps, err = l.pool(ticket&poolMask, chain)
-	return service, chain, eps, true, err
+	found.Where = fmt.Sprintf("table %s, chain %s", l.table, chain)
+	found.Endpoints, err = l.pool(dispatchKey&poolMask, chain)
+	return found, err
 }
 
 // pool returns the endpoints of a pool, sorted.
@@ -121,7 +96,7 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 	}
 	// The names of chains of Services with affinity end in its seconds.
 	if !strings.HasSuffix(chain, "s") {
-		err := l.each(setEndpoints, func(e element) {
+		err := l.each(setEndpoints, func(e kernelElement) {
 			if a, ok := parseAddrPort(e.data); ok && binary.NativeEndian.Uint32(e.key) == number {
 				out = append(out, a)
 			}
@@ -129,13 +104,13 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 		return sorted(out), err
 	}
 	members := map[uint32]bool{}
-	err := l.each(setStickySlots, func(e element) {
+	err := l.each(setStickyBuckets, func(e kernelElement) {
 		if binary.NativeEndian.Uint32(e.key)>>stickyShift == number {
 			members[binary.NativeEndian.Uint32(e.data)] = true
 		}
 	})
 	if err == nil {
-		err = l.each(setStickyEndpoints, func(e element) {
+		err = l.each(setStickyEndpoints, func(e kernelElement) {
 			if a, ok := parseAddrPort(e.data); ok && members[binary.NativeEndian.Uint32(e.key)] {
 				out = append(out, a)
 			}
@@ -144,14 +119,14 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 	return sorted(out), err
 }
 
-// sorted returns each address once: one may have several slots.
+// sorted returns each address once: one may have several buckets.
 func sorted(list []netip.AddrPort) []netip.AddrPort {
 	slices.SortFunc(list, netip.AddrPort.Compare)
 	return slices.Compact(list)
 }
 
 // each calls fn with the elements of a set.
-func (l *lookup) each(s set, fn func(element)) error {
+func (l *lookup) each(s set, fn func(kernelElement)) error {
 	if err := l.ctx.Err(); err != nil {
 		return err
 	}

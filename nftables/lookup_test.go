@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -18,6 +19,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// lookUp asks Lookup about packets to an address, port and protocol, or to a NodePort if
+// the address is unspecified.
+func lookUp(ctx context.Context, c Config, to netip.AddrPort, p v1.Protocol) (ruleset.Found, error) {
+	return Lookup(ctx, c, ruleset.Query{Packet: ruleset.Packet{To: to, Protocol: p}, NodePort: to.Addr().IsUnspecified()})
+}
+
 // TestLookup compares what is read of each frontend with what the ruleset has.
 func TestLookup(t *testing.T) {
 	t.Parallel()
@@ -31,9 +38,9 @@ func TestLookup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Config{NetNS: h.FD()}
+	c := Config{NetNS: h.File()}
 	at := netip.MustParseAddrPort
-	if _, _, err := Lookup(t.Context(), c, at("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, ErrNoTable) {
+	if _, err := lookUp(t.Context(), c, at("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, ruleset.ErrNoRules) {
 		t.Errorf("without a table: %v", err)
 	}
 	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}})
@@ -82,7 +89,7 @@ func TestLookup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := New(c)
+	b, err := New(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,18 +116,28 @@ func TestLookup(t *testing.T) {
 				}
 			}
 			to := netip.AddrPortFrom(addr, f.Port)
-			got, ok, err := Lookup(t.Context(), c, to, v1.ProtocolUDP)
-			want := Found{Table: DefaultTable, Service: s.Key.ServicePortName.String(), Chain: classOf(s, f).chain(), Endpoints: addrs(s.Pool(f.Target))}
+			found := func(c handler, target ruleset.Target) ruleset.Found {
+				return ruleset.Found{
+					Entry: true, Service: s.Key.ServicePortName.String(), Endpoints: addrs(s.Pool(target)),
+					Where: fmt.Sprintf("table %s, chain %s", DefaultTable, c.chain()),
+				}
+			}
+			external := found(handlerOf(s, f), f.Target)
+			internal := external
 			if f.ShortCircuit() && f.Near == ruleset.ToCluster {
-				want.NearChain = class{slots: slotsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}.chain()
-				want.NearEndpoints = addrs(s.Pool(f.Near))
+				internal = found(handler{buckets: bucketsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}, f.Near)
 			}
-			if err != nil || !ok || fmt.Sprint(got) != fmt.Sprint(want) {
-				t.Errorf("%v: %+v, %v, error %v\nwant %+v", to, got, ok, err, want)
+			q := ruleset.Query{Packet: ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, NodePort: f.Kind == ruleset.NodePort}
+			for fromInside, want := range map[bool]ruleset.Found{false: external, true: internal} {
+				q.Internal = fromInside
+				got, err := Lookup(t.Context(), c, q)
+				if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+					t.Errorf("%v: %+v, error %v\nwant %+v", to, got, err, want)
+				}
+				n += len(got.Endpoints)
 			}
-			n += len(got.Endpoints)
-			if _, ok, err := Lookup(t.Context(), c, to, v1.ProtocolTCP); ok || err != nil {
-				t.Errorf("%v by TCP: %v, error %v", to, ok, err)
+			if found, err := lookUp(t.Context(), c, to, v1.ProtocolTCP); found.Entry || err != nil {
+				t.Errorf("%v by TCP: %+v, error %v", to, found, err)
 			}
 		}
 	}

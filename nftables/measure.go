@@ -7,20 +7,29 @@ import (
 
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
-// measure sets the sizes of the sets for the Services in changes, from how many
-// elements they will take at the most, which it returns. Lingers is how many
-// endpoints of a table before linger.
-func (t *table) measure(changes []ruleset.Change, clients, lingers int) (need map[set]int) {
-	need = map[set]int{setHairpin: lingers}
+// demand is how many elements of a set are needed at most, and how many bytes of a
+// transaction it takes to add them.
+type demand struct{ elements, bytes int }
+
+// measure sets the sizes of the sets for the Services in changes and for grace entries. It
+// returns the demand for each set.
+func (t *table) measure(changes []ruleset.Change, clients, grace int) *[setCount]demand {
+	need := &[setCount]demand{}
+	add := func(s set, n, bytes int) {
+		need[s].elements += n
+		need[s].bytes += n * bytes
+	}
+	add(setHairpin, grace, hairpinSize(t.family))
 	for i := range changes {
 		if s := changes[i].New; s != nil && s.Key.Family == t.family {
-			t.needs(s, func(k set, n int) { need[k] += n })
+			t.demand(s, add)
 		}
 	}
-	for s := setServiceIPs; int(s) < len(t.size); s++ {
-		t.size[s] = sizeFor(need[s])
+	for s := setServiceIPs; s < setCount; s++ {
+		t.size[s] = sizeFor(need[s].elements)
 	}
 	t.size[setStickyClients] = clients
 	// The kinds of set that intervals are kept in have no size.
@@ -28,29 +37,33 @@ func (t *table) measure(changes []ruleset.Change, clients, lingers int) (need ma
 	return need
 }
 
-// needs calls add with how many elements of a set the Service takes, at the most.
-func (t *table) needs(s *ruleset.Service, add func(k set, n int)) {
-	slots := slotsOf(s, ruleset.ToCluster) + slotsOf(s, ruleset.ToLocal)
+// demand calls add with how many elements of a set the Service needs at most, and the
+// bytes of each.
+func (t *table) demand(s *ruleset.Service, add func(s set, n, bytes int)) {
+	comment := nlbatch.CommentSize(len(s.Key.Namespace) + len(s.Key.Name) + len(s.Key.Port) + len("//:/SCTP/IPv6 local"))
+	buckets := bucketsOf(s, ruleset.ToCluster) + bucketsOf(s, ruleset.ToLocal)
 	if s.Port.Affinity != 0 {
-		add(setStickySlots, slots)
-		add(setStickyEndpoints, len(s.Selection.Cluster)+len(s.Selection.Local))
+		add(setStickyBuckets, buckets, nlbatch.ElementSize(2*4, 4))
+		add(setStickyEndpoints, len(s.Selection.Cluster)+len(s.Selection.Local), nlbatch.ElementSize(4, t.family.Bits()/8+4)+comment)
 	} else {
-		add(setEndpoints, slots)
+		add(setEndpoints, buckets, nlbatch.ElementSize(2*4, t.family.Bits()/8+4))
 	}
-	add(setClusterIPs, 1)
+	t.keys = t.keys[:0]
 	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		all, near := setServiceIPs, setNearIPs
-		if f.Kind == ruleset.NodePort {
-			all, near = setNodePorts, setNearNodePorts
+		k := dispatchKeys{any: dispatchMark}
+		if _, ok := internalHandlerOf(s, &s.Frontends[i]); ok {
+			k.internal = dispatchMark
 		}
-		add(all, 1)
-		if f.ShortCircuit() {
-			add(near, 1)
+		t.keys = append(t.keys, k)
+	}
+	t.after = frontendElements(t.after[:0], s, t.keys)
+	for i := range t.after {
+		e := &t.after[i]
+		bytes := e.size()
+		if e.named {
+			bytes += comment
 		}
-		for _, source := range f.Sources {
-			add(allowed(source.Bits()), 1)
-		}
+		add(e.set, 1, bytes)
 	}
 	here := 0
 	for _, ep := range s.Selection.Reachable {
@@ -58,52 +71,53 @@ func (t *table) needs(s *ruleset.Service, add func(k set, n int)) {
 			here++
 		}
 	}
-	add(setHairpin, here)
+	add(setHairpin, here, hairpinSize(t.family))
 }
 
-// bytes returns how many bytes of a transaction it takes, at the most, to write
-// the Service to a table that does not have it.
+// size returns how many bytes the element takes at most without its comment.
+func (e *element) size() int { return nlbatch.ElementSize(int(e.key.n), int(e.data.n)) }
+
+// hairpinSize returns the size of a hairpinElement.
+func hairpinSize(f tracker.Family) int { return nlbatch.ElementSize(2*f.Bits()/8, 0) }
+
+// bytes returns how many bytes of a transaction it takes at most to write the Service to a
+// table that does not have it.
 func (t *table) bytes(s *ruleset.Service) int {
 	if s == nil {
 		return 0
 	}
-	comment := nlbatch.CommentSize(len(s.Key.Namespace) + len(s.Key.Name) + len(s.Key.Port) + len("//:/SCTP/IPv6 local"))
 	total, prefixes := 0, 0
-	t.needs(s, func(k set, n int) {
-		size := t.elementSize[k]
-		if k != setEndpoints && k != setStickySlots { // which have no comments
-			size += comment
-		}
-		total += n * size
+	t.demand(s, func(k set, n, bytes int) {
+		total += n * bytes
 		if k >= firstAllowed && !t.prefixes[int(k-firstAllowed)] {
 			prefixes++
 		}
 	})
-	for _, c := range t.missingClasses(s) {
-		total += t.classBytes(c)
+	for _, h := range t.missingHandlers(s) {
+		total += t.handlerBytes(h)
 	}
 	return total + prefixes*prefixSize
 }
 
-// prefixSize is about the most bytes that it takes to make a set for the sources
-// of one prefix length and its rule.
+// prefixSize is about the most bytes that it takes to make a set for the sources of one
+// prefix length and its rule.
 const prefixSize = 1 << 10
 
-// classBytes returns how many bytes it takes to make the class.
-func (t *table) classBytes(c class) int {
-	// They do not depend on which slots or timeout, but for the length of names.
-	if c.slots > exactSlots {
-		c.slots = slotsFor(maxPool)
+// handlerBytes returns how many bytes it takes to make the handler.
+func (t *table) handlerBytes(h handler) int {
+	// They do not depend on which buckets or timeout, except for the length of names.
+	if h.buckets > exactBuckets {
+		h.buckets = bucketsFor(maxPool)
 	}
-	if c.affinity != 0 {
-		c.affinity = maxAffinity
+	if h.affinity != 0 {
+		h.affinity = maxAffinity
 	}
-	n, ok := t.classSize[c]
+	n, ok := t.handlerSize[h]
 	if !ok {
-		w, only := newWriter(shadowOf(strings.Repeat("x", maxName)), 1), newTable(t.family, t.node)
-		only.nearClass(c, w)
+		w := newWriter(stagingOf(strings.Repeat("x", maxName)))
+		newTable(t.family, t.node, t.mark).internalHandler(h, w)
 		n = w.size()
-		t.classSize[c] = n
+		t.handlerSize[h] = n
 	}
 	return n
 }

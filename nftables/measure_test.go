@@ -30,8 +30,8 @@ func TestBytesOfAService(t *testing.T) {
 		rng := rand.New(rand.NewPCG(7, uint64(f)))
 		node := &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}
 		node.Info.Name = thisNode
-		tab := newTable(f, node)
-		w := newWriter("proxier", 1)
+		tab := newTable(f, node, 1)
+		w := newWriter("proxier")
 		random := func(id int) *ruleset.Service {
 			long := func(n int) string { return strings.Repeat("x", rng.IntN(n)) }
 			s := svc(id, func(s *v1.Service) {
@@ -95,7 +95,7 @@ func TestBytesOfAService(t *testing.T) {
 			if size-before > expected+messageSize*len(w.touched)+messageSize {
 				t.Fatalf("%s, change %d: %d bytes, at most %d expected", f, i, size-before, expected)
 			}
-			batch, err := w.finish([]*table{tab})
+			batch, err := w.finish()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -120,7 +120,7 @@ func TestSmallSocketBuffer(t *testing.T) {
 			r.tracker.SetSlice(epSlice(i, f, upTo(10+i%7)...))
 		}
 	}
-	for range 3 { // at first, by a shadow, and back
+	for range 3 { // at first, by a staging table, and back
 		r.cursor.Resync()
 		r.sync()
 		r.verify()
@@ -189,7 +189,7 @@ func TestClusterIPsComeLast(t *testing.T) {
 		t.Fatalf("Sync says %v", err)
 	}
 	count := func(s set) (n int) {
-		if err := r.backend.elements(r.backend.name, tracker.IPv4, s, func(element) { n++ }); err != nil {
+		if err := r.backend.elements(r.backend.name, tracker.IPv4, s, func(kernelElement) { n++ }); err != nil {
 			t.Fatal(err)
 		}
 		return n

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -140,7 +141,7 @@ func TestNoConnectionIsLost(t *testing.T) {
 			w.Sync()
 		}
 	})
-	during("50 full resyncs by a shadow table", func() {
+	during("50 full resyncs by a staging table", func() {
 		limit := b.conn.Limit()
 		b.conn.SetLimit(20 << 10) // the skeletons fit, and hardly more
 		defer func() { b.conn.SetLimit(limit) }()
@@ -149,6 +150,15 @@ func TestNoConnectionIsLost(t *testing.T) {
 			w.Sync()
 		}
 	})
+	if err := w.Do(func() error { return exec.Command("nft", "--version").Run() }); err == nil {
+		during("20 tables of an older layout replaced", func() {
+			for range 20 {
+				makeOlder(t, w.Do, b.name)
+				w.Cursor.Resync()
+				w.Sync()
+			}
+		})
+	}
 	// Somebody else writes the tables.
 	takenOver(t, w)
 	// Connections fail while there is no table, and none once it is back.
@@ -183,7 +193,7 @@ func runAgent(spec string) error {
 	if err := json.Unmarshal([]byte(spec), &s); err != nil {
 		return err
 	}
-	b, err := New(Config{})
+	b, err := New(context.Background(), Config{})
 	if err != nil {
 		return err
 	}

@@ -43,32 +43,32 @@ func TestPoolAgainstModel(t *testing.T) {
 				i := rng.IntN(len(next))
 				next[i] = &tracker.Endpoint{Addr: next[i].Addr, Serving: true}
 			}
-			p.set(list, next, spread{}, nil, &c)
+			p.set(list, next, distribution{}, nil, &c)
 
 			come, gone := difference(list, next)
-			if limit := 2 * (come + gone); len(c.slots) > limit {
-				t.Fatalf("round %d: %d slots changed for %d endpoints come and %d gone", round, len(c.slots), come, gone)
+			if limit := 2 * (come + gone); len(c.buckets) > limit {
+				t.Fatalf("round %d: %d buckets changed for %d endpoints come and %d gone", round, len(c.buckets), come, gone)
 			}
-			for _, slot := range c.slots {
-				if _, was := kernel[slot]; was != (slot < c.before) {
-					t.Fatalf("round %d: slot %d in use before: %t", round, slot, was)
+			for _, bucket := range c.buckets {
+				if _, was := kernel[bucket]; was != (bucket < c.before) {
+					t.Fatalf("round %d: bucket %d in use before: %t", round, bucket, was)
 				}
-				delete(kernel, slot)
-				if slot < len(p.slots) {
-					kernel[slot] = p.slots[slot].Addr
+				delete(kernel, bucket)
+				if bucket < len(p.buckets) {
+					kernel[bucket] = p.buckets[bucket].Addr
 				}
 			}
 			if len(kernel) != len(next) {
-				t.Fatalf("round %d: %d slots for %d endpoints", round, len(kernel), len(next))
+				t.Fatalf("round %d: %d buckets for %d endpoints", round, len(kernel), len(next))
 			}
 			for i := range next {
 				if a, ok := kernel[i]; !ok || !slices.ContainsFunc(next, func(ep *tracker.Endpoint) bool { return ep.Addr == a }) {
-					t.Fatalf("round %d: slot %d has %v", round, i, a)
+					t.Fatalf("round %d: bucket %d has %v", round, i, a)
 				}
 			}
-			for i, ep := range p.slots {
+			for i, ep := range p.buckets {
 				if !slices.Contains(next, ep) {
-					t.Fatalf("round %d: slot %d keeps an old value", round, i)
+					t.Fatalf("round %d: bucket %d keeps an old value", round, i)
 				}
 			}
 			for _, n := range c.gone {
@@ -88,10 +88,10 @@ func TestPoolAgainstModel(t *testing.T) {
 					t.Fatalf("round %d: %d numbers for %d endpoints", round, len(members), len(next))
 				}
 				now := map[netip.AddrPort]uint16{}
-				for i, ep := range p.slots {
+				for i, ep := range p.buckets {
 					now[ep.Addr] = p.members[i]
 					if members[p.members[i]] != ep.Addr {
-						t.Fatalf("round %d: number of slot %d is another endpoint's", round, i)
+						t.Fatalf("round %d: number of bucket %d is another endpoint's", round, i)
 					}
 				}
 				for a, n := range numberOf {
@@ -130,10 +130,10 @@ func TestPoolNumbersWrap(t *testing.T) {
 	stays := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:80")}
 	var c poolChange
 	list := []*tracker.Endpoint{stays}
-	p.set(nil, list, spread{}, nil, &c)
+	p.set(nil, list, distribution{}, nil, &c)
 	for i := range 1 << 17 {
 		next := []*tracker.Endpoint{stays, {Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 80)}}
-		p.set(list, next, spread{}, nil, &c)
+		p.set(list, next, distribution{}, nil, &c)
 		list = next
 		if p.members[0] != 1 || p.members[1] == 1 || p.members[1] == 0 {
 			t.Fatalf("change %d: numbers %v", i, p.members)
@@ -171,7 +171,7 @@ func TestAdoptedNumbersStay(t *testing.T) {
 			delete(gone, old[addr(first+i)])
 		}
 		var c poolChange
-		p.set(nil, list, spread{}, nil, &c)
+		p.set(nil, list, distribution{}, nil, &c)
 		seen := map[uint16]bool{}
 		for _, m := range c.come {
 			if n, ok := old[m.addr]; ok && n != m.number {
@@ -190,7 +190,7 @@ func TestAdoptedNumbersStay(t *testing.T) {
 		}
 		// What comes later must not clash either.
 		next := append(slices.Clone(list[1:]), &tracker.Endpoint{Addr: addr(1 << 20)})
-		p.set(list, next, spread{}, nil, &c)
+		p.set(list, next, distribution{}, nil, &c)
 		count := map[uint16]int{}
 		for _, n := range p.members {
 			if count[n]++; count[n] > 1 {
@@ -202,7 +202,7 @@ func TestAdoptedNumbersStay(t *testing.T) {
 
 // TestAdoptedPoolNumbersStay takes numbers beside those of an earlier process.
 func TestAdoptedPoolNumbersStay(t *testing.T) {
-	tab := newTable(tracker.IPv4, &ruleset.Node{})
+	tab := newTable(tracker.IPv4, &ruleset.Node{}, 1)
 	had := map[stickyOwner]*adoptedPool{"a": {number: stickyMark | 1}, "b": {number: stickyMark | maxSticky}, "c": {number: stickyMark | 700}}
 	tab.adopt(had)
 	seen := map[uint32]bool{1: true, maxSticky: true, 700: true}
@@ -246,19 +246,19 @@ func TestNumbersAreReusedLate(t *testing.T) {
 	}
 }
 
-func TestSlots(t *testing.T) {
+func TestBucketCounts(t *testing.T) {
 	for n := 1; n <= 100000; n++ {
-		slots := slotsFor(n)
-		below := slotsBelow(slots)
+		buckets := bucketsFor(n)
+		below := bucketsBelow(buckets)
 		switch {
-		case slots < n:
-			t.Fatalf("%d endpoints get %d slots", n, slots)
-		case n > exactSlots && slots*4 > n*5:
-			t.Fatalf("%d endpoints get %d slots: more than a fifth empty", n, slots)
+		case buckets < n:
+			t.Fatalf("%d endpoints get %d buckets", n, buckets)
+		case n > exactBuckets && buckets*4 > n*5:
+			t.Fatalf("%d endpoints get %d buckets: more than a fifth empty", n, buckets)
 		case below >= n:
-			t.Fatalf("%d endpoints: %d slots are said to be full", n, below)
-		case below > 0 && slotsFor(below) != below:
-			t.Fatalf("%d is not a number of slots", below)
+			t.Fatalf("%d endpoints: %d buckets are said to be full", n, below)
+		case below > 0 && bucketsFor(below) != below:
+			t.Fatalf("%d is not a number of buckets", below)
 		}
 	}
 }

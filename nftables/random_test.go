@@ -26,11 +26,7 @@ func TestRandomWorlds(t *testing.T) {
 	if testing.Short() {
 		worlds = 5
 	}
-	conformance.RunRandom(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b := newForWorld(tb, env).(*Backend)
-		b.linger = 0
-		return b
-	}}, conformance.Random{
+	conformance.RunRandom(t, conformance.Options{New: newForWorld}, conformance.Random{
 		First: *seed, Worlds: worlds, For: *soak,
 		Dump: func(tb testing.TB, env conformance.Env, b ruleset.Backend) string {
 			var out strings.Builder

@@ -23,8 +23,8 @@ func rangeOf(p netip.Prefix) addrRange {
 	return addrRange{p.Addr(), addr}
 }
 
-// merged returns the ranges of the prefixes of the family, sorted, and with
-// those that overlap or touch joined: an interval set takes no others.
+// merged returns the ranges of the prefixes of the family, sorted. Those that overlap or touch
+// are joined, as an interval set needs them.
 func merged(prefixes []netip.Prefix, f tracker.Family) []addrRange {
 	var ranges []addrRange
 	for _, p := range prefixes {
@@ -46,8 +46,7 @@ func merged(prefixes []netip.Prefix, f tracker.Family) []addrRange {
 	return out
 }
 
-// nodePortRanges returns the addresses at which NodePorts answer, provided they
-// are the node's own.
+// nodePortRanges returns the addresses at which NodePorts answer if they are the node's own.
 func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []addrRange {
 	loopback, all := netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("0.0.0.0/0")
 	if f == tracker.IPv6 {
@@ -74,27 +73,26 @@ func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []addrRange {
 	return out
 }
 
-// setRanges makes an interval set hold the ranges. Those that it has already are
-// left alone: kernels make what is added to such a set visible a moment after the
-// rest of the transaction.
-func (w *writer) setRanges(t *table, s set, ranges []addrRange) {
+// setRanges makes an interval set hold the ranges. Those that it has already stay: kernels
+// make what is added to such a set visible a moment after the rest of the transaction.
+func (t *table) setRanges(s set, ranges []addrRange, w *writer) {
 	have := t.ranges[s]
 	for _, r := range have {
 		if !slices.Contains(ranges, r) {
-			w.removes(t, s).AddInterval(r.first.AsSlice(), r.end())
+			w.removes(t.family, s).AddInterval(r.first.AsSlice(), r.end())
 			w.structural = true
 		}
 	}
 	for _, r := range ranges {
 		if !slices.Contains(have, r) {
-			w.adds(t, s).AddInterval(r.first.AsSlice(), r.end())
+			w.adds(t.family, s).AddInterval(r.first.AsSlice(), r.end())
 			w.structural = true
 		}
 	}
 	t.ranges[s] = ranges
 }
 
-// end is the first address behind the range, nil behind the last of all.
+// end returns the first address behind the range, nil if there is none.
 func (r addrRange) end() []byte {
 	if next := r.last.Next(); next.IsValid() {
 		return next.AsSlice()
@@ -102,18 +100,22 @@ func (r addrRange) end() []byte {
 	return nil
 }
 
-// rangesOf returns the ranges that the elements of an interval set stand for.
-func rangesOf(elements []element) []addrRange {
-	type bound struct {
-		addr netip.Addr
-		end  bool
+// bound is an element of an interval set: the first address of a range or, if end is set,
+// the first one behind it.
+type bound struct {
+	addr netip.Addr
+	end  bool
+}
+
+func appendBound(bounds []bound, e kernelElement) []bound {
+	if a, ok := netip.AddrFromSlice(e.key); ok {
+		bounds = append(bounds, bound{a, e.intervalEnd})
 	}
-	var bounds []bound
-	for _, e := range elements {
-		if a, ok := netip.AddrFromSlice(e.key); ok {
-			bounds = append(bounds, bound{a, e.intervalEnd})
-		}
-	}
+	return bounds
+}
+
+// rangesOf returns the ranges that the bounds stand for, and sorts the bounds.
+func rangesOf(bounds []bound) []addrRange {
 	slices.SortFunc(bounds, func(a, b bound) int {
 		if a.addr == b.addr && a.end != b.end { // one range ends where another begins
 			if a.end {
@@ -142,15 +144,15 @@ func rangesOf(elements []element) []addrRange {
 	return out
 }
 
-// setNode brings what depends on the node as a whole up to date.
+// setNode sets the node and writes what depends on it as a whole.
 func (t *table) setNode(n *ruleset.Node, w *writer) {
 	t.node = n
-	w.setRanges(t, setNodePortIPs, nodePortRanges(n.NodePorts(t.family), t.family))
-	w.setRanges(t, setServiceCIDRs, merged(n.ServiceCIDRs, t.family))
+	t.setRanges(setNodePortIPs, nodePortRanges(n.NodePorts(t.family), t.family), w)
+	t.setRanges(setServiceCIDRs, merged(n.ServiceCIDRs, t.family), w)
 }
 
-// needsRewrite reports whether what differs between the nodes is part of the
-// rules of many chains or of what was decided for every endpoint.
+// needsRewrite reports whether the nodes differ in what rules of many chains contain or what
+// was decided for every endpoint.
 func needsRewrite(old, now *ruleset.Node) bool {
 	return old.Info.Name != now.Info.Name || old.HashSeed != now.HashSeed ||
 		old.LocalTraffic.Bridge != now.LocalTraffic.Bridge ||

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -22,7 +23,7 @@ import (
 func TestMoreRefusalsThanFit(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
-	conn, err := nlbatch.Dial(h.FD())
+	conn, err := nlbatch.Dial(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +37,7 @@ func TestMoreRefusalsThanFit(t *testing.T) {
 			batch.String(unix.NFTA_TABLE_NAME, fmt.Sprint("none-", i))
 			batch.End()
 		}
-		var refused *nlbatch.Error
+		var refused *nfnl.Error
 		if err := conn.Commit(&batch); !errors.As(err, &refused) || refused.Errno != unix.ENOENT || refused.What != "table 0" {
 			t.Fatalf("Commit says %v", err)
 		}
@@ -67,7 +68,7 @@ func TestKilledWhileOneTableTakesTheOthersPlace(t *testing.T) {
 	ctx := context.Background()
 	for round := range 4 {
 		old := r.backend.name
-		name := shadowOf(DefaultTable)
+		name := stagingOf(DefaultTable)
 		if old == name {
 			name = DefaultTable
 		}
@@ -77,7 +78,7 @@ func TestKilledWhileOneTableTakesTheOthersPlace(t *testing.T) {
 		}
 		r.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(4+round)...))
 		capture := r.engine.Attach("capture", ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
-			_, err := r.backend.supplant(ctx, d, kernel, name)
+			_, err := r.backend.swapIn(ctx, d, kernel, name)
 			return err
 		}))
 		if err := capture.Sync(ctx); err != nil {

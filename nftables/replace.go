@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,15 +18,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// shadowOf is the name of the table that replaces one of the given name where
-// that cannot be done in one transaction.
-func shadowOf(name string) string { return name + "-shadow" }
-
-// replace makes the tables hold what d says and nothing else.
+// replace makes the tables hold what the full delta d has and nothing else.
 func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	// Transactions may be large; their memory is not kept.
-	defer func() { b.writer, b.spare = newWriter(b.name, b.config.mark()), nil }()
-	b.lose(time.Now())
+	defer func() { b.writer, b.spare = newWriter(b.name), nil }()
+	b.discardModel(time.Now())
 	var failed map[tracker.Key]error
 	err := persist(func() (err error) {
 		b.watched = watched{commits: b.conn.Commits()}
@@ -49,99 +44,81 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	return partial(failed)
 }
 
+// replaceOnce finds the tables in use and deletes those of the other name. It rewrites the
+// tables in use in place or, if that takes too large a transaction or they are not sound,
+// swaps in tables of the other name.
 func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
-	spare := shadowOf(b.config.Table)
-	kernel, err := b.inspectAll(b.config.Table)
+	old, err := b.inspectAll(b.config.Table)
 	if err != nil {
 		return nil, err
 	}
-	other, err := b.inspectAll(spare)
+	other, err := b.inspectAll(stagingOf(b.config.Table))
 	if err != nil {
 		return nil, err
 	}
-	b.name = b.config.Table
-	if other.hooked() && (!kernel.hooked() || other.handle() > kernel.handle()) {
-		b.name, spare, kernel, other = spare, b.name, other, kernel
+	if other.hooked && (!old.hooked || other.handle > old.handle) {
+		old, other = other, old
 	}
-	// What is left there is of a process that was killed, at the worst when one table
-	// had just taken the other's place.
-	if err := b.deleteTables(spare, other); err != nil {
+	b.name = old.name
+	// The other tables are those of a process that was killed, at worst right after it had
+	// swapped in the tables in use.
+	if err := b.deleteTables(other); err != nil {
 		return nil, err
 	}
-	failed, err := b.rewrite(ctx, d, kernel)
-	if errors.Is(err, nlbatch.ErrTooLarge) && kernel.exist() {
-		old := b.name
-		if failed, err = b.supplant(ctx, d, kernel, spare); err == nil {
-			err = b.deleteTables(old, kernel)
+	if old.sound {
+		failed, err := b.rewrite(ctx, d, old)
+		if errors.Is(err, nlbatch.ErrTooLarge) && old.exist {
+			failed, err = b.swap(ctx, d, old, other.name)
 		}
+		return failed, err
+	}
+	// A packet that meets the transaction that deletes a table and creates it again can miss
+	// both. So other tables serve while these are made again.
+	failed, err := b.swap(ctx, d, old, other.name)
+	if err != nil || b.name == b.config.Table {
+		return failed, err
+	}
+	if other, err = b.inspectAll(other.name); err != nil {
+		return nil, err
+	}
+	return b.swap(ctx, d, other, b.config.Table)
+}
+
+// swap swaps in tables of another name and deletes the old ones.
+func (b *Backend) swap(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
+	failed, err := b.swapIn(ctx, d, old, name)
+	if err == nil {
+		err = b.deleteTables(old)
 	}
 	return failed, err
 }
 
-// kernelTables is the tables of one name, by family.
-type kernelTables map[tracker.Family]*kernelTable
-
-func (k kernelTables) exist() bool {
-	for _, t := range k {
+// deleteTables deletes the tables that exist.
+func (b *Backend) deleteTables(k *kernelTables) error {
+	w := newWriter(k.name)
+	for f, t := range k.families {
 		if t.exists {
-			return true
+			w.deleteTable(f)
 		}
 	}
-	return false
+	batch, _ := w.finish()
+	return b.conn.Commit(batch)
 }
 
-func (k kernelTables) hooked() bool {
-	for _, t := range k {
-		if t.hooked {
-			return true
-		}
-	}
-	return false
-}
-
-// handle is the largest of the tables'.
-func (k kernelTables) handle() (h uint64) {
-	for _, t := range k {
-		h = max(h, t.handle)
-	}
-	return h
-}
-
-func (b *Backend) inspectAll(name string) (kernelTables, error) {
-	out := kernelTables{}
-	for _, f := range b.config.Families {
-		var err error
-		if out[f], err = b.inspect(name, f); err != nil {
-			return nil, fmt.Errorf("read table: %w", err)
-		}
-	}
-	return out, nil
-}
-
-func (b *Backend) deleteTables(name string, k kernelTables) error {
-	var batch nlbatch.Batch
-	batch.Reset()
-	for f, t := range k {
-		if t.exists {
-			deleteTable(&batch, f, name)
-		}
-	}
-	return b.conn.Commit(&batch)
-}
-
-// begin makes the tables that d is written to, empty, taking over what the kernel
-// remembers clients by. Divide says whether that will be several transactions.
-func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, divide bool, edit func(*table)) {
-	b.writer, b.spare = newWriter(name, b.config.mark()), nil
+// begin writes empty tables for d, and adopts what the kernel remembers clients by from the
+// tables old. whole is b.whole from here on. edit is called before the tables get their sets
+// and chains.
+func (b *Backend) begin(name string, d *ruleset.Delta, old *kernelTables, whole bool, edit func(*table, *kernelTable)) {
+	b.writer, b.spare, b.whole = newWriter(name), nil, whole
 	b.tables = nil
 	for _, f := range b.config.Families {
-		t := newTable(f, d.Node)
-		need := t.measure(d.Changes, b.config.StickyClients, len(k[f].hairpin))
-		t.adopt(k[f].sticky)
-		edit(t)
-		if !divide {
-			for s, n := range need {
-				b.writer.expect(t, s, n)
+		t, k := newTable(f, d.Node, b.mark()), old.families[f]
+		need := t.measure(d.Changes, b.config.StickyClients, len(k.hairpin))
+		t.adopt(k.sticky)
+		edit(t, k)
+		if whole {
+			for s := range setCount {
+				b.writer.expect(f, s, need[s].bytes)
 			}
 		}
 		t.skeleton(b.writer)
@@ -149,103 +126,85 @@ func (b *Backend) begin(name string, d *ruleset.Delta, k kernelTables, divide bo
 	}
 }
 
-// fill writes the Services to tables that were begun in place of others, dividing
-// it into transactions or not. It commits all of it.
-func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, k kernelTables, divide bool) (map[tracker.Key]error, error) {
-	failed, err := b.fillServices(ctx, d, k, divide)
+// fill writes the Services to tables that were begun, and commits all of it.
+func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
+	failed, err := b.fillServices(ctx, d, old)
 	if err != nil {
-		return nil, errors.Join(err, b.settle())
+		return nil, errors.Join(err, b.waitCommit())
 	}
 	return failed, b.commit()
 }
 
-// makeClasses makes the classes that the Services need. It is done before the maps
-// have elements, because the kernel walks through all of a map when it is given a
-// chain that looks something up in it.
-func (b *Backend) makeClasses(ctx context.Context, changes []ruleset.Change) error {
+func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
+	if err := b.makeHandlers(ctx, d.Changes); err != nil {
+		return nil, err
+	}
+	for _, t := range b.tables {
+		for _, g := range b.graceEntries(t.family, old.families[t.family].hairpin) {
+			if err := b.makeRoom(ctx, hairpinSize(t.family)+messageSize); err != nil {
+				return nil, err
+			}
+			t.addGrace(g, b.writer)
+		}
+		// Packets to cluster IPs that were not translated are refused or dropped only when
+		// every Service is there.
+		t.deferClusterIPs = true
+	}
+	failed, err := b.writeServices(ctx, d.Changes)
+	if err == nil {
+		err = b.keepOld(ctx, d.Changes, failed)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range b.tables {
+		for a := range t.clusterIPs {
+			e := clusterIPElement(a)
+			if err := b.makeRoom(ctx, e.size()+messageSize); err != nil {
+				return nil, err
+			}
+			t.write(&e, "", b.writer)
+		}
+		t.deferClusterIPs = false
+		t.setRanges(setServiceCIDRs, merged(d.Node.ServiceCIDRs, t.family), b.writer)
+	}
+	return failed, nil
+}
+
+// makeHandlers makes the handlers that the Services need. It is done before the maps have
+// elements, because the kernel walks through all of a map when it gets a chain that looks
+// something up in it.
+func (b *Backend) makeHandlers(ctx context.Context, changes []ruleset.Change) error {
 	for i := range changes {
-		s := changes[i].New
-		t := b.table(changes[i].Key.Family)
+		s, t := changes[i].New, b.table(changes[i].Key.Family)
 		if s == nil || t == nil {
 			continue
 		}
-		missing := t.missingClasses(s)
-		if !t.classes.room(missing) {
+		missing := t.missingHandlers(s)
+		if !t.handlers.room(missing) {
 			continue
 		}
-		for _, c := range missing {
-			if err := b.makeRoom(ctx, t.classBytes(c)); err != nil {
+		for _, h := range missing {
+			if err := b.makeRoom(ctx, t.handlerBytes(h)); err != nil {
 				return err
 			}
-			t.class(c, b.writer)
+			t.handler(h, b.writer)
 		}
 	}
 	return nil
 }
 
-func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, k kernelTables, divide bool) (map[tracker.Key]error, error) {
-	room := func(t *table, s set) error {
-		if !divide {
-			return nil
-		}
-		return b.makeRoom(ctx, t.elementSize[s]+messageSize)
-	}
-	if divide {
-		if err := b.makeClasses(ctx, d.Changes); err != nil {
-			return nil, err
-		}
-	}
-	for _, t := range b.tables {
-		if b.linger == 0 {
-			break
-		}
-		for _, l := range b.lingering(t.family, k[t.family].hairpin) {
-			if err := room(t, setHairpin); err != nil {
-				return nil, err
-			}
-			t.keepHairpin(l, b.writer)
-		}
-	}
-	// What refuses or drops packets to cluster IPs that were not translated comes
-	// when every Service is there.
-	later := make([][]netip.Addr, len(b.tables))
-	for i, t := range b.tables {
-		if divide {
-			later[i] = make([]netip.Addr, 0, len(d.Changes)/len(b.tables))
-			t.later = &later[i]
-		}
-	}
-	failed, err := b.write(ctx, d.Changes, divide)
-	if err == nil {
-		err = b.keepOld(ctx, d.Changes, failed, divide)
-	}
-	if err != nil {
-		return nil, err
-	}
-	for i, t := range b.tables {
-		t.later = nil
-		for _, a := range later[i] {
-			if err := room(t, setClusterIPs); err != nil {
-				return nil, err
-			}
-			b.writer.addCounted(t, setClusterIPs, a)
-		}
-		b.writer.setRanges(t, setServiceCIDRs, merged(d.Node.ServiceCIDRs, t.family))
-	}
-	return failed, nil
-}
-
-// keepOld writes Services that failed as they were last acknowledged, as far as
-// that takes nothing that is another's now.
-func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed map[tracker.Key]error, divide bool) error {
+// keepOld writes Services that failed as they were last acknowledged, without the frontends
+// that another Service owns now.
+func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed map[tracker.Key]error) error {
 	if len(failed) == 0 {
 		return nil
 	}
-	taken := map[claim]bool{}
+	owned := map[frontend]bool{}
 	for i := range changes {
 		if s := changes[i].New; s != nil && failed[s.Key] == nil {
 			for j := range s.Frontends {
-				taken[claimOf(s, &s.Frontends[j])] = true
+				owned[frontendOf(s, &s.Frontends[j])] = true
 			}
 		}
 	}
@@ -254,165 +213,143 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 		if failed[c.Key] == nil || c.Old == nil || c.Old == c.New {
 			continue
 		}
-		old := *c.Old
-		old.Frontends = nil
+		last := *c.Old
+		last.Frontends = nil
 		for j := range c.Old.Frontends {
-			if p := claimOf(c.Old, &c.Old.Frontends[j]); !taken[p] {
-				taken[p] = true
-				old.Frontends = append(old.Frontends, c.Old.Frontends[j])
+			if f := frontendOf(c.Old, &c.Old.Frontends[j]); !owned[f] {
+				owned[f] = true
+				last.Frontends = append(last.Frontends, c.Old.Frontends[j])
 			}
 		}
-		t := b.table(c.Key.Family)
-		cannot, err := b.writeService(ctx, t, &ruleset.Change{Key: c.Key, New: &old}, divide)
+		refused, err := b.writeService(ctx, b.table(c.Key.Family), &ruleset.Change{Key: c.Key, New: &last})
 		if err != nil {
 			return err
 		}
-		if cannot != nil {
-			b.config.Log.Error("nftables: service is not served at all", slog.String("service", c.Key.String()), slog.Any("error", cannot))
+		if refused != nil {
+			b.config.Log.Error("nftables: service is not served", slog.String("service", c.Key.String()), slog.Any("error", refused))
 		}
 	}
 	return nil
 }
 
-// claim is what only one Service can have: an address or, without one, a NodePort.
-type claim struct {
+// frontend is what only one Service can own: an address, or a NodePort without one.
+type frontend struct {
 	family   tracker.Family
 	addr     netip.Addr
 	port     uint16
 	protocol v1.Protocol
 }
 
-func claimOf(s *ruleset.Service, f *ruleset.Frontend) claim {
-	p := claim{family: s.Key.Family, port: f.Port, protocol: s.Key.Protocol}
+func frontendOf(s *ruleset.Service, f *ruleset.Frontend) frontend {
+	out := frontend{family: s.Key.Family, port: f.Port, protocol: s.Key.Protocol}
 	if f.Kind != ruleset.NodePort {
-		p.addr = f.Addr
+		out.addr = f.Addr
 	}
-	return p
-}
-
-// lingering returns which endpoints of the table before are to linger in the next
-// one, those that did already first: all of them until they have for long enough,
-// since for all that is known a connection is on its way.
-func (b *Backend) lingering(f tracker.Family, hairpin []netip.Addr) []lingerer {
-	now := b.writer.now
-	var out []lingerer
-	for _, a := range hairpin {
-		since, idle := b.idle[index(f)][a]
-		if !idle {
-			since = now
-		}
-		if !idle || now.Sub(since) < b.linger {
-			out = append(out, lingerer{a, since})
-		}
-	}
-	slices.SortStableFunc(out, func(a, b lingerer) int { return a.since.Compare(b.since) })
 	return out
 }
 
-// rewrite replaces what is in the tables in one transaction, or writes them in
-// several if there are none.
-func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, k kernelTables) (map[tracker.Key]error, error) {
-	divide := !k.exist()
-	b.begin(b.name, d, k, divide, func(t *table) {
+// rewrite replaces the contents of the tables in one transaction, or writes tables in
+// several transactions if there are none.
+func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
+	b.begin(b.name, d, old, old.exist, func(t *table, k *kernelTable) {
 		for s := range firstAllowed {
-			if t.kept[s] = k[t.family].keeps(s, t.family); t.kept[s] {
-				t.ranges[s] = k[t.family].ranges[s]
+			if t.kept[s] = k.keeps(s, t.family); t.kept[s] {
+				t.ranges[s] = k.ranges[s]
 			}
 		}
-		b.clear(t, k[t.family])
+		b.clear(t, k)
 	})
 	for _, t := range b.tables {
 		if !t.kept[setStickyClients] {
-			clients, err := b.readClients(t, k[t.family])
+			clients, err := b.readClients(t, old)
 			if err != nil {
 				return nil, err
 			}
-			b.writer.addClients(t, clients)
+			b.writer.addElements(t.family, setStickyClients, 0, clients)
 		}
 	}
-	failed, err := b.fill(ctx, d, k, divide)
+	failed, err := b.fill(ctx, d, old)
 	if err == nil {
 		for _, t := range b.tables {
-			b.deleteUnused(t, k[t.family])
+			b.deleteUnused(t, old.families[t.family])
 		}
 	}
 	return failed, err
 }
 
-// clear empties a table that exists, as far as it is not taken over, or makes it.
+// clear empties a table that exists, except for what is kept, or creates it.
 func (b *Backend) clear(t *table, k *kernelTable) {
-	switch {
-	case !k.exists:
-		b.writer.newTable(t)
-	case !k.sound:
-		b.writer.deleteTable(t.family)
-		b.writer.newTable(t)
-	default:
-		// Chains stay: kernels before 6.2 cannot delete one in the transaction that
-		// deletes what refers to it.
-		b.writer.deleteRules(t.family)
-		kept := map[string]bool{}
-		for s := range firstAllowed {
-			kept[s.name()] = t.kept[s]
-		}
-		for name, s := range k.sets {
-			// Anonymous sets go with the rules of somebody else that they belong to.
-			if !kept[name] && s.flags&unix.NFT_SET_ANONYMOUS == 0 {
-				b.writer.deleteSet(t.family, name)
-			}
+	if !k.exists {
+		b.writer.newTable(t.family, 0)
+		return
+	}
+	// Chains stay: kernels before 6.2 cannot delete one in the transaction that deletes what
+	// refers to it.
+	b.writer.deleteRules(t.family)
+	kept := map[string]bool{}
+	for s := range firstAllowed {
+		kept[s.name()] = t.kept[s]
+	}
+	for name, s := range k.sets {
+		// Anonymous sets go with the foreign rules that they belong to.
+		if !kept[name] && s.flags&unix.NFT_SET_ANONYMOUS == 0 {
+			b.writer.deleteSet(t.family, name)
 		}
 	}
 }
 
-// deleteUnused deletes chains that an earlier table needed and this one does not.
-// It matters little whether it succeeds: nothing goes to them.
+// deleteUnused deletes the chains of an earlier table that this one does not use. If that
+// fails they stay, which does no harm because nothing goes to them.
 func (b *Backend) deleteUnused(t *table, k *kernelTable) {
-	if !k.sound {
-		return
-	}
-	used := map[string]bool{}
-	for _, c := range b.writer.rules(t).fixedChains() {
-		used[c.name] = true
-	}
-	w := newWriter(b.name, b.config.mark())
+	used := t.expectedRules()
+	w := newWriter(b.name)
 	unused := map[string]bool{}
 	for name := range k.chains {
-		if _, ok := t.chains[name]; !ok && !used[name] {
+		if _, ok := used[name]; !ok {
 			unused[name] = true
 			w.deleteChain(t.family, name)
 		}
 	}
-	batch, _ := w.finish(nil)
+	batch, _ := w.finish()
 	if err := b.conn.Commit(batch); err != nil {
 		t.unused = unused
 		b.config.Log.Info("nftables: unused chains stay until the next full sync", slog.Any("error", err))
 	}
 }
 
-// supplant writes tables of another name, which no packet meets, in several
-// transactions, and then has packets meet them as well as those in use, which are
-// to be deleted. Clients that are remembered while it copies what is remembered
-// are forgotten.
-func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables, name string) (map[tracker.Key]error, error) {
-	b.begin(name, d, k, true, func(t *table) {
+// swapIn writes tables of another name, which no packet meets, in several transactions, and
+// then has packets meet them as well as the old tables, which the caller deletes. The
+// kernel's memory of clients that connect for the first time while swapIn copies it is lost.
+func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
+	b.begin(name, d, old, false, func(t *table, _ *kernelTable) {
 		t.unhooked = true
-		b.writer.newTable(t)
+		b.writer.newTable(t.family, 0)
 	})
 	if err := b.commit(); err != nil {
 		return nil, err
 	}
 	b.writer.begin()
-	failed, err := b.fill(ctx, d, k, true)
+	failed, err := b.fill(ctx, d, old)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range b.tables {
-		if err := b.copyClients(t, k[t.family], name); err != nil {
+		clients, err := b.readClients(t, old)
+		if err != nil {
+			return nil, err
+		}
+		err = clients.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
+			w := newWriter(name)
+			w.addElements(t.family, setStickyClients, 0, part)
+			batch, _ := w.finish()
+			return b.conn.Commit(batch)
+		})
+		if err != nil {
 			return nil, err
 		}
 	}
-	// A connection that is looked at during a commit may meet one table as it was
-	// before and the other as it is after it. So both are in use for a moment.
+	// A connection that is looked at during a commit may meet one table as it was before the
+	// commit and the other as it is after it. So both are in use for a moment.
 	b.writer.begin()
 	for _, t := range b.tables {
 		t.hook(b.writer)
@@ -424,31 +361,17 @@ func (b *Backend) supplant(ctx context.Context, d *ruleset.Delta, k kernelTables
 	return failed, nil
 }
 
-// readClients reads what clients are remembered by.
-func (b *Backend) readClients(t *table, k *kernelTable) (*nlbatch.Elements, error) {
+// readClients reads the clients that the kernel remembers, as many as the new table takes.
+func (b *Backend) readClients(t *table, old *kernelTables) (*nlbatch.Elements, error) {
 	clients := &nlbatch.Elements{}
-	if k.sticky == nil {
+	if old.families[t.family].sticky == nil {
 		return clients, nil
 	}
-	err := b.elements(b.name, t.family, setStickyClients, func(e element) {
+	err := b.elements(old.name, t.family, setStickyClients, func(e kernelElement) {
 		if e.expiration != nil && clients.Count() < t.size[setStickyClients] {
 			clients.AddTimed(e.key, e.data, e.timeout, e.expiration)
 		}
 	})
 	// Clients that come and go interrupt the reading, and are no loss.
 	return clients, ignoreInterrupted(err)
-}
-
-// copyClients copies what clients are remembered by to the tables of a name.
-func (b *Backend) copyClients(t *table, k *kernelTable, name string) error {
-	clients, err := b.readClients(t, k)
-	if err != nil {
-		return err
-	}
-	return clients.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
-		w := newWriter(name, b.config.mark())
-		w.addClients(t, part)
-		batch, _ := w.finish(nil)
-		return b.conn.Commit(batch)
-	})
 }

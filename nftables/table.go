@@ -5,115 +5,92 @@ package nftables
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math/bits"
 	"net/netip"
-	"slices"
-	"time"
 
-	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
-
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// table is one family's table as it is in the kernel, or will be once the
-// transaction that is being written is committed. It is the only memory of what
-// was programmed: nothing is read back to apply a change.
+// table is the model of one family's table: what is in the kernel, or will be once the
+// transaction that is being written is committed. Changes are applied to the model alone
+// and nothing is read back. It allocates the numbers of pools and handlers, and writes
+// how the elements of a Service differ from those it had.
 type table struct {
 	family tracker.Family
 	node   *ruleset.Node
+	// mark is the packet mark that asks for masquerading.
+	mark uint32
 	// services is by the Service's ID.
 	services []*service
 	plain    numbers
 	sticky   numbers
-	// classes is those that have a chain; near is those of them that near traffic
-	// can be sent to.
-	classes classes
-	near    map[class]bool
-	// chains is the chains made for classes, with the number of their rules.
+	// handlers are those that have a chain. verdicts are the contents of the maps that lead
+	// to the chains.
+	handlers handlers
+	verdicts map[set]map[uint32]string
+	// chains is the number of rules of each handler's chain.
 	chains map[string]int
-	// unused is chains of an earlier table that could not be deleted.
+	// unused are chains of an earlier table that could not be deleted.
 	unused map[string]bool
-	// prefixes is the lengths of source prefixes that have a set.
+	// prefixes are the lengths of source prefixes that have a set.
 	prefixes map[int]bool
-	// clusterIPs and hairpin count who needs an element.
-	clusterIPs, hairpin map[netip.Addr]int
+	// clusterIPs counts the Services that need an address in the set of cluster IPs.
+	// Elements are not written while deferClusterIPs is set.
+	clusterIPs      map[netip.Addr]int
+	deferClusterIPs bool
+	hairpin         hairpin
 	// count and size are the number of elements of each set and its bound.
 	count, size [setCount]int
-	// lingering is what hairpin still counts though it is not needed, oldest first.
-	lingering []lingerer
-	// ranges is what the interval sets hold.
+	// ranges are the contents of the interval sets.
 	ranges map[set][]addrRange
-	// kept is the sets that are an earlier table's.
+	// kept are the sets that an earlier table left.
 	kept map[set]bool
-	// unhooked means that no packet meets the table yet.
+	// unhooked is set as long as no packet meets the table.
 	unhooked bool
-	// later, if not nil, collects cluster IPs in place of the set of them.
-	later *[]netip.Addr
-	// elementSize is how many bytes an element of each set takes without its
-	// comment; classSize is what classBytes knows.
-	elementSize [setCount]int
-	classSize   map[class]int
-	// adopted is the sticky pools of an earlier table that none took over yet.
+	// handlerSize caches handlerBytes.
+	handlerSize map[handler]int
+	// adopted are the sticky pools of an earlier table that no Service has taken over.
 	adopted map[stickyOwner]*adoptedPool
+
+	// Buffers.
+	before, after []element
+	keys          []dispatchKeys
+	change        poolChange
 }
 
-// service is one Service as programmed.
+// service is a Service as programmed: its numbers are those of its pools and, in the
+// dispatch keys of each frontend, those of its handlers.
 type service struct {
 	rule           *ruleset.Service
 	cluster, local *pool
-	// tickets is, for each of rule.Frontends, what its elements hold.
-	tickets []tickets
+	keys           []dispatchKeys
 }
 
-// tickets is the tickets of one frontend: of any connection, and under
-// externalTrafficPolicy Local of one from near, else 0.
-type tickets struct{ any, near uint32 }
+// targets are the targets that have a pool.
+var targets = [...]ruleset.Target{ruleset.ToCluster, ruleset.ToLocal}
 
 // Errors about one Service.
 var (
 	errTooManyPools     = errors.New("too many Services with endpoints (at most 1048575 pools a family)")
 	errTooManySticky    = errors.New("too many Services with client affinity (at most 32767 pools a family)")
 	errTooManyEndpoints = fmt.Errorf("too many endpoints for client affinity (at most %d)", maxStickyEndpoints)
-	errTooManySpread    = fmt.Errorf("too many endpoints for weights or a hash (at most %d)", maxSpreadEndpoints)
-	errTooManyClasses   = fmt.Errorf("too many different combinations of endpoint counts and affinity timeouts (at most %d a family)", maxStickyClasses)
+	errTooManyNumbered  = fmt.Errorf("too many endpoints for weights or a hash (at most %d)", maxNumberedEndpoints)
+	errTooManyHandlers  = fmt.Errorf("too many different combinations of endpoint counts and affinity timeouts (at most %d a family)", maxStickyHandlers)
 	errProtocol         = errors.New("protocol is not TCP, UDP or SCTP")
 )
 
-func newTable(f tracker.Family, n *ruleset.Node) *table {
-	t := &table{
-		family:     f,
-		node:       n,
-		plain:      numbers{max: maxPool},
-		sticky:     numbers{max: maxSticky},
-		classes:    newClasses(),
-		near:       map[class]bool{},
-		chains:     map[string]int{},
-		prefixes:   map[int]bool{},
-		clusterIPs: map[netip.Addr]int{},
-		hairpin:    map[netip.Addr]int{},
-		ranges:     map[set][]addrRange{},
-		kept:       map[set]bool{},
-		classSize:  map[class]int{},
+func newTable(f tracker.Family, n *ruleset.Node, mark uint32) *table {
+	return &table{
+		family: f, node: n, mark: mark,
+		plain: numbers{max: maxPool}, sticky: numbers{max: maxSticky},
+		handlers: newHandlers(), verdicts: map[set]map[uint32]string{setHandlers: {}, setInternalHandlers: {}, setOwnHandlers: {}}, handlerSize: map[handler]int{},
+		chains: map[string]int{}, prefixes: map[int]bool{}, clusterIPs: map[netip.Addr]int{},
+		hairpin: hairpin{refs: map[netip.Addr]int{}}, ranges: map[set][]addrRange{}, kept: map[set]bool{},
 	}
-	for s := range setCount {
-		sp := s.spec(f)
-		data := int(sp.dataLen)
-		if sp.dataType == unix.NFT_DATA_VERDICT {
-			data = verdictSize
-		}
-		t.elementSize[s] = nlbatch.ElementSize(int(sp.keyLen), data)
-	}
-	return t
 }
-
-// verdictSize is about the most bytes that a verdict and the name of its chain
-// take.
-const verdictSize = 96
 
 // service returns what is programmed for the ID, or nil.
 func (t *table) service(id uint32) *service {
@@ -123,172 +100,26 @@ func (t *table) service(id uint32) *service {
 	return nil
 }
 
-// apply changes the table from what it has for the Service to s, which is nil
-// for a Service that is gone, and writes the difference to w. What check says no to
-// must not be applied. On an error nothing was changed.
-func (t *table) apply(id uint32, s *ruleset.Service, w *writer) error {
-	old := t.service(id)
-	if old == nil && s == nil {
-		return nil
-	}
-	now := &service{rule: s}
-	if s != nil {
-		if err := t.prepare(old, now); err != nil {
-			return err
-		}
-	}
-	if old == nil {
-		old = &service{}
-	}
-	t.replacePool(old, now, ruleset.ToCluster, w)
-	t.replacePool(old, now, ruleset.ToLocal, w)
-	t.replaceHairpin(old, now, w)
-	t.replaceFrontends(old, now, w)
-	if s == nil {
-		t.services[id] = nil
-		return nil
-	}
-	for int(id) >= len(t.services) {
-		t.services = append(t.services, nil)
-	}
-	t.services[id] = now
-	return nil
-}
-
-// check returns the error of a Service that cannot be programmed whatever
-// transaction there is for it, but for a lack of pools, which apply finds.
-func (t *table) check(s *ruleset.Service) error {
-	if protocolNumber(s.Key.Protocol) == 0 {
-		return fmt.Errorf("%w: %q", errProtocol, s.Key.Protocol)
-	}
-	if n := max(len(s.Selection.Cluster), len(s.Selection.Local)); s.Port.Affinity != 0 && n > maxStickyEndpoints {
-		return fmt.Errorf("%d endpoints: %w", n, errTooManyEndpoints)
-	}
-	for _, target := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
-		if n := len(s.Pool(target)); n > maxSpreadEndpoints && spreadOf(s, target) != (spread{}) {
-			return fmt.Errorf("%d endpoints: %w", n, errTooManySpread)
-		}
-	}
-	if missing := t.missingClasses(s); !t.classes.room(missing) {
-		return errTooManyClasses
-	}
-	return nil
-}
-
-// Limits returns what the tables have room for in one Service, the same in both
-// families. A Service that exceeds it is refused with a [*ruleset.PartialError].
-func (b *Backend) Limits(tracker.Family) ruleset.Limits {
-	return ruleset.Limits{AffinityEndpoints: maxStickyEndpoints, WeightedEndpoints: maxSpreadEndpoints}
-}
-
-// prepare gives now the pools it needs, taking over old's where they are of the
-// right kind.
-func (t *table) prepare(old, now *service) error {
-	s := now.rule
-	var taken []*pool
-	for _, target := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
-		if !uses(s, target) {
-			continue
-		}
-		if p := old.pool(target); p != nil && (p.affinity != 0) == (s.Port.Affinity != 0) {
-			*now.poolField(target) = p
-			continue
-		}
-		p, err := t.newPool(s, target)
-		if err != nil {
-			t.release(taken)
-			return err
-		}
-		taken = append(taken, p)
-		*now.poolField(target) = p
-	}
-	return nil
-}
-
-// missingClasses returns the classes that the Service needs and that have no
-// number yet.
-func (t *table) missingClasses(s *ruleset.Service) (missing []class) {
-	need := func(c class) {
-		if _, ok := t.classes.number[c]; !ok && !slices.Contains(missing, c) {
-			missing = append(missing, c)
-		}
-	}
-	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		need(classOf(s, f))
-		if c, ok := nearClassOf(s, f); ok {
-			need(c)
-		}
-	}
-	return missing
-}
-
-func (t *table) newPool(s *ruleset.Service, target ruleset.Target) (*pool, error) {
-	if s.Port.Affinity == 0 {
-		n, ok := t.plain.take()
-		if !ok {
-			return nil, errTooManyPools
-		}
-		return &pool{number: n}, nil
-	}
-	p := &pool{affinity: s.Port.Affinity}
-	owner := ownerOf(s.Key, target)
-	if a := t.adopted[owner]; a != nil {
-		delete(t.adopted, owner)
-		p.number, p.adopted = a.number, a.members
-		return p, nil
-	}
-	n, ok := t.sticky.take()
-	if !ok {
-		return nil, errTooManySticky
-	}
-	p.number = stickyMark | n
-	return p, nil
-}
-
-// release gives back pools that were never programmed.
-func (t *table) release(pools []*pool) {
-	for _, p := range pools {
-		t.freeNumber(p)
-	}
-}
-
-func (t *table) freeNumber(p *pool) {
-	if p.affinity != 0 {
-		t.sticky.give(p.number &^ stickyMark)
-	} else {
-		t.plain.give(p.number)
-	}
-}
-
-// uses reports whether some traffic of the Service goes to the target.
-func uses(s *ruleset.Service, target ruleset.Target) bool {
-	return slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool {
-		return f.Target == target || f.Near == target
-	})
-}
-
+// pool returns the Service's pool for a target, or nil.
 func (s *service) pool(target ruleset.Target) *pool {
-	if s == nil {
-		return nil
-	}
-	if p := s.poolField(target); p != nil {
-		return *p
-	}
-	return nil
-}
-
-func (s *service) poolField(target ruleset.Target) **pool {
 	switch target {
 	case ruleset.ToCluster:
-		return &s.cluster
+		return s.cluster
 	case ruleset.ToLocal:
-		return &s.local
+		return s.local
 	}
 	return nil
 }
 
-// endpoints returns what the pool for the target was given.
+// number returns the number of the pool for a target, 0 if there is none.
+func (s *service) number(target ruleset.Target) uint32 {
+	if p := s.pool(target); p != nil {
+		return p.number
+	}
+	return 0
+}
+
+// endpoints returns the endpoints of the pool for a target.
 func (s *service) endpoints(target ruleset.Target) []*tracker.Endpoint {
 	if s.rule == nil {
 		return nil
@@ -296,10 +127,68 @@ func (s *service) endpoints(target ruleset.Target) []*tracker.Endpoint {
 	return s.rule.Pool(target)
 }
 
-func (t *table) replacePool(old, now *service, target ruleset.Target, w *writer) {
+// apply replaces what the table has for the Service's ID by s, which is nil if the
+// Service is gone, and writes the difference to w. Callers must call check first and must
+// not apply a Service that it rejects. After an error nothing is changed.
+func (t *table) apply(id uint32, s *ruleset.Service, w *writer) error {
+	old := t.service(id)
+	if old == nil {
+		if s == nil {
+			return nil
+		}
+		old = &service{}
+	}
+	now, err := t.allocate(old, s, w)
+	if err != nil {
+		return err
+	}
+	for _, target := range targets {
+		t.applyPool(old, now, target, w)
+	}
+	t.applyHairpin(old, now, w)
+	t.applyFrontends(old, now, w)
+	for int(id) >= len(t.services) {
+		t.services = append(t.services, nil)
+	}
+	t.services[id] = now
+	if s == nil {
+		t.services[id] = nil
+	}
+	return nil
+}
+
+// check returns the error of a Service that cannot be programmed in any transaction. It
+// does not find a lack of pools, which apply does.
+func (t *table) check(s *ruleset.Service) error {
+	if inet.Protocol(s.Key.Protocol) == 0 {
+		return fmt.Errorf("%w: %q", errProtocol, s.Key.Protocol)
+	}
+	for _, target := range targets {
+		n := len(s.Pool(target))
+		switch {
+		case s.Port.Affinity != 0 && n > maxStickyEndpoints:
+			return fmt.Errorf("%d endpoints: %w", n, errTooManyEndpoints)
+		case n > maxNumberedEndpoints && distributionOf(s, target) != (distribution{}):
+			return fmt.Errorf("%d endpoints: %w", n, errTooManyNumbered)
+		}
+	}
+	if !t.handlers.room(t.missingHandlers(s)) {
+		return errTooManyHandlers
+	}
+	return nil
+}
+
+// Limits returns what the tables have room for in one Service, the same in both
+// families. A Service that exceeds it is refused with a [*ruleset.PartialError].
+func (b *Backend) Limits(tracker.Family) ruleset.Limits {
+	return ruleset.Limits{AffinityEndpoints: maxStickyEndpoints, WeightedEndpoints: maxNumberedEndpoints}
+}
+
+// applyPool writes the buckets, and numbered endpoints, by which a pool changes.
+func (t *table) applyPool(old, now *service, target ruleset.Target, w *writer) {
 	was, is := old.pool(target), now.pool(target)
 	if was != nil && was != is {
-		was.set(old.endpoints(target), nil, spread{}, nil, &w.pool)
+		was.set(old.endpoints(target), nil, distribution{}, nil, &t.change)
 		t.writePool(was, "", w)
 		t.freeNumber(was)
 	}
@@ -307,256 +196,160 @@ func (t *table) replacePool(old, now *service, target ruleset.Target, w *writer)
 		return
 	}
 	var before []*tracker.Endpoint
-	how := spreadOf(now.rule, target)
+	after, how := now.endpoints(target), distributionOf(now.rule, target)
 	if was == is {
 		before = old.endpoints(target)
-		if how == is.spread && sameSlice(before, now.endpoints(target)) {
-			is.affinity = now.rule.Port.Affinity
-			return
+	}
+	if was != is || how != is.distribution || !sameSlice(before, after) {
+		hashed := func() *maglev.Table { return now.rule.Maglev(target, t.node.HashSeed) }
+		is.set(before, after, how, hashed, &t.change)
+		comment := ""
+		if is.affinity != 0 {
+			comment = string(ownerOf(now.rule.Key, target))
 		}
+		t.writePool(is, comment, w)
 	}
-	hashed := func() *maglev.Table { return now.rule.Maglev(target, t.node.HashSeed) }
-	is.set(before, now.endpoints(target), how, hashed, &w.pool)
 	is.affinity = now.rule.Port.Affinity
-	comment := ""
-	if is.affinity != 0 {
-		comment = string(ownerOf(now.rule.Key, target))
-	}
-	t.writePool(is, comment, w)
 }
 
 func sameSlice(a, b []*tracker.Endpoint) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// writePool writes what w.pool says changed.
+// writePool writes t.change, how the pool changed. The comment is that of endpoints of a
+// sticky pool.
 func (t *table) writePool(p *pool, comment string, w *writer) {
-	c := &w.pool
+	c := &t.change
 	addr := p.addresses()
-	for _, slot := range c.slots {
-		if slot < c.before {
-			w.deleteSlot(t, p, slot)
+	for _, bucket := range c.buckets {
+		if bucket < c.before {
+			e := emptyBucket(p, bucket)
+			t.remove(&e, w)
 		}
-		if slot < p.size() {
-			w.addSlot(t, p, slot, addr(slot))
+		if bucket < p.size() {
+			e := bucketElement(p, bucket, addr(bucket))
+			t.add(&e, "", w)
 		}
 	}
 	if p.affinity == 0 {
 		return
 	}
 	for _, n := range c.gone {
-		w.deleteMember(t, p, n)
+		e := memberElement(p, n, netip.AddrPort{})
+		t.remove(&e, w)
 	}
 	for _, m := range c.come {
-		w.addMember(t, p, m, comment)
+		e := memberElement(p, m.number, m.addr)
+		t.add(&e, comment, w)
 	}
 }
 
-// mayBeHere reports whether connections from the endpoint may pass this node
-// before they are translated: a pod reaches its Services through its own node.
-func (t *table) mayBeHere(ep *tracker.Endpoint) bool {
-	return ep.Node == "" || ep.Node == t.node.Info.Name
-}
-
-func (t *table) replaceHairpin(old, now *service, w *writer) {
-	var before, after []*tracker.Endpoint
+// applyFrontends writes the elements by which the frontends differ.
+func (t *table) applyFrontends(old, now *service, w *writer) {
+	t.before, t.after = t.before[:0], t.after[:0]
 	if old.rule != nil {
-		before = old.rule.Selection.Reachable
+		t.before = frontendElements(t.before, old.rule, old.keys)
 	}
 	if now.rule != nil {
-		after = now.rule.Selection.Reachable
+		t.after = frontendElements(t.after, now.rule, now.keys)
 	}
-	if sameSlice(before, after) {
+	diff(t.before, t.after, func(e *element) { t.remove(e, w) }, func(e *element) {
+		comment := ""
+		if e.named {
+			comment = now.rule.Key.ServicePortName.String()
+		}
+		t.add(e, comment, w)
+	})
+	t.use(now.keys, +1)
+	t.use(old.keys, -1)
+}
+
+// add adds an element with a comment to its set, and makes the set if it is one of allowed
+// sources.
+func (t *table) add(e *element, comment string, w *writer) {
+	switch {
+	case e.set == setClusterIPs:
+		if changed := recount(t.clusterIPs, e.key.ip(), +1); !changed || t.deferClusterIPs {
+			return
+		}
+	case e.set >= firstAllowed:
+		t.prefix(int(e.set-firstAllowed), w)
+	}
+	t.write(e, comment, w)
+}
+
+func (t *table) write(e *element, comment string, w *writer) {
+	t.count[e.set]++
+	w.add(t.family, e, comment)
+}
+
+// remove deletes an element from its set.
+func (t *table) remove(e *element, w *writer) {
+	if e.set == setClusterIPs && !recount(t.clusterIPs, e.key.ip(), -1) {
 		return
 	}
-	before, after = differing(before, after)
-	for _, ep := range after {
-		if t.mayBeHere(ep) {
-			w.count(t, setHairpin, t.hairpin, ep.Addr.Addr(), +1)
-		}
-	}
-	for _, ep := range before {
-		if t.mayBeHere(ep) {
-			t.lingering = append(t.lingering, lingerer{ep.Addr.Addr(), w.now})
-		}
-	}
+	t.count[e.set]--
+	w.remove(t.family, e)
 }
 
-// lingerer is the address of an endpoint that is gone, and since when. A
-// connection on its way to it may yet have to be masqueraded: the decision falls
-// later than the choice of the endpoint.
-type lingerer struct {
-	addr  netip.Addr
-	since time.Time
-}
-
-// keepHairpin has an endpoint of the table before linger.
-func (t *table) keepHairpin(l lingerer, w *writer) {
-	w.count(t, setHairpin, t.hairpin, l.addr, +1)
-	t.lingering = append(t.lingering, l)
-}
-
-// idle returns the endpoints that hairpin counts only because they linger, and
-// since when, but for those that linger only since the given time.
-func (t *table) idle(from time.Time) map[netip.Addr]time.Time {
-	lingers := map[netip.Addr]int{}
-	last := map[netip.Addr]time.Time{}
-	for _, l := range t.lingering {
-		lingers[l.addr]++
-		if l.since.After(last[l.addr]) {
-			last[l.addr] = l.since
-		}
+// recount changes by how many an element is needed for an address, and reports whether the
+// set gains or loses it. In one transaction a count may fall to 0 and rise again, because
+// what is deleted comes before what is added. It cannot rise and fall again, since each
+// Service changes once.
+func recount(refs map[netip.Addr]int, a netip.Addr, by int) (changed bool) {
+	before := refs[a]
+	if now := before + by; now != 0 {
+		refs[a] = now
+		return before == 0
 	}
-	maps.DeleteFunc(last, func(a netip.Addr, since time.Time) bool {
-		return lingers[a] != t.hairpin[a] || !since.Before(from)
-	})
-	return last
-}
-
-// forget stops counting the endpoint that has lingered longest, and reports
-// whether there was one that has for at least the given time.
-func (t *table) forget(after time.Duration, w *writer) bool {
-	if len(t.lingering) == 0 {
-		t.lingering = nil
-		return false
-	}
-	oldest := t.lingering[0]
-	if w.now.Sub(oldest.since) < after {
-		return false
-	}
-	w.count(t, setHairpin, t.hairpin, oldest.addr, -1)
-	t.lingering = t.lingering[1:]
+	delete(refs, a)
 	return true
 }
 
-func (t *table) replaceFrontends(old, now *service, w *writer) {
-	var before, after []ruleset.Frontend
-	if old.rule != nil {
-		before = old.rule.Frontends
-	}
-	if now.rule != nil {
-		after = now.rule.Frontends
-		now.tickets = make([]tickets, len(after))
-	}
-	for i := range after {
-		f := &after[i]
-		now.tickets[i] = t.tickets(f, now, w)
-		j := indexOf(before, f, i)
-		if j < 0 {
-			w.addFrontend(t, now.rule, f, now.tickets[i])
-			continue
-		}
-		if old.tickets[j] != now.tickets[i] {
-			w.replaceTickets(t, now.rule, f, old.tickets[j], now.tickets[i])
-		}
-		if !slices.Equal(before[j].Sources, f.Sources) {
-			w.deleteSources(t, now.rule, &before[j])
-			w.addSources(t, now.rule, f)
-		}
-	}
-	for j := range before {
-		if indexOf(after, &before[j], j) < 0 {
-			w.deleteFrontend(t, old.rule, &before[j], old.tickets[j])
-		}
-	}
-	t.use(now.tickets, +1)
-	t.use(old.tickets, -1)
-}
-
-// indexOf finds the frontend with f's kind, address and port, which is most
-// often at the place that hint names, or returns -1.
-func indexOf(list []ruleset.Frontend, f *ruleset.Frontend, hint int) int {
-	same := func(o *ruleset.Frontend) bool {
-		return o.Kind == f.Kind && o.Addr == f.Addr && o.Port == f.Port
-	}
-	if hint < len(list) && same(&list[hint]) {
-		return hint
-	}
-	for i := range list {
-		if same(&list[i]) {
-			return i
-		}
-	}
-	return -1
-}
-
-// tickets returns the frontend's tickets and makes sure that their classes
-// exist.
-func (t *table) tickets(f *ruleset.Frontend, s *service, w *writer) tickets {
-	out := tickets{any: ticket(t.class(classOf(s.rule, f), w), number(s.pool(f.Target)))}
-	if c, ok := nearClassOf(s.rule, f); ok {
-		out.near = ticket(t.nearClass(c, w), number(s.cluster))
-	}
-	return out
-}
-
-// use counts a Service's tickets in or out.
-func (t *table) use(list []tickets, by int) {
-	for _, k := range list {
-		t.classes.use(k.any, by)
-		t.classes.use(k.near, by)
-	}
-}
-
-func number(p *pool) uint32 {
-	if p == nil {
-		return 0
-	}
-	return p.number
-}
-
-// class returns the class's number, after making its chain if there is none.
-func (t *table) class(c class, w *writer) uint32 {
-	n, ok := t.classes.number[c]
-	if !ok {
-		n = t.classes.add(c)
-		t.makeChain(c, w)
-		w.addClass(t, setClasses, n, c)
-		if c.stops() {
-			w.addClass(t, setOwnClasses, n, c)
-		}
-	}
-	return n
-}
-
-func (t *table) nearClass(c class, w *writer) uint32 {
-	n := t.class(c, w)
-	if !t.near[c] {
-		t.near[c] = true
-		w.addClass(t, setNearClasses, n, c)
-	}
-	return n
-}
-
-// makeChain makes the class's chain and those it goes to.
-func (t *table) makeChain(c class, w *writer) {
-	name := c.chain()
-	if _, ok := t.chains[name]; ok {
-		return
-	}
-	rules := c.chainRules(w.rules(t), t.node.LocalTraffic)
-	t.chains[name] = len(rules)
-	if c.firewall {
-		t.makeChain(c.unguarded(), w)
-	}
-	if c.slots != 0 && c != c.direct() {
-		t.makeChain(c.direct(), w)
-	}
-	w.chain(t, name, rules)
-}
-
-// prefix makes the set for sources of the prefix length, if there is none.
+// prefix makes the set for sources of a prefix length, if there is none, and the rule for
+// it, before the drop that ends chainFirewallCheck.
 func (t *table) prefix(length int, w *writer) {
 	if t.prefixes[length] {
 		return
 	}
 	t.prefixes[length] = true
-	w.newSet(t, allowed(length))
-	w.firewallRule(t, length)
+	w.newSet(t.family, allowed(length), t.size[allowed(length)])
+	w.rule(t.family, chainFirewallCheck, length, 0, t.rules().allowedSource(length))
 }
 
-// overflows reports whether some set was given more elements than it was made
-// for.
+// rules returns what renders the table's rules.
+func (t *table) rules() rules {
+	return rules{family: t.family, mark: t.mark, seed: maglev.Seed32(t.node.HashSeed)}
+}
+
+// skeleton writes everything that does not depend on the Services. The sets must have
+// their sizes.
+func (t *table) skeleton(w *writer) {
+	for s := setLayout; s < firstAllowed; s++ {
+		if !t.kept[s] {
+			w.newSet(t.family, s, t.size[s])
+		}
+	}
+	for _, c := range t.rules().fixedChains() {
+		if c.base == nil || !t.unhooked {
+			w.chain(t.family, c.name, c.base, c.rules)
+		}
+	}
+	t.add(&element{set: setLayout, key: octets{}.word(layoutVersion)}, "version of the layout of this table", w)
+	t.setRanges(setNodePortIPs, nodePortRanges(t.node.NodePorts(t.family), t.family), w)
+}
+
+// hook has packets meet a table that they did not.
+func (t *table) hook(w *writer) {
+	t.unhooked = false
+	for _, c := range t.rules().fixedChains() {
+		if c.base != nil {
+			w.chain(t.family, c.name, c.base, c.rules)
+		}
+	}
+}
+
+// overflows reports whether a set has more elements than it was made for.
 func (t *table) overflows() bool {
 	for s, n := range t.count {
 		if t.size[s] != 0 && n > t.size[s] {
@@ -566,20 +359,8 @@ func (t *table) overflows() bool {
 	return false
 }
 
-// sizeFor returns the size to make a set with for n elements: the kernel takes
-// no more than the size, and finds elements faster for knowing it.
+// sizeFor returns the size to make a set with for n elements: the kernel takes no more
+// elements than that, and finds them faster for knowing it.
 func sizeFor(n int) int {
 	return max(1<<12, 1<<bits.Len(uint(2*n)))
-}
-
-func protocolNumber(p v1.Protocol) uint8 {
-	switch p {
-	case v1.ProtocolTCP:
-		return unix.IPPROTO_TCP
-	case v1.ProtocolUDP:
-		return unix.IPPROTO_UDP
-	case v1.ProtocolSCTP:
-		return unix.IPPROTO_SCTP
-	}
-	return 0
 }

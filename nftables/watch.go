@@ -13,45 +13,45 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// watched is what is known of the tables in the kernel since they were last read.
+// watched is what the backend read of the tables in the kernel last.
 type watched struct {
-	// generation is the network namespace's when the tables were last known to be
-	// right, and commits how many transactions this backend had made by then.
+	// generation is the network namespace's when the tables were last as they should be, and
+	// commits is how many transactions this backend had committed by then.
 	generation, commits uint32
-	// rules is the rules of each table, by handle: nil before they were first read.
+	// rules are the rules of each table, by handle, nil before they were first read.
 	rules []map[uint64]kernelRule
 }
 
-// Check reports whether the tables are as the backend left them: nil, a
-// [*ruleset.DriftError] if somebody else altered or deleted one, [ruleset.ErrNeedFull] if
-// nothing is known of them, [os.ErrClosed], or the error of reading them. After
-// any but nil the next delta must be a full one; [Backend.Apply] asks for it.
+// Check compares the tables with what the backend wrote. It returns nil, a
+// [*ruleset.DriftError] if another process altered or deleted a table or if the tables'
+// state is unknown after a failure, [os.ErrClosed], ctx's error, or the error of reading
+// the tables. After any error but ctx's the next delta must be a full one;
+// [Backend.Apply] asks for it.
 //
-// While nobody else commits transactions in the network namespace it costs one
-// question to the kernel. Otherwise chains, rules, sets, the small maps and the
-// number of elements of the large ones are read, but not what those hold: a full
-// delta at long intervals sets that right, too. Numbers of elements are compared
-// where the kernel tells them (Linux 6.16) or there are at most 20,000. Where
-// others commit so fast that nothing can be read in between, nothing is decided:
-// Check returns nil, and the next call tries again.
+// While no other process commits transactions in the network namespace, Check asks the
+// kernel one question. Otherwise it reads chains, rules, sets, the small maps and the
+// number of elements of the large ones, but not the elements of these: a full delta at
+// long intervals repairs them, too. Numbers of elements are compared where the kernel
+// reports them (Linux 6.16) or there are at most 20,000. If other processes commit so fast
+// that nothing can be read in between, Check returns nil, and the next call tries again.
 func (b *Backend) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.ready(); err != nil {
-		return err
+	switch {
+	case b.conn.Closed():
+		return errClosed
+	case b.tables == nil:
+		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied since the last failure")
 	}
-	if b.tables == nil {
-		return ruleset.ErrNeedFull
-	}
-	// What is committed from here on is looked at by the next call.
+	// What is committed from here on is for the next call.
 	gen, err := b.conn.Generation()
 	if err == nil && gen == b.watched.generation+b.conn.Commits()-b.watched.commits {
 		return nil
@@ -60,33 +60,32 @@ func (b *Backend) Check(ctx context.Context) error {
 		err = b.examine(true)
 	}
 	switch {
-	case errors.Is(err, nlbatch.ErrInterrupted):
-		b.config.Log.Info("nftables: tables not checked, too much else is being committed")
+	case errors.Is(err, nfnl.ErrInterrupted):
+		b.config.Log.Info("nftables: tables not checked: too many transactions of other processes")
 		return nil
 	case err != nil:
-		b.lose(time.Now())
+		b.discardModel(time.Now())
 		return err
 	}
 	b.watched.generation, b.watched.commits = gen, b.conn.Commits()
 	return nil
 }
 
-// drifted says how a family's table differs from how the backend left it.
+// drifted returns a [*ruleset.DriftError] about a family's table.
 func drifted(f tracker.Family, format string, args ...any) error {
 	return &ruleset.DriftError{Backend: "nftables", Family: f, What: fmt.Sprintf(format, args...)}
 }
 
-// Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with what that
-// finds, until ctx is done or the backend is closed; it returns ctx's error or
-// [os.ErrClosed]. What drifted should do is ask the cursor for a full delta and have
-// it synced.
+// Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with the errors of Check
+// until ctx is done or the backend is closed, and returns ctx's error or [os.ErrClosed].
+// drifted should have the cursor resync.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	return ruleset.Watch(ctx, interval, b.Check, drifted)
 }
 
-// examine reads the tables, compares them with what they are made of, and
-// remembers their rules. With count it compares numbers of elements, too. It says
-// nothing of the generation: whoever calls it must know what it was before.
+// examine reads the tables, compares them with their models, and remembers their rules.
+// With count it compares numbers of elements, too. It does not look at the generation: the
+// caller must know what it was before.
 func (b *Backend) examine(count bool) error {
 	if b.watched.rules == nil {
 		b.watched.rules = make([]map[uint64]kernelRule, len(b.tables))
@@ -107,10 +106,9 @@ func (b *Backend) examine(count bool) error {
 	return nil
 }
 
-// examineTable compares a table with what it is made of. Of rules it knows how
-// many there must be in each chain, and that those of before, known by then, must
-// still be there; it returns those of now.
-func (b *Backend) examineTable(t *table, before map[uint64]kernelRule, count bool) (map[uint64]kernelRule, error) {
+// examineTable compares a table with its model. It compares each chain's rule count and
+// checks that the rules seen last time still exist. It returns the current rules.
+func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool) (map[uint64]kernelRule, error) {
 	drift := func(format string, args ...any) (map[uint64]kernelRule, error) {
 		return nil, drifted(t.family, format, args...)
 	}
@@ -149,9 +147,8 @@ func (b *Backend) examineTable(t *table, before map[uint64]kernelRule, count boo
 	if err != nil {
 		return nil, err
 	}
-	missing := t.expectedRules(rules{family: t.family, mark: b.config.mark()})
-	base := rules{family: t.family}.baseChains()
-	for name := range missing {
+	expected, base := t.expectedRules(), t.rules().baseChains()
+	for name := range expected {
 		if c, ok := chains[name]; !ok || !c.is(base[name]) {
 			return drift("chain %s is gone or hooked in otherwise", name)
 		}
@@ -169,14 +166,14 @@ func (b *Backend) examineTable(t *table, before map[uint64]kernelRule, count boo
 	found := make(map[uint64]kernelRule, len(list))
 	for _, r := range list {
 		found[r.handle] = r
-		missing[r.chain]--
+		expected[r.chain]--
 	}
-	for name, n := range missing {
-		if n != 0 {
-			return drift("chain %s has %d rules too few (or too many)", name, n)
+	for name, missing := range expected {
+		if missing != 0 {
+			return drift("chain %s lacks %d rules", name, missing)
 		}
 	}
-	for handle, r := range before {
+	for handle, r := range last {
 		if found[handle] != r {
 			return drift("a rule of chain %s was replaced", r.chain)
 		}
@@ -184,51 +181,35 @@ func (b *Backend) examineTable(t *table, before map[uint64]kernelRule, count boo
 	return found, b.compareMaps(t)
 }
 
-// expectedRules returns the number of rules of each chain that there must be.
-func (t *table) expectedRules(w rules) map[string]int {
+// expectedRules returns the number of rules that each chain must have.
+func (t *table) expectedRules() map[string]int {
 	out := maps.Clone(t.chains)
-	for _, c := range w.fixedChains() {
+	for _, c := range t.rules().fixedChains() {
 		out[c.name] = len(c.rules)
 	}
 	out[chainFirewallCheck] += len(t.prefixes)
 	return out
 }
 
-// compareMaps compares what the small maps and the interval sets hold.
+// compareMaps compares the contents of the verdict maps and the interval sets.
 func (b *Backend) compareMaps(t *table) error {
-	for s, has := range map[set]func(class) bool{
-		setClasses:     func(class) bool { return true },
-		setNearClasses: func(c class) bool { return t.near[c] },
-		setOwnClasses:  class.stops,
-	} {
-		want := map[uint32]string{}
-		for c, n := range t.classes.number {
-			if has(c) {
-				want[ticket(n, 0)] = c.chain()
-			}
-		}
-		wrong := 0
+	for s, want := range t.verdicts {
+		found := map[uint32]string{}
 		err := again(func() error {
-			missing := maps.Clone(want)
-			wrong = 0
-			err := b.elements(b.name, t.family, s, func(e element) {
-				class := uint32(0)
-				if len(e.key) == 4 {
-					class = binary.NativeEndian.Uint32(e.key)
+			clear(found)
+			return b.elements(b.name, t.family, s, func(e kernelElement) {
+				if len(e.key) == 4 && e.verdict == unix.NFT_GOTO {
+					found[binary.NativeEndian.Uint32(e.key)] = e.chain
+				} else {
+					found[0] = "" // no handler has it
 				}
-				if chain, ok := missing[class]; !ok || e.chain != chain || e.verdict != unix.NFT_GOTO {
-					wrong++
-				}
-				delete(missing, class)
 			})
-			wrong += len(missing)
-			return err
 		})
 		if err != nil {
 			return err
 		}
-		if wrong != 0 {
-			return drifted(t.family, "%d elements of %s are wrong", wrong, s.name())
+		if !maps.Equal(found, want) {
+			return drifted(t.family, "elements of %s were replaced", s.name())
 		}
 	}
 	for _, s := range []set{setNodePortIPs, setServiceCIDRs} {
@@ -237,36 +218,36 @@ func (b *Backend) compareMaps(t *table) error {
 			return err
 		}
 		if !slices.Equal(found, t.ranges[s]) {
-			return drifted(t.family, "%s holds %v", s.name(), found)
+			return drifted(t.family, "%s has %v", s.name(), found)
 		}
 	}
 	return nil
 }
 
-// countable is how many elements a set may have to be counted one by one.
+// countable is the largest number of elements that are counted one by one.
 const countable = 20000
 
-// compareCount compares the number of a set's elements, which the kernel may have
-// told; -1 if not.
-func (b *Backend) compareCount(t *table, s set, have int) error {
+// compareCount compares the number of a set's elements with count, which is -1 if the
+// kernel does not report it.
+func (b *Backend) compareCount(t *table, s set, count int) error {
 	if s == setStickyClients || s == setNodePortIPs || s == setServiceCIDRs {
 		return nil // dynamic, or compared one by one
 	}
 	want := t.count[s]
-	if have < 0 {
+	if count < 0 {
 		if want > countable {
 			return nil
 		}
 		err := again(func() error {
-			have = 0
-			return b.elements(b.name, t.family, s, func(element) { have++ })
+			count = 0
+			return b.elements(b.name, t.family, s, func(kernelElement) { count++ })
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if have != want {
-		return drifted(t.family, "%s has %d elements instead of %d", s.name(), have, want)
+	if count != want {
+		return drifted(t.family, "%s has %d elements instead of %d", s.name(), count, want)
 	}
 	return nil
 }

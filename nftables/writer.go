@@ -3,46 +3,42 @@
 package nftables
 
 import (
-	"net/netip"
 	"strconv"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
-	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// writer writes one transaction: chains and rules as they come, and the elements
-// of sets collected by set, those to delete before those to add. It keeps its
-// memory from one transaction to the next.
+// writer encodes one transaction: tables, chains, rules and sets in the order of the
+// calls, and after them the elements, first those to delete. It keeps its memory from
+// one transaction to the next.
 type writer struct {
 	table string
-	mark  uint32
 	batch nlbatch.Batch
-	// elements is by family.
-	elements [2]familyElements
-	pool     poolChange
-	// now is when the transaction was begun.
-	now time.Time
-	// structural is set when more than elements of large sets is written, and stays
-	// set.
-	structural bool
-	// written counts the elements written so far, and pending those since begin;
-	// touched is the lists that these are in.
+	lists [2]struct{ add, remove [setCount]nlbatch.Elements }
+	// touched are the lists that have elements.
+	touched []list
+	// written counts the elements written so far, and pending those since begin.
 	written, pending int
-	touched          []*nlbatch.Elements
-	err              error
+	// structural is set when the transaction has more than elements of large sets. The
+	// caller resets it.
+	structural bool
+	err        error
 }
 
-type familyElements struct {
-	add, remove [setCount]nlbatch.Elements
+// list is the elements of a set to add or delete.
+type list struct {
+	*nlbatch.Elements
+	family   tracker.Family
+	set      set
+	deletion bool
 }
 
-func newWriter(table string, mark uint32) *writer {
-	w := &writer{table: table, mark: mark}
+func newWriter(table string) *writer {
+	w := &writer{table: table}
 	w.begin()
 	return w
 }
@@ -50,72 +46,86 @@ func newWriter(table string, mark uint32) *writer {
 // begin empties the writer and starts a transaction.
 func (w *writer) begin() {
 	w.batch.Reset()
-	w.err = nil
-	w.pending, w.touched = 0, w.touched[:0]
-	w.now = time.Now()
-	for i := range w.elements {
-		e := &w.elements[i]
-		for s := range e.add {
-			e.add[s].Reset()
-			e.remove[s].Reset()
-		}
+	for _, l := range w.touched {
+		l.Reset()
 	}
+	w.pending, w.touched, w.err = 0, w.touched[:0], nil
 }
 
 // size returns how many bytes the transaction takes so far, or a few more.
 func (w *writer) size() int {
 	size := 0
-	for _, e := range w.touched {
-		size += e.Size() + messageSize
+	for _, l := range w.touched {
+		size += l.Size() + messageSize
 	}
-	// A message has some 60 kB of elements at the most.
+	// A message has at most 60 kB of elements.
 	return w.batch.Len() + size + size/(50<<10)*messageSize + 2*messageSize
 }
 
 // empty reports whether nothing was written.
 func (w *writer) empty() bool { return w.pending == 0 && w.batch.Empty() }
 
-// messageSize is about the most bytes that go around the elements in a message.
+// messageSize is about the most bytes of a message beside its elements.
 const messageSize = 160
 
-// finish writes what was collected. Nothing may be added after it.
-func (w *writer) finish(tables []*table) (*nlbatch.Batch, error) {
+// finish returns the transaction. Nothing may be added to it.
+func (w *writer) finish() (*nlbatch.Batch, error) {
 	w.batch.Grow(w.size() - w.batch.Len())
-	for _, t := range tables {
-		e := &w.elements[index(t.family)]
-		for s := range set(len(e.remove)) {
-			l := &e.remove[s]
-			if l.Count() == 0 {
-				continue
-			}
-			w.batch.Note("delete elements of " + s.name())
-			w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, protoFamily(t.family), w.table, s.name(), l)
+	for _, l := range w.touched {
+		if l.deletion {
+			w.batch.Note("delete elements of " + l.set.name())
+			w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, inet.AF(l.family), w.table, l.set.name(), l.Elements)
 		}
 	}
-	for _, t := range tables {
-		e := &w.elements[index(t.family)]
-		for s := range set(len(e.add)) {
-			l := &e.add[s]
-			if l.Count() == 0 {
-				continue
-			}
-			w.batch.Note("add elements to " + s.name())
-			w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_EXCL, protoFamily(t.family), w.table, s.name(), l)
+	for _, l := range w.touched {
+		if !l.deletion {
+			w.addElements(l.family, l.set, unix.NLM_F_EXCL, l.Elements)
 		}
 	}
 	return &w.batch, w.err
 }
 
-// expect makes room for n elements of a set.
-func (w *writer) expect(t *table, s set, n int) {
-	size := t.elementSize[s]
-	if s == setServiceIPs {
-		size += nlbatch.CommentSize(24)
-	}
-	w.elements[index(t.family)].add[s].Grow(n * size)
+// addElements adds elements at once.
+func (w *writer) addElements(f tracker.Family, s set, flags uint16, list *nlbatch.Elements) {
+	w.batch.Note("add elements to " + s.name())
+	w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|flags, inet.AF(f), w.table, s.name(), list)
 }
 
-// index is the place of a family in an array.
+// adds and removes return the list of elements to add to a set or to delete from it, for
+// one element more.
+func (w *writer) adds(f tracker.Family, s set) *nlbatch.Elements {
+	return w.touch(list{&w.lists[index(f)].add[s], f, s, false})
+}
+
+func (w *writer) removes(f tracker.Family, s set) *nlbatch.Elements {
+	return w.touch(list{&w.lists[index(f)].remove[s], f, s, true})
+}
+
+func (w *writer) touch(l list) *nlbatch.Elements {
+	if l.Count() == 0 {
+		w.touched = append(w.touched, l)
+	}
+	w.written++
+	w.pending++
+	return l.Elements
+}
+
+// add adds an element with a comment, "" for none.
+func (w *writer) add(f tracker.Family, e *element, comment string) {
+	w.adds(f, e.set).Add(e.key.bytes(), e.data.bytes(), comment)
+}
+
+// remove deletes the element with e's key.
+func (w *writer) remove(f tracker.Family, e *element) {
+	w.removes(f, e.set).Add(e.key.bytes(), nil, "")
+}
+
+// expect makes room for so many bytes of elements.
+func (w *writer) expect(f tracker.Family, s set, bytes int) {
+	w.lists[index(f)].add[s].Grow(bytes)
+}
+
+// index is the index of a family in an array.
 func index(f tracker.Family) int {
 	if f == tracker.IPv6 {
 		return 1
@@ -123,237 +133,30 @@ func index(f tracker.Family) int {
 	return 0
 }
 
-// protoFamily is the kernel's number for the family of a table.
-func protoFamily(f tracker.Family) byte {
-	if f == tracker.IPv6 {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
+// open begins a message about what, in the table that the attribute tableAttr names.
+func (w *writer) open(what string, typ, flags uint16, f tracker.Family, tableAttr uint16) {
+	w.batch.Note(what)
+	w.batch.Begin(typ, flags, inet.AF(f))
+	w.batch.String(tableAttr, w.table)
 }
 
-func (w *writer) rules(t *table) rules {
-	return rules{family: t.family, mark: w.mark, seed: maglev.Seed32(t.node.HashSeed)}
-}
-
-func (w *writer) adds(t *table, s set) *nlbatch.Elements {
-	t.count[s]++
-	return w.touch(&w.elements[index(t.family)].add[s])
-}
-
-func (w *writer) removes(t *table, s set) *nlbatch.Elements {
-	t.count[s]--
-	return w.touch(&w.elements[index(t.family)].remove[s])
-}
-
-func (w *writer) touch(e *nlbatch.Elements) *nlbatch.Elements {
-	if e.Count() == 0 {
-		w.touched = append(w.touched, e)
-	}
-	w.written++
-	w.pending++
-	return e
-}
-
-// count changes by how many an element of a counted set is needed: the set has it
-// as long as that is not none. In one transaction a count may fall to none and
-// rise again, and what is deleted comes before what is added; it cannot rise and
-// fall again, since each Service changes once.
-func (w *writer) count(t *table, s set, counts map[netip.Addr]int, a netip.Addr, by int) {
-	before := counts[a]
-	now := before + by
-	if now == 0 {
-		delete(counts, a)
-	} else {
-		counts[a] = now
-	}
-	if before != 0 && now != 0 {
-		return
-	}
-	if s == setClusterIPs && t.later != nil {
-		*t.later = append(*t.later, a)
-		return
-	}
-	if now != 0 {
-		w.addCounted(t, s, a)
-		return
-	}
-	key, n := countedKey(s, a)
-	w.removes(t, s).Add(key[:n], nil, "")
-}
-
-// addCounted adds an element to a counted set.
-func (w *writer) addCounted(t *table, s set, a netip.Addr) {
-	key, n := countedKey(s, a)
-	w.adds(t, s).Add(key[:n], nil, "")
-}
-
-func countedKey(s set, a netip.Addr) (key buffer, n int) {
-	n = key.addr(0, a)
-	if s == setHairpin {
-		n = key.addr(n, a)
-	}
-	return key, n
-}
-
-// slotKey is the key of a slot in endpoints or sticky-slots.
-func slotKey(p *pool, slot int) (key buffer, n int) {
-	number := p.number
-	if p.affinity != 0 {
-		number <<= stickyShift
-	}
-	n = key.word(0, number)
-	return key, key.word(n, uint32(slot))
-}
-
-// addSlot adds the slot, which is of the endpoint at ep.
-func (w *writer) addSlot(t *table, p *pool, slot int, ep netip.AddrPort) {
-	key, n := slotKey(p, slot)
-	var data buffer
-	if p.affinity != 0 {
-		m := data.word(0, p.number<<stickyShift|uint32(p.member(slot)))
-		w.adds(t, setStickySlots).Add(key[:n], data[:m], "")
-		return
-	}
-	m := data.port(data.addr(0, ep.Addr()), ep.Port())
-	w.adds(t, setEndpoints).Add(key[:n], data[:m], "")
-}
-
-func (w *writer) deleteSlot(t *table, p *pool, slot int) {
-	key, n := slotKey(p, slot)
-	s := setEndpoints
-	if p.affinity != 0 {
-		s = setStickySlots
-	}
-	w.removes(t, s).Add(key[:n], nil, "")
-}
-
-func (w *writer) addMember(t *table, p *pool, m memberChange, comment string) {
-	var key, data buffer
-	n := key.word(0, p.number<<stickyShift|uint32(m.number))
-	l := data.port(data.addr(0, m.addr.Addr()), m.addr.Port())
-	w.adds(t, setStickyEndpoints).Add(key[:n], data[:l], comment)
-}
-
-func (w *writer) deleteMember(t *table, p *pool, number uint16) {
-	var key buffer
-	n := key.word(0, p.number<<stickyShift|uint32(number))
-	w.removes(t, setStickyEndpoints).Add(key[:n], nil, "")
-}
-
-// frontendSets returns the maps that hold the frontend's tickets and its key in
-// them.
-func frontendSets(s *ruleset.Service, f *ruleset.Frontend) (all, near set, key buffer, n int) {
-	all, near = setNodePorts, setNearNodePorts
-	if f.Kind != ruleset.NodePort {
-		all, near = setServiceIPs, setNearIPs
-		n = key.addr(0, f.Addr)
-	}
-	n = key.port(key.proto(n, protocolNumber(s.Key.Protocol)), f.Port)
-	return all, near, key, n
-}
-
-func (w *writer) addTicket(t *table, s set, key []byte, ticket uint32, comment string) {
-	var data buffer
-	n := data.word(0, ticket)
-	w.adds(t, s).Add(key, data[:n], comment)
-}
-
-func (w *writer) addFrontend(t *table, s *ruleset.Service, f *ruleset.Frontend, k tickets) {
-	w.replaceTickets(t, s, f, tickets{}, k)
-	w.addSources(t, s, f)
-	if f.Kind == ruleset.ClusterIP {
-		w.count(t, setClusterIPs, t.clusterIPs, f.Addr, +1)
-	}
-}
-
-func (w *writer) deleteFrontend(t *table, s *ruleset.Service, f *ruleset.Frontend, k tickets) {
-	w.replaceTickets(t, s, f, k, tickets{})
-	w.deleteSources(t, s, f)
-	if f.Kind == ruleset.ClusterIP {
-		w.count(t, setClusterIPs, t.clusterIPs, f.Addr, -1)
-	}
-}
-
-// replaceTickets changes what the frontend's elements hold; a ticket of 0 is no
-// element.
-func (w *writer) replaceTickets(t *table, s *ruleset.Service, f *ruleset.Frontend, had, has tickets) {
-	all, near, key, n := frontendSets(s, f)
-	if had.any != has.any {
-		if had.any != 0 {
-			w.removes(t, all).Add(key[:n], nil, "")
-		}
-		if has.any != 0 {
-			w.addTicket(t, all, key[:n], has.any, s.Key.ServicePortName.String())
-		}
-	}
-	if had.near != has.near {
-		if had.near != 0 {
-			w.removes(t, near).Add(key[:n], nil, "")
-		}
-		if has.near != 0 {
-			w.addTicket(t, near, key[:n], has.near, s.Key.ServicePortName.String())
-		}
-	}
-}
-
-// sourceKey is the key of one source range of the frontend in its set.
-func sourceKey(s *ruleset.Service, f *ruleset.Frontend, source netip.Prefix) (key buffer, n int) {
-	n = key.addr(0, source.Masked().Addr())
-	n = key.addr(n, f.Addr)
-	return key, key.port(key.proto(n, protocolNumber(s.Key.Protocol)), f.Port)
-}
-
-func (w *writer) addSources(t *table, s *ruleset.Service, f *ruleset.Frontend) {
-	for _, source := range f.Sources {
-		t.prefix(source.Bits(), w)
-		key, n := sourceKey(s, f, source)
-		w.adds(t, allowed(source.Bits())).Add(key[:n], nil, s.Key.ServicePortName.String())
-	}
-}
-
-func (w *writer) deleteSources(t *table, s *ruleset.Service, f *ruleset.Frontend) {
-	for _, source := range f.Sources {
-		key, n := sourceKey(s, f, source)
-		w.removes(t, allowed(source.Bits())).Add(key[:n], nil, "")
-	}
-}
-
-// addClients adds what clients are remembered by.
-func (w *writer) addClients(t *table, clients *nlbatch.Elements) {
-	w.batch.Note("add elements to " + setStickyClients.name())
-	w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, protoFamily(t.family), w.table, setStickyClients.name(), clients)
-}
-
-// addClass maps a class to its chain.
-func (w *writer) addClass(t *table, s set, number uint32, c class) {
-	var key buffer
-	n := key.word(0, ticket(number, 0))
-	w.adds(t, s).AddVerdict(key[:n], c.chain())
-}
-
-// newTable makes the family's table, if there is none.
-func (w *writer) newTable(t *table) { w.makeTable(t, unix.NLM_F_CREATE) }
-
-// newTableOnly makes the family's table, and fails if there is one.
-func (w *writer) newTableOnly(t *table) { w.makeTable(t, unix.NLM_F_CREATE|unix.NLM_F_EXCL) }
-
-func (w *writer) makeTable(t *table, flags uint16) {
-	w.batch.Note("create table " + w.table)
-	w.batch.Begin(unix.NFT_MSG_NEWTABLE, flags, protoFamily(t.family))
-	w.batch.String(unix.NFTA_TABLE_NAME, w.table)
+// newTable creates the family's table. With unix.NLM_F_EXCL there must be none.
+func (w *writer) newTable(f tracker.Family, flags uint16) {
+	w.open("create table "+w.table, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|flags, f, unix.NFTA_TABLE_NAME)
 	w.batch.End()
 }
 
-func (w *writer) deleteTable(f tracker.Family) { deleteTable(&w.batch, f, w.table) }
+func (w *writer) deleteTable(f tracker.Family) {
+	w.open("delete table "+w.table, unix.NFT_MSG_DELTABLE, 0, f, unix.NFTA_TABLE_NAME)
+	w.batch.End()
+}
 
-// newSet makes a set. Its ID is only unique in the transaction, for the kernel's
-// own bookkeeping; rules name sets by name.
-func (w *writer) newSet(t *table, s set) {
+// newSet creates a set for at most size elements, or any number if that is 0. The set's
+// ID is for the kernel's bookkeeping within the transaction; rules use the name.
+func (w *writer) newSet(f tracker.Family, s set, size int) {
 	w.structural = true
-	w.batch.Note("create set " + s.name())
-	sp := s.spec(t.family)
-	w.batch.Begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, protoFamily(t.family))
-	w.batch.String(unix.NFTA_SET_TABLE, w.table)
+	sp := s.spec(f)
+	w.open("create set "+s.name(), unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, f, unix.NFTA_SET_TABLE)
 	w.batch.String(unix.NFTA_SET_NAME, s.name())
 	w.batch.Uint32(unix.NFTA_SET_ID, uint32(s)+1)
 	w.batch.Uint32(unix.NFTA_SET_FLAGS, sp.flags)
@@ -366,7 +169,7 @@ func (w *writer) newSet(t *table, s set) {
 	if orders := sp.byteOrders(); orders != nil {
 		w.batch.Bytes(unix.NFTA_SET_USERDATA, orders)
 	}
-	if size := t.size[s]; size != 0 {
+	if size != 0 {
 		w.batch.Nest(unix.NFTA_SET_DESC)
 		w.batch.Uint32(unix.NFTA_SET_DESC_SIZE, uint32(size))
 		w.batch.Unnest()
@@ -375,28 +178,22 @@ func (w *writer) newSet(t *table, s set) {
 }
 
 func (w *writer) deleteSet(f tracker.Family, name string) {
-	w.batch.Note("delete set " + name)
-	w.batch.Begin(unix.NFT_MSG_DELSET, 0, protoFamily(f))
-	w.batch.String(unix.NFTA_SET_TABLE, w.table)
+	w.open("delete set "+name, unix.NFT_MSG_DELSET, 0, f, unix.NFTA_SET_TABLE)
 	w.batch.String(unix.NFTA_SET_NAME, name)
 	w.batch.End()
 }
 
-// baseChain says where a chain is hooked in.
+// baseChain is how a chain is hooked in.
 type baseChain struct {
 	typ      string
 	hook     uint32
 	priority int32
 }
 
-// chain makes a chain with rules.
-func (w *writer) chain(t *table, name string, rules []rule) { w.hookedChain(t, name, nil, rules) }
-
-func (w *writer) hookedChain(t *table, name string, base *baseChain, rules []rule) {
+// chain creates a chain with rules, hooked in as base says, or not at all if that is nil.
+func (w *writer) chain(f tracker.Family, name string, base *baseChain, rules []rule) {
 	w.structural = true
-	w.batch.Note("create chain " + name)
-	w.batch.Begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, protoFamily(t.family))
-	w.batch.String(unix.NFTA_CHAIN_TABLE, w.table)
+	w.open("create chain "+name, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, f, unix.NFTA_CHAIN_TABLE)
 	w.batch.String(unix.NFTA_CHAIN_NAME, name)
 	if base != nil {
 		w.batch.Nest(unix.NFTA_CHAIN_HOOK)
@@ -407,32 +204,24 @@ func (w *writer) hookedChain(t *table, name string, base *baseChain, rules []rul
 	}
 	w.batch.End()
 	for i, r := range rules {
-		w.rule(t, name, i, unix.NLM_F_CREATE|unix.NLM_F_APPEND, r)
+		w.rule(f, name, i, unix.NLM_F_APPEND, r)
 	}
 }
 
 func (w *writer) deleteChain(f tracker.Family, name string) {
-	w.batch.Note("delete chain " + name)
-	w.batch.Begin(unix.NFT_MSG_DELCHAIN, 0, protoFamily(f))
-	w.batch.String(unix.NFTA_CHAIN_TABLE, w.table)
+	w.open("delete chain "+name, unix.NFT_MSG_DELCHAIN, 0, f, unix.NFTA_CHAIN_TABLE)
 	w.batch.String(unix.NFTA_CHAIN_NAME, name)
 	w.batch.End()
 }
 
-// firewallRule puts the rule for sources of a prefix length before the drop that
-// ends chainFirewallCheck.
-func (w *writer) firewallRule(t *table, length int) {
-	w.rule(t, chainFirewallCheck, length, unix.NLM_F_CREATE, w.rules(t).allowedSource(length))
-}
-
-func (w *writer) rule(t *table, chain string, number int, flags uint16, r rule) {
-	w.batch.Note("add rule " + strconv.Itoa(number+1) + " of chain " + chain)
-	w.batch.Begin(unix.NFT_MSG_NEWRULE, flags, protoFamily(t.family))
-	w.batch.String(unix.NFTA_RULE_TABLE, w.table)
+// rule adds a rule to a chain: at its end with unix.NLM_F_APPEND, else at its beginning.
+// Errors call it by its number, which starts at 0.
+func (w *writer) rule(f tracker.Family, chain string, number int, flags uint16, r rule) {
+	w.open("add rule "+strconv.Itoa(number+1)+" of chain "+chain, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, f, unix.NFTA_RULE_TABLE)
 	w.batch.String(unix.NFTA_RULE_CHAIN, chain)
 	w.batch.Nest(unix.NFTA_RULE_EXPRESSIONS)
 	for _, p := range r {
-		data, err := p(protoFamily(t.family))
+		data, err := p(inet.AF(f))
 		if err != nil && w.err == nil {
 			w.err = err
 		}
@@ -444,8 +233,6 @@ func (w *writer) rule(t *table, chain string, number int, flags uint16, r rule) 
 
 // deleteRules deletes the rules of all of the table's chains.
 func (w *writer) deleteRules(f tracker.Family) {
-	w.batch.Note("delete rules")
-	w.batch.Begin(unix.NFT_MSG_DELRULE, 0, protoFamily(f))
-	w.batch.String(unix.NFTA_RULE_TABLE, w.table)
+	w.open("delete rules", unix.NFT_MSG_DELRULE, 0, f, unix.NFTA_RULE_TABLE)
 	w.batch.End()
 }

@@ -40,9 +40,6 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// ErrConfig is what errors of [NewEngine] are.
-var ErrConfig = errors.New("ruleset: bad configuration")
-
 // maxInterfaceName is the longest name of a network interface (IFNAMSIZ less the
 // terminating zero, linux/if.h).
 const maxInterfaceName = 15
@@ -110,14 +107,14 @@ type job struct {
 // NewEngine makes an Engine. The error is an [ErrConfig].
 func NewEngine(c Config) (*Engine, error) {
 	if c.Tracker == nil {
-		return nil, fmt.Errorf("%w: Tracker is required", ErrConfig)
+		return nil, fmt.Errorf("ruleset: %w: Tracker is required", ErrConfig)
 	}
 	if err := c.LocalTraffic.validate(); err != nil {
-		return nil, fmt.Errorf("%w: LocalTraffic: %w", ErrConfig, err)
+		return nil, fmt.Errorf("ruleset: %w: LocalTraffic: %w", ErrConfig, err)
 	}
 	for _, p := range c.ServiceCIDRs {
 		if !p.IsValid() {
-			return nil, fmt.Errorf("%w: ServiceCIDRs: invalid prefix", ErrConfig)
+			return nil, fmt.Errorf("ruleset: %w: ServiceCIDRs: invalid prefix", ErrConfig)
 		}
 	}
 	if c.Log == nil {

@@ -23,9 +23,15 @@
 //   - [Config.Max] after the end of the last periodic run that did not fail,
 //     counted from the start of Run at first,
 //
-// but not before [Config.Min] has passed since the end of the last run. So the
-// first trigger of a quiet time is served at once, and any number of triggers
-// during a run, or in the pause of Min after it, lead to one more run.
+// but not before a pause has passed since the end of the last run: [Config.Min] or,
+// with a [Pace], a multiple of what that run took. So the first trigger of a quiet time
+// is served at once, and any number of triggers during a run, or in the pause after
+// it, lead to one more run.
+//
+// A constant Min has to suit the most expensive run there may be, and delays every
+// change by as much. With a Pace, cheap runs follow each other closely:
+//
+//	Min: time.Millisecond, Pace: runner.Pace{Factor: 1, Most: time.Second}
 //
 // This differs from kube-proxy's runner, which has the same three intervals, in
 // that
@@ -36,8 +42,9 @@
 //     resync every Max too;
 //   - a panic in the function is an error like any other: it is reported as a
 //     [PanicError], and the function is run again after Retry;
-//   - intervals survive Run: a second Run respects the Min and Retry of the
-//     first.
+//   - intervals survive Run: a second Run respects the pause and Retry of the
+//     first;
+//   - the pause can follow the cost of a run.
 //
 // # Watching it
 //

@@ -35,6 +35,10 @@ func spacing(t *testing.T, rng *rand.Rand) {
 	minGap := time.Duration(rng.IntN(6)) * ms
 	retry := time.Duration(1+rng.IntN(12)) * ms
 	maxGap := minGap + time.Duration(1+rng.IntN(40))*ms
+	var pace runner.Pace
+	if rng.IntN(2) == 0 {
+		pace = runner.Pace{Factor: float64(1+rng.IntN(8)) / 2, Most: minGap + time.Duration(rng.Int64N(int64(maxGap-minGap)+1))}
+	}
 	begin := time.Unix(1_000_000, 0)
 	clock := &scriptClock{now: begin, end: begin.Add(500 * ms)}
 
@@ -53,7 +57,7 @@ func spacing(t *testing.T, rng *rand.Rand) {
 	defer cancel()
 	clock.done = cancel
 	r, err := runner.New(runner.Config{
-		Min: minGap, Retry: retry, Max: maxGap, Clock: clock,
+		Min: minGap, Pace: pace, Retry: retry, Max: maxGap, Clock: clock,
 		Resync: func() { resyncs++ },
 		Trace:  &runner.Trace{SyncDone: func(i runner.Info) { runs = append(runs, i) }},
 	}, func(context.Context) error {
@@ -79,7 +83,7 @@ func spacing(t *testing.T, rng *rand.Rand) {
 	since := func(at time.Time) time.Duration { return at.Sub(begin) }
 	const never = time.Hour
 	var (
-		pauseEnds  time.Duration // of Min after the last run
+		pauseEnds  time.Duration // after the last run
 		retryDue   = never
 		periodic   = maxGap
 		taken      = 0 // triggers that runs have answered
@@ -93,7 +97,7 @@ func spacing(t *testing.T, rng *rand.Rand) {
 		want := max(due, pauseEnds)
 		start, end := since(run.Start), since(run.Start)+run.Duration
 		if start != want {
-			t.Fatalf("run %d started at %v, want %v (Min %v, Retry %v, Max %v)", i, start, want, minGap, retry, maxGap)
+			t.Fatalf("run %d started at %v, want %v (Min %v, Pace %+v, Retry %v, Max %v)", i, start, want, minGap, pace, retry, maxGap)
 		}
 		queued, count := time.Time{}, 0
 		for ; taken < len(triggers) && since(triggers[taken]) <= start; taken++ {
@@ -117,6 +121,9 @@ func spacing(t *testing.T, rng *rand.Rand) {
 			t.Fatalf("run %d: %v, want %v", i, run.Reason, reason)
 		}
 		pauseEnds, retryDue = end+minGap, never
+		if pace.Factor != 0 {
+			pauseEnds = end + min(max(minGap, time.Duration(pace.Factor*float64(run.Duration))), pace.Most)
+		}
 		if run.Err != nil {
 			retryDue = end + retry
 		}

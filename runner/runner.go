@@ -19,6 +19,9 @@ type Config struct {
 	// Min is the least time between the end of a run and the start of the next,
 	// for whatever reason. 0 means none; it must not be negative.
 	Min time.Duration
+	// Pace lengthens that pause as runs get more expensive. The zero value leaves it at
+	// Min.
+	Pace Pace
 	// Retry is how long after a failed run the function is run again, if no trigger
 	// is earlier. 0 means [DefaultRetry]; it must not be negative. If it is less
 	// than Min, Min decides.
@@ -40,6 +43,31 @@ type Config struct {
 	Clock Clock
 }
 
+// Pace makes the pause after a run follow what the run cost: the pause is Factor times
+// the run's duration, but at least [Config.Min] and at most Most. While triggers keep
+// coming, runs then take about 1/(1+Factor) of the time, however expensive they are, and
+// a trigger after quiet is served at once.
+type Pace struct {
+	// Factor is the pause in multiples of the last run's duration. 0 means that the
+	// pause is Config.Min; Factor must not be negative.
+	Factor float64
+	// Most bounds the pause. It must not be less than Config.Min, nor greater than
+	// Config.Max unless that is 0.
+	Most time.Duration
+}
+
+// pause returns the pause after a run of the given duration.
+func (c *Config) pause(took time.Duration) time.Duration {
+	if c.Pace.Factor == 0 {
+		return c.Min
+	}
+	// In floating point, which a long run times a large factor does not overflow.
+	if d := c.Pace.Factor * float64(took); d < float64(c.Pace.Most) {
+		return max(c.Min, time.Duration(d))
+	}
+	return c.Pace.Most
+}
+
 // Runner runs a function when it is asked to, within the bounds of a [Config].
 // It is made by [New]. Trigger may be called by any goroutine at any time.
 type Runner struct {
@@ -57,7 +85,7 @@ type Runner struct {
 	running atomic.Bool
 	// What follows belongs to the goroutine in Run.
 
-	// notBefore is the end of the pause of Min after the last run.
+	// notBefore is the end of the pause after the last run.
 	notBefore time.Time
 	// retryAt is when a failed run is tried again, zero after one that succeeded.
 	retryAt time.Time
@@ -79,6 +107,12 @@ func New(cfg Config, fn func(context.Context) error) (*Runner, error) {
 		return nil, fmt.Errorf("runner: Max is negative: %v", cfg.Max)
 	case cfg.Max != 0 && cfg.Max < cfg.Min:
 		return nil, fmt.Errorf("runner: Max (%v) is less than Min (%v)", cfg.Max, cfg.Min)
+	case !(cfg.Pace.Factor >= 0): // or not a number
+		return nil, fmt.Errorf("runner: Pace.Factor is negative: %v", cfg.Pace.Factor)
+	case cfg.Pace.Factor != 0 && cfg.Pace.Most < cfg.Min:
+		return nil, fmt.Errorf("runner: Pace.Most (%v) is less than Min (%v)", cfg.Pace.Most, cfg.Min)
+	case cfg.Pace.Factor != 0 && cfg.Max != 0 && cfg.Max < cfg.Pace.Most:
+		return nil, fmt.Errorf("runner: Max (%v) is less than Pace.Most (%v)", cfg.Max, cfg.Pace.Most)
 	}
 	if cfg.Retry == 0 {
 		cfg.Retry = DefaultRetry
@@ -189,7 +223,7 @@ func (r *Runner) sync(ctx context.Context) {
 	end := r.cfg.Clock.Now()
 	info.Duration = end.Sub(info.Start)
 
-	r.notBefore = end.Add(r.cfg.Min)
+	r.notBefore = end.Add(r.cfg.pause(info.Duration))
 	r.retryAt = time.Time{}
 	switch {
 	case info.Err != nil:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -23,11 +24,15 @@ func TestNewRefuses(t *testing.T) {
 		cfg runner.Config
 		fn  func(context.Context) error
 	}{
-		"no function":       {runner.Config{}, nil},
-		"negative Min":      {runner.Config{Min: -1}, fn},
-		"negative Retry":    {runner.Config{Retry: -1}, fn},
-		"negative Max":      {runner.Config{Max: -1}, fn},
-		"Max less than Min": {runner.Config{Min: 2, Max: 1}, fn},
+		"no function":        {runner.Config{}, nil},
+		"negative Min":       {runner.Config{Min: -1}, fn},
+		"negative Retry":     {runner.Config{Retry: -1}, fn},
+		"negative Max":       {runner.Config{Max: -1}, fn},
+		"Max less than Min":  {runner.Config{Min: 2, Max: 1}, fn},
+		"negative Factor":    {runner.Config{Pace: runner.Pace{Factor: -1, Most: 1}}, fn},
+		"no Factor at all":   {runner.Config{Pace: runner.Pace{Factor: math.NaN(), Most: 1}}, fn},
+		"Most less than Min": {runner.Config{Min: 2, Pace: runner.Pace{Factor: 1, Most: 1}}, fn},
+		"Max less than Most": {runner.Config{Max: 2, Pace: runner.Pace{Factor: 1, Most: 3}}, fn},
 	} {
 		if r, err := runner.New(c.cfg, c.fn); err == nil || r != nil {
 			t.Errorf("%s: %v, %v", name, r, err)
@@ -183,6 +188,37 @@ func TestTriggerBeatsRetryButNotMin(t *testing.T) {
 		s.Trigger()
 		time.Sleep(time.Hour)
 		expect(t, "starts", s.starts(), 0, 3*time.Second) // and no retry once it succeeded
+		s.stop()
+	})
+}
+
+// TestPauseFollowsCost has runs of different durations, and triggers all the time: the
+// pause is a multiple of each run, within its bounds.
+func TestPauseFollowsCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ms = time.Millisecond
+		took := []time.Duration{0, 10 * ms, 300 * ms, 20 * ms, 0}
+		n := 0
+		var s *story
+		s = tell(t, runner.Config{Min: 5 * ms, Pace: runner.Pace{Factor: 2, Most: 100 * ms}}, func(context.Context) error {
+			if n < len(took) {
+				time.Sleep(took[n])
+				n++
+				s.Trigger()
+			}
+			return nil
+		})
+		s.Trigger()
+		time.Sleep(time.Hour)
+		// Pauses of 5 (Min), 20, 100 (Most), 40, 5 ms.
+		expect(t, "starts", s.starts(), 0, 5*ms, 35*ms, 435*ms, 495*ms, 500*ms)
+		// After quiet, a trigger is served at once.
+		before := time.Now()
+		s.Trigger()
+		runs := s.runs()
+		if last := runs[len(runs)-1].Start; !last.Equal(before) {
+			t.Errorf("a trigger after quiet was served after %v", last.Sub(before))
+		}
 		s.stop()
 	})
 }

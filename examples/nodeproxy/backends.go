@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net/netip"
@@ -23,257 +22,274 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// mode is a data plane as the agent uses it: all there is to know about it is
-// here.
+// dataplane is a backend that watches its own rules.
+type dataplane interface {
+	ruleset.Backend
+	// Watch calls drifted with each alteration by another process, until the context
+	// ends or the backend's sockets are closed.
+	Watch(ctx context.Context, interval time.Duration, drifted func(error)) error
+	Close() error
+}
+
+// settings is what the configuration of a backend follows from.
+type settings struct {
+	*config.Config
+	families []tracker.Family
+	// netns is the network namespace, nil for the calling thread's.
+	netns *os.File
+	// rules is called with the number of rules in a table of iptables, and how many of
+	// them the last sync wrote.
+	rules func(f tracker.Family, table string, total, written int)
+	log   *slog.Logger
+}
+
+// mode is a data plane as the agent uses it.
 type mode struct {
 	name string
-	// probe says why a family cannot be served on this node, if so. It changes
-	// nothing.
-	probe func(context.Context, *config.Config, tracker.Family) error
-	// setSysctls, if not nil, sets the kernel parameters that the data plane's first
-	// sync would set otherwise. Neither writes a parameter that has its value already.
-	setSysctls func(*config.Config) error
-	// open makes the data plane for the network namespace of the calling thread.
+	// watch is the interval of the data plane's Watch.
+	watch time.Duration
+	// takesOver reports that the data plane's objects have the names of kube-proxy's own,
+	// so that its first sync replaces those.
+	takesOver bool
+	// noEntry is what explain prints if the kernel has no entry for a packet.
+	noEntry string
+	// probe returns why the families of the settings cannot be served on this node, or
+	// nil. It changes nothing.
+	probe func(context.Context, settings) error
+	// setSysctls, if not nil, sets the kernel parameters that the first sync would set
+	// otherwise. Neither writes a parameter that has its value already.
+	setSysctls func(settings) error
+	// open makes the data plane.
 	open func(context.Context, settings) (dataplane, error)
-	// cleanup removes what the agent has left in this mode, if it has.
+	// owned reports whether the agent has left rules in this mode.
+	owned func(context.Context, *slog.Logger) (bool, error)
+	// cleanup removes the rules that the agent has left in this mode.
 	cleanup func(context.Context, *slog.Logger) error
-	// cleanupKubeProxy removes what kube-proxy has left in this mode.
+	// cleanupKubeProxy removes the rules that kube-proxy has left in this mode.
 	cleanupKubeProxy func(context.Context, *slog.Logger) error
 	// retire, if not nil, is called in place of the two when the agent changes to
-	// another mode: it takes as long as connections need that would be ended.
-	retire func(ctx context.Context, adopt bool, log *slog.Logger) error
-	// watch is how often to look whether somebody altered the rules.
-	watch time.Duration
-	// takesOver tells that the data plane's objects have the names of kube-proxy's
-	// own, so that its first sync replaces those.
-	takesOver bool
-	// lookup tells what the kernel would do with a packet, and compares.
-	lookup func(context.Context, io.Writer, question) error
+	// another mode. It returns when the connections that cleanup would break have ended.
+	retire func(ctx context.Context, m mode, adopt bool, log *slog.Logger) error
+	// lookup reads from the kernel where a packet goes.
+	lookup func(context.Context, ruleset.Query) (ruleset.Found, error)
 }
 
-// loadModules has the modules loaded that the kernel does not load by itself when
-// they are asked for: ip_tables and ip6_tables, for which iptables-legacy runs
-// modprobe, which takes CAP_SYS_MODULE.
-func (m mode) loadModules(ctx context.Context, c *config.Config, log *slog.Logger) {
-	if m.name == config.ModeNFTables {
-		return
-	}
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		if _, known := legacyTables(f); known {
-			continue
-		}
-		if err := iptablesMode().probe(ctx, c, f); err != nil {
-			// It is tried again, and reported, when the mode is put to use.
-			log.Debug("iptables cannot be used", "family", f, "error", err)
-		}
-	}
+// contract is the functions that the package of each kernel backend has, with its
+// Config C and its Backend B.
+type contract[C any, B dataplane] struct {
+	new        func(context.Context, C) (B, error)
+	probe      func(context.Context, C) error
+	setSysctls func(C) error // may be nil
+	owned      func(context.Context, C) (bool, error)
+	cleanup    func(context.Context, C) error
+	lookup     func(context.Context, C, ruleset.Query) (ruleset.Found, error)
+	// config returns the configuration of the backend.
+	config func(settings) (C, error)
+	// left returns the configurations with which the agent, or kube-proxy, may have left
+	// rules.
+	left func(kubeProxy bool, log *slog.Logger) []C
 }
 
-// counted returns how many packets the backend's rules have counted, of what is counted.
-func counted(b *iptables.Backend) (map[metrics.Counted]uint64, error) {
-	list, err := b.Counters()
-	out := map[metrics.Counted]uint64{}
-	for _, c := range list {
-		switch c.Name {
-		case iptables.InvalidDropped:
-			out[metrics.InvalidDropped] = c.Packets
-		case iptables.LocalhostNodePorts:
-			out[metrics.LocalhostNodePorts] = c.Packets
+// mode completes m with the functions of the contract.
+func (p contract[C, B]) mode(m mode) mode {
+	m.probe = func(ctx context.Context, s settings) error {
+		c, err := p.config(s)
+		if err != nil {
+			return err
 		}
+		return p.probe(ctx, c)
+	}
+	m.open = func(ctx context.Context, s settings) (dataplane, error) {
+		c, err := p.config(s)
+		if err != nil {
+			return nil, err
+		}
+		b, err := p.new(ctx, c)
+		if err != nil {
+			return nil, err // and not a B that is nil
+		}
+		return b, nil
+	}
+	if p.setSysctls != nil {
+		m.setSysctls = func(s settings) error {
+			c, err := p.config(s)
+			if err != nil {
+				return err
+			}
+			return p.setSysctls(c)
+		}
+	}
+	m.lookup = func(ctx context.Context, q ruleset.Query) (ruleset.Found, error) {
+		var c C
+		return p.lookup(ctx, c, q)
+	}
+	m.owned = func(ctx context.Context, log *slog.Logger) (bool, error) {
+		list, err := p.ownedOf(ctx, log)
+		return len(list) != 0, err
+	}
+	m.cleanup = func(ctx context.Context, log *slog.Logger) error {
+		list, err := p.ownedOf(ctx, log)
+		return errors.Join(err, p.cleanupAll(ctx, list, log))
+	}
+	m.cleanupKubeProxy = func(ctx context.Context, log *slog.Logger) error {
+		return p.cleanupAll(ctx, p.left(true, log), log)
+	}
+	return m
+}
+
+// ownedOf returns the configurations with which the agent has left rules.
+func (p contract[C, B]) ownedOf(ctx context.Context, log *slog.Logger) (out []C, err error) {
+	for _, c := range p.left(false, log) {
+		owned, e := p.owned(ctx, c)
+		if owned {
+			out = append(out, c)
+		}
+		err = errors.Join(err, missing(e, log))
 	}
 	return out, err
 }
 
-// settings is what a mode is told.
-type settings struct {
-	*config.Config
-	families []tracker.Family
-	// rules is told how many rules a table of iptables has, and how many of them the
-	// last sync wrote.
-	rules func(f tracker.Family, table string, total, written int)
-	// counters is given what reads how many packets rules of iptables have counted in
-	// the kernel.
-	counters func(read func() (map[metrics.Counted]uint64, error))
-	log      *slog.Logger
+// cleanupAll cleans up each configuration. Rules of one flavour of iptables can hold sets
+// of the other, so it tries a second time if something fails.
+func (p contract[C, B]) cleanupAll(ctx context.Context, list []C, log *slog.Logger) (err error) {
+	for range 2 {
+		err = nil
+		for _, c := range list {
+			err = errors.Join(err, missing(p.cleanup(ctx, c), log))
+		}
+		if err == nil {
+			break
+		}
+	}
+	return err
 }
 
-// dataplane is a backend that can be watched over.
-type dataplane interface {
-	ruleset.Backend
-	// Watch calls drifted with each thing that somebody else did to the rules, until
-	// the context ends.
-	Watch(ctx context.Context, interval time.Duration, drifted func(error)) error
-	Close() error
+// missing returns err, or nil if err is about a feature or program that the node lacks,
+// with which nothing can have been left.
+func missing(err error, log *slog.Logger) error {
+	if errors.Is(err, ruleset.ErrUnsupported) && !errors.Is(err, fs.ErrPermission) {
+		log.Debug("no rules to look for", "error", err)
+		return nil
+	}
+	return err
 }
 
 // kubeProxyTable is the name of kube-proxy's table in its nftables mode.
 const kubeProxyTable = "kube-proxy"
 
-// allModes returns the modes there are.
+// allModes returns all modes.
 func allModes() []mode { return []mode{nftablesMode(), iptablesMode(), ipvsMode()} }
 
 func nftablesMode() mode {
-	return mode{
-		name: config.ModeNFTables,
-		probe: func(_ context.Context, _ *config.Config, f tracker.Family) error {
-			return nftables.Probe(nftables.Config{Families: []tracker.Family{f}})
+	return contract[nftables.Config, *nftables.Backend]{
+		new: nftables.New, probe: nftables.Probe, owned: nftables.Owned, cleanup: nftables.Cleanup, lookup: nftables.Lookup,
+		config: func(s settings) (nftables.Config, error) {
+			return nftables.Config{Families: s.families, MasqueradeMark: s.mark(), NetNS: s.netns, Log: s.log}, nil
 		},
-		open: func(_ context.Context, s settings) (dataplane, error) {
-			return nftables.New(nftables.Config{Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log})
+		left: func(kubeProxy bool, log *slog.Logger) []nftables.Config {
+			if kubeProxy {
+				return []nftables.Config{{Table: kubeProxyTable, Log: log}}
+			}
+			return []nftables.Config{{Log: log}}
 		},
-		cleanup: func(ctx context.Context, log *slog.Logger) error {
-			return nftables.Cleanup(ctx, nftables.Config{Log: log})
-		},
-		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-			return nftables.Cleanup(ctx, nftables.Config{Table: kubeProxyTable, Log: log})
-		},
-		watch:  250 * time.Millisecond, // one question to the kernel
-		lookup: lookupNFTables,
-	}
+	}.mode(mode{
+		name:    config.ModeNFTables,
+		watch:   250 * time.Millisecond, // one request to the kernel
+		noEntry: "no entry for it",
+	})
 }
 
-func iptablesMode() mode {
-	return mode{
-		name: config.ModeIPTables,
-		probe: func(ctx context.Context, _ *config.Config, f tracker.Family) error {
-			b, err := iptables.New(ctx, iptables.Config{Families: []tracker.Family{f}, NoCounters: true})
-			if err != nil {
-				return err
-			}
-			return b.Close()
-		},
-		setSysctls: func(c *config.Config) error {
-			return iptables.SetSysctls(iptables.Config{LocalhostNodePorts: localhostNodePorts(c)})
-		},
-		open: func(ctx context.Context, s settings) (dataplane, error) {
-			b, err := iptables.New(ctx, iptables.Config{
-				Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config),
+func iptablesMode() mode { return iptablesModeWith(func(*iptables.Config) {}) }
+
+// iptablesModeWith returns mode iptables with a function that edits each configuration.
+func iptablesModeWith(edit func(*iptables.Config)) mode {
+	return contract[iptables.Config, *iptables.Backend]{
+		new: iptables.New, probe: iptables.Probe, setSysctls: iptables.SetSysctls, owned: iptables.Owned, cleanup: iptables.Cleanup, lookup: iptables.Lookup,
+		config: func(s settings) (iptables.Config, error) {
+			c := iptables.Config{
+				Families: s.families, MasqueradeMark: s.mark(), NetNS: s.netns, Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config),
 				Trace: &iptables.Trace{Applied: func(i iptables.Info) { s.rules(i.Family, i.Table, i.Rules, i.Written) }},
-			})
-			if err != nil {
-				return nil, err // and not a *Backend that is nil
 			}
-			s.counters(func() (map[metrics.Counted]uint64, error) { return counted(b) })
-			return b, nil
+			edit(&c)
+			return c, nil
 		},
-		cleanup: func(ctx context.Context, log *slog.Logger) error {
-			return eachIPTables(log, func(c iptables.Config) error {
-				if owned, err := iptables.Owned(ctx, c); err != nil || !owned {
-					return err
+		left: func(_ bool, log *slog.Logger) (out []iptables.Config) {
+			for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+				for _, flavour := range flavours() {
+					if flavour != iptables.Legacy || legacyInUse(family) {
+						out = append(out, iptables.Config{Flavour: flavour, Families: []tracker.Family{family}, Log: log})
+					}
 				}
-				return iptables.Cleanup(ctx, c)
-			})
+			}
+			return out
 		},
-		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-			return eachIPTables(log, func(c iptables.Config) error {
-				return iptables.Cleanup(ctx, c)
-			})
-		},
+	}.mode(mode{
+		name:      config.ModeIPTables,
 		watch:     5 * time.Second, // a program for each table and family
 		takesOver: true,
-		lookup:    lookupIPTables,
-	}
+		noEntry:   "no rule for it",
+	})
 }
 
 func ipvsMode() mode {
-	return mode{
-		name: config.ModeIPVS,
-		probe: func(_ context.Context, c *config.Config, f tracker.Family) error {
-			return ipvs.Probe(ipvs.Config{Families: []tracker.Family{f}, Scheduler: ipvs.Scheduler(c.Effective.IPVS.Scheduler)})
-		},
-		setSysctls: func(c *config.Config) error {
-			return ipvs.SetSysctls(ipvs.Config{StrictARP: c.Effective.IPVS.StrictARP})
-		},
-		open: func(_ context.Context, s settings) (dataplane, error) {
+	return contract[ipvs.Config, *ipvs.Backend]{
+		new: ipvs.New, probe: ipvs.Probe, setSysctls: ipvs.SetSysctls, owned: ipvs.Owned, cleanup: ipvs.Cleanup, lookup: ipvs.Lookup,
+		config: func(s settings) (ipvs.Config, error) {
 			e := s.Effective.IPVS
 			c := ipvs.Config{
-				Families: s.families, MasqueradeBit: &s.MasqueradeBit, Log: s.log,
+				Families: s.families, MasqueradeMark: s.mark(), NetNS: s.netns, Log: s.log,
 				Scheduler: ipvs.Scheduler(e.Scheduler), StrictARP: e.StrictARP,
 				Timeouts: ipvs.Timeouts{TCP: e.TCPTimeout.Duration, TCPFin: e.TCPFinTimeout.Duration, UDP: e.UDPTimeout.Duration},
 			}
 			for _, cidr := range e.ExcludeCIDRs {
 				p, err := netip.ParsePrefix(cidr)
 				if err != nil {
-					return nil, err
+					return c, err
 				}
 				c.ExcludeCIDRs = append(c.ExcludeCIDRs, p.Masked())
 			}
-			return ipvs.New(c)
+			return c, nil
 		},
-		cleanup: func(ctx context.Context, log *slog.Logger) error {
-			if owned, err := ownedIPVS(ctx); err != nil || !owned {
-				return err
+		left: func(_ bool, log *slog.Logger) (out []ipvs.Config) {
+			for _, flavour := range flavours() {
+				out = append(out, ipvs.Config{IPTables: flavour, Log: log})
 			}
-			return cleanupIPVS(ctx, log)
+			return out
 		},
-		cleanupKubeProxy: func(ctx context.Context, log *slog.Logger) error {
-			return cleanupIPVS(ctx, log)
-		},
-		retire: func(ctx context.Context, adopt bool, log *slog.Logger) error {
-			families := ipvsFamilies()
-			if len(families) == 0 {
-				return nil // there can be nothing
-			}
-			owned, err := ownedIPVS(ctx)
-			if err != nil || !owned && !adopt {
-				return err
-			}
-			return retireIPVS(ctx, families, log)
-		},
-		watch:     30 * time.Second, // reads everything there is
+	}.mode(mode{
+		name:      config.ModeIPVS,
+		watch:     30 * time.Second, // reads everything
 		takesOver: true,
-		lookup:    lookupIPVS,
-	}
+		noEntry:   "no virtual server for it",
+		retire:    retireIPVS,
+	})
 }
 
-// ipvsFamilies returns the address families in which IPVS may have connections: one
-// in which it cannot be used has none.
-func ipvsFamilies() []tracker.Family {
-	var out []tracker.Family
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		if ipvs.Probe(ipvs.Config{Families: []tracker.Family{f}}) == nil {
-			out = append(out, f)
+// mark returns the masquerade mark of the configuration.
+func (s settings) mark() ruleset.MasqueradeMark { return ruleset.MasqueradeBit(int(s.MasqueradeBit)) }
+
+// flavours returns the flavours of iptables that rules may have been written with. The
+// programs without a flavour in their names may be of another flavour than they were, and
+// kube-proxy's image selects one by itself.
+func flavours() []iptables.Flavour {
+	out := []iptables.Flavour{iptables.NFT, iptables.Legacy}
+	for _, program := range []string{"iptables-nft-save", "iptables-legacy-save"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return append(out, iptables.AnyFlavour) // it may be a third one
 		}
 	}
 	return out
 }
 
-// eachIPTables calls f for each flavour and family that there are programs for and
-// that may have rules: which flavour the programs without one in their names are of
-// may be another than it was, and kube-proxy's image chooses by itself.
-func eachIPTables(log *slog.Logger, f func(iptables.Config) error) error {
-	var errs []error
-	for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		named := 0
-		for _, flavour := range []iptables.Flavour{iptables.NFT, iptables.Legacy, iptables.AnyFlavour} {
-			if flavour == iptables.AnyFlavour && named == 2 {
-				continue // it is one of the two
-			}
-			if flavour == iptables.Legacy && !legacyInUse(family) {
-				named++
-				continue
-			}
-			err := f(iptables.Config{Flavour: flavour, Families: []tracker.Family{family}, Log: log})
-			if errors.Is(err, iptables.ErrUnsupported) {
-				log.Debug("not looked for in iptables", "flavour", flavour, "family", family, "error", err)
-				continue
-			}
-			named++
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// legacyInUse reports whether the network namespace of the calling thread has tables
-// of iptables-legacy. Whoever looks into one that is not there makes it.
+// legacyInUse reports whether the network namespace of the calling thread has tables of
+// iptables-legacy. Reading a table that does not exist would create it.
 func legacyInUse(f tracker.Family) bool {
 	tables, known := legacyTables(f)
 	return known && slices.ContainsFunc(tables, func(t string) bool { return t == "nat" || t == "filter" })
 }
 
-// legacyTables returns the tables of iptables-legacy that there are. known is false
-// if the kernel has no such thing, or its module is not loaded.
+// legacyTables returns the existing tables of iptables-legacy. known is false if the
+// kernel has no iptables-legacy, or its module is not loaded.
 func legacyTables(f tracker.Family) (tables []string, known bool) {
 	name := "ip_tables_names"
 	if f == tracker.IPv6 {
@@ -289,43 +305,36 @@ func legacyTables(f tracker.Family) (tables []string, known bool) {
 	return []string{"nat", "filter"}, true // there may be
 }
 
-// variantsOfIPVS returns the variants of the iptables tools that mode ipvs may have
-// been run with.
-func variantsOfIPVS() []ipvs.IPTables {
-	out := []ipvs.IPTables{ipvs.NFTables, ipvs.LegacyTables}
-	for _, program := range []string{"iptables-nft-save", "iptables-legacy-save"} {
-		if _, err := exec.LookPath(program); err != nil {
-			return append(out, ipvs.SystemTables) // which is another
+// loadModules loads the modules that the kernel does not load on demand: ip_tables and
+// ip6_tables, for which iptables-legacy runs modprobe, which needs CAP_SYS_MODULE.
+func (m mode) loadModules(ctx context.Context, c *config.Config, log *slog.Logger) {
+	if m.name == config.ModeNFTables {
+		return
+	}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if _, known := legacyTables(f); known {
+			continue
+		}
+		if err := iptablesMode().probe(ctx, settings{Config: c, families: []tracker.Family{f}}); err != nil {
+			// The mode tries again when it starts, and reports the error.
+			log.Debug("iptables cannot be used", "family", f, "error", err)
 		}
 	}
-	return out
 }
 
-// ownedIPVS reports whether there is anything of mode ipvs that is the agent's.
-func ownedIPVS(ctx context.Context) (bool, error) {
-	for _, v := range variantsOfIPVS() {
-		if owned, err := ipvs.Owned(ctx, ipvs.Config{IPTables: v}); err != nil || owned {
-			return owned, err
+// counted returns the numbers of packets that the backend's rules have counted.
+func counted(b *iptables.Backend) (map[metrics.Counted]uint64, error) {
+	list, err := b.Counters()
+	out := map[metrics.Counted]uint64{}
+	for _, c := range list {
+		switch c.Name {
+		case iptables.InvalidDropped:
+			out[metrics.InvalidDropped] = c.Packets
+		case iptables.LocalhostNodePorts:
+			out[metrics.LocalhostNodePorts] = c.Packets
 		}
 	}
-	return false, nil
-}
-
-// cleanupIPVS removes everything of mode ipvs, whatever variant of iptables was used.
-func cleanupIPVS(ctx context.Context, log *slog.Logger) error {
-	// As long as there are rules, be it of another variant, the sets that they match
-	// cannot go.
-	var errs []error
-	for range 2 {
-		errs = nil
-		for _, v := range variantsOfIPVS() {
-			errs = append(errs, ipvs.Cleanup(ctx, ipvs.Config{IPTables: v, Log: log}))
-		}
-		if errors.Join(errs...) == nil {
-			break
-		}
-	}
-	return errors.Join(errs...)
+	return out, err
 }
 
 // localhostNodePorts reports whether NodePorts answer at IPv4 loopback addresses:
@@ -356,27 +365,4 @@ func findMode(modes []mode, name string) (mode, error) {
 		return mode{}, fmt.Errorf("--proxy-mode %s is not supported by this build", name)
 	}
 	return modes[i], nil
-}
-
-// leftovers removes the rules of every mode but the one in use, "" for none, and
-// kube-proxy's if adopt is set. It tries all of them. Modes that retire are left to
-// that if another is in use.
-func leftovers(ctx context.Context, modes []mode, inUse string, adopt bool, log *slog.Logger) error {
-	var errs []error
-	for _, m := range modes {
-		if inUse != "" && inUse != m.name && m.retire != nil {
-			continue
-		}
-		if m.name != inUse {
-			if err := m.cleanup(ctx, log); err != nil {
-				errs = append(errs, fmt.Errorf("rules of mode %s: %w", m.name, err))
-			}
-		}
-		if adopt && !(m.takesOver && m.name == inUse) {
-			if err := m.cleanupKubeProxy(ctx, log); err != nil {
-				errs = append(errs, fmt.Errorf("kube-proxy's rules of mode %s: %w", m.name, err))
-			}
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -21,8 +21,8 @@ import (
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/iptables"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // worldFiles is the manifests that the demo serves.
@@ -214,25 +214,13 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	return func() error { cancel(); return <-ended }, nil
 }
 
-// modes returns the modes that the demo knows.
+// modes returns the modes that the demo can show.
 func (t *tour) modes() []mode {
-	m := iptablesMode()
 	// Programs are started from any thread, and without privileges cannot open the
 	// usual lock file.
-	there := func(c iptables.Config) iptables.Config {
-		c.NetNS, c.LockFile = t.node.FD(), filepath.Join(t.folder, "xtables.lock")
-		return c
-	}
-	m.probe = func(ctx context.Context, _ *config.Config, f tracker.Family) error {
-		b, err := iptables.New(ctx, there(iptables.Config{Families: []tracker.Family{f}}))
-		if err != nil {
-			return err
-		}
-		return b.Close()
-	}
-	m.open = func(ctx context.Context, s settings) (dataplane, error) {
-		return iptables.New(ctx, there(iptables.Config{Families: s.families, Log: s.log}))
-	}
+	m := iptablesModeWith(func(c *iptables.Config) {
+		c.NetNS, c.LockFile = t.node.File(), filepath.Join(t.folder, "xtables.lock")
+	})
 	return []mode{nftablesMode(), m}
 }
 
@@ -389,7 +377,7 @@ func (t *tour) loadBalancer() {
 	for f, vip := range (dual{"203.0.113.80", "2001:db8:1b::80"}) {
 		y := visits(t.client, clientAddr[f], port(vip, "80"), connections)
 		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: from %s every endpoint answers: %v", families[f], clientAddr[f], y)
-		c, err := dial(t.client, "tcp", strangerAddr[f], port(vip, "80"), impatience)
+		c, err := dial(t.client, "tcp", strangerAddr[f], port(vip, "80"), noAnswerTimeout)
 		if err == nil {
 			c.Close()
 		}
@@ -419,13 +407,13 @@ func (t *tour) affinity() {
 func (t *tour) noEndpoints() {
 	t.say("\nWhere nobody can answer:")
 	for f, vip := range (dual{"10.96.0.40", "fd00:10:96::40"}) {
-		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), patience)
+		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), testtime.Timeout)
 		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: shop/empty, without endpoints, refuses at once", families[f])
-		_, err = dial(t.pod1, "tcp", "", port(vip, "81"), patience)
+		_, err = dial(t.pod1, "tcp", "", port(vip, "81"), testtime.Timeout)
 		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: a closed port of a cluster IP refuses too", families[f])
 	}
 	for f, vip := range (dual{"10.96.0.250", "fd00:10:96::250"}) {
-		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), impatience)
+		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), noAnswerTimeout)
 		t.expect(isTimeout(err), "%s: a cluster IP that no Service has does not answer", families[f])
 	}
 }
@@ -442,7 +430,7 @@ func (t *tour) udp(ctx context.Context) error {
 	var talks [2]*talk
 	var before [2]string
 	for f, vip := range (dual{"10.96.0.53", "fd00:10:96::53"}) {
-		c, err := dial(t.pod2, "udp", "", port(vip, "53"), patience)
+		c, err := dial(t.pod2, "udp", "", port(vip, "53"), testtime.Timeout)
 		if err != nil {
 			return err
 		}
@@ -515,7 +503,7 @@ func firstError(errs []error) string {
 // meets the pod.
 func (t *tour) connectionTo(pod string) (*talk, error) {
 	for range 1000 {
-		c, err := dial(t.client, "tcp", "", port(nodeAddr[0], "30080"), patience)
+		c, err := dial(t.client, "tcp", "", port(nodeAddr[0], "30080"), testtime.Timeout)
 		if err != nil {
 			return nil, err
 		}

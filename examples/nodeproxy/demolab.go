@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 )
 
 // demoLab is the network of the demo, and what runs in it.
@@ -201,12 +202,9 @@ func answer(name string, from net.Addr) string {
 	return name + " " + host + "\n"
 }
 
-// patience is how long a connection may take that is expected to work, and
-// impatience how long one that is not.
-const (
-	patience   = 30 * time.Second
-	impatience = 300 * time.Millisecond
-)
+// noAnswerTimeout is how long to wait for an answer that must not come. Connections
+// that must work get [testtime.Timeout].
+const noAnswerTimeout = 300 * time.Millisecond
 
 // talk is a connection to one of the servers.
 type talk struct {
@@ -230,7 +228,7 @@ func dial(h *netlab.Host, network, from, to string, wait time.Duration) (*talk, 
 
 // hear returns the server's name and whom it sees asking.
 func (t *talk) hear() (name, source string, err error) {
-	t.SetReadDeadline(time.Now().Add(patience))
+	t.SetReadDeadline(time.Now().Add(testtime.Timeout))
 	line, err := t.r.ReadString('\n')
 	name, source, _ = strings.Cut(strings.TrimSpace(line), " ")
 	return name, source, err
@@ -246,7 +244,7 @@ func (t *talk) ask() (name, source string, err error) {
 
 // visit connects, listens and hangs up. The address it comes from may be "".
 func visit(h *netlab.Host, from, to string) (name, source string, err error) {
-	t, err := dial(h, "tcp", from, to, patience)
+	t, err := dial(h, "tcp", from, to, testtime.Timeout)
 	if err != nil {
 		return "", "", err
 	}

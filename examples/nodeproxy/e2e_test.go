@@ -107,7 +107,7 @@ func TestEndToEnd(t *testing.T) {
 	}
 	// The ranges of cluster IPs come from the API server too.
 	eventually(t, "an address that no Service has does not answer", func() bool {
-		_, err := dial(s.client, "tcp", "", "10.96.200.200:80", impatience)
+		_, err := dial(s.client, "tcp", "", "10.96.200.200:80", noAnswerTimeout)
 		return isTimeout(err)
 	})
 

@@ -78,7 +78,7 @@ func (p *program) explain(ctx context.Context, args []string) error {
 	}
 	snapshot := w.engine.Snapshot()
 	q := question{packet, snapshot.Trace(packet), false}
-	q.near = near(snapshot.Node, packet, q.verdict.Frontend)
+	q.internal = internal(snapshot.Node, packet, q.verdict.Frontend)
 	writeVerdict(p.out, q.verdict)
 	q.writeHash(p.out, cfg.Mode, source, snapshot.Node.HashSeed)
 	if !kernel {
@@ -204,7 +204,7 @@ func weightOf(e *tracker.Endpoint, all []*tracker.Endpoint) string {
 
 // target is what the packet's frontend has it meet.
 func (q question) target() ruleset.Target {
-	if q.near {
+	if q.internal {
 		return q.verdict.Frontend.Near
 	}
 	return q.verdict.Frontend.Target
@@ -253,12 +253,11 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	}
 }
 
-// compare tells what the kernel would do with a packet, and whether that is what
-// it should do.
+// compare prints what the kernel would do with a packet, and whether that is right.
 func (p *program) compare(ctx context.Context, cfg *config.Config, q question) error {
 	m, err := findMode(p.modes, cfg.Mode)
 	if err != nil {
 		return err
 	}
-	return m.lookup(ctx, p.out, q)
+	return q.compareKernel(ctx, p.out, m)
 }

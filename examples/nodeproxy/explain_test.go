@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset/maglev"
 )
 
@@ -62,7 +63,7 @@ func TestExplainHash(t *testing.T) {
 			if !strings.Contains(all, "hash: by source address") || !strings.Contains(all, fmt.Sprintf("in a Maglev table of %d slots\n", maglev.SizeFor(3))) || !strings.Contains(all, "weight 2 (50 %)") {
 				t.Errorf("it says\n%s", all)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
 			c, err := s.client.Dial(ctx, "tcp", local, clusterVIP)
 			cancel()
 			if err != nil {

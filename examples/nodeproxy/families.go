@@ -30,7 +30,7 @@ func servedFamilies(ctx context.Context, m mode, c *config.Config, ipv6 bool, lo
 	var out []tracker.Family
 	lacking := map[tracker.Family]error{}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
-		err := m.probe(ctx, c, f)
+		err := m.probe(ctx, settings{Config: c, families: []tracker.Family{f}})
 		if f == tracker.IPv6 && !ipv6 {
 			err = errors.New("the kernel has no IPv6, or net.ipv6.conf.all.disable_ipv6 turns it off")
 		}

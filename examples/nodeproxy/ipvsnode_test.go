@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 )
 
@@ -204,7 +205,7 @@ func adoptIPVS(t *testing.T) {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			before := traces(t, s.node)
-			long, err := dial(s.client, "tcp", "", nodePort, patience)
+			long, err := dial(s.client, "tcp", "", nodePort, testtime.Timeout)
 			if err != nil {
 				t.Fatalf("kube-proxy's rules of the test are wrong: %v", err)
 			}
@@ -271,7 +272,7 @@ func reset(c *talk) {
 // has other things to do.
 func visitBriefly(h *netlab.Host, from, to string) (name, source string, err error) {
 	defer time.Sleep(50 * time.Millisecond)
-	c, err := dial(h, "tcp", from, to, 4*patience)
+	c, err := dial(h, "tcp", from, to, 2*testtime.Timeout)
 	if err != nil {
 		return "", "", err
 	}

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -20,59 +20,59 @@ var errDiffers = errors.New("the kernel's rules are not what they should be")
 type question struct {
 	packet  ruleset.Packet
 	verdict ruleset.Verdict
-	// near: the packet comes from the node or one of its pods, to a frontend that
-	// treats those otherwise.
-	near bool
+	// internal reports that the packet comes from the node or one of its pods, and that
+	// the frontend treats such packets differently.
+	internal bool
 }
 
-// lookupNFTables tells what the tables of mode nftables do with a packet.
-func lookupNFTables(ctx context.Context, out io.Writer, q question) error {
-	to := q.packet.To
-	if q.verdict.Frontend != nil && q.verdict.Frontend.Kind == ruleset.NodePort {
-		any := netip.IPv4Unspecified()
-		if to.Addr().Is6() {
-			any = netip.IPv6Unspecified()
-		}
-		to = netip.AddrPortFrom(any, to.Port())
-	}
-	found, ok, err := nftables.Lookup(ctx, nftables.Config{}, to, q.packet.Protocol)
+// compareKernel prints what the kernel would do with a packet in a mode, and whether that
+// is right. The error is errDiffers if not.
+func (q question) compareKernel(ctx context.Context, out io.Writer, m mode) error {
+	f := q.verdict.Frontend
+	found, err := m.lookup(ctx, ruleset.Query{
+		Packet: q.packet, Internal: q.internal, NodePort: f != nil && f.Kind == ruleset.NodePort,
+	})
+	var drift *ruleset.DriftError
 	switch {
-	case errors.Is(err, nftables.ErrNoTable):
-		fmt.Fprintln(out, "kernel: mode nftables has no rules in this network namespace")
+	case errors.Is(err, ruleset.ErrNoRules):
+		fmt.Fprintf(out, "kernel: mode %s has no rules in this network namespace\n", m.name)
 		return nil
+	case errors.As(err, &drift):
+		fmt.Fprintf(out, "kernel: %s\nkernel: DIFFERS from what should be\n", drift.What)
+		return errDiffers
 	case err != nil:
 		return err
-	case !ok:
-		return q.compare(out, "no entry for it", "", nil, q.entry())
+	case !found.Entry:
+		found.Where = m.noEntry
 	}
-	chain, eps := found.Chain, found.Endpoints
-	if q.near && found.NearChain != "" {
-		chain, eps = found.NearChain, found.NearEndpoints
+	expected := q.entry()
+	if m.name == config.ModeIPTables {
+		expected = q.verdict.Endpoints // its rules match the packet's source
 	}
-	return q.compare(out, fmt.Sprintf("table %s has it go to chain %s", found.Table, chain), found.Service, eps, q.entry())
+	return q.compare(out, found, expected)
 }
 
-// entry returns the endpoints that the packet's entry should lead to, which it has
-// though packets of its source are dropped.
+// entry returns the endpoints that the packet's entry should lead to, also if packets of
+// its source are dropped.
 func (q question) entry() []*tracker.Endpoint {
 	f := q.verdict.Frontend
 	if f == nil || f.Admits(q.packet.From) {
 		return q.verdict.Endpoints
 	}
-	if q.near {
+	if q.internal {
 		return q.verdict.Service.Pool(f.Near)
 	}
 	return q.verdict.Service.Pool(f.Target)
 }
 
-// compare says what was found in the kernel, and whether that is what should be.
-func (q question) compare(out io.Writer, where, service string, eps []netip.AddrPort, expected []*tracker.Endpoint) error {
-	fmt.Fprintf(out, "kernel: %s", where)
-	if service != "" {
-		fmt.Fprintf(out, ", for %s", service)
+// compare prints what was found in the kernel, and whether that is what is expected.
+func (q question) compare(out io.Writer, found ruleset.Found, expected []*tracker.Endpoint) error {
+	fmt.Fprintf(out, "kernel: %s", found.Where)
+	if found.Service != "" {
+		fmt.Fprintf(out, ", for %s", found.Service)
 	}
 	fmt.Fprintln(out)
-	for _, ep := range eps {
+	for _, ep := range found.Endpoints {
 		fmt.Fprintf(out, "kernel: endpoint %v\n", ep)
 	}
 	var want []netip.AddrPort
@@ -84,7 +84,7 @@ func (q question) compare(out io.Writer, where, service string, eps []netip.Addr
 		want = append(want, ep.Addr)
 	}
 	slices.SortFunc(want, netip.AddrPort.Compare)
-	if !slices.Equal(eps, want) || service != "" && service != wantService {
+	if !slices.Equal(found.Endpoints, want) || found.Service != "" && found.Service != wantService {
 		fmt.Fprintln(out, "kernel: DIFFERS from what should be")
 		return errDiffers
 	}
@@ -92,8 +92,8 @@ func (q question) compare(out io.Writer, where, service string, eps []netip.Addr
 	return nil
 }
 
-// near reports whether a packet is one that a frontend treats as from the node or
-// its pods.
-func near(n *ruleset.Node, p ruleset.Packet, f *ruleset.Frontend) bool {
+// internal reports whether a frontend treats a packet as coming from the node or its
+// pods, differently from others.
+func internal(n *ruleset.Node, p ruleset.Packet, f *ruleset.Frontend) bool {
 	return f != nil && f.ShortCircuit() && (p.InInterface == "" || n.LocalTraffic.Recognises(p.From, p.InInterface))
 }

@@ -20,7 +20,7 @@
 //
 // "nodeproxy run --init-only" does all that takes a writable /proc/sys for the
 // configured mode: the parameters of connection tracking, those that
-// [github.com/go-proxier/proxier/ipvs.Sysctls] lists in mode ipvs, and route_localnet in
+// [github.com/go-proxier/proxier/ipvs.SetSysctls] lists in mode ipvs, and route_localnet in
 // mode iptables if NodePorts answer at loopback addresses. Afterwards run works with the
 // same flags and configuration file where /proc/sys is read-only, as it does not write
 // a parameter that has its value already. No mode writes
@@ -71,14 +71,17 @@
 // Mode iptables knows weights only. What an annotation says that cannot be read is
 // logged and ignored.
 //
-// Changing --proxy-mode between two runs, the new rules are brought up before those
-// of the other mode are removed. With --adopt-from-kube-proxy so it is with what
-// kube-proxy has left.
+// If --proxy-mode changes between two runs, the new rules are in effect before those of
+// the other mode are removed. With --adopt-from-kube-proxy the same holds for what
+// kube-proxy has left. If another part of the process closes a netlink socket, the agent
+// opens new ones and repairs everything.
 //
-// How to read the code: world.go is the part from objects to the ruleset, source.go
-// where objects come from, agent.go the part from the ruleset to the kernel, with
-// the modes of backends.go; servers.go is health and metrics; demo.go is a tour with
-// real packets. deploy has what an operator needs to run it.
+// How to read the code: agent.go assembles the agent. source.go is where objects come
+// from; world.go leads from objects to the ruleset; pipeline.go leads from the ruleset to
+// the kernel, with the modes of backends.go and the sockets of kernelsockets.go;
+// observers.go and servers.go are metrics, health checks and output; takeover.go removes
+// what another mode or kube-proxy has left. demo.go is a tour with real packets. deploy
+// has what an operator needs to run it.
 package main
 
 import (

@@ -33,6 +33,9 @@ func TestMain(m *testing.M) {
 			os.Exit(3)
 		}
 	}
+	if os.Getenv(closeSocketsEnv) != "" {
+		go closeSocketsOnSignal()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges, process: true}

@@ -22,7 +22,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -174,7 +173,7 @@ func (p *fakePlane) Watch(ctx context.Context, _ time.Duration, _ func(error)) e
 func (p *fakePlane) mode(name string) mode {
 	return mode{
 		name:  name,
-		probe: func(context.Context, *config.Config, tracker.Family) error { return nil },
+		probe: func(context.Context, settings) error { return nil },
 		open:  func(context.Context, settings) (dataplane, error) { return p, nil },
 	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/metrics"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -135,9 +134,9 @@ func TestServedFamilies(t *testing.T) {
 		{"no programs for IPv4, but an IPv4 address", four, true, "192.0.2.1", "error"},
 		{"nothing", four, false, "", "error"},
 	} {
-		m := mode{probe: func(_ context.Context, _ *config.Config, f tracker.Family) error {
-			if f == tt.lack {
-				return fmt.Errorf("%v is not to be had", f)
+		m := mode{probe: func(_ context.Context, s settings) error {
+			if s.families[0] == tt.lack {
+				return fmt.Errorf("%v is not to be had", tt.lack)
 			}
 			return nil
 		}}
@@ -224,8 +223,7 @@ func TestLiveSwitch(t *testing.T) {
 		for i := range 4 {
 			m := allModes()[i%2]
 			plane, err := m.open(t.Context(), settings{
-				c, []tracker.Family{tracker.IPv4, tracker.IPv6}, func(tracker.Family, string, int, int) {},
-				func(func() (map[metrics.Counted]uint64, error)) {}, w.log,
+				Config: c, families: []tracker.Family{tracker.IPv4, tracker.IPv6}, rules: func(tracker.Family, string, int, int) {}, log: w.log,
 			})
 			if err != nil {
 				return err
@@ -287,7 +285,7 @@ func TestLeaveAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range list {
-		flag := leaveAlone(&conntrack.SettingError{Setting: s})
+		flag := leaveAlone(s)
 		if flag == "" {
 			t.Fatalf("%s has no flag", s.Path)
 		}

@@ -123,7 +123,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 		}
 		err := tune(cfg, log)
 		if m.setSysctls != nil {
-			err = errors.Join(err, m.setSysctls(cfg))
+			err = errors.Join(err, m.setSysctls(settings{Config: cfg}))
 		}
 		if err == nil {
 			log.Info("all kernel parameters are set", "mode", cfg.Mode)

@@ -203,7 +203,7 @@ func wipe(t *testing.T, h *netlab.Host) {
 }
 
 func visitSoon(h *netlab.Host, to string) (name, source string, err error) {
-	c, err := dial(h, "tcp", "", to, impatience)
+	c, err := dial(h, "tcp", "", to, noAnswerTimeout)
 	if err != nil {
 		return "", "", err
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 )
 
@@ -129,7 +130,7 @@ func switchModes(t *testing.T, first string, others ...string) {
 		p = run(first)
 		tidied(p, first, first)
 	}
-	long, err := dial(s.client, "tcp", "", nodePort, patience)
+	long, err := dial(s.client, "tcp", "", nodePort, testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +233,7 @@ func TestAdopt(t *testing.T) {
 					t.Fatal(err)
 				}
 				put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-				long, err := dial(s.client, "tcp", "", nodePort, patience)
+				long, err := dial(s.client, "tcp", "", nodePort, testtime.Timeout)
 				if err != nil {
 					t.Fatalf("the rules of the test are wrong: %v", err)
 				}

@@ -12,6 +12,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -39,7 +40,7 @@ func ways(b *testing.B, bench func(b *testing.B, do func(func() error) error, to
 		w := conformance.NewWorld(b, conformance.Options{
 			Families: []tracker.Family{tracker.IPv4},
 			New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-				n, err := nftables.New(nftables.Config{NetNS: env.NetNS})
+				n, err := nftables.New(tb.Context(), nftables.Config{NetNS: env.NetNS})
 				if err != nil {
 					tb.Skip(err)
 				}
@@ -72,7 +73,7 @@ func ways(b *testing.B, bench func(b *testing.B, do func(func() error) error, to
 
 // open connects and reads the endpoint's greeting.
 func open(to string) (*net.TCPConn, error) {
-	d := net.Dialer{Timeout: patience}
+	d := net.Dialer{Timeout: testtime.Timeout}
 	conn, err := d.DialContext(context.Background(), "tcp", to)
 	if err != nil {
 		return nil, err

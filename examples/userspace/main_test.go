@@ -19,12 +19,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// patience is how long anything may take that must happen.
-const patience = time.Minute
 
 // output is what a run wrote, by then.
 type output struct {
@@ -49,7 +47,7 @@ func (o *output) String() string {
 func (o *output) waitFor(t *testing.T, after int, pattern string) ([]string, int) {
 	t.Helper()
 	re := regexp.MustCompile(pattern)
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testtime.Timeout); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		s := o.String()[after:]
 		if m := re.FindStringSubmatchIndex(s); m != nil {
 			return re.FindStringSubmatch(s), after + m[1]
@@ -78,12 +76,12 @@ func greet(t *testing.T, name string) int {
 
 func hear(t *testing.T, at string) string {
 	t.Helper()
-	c, err := net.DialTimeout("tcp", at, patience)
+	c, err := net.DialTimeout("tcp", at, testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(testtime.Timeout))
 	text, err := io.ReadAll(c)
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +284,7 @@ func TestWeights(t *testing.T) {
 	write(t, l.file, hashed)
 	// A turn of the weighted round robin that was cannot be told from the hash, but
 	// many are not alike.
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(testtime.Timeout); ; {
 		heard := map[string]int{}
 		for range 12 {
 			heard[hear(t, web)]++
@@ -399,7 +397,7 @@ func TestEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(testtime.Timeout))
 	echo := func() error {
 		if _, err := c.Write([]byte("x")); err != nil {
 			return err
@@ -411,7 +409,7 @@ func TestEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	world.stop()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(time.Millisecond) {
 		again, err := net.Dial("tcp", web)
 		if err != nil {
 			break
@@ -435,7 +433,7 @@ func TestEnd(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(patience):
+	case <-time.After(testtime.Timeout):
 		t.Error("it did not end with the last connection")
 	}
 }

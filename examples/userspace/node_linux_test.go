@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -109,7 +110,7 @@ func (n *node) start(tb testing.TB) {
 	cmd, done := n.cmd, make(chan error, 1)
 	n.done = done
 	go func() { done <- cmd.Wait() }()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(5 * time.Millisecond) {
 		// What is sent while nobody has the address is lost.
 		c, _, err := n.hear(webAddr, 3*time.Second)
 		if err == nil {
@@ -164,7 +165,7 @@ func TestNode(t *testing.T) {
 		t.Helper()
 		out := map[netip.Addr]bool{}
 		for range 6 {
-			c, greeting, err := n.hear(to, patience)
+			c, greeting, err := n.hear(to, testtime.Timeout)
 			if err != nil {
 				t.Fatalf("%s: %v", to, err)
 			}
@@ -180,7 +181,7 @@ func TestNode(t *testing.T) {
 	}
 	write(t, n.file, webOn(n.Pods()[1:2]))
 	only := n.Pods()[1].Addr(tracker.IPv4)
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(testtime.Timeout); ; {
 		if got := reached(webAddr); len(got) == 1 && got[only] {
 			break
 		} else if time.Now().After(end) {
@@ -189,7 +190,7 @@ func TestNode(t *testing.T) {
 	}
 
 	n.stop(t, syscall.SIGKILL)
-	if _, _, err := n.hear(webAddr, patience); err == nil {
+	if _, _, err := n.hear(webAddr, testtime.Timeout); err == nil {
 		t.Error("somebody serves although it was killed")
 	}
 	// The external IP is gone when the next one starts.
@@ -207,7 +208,7 @@ func TestNode(t *testing.T) {
 		return string(out)
 	}
 	// It serves before it has looked for what is left over.
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(time.Millisecond) {
 		got := routes()
 		if strings.Contains(got, "10.96.0.10") && !strings.Contains(got, "203.0.113.1") {
 			break

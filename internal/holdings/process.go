@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"github.com/go-proxier/proxier/internal/testtime"
 )
 
 // Process is what a process has.
@@ -25,21 +27,18 @@ func Now() Process {
 	return p
 }
 
-// patience is how long is waited for what is about to end.
-const patience = time.Minute
-
 // Keep fails the test if this process has more than before: goroutines, files, or
 // heap by more than slack bytes. What is about to end gets time to: a goroutine has
 // told its result before it is gone, and closes files even after that. Tests that
 // are not over must not run beside it.
 func (before Process) Keep(tb testing.TB, slack int) {
 	tb.Helper()
-	before.keep(tb, slack, patience)
+	before.keep(tb, slack, testtime.Timeout)
 }
 
-func (before Process) keep(tb testing.TB, slack int, patience time.Duration) {
+func (before Process) keep(tb testing.TB, slack int, timeout time.Duration) {
 	tb.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(timeout); ; time.Sleep(10 * time.Millisecond) {
 		now := Now()
 		if now.Goroutines <= before.Goroutines && now.Files <= before.Files && now.Heap <= before.Heap+slack {
 			tb.Logf("before %+v, after %+v", before, now)

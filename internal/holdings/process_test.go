@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-proxier/proxier/internal/testtime"
 )
 
 // report is a test that only notes what is said of it.
@@ -52,7 +54,7 @@ func TestKeep(t *testing.T) {
 		}
 		time.AfterFunc(20*time.Millisecond, c.undo)
 		r = &report{}
-		before.keep(r, 1<<20, patience)
+		before.keep(r, 1<<20, testtime.Timeout)
 		if len(r.errors) != 0 {
 			t.Errorf("%s, which were about to end: %q", c.what, r.errors)
 		}

@@ -6,11 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"sync"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/sysctl"
 )
 
 // Host is one network namespace of a [Lab]. Its methods may be called from any
@@ -19,14 +20,8 @@ type Host struct {
 	// Name is for messages.
 	Name string
 
-	// mu is held while fd is used to enter, so that it is not closed, and its
-	// number given to another file, in between.
-	mu sync.RWMutex
-	fd int
+	ns *netns.Namespace
 }
-
-// ErrClosed is returned by the methods of a [Host] whose [Lab] has been closed.
-var ErrClosed = errors.New("netlab: host is closed")
 
 // setup makes the namespace's settings what [Lab.Host] says.
 func (h *Host) setup() error {
@@ -43,7 +38,7 @@ func (h *Host) setup() error {
 			"net/ipv6/conf/default/accept_dad": "0",
 			"net/ipv6/conf/default/accept_ra":  "0",
 		} {
-			if err := sysctl(path, value); err != nil {
+			if err := sysctl.Set(path, value); err != nil {
 				return err
 			}
 		}
@@ -51,76 +46,49 @@ func (h *Host) setup() error {
 	})
 }
 
+// close takes the namespace away. Closing again does nothing.
 func (h *Host) close() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	fd := h.fd
-	h.fd = -1
-	if fd < 0 {
-		return nil
+	if err := h.ns.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
 	}
-	return unix.Close(fd)
+	return nil
 }
 
-// Do runs f inside the namespace, on an OS thread that no other goroutine uses
-// meanwhile. Sockets that f opens, and processes that it starts, belong to the
-// namespace for good. Goroutines that f starts do not run inside.
+// Do runs f inside the namespace, on an OS thread that no other goroutine uses until
+// f returns. Sockets that f opens, and processes that it starts, belong to the
+// namespace for good. Goroutines that f starts do not run inside. Once the [Lab] is
+// closed, Do returns an error that wraps [os.ErrClosed].
 func (h *Host) Do(f func() error) error {
-	err := onThread(func() error {
-		if err := h.enter(); err != nil {
-			return err
-		}
-		return f()
-	})
+	err := h.ns.Do(f)
 	if err != nil {
 		return fmt.Errorf("%s: %w", h.Name, err)
 	}
 	return nil
 }
 
-// enter moves the calling thread into the namespace.
-func (h *Host) enter() error {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	if h.fd < 0 {
-		return ErrClosed
-	}
-	if err := unix.Setns(h.fd, unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter namespace: %w", err)
-	}
-	return nil
-}
+// Namespace returns the namespace. It belongs to the Host.
+func (h *Host) Namespace() *netns.Namespace { return h.ns }
 
-// FD returns a descriptor of the namespace. It belongs to the Host and is valid
+// File returns an open file of the namespace. It belongs to the Host and is open
 // until the [Lab] is closed.
-func (h *Host) FD() int {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	return h.fd
-}
+func (h *Host) File() *os.File { return h.ns.File() }
 
 // Path returns the namespace's descriptor as a file name, good for this process
 // and those it starts.
-func (h *Host) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), h.FD()) }
+func (h *Host) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), h.ns.File().Fd()) }
 
 // Sysctl sets a kernel parameter of the namespace, given as below /proc/sys, e.g.
 // "net/ipv4/ip_forward".
 func (h *Host) Sysctl(path, value string) error {
-	return h.Do(func() error { return sysctl(path, value) })
-}
-
-// sysctl sets a parameter of the calling thread's namespace: it is that which
-// /proc/sys/net shows.
-func sysctl(path, value string) error {
-	return os.WriteFile(filepath.Join("/proc/sys", filepath.FromSlash(path)), []byte(value), 0)
+	return h.Do(func() error { return sysctl.Set(path, value) })
 }
 
 // Forward makes the host a router for both families.
 func (h *Host) Forward() error {
 	return h.Do(func() error {
 		return errors.Join(
-			sysctl("net/ipv4/ip_forward", "1"),
-			sysctl("net/ipv6/conf/all/forwarding", "1"))
+			sysctl.Set("net/ipv4/ip_forward", "1"),
+			sysctl.Set("net/ipv6/conf/all/forwarding", "1"))
 	})
 }
 

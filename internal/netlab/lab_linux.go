@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netns"
 )
 
 // Lab is a set of hosts. Its methods may be called from any goroutine.
@@ -40,11 +41,11 @@ func (l *Lab) Host(name string) (*Host, error) {
 	if l.hosts[name] != nil {
 		return nil, fmt.Errorf("netlab: there is a host %q already", name)
 	}
-	fd, err := newNamespace()
+	ns, err := netns.New()
 	if err != nil {
 		return nil, fmt.Errorf("netlab: host %s: %w", name, err)
 	}
-	h := &Host{Name: name, fd: fd}
+	h := &Host{Name: name, ns: ns}
 	if err := h.setup(); err != nil {
 		h.close()
 		return nil, err
@@ -76,7 +77,7 @@ func (l *Lab) Link(a *Host, ifA string, b *Host, ifB string) error {
 		return nl.LinkAdd(&netlink.Veth{
 			LinkAttrs:     attrs,
 			PeerName:      ifB,
-			PeerNamespace: netlink.NsFd(b.fd),
+			PeerNamespace: netlink.NsFd(b.ns.File().Fd()),
 		})
 	})
 	if err == nil {
@@ -180,40 +181,4 @@ func wait(ready func() (bool, error)) error {
 		}
 		time.Sleep(time.Millisecond)
 	}
-}
-
-// newNamespace makes a network namespace and returns its descriptor. The calling
-// thread stays where it is.
-func newNamespace() (fd int, err error) {
-	err = onThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("new network namespace: %w", err)
-		}
-		fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		return err
-	})
-	return fd, err
-}
-
-// onThread runs f, which may change the network namespace of its thread, on a
-// thread that no other goroutine uses meanwhile, and puts the namespace back. If
-// that fails the thread is left locked: it ends with its goroutine and is never
-// used by another.
-func onThread(f func() error) (err error) {
-	runtime.LockOSThread()
-	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		runtime.UnlockOSThread()
-		return err
-	}
-	defer func() {
-		back := unix.Setns(home, unix.CLONE_NEWNET)
-		unix.Close(home)
-		if back != nil {
-			err = errors.Join(err, fmt.Errorf("return to own namespace: %w", back))
-			return
-		}
-		runtime.UnlockOSThread()
-	}()
-	return f()
 }

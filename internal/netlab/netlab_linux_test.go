@@ -13,12 +13,11 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/go-proxier/proxier/internal/testtime"
 )
 
 func TestMain(m *testing.M) { Main(m) }
-
-// patience is how long is waited for what must come.
-const patience = time.Minute
 
 // pair is a client and a server with a router between them, in both families.
 func pair(t *testing.T) (client, node, server *Host) {
@@ -69,22 +68,8 @@ func TestForwarding(t *testing.T) {
 			client, _, server := pair(t)
 			for _, host := range []string{"198.51.100.1", "2001:db8:2::1"} {
 				addr := net.JoinHostPort(host, "80")
-				l, err := server.Listen("tcp", addr)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer l.Close()
-				go func() {
-					for {
-						c, err := l.Accept()
-						if err != nil {
-							return
-						}
-						fmt.Fprint(c, c.RemoteAddr())
-						c.Close()
-					}
-				}()
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				server.ServeTCP(t, addr, func(c net.Conn) { fmt.Fprint(c, c.RemoteAddr()) })
+				ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
 				defer cancel()
 				for range 3 {
 					c, err := client.Dial(ctx, "tcp", "", addr)
@@ -120,7 +105,7 @@ func TestPackets(t *testing.T) {
 		if _, err := c.Write([]byte("hello")); err != nil {
 			t.Fatal(err)
 		}
-		l.SetReadDeadline(time.Now().Add(patience))
+		l.SetReadDeadline(time.Now().Add(testtime.Timeout))
 		if _, from, err := l.ReadFrom(make([]byte, 10)); err != nil || from.String() != c.LocalAddr().String() {
 			t.Errorf("got a packet from %v (%v), want from %v", from, err, c.LocalAddr())
 		}
@@ -214,7 +199,7 @@ func TestErrors(t *testing.T) {
 	if err := errors.Join(lab.Close(), lab.Close()); err != nil {
 		t.Error(err)
 	}
-	if err := h.Do(func() error { return nil }); !errors.Is(err, ErrClosed) {
+	if err := h.Do(func() error { return nil }); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
 	if _, err := lab.Host("i"); err == nil {
@@ -238,7 +223,7 @@ func TestBridge(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
 	defer cancel()
 	c, err := server.Dial(ctx, "tcp", "203.0.113.2:4321", "203.0.113.1:80")
 	if err != nil {

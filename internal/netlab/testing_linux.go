@@ -3,6 +3,7 @@ package netlab
 import (
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"strconv"
 	"testing"
@@ -87,4 +88,50 @@ func NewHost(tb testing.TB) *Host {
 		tb.Fatal(err)
 	}
 	return h
+}
+
+// ServeTCP accepts TCP connections at the address, which must be literal, until the
+// test ends. It calls handle for each on a goroutine of its own and closes the
+// connection when handle returns.
+func (h *Host) ServeTCP(tb testing.TB, addr string, handle func(net.Conn)) {
+	tb.Helper()
+	l, err := h.Listen("tcp", addr)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				handle(c)
+			}()
+		}
+	}()
+}
+
+// ServeUDP answers every datagram at the address, which must be literal, with the
+// text until the test ends.
+func (h *Host) ServeUDP(tb testing.TB, addr, text string) {
+	tb.Helper()
+	l, err := h.ListenPacket("udp", addr)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { l.Close() })
+	go func() {
+		buf := make([]byte, 64)
+		for {
+			_, from, err := l.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			// A client that gets no answer notices.
+			_, _ = l.WriteTo([]byte(text), from)
+		}
+	}()
 }

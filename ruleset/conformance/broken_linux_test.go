@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -33,11 +34,26 @@ type broken struct {
 	skip map[Feature]string
 	// world is one that must fail, and complaint what it must say.
 	world, complaint string
+	// stalled and delay are those of Options.
+	stalled bool
+	delay   time.Duration
 }
 
 func brokenBackends() []broken {
 	return []broken{
 		{
+			name: "is right, on a machine that is too slow to tell", delay: 400 * time.Millisecond,
+			world: "affinity expires", complaint: `not judged: the machine was too busy for any of 16 clients`,
+		}, {
+			name: "loses the first packet of a connection", faults: faults{losesFirst: true},
+			world: "cluster IP", complaint: `failed: the first packet was lost, must be forwarded|\(the first packet was lost\)`,
+		}, {
+			name: "refuses only the second packet of a connection", faults: faults{losesFirst: true},
+			world: "no endpoints", complaint: `the first packet was lost, a later one refused, must be refused`,
+		}, {
+			name: "loses the first packet of a connection, on a machine that always stalls", faults: faults{losesFirst: true}, stalled: true,
+			world: "no endpoints", complaint: `TCP connections had a packet retransmitted in a stall of the machine and were excused, more than 16`,
+		}, {
 			name:    "ignores internal policy Local",
 			distort: eachService(func(s *ruleset.Service) { retarget(s, ruleset.ClusterIP, ruleset.ToLocal, ruleset.ToCluster) }),
 			world:   "internal policy Local", complaint: `not among the endpoints allowed`,
@@ -263,9 +279,9 @@ func backend(t *testing.T) Options {
 	}
 	wait, quiet := 3*time.Second, silence
 	if os.Getenv(hurryEnv) == "0" {
-		wait, quiet = patience, 3*time.Second
+		wait, quiet = testtime.Timeout, 3*time.Second
 	}
-	return Options{Skip: b.skip, patience: wait, silence: quiet, New: func(testing.TB, Env) ruleset.Backend {
+	return Options{Skip: b.skip, timeout: wait, silence: quiet, stalled: b.stalled, delay: b.delay, New: func(testing.TB, Env) ruleset.Backend {
 		r := &reference{faults: b.faults}
 		if b.distort == nil {
 			return r

@@ -2,6 +2,7 @@ package conformance_test
 
 import (
 	"context"
+	"os"
 	"testing"
 
 	"github.com/go-proxier/proxier/ruleset"
@@ -10,9 +11,9 @@ import (
 )
 
 // dataPlane stands for a vendor's backend.
-type dataPlane struct{ netns int }
+type dataPlane struct{ netns *os.File }
 
-func newDataPlane(netns int, _ []tracker.Family) (*dataPlane, error) {
+func newDataPlane(netns *os.File, _ []tracker.Family) (*dataPlane, error) {
 	return &dataPlane{netns}, nil
 }
 

@@ -10,15 +10,17 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/testtime"
 )
 
 const (
 	// heldEach is how many connections [World.Hold] opens to a target from each place.
 	heldEach = 3
-	// heldPatience is how long is waited for the answers of all of them: longer than
+	// heldTimeout is how long is waited for the answers of all of them: longer than
 	// TCP ever takes to repeat what it has sent while the way was cut off, two minutes
 	// (TCP_RTO_MAX of include/net/tcp.h).
-	heldPatience = 150 * time.Second
+	heldTimeout = 150 * time.Second
 )
 
 // Held is connections that stay open. It is made by [World.Hold] and used by one
@@ -54,7 +56,7 @@ func (h *Held) Len() int { return len(h.connections) }
 // that is broken; nil is none.
 func (h *Held) Check() error {
 	var errs []error
-	deadline := time.Now().Add(heldPatience)
+	deadline := time.Now().Add(heldTimeout)
 	for _, c := range h.connections {
 		if err := c.echo(deadline); err != nil {
 			errs = append(errs, fmt.Errorf("open connection from %s to %s, served by %s: %w", c.from, c.to, c.server, err))
@@ -70,7 +72,7 @@ func (h *Held) Check() error {
 func (h *Held) Send() error {
 	var errs []error
 	for _, c := range h.connections {
-		if err := c.send(time.Now().Add(patience)); err != nil {
+		if err := c.send(time.Now().Add(testtime.Timeout)); err != nil {
 			errs = append(errs, fmt.Errorf("open connection from %s to %s, served by %s: %w", c.from, c.to, c.server, err))
 		}
 	}
@@ -108,7 +110,7 @@ type connection struct {
 // open connects over TCP, and fails the test if it cannot.
 func (w *World) open(from string, to netip.AddrPort) *connection {
 	w.tb.Helper()
-	ctx, cancel := context.WithTimeout(w.tb.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.tb.Context(), w.timeout())
 	defer cancel()
 	c, r, text, err := w.net.hosts[from].connect(ctx, to)
 	if err != nil {

@@ -18,6 +18,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// concurrentChecks is how many connections a world checks at a time. Most of the time
+// is spent waiting for what must not come.
+const concurrentChecks = 16
+
 // check makes the connections of the rows, in every family, and compares what
 // becomes of them with the oracle's verdict. If something was wrong the world
 // ends: what follows would most likely only say it again.
@@ -26,8 +30,7 @@ func (w *World) check(rows ...row) {
 	snapshot := w.Engine.Snapshot()
 	var wg sync.WaitGroup
 	var failures atomic.Int32
-	// Most of the time is spent waiting for what must not come.
-	limit := make(chan struct{}, 16)
+	limit := make(chan struct{}, concurrentChecks)
 	// An ICMP error goes to every raw socket between the two addresses: one SCTP
 	// probe at a time.
 	var raw sync.Mutex
@@ -80,14 +83,14 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	if got := w.describe(v, f); got != sortWords(r.want) {
 		return fmt.Errorf("the oracle says %q (%s), this world %q: one of them is wrong", got, v.Rule, r.want)
 	}
-	ctx, patience, silence := w.tb.Context(), cmp.Or(w.options.patience, patience), cmp.Or(w.options.silence, silence)
+	ctx, timeout, silence := w.tb.Context(), w.timeout(), cmp.Or(w.options.silence, silence)
 	complain := func(o outcome, want string) error {
 		return fmt.Errorf("%s, must %s: %s", o, want, v.Rule)
 	}
 	wrongError := func(o outcome) bool { return o.notSent && !v.MayFailSend && w.does(LocalErrors) }
 	switch v.Action {
 	case ruleset.ActionReject:
-		if o := from.probe(ctx, r.proto, to, patience); o.kind != refused || wrongError(o) {
+		if o := from.probe(ctx, r.proto, to, timeout); o.kind != refused || wrongError(o) {
 			return complain(o, "be refused")
 		}
 	case ruleset.ActionDrop:
@@ -96,7 +99,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 		}
 	case ruleset.ActionPass:
 		want := w.unhandled(from, to)
-		wait := patience
+		wait := timeout
 		if want.kind == silent {
 			wait = silence
 		}
@@ -125,7 +128,7 @@ func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v 
 		if i > 3*n {
 			time.Sleep(rand.N(time.Millisecond))
 		}
-		o := from.probe(w.tb.Context(), proto, to, cmp.Or(w.options.patience, patience))
+		o := from.probe(w.tb.Context(), proto, to, w.timeout())
 		ep, err := w.permitted(o, from.addr(tracker.FamilyOf(to.Addr())), v)
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, v.Rule)

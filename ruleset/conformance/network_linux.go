@@ -56,8 +56,9 @@ type host struct {
 	in   string
 	addr func(tracker.Family) netip.Addr
 	// ports counts the source ports given out.
-	ports *atomic.Uint32
-	pulse *pulse
+	ports   *atomic.Uint32
+	stalls  *stallDetector
+	excuses *excuses
 }
 
 // firstPort is the first of the source ports for UDP and SCTP, and portCount how
@@ -86,8 +87,9 @@ type network struct {
 }
 
 // newNetwork builds the network, with so many clients and remote pods, and with
-// the local pods behind a bridge or without.
-func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods int, bridge bool) *network {
+// the local pods behind a bridge or without. Connections are excused because of stalls
+// and counted in counts.
+func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods int, bridge bool, stalls *stallDetector, counts *excuses) *network {
 	tb.Helper()
 	netlab.Require(tb)
 	must := func(errs ...error) {
@@ -117,9 +119,8 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 	}
 	node, outside, remote := newHost(nodeName), newHost("client"), newHost(remoteName)
 	n := &network{node: node, hosts: map[string]host{}}
-	ticks := newPulse(tb)
 	add := func(name string, ns *netlab.Host, in string, addr func(tracker.Family) netip.Addr) {
-		n.hosts[name] = host{name, ns, in, addr, new(atomic.Uint32), ticks}
+		n.hosts[name] = host{name, ns, in, addr, new(atomic.Uint32), stalls, counts}
 	}
 
 	must(node.Forward())

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -29,16 +30,23 @@ type Options struct {
 	// means that it does everything.
 	Skip map[Feature]string
 
-	// patience and silence take the place of the constants, if not 0: for backends that
-	// are to fail, in one way or the other.
-	patience, silence time.Duration
+	// run, if not nil, adds up what the worlds of a run excuse.
+	run *excuses
+
+	// The rest is for tests of the suite itself. timeout and silence replace the
+	// constants if not 0: for backends that are to fail, in one way or the other.
+	timeout, silence time.Duration
+	// stalled pretends that the machine stalls all the time, and delay makes every
+	// connection that measures a time so much later.
+	stalled bool
+	delay   time.Duration
 }
 
 // Env is where a backend finds itself.
 type Env struct {
-	// NetNS is a file descriptor of the node's network namespace. It is good until
-	// the test ends, and must not be closed.
-	NetNS int
+	// NetNS is an open file of the node's network namespace. It is open until the test
+	// ends.
+	NetNS *os.File
 	// Families is the address families in use.
 	Families []tracker.Family
 

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,15 +18,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-const (
-	// patience is how long a connection may take that is to come about or to be
-	// refused: long enough for an emulated machine on processors that have much else
-	// to do. A TCP connection of which a packet was repeated meanwhile has failed all
-	// the same, but where a pulse tells that the machine stood still.
-	patience = 45 * time.Second
-	// silence is how long a connection is waited for that is not to come about.
-	silence = 250 * time.Millisecond
-)
+// silence is how long a connection is waited for that is not to come about. What must
+// come about or be refused gets [testtime.Timeout]; a TCP connection that was accepted
+// or refused only after a packet was retransmitted fails nevertheless, unless the
+// machine stalled.
+const silence = 250 * time.Millisecond
 
 // outcome is what became of a connection.
 type outcome struct {
@@ -103,19 +100,18 @@ func (h host) local(to netip.AddrPort, port uint16) string {
 	return netip.AddrPortFrom(h.addr(tracker.FamilyOf(to.Addr())), port).String()
 }
 
-// errRetransmitted: the connection came about, but only because the client's
-// kernel sent a packet again that had been lost.
+// errRetransmitted means that a connection was accepted or refused only after the
+// client's kernel had sent a packet again: the first one was lost.
 var errRetransmitted = errors.New("the first packet was lost")
 
 // connect opens a TCP connection, on which the server's greeting has arrived.
 func (h host) connect(ctx context.Context, to netip.AddrPort) (*net.TCPConn, *bufio.Reader, string, error) {
-	begun := time.Now()
-	conn, err := h.ns.Dial(ctx, "tcp", h.local(to, 0), to.String())
+	c, err := h.dialTCP(ctx, to)
 	if err != nil {
 		return nil, nil, "", err
 	}
-	c, r := conn.(*net.TCPConn), bufio.NewReader(conn)
-	text, err := h.receiveGreeting(ctx, begun, c, r)
+	r := bufio.NewReader(c)
+	text, err := receiveGreeting(ctx, c, r)
 	if err != nil {
 		c.Close()
 		return nil, nil, "", err
@@ -123,18 +119,11 @@ func (h host) connect(ctx context.Context, to netip.AddrPort) (*net.TCPConn, *bu
 	return c, r, text, nil
 }
 
-func (h host) receiveGreeting(ctx context.Context, begun time.Time, c *net.TCPConn, r *bufio.Reader) (string, error) {
+func receiveGreeting(ctx context.Context, c *net.TCPConn, r *bufio.Reader) (string, error) {
 	// Close with a reset: no port is left in TIME_WAIT, neither here nor in the
 	// node's connection tracking.
 	if err := c.SetLinger(0); err != nil {
 		return "", err
-	}
-	lost, err := retransmitted(c)
-	if err != nil {
-		return "", err
-	}
-	if lost && !h.pulse.stopped(begun) {
-		return "", errRetransmitted
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		c.SetDeadline(deadline)
@@ -144,21 +133,79 @@ func (h host) receiveGreeting(ctx context.Context, begun time.Time, c *net.TCPCo
 	return strings.TrimSpace(text), err
 }
 
-func retransmitted(c *net.TCPConn) (bool, error) {
-	raw, err := c.SyscallConn()
+// dialTCP opens a TCP connection. It fails with errRetransmitted if the connection was
+// accepted or refused only after a retransmission, unless the machine stalled.
+func (h host) dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
+	begun := time.Now()
+	// Dial closes the socket of a connection that is refused. The duplicate can still
+	// be asked for its retransmissions.
+	dup := -1
+	f := tracker.FamilyOf(to.Addr())
+	d := net.Dialer{
+		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.addr(f), 0)),
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			if dup >= 0 { // Dial tries again if it has connected to itself
+				unix.Close(dup)
+			}
+			var err error
+			if cerr := raw.Control(func(fd uintptr) {
+				dup, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+				err = errors.Join(err, reportICMPErrors(int(fd), f, true))
+			}); cerr != nil {
+				return cerr
+			}
+			return err
+		},
+	}
+	var conn net.Conn
+	err := h.ns.Do(func() (err error) {
+		conn, err = d.DialContext(ctx, "tcp", to.String())
+		return err
+	})
+	if dup >= 0 {
+		defer unix.Close(dup)
+	}
+	if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+		return nil, err
+	}
+	h.excuses.connections.Add(1)
+	info, ierr := unix.GetsockoptTCPInfo(dup, unix.IPPROTO_TCP, unix.TCP_INFO)
+	switch {
+	case ierr != nil:
+		err = ierr
+	case info.Total_retrans == 0:
+	case h.stalls.stalledSince(begun):
+		h.excuses.excused.Add(1)
+	case err != nil:
+		err = fmt.Errorf("%w, a later one refused", errRetransmitted)
+	default:
+		err = errRetransmitted
+	}
+	if err == nil {
+		err = reportICMPErrors(dup, f, false)
+	}
 	if err != nil {
-		return false, err
+		if conn != nil {
+			conn.Close()
+		}
+		return nil, err
 	}
-	var info *unix.TCPInfo
-	if cerr := raw.Control(func(fd uintptr) {
-		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-	}); cerr != nil {
-		err = cerr
+	return conn.(*net.TCPConn), nil
+}
+
+// reportICMPErrors has the socket report ICMP errors at once (ip(7), IP_RECVERR; while
+// it connects since Linux 5.8). Without it the kernel ignores an ICMP error that
+// arrives inside of connect(2), where it arrives if the refusing machine is the same
+// one: such a connection is refused only after a retransmission.
+func reportICMPErrors(fd int, f tracker.Family, on bool) error {
+	value := 0
+	if on {
+		value = 1
 	}
-	if err != nil {
-		return false, err
+	if f == tracker.IPv6 {
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, value)
 	}
-	return info.Total_retrans != 0, nil
+	return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, value)
 }
 
 func (h host) probeTCP(ctx context.Context, to netip.AddrPort) (string, error) {

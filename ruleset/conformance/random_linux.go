@@ -55,7 +55,7 @@ func (r Random) withDefaults() Random {
 // RunRandom tests a backend in worlds that are made up at random, each a parallel
 // sub-test named by its seed. After each step of a series of changes, connections
 // from everywhere to anywhere meet what the oracle says. Of a world that fails, as
-// few of the changes as it takes are printed.
+// few of the changes as it takes are printed. Retransmissions are excused as by [Run].
 func RunRandom(t *testing.T, o Options, r Random) {
 	t.Helper()
 	if err := o.validate(); err != nil {
@@ -65,6 +65,8 @@ func RunRandom(t *testing.T, o Options, r Random) {
 		return
 	}
 	r = r.withDefaults()
+	o.run = new(excuses)
+	t.Cleanup(func() { o.run.report(t) })
 	start := time.Now()
 	one := func(seed uint64) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
@@ -217,7 +219,7 @@ func (w *randomWorld) compare(world *World) error {
 			}
 		}
 	}
-	env := Env{NetNS: h.FD(), Families: world.Env.Families}
+	env := Env{NetNS: h.File(), Families: world.Env.Families}
 	env.do = h.Do
 	cold := &World{Tracker: world.Tracker, Engine: world.Engine, Env: env, tb: inner, options: w.options, net: &network{node: h}}
 	cold.attach()
@@ -301,7 +303,7 @@ func (w *World) judgeAll(packets []packet) mishap {
 		mu    sync.Mutex
 		out   mishap
 		wg    sync.WaitGroup
-		limit = make(chan struct{}, 16)
+		limit = make(chan struct{}, concurrentChecks)
 	)
 	for _, group := range groups {
 		limit <- struct{}{}

@@ -31,6 +31,8 @@ type reference struct {
 // faults is what a broken reference does wrong, by itself; see also broken.
 type faults struct {
 	noHairpin, noClosedPorts, noUnallocated, uneven bool
+	// losesFirst drops the first packet of every TCP connection from elsewhere.
+	losesFirst bool
 	// stopsOwn stops what the node sends to its own addresses on its way out.
 	stopsOwn bool
 	// refuseUnknown refuses whatever is not known in place of dropping it.
@@ -144,6 +146,13 @@ func (s *script) add(chain, format string, args ...any) {
 func (r *reference) render(s *script) {
 	for name := range hooks {
 		s.chains[name] = []string{}
+	}
+	if r.faults.losesFirst {
+		for f, fam := range nfproto {
+			s.sets["first_"+fam] = fmt.Sprintf("type %s_addr . inet_service . %[1]s_addr . inet_service; flags dynamic,timeout; timeout 10m; size 65535", fam)
+			flow := ip(f) + " saddr . tcp sport . " + ip(f) + " daddr . tcp dport"
+			s.add("firewall_in", "tcp flags & (syn | ack) == syn %s != @first_%s add @first_%[2]s { %[1]s } drop", flow, fam)
+		}
 	}
 	s.add("nat_post", "meta mark & %s != 0 meta mark set meta mark & 0xffffbfff masquerade fully-random", markBit)
 	for _, key := range slices.SortedFunc(maps.Keys(r.services), tracker.Key.Compare) {

@@ -1,10 +1,14 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"testing"
+	"time"
 
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
@@ -35,7 +39,8 @@ type World struct {
 // on the node and on another, and clients outside. Local traffic is told by the
 // local pods' CIDRs, NodePorts answer at all of the node's addresses, and no
 // Options.Skip matters. It skips the test where namespaces cannot be made.
-// Everything is taken down when the test ends.
+// Everything is taken down when the test ends. Retransmissions in a stall of the
+// machine are excused, counted and limited as by [Run], but for this World alone.
 func NewWorld(tb testing.TB, o Options) *World {
 	tb.Helper()
 	return newWorld(tb, o, config{})
@@ -53,14 +58,25 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 	if err := o.validate(); err != nil {
 		tb.Fatal(err)
 	}
-	n := newNetwork(tb, families, c.clients, c.remotePods, c.bridge)
+	netlab.Require(tb)
+	stalls, counts := newStallDetector(tb), new(excuses)
+	stalls.always = o.stalled
+	tb.Cleanup(func() {
+		if o.run == nil {
+			counts.report(tb)
+			return
+		}
+		tb.Log(counts)
+		o.run.add(counts)
+	})
+	n := newNetwork(tb, families, c.clients, c.remotePods, c.bridge, stalls, counts)
 	n.bind(tb, families, c.bound)
 	n.serve(tb, families)
 	if c.sctp {
 		n.serveSCTP(tb, families)
 	}
 	w := &World{
-		Env: Env{NetNS: n.node.FD(), Families: families, do: n.node.Do},
+		Env: Env{NetNS: n.node.File(), Families: families, do: n.node.Do},
 		tb:  tb, options: o, net: n, services: map[string]*service{},
 	}
 
@@ -96,6 +112,9 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 	w.Tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 	return w
 }
+
+// timeout returns how long a connection is waited for that must be accepted or refused.
+func (w *World) timeout() time.Duration { return cmp.Or(w.options.timeout, testtime.Timeout) }
 
 // attach makes a backend and has it follow the ruleset.
 func (w *World) attach() {

@@ -5,6 +5,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -99,7 +100,7 @@ func changePacketWorlds() []world {
 			live := func(after string, must func(*connection) bool) {
 				w.tb.Helper()
 				for _, c := range open {
-					if err := c.echo(time.Now().Add(patience)); err != nil && must(c) {
+					if err := c.echo(time.Now().Add(testtime.Timeout)); err != nil && must(c) {
 						w.tb.Errorf("connection from %s to %s, served by %s, broke after %s: %v", c.from, c.to, c.server, after, err)
 					}
 				}

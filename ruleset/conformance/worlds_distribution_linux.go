@@ -55,7 +55,7 @@ func (w *World) distribution(f tracker.Family, to netip.AddrPort, weights map[st
 	for range workers {
 		wg.Go(func() {
 			for range requests / workers {
-				o := w.net.hosts["client1"].probe(w.tb.Context(), udp, to, patience)
+				o := w.net.hosts["client1"].probe(w.tb.Context(), udp, to, w.timeout())
 				if o.kind != reached {
 					w.tb.Errorf("%s: %s", to, o)
 					return

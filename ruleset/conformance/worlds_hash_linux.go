@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -159,7 +160,7 @@ func (w *World) flows(f tracker.Family, to target, first, n int) []netip.AddrPor
 
 // askFrom sends a datagram from a given port and returns what comes back.
 func (h host) askFrom(ctx context.Context, port uint16, to netip.AddrPort) outcome {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, testtime.Timeout)
 	defer cancel()
 	c, err := h.ns.Dial(ctx, "udp", h.local(to, port), to.String())
 	if err != nil {

@@ -3,6 +3,7 @@ package conformance
 import (
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -19,7 +20,7 @@ func bridgeWorlds() []world {
 					for range 2 {
 						c := w.open("pod3", clusterIP(1, 80).at(f))
 						time.Sleep(1100 * time.Millisecond) // redirects are one a second
-						if err := c.echo(time.Now().Add(patience)); err != nil {
+						if err := c.echo(time.Now().Add(testtime.Timeout)); err != nil {
 							w.tb.Errorf("%s: %v", f, err)
 						}
 					}

@@ -10,7 +10,7 @@ import (
 )
 
 func main() {
-	b, err := ipvs.New(ipvs.Config{})
+	b, err := ipvs.New(context.Background(), ipvs.Config{})
 	if err != nil {
 		panic(err)
 	}

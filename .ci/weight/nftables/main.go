@@ -10,7 +10,7 @@ import (
 )
 
 func main() {
-	b, err := nftables.New(nftables.Config{})
+	b, err := nftables.New(context.Background(), nftables.Config{})
 	if err != nil {
 		panic(err)
 	}

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// patience is how long to wait for the changes to end that come at less than
+	// maxDelay is how long to wait for the changes to end that come at less than
 	// quiet from each other: what never stops is read now and then all the same.
-	patience = 250 * time.Millisecond
+	maxDelay = 250 * time.Millisecond
 	// stalled is how long a file may be open without being written to, and
 	// tooLong how long it may be written to, until it is read as it is.
 	stalled = 3 * time.Second
@@ -116,7 +116,7 @@ func (w *Watcher) Wait(ctx context.Context) error {
 		if began.IsZero() {
 			began = now
 		}
-		deadline = earlier(now.Add(quiet), began.Add(patience))
+		deadline = earlier(now.Add(quiet), began.Add(maxDelay))
 		for name, last := range w.writing {
 			if until := earlier(last.Add(stalled), began.Add(tooLong)); !until.After(now) {
 				delete(w.writing, name)

@@ -12,6 +12,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -65,13 +66,13 @@ func TestAddresses(t *testing.T) {
 		t.Helper()
 		var c net.Conn
 		if err := w.Do(func() (err error) {
-			c, err = (&net.Dialer{Timeout: patience}).DialContext(context.Background(), "tcp", to)
+			c, err = (&net.Dialer{Timeout: testtime.Timeout}).DialContext(context.Background(), "tcp", to)
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(testtime.Timeout))
 		return c
 	}
 	reaches := func(to, name string) {

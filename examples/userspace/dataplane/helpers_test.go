@@ -19,12 +19,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
-
-// patience is how long anything may take that must happen.
-const patience = time.Minute
 
 // world is a Backend at work on the loopback interface, where Services have the
 // address 127.0.0.1 and ports of the system's choice.
@@ -188,11 +186,11 @@ type client struct {
 
 // connect opens a connection, on which the endpoint has said its name.
 func connect(port uint16) (*client, error) {
-	conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String(), patience)
+	conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String(), testtime.Timeout)
 	if err != nil {
 		return nil, err
 	}
-	conn.SetDeadline(time.Now().Add(patience))
+	conn.SetDeadline(time.Now().Add(testtime.Timeout))
 	c := &client{conn.(*net.TCPConn), bufio.NewReader(conn), ""}
 	if c.name, err = c.r.ReadString('\n'); err != nil {
 		c.Close()
@@ -227,9 +225,9 @@ func (c *client) echo() error {
 // eventually waits until f reports true.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testtime.Timeout); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not after %s", what, patience)
+			t.Fatalf("%s: not after %s", what, testtime.Timeout)
 		}
 	}
 }

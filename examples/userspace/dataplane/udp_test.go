@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/go-proxier/proxier/internal/testtime"
 )
 
 // serveUDP is an endpoint that answers with its name and what it got. What it got
@@ -56,7 +58,7 @@ func ask(c net.Conn, text string) (string, error) {
 
 func hear(c net.Conn) (string, error) {
 	buf := make([]byte, maxDatagram)
-	c.SetReadDeadline(time.Now().Add(patience))
+	c.SetReadDeadline(time.Now().Add(testtime.Timeout))
 	n, err := c.Read(buf)
 	return string(buf[:n]), err
 }

@@ -17,7 +17,7 @@ func TestNFTables(t *testing.T) {
 		return
 	}
 	conformance.Run(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
-		b, err := nftables.New(nftables.Config{NetNS: env.NetNS, Families: env.Families})
+		b, err := nftables.New(tb.Context(), nftables.Config{NetNS: env.NetNS, Families: env.Families})
 		if err != nil {
 			tb.Fatal(err)
 		}

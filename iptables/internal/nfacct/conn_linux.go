@@ -1,185 +1,158 @@
 package nfacct
 
 import (
-	"encoding/binary"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"sync"
-	"syscall"
-	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/nfsocket"
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// ErrQuota is what errors are about an object with a quota, which rules match by
-// whether that is used up: it is somebody else's.
-var ErrQuota = errors.New("nfacct: the object has a quota")
+// maxName is the most bytes that a name can have: NFACCT_NAME_MAX of
+// include/uapi/linux/netfilter/nfnetlink_acct.h, less the NUL.
+const maxName = 31
 
-// answerTimeout is how long the kernel has for an answer. It gives one before the
-// request's send returns, so this only guards against its never coming.
-const answerTimeout = 10 * time.Second
+// Message types and attributes (include/uapi/linux/netfilter/nfnetlink_acct.h).
+const (
+	msgNew    = 0 // NFNL_MSG_ACCT_NEW
+	msgGet    = 1 // NFNL_MSG_ACCT_GET
+	msgDelete = 3 // NFNL_MSG_ACCT_DEL
+
+	attrName    = 1 // NFACCT_NAME
+	attrPackets = 2 // NFACCT_PKTS, big-endian
+	attrBytes   = 3 // NFACCT_BYTES, big-endian
+	attrFlags   = 5 // NFACCT_FLAGS, present if the object has a quota
+)
+
+// Object is an accounting object.
+type Object struct {
+	Name string
+	// Packets and Bytes are what the object has counted since it was created.
+	Packets, Bytes uint64
+
+	quota bool
+}
 
 // Conn is a connection to the accounting objects of one network namespace. Its
-// methods may be called concurrently. What the kernel refuses is a [unix.Errno]:
-// EINVAL or EOPNOTSUPP where it knows no accounting objects, EPERM without
+// methods may be called concurrently. A refusal by the kernel is a [unix.Errno]:
+// EINVAL or EOPNOTSUPP if the kernel has no accounting objects, EPERM without
 // CAP_NET_ADMIN.
 type Conn struct {
 	mu   sync.Mutex
-	sock *nfsocket.Socket
-	seq  uint32
-	buf  []byte
+	sock *nl.SocketHandle // nil once closed
 }
 
-// Dial opens a connection in the network namespace with the given file descriptor,
-// or in the calling thread's if it is 0.
-func Dial(netns int) (*Conn, error) {
-	sock, err := nfsocket.Dial(netns)
+// Dial opens a connection in a network namespace.
+func Dial(ns *netns.Namespace) (*Conn, error) {
+	c := &Conn{}
+	err := ns.Do(func() error {
+		s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		c.sock = &nl.SocketHandle{Socket: s}
+		return nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("nfacct: %w", err)
-	}
-	c := &Conn{sock: sock, buf: make([]byte, 8<<10)}
-	if err := c.configure(); err != nil {
-		sock.Close()
-		return nil, err
+		return nil, fmt.Errorf("nfacct: open netlink socket: %w", err)
 	}
 	return c, nil
 }
 
-func (c *Conn) configure() error {
-	timeout := unix.NsecToTimeval(answerTimeout.Nanoseconds())
-	if err := unix.SetsockoptTimeval(c.sock.FD(), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
-		return fmt.Errorf("nfacct: set receive timeout: %w", err)
+// Close closes the connection. Afterwards other methods return [os.ErrClosed], and Close
+// does nothing.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sock != nil {
+		c.sock.Close()
+		c.sock = nil
 	}
 	return nil
 }
 
-// Close closes the connection. Methods return [os.ErrClosed] afterwards, but for
-// Close, which does nothing.
-func (c *Conn) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sock.Close()
-}
-
-// Add makes an object that has counted nothing, unless there is one of that name:
-// it goes on counting, and made is false. The error is [ErrQuota] if that has a
-// quota.
-func (c *Conn) Add(name string) (made bool, err error) {
-	_, err = c.request(msgNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, name)
-	switch {
-	case err == nil:
-		return true, nil
-	case !errors.Is(err, unix.EEXIST):
-		return false, err
+// Add creates an object that has counted nothing, unless the object exists already. It
+// fails if the existing object has a quota: rules match such an object by whether its
+// quota is used up, so it belongs to another program.
+func (c *Conn) Add(name string) error {
+	_, err := c.request(msgNew, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, name)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
 	}
 	o, err := c.Get(name)
 	if err == nil && o.quota {
-		err = fmt.Errorf("%w: %s", ErrQuota, name)
+		err = fmt.Errorf("nfacct: %s has a quota", name)
 	}
-	return false, err
+	return err
 }
 
 // Get returns an object. The error is ENOENT if there is none of that name.
 func (c *Conn) Get(name string) (Object, error) {
-	o, err := c.request(msgGet, 0, name)
-	switch {
-	case err != nil:
+	answers, err := c.request(msgGet, unix.NLM_F_ACK, name)
+	if err != nil {
 		return Object{}, err
-	case o == nil || o.Name != name:
-		return Object{}, fmt.Errorf("nfacct: %s: the answer is about something else", name)
 	}
-	return *o, nil
+	for _, a := range answers {
+		if o, ok := parse(a); ok && o.Name == name {
+			return o, nil
+		}
+	}
+	return Object{}, fmt.Errorf("nfacct: %s: the kernel's answer has no such object", name)
 }
 
-// Delete deletes an object. The error is EBUSY if a rule counts into it, and ENOENT
-// if there is none of that name.
+// Delete deletes an object. The error is EBUSY if a rule counts into it, and ENOENT if
+// there is none of that name.
 func (c *Conn) Delete(name string) error {
-	_, err := c.request(msgDelete, 0, name)
+	_, err := c.request(msgDelete, unix.NLM_F_ACK, name)
 	return err
 }
 
-// request sends a request and returns what object it was answered with, if any.
-func (c *Conn) request(kind, flags uint16, name string) (*Object, error) {
+// request sends a request about an object and returns the bodies of the answers.
+func (c *Conn) request(kind, flags int, name string) ([][]byte, error) {
+	if name == "" || len(name) > maxName || bytes.IndexByte([]byte(name), 0) >= 0 {
+		return nil, fmt.Errorf("nfacct: name %q is not 1 to %d bytes other than NUL", name, maxName)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.renew(); err != nil {
-		return nil, err
+	if c.sock == nil {
+		return nil, fmt.Errorf("nfacct: %w", os.ErrClosed)
 	}
-	c.seq++
-	msg, err := message(kind, flags, c.seq, name)
-	if err != nil {
-		return nil, err
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_ACCT<<8|kind, flags)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.sock}
+	req.AddData(&nl.Nfgenmsg{Version: nl.NFNETLINK_V0})
+	req.AddData(nl.NewRtAttr(attrName, nl.ZeroTerminated(name)))
+	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if errors.Is(err, unix.EBADF) {
+		err = os.ErrClosed
 	}
-	o, err := c.exchange(msg)
 	if err != nil {
 		return nil, fmt.Errorf("nfacct: %s: %w", name, err)
 	}
-	return o, nil
+	return answers, nil
 }
 
-// renew opens the socket anew if it was lost.
-func (c *Conn) renew() error {
-	if c.sock.FD() < 0 {
-		return fmt.Errorf("nfacct: %w", os.ErrClosed)
+// parse reads an object from the body of an answer.
+func parse(b []byte) (o Object, ok bool) {
+	if len(b) < nl.SizeofNfgenmsg {
+		return o, false
 	}
-	if !c.sock.Lost() {
-		return nil
-	}
-	if err := c.sock.Redial(); err != nil {
-		return fmt.Errorf("nfacct: %w", err)
-	}
-	return c.configure()
-}
-
-// exchange sends a message, and reads what comes back until it is acknowledged.
-func (c *Conn) exchange(msg []byte) (o *Object, err error) {
-	fd := c.sock.FD()
-	if err := retry(func() error { return unix.Sendto(fd, msg, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}) }); err != nil {
-		return nil, os.NewSyscallError("sendto", err)
-	}
-	for {
-		var n int
-		if err := retry(func() (err error) {
-			n, _, err = unix.Recvfrom(fd, c.buf, 0)
-			return err
-		}); err != nil {
-			return nil, os.NewSyscallError("recvfrom", err)
-		}
-		answers, err := syscall.ParseNetlinkMessage(c.buf[:n])
-		if err != nil {
-			return nil, fmt.Errorf("answer: %w", err)
-		}
-		for _, a := range answers {
-			switch {
-			case a.Header.Seq != c.seq:
-				// What came too late for an earlier request.
-			case a.Header.Type == unix.NLMSG_ERROR:
-				if len(a.Data) < 4 {
-					return nil, errShort
-				}
-				if errno := int32(binary.NativeEndian.Uint32(a.Data)); errno != 0 {
-					return nil, unix.Errno(-errno)
-				}
-				return o, nil
-			case a.Header.Type == unix.NFNL_SUBSYS_ACCT<<8|msgNew:
-				parsed, err := parse(a.Data)
-				if err != nil {
-					return nil, err
-				}
-				o = &parsed
-			}
+	for typ, value := range nfnl.Attributes(b[nl.SizeofNfgenmsg:]) {
+		switch typ {
+		case attrName:
+			o.Name = nfnl.String(value)
+		case attrPackets:
+			o.Packets = nfnl.Uint64(value)
+		case attrBytes:
+			o.Bytes = nfnl.Uint64(value)
+		case attrFlags:
+			o.quota = true
 		}
 	}
-}
-
-// retry calls f again as long as a signal keeps it from its work.
-func retry(f func() error) error {
-	for {
-		if err := f(); err != unix.EINTR {
-			return err
-		}
-	}
+	return o, o.Name != ""
 }

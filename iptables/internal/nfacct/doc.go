@@ -1,4 +1,5 @@
-// Package nfacct keeps the kernel's accounting objects (nfnetlink_acct): counters of
-// packets and bytes with a name, of one network namespace, which rules of iptables
-// and ip6tables count into by their match nfacct. It is what the program nfacct does.
+// Package nfacct creates, reads and deletes the kernel's accounting objects
+// (nfnetlink_acct), as the program nfacct does. An object is a named counter of packets
+// and bytes in one network namespace. Rules of iptables and ip6tables count into it with
+// the match nfacct.
 package nfacct

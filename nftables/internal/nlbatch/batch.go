@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
 // maxMessage bounds one message of set elements: the length of the attribute
@@ -59,59 +61,46 @@ func (b *Batch) what(seq uint32) string {
 }
 
 func (b *Batch) control(typ uint16) {
-	b.header(typ, unix.NLM_F_REQUEST, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
-	b.End()
-}
-
-func (b *Batch) header(typ, flags uint16, family byte, resID uint16) {
 	b.start = len(b.buf)
-	b.buf = binary.NativeEndian.AppendUint32(b.buf, 0)
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, flags)
-	b.buf = binary.NativeEndian.AppendUint32(b.buf, b.seq)
-	b.buf = binary.NativeEndian.AppendUint32(b.buf, 0)
-	b.buf = append(b.buf, family, unix.NFNETLINK_V0)
-	b.buf = binary.BigEndian.AppendUint16(b.buf, resID)
+	b.buf = nfnl.BeginControl(b.buf, typ, b.seq, unix.NFNL_SUBSYS_NFTABLES)
+	b.End()
 	b.seq++
 }
 
 // Begin starts a message of an nf_tables type (NFT_MSG_*) with flags (NLM_F_*)
 // beside NLM_F_REQUEST.
 func (b *Batch) Begin(typ, flags uint16, family byte) {
-	b.header(unix.NFNL_SUBSYS_NFTABLES<<8|typ, unix.NLM_F_REQUEST|flags, family, 0)
+	b.start = len(b.buf)
+	b.buf = nfnl.Begin(b.buf, unix.NFNL_SUBSYS_NFTABLES, typ, flags, b.seq, family)
+	b.seq++
 }
 
 // End ends the message that Begin started.
-func (b *Batch) End() {
-	binary.NativeEndian.PutUint32(b.buf[b.start:], uint32(len(b.buf)-b.start))
-}
+func (b *Batch) End() { nfnl.End(b.buf, b.start) }
 
 // String appends a NUL-terminated string attribute.
-func (b *Batch) String(typ uint16, s string) { b.buf = AppendString(b.buf, typ, s) }
+func (b *Batch) String(typ uint16, s string) { b.buf = nfnl.AppendString(b.buf, typ, s) }
 
 // Uint32 appends a big-endian 32-bit attribute.
-func (b *Batch) Uint32(typ uint16, v uint32) { b.buf = AppendUint32(b.buf, typ, v) }
+func (b *Batch) Uint32(typ uint16, v uint32) { b.buf = nfnl.AppendUint32(b.buf, typ, v) }
 
 // Uint64 appends a big-endian 64-bit attribute.
-func (b *Batch) Uint64(typ uint16, v uint64) {
-	b.buf = appendHeader(b.buf, typ, 8)
-	b.buf = binary.BigEndian.AppendUint64(b.buf, v)
-}
+func (b *Batch) Uint64(typ uint16, v uint64) { b.buf = nfnl.AppendUint64(b.buf, typ, v) }
 
 // Bytes appends an attribute of raw bytes.
-func (b *Batch) Bytes(typ uint16, data []byte) { b.buf = AppendBytes(b.buf, typ, data) }
+func (b *Batch) Bytes(typ uint16, data []byte) { b.buf = nfnl.AppendBytes(b.buf, typ, data) }
 
 // Nest starts an attribute that holds attributes; Unnest ends it.
 func (b *Batch) Nest(typ uint16) {
 	b.nest = append(b.nest, len(b.buf))
-	b.buf = appendHeader(b.buf, typ|unix.NLA_F_NESTED, 0)
+	b.buf = nfnl.BeginNested(b.buf, typ)
 }
 
 // Unnest ends the attribute that Nest started.
 func (b *Batch) Unnest() {
-	at := b.nest[len(b.nest)-1]
-	b.nest = b.nest[:len(b.nest)-1]
-	binary.NativeEndian.PutUint16(b.buf[at:], uint16(len(b.buf)-at))
+	last := len(b.nest) - 1
+	nfnl.EndNested(b.buf, b.nest[last])
+	b.nest = b.nest[:last]
 }
 
 // Elements appends the messages that add (NFT_MSG_NEWSETELEM) or delete
@@ -139,9 +128,8 @@ func (b *Batch) Elements(typ, flags uint16, family byte, table, set string, e *E
 }
 
 // finish asks for an acknowledgement of the last message and ends the batch.
-// Asking at the batch's own end would do only since Linux 6.10.
+// Kernels before 6.10 acknowledge no batch at its own end.
 func (b *Batch) finish() {
-	flags := binary.NativeEndian.Uint16(b.buf[b.start+6:])
-	binary.NativeEndian.PutUint16(b.buf[b.start+6:], flags|unix.NLM_F_ACK)
+	nfnl.Acknowledge(b.buf, b.start)
 	b.control(unix.NFNL_MSG_BATCH_END)
 }

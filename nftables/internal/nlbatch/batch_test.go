@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
 // message is one netlink message as an independent decoder sees it.
@@ -205,39 +207,30 @@ func TestComments(t *testing.T) {
 		var e Elements
 		e.Add([]byte{1}, nil, in)
 		found := false
-		Attributes(e.buf, func(_ uint16, one []byte) {
-			Attributes(one, func(typ uint16, data []byte) {
+		for _, one := range nfnl.Attributes(e.buf) {
+			for typ, data := range nfnl.Attributes(one) {
 				if typ == unix.NFTA_SET_ELEM_USERDATA {
 					found = true
 					if got := Comment(data); got != want {
 						t.Errorf("%q became %q, want %q", in, got, want)
 					}
 				}
-			})
-		})
+			}
+		}
 		if !found {
 			t.Errorf("%q: no comment", in)
 		}
 	}
 }
 
-// FuzzDecoders feeds what a kernel would never send.
-func FuzzDecoders(f *testing.F) {
-	var e Elements
-	e.Add([]byte("key"), []byte("data"), "comment")
-	f.Add(e.buf)
+// FuzzComment reads user data that the kernel would never send.
+func FuzzComment(f *testing.F) {
+	f.Add([]byte("\x00\x06a/b:c\x00"))
 	f.Add([]byte{3, 0, 0, 0})
 	f.Add([]byte{0, 255, 1})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		n := 0
-		Attributes(data, func(_ uint16, d []byte) {
-			n += len(d)
-			Attributes(d, func(uint16, []byte) {})
-		})
-		if n > len(data) {
-			t.Errorf("%d bytes of attributes in %d", n, len(data))
+		if got := Comment(data); len(got) > len(data) {
+			t.Errorf("a comment of %d bytes in %d", len(got), len(data))
 		}
-		Comment(data)
-		extendedAck(data)
 	})
 }

@@ -1,9 +1,17 @@
 // Package nlbatch writes nf_tables netlink batches and sends them.
 //
 // A [Batch] is one transaction: the kernel applies all of its messages or none
-// (linux/netfilter/nfnetlink.h, NFNL_MSG_BATCH_BEGIN and _END). The package
-// exists beside github.com/google/nftables because that library's connection
-// builds a netlink message and a dozen allocations for every set element, which
-// costs twenty times what the kernel needs for it; expressions of rules and
-// whatever is not on the path of a changed endpoint are left to the library.
+// (include/uapi/linux/netfilter/nfnetlink.h, NFNL_MSG_BATCH_BEGIN and _END).
+//
+// The package exists beside github.com/google/nftables because of what set elements
+// cost there: BenchmarkLibraryWrite, BenchmarkLibraryReadElements and
+// BenchmarkLibraryList of package nftables run both in the same kernel. Expressions of
+// rules are encoded by the library.
 package nlbatch
+
+import "errors"
+
+// ErrTooLarge is wrapped by the error of a batch that is larger than the socket can
+// send. The kernel takes a transaction in one piece of at most the socket's send buffer:
+// beyond net.core.wmem_max that needs CAP_NET_ADMIN in the initial user namespace.
+var ErrTooLarge = errors.New("transaction is larger than the socket's send buffer")

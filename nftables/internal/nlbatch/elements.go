@@ -7,16 +7,9 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
 )
-
-// MaxComment is the longest element comment that the nft tool shows; it has to
-// fit a one-byte length with its terminator and the kernel's
-// NFT_USERDATA_MAXLEN.
-const MaxComment = 127
-
-// udataComment is the type under which nft keeps an element's comment in its
-// user data (libnftnl, NFTNL_UDATA_SET_ELEM_COMMENT).
-const udataComment = 0
 
 // Elements collects encoded elements of one set. The zero value is empty; Reset
 // empties it and keeps its memory.
@@ -59,10 +52,10 @@ func (e *Elements) Divide(limit int, fn func(*Elements) error) error {
 	return nil
 }
 
-// Add appends an element: data is nil in a set, comment may be "".
+// Add appends an element: data is empty in a set, comment may be "".
 func (e *Elements) Add(key, data []byte, comment string) {
 	at := e.open(key)
-	if data != nil {
+	if len(data) != 0 {
 		e.value(unix.NFTA_SET_ELEM_DATA, data)
 	}
 	if comment != "" {
@@ -71,14 +64,13 @@ func (e *Elements) Add(key, data []byte, comment string) {
 	e.close(at)
 }
 
-// AddTimed appends an element of a map that lives for a while: timeout and
-// expiration, of which the latter is what is left, as the kernel tells them (in
-// milliseconds, big-endian).
+// AddTimed appends an element of a map that expires. timeout and expiration, which is the
+// time left, are in the kernel's encoding: big-endian milliseconds.
 func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
 	at := e.open(key)
 	e.value(unix.NFTA_SET_ELEM_DATA, data)
-	e.buf = AppendBytes(e.buf, unix.NFTA_SET_ELEM_TIMEOUT, timeout)
-	e.buf = AppendBytes(e.buf, unix.NFTA_SET_ELEM_EXPIRATION, expiration)
+	e.buf = nfnl.AppendBytes(e.buf, unix.NFTA_SET_ELEM_TIMEOUT, timeout)
+	e.buf = nfnl.AppendBytes(e.buf, unix.NFTA_SET_ELEM_EXPIRATION, expiration)
 	e.close(at)
 }
 
@@ -86,14 +78,14 @@ func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
 func (e *Elements) AddVerdict(key []byte, chain string) {
 	at := e.open(key)
 	data := len(e.buf)
-	e.buf = appendHeader(e.buf, unix.NFTA_SET_ELEM_DATA|unix.NLA_F_NESTED, 0)
+	e.buf = nfnl.BeginNested(e.buf, unix.NFTA_SET_ELEM_DATA)
 	verdict := len(e.buf)
-	e.buf = appendHeader(e.buf, unix.NFTA_DATA_VERDICT|unix.NLA_F_NESTED, 0)
+	e.buf = nfnl.BeginNested(e.buf, unix.NFTA_DATA_VERDICT)
 	code := int32(unix.NFT_GOTO)
-	e.buf = AppendUint32(e.buf, unix.NFTA_VERDICT_CODE, uint32(code))
-	e.buf = AppendString(e.buf, unix.NFTA_VERDICT_CHAIN, chain)
-	e.patch(verdict)
-	e.patch(data)
+	e.buf = nfnl.AppendUint32(e.buf, unix.NFTA_VERDICT_CODE, uint32(code))
+	e.buf = nfnl.AppendString(e.buf, unix.NFTA_VERDICT_CHAIN, chain)
+	nfnl.EndNested(e.buf, verdict)
+	nfnl.EndNested(e.buf, data)
 	e.close(at)
 }
 
@@ -106,85 +98,45 @@ func (e *Elements) AddInterval(first, end []byte) {
 		return
 	}
 	at := e.open(end)
-	e.buf = AppendUint32(e.buf, unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	e.buf = nfnl.AppendUint32(e.buf, unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	e.close(at)
 }
 
 func (e *Elements) open(key []byte) int {
 	at := len(e.buf)
-	e.buf = appendHeader(e.buf, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, 0)
+	e.buf = nfnl.BeginNested(e.buf, unix.NFTA_LIST_ELEM)
 	e.value(unix.NFTA_SET_ELEM_KEY, key)
 	return at
 }
 
 func (e *Elements) close(at int) {
-	e.patch(at)
+	nfnl.EndNested(e.buf, at)
 	e.n++
 }
 
-func (e *Elements) patch(at int) {
-	binary.NativeEndian.PutUint16(e.buf[at:], uint16(len(e.buf)-at))
-}
-
 func (e *Elements) value(typ uint16, v []byte) {
-	e.buf = appendHeader(e.buf, typ|unix.NLA_F_NESTED, 4+align(len(v)))
-	e.buf = AppendBytes(e.buf, unix.NFTA_DATA_VALUE, v)
-}
-
-// Printable returns a comment as an element has it: cut to MaxComment bytes, and
-// with what could upset a terminal or a parser replaced.
-func Printable(s string) string {
-	s = s[:min(len(s), MaxComment)]
-	odd := func(c byte) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
-	for i := range len(s) {
-		if !odd(s[i]) {
-			continue
-		}
-		b := []byte(s)
-		for i, c := range b {
-			if odd(c) {
-				b[i] = '?'
-			}
-		}
-		return string(b)
-	}
-	return s
+	e.buf = nfnl.AppendHeader(e.buf, typ|unix.NLA_F_NESTED, 4+nfnl.Align(len(v)))
+	e.buf = nfnl.AppendBytes(e.buf, unix.NFTA_DATA_VALUE, v)
 }
 
 // comment appends a comment that is Printable.
 func (e *Elements) comment(s string) {
 	s = Printable(s)
 	n := len(s) + 1
-	e.buf = appendHeader(e.buf, unix.NFTA_SET_ELEM_USERDATA, 2+n)
+	e.buf = nfnl.AppendHeader(e.buf, unix.NFTA_SET_ELEM_USERDATA, 2+n)
 	e.buf = append(e.buf, udataComment, byte(n))
 	e.buf = append(e.buf, s...)
 	e.buf = append(e.buf, 0)
-	e.buf = append(e.buf, padding[:align(2+n)-2-n]...)
+	for len(e.buf)%4 != 0 {
+		e.buf = append(e.buf, 0)
+	}
 }
 
 // ElementSize is the most bytes that an element without a comment takes.
 func ElementSize(key, data int) int {
-	size := 4 + 8 + align(key)
+	size := 4 + 8 + nfnl.Align(key)
 	if data != 0 {
-		size += 8 + align(data)
+		size += 8 + nfnl.Align(data)
 	}
 	return size
-}
-
-// CommentSize is how many bytes a comment of the length adds to an element.
-func CommentSize(length int) int { return 4 + align(2+min(length, MaxComment)+1) }
-
-// Comment returns the comment in an element's user data, or "".
-func Comment(udata []byte) string {
-	for len(udata) >= 2 {
-		typ, n := udata[0], int(udata[1])
-		if 2+n > len(udata) {
-			break
-		}
-		if v := udata[2 : 2+n]; typ == udataComment && n > 0 {
-			return string(v[:n-1])
-		}
-		udata = udata[2+n:]
-	}
-	return ""
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner"
 )
 
 // Config is what the agent is to do, checked and complete.
@@ -56,7 +57,12 @@ type Config struct {
 	// Gates is the feature gates that the agent honours. They do not change.
 	Gates featuregate.MutableVersionedFeatureGate
 
-	SyncPeriod, MinSyncPeriod time.Duration
+	// SyncPeriod is how long to wait after a failed sync.
+	SyncPeriod time.Duration
+	// MinSyncPeriod is the least pause between syncs, and Pace how the pause follows
+	// what a sync costs, unless the pause was configured.
+	MinSyncPeriod time.Duration
+	Pace          runner.Pace
 }
 
 // Config checks what the command line says and returns what comes of it. It reads
@@ -115,6 +121,10 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		out.SyncPeriod, out.MinSyncPeriod = k.NFTables.SyncPeriod.Duration, k.NFTables.MinSyncPeriod.Duration
 	case ModeIPVS:
 		out.SyncPeriod, out.MinSyncPeriod = k.IPVS.SyncPeriod.Duration, k.IPVS.MinSyncPeriod.Duration
+	}
+	if !fl.paused {
+		out.Pace = runner.Pace{Factor: paceFactor, Most: max(out.MinSyncPeriod, defaultMinSync)}
+		out.MinSyncPeriod = paceFloor
 	}
 	out.MasqueradeBit = uint8(*bit)
 	ct := k.Conntrack

@@ -19,6 +19,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	zpages "k8s.io/component-base/zpages/features"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/go-proxier/proxier/runner"
 )
 
 func hostname() (string, error) { return " Node-A\n", nil }
@@ -52,7 +54,7 @@ func TestDefaults(t *testing.T) {
 		"healthz":          e.HealthzBindAddress == "0.0.0.0:10256",
 		"metrics":          e.MetricsBindAddress == "127.0.0.1:10249",
 		"oom":              *e.OOMScoreAdj == -999,
-		"periods":          c.SyncPeriod == 30*time.Second && c.MinSyncPeriod == time.Second,
+		"periods":          c.SyncPeriod == 30*time.Second && e.NFTables.MinSyncPeriod.Duration == time.Second,
 		"ipvs periods":     e.IPVS.SyncPeriod.Duration == 30*time.Second && e.IPVS.MinSyncPeriod.Duration == 0,
 		"conntrack":        c.Tuning.MaxPerCore == 32768 && c.Tuning.Min == 131072 && c.Tuning.UDPTimeout == 0,
 		"timeouts":         c.Tuning.TCPEstablishedTimeout == 24*time.Hour && c.Tuning.TCPCloseWaitTimeout == time.Hour,
@@ -75,6 +77,39 @@ func TestDefaults(t *testing.T) {
 	}
 	if c := of(t, "--proxy-mode", "iptables"); c.PrimaryOnly || c.Effective.NodePortAddresses != nil {
 		t.Errorf("iptables: NodePorts at %q", c.Effective.NodePortAddresses)
+	}
+}
+
+// TestPace: the pause between syncs follows their cost, unless the mode's minSyncPeriod
+// is configured. kubeadm's files do not configure it.
+func TestPace(t *testing.T) {
+	const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	file := func(text string) []string { return []string{"--config", write(t, t.TempDir(), header+text)} }
+	for name, args := range map[string][]string{
+		"defaults":             nil,
+		"ipvs":                 {"--proxy-mode=ipvs"},
+		"another mode's flag":  {"--proxy-mode=nftables", "--iptables-min-sync-period=5s"},
+		"kubeadm":              {"--config", "testdata/kubeadm.yaml"},
+		"0 in the file":        file("mode: nftables\nnftables: {minSyncPeriod: 0s}\n"),
+		"another mode's field": file("mode: nftables\niptables: {minSyncPeriod: 5s}\n"),
+	} {
+		c := of(t, args...)
+		if c.MinSyncPeriod != paceFloor || c.Pace != (runner.Pace{Factor: paceFactor, Most: time.Second}) {
+			t.Errorf("%s: MinSyncPeriod %v, Pace %+v", name, c.MinSyncPeriod, c.Pace)
+		}
+	}
+	for name, args := range map[string][]string{
+		"flag of any mode": {"--min-sync-period=3s"},
+		"flag of the mode": {"--proxy-mode=iptables", "--iptables-min-sync-period=3s"},
+		"field":            file("mode: nftables\nnftables: {minSyncPeriod: 3s}\n"),
+		"field and flag":   append(file("mode: nftables\n"), "--min-sync-period=3s"),
+	} {
+		if c := of(t, args...); c.MinSyncPeriod != 3*time.Second || c.Pace != (runner.Pace{}) {
+			t.Errorf("%s: MinSyncPeriod %v, Pace %+v", name, c.MinSyncPeriod, c.Pace)
+		}
+	}
+	if c := of(t, "--min-sync-period=0"); c.MinSyncPeriod != 0 || c.Pace != (runner.Pace{}) {
+		t.Errorf("no pause: MinSyncPeriod %v, Pace %+v", c.MinSyncPeriod, c.Pace)
 	}
 }
 
@@ -204,7 +239,7 @@ func TestKubeadm(t *testing.T) {
 
 	c = of(t, "--config", "testdata/kubeadm-old-ipvs.yaml", "--proxy-mode", "iptables", "-v", "4")
 	e := c.Effective
-	if c.Mode != "ipvs" || c.NodeName != "worker-7" || !c.MasqueradeAll || c.MasqueradeBit != 13 || c.SyncPeriod != 20*time.Second || c.MinSyncPeriod != 0 ||
+	if c.Mode != "ipvs" || c.NodeName != "worker-7" || !c.MasqueradeAll || c.MasqueradeBit != 13 || c.SyncPeriod != 20*time.Second || e.IPVS.MinSyncPeriod.Duration != 0 ||
 		e.IPVS.Scheduler != "wrr" || !e.IPVS.StrictARP || len(e.IPVS.ExcludeCIDRs) != 1 || e.HealthzBindAddress != "[::]:10256" ||
 		e.MetricsBindAddress != "[::]:10249" || c.Tuning.MaxPerCore != 0 || c.Tuning.TCPEstablishedTimeout != 2*time.Hour || e.Logging.Verbosity != 4 {
 		t.Errorf("%+v\n%+v", c, e)

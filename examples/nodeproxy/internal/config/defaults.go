@@ -34,6 +34,19 @@ const (
 
 const protobuf = "application/vnd.kubernetes.protobuf"
 
+// defaultMinSync is kube-proxy's default for minSyncPeriod in modes iptables and
+// nftables.
+const defaultMinSync = time.Second
+
+// Unless minSyncPeriod is configured, the pause after a sync is as long as the sync was,
+// between paceFloor and defaultMinSync: syncs take at most half of one core's time, and
+// a change waits no longer than about two syncs. The floor lets changes that come
+// together, such as those of a rollout, share a sync.
+const (
+	paceFactor = 1
+	paceFloor  = time.Millisecond
+)
+
 // setDefaults fills in what is not given, as kube-proxy does.
 func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 	if c.Mode == "" {
@@ -51,9 +64,9 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 	defPtr(&c.IPTables.LocalhostNodePorts, true)
 	defPtr(&c.NFTables.MasqueradeBit, 14)
 	defTime(&c.IPTables.SyncPeriod, 30*time.Second)
-	defTime(&c.IPTables.MinSyncPeriod, time.Second)
+	defTime(&c.IPTables.MinSyncPeriod, defaultMinSync)
 	defTime(&c.NFTables.SyncPeriod, 30*time.Second)
-	defTime(&c.NFTables.MinSyncPeriod, time.Second)
+	defTime(&c.NFTables.MinSyncPeriod, defaultMinSync)
 	defTime(&c.IPVS.SyncPeriod, 30*time.Second)
 	def(&c.IPVS.Scheduler, "rr")
 

@@ -31,6 +31,9 @@
 // # Differences from kube-proxy
 //
 //   - The default mode is nftables, where kube-proxy's is iptables.
+//   - Unless minSyncPeriod is configured, the pause after a sync is as long as the sync
+//     took, between 1 ms and 1 s, where kube-proxy's is 1 s (0 in mode ipvs). In a file
+//     that --write-config-to wrote, minSyncPeriod is configured.
 //   - Addresses and CIDRs with leading zeros, and IPv4-mapped ones, are errors, as in
 //     objects that the API server of Kubernetes 1.36 and later validates. kube-proxy
 //     accepts them in its configuration.

@@ -25,6 +25,8 @@ type Flags struct {
 	masqueradeAll           bool
 	healthzPort, metricPort int
 	sync, minSync           time.Duration
+	// paused: the mode's minSyncPeriod was configured.
+	paused bool
 }
 
 // loggingFlags returns, for each flag of component-base's logging, a function that
@@ -78,7 +80,7 @@ func NewFlags(verb string) *Flags {
 	f.BoolVar(&fl.masqueradeAll, "masquerade-all", false, "replace the source address of everything sent to cluster IPs")
 	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "the node's addresses at which NodePorts answer: those in some `CIDRs`, primary (those of the Node object, or else the source addresses of the default routes), all or localhost; primary in mode nftables and all in others if empty")
 	f.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "the node's own primary `address`, if it is neither 0.0.0.0 nor ::; nothing listens there")
-	f.DurationVar(&fl.minSync, "min-sync-period", time.Second, "how long to wait between syncs at least, in any mode")
+	f.DurationVar(&fl.minSync, "min-sync-period", time.Second, "how long to wait between syncs at least, in any mode; unless configured, as long as the last sync took, at most 1s")
 	f.DurationVar(&fl.sync, "sync-period", 30*time.Second, "how long after a sync that failed it is tried again, in any mode, and how often the node's addresses are looked up if no Node object tells them")
 
 	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", "the `address` and port of /healthz and /livez; empty for none")
@@ -187,6 +189,9 @@ func (fl *Flags) settle(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyC
 			}
 		}
 	}
+	mode := string(c.Mode)
+	fl.paused = given["min-sync-period"] || fl.file == "" && given[mode+"-min-sync-period"] ||
+		slices.Contains(fileFields, mode+".minSyncPeriod")
 	fl.noteNoEffect(c, fileFields, given)
 	return c, nil
 }

@@ -1,0 +1,383 @@
+package conntrack
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// addrs is a set of endpoint addresses.
+type addrs map[netip.AddrPort]struct{}
+
+// newAddrs returns an empty set with room for the endpoints of s.
+func newAddrs(s *ruleset.Service) addrs {
+	if s == nil {
+		return addrs{}
+	}
+	return make(addrs, len(s.Endpoints))
+}
+
+// add adds the endpoints of s that flows may go to: those that are ready or serving, and
+// those that new flows are sent to, which may be others if the Service publishes
+// endpoints that are not ready.
+func (a addrs) add(s *ruleset.Service) {
+	if s == nil {
+		return
+	}
+	for _, e := range s.Endpoints {
+		if e.Ready || e.Serving {
+			a[e.Addr] = struct{}{}
+		}
+	}
+	for _, e := range s.Selection.Reachable {
+		a[e.Addr] = struct{}{}
+	}
+}
+
+func (a addrs) has(p netip.AddrPort) bool {
+	_, ok := a[p]
+	return ok
+}
+
+// staleFlows decides which flows of one family are stale. It holds the UDP Services as
+// the data plane acknowledged them, and what to examine since the last clean-up. It does
+// no I/O: record tells it which changes are in effect, and the caller passes it flows
+// from a dump.
+type staleFlows struct {
+	family tracker.Family
+	// node is the node as acknowledged, nil at first. It selects the addresses at which
+	// NodePorts answer.
+	node *ruleset.Node
+	// owners is the Service of each frontend. A NodePort is stored with the unspecified
+	// address.
+	owners map[netip.AddrPort]*ruleset.Service
+	// unacknowledged is the Services whose last change failed and may be in effect in
+	// part. Their flows are left alone until a later change succeeds.
+	unacknowledged map[tracker.Key]struct{}
+	// queue is what to examine since the last clean-up.
+	queue queue
+
+	// From the Config; the zero values are the defaults.
+	zones     []uint16
+	nodePorts map[netip.Addr]struct{} // further addresses at which NodePorts answer
+	filter    func(*ruleset.Service, Flow) bool
+}
+
+// queue is the flows to examine.
+type queue struct {
+	// all selects every flow to any frontend.
+	all bool
+	// frontends selects the flows to these frontends, some of which may not exist any
+	// more.
+	frontends map[netip.AddrPort]*lost
+}
+
+// lost is what a frontend no longer has.
+type lost struct {
+	// service is the Service that had the frontend when the frontend last changed.
+	service *ruleset.Service
+	// endpoints is the endpoints that are no longer behind the frontend, each with the
+	// Service that it belonged to.
+	endpoints map[netip.AddrPort]*ruleset.Service
+}
+
+// of returns the Service of a flow that was sent to an endpoint, nil if the endpoint was
+// not behind the frontend.
+func (l *lost) of(endpoint netip.AddrPort) *ruleset.Service {
+	if l == nil {
+		return nil
+	}
+	return l.endpoints[endpoint]
+}
+
+func newStaleFlows(f tracker.Family) *staleFlows {
+	return &staleFlows{
+		family:         f,
+		owners:         map[netip.AddrPort]*ruleset.Service{},
+		unacknowledged: map[tracker.Key]struct{}{},
+		queue:          queue{frontends: map[netip.AddrPort]*lost{}},
+	}
+}
+
+// configure sets what c has about flows of the family.
+func (p *staleFlows) configure(c Config) {
+	p.zones, p.filter = slices.Clone(c.Zones), c.Filter
+	p.nodePorts = map[netip.Addr]struct{}{}
+	for _, a := range c.NodePortAddrs {
+		if a = a.Unmap().WithZone(""); tracker.FamilyOf(a) == p.family {
+			p.nodePorts[a] = struct{}{}
+		}
+	}
+}
+
+// pending reports whether the queue has anything.
+func (p *staleFlows) pending() bool { return p.queue.all || len(p.queue.frontends) > 0 }
+
+// clear empties the queue.
+func (p *staleFlows) clear() { p.queue = queue{frontends: map[netip.AddrPort]*lost{}} }
+
+// nodePort returns the key of a NodePort in owners.
+func (p *staleFlows) nodePort(port uint16) netip.AddrPort {
+	if p.family == tracker.IPv6 {
+		return netip.AddrPortFrom(netip.IPv6Unspecified(), port)
+	}
+	return netip.AddrPortFrom(netip.IPv4Unspecified(), port)
+}
+
+// at returns the key of f in owners.
+func (p *staleFlows) at(f *ruleset.Frontend) netip.AddrPort {
+	if f.Kind == ruleset.NodePort {
+		return p.nodePort(f.Port)
+	}
+	return netip.AddrPortFrom(f.Addr, f.Port)
+}
+
+// concerns reports whether the Service is one whose flows are cleaned up.
+func (p *staleFlows) concerns(k tracker.Key) bool {
+	return k.Family == p.family && k.Protocol == v1.ProtocolUDP
+}
+
+// recordFailure notes that c failed and may be in effect in part.
+func (p *staleFlows) recordFailure(c *ruleset.Change) { p.unacknowledged[c.Key] = struct{}{} }
+
+// record notes that c is in effect, and queues the flows that it may have made stale.
+func (p *staleFlows) record(c *ruleset.Change) {
+	_, failed := p.unacknowledged[c.Key]
+	delete(p.unacknowledged, c.Key)
+
+	// The frontends and endpoints before c, including those of failed attempts.
+	was, had := map[netip.AddrPort]struct{}{}, newAddrs(c.Old)
+	last := c.New
+	for i := -1; i < len(c.Attempted); i++ {
+		s := c.Old
+		if i >= 0 {
+			s = c.Attempted[i]
+		}
+		if s == nil {
+			continue
+		}
+		had.add(s)
+		if c.New == nil {
+			last = s
+		}
+		for j := range s.Frontends {
+			was[p.at(&s.Frontends[j])] = struct{}{}
+		}
+	}
+	has := newAddrs(c.New)
+	has.add(c.New)
+	gone := addrs{}
+	for a := range had {
+		if !has.has(a) {
+			gone[a] = struct{}{}
+		}
+	}
+
+	for at := range was {
+		if o := p.owners[at]; o != nil && o.Key == c.Key {
+			delete(p.owners, at)
+		}
+	}
+	if c.New != nil {
+		for i := range c.New.Frontends {
+			at := p.at(&c.New.Frontends[i])
+			p.owners[at] = c.New
+			_, old := was[at]
+			delete(was, at)
+			switch {
+			case len(gone) > 0:
+				p.examine(at, last, gone)
+			case failed,
+				// Flows may have begun while the frontend had no endpoint.
+				len(has) > 0 && (!old || len(had) == 0):
+				p.examine(at, last, nil)
+			}
+		}
+	}
+	if len(had) > 0 {
+		for at := range was { // the frontends that c removed
+			p.examine(at, last, had)
+		}
+	}
+}
+
+// examine queues the flows to a frontend of s. gone is the endpoints that are no longer
+// behind it.
+func (p *staleFlows) examine(at netip.AddrPort, s *ruleset.Service, gone addrs) {
+	if len(p.queue.frontends) >= maxQueue {
+		// Clean-ups have failed for long. Examining all flows finds nearly as much, and
+		// needs no memory.
+		p.clear()
+		p.queue.all = true
+	}
+	have := p.queue.frontends[at]
+	if have == nil {
+		have = &lost{endpoints: make(map[netip.AddrPort]*ruleset.Service, len(gone))}
+		p.queue.frontends[at] = have
+	}
+	have.service = s
+	for a := range gone {
+		have.endpoints[a] = s
+	}
+}
+
+// maxQueue is how many frontends the queue holds one by one.
+const maxQueue = 1 << 16
+
+// examineAll queues every flow to any frontend.
+func (p *staleFlows) examineAll() { p.queue.all = p.queue.all || len(p.owners) > 0 }
+
+// setNode sets the node. If NodePorts answer at other addresses than before, setNode
+// queues the flows to all NodePorts.
+func (p *staleFlows) setNode(n *ruleset.Node) {
+	was := p.node
+	if p.node = n; was == nil || n == nil || equalNodePorts(was.NodePorts(p.family), n.NodePorts(p.family)) {
+		return
+	}
+	for at, s := range p.owners {
+		if at.Addr().IsUnspecified() {
+			behind := addrs{}
+			behind.add(s)
+			p.examine(at, s, behind)
+		}
+	}
+}
+
+func equalNodePorts(a, b ruleset.NodePorts) bool {
+	return a.All == b.All && slices.Equal(a.Prefixes, b.Prefixes)
+}
+
+// needsLocal reports whether judge needs the node's own addresses for the queue.
+func (p *staleFlows) needsLocal() bool {
+	if p.queue.all {
+		for at := range p.owners {
+			if at.Addr().IsUnspecified() {
+				return true
+			}
+		}
+	}
+	for at := range p.queue.frontends {
+		if at.Addr().IsUnspecified() || p.owners[p.nodePort(at.Port())] != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// judge returns a function that reports whether a flow is stale. local is the node's own
+// addresses. The function is valid until the next call of record, recordFailure, setNode,
+// examineAll or clear.
+func (p *staleFlows) judge(local []netip.Addr) func(*Flow) bool {
+	j := &judge{
+		staleFlows: p,
+		nodePort:   make(map[netip.Addr]struct{}, len(local)),
+		valid:      map[*ruleset.Service]addrs{},
+	}
+	if p.node != nil {
+		for _, a := range local {
+			if answers(p.node.NodePorts(p.family), a) {
+				j.nodePort[a] = struct{}{}
+			}
+		}
+	}
+	maps.Copy(j.nodePort, p.nodePorts)
+	return j.stale
+}
+
+// answers reports whether NodePorts may answer at a, an address of the node. With some
+// backends they answer at IPv4 loopback addresses. With others a local server has the
+// address, and deleting an entry without a translation changes nothing.
+func answers(n ruleset.NodePorts, a netip.Addr) bool {
+	if a.IsLoopback() {
+		return a.Is4()
+	}
+	return n.Allows(a)
+}
+
+// judge decides for each flow of a dump whether it is stale.
+type judge struct {
+	*staleFlows
+	nodePort map[netip.Addr]struct{} // the addresses at which NodePorts answer
+	valid    map[*ruleset.Service]addrs
+}
+
+// stale reports whether f must be deleted: it is stale and the filter does not spare it.
+func (j *judge) stale(f *Flow) bool {
+	if f.Protocol != inet.UDP || !inZones(j.zones, f.Zone) {
+		return false
+	}
+	s := j.staleOf(f)
+	return s != nil && (j.filter == nil || j.filter(s, *f))
+}
+
+// staleOf returns the Service of a stale flow, nil if f is not stale. A flow is stale if
+// it keeps a client with an address that does not answer, or that no longer belongs to the
+// Service.
+func (j *judge) staleOf(f *Flow) *ruleset.Service {
+	translated := f.ReplySrc != f.Dst
+	// handedOn reports that the flow was only translated to another address at which
+	// NodePorts answer, where the endpoint is still to be chosen.
+	_, handedOn := j.nodePorts[f.ReplySrc.Addr()]
+	handedOn = handedOn && translated && f.ReplySrc.Port() == f.Dst.Port()
+	atNodePort := j.staleFlows.nodePort(f.Dst.Port())
+
+	owner, examined := j.owners[f.Dst], j.queue.all
+	gone, ok := j.queue.frontends[f.Dst]
+	examined = examined || ok
+	atNode := false
+	if owner == nil {
+		if _, ok := j.nodePort[f.Dst.Addr()]; ok {
+			owner = j.owners[atNodePort]
+			atNode = owner != nil
+		}
+		if goneNP, ok := j.queue.frontends[atNodePort]; ok {
+			examined = examined || owner != nil
+			if owner == nil && translated {
+				// NodePorts do not answer at the address any more, or the NodePort is
+				// gone. A flow that was sent to one of the Service's endpoints was the
+				// Service's and not one to another host.
+				if s := goneNP.of(f.ReplySrc); s != nil {
+					return s
+				}
+				if handedOn && j.owners[atNodePort] == nil {
+					return goneNP.service
+				}
+			}
+		}
+	}
+	if owner == nil {
+		// The frontend has no Service any more. Only flows that were sent to the last
+		// Service's endpoints were that Service's.
+		if translated {
+			return gone.of(f.ReplySrc)
+		}
+		return nil
+	}
+	if !examined {
+		return nil
+	}
+	if _, ok := j.unacknowledged[owner.Key]; ok {
+		return nil
+	}
+	valid, ok := j.valid[owner]
+	if !ok {
+		valid = newAddrs(owner)
+		valid.add(owner)
+		j.valid[owner] = valid
+	}
+	if valid.has(f.ReplySrc) || atNode && handedOn {
+		return nil
+	}
+	// A flow that was not translated began while the frontend had no endpoint. It is
+	// stale only if the frontend has one now.
+	if !translated && len(valid) == 0 {
+		return nil
+	}
+	return owner
+}

@@ -1,0 +1,234 @@
+package conntrack
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestPlan has a Service change in one way, and looks at one flow.
+func TestStaleFlows(t *testing.T) {
+	const (
+		vip    = "10.96.0.1:53"
+		client = "10.9.0.1:1000"
+		one    = "10.0.0.1:5300"
+		two    = "10.0.0.2:5300"
+		moved  = "10.0.0.1:5301" // the first endpoint at another port
+	)
+	dns := func(e ...string) service { return service{name: "dns", cluster: vip, endpoints: eps(e...)} }
+	with := func(s service, f func(*service)) service { f(&s); return s }
+	nodePort := func(e ...string) service {
+		return with(dns(e...), func(s *service) { s.nodePort = 30053 })
+	}
+	none := service{}
+	for _, c := range []struct {
+		name     string
+		from, to service
+		flow     Flow
+		work     bool // whether the table has to be read
+		stale    bool
+	}{
+		{"endpoint removed", dns(one, two), dns(two), flow(client, vip, one), true, true},
+		{"endpoint removed, flow of another", dns(one, two), dns(two), flow(client, vip, two), true, false},
+		{"endpoint's port changed", dns(one), dns(moved), flow(client, vip, one), true, true},
+		{"endpoint added", dns(one), dns(one, two), flow(client, vip, one), false, false},
+		{"nothing changed", dns(one), dns(one), flow(client, vip, "10.0.0.9:1"), false, false},
+		{"last endpoint removed", dns(one), dns(), flow(client, vip, one), true, true},
+		{"first endpoint added, black hole", dns(), dns(one), flow(client, vip, vip), true, true},
+		{"last endpoint removed, black hole", dns(one), dns(), flow(client, vip, vip), true, false},
+		{"endpoint stops serving", dns(one, two), with(dns(), func(s *service) {
+			s.endpoints = append(eps(two), ep(one, "gone"))
+		}), flow(client, vip, one), true, true},
+		{"endpoint terminates but serves", dns(one, two), with(dns(), func(s *service) {
+			s.endpoints = append(eps(two), ep(one, "terminating"))
+		}), flow(client, vip, one), false, false},
+		{"terminating endpoint goes", with(dns(), func(s *service) {
+			s.endpoints = append(eps(two), ep(one, "terminating"))
+		}), dns(two), flow(client, vip, one), true, true},
+		{"endpoint not serving but published", dns(one), with(dns(), func(s *service) {
+			s.endpoints = append(eps(two), ep(one, "published"))
+		}), flow(client, vip, one), false, false},
+		{"service added, black hole", none, dns(one), flow(client, vip, vip), true, true},
+		{"service added without endpoints", none, dns(), flow(client, vip, vip), false, false},
+		{"service added, another's flow before", none, dns(one), flow(client, vip, two), true, true},
+		{"service deleted", dns(one), none, flow(client, vip, one), true, true},
+		{"service deleted, not sent to it", dns(one), none, flow(client, vip, two), true, false},
+		{"service deleted, black hole", dns(one), none, flow(client, vip, vip), true, false},
+		{"service without endpoints deleted", dns(), none, flow(client, vip, one), false, false},
+		{"another port of the address", dns(one), none, flow(client, "10.96.0.1:54", one), true, false},
+		{"endpoint asked directly", dns(one), none, flow(client, one, one), true, false},
+		{"service deleted, external IP is the endpoint's own", with(dns("10.0.0.1:53"), func(s *service) { s.external = []string{"10.0.0.1"} }), none,
+			flow(client, "10.0.0.1:53", "10.0.0.1:53"), true, false},
+		{"external IP added", dns(one), with(dns(one), func(s *service) { s.external = []string{"198.51.100.1"} }),
+			flow(client, "198.51.100.1:53", "198.51.100.1:53"), true, true},
+		{"external IP removed", with(dns(one), func(s *service) { s.external = []string{"198.51.100.1"} }), dns(one),
+			flow(client, "198.51.100.1:53", one), true, true},
+		{"external IP removed, flow to the cluster IP", with(dns(one), func(s *service) { s.external = []string{"198.51.100.1"} }), dns(one),
+			flow(client, vip, one), true, false},
+		{"cluster IP's port changed", dns(one), with(dns(one), func(s *service) { s.cluster = "10.96.0.1:54" }),
+			flow(client, vip, one), true, true},
+		{"TCP service", with(dns(one), func(s *service) { s.protocol = v1.ProtocolTCP }),
+			with(dns(two), func(s *service) { s.protocol = v1.ProtocolTCP }), flow(client, vip, one), false, false},
+		{"SCTP service", with(dns(one), func(s *service) { s.protocol = v1.ProtocolSCTP }), none, flow(client, vip, one), false, false},
+		{"TCP flow", dns(one), dns(two), func() Flow { f := flow(client, vip, one); f.Protocol = 6; return f }(), true, false},
+		{"flow in a zone", dns(one), dns(two), func() Flow { f := flow(client, vip, one); f.Zone = 1; return f }(), true, false},
+
+		{"node port, endpoint removed", nodePort(one, two), nodePort(two), flow(client, "192.0.2.1:30053", one), true, true},
+		{"node port, endpoint stays", nodePort(one, two), nodePort(two), flow(client, "192.0.2.1:30053", two), true, false},
+		{"node port removed", nodePort(one), dns(one), flow(client, "192.0.2.1:30053", one), true, true},
+		{"node port added, black hole", dns(one), nodePort(one), flow(client, "192.0.2.1:30053", "192.0.2.1:30053"), true, true},
+		{"node port added, loopback", dns(one), nodePort(one), flow(client, "127.0.0.1:30053", "127.0.0.1:30053"), true, true},
+		{"node port added, another host's", dns(one), nodePort(one), flow(client, "192.0.2.9:30053", "192.0.2.9:30053"), true, false},
+		{"node port, another host's, sent elsewhere by others", nodePort(one), nodePort(two), flow(client, "192.0.2.9:30053", "10.0.0.9:1"), true, false},
+		{"node port, an address the node lost", nodePort(one), nodePort(two), flow(client, "192.0.2.9:30053", one), true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			node := everyAddress()
+			p := newStaleFlows(tracker.IPv4)
+			compiled := func(s service) *ruleset.Service {
+				if s.name == "" {
+					return nil
+				}
+				return s.compile(node)
+			}
+			from, to := compiled(c.from), compiled(c.to)
+			p.setNode(node)
+			record := func(ch ruleset.Change) {
+				if p.concerns(ch.Key) {
+					p.record(&ch)
+				}
+			}
+			if from != nil {
+				record(change(nil, from))
+				p.clear()
+			}
+			record(change(from, to))
+			if p.pending() != c.work {
+				t.Errorf("pending is %v", p.pending())
+			}
+			local := []netip.Addr{addr("127.0.0.1"), addr("192.0.2.1")}
+			if got := p.judge(local)(&c.flow); got != c.stale {
+				t.Errorf("stale is %v", got)
+			}
+		})
+	}
+}
+
+// TestFullDeltaExaminesAllFlows: after a full delta every flow to a known frontend is judged.
+func TestFullDeltaExaminesAllFlows(t *testing.T) {
+	node := everyAddress()
+	p := newStaleFlows(tracker.IPv4)
+	p.examineAll()
+	if p.pending() {
+		t.Error("there is work though there is no Service")
+	}
+	p.setNode(node)
+	ch := change(nil, service{name: "a", cluster: "10.96.0.1:53", nodePort: 30053, endpoints: eps("10.0.0.1:53")}.compile(node))
+	p.record(&ch)
+	ch = change(nil, service{name: "b", cluster: "10.96.0.2:53"}.compile(node))
+	p.record(&ch)
+	p.clear()
+	p.examineAll()
+	stale := p.judge([]netip.Addr{addr("192.0.2.1")})
+	for f, want := range map[Flow]bool{
+		flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.1:53"):        false,
+		flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.7:53"):        true,
+		flow("10.9.0.1:1", "192.0.2.1:30053", "10.0.0.1:53"):     false,
+		flow("10.9.0.1:1", "192.0.2.1:30053", "10.0.0.7:53"):     true,
+		flow("10.9.0.1:1", "192.0.2.7:30053", "10.0.0.7:53"):     false,
+		flow("10.9.0.1:1", "192.0.2.7:30053", "192.0.2.7:30053"): false,
+		flow("10.9.0.1:1", "10.96.0.2:53", "10.0.0.7:53"):        true,  // no endpoints
+		flow("10.9.0.1:1", "10.96.0.2:53", "10.96.0.2:53"):       false, //
+		flow("10.9.0.1:1", "10.96.0.3:53", "10.0.0.7:53"):        false, // not known
+		flow("10.9.0.1:1", "198.51.100.7:53", "198.51.100.7:53"): false,
+	} {
+		if stale(&f) != want {
+			t.Errorf("%v to %v sent to %v: stale is %v", f.Src, f.Dst, f.ReplySrc, !want)
+		}
+	}
+}
+
+// TestFrontendMovesToAnotherService: one Service takes a frontend over from another, in
+// either order.
+func TestFrontendMovesToAnotherService(t *testing.T) {
+	node := everyAddress()
+	a := service{name: "a", cluster: "10.96.0.1:53", external: []string{"198.51.100.1"}, endpoints: eps("10.0.0.1:53", "10.0.0.3:53")}
+	b := service{name: "b", cluster: "10.96.0.2:53", endpoints: eps("10.0.0.2:53", "10.0.0.3:53")}
+	a1, b1 := a.compile(node), b.compile(node)
+	a.external, b.external = nil, a.external
+	changes := []ruleset.Change{change(a1, a.compile(node)), change(b1, b.compile(node))}
+	for range 2 {
+		p := newStaleFlows(tracker.IPv4)
+		for _, ch := range []ruleset.Change{change(nil, a1), change(nil, b1)} {
+			p.record(&ch)
+		}
+		p.clear()
+		for _, ch := range changes {
+			p.record(&ch)
+		}
+		stale := p.judge(nil)
+		for src, want := range map[string]bool{"10.0.0.1:53": true, "10.0.0.2:53": false, "10.0.0.3:53": false} {
+			f := flow("10.9.0.1:1", "198.51.100.1:53", src)
+			if stale(&f) != want {
+				t.Errorf("sent to %s: stale is %v", src, !want)
+			}
+		}
+		slices.Reverse(changes)
+	}
+}
+
+// TestNodePortAddressesChange: an address at which NodePorts answer no longer.
+func TestNodePortAddressesChange(t *testing.T) {
+	all, some := everyAddress(), everyAddress()
+	some.NodePorts4 = ruleset.NodePorts{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}}
+	p := newStaleFlows(tracker.IPv4)
+	p.setNode(all)
+	ch := change(nil, service{name: "a", cluster: "10.96.0.1:53", nodePort: 30053, endpoints: eps("10.0.0.1:53")}.compile(all))
+	p.record(&ch)
+	p.clear()
+	p.setNode(all)
+	if p.pending() {
+		t.Error("there is work though nothing changed")
+	}
+	p.setNode(some)
+	if !p.pending() || !p.needsLocal() {
+		t.Error("there is no work though an address went")
+	}
+	stale := p.judge([]netip.Addr{addr("192.0.2.1"), addr("192.0.2.2")})
+	for dst, want := range map[string]bool{"192.0.2.1:30053": false, "192.0.2.2:30053": true} {
+		f := flow("10.9.0.1:1", dst, "10.0.0.1:53")
+		if stale(&f) != want {
+			t.Errorf("to %s: stale is %v", dst, !want)
+		}
+	}
+}
+
+// TestQueueIsBounded: clean-ups that never succeed do not use ever more memory.
+func TestQueueIsBounded(t *testing.T) {
+	node := everyAddress()
+	p := newStaleFlows(tracker.IPv4)
+	stays := change(nil, service{name: "stays", cluster: "10.96.0.1:53", endpoints: eps("10.0.0.1:53")}.compile(node))
+	p.record(&stays)
+	for i := range maxQueue + 10 {
+		at := fmt.Sprintf("10.%d.%d.%d:53", 97+i>>16, i>>8&255, i&255)
+		s := service{name: "comes and goes", cluster: at, endpoints: eps("10.0.0.2:53")}
+		c := s.compile(node)
+		ch := change(nil, c)
+		p.record(&ch)
+		ch = change(c, nil)
+		p.record(&ch)
+	}
+	if n := len(p.queue.frontends); n > maxQueue || !p.queue.all {
+		t.Errorf("%d frontends, all is %v", n, p.queue.all)
+	}
+	f := flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.7:53")
+	if !p.judge(nil)(&f) {
+		t.Error("a stale flow is not found any more")
+	}
+}

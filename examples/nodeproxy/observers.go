@@ -1,0 +1,177 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/examples/kubeapi"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/metrics"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/runner/health"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// The reasons of the agent's own Events, as kube-proxy has them.
+const (
+	reasonStarting           = "Starting"
+	reasonHealthzFailed      = "FailedToStartProxierHealthcheck"
+	reasonMetricsFailed      = "FailedToStartMetricServer"
+	reasonServiceCheckFailed = "FailedToStartServiceHealthcheck"
+	reasonIPVSDeprecation    = "IPVSDeprecation"
+	component                = "nodeproxy"
+)
+
+// observers tell the outside what the agent does: metrics, health checks, Events, and a
+// line on standard output for each change that is in effect. The agent works without
+// them.
+type observers struct {
+	metrics  *metrics.Set
+	proxy    *health.Proxy
+	ports    *health.NodePorts
+	recorder *kubeapi.Recorder // nil without an API server
+	nodeName string
+
+	out io.Writer
+	// manifests reports that the source calls handedIn for each change.
+	manifests bool
+	// due reports that a line must be written when the objects that were handed in at fed
+	// are in effect.
+	due bool
+	fed time.Time
+	// asked is when the oldest change that no sync has taken was handed in, for other
+	// sources.
+	asked atomicTime
+	// applied is when the last Apply ended, and changed the number of Service ports that it
+	// changed.
+	applied time.Time
+	changed int
+	// synced is the outcome of the last sync.
+	synced ruleset.SyncInfo
+}
+
+func newObservers(cfg *config.Config, families []tracker.Family, out io.Writer, log *slog.Logger) (*observers, error) {
+	o := &observers{
+		metrics:   metrics.NewSet(metrics.Config{Mode: cfg.Mode, Families: families}),
+		nodeName:  cfg.NodeName,
+		out:       out,
+		manifests: cfg.Manifests != "",
+	}
+	cfg.Gates.AddMetrics()
+	var err error
+	o.proxy, err = health.NewProxy(health.ProxyConfig{Timeout: 2 * cfg.SyncPeriod, Families: families, Answered: o.metrics.Answered})
+	if err != nil {
+		return nil, err
+	}
+	o.ports = health.NewNodePorts(health.NodePortsConfig{
+		Services: health.NewServices(health.ServicesConfig{ProxyHealthy: o.proxy.Healthy}),
+		Families: families,
+		Failed:   o.serviceCheckFailed,
+		Log:      log,
+	})
+	return o, nil
+}
+
+// queued fits [runner.Trace].
+func (o *observers) queued(at time.Time) {
+	o.proxy.Queued()
+	o.metrics.Queued(at)
+}
+
+// onSync fits [ruleset.Cursor.OnSync].
+func (o *observers) onSync(i ruleset.SyncInfo) {
+	o.synced = i
+	o.metrics.Synced(i)
+}
+
+// begin is called before a sync. It returns when the oldest change was handed in that the
+// sync takes.
+func (o *observers) begin() (asked time.Time) {
+	o.applied, o.changed = time.Time{}, 0
+	o.proxy.Started()
+	return o.asked.take()
+}
+
+// done is called after a sync that listed everything. A Service that cannot be programmed
+// does not make the node unhealthy.
+func (o *observers) done(inEffect bool) { o.proxy.Done(inEffect) }
+
+// handedIn is called when a source has handed in what belongs together.
+func (o *observers) handedIn() { o.due, o.fed = true, time.Now() }
+
+// appliedDelta is called after each Apply.
+func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
+	o.metrics.Applied(d, err)
+	o.applied, o.changed = time.Now(), 0
+	for i := range d.Changes {
+		if d.Changes[i].What != 0 {
+			o.changed++
+		}
+	}
+}
+
+// report writes the line about the change that is in effect: a change of the manifests,
+// or, with another source, any that changed the rules.
+func (o *observers) report(listed bool, failed int, asked time.Time) {
+	if !o.manifests {
+		o.due, o.fed = o.synced.Applied && listed, asked
+		if asked.IsZero() {
+			o.fed = o.synced.Start
+		}
+	}
+	if !o.due {
+		return
+	}
+	o.due = false
+	if o.applied.IsZero() {
+		o.applied = time.Now() // the rules were right already
+	}
+	line := fmt.Sprintf("synced services=%d endpoints=%d changed=%d took=%v",
+		o.synced.Services, o.synced.Endpoints, o.changed, o.applied.Sub(o.fed))
+	if failed != 0 {
+		line += fmt.Sprintf(" failed=%d", failed)
+	}
+	fmt.Fprintln(o.out, line)
+}
+
+func (o *observers) nodeEvent(warning bool, reason, message string) {
+	if o.recorder != nil {
+		o.recorder.NodeEvent(warning, reason, message)
+	}
+}
+
+func (o *observers) serviceCheckFailed(service types.NamespacedName, port uint16, err error) {
+	if o.recorder != nil {
+		o.recorder.Event(v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: service.Namespace, Name: service.Name, UID: types.UID(service.String())},
+			true, reasonServiceCheckFailed, fmt.Sprintf("node %s cannot answer health checks at port %d: %v", o.nodeName, port, err))
+	}
+}
+
+// atomicTime is a time that several goroutines set and take.
+type atomicTime struct {
+	mu sync.Mutex
+	t  time.Time
+}
+
+func (a *atomicTime) setIfZero(t time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.t.IsZero() {
+		a.t = t
+	}
+}
+
+// take returns the time and sets it to zero.
+func (a *atomicTime) take() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	t := a.t
+	a.t = time.Time{}
+	return t
+}

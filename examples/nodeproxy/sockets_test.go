@@ -1,0 +1,102 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/testtime"
+)
+
+// closeSocketsEnv makes nodeproxy close its own sockets to netfilter at each SIGUSR1, as
+// another part of the process might by mistake.
+const closeSocketsEnv = "NODEPROXY_TEST_CLOSE_SOCKETS"
+
+// closeSocketsOnSignal never returns.
+func closeSocketsOnSignal() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR1)
+	for range signals {
+		n, err := closeNetfilterSockets()
+		fmt.Fprintf(os.Stderr, "closed %d netfilter sockets, error %v\n", n, err)
+	}
+}
+
+func closeNetfilterSockets() (n int, err error) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			return n, err
+		}
+		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+		protocol, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		if domain == unix.AF_NETLINK && protocol == unix.NETLINK_NETFILTER {
+			if err := unix.Close(fd); err != nil {
+				return n, err
+			}
+			n++
+		}
+	}
+	return n, nil
+}
+
+// TestClosedSocketsAreReplaced closes the sockets of the data plane and of the clean-up of
+// UDP flows in a running agent. The next change is in effect nevertheless, and stale UDP
+// flows are deleted.
+func TestClosedSocketsAreReplaced(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	service := webService + "  - {name: dns, protocol: UDP, port: 53}\n"
+	slice := func(ips ...string) string {
+		return strings.Replace(webSlice(ips...), "- {name: http, port: 8080}\n", "- {name: http, port: 8080}\n- {name: dns, protocol: UDP, port: 5353}\n", 1)
+	}
+	put(t, dir, "web.yaml", service+"---\n"+slice(podIPs[0]))
+	p := startWith(t, s.node, []string{closeSocketsEnv + "=1"}, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
+	p.synced(t, "services=1 endpoints=2 changed=2")
+	s.meets(t, clusterVIP, podIPs[0])
+	flow, err := dial(s.client, "udp", "", "10.96.0.10:53", testtime.Timeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer flow.Close()
+	replaced := func() int { return strings.Count(p.log(), "closed a netlink socket; all were opened again") }
+	for i, ip := range podIPs[1:] {
+		if name, _, err := flow.ask(); err != nil || name != podIPs[i] {
+			t.Fatalf("the UDP flow meets %q, want %s, error %v", name, podIPs[i], err)
+		}
+		if err := p.Process.Signal(syscall.SIGUSR1); err != nil {
+			t.Fatal(err)
+		}
+		// One socket of the data plane, and one of the clean-up.
+		eventually(t, "the sockets are closed", func() bool {
+			return strings.Count(p.log(), "closed 2 netfilter sockets, error <nil>\n") == i+1
+		})
+		put(t, dir, "web.yaml", service+"---\n"+slice(ip))
+		p.synced(t, "services=1 endpoints=2 changed=2")
+		s.meets(t, clusterVIP, ip)
+		eventually(t, "the UDP flow meets the new endpoint", func() bool {
+			name, _, err := flow.ask()
+			return err == nil && name == ip
+		})
+		if n := replaced(); n != i+1 {
+			t.Errorf("replaced %d times, want %d; log:\n%s", n, i+1, p.log())
+		}
+	}
+	// Without a change, Watch notices.
+	if err := p.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the sockets are replaced", func() bool { return replaced() == len(podIPs) })
+	s.meets(t, clusterVIP, podIPs[2])
+}

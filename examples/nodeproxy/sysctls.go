@@ -1,0 +1,69 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// tune sets the parameters of connection tracking. It logs those that cannot be set and
+// goes on: a node with a small table serves better than one without rules.
+func tune(cfg *config.Config, log *slog.Logger) error {
+	plan, err := cfg.Tuning.Settings(cpus())
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range conntrack.Tune("", plan) {
+		switch {
+		case r.Err != nil:
+			log.Warn("a kernel parameter is not as it should be", "error", r.Err, "leftAloneWith", leaveAlone(r.Setting))
+			errs = append(errs, r.Err)
+		case r.Changed:
+			log.Info("set a kernel parameter", "path", "/"+r.Setting.Path, "value", r.Setting.Value, "was", r.Old)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// leaveAlone returns the flag that leaves a parameter as it is.
+func leaveAlone(s conntrack.Setting) string {
+	for name, flag := range map[string]string{
+		"nf_conntrack_max":                     "--conntrack-max-per-core=0",
+		"hashsize":                             "--conntrack-max-per-core=0",
+		"nf_conntrack_tcp_timeout_established": "--conntrack-tcp-timeout-established=0",
+		"nf_conntrack_tcp_timeout_close_wait":  "--conntrack-tcp-timeout-close-wait=0",
+		"nf_conntrack_udp_timeout":             "--conntrack-udp-timeout=0",
+		"nf_conntrack_udp_timeout_stream":      "--conntrack-udp-timeout-stream=0",
+		"nf_conntrack_tcp_be_liberal":          "--conntrack-tcp-be-liberal=false",
+	} {
+		if path.Base(s.Path) == name {
+			return flag
+		}
+	}
+	return ""
+}
+
+// checkForwarding warns if the kernel does not forward packets in the calling thread's
+// namespace. Enabling it is up to the operator, as with kube-proxy's nftables mode. Mode
+// ipvs enables IPv4 forwarding itself.
+func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
+	for _, f := range families {
+		sysctl := "net/ipv4/ip_forward"
+		if f == tracker.IPv6 {
+			sysctl = "net/ipv6/conf/all/forwarding"
+		} else if mode == config.ModeIPVS {
+			continue
+		}
+		value, err := os.ReadFile("/proc/sys/" + sysctl)
+		if err == nil && strings.TrimSpace(string(value)) == "0" {
+			log.Warn("the kernel does not forward packets, which is needed to reach pods and other nodes from outside", "sysctl", sysctl)
+		}
+	}
+}

@@ -1,0 +1,38 @@
+// Package backendconf has the defaults and checks that the configurations of all
+// kernel backends share.
+package backendconf
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Families returns the address families to program: a copy of list, or both if list is
+// nil. The error wraps [ruleset.ErrConfig] unless list has one or both families, each
+// once.
+func Families(list []tracker.Family) ([]tracker.Family, error) {
+	if list == nil {
+		return []tracker.Family{tracker.IPv4, tracker.IPv6}, nil
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("%w: Families is empty", ruleset.ErrConfig)
+	}
+	for i, f := range list {
+		if f != tracker.IPv4 && f != tracker.IPv6 || slices.Contains(list[:i], f) {
+			return nil, fmt.Errorf("%w: Families %v is not one or both of IPv4 and IPv6", ruleset.ErrConfig, list)
+		}
+	}
+	return slices.Clone(list), nil
+}
+
+// Log returns l, or a logger that discards everything if l is nil.
+func Log(l *slog.Logger) *slog.Logger {
+	if l == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return l
+}

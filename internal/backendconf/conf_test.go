@@ -1,0 +1,38 @@
+package backendconf
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"testing"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+func TestFamilies(t *testing.T) {
+	both := []tracker.Family{tracker.IPv4, tracker.IPv6}
+	if got, err := Families(nil); err != nil || !slices.Equal(got, both) {
+		t.Errorf("nil: %v, %v", got, err)
+	}
+	given := []tracker.Family{tracker.IPv6}
+	got, err := Families(given)
+	given[0] = tracker.IPv4
+	if err != nil || !slices.Equal(got, []tracker.Family{tracker.IPv6}) {
+		t.Errorf("the caller's slice is kept: %v, %v", got, err)
+	}
+	for _, bad := range [][]tracker.Family{{}, {0}, {3}, {tracker.IPv4, tracker.IPv4}} {
+		if got, err := Families(bad); !errors.Is(err, ruleset.ErrConfig) {
+			t.Errorf("%v: %v, %v, want ErrConfig", bad, got, err)
+		}
+	}
+}
+
+func TestLog(t *testing.T) {
+	if l := slog.Default(); Log(l) != l {
+		t.Error("a logger is replaced")
+	}
+	if Log(nil).Enabled(t.Context(), slog.LevelError) {
+		t.Error("nil does not discard")
+	}
+}

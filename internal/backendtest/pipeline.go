@@ -1,0 +1,94 @@
+//go:build linux
+
+// Package backendtest holds what the tests of the nftables, iptables and ipvs backends
+// have in common: API objects, the pipeline that drives a backend, the steps of a
+// backend's life, and agents that are killed under traffic.
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Pipeline is a tracker with an engine behind it. The tracker counts as synced.
+type Pipeline struct {
+	Tracker *tracker.Tracker
+	Engine  *ruleset.Engine
+}
+
+// NewPipeline makes a Pipeline. It sets the engine's Tracker.
+func NewPipeline(t tracker.Config, e ruleset.Config) (*Pipeline, error) {
+	var p Pipeline
+	var err error
+	if p.Tracker, err = tracker.New(t); err != nil {
+		return nil, err
+	}
+	e.Tracker = p.Tracker
+	if p.Engine, err = ruleset.NewEngine(e); err != nil {
+		return nil, err
+	}
+	p.Tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	return &p, nil
+}
+
+// Life is what [Life.Run] has a backend do.
+type Life struct {
+	// Cursor leads to the backend.
+	Cursor *ruleset.Cursor
+	// Change makes a change, after the first full delta.
+	Change func()
+	// Tend, if not nil, is called after the change.
+	Tend func(context.Context) error
+	// Check is the backend's.
+	Check func(context.Context) error
+	// Inspect, if not nil, is called before the clean-up.
+	Inspect func(context.Context) error
+	// Owned, if not nil, must report true before the clean-up.
+	Owned func(context.Context) (bool, error)
+	// Cleanup removes everything. Check must fail with [ruleset.ErrNeedFull] then.
+	Cleanup func(context.Context) error
+}
+
+// Run has a backend do all that it does from its first day to its last.
+func (l Life) Run(ctx context.Context) error {
+	if err := l.Cursor.Sync(ctx); err != nil {
+		return fmt.Errorf("first full delta: %w", err)
+	}
+	l.Change()
+	if err := l.Cursor.Sync(ctx); err != nil {
+		return fmt.Errorf("change: %w", err)
+	}
+	if l.Tend != nil {
+		if err := l.Tend(ctx); err != nil {
+			return fmt.Errorf("tend: %w", err)
+		}
+	}
+	if err := l.Check(ctx); err != nil {
+		return fmt.Errorf("check: %w", err)
+	}
+	l.Cursor.Resync()
+	if err := l.Cursor.Sync(ctx); err != nil {
+		return fmt.Errorf("full delta: %w", err)
+	}
+	if l.Inspect != nil {
+		if err := l.Inspect(ctx); err != nil {
+			return fmt.Errorf("inspect: %w", err)
+		}
+	}
+	if l.Owned != nil {
+		if owned, err := l.Owned(ctx); !owned || err != nil {
+			return fmt.Errorf("owned: %v, %w", owned, err)
+		}
+	}
+	if err := l.Cleanup(ctx); err != nil {
+		return fmt.Errorf("clean-up: %w", err)
+	}
+	if err := l.Check(ctx); !errors.Is(err, ruleset.ErrNeedFull) {
+		return fmt.Errorf("check after clean-up: %w", err)
+	}
+	return nil
+}

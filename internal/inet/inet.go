@@ -1,0 +1,47 @@
+// Package inet translates the API's names of address families and transport
+// protocols to the kernel's numbers.
+package inet
+
+import (
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// IP protocol numbers (IPPROTO_* of include/uapi/linux/in.h).
+const (
+	TCP  = 6
+	UDP  = 17
+	SCTP = 132
+)
+
+// Address family numbers of Linux (include/linux/socket.h). The netfilter
+// subsystems use the same numbers (NFPROTO_* of include/uapi/linux/netfilter.h).
+// They are not taken from golang.org/x/sys/unix because the numbers of other
+// systems differ.
+const (
+	afINET  = 2
+	afINET6 = 10
+)
+
+// Protocol returns the IP protocol number of p, 0 if a Service cannot have that
+// protocol.
+func Protocol(p v1.Protocol) uint8 {
+	switch p {
+	case v1.ProtocolTCP:
+		return TCP
+	case v1.ProtocolUDP:
+		return UDP
+	case v1.ProtocolSCTP:
+		return SCTP
+	}
+	return 0
+}
+
+// AF returns the number of an address family.
+func AF(f tracker.Family) uint8 {
+	if f == tracker.IPv6 {
+		return afINET6
+	}
+	return afINET
+}

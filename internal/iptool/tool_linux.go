@@ -1,0 +1,270 @@
+// Package iptool runs the iptables tools: iptables-restore, iptables-save and their
+// relatives, of either implementation and family, in a network namespace.
+package iptool
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var (
+	// ErrUnsupported is wrapped by errors about a tool that is missing or too old.
+	ErrUnsupported = errors.New("iptables tools cannot be used")
+	// ErrLocked is wrapped by errors about the xtables lock, which another process
+	// held for longer than Config.LockWait. The tool changed nothing.
+	ErrLocked = errors.New("another program holds the xtables lock")
+)
+
+// minimum is the oldest version that is supported: 1.6.2 is the first that masquerades
+// to random ports on request (--random-fully).
+const minimum = 1<<16 | 6<<8 | 2
+
+// Error is a tool's failure. Unless it was killed, nothing of its input is in effect.
+type Error struct {
+	// Program is the tool's path.
+	Program string
+	// Status is its exit status, -1 if a signal ended it.
+	Status int
+	// Message is what it wrote to standard error, at most 4 KiB.
+	Message string
+	// Line is the line of its input that Message names, counted from 1, 0 if it names
+	// none. Text is that line.
+	Line int
+	Text string
+	// Cause is [ErrLocked], the error of the context, or nil.
+	Cause error
+}
+
+// Error returns all fields in one line.
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: ", e.Program)
+	if e.Cause != nil {
+		fmt.Fprintf(&b, "%v: ", e.Cause)
+	}
+	fmt.Fprintf(&b, "exit status %d: %s", e.Status, strings.Join(strings.Fields(e.Message), " "))
+	if e.Text != "" {
+		fmt.Fprintf(&b, " (line %d: %s)", e.Line, e.Text)
+	}
+	return b.String()
+}
+
+// Unwrap returns Cause.
+func (e *Error) Unwrap() error { return e.Cause }
+
+// Killed reports whether a signal ended the tool, so that it may or may not have done
+// its work.
+func (e *Error) Killed() bool { return e.Status < 0 }
+
+// TooLarge reports whether the tool could not hand the kernel so much at once.
+func (e *Error) TooLarge() bool {
+	return strings.Contains(e.Message, "Message too long") || strings.Contains(e.Message, "No buffer space")
+}
+
+// Config says which tools to run and how.
+type Config struct {
+	// Family selects iptables or ip6tables.
+	Family tracker.Family
+	// Flavour is "nft", "legacy", or "" for the tools without either in their names.
+	Flavour string
+	// Restore and Save name the tools, or are "" for the names that follow from Family
+	// and Flavour. Names without a slash are looked up on PATH.
+	Restore, Save string
+	// Namespace is where the tools run.
+	Namespace *netns.Namespace
+	// LockFile replaces the xtables lock file of the legacy tools, unless it is "".
+	LockFile string
+	// LockWait bounds the wait for that lock, in whole seconds.
+	LockWait time.Duration
+	// Timeout bounds a tool's run; 0 is no bound.
+	Timeout time.Duration
+}
+
+// name returns the name of the tool with a suffix, "restore" or "save".
+func (c Config) name(suffix string) string {
+	name := "iptables"
+	if c.Family == tracker.IPv6 {
+		name = "ip6tables"
+	}
+	if c.Flavour != "" {
+		name += "-" + c.Flavour
+	}
+	return name + "-" + suffix
+}
+
+// Tool runs the tools of one family. Its methods may be called concurrently.
+type Tool struct {
+	config      Config
+	env         []string
+	nft         bool
+	restoreArgs []string
+}
+
+// Find looks the tools up and asks for their version.
+func Find(ctx context.Context, c Config) (*Tool, error) {
+	t := &Tool{config: c, env: os.Environ()}
+	if c.LockFile != "" {
+		t.env = append(t.env, "XTABLES_LOCKFILE="+c.LockFile)
+	}
+	for path, suffix := range map[*string]string{&t.config.Restore: "restore", &t.config.Save: "save"} {
+		if *path == "" {
+			*path = c.name(suffix)
+		}
+		found, err := exec.LookPath(*path)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
+		}
+		*path = found
+	}
+	var out bytes.Buffer
+	if err := t.run(ctx, t.config.Restore, []string{"--version"}, nil, &out); err != nil {
+		return nil, err
+	}
+	version, nft, ok := parseVersion(out.Bytes())
+	if !ok {
+		return nil, fmt.Errorf("%w: %s prints no version: %q", ErrUnsupported, t.config.Restore, out.Bytes())
+	}
+	if version < minimum {
+		return nil, fmt.Errorf("%w: %s is version %d.%d.%d, 1.6.2 or later is needed",
+			ErrUnsupported, t.config.Restore, version>>16, version>>8&0xff, version&0xff)
+	}
+	t.nft = nft
+	t.restoreArgs = []string{"--noflush"}
+	if !nft { // the nft tools have no lock
+		t.restoreArgs = append(t.restoreArgs, "--wait", strconv.Itoa(max(1, int(c.LockWait/time.Second))))
+	}
+	return t, nil
+}
+
+var versionPattern = regexp.MustCompile(`v(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?: \((\w+)\))?`)
+
+// parseVersion reads "iptables-restore v1.8.9 (nf_tables)" and returns the version with
+// a byte for each part. Versions before 1.8 name no implementation: there was only one.
+func parseVersion(out []byte) (version int, nft, ok bool) {
+	m := versionPattern.FindSubmatch(out)
+	if m == nil {
+		return 0, false, false
+	}
+	for _, part := range m[1:4] {
+		n, _ := strconv.Atoi(string(part))
+		version = version<<8 | min(n, 255)
+	}
+	return version, string(m[4]) == "nf_tables", true
+}
+
+// WithTimeout returns a Tool that differs in Config.Timeout.
+func (t *Tool) WithTimeout(d time.Duration) *Tool {
+	out := *t
+	out.config.Timeout = d
+	return &out
+}
+
+// NFT reports whether the tools program nf_tables, rather than ip_tables.
+func (t *Tool) NFT() bool { return t.nft }
+
+// RestorePath returns the path of iptables-restore.
+func (t *Tool) RestorePath() string { return t.config.Restore }
+
+// Do calls f inside the tools' namespace, as [netns.Namespace.Do].
+func (t *Tool) Do(f func() error) error { return t.config.Namespace.Do(f) }
+
+// Save writes to out what iptables-save prints: all tables, or one if table is not "".
+func (t *Tool) Save(ctx context.Context, table string, out io.Writer) error {
+	var args []string
+	if table != "" {
+		args = []string{"-t", table}
+	}
+	return t.run(ctx, t.config.Save, args, nil, out)
+}
+
+// Restore applies an input of iptables-restore without flushing anything that the
+// input does not name. The tool applies each of the input's tables as a whole or not
+// at all.
+func (t *Tool) Restore(ctx context.Context, input []byte, options ...string) error {
+	return t.run(ctx, t.config.Restore, append(t.restoreArgs[:len(t.restoreArgs):len(t.restoreArgs)], options...), input, io.Discard)
+}
+
+// maxMessage is how much of a tool's complaints is kept.
+const maxMessage = 4096
+
+// run runs a program to its end.
+func (t *Tool) run(ctx context.Context, path string, args []string, input []byte, out io.Writer) error {
+	if t.config.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, t.config.Timeout)
+		defer cancel()
+	}
+	var message limited
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = t.env, bytes.NewReader(input), out, &message
+	// Reading what a program wrote may go on after its end, for long on a busy machine.
+	// Only a process that the program leaves behind could keep it from ending.
+	cmd.WaitDelay = 30 * time.Second
+	// If the agent is killed, a program that waits for the lock must not write later,
+	// when the next agent has read the tables already. The signal comes at the end of
+	// the thread that started the program, which Do keeps until the program has ended.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	err := t.Do(cmd.Run)
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &exit) && ctx.Err() == nil:
+		return fmt.Errorf("run %s: %w", path, err)
+	}
+	e := &Error{Program: path, Status: -1, Message: message.kept.String(), Cause: ctx.Err()}
+	if exit != nil {
+		e.Status = exit.ExitCode()
+	}
+	if strings.Contains(e.Message, "xtables lock") {
+		e.Cause = errors.Join(e.Cause, ErrLocked)
+	}
+	if e.Line = complaint(e.Message); e.Line != 0 {
+		e.Text = line(input, e.Line)
+	}
+	return e
+}
+
+// limited keeps the beginning of what is written to it. It does not embed its buffer,
+// whose ReadFrom would keep everything.
+type limited struct{ kept bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	l.kept.Write(p[:min(len(p), maxMessage-l.kept.Len())])
+	return len(p), nil
+}
+
+var linePattern = regexp.MustCompile(`\bline:? (\d{1,9})\b`)
+
+// complaint returns the line that a message is about, 0 if it names none.
+func complaint(message string) int {
+	m := linePattern.FindStringSubmatch(message)
+	if m == nil {
+		return 0
+	}
+	n, _ := strconv.Atoi(m[1])
+	return n
+}
+
+// line returns a line of a text, counted from 1, "" if there is none.
+func line(text []byte, n int) string {
+	for l := range bytes.Lines(text) {
+		if n--; n == 0 {
+			return string(bytes.TrimRight(l, "\n"))
+		}
+	}
+	return ""
+}

@@ -1,0 +1,148 @@
+// Package netns runs functions inside a network namespace.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// own is the network namespace of the calling thread.
+const own = "/proc/thread-self/ns/net"
+
+// Namespace is a network namespace. Its methods may be called concurrently, except
+// Close.
+type Namespace struct {
+	file     *os.File
+	dev, ino uint64
+}
+
+// Open returns the namespace that f is an open file of, or that of the calling
+// thread if f is nil. The caller may close f afterwards and must call Close.
+func Open(f *os.File) (*Namespace, error) {
+	n, err := open(f)
+	if err != nil {
+		return nil, fmt.Errorf("network namespace: %w", err)
+	}
+	return n, nil
+}
+
+// New makes a network namespace. The calling thread stays where it is.
+func New() (*Namespace, error) {
+	home, err := Open(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer home.Close()
+	var made *Namespace
+	err = home.leave(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("new network namespace: %w", os.NewSyscallError("unshare", err))
+		}
+		made, err = Open(nil)
+		return err
+	})
+	return made, err
+}
+
+func open(f *os.File) (*Namespace, error) {
+	var fd int
+	var err error
+	if f == nil {
+		fd, err = unix.Open(own, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		err = os.NewSyscallError("open "+own, err)
+	} else {
+		fd, err = dup(f)
+	}
+	if err != nil {
+		return nil, err
+	}
+	n := &Namespace{file: os.NewFile(uintptr(fd), own)}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		n.file.Close()
+		return nil, os.NewSyscallError("fstat", err)
+	}
+	n.dev, n.ino = uint64(st.Dev), st.Ino
+	return n, nil
+}
+
+// dup returns another descriptor of an open file.
+func dup(f *os.File) (fd int, err error) {
+	err = control(f, func(old int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 3)
+		return os.NewSyscallError("fcntl", err)
+	})
+	return fd, err
+}
+
+// control calls f with the descriptor of an open file, which stays open until f
+// returns.
+func control(file *os.File, f func(fd int) error) error {
+	c, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var result error
+	if c.Control(func(fd uintptr) { result = f(int(fd)) }) != nil {
+		return os.ErrClosed // the only error there is
+	}
+	return result
+}
+
+// File returns the open file of the namespace, which Close closes.
+func (n *Namespace) File() *os.File { return n.file }
+
+// Close releases the namespace. Do fails afterwards.
+func (n *Namespace) Close() error { return n.file.Close() }
+
+// Do calls f on a thread that is in the namespace and that no other goroutine uses
+// until f returns. Processes and sockets that f starts and opens are in the
+// namespace. It needs CAP_SYS_ADMIN unless the calling thread is in the namespace
+// already.
+func (n *Namespace) Do(f func() error) error {
+	runtime.LockOSThread()
+	var st unix.Stat_t
+	if err := unix.Stat(own, &st); err == nil && uint64(st.Dev) == n.dev && st.Ino == n.ino {
+		defer runtime.UnlockOSThread()
+		return f()
+	}
+	defer runtime.UnlockOSThread() // leave locks it a second time
+	home, err := Open(nil)
+	if err != nil {
+		return err
+	}
+	defer home.Close()
+	return home.leave(func() error {
+		if err := n.enter(); err != nil {
+			return fmt.Errorf("enter network namespace: %w", err)
+		}
+		return f()
+	})
+}
+
+// leave calls f, which may move the calling thread to another namespace, and brings
+// the thread back to n.
+func (n *Namespace) leave(f func() error) (err error) {
+	runtime.LockOSThread()
+	defer func() {
+		if back := n.enter(); back != nil {
+			// The thread stays locked to this goroutine and ends with it, so that no other
+			// goroutine runs in the wrong namespace.
+			err = errors.Join(err, fmt.Errorf("return to the calling thread's network namespace: %w", back))
+			return
+		}
+		runtime.UnlockOSThread()
+	}()
+	return f()
+}
+
+// enter moves the calling thread into the namespace.
+func (n *Namespace) enter() error {
+	return control(n.file, func(fd int) error {
+		return os.NewSyscallError("setns", unix.Setns(fd, unix.CLONE_NEWNET))
+	})
+}

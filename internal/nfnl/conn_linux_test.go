@@ -1,0 +1,104 @@
+package nfnl
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+func TestMain(m *testing.M) { netlab.Main(m) }
+
+// generation is a request that any kernel with nf_tables answers.
+var generation = Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETGEN}
+
+func dial(t *testing.T, h *netlab.Host) *Conn {
+	t.Helper()
+	c, err := Dial(h.File())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func TestExchange(t *testing.T) {
+	c := dial(t, netlab.NewHost(t))
+	objects := 0
+	if err := c.Get(t.Context(), generation, func([]byte) error { objects++; return nil }); err != nil || objects != 1 {
+		t.Fatalf("%d objects, error %v", objects, err)
+	}
+	// A refusal carries the kernel's number, and the socket goes on working.
+	missing := Request{
+		Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: unix.NFPROTO_IPV4,
+		Attrs: AppendString(nil, unix.NFTA_TABLE_NAME, "none"),
+	}
+	var refused *Error
+	if err := c.Get(t.Context(), missing, nil); !errors.As(err, &refused) || refused.Errno != unix.ENOENT {
+		t.Errorf("missing table: %v", err)
+	}
+	// So it does after an exchange that its caller abandoned.
+	failure := errors.New("failure")
+	if err := c.Get(t.Context(), generation, func([]byte) error { return failure }); err != failure {
+		t.Errorf("abandoned: %v", err)
+	}
+	if err := c.Get(t.Context(), generation, func([]byte) error { objects++; return nil }); err != nil || objects != 2 {
+		t.Errorf("after an abandoned exchange: %d objects, error %v", objects, err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := c.Get(ended, generation, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("with an ended context: %v", err)
+	}
+}
+
+func TestClosedSocketIsReported(t *testing.T) {
+	h := netlab.NewHost(t)
+	get := func(c *Conn) error {
+		return c.Get(t.Context(), generation, func([]byte) error { return nil })
+	}
+	c := dial(t, h)
+	for range 2 {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := get(c); !errors.Is(err, os.ErrClosed) || !c.Closed() {
+		t.Errorf("after Close: %v", err)
+	}
+	// Another part of the process closes the descriptor, or reuses its number.
+	c = dial(t, h)
+	unix.Close(c.fd)
+	if err := get(c); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after the descriptor was closed: %v", err)
+	}
+	c.fd = -1
+	c = dial(t, h)
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if err := unix.Dup3(int(null.Fd()), c.fd, unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	if err := get(c); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after the descriptor became another file's: %v", err)
+	}
+}
+
+func TestNoSuchNamespace(t *testing.T) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if c, err := Dial(null); err == nil {
+		c.Close()
+		t.Error("no error for a file that is not a network namespace")
+	}
+}

@@ -1,0 +1,111 @@
+//go:build linux
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/iptables/internal/nfacct"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Counters returns the counters. There are none if [Config.NoCounters] is set, or if the
+// kernel or iptables does not support them, which [New] logs. Counters does not wait
+// for a concurrent Apply. Once the backend is closed it returns [os.ErrClosed].
+func (b *Backend) Counters() ([]Counter, error) {
+	if b.closed.Load() {
+		return nil, os.ErrClosed
+	}
+	var out []Counter
+	for _, name := range b.counting {
+		o, err := b.accounts.Get(name)
+		switch {
+		case errors.Is(err, unix.ENOENT): // another program deleted it
+		case err != nil:
+			return nil, fmt.Errorf("iptables: %w", err)
+		default:
+			out = append(out, Counter{o.Name, o.Packets, o.Bytes})
+		}
+	}
+	return out, nil
+}
+
+// counters selects the rules that count.
+type counters struct{ invalid, localhost bool }
+
+var allCounters = counters{invalid: true, localhost: true}
+
+// names returns the objects that the rules count into.
+func (c counters) names() []string {
+	var out []string
+	if c.invalid {
+		out = append(out, InvalidDropped)
+	}
+	if c.localhost {
+		out = append(out, LocalhostNodePorts)
+	}
+	return out
+}
+
+// counted returns the match that counts the packets for which a rule's earlier matches
+// hold.
+func counted(name string) string { return "-m nfacct --nfacct-name " + name }
+
+// notCounted is the log message where rules cannot count.
+const notCounted = "iptables: invalid packets and connections to NodePorts at loopback addresses are not counted"
+
+func (f *family) notCounted(reason error) { f.log.Info(notCounted, slog.Any("reason", reason)) }
+
+// openAccounts creates the objects that rules count into and returns a connection to
+// them, nil if c turns counting off.
+func openAccounts(c Config, ns *netns.Namespace) (*nfacct.Conn, error) {
+	if c.NoCounters {
+		return nil, nil
+	}
+	a, err := nfacct.Dial(ns)
+	if err != nil {
+		return nil, err
+	}
+	localhost := c.LocalhostNodePorts && slices.Contains(c.Families, tracker.IPv4)
+	if err := makeCounters(a, counters{invalid: true, localhost: localhost}); err != nil {
+		a.Close()
+		return nil, err
+	}
+	return a, nil
+}
+
+// makeCounters creates the objects that do not exist. The kernel would refuse a rule that
+// names a missing one, and the whole input with it.
+func makeCounters(a *nfacct.Conn, c counters) error {
+	for _, name := range c.names() {
+		if err := a.Add(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteCounters deletes the objects that no rule counts into any more. Objects that
+// rules of another family or of other programs use stay. Kernels that release what
+// deleted rules of nf_tables held with a delay (as before Linux 6.10 they may) can keep
+// one, too, which does no harm.
+func deleteCounters(ns *netns.Namespace, log *slog.Logger) {
+	a, err := nfacct.Dial(ns)
+	if err != nil {
+		log.Debug("iptables: cannot look for counters", slog.Any("error", err))
+		return
+	}
+	defer a.Close()
+	for _, name := range allCounters.names() {
+		if err := a.Delete(name); err != nil && !errors.Is(err, unix.ENOENT) {
+			log.Debug("iptables: cannot delete a counter", slog.String("name", name), slog.Any("error", err))
+		}
+	}
+}

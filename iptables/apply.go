@@ -1,0 +1,157 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/iptables/internal/nfacct"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// state is what a Backend consists of.
+type state struct {
+	mu       sync.Mutex
+	config   Config
+	ns       *netns.Namespace
+	families []*family
+	closed   atomic.Bool // set while mu is held
+	// accounts reads and creates the objects that rules count into, nil if none do;
+	// counting is the names of the objects.
+	accounts *nfacct.Conn
+	counting []string
+}
+
+// New returns a backend. It finds the programs and checks that they and the kernel
+// support every rule that Services need, as [Probe] does; the error is a
+// [*ruleset.UnsupportedError] if not. The first full delta writes the chains, and
+// closing the backend leaves them in place. New creates the objects of
+// [Backend.Counters], which stay, too.
+func New(ctx context.Context, c Config) (*Backend, error) {
+	c, ns, err := c.open()
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{state{config: c, ns: ns}}
+	if b.accounts, err = openAccounts(c, b.ns); err != nil {
+		c.Log.Info(notCounted, slog.Any("reason", err))
+	}
+	for _, f := range c.Families {
+		fam, err := newFamily(ctx, c, f, b.ns, b.accounts)
+		if err != nil {
+			b.Close()
+			return nil, err
+		}
+		b.families = append(b.families, fam)
+	}
+	for _, name := range allCounters.names() {
+		if slices.ContainsFunc(b.families, func(f *family) bool { return slices.Contains(f.can.names(), name) }) {
+			b.counting = append(b.counting, name)
+		}
+	}
+	return b, nil
+}
+
+// Close releases the backend's resources; chains stay in place. Afterwards every other
+// method returns [os.ErrClosed]. Closing a closed backend does nothing.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Swap(true) {
+		return nil
+	}
+	b.families = nil
+	var err error
+	if b.accounts != nil {
+		err = b.accounts.Close()
+	}
+	return errors.Join(err, b.ns.Close())
+}
+
+// Apply makes the chains agree with d: see [ruleset.Backend].
+//
+// For an incremental delta, Apply writes the chains that differ by one call of
+// iptables-restore for each table, which the kernel applies as a whole. It divides very
+// large changes into several calls, which write every chain before the rules that lead
+// to it, so that every state in between is right. For a full delta, Apply reads the
+// tables once and writes everything that differs.
+//
+// A [*ruleset.PartialError] names the Services that were refused, each with a
+// [*CommandError]. They stay as last acknowledged, also after a full delta, except for
+// frontends that another Service has by now. The error wraps [ruleset.ErrNeedFull] if
+// the state of the tables is unknown, or if no Service is at fault. After [ErrLocked],
+// and after an error of the context before any change, everything is as it was.
+func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		return os.ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	failed := map[tracker.Key]error{}
+	for _, f := range b.families {
+		var changes []ruleset.Change
+		for _, c := range d.Changes {
+			if c.Key.Family == f.family {
+				changes = append(changes, c)
+			}
+		}
+		f.logHashFallback(changes)
+		f.written = [tables]int{}
+		var bad map[tracker.Key]error
+		var err error
+		switch {
+		case d.Full:
+			bad, err = f.replace(ctx, d.Node, changes)
+		case f.model == nil:
+			err = ruleset.ErrNeedFull
+		default:
+			bad, err = f.update(ctx, d.Node, changes)
+		}
+		if err != nil {
+			return err
+		}
+		maps.Copy(failed, bad)
+		f.trace(b.config.Trace)
+	}
+	if len(failed) != 0 {
+		return &ruleset.PartialError{Failed: failed}
+	}
+	return nil
+}
+
+// trace calls the functions of t.
+func (f *family) trace(t *Trace) {
+	if t == nil || t.Applied == nil {
+		return
+	}
+	size := f.model.size()
+	for table := range tables {
+		t.Applied(Info{Family: f.family, Table: table.String(), Rules: size[table], Written: f.written[table]})
+	}
+}
+
+// logHashFallback logs the Services that begin to ask for a hash and are programmed
+// without one.
+func (f *family) logHashFallback(changes []ruleset.Change) {
+	for _, c := range changes {
+		if f.refuseHash || c.New == nil || c.New.Hash() == tracker.HashNone {
+			continue
+		}
+		if c.Old == nil || c.Old.Hash() != c.New.Hash() {
+			f.log.Warn("iptables: endpoints are chosen at random, not by a hash",
+				slog.String("service", c.Key.String()), slog.String("hash", c.New.Hash().String()))
+		}
+	}
+}

@@ -1,0 +1,81 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// Check reports whether the tables were flushed, restored to an earlier state, or lost a
+// jump to the backend's chains. It returns nil if not, and a [*ruleset.DriftError] if so
+// or if the state of the tables is unknown. [ErrLocked], [os.ErrClosed] and other errors
+// mean that Check could not look. After a DriftError the next delta must be a full one,
+// which [Backend.Apply] asks for.
+//
+// Check looks for the jumps and for the rule in KUBE-PROXY-CANARY, whose comment is a
+// fresh random value after every change, by one call of iptables-restore for each table
+// that changes nothing. It does not see other alterations; full deltas at long intervals
+// repair those.
+func (b *Backend) Check(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Load() {
+		return os.ErrClosed
+	}
+	for _, f := range b.families {
+		if err := f.check(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *family) check(ctx context.Context) error {
+	drift := &ruleset.DriftError{Backend: "iptables", Family: f.family}
+	if f.model == nil {
+		drift.What = "the state of the tables is unknown until a full sync"
+		return drift
+	}
+	hooks := f.model.hooks()
+	for t := range tables {
+		in := &input{table: t}
+		in.add("*", t.String())
+		in.add("-C ", chainCanary, " ", f.canary[t])
+		for _, h := range hooks {
+			if h.table == t {
+				in.add("-C ", h.chain, " ", h.rule)
+			}
+		}
+		in.add("COMMIT")
+		err := f.tool.apply(ctx, in)
+		switch {
+		case err == nil:
+		case refused(err):
+			f.model = nil
+			drift.What = "a rule is missing in table " + t.String()
+			var e *CommandError
+			if errors.As(err, &e) && e.Text != "" {
+				drift.What += ": " + strings.TrimPrefix(e.Text, "-C ")
+			}
+			return drift
+		default:
+			return fmt.Errorf("iptables: check: %w", err)
+		}
+	}
+	return nil
+}
+
+// Watch calls drifted with each error of [Backend.Check], which it calls at the interval,
+// until ctx is done or the backend is closed: see [ruleset.Watch]. It returns ctx's error
+// or [os.ErrClosed]. The function drifted should request a full delta from the cursor and
+// a sync.
+func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
+	return ruleset.Watch(ctx, interval, b.Check, drifted)
+}

@@ -1,0 +1,126 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/iptables/internal/nfacct"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// family is one family's tables.
+type family struct {
+	*settings
+	tool tool
+	log  *slog.Logger
+	// accounts creates the objects that rules count into. can is what rules can count
+	// on this system, provided that the objects exist.
+	accounts *nfacct.Conn
+	can      counters
+	// model is what the tables hold, nil while that is unknown.
+	model *model
+	// canary is the rule in each table's canary.
+	canary [tables]string
+	// limit is about how many lines one input has at most. nf_tables commits in a time
+	// that grows faster than their number, and ip_tables writes the whole table for any
+	// number.
+	limit int
+	// written is how many rules the last Apply has written into each table.
+	written [tables]int
+}
+
+const (
+	nftLimit    = 3000
+	legacyLimit = 1 << 30
+	leastLimit  = 50
+)
+
+func newFamily(ctx context.Context, c Config, f tracker.Family, ns *netns.Namespace, accounts *nfacct.Conn) (*family, error) {
+	t, err := findTool(ctx, c, f, ns)
+	if err != nil {
+		return nil, err
+	}
+	out := &family{
+		settings: &settings{
+			family: f, mark: uint32(c.MasqueradeMark),
+			localhost:        c.LocalhostNodePorts && f == tracker.IPv4,
+			randomFully:      true,
+			endpointComments: c.EndpointComments,
+			refuseHash:       c.Hash == HashRefused,
+		},
+		tool:     t,
+		log:      c.Log.With(slog.String("family", f.String())),
+		accounts: accounts,
+		limit:    firstLimit(t),
+	}
+	return out, out.probe(ctx)
+}
+
+// firstLimit returns the limit to begin with.
+func firstLimit(t tool) int {
+	if t.NFT() {
+		return nftLimit
+	}
+	return legacyLimit
+}
+
+// unknown discards the model after a failure that left the state of the tables
+// unknown. It returns the error to report.
+func (f *family) unknown(err error) error {
+	f.model = nil
+	f.log.Warn("iptables: state of the tables is unknown, a full sync will repair them", slog.Any("error", err))
+	return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
+}
+
+// write applies inputs, in order. wrote reports whether something may be in effect
+// after an error.
+func (f *family) write(ctx context.Context, inputs []*input) (wrote bool, err error) {
+	for _, in := range inputs {
+		if err := f.tool.apply(ctx, in); err != nil {
+			return wrote || killed(err), err
+		}
+		f.written[in.table] += in.rules
+		wrote = true
+	}
+	return wrote, nil
+}
+
+// writeTable writes one table of a batch, after its chains the commands, and its canary.
+func (f *family) writeTable(ctx context.Context, b *batch, t table, commands []string) (wrote bool, err error) {
+	var canary canaryRule
+	wrote, err = f.write(ctx, b.inputs(t, commands, f.limit, canary.next))
+	if wrote && err == nil {
+		f.canary[t] = canary.last
+	}
+	return wrote, err
+}
+
+// writeBatch writes the filter table before nat, so that an address refuses packets
+// before they are no longer forwarded.
+func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]string) (wrote bool, err error) {
+	for t := range tables {
+		w, err := f.writeTable(ctx, b, t, commands[t])
+		wrote = wrote || w
+		if err != nil {
+			return wrote, err
+		}
+	}
+	return wrote, nil
+}
+
+// smaller halves the limit after an input that was too large, and reports whether
+// another attempt makes sense.
+func (f *family) smaller(err error) bool {
+	var e *CommandError
+	if !tooLarge(err) || !errors.As(err, &e) || e.indivisible || f.limit <= leastLimit {
+		return false
+	}
+	f.limit = max(leastLimit, min(f.limit, nftLimit)/2)
+	return true
+}

@@ -1,0 +1,71 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// Probe reports whether a [Backend] can work with c: nil if so, a
+// [*ruleset.UnsupportedError] if the programs, the kernel or the caller's privileges do
+// not suffice, or the error that [New] would return. It writes a chain that nothing leads
+// to, KUBE-PROXY-TRIAL, and deletes it. Nothing else changes.
+func Probe(ctx context.Context, c Config) error {
+	c.NoCounters = true // they are optional
+	b, err := New(ctx, c)
+	if err != nil {
+		return err
+	}
+	return b.Close()
+}
+
+// probe tries the rules that every Service needs, and sets counters and randomFully to
+// what the programs and the kernel support. Rules can count into the objects only if
+// the kernel has xt_nfacct and iptables its counterpart, even if the objects exist.
+func (f *family) probe(ctx context.Context) error {
+	var count counters
+	if f.accounts != nil {
+		count = counters{invalid: true, localhost: f.localhost}
+	}
+	var err, uncounted error
+	for _, a := range []struct {
+		count       counters
+		randomFully bool
+	}{{count, true}, {counters{}, true}, {count, false}, {counters{}, false}} {
+		f.counters, f.randomFully = a.count, a.randomFully
+		if err = f.tryNeeded(ctx); !refused(err) {
+			break
+		}
+		if uncounted == nil {
+			uncounted = err
+		}
+	}
+	f.can = f.counters
+	if refused(err) {
+		err = &ruleset.UnsupportedError{Backend: "iptables", Family: f.family, Feature: "a rule that every Service needs", Err: err}
+	} else if err == nil && f.can != count {
+		f.notCounted(uncounted)
+	}
+	dropped := f.dropProbe(ctx)
+	if err == nil {
+		err = dropped
+	}
+	return err
+}
+
+// tryNeeded tries the rules that do not depend on Services, and one of each other kind
+// that Services need.
+func (f *family) tryNeeded(ctx context.Context) error {
+	m, err := newModel(f.settings, &ruleset.Node{NodePorts4: ruleset.NodePorts{All: true}, NodePorts6: ruleset.NodePorts{All: true}})
+	if err != nil {
+		return err
+	}
+	chains := []chain{{table: nat, rules: []string{probability(1, 2) + " -j RETURN"}}}
+	if f.counters.localhost {
+		chains = append(chains, chain{table: nat, rules: []string{counted(LocalhostNodePorts) + " -j RETURN"}})
+	}
+	m.allChains(func(c chain) { chains = append(chains, c) })
+	return f.tryRules(ctx, chains)
+}

@@ -1,0 +1,118 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Lookup reads from the kernel which virtual server handles the packet of q, and returns
+// its real servers that get new connections. [ruleset.Found.Where] is the virtual server
+// and its scheduler. The virtual server may be a [Backend]'s or kube-proxy's. IPVS does
+// not store the name of the Service.
+//
+// The error wraps [ruleset.ErrNoRules] if the dummy device is missing, and is a
+// [*ruleset.DriftError] if there is a virtual server but no device has its address, so
+// that the packet does not reach IPVS.
+//
+// Lookup is a debugging aid. It reads the sets, virtual servers and addresses one after
+// the other, so a concurrent change can yield an inconsistent result.
+func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, error) {
+	to := netip.AddrPortFrom(q.Packet.To.Addr().Unmap(), q.Packet.To.Port())
+	k := virtualKey{family: tracker.FamilyOf(to.Addr()), proto: inet.Protocol(q.Packet.Protocol), at: to}
+	c.Families = []tracker.Family{k.family}
+	c, err := c.withDefaults()
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return ruleset.Found{}, err
+	}
+	b := newBackend(c)
+	defer b.close()
+	if err := b.openOthers(); err != nil {
+		return ruleset.Found{}, err
+	}
+	// Without the device, openIPVS would load the module for nothing.
+	_, err = b.device.link()
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+		return ruleset.Found{}, fmt.Errorf("ipvs: look up: %w", ruleset.ErrNoRules)
+	}
+	if err != nil {
+		return ruleset.Found{}, fmt.Errorf("ipvs: look up: device %s: %w", c.Device, err)
+	}
+	if err := b.openIPVS(); err != nil {
+		return ruleset.Found{}, err
+	}
+	found, err := b.lookup(k, q.Internal)
+	if err != nil {
+		return ruleset.Found{}, fmt.Errorf("ipvs: look up: %w", err)
+	}
+	return found, nil
+}
+
+// lookup returns the virtual server with a key or, if internal is set, the one for
+// internal traffic to the same address and port, if there is one.
+func (b *Backend) lookup(k virtualKey, internal bool) (found ruleset.Found, err error) {
+	where := "virtual server " + k.String()
+	server := k
+	if internal {
+		mark, err := b.internalMark(k)
+		if err != nil {
+			return found, err
+		}
+		if mark != 0 {
+			server = virtualKey{family: k.family, mark: mark}
+			where = fmt.Sprintf("virtual server %s, for internal traffic to %s", server, k)
+		}
+	}
+	err = b.kernel.virtuals(k.family, func(have virtualKey, v virtual) {
+		if have == server {
+			found.Entry, found.Where = true, fmt.Sprintf("%s, scheduler %s", where, v.scheduler)
+		}
+	})
+	if err != nil || !found.Entry {
+		return found, err
+	}
+	local := false
+	note := func(a netip.Addr) { local = local || a == k.at.Addr() }
+	if err := b.device.addresses(k.family, note, note); err != nil {
+		return found, err
+	}
+	if !local {
+		return found, &ruleset.DriftError{Backend: "ipvs", Family: k.family, What: fmt.Sprintf("a virtual server for it, but %v is bound to no device", k.at.Addr())}
+	}
+	err = b.kernel.reals(server, func(r real) {
+		if r.weight > 0 { // others only keep their connections
+			found.Endpoints = append(found.Endpoints, r.at)
+		}
+	})
+	slices.SortFunc(found.Endpoints, netip.AddrPort.Compare)
+	return found, err
+}
+
+// internalMark returns the packet mark that internal traffic to a frontend gets, 0 if
+// none.
+func (b *Backend) internalMark(k virtualKey) (mark uint32, err error) {
+	want := entry{set: setShortCircuit, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()}
+	err = b.sets.list(setShortCircuit, k.family, func(e entry, m uint32) {
+		if e == want {
+			mark = m
+		}
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = nil // kube-proxy has no such set
+	}
+	return mark, err
+}

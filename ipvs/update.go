@@ -1,0 +1,249 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// update brings one family into agreement with a delta.
+type update struct {
+	b *Backend
+	s *state
+	// failed has the error of each Service port that failed.
+	failed map[tracker.Key]error
+	items  []*item
+	now    time.Time
+}
+
+// item is one Service port that an update changes.
+type item struct {
+	key     tracker.Key
+	service *ruleset.Service // nil if it is gone
+	state   *serviceState
+	plan    plan
+	// refused has the kernel's errors about single real servers. The others are in
+	// place.
+	refused []error
+}
+
+// steps is the order in which an update changes the kernel. Each step is done for all
+// items before the next, so that everything new is complete before anything old goes:
+// a packet to a Service meets either all of its old state or all of its new state.
+func (u *update) steps(full bool) []step {
+	return []step{
+		{"add set elements", u.addEntries},
+		{"add and change virtual servers", u.each(u.upsertVirtuals)},
+		{"add set elements of internal traffic", u.addInternal},
+		{"bind addresses", u.each(u.bind)},
+		{"wait until the addresses are local", u.waitLocal},
+		{"delete set elements of internal traffic", u.dropInternal},
+		{"keep virtual servers that have an owner again", u.releaseOwned},
+		{"abandon addresses", u.each(u.abandon)},
+		{"delete virtual servers", u.each(u.dropVirtuals)},
+		{"prune", func(context.Context) error {
+			if !full {
+				return nil
+			}
+			return u.prune()
+		}},
+		{"unbind addresses", u.unbind},
+		{"delete set elements", u.dropEntries},
+	}
+}
+
+// step is one step of an update. An error ends the update.
+type step struct {
+	name string
+	do   func(context.Context) error
+}
+
+func newUpdate(b *Backend, s *state, failed map[tracker.Key]error) *update {
+	return &update{b: b, s: s, failed: failed, now: time.Now()}
+}
+
+// apply makes all of a delta's changes that are of the family.
+func (u *update) apply(ctx context.Context, d *ruleset.Delta) error {
+	if d.Node != u.s.node {
+		if err := u.b.writeRules(ctx, u.s, d.Node, false); err != nil {
+			return err
+		}
+	}
+	if err := u.b.followAddresses(); err != nil {
+		return err
+	}
+	if old := d.OldNode; old != nil && old != d.Node {
+		was, is := old.NodePorts(u.s.family), d.Node.NodePorts(u.s.family)
+		u.s.stale = u.s.stale || was.All != is.All || !slices.Equal(was.Prefixes, is.Prefixes)
+	}
+	// Without a Watch, real servers whose drain time is over go now.
+	if err := u.b.drain(u.s, u.now, true); err != nil {
+		return err
+	}
+	for i := range d.Changes {
+		if c := &d.Changes[i]; c.Key.Family == u.s.family {
+			u.add(c.Key, c.New)
+		}
+	}
+	if u.s.stale && !d.Full {
+		u.addExternal()
+	}
+	return u.run(ctx, d.Full)
+}
+
+// add adds a Service port to the items. It must not be among them yet.
+func (u *update) add(k tracker.Key, svc *ruleset.Service) {
+	st := u.s.services[k]
+	if st == nil {
+		if svc == nil {
+			return
+		}
+		st = &serviceState{}
+		u.s.services[k] = st
+	}
+	st.service = svc
+	u.items = append(u.items, &item{key: k, service: svc, state: st})
+}
+
+// addExternal adds all other Service ports that depend on the node's addresses to the
+// items.
+func (u *update) addExternal() {
+	already := make(map[tracker.Key]bool, len(u.items))
+	for _, it := range u.items {
+		already[it.key] = true
+	}
+	for k, st := range u.s.services {
+		if !already[k] && st.service != nil && st.service.Port.ExternallyAccessible() {
+			u.add(k, st.service)
+		}
+	}
+}
+
+// run makes the changes of all items. An item that fails keeps all that it had before.
+func (u *update) run(ctx context.Context, full bool) error {
+	u.makePlans(full)
+	for _, s := range u.steps(full) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := s.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	u.finish()
+	return nil
+}
+
+// each returns a step that calls do for each item that has not failed.
+func (u *update) each(do func(*item) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for i, it := range u.items {
+			if u.failed[it.key] != nil {
+				continue
+			}
+			if i%256 == 255 {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+			}
+			if err := do(it); errors.Is(err, ruleset.ErrNeedFull) || errors.Is(err, os.ErrClosed) {
+				return err
+			} else if err != nil {
+				u.failed[it.key] = err
+			}
+		}
+		return nil
+	}
+}
+
+// makePlans makes the plan of each item and allocates packet marks.
+func (u *update) makePlans(full bool) {
+	l := u.local()
+	makePlan := func(it *item) {
+		if it.service == nil {
+			return
+		}
+		if inet.Protocol(it.key.Protocol) == 0 {
+			u.failed[it.key] = fmt.Errorf("IPVS has no protocol %q", it.key.Protocol)
+		} else {
+			it.plan = u.b.config.makePlan(it.service, l, it.state.mark)
+		}
+	}
+	for _, it := range u.items {
+		makePlan(it)
+		if full && len(it.plan.internal) != 0 {
+			// The mark that an earlier process allocated.
+			m := u.s.entries[it.plan.internal[0]].value
+			if _, used := u.s.marks[m]; u.b.config.Marks.contains(m) && !used {
+				u.s.marks[m], it.state.mark = it.key, m
+			}
+		}
+	}
+	for _, it := range u.items {
+		switch {
+		case len(it.plan.internal) == 0 || u.failed[it.key] != nil:
+			continue
+		case u.b.config.internalDrops(it.service):
+			it.plan.mark = u.b.config.Marks.Value
+			continue
+		}
+		m := u.s.allocate(u.b.config.Marks, it.key, it.state.mark)
+		if m == 0 {
+			// Internal traffic is then treated like external traffic.
+			u.b.config.Log.Warn("ipvs: no packet mark left for internal traffic", "service", it.key.String())
+			it.plan.internal = nil
+			continue
+		}
+		it.state.mark = m
+		makePlan(it)
+	}
+}
+
+// local returns what plans depend on of the node.
+func (u *update) local() local {
+	l := local{node: u.s.node.Info.Name, own: func(a netip.Addr) bool { return u.s.own[a] }}
+	np := u.s.node.NodePorts(u.s.family)
+	for a := range u.s.own {
+		// Of IPv6 link-local addresses each pod's interface may have one.
+		if np.Allows(a) && !a.IsLinkLocalUnicast() {
+			l.nodePorts = append(l.nodePorts, a)
+		}
+	}
+	slices.SortFunc(l.nodePorts, netip.Addr.Compare)
+	return l
+}
+
+// finish removes the state of Service ports that are gone, and frees packet marks that
+// have no owner any more.
+func (u *update) finish() {
+	u.s.stale = false
+	for _, it := range u.items {
+		if u.failed[it.key] != nil {
+			// The next delta need not offer it.
+			u.s.stale = true
+			continue
+		}
+		if len(it.plan.internal) == 0 || it.plan.mark == u.b.config.Marks.Value {
+			if u.s.virtuals[virtualKey{family: u.s.family, mark: it.state.mark}] == nil {
+				delete(u.s.marks, it.state.mark)
+			}
+			it.state.mark = 0
+		}
+		if it.service == nil {
+			delete(u.s.services, it.key)
+		}
+		if len(it.refused) != 0 {
+			u.failed[it.key] = errors.Join(it.refused...)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+//go:build linux
+
+package nftables
+
+import (
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// longNamed returns Service number i and a slice of it with names as long as
+// Kubernetes has them, which differ only at the end.
+func longNamed(i int) (*v1.Service, *discovery.EndpointSlice) {
+	port := strings.Repeat("p", 15)
+	s := svc(i, sticky(1000), func(s *v1.Service) {
+		s.Namespace, s.Name = strings.Repeat("n", 63), strings.Repeat("s", 62)+string(rune('a'+i))
+		s.Spec.Ports[0].Name = port
+	})
+	slice := epSlice(i, tracker.IPv4, 1, 2, 3)
+	slice.Namespace, slice.Labels[discovery.LabelServiceName], slice.Ports[0].Name = s.Namespace, s.Name, &port
+	return s, slice
+}
+
+// TestRestartKeepsLongNames restarts with Services whose names no comment can
+// hold.
+func TestRestartKeepsLongNames(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, netlab.NewHost(t))
+	needNFT(t, r.host)
+	for i := range 3 {
+		s, slice := longNamed(i)
+		r.tracker.SetService(s)
+		r.tracker.SetSlice(slice)
+	}
+	r.sync()
+	before := stickyEndpoints(r)
+	if n := strings.Count(before, "10.244.0.1 "); n != 3 {
+		t.Fatalf("%d pools: %s", n, before)
+	}
+	for range 2 {
+		r.start()
+		r.sync()
+		r.verify()
+		if after := stickyEndpoints(r); after != before {
+			t.Errorf("endpoints are %s, were %s", after, before)
+		}
+	}
+}
+
+func TestStickyOwnersDiffer(t *testing.T) {
+	seen := map[stickyOwner]string{}
+	for _, name := range []string{"a", "a?", "a\"", "a\\", "a\x00", strings.Repeat("x", 300), strings.Repeat("x", 301), strings.Repeat("x", 300) + "?"} {
+		for _, target := range []ruleset.Target{ruleset.ToCluster, ruleset.ToLocal} {
+			var k tracker.Key
+			k.Name = name
+			o := ownerOf(k, target)
+			if other, ok := seen[o]; ok {
+				t.Errorf("%q and %q are both %q", name, other, o)
+			}
+			if nlbatch.Printable(string(o)) != string(o) {
+				t.Errorf("%q is no comment", o)
+			}
+			seen[o] = name
+		}
+	}
+}
+
+// TestFewerClientsThanThereWere has a new process remember fewer clients than the
+// table of the one before does.
+func TestFewerClientsThanThereWere(t *testing.T) {
+	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, netlab.NewHost(t))
+			needNFT(t, r.host)
+			r.limit = limit
+			r.start()
+			for i := range 60 {
+				r.tracker.SetService(svc(i, sticky(1000)))
+				r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(20)...))
+			}
+			r.sync()
+			pool, _, _ := strings.Cut(stickyEndpoints(r)[strings.Index(stickyEndpoints(r), "800"):], ":")
+			r.nft("add element ip " + r.backend.name + " sticky-clients { \"" + pool + ":0\" . 172.16.0.1 timeout 1000s : \"" + pool + ":1\"," +
+				" \"" + pool + ":0\" . 172.16.0.2 timeout 1000s : \"" + pool + ":1\", \"" + pool + ":0\" . 172.16.0.3 timeout 1000s : \"" + pool + ":1\" }")
+			for range 2 {
+				r.cursor.Detach()
+				r.backend.Close()
+				b, err := New(t.Context(), Config{NetNS: r.host.File(), StickyClients: 2})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if limit != 0 {
+					b.conn.SetLimit(limit)
+				}
+				b.gracePeriod = 0
+				r.backend, r.cursor = b, r.engine.Attach("nftables", b)
+				r.sync()
+				r.verify()
+				want := 3
+				if limit != 0 {
+					want = 2
+				}
+				if out := r.nft("list map ip " + r.backend.name + " sticky-clients"); strings.Count(out, "172.16.0.") != want {
+					t.Errorf("%d clients should be remembered: %s", want, out)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,273 @@
+//go:build linux
+
+package nftables
+
+import (
+	"encoding/binary"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// firstReg is the register that the key of a look-up begins in (NFT_REG32_00). Registers are
+// numbered as 32-bit words; the kernel shows them as 128-bit registers where they coincide.
+const firstReg = unix.NFT_REG32_00
+
+// Registers behind the longest key: dynsetDataReg holds the data of an element that is put into
+// sticky-clients, and hashReg the beginning of what is hashed.
+const (
+	dynsetDataReg = firstReg + 8
+	hashReg       = firstReg + 8
+)
+
+// Numbers that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h):
+// NFTA_BITWISE_OP, NFTA_BITWISE_DATA, NFT_BITWISE_LSHIFT, NFT_DYNSET_OP_DELETE.
+const (
+	bitwiseOp        = 6
+	bitwiseData      = 7
+	bitwiseLeftShift = 1
+	dynsetDelete     = 2
+)
+
+// rule is the expressions of a rule. Rules use only sequences of expressions that the nft tool
+// makes of some statement, because it aborts on others (seen with nft 1.0.6: a register passed
+// from one look-up to the next).
+type rule []part
+
+// part is one expression: its attributes (NFTA_EXPR_NAME and _DATA).
+type part func(family byte) ([]byte, error)
+
+func (r rule) with(parts ...part) rule { return append(r[:len(r):len(r)], parts...) }
+
+func of(e expr.Any) part {
+	return func(family byte) ([]byte, error) { return expr.Marshal(family, e) }
+}
+
+// rules renders the rules of one family's table.
+type rules struct {
+	family tracker.Family
+	// mark is the bit of the packet's mark that asks for masquerading.
+	mark uint32
+	// seed is that of the hashes. It is not 0, with which the kernel chooses one.
+	seed uint32
+}
+
+func (w rules) addrLen() uint32 { return uint32(w.family.Bits() / 8) }
+
+// words is the number of registers an address takes.
+func (w rules) words() uint32 { return w.addrLen() / 4 }
+
+// saddr and daddr load an address of the packet (RFC 791, RFC 8200).
+func (w rules) saddr(reg uint32) part { return w.address(reg, 12, 8) }
+func (w rules) daddr(reg uint32) part { return w.address(reg, 16, 24) }
+
+func (w rules) address(reg, offset4, offset6 uint32) part {
+	offset := offset4
+	if w.family == tracker.IPv6 {
+		offset = offset6
+	}
+	return of(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: w.addrLen()})
+}
+
+// sport and dport load the ports, which TCP, UDP and SCTP have at the same place.
+func sport(reg uint32) part { return port(reg, 0) }
+func dport(reg uint32) part { return port(reg, 2) }
+
+func port(reg, offset uint32) part {
+	return of(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2})
+}
+
+// proto loads the transport protocol.
+func proto(reg uint32) part { return of(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}) }
+
+// serviceKey loads the key of the service maps: address, protocol and port. nodePortKey loads that
+// of the NodePort maps.
+func (w rules) serviceKey(reg uint32) []part {
+	return append([]part{w.daddr(reg)}, nodePortKey(reg+w.words())...)
+}
+func nodePortKey(reg uint32) []part { return []part{proto(reg), dport(reg + 1)} }
+
+func load(key expr.MetaKey, reg uint32) part { return of(&expr.Meta{Key: key, Register: reg}) }
+
+func store(key expr.MetaKey, reg uint32) part {
+	return of(&expr.Meta{Key: key, SourceRegister: true, Register: reg})
+}
+
+// word returns v in the kernel's byte order.
+func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// masked sets the register to (itself AND mask) XOR xor.
+func masked(reg, mask, xor uint32) part {
+	return of(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(mask), Xor: word(xor)})
+}
+
+// shifted shifts the register left. The library has no such expression.
+func shifted(reg, bits uint32) part {
+	return func(byte) ([]byte, error) {
+		var value, data []byte
+		value = nfnl.AppendBytes(value, unix.NFTA_DATA_VALUE, word(bits))
+		data = nfnl.AppendUint32(data, unix.NFTA_BITWISE_SREG, reg)
+		data = nfnl.AppendUint32(data, unix.NFTA_BITWISE_DREG, reg)
+		data = nfnl.AppendUint32(data, unix.NFTA_BITWISE_LEN, 4)
+		data = nfnl.AppendUint32(data, bitwiseOp, bitwiseLeftShift)
+		data = nfnl.AppendBytes(data, bitwiseData|unix.NLA_F_NESTED, value)
+		out := nfnl.AppendString(nil, unix.NFTA_EXPR_NAME, "bitwise")
+		return nfnl.AppendBytes(out, unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, data), nil
+	}
+}
+
+func equal(reg uint32, data []byte) part {
+	return of(&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: data})
+}
+
+func differs(reg uint32, data []byte) part {
+	return of(&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: data})
+}
+
+// in matches if s has the key that begins in the first register. found replaces the key by what
+// s maps it to.
+func in(s set) part { return of(&expr.Lookup{SourceRegister: firstReg, SetName: s.name()}) }
+
+func found(s set) part {
+	return of(&expr.Lookup{SourceRegister: firstReg, SetName: s.name(), IsDestRegSet: true, DestRegister: firstReg})
+}
+
+// dispatch goes to the chain that s, a verdict map, maps the first register to.
+func dispatch(s set) part {
+	return of(&expr.Lookup{SourceRegister: firstReg, SetName: s.name(), IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
+}
+
+func gotoChain(chain string) part { return of(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}) }
+func jump(chain string) part      { return of(&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}) }
+
+func drop() part        { return of(&expr.Verdict{Kind: expr.VerdictDrop}) }
+func returnChain() part { return of(&expr.Verdict{Kind: expr.VerdictReturn}) }
+
+// reject answers with ICMP port unreachable (RFC 792, RFC 4443).
+func (w rules) reject() part {
+	code := uint8(3)
+	if w.family == tracker.IPv6 {
+		code = 4
+	}
+	return of(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code})
+}
+
+func masquerade() part { return of(&expr.Masq{FullyRandom: true}) }
+
+// dnat sends the connection to the address and port that were looked up.
+func (w rules) dnat() part {
+	family := uint32(unix.NFPROTO_IPV4)
+	if w.family == tracker.IPv6 {
+		family = unix.NFPROTO_IPV6
+	}
+	port := firstReg + w.words()
+	return of(&expr.NAT{
+		Type: expr.NATTypeDestNAT, Family: family,
+		RegAddrMin: firstReg, RegAddrMax: firstReg,
+		RegProtoMin: port, RegProtoMax: port,
+	})
+}
+
+// fib matches if the packet's source or destination is an address of this node.
+func fib(source bool) []part {
+	return []part{
+		of(&expr.Fib{Register: firstReg, ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source}),
+		equal(firstReg, word(unix.RTN_LOCAL)),
+	}
+}
+
+// loopbackInterface is the interface by which the node's packets to its own
+// addresses go out of the output hook and come in again.
+const loopbackInterface = "lo"
+
+// interfaceIs matches packets by the interface that they come in or go out by.
+func interfaceIs(key expr.MetaKey, name string) []part {
+	return []part{load(key, firstReg), equal(firstReg, interfaceName(name))}
+}
+
+// toItself matches, in the output hook alone, what the node sends to one of its own
+// addresses. The interface alone does not show it: packets that another route sends
+// to the loopback interface never come to the input hook.
+func toItself() []part {
+	return append(interfaceIs(expr.MetaKeyOIFNAME, loopbackInterface), fib(false)...)
+}
+
+// interfaceName is a whole name as rules compare it.
+func interfaceName(name string) []byte {
+	out := make([]byte, unix.IFNAMSIZ)
+	copy(out, name)
+	return out
+}
+
+func ctHas(key expr.CtKey, bit uint32) []part {
+	return []part{
+		of(&expr.Ct{Key: key, Register: firstReg}),
+		masked(firstReg, bit, 0),
+		differs(firstReg, word(0)),
+	}
+}
+
+func ctNew() []part { return ctHas(expr.CtKeySTATE, expr.CtStateBitNEW) }
+
+// ctDNAT matches connections whose destination was changed
+// (linux/netfilter/nf_conntrack_common.h, IPS_DST_NAT), and ctNotDNAT the others.
+func ctDNAT() []part { return ctHas(expr.CtKeySTATUS, ctStatusDNAT) }
+
+func ctNotDNAT() []part {
+	return []part{
+		of(&expr.Ct{Key: expr.CtKeySTATUS, Register: firstReg}),
+		masked(firstReg, ctStatusDNAT, 0),
+		equal(firstReg, word(0)),
+	}
+}
+
+const ctStatusDNAT = 1 << 5
+
+// hasDispatch matches packets that carry a dispatch key.
+func hasDispatch() []part {
+	return []part{
+		load(expr.MetaKeyPRIORITY, firstReg),
+		masked(firstReg, dispatchMark, 0),
+		equal(firstReg, word(dispatchMark)),
+	}
+}
+
+// storeDispatch stores what was looked up last as the packet's dispatch key.
+func storeDispatch() part { return store(expr.MetaKeyPRIORITY, firstReg) }
+
+// loadDispatch loads the part of the dispatch key under mask.
+func loadDispatch(mask uint32) []part {
+	return []part{load(expr.MetaKeyPRIORITY, firstReg), masked(firstReg, mask, 0)}
+}
+
+// random loads a random number below n behind a pool's number.
+func random(n uint32) part {
+	return of(&expr.Numgen{Register: firstReg + 1, Modulus: n, Type: unix.NFT_NG_RANDOM})
+}
+
+// markForMasquerade sets the bit that chainMasquerading looks for.
+func (w rules) markForMasquerade() []part {
+	return []part{
+		load(expr.MetaKeyMARK, firstReg),
+		masked(firstReg, ^w.mark, w.mark),
+		store(expr.MetaKeyMARK, firstReg),
+	}
+}
+
+// prefixed clears all but the first bits of the address in the first register.
+func (w rules) prefixed(bits int) []part {
+	if bits == w.family.Bits() {
+		return nil
+	}
+	mask := make([]byte, w.addrLen())
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return []part{of(&expr.Bitwise{
+		SourceRegister: firstReg, DestRegister: firstReg, Len: w.addrLen(),
+		Mask: mask, Xor: make([]byte, w.addrLen()),
+	})}
+}

@@ -1,0 +1,132 @@
+//go:build linux
+
+package nftables
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// hairpin is the model of the set of endpoints whose connections to themselves are
+// masqueraded. An endpoint that is gone stays in it for a grace period, because the kernel
+// decides about masquerading later than it chooses the endpoint.
+type hairpin struct {
+	// refs counts, by address, the Services' endpoints and the grace entries.
+	refs map[netip.Addr]int
+	// grace is in the order of time.
+	grace []graceEntry
+}
+
+// graceEntry is the address of an endpoint that is gone, and since when.
+type graceEntry struct {
+	addr  netip.Addr
+	since time.Time
+}
+
+// mayBeHere reports whether connections from the endpoint may pass this node before they
+// are translated: a pod reaches its Services through its own node.
+func (t *table) mayBeHere(ep *tracker.Endpoint) bool {
+	return ep.Node == "" || ep.Node == t.node.Info.Name
+}
+
+// applyHairpin writes the endpoints that are new, and notes those that are gone.
+func (t *table) applyHairpin(old, now *service, w *writer) {
+	var before, after []*tracker.Endpoint
+	if old.rule != nil {
+		before = old.rule.Selection.Reachable
+	}
+	if now.rule != nil {
+		after = now.rule.Selection.Reachable
+	}
+	if sameSlice(before, after) {
+		return
+	}
+	before, after = differing(before, after)
+	for _, ep := range after {
+		if t.mayBeHere(ep) {
+			t.countHairpin(ep.Addr.Addr(), +1, w)
+		}
+	}
+	for _, ep := range before {
+		if t.mayBeHere(ep) {
+			t.hairpin.grace = append(t.hairpin.grace, graceEntry{ep.Addr.Addr(), time.Now()})
+		}
+	}
+}
+
+func (t *table) countHairpin(a netip.Addr, by int, w *writer) {
+	if !recount(t.hairpin.refs, a, by) {
+		return
+	}
+	e := hairpinElement(a)
+	if by > 0 {
+		t.add(&e, "", w)
+	} else {
+		t.remove(&e, w)
+	}
+}
+
+// addGrace adds an endpoint of the table before that is in its grace period.
+func (t *table) addGrace(g graceEntry, w *writer) {
+	t.countHairpin(g.addr, +1, w)
+	t.hairpin.grace = append(t.hairpin.grace, g)
+}
+
+// expireGrace removes the oldest grace entry if it has the given age, and reports whether
+// it has.
+func (t *table) expireGrace(age time.Duration, w *writer) bool {
+	if len(t.hairpin.grace) == 0 {
+		t.hairpin.grace = nil
+		return false
+	}
+	oldest := t.hairpin.grace[0]
+	if time.Since(oldest.since) < age {
+		return false
+	}
+	t.countHairpin(oldest.addr, -1, w)
+	t.hairpin.grace = t.hairpin.grace[1:]
+	return true
+}
+
+// inGrace returns the endpoints that are in the set for their grace period alone, and
+// since when, except those that are since the given time or later.
+func (h *hairpin) inGrace(from time.Time) map[netip.Addr]time.Time {
+	entries := map[netip.Addr]int{}
+	last := map[netip.Addr]time.Time{}
+	for _, g := range h.grace {
+		entries[g.addr]++
+		if g.since.After(last[g.addr]) {
+			last[g.addr] = g.since
+		}
+	}
+	maps.DeleteFunc(last, func(a netip.Addr, since time.Time) bool {
+		return entries[a] != h.refs[a] || !since.Before(from)
+	})
+	return last
+}
+
+// graceEntries returns the grace entries for a table that replaces one with the given
+// endpoints, oldest first. All endpoints get one, because a connection may be on its way to
+// each of them, except those that were in their grace period already and have passed it.
+func (b *Backend) graceEntries(f tracker.Family, endpoints []netip.Addr) []graceEntry {
+	if b.gracePeriod == 0 {
+		return nil
+	}
+	now := time.Now()
+	var out []graceEntry
+	for _, a := range endpoints {
+		since, gone := b.inGrace[index(f)][a]
+		if !gone {
+			since = now
+		}
+		if !gone || now.Sub(since) < b.gracePeriod {
+			out = append(out, graceEntry{a, since})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b graceEntry) int { return a.since.Compare(b.since) })
+	return out
+}

@@ -1,0 +1,50 @@
+package nlbatch
+
+import "github.com/go-proxier/proxier/internal/nfnl"
+
+// MaxComment is the longest element comment that the nft tool shows; it has to
+// fit a one-byte length with its terminator and the kernel's
+// NFT_USERDATA_MAXLEN.
+const MaxComment = 127
+
+// udataComment is the type under which nft keeps an element's comment in its
+// user data (libnftnl, NFTNL_UDATA_SET_ELEM_COMMENT).
+const udataComment = 0
+
+// Printable returns a comment as an element has it: cut to MaxComment bytes, and
+// with what could upset a terminal or a parser replaced.
+func Printable(s string) string {
+	s = s[:min(len(s), MaxComment)]
+	odd := func(c byte) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
+	for i := range len(s) {
+		if !odd(s[i]) {
+			continue
+		}
+		b := []byte(s)
+		for i, c := range b {
+			if odd(c) {
+				b[i] = '?'
+			}
+		}
+		return string(b)
+	}
+	return s
+}
+
+// CommentSize is how many bytes a comment of the length adds to an element.
+func CommentSize(length int) int { return 4 + nfnl.Align(2+min(length, MaxComment)+1) }
+
+// Comment returns the comment in an element's user data, or "".
+func Comment(udata []byte) string {
+	for len(udata) >= 2 {
+		typ, n := udata[0], int(udata[1])
+		if 2+n > len(udata) {
+			break
+		}
+		if v := udata[2 : 2+n]; typ == udataComment && n > 0 {
+			return string(v[:n-1])
+		}
+		udata = udata[2+n:]
+	}
+	return ""
+}

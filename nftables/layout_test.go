@@ -1,0 +1,30 @@
+//go:build linux
+
+package nftables
+
+import (
+	"fmt"
+	"os/exec"
+	"testing"
+)
+
+// makeOlder gives the tables the version of layout 1, and a chain and a map that layout 1
+// has under other names. do runs a function in the network namespace.
+func makeOlder(t *testing.T, do func(func() error) error, table string) {
+	t.Helper()
+	script := ""
+	for _, family := range []string{"ip", "ip6"} {
+		at := family + " " + table
+		script += fmt.Sprintf("delete element %s layout { %#x }; add element %s layout { 1 };", at, layoutVersion, at)
+		script += fmt.Sprintf("add chain %s near; add map %s classes { type classid : verdict; };", at, at)
+	}
+	err := do(func() error {
+		if out, err := exec.Command("nft", script).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,125 @@
+package ruleset
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// The kernel backends of this module share one contract beyond [Backend]. Each of
+// their packages has New, Probe, Cleanup, Owned and Lookup, which take a context and
+// the package's Config, and its Backend has the methods Apply, Check, Watch and Close.
+// This file has the types that they share.
+
+// MasqueradeMark is the packet mark by which rules tell each other that a connection
+// must be masqueraded. It has one bit; other programs may use all other bits. The zero
+// value means [DefaultMasqueradeMark].
+type MasqueradeMark uint32
+
+// DefaultMasqueradeMark is bit 14, the default of kube-proxy's --iptables-masquerade-bit.
+const DefaultMasqueradeMark MasqueradeMark = 1 << 14
+
+// MasqueradeBit returns the mark with a bit, 0 to 31, as kube-proxy's configuration
+// numbers it. Any other number gives a mark that [MasqueradeMark.Value] rejects.
+func MasqueradeBit(bit int) MasqueradeMark {
+	if bit < 0 || bit > 31 {
+		return 0b11
+	}
+	return 1 << bit
+}
+
+// Value returns the mark as a number, that of [DefaultMasqueradeMark] for the zero
+// value. The error wraps [ErrConfig] if the mark has more than one bit.
+func (m MasqueradeMark) Value() (uint32, error) {
+	if m == 0 {
+		m = DefaultMasqueradeMark
+	}
+	if bits.OnesCount32(uint32(m)) != 1 {
+		return 0, fmt.Errorf("%w: masquerade mark %#x does not have exactly one bit", ErrConfig, uint32(m))
+	}
+	return uint32(m), nil
+}
+
+// ErrConfig is wrapped by errors of [NewEngine], and of the kernel backends' functions,
+// about their Config.
+// Trying again with the same Config is of no use.
+var ErrConfig = errors.New("invalid configuration")
+
+// ErrUnsupported is wrapped by errors about a kernel feature, a program or a privilege
+// that a backend needs and this system lacks. Trying again is of no use until the
+// system changes. The error is an [*UnsupportedError].
+var ErrUnsupported = errors.New("not supported on this system")
+
+// UnsupportedError reports what a system lacks. It wraps [ErrUnsupported].
+type UnsupportedError struct {
+	// Backend is the package that needs the feature, such as "nftables".
+	Backend string
+	// Family is the address family for which it is needed, 0 if for both.
+	Family tracker.Family
+	// Feature is the missing feature: a kernel object, module, program or capability.
+	Feature string
+	// Minimum is the oldest release that has the feature, such as "Linux 5.15", or "" if
+	// the age of the system is not the reason.
+	Minimum string
+	// Err is the system's error, or nil.
+	Err error
+}
+
+// Error returns all fields in one line.
+func (e *UnsupportedError) Error() string {
+	s := e.Backend + ": " + e.Feature + " is " + ErrUnsupported.Error()
+	if e.Family != 0 {
+		s = e.Backend + ": " + e.Feature + " for " + e.Family.String() + " is " + ErrUnsupported.Error()
+	}
+	if e.Minimum != "" {
+		s += " (" + e.Minimum + " or later is needed)"
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns [ErrUnsupported] and Err.
+func (e *UnsupportedError) Unwrap() []error {
+	if e.Err == nil {
+		return []error{ErrUnsupported}
+	}
+	return []error{ErrUnsupported, e.Err}
+}
+
+// Query asks a kernel backend's Lookup what the kernel does with the first packet of a
+// connection.
+type Query struct {
+	// Packet is that packet.
+	Packet Packet
+	// Internal reports that the packet is internal traffic: from the node or, as
+	// [LocalTraffic] recognises it, from one of its pods. Frontends with
+	// externalTrafficPolicy Local treat it otherwise (see [Frontend.ShortCircuit]).
+	Internal bool
+	// NodePort reports that the packet's destination is a NodePort, so that the entry
+	// is looked up by its port alone.
+	NodePort bool
+}
+
+// Found is what Lookup read from the kernel. The zero value means that the kernel has
+// no entry for the packet.
+type Found struct {
+	// Entry reports whether there is an entry.
+	Entry bool
+	// Where describes the entry for an operator, in the words of the backend's own
+	// tools: its table, chain or virtual server.
+	Where string
+	// Service is the Service port's name, "" where the kernel does not have it.
+	Service string
+	// Endpoints are those that new connections are sent to, sorted, each once. There
+	// are none where connections are refused or dropped.
+	Endpoints []netip.AddrPort
+}
+
+// ErrNoRules is wrapped by the error of Lookup if the backend has programmed nothing in
+// the network namespace.
+var ErrNoRules = errors.New("no rules of this backend in the network namespace")
