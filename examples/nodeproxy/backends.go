@@ -13,8 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/metrics"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
-	"github.com/go-proxier/proxier/examples/nodeproxy/internal/metrics"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/nftables"

@@ -1,4 +1,4 @@
-// Package metrics exports what the agent does as Prometheus metrics, with the names,
+// Package metrics exports what a node agent does as Prometheus metrics, with the names,
 // types, labels and buckets that kube-proxy 1.36 has for them, so that dashboards and
 // alerts made for kube-proxy work. The source of these facts is the Kubernetes Metrics
 // Reference for v1.36; a test holds them as a table.
@@ -49,4 +49,10 @@
 //     failed. In kube-proxy that metric covers iptables-restore only.
 //   - Counters and gauges with the labels ip_family and traffic_policy start at 0 for
 //     each family that is served. In kube-proxy such a series begins with its first value.
+//
+// # What is promised
+//
+// This package is made to be imported by agents that follow the ruleset. Names, types and
+// labels of metrics follow the newest kube-proxy. The API may change between minor
+// versions, with a note on what to write instead.
 package metrics

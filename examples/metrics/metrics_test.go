@@ -306,7 +306,7 @@ var notNames = regexp.MustCompile(`"[^"]*"|\[[^\]]*\]`)
 func TestQueries(t *testing.T) {
 	known, labels := exported(t)
 	var queries []string
-	text, err := os.ReadFile("../../deploy/prometheus-rules.yaml")
+	text, err := os.ReadFile("../nodeproxy/deploy/prometheus-rules.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +325,7 @@ func TestQueries(t *testing.T) {
 			queries = append(queries, r.Expr)
 		}
 	}
-	if text, err = os.ReadFile("../../deploy/dashboard.json"); err != nil {
+	if text, err = os.ReadFile("../nodeproxy/deploy/dashboard.json"); err != nil {
 		t.Fatal(err)
 	}
 	var board struct {
