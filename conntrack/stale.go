@@ -154,14 +154,7 @@ func (p *staleFlows) record(c *ruleset.Change) {
 	// The frontends and endpoints before c, including those of failed attempts.
 	was, had := map[netip.AddrPort]struct{}{}, newAddrs(c.Old)
 	last := c.New
-	for i := -1; i < len(c.Attempted); i++ {
-		s := c.Old
-		if i >= 0 {
-			s = c.Attempted[i]
-		}
-		if s == nil {
-			continue
-		}
+	for s := range c.Before() {
 		had.add(s)
 		if c.New == nil {
 			last = s

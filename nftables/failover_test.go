@@ -103,21 +103,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 		a := at(endpoints, i+1)
 		must(server.AddAddr("far", on(a)))
 		slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
-		l, err := server.Listen("tcp", netip.AddrPortFrom(a, 8080).String())
-		must(err)
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer c.Close()
-					io.Copy(c, c)
-				}()
-			}
-		}()
+		server.ServeTCP(t, netip.AddrPortFrom(a, 8080).String(), func(c net.Conn) { io.Copy(c, c) })
 	}
 	program := func(h *netlab.Host) {
 		t.Helper()

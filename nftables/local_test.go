@@ -29,21 +29,7 @@ func ownAddresses(t *testing.T, h *netlab.Host) []netip.Addr {
 			t.Fatal(err)
 		}
 	}
-	l, err := h.ListenPacket("udp", "[::]:30080")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		buf := make([]byte, 64)
-		for {
-			_, from, err := l.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			_, _ = l.WriteTo([]byte("own"), from)
-		}
-	}()
+	h.ServeUDP(t, "[::]:30080", "own")
 	return own
 }
 

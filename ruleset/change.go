@@ -73,6 +73,21 @@ func (c Change) RemovedFrom(t Target) iter.Seq[*tracker.Endpoint] {
 	return c.removed(func(s *Service) []*tracker.Endpoint { return s.Pool(t) })
 }
 
+// Before yields the states of the Service that may be in effect, in whole or in part,
+// until New is: Old unless it is nil, and then every one Attempted, oldest first.
+func (c Change) Before() iter.Seq[*Service] {
+	return func(yield func(*Service) bool) {
+		if c.Old != nil && !yield(c.Old) {
+			return
+		}
+		for _, s := range c.Attempted {
+			if !yield(s) {
+				return
+			}
+		}
+	}
+}
+
 func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*tracker.Endpoint] {
 	return func(yield func(*tracker.Endpoint) bool) {
 		var before, now []*tracker.Endpoint
@@ -96,11 +111,8 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 		for _, ep := range now {
 			done[ep.Addr] = true
 		}
-		for i := -1; i < len(c.Attempted); i++ {
-			if i >= 0 {
-				before = list(c.Attempted[i])
-			}
-			for _, ep := range before {
+		for s := range c.Before() {
+			for _, ep := range list(s) {
 				if done[ep.Addr] {
 					continue
 				}
@@ -199,14 +211,7 @@ func (c Change) dropped() iter.Seq2[place, *Frontend] {
 				done[placeOf(c.New, &c.New.Frontends[i])] = true
 			}
 		}
-		for i := -1; i < len(c.Attempted); i++ {
-			s := c.Old
-			if i >= 0 {
-				s = c.Attempted[i]
-			}
-			if s == nil {
-				continue
-			}
+		for s := range c.Before() {
 			for j := range s.Frontends {
 				at := placeOf(s, &s.Frontends[j])
 				if done[at] {

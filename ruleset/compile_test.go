@@ -331,3 +331,22 @@ func FuzzCompile(f *testing.F) {
 		}
 	})
 }
+
+// TestMasqueradeApplies lists for each kind of Masquerade the sources that are replaced.
+func TestMasqueradeApplies(t *testing.T) {
+	type source struct{ pod, node bool }
+	remote, pod, node, nodeAsPod := source{}, source{pod: true}, source{node: true}, source{true, true}
+	for m, want := range map[Masquerade][]source{
+		MasqueradeNever:    {},
+		MasqueradeAlways:   {remote, pod, node, nodeAsPod},
+		MasqueradeNotPods:  {remote, node},
+		MasqueradeNode:     {node},
+		MasqueradeNode + 1: {},
+	} {
+		for _, s := range []source{remote, pod, node, nodeAsPod} {
+			if got := m.Applies(s.pod, s.node); got != slices.Contains(want, s) {
+				t.Errorf("%v: Applies(%v, %v) = %v", m, s.pod, s.node, got)
+			}
+		}
+	}
+}

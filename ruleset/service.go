@@ -160,6 +160,22 @@ const (
 	MasqueradeNode
 )
 
+// Applies reports whether the source of a connection is replaced: one that
+// [Node.LocalTraffic] recognises as a local pod's (fromPod), one that the node itself
+// opens (fromNode), or one from off the node (neither). Values other than the
+// constants replace no source.
+func (m Masquerade) Applies(fromPod, fromNode bool) bool {
+	switch m {
+	case MasqueradeAlways:
+		return true
+	case MasqueradeNotPods:
+		return !fromPod
+	case MasqueradeNode:
+		return fromNode && !fromPod
+	}
+	return false
+}
+
 // String returns "never", "always", "unless from a local pod" or "if from the
 // node".
 func (m Masquerade) String() string {

@@ -207,17 +207,8 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 	}
 
 	// 4. Would the answer find its way back through this node? If not, or if
-	// nobody can tell, the source is replaced by the node's.
-	switch f.Masquerade {
-	case MasqueradeAlways:
-		v.masquerade = true
-	case MasqueradeNotPods:
-		v.masquerade = !fromPod
-	case MasqueradeNode:
-		v.masquerade = fromNode && !fromPod
-	case MasqueradeNever:
-		v.masquerade = false
-	}
+	// the node cannot tell, the source is replaced by the node's.
+	v.masquerade = f.Masquerade.Applies(fromPod, fromNode)
 	v.Rule = fmt.Sprintf("%s%s goes to its %s", name, whom, target)
 	return v
 }

@@ -108,7 +108,7 @@ func (t *Table[K, V]) Set(k K, v V) error {
 	return t.write(func() { t.m[k] = v; t.wrote(k, true) })
 }
 
-// Delete removes an entry. That there is none is no error.
+// Delete removes an entry. Deleting a missing entry is not an error.
 func (t *Table[K, V]) Delete(k K) error {
 	return t.write(func() { delete(t.m, k); t.wrote(k, false) })
 }
@@ -167,14 +167,10 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 	case target == ruleset.Reject:
 		return Result{Action: ruleset.ActionReject}
 	}
-	r := Result{Action: ruleset.ActionForward, Affinity: flow.Affinity}
-	switch fe.Masquerade {
-	case ruleset.MasqueradeAlways:
-		r.Masquerade = true
-	case ruleset.MasqueradeNotPods:
-		r.Masquerade = !fromPod
-	case ruleset.MasqueradeNode:
-		r.Masquerade = fromNode && !fromPod
+	r := Result{
+		Action:     ruleset.ActionForward,
+		Affinity:   flow.Affinity,
+		Masquerade: fe.Masquerade.Applies(fromPod, fromNode),
 	}
 	for _, b := range s.Groups.m[group].Buckets {
 		if !s.Endpoints.m[b.Endpoint] {

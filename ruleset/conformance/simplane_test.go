@@ -327,15 +327,7 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 	case ruleset.Drop:
 		return Outcome{Action: ruleset.ActionDrop}
 	}
-	masquerade := false
-	switch e.frontend.Masquerade {
-	case ruleset.MasqueradeAlways:
-		masquerade = true
-	case ruleset.MasqueradeNotPods:
-		masquerade = !fromPod
-	case ruleset.MasqueradeNode:
-		masquerade = fromNode && !fromPod
-	}
+	masquerade := e.frontend.Masquerade.Applies(fromPod, fromNode)
 	out := Outcome{Action: ruleset.ActionForward, Affinity: e.affinity, Hash: e.hash}
 	if e.affinity != 0 {
 		out.Hash = e.hash

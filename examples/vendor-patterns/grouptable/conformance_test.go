@@ -94,15 +94,7 @@ func (v *vips) handle(pk ruleset.Packet) conformance.Outcome {
 	case target == ruleset.Reject:
 		return conformance.Outcome{Action: ruleset.ActionReject}
 	}
-	masquerade := false
-	switch e.frontend.Masquerade {
-	case ruleset.MasqueradeAlways:
-		masquerade = true
-	case ruleset.MasqueradeNotPods:
-		masquerade = !fromPod
-	case ruleset.MasqueradeNode:
-		masquerade = fromNode && !fromPod
-	}
+	masquerade := e.frontend.Masquerade.Applies(fromPod, fromNode)
 	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: e.affinity}
 	for _, g := range v.sw.groups {
 		if g.name != (Group{e.service, target}) {

@@ -44,15 +44,7 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 	case ruleset.Drop:
 		return conformance.Outcome{Action: ruleset.ActionDrop}
 	}
-	masquerade := false
-	switch a.Masquerade {
-	case ruleset.MasqueradeAlways:
-		masquerade = true
-	case ruleset.MasqueradeNotPods:
-		masquerade = !fromPod
-	case ruleset.MasqueradeNode:
-		masquerade = fromNode && !fromPod
-	}
+	masquerade := a.Masquerade.Applies(fromPod, fromNode)
 	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: a.Affinity}
 	for i := range size {
 		// A slot that is empty is the zero Endpoint, which the suite complains of.
