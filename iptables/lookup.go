@@ -133,8 +133,8 @@ func splitWords(line string) []string {
 	return out
 }
 
-// service returns the name of the Service port that the rule's comment begins with, ""
-// if there is none.
+// service returns the name of the Service port that the rule's comment begins with,
+// or "" if the comment is empty.
 func (r savedRule) service() string {
 	name, _, _ := strings.Cut(r.comment, " ")
 	if !strings.Contains(name, "/") {

@@ -297,8 +297,8 @@ func (t table) restore(b *strings.Builder, saved string) {
 	b.WriteString("COMMIT\n")
 }
 
-// removeAll renders the input that removes those parts of the tables that the output of
-// iptables-save has, "" if there are none.
+// removeAll renders the input for iptables-restore that removes the parts of the tables
+// found in saved, the output of iptables-save. It returns "" if saved has no such part.
 func removeAll(tables []table, saved string) string {
 	var b strings.Builder
 	for _, t := range tables {

@@ -94,7 +94,7 @@ func (t *table) missingHandlers(s *ruleset.Service) (missing []handler) {
 	return missing
 }
 
-// handler returns the handler's number, after making its chain if there is none.
+// handler returns the handler's number. It creates the handler's chain if needed.
 func (t *table) handler(h handler, w *writer) uint32 {
 	n, ok := t.handlers.number[h]
 	if !ok {

@@ -177,7 +177,7 @@ type kernelElement struct {
 	comment string
 	// intervalEnd marks the first address behind an interval.
 	intervalEnd bool
-	// timeout and expiration are in the kernel's encoding, nil if there is none.
+	// timeout and expiration are in the kernel's encoding, nil if the element has none.
 	timeout, expiration []byte
 }
 

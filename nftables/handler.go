@@ -141,7 +141,7 @@ const (
 type handlers struct {
 	number map[handler]uint32
 	// uses is, by number, how many dispatch keys have a handler with affinity. Others have
-	// noAffinity. There is none with the number 0.
+	// noAffinity. No handler has the number 0.
 	uses []int
 	// sticky is how many handlers have affinity, and used how many of them dispatch keys have.
 	sticky, used int

@@ -92,7 +92,7 @@ func (t *table) setRanges(s set, ranges []addrRange, w *writer) {
 	t.ranges[s] = ranges
 }
 
-// end returns the first address behind the range, nil if there is none.
+// end returns the first address behind the range, or nil if the range ends with the last address.
 func (r addrRange) end() []byte {
 	if next := r.last.Next(); next.IsValid() {
 		return next.AsSlice()

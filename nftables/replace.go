@@ -248,8 +248,8 @@ func frontendOf(s *ruleset.Service, f *ruleset.Frontend) frontend {
 	return out
 }
 
-// rewrite replaces the contents of the tables in one transaction, or writes tables in
-// several transactions if there are none.
+// rewrite replaces the contents of the tables in one transaction. If the tables do not
+// exist yet, it writes them in several.
 func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
 	b.begin(b.name, d, old, old.exist, func(t *table, k *kernelTable) {
 		for s := range firstAllowed {

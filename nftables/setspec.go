@@ -8,7 +8,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// spec is how the kernel is told to create a set. Types are the nft tool's data types
+// spec holds the attributes with which a set is created. Types are the nft tool's data types
 // (nftables, include/datatype.h), which the kernel stores without attaching a meaning.
 type spec struct {
 	keyType, keyLen   uint32

@@ -111,7 +111,7 @@ func (s *service) pool(target ruleset.Target) *pool {
 	return nil
 }
 
-// number returns the number of the pool for a target, 0 if there is none.
+// number returns the number of the pool for a target, or 0 if s has no such pool.
 func (s *service) number(target ruleset.Target) uint32 {
 	if p := s.pool(target); p != nil {
 		return p.number
@@ -306,8 +306,8 @@ func recount(refs map[netip.Addr]int, a netip.Addr, by int) (changed bool) {
 	return true
 }
 
-// prefix makes the set for sources of a prefix length, if there is none, and the rule for
-// it, before the drop that ends chainFirewallCheck.
+// prefix creates the set for sources of a prefix length if needed, and the rule for it
+// before the drop that ends chainFirewallCheck.
 func (t *table) prefix(length int, w *writer) {
 	if t.prefixes[length] {
 		return

@@ -254,7 +254,7 @@ func (c *Cursor) round(ctx context.Context, info *SyncInfo) (err error) {
 	}
 	// A backend that panics has failed, and the panic goes on.
 	err = errUnfinished
-	defer func() { c.settle(d, err, info) }()
+	defer func() { c.acknowledge(d, err, info) }()
 	err = c.backend.Apply(ctx, d)
 	return err
 }
@@ -354,8 +354,8 @@ func (i *SyncInfo) of(f tracker.Family) *FamilyInfo {
 	return &i.IPv4
 }
 
-// settle notes how an Apply of d ended, and in info what that acknowledges.
-func (c *Cursor) settle(d *Delta, err error, info *SyncInfo) {
+// acknowledge records how an Apply of d ended, and in info what that acknowledges.
+func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	e := c.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()

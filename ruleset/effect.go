@@ -80,7 +80,7 @@ func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) 
 
 // LookupEndpoint returns the acknowledged Services that have an endpoint at an
 // address, port and protocol, whatever its conditions, sorted by key; nil if there
-// is none. The first one builds an index of all endpoints, some 50 bytes for each,
+// is no such Service. The first call builds an index of all endpoints, some 50 bytes for each,
 // that is kept up to date as [Cursor.Lookup] has it.
 func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 	if !at.IsValid() {

@@ -136,7 +136,7 @@ func TestLimits(t *testing.T) {
 	step("back", "affinity timeout 2h0m0s is longer than 1h0m0s")
 }
 
-// TestConflictEvents: the Service that loses a frontend is told by an event.
+// TestConflictEvents: the Service that loses a frontend gets an event.
 func TestConflictEvents(t *testing.T) {
 	tr, e, ev := worldWithEvents(t, nil)
 	c := e.Attach("b", discard)

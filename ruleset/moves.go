@@ -2,7 +2,7 @@ package ruleset
 
 import "github.com/go-proxier/proxier/tracker"
 
-// link tells the changes that take over frontends which Services they take them
+// link records in the changes that take over frontends which Services they take them
 // from, and puts each before the change that loses the frontend. It costs nothing
 // in a delta without such changes.
 func link(changes []Change) {

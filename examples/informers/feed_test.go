@@ -152,7 +152,7 @@ func TestTombstone(t *testing.T) {
 	lost := make(chan *watch.FakeWatcher, 1)
 	var once atomic.Bool
 	w := newWorld(t, 0, func(c *fake.Clientset) {
-		// The first watch of Services never reports anything, and ends when it is told.
+		// The first watch of Services never reports anything, and ends when the test stops it.
 		c.PrependWatchReactor("services", func(clienttesting.Action) (bool, watch.Interface, error) {
 			if once.Swap(true) {
 				return false, nil, nil

@@ -52,7 +52,7 @@
 // With an API server, /healthz answers 503 until the agent has seen the Node object
 // of its own name, and again after that object was deleted. /livez does not depend
 // on it, and the rules are in effect without it. With --manifests no Node is needed:
-// if there is none, the node counts as eligible for load-balancer traffic.
+// without one, the node counts as eligible for load-balancer traffic.
 //
 // Annotations say what the API has no fields for:
 //

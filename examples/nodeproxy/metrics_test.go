@@ -145,7 +145,7 @@ func scrape(t *testing.T, a *agent) map[string]*dto.MetricFamily {
 	return parseMetrics(t, w.Body.String())
 }
 
-// metric returns the value of the series with these label values, -1 if there is none.
+// metric returns the value of the series with these label values, or -1.
 func metric(all map[string]*dto.MetricFamily, name string, labels ...string) float64 {
 	for _, m := range all["kubeproxy_"+name].GetMetric() {
 		var have []string
@@ -159,7 +159,7 @@ func metric(all map[string]*dto.MetricFamily, name string, labels ...string) flo
 	return -1
 }
 
-// fakePlane is a data plane that does nothing and fails when it is told to.
+// fakePlane is a data plane that does nothing. Its Apply returns err.
 type fakePlane struct{ err error }
 
 func (p *fakePlane) Apply(context.Context, *ruleset.Delta) error { return p.err }

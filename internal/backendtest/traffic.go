@@ -40,7 +40,7 @@ func Unharmed(t *testing.T, w *conformance.World, to []conformance.Target, f fun
 
 // KillAgents starts one agent after another on the world's node and kills each after a
 // delay. An agent writes to its standard output when it is ready; a third is killed
-// without waiting for that, and the delay is told so. start must not set Stdout.
+// without waiting for that: delay gets false for ready. start must not set Stdout.
 func KillAgents(t *testing.T, w *conformance.World, times int, start func(i int) *exec.Cmd, delay func(ready bool) time.Duration) {
 	t.Helper()
 	waited := 0

@@ -259,7 +259,7 @@ func complaint(message string) int {
 	return n
 }
 
-// line returns a line of a text, counted from 1, "" if there is none.
+// line returns line n of text, counted from 1, or "" if text has fewer lines.
 func line(text []byte, n int) string {
 	for l := range bytes.Lines(text) {
 		if n--; n == 0 {

@@ -124,7 +124,7 @@ func (c *Conn) Send(b []byte) error {
 }
 
 // Receive returns one datagram of the kernel's, which is valid until the next call.
-// With unix.MSG_DONTWAIT its error is EAGAIN if there is none.
+// With unix.MSG_DONTWAIT it returns EAGAIN if no datagram is waiting.
 func (c *Conn) Receive(flags int) ([]byte, error) {
 	for {
 		n, _, got, from, err := unix.Recvmsg(c.fd, c.buf, nil, flags)

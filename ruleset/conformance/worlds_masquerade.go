@@ -18,7 +18,7 @@ func masqueradeWorlds() []world {
 			service{name: "local", number: 2, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, endpoints: on("pod1", "remote1")})
 		w.Sync()
 	}
-	// detected is what happens where local pods are told from others.
+	// detected is the expected behaviour when the plane can distinguish local pods.
 	detected := func(w cluster) {
 		start(w)
 		w.check(overUDP(

@@ -65,7 +65,7 @@ func (a *Allocator[K]) Adopt(key K, id uint32) error {
 }
 
 // Get returns the ID of key. A key without one gets a free ID. The error is
-// [ErrExhausted] if there is none.
+// [ErrExhausted] if no ID is free.
 func (a *Allocator[K]) Get(key K) (uint32, error) {
 	if id, ok := a.ids[key]; ok {
 		return id, nil

@@ -39,7 +39,7 @@ type Group struct {
 	Pool    ruleset.Target
 }
 
-// Switch is the data plane. It knows a group by an ID, and keeps its name beside it.
+// Switch is the data plane. It identifies a group by an ID, and stores its name beside it.
 // What is installed again is replaced, and to remove what is not there is no error.
 type Switch interface {
 	InstallEndpoint(Endpoint) error

@@ -251,7 +251,7 @@ func TestRestartKeepsIDs(t *testing.T) {
 
 // TestTable changes things at random while the switch fails now and then and
 // processes come and go: no group ever sends to what is not there, and in the end
-// there is what must be. Every other world tells empty groups from absent ones.
+// there is what must be. Every other world distinguishes empty groups from absent ones.
 func TestTable(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 7))

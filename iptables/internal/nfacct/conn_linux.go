@@ -92,7 +92,7 @@ func (c *Conn) Add(name string) error {
 	return err
 }
 
-// Get returns an object. The error is ENOENT if there is none of that name.
+// Get returns an object. The error is ENOENT if no object has that name.
 func (c *Conn) Get(name string) (Object, error) {
 	answers, err := c.request(msgGet, unix.NLM_F_ACK, name)
 	if err != nil {
@@ -107,7 +107,7 @@ func (c *Conn) Get(name string) (Object, error) {
 }
 
 // Delete deletes an object. The error is EBUSY if a rule counts into it, and ENOENT if
-// there is none of that name.
+// no object has that name.
 func (c *Conn) Delete(name string) error {
 	_, err := c.request(msgDelete, unix.NLM_F_ACK, name)
 	return err

@@ -426,7 +426,7 @@ func TestFieldsWithoutEffect(t *testing.T) {
 		"detectLocal.interfaceNamePrefix has no effect with detectLocalMode BridgeInterface",
 		"clusterCIDR has no effect with detectLocalMode BridgeInterface",
 		"conntrack.min has no effect with conntrack.maxPerCore 0",
-		"configSyncPeriod has no effect: the API server tells of every change",
+		"configSyncPeriod has no effect: the API server reports every change",
 		"portRange has no effect, as in kube-proxy",
 		"showHiddenMetricsForVersion has no effect: no metric is hidden",
 	}
@@ -471,7 +471,7 @@ func TestFieldsWithoutEffect(t *testing.T) {
 		"--pod-bridge-interface has no effect with detectLocalMode NodeCIDR",
 		"--conntrack-min has no effect with conntrack.maxPerCore 0",
 		"--profiling has no effect without metricsBindAddress",
-		"--config-sync-period has no effect: the API server tells of every change",
+		"--config-sync-period has no effect: the API server reports every change",
 		"--proxy-port-range has no effect, as in kube-proxy",
 		"--ipvs-scheduler has no effect in mode nftables",
 		"--iptables-masquerade-bit has no effect in mode nftables")

@@ -59,7 +59,7 @@ func appendUnless(absent bool, out []string, path string) []string {
 type rule struct {
 	field  string
 	effect bool
-	// why says why there is none, to follow "has no effect".
+	// why follows "has no effect" in the log, and gives the reason.
 	why string
 }
 
@@ -91,7 +91,7 @@ func (fl *Flags) rules(c *v1alpha1.KubeProxyConfiguration, given map[string]bool
 		{"logging.options.text.infoBufferSize", c.Logging.Options.Text.SplitStream, " without logging.options.text.splitStream"},
 		{"logging.options.json", format("json"), formatWith},
 		{"logging.options.json.infoBufferSize", c.Logging.Options.JSON.SplitStream, " without logging.options.json.splitStream"},
-		{"configSyncPeriod", false, ": the API server tells of every change"},
+		{"configSyncPeriod", false, ": the API server reports every change"},
 		{"portRange", false, ", as in kube-proxy"},
 		{"showHiddenMetricsForVersion", false, ": no metric is hidden"},
 	}
