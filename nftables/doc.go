@@ -153,7 +153,7 @@
 //
 // # Requirements
 //
-// Linux 5.15 or later with nf_tables, NAT and connection tracking, and CAP_NET_ADMIN in the
+// Linux 5.10 or later with nf_tables, NAT and connection tracking, and CAP_NET_ADMIN in the
 // network namespace. [New] tries every feature and names what is missing. On other systems
 // every function returns a [*ruleset.UnsupportedError].
 //

@@ -14,9 +14,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// minimumKernel is the oldest kernel release whose nf_tables have every feature that the
-// package uses. It only appears in errors: probe tries the features themselves.
-const minimumKernel = "Linux 5.15"
+// minimumKernel is the oldest kernel release that the tests run in (.ci/kernels). It only
+// appears in errors: probe tries the features themselves.
+const minimumKernel = "Linux 5.10"
 
 // mark returns the packet mark that asks for masquerading.
 func (b *Backend) mark() uint32 { return uint32(b.config.MasqueradeMark) }

@@ -13,7 +13,7 @@
 // See "nodeproxy run --help" for its flags: they are kube-proxy's, and a few more;
 // --config takes kube-proxy's configuration file. What kube-proxy would do and this
 // does not is refused by name. A changed configuration file ends it, to be started
-// anew by whoever runs it. It needs CAP_NET_ADMIN and Linux 5.15 or later, and
+// anew by whoever runs it. It needs CAP_NET_ADMIN and Linux 5.10 or later, and
 // CAP_NET_RAW in mode iptables with iptables-legacy. Other capabilities than these
 // two, CAP_NET_BIND_SERVICE and CAP_DAC_READ_SEARCH it gives up before it serves, once
 // the kernel modules that its mode needs are loaded.

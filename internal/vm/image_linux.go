@@ -55,6 +55,7 @@ for f in ipv4 ipv6; do for n in 1 2 3; do echo 65536 >/proc/sys/net/$f/neigh/def
 cd /work
 set --
 while IFS= read -r a; do set -- "$@" "$a"; done </arguments
+echo ` + started + ` >/dev/ttyS1
 /test "$@" </dev/null >/dev/ttyS1 2>&1
 echo "status $?" >/dev/ttyS2
 poweroff -f

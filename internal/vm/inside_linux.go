@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
@@ -18,7 +17,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netlab"
 )
@@ -57,14 +55,19 @@ func Inside(tb testing.TB, kind Kind) bool {
 		native(tb).run(tb)
 		return false
 	}
-	k, err := findKernel()
-	netlab.Need(tb, err == nil, fmt.Sprintf("a kernel to boot: %v", err))
-	qemu, err := exec.LookPath("qemu-system-x86_64")
-	netlab.Need(tb, err == nil, fmt.Sprintf("qemu: %v", err))
-	_, err = exec.LookPath("busybox")
-	netlab.Need(tb, err == nil, fmt.Sprintf("busybox (busybox-static): %v", err))
+	h, err := findHost()
+	if err != nil {
+		netlab.Need(tb, false, "a virtual machine: "+err.Error())
+	}
+	program, err := os.Executable()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	timeout := remaining(tb)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout+grace)
+	tb.Cleanup(cancel)
 	for range boots {
-		cmd, err := machine(tb, qemu, k)
+		cmd, err := h.boot(ctx, tb.TempDir(), program, arguments(tb, timeout))
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -75,14 +78,6 @@ func Inside(tb testing.TB, kind Kind) bool {
 	tb.Fatalf("the machine did not start the test, %d times", boots)
 	return false
 }
-
-const (
-	// boots is how often a machine is booted that does not come up. An emulated one
-	// hangs on its way now and then.
-	boots = 3
-	// bootTime is how long it may take: some seconds, if there are processors for it.
-	bootTime = 2 * time.Minute
-)
 
 // nativeIPVS reports whether IPVS can be used by a child of this process in a new
 // network namespace.
@@ -98,16 +93,6 @@ func nativeIPVS() bool {
 	// Asking for the family has the kernel load the module.
 	_, err = netlink.GenlFamilyGet("IPVS")
 	return err == nil
-}
-
-// command is a test process to be run somewhere.
-type command struct {
-	*exec.Cmd
-	// silence is how long it may take to the first line of output, 0 for no limit.
-	silence time.Duration
-	// status returns the test's exit status after the end of Cmd, and what there is
-	// to say if it has none.
-	status func() (int, error)
 }
 
 // grace is how long before the test's own deadline the started one has to end.
@@ -189,93 +174,23 @@ func native(tb testing.TB) *command {
 	return &command{cmd, 0, func() (int, error) { return cmd.ProcessState.ExitCode(), nil }}
 }
 
-// machine runs the test in a virtual machine.
-func machine(tb testing.TB, qemu string, k *kernel) (*command, error) {
-	image, err := memoryFile("image")
-	if err != nil {
-		return nil, err
-	}
-	program, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	timeout := remaining(tb)
-	if err := writeImage(image, k, program, arguments(tb, timeout), environment()); err != nil {
-		return nil, fmt.Errorf("vm: image: %w", err)
-	}
-	dir := tb.TempDir()
-	console, status := filepath.Join(dir, "console"), filepath.Join(dir, "status")
-	ctx, cancel := context.WithTimeout(context.Background(), timeout+grace)
-	tb.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, qemu,
-		"-accel", "tcg,thread=multi", "-smp", "2", "-m", "3072",
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-kernel", k.image, "-initrd", "/dev/fd/3",
-		// On a busy machine the timer does not seem to work to a kernel that checks.
-		"-append", "console=ttyS0 panic=-1 quiet no_timer_check",
-		"-chardev", "file,id=console,path="+console, "-serial", "chardev:console",
-		"-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out",
-		"-chardev", "file,id=status,path="+status, "-serial", "chardev:status")
-	cmd.ExtraFiles = []*os.File{image}
-	tb.Cleanup(func() { image.Close() })
-	return &command{cmd, bootTime, func() (int, error) {
-		text, err := os.ReadFile(status)
-		code := 0
-		if err == nil {
-			_, err = fmt.Sscanf(string(text), "status %d", &code)
-		}
-		if err == nil {
-			return code, nil
-		}
-		log, _ := os.ReadFile(console)
-		if len(log) > 4000 {
-			log = log[len(log)-4000:]
-		}
-		return 0, fmt.Errorf("the machine ended without the test's status; its console:\n%s", log)
-	}}, nil
-}
-
-// memoryFile makes a file that is in no folder.
-func memoryFile(name string) (*os.File, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("vm: %w", err)
-	}
-	return os.NewFile(uintptr(fd), name), nil
-}
-
 // run waits for the command and makes of tb what became of the test in it. It
 // reports false if the command kept silent, for which it was ended, or to its end.
 func (c *command) run(tb testing.TB) bool {
 	tb.Helper()
-	// It dies with the thread that starts it, which is therefore kept.
+	// The process dies with the thread that starts it, which is therefore kept.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if c.SysProcAttr == nil {
-		c.SysProcAttr = &syscall.SysProcAttr{}
-	}
-	c.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	out, err := c.StdoutPipe()
+	lines, spoke, err := c.start()
 	if err != nil {
-		tb.Fatal(err)
-	}
-	c.Stderr = c.Stdout
-	if err := c.Start(); err != nil {
 		tb.Fatalf("vm: %v", err)
 	}
-	heard := func() bool { return true }
-	if c.silence != 0 {
-		heard = time.AfterFunc(c.silence, func() { c.Process.Kill() }).Stop
-	}
-	lines := bufio.NewReader(out)
-	_, err = lines.Peek(1)
-	spoke := heard() && (err == nil || c.silence == 0)
 	result, text, err := follow(tb, lines)
 	werr := c.Wait()
 	code, serr := c.status()
 	switch {
 	case !spoke:
-		tb.Logf("nothing was heard of the machine within %v: %v", c.silence, serr)
+		tb.Logf("the machine did not start the test within %v: %v", c.silence, serr)
 		return false
 	case serr != nil:
 		tb.Fatalf("%s%v", text, errors.Join(serr, werr, err))

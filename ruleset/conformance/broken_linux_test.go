@@ -52,7 +52,7 @@ func brokenBackends() []broken {
 			world: "no endpoints", complaint: `the first packet was lost, a later one refused, must be refused`,
 		}, {
 			name: "loses the first packet of a connection, on a machine that always stalls", faults: faults{losesFirst: true}, stalled: true,
-			world: "no endpoints", complaint: `TCP connections had a packet retransmitted in a stall of the machine and were excused, more than 16`,
+			world: "no endpoints", complaint: `connections had a packet lost in a stall of the machine and were excused, more than 16`,
 		}, {
 			name:    "ignores internal policy Local",
 			distort: eachService(func(s *ruleset.Service) { retarget(s, ruleset.ClusterIP, ruleset.ToLocal, ruleset.ToCluster) }),

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
 )
 
 // Churn is what became of the connections of [World.Churn].
@@ -13,9 +15,15 @@ type Churn struct {
 	Opened int
 	// Failures has an entry for each one that was not: refused, reset, without an
 	// answer, or answered only because TCP repeated a packet that had been lost. Packets
-	// repeated while the machine stood still are excused, see [NewWorld].
+	// repeated, and UDP requests lost, while the machine stood still are excused, see
+	// [NewWorld].
 	Failures []error
 }
+
+// lossTime is how long after a request was sent a stall can have lost it or its answer: the
+// kernel drops packets that wait for the address of a neighbour that does not answer three
+// times, once a second (ip-sysctl, neigh/default/mcast_solicit and retrans_time_ms).
+const lossTime = 4 * time.Second
 
 // maxFailures is how many failures of one kind of connection are kept.
 const maxFailures = 100
@@ -59,10 +67,16 @@ func (w *World) Churn(to []Target, f func()) Churn {
 // churn connects until done, and calls started after the first time.
 func (h host) churn(ctx context.Context, t Target, timeout time.Duration, done <-chan struct{}, started func()) (opened int, failures []error) {
 	for first, last := true, false; ; first = false {
+		begun := time.Now()
 		o := h.probe(ctx, t.Protocol, t.Addr, timeout)
+		if t.Protocol == v1.ProtocolUDP {
+			h.excuses.connections.Add(1)
+		}
 		switch {
 		case o.kind == reached:
 			opened++
+		case o.kind == silent && t.Protocol == v1.ProtocolUDP && h.stalls.stalledWithin(begun, begun.Add(lossTime)):
+			h.excuses.excused.Add(1)
 		case len(failures) < maxFailures:
 			failures = append(failures, fmt.Errorf("%s from %s to %s: %s", t.Protocol, h.name, t.Addr, o))
 		}

@@ -14,8 +14,9 @@ import (
 // that forwards nothing at all fails in the first one, after a second, and the others
 // are not run: most of them would wait for answers that do not come.
 //
-// TCP connections in which a packet was retransmitted fail. They are excused if the
-// machine stalled. Each world logs how many it excused, and Run fails if it excused
+// TCP connections in which a packet was retransmitted fail, and so do UDP requests without
+// an answer. [World.Churn] excuses requests, and every world connections, if the machine
+// stalled. Each world logs how many it excused, and Run fails if it excused
 // more than 1 % of all connections (and more than 16, which one stall can cost).
 func Run(t *testing.T, o Options) {
 	t.Helper()

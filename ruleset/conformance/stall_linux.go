@@ -66,16 +66,20 @@ func (d *stallDetector) poll(now time.Time) {
 }
 
 // stalledSince reports whether a stall ended after t or is going on.
-func (d *stallDetector) stalledSince(t time.Time) bool {
+func (d *stallDetector) stalledSince(t time.Time) bool { return d.stalledWithin(t, time.Now()) }
+
+// stalledWithin reports whether a part of a stall was after from and before to.
+func (d *stallDetector) stalledWithin(from, to time.Time) bool {
 	d.poll(time.Now()) // the polling goroutine may be late itself
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.always || slices.ContainsFunc(d.stalls, func(s stall) bool { return s.to.After(t) })
+	return d.always || slices.ContainsFunc(d.stalls, func(s stall) bool { return s.to.After(from) && s.from.Before(to) })
 }
 
-// excuses counts the TCP connections of a world, and those in which a packet was
-// retransmitted that are excused because of a stall. It may be used by several
-// goroutines at once.
+// excuses counts the TCP connections of a world and the UDP requests of its Churn, and those
+// of them that are excused because of a stall: connections in which a packet was
+// retransmitted, and requests without an answer. It may be used by several goroutines at
+// once.
 type excuses struct{ connections, excused atomic.Int64 }
 
 const (
@@ -95,7 +99,7 @@ func (e *excuses) add(other *excuses) {
 }
 
 func (e *excuses) String() string {
-	return fmt.Sprintf("%d of %d TCP connections had a packet retransmitted in a stall of the machine and were excused",
+	return fmt.Sprintf("%d of %d connections had a packet lost in a stall of the machine and were excused",
 		e.excused.Load(), e.connections.Load())
 }
 

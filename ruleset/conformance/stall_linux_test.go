@@ -23,6 +23,9 @@ func TestStallDetector(t *testing.T) {
 			t.Errorf("since %v: %t", since, !want)
 		}
 	}
+	if !p.stalledWithin(at(9*time.Second), at(10500*time.Millisecond)) || p.stalledWithin(at(9*time.Second), at(9500*time.Millisecond)) {
+		t.Error("stalledWithin does not look at the end of the period")
+	}
 	// A stall that is still going on.
 	p.last = time.Now().Add(-time.Second)
 	if !p.stalledSince(time.Now().Add(-time.Second / 2)) {

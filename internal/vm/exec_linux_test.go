@@ -1,0 +1,33 @@
+package vm_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/vm"
+)
+
+// TestExecReturnsStatusAndOutput runs a test that fails in a machine.
+func TestExecReturnsStatusAndOutput(t *testing.T) {
+	if os.Getenv(endEnv) != "" {
+		t.Skip("already in a machine")
+	}
+	t.Setenv(endEnv, "fail")
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	status, err := vm.Exec(t.Context(), program, []string{"-test.run=^TestEnd$", "-test.testlogfile=/nowhere/log"}, &out)
+	netlab.Need(t, !errors.Is(err, vm.ErrMissing), fmt.Sprintf("a virtual machine: %v", err))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status != 1 || !bytes.Contains(out.Bytes(), []byte("failed in the machine")) {
+		t.Errorf("status %d, output:\n%s", status, out.Bytes())
+	}
+}
