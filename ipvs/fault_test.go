@@ -209,7 +209,7 @@ func (f *fire) kernel() string {
 	for k, v := range found.virtuals {
 		out = append(out, fmt.Sprint("virtual ", k, v.virtual))
 		for at, r := range v.reals {
-			out = append(out, fmt.Sprint(k, " has ", at, " ", r.weight))
+			out = append(out, fmt.Sprint(k, " has ", at, " ", r))
 		}
 	}
 	for e, s := range found.entries {
@@ -549,7 +549,7 @@ func faults() error {
 					return fmt.Errorf("%v has no %v", sv.Key, v.key)
 				}
 				for _, ep := range v.pool {
-					if have.reals[ep.Addr].phase != serving {
+					if have.reals[ep.Addr] == 0 {
 						return fmt.Errorf("%v: %v has no %v", sv.Key, v.key, ep.Addr)
 					}
 				}
@@ -772,7 +772,7 @@ func testRefused(f *fire) {
 				continue
 			}
 			for _, at := range []string{fmt.Sprintf("10.244.1.%d:8080", 1+n), fmt.Sprintf("10.245.0.%d:8080", 1+n), fmt.Sprintf("10.245.0.%d:8080", 20+n)} {
-				if v.reals[netip.MustParseAddrPort(at)].phase != serving {
+				if v.reals[netip.MustParseAddrPort(at)] == 0 {
 					t.Errorf("%s: Service %d has no %s: %v", what, i, at, v.reals)
 				}
 			}
