@@ -69,7 +69,7 @@ func (r *rig) counted(table, text string) (sum Counter) {
 // accounts returns a connection to the accounting objects of the rig's namespace.
 func (r *rig) accounts() *nfacct.Conn {
 	r.Helper()
-	c, err := nfacct.Dial(r.host.Namespace())
+	c, err := nfacct.Dial(r.host.File())
 	if err != nil {
 		r.Fatal(err)
 	}

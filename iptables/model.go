@@ -22,7 +22,6 @@ type settings struct {
 	acceptInvalid bool
 	// counters selects the rules that count into accounting objects.
 	counters         counters
-	randomFully      bool
 	endpointComments bool
 	// refuseHash makes Services fail whose endpoints must follow from a hash.
 	refuseHash bool
@@ -248,10 +247,6 @@ func (m *model) fixed() []chain {
 		c.rules = append(c.rules, setMark)
 		out = append(out, c)
 	}
-	masquerade := comment("kubernetes service traffic requiring SNAT") + " -j MASQUERADE"
-	if m.randomFully {
-		masquerade += " --random-fully"
-	}
 	forward := chain{filter, chainForward, nil, rankTop}
 	if !m.acceptInvalid {
 		count := ""
@@ -267,7 +262,7 @@ func (m *model) fixed() []chain {
 		chain{nat, chainPostrouting, []string{
 			"-m mark ! --mark " + mark + " -j RETURN",
 			fmt.Sprintf("-j MARK --set-xmark 0x%x/0x0", m.mark),
-			masquerade,
+			comment("kubernetes service traffic requiring SNAT") + " -j MASQUERADE --random-fully",
 		}, rankTop},
 		forward)
 	if m.localhost {

@@ -48,7 +48,7 @@ func (t tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*ke
 		_, _ = io.Copy(io.Discard, r)
 		done <- k
 	}()
-	err := commandError(t.Save(ctx, tab.String(), w), nil)
+	err := t.Save(ctx, tab.String(), w)
 	w.Close()
 	return <-done, err
 }
