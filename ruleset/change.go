@@ -4,6 +4,7 @@ import (
 	"iter"
 	"net/netip"
 
+	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -46,7 +47,7 @@ func (c Change) upserted(list func(*Service) []*tracker.Endpoint) iter.Seq[*trac
 		now := list(c.New)
 		var before []*tracker.Endpoint
 		if c.Old != nil && c.What != FieldAll {
-			before, now = trim(list(c.Old), now)
+			before, now = listdiff.Trim(list(c.Old), now)
 		}
 		find := newFinder(before, endpointAddr)
 		for _, ep := range now {
@@ -98,7 +99,7 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 			before = list(c.Old)
 		}
 		if len(c.Attempted) == 0 {
-			before, now = trim(before, now)
+			before, now = listdiff.Trim(before, now)
 			keep := newFinder(now, endpointAddr)
 			for _, ep := range before {
 				if !keep.has(ep.Addr) && !yield(ep) {
@@ -229,15 +230,3 @@ func (c Change) dropped() iter.Seq2[place, *Frontend] {
 func reachable(s *Service) []*tracker.Endpoint { return s.Selection.Reachable }
 
 func endpointAddr(ep *tracker.Endpoint) netip.AddrPort { return ep.Addr }
-
-// trim cuts off what two lists begin and end with alike. An endpoint that an
-// update leaves as it was keeps its pointer, so little is left after a small one.
-func trim(a, b []*tracker.Endpoint) ([]*tracker.Endpoint, []*tracker.Endpoint) {
-	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
-		a, b = a[1:], b[1:]
-	}
-	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
-		a, b = a[:len(a)-1], b[:len(b)-1]
-	}
-	return a, b
-}

@@ -6,6 +6,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -159,7 +160,7 @@ func (x *effect) setEndpoints(id uint32, old, now *Service) {
 	at := func(ep *tracker.Endpoint) place {
 		return placeAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), proto)
 	}
-	before, after = trim(before, after)
+	before, after = listdiff.Trim(before, after)
 	had, has := newFinder(before, endpointAddr), newFinder(after, endpointAddr)
 	for _, ep := range before {
 		if !has.has(ep.Addr) {
