@@ -128,7 +128,7 @@ func (r *rig) flat() *batch {
 
 func (m *model) flatServices() chain {
 	c := chain{table: nat, name: chainServices, rank: rankTop}
-	m.trees[toServices].walk(func(n *node) {
+	m.trees[toServices].first.walk(func(n *node) {
 		for _, d := range n.rules {
 			c.rules = append(c.rules, d.rule)
 		}

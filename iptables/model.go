@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -197,10 +198,8 @@ func (m *model) after(dispatcher int) []string {
 		return m.nodePorts("kubernetes service nodeports", chainRefusedNodePorts)
 	case refusedServices:
 		out := []string{jump(chainClusterIPs)}
-		for _, c := range m.node.ServiceCIDRs {
-			if tracker.FamilyOf(c.Addr()) == m.family {
-				out = append(out, join(destination(c.Masked()), comment("no such cluster IP"), "-j DROP"))
-			}
+		for _, c := range inet.Prefixes(m.node.ServiceCIDRs, m.family) {
+			out = append(out, join(destination(c), comment("no such cluster IP"), "-j DROP"))
 		}
 		return out
 	}
@@ -226,10 +225,8 @@ func (m *model) nodePorts(about, chain string) []string {
 	} else if slices.ContainsFunc(ports.Prefixes, lo.Overlaps) {
 		out = append(out, destination(lo)+" -j RETURN")
 	}
-	for _, p := range ports.Prefixes {
-		if p.IsValid() && tracker.FamilyOf(p.Addr()) == m.family {
-			out = append(out, to(destination(p.Masked())))
-		}
+	for _, p := range inet.Prefixes(ports.Prefixes, m.family) {
+		out = append(out, to(destination(p)))
 	}
 	return out
 }
@@ -318,6 +315,6 @@ func (m *model) allChains(f func(chain)) {
 		f(c)
 	}
 	for i, t := range m.trees {
-		t.walk(func(n *node) { f(m.dispatcherChain(i, n)) })
+		t.first.walk(func(n *node) { f(m.dispatcherChain(i, n)) })
 	}
 }

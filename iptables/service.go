@@ -101,10 +101,6 @@ func (r *serviceRenderer) poolChain(t ruleset.Target) string {
 	return prefixService + hashOf(r.id)
 }
 
-func (r *serviceRenderer) endpointChain(ep *tracker.Endpoint) string {
-	return prefixEndpoint + hashOf(r.id, ep.Addr.String())
-}
-
 // isPool reports whether t is a pool of endpoints.
 func isPool(t ruleset.Target) bool { return t == ruleset.ToCluster || t == ruleset.ToLocal }
 
@@ -128,13 +124,16 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 	}
 	recent := ""
 	if r.s.Port.Affinity != 0 {
-		recent = "--mask " + recentMask(r.family) + " --rsource"
+		recent = "--mask 255.255.255.255 --rsource"
+		if r.family == tracker.IPv6 {
+			recent = "--mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff --rsource"
+		}
 	}
 	for i, ep := range endpoints {
 		if tracker.FamilyOf(ep.Addr.Addr()) != r.family || ep.Addr.Addr().Zone() != "" || ep.Addr.Port() == 0 {
 			return fmt.Errorf("iptables: endpoint %v is not an %v address and port", ep.Addr, r.family)
 		}
-		names[i] = r.endpointChain(ep)
+		names[i] = prefixEndpoint + hashOf(r.id, ep.Addr.String())
 		if r.names[names[i]] {
 			continue
 		}
@@ -204,7 +203,7 @@ func (r *serviceRenderer) masquerade(f *ruleset.Frontend) []string {
 func (r *serviceRenderer) clusterIP(f *ruleset.Frontend) {
 	k := keyOf(f.Addr, r.s.Key.Protocol, f.Port)
 	// In the filter table, this rule refuses the ports that no Service has.
-	r.place(clusterIPs, keyOfAddr(f.Addr), true, destination(host(f.Addr)), comment("no such port of this cluster IP"), reject(r.family))
+	r.place(clusterIPs, key(f.Addr.AsSlice()), true, destination(host(f.Addr)), comment("no such port of this cluster IP"), reject(r.family))
 	if isPool(f.Target) {
 		r.place(toServices, k, false, r.to(f), comment(r.name, " cluster IP"), destinationPort(r.protocol, f.Port), jump(r.poolChain(f.Target)))
 	}
@@ -362,7 +361,7 @@ func (r *serviceRenderer) firewallChain(f *ruleset.Frontend, next string) string
 	about := comment(r.name, " loadbalancer IP")
 	for _, p := range f.Sources {
 		src := ""
-		if !anySource(p) {
+		if p.Bits() != 0 {
 			src = source(p)
 		}
 		c.rules = append(c.rules, join(src, about, jump(next)))

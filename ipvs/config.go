@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -163,12 +162,9 @@ func (c Config) withDefaults() (Config, error) {
 	bad := func(format string, args ...any) (Config, error) {
 		return c, fmt.Errorf("ipvs: %w: %w", ruleset.ErrConfig, fmt.Errorf(format, args...))
 	}
-	families, err := backendconf.Families(c.Families)
-	mark, errMark := c.MasqueradeMark.Value()
-	if err := errors.Join(err, errMark); err != nil {
+	if err := backendconf.Complete(&c.Families, &c.MasqueradeMark, &c.Log); err != nil {
 		return c, fmt.Errorf("ipvs: %w", err)
 	}
-	c.Families, c.MasqueradeMark, c.Log = families, ruleset.MasqueradeMark(mark), backendconf.Log(c.Log)
 	if c.Scheduler != "" {
 		if err := c.Scheduler.validate(); err != nil {
 			return bad("%w", err)
@@ -215,7 +211,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Marks.Value&^c.Marks.Mask != 0 || c.Marks.Value == 0 || c.Marks.Mask == 0xffffffff {
 		return bad("marks %s", c.Marks)
 	}
-	if mark&c.Marks.Mask == 0 || mark&c.Marks.Value != 0 {
+	if mark := uint32(c.MasqueradeMark); mark&c.Marks.Mask == 0 || mark&c.Marks.Value != 0 {
 		return bad("masquerade mark %#x is not apart from the marks %s", mark, c.Marks)
 	}
 	if !slices.Contains([]iptables.Flavour{iptables.AnyFlavour, iptables.NFT, iptables.Legacy}, c.IPTables) {

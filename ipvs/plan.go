@@ -161,7 +161,7 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 		p.entries = append(p.entries, entry{set: setHealthCheckNodePort, family: family, port: s.Port.HealthCheckNodePort})
 	}
 	if len(p.internal) != 0 && mark != 0 && !c.internalDrops(s) {
-		pool := internalPool(s)
+		pool := s.Pool(internalFrontend(s).Near)
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, mark: mark},
 			virtual: c.internalVirtual(s, pool), proto: proto, pool: pool, weights: weightsOf(pool),
@@ -198,13 +198,6 @@ func internalFrontend(s *ruleset.Service) *ruleset.Frontend {
 		if f := &s.Frontends[i]; f.ShortCircuit() && f.Near != f.Target {
 			return f
 		}
-	}
-	return nil
-}
-
-func internalPool(s *ruleset.Service) []*tracker.Endpoint {
-	if f := internalFrontend(s); f != nil {
-		return s.Pool(f.Near)
 	}
 	return nil
 }

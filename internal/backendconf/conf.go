@@ -29,6 +29,21 @@ func Families(list []tracker.Family) ([]tracker.Family, error) {
 	return slices.Clone(list), nil
 }
 
+// Complete replaces the fields that all kernel backends have in common by their defaults
+// if they are not set. The error wraps [ruleset.ErrConfig].
+func Complete(families *[]tracker.Family, mark *ruleset.MasqueradeMark, log **slog.Logger) error {
+	list, err := Families(*families)
+	if err != nil {
+		return err
+	}
+	value, err := mark.Value()
+	if err != nil {
+		return err
+	}
+	*families, *mark, *log = list, ruleset.MasqueradeMark(value), Log(*log)
+	return nil
+}
+
 // Log returns l, or a logger that discards everything if l is nil.
 func Log(l *slog.Logger) *slog.Logger {
 	if l == nil {
