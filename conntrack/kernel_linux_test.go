@@ -416,19 +416,8 @@ func TestPackets(t *testing.T) {
 	}
 	for _, w := range worlds {
 		t.Run(w.name, func(t *testing.T) {
-			lab, err := netlab.New()
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { lab.Close() })
-			node, err := lab.Host("node")
-			if err != nil {
-				t.Fatal(err)
-			}
-			client, err := lab.Host("client")
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab, hosts := netlab.NewHosts(t, "node", "client")
+			node, client := hosts["node"], hosts["client"]
 			if err := lab.Link(client, "eth0", node, "eth0"); err != nil {
 				t.Fatal(err)
 			}

@@ -127,11 +127,8 @@ func benchOneEndpoint(b *testing.B, services int) {
 // benchConnections opens connections from another host to the last of many
 // Services. The floor is the endpoint's own address.
 func benchConnections(b *testing.B, services int) {
-	lab, err := netlab.New()
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { lab.Close() })
+	lab, hosts := netlab.NewHosts(b, "node", "client", "pod")
+	node, client, pod := hosts["node"], hosts["client"], hosts["pod"]
 	must := func(errs ...error) {
 		b.Helper()
 		for _, err := range errs {
@@ -140,10 +137,7 @@ func benchConnections(b *testing.B, services int) {
 			}
 		}
 	}
-	node, err1 := lab.Host("node")
-	client, err2 := lab.Host("client")
-	pod, err3 := lab.Host("pod")
-	must(err1, err2, err3, node.Forward(), lab.Link(node, "eth0", client, "eth0"), lab.Link(node, "eth1", pod, "eth0"))
+	must(node.Forward(), lab.Link(node, "eth0", client, "eth0"), lab.Link(node, "eth1", pod, "eth0"))
 	for _, a := range []struct {
 		h      *netlab.Host
 		dev, p string

@@ -30,7 +30,6 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/testtime"
-	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -46,10 +45,7 @@ var (
 
 // TestUnderFire is everything that may befall a Backend, in one machine.
 func TestUnderFire(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a minute or two where there is no IPVS but in a virtual machine")
-	}
-	if !vm.Inside(t, vm.IPVS) {
+	if !inMachine(t) {
 		return
 	}
 	// Others have goroutines and files, too, and connections to be tracked.
@@ -116,7 +112,7 @@ type fire struct {
 // newFire makes the world. Nobody calls [Backend.Tend] there but the test.
 func newFire(t *testing.T) *fire {
 	t.Helper()
-	f := &fire{t: t, rng: rand.New(rand.NewPCG(*seed, 7)), targets: []conformance.Target{
+	f := &fire{t: t, rng: rand.New(rand.NewPCG(*backendtest.Seed, 7)), targets: []conformance.Target{
 		{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
 		{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
 		{Addr: netip.MustParseAddrPort("10.96.0.51:80"), Protocol: v1.ProtocolUDP},

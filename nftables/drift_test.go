@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
@@ -62,14 +60,6 @@ var alterations = []string{
 	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-clients; add map ip proxier sticky-clients { type ipv4_addr : mark; }",
 	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-endpoints",
 	"delete element ip proxier layout { 0x2 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
-}
-
-// sticky gives a Service client affinity.
-func sticky(seconds int32) func(*v1.Service) {
-	return func(s *v1.Service) {
-		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
-	}
 }
 
 // alteredRig returns a rig with two Services, one with affinity.

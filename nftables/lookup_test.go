@@ -28,16 +28,7 @@ func lookUp(ctx context.Context, c Config, to netip.AddrPort, p v1.Protocol) (ru
 // TestLookup compares what is read of each frontend with what the ruleset has.
 func TestLookup(t *testing.T) {
 	t.Parallel()
-	netlab.Require(t)
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	h, err := lab.Host("node")
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := netlab.NewHost(t)
 	c := Config{NetNS: h.File()}
 	at := netip.MustParseAddrPort
 	if _, err := lookUp(t.Context(), c, at("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, ruleset.ErrNoRules) {
