@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -116,4 +117,13 @@ func (c Config) withDefaults() (Config, error) {
 		c.Timeout = 5 * time.Minute
 	}
 	return c, nil
+}
+
+// Probe reports whether a [Backend] can work with c: nil if so, a
+// [*ruleset.UnsupportedError] if the programs, the kernel or the caller's privileges do
+// not suffice, or the error that [New] would return. It writes a chain that nothing leads
+// to, KUBE-PROXY-TRIAL, and deletes it. Nothing else changes.
+func Probe(ctx context.Context, c Config) error {
+	c.NoCounters = true // they are optional
+	return backendconf.Probe(New(ctx, c))
 }

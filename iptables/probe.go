@@ -8,19 +8,6 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// Probe reports whether a [Backend] can work with c: nil if so, a
-// [*ruleset.UnsupportedError] if the programs, the kernel or the caller's privileges do
-// not suffice, or the error that [New] would return. It writes a chain that nothing leads
-// to, KUBE-PROXY-TRIAL, and deletes it. Nothing else changes.
-func Probe(ctx context.Context, c Config) error {
-	c.NoCounters = true // they are optional
-	b, err := New(ctx, c)
-	if err != nil {
-		return err
-	}
-	return b.Close()
-}
-
 // probe tries the rules that every Service needs, and sets counters to
 // what the programs and the kernel support. Rules can count into the objects only if
 // the kernel has xt_nfacct and iptables its counterpart, even if the objects exist.

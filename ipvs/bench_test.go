@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -146,18 +147,7 @@ func benchConnections(b *testing.B, services int) {
 	}
 	everything := netip.MustParsePrefix("0.0.0.0/0")
 	must(client.AddRoute(everything, netip.MustParseAddr("192.0.2.1"), ""), pod.AddRoute(everything, netip.MustParseAddr("10.244.1.254"), ""))
-	l, err := pod.Listen("tcp", "10.244.1.1:8080")
-	must(err)
-	b.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			c.Close()
-		}
-	}()
+	pod.ServeTCP(b, "10.244.1.1:8080", func(net.Conn) {})
 	r := newRig(b, node, Config{Families: []tracker.Family{tracker.IPv4}})
 	for i := range services {
 		r.set(svc(i), i, 1)

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -254,4 +255,11 @@ func (c Config) hashing() Scheduler {
 // excluded reports whether ExcludeCIDRs has the address.
 func (c Config) excluded(a netip.Addr) bool {
 	return slices.ContainsFunc(c.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// Probe reports whether the system has what a [Backend] with the configuration needs. It
+// returns nil, a [*ruleset.UnsupportedError] that names the missing kernel module or
+// program, or an error that wraps [ruleset.ErrConfig]. [New] makes the same checks.
+func Probe(ctx context.Context, c Config) error {
+	return backendconf.Probe(New(ctx, c))
 }

@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -575,22 +574,8 @@ func faults() error {
 			}, nil
 		}, 3},
 		{"signals all the time", func() (func() error, error) {
-			got := make(chan os.Signal, 1)
-			signal.Notify(got, unix.SIGALRM)
 			// More often the virtual machine has no time for anything else.
-			every := unix.Timeval{Usec: 30000}
-			_, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{Interval: every, Value: every})
-			return func() error {
-				var none error
-				select {
-				case <-got:
-				case <-time.After(testtime.Timeout):
-					none = errors.New("there was no signal")
-				}
-				_, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{})
-				signal.Stop(got)
-				return errors.Join(err, none)
-			}, err
+			return backendtest.Signals(30000)
 		}, 10},
 		{"news of addresses that do not fit", func() (func() error, error) {
 			fd := a.backend.device.events

@@ -19,9 +19,6 @@ var errSystem = backendconf.Unsupported("ipvs")
 // New returns a [*ruleset.UnsupportedError]: the package works on Linux only.
 func New(context.Context, Config) (*Backend, error) { return nil, errSystem }
 
-// Probe returns a [*ruleset.UnsupportedError].
-func Probe(context.Context, Config) error { return errSystem }
-
 // Cleanup returns a [*ruleset.UnsupportedError].
 func Cleanup(context.Context, Config) error { return errSystem }
 

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -98,4 +99,10 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("nftables: %w", err)
 	}
 	return c, nil
+}
+
+// Probe reports whether [New] would succeed, without changing anything. It returns nil,
+// a [*ruleset.UnsupportedError], or an error of the configuration or of reading.
+func Probe(ctx context.Context, c Config) error {
+	return backendconf.Probe(New(ctx, c))
 }

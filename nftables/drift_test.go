@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
@@ -108,7 +109,7 @@ func (r *rig) checkRepaired() {
 	r.start()
 	r.sync()
 	if fresh := list(); repaired != fresh {
-		r.Errorf("repaired and fresh tables differ: %s", firstDifference(repaired, fresh))
+		r.Errorf("repaired and fresh tables differ: %s", backendtest.FirstDifference(repaired, fresh))
 	}
 }
 

@@ -4,6 +4,7 @@ package backendconf
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 
@@ -42,6 +43,14 @@ func Complete(families *[]tracker.Family, mark *ruleset.MasqueradeMark, log **sl
 	}
 	*families, *mark, *log = list, ruleset.MasqueradeMark(value), Log(*log)
 	return nil
+}
+
+// Probe closes what the New of a backend returned. It returns New's error or that of Close.
+func Probe(b io.Closer, err error) error {
+	if err != nil {
+		return err
+	}
+	return b.Close()
 }
 
 // Log returns l, or a logger that discards everything if l is nil.
