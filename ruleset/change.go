@@ -134,9 +134,9 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 // longer have it.
 func (c Change) GoneFrontends() iter.Seq[Frontend] {
 	return func(yield func(Frontend) bool) {
-		var lost map[place]bool
+		var lost map[l4Key]bool
 		if len(c.lost) != 0 {
-			lost = make(map[place]bool, len(c.lost))
+			lost = make(map[l4Key]bool, len(c.lost))
 			for _, m := range c.lost {
 				lost[m.at] = true
 			}
@@ -164,7 +164,7 @@ func (c Change) LostFrontends() iter.Seq2[Frontend, tracker.Key] {
 		if len(c.lost) == 0 {
 			return
 		}
-		to := make(map[place]tracker.Key, len(c.lost))
+		to := make(map[l4Key]tracker.Key, len(c.lost))
 		for _, m := range c.lost {
 			to[m.at] = m.key
 		}
@@ -185,7 +185,7 @@ func (c Change) TakenFrontends() iter.Seq2[Frontend, tracker.Key] {
 		for _, m := range c.taken {
 			for i := range c.New.Frontends {
 				f := &c.New.Frontends[i]
-				if placeOf(c.New, f) != m.at {
+				if l4KeyOf(c.New, f) != m.at {
 					continue
 				}
 				if !yield(*f, m.key) {
@@ -197,24 +197,24 @@ func (c Change) TakenFrontends() iter.Seq2[Frontend, tracker.Key] {
 }
 
 // dropped yields the frontends of Old and of every one Attempted that New does not
-// have, each place once.
-func (c Change) dropped() iter.Seq2[place, *Frontend] {
-	return func(yield func(place, *Frontend) bool) {
+// have, each key once.
+func (c Change) dropped() iter.Seq2[l4Key, *Frontend] {
+	return func(yield func(l4Key, *Frontend) bool) {
 		if c.Old == nil && len(c.Attempted) == 0 {
 			return
 		}
 		if c.What&FieldFrontends == 0 && c.New != nil {
 			return
 		}
-		done := make(map[place]bool)
+		done := make(map[l4Key]bool)
 		if c.New != nil {
 			for i := range c.New.Frontends {
-				done[placeOf(c.New, &c.New.Frontends[i])] = true
+				done[l4KeyOf(c.New, &c.New.Frontends[i])] = true
 			}
 		}
 		for s := range c.Before() {
 			for j := range s.Frontends {
-				at := placeOf(s, &s.Frontends[j])
+				at := l4KeyOf(s, &s.Frontends[j])
 				if done[at] {
 					continue
 				}

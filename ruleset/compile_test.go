@@ -290,10 +290,10 @@ func FuzzCompile(f *testing.F) {
 		if again := Compile(tracker.PortState{Port: p, Endpoints: eps}, n, tracker.TopologyOptions{}); diff(s, again) != 0 {
 			t.Fatalf("compiled twice: %v", diff(s, again))
 		}
-		seen := map[place]bool{}
+		seen := map[l4Key]bool{}
 		for i := range s.Frontends {
 			fe := &s.Frontends[i]
-			at := placeOf(s, fe)
+			at := l4KeyOf(s, fe)
 			if seen[at] {
 				t.Errorf("twice: %s", show(*fe))
 			}
