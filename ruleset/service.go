@@ -79,6 +79,15 @@ type Frontend struct {
 // node itself are treated otherwise than others.
 func (f *Frontend) ShortCircuit() bool { return f.Masquerade == MasqueradeNode }
 
+// TargetFor returns what a connection meets: Near if it is internal, from one of this
+// node's pods or the node itself, and Target otherwise.
+func (f *Frontend) TargetFor(internal bool) Target {
+	if internal {
+		return f.Near
+	}
+	return f.Target
+}
+
 // Admits reports whether Sources lets a connection from this address in.
 func (f *Frontend) Admits(from netip.Addr) bool {
 	return len(f.Sources) == 0 || containsAddr(f.Sources, canonical(from))

@@ -182,13 +182,11 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 
 	// 3. Under externalTrafficPolicy Local, pods and the node itself may use
 	// every endpoint; others only those on this node.
-	target, whom := f.Target, ""
-	if fromPod || fromNode {
-		target = f.Near
-		if f.ShortCircuit() {
-			whom = ", used from this node or one of its pods"
-		}
+	internal, whom := fromPod || fromNode, ""
+	if internal && f.ShortCircuit() {
+		whom = ", used from this node or one of its pods"
 	}
+	target := f.TargetFor(internal)
 	mayFailSend := fromNode && (!toNode || f.Kind == ClusterIP)
 	switch target {
 	case ToCluster, ToLocal:

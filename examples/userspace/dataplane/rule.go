@@ -39,13 +39,10 @@ func (n *near) has(from, to netip.Addr) bool {
 
 // target is what a connection from one address to another meets.
 func (r *rule) target(from, to netip.Addr) ruleset.Target {
-	switch {
-	case !r.frontend.Admits(from):
+	if !r.frontend.Admits(from) {
 		return ruleset.Drop
-	case r.near.has(from, to):
-		return r.frontend.Near
 	}
-	return r.frontend.Target
+	return r.frontend.TargetFor(r.near.has(from, to))
 }
 
 // listens reports whether a socket is needed: without one, the kernel refuses.
