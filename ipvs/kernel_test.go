@@ -840,7 +840,7 @@ func testRules(t *testing.T) {
 				return err
 			})
 			if err != nil {
-				t.Errorf("%s, %s: %v", tool.RestorePath(), name, err)
+				t.Errorf("nft %v, %s: %v", tool.NFT(), name, err)
 			}
 		}
 	}

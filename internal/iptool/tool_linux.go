@@ -123,9 +123,6 @@ func (t *Tool) WithTimeout(d time.Duration) *Tool {
 // NFT reports whether the tools program nf_tables, rather than ip_tables.
 func (t *Tool) NFT() bool { return t.nft }
 
-// RestorePath returns the path of iptables-restore.
-func (t *Tool) RestorePath() string { return t.config.Restore }
-
 // Do calls f inside the tools' namespace, as [netns.Namespace.Do].
 func (t *Tool) Do(f func() error) error { return t.config.Namespace.Do(f) }
 
