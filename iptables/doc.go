@@ -71,13 +71,10 @@
 // untranslated, as it does with kube-proxy; package conntrack deletes the flow when the
 // Service gets an endpoint.
 //
-// At cluster IPs, UDP sockets on the node get EPERM from sending and can read
-// ECONNREFUSED next; TCP connections are refused at once. kube-proxy does the same. The
-// same holds at external and load-balancer IPs of other hosts, where kube-proxy lets the
-// node's packets leave. None of these packets reaches INPUT. Translating them to
-// their own source address and refusing them there would keep refusing a socket that
-// continues to send after the Service has endpoints, until its flow is deleted. A source
-// that is not allowed gets EPERM, too, as with kube-proxy.
+// At cluster IPs, and at external and load-balancer IPs of other hosts, UDP sockets on the
+// node get EPERM from sending and can read ECONNREFUSED next; TCP connections are refused
+// at once. A source that is not allowed gets EPERM, too. See MayFailSend in
+// [ruleset.Verdict].
 //
 // # Counters
 //

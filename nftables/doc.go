@@ -126,12 +126,10 @@
 // The socket's flow remains in connection tracking, untranslated, as it does with
 // kube-proxy. Package conntrack deletes the flow when the Service has an endpoint.
 //
-// At cluster IPs, and at external and load-balancer IPs of other hosts, UDP sockets on
-// the node get EPERM from sending and can read ECONNREFUSED next; TCP connections
-// are refused at once. kube-proxy does the same. These packets do not reach the input
-// hook. Translating them to their own source address and refusing them there would keep
-// refusing a socket that continues to send after the Service has endpoints, until its flow
-// is deleted. A source that is not allowed gets EPERM, too, as with kube-proxy.
+// At cluster IPs, and at external and load-balancer IPs of other hosts, UDP sockets on the
+// node get EPERM from sending and can read ECONNREFUSED next; TCP connections are refused
+// at once. A source that is not allowed gets EPERM, too. See MayFailSend in
+// [ruleset.Verdict].
 //
 // # Differences from kube-proxy's nftables mode
 //
