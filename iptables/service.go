@@ -107,7 +107,7 @@ func isPool(t ruleset.Target) bool { return t == ruleset.ToCluster || t == rules
 // pool renders the endpoints of one pool and the choice among them, if a frontend uses
 // the pool.
 func (r *serviceRenderer) pool(t ruleset.Target) error {
-	used := slices.ContainsFunc(r.s.Frontends, func(f ruleset.Frontend) bool { return f.Target == t || f.Near == t })
+	used := slices.ContainsFunc(r.s.Frontends, func(f ruleset.Frontend) bool { return f.Target == t || f.Internal == t })
 	if !used {
 		return nil
 	}
@@ -229,11 +229,11 @@ func (r *serviceRenderer) to(f *ruleset.Frontend) string {
 // sender retransmits it.
 func (r *serviceRenderer) verdict(f *ruleset.Frontend) (verdict, why string) {
 	switch {
-	case f.Target == ruleset.Reject || f.Near == ruleset.Reject && f.Target != ruleset.Drop:
+	case f.Target == ruleset.Reject || f.Internal == ruleset.Reject && f.Target != ruleset.Drop:
 		return reject(r.family), " has no endpoints"
 	case f.Target == ruleset.Drop:
 		return "-j DROP", " has no local endpoints"
-	case f.Target == ruleset.ToLocal || f.Near == ruleset.Drop:
+	case f.Target == ruleset.ToLocal || f.Internal == ruleset.Drop:
 		return "-j DROP", " was not forwarded"
 	}
 	return reject(r.family), " was not forwarded"
@@ -248,7 +248,7 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 	if f.Kind == ruleset.NodePort {
 		to, refused = toNodePorts, refusedNodePorts
 	}
-	if isPool(f.Target) || isPool(f.Near) {
+	if isPool(f.Target) || isPool(f.Internal) {
 		target := r.externalChain(f)
 		if len(f.Sources) != 0 {
 			target = r.firewallChain(f, target)
@@ -305,7 +305,7 @@ func (r *serviceRenderer) variant(aspect func(*ruleset.Frontend) string, f *rule
 
 // treatmentOf is the aspect by which the chains for external addresses differ.
 func treatmentOf(f *ruleset.Frontend) string {
-	return string([]byte{byte(f.Target), byte(f.Near), byte(f.Masquerade)})
+	return string([]byte{byte(f.Target), byte(f.Internal), byte(f.Masquerade)})
 }
 
 // sourcesOf is the aspect by which the chains that restrict sources differ.
@@ -336,12 +336,12 @@ func (r *serviceRenderer) externalChain(f *ruleset.Frontend) string {
 	why := func(what string) string { return comment(what, r.name, " external destinations") }
 	if f.ShortCircuit() {
 		for _, pods := range r.local.matches() {
-			c.rules = append(c.rules, join(pods, why("pod traffic for "), leave(f.Near)))
+			c.rules = append(c.rules, join(pods, why("pod traffic for "), leave(f.Internal)))
 		}
-		if isPool(f.Near) {
+		if isPool(f.Internal) {
 			c.rules = append(c.rules, join(why("masquerade LOCAL traffic for "), "-m addrtype --src-type LOCAL", jump(chainMarkMasq)))
 		}
-		c.rules = append(c.rules, join(why("route LOCAL traffic for "), "-m addrtype --src-type LOCAL", leave(f.Near)))
+		c.rules = append(c.rules, join(why("route LOCAL traffic for "), "-m addrtype --src-type LOCAL", leave(f.Internal)))
 	} else if f.Masquerade == ruleset.MasqueradeAlways {
 		c.rules = append(c.rules, join(why("masquerade traffic for "), jump(chainMarkMasq)))
 	}

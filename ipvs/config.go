@@ -73,7 +73,7 @@ type Config struct {
 	MasqueradeMark ruleset.MasqueradeMark
 	// Marks is the packet marks that name virtual servers; the zero value is 0x3001
 	// to 0x3fff. Each Service port that treats internal traffic differently from
-	// external traffic (see ruleset.Frontend.Near) takes one in each family.
+	// external traffic (see ruleset.Frontend.Internal) takes one in each family.
 	Marks Marks
 	// IPTables selects the iptables programs; "" is [iptables.AnyFlavour].
 	IPTables iptables.Flavour

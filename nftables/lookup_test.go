@@ -115,8 +115,8 @@ func TestLookup(t *testing.T) {
 			}
 			external := found(handlerOf(s, f), f.Target)
 			internal := external
-			if f.ShortCircuit() && f.Near == ruleset.ToCluster {
-				internal = found(handler{buckets: bucketsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}, f.Near)
+			if f.ShortCircuit() && f.Internal == ruleset.ToCluster {
+				internal = found(handler{buckets: bucketsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}, f.Internal)
 			}
 			q := ruleset.Query{Packet: ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, NodePort: f.Kind == ruleset.NodePort}
 			for fromInside, want := range map[bool]ruleset.Found{false: external, true: internal} {

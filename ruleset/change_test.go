@@ -140,7 +140,7 @@ func TestDiff(t *testing.T) {
 				UsesCluster: true, UsesLocal: true, HasAny: true,
 			},
 			Endpoints: []*tracker.Endpoint{a, b, c},
-			Frontends: []Frontend{{Kind: ClusterIP, Addr: addrs("172.30.0.1")[0], Port: 80, Target: ToCluster, Near: ToCluster}},
+			Frontends: []Frontend{{Kind: ClusterIP, Addr: addrs("172.30.0.1")[0], Port: 80, Target: ToCluster, Internal: ToCluster}},
 		}
 	}
 	for _, c := range []struct {
@@ -151,7 +151,7 @@ func TestDiff(t *testing.T) {
 		{"nothing", func(*Service) {}, 0},
 		{"id", func(s *Service) { s.ID = 7 }, 0},
 		{"target", func(s *Service) { s.Frontends[0].Target = Drop }, FieldFrontends},
-		{"near", func(s *Service) { s.Frontends[0].Near = Drop }, FieldFrontends},
+		{"near", func(s *Service) { s.Frontends[0].Internal = Drop }, FieldFrontends},
 		{"masquerade", func(s *Service) { s.Frontends[0].Masquerade = MasqueradeAlways }, FieldFrontends},
 		{"sources", func(s *Service) { s.Frontends[0].Sources = prefixes("10.0.0.0/8") }, FieldFrontends},
 		{"frontend port", func(s *Service) { s.Frontends[0].Port, s.Port.Port = 81, 81 }, FieldFrontends},

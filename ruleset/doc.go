@@ -140,7 +140,7 @@
 //
 // For each connection, a frontend first drops sources that [Frontend.Sources]
 // does not contain. It then looks at where the connection started, if
-// [Frontend.ShortCircuit] says so, and does what Target or Near says. The endpoint
+// [Frontend.ShortCircuit] says so, and does what Target or Internal says. The endpoint
 // is chosen from [Service.Pool], with the one used before if Port.Affinity is set
 // and that one is still in the pool. The source is replaced as Masquerade says,
 // and always if endpoint and source are the same address. What is addressed to

@@ -463,7 +463,7 @@ func frontendsOf(s *Service) []Frontend {
 }
 
 func entryOf(s *Service, f *Frontend) entry {
-	return entry{s.ID, s.Key, f.Target, f.Near, show(*f)}
+	return entry{s.ID, s.Key, f.Target, f.Internal, show(*f)}
 }
 
 func knownText(s *Service) string {

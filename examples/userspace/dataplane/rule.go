@@ -17,7 +17,7 @@ type rule struct {
 func (r *rule) equal(o *rule) bool {
 	return r == o || r != nil && o != nil && r.service == o.service && r.near == o.near &&
 		r.frontend.Kind == o.frontend.Kind && r.frontend.Target == o.frontend.Target &&
-		r.frontend.Near == o.frontend.Near && slices.Equal(r.frontend.Sources, o.frontend.Sources)
+		r.frontend.Internal == o.frontend.Internal && slices.Equal(r.frontend.Sources, o.frontend.Sources)
 }
 
 // near tells connections that start on this node, in a pod or in a process, from
@@ -47,7 +47,7 @@ func (r *rule) target(from, to netip.Addr) ruleset.Target {
 
 // listens reports whether a socket is needed: without one, the kernel refuses.
 func (r *rule) listens() bool {
-	return r != nil && (r.frontend.Target != ruleset.Reject || r.frontend.Near != ruleset.Reject)
+	return r != nil && (r.frontend.Target != ruleset.Reject || r.frontend.Internal != ruleset.Reject)
 }
 
 // audience is who is to get any answer at all: the sources that are in one
@@ -63,7 +63,7 @@ func (r *rule) audience(at netip.Addr) audience {
 	}
 	if r.frontend.Target == ruleset.Drop {
 		var from []netip.Prefix
-		if r.frontend.Near != ruleset.Drop {
+		if r.frontend.Internal != ruleset.Drop {
 			from = append(from, single(at))
 			for _, o := range r.near.own {
 				from = append(from, single(o))
