@@ -20,12 +20,7 @@ import (
 // endpoint of the Service at 10.96.0.1:53 and the others to its second.
 func fill(b *testing.B, h *netlab.Host, n, every int, protocol uint8) {
 	b.Helper()
-	t, err := openKernel(h.File())
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer t.Close()
-	k := t.(*kernel)
+	k := kernelAt(b, h)
 	const batch = 100
 	for i := 0; i < n; i += batch {
 		var req []byte
@@ -103,11 +98,7 @@ func BenchmarkLibraryDump(b *testing.B) {
 		b.Run(fmt.Sprintf("flows=%d/%s", flows, c.name), func(b *testing.B) {
 			h := netlab.NewHost(b)
 			fill(b, h, flows, 0, c.protocol)
-			k, err := openKernel(h.File())
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer k.Close()
+			k := kernelAt(b, h)
 			b.ReportAllocs()
 			for b.Loop() {
 				n := 0
@@ -163,11 +154,7 @@ func BenchmarkLibraryDelete(b *testing.B) {
 		})
 	}
 	run("ours", func(b *testing.B, h *netlab.Host) func() (int, error) {
-		k, err := openKernel(h.File())
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { k.Close() })
+		k := kernelAt(b, h)
 		return func() (int, error) {
 			var doomed []Flow
 			if err := k.Dump(b.Context(), tracker.IPv4, func(f *Flow) {

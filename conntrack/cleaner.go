@@ -89,7 +89,7 @@ func New(cfg Config) (*Cleaner, error) {
 		p.configure(cfg)
 	}
 	if c.table == nil {
-		k, err := openKernel(cfg.NetNS, cfg.Zones...)
+		k, err := OpenKernelTable(KernelTableConfig{NetNS: cfg.NetNS, Zones: cfg.Zones})
 		if err != nil {
 			return nil, err
 		}

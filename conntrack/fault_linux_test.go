@@ -188,12 +188,7 @@ func appendAssured(req []byte, seq uint32, f Flow) []byte {
 // there are so many, and returns how many it took.
 func fillUp(tb testing.TB, h *netlab.Host, most int) int {
 	tb.Helper()
-	open, err := openKernel(h.File())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer open.Close()
-	k := open.(*kernel)
+	k := kernelAt(tb, h)
 	const batch = 128
 	taken, full := 0, false
 	for i := 0; i < most && !full; i += batch {
@@ -290,13 +285,8 @@ func TestTableFull(t *testing.T) {
 	lives("before")
 	// One that is not assured might be dropped to make room for the connection that
 	// there must be none for.
-	open, err := openKernel(node.File())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer open.Close()
+	k := kernelAt(t, node)
 	for _, f := range []Flow{toOne, toTwo} {
-		k := open.(*kernel)
 		seq := k.conn.Sequence(1)
 		if err := k.conn.Exchange(t.Context(), appendAssured(nil, seq, f), seq, 1, nfnl.Message.Err); err != nil {
 			t.Fatal(err)

@@ -54,7 +54,7 @@ type Table interface {
 // translate addresses, to log what is deleted, or to join the tables of several
 // namespaces. [OpenKernelTable] returns one. It implements [Table] and, as every
 // Table, may be used by one goroutine at a time.
-type KernelTable struct{ table closingTable }
+type KernelTable struct{ kernel }
 
 // KernelTableConfig selects what [OpenKernelTable] opens. The zero value selects
 // zone 0 in the network namespace of the calling thread.
@@ -65,43 +65,4 @@ type KernelTableConfig struct {
 	// Zones is the conntrack zones whose flows Dump reports. Empty means zone 0
 	// alone. It should equal [Config.Zones].
 	Zones []uint16
-}
-
-// OpenKernelTable opens the kernel's table. It needs the same privileges as [New]
-// and returns the same errors.
-func OpenKernelTable(cfg KernelTableConfig) (*KernelTable, error) {
-	k, err := openKernel(cfg.NetNS, cfg.Zones...)
-	if err != nil {
-		return nil, err
-	}
-	return &KernelTable{k}, nil
-}
-
-// Dump implements [Table]. It reports UDP flows in the configured zones. Kernels
-// from 5.8 on leave out other protocols themselves (CTA_FILTER), and kernels from
-// 6.8 on other zones if a single zone is configured that is not 0 (CTA_ZONE). It
-// returns an error that wraps [ErrIncomplete] if flows may be missing.
-func (t *KernelTable) Dump(ctx context.Context, family tracker.Family, f func(*Flow)) error {
-	return t.table.Dump(ctx, family, f)
-}
-
-// Delete implements [Table]. A flow that the kernel does not delete does not keep
-// the others from being deleted; the error names the first such flow.
-func (t *KernelTable) Delete(ctx context.Context, flows []Flow) (int, error) {
-	return t.table.Delete(ctx, flows)
-}
-
-// LocalAddrs implements [Table]: it returns the addresses of all interfaces, or an
-// error if the kernel does not list them.
-func (t *KernelTable) LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error) {
-	return t.table.LocalAddrs(ctx, family)
-}
-
-// Close closes the table's sockets. The table must not be used afterwards.
-func (t *KernelTable) Close() error { return t.table.Close() }
-
-// closingTable is a table that this package opened.
-type closingTable interface {
-	Table
-	Close() error
 }

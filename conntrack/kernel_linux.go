@@ -22,21 +22,22 @@ import (
 // socket's default receive buffer, which has room for about 200.
 const deleteBatch = 64
 
-// kernel is the kernel's table in one network namespace. It decodes flows as they come
-// and keeps none.
+// kernel is the state of a [KernelTable], which decodes flows as they come and keeps none.
 type kernel struct {
 	conn  *nfnl.Conn
 	zones []uint16 // what Dump reports; empty for zone 0 alone
 	route *netlink.Handle
 }
 
-func openKernel(ns *os.File, zones ...uint16) (closingTable, error) {
-	n, err := netns.Open(ns)
+// OpenKernelTable opens the kernel's table. It needs the same privileges as [New]
+// and returns the same errors.
+func OpenKernelTable(cfg KernelTableConfig) (*KernelTable, error) {
+	n, err := netns.Open(cfg.NetNS)
 	if err != nil {
 		return nil, fmt.Errorf("conntrack: %w", err)
 	}
 	defer n.Close()
-	k := &kernel{zones: slices.Clone(zones)}
+	k := &KernelTable{kernel{zones: slices.Clone(cfg.Zones)}}
 	err = n.Do(func() (err error) {
 		if k.conn, err = nfnl.Dial(nil); err != nil {
 			return err
@@ -67,7 +68,7 @@ func unsupported(feature string, err error) error {
 
 // probe asks for the number of entries, to find out whether the kernel has the
 // subsystem.
-func (k *kernel) probe() error {
+func (k *KernelTable) probe() error {
 	err := k.conn.Get(context.Background(), nfnl.Request{Subsystem: subsystem, Type: ctGetStats}, func([]byte) error { return nil })
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
@@ -79,8 +80,8 @@ func (k *kernel) probe() error {
 	return nil
 }
 
-// Close closes the sockets.
-func (k *kernel) Close() error {
+// Close closes the table's sockets. The table must not be used afterwards.
+func (k *KernelTable) Close() error {
 	if k.route != nil {
 		k.route.Close()
 	}
@@ -90,8 +91,12 @@ func (k *kernel) Close() error {
 	return nil
 }
 
-// Dump implements [Table]. BenchmarkLibraryDump compares it with the library.
-func (k *kernel) Dump(ctx context.Context, family tracker.Family, f func(*Flow)) error {
+// Dump implements [Table]. It reports UDP flows in the configured zones. Kernels
+// from 5.8 on leave out other protocols themselves (CTA_FILTER), and kernels from
+// 6.8 on other zones if a single zone is configured that is not 0 (CTA_ZONE). It
+// returns an error that wraps [ErrIncomplete] if flows may be missing.
+// BenchmarkLibraryDump compares Dump with the library.
+func (k *KernelTable) Dump(ctx context.Context, family tracker.Family, f func(*Flow)) error {
 	var flow Flow
 	err := k.conn.Get(ctx, dumpRequest(family, k.zones), func(attrs []byte) error {
 		if err := decodeFlow(attrs, &flow); err != nil {
@@ -119,9 +124,10 @@ func incomplete(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// Delete implements [Table]. It goes on after a flow that the kernel does not delete.
-// BenchmarkLibraryDelete compares it with the library.
-func (k *kernel) Delete(ctx context.Context, flows []Flow) (int, error) {
+// Delete implements [Table]. A flow that the kernel does not delete does not keep
+// the others from being deleted; the error names the first such flow.
+// BenchmarkLibraryDelete compares Delete with the library.
+func (k *KernelTable) Delete(ctx context.Context, flows []Flow) (int, error) {
 	deleted := 0
 	var refused error
 	var req []byte
@@ -153,8 +159,9 @@ func (k *kernel) Delete(ctx context.Context, flows []Flow) (int, error) {
 	return deleted, refused
 }
 
-// LocalAddrs implements [Table].
-func (k *kernel) LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error) {
+// LocalAddrs implements [Table]: it returns the addresses of all interfaces, or an
+// error if the kernel does not list them.
+func (k *KernelTable) LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error) {
 	var list []netlink.Addr
 	err := error(netlink.ErrDumpInterrupted) // by an address that came or went
 	for errors.Is(err, netlink.ErrDumpInterrupted) {

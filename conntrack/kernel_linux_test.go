@@ -77,12 +77,7 @@ func create(tb testing.TB, h *netlab.Host, flows ...Flow) {
 
 func createInZone(tb testing.TB, h *netlab.Host, f Flow) {
 	tb.Helper()
-	t, err := openKernel(h.File())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer t.Close()
-	k := t.(*kernel)
+	k := kernelAt(tb, h)
 	seq := k.conn.Sequence(1)
 	b := nfnl.Begin(nil, subsystem, ctNew, flagAck|unix.NLM_F_CREATE, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
 	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.Src, f.Dst)
@@ -90,8 +85,7 @@ func createInZone(tb testing.TB, h *netlab.Host, f Flow) {
 	b = nfnl.AppendUint16(b, ctaZone, f.Zone)
 	b = nfnl.AppendUint32(b, ctaTimeout, 512)
 	nfnl.End(b, 0)
-	err = k.conn.Exchange(tb.Context(), b, seq, 1, nfnl.Message.Err)
-	if err != nil {
+	if err := k.conn.Exchange(tb.Context(), b, seq, 1, nfnl.Message.Err); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -153,11 +147,7 @@ func TestKernelDump(t *testing.T) {
 	v6 := flow("[fd09::1]:1000", "[fd96::1]:53", "[fd00::1]:5353")
 	create(t, h, tcp, zoned, masqueraded, v6)
 
-	k, err := openKernel(h.File(), 0, 7)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.Close()
+	k := kernelAt(t, h, 0, 7)
 	for family, want := range map[tracker.Family][]Flow{
 		tracker.IPv4: {masqueraded, zoned}, tracker.IPv6: {v6},
 	} {
@@ -191,11 +181,7 @@ func TestKernelDelete(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, append(many, stay, zoned, v6)...)
-	k, err := openKernel(h.File(), 0, 7)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.Close()
+	k := kernelAt(t, h, 0, 7)
 	var doomed []Flow
 	see := func(f *Flow) {
 		if f.Src != stay.Src {
@@ -230,14 +216,10 @@ func TestKernelGivenUp(t *testing.T) {
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, many...)
-	k, err := openKernel(h.File())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.Close()
+	k := kernelAt(t, h)
 	ctx, cancel := context.WithCancel(t.Context())
 	seen := 0
-	err = k.Dump(ctx, tracker.IPv4, func(*Flow) { seen++; cancel() })
+	err := k.Dump(ctx, tracker.IPv4, func(*Flow) { seen++; cancel() })
 	if !errors.Is(err, context.Canceled) || seen == 0 || seen >= len(many) {
 		t.Fatalf("%v after %d flows", err, seen)
 	}
@@ -257,12 +239,7 @@ func TestKernelOverrun(t *testing.T) {
 	}
 	create(t, h, many...)
 	before := sockets(t, unix.NETLINK_NETFILTER)
-	open, err := openKernel(h.File())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer open.Close()
-	k := open.(*kernel)
+	k := kernelAt(t, h)
 	fd := slices.DeleteFunc(sockets(t, unix.NETLINK_NETFILTER), func(fd int) bool { return slices.Contains(before, fd) })[0]
 	var doomed []Flow
 	if err := k.Dump(t.Context(), tracker.IPv4, func(f *Flow) { doomed = append(doomed, *f) }); err != nil {
@@ -314,11 +291,7 @@ func TestKernelLocalAddrs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	k, err := openKernel(h.File())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.Close()
+	k := kernelAt(t, h)
 	for family, want := range map[tracker.Family][]netip.Addr{
 		tracker.IPv4: {addr("127.0.0.1"), addr("192.0.2.1")},
 		tracker.IPv6: {addr("::1"), addr("2001:db8::1")},
@@ -443,19 +416,8 @@ func TestPackets(t *testing.T) {
 	}
 	for _, w := range worlds {
 		t.Run(w.name, func(t *testing.T) {
-			lab, err := netlab.New()
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { lab.Close() })
-			node, err := lab.Host("node")
-			if err != nil {
-				t.Fatal(err)
-			}
-			client, err := lab.Host("client")
-			if err != nil {
-				t.Fatal(err)
-			}
+			lab, hosts := netlab.NewHosts(t, "node", "client")
+			node, client := hosts["node"], hosts["client"]
 			if err := lab.Link(client, "eth0", node, "eth0"); err != nil {
 				t.Fatal(err)
 			}

@@ -3,12 +3,31 @@
 package conntrack
 
 import (
-	"os"
+	"context"
+	"net/netip"
 
-	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/tracker"
 )
 
-// openKernel fails: only Linux has nf_conntrack.
-func openKernel(*os.File, ...uint16) (closingTable, error) {
-	return nil, &ruleset.UnsupportedError{Backend: "conntrack", Feature: "this operating system", Minimum: "Linux"}
+// kernel is empty: only Linux has nf_conntrack.
+type kernel struct{}
+
+var errSystem = backendconf.Unsupported("conntrack")
+
+// OpenKernelTable returns a [*ruleset.UnsupportedError].
+func OpenKernelTable(KernelTableConfig) (*KernelTable, error) { return nil, errSystem }
+
+// Dump returns a [*ruleset.UnsupportedError].
+func (*KernelTable) Dump(context.Context, tracker.Family, func(*Flow)) error { return errSystem }
+
+// Delete returns a [*ruleset.UnsupportedError].
+func (*KernelTable) Delete(context.Context, []Flow) (int, error) { return 0, errSystem }
+
+// LocalAddrs returns a [*ruleset.UnsupportedError].
+func (*KernelTable) LocalAddrs(context.Context, tracker.Family) ([]netip.Addr, error) {
+	return nil, errSystem
 }
+
+// Close does nothing.
+func (*KernelTable) Close() error { return nil }

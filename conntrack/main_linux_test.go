@@ -11,3 +11,14 @@ func TestMain(m *testing.M) {
 	confine.Roles{"clean up": cleanUp}.Enter()
 	netlab.Main(m)
 }
+
+// kernelAt opens the host's table until the end of the test.
+func kernelAt(tb testing.TB, h *netlab.Host, zones ...uint16) *KernelTable {
+	tb.Helper()
+	k, err := OpenKernelTable(KernelTableConfig{NetNS: h.File(), Zones: zones})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { k.Close() })
+	return k
+}

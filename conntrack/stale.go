@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -15,29 +16,62 @@ import (
 // addrs is a set of endpoint addresses.
 type addrs map[netip.AddrPort]struct{}
 
-// newAddrs returns an empty set with room for the endpoints of s.
-func newAddrs(s *ruleset.Service) addrs {
-	if s == nil {
-		return addrs{}
-	}
-	return make(addrs, len(s.Endpoints))
-}
-
-// add adds the endpoints of s that flows may go to: those that are ready or serving, and
-// those that new flows are sent to, which may be others if the Service publishes
-// endpoints that are not ready.
-func (a addrs) add(s *ruleset.Service) {
-	if s == nil {
-		return
-	}
-	for _, e := range s.Endpoints {
+// usable returns the endpoints of a Service that flows may go to: those that are ready or
+// serving, and those that new flows are sent to (reachable), which may be others if the
+// Service publishes endpoints that are not ready.
+func usable(endpoints, reachable []*tracker.Endpoint) addrs {
+	a := make(addrs, len(endpoints))
+	for _, e := range endpoints {
 		if e.Ready || e.Serving {
 			a[e.Addr] = struct{}{}
 		}
 	}
-	for _, e := range s.Selection.Reachable {
+	for _, e := range reachable {
 		a[e.Addr] = struct{}{}
 	}
+	return a
+}
+
+// usableOf returns the usable endpoints of s.
+func usableOf(s *ruleset.Service) addrs { return usable(s.Endpoints, s.Selection.Reachable) }
+
+// hasUsable reports whether s has a usable endpoint.
+func hasUsable(s *ruleset.Service) bool {
+	return len(s.Selection.Reachable) > 0 || slices.ContainsFunc(s.Endpoints, func(e *tracker.Endpoint) bool { return e.Ready || e.Serving })
+}
+
+// usableBefore returns the endpoints that were usable before c, including those of failed
+// attempts.
+func usableBefore(c *ruleset.Change) addrs {
+	out := addrs{}
+	for s := range c.Before() {
+		maps.Copy(out, usableOf(s))
+	}
+	return out
+}
+
+// removed returns the endpoints that were usable before c and no longer are. Unless an
+// attempt failed, its memory is proportional to the difference.
+func removed(c *ruleset.Change) (gone addrs) {
+	if c.Old != nil && c.New != nil && len(c.Attempted) == 0 {
+		endpoints, _ := listdiff.Trim(c.Old.Endpoints, c.New.Endpoints)
+		reachable, _ := listdiff.Trim(c.Old.Selection.Reachable, c.New.Selection.Reachable)
+		gone = usable(endpoints, reachable)
+	} else {
+		gone = usableBefore(c)
+	}
+	if c.New == nil || len(gone) == 0 {
+		return gone
+	}
+	for _, e := range c.New.Endpoints {
+		if e.Ready || e.Serving {
+			delete(gone, e.Addr)
+		}
+	}
+	for _, e := range c.New.Selection.Reachable {
+		delete(gone, e.Addr)
+	}
+	return gone
 }
 
 func (a addrs) has(p netip.AddrPort) bool {
@@ -151,11 +185,11 @@ func (p *staleFlows) record(c *ruleset.Change) {
 	_, failed := p.unacknowledged[c.Key]
 	delete(p.unacknowledged, c.Key)
 
-	// The frontends and endpoints before c, including those of failed attempts.
-	was, had := map[netip.AddrPort]struct{}{}, newAddrs(c.Old)
+	// The frontends before c, including those of failed attempts.
+	was, had := map[netip.AddrPort]struct{}{}, false
 	last := c.New
 	for s := range c.Before() {
-		had.add(s)
+		had = had || hasUsable(s)
 		if c.New == nil {
 			last = s
 		}
@@ -163,14 +197,7 @@ func (p *staleFlows) record(c *ruleset.Change) {
 			was[p.at(&s.Frontends[j])] = struct{}{}
 		}
 	}
-	has := newAddrs(c.New)
-	has.add(c.New)
-	gone := addrs{}
-	for a := range had {
-		if !has.has(a) {
-			gone[a] = struct{}{}
-		}
-	}
+	gone := removed(c)
 
 	for at := range was {
 		if o := p.owners[at]; o != nil && o.Key == c.Key {
@@ -178,6 +205,7 @@ func (p *staleFlows) record(c *ruleset.Change) {
 		}
 	}
 	if c.New != nil {
+		has := hasUsable(c.New)
 		for i := range c.New.Frontends {
 			at := p.at(&c.New.Frontends[i])
 			p.owners[at] = c.New
@@ -188,14 +216,15 @@ func (p *staleFlows) record(c *ruleset.Change) {
 				p.examine(at, last, gone)
 			case failed,
 				// Flows may have begun while the frontend had no endpoint.
-				len(has) > 0 && (!old || len(had) == 0):
+				has && (!old || !had):
 				p.examine(at, last, nil)
 			}
 		}
 	}
-	if len(had) > 0 {
-		for at := range was { // the frontends that c removed
-			p.examine(at, last, had)
+	if had && len(was) > 0 { // c removed frontends
+		all := usableBefore(c)
+		for at := range was {
+			p.examine(at, last, all)
 		}
 	}
 }
@@ -235,9 +264,7 @@ func (p *staleFlows) setNode(n *ruleset.Node) {
 	}
 	for at, s := range p.owners {
 		if at.Addr().IsUnspecified() {
-			behind := addrs{}
-			behind.add(s)
-			p.examine(at, s, behind)
+			p.examine(at, s, usableOf(s))
 		}
 	}
 }
@@ -360,8 +387,7 @@ func (j *judge) staleOf(f *Flow) *ruleset.Service {
 	}
 	valid, ok := j.valid[owner]
 	if !ok {
-		valid = newAddrs(owner)
-		valid.add(owner)
+		valid = usableOf(owner)
 		j.valid[owner] = valid
 	}
 	if valid.has(f.ReplySrc) || atNode && handedOn {

@@ -3,6 +3,7 @@ package conntrack
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -230,5 +231,33 @@ func TestQueueIsBounded(t *testing.T) {
 	f := flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.7:53")
 	if !p.judge(nil)(&f) {
 		t.Error("a stale flow is not found any more")
+	}
+}
+
+// TestRecordAllocatesForDifferences records one endpoint that goes and comes back, in a
+// small and a large Service.
+func TestRecordAllocatesForDifferences(t *testing.T) {
+	allocated := func(endpoints int) uint64 {
+		s := service{name: "s", cluster: "10.96.0.1:53"}
+		for e := range endpoints {
+			s.endpoints = append(s.endpoints, ep(fmt.Sprintf("10.0.%d.%d:53", e>>8, e&255), ""))
+		}
+		all := s.compile(everyAddress())
+		fewer := *all
+		fewer.Endpoints, fewer.Selection.Reachable = all.Endpoints[1:], all.Selection.Reachable[1:]
+		p := newStaleFlows(tracker.IPv4)
+		less, more := change(all, &fewer), change(&fewer, all)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range 100 {
+			p.record(&less)
+			p.record(&more)
+			p.clear()
+		}
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	if small, large := allocated(10), allocated(2000); large > 2*small {
+		t.Errorf("%d bytes allocated with 10 endpoints, %d with 2000", small, large)
 	}
 }

@@ -72,7 +72,7 @@ type Cache[E any] struct {
 	slices   byname.Map[*slice[E]]
 	services byname.Map[*service[E]]
 	pending  []*service[E] // in the order they came, but for removals
-	names    names
+	interned interned
 
 	// What follows is scratch space, empty between calls.
 	numbers []parsedPort
@@ -113,7 +113,7 @@ func New[E any](c Config[E]) *Cache[E] {
 		config:   c,
 		slices:   byname.New[*slice[E]](),
 		services: byname.New[*service[E]](),
-		names:    names{one: recent[string]{limit: shared}, many: recent[[]string]{limit: shared}},
+		interned: interned{one: recent[string]{limit: shared}, many: recent[[]string]{limit: shared}},
 	}
 }
 
@@ -248,7 +248,7 @@ func (c *Cache[E]) add(name, owner types.NamespacedName, ports []Port[E]) {
 	// Names are copied: the caller's may be a part of something bigger. The
 	// EndpointSlice controller has a slice's name begin with its Service's, so one
 	// copy most often does for both.
-	name = types.NamespacedName{Namespace: c.names.name(name.Namespace), Name: strings.Clone(name.Name)}
+	name = types.NamespacedName{Namespace: c.interned.name(name.Namespace), Name: strings.Clone(name.Name)}
 	svc := c.services.Get(owner)
 	if svc == nil {
 		owner.Namespace = name.Namespace

@@ -6,7 +6,7 @@ import "slices"
 // from those taken. What does not differ is what was taken.
 func (c *Cache[E]) merged(svc *service[E]) (ports []Port[E], changed bool) {
 	if svc.edit != nil {
-		if ports, changed, ok := c.patched(svc); ok {
+		if ports, changed, ok := c.mergedChange(svc); ok {
 			return ports, changed
 		}
 	}

@@ -92,7 +92,7 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 				continue
 			}
 		}
-		out = append(out, parsedPort{c.names.name(*p.Name), proto, uint16(*p.Port)})
+		out = append(out, parsedPort{c.interned.name(*p.Name), proto, uint16(*p.Port)})
 	}
 	c.report(s, bad)
 	slices.SortFunc(out, parsedPort.compare)
@@ -132,20 +132,20 @@ func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 		p.Serving = ep.Conditions.Serving == nil || *ep.Conditions.Serving
 		p.Terminating = ep.Conditions.Terminating != nil && *ep.Conditions.Terminating
 		if ep.NodeName != nil {
-			p.Node = c.names.name(*ep.NodeName)
+			p.Node = c.interned.name(*ep.NodeName)
 		}
 		if ep.Zone != nil {
-			p.Zone = c.names.name(*ep.Zone)
+			p.Zone = c.interned.name(*ep.Zone)
 		}
 		if ep.Hints != nil {
 			for _, h := range ep.Hints.ForNodes {
-				c.names.list = append(c.names.list, h.Name)
+				c.interned.list = append(c.interned.list, h.Name)
 			}
-			p.ForNodes = c.names.set()
+			p.ForNodes = c.interned.set()
 			for _, h := range ep.Hints.ForZones {
-				c.names.list = append(c.names.list, h.Name)
+				c.interned.list = append(c.interned.list, h.Name)
 			}
-			p.ForZones = c.names.set()
+			p.ForZones = c.interned.set()
 		}
 	}
 	c.report(s, bad)

@@ -69,7 +69,7 @@ func openAccounts(c Config, ns *netns.Namespace) (*nfacct.Conn, error) {
 	if c.NoCounters {
 		return nil, nil
 	}
-	a, err := nfacct.Dial(ns)
+	a, err := nfacct.Dial(ns.File())
 	if err != nil {
 		return nil, err
 	}
@@ -96,16 +96,16 @@ func makeCounters(a *nfacct.Conn, c counters) error {
 // rules of another family or of other programs use stay. Kernels that release what
 // deleted rules of nf_tables held with a delay (as before Linux 6.10 they may) can keep
 // one, too, which does no harm.
-func deleteCounters(ns *netns.Namespace, log *slog.Logger) {
-	a, err := nfacct.Dial(ns)
+func deleteCounters(c Config) {
+	a, err := nfacct.Dial(c.NetNS)
 	if err != nil {
-		log.Debug("iptables: cannot look for counters", slog.Any("error", err))
+		c.Log.Debug("iptables: cannot look for counters", slog.Any("error", err))
 		return
 	}
 	defer a.Close()
 	for _, name := range allCounters.names() {
 		if err := a.Delete(name); err != nil && !errors.Is(err, unix.ENOENT) {
-			log.Debug("iptables: cannot delete a counter", slog.String("name", name), slog.Any("error", err))
+			c.Log.Debug("iptables: cannot delete a counter", slog.String("name", name), slog.Any("error", err))
 		}
 	}
 }

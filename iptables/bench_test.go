@@ -5,6 +5,7 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 
@@ -128,7 +129,7 @@ func (r *rig) flat() *batch {
 
 func (m *model) flatServices() chain {
 	c := chain{table: nat, name: chainServices, rank: rankTop}
-	m.trees[toServices].walk(func(n *node) {
+	m.trees[toServices].first.walk(func(n *node) {
 		for _, d := range n.rules {
 			c.rules = append(c.rules, d.rule)
 		}
@@ -222,20 +223,7 @@ func benchConnections(b *testing.B, r *rig, services int, flat bool) {
 			b.Fatal(err)
 		}
 	}
-	l, err := r.host.Listen("tcp", own.String()+":8080")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			c.Close()
-		}
-	}()
+	r.host.ServeTCP(b, own.String()+":8080", func(net.Conn) {})
 	target := unix.SockaddrInet4{Port: 8080, Addr: own.As4()}
 	for i := range services {
 		r.tracker.SetService(benchService(i))
@@ -253,7 +241,7 @@ func benchConnections(b *testing.B, r *rig, services int, flat bool) {
 			r.apply(newInput(nat, []chain{r.fam().model.flatServices()}, nil, nil, nil, nil))
 		}
 	}
-	err = r.host.Do(func() error {
+	err := r.host.Do(func() error {
 		for b.Loop() {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {

@@ -23,23 +23,49 @@ import (
 // route_localnet. It is not an error if there is nothing to remove. The error is a
 // [*ruleset.UnsupportedError] if a program is missing.
 func Cleanup(ctx context.Context, c Config) error {
+	c, err := c.each(ctx, func(f *family) error {
+		if err := f.cleanup(ctx); err != nil {
+			return fmt.Errorf("iptables: clean up: %w", err)
+		}
+		return nil
+	})
+	if err == nil {
+		deleteCounters(c)
+	}
+	return err
+}
+
+// Owned reports whether a [Backend] has programmed the tables, in any family of the
+// configuration. If not, chains of the same names are kube-proxy's, which [Cleanup] would
+// remove, too. The error is a [*ruleset.UnsupportedError] if a program is missing.
+func Owned(ctx context.Context, c Config) (owned bool, err error) {
+	_, err = c.each(ctx, func(f *family) error {
+		// Every table has a canary, and filter is the smaller one.
+		k, err := f.tool.readKernel(ctx, filter, maphash.MakeSeed())
+		owned = owned || err == nil && slices.ContainsFunc(k.canary, isCanary)
+		return err
+	})
+	return owned, err
+}
+
+// each calls fn for each family of the configuration until fn fails. It returns c with its
+// defaults.
+func (c Config) each(ctx context.Context, fn func(*family) error) (Config, error) {
 	c, ns, err := c.open()
 	if err != nil {
-		return err
+		return c, err
 	}
 	defer ns.Close()
 	for _, fam := range c.Families {
 		t, err := findTool(ctx, c, fam, ns)
-		if err != nil {
-			return err
+		if err == nil {
+			err = fn(&family{tool: t, log: c.Log, limit: firstLimit(t)})
 		}
-		f := &family{tool: t, log: c.Log, limit: firstLimit(t)}
-		if err := f.cleanup(ctx); err != nil {
-			return fmt.Errorf("iptables: clean up: %w", err)
+		if err != nil {
+			return c, err
 		}
 	}
-	deleteCounters(ns, c.Log)
-	return nil
+	return c, nil
 }
 
 // cleanup removes one family's rules.
@@ -104,7 +130,7 @@ func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err err
 func (f *family) cleanupMangle(ctx context.Context) error {
 	var saved bytes.Buffer
 	if err := f.tool.Save(ctx, "mangle", &saved); err != nil || !bytes.Contains(saved.Bytes(), []byte("\n:"+chainCanary+" ")) {
-		return commandError(err, nil)
+		return err
 	}
 	in := &input{chains: 1}
 	in.add("*mangle")

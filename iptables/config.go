@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -92,15 +93,9 @@ type Config struct {
 // withDefaults returns c with defaults for everything that is not set. Its error wraps
 // [ruleset.ErrConfig].
 func (c Config) withDefaults() (Config, error) {
-	var err error
-	if c.Families, err = backendconf.Families(c.Families); err != nil {
+	if err := backendconf.Complete(&c.Families, &c.MasqueradeMark, &c.Log); err != nil {
 		return c, fmt.Errorf("iptables: %w", err)
 	}
-	mark, err := c.MasqueradeMark.Value()
-	if err != nil {
-		return c, fmt.Errorf("iptables: %w", err)
-	}
-	c.MasqueradeMark = ruleset.MasqueradeMark(mark)
 	invalid := func(format string, args ...any) (Config, error) {
 		return c, fmt.Errorf("iptables: %w: "+format, append([]any{ruleset.ErrConfig}, args...)...)
 	}
@@ -121,6 +116,14 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Timeout == 0 {
 		c.Timeout = 5 * time.Minute
 	}
-	c.Log = backendconf.Log(c.Log)
 	return c, nil
+}
+
+// Probe reports whether a [Backend] can work with c: nil if so, a
+// [*ruleset.UnsupportedError] if the programs, the kernel or the caller's privileges do
+// not suffice, or the error that [New] would return. It writes a chain that nothing leads
+// to, KUBE-PROXY-TRIAL, and deletes it. Nothing else changes.
+func Probe(ctx context.Context, c Config) error {
+	c.NoCounters = true // they are optional
+	return backendconf.Probe(New(ctx, c))
 }

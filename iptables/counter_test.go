@@ -69,7 +69,7 @@ func (r *rig) counted(table, text string) (sum Counter) {
 // accounts returns a connection to the accounting objects of the rig's namespace.
 func (r *rig) accounts() *nfacct.Conn {
 	r.Helper()
-	c, err := nfacct.Dial(r.host.Namespace())
+	c, err := nfacct.Dial(r.host.File())
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -83,19 +83,8 @@ func TestCountsInvalidPackets(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		netlab.Require(t)
-		lab, err := netlab.New()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer lab.Close()
-		node, err := lab.Host("node")
-		if err != nil {
-			t.Fatal(err)
-		}
-		client, err := lab.Host("client")
-		if err != nil {
-			t.Fatal(err)
-		}
+		lab, hosts := netlab.NewHosts(t, "node", "client")
+		node, client := hosts["node"], hosts["client"]
 		must := func(err error) {
 			t.Helper()
 			if err != nil {

@@ -13,7 +13,8 @@
 //     reads the kernel's tables for full deltas only.
 //   - At every moment between two changes, and while one process takes over from another,
 //     a Service with endpoints sends connections to them. A restart writes nothing if
-//     nothing changed.
+//     nothing changed. If the process is killed, so are the programs that it started, and
+//     none of them writes later.
 //   - A Service that the kernel refuses does not hold up others. Apply finds it by
 //     bisection and reports it, with the line that was refused.
 //   - [Backend.Check] notices flushed tables, tables that were restored to an earlier
@@ -70,13 +71,10 @@
 // untranslated, as it does with kube-proxy; package conntrack deletes the flow when the
 // Service gets an endpoint.
 //
-// At cluster IPs, UDP sockets on the node get EPERM from sending and can read
-// ECONNREFUSED next; TCP connections are refused at once. kube-proxy does the same. The
-// same holds at external and load-balancer IPs of other hosts, where kube-proxy lets the
-// node's packets leave. None of these packets reaches INPUT. Translating them to
-// their own source address and refusing them there would keep refusing a socket that
-// continues to send after the Service has endpoints, until its flow is deleted. A source
-// that is not allowed gets EPERM, too, as with kube-proxy.
+// At cluster IPs, and at external and load-balancer IPs of other hosts, UDP sockets on the
+// node get EPERM from sending and can read ECONNREFUSED next; TCP connections are refused
+// at once. A source that is not allowed gets EPERM, too. See MayFailSend in
+// [ruleset.Verdict].
 //
 // # Counters
 //
@@ -101,7 +99,9 @@
 // unless the module is loaded with another ip_list_tot, and forgets the oldest.
 // Each connection restarts a client's affinity timeout.
 // With iptables-legacy the kernel replaces the whole table for every change, so the
-// time for a change grows with the size of the table; see the benchmarks.
+// time for a change grows with the size of the table. iptables-nft takes a time
+// proportional to the change plus, for each input, to the size of the table. See the
+// benchmarks.
 //
 // # Requirements
 //
@@ -112,24 +112,4 @@
 // nfnetlink_acct and the match nfacct (xt_nfacct), which the kernel loads on demand.
 // [Probe] and [New] try them and report what is missing. On other systems than Linux the
 // package compiles, and its functions return a [*ruleset.UnsupportedError].
-//
-// # Fault tests
-//
-// Tests open connections while an agent is killed at random points of its work (20 times
-// with each flavour, more with -kills), while a thousand objects change each second among
-// 150 Services (for 2 s), and during resyncs and restarts. No connection may fail, and no
-// open connection may break. The kernel kills the programs that a killed agent has
-// started, so that none of them writes later. Without a spare file descriptor nothing
-// is half done. A sysctl that cannot be written is logged, and one that has its value
-// already is not written: see [SetSysctls].
-//
-// A longer flood among more Services ("go test -run TestFlood -flood 60s -services
-// 10000") gave these results. iptables-legacy made 86 syncs of 60,000 changes among
-// 10,000 Services; no change waited longer than 3.1 s, and none of 420,000 connections
-// failed. iptables-nft, whose time is proportional to what changed plus, for each input,
-// to the size of the table, made 13 syncs among 1,000 Services (13 s; 296,000
-// connections, none failed). Among 10,000 it took 35 s to catch up with a flood of 5 s
-// (479,000 connections, none failed). The heap did not grow.
-//
-// TestRandomWorlds generates 25 worlds for each flavour, more with -soak.
 package iptables

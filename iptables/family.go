@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 
@@ -31,6 +30,8 @@ type family struct {
 	// that grows faster than their number, and ip_tables writes the whole table for any
 	// number.
 	limit int
+	// divisible reports whether the input that failed last has several chains.
+	divisible bool
 	// written is how many rules the last Apply has written into each table.
 	written [tables]int
 }
@@ -50,7 +51,6 @@ func newFamily(ctx context.Context, c Config, f tracker.Family, ns *netns.Namesp
 		settings: &settings{
 			family: f, mark: uint32(c.MasqueradeMark),
 			localhost:        c.LocalhostNodePorts && f == tracker.IPv4,
-			randomFully:      true,
 			endpointComments: c.EndpointComments,
 			refuseHash:       c.Hash == HashRefused,
 		},
@@ -83,6 +83,7 @@ func (f *family) unknown(err error) error {
 func (f *family) write(ctx context.Context, inputs []*input) (wrote bool, err error) {
 	for _, in := range inputs {
 		if err := f.tool.apply(ctx, in); err != nil {
+			f.divisible = in.chains > 1
 			return wrote || killed(err), err
 		}
 		f.written[in.table] += in.rules
@@ -117,8 +118,7 @@ func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]st
 // smaller halves the limit after an input that was too large, and reports whether
 // another attempt makes sense.
 func (f *family) smaller(err error) bool {
-	var e *CommandError
-	if !tooLarge(err) || !errors.As(err, &e) || e.indivisible || f.limit <= leastLimit {
+	if !tooLarge(err) || !f.divisible || f.limit <= leastLimit {
 		return false
 	}
 	f.limit = max(leastLimit, min(f.limit, nftLimit)/2)

@@ -14,6 +14,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -91,19 +92,9 @@ func testListing(t *testing.T, flavour Flavour, uncounted bool) {
 			want = rest.String()
 		}
 		if got := b.String(); got != want {
-			t.Errorf("%s: listing differs (go test -run Listing -update rewrites it):\n%s", path, firstDifference(got, want))
+			t.Errorf("%s: listing differs (go test -run Listing -update rewrites it):\n%s", path, backendtest.FirstDifference(got, want))
 		}
 	}
-}
-
-func firstDifference(got, want string) string {
-	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
-	for i := range min(len(g), len(w)) {
-		if g[i] != w[i] {
-			return fmt.Sprintf("line %d: %s\nwant    %s", i+1, g[i], w[i])
-		}
-	}
-	return fmt.Sprintf("%d lines, want %d", len(g), len(w))
 }
 
 // TestNames holds chain names against ones that kube-proxy is known to give.

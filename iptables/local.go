@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -39,13 +40,8 @@ func localTrafficOf(l ruleset.LocalTraffic, f tracker.Family) (localTraffic, err
 	if len(out.iface) > maxInterface || strings.HasSuffix(l.Bridge, "+") {
 		return out, fmt.Errorf("iptables: interface name %q cannot be matched", out.iface)
 	}
-	if out.iface != "" {
-		return out, nil
-	}
-	for _, c := range l.CIDRs {
-		if tracker.FamilyOf(c.Addr()) == f {
-			out.cidrs = append(out.cidrs, c.Masked())
-		}
+	if out.iface == "" {
+		out.cidrs = inet.Prefixes(l.CIDRs, f)
 	}
 	return out, nil
 }

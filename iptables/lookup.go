@@ -33,7 +33,7 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 		return ruleset.Found{}, err
 	}
 	var saved bytes.Buffer
-	if err := commandError(t.Save(ctx, nat.String(), &saved), nil); err != nil {
+	if err := t.Save(ctx, nat.String(), &saved); err != nil {
 		return ruleset.Found{}, fmt.Errorf("iptables: look up: %w", err)
 	}
 	chains := parseRules(saved.String())

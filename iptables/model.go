@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -22,7 +23,6 @@ type settings struct {
 	acceptInvalid bool
 	// counters selects the rules that count into accounting objects.
 	counters         counters
-	randomFully      bool
 	endpointComments bool
 	// refuseHash makes Services fail whose endpoints must follow from a hash.
 	refuseHash bool
@@ -198,10 +198,8 @@ func (m *model) after(dispatcher int) []string {
 		return m.nodePorts("kubernetes service nodeports", chainRefusedNodePorts)
 	case refusedServices:
 		out := []string{jump(chainClusterIPs)}
-		for _, c := range m.node.ServiceCIDRs {
-			if tracker.FamilyOf(c.Addr()) == m.family {
-				out = append(out, join(destination(c.Masked()), comment("no such cluster IP"), "-j DROP"))
-			}
+		for _, c := range inet.Prefixes(m.node.ServiceCIDRs, m.family) {
+			out = append(out, join(destination(c), comment("no such cluster IP"), "-j DROP"))
 		}
 		return out
 	}
@@ -227,10 +225,8 @@ func (m *model) nodePorts(about, chain string) []string {
 	} else if slices.ContainsFunc(ports.Prefixes, lo.Overlaps) {
 		out = append(out, destination(lo)+" -j RETURN")
 	}
-	for _, p := range ports.Prefixes {
-		if p.IsValid() && tracker.FamilyOf(p.Addr()) == m.family {
-			out = append(out, to(destination(p.Masked())))
-		}
+	for _, p := range inet.Prefixes(ports.Prefixes, m.family) {
+		out = append(out, to(destination(p)))
 	}
 	return out
 }
@@ -248,10 +244,6 @@ func (m *model) fixed() []chain {
 		c.rules = append(c.rules, setMark)
 		out = append(out, c)
 	}
-	masquerade := comment("kubernetes service traffic requiring SNAT") + " -j MASQUERADE"
-	if m.randomFully {
-		masquerade += " --random-fully"
-	}
 	forward := chain{filter, chainForward, nil, rankTop}
 	if !m.acceptInvalid {
 		count := ""
@@ -267,7 +259,7 @@ func (m *model) fixed() []chain {
 		chain{nat, chainPostrouting, []string{
 			"-m mark ! --mark " + mark + " -j RETURN",
 			fmt.Sprintf("-j MARK --set-xmark 0x%x/0x0", m.mark),
-			masquerade,
+			comment("kubernetes service traffic requiring SNAT") + " -j MASQUERADE --random-fully",
 		}, rankTop},
 		forward)
 	if m.localhost {
@@ -323,6 +315,6 @@ func (m *model) allChains(f func(chain)) {
 		f(c)
 	}
 	for i, t := range m.trees {
-		t.walk(func(n *node) { f(m.dispatcherChain(i, n)) })
+		t.first.walk(func(n *node) { f(m.dispatcherChain(i, n)) })
 	}
 }

@@ -8,20 +8,7 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// Probe reports whether a [Backend] can work with c: nil if so, a
-// [*ruleset.UnsupportedError] if the programs, the kernel or the caller's privileges do
-// not suffice, or the error that [New] would return. It writes a chain that nothing leads
-// to, KUBE-PROXY-TRIAL, and deletes it. Nothing else changes.
-func Probe(ctx context.Context, c Config) error {
-	c.NoCounters = true // they are optional
-	b, err := New(ctx, c)
-	if err != nil {
-		return err
-	}
-	return b.Close()
-}
-
-// probe tries the rules that every Service needs, and sets counters and randomFully to
+// probe tries the rules that every Service needs, and sets counters to
 // what the programs and the kernel support. Rules can count into the objects only if
 // the kernel has xt_nfacct and iptables its counterpart, even if the objects exist.
 func (f *family) probe(ctx context.Context) error {
@@ -29,24 +16,18 @@ func (f *family) probe(ctx context.Context) error {
 	if f.accounts != nil {
 		count = counters{invalid: true, localhost: f.localhost}
 	}
-	var err, uncounted error
-	for _, a := range []struct {
-		count       counters
-		randomFully bool
-	}{{count, true}, {counters{}, true}, {count, false}, {counters{}, false}} {
-		f.counters, f.randomFully = a.count, a.randomFully
-		if err = f.tryNeeded(ctx); !refused(err) {
-			break
-		}
-		if uncounted == nil {
-			uncounted = err
+	f.counters = count
+	err := f.tryNeeded(ctx)
+	if refused(err) && count != (counters{}) {
+		uncounted := err
+		f.counters = counters{}
+		if err = f.tryNeeded(ctx); err == nil {
+			f.notCounted(uncounted)
 		}
 	}
 	f.can = f.counters
 	if refused(err) {
 		err = &ruleset.UnsupportedError{Backend: "iptables", Family: f.family, Feature: "a rule that every Service needs", Err: err}
-	} else if err == nil && f.can != count {
-		f.notCounted(uncounted)
 	}
 	dropped := f.dropProbe(ctx)
 	if err == nil {

@@ -4,20 +4,15 @@ package iptables
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
-)
-
-var (
-	soak = flag.Duration("soak", 0, "for how long TestRandomWorlds goes on with further worlds")
-	seed = flag.Uint64("seed", 1, "the first world of TestRandomWorlds")
 )
 
 // TestRandomWorlds sends packets through worlds made up at random, and compares
@@ -29,7 +24,7 @@ func TestRandomWorlds(t *testing.T) {
 			worlds = 3
 		}
 		conformance.RunRandom(t, conformance.Options{New: newForWorld(flavour), Skip: skips}, conformance.Random{
-			First: *seed, Worlds: worlds, For: max(0, *soak/2),
+			First: *backendtest.Seed, Worlds: worlds, For: max(0, *backendtest.Soak/2),
 			Dump: func(tb testing.TB, env conformance.Env, b ruleset.Backend) string { return dump(tb, b.(*Backend)) },
 		})
 	})

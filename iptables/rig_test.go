@@ -6,14 +6,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
@@ -33,7 +31,7 @@ type rig struct {
 	backend *Backend
 }
 
-const thisNode = "node-a"
+const thisNode = backendtest.ThisNode
 
 func newRig(tb testing.TB, flavour Flavour, edits ...func(*Config)) *rig {
 	tb.Helper()
@@ -43,16 +41,7 @@ func newRig(tb testing.TB, flavour Flavour, edits ...func(*Config)) *rig {
 	for _, e := range edits {
 		e(&r.config)
 	}
-	p, err := backendtest.NewPipeline(tracker.Config{Node: tracker.NodeInfo{
-		Name: thisNode, Zone: "z1",
-		Addresses: []netip.Addr{netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("fd00:7::1")},
-	}}, ruleset.Config{
-		LocalTraffic: ruleset.LocalTraffic{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/108")},
-	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	p := backendtest.NewNode(tb, tracker.Config{})
 	r.tracker, r.engine = p.Tracker, p.Engine
 	r.start()
 	tb.Cleanup(func() { r.backend.Close() })
@@ -212,17 +201,13 @@ func (r *rig) verify() {
 // svc returns a dual-stack Service number i with the edits made.
 func svc(i int, edits ...func(*v1.Service)) *v1.Service {
 	v4, v6 := fmt.Sprintf("10.96.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:10:96::%x", i+1)
-	return backendtest.Service(svcName(i), "p", v4, v6, edits...)
-}
-
-func svcName(i int) types.NamespacedName {
-	return types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)}
+	return backendtest.Service(backendtest.ServiceName(i), "p", v4, v6, edits...)
 }
 
 // slice returns the EndpointSlice of Service i with these endpoints; every third
 // is on this node.
 func slice(i int, f tracker.Family, endpoints ...int) *discovery.EndpointSlice {
-	es := backendtest.Slice(svcName(i), f.String(), f, "p", v1.ProtocolTCP)
+	es := backendtest.Slice(backendtest.ServiceName(i), f.String(), f, "p", v1.ProtocolTCP)
 	for _, n := range endpoints {
 		a := fmt.Sprintf("10.244.%d.%d", n>>8, n&255)
 		if f == tracker.IPv6 {
@@ -249,17 +234,9 @@ func (r *rig) setEndpoints(i int, endpoints ...int) {
 	}
 }
 
-// upTo returns 1 to n.
-func upTo(n int) []int {
-	out := make([]int, n)
-	for i := range out {
-		out[i] = i + 1
-	}
-	return out
-}
-
-// Edits of Services.
+// What the tests of all backends have in common.
 var (
+	upTo          = backendtest.UpTo
 	nodePort      = backendtest.NodePort
 	affinity      = backendtest.Affinity
 	externalLocal = backendtest.ExternalLocal

@@ -125,23 +125,11 @@ func destinationPort(protocol string, port uint16) string {
 	return "-m " + protocol + " --dport " + strconv.Itoa(int(port))
 }
 
-// anySource reports whether p has every address, so that no match is needed.
-func anySource(p netip.Prefix) bool { return p.Bits() == 0 }
-
 // probability returns the match of a share of new connections, part of whole. The kernel
 // counts in parts of 1<<31 (xt_statistic), so the text is that of a rounded share.
 func probability(part, whole int) string {
 	n := (uint64(part)<<31 + uint64(whole)/2) / uint64(whole)
 	return "-m statistic --mode random --probability " + strconv.FormatFloat(float64(n)/(1<<31), 'f', 11, 64)
-}
-
-// recentMask returns the mask of a client's address for affinity, which is the whole
-// address.
-func recentMask(f tracker.Family) string {
-	if f == tracker.IPv6 {
-		return "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
-	}
-	return "255.255.255.255"
 }
 
 // reject returns the target that refuses packets as kube-proxy does.

@@ -21,12 +21,6 @@ type kernelTable struct {
 	canary []string
 }
 
-// hashRule adds a rule to a chain's hash.
-func hashRule(h *maphash.Hash, rule []byte) {
-	h.Write(rule)
-	h.WriteByte('\n')
-}
-
 // hashChain returns the hash of a chain's rules.
 func hashChain(seed maphash.Seed, rules []string) uint64 {
 	var h maphash.Hash
@@ -48,7 +42,7 @@ func (t tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*ke
 		_, _ = io.Copy(io.Discard, r)
 		done <- k
 	}()
-	err := commandError(t.Save(ctx, tab.String(), w), nil)
+	err := t.Save(ctx, tab.String(), w)
 	w.Close()
 	return <-done, err
 }
@@ -84,7 +78,8 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 				lastHash = hashes[last]
 			}
 			if lastHash != nil {
-				hashRule(lastHash, rule)
+				lastHash.Write(rule)
+				lastHash.WriteByte('\n')
 				if last == chainCanary {
 					k.canary = append(k.canary, string(rule))
 				}

@@ -101,17 +101,13 @@ func (r *serviceRenderer) poolChain(t ruleset.Target) string {
 	return prefixService + hashOf(r.id)
 }
 
-func (r *serviceRenderer) endpointChain(ep *tracker.Endpoint) string {
-	return prefixEndpoint + hashOf(r.id, ep.Addr.String())
-}
-
 // isPool reports whether t is a pool of endpoints.
 func isPool(t ruleset.Target) bool { return t == ruleset.ToCluster || t == ruleset.ToLocal }
 
 // pool renders the endpoints of one pool and the choice among them, if a frontend uses
 // the pool.
 func (r *serviceRenderer) pool(t ruleset.Target) error {
-	used := slices.ContainsFunc(r.s.Frontends, func(f ruleset.Frontend) bool { return f.Target == t || f.Near == t })
+	used := slices.ContainsFunc(r.s.Frontends, func(f ruleset.Frontend) bool { return f.Target == t || f.Internal == t })
 	if !used {
 		return nil
 	}
@@ -128,13 +124,16 @@ func (r *serviceRenderer) pool(t ruleset.Target) error {
 	}
 	recent := ""
 	if r.s.Port.Affinity != 0 {
-		recent = "--mask " + recentMask(r.family) + " --rsource"
+		recent = "--mask 255.255.255.255 --rsource"
+		if r.family == tracker.IPv6 {
+			recent = "--mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff --rsource"
+		}
 	}
 	for i, ep := range endpoints {
 		if tracker.FamilyOf(ep.Addr.Addr()) != r.family || ep.Addr.Addr().Zone() != "" || ep.Addr.Port() == 0 {
 			return fmt.Errorf("iptables: endpoint %v is not an %v address and port", ep.Addr, r.family)
 		}
-		names[i] = r.endpointChain(ep)
+		names[i] = prefixEndpoint + hashOf(r.id, ep.Addr.String())
 		if r.names[names[i]] {
 			continue
 		}
@@ -204,7 +203,7 @@ func (r *serviceRenderer) masquerade(f *ruleset.Frontend) []string {
 func (r *serviceRenderer) clusterIP(f *ruleset.Frontend) {
 	k := keyOf(f.Addr, r.s.Key.Protocol, f.Port)
 	// In the filter table, this rule refuses the ports that no Service has.
-	r.place(clusterIPs, keyOfAddr(f.Addr), true, destination(host(f.Addr)), comment("no such port of this cluster IP"), reject(r.family))
+	r.place(clusterIPs, key(f.Addr.AsSlice()), true, destination(host(f.Addr)), comment("no such port of this cluster IP"), reject(r.family))
 	if isPool(f.Target) {
 		r.place(toServices, k, false, r.to(f), comment(r.name, " cluster IP"), destinationPort(r.protocol, f.Port), jump(r.poolChain(f.Target)))
 	}
@@ -230,11 +229,11 @@ func (r *serviceRenderer) to(f *ruleset.Frontend) string {
 // sender retransmits it.
 func (r *serviceRenderer) verdict(f *ruleset.Frontend) (verdict, why string) {
 	switch {
-	case f.Target == ruleset.Reject || f.Near == ruleset.Reject && f.Target != ruleset.Drop:
+	case f.Target == ruleset.Reject || f.Internal == ruleset.Reject && f.Target != ruleset.Drop:
 		return reject(r.family), " has no endpoints"
 	case f.Target == ruleset.Drop:
 		return "-j DROP", " has no local endpoints"
-	case f.Target == ruleset.ToLocal || f.Near == ruleset.Drop:
+	case f.Target == ruleset.ToLocal || f.Internal == ruleset.Drop:
 		return "-j DROP", " was not forwarded"
 	}
 	return reject(r.family), " was not forwarded"
@@ -249,7 +248,7 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 	if f.Kind == ruleset.NodePort {
 		to, refused = toNodePorts, refusedNodePorts
 	}
-	if isPool(f.Target) || isPool(f.Near) {
+	if isPool(f.Target) || isPool(f.Internal) {
 		target := r.externalChain(f)
 		if len(f.Sources) != 0 {
 			target = r.firewallChain(f, target)
@@ -306,7 +305,7 @@ func (r *serviceRenderer) variant(aspect func(*ruleset.Frontend) string, f *rule
 
 // treatmentOf is the aspect by which the chains for external addresses differ.
 func treatmentOf(f *ruleset.Frontend) string {
-	return string([]byte{byte(f.Target), byte(f.Near), byte(f.Masquerade)})
+	return string([]byte{byte(f.Target), byte(f.Internal), byte(f.Masquerade)})
 }
 
 // sourcesOf is the aspect by which the chains that restrict sources differ.
@@ -337,12 +336,12 @@ func (r *serviceRenderer) externalChain(f *ruleset.Frontend) string {
 	why := func(what string) string { return comment(what, r.name, " external destinations") }
 	if f.ShortCircuit() {
 		for _, pods := range r.local.matches() {
-			c.rules = append(c.rules, join(pods, why("pod traffic for "), leave(f.Near)))
+			c.rules = append(c.rules, join(pods, why("pod traffic for "), leave(f.Internal)))
 		}
-		if isPool(f.Near) {
+		if isPool(f.Internal) {
 			c.rules = append(c.rules, join(why("masquerade LOCAL traffic for "), "-m addrtype --src-type LOCAL", jump(chainMarkMasq)))
 		}
-		c.rules = append(c.rules, join(why("route LOCAL traffic for "), "-m addrtype --src-type LOCAL", leave(f.Near)))
+		c.rules = append(c.rules, join(why("route LOCAL traffic for "), "-m addrtype --src-type LOCAL", leave(f.Internal)))
 	} else if f.Masquerade == ruleset.MasqueradeAlways {
 		c.rules = append(c.rules, join(why("masquerade traffic for "), jump(chainMarkMasq)))
 	}
@@ -362,7 +361,7 @@ func (r *serviceRenderer) firewallChain(f *ruleset.Frontend, next string) string
 	about := comment(r.name, " loadbalancer IP")
 	for _, p := range f.Sources {
 		src := ""
-		if !anySource(p) {
+		if p.Bits() != 0 {
 			src = source(p)
 		}
 		c.rules = append(c.rules, join(src, about, jump(next)))

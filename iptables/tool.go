@@ -13,26 +13,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// commandError returns err, an error of a tool that was given an input, as an error of
-// this package. The input may be nil.
-func commandError(err error, in *input) error {
-	var e *iptool.Error
-	switch {
-	case err == nil:
-		return nil
-	case !errors.As(err, &e):
-		return fmt.Errorf("iptables: %w", err)
-	}
-	out := &CommandError{
-		Program: e.Program, Status: e.Status, Message: e.Message, Line: e.Line, Text: e.Text,
-		summary: e.Error(), cause: e.Cause, tooLarge: e.TooLarge(), indivisible: in != nil && in.chains <= 1,
-	}
-	if errors.Is(e, iptool.ErrLocked) {
-		out.cause = ErrLocked
-	}
-	return out
-}
-
 // tool runs the programs of one family, in one network namespace.
 type tool struct{ *iptool.Tool }
 
@@ -49,7 +29,7 @@ func findTool(ctx context.Context, c Config, f tracker.Family, ns *netns.Namespa
 	if errors.Is(err, iptool.ErrUnsupported) {
 		return tool{}, &ruleset.UnsupportedError{Backend: "iptables", Family: f, Feature: "running iptables-restore and iptables-save", Minimum: "iptables 1.6.2", Err: err}
 	}
-	return tool{t}, commandError(err, nil)
+	return tool{t}, err
 }
 
 // open returns c with defaults for everything that is not set, and its network namespace,
@@ -68,5 +48,5 @@ func (c Config) open() (Config, *netns.Namespace, error) {
 
 // apply applies an input.
 func (t tool) apply(ctx context.Context, in *input) error {
-	return commandError(t.Restore(ctx, in.text.Bytes()), in)
+	return t.Restore(ctx, in.text.Bytes())
 }

@@ -78,9 +78,6 @@ func keyOf(a netip.Addr, p v1.Protocol, port uint16) key {
 	return key(b)
 }
 
-// keyOfAddr returns the key of an address alone.
-func keyOfAddr(a netip.Addr) key { return key(a.AsSlice()) }
-
 // bitsAt returns the stride bits at bit i.
 func (k key) bitsAt(i int) int { return int(k[i/8]>>(8-stride-i%8)) & (1<<stride - 1) }
 
@@ -327,14 +324,12 @@ func (t *tree) collapse(n *node, rules []dispatched) []dispatched {
 // chains.
 func (t *tree) size() int { return t.first.count + t.ahead + t.below }
 
-// walk calls f with every chain, after all chains that it leads to.
-func (t *tree) walk(f func(*node)) { walk(t.first, f) }
-
-func walk(n *node, f func(*node)) {
+// walk calls f with every chain at and below n, after all chains that it leads to.
+func (n *node) walk(f func(*node)) {
 	if n.kids != nil {
 		for _, kid := range n.kids {
 			if kid != nil {
-				walk(kid, f)
+				kid.walk(f)
 			}
 		}
 	}

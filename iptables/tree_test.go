@@ -17,7 +17,7 @@ import (
 // chains returns the tree as chains, by name.
 func (t *tree) chains() map[string][]string {
 	out := map[string][]string{}
-	t.walk(func(n *node) { out[t.name(n)] = t.rules(n) })
+	t.first.walk(func(n *node) { out[t.name(n)] = t.rules(n) })
 	return out
 }
 

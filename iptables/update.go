@@ -64,7 +64,7 @@ func parts(changes []ruleset.Change, limit int, size func(ruleset.Change) int) [
 // Service are written only if its frontends or their targets differ.
 func changeSize(c ruleset.Change) int {
 	if c.Old != nil && c.New != nil && slices.EqualFunc(c.Old.Frontends, c.New.Frontends, func(a, b ruleset.Frontend) bool {
-		return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port && a.Target == b.Target && a.Near == b.Near
+		return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port && a.Target == b.Target && a.Internal == b.Internal
 	}) {
 		return 3*len(c.New.Selection.Reachable) + len(c.Old.Selection.Reachable) + leafRules
 	}

@@ -288,16 +288,15 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 		if k.mark != 0 {
 			proto = inet.TCP // a mark has no protocol; TCP is the one that drains
 		}
-		s.virtuals[k] = &virtualState{virtual: v, proto: proto, reals: map[netip.AddrPort]realState{}}
+		s.virtuals[k] = &virtualState{virtual: v, proto: proto, reals: map[netip.AddrPort]uint16{}}
 	})
 	if err != nil {
 		return nil, err
 	}
 	for k, v := range s.virtuals {
 		err := b.kernel.reals(k, func(r real) {
-			v.reals[r.at] = realState{uint16(r.weight), serving}
+			v.reals[r.at] = uint16(r.weight)
 			if r.weight == 0 {
-				v.reals[r.at] = realState{0, draining}
 				s.startDrain(k, r.at, now)
 			}
 		})

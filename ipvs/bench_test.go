@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -127,11 +128,8 @@ func benchOneEndpoint(b *testing.B, services int) {
 // benchConnections opens connections from another host to the last of many
 // Services. The floor is the endpoint's own address.
 func benchConnections(b *testing.B, services int) {
-	lab, err := netlab.New()
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { lab.Close() })
+	lab, hosts := netlab.NewHosts(b, "node", "client", "pod")
+	node, client, pod := hosts["node"], hosts["client"], hosts["pod"]
 	must := func(errs ...error) {
 		b.Helper()
 		for _, err := range errs {
@@ -140,10 +138,7 @@ func benchConnections(b *testing.B, services int) {
 			}
 		}
 	}
-	node, err1 := lab.Host("node")
-	client, err2 := lab.Host("client")
-	pod, err3 := lab.Host("pod")
-	must(err1, err2, err3, node.Forward(), lab.Link(node, "eth0", client, "eth0"), lab.Link(node, "eth1", pod, "eth0"))
+	must(node.Forward(), lab.Link(node, "eth0", client, "eth0"), lab.Link(node, "eth1", pod, "eth0"))
 	for _, a := range []struct {
 		h      *netlab.Host
 		dev, p string
@@ -152,18 +147,7 @@ func benchConnections(b *testing.B, services int) {
 	}
 	everything := netip.MustParsePrefix("0.0.0.0/0")
 	must(client.AddRoute(everything, netip.MustParseAddr("192.0.2.1"), ""), pod.AddRoute(everything, netip.MustParseAddr("10.244.1.254"), ""))
-	l, err := pod.Listen("tcp", "10.244.1.1:8080")
-	must(err)
-	b.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			c.Close()
-		}
-	}()
+	pod.ServeTCP(b, "10.244.1.1:8080", func(net.Conn) {})
 	r := newRig(b, node, Config{Families: []tracker.Family{tracker.IPv4}})
 	for i := range services {
 		r.set(svc(i), i, 1)

@@ -1,7 +1,7 @@
 package ipvs
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -73,7 +73,7 @@ type Config struct {
 	MasqueradeMark ruleset.MasqueradeMark
 	// Marks is the packet marks that name virtual servers; the zero value is 0x3001
 	// to 0x3fff. Each Service port that treats internal traffic differently from
-	// external traffic (see ruleset.Frontend.Near) takes one in each family.
+	// external traffic (see ruleset.Frontend.Internal) takes one in each family.
 	Marks Marks
 	// IPTables selects the iptables programs; "" is [iptables.AnyFlavour].
 	IPTables iptables.Flavour
@@ -163,12 +163,9 @@ func (c Config) withDefaults() (Config, error) {
 	bad := func(format string, args ...any) (Config, error) {
 		return c, fmt.Errorf("ipvs: %w: %w", ruleset.ErrConfig, fmt.Errorf(format, args...))
 	}
-	families, err := backendconf.Families(c.Families)
-	mark, errMark := c.MasqueradeMark.Value()
-	if err := errors.Join(err, errMark); err != nil {
+	if err := backendconf.Complete(&c.Families, &c.MasqueradeMark, &c.Log); err != nil {
 		return c, fmt.Errorf("ipvs: %w", err)
 	}
-	c.Families, c.MasqueradeMark, c.Log = families, ruleset.MasqueradeMark(mark), backendconf.Log(c.Log)
 	if c.Scheduler != "" {
 		if err := c.Scheduler.validate(); err != nil {
 			return bad("%w", err)
@@ -215,7 +212,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Marks.Value&^c.Marks.Mask != 0 || c.Marks.Value == 0 || c.Marks.Mask == 0xffffffff {
 		return bad("marks %s", c.Marks)
 	}
-	if mark&c.Marks.Mask == 0 || mark&c.Marks.Value != 0 {
+	if mark := uint32(c.MasqueradeMark); mark&c.Marks.Mask == 0 || mark&c.Marks.Value != 0 {
 		return bad("masquerade mark %#x is not apart from the marks %s", mark, c.Marks)
 	}
 	if !slices.Contains([]iptables.Flavour{iptables.AnyFlavour, iptables.NFT, iptables.Legacy}, c.IPTables) {
@@ -258,4 +255,11 @@ func (c Config) hashing() Scheduler {
 // excluded reports whether ExcludeCIDRs has the address.
 func (c Config) excluded(a netip.Addr) bool {
 	return slices.ContainsFunc(c.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// Probe reports whether the system has what a [Backend] with the configuration needs. It
+// returns nil, a [*ruleset.UnsupportedError] that names the missing kernel module or
+// program, or an error that wraps [ruleset.ErrConfig]. [New] makes the same checks.
+func Probe(ctx context.Context, c Config) error {
+	return backendconf.Probe(New(ctx, c))
 }

@@ -9,17 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
 // TestConformance sends packets through everything the ruleset can say.
 func TestConformance(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes two minutes where there is no IPVS but in a virtual machine")
-	}
-	if !vm.Inside(t, vm.IPVS) {
+	if !inMachine(t) {
 		return
 	}
 	conformance.Run(t, conformance.Options{New: newForWorld, Skip: notDone})

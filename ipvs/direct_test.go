@@ -36,11 +36,8 @@ func testDirectOver(t *testing.T, f Forwarding, family tracker.Family) {
 		}
 		return b
 	}
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { lab.Close() })
+	lab, hosts := netlab.NewHosts(t, "node", "client", "pod")
+	node, client, pod := hosts["node"], hosts["client"], hosts["pod"]
 	must := func(errs ...error) {
 		t.Helper()
 		for _, err := range errs {
@@ -49,10 +46,7 @@ func testDirectOver(t *testing.T, f Forwarding, family tracker.Family) {
 			}
 		}
 	}
-	node, err1 := lab.Host("node")
-	client, err2 := lab.Host("client")
-	pod, err3 := lab.Host("pod")
-	must(err1, err2, err3, node.Forward(), lab.Link(node, "eth0", client, "eth0"), lab.Link(node, "eth1", pod, "eth0"), lab.Link(pod, "eth1", client, "eth1"))
+	must(node.Forward(), lab.Link(node, "eth0", client, "eth0"), lab.Link(node, "eth1", pod, "eth0"), lab.Link(pod, "eth1", client, "eth1"))
 	addr := func(h *netlab.Host, dev, a, b string) {
 		t.Helper()
 		must(h.AddAddr(dev, netip.MustParsePrefix(choose(a, b))))

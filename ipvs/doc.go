@@ -1,5 +1,5 @@
 // Package ipvs forwards Service traffic with IPVS, the kernel's load balancer. A
-// [Backend] is a ruleset.Backend: attach it to a ruleset.Engine and it keeps virtual
+// [Backend] is a ruleset.Backend: attach it to a ruleset.Engine, and it keeps virtual
 // servers, a dummy device, ipsets and a fixed set of iptables rules in agreement with
 // the ruleset, as operators know them from kube-proxy's ipvs mode.
 //
@@ -13,10 +13,10 @@
 // server with weight 0, and NodePorts follow the node's addresses only at the next change
 // of a Service.
 //
-// # What it promises
+// # Guarantees
 //
 //   - The cost is proportional to the change: an endpoint of a Service with a cluster IP
-//     is one netlink request, and one more if it is on this node. Only full deltas,
+//     takes one netlink request, and one more if it is on this node. Only full deltas,
 //     [Backend.Check] and [Lookup] read from the kernel. The number of netfilter rules
 //     does not depend on the number of Services.
 //   - A Backend adds before it removes, and changes each virtual server, real server, set
@@ -24,9 +24,11 @@
 //     because of a change.
 //   - Connections outlive the removal of their endpoint and of their Service, until they
 //     end or [Drain].Limit has passed. They also outlive a restart: the next process finds
-//     the real server with weight 0, and it goes on draining.
+//     the real server with weight 0 and continues to drain it.
 //   - A Backend leaves other programs' virtual servers alone. It recognises its own by
 //     their mark or by an element in one of its sets.
+//   - If the kernel refuses an endpoint or a set has no room, only that endpoint or that
+//     Service is missing.
 //
 // # What is in the kernel
 //
@@ -86,56 +88,43 @@
 //
 // # Differences from the other backends
 //
-// These are IPVS's own:
-//
-//   - A Service that asks for a hash gets [Maglev], with a table of the kernel's making
-//     (net/netfilter/ipvs/ip_vs_mh.c). Nodes that were started with the same endpoints
-//     choose alike. What a node has been through before changes the order of the
-//     servers in the kernel, and with it one or two flows in a hundred. A server that
-//     drains keeps its place in the table, and its flows go to other servers. When it
-//     has drained, the kernel rebuilds the table, and most of these flows move once
-//     more, as do up to two in a hundred of the other flows. IPVS accepts packets of
-//     unknown TCP connections only with net.ipv4.vs.sloppy_tcp. Where the kernel has
-//     no Maglev the scheduler is [SourceHash], by which a change moves most flows.
-//   - Weights are reduced to small numbers (see ruleset.Shares): the kernel gives a
-//     server many connections in a row while its weight is ahead of the others'.
-//   - An external or load-balancer IP that is no address of the node is bound to
-//     kube-ipvs0 in all, so its ports that are no Service's get no answer; other
-//     backends leave them to the host that may have the address. It answers pings.
-//   - A client is remembered (sessionAffinity) as long as it has connections that IPVS
-//     knows of, which is some time beyond their end, and after that for up to a minute
-//     longer than its timeout.
-//   - With externalTrafficPolicy Local and sessionAffinity together, a table of the same
-//     kind keeps internal connections with an endpoint, since IPVS does not
-//     translate ports for clients that it remembers by a mark (ip_vs_sched_persist).
-//     A client moves when its endpoint goes, often once more when that has drained, and
-//     one or two in a hundred move because of other endpoints.
-//   - While connections of a Service that was deleted last, its address is still bound:
-//     new ones get no answer, whether the address is in a Service CIDR or not.
-//   - The choice among endpoints is in turn, not at random.
+//   - A Service that asks for a hash gets [Maglev], with a table that the kernel computes
+//     (net/netfilter/ipvs/ip_vs_mh.c). Nodes that started with the same endpoints choose
+//     alike. Earlier changes on a node affect the order of the servers in the kernel, and
+//     with it one or two flows in a hundred. A draining server keeps its place in the
+//     table, and its flows go to other servers. When it has drained, the kernel rebuilds
+//     the table: most of these flows move again, and up to two in a hundred of the others.
+//     IPVS accepts packets of unknown TCP connections only with net.ipv4.vs.sloppy_tcp. A
+//     kernel without Maglev uses [SourceHash], where a change moves most flows.
+//   - Weights are reduced to small numbers (see ruleset.Shares), because the kernel gives a
+//     server many connections in a row while its weight exceeds the others'.
+//   - An external or load-balancer IP that is not an address of the node is bound to
+//     kube-ipvs0 as a whole. It answers pings, and ports without a Service do not answer;
+//     other backends leave them to the host that may have the address.
+//   - Session affinity lasts as long as IPVS remembers a connection of the client, which is
+//     some time after the connection ended, and then up to a minute longer than its
+//     timeout.
+//   - With externalTrafficPolicy Local and sessionAffinity together, a hash keeps internal
+//     connections with an endpoint, because IPVS does not translate ports for clients that
+//     it remembers by a mark (ip_vs_sched_persist). A client moves when its endpoint goes,
+//     often again when that endpoint has drained, and one or two clients in a hundred move
+//     because of other endpoints.
+//   - The address of a deleted Service stays bound while the Service has connections. New
+//     connections get no answer, whether the address is in a Service CIDR or not.
+//   - [RoundRobin] and [WeightedRoundRobin] choose endpoints in turn, not at random.
 //   - Where a Service has no endpoints, a UDP socket on the node gets EPERM from sending,
 //     at NodePorts too, and can read ECONNREFUSED next: IPVS refuses the node's own
 //     packets in the output hook.
 //
-// # What it costs
+// # Requirements
 //
-// Measured in the virtual machine in which the tests run, beside bare netlink requests
-// that make the same virtual and real servers, in the same run (BenchmarkKernel). With
-// 1,000 and 10,000 Services of 10 endpoints each, a cold start takes 3.9 and 3.6 times
-// as long, with the sets, the addresses and the rules. One endpoint changed is one
-// request, and takes 6.4 and 9.0 times as long as that alone, of which what is above
-// the backend has 1.0 and 1.8. Connections take 0.94 times as long as to the endpoint's
-// own address with 10 Services, and 1.19 times with 10,000; runs differ by a quarter.
-//
-// # Needs
-//
-// Linux 4.18 or later with IPVS, ipset and connection tracking; iptables with its
-// legacy or nf_tables kernel side; the scheduler's module, whichever is configured;
-// CAP_NET_ADMIN in the initial user namespace, and
-// CAP_NET_RAW, as the iptables tools look up sets by a raw socket (and CAP_SYS_ADMIN to
-// enter the namespace of [Config].NetNS, if set). CAP_SYS_MODULE is not needed: the
-// kernel itself loads the modules ip_vs, ip_vs_rr and so on if they are installed. [New]
-// and [Probe] return a [*ruleset.UnsupportedError] that names what is missing.
+// The package needs Linux 4.18 or later with IPVS, ipset, connection tracking and the
+// modules of the schedulers in use, and iptables with either implementation. It needs
+// CAP_NET_ADMIN in the initial user namespace; CAP_NET_RAW, because the iptables tools
+// look up sets by a raw socket; and CAP_SYS_ADMIN if [Config].NetNS is set. It does not
+// need CAP_SYS_MODULE: the kernel loads the modules. [New] and [Probe] return a
+// [*ruleset.UnsupportedError] that names what is missing. On other systems than Linux the
+// package compiles, and its functions return that error.
 //
 // A full delta sets the kernel parameters that [SetSysctls] lists, if their values
 // differ. If /proc/sys is read-only, as in a container, a privileged process has to call
@@ -151,57 +140,19 @@
 // The package uses github.com/moby/ipvs, which runs "modprobe ip_vs" once in a process
 // and writes a line to standard error if that fails. The failure has no consequence.
 //
-// # Under fire
+// # Damage by other programs
 //
-// What TestUnderFire does in a virtual machine to a Backend through which connections
-// are made, of which none may fail and none that is open may break unless it is said
-// otherwise ("go test", more of it by flags):
-//
-//   - its process killed with SIGKILL at random points of its work, 5 times, or as often
-//     as -kills says (-run TestUnderFire/killed/killed -kills 200, in 17 minutes: 86,298
-//     connections, none failed). The next process finds everything and writes nothing;
-//   - virtual servers, real servers, sets, addresses, the device and the iptables rules
-//     altered or deleted by others. What depends on them does not serve new connections
-//     until the next full delta; [Backend.Check] says what is missing. Open connections
-//     live, those on which there is traffic meanwhile too, but for two kinds. Those to a
-//     virtual or real server that was deleted ("ipvsadm -C") the kernel ends at once, since
-//     Linux 5.9. Masqueraded ones with traffic while nobody has a chain of nat break: the
-//     kernel then translates no addresses, and the endpoint, which is sent a packet from
-//     the client's own, resets the connection. Deleting rules ("iptables -t nat -F") does
-//     not come to that, "-X" of iptables-nft does, which deletes the tables' own chains,
-//     too. The kernel does not let go of a set that the rules use. Virtual servers, rules,
-//     sets and devices of others stay as they are;
-//   - an endpoint among those of 30 Services that the kernel refuses, and a set without
-//     room: only that endpoint is missing, or that one Service;
-//   - its sockets closed by another part of the process: the next delta returns an error
-//     that wraps [os.ErrClosed], and a new Backend takes over without interrupting
-//     connections. Lost events about addresses, continuous signals and a lack of file
-//     descriptors do not make anything fail;
-//   - UDP endpoints that come and go while requests are made: none is lost whose answer
-//     is sent while its endpoint lingers, a second at least after it was removed. A later
-//     answer is lost, as it comes from an address that the client does not know, and the
-//     client's next request from the same port goes to another endpoint;
-//   - addresses of the node that go and come back, kernel parameters that cannot be
-//     written, a table of connection tracking that is full (new connections get no
-//     answer, open ones live, and syncs go on), lists read while others change them;
-//   - changes of 200 objects a second of 40 Services for 2 s, a rolling restart, and
-//     objects handed in again as they were, which costs no request. With -run
-//     TestUnderFire/UDP/flood -flood 60s -rate 1000 -services 200 there were 31,616 changes
-//     in a minute, for which a busy emulated machine made 4 syncs; of 5,854 connections
-//     none failed, and the heap was at 1.7 MB after 1.1 MB.
-//
-// Services made and removed leave nothing behind, here or in the kernel (32 of them; two
-// thousand, and forty processes, with -run TestUnderFire/leaks -thorough, in two
-// minutes). Names get nowhere: neither virtual servers nor sets have any. Of 150
-// connections by [Maglev] each of 6 endpoints had its share (chi-square 2.5, with 35.9
-// allowed), and [RoundRobin] is exact.
+// [Backend.Check] notices virtual servers, real servers, sets, addresses, devices and
+// rules that another program altered or deleted, and the next full delta repairs them.
+// Open connections survive, with two exceptions. Since Linux 5.9 the kernel ends the
+// connections of a deleted virtual or real server ("ipvsadm -C"). Masqueraded connections
+// with traffic break while the kernel has no chain of table nat, as after "-X" of
+// iptables-nft: the endpoint then gets a packet from the client's own address and resets
+// the connection.
 //
 // A list of virtual servers that is longer than one message may lack some, without an
 // error, if virtual servers of any network namespace are added or deleted while it is
 // read. The Backend reads it until two results in a row are equal; ipvsadm does not.
-//
-// On other systems than Linux the package compiles, and its functions return a
-// [*ruleset.UnsupportedError].
 //
 // [ruleset.Node]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Node
 package ipvs

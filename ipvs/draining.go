@@ -13,70 +13,40 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// phase is the state of a real server. A real server is absent until an endpoint wants
-// it and serving as long as one does. Then it drains: its weight is 0, so that IPVS
-// sends it the packets of its connections and no new connections, until it has no
-// connection left or its time is over.
-//
-//	        wanted              unwanted
-//	absent --------> serving -------------> draining
-//	   ^                ^                    |    |
-//	   |                +--------------------+    |
-//	   |                        wanted            |
-//	   +------------------------------------------+
-//	                      drained
-//
-// A real server that is wanted again while it drains gets its weight back. A real
-// server with weight 0 that an earlier process left is found draining, so a restart
-// loses nothing but the time at which the drain began.
-type phase uint8
+// A real server serves as long as an endpoint wants it. Then it drains: its weight is 0,
+// so that IPVS sends it the packets of its connections and no new connections, until it
+// has no connection left or its time is over. One that is wanted again while it drains
+// gets its weight back. A real server with weight 0 that an earlier process left is found
+// draining, so a restart loses nothing but the time at which the drain began.
 
-const (
-	absent phase = iota
-	serving
-	draining
-)
-
-// event is what happens to a real server.
-type event uint8
-
-const (
-	// wanted: an endpoint wants it.
-	wanted event = iota
-	// unwanted: no endpoint wants it.
-	unwanted
-	// drained: it has no connections left, or its time is over.
-	drained
-)
-
-// action is a change of a real server in the kernel.
-type action uint8
-
-const (
-	nothing action = iota
-	// create adds it with the endpoint's weight.
-	create
-	// restore gives it the endpoint's weight.
-	restore
-	// quiesce sets its weight to 0.
-	quiesce
-	// remove deletes it, and what connections it has with it.
-	remove
-)
-
-// next is the state machine.
-func (p phase) next(e event) (phase, action) {
+// serve adds a real server to a virtual server, or gives it the weight.
+func (u *update) serve(k virtualKey, v *virtualState, at netip.AddrPort, weight uint16) error {
+	old, exists := v.reals[at]
+	var err error
 	switch {
-	case e == wanted && p == absent:
-		return serving, create
-	case e == wanted:
-		return serving, restore
-	case e == unwanted && p == serving:
-		return draining, quiesce
-	case e == drained && p == draining:
-		return absent, remove
+	case !exists:
+		err = u.b.kernel.addReal(k, at, weight)
+	case old != weight:
+		err = u.b.kernel.setReal(k, at, weight)
 	}
-	return p, nothing
+	if err != nil {
+		return err
+	}
+	v.reals[at] = weight
+	u.s.endDrain(k, at)
+	return nil
+}
+
+// quiesce begins to drain a real server unless it drains already.
+func (u *update) quiesce(k virtualKey, v *virtualState, at netip.AddrPort) error {
+	if v.reals[at] != 0 {
+		if err := u.b.kernel.setReal(k, at, 0); err != nil {
+			return err
+		}
+	}
+	v.reals[at] = 0
+	u.s.startDrain(k, at, u.now)
+	return nil
 }
 
 // answerTime is how long a real server of a protocol without graceful termination
@@ -169,9 +139,11 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 			}
 		}
 		for _, at := range done {
-			if err := u.step(k, v, at, drained, 0); err != nil {
+			if err := b.kernel.delReal(k, at); err != nil {
 				return err
 			}
+			delete(v.reals, at)
+			s.endDrain(k, at)
 		}
 		if _, ok := s.retired[k]; ok && len(v.reals) == 0 {
 			if err := u.deleteVirtual(k); err != nil {
@@ -210,7 +182,7 @@ func (u *update) retire(k virtualKey, v *virtualState) error {
 // the set elements that its connections need.
 func (u *update) keepRetired(k virtualKey, v *virtualState) error {
 	for at := range v.reals {
-		if err := u.step(k, v, at, unwanted, 0); err != nil {
+		if err := u.quiesce(k, v, at); err != nil {
 			return err
 		}
 	}

@@ -3,7 +3,6 @@
 package ipvs
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -19,19 +18,9 @@ type entryLists [setCount][]entry
 
 func (l *entryLists) add(e entry) { l[e.set] = append(l[e.set], e) }
 
-// addEntries adds the set elements of all items, many at a time.
-func (u *update) addEntries(context.Context) error {
-	return u.insert(func(it *item) ([]entry, uint32) { return it.plan.entries, 0 })
-}
-
-// addInternal adds the set elements that send internal traffic to its own virtual
-// servers.
-func (u *update) addInternal(context.Context) error {
-	return u.insert(func(it *item) ([]entry, uint32) { return it.plan.internal, it.plan.mark })
-}
-
-// insert adds the elements, with their packet mark, that of returns for each item.
-func (u *update) insert(of func(*item) (entries []entry, mark uint32)) error {
+// insert adds the elements of all items, many at a time: those that send internal traffic
+// to its own virtual servers, with their packet mark, or all others.
+func (u *update) insert(internal bool) error {
 	var lists entryLists
 	owners := map[entry]*item{}
 	marks := map[entry]uint32{}
@@ -39,7 +28,10 @@ func (u *update) insert(of func(*item) (entries []entry, mark uint32)) error {
 		if u.failed[it.key] != nil {
 			continue
 		}
-		entries, mark := of(it)
+		entries, mark := it.plan.entries, uint32(0)
+		if internal {
+			entries, mark = it.plan.internal, it.plan.mark
+		}
 		for _, e := range missing(entries, it.state.entries) {
 			it.state.entries = append(it.state.entries, e)
 			if u.s.entries.take(e) {
@@ -95,12 +87,8 @@ func (u *update) disown(e entry) {
 	}
 }
 
-// dropInternal deletes the elements of internal traffic that have no owner any more.
-func (u *update) dropInternal(context.Context) error { return u.dropUnplanned(true) }
-
-// dropEntries deletes all other elements that have no owner any more.
-func (u *update) dropEntries(context.Context) error { return u.dropUnplanned(false) }
-
+// dropUnplanned deletes the elements that have no owner any more: those of internal
+// traffic, or all others.
 func (u *update) dropUnplanned(internal bool) error {
 	var lists entryLists
 	for _, it := range u.items {

@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,7 +29,6 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/testtime"
-	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -46,10 +44,7 @@ var (
 
 // TestUnderFire is everything that may befall a Backend, in one machine.
 func TestUnderFire(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a minute or two where there is no IPVS but in a virtual machine")
-	}
-	if !vm.Inside(t, vm.IPVS) {
+	if !inMachine(t) {
 		return
 	}
 	// Others have goroutines and files, too, and connections to be tracked.
@@ -116,7 +111,7 @@ type fire struct {
 // newFire makes the world. Nobody calls [Backend.Tend] there but the test.
 func newFire(t *testing.T) *fire {
 	t.Helper()
-	f := &fire{t: t, rng: rand.New(rand.NewPCG(*seed, 7)), targets: []conformance.Target{
+	f := &fire{t: t, rng: rand.New(rand.NewPCG(*backendtest.Seed, 7)), targets: []conformance.Target{
 		{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
 		{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
 		{Addr: netip.MustParseAddrPort("10.96.0.51:80"), Protocol: v1.ProtocolUDP},
@@ -209,7 +204,7 @@ func (f *fire) kernel() string {
 	for k, v := range found.virtuals {
 		out = append(out, fmt.Sprint("virtual ", k, v.virtual))
 		for at, r := range v.reals {
-			out = append(out, fmt.Sprint(k, " has ", at, " ", r.weight))
+			out = append(out, fmt.Sprint(k, " has ", at, " ", r))
 		}
 	}
 	for e, s := range found.entries {
@@ -549,7 +544,7 @@ func faults() error {
 					return fmt.Errorf("%v has no %v", sv.Key, v.key)
 				}
 				for _, ep := range v.pool {
-					if have.reals[ep.Addr].phase != serving {
+					if have.reals[ep.Addr] == 0 {
 						return fmt.Errorf("%v: %v has no %v", sv.Key, v.key, ep.Addr)
 					}
 				}
@@ -579,22 +574,8 @@ func faults() error {
 			}, nil
 		}, 3},
 		{"signals all the time", func() (func() error, error) {
-			got := make(chan os.Signal, 1)
-			signal.Notify(got, unix.SIGALRM)
 			// More often the virtual machine has no time for anything else.
-			every := unix.Timeval{Usec: 30000}
-			_, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{Interval: every, Value: every})
-			return func() error {
-				var none error
-				select {
-				case <-got:
-				case <-time.After(testtime.Timeout):
-					none = errors.New("there was no signal")
-				}
-				_, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{})
-				signal.Stop(got)
-				return errors.Join(err, none)
-			}, err
+			return backendtest.Signals(30000)
 		}, 10},
 		{"news of addresses that do not fit", func() (func() error, error) {
 			fd := a.backend.device.events
@@ -772,7 +753,7 @@ func testRefused(f *fire) {
 				continue
 			}
 			for _, at := range []string{fmt.Sprintf("10.244.1.%d:8080", 1+n), fmt.Sprintf("10.245.0.%d:8080", 1+n), fmt.Sprintf("10.245.0.%d:8080", 20+n)} {
-				if v.reals[netip.MustParseAddrPort(at)].phase != serving {
+				if v.reals[netip.MustParseAddrPort(at)] == 0 {
 					t.Errorf("%s: Service %d has no %s: %v", what, i, at, v.reals)
 				}
 			}

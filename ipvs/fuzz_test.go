@@ -74,7 +74,7 @@ func FuzzPlan(f *testing.F) {
 			}
 			for _, a := range addrs {
 				at[netip.AddrPortFrom(a, fe.Port)] = fe.Target
-				if fe.ShortCircuit() && fe.Near != fe.Target {
+				if fe.ShortCircuit() && fe.Internal != fe.Target {
 					near[netip.AddrPortFrom(a, fe.Port)] = true
 				}
 			}

@@ -83,7 +83,7 @@ func testInterrupted(t *testing.T) {
 						continue
 					}
 					for _, ep := range s.Pool(f.Target) {
-						if v.reals[ep.Addr].weight != 1 {
+						if v.reals[ep.Addr] != 1 {
 							t.Errorf("%s: %s has %v, want %s", what, k, v.reals, ep.Addr)
 						}
 					}

@@ -249,7 +249,7 @@ func decodeAddr(data []byte) (a netip.Addr) {
 	return a
 }
 
-// destroy removes the set if it is there, unless somebody's rules use it.
+// destroy removes the set if it is there, unless a rule uses it.
 func (c *ipsets) destroy(s setID, f tracker.Family) error {
 	_, err := c.execute(c.request(nl.IPSET_CMD_DESTROY, s.name(f), 0))
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, ipsetError(nl.IPSET_ERR_BUSY)) {

@@ -68,19 +68,15 @@ func openIPVS() (*moby.Handle, error) {
 
 // checkIPVS asks for a virtual server that cannot exist.
 func checkIPVS(h *moby.Handle) error {
+	var errno unix.Errno
 	_, err := h.GetService(&moby.Service{AddressFamily: unix.AF_INET, Protocol: 255, Address: net.IPv4zero})
 	switch {
 	case errors.Is(err, unix.ESRCH):
 		return nil
-	case err == nil || !isErrno(err):
+	case err == nil || !errors.As(err, &errno):
 		return errors.New("IPVS became available after this process had looked for it; the process has to be restarted")
 	}
 	return err
-}
-
-func isErrno(err error) bool {
-	var errno unix.Errno
-	return errors.As(err, &errno)
 }
 
 func (k *kernel) close() { k.handle.Close() }

@@ -22,8 +22,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/testtime"
-	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -32,10 +32,7 @@ import (
 
 // TestKernel is what takes a kernel with IPVS, in one machine.
 func TestKernel(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a minute or two where there is no IPVS but in a virtual machine")
-	}
-	if !vm.Inside(t, vm.IPVS) {
+	if !inMachine(t) {
 		return
 	}
 	t.Run("no Maglev", testNoMaglev)
@@ -79,7 +76,7 @@ func TestKernel(t *testing.T) {
 // testRandomChanges compares the kernel with a model after each of many changes.
 func testRandomChanges(t *testing.T) {
 	r := newRig(t, newHost(t), Config{})
-	rng := rand.New(rand.NewPCG(*seed, 1))
+	rng := rand.New(rand.NewPCG(*backendtest.Seed, 1))
 	protocols := []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP}
 	for step := range 40 {
 		for range 1 + rng.IntN(3) {
@@ -843,7 +840,7 @@ func testRules(t *testing.T) {
 				return err
 			})
 			if err != nil {
-				t.Errorf("%s, %s: %v", tool.RestorePath(), name, err)
+				t.Errorf("nft %v, %s: %v", tool.NFT(), name, err)
 			}
 		}
 	}

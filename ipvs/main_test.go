@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -48,4 +49,14 @@ func newAgent(c Config) (*agent, error) {
 		return nil, err
 	}
 	return &agent{p.Tracker, p.Engine, p.Engine.Attach("ipvs", b), b}, nil
+}
+
+// inMachine reports whether the test runs where there is IPVS. If not, it has the test run
+// in a virtual machine that has it, unless the tests are to be short.
+func inMachine(t *testing.T) bool {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes a minute or more where there is no IPVS but in a virtual machine")
+	}
+	return vm.Inside(t, vm.IPVS)
 }

@@ -110,7 +110,7 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 		if f.Target == ruleset.Drop {
 			add(setNoLocal, at, netip.Prefix{})
 		}
-		if f.ShortCircuit() && f.Near != f.Target {
+		if f.ShortCircuit() && f.Internal != f.Target {
 			p.internal = append(p.internal, entry{set: setShortCircuit, family: family, addr: at.Addr(), proto: proto, port: at.Port()})
 		}
 	}
@@ -161,7 +161,7 @@ func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 		p.entries = append(p.entries, entry{set: setHealthCheckNodePort, family: family, port: s.Port.HealthCheckNodePort})
 	}
 	if len(p.internal) != 0 && mark != 0 && !c.internalDrops(s) {
-		pool := internalPool(s)
+		pool := s.Pool(internalFrontend(s).Internal)
 		p.virtuals = append(p.virtuals, plannedVirtual{
 			key:     virtualKey{family: family, mark: mark},
 			virtual: c.internalVirtual(s, pool), proto: proto, pool: pool, weights: weightsOf(pool),
@@ -195,16 +195,9 @@ func (c Config) planNodePort(p *plan, f *ruleset.Frontend, proto uint8, family t
 // All such frontends of a Service treat it alike: as the policy Cluster does.
 func internalFrontend(s *ruleset.Service) *ruleset.Frontend {
 	for i := range s.Frontends {
-		if f := &s.Frontends[i]; f.ShortCircuit() && f.Near != f.Target {
+		if f := &s.Frontends[i]; f.ShortCircuit() && f.Internal != f.Target {
 			return f
 		}
-	}
-	return nil
-}
-
-func internalPool(s *ruleset.Service) []*tracker.Endpoint {
-	if f := internalFrontend(s); f != nil {
-		return s.Pool(f.Near)
 	}
 	return nil
 }
@@ -213,7 +206,7 @@ func internalPool(s *ruleset.Service) []*tracker.Endpoint {
 // reserved.
 func (c Config) internalDrops(s *ruleset.Service) bool {
 	f := internalFrontend(s)
-	return f != nil && f.Near == ruleset.Drop
+	return f != nil && f.Internal == ruleset.Drop
 }
 
 // virtual returns the properties of a virtual server with the endpoints.

@@ -164,7 +164,7 @@ func TestPlan(t *testing.T) {
 		if c.eps != nil && len(c.eps) == 0 {
 			s := testService(c.edit)
 			s.Selection = tracker.Selection{}
-			s.Frontends[0].Target, s.Frontends[0].Near = ruleset.Reject, ruleset.Reject
+			s.Frontends[0].Target, s.Frontends[0].Internal = ruleset.Reject, ruleset.Reject
 			got = describePlan(config.makePlan(s, testLocal, 0x3007))
 		}
 		slices.Sort(got)

@@ -3,7 +3,6 @@
 package ipvs
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -38,17 +37,6 @@ func ipv6Disabled() bool {
 	}
 	value, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")
 	return err == nil && strings.TrimSpace(string(value)) != "0"
-}
-
-// Probe reports whether the system has what a [Backend] with the configuration needs. It
-// returns nil, a [*ruleset.UnsupportedError] that names the missing kernel module or
-// program, or an error that wraps [ruleset.ErrConfig]. [New] makes the same checks.
-func Probe(ctx context.Context, c Config) error {
-	b, err := New(ctx, c)
-	if err != nil {
-		return err
-	}
-	return b.Close()
 }
 
 // probe tries the schedulers, with virtual servers at addresses for documentation

@@ -38,26 +38,16 @@ type rig struct {
 // newHost returns a host with two addresses.
 func newHost(tb testing.TB) *netlab.Host {
 	tb.Helper()
-	lab, err := netlab.New()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { lab.Close() })
-	var hosts [2]*netlab.Host
-	for i, name := range []string{"node", "peer"} {
-		if hosts[i], err = lab.Host(name); err != nil {
-			tb.Fatal(err)
-		}
-	}
-	if err := lab.Link(hosts[0], "eth0", hosts[1], "eth0"); err != nil {
+	lab, hosts := netlab.NewHosts(tb, "node", "peer")
+	if err := lab.Link(hosts["node"], "eth0", hosts["peer"], "eth0"); err != nil {
 		tb.Fatal(err)
 	}
 	for _, a := range []string{"192.0.2.1/24", "2001:db8:1::1/64"} {
-		if err := hosts[0].AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
+		if err := hosts["node"].AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
 			tb.Fatal(err)
 		}
 	}
-	return hosts[0]
+	return hosts["node"]
 }
 
 // newRig starts a backend on the host.

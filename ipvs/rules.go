@@ -4,10 +4,10 @@ package ipvs
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -77,10 +77,8 @@ func (r rules) pods() (matches []string) {
 	case l.InterfacePrefix != "":
 		return []string{"-i " + l.InterfacePrefix + "+"}
 	default:
-		for _, c := range l.CIDRs {
-			if tracker.FamilyOf(c.Addr()) == r.family {
-				matches = append(matches, "-s "+c.String())
-			}
+		for _, c := range inet.Prefixes(l.CIDRs, r.family) {
+			matches = append(matches, "-s "+c.String())
 		}
 	}
 	return matches
@@ -229,7 +227,7 @@ func (r rules) filter() table {
 		reject, icmp = "icmp6-port-unreachable", "ipv6-icmp"
 	}
 	var forward, output []string
-	for _, c := range r.serviceCIDRs() {
+	for _, c := range inet.Prefixes(r.node.ServiceCIDRs, r.family) {
 		drop := "-d " + c.String() + " " + isNew + ` -m comment --comment "no Service has the address" -j DROP`
 		forward = append(forward, drop)
 		output = append(output, "-m addrtype ! --dst-type LOCAL "+drop)
@@ -257,15 +255,6 @@ func (r rules) filter() table {
 			{"KUBE-IPVS-OUT-FILTER", output},
 		},
 	}
-}
-
-func (r rules) serviceCIDRs() (out []netip.Prefix) {
-	for _, c := range r.node.ServiceCIDRs {
-		if tracker.FamilyOf(c.Addr()) == r.family {
-			out = append(out, c)
-		}
-	}
-	return out
 }
 
 // restoreAll renders the input of iptables-restore --noflush that writes the tables. saved

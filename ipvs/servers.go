@@ -20,7 +20,7 @@ func (u *update) upsertVirtuals(it *item) error {
 			if err := u.b.kernel.addVirtual(p.key, p.virtual); err != nil {
 				return err
 			}
-			v = &virtualState{virtual: p.virtual, reals: make(map[netip.AddrPort]realState, len(p.pool))}
+			v = &virtualState{virtual: p.virtual, reals: make(map[netip.AddrPort]uint16, len(p.pool))}
 			u.s.virtuals[p.key] = v
 		case v.virtual != p.virtual:
 			if err := u.b.kernel.setVirtual(p.key, p.virtual); err != nil {
@@ -44,7 +44,7 @@ func (u *update) upsertVirtuals(it *item) error {
 func (u *update) upsertReals(it *item, p *plannedVirtual, v *virtualState) error {
 	before := len(it.refused)
 	for i, ep := range p.pool {
-		if err := u.step(p.key, v, ep.Addr, wanted, p.weight(i)); !it.refuses(err) {
+		if err := u.serve(p.key, v, ep.Addr, p.weight(i)); !it.refuses(err) {
 			return err
 		}
 	}
@@ -59,7 +59,7 @@ func (u *update) upsertReals(it *item, p *plannedVirtual, v *virtualState) error
 		if _, ok := keep[at]; ok {
 			continue
 		}
-		if err := u.step(p.key, v, at, unwanted, 0); err != nil {
+		if err := u.quiesce(p.key, v, at); err != nil {
 			return err
 		}
 	}
@@ -77,39 +77,6 @@ func (it *item) refuses(err error) bool {
 	}
 	it.refused = append(it.refused, err)
 	return true
-}
-
-// step takes a real server through one transition of its phases.
-func (u *update) step(k virtualKey, v *virtualState, at netip.AddrPort, e event, weight uint16) error {
-	r := v.reals[at]
-	next, do := r.phase.next(e)
-	var err error
-	switch do {
-	case create:
-		err = u.b.kernel.addReal(k, at, weight)
-	case restore, quiesce:
-		if weight != r.weight {
-			err = u.b.kernel.setReal(k, at, weight)
-		}
-	case remove:
-		err = u.b.kernel.delReal(k, at)
-	case nothing:
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if next == draining {
-		u.s.startDrain(k, at, u.now)
-	} else if r.phase == draining {
-		u.s.endDrain(k, at)
-	}
-	if next == absent {
-		delete(v.reals, at)
-	} else {
-		v.reals[at] = realState{weight, next}
-	}
-	return nil
 }
 
 // dropVirtuals removes an item's virtual servers that its plan no longer has, unless

@@ -45,12 +45,9 @@ type virtualState struct {
 	// protocol, which it has with a mark, too.
 	owner tracker.Key
 	proto uint8
-	reals map[netip.AddrPort]realState
-}
-
-type realState struct {
-	weight uint16
-	phase  phase
+	// reals is the weights of the real servers. Those that drain are in
+	// state.drainingReals, too.
+	reals map[netip.AddrPort]uint16
 }
 
 // serviceState is what a Service port has in the kernel, also after an update of it failed

@@ -42,12 +42,12 @@ type item struct {
 // a packet to a Service meets either all of its old state or all of its new state.
 func (u *update) steps(full bool) []step {
 	return []step{
-		{"add set elements", u.addEntries},
+		{"add set elements", func(context.Context) error { return u.insert(false) }},
 		{"add and change virtual servers", u.each(u.upsertVirtuals)},
-		{"add set elements of internal traffic", u.addInternal},
+		{"add set elements of internal traffic", func(context.Context) error { return u.insert(true) }},
 		{"bind addresses", u.each(u.bind)},
 		{"wait until the addresses are local", u.waitLocal},
-		{"delete set elements of internal traffic", u.dropInternal},
+		{"delete set elements of internal traffic", func(context.Context) error { return u.dropUnplanned(true) }},
 		{"keep virtual servers that have an owner again", u.releaseOwned},
 		{"abandon addresses", u.each(u.abandon)},
 		{"delete virtual servers", u.each(u.dropVirtuals)},
@@ -58,7 +58,7 @@ func (u *update) steps(full bool) []step {
 			return u.prune()
 		}},
 		{"unbind addresses", u.unbind},
-		{"delete set elements", u.dropEntries},
+		{"delete set elements", func(context.Context) error { return u.dropUnplanned(false) }},
 	}
 }
 

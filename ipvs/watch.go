@@ -90,7 +90,7 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 		if f.virtual != v.virtual {
 			return drift("virtual server %s was changed", k)
 		}
-		if !maps.EqualFunc(v.reals, f.reals, func(a, b realState) bool { return a.weight == b.weight }) {
+		if !maps.Equal(v.reals, f.reals) {
 			return drift("the real servers of %s were changed", k)
 		}
 	}

@@ -16,7 +16,7 @@ func (t *table) allocate(old *service, s *ruleset.Service, w *writer) (*service,
 		return now, nil
 	}
 	for _, target := range targets {
-		if !slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.Target == target || f.Near == target }) {
+		if !slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.Target == target || f.Internal == target }) {
 			continue
 		}
 		p := old.pool(target)

@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
@@ -44,28 +44,11 @@ type rig struct {
 // cluster's is for a process without privileges.
 const smallLimit = 40 << 10
 
-const thisNode = "node-a"
-
 func newRig(tb testing.TB, h *netlab.Host) *rig {
 	tb.Helper()
 	r := &rig{TB: tb, host: h}
-	var err error
-	r.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{
-		Name: thisNode, Zone: "z1",
-		Addresses: []netip.Addr{netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("fd00:7::1")},
-	}, OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	r.engine, err = ruleset.NewEngine(ruleset.Config{
-		Tracker:      r.tracker,
-		LocalTraffic: ruleset.LocalTraffic{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/108")},
-	})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	r.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	p := backendtest.NewNode(tb, tracker.Config{OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint})
+	r.tracker, r.engine = p.Tracker, p.Engine
 	r.start()
 	tb.Cleanup(func() { r.backend.Close() })
 	return r
@@ -113,52 +96,33 @@ func (r *rig) verify() {
 
 // svc returns a dual-stack Service number i with the edits made.
 func svc(i int, edits ...func(*v1.Service)) *v1.Service {
-	s := &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)},
-		Spec: v1.ServiceSpec{
-			Type:       v1.ServiceTypeClusterIP,
-			ClusterIP:  fmt.Sprintf("10.96.0.%d", i+1),
-			ClusterIPs: []string{fmt.Sprintf("10.96.0.%d", i+1), fmt.Sprintf("fd00:10:96::%x", i+1)},
-			IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
-			Ports:      []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}},
-		},
-	}
-	for _, e := range edits {
-		e(s)
-	}
-	return s
+	v4, v6 := fmt.Sprintf("10.96.0.%d", i+1), fmt.Sprintf("fd00:10:96::%x", i+1)
+	return backendtest.Service(backendtest.ServiceName(i), "p", v4, v6, edits...)
 }
 
 // epSlice returns the Service's EndpointSlice of a family with endpoints
 // numbered eps, every other one on this node.
 func epSlice(i int, f tracker.Family, eps ...int) *discovery.EndpointSlice {
-	name, port, proto := "p", int32(8080), v1.ProtocolTCP
-	s := &discovery.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "ns", Name: fmt.Sprintf("svc-%d-%s", i, f),
-			Labels: map[string]string{discovery.LabelServiceName: fmt.Sprintf("svc-%d", i)},
-		},
-		AddressType: discovery.AddressType(f.String()),
-		Ports:       []discovery.EndpointPort{{Name: &name, Port: &port, Protocol: &proto}},
-	}
+	s := backendtest.Slice(backendtest.ServiceName(i), f.String(), f, "p", v1.ProtocolTCP)
 	for _, e := range eps {
-		node := [...]string{thisNode, "node-b"}[e%2]
 		addr := fmt.Sprintf("10.244.%d.%d", e>>8, e&255)
 		if f == tracker.IPv6 {
 			addr = fmt.Sprintf("fd00:10:244::%x", e)
 		}
-		s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{addr}, NodeName: &node})
+		s.Endpoints = append(s.Endpoints, backendtest.Endpoint(addr, [...]string{thisNode, "node-b"}[e%2]))
 	}
 	return s
 }
 
-func upTo(n int) []int {
-	var out []int
-	for i := range n {
-		out = append(out, i+1)
-	}
-	return out
-}
+// What the tests of all backends have in common.
+const thisNode = backendtest.ThisNode
+
+var (
+	upTo     = backendtest.UpTo
+	sticky   = backendtest.Affinity
+	nodePort = backendtest.NodePort
+	overUDP  = backendtest.Over(v1.ProtocolUDP)
+)
 
 // TestRandomChanges drives a real kernel through random changes, full deltas and
 // restarts, and compares what it holds with the ruleset after each.
@@ -193,7 +157,7 @@ func TestRandomChanges(t *testing.T) {
 func (r *rig) randomChange(rng *rand.Rand) {
 	i := rng.IntN(8)
 	f := []tracker.Family{tracker.IPv4, tracker.IPv6}[rng.IntN(2)]
-	name := types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)}
+	name := backendtest.ServiceName(i)
 	switch rng.IntN(8) {
 	case 0:
 		r.tracker.DeleteService(name)
@@ -240,19 +204,16 @@ func (r *rig) randomChange(rng *rand.Rand) {
 				}
 			}
 			if rng.IntN(3) == 0 {
-				s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-				seconds := int32(10 + rng.IntN(3))
-				s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
+				sticky(int32(10 + rng.IntN(3)))(s)
 			}
 			if r.limit == 0 {
 				worldgen.SetHash(s, [...]tracker.Hash{0, 0, 0, tracker.HashSource, tracker.HashSourcePort}[rng.IntN(5)])
 			}
 			if rng.IntN(3) == 0 {
-				s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+				backendtest.ExternalLocal(s)
 			}
 			if rng.IntN(5) == 0 {
-				local := v1.ServiceInternalTrafficPolicyLocal
-				s.Spec.InternalTrafficPolicy = &local
+				backendtest.InternalLocal(s)
 			}
 		}))
 	}
@@ -287,7 +248,7 @@ func TestRestartKeepsClients(t *testing.T) {
 			for round := range 4 {
 				switch round {
 				case 0, 1: // others come and go, and would take the numbers
-					r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", round)})
+					r.tracker.DeleteService(backendtest.ServiceName(round))
 					r.start()
 				case 2:
 					r.backend.tables = nil
@@ -361,7 +322,7 @@ func TestCostOfAChange(t *testing.T) {
 		count("an endpoint added", 1, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, replaced...)) })
 		r.verify()
 		for i := range services {
-			r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)})
+			r.tracker.DeleteService(backendtest.ServiceName(i))
 		}
 		r.sync()
 		r.verify()

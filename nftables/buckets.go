@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
@@ -58,7 +59,7 @@ func (p *pool) set(old, list []*tracker.Endpoint, how distribution, hashed func(
 		p.setEndpoints(old, list, c)
 		return
 	}
-	if a, b := differing(old, list); p.distribution == how && len(a)+len(b) == 0 {
+	if a, b := listdiff.Trim(old, list); p.distribution == how && len(a)+len(b) == 0 {
 		c.reset(p.size())
 		return
 	}

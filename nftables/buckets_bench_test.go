@@ -141,20 +141,7 @@ func BenchmarkConnections(b *testing.B) {
 			b.Fatal(err)
 		}
 		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
-		l, err := h.Listen("tcp", netip.AddrPortFrom(a, 8080).String())
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				c.Close()
-			}
-		}()
+		h.ServeTCP(b, netip.AddrPortFrom(a, 8080).String(), func(net.Conn) {})
 	}
 	// The way out that a route to the cluster IP needs.
 	if err := h.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"); err != nil {

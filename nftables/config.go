@@ -1,7 +1,7 @@
 package nftables
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -84,8 +84,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Table == "" {
 		c.Table = DefaultTable
 	}
-	families, err := backendconf.Families(c.Families)
-	mark, errMark := c.MasqueradeMark.Value()
+	err := backendconf.Complete(&c.Families, &c.MasqueradeMark, &c.Log)
 	switch {
 	case len(c.Table) > maxName || strings.ContainsAny(c.Table, " \t\n/\"{};\x00"):
 		err = fmt.Errorf("%w: table name %q is not 1 to 55 bytes without blanks, quotes or slashes", ruleset.ErrConfig, c.Table)
@@ -96,9 +95,14 @@ func (c Config) withDefaults() (Config, error) {
 	case c.StickyClients == 0:
 		c.StickyClients = defaultStickyClients
 	}
-	if err := errors.Join(err, errMark); err != nil {
+	if err != nil {
 		return c, fmt.Errorf("nftables: %w", err)
 	}
-	c.Families, c.MasqueradeMark, c.Log = families, ruleset.MasqueradeMark(mark), backendconf.Log(c.Log)
 	return c, nil
+}
+
+// Probe reports whether [New] would succeed, without changing anything. It returns nil,
+// a [*ruleset.UnsupportedError], or an error of the configuration or of reading.
+func Probe(ctx context.Context, c Config) error {
+	return backendconf.Probe(New(ctx, c))
 }

@@ -101,13 +101,10 @@
 // sees.
 //
 // A bucket takes 105 to 127 bytes in the kernel. A table of 509 buckets, for up to 15
-// endpoints, takes 56 kB in each family: 1,000 tables take 55 MB and 10,000 take 640 MB.
-// 10,000 tables of 251 buckets take 320 MB and are programmed in 2.5 s, 1.5 times the time
-// of as many bare elements. If one of 10 endpoints goes, 68 of 509 buckets change, with an
-// element deleted and one added for each, in at most 0.4 ms, and no other Service is written
-// (BenchmarkHashed). Connections are made as fast as with random draws: the medians of 1,000
-// turns differ by 0.3 % with an error of 1.5 %, and by 0.4 % between two Services with random
-// draws (BenchmarkConnections).
+// endpoints, takes 56 kB in each family: 10,000 such tables take 640 MB. If one of 10
+// endpoints goes, 68 of 509 buckets change, and no other Service is written
+// (BenchmarkHashed). Connections are made as fast as with random draws
+// (BenchmarkConnections).
 //
 // # Refused connections of the node itself
 //
@@ -129,15 +126,10 @@
 // The socket's flow remains in connection tracking, untranslated, as it does with
 // kube-proxy. Package conntrack deletes the flow when the Service has an endpoint.
 //
-// At cluster IPs, and at external and load-balancer IPs of other hosts, UDP sockets on
-// the node get EPERM from sending and can read ECONNREFUSED next; TCP connections
-// are refused at once. kube-proxy has the same. These packets leave by the output hook
-// and never come to the input hook. They could be translated to their own source
-// address and refused there, which was tried and works. But then connection tracking
-// holds the translation, and a socket that goes on sending is refused still when the
-// Service has endpoints, until its flow is deleted; stopped in the output hook, the
-// flow leaves nothing behind and the next packet is forwarded. A source that is not
-// allowed gets EPERM, too, as with kube-proxy.
+// At cluster IPs, and at external and load-balancer IPs of other hosts, UDP sockets on the
+// node get EPERM from sending and can read ECONNREFUSED next; TCP connections are refused
+// at once. A source that is not allowed gets EPERM, too. See MayFailSend in
+// [ruleset.Verdict].
 //
 // # Differences from kube-proxy's nftables mode
 //
@@ -170,27 +162,4 @@
 // endpoints take two. Services with affinity beyond that fail alone; Services without
 // affinity always have room. A Service may have any number of ports. It may have 65,535
 // endpoints with client affinity, and more without.
-//
-// # Tests
-//
-// The tests make connections through a Backend, of which none may fail and no open one may
-// break, while
-//
-//   - its process is killed at random points, 40 times, or 200 with -kills 200 (180,000
-//     connections); it runs out of memory or files, or signals interrupt it all the time;
-//   - the kernel refuses a transaction of hundreds of Services for one element, or its
-//     answers are lost, which the next sync repairs;
-//   - a thousand objects change every second among 10,000 Services, for 3 s, or for a minute
-//     with -flood 60s: 60,000 changes in 2,600 syncs and 570,000 connections, where no change
-//     waited for longer than 0.4 s on two busy cores. With 180,000 changes (-rate 3000) the
-//     heap grew from 30 MB to 35 MB after a collection;
-//   - 1,000 endpoints are replaced one after the other;
-//   - tables of an older layout are replaced.
-//
-// Thousands of Services that come and go leave nothing behind in the process or the kernel,
-// and objects that are set again unchanged write nothing. Unusual names change nothing but
-// comments.
-//
-// TestRandomWorlds changes 50 random worlds step by step. Packets must meet what the oracle
-// expects, and the tables must be those of a cold start. -soak 10m adds further worlds.
 package nftables

@@ -10,8 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	v1 "k8s.io/api/core/v1"
-
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
@@ -64,14 +63,6 @@ var alterations = []string{
 	"delete element ip proxier layout { 0x2 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
 }
 
-// sticky gives a Service client affinity.
-func sticky(seconds int32) func(*v1.Service) {
-	return func(s *v1.Service) {
-		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: &seconds}}
-	}
-}
-
 // alteredRig returns a rig with two Services, one with affinity.
 func alteredRig(t *testing.T) *rig {
 	t.Helper()
@@ -118,7 +109,7 @@ func (r *rig) checkRepaired() {
 	r.start()
 	r.sync()
 	if fresh := list(); repaired != fresh {
-		r.Errorf("repaired and fresh tables differ: %s", firstDifference(repaired, fresh))
+		r.Errorf("repaired and fresh tables differ: %s", backendtest.FirstDifference(repaired, fresh))
 	}
 }
 

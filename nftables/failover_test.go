@@ -60,11 +60,7 @@ func testFailover(t *testing.T, f tracker.Family) {
 		}
 		return netip.MustParseAddr(ips[0])
 	}
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { lab.Close() })
+	lab, hosts := netlab.NewHosts(t, "client", "a", "b", "server", "near", "far")
 	must := func(errs ...error) {
 		t.Helper()
 		for _, err := range errs {
@@ -72,11 +68,6 @@ func testFailover(t *testing.T, f tracker.Family) {
 				t.Fatal(err)
 			}
 		}
-	}
-	hosts := map[string]*netlab.Host{}
-	for _, name := range []string{"client", "a", "b", "server", "near", "far"} {
-		hosts[name], err = lab.Host(name)
-		must(err)
 	}
 	// Two wires: the client's and the server's, with the nodes between them.
 	for wire, ends := range map[string][]string{"near": {"client", "a", "b"}, "far": {"server", "a", "b"}} {

@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"os/signal"
 	"regexp"
 	"slices"
 	"strconv"
@@ -24,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
@@ -346,23 +346,13 @@ func faults() error {
 			}, nil
 		}, nil, 5, false},
 		{"signals all the time", func() (func() error, error) {
-			got := make(chan os.Signal, 1)
-			signal.Notify(got, unix.SIGALRM)
 			// With a time to wait the system call is not taken up again by itself.
 			if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60}); err != nil {
 				return nil, err
 			}
-			every := unix.Timeval{Usec: 100}
-			_, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{Interval: every, Value: every})
+			stop, err := backendtest.Signals(100)
 			return func() error {
-				var err error
-				select {
-				case <-got:
-				case <-time.After(time.Minute):
-					err = errors.New("there was no signal")
-				}
-				_, stopped := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{})
-				return errors.Join(err, stopped, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{}))
+				return errors.Join(stop(), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{}))
 			}, err
 		}, nil, 100, false},
 		{"answers that do not fit", func() (func() error, error) {

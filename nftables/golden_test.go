@@ -14,6 +14,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
@@ -124,7 +125,7 @@ func (r *rig) compareListing(files map[string]string, normal func(string) string
 			r.Fatal(err)
 		}
 		if got != string(want) {
-			r.Errorf("%s: listing differs (go test -run Listing -update rewrites it):\n%s", path, firstDifference(got, string(want)))
+			r.Errorf("%s: listing differs (go test -run Listing -update rewrites it):\n%s", path, backendtest.FirstDifference(got, string(want)))
 		}
 	}
 }
@@ -142,14 +143,4 @@ func normal(listing string) string {
 		slices.Sort(list)
 		return "elements = {\n" + strings.Join(list, ",\n") + "\n\t\t}\n"
 	})
-}
-
-func firstDifference(got, want string) string {
-	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
-	for i := range min(len(g), len(w)) {
-		if g[i] != w[i] {
-			return fmt.Sprintf("line %d: %s\nwant    %s", i+1, g[i], w[i])
-		}
-	}
-	return fmt.Sprintf("%d lines, want %d", len(g), len(w))
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -45,7 +46,7 @@ func (t *table) applyHairpin(old, now *service, w *writer) {
 	if sameSlice(before, after) {
 		return
 	}
-	before, after = differing(before, after)
+	before, after = listdiff.Trim(before, after)
 	for _, ep := range after {
 		if t.mayBeHere(ep) {
 			t.countHairpin(ep.Addr.Addr(), +1, w)

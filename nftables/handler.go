@@ -46,7 +46,7 @@ func handlerOf(s *ruleset.Service, f *ruleset.Frontend) handler {
 	switch {
 	case f.Target == ruleset.Reject:
 		h.handling = handleReject
-	case f.Target == ruleset.Drop && f.Near == ruleset.ToCluster:
+	case f.Target == ruleset.Drop && f.Internal == ruleset.ToCluster:
 		h.handling = handleInternalOrDrop
 	case f.Target == ruleset.Drop:
 		h.handling = handleDrop
@@ -63,7 +63,7 @@ func handlerOf(s *ruleset.Service, f *ruleset.Frontend) handler {
 // internalHandlerOf returns the handler of internal traffic to the frontend, and whether it
 // has one of its own.
 func internalHandlerOf(s *ruleset.Service, f *ruleset.Frontend) (handler, bool) {
-	if !f.ShortCircuit() || f.Near != ruleset.ToCluster {
+	if !f.ShortCircuit() || f.Internal != ruleset.ToCluster {
 		return handler{}, false
 	}
 	return poolHandler(s, ruleset.ToCluster), true

@@ -44,7 +44,7 @@ func TestPlainHandlersAreBounded(t *testing.T) {
 		for _, internal := range targets {
 			for m := range ruleset.Masquerade(8) {
 				for _, sources := range []string{"", "10.0.0.0/8"} {
-					f := &ruleset.Frontend{Target: target, Near: internal, Masquerade: m}
+					f := &ruleset.Frontend{Target: target, Internal: internal, Masquerade: m}
 					if sources != "" {
 						f.Sources = append(f.Sources, netip.MustParsePrefix(sources))
 					}

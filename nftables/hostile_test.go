@@ -16,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
@@ -122,7 +123,7 @@ func FuzzNames(f *testing.F) {
 			return drawnNumbers.ReplaceAllString(comments.ReplaceAllString(listing, "comment"), "number")
 		}
 		if got, want := program(name, namespace, port), program("svc", "ns", "p"); got != want {
-			t.Errorf("%s", firstDifference(got, want))
+			t.Errorf("%s", backendtest.FirstDifference(got, want))
 		}
 	})
 }

@@ -190,7 +190,7 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 				at = fmt.Sprintf("node port %d %d", inet.Protocol(s.Key.Protocol), fr.Port)
 			}
 			v["service "+at] = line(handlerOf(s, fr), fr.Target)
-			if fr.ShortCircuit() && fr.Near == ruleset.ToCluster {
+			if fr.ShortCircuit() && fr.Internal == ruleset.ToCluster {
 				direct := handler{buckets: handlerBuckets(s, ruleset.ToCluster), affinity: s.Port.Affinity, hash: s.Hash()}
 				v["internal "+at] = line(direct, ruleset.ToCluster)
 			}

@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/holdings"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/tracker"
@@ -98,7 +99,7 @@ func TestLeaks(t *testing.T) {
 	// ten kB.
 	before.Keep(t, 200<<10)
 	if now := kernel(); now != tables {
-		t.Errorf("the kernel's tables are not what they were: %s", firstDifference(now, tables))
+		t.Errorf("the kernel's tables are not what they were: %s", backendtest.FirstDifference(now, tables))
 	}
 	t.Logf("%d Services made and removed, %d elements in the kernel", services*cycles, strings.Count(tables, ","))
 }

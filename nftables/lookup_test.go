@@ -28,16 +28,7 @@ func lookUp(ctx context.Context, c Config, to netip.AddrPort, p v1.Protocol) (ru
 // TestLookup compares what is read of each frontend with what the ruleset has.
 func TestLookup(t *testing.T) {
 	t.Parallel()
-	netlab.Require(t)
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	h, err := lab.Host("node")
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := netlab.NewHost(t)
 	c := Config{NetNS: h.File()}
 	at := netip.MustParseAddrPort
 	if _, err := lookUp(t.Context(), c, at("10.0.0.1:80"), v1.ProtocolTCP); !errors.Is(err, ruleset.ErrNoRules) {
@@ -124,8 +115,8 @@ func TestLookup(t *testing.T) {
 			}
 			external := found(handlerOf(s, f), f.Target)
 			internal := external
-			if f.ShortCircuit() && f.Near == ruleset.ToCluster {
-				internal = found(handler{buckets: bucketsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}, f.Near)
+			if f.ShortCircuit() && f.Internal == ruleset.ToCluster {
+				internal = found(handler{buckets: bucketsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}, f.Internal)
 			}
 			q := ruleset.Query{Packet: ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, NodePort: f.Kind == ruleset.NodePort}
 			for fromInside, want := range map[bool]ruleset.Found{false: external, true: internal} {

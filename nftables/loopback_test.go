@@ -59,8 +59,6 @@ func loopbackRig(t *testing.T, edits ...func(*v1.Service)) (r *rig, client *net.
 	}
 }
 
-func overUDP(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }
-
 // TestPriorityOfAProcessIsKept sends packets with a priority of their own that
 // looks like a dispatch key: only a connection's first may lose it.
 func TestPriorityOfAProcessIsKept(t *testing.T) {

@@ -4,22 +4,19 @@ package nftables
 
 import (
 	"context"
-	"time"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// state is empty because there is no backend on this system.
-type state struct{}
+// state has no state: there are no backends on other systems than Linux.
+type state struct{ backendconf.Stub }
 
-// errSystem is the error of every function and method on a system other than Linux.
-var errSystem = &ruleset.UnsupportedError{Backend: "nftables", Feature: "this operating system", Minimum: "Linux"}
+// errSystem is the error of every function on other systems than Linux.
+var errSystem = backendconf.Unsupported("nftables")
 
-// New returns a [*ruleset.UnsupportedError].
+// New returns a [*ruleset.UnsupportedError]: the package works on Linux only.
 func New(context.Context, Config) (*Backend, error) { return nil, errSystem }
-
-// Probe returns a [*ruleset.UnsupportedError].
-func Probe(context.Context, Config) error { return errSystem }
 
 // Cleanup returns a [*ruleset.UnsupportedError].
 func Cleanup(context.Context, Config) error { return errSystem }
@@ -31,15 +28,3 @@ func Owned(context.Context, Config) (bool, error) { return false, errSystem }
 func Lookup(context.Context, Config, ruleset.Query) (ruleset.Found, error) {
 	return ruleset.Found{}, errSystem
 }
-
-// Apply returns a [*ruleset.UnsupportedError].
-func (*Backend) Apply(context.Context, *ruleset.Delta) error { return errSystem }
-
-// Check returns a [*ruleset.UnsupportedError].
-func (*Backend) Check(context.Context) error { return errSystem }
-
-// Watch returns a [*ruleset.UnsupportedError].
-func (*Backend) Watch(context.Context, time.Duration, func(error)) error { return errSystem }
-
-// Close does nothing.
-func (*Backend) Close() error { return nil }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -70,7 +71,7 @@ type memberChange struct {
 // buckets as far as possible, so that few elements change.
 func (p *pool) setEndpoints(old, list []*tracker.Endpoint, c *poolChange) {
 	c.reset(len(p.buckets))
-	old, list = differing(old, list)
+	old, list = listdiff.Trim(old, list)
 	if len(old) == 0 && len(list) == 0 {
 		return
 	}
@@ -138,18 +139,6 @@ func (p *pool) setEndpoints(old, list []*tracker.Endpoint, c *poolChange) {
 	}
 	slices.Sort(c.buckets)
 	c.buckets = slices.Compact(c.buckets)
-}
-
-// differing returns the lists without their common beginning and end. Most updates change
-// one endpoint, and the others keep their pointers.
-func differing(a, b []*tracker.Endpoint) (_, _ []*tracker.Endpoint) {
-	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
-		a, b = a[1:], b[1:]
-	}
-	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
-		a, b = a[:len(a)-1], b[:len(b)-1]
-	}
-	return a, b
 }
 
 // fill sets an empty pool's endpoints. Those that had a number in an earlier process keep it.

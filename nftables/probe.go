@@ -3,7 +3,6 @@
 package nftables
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -20,16 +19,6 @@ const minimumKernel = "Linux 5.10"
 
 // mark returns the packet mark that asks for masquerading.
 func (b *Backend) mark() uint32 { return uint32(b.config.MasqueradeMark) }
-
-// Probe reports whether [New] would succeed, without changing anything. It returns nil,
-// a [*ruleset.UnsupportedError], or an error of the configuration or of reading.
-func Probe(ctx context.Context, c Config) error {
-	b, err := New(ctx, c)
-	if err != nil {
-		return err
-	}
-	return b.Close()
-}
 
 // probe has the kernel check a transaction for each family that creates a table with every
 // kind of set, chain and rule, and deletes it.

@@ -3,20 +3,15 @@
 package nftables
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
-)
-
-var (
-	soak = flag.Duration("soak", 0, "for how long TestRandomWorlds goes on with further worlds")
-	seed = flag.Uint64("seed", 1, "the first world of TestRandomWorlds")
 )
 
 // TestRandomWorlds sends packets through worlds made up at random, and compares
@@ -27,7 +22,7 @@ func TestRandomWorlds(t *testing.T) {
 		worlds = 5
 	}
 	conformance.RunRandom(t, conformance.Options{New: newForWorld}, conformance.Random{
-		First: *seed, Worlds: worlds, For: *soak,
+		First: *backendtest.Seed, Worlds: worlds, For: *backendtest.Soak,
 		Dump: func(tb testing.TB, env conformance.Env, b ruleset.Backend) string {
 			var out strings.Builder
 			for _, f := range env.Families {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -14,7 +15,6 @@ import (
 type addrRange struct{ first, last netip.Addr }
 
 func rangeOf(p netip.Prefix) addrRange {
-	p = p.Masked()
 	last := p.Addr().AsSlice()
 	for i := p.Bits(); i < len(last)*8; i++ {
 		last[i/8] |= 0x80 >> (i % 8)
@@ -27,10 +27,8 @@ func rangeOf(p netip.Prefix) addrRange {
 // are joined, as an interval set needs them.
 func merged(prefixes []netip.Prefix, f tracker.Family) []addrRange {
 	var ranges []addrRange
-	for _, p := range prefixes {
-		if p.IsValid() && tracker.FamilyOf(p.Addr()) == f {
-			ranges = append(ranges, rangeOf(p))
-		}
+	for _, p := range inet.Prefixes(prefixes, f) {
+		ranges = append(ranges, rangeOf(p))
 	}
 	slices.SortFunc(ranges, func(a, b addrRange) int { return a.first.Compare(b.first) })
 	var out []addrRange

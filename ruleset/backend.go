@@ -110,7 +110,7 @@ type Delta struct {
 type Trigger struct {
 	// Service is whose endpoints were changed.
 	Service types.NamespacedName
-	// Times is when each change was caused, by the clock of whoever caused it
+	// Times is when each change was caused, by the clock of the component that caused it
 	// (annotation endpoints.kubernetes.io/last-change-trigger-time).
 	Times []time.Time
 }
@@ -186,14 +186,14 @@ type Change struct {
 	// it may be in effect. It is almost always empty.
 	Attempted []*Service
 
-	// lost is the places of Old and Attempted that another Service has now, with the
-	// key of that Service. taken is the reverse: the places of New in the lost of
+	// lost is the frontends of Old and Attempted that another Service has now, with the
+	// key of that Service. taken is the reverse: the frontends of New in the lost of
 	// another Change of the same delta, with the key of that Change.
 	lost, taken []move
 }
 
-// move is a place and the Service at the other end of a takeover.
+// move is a frontend and the Service at the other end of a takeover.
 type move struct {
-	at  place
+	at  l4Key
 	key tracker.Key
 }

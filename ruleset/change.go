@@ -4,6 +4,7 @@ import (
 	"iter"
 	"net/netip"
 
+	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -46,7 +47,7 @@ func (c Change) upserted(list func(*Service) []*tracker.Endpoint) iter.Seq[*trac
 		now := list(c.New)
 		var before []*tracker.Endpoint
 		if c.Old != nil && c.What != FieldAll {
-			before, now = trim(list(c.Old), now)
+			before, now = listdiff.Trim(list(c.Old), now)
 		}
 		find := newFinder(before, endpointAddr)
 		for _, ep := range now {
@@ -98,7 +99,7 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 			before = list(c.Old)
 		}
 		if len(c.Attempted) == 0 {
-			before, now = trim(before, now)
+			before, now = listdiff.Trim(before, now)
 			keep := newFinder(now, endpointAddr)
 			for _, ep := range before {
 				if !keep.has(ep.Addr) && !yield(ep) {
@@ -133,9 +134,9 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 // longer have it.
 func (c Change) GoneFrontends() iter.Seq[Frontend] {
 	return func(yield func(Frontend) bool) {
-		var lost map[place]bool
+		var lost map[l4Key]bool
 		if len(c.lost) != 0 {
-			lost = make(map[place]bool, len(c.lost))
+			lost = make(map[l4Key]bool, len(c.lost))
 			for _, m := range c.lost {
 				lost[m.at] = true
 			}
@@ -163,7 +164,7 @@ func (c Change) LostFrontends() iter.Seq2[Frontend, tracker.Key] {
 		if len(c.lost) == 0 {
 			return
 		}
-		to := make(map[place]tracker.Key, len(c.lost))
+		to := make(map[l4Key]tracker.Key, len(c.lost))
 		for _, m := range c.lost {
 			to[m.at] = m.key
 		}
@@ -184,7 +185,7 @@ func (c Change) TakenFrontends() iter.Seq2[Frontend, tracker.Key] {
 		for _, m := range c.taken {
 			for i := range c.New.Frontends {
 				f := &c.New.Frontends[i]
-				if placeOf(c.New, f) != m.at {
+				if l4KeyOf(c.New, f) != m.at {
 					continue
 				}
 				if !yield(*f, m.key) {
@@ -196,24 +197,24 @@ func (c Change) TakenFrontends() iter.Seq2[Frontend, tracker.Key] {
 }
 
 // dropped yields the frontends of Old and of every one Attempted that New does not
-// have, each place once.
-func (c Change) dropped() iter.Seq2[place, *Frontend] {
-	return func(yield func(place, *Frontend) bool) {
+// have, each key once.
+func (c Change) dropped() iter.Seq2[l4Key, *Frontend] {
+	return func(yield func(l4Key, *Frontend) bool) {
 		if c.Old == nil && len(c.Attempted) == 0 {
 			return
 		}
 		if c.What&FieldFrontends == 0 && c.New != nil {
 			return
 		}
-		done := make(map[place]bool)
+		done := make(map[l4Key]bool)
 		if c.New != nil {
 			for i := range c.New.Frontends {
-				done[placeOf(c.New, &c.New.Frontends[i])] = true
+				done[l4KeyOf(c.New, &c.New.Frontends[i])] = true
 			}
 		}
 		for s := range c.Before() {
 			for j := range s.Frontends {
-				at := placeOf(s, &s.Frontends[j])
+				at := l4KeyOf(s, &s.Frontends[j])
 				if done[at] {
 					continue
 				}
@@ -229,15 +230,3 @@ func (c Change) dropped() iter.Seq2[place, *Frontend] {
 func reachable(s *Service) []*tracker.Endpoint { return s.Selection.Reachable }
 
 func endpointAddr(ep *tracker.Endpoint) netip.AddrPort { return ep.Addr }
-
-// trim cuts off what two lists begin and end with alike. An endpoint that an
-// update leaves as it was keeps its pointer, so little is left after a small one.
-func trim(a, b []*tracker.Endpoint) ([]*tracker.Endpoint, []*tracker.Endpoint) {
-	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
-		a, b = a[1:], b[1:]
-	}
-	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
-		a, b = a[:len(a)-1], b[:len(b)-1]
-	}
-	return a, b
-}

@@ -52,14 +52,14 @@ func TestChange(t *testing.T) {
 		if len(c.Attempted) > 0 {
 			c.What = FieldAll
 		}
-		var taken *place
+		var taken *l4Key
 		if c.Old != nil && len(c.Old.Frontends) > 0 && r.IntN(2) == 0 {
-			at := placeOf(c.Old, &c.Old.Frontends[0])
+			at := l4KeyOf(c.Old, &c.Old.Frontends[0])
 			taken, c.lost = &at, []move{{at, key("other", tracker.IPv4)}}
 		}
 
 		before, now := map[netip.AddrPort]*tracker.Endpoint{}, map[netip.AddrPort]*tracker.Endpoint{}
-		frontsBefore, frontsNow := map[place]bool{}, map[place]bool{}
+		frontsBefore, frontsNow := map[l4Key]bool{}, map[l4Key]bool{}
 		all := []*Service{c.Old}
 		for _, s := range append(all, c.Attempted...) {
 			if s == nil {
@@ -69,7 +69,7 @@ func TestChange(t *testing.T) {
 				before[ep.Addr] = ep
 			}
 			for i := range s.Frontends {
-				frontsBefore[placeOf(s, &s.Frontends[i])] = true
+				frontsBefore[l4KeyOf(s, &s.Frontends[i])] = true
 			}
 		}
 		if c.New != nil {
@@ -77,7 +77,7 @@ func TestChange(t *testing.T) {
 				now[ep.Addr] = ep
 			}
 			for i := range c.New.Frontends {
-				frontsNow[placeOf(c.New, &c.New.Frontends[i])] = true
+				frontsNow[l4KeyOf(c.New, &c.New.Frontends[i])] = true
 			}
 		}
 		var wantUp, wantDown, wantFronts, gotUp, gotDown, gotFronts []string
@@ -140,7 +140,7 @@ func TestDiff(t *testing.T) {
 				UsesCluster: true, UsesLocal: true, HasAny: true,
 			},
 			Endpoints: []*tracker.Endpoint{a, b, c},
-			Frontends: []Frontend{{Kind: ClusterIP, Addr: addrs("172.30.0.1")[0], Port: 80, Target: ToCluster, Near: ToCluster}},
+			Frontends: []Frontend{{Kind: ClusterIP, Addr: addrs("172.30.0.1")[0], Port: 80, Target: ToCluster, Internal: ToCluster}},
 		}
 	}
 	for _, c := range []struct {
@@ -151,7 +151,7 @@ func TestDiff(t *testing.T) {
 		{"nothing", func(*Service) {}, 0},
 		{"id", func(s *Service) { s.ID = 7 }, 0},
 		{"target", func(s *Service) { s.Frontends[0].Target = Drop }, FieldFrontends},
-		{"near", func(s *Service) { s.Frontends[0].Near = Drop }, FieldFrontends},
+		{"near", func(s *Service) { s.Frontends[0].Internal = Drop }, FieldFrontends},
 		{"masquerade", func(s *Service) { s.Frontends[0].Masquerade = MasqueradeAlways }, FieldFrontends},
 		{"sources", func(s *Service) { s.Frontends[0].Sources = prefixes("10.0.0.0/8") }, FieldFrontends},
 		{"frontend port", func(s *Service) { s.Frontends[0].Port, s.Port.Port = 81, 81 }, FieldFrontends},

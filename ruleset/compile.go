@@ -130,7 +130,7 @@ func internal(p *tracker.ServicePort, sel *tracker.Selection, n *Node) Frontend 
 	} else {
 		f.Target = cluster(sel)
 	}
-	f.Near = f.Target
+	f.Internal = f.Target
 	switch {
 	case n.MasqueradeAll:
 		f.Masquerade = MasqueradeAlways
@@ -146,10 +146,10 @@ func external(p *tracker.ServicePort, sel *tracker.Selection) Frontend {
 		// The load balancer chose this node for having endpoints, and they see the
 		// client's address. A connection from this node or its pods never met the
 		// load balancer, so it may go where the load balancer could have sent it.
-		return Frontend{Target: local(sel), Near: cluster(sel), Masquerade: MasqueradeNode}
+		return Frontend{Target: local(sel), Internal: cluster(sel), Masquerade: MasqueradeNode}
 	}
 	t := cluster(sel)
-	return Frontend{Target: t, Near: t, Masquerade: MasqueradeAlways}
+	return Frontend{Target: t, Internal: t, Masquerade: MasqueradeAlways}
 }
 
 // cluster is what a policy of Cluster comes to.

@@ -52,13 +52,13 @@ func TestTargets(t *testing.T) {
 				}
 				s := Compile(tracker.PortState{Port: p, Endpoints: c.endpoints}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
 
-				inside := Frontend{Target: c.cluster, Near: c.cluster}
+				inside := Frontend{Target: c.cluster, Internal: c.cluster}
 				if internalLocal {
-					inside = Frontend{Target: c.local, Near: c.local}
+					inside = Frontend{Target: c.local, Internal: c.local}
 				}
-				outside := Frontend{Target: c.cluster, Near: c.cluster, Masquerade: MasqueradeAlways}
+				outside := Frontend{Target: c.cluster, Internal: c.cluster, Masquerade: MasqueradeAlways}
 				if externalLocal {
-					outside = Frontend{Target: c.local, Near: c.cluster, Masquerade: MasqueradeNode}
+					outside = Frontend{Target: c.local, Internal: c.cluster, Masquerade: MasqueradeNode}
 				}
 				at := func(f Frontend, k Kind, addr string, port uint16) Frontend {
 					f.Kind, f.Port = k, port
@@ -290,10 +290,10 @@ func FuzzCompile(f *testing.F) {
 		if again := Compile(tracker.PortState{Port: p, Endpoints: eps}, n, tracker.TopologyOptions{}); diff(s, again) != 0 {
 			t.Fatalf("compiled twice: %v", diff(s, again))
 		}
-		seen := map[place]bool{}
+		seen := map[l4Key]bool{}
 		for i := range s.Frontends {
 			fe := &s.Frontends[i]
-			at := placeOf(s, fe)
+			at := l4KeyOf(s, fe)
 			if seen[at] {
 				t.Errorf("twice: %s", show(*fe))
 			}
@@ -301,7 +301,7 @@ func FuzzCompile(f *testing.F) {
 			if (fe.Kind == NodePort) == fe.Addr.IsValid() || fe.Port == 0 {
 				t.Errorf("address of %s", show(*fe))
 			}
-			for _, target := range []Target{fe.Target, fe.Near} {
+			for _, target := range []Target{fe.Target, fe.Internal} {
 				if (target == ToCluster || target == ToLocal) != (len(s.Pool(target)) != 0) {
 					t.Errorf("%s: pool of %s is %v", show(*fe), target, s.Pool(target))
 				}
@@ -309,7 +309,7 @@ func FuzzCompile(f *testing.F) {
 					t.Errorf("%s: HasAny %v", show(*fe), s.Selection.HasAny)
 				}
 			}
-			if fe.Near != fe.Target && !fe.ShortCircuit() {
+			if fe.Internal != fe.Target && !fe.ShortCircuit() {
 				t.Errorf("%s: no short circuit", show(*fe))
 			}
 			if len(fe.Sources) != 0 && fe.Kind != LoadBalancerIP {

@@ -332,8 +332,8 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		ch.Key = tried[0].Key
 	}
 	for at := range ch.dropped() {
-		if o, owned := c.engine.claims.owner[at]; owned {
-			ch.lost = append(ch.lost, move{at, c.engine.claims.key(o.id)})
+		if o, owned := c.engine.ownership.owner[at]; owned {
+			ch.lost = append(ch.lost, move{at, c.engine.ownership.key(o.id)})
 		}
 	}
 	if !s.held {

@@ -74,7 +74,7 @@ func equalExt(a, b tracker.Extension) bool {
 
 func equalFrontends(a, b Frontend) bool {
 	return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port &&
-		a.Target == b.Target && a.Near == b.Near && a.Masquerade == b.Masquerade &&
+		a.Target == b.Target && a.Internal == b.Internal && a.Masquerade == b.Masquerade &&
 		slices.Equal(a.Sources, b.Sources)
 }
 

@@ -140,15 +140,15 @@
 //
 // For each connection, a frontend first drops sources that [Frontend.Sources]
 // does not contain. It then looks at where the connection started, if
-// [Frontend.ShortCircuit] says so, and does what Target or Near says. The endpoint
+// [Frontend.ShortCircuit] says so, and does what Target or Internal says. The endpoint
 // is chosen from [Service.Pool], with the one used before if Port.Affinity is set
 // and that one is still in the pool. The source is replaced as Masquerade says,
 // and always if endpoint and source are the same address. What is addressed to
-// none of the frontends is settled by [Node.ServiceCIDRs] and the cluster IPs:
+// none of the frontends is determined by [Node.ServiceCIDRs] and the cluster IPs:
 // see Trace.
 //
 // A data plane in software has [Frontend.Admits] to tell whether a source is let in
-// and [LocalTraffic.Recognises] to tell a pod's. IDs are given out anew by each
+// and [LocalTraffic.Recognises] to tell a pod's. IDs are given out afresh by each
 // Engine: what outlives the process and is not replaced in one step is better named
 // by [tracker.Key].
 //

@@ -6,19 +6,20 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // effect finds the Services that a backend has acknowledged by address. Its maps
 // are made when they are first needed, and then follow each acknowledgement.
 type effect struct {
-	// frontends is the ID of the Service that was last acknowledged with each place.
+	// frontends is the ID of the Service that was last acknowledged with each frontend.
 	// Two may have the same one while what should take it from one of them fails.
-	frontends map[place]uint32
+	frontends map[l4Key]uint32
 	// endpoints is the ID of a Service with each endpoint, shared those of further
 	// Services with it.
-	endpoints map[place]uint32
-	shared    map[place][]uint32
+	endpoints map[l4Key]uint32
+	shared    map[l4Key][]uint32
 }
 
 // Service returns what the backend has acknowledged for a Service port, nil for
@@ -30,7 +31,7 @@ func (c *Cursor) Service(k tracker.Key) *Service {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, id := range e.names[k.NamespacedName] {
-		if e.slots[id].claimed.Key == k {
+		if e.slots[id].port.Key == k {
 			return c.acked(id)
 		}
 	}
@@ -52,7 +53,7 @@ func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) 
 	if !to.IsValid() {
 		return nil, nil
 	}
-	at := placeAt(canonical(to.Addr()), to.Port(), p)
+	at := l4KeyAt(canonical(to.Addr()), to.Port(), p)
 	c.engine.mu.Lock()
 	defer c.engine.mu.Unlock()
 	if c.detached {
@@ -60,7 +61,7 @@ func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) 
 	}
 	x := &c.effect
 	if x.frontends == nil {
-		x.frontends = make(map[place]uint32, len(c.states))
+		x.frontends = make(map[l4Key]uint32, len(c.states))
 		for id := range c.states {
 			x.setFrontends(uint32(id), nil, c.states[id].acked)
 		}
@@ -71,7 +72,7 @@ func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) 
 	}
 	s := c.states[id].acked
 	for i := range s.Frontends {
-		if placeOf(s, &s.Frontends[i]) == at {
+		if l4KeyOf(s, &s.Frontends[i]) == at {
 			return s, &s.Frontends[i]
 		}
 	}
@@ -86,7 +87,7 @@ func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 	if !at.IsValid() {
 		return nil
 	}
-	k := placeAt(canonical(at.Addr()), at.Port(), p)
+	k := l4KeyAt(canonical(at.Addr()), at.Port(), p)
 	c.engine.mu.Lock()
 	defer c.engine.mu.Unlock()
 	if c.detached {
@@ -94,7 +95,7 @@ func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 	}
 	x := &c.effect
 	if x.endpoints == nil {
-		x.endpoints, x.shared = make(map[place]uint32, c.engine.totals[0].Endpoints+c.engine.totals[1].Endpoints), map[place][]uint32{}
+		x.endpoints, x.shared = make(map[l4Key]uint32, c.engine.totals[0].Endpoints+c.engine.totals[1].Endpoints), map[l4Key][]uint32{}
 		for id := range c.states {
 			x.setEndpoints(uint32(id), nil, c.states[id].acked)
 		}
@@ -134,7 +135,7 @@ func (x *effect) set(id uint32, old, now *Service) {
 func (x *effect) setFrontends(id uint32, old, now *Service) {
 	if old != nil {
 		for i := range old.Frontends {
-			if at := placeOf(old, &old.Frontends[i]); x.frontends[at] == id {
+			if at := l4KeyOf(old, &old.Frontends[i]); x.frontends[at] == id {
 				delete(x.frontends, at)
 			}
 		}
@@ -142,7 +143,7 @@ func (x *effect) setFrontends(id uint32, old, now *Service) {
 	if now != nil {
 		// Also those that are not new: in between they may have been another's.
 		for i := range now.Frontends {
-			x.frontends[placeOf(now, &now.Frontends[i])] = id
+			x.frontends[l4KeyOf(now, &now.Frontends[i])] = id
 		}
 	}
 }
@@ -156,10 +157,10 @@ func (x *effect) setEndpoints(id uint32, old, now *Service) {
 	if now != nil {
 		after, proto = now.Endpoints, now.Key.Protocol
 	}
-	at := func(ep *tracker.Endpoint) place {
-		return placeAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), proto)
+	at := func(ep *tracker.Endpoint) l4Key {
+		return l4KeyAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), proto)
 	}
-	before, after = trim(before, after)
+	before, after = listdiff.Trim(before, after)
 	had, has := newFinder(before, endpointAddr), newFinder(after, endpointAddr)
 	for _, ep := range before {
 		if !has.has(ep.Addr) {
@@ -173,7 +174,7 @@ func (x *effect) setEndpoints(id uint32, old, now *Service) {
 	}
 }
 
-func (x *effect) addEndpoint(at place, id uint32) {
+func (x *effect) addEndpoint(at l4Key, id uint32) {
 	first, ok := x.endpoints[at]
 	switch {
 	case !ok:
@@ -183,7 +184,7 @@ func (x *effect) addEndpoint(at place, id uint32) {
 	}
 }
 
-func (x *effect) removeEndpoint(at place, id uint32) {
+func (x *effect) removeEndpoint(at l4Key, id uint32) {
 	more := x.shared[at]
 	if first, ok := x.endpoints[at]; ok && first == id {
 		if len(more) == 0 {

@@ -20,7 +20,7 @@ func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Service) {
 		addr  netip.AddrPort
 		proto v1.Protocol
 	}
-	addrOf := func(p place) at {
+	addrOf := func(p l4Key) at {
 		a := netip.AddrFrom16(p.addr).Unmap()
 		return at{netip.AddrPortFrom(a, p.port), map[uint16]v1.Protocol{1: v1.ProtocolTCP, 2: v1.ProtocolUDP, 3: v1.ProtocolSCTP}[p.proto]}
 	}
@@ -30,7 +30,7 @@ func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Service) {
 			t.Fatalf("%s: acknowledged %v, want %v", k, got, s)
 		}
 		for i := range s.Frontends {
-			f := addrOf(placeOf(s, &s.Frontends[i]))
+			f := addrOf(l4KeyOf(s, &s.Frontends[i]))
 			frontends[f] = append(frontends[f], s)
 		}
 		for _, ep := range s.Endpoints {
@@ -43,7 +43,7 @@ func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Service) {
 		if s == nil && slices.ContainsFunc(all, func(s *Service) bool { _, failed := c.tried[s.ID]; return failed }) {
 			continue // it is to go, and another had it meanwhile
 		}
-		if !slices.ContainsFunc(all, func(o *Service) bool { return diff(o, s) == 0 && o.Key == s.Key }) || addrOf(placeOf(s, got)) != f {
+		if !slices.ContainsFunc(all, func(o *Service) bool { return diff(o, s) == 0 && o.Key == s.Key }) || addrOf(l4KeyOf(s, got)) != f {
 			t.Fatalf("%v: found %v of %v, want one of %v", f, got, s, all)
 		}
 	}

@@ -13,10 +13,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Config is what an [Engine] is made of.
+// Config configures an [Engine].
 type Config struct {
-	// Tracker is where Services and endpoints come from; required. The Engine is
-	// its one consumer.
+	// Tracker is the source of Services and endpoints; required. The Engine must be
+	// its only consumer.
 	Tracker *tracker.Tracker
 	// Topology changes how endpoints are chosen; it should be what the Tracker was
 	// given. The zero value is kube-proxy's behaviour.
@@ -24,7 +24,7 @@ type Config struct {
 	// MasqueradeAll becomes [Node.MasqueradeAll].
 	MasqueradeAll bool
 	// LocalTraffic becomes [Node.LocalTraffic]. At most one of its fields may be
-	// set; the zero value tells no traffic from other.
+	// set; the zero value recognises no internal traffic.
 	LocalTraffic LocalTraffic
 	// NodePortAddresses becomes [Node.NodePorts4] and [Node.NodePorts6]. The zero
 	// value is all addresses.
@@ -34,9 +34,9 @@ type Config struct {
 	ServiceCIDRs []netip.Prefix
 	// HashSeed becomes [Node.HashSeed]. Nodes must have the same to choose alike.
 	HashSeed uint64
-	// Log gets what an operator should know: Services that ask for the same
-	// frontend or exceed the [Limits] of a backend. Nil discards it. Both are also
-	// reported as events by the Tracker, to its [tracker.Config.Events].
+	// Log receives frontends that several Services ask for and Services that exceed the
+	// [Limits] of a backend; nil discards them. The Tracker reports both as events, too, to
+	// its [tracker.Config.Events].
 	Log *slog.Logger
 }
 
@@ -45,11 +45,11 @@ type Config struct {
 const maxInterfaceName = 15
 
 // Engine keeps the ruleset, every [Service] compiled, in step with a
-// [tracker.Tracker], and tells each attached [Backend] what changed since what
-// that backend last accepted. Its methods are safe for concurrent use.
+// [tracker.Tracker], and gives each attached [Backend] the difference to what that
+// backend last accepted. Its methods are safe for concurrent use.
 //
-// It does its work when a [Cursor] is synced or a [Snapshot] taken, and only for
-// the Services that changed.
+// The Engine works when a [Cursor] is synced or a [Snapshot] is taken, and only on the
+// Services that changed.
 type Engine struct {
 	tracker  *tracker.Tracker
 	topology tracker.TopologyOptions
@@ -67,15 +67,15 @@ type Engine struct {
 	names map[types.NamespacedName][]uint32
 	// room is memory for what names holds.
 	room []uint32
-	// gone is the IDs of keys that are not live but that some cursor's backend may
-	// still have.
+	// gone is the IDs of keys that are not live but that the backend of a cursor may still
+	// have.
 	gone map[tracker.Key]uint32
-	// free is the IDs nobody uses, the longest unused first.
+	// free is the unused IDs, the longest unused first.
 	free []uint32
 	// restricted is the IDs of those with source ranges, the only ones that
 	// depend on the node's addresses.
 	restricted map[uint32]struct{}
-	claims     claims
+	ownership  ownership
 	// jobs is what is to be compiled before the lock is released.
 	jobs []job
 	// totals counts, by familyIndex, the names with an ID of the family, the live slots
@@ -85,12 +85,12 @@ type Engine struct {
 	cursors []*Cursor
 }
 
-// slot is what the Engine knows of one ID.
+// slot is the state of one ID.
 type slot struct {
-	// svc is the compiled Service; once it is not live, the last there was.
+	// svc is the compiled Service, the last one if the ID is not live.
 	svc *Service
-	// claimed is the port whose places are entered in the claims, nil if none.
-	claimed *tracker.ServicePort
+	// port is the port whose frontends are in Engine.ownership, nil if none.
+	port *tracker.ServicePort
 	// holders is how many cursors' backends may have something of svc.
 	holders int32
 	// job is 1 + the index into Engine.jobs of the slot's job, or 0 for none.
@@ -104,7 +104,7 @@ type job struct {
 	state *tracker.PortState
 }
 
-// NewEngine makes an Engine. The error is an [ErrConfig].
+// NewEngine returns an Engine. The error wraps [ErrConfig].
 func NewEngine(c Config) (*Engine, error) {
 	if c.Tracker == nil {
 		return nil, fmt.Errorf("ruleset: %w: Tracker is required", ErrConfig)
@@ -131,7 +131,7 @@ func NewEngine(c Config) (*Engine, error) {
 		gone:       map[tracker.Key]uint32{},
 		restricted: map[uint32]struct{}{},
 	}
-	e.claims = newClaims(func(id uint32) tracker.Key { return e.slots[id].claimed.Key })
+	e.ownership = newOwnership(func(id uint32) tracker.Key { return e.slots[id].port.Key })
 	e.node = e.newNode(Node{
 		Info:          c.Tracker.Node(),
 		ServiceCIDRs:  reducePrefixes(c.ServiceCIDRs),
@@ -173,9 +173,9 @@ func (e *Engine) newNode(n Node) *Node {
 	return &n
 }
 
-// SetServiceCIDRs says from what ranges cluster IPs are taken now (the ServiceCIDR
-// API, KEP-1880). Invalid prefixes are left out; none means not known. It calls
-// what [Engine.Notify] registered if that is a change.
+// SetServiceCIDRs sets the ranges of cluster IPs (the ServiceCIDR API, KEP-1880). It
+// ignores invalid prefixes; none means that the ranges are not known. It calls the
+// functions that [Engine.Notify] registered if the ranges changed.
 func (e *Engine) SetServiceCIDRs(cidrs []netip.Prefix) {
 	cidrs = reducePrefixes(cidrs)
 	e.mu.Lock()
@@ -194,9 +194,9 @@ func (e *Engine) SetServiceCIDRs(cidrs []netip.Prefix) {
 	}
 }
 
-// Notify registers f to be called whenever a Sync may have something to do: after
-// a change in the tracker, and after one here. It is called with no lock held and
-// must return soon; a [Cursor.Sync] is not to be called from it, but triggered.
+// Notify registers f, which is called after each change that a Sync may have to apply: in
+// the tracker or in the Engine. No lock is held during the call. The function f must return
+// soon, and must not call [Cursor.Sync] but trigger it.
 func (e *Engine) Notify(f func()) {
 	e.mu.Lock()
 	e.notify = append(e.notify, f)
@@ -233,7 +233,7 @@ func (e *Engine) pull() {
 			}
 		}
 	}
-	// Only now is it settled who has which place.
+	// Only now does each frontend have its final owner.
 	for i := range e.jobs {
 		if e.compile(e.jobs[i]) {
 			changed = true
@@ -249,9 +249,8 @@ func (e *Engine) pull() {
 	}
 }
 
-// reserve makes room for the first updates, which are everything there is:
-// growing to that size step by step is a quarter of what a first Sync allocates
-// (BenchmarkFullSync/first).
+// reserve makes room for the first updates, which have all Services. Growing step by step
+// would be a quarter of what a first Sync allocates (BenchmarkFullSync/first).
 func (e *Engine) reserve(updates []tracker.Update) {
 	ports := 0
 	for i := range updates {
@@ -261,20 +260,20 @@ func (e *Engine) reserve(updates []tracker.Update) {
 	e.jobs = make([]job, 0, ports)
 	e.room = make([]uint32, ports)
 	e.names = make(map[types.NamespacedName][]uint32, len(updates))
-	e.claims.owner = make(map[place]claim, ports)
+	e.ownership.owner = make(map[l4Key]contender, ports)
 	for _, c := range e.cursors {
 		c.grow(ports + 1)
 	}
 }
 
-// update takes over what the tracker says of one Service. It reports whether one
-// of its ports is gone; those that are new or may differ become jobs.
+// update applies the tracker's update of one Service. It reports whether one of the ports
+// is gone. Ports that are new or may differ become jobs.
 func (e *Engine) update(u tracker.Update) (removed bool) {
 	ports := e.sorted(u)
 	before := e.names[u.Name]
 	ids := before
 	if !slices.EqualFunc(before, ports, func(id uint32, p tracker.PortState) bool {
-		return e.slots[id].claimed.Key == p.Port.Key
+		return e.slots[id].port.Key == p.Port.Key
 	}) {
 		if len(e.room) < len(ports) {
 			e.room = make([]uint32, len(ports))
@@ -282,7 +281,7 @@ func (e *Engine) update(u tracker.Update) (removed bool) {
 		ids, e.room = e.room[:0:len(ports)], e.room[len(ports):]
 		var had, has [2]int
 		for _, id := range before {
-			had[familyIndex(e.slots[id].claimed.Key.Family)] = 1
+			had[familyIndex(e.slots[id].port.Key.Family)] = 1
 		}
 		for i := range ports {
 			has[familyIndex(ports[i].Port.Key.Family)] = 1
@@ -292,12 +291,12 @@ func (e *Engine) update(u tracker.Update) (removed bool) {
 		}
 		i := 0
 		for _, p := range ports {
-			for i < len(before) && e.slots[before[i]].claimed.Key.Compare(p.Port.Key) < 0 {
+			for i < len(before) && e.slots[before[i]].port.Key.Compare(p.Port.Key) < 0 {
 				e.remove(before[i])
 				removed = true
 				i++
 			}
-			if i < len(before) && e.slots[before[i]].claimed.Key == p.Port.Key {
+			if i < len(before) && e.slots[before[i]].port.Key == p.Port.Key {
 				ids = append(ids, before[i])
 				i++
 			} else {
@@ -315,14 +314,14 @@ func (e *Engine) update(u tracker.Update) (removed bool) {
 		}
 	}
 	for i, p := range ports {
-		e.claim(ids[i], p.Port)
+		e.own(ids[i], p.Port)
 		e.queue(ids[i], &ports[i])
 	}
 	return removed
 }
 
-// sorted returns the ports of u in the order of their keys, without what must not
-// be there: a nil port, one of another Service, or a key twice.
+// sorted returns the ports of u in the order of their keys, without nil ports, ports of
+// other Services and repeated keys.
 func (e *Engine) sorted(u tracker.Update) []tracker.PortState {
 	ok := true
 	for i, p := range u.Ports {
@@ -346,8 +345,8 @@ func (e *Engine) sorted(u tracker.Update) []tracker.PortState {
 	return out
 }
 
-// add finds an ID for a key that is not live: the one it had, if some backend may
-// still have what it stood for.
+// add returns an ID for a key that is not live: the previous one if a backend may still
+// have what it stands for.
 func (e *Engine) add(k tracker.Key) uint32 {
 	if id, ok := e.gone[k]; ok {
 		delete(e.gone, k)
@@ -364,7 +363,7 @@ func (e *Engine) add(k tracker.Key) uint32 {
 
 // remove takes a Service out of the ruleset.
 func (e *Engine) remove(id uint32) {
-	e.claim(id, nil)
+	e.own(id, nil)
 	s := &e.slots[id]
 	if s.live {
 		s.live = false
@@ -381,7 +380,7 @@ func (e *Engine) remove(id uint32) {
 	}
 }
 
-// release makes the ID of a Service that nobody has any more available again.
+// release frees the ID of a Service that no backend has any more.
 func (e *Engine) release(id uint32) {
 	s := &e.slots[id]
 	delete(e.gone, s.svc.Key)
@@ -389,22 +388,22 @@ func (e *Engine) release(id uint32) {
 	e.free = append(e.free, id)
 }
 
-// claim replaces the places that id asks for by those of p, nil for none.
-func (e *Engine) claim(id uint32, p *tracker.ServicePort) {
+// own replaces the frontends that id asks for by those of p, nil for none.
+func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 	s := &e.slots[id]
-	before := s.claimed
-	if samePlaces(before, p) {
-		s.claimed = p
+	before := s.port
+	if sameFrontends(before, p) {
+		s.port = p
 	} else {
 		if before != nil {
-			for at := range places(before) {
-				e.recompile(e.claims.remove(at, id))
+			for at := range frontendKeys(before) {
+				e.recompile(e.ownership.remove(at, id))
 			}
 		}
-		s.claimed = p
+		s.port = p
 		if p != nil {
-			for at, kind := range places(p) {
-				e.recompile(e.claims.add(at, claim{id, kind}))
+			for at, kind := range frontendKeys(p) {
+				e.recompile(e.ownership.add(at, contender{id, kind}))
 			}
 		}
 	}
@@ -415,7 +414,7 @@ func (e *Engine) claim(id uint32, p *tracker.ServicePort) {
 	}
 }
 
-// queue notes that id is to be compiled from state.
+// queue queues the compilation of id from state.
 func (e *Engine) queue(id uint32, state *tracker.PortState) {
 	s := &e.slots[id]
 	if s.job == 0 {
@@ -425,19 +424,19 @@ func (e *Engine) queue(id uint32, state *tracker.PortState) {
 	e.jobs[s.job-1].state = state
 }
 
-// recompile notes that id, if it is live, is to be compiled from what it was
-// compiled from before, unless something newer is to come.
+// recompile queues the compilation of id, if it is live, from its previous input, unless
+// newer input is queued.
 func (e *Engine) recompile(id uint32) {
 	if s := &e.slots[id]; s.live && s.job == 0 {
 		e.queue(id, &tracker.PortState{Port: s.svc.Port, Endpoints: s.svc.Endpoints})
 	}
 }
 
-// compile does a job and reports whether the ruleset is another for it.
+// compile does a job and reports whether the ruleset changed.
 func (e *Engine) compile(j job) bool {
 	s := &e.slots[j.id]
 	s.job = 0
-	if s.claimed == nil {
+	if s.port == nil {
 		return false // removed since
 	}
 	now := Compile(*j.state, e.node, e.topology)
@@ -464,22 +463,22 @@ func (e *Engine) count(s *Service, sign int) {
 	t.Endpoints += sign * len(s.Selection.Reachable)
 }
 
-// strip leaves out the frontends of now that another Service has.
+// strip removes frontends that another Service owns.
 func (e *Engine) strip(now *Service, s *slot) {
-	if len(e.claims.rivals) == 0 {
+	if len(e.ownership.conflicts) == 0 {
 		return
 	}
 	now.Frontends = slices.DeleteFunc(now.Frontends, func(f Frontend) bool {
-		at := placeOf(now, &f)
-		owner := e.claims.owner[at].id
+		at := l4KeyOf(now, &f)
+		owner := e.ownership.owner[at].id
 		if owner == now.ID {
 			return false
 		}
 		had := s.live && slices.ContainsFunc(s.svc.Frontends, func(o Frontend) bool {
-			return placeOf(s.svc, &o) == at
+			return l4KeyOf(s.svc, &o) == at
 		})
-		if !s.live || had || !samePlaces(s.svc.Port, now.Port) {
-			winner := e.slots[owner].claimed.Key
+		if !s.live || had || !sameFrontends(s.svc.Port, now.Port) {
+			winner := e.slots[owner].port.Key
 			e.log.Warn("two services ask for the same frontend; only one gets it",
 				"kind", f.Kind, "address", f.Addr, "port", f.Port, "protocol", now.Key.Protocol,
 				"service", now.Key, "winner", winner)
@@ -494,14 +493,14 @@ func (e *Engine) strip(now *Service, s *slot) {
 	})
 }
 
-// mark tells every cursor that a Service is not what it was.
+// mark marks a Service as changed for every cursor.
 func (e *Engine) mark(id uint32) {
 	for _, c := range e.cursors {
 		c.mark(id)
 	}
 }
 
-// desired returns what a backend should have of id, nil for nothing.
+// desired returns the Service that a backend should have for id, or nil.
 func (e *Engine) desired(id uint32) *Service {
 	if s := &e.slots[id]; s.live {
 		return s.svc

@@ -409,7 +409,7 @@ func TestConflicts(t *testing.T) {
 			n := 0
 			for _, svc := range s.Services {
 				for i := range svc.Frontends {
-					if p := placeOf(svc, &svc.Frontends[i]); netip.AddrPortFrom(netip.AddrFrom16(p.addr).Unmap(), p.port).String() == at {
+					if p := l4KeyOf(svc, &svc.Frontends[i]); netip.AddrPortFrom(netip.AddrFrom16(p.addr).Unmap(), p.port).String() == at {
 						owner = svc.Key.Name
 						n++
 					}

@@ -63,7 +63,7 @@ func (m *mapPlane) Apply(_ context.Context, d *ruleset.Delta) error {
 		for _, f := range c.New.Frontends {
 			frontends[keyOf(c.Key, f)] = true
 			m.frontends[keyOf(c.Key, f)] = frontendValue{
-				c.New.ID, f.Target, f.Near, f.Masquerade, f.Sources, int(c.New.Port.Affinity.Seconds()),
+				c.New.ID, f.Target, f.Internal, f.Masquerade, f.Sources, int(c.New.Port.Affinity.Seconds()),
 			}
 		}
 	}

@@ -50,7 +50,7 @@ func (s *Service) HashSlots(t Target) int {
 // member is an index into [Service.Pool] of t. It is nil if Hash is
 // [tracker.HashNone] or the pool is empty. It depends on nothing but the pool's
 // addresses and weights, the size and the seed, which is [Node.HashSeed]. It is
-// made anew by each call, at the cost that package maglev states. Of more than
+// computed again by each call, at the cost that package maglev states. Of more than
 // [maglev.MaxSize] endpoints only the first so many share in it.
 func (s *Service) Maglev(t Target, seed uint64) *maglev.Table {
 	size := s.HashSlots(t)

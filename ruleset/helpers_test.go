@@ -114,8 +114,8 @@ func show(f Frontend) string {
 	if f.Kind == NodePort {
 		s = fmt.Sprintf("%s %d to %s", f.Kind, f.Port, f.Target)
 	}
-	if f.Near != f.Target {
-		s += fmt.Sprintf(", near %s", f.Near)
+	if f.Internal != f.Target {
+		s += fmt.Sprintf(", near %s", f.Internal)
 	}
 	s += fmt.Sprintf(", masquerade %s", f.Masquerade)
 	if len(f.Sources) != 0 {

@@ -17,7 +17,7 @@ import (
 )
 
 // TestNothingIsLeft makes and removes Services by the thousand, with names that
-// never come back, that claim each other's places, under cursors of which one is
+// never come back, that take each other's frontends, under cursors of which one is
 // refused things and one comes and goes: in the end the engine and the cursors hold
 // what they held before.
 func TestNothingIsLeft(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// plane is a model data plane: maps keyed by place, by Service and by endpoint.
+// plane is a model data plane: maps keyed by frontend, by Service and by endpoint.
 // Its backend does only what a delta tells it to, so that the maps are right only
 // if deltas are.
 type plane struct {
@@ -34,7 +34,7 @@ type plane struct {
 	// during, if not nil, is called in the middle of an Apply.
 	during func()
 
-	fronts map[place]string
+	fronts map[l4Key]string
 	pools  map[poolKey]string
 	eps    map[epKey]*tracker.Endpoint
 	ids    map[uint32]tracker.Key
@@ -58,7 +58,7 @@ type epKey struct {
 func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, trouble int) *plane {
 	return &plane{
 		t: t, r: r, name: name, prunes: prunes, trouble: trouble,
-		fronts: map[place]string{}, pools: map[poolKey]string{}, eps: map[epKey]*tracker.Endpoint{},
+		fronts: map[l4Key]string{}, pools: map[poolKey]string{}, eps: map[epKey]*tracker.Endpoint{},
 		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Service{}, needFull: true,
 	}
 }
@@ -125,14 +125,14 @@ func (p *plane) check(d *Delta) {
 func (p *plane) plan(d *Delta) []op {
 	var ops []op
 	if d.Full && p.prunes {
-		live := map[place]bool{}
+		live := map[l4Key]bool{}
 		liveIDs := map[uint32]map[netip.AddrPort]bool{}
 		for _, c := range d.Changes {
 			if c.New == nil {
 				continue
 			}
 			for i := range c.New.Frontends {
-				live[placeOf(c.New, &c.New.Frontends[i])] = true
+				live[l4KeyOf(c.New, &c.New.Frontends[i])] = true
 			}
 			liveIDs[c.New.ID] = map[netip.AddrPort]bool{}
 			for _, ep := range c.New.Selection.Reachable {
@@ -140,7 +140,7 @@ func (p *plane) plan(d *Delta) []op {
 			}
 		}
 		ops = append(ops, op{do: func() {
-			maps.DeleteFunc(p.fronts, func(at place, _ string) bool { return !live[at] })
+			maps.DeleteFunc(p.fronts, func(at l4Key, _ string) bool { return !live[at] })
 			maps.DeleteFunc(p.pools, func(k poolKey, _ string) bool { return liveIDs[k.id] == nil })
 			maps.DeleteFunc(p.eps, func(k epKey, _ *tracker.Endpoint) bool { return !liveIDs[k.id][k.addr] })
 			maps.DeleteFunc(p.ids, func(id uint32, _ tracker.Key) bool { return liveIDs[id] == nil })
@@ -148,7 +148,7 @@ func (p *plane) plan(d *Delta) []op {
 	}
 	for _, c := range d.Changes {
 		for f := range c.GoneFrontends() {
-			ops = append(ops, op{c.Key, func() { delete(p.fronts, placeOf(&Service{Key: c.Key}, &f)) }})
+			ops = append(ops, op{c.Key, func() { delete(p.fronts, l4KeyOf(&Service{Key: c.Key}, &f)) }})
 		}
 	}
 	for _, c := range d.Changes {
@@ -177,7 +177,7 @@ func (p *plane) plan(d *Delta) []op {
 	for _, c := range d.Changes {
 		if c.New != nil && (d.Full || c.What&FieldFrontends != 0) {
 			for i, f := range c.New.Frontends {
-				ops = append(ops, op{c.Key, func() { p.fronts[placeOf(c.New, &c.New.Frontends[i])] = front(c.New, f) }})
+				ops = append(ops, op{c.Key, func() { p.fronts[l4KeyOf(c.New, &c.New.Frontends[i])] = front(c.New, f) }})
 			}
 		}
 	}
@@ -278,7 +278,7 @@ func (p *plane) compare(s *Snapshot) {
 		want.ids[svc.ID] = svc.Key
 		want.acked[svc.Key] = svc
 		for i, f := range svc.Frontends {
-			at := placeOf(svc, &svc.Frontends[i])
+			at := l4KeyOf(svc, &svc.Frontends[i])
 			if _, twice := want.fronts[at]; twice {
 				p.t.Fatalf("%v is two services'", at)
 			}
@@ -595,9 +595,9 @@ func TestRandom(t *testing.T) {
 			}
 			planes[i].compare(e.Snapshot())
 		}
-		if len(e.names)+len(e.gone)+len(e.restricted)+len(e.claims.owner)+len(e.claims.rivals)+len(e.jobs) != 0 || e.totals != [2]FamilyInfo{} {
-			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d places, %d rivals, totals %+v",
-				seed, len(e.names), len(e.gone), len(e.restricted), len(e.claims.owner), len(e.claims.rivals), e.totals)
+		if len(e.names)+len(e.gone)+len(e.restricted)+len(e.ownership.owner)+len(e.ownership.conflicts)+len(e.jobs) != 0 || e.totals != [2]FamilyInfo{} {
+			t.Errorf("seed %d: left behind: %d names, %d gone, %d restricted, %d frontends, %d conflicts, totals %+v",
+				seed, len(e.names), len(e.gone), len(e.restricted), len(e.ownership.owner), len(e.ownership.conflicts), e.totals)
 		}
 		if len(e.free) != len(e.slots)-1 {
 			t.Errorf("seed %d: %d of %d ids are free", seed, len(e.free), len(e.slots)-1)

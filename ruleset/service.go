@@ -49,10 +49,10 @@ func (s *Service) Pool(t Target) []*tracker.Endpoint {
 // Frontend is one address and port at which a Service is reached, and what
 // happens to a new connection there. The protocol is the Service's Key.Protocol.
 //
-// A connection that Sources shuts out is dropped before anything else is looked
-// at. Otherwise it meets Target, or Near if it comes from near. The source
-// address is replaced (masqueraded) as Masquerade says, and besides, in every
-// Service, when the chosen endpoint is the connection's own source (hairpin).
+// A connection that Sources does not admit is dropped. Otherwise it meets Internal if it is
+// internal, from one of this node's pods or the node itself, and Target if not. The source
+// address is replaced (masqueraded) as Masquerade says and, in every Service, when the
+// chosen endpoint is the connection's own source (hairpin).
 type Frontend struct {
 	// Kind is what sort of address it is, never 0.
 	Kind Kind
@@ -65,12 +65,12 @@ type Frontend struct {
 	Sources []netip.Prefix
 	// Target is what a connection meets.
 	Target Target
-	// Near is what a connection meets that comes from one of this node's pods (as
-	// told by [Node.LocalTraffic]) or from the node itself. It differs from Target
-	// only under externalTrafficPolicy Local, where such a connection
-	// "short-circuits": it may use every endpoint, as it would through the cluster
-	// IP. See ShortCircuit.
-	Near Target
+	// Internal is what a connection from one of this node's pods (which
+	// [Node.LocalTraffic] recognises) or from the node itself meets. It differs from
+	// Target only under externalTrafficPolicy Local, where such a connection
+	// "short-circuits": it may use every endpoint, as through the cluster IP. See
+	// ShortCircuit.
+	Internal Target
 	// Masquerade is when the connection's source address is replaced.
 	Masquerade Masquerade
 }
@@ -78,6 +78,15 @@ type Frontend struct {
 // ShortCircuit reports whether connections from this node's pods and from the
 // node itself are treated otherwise than others.
 func (f *Frontend) ShortCircuit() bool { return f.Masquerade == MasqueradeNode }
+
+// TargetFor returns what a connection meets: Internal if it is internal, from one of this
+// node's pods or the node itself, and Target otherwise.
+func (f *Frontend) TargetFor(internal bool) Target {
+	if internal {
+		return f.Internal
+	}
+	return f.Target
+}
 
 // Admits reports whether Sources lets a connection from this address in.
 func (f *Frontend) Admits(from netip.Addr) bool {

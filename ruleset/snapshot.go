@@ -20,13 +20,13 @@ type Snapshot struct {
 	Services []*Service
 
 	once sync.Once
-	// at finds the frontends by place; clusterIPs is the cluster IPs in use.
-	at         map[place]found
+	// at finds the frontends by their keys; clusterIPs is the cluster IPs in use.
+	at         map[l4Key]found
 	clusterIPs map[netip.Addr]*Service
 
 	onceEndpoints sync.Once
-	// endpoints finds the Services by the places of their endpoints.
-	endpoints map[place][]*Service
+	// endpoints finds the Services by the keys of their endpoints.
+	endpoints map[l4Key][]*Service
 }
 
 type found struct {
@@ -62,7 +62,7 @@ func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend
 		return nil, nil
 	}
 	s.index()
-	f := s.at[placeAt(canonical(to.Addr()), to.Port(), p)]
+	f := s.at[l4KeyAt(canonical(to.Addr()), to.Port(), p)]
 	return f.service, f.frontend
 }
 
@@ -76,13 +76,13 @@ func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 		return nil
 	}
 	s.onceEndpoints.Do(func() {
-		s.endpoints = make(map[place][]*Service, len(s.Services))
+		s.endpoints = make(map[l4Key][]*Service, len(s.Services))
 		for _, svc := range s.Services {
 			for _, ep := range svc.Endpoints {
 				if ep == nil {
 					continue
 				}
-				k := placeAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), svc.Key.Protocol)
+				k := l4KeyAt(canonical(ep.Addr.Addr()), ep.Addr.Port(), svc.Key.Protocol)
 				s.endpoints[k] = append(s.endpoints[k], svc)
 			}
 		}
@@ -90,17 +90,17 @@ func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 			slices.SortFunc(all, func(a, b *Service) int { return a.Key.Compare(b.Key) })
 		}
 	})
-	return s.endpoints[placeAt(canonical(at.Addr()), at.Port(), p)]
+	return s.endpoints[l4KeyAt(canonical(at.Addr()), at.Port(), p)]
 }
 
 func (s *Snapshot) index() {
 	s.once.Do(func() {
-		s.at = make(map[place]found, 2*len(s.Services))
+		s.at = make(map[l4Key]found, 2*len(s.Services))
 		s.clusterIPs = make(map[netip.Addr]*Service, len(s.Services))
 		for _, svc := range s.Services {
 			for i := range svc.Frontends {
 				f := &svc.Frontends[i]
-				s.at[placeOf(svc, f)] = found{svc, f}
+				s.at[l4KeyOf(svc, f)] = found{svc, f}
 				if f.Kind == ClusterIP {
 					s.clusterIPs[f.Addr] = svc
 				}

@@ -43,8 +43,8 @@ type stepPlane struct {
 	affinity, hash, ext, known, other, policies map[uint32]string
 
 	acked map[tracker.Key]*Service
-	// keep is the places that must be served during this Apply.
-	keep map[place]bool
+	// keep is the frontends that must be served during this Apply.
+	keep map[l4Key]bool
 	// moved counts the takeovers seen, swapped those in a circle.
 	moved, swapped int
 }
@@ -52,7 +52,7 @@ type stepPlane struct {
 // entryKey is the key of a frontend's entry. The owner is 0 without owners.
 type entryKey struct {
 	owner uint32
-	at    place
+	at    l4Key
 }
 
 type entry struct {
@@ -81,7 +81,7 @@ func (p *stepPlane) tables() []*map[uint32]string {
 }
 
 func (p *stepPlane) keyOf(s *Service, f *Frontend) entryKey {
-	k := entryKey{at: placeOf(s, f)}
+	k := entryKey{at: l4KeyOf(s, f)}
 	if p.owners {
 		k.owner = s.ID
 	}
@@ -99,8 +99,8 @@ func (p *stepPlane) works(e entry) bool {
 	return p.ids[e.id] == e.key
 }
 
-func (p *stepPlane) served() map[place]bool {
-	out := map[place]bool{}
+func (p *stepPlane) served() map[l4Key]bool {
+	out := map[l4Key]bool{}
 	for k, e := range p.fronts {
 		if p.works(e) {
 			out[k.at] = true
@@ -118,11 +118,11 @@ func (p *stepPlane) begin(d *Delta) {
 			now[c.Key] = c.New
 		}
 	}
-	p.keep = map[place]bool{}
+	p.keep = map[l4Key]bool{}
 	served := p.served()
 	for _, s := range now {
 		for i := range s.Frontends {
-			if at := placeOf(s, &s.Frontends[i]); served[at] {
+			if at := l4KeyOf(s, &s.Frontends[i]); served[at] {
 				p.keep[at] = true
 			}
 		}
@@ -145,7 +145,7 @@ func (p *stepPlane) wrote(what string) {
 func (p *stepPlane) checkLinks(d *Delta) {
 	p.t.Helper()
 	type link struct {
-		at       place
+		at       l4Key
 		from, to tracker.Key
 	}
 	index, want, got := map[tracker.Key]int{}, map[link]bool{}, map[link]bool{}
@@ -157,22 +157,22 @@ func (p *stepPlane) checkLinks(d *Delta) {
 			w, in := index[to]
 			if !in {
 				if p.acked[to] == nil || !slices.ContainsFunc(p.acked[to].Frontends, func(o Frontend) bool {
-					return placeOf(p.acked[to], &o) == placeOf(&Service{Key: c.Key}, &f)
+					return l4KeyOf(p.acked[to], &o) == l4KeyOf(&Service{Key: c.Key}, &f)
 				}) {
 					p.t.Fatalf("%s: %s lost %v to %s, which neither takes it nor has it", p.name, c.Key, f, to)
 				}
 				continue
 			}
 			if n := d.Changes[w].New; n == nil || !slices.ContainsFunc(n.Frontends, func(o Frontend) bool {
-				return placeOf(n, &o) == placeOf(&Service{Key: c.Key}, &f)
+				return l4KeyOf(n, &o) == l4KeyOf(&Service{Key: c.Key}, &f)
 			}) {
 				p.t.Fatalf("%s: %s lost %v to %s, which does not have it", p.name, c.Key, f, to)
 			}
-			want[link{placeOf(&Service{Key: c.Key}, &f), c.Key, to}] = true
+			want[link{l4KeyOf(&Service{Key: c.Key}, &f), c.Key, to}] = true
 		}
 		for f, from := range c.TakenFrontends() {
 			p.moved++
-			got[link{placeOf(c.New, &f), from, c.Key}] = true
+			got[link{l4KeyOf(c.New, &f), from, c.Key}] = true
 		}
 	}
 	if !maps.Equal(got, want) {
@@ -463,7 +463,7 @@ func frontendsOf(s *Service) []Frontend {
 }
 
 func entryOf(s *Service, f *Frontend) entry {
-	return entry{s.ID, s.Key, f.Target, f.Near, show(*f)}
+	return entry{s.ID, s.Key, f.Target, f.Internal, show(*f)}
 }
 
 func knownText(s *Service) string {

@@ -141,14 +141,14 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 			"%s is the node's own address, and %s %d is not the port of a Service there", p.To.Addr(), p.Protocol, p.To.Port())}
 	}
 
-	// 3. A cluster IP is not a host: where there is no such port, nobody else
+	// 3. A cluster IP is not a host: where there is no such port, no other host
 	// could answer, and the packet would wander off by the default route.
 	if svc := s.clusterIP(p.To.Addr()); svc != nil {
 		return Verdict{Action: ActionReject, MayFailSend: fromNode, Rule: fmt.Sprintf(
 			"%s %d is a closed port of a cluster IP (of %s)", p.Protocol, p.To.Port(), svc.Key.NamespacedName)}
 	}
 
-	// 4. The same goes for an address kept for cluster IPs that nobody has (yet):
+	// 4. The same goes for an address kept for cluster IPs that no Service has (yet):
 	// no answer, so that a client that is ahead of us tries again.
 	if containsAddr(s.Node.ServiceCIDRs, p.To.Addr()) {
 		return Verdict{Action: ActionDrop, MayFailSend: fromNode, Rule: fmt.Sprintf(
@@ -169,7 +169,7 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 	name := fmt.Sprintf("%s of %s", f.Kind, svc.Key)
 	fromNode := p.InInterface == ""
 
-	// 1. Whoever may not connect learns nothing, not even that nobody is there.
+	// 1. A source that may not connect learns nothing, not even that there is no endpoint.
 	if !f.Admits(p.From) {
 		v.Action, v.MayFailSend = ActionDrop, fromNode
 		v.Rule = fmt.Sprintf("%s is not among the source ranges of the %s", p.From, name)
@@ -182,13 +182,11 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 
 	// 3. Under externalTrafficPolicy Local, pods and the node itself may use
 	// every endpoint; others only those on this node.
-	target, whom := f.Target, ""
-	if fromPod || fromNode {
-		target = f.Near
-		if f.ShortCircuit() {
-			whom = ", used from this node or one of its pods"
-		}
+	internal, whom := fromPod || fromNode, ""
+	if internal && f.ShortCircuit() {
+		whom = ", used from this node or one of its pods"
 	}
+	target := f.TargetFor(internal)
 	mayFailSend := fromNode && (!toNode || f.Kind == ClusterIP)
 	switch target {
 	case ToCluster, ToLocal:
@@ -216,7 +214,7 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 // nodePort returns the Service with the packet's port as NodePort, or nil.
 func (s *Snapshot) nodePort(p Packet) (*Service, *Frontend) {
 	s.index()
-	f := s.at[nodePortPlace(tracker.FamilyOf(p.To.Addr()), p.To.Port(), p.Protocol)]
+	f := s.at[nodePortKey(tracker.FamilyOf(p.To.Addr()), p.To.Port(), p.Protocol)]
 	return f.service, f.frontend
 }
 

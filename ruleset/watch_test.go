@@ -20,7 +20,7 @@ func TestDriftError(t *testing.T) {
 	if !errors.Is(err, ruleset.ErrNeedFull) {
 		t.Error("it is not ErrNeedFull")
 	}
-	if got, want := err.Error(), "nftables: IPv6 was altered by somebody else: it is gone"; got != want {
+	if got, want := err.Error(), "nftables: IPv6 was altered by another process: it is gone"; got != want {
 		t.Errorf("it says %q, want %q", got, want)
 	}
 }

@@ -203,12 +203,7 @@ func weightOf(e *tracker.Endpoint, all []*tracker.Endpoint) string {
 }
 
 // target is what the packet's frontend has it meet.
-func (q question) target() ruleset.Target {
-	if q.internal {
-		return q.verdict.Frontend.Near
-	}
-	return q.verdict.Frontend.Target
-}
+func (q question) target() ruleset.Target { return q.verdict.Frontend.TargetFor(q.internal) }
 
 // writeHash says, of a Service whose endpoints follow from a hash, what share of the
 // table each has, and which one is the source's. What is written depends on the mode,

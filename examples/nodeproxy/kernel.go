@@ -59,10 +59,7 @@ func (q question) entry() []*tracker.Endpoint {
 	if f == nil || f.Admits(q.packet.From) {
 		return q.verdict.Endpoints
 	}
-	if q.internal {
-		return q.verdict.Service.Pool(f.Near)
-	}
-	return q.verdict.Service.Pool(f.Target)
+	return q.verdict.Service.Pool(f.TargetFor(q.internal))
 }
 
 // compare prints what was found in the kernel, and whether that is what is expected.

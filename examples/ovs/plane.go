@@ -165,7 +165,7 @@ func (p *Plane) expose(c *ruleset.Change, full bool, was map[FlowKey]Flow) error
 	for i := range c.New.Frontends {
 		f := Flow{Frontend: c.New.Frontends[i], Affinity: c.New.Port.Affinity}
 		f.Group, _ = p.groups.Lookup(GroupName{c.Key, f.Frontend.Target})
-		f.Near, _ = p.groups.Lookup(GroupName{c.Key, f.Frontend.Near})
+		f.Near, _ = p.groups.Lookup(GroupName{c.Key, f.Frontend.Internal})
 		k := flowKey(c.Key, &f.Frontend)
 		if old, ok := was[k]; ok && reflect.DeepEqual(old, f) {
 			continue

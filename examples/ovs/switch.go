@@ -29,7 +29,7 @@ type FlowKey struct {
 // Flow is what becomes of packets to a frontend.
 type Flow struct {
 	Frontend ruleset.Frontend
-	// Group and Near are the groups that the frontend's Target and Near send to, 0 if
+	// Group and Near are the groups that the frontend's Target and Internal send to, 0 if
 	// they send to none.
 	Group, Near uint32
 	Affinity    time.Duration
@@ -159,7 +159,7 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 	fromPod, fromNode := node.LocalTraffic.Recognises(p.From, p.InInterface), p.InInterface == ""
 	target, group := fe.Target, flow.Group
 	if fromPod || fromNode {
-		target, group = fe.Near, flow.Near
+		target, group = fe.Internal, flow.Near
 	}
 	switch {
 	case !fe.Admits(p.From) || target == ruleset.Drop:

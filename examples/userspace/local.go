@@ -132,7 +132,7 @@ func table(s *ruleset.Snapshot, listens func(netip.AddrPort, v1.Protocol) bool) 
 				where = at.String()
 			}
 			fmt.Fprintf(w, "%s\t%d/%s\t%s\t%d\n", svc.Key.ServicePortName, settingsOf(svc.Port).port, svc.Key.Protocol,
-				where, len(svc.Pool(f.Near)))
+				where, len(svc.Pool(f.Internal)))
 		}
 	}
 	w.Flush()

@@ -4,6 +4,7 @@ package backendconf
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 
@@ -27,6 +28,29 @@ func Families(list []tracker.Family) ([]tracker.Family, error) {
 		}
 	}
 	return slices.Clone(list), nil
+}
+
+// Complete replaces the fields that all kernel backends have in common by their defaults
+// if they are not set. The error wraps [ruleset.ErrConfig].
+func Complete(families *[]tracker.Family, mark *ruleset.MasqueradeMark, log **slog.Logger) error {
+	list, err := Families(*families)
+	if err != nil {
+		return err
+	}
+	value, err := mark.Value()
+	if err != nil {
+		return err
+	}
+	*families, *mark, *log = list, ruleset.MasqueradeMark(value), Log(*log)
+	return nil
+}
+
+// Probe closes what the New of a backend returned. It returns New's error or that of Close.
+func Probe(b io.Closer, err error) error {
+	if err != nil {
+		return err
+	}
+	return b.Close()
 }
 
 // Log returns l, or a logger that discards everything if l is nil.

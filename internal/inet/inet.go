@@ -3,6 +3,8 @@
 package inet
 
 import (
+	"net/netip"
+
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -44,4 +46,14 @@ func AF(f tracker.Family) uint8 {
 		return afINET6
 	}
 	return afINET
+}
+
+// Prefixes returns the valid prefixes of the family, without bits beyond their length.
+func Prefixes(list []netip.Prefix, f tracker.Family) (out []netip.Prefix) {
+	for _, p := range list {
+		if p.IsValid() && tracker.FamilyOf(p.Addr()) == f {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
 }

@@ -78,16 +78,25 @@ func Need(tb testing.TB, ok bool, what string) {
 func NewHost(tb testing.TB) *Host {
 	tb.Helper()
 	Require(tb)
+	_, hosts := NewHosts(tb, "node")
+	return hosts["node"]
+}
+
+// NewHosts returns a lab, which ends with the test, and hosts in it by their names.
+func NewHosts(tb testing.TB, names ...string) (*Lab, map[string]*Host) {
+	tb.Helper()
 	lab, err := New()
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { lab.Close() })
-	h, err := lab.Host("node")
-	if err != nil {
-		tb.Fatal(err)
+	hosts := map[string]*Host{}
+	for _, name := range names {
+		if hosts[name], err = lab.Host(name); err != nil {
+			tb.Fatal(err)
+		}
 	}
-	return h
+	return lab, hosts
 }
 
 // ServeTCP accepts TCP connections at the address, which must be literal, until the

@@ -214,9 +214,9 @@ func (c *Conn) drain(ctx context.Context) error {
 // if the objects changed during a dump, or is fn's, after which fn is not called
 // again.
 func (c *Conn) Get(ctx context.Context, r Request, fn func(attrs []byte) error) error {
-	flags := uint16(flagAck)
+	flags := r.Flags | flagAck
 	if r.Dump {
-		flags = flagDump
+		flags = r.Flags | flagDump
 	}
 	first := c.Sequence(1)
 	b := append(Begin(nil, r.Subsystem, r.Type, flags, first, r.Family), r.Attrs...)

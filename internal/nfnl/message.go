@@ -173,7 +173,9 @@ func (m Message) explanation() string {
 type Request struct {
 	Subsystem, Type uint16
 	Family          uint8
-	Dump            bool
+	// Flags are NLM_F_* besides those of an acknowledgement and a dump.
+	Flags uint16
+	Dump  bool
 	// Attrs are the encoded attributes.
 	Attrs []byte
 }

@@ -64,16 +64,16 @@ func brokenBackends() []broken {
 		}, {
 			name: "does not short-circuit",
 			distort: eachFrontend(func(f *ruleset.Frontend) {
-				f.Near = f.Target
+				f.Internal = f.Target
 			}),
 			world: "external policy Local", complaint: `pod3 .* only 1 were ever used|pod3 .*no answer, must be forwarded`,
 		}, {
 			name:    "drops for refusing",
-			distort: eachFrontend(func(f *ruleset.Frontend) { f.Target, f.Near = swap(f.Target), swap(f.Near) }),
+			distort: eachFrontend(func(f *ruleset.Frontend) { f.Target, f.Internal = swap(f.Target), swap(f.Internal) }),
 			world:   "no endpoints", complaint: `no answer, must be refused`,
 		}, {
 			name:    "refuses for dropping",
-			distort: eachFrontend(func(f *ruleset.Frontend) { f.Target, f.Near = swap(f.Target), swap(f.Near) }),
+			distort: eachFrontend(func(f *ruleset.Frontend) { f.Target, f.Internal = swap(f.Target), swap(f.Internal) }),
 			world:   "internal policy Local", complaint: `refused, must get no answer`,
 		}, {
 			name:    "never masquerades",
@@ -338,7 +338,7 @@ func retarget(s *ruleset.Service, k ruleset.Kind, from, to ruleset.Target) {
 	s.Selection.Cluster, s.Selection.Reachable = s.Endpoints, s.Endpoints
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.Kind == k && f.Target == from {
-			f.Target, f.Near = to, to
+			f.Target, f.Internal = to, to
 		}
 	}
 }

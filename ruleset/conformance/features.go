@@ -11,7 +11,7 @@ const (
 	Affinity Feature = "affinity"
 	// AffinityNear: keeping a client with its endpoint, as long as that is there, also
 	// where what comes from near goes to other endpoints than what comes from outside
-	// ([ruleset.Frontend].Near). Without, other endpoints' coming and going may move
+	// ([ruleset.Frontend].Internal). Without, other endpoints' coming and going may move
 	// it, and that for some time afterwards.
 	AffinityNear Feature = "affinity near"
 	// AffinityTimeout: forgetting a client soon after its affinity has timed out.

@@ -165,7 +165,7 @@ func (w *World) mayMove(v ruleset.Verdict) bool {
 		return !w.does(HashOfEndpoints)
 	}
 	f := v.Frontend
-	near := f.ShortCircuit() && f.Near != f.Target && slices.Equal(v.Endpoints, v.Service.Pool(f.Near))
+	near := f.ShortCircuit() && f.Internal != f.Target && slices.Equal(v.Endpoints, v.Service.Pool(f.Internal))
 	return near && !w.does(AffinityNear)
 }
 

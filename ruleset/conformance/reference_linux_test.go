@@ -241,14 +241,9 @@ func (r *reference) frontend(s *script, svc *ruleset.Service, f *ruleset.Fronten
 		fromNode := hook == "out"
 		// The last one is of everybody else.
 		for _, who := range append(r.fromPods(svc.Key.Family, fromNode), "") {
-			pods, target := who != "", f.Target
-			if pods || fromNode {
-				target = f.Near
-			}
-			do := ""
-			if f.Masquerade == ruleset.MasqueradeAlways ||
-				f.Masquerade == ruleset.MasqueradeNotPods && !pods ||
-				f.Masquerade == ruleset.MasqueradeNode && fromNode {
+			pods := who != ""
+			target, do := f.TargetFor(pods || fromNode), ""
+			if f.Masquerade.Applies(pods, fromNode) {
 				do = "meta mark set meta mark | " + markBit
 			}
 			switch target {

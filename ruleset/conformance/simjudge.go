@@ -112,7 +112,7 @@ func (w *simWorld) judged(v ruleset.Verdict, p ruleset.Packet) bool {
 	case v.Service.Key.Protocol == sctp && !w.does(SCTP):
 		return false
 	case len(v.Frontend.Sources) != 0:
-		return w.does(SourceRanges) && (w.does(RefuseBySource) || v.Frontend.Target != ruleset.Reject && v.Frontend.Near != ruleset.Reject)
+		return w.does(SourceRanges) && (w.does(RefuseBySource) || v.Frontend.Target != ruleset.Reject && v.Frontend.Internal != ruleset.Reject)
 	}
 	return true
 }

@@ -317,10 +317,7 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 		return Outcome{Action: ruleset.ActionDrop}
 	}
 	fromPod, fromNode := p.nodes.LocalTraffic.Recognises(pk.From, pk.InInterface), pk.InInterface == ""
-	t := e.frontend.Target
-	if fromPod || fromNode {
-		t = e.frontend.Near
-	}
+	t := e.frontend.TargetFor(fromPod || fromNode)
 	switch t {
 	case ruleset.Reject:
 		return Outcome{Action: ruleset.ActionReject}

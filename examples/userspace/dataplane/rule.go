@@ -17,7 +17,7 @@ type rule struct {
 func (r *rule) equal(o *rule) bool {
 	return r == o || r != nil && o != nil && r.service == o.service && r.near == o.near &&
 		r.frontend.Kind == o.frontend.Kind && r.frontend.Target == o.frontend.Target &&
-		r.frontend.Near == o.frontend.Near && slices.Equal(r.frontend.Sources, o.frontend.Sources)
+		r.frontend.Internal == o.frontend.Internal && slices.Equal(r.frontend.Sources, o.frontend.Sources)
 }
 
 // near tells connections that start on this node, in a pod or in a process, from
@@ -39,18 +39,15 @@ func (n *near) has(from, to netip.Addr) bool {
 
 // target is what a connection from one address to another meets.
 func (r *rule) target(from, to netip.Addr) ruleset.Target {
-	switch {
-	case !r.frontend.Admits(from):
+	if !r.frontend.Admits(from) {
 		return ruleset.Drop
-	case r.near.has(from, to):
-		return r.frontend.Near
 	}
-	return r.frontend.Target
+	return r.frontend.TargetFor(r.near.has(from, to))
 }
 
 // listens reports whether a socket is needed: without one, the kernel refuses.
 func (r *rule) listens() bool {
-	return r != nil && (r.frontend.Target != ruleset.Reject || r.frontend.Near != ruleset.Reject)
+	return r != nil && (r.frontend.Target != ruleset.Reject || r.frontend.Internal != ruleset.Reject)
 }
 
 // audience is who is to get any answer at all: the sources that are in one
@@ -66,7 +63,7 @@ func (r *rule) audience(at netip.Addr) audience {
 	}
 	if r.frontend.Target == ruleset.Drop {
 		var from []netip.Prefix
-		if r.frontend.Near != ruleset.Drop {
+		if r.frontend.Internal != ruleset.Drop {
 			from = append(from, single(at))
 			for _, o := range r.near.own {
 				from = append(from, single(o))

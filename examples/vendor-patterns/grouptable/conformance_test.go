@@ -82,10 +82,7 @@ func (v *vips) handle(pk ruleset.Packet) conformance.Outcome {
 		e, ok = v.table[at]
 	}
 	fromPod, fromNode := v.node.LocalTraffic.Recognises(pk.From, pk.InInterface), pk.InInterface == ""
-	target := e.frontend.Target
-	if fromPod || fromNode {
-		target = e.frontend.Near
-	}
+	target := e.frontend.TargetFor(fromPod || fromNode)
 	switch {
 	case !ok:
 		return conformance.Outcome{}

@@ -294,8 +294,8 @@ func frontendOf(k tracker.Key, f *ruleset.Frontend) Frontend {
 
 func actionOf(s *ruleset.Service, f *ruleset.Frontend) Action {
 	return Action{
-		Service: s.Key, Target: f.Target, Near: f.Near,
-		Size: len(s.Pool(f.Target)), NearSize: len(s.Pool(f.Near)),
+		Service: s.Key, Target: f.Target, Near: f.Internal,
+		Size: len(s.Pool(f.Target)), NearSize: len(s.Pool(f.Internal)),
 		Masquerade: f.Masquerade, Affinity: s.Port.Affinity,
 	}
 }

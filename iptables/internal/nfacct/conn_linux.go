@@ -1,16 +1,15 @@
 package nfacct
 
 import (
-	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
@@ -42,46 +41,33 @@ type Object struct {
 // Conn is a connection to the accounting objects of one network namespace. Its
 // methods may be called concurrently. A refusal by the kernel is a [unix.Errno]:
 // EINVAL or EOPNOTSUPP if the kernel has no accounting objects, EPERM without
-// CAP_NET_ADMIN.
+// CAP_NET_ADMIN. After Close, other methods return [os.ErrClosed].
 type Conn struct {
 	mu   sync.Mutex
-	sock *nl.SocketHandle // nil once closed
+	conn *nfnl.Conn
 }
 
-// Dial opens a connection in a network namespace.
-func Dial(ns *netns.Namespace) (*Conn, error) {
-	c := &Conn{}
-	err := ns.Do(func() error {
-		s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
-		if err != nil {
-			return err
-		}
-		c.sock = &nl.SocketHandle{Socket: s}
-		return nil
-	})
+// Dial opens a connection in a network namespace, as [nfnl.Dial].
+func Dial(ns *os.File) (*Conn, error) {
+	conn, err := nfnl.Dial(ns)
 	if err != nil {
-		return nil, fmt.Errorf("nfacct: open netlink socket: %w", err)
+		return nil, fmt.Errorf("nfacct: %w", err)
 	}
-	return c, nil
+	return &Conn{conn: conn}, nil
 }
 
-// Close closes the connection. Afterwards other methods return [os.ErrClosed], and Close
-// does nothing.
+// Close closes the connection. Closing it again does nothing.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.sock != nil {
-		c.sock.Close()
-		c.sock = nil
-	}
-	return nil
+	return c.conn.Close()
 }
 
 // Add creates an object that has counted nothing, unless the object exists already. It
 // fails if the existing object has a quota: rules match such an object by whether its
 // quota is used up, so it belongs to another program.
 func (c *Conn) Add(name string) error {
-	_, err := c.request(msgNew, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, name)
+	_, err := c.request(msgNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL, name)
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
@@ -94,55 +80,37 @@ func (c *Conn) Add(name string) error {
 
 // Get returns an object. The error is ENOENT if no object has that name.
 func (c *Conn) Get(name string) (Object, error) {
-	answers, err := c.request(msgGet, unix.NLM_F_ACK, name)
-	if err != nil {
-		return Object{}, err
+	o, err := c.request(msgGet, 0, name)
+	if err == nil && o.Name != name {
+		err = fmt.Errorf("nfacct: %s: the kernel's answer has no such object", name)
 	}
-	for _, a := range answers {
-		if o, ok := parse(a); ok && o.Name == name {
-			return o, nil
-		}
-	}
-	return Object{}, fmt.Errorf("nfacct: %s: the kernel's answer has no such object", name)
+	return o, err
 }
 
 // Delete deletes an object. The error is EBUSY if a rule counts into it, and ENOENT if
 // no object has that name.
 func (c *Conn) Delete(name string) error {
-	_, err := c.request(msgDelete, unix.NLM_F_ACK, name)
+	_, err := c.request(msgDelete, 0, name)
 	return err
 }
 
-// request sends a request about an object and returns the bodies of the answers.
-func (c *Conn) request(kind, flags int, name string) ([][]byte, error) {
-	if name == "" || len(name) > maxName || bytes.IndexByte([]byte(name), 0) >= 0 {
-		return nil, fmt.Errorf("nfacct: name %q is not 1 to %d bytes other than NUL", name, maxName)
+// request sends a request about an object and returns the object of the answer, if any.
+func (c *Conn) request(kind, flags uint16, name string) (o Object, err error) {
+	if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
+		return o, fmt.Errorf("nfacct: name %q is not 1 to %d bytes other than NUL", name, maxName)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.sock == nil {
-		return nil, fmt.Errorf("nfacct: %w", os.ErrClosed)
+	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_ACCT, Type: kind, Flags: flags, Attrs: nfnl.AppendString(nil, attrName, name)}
+	if err := c.conn.Get(context.Background(), r, func(attrs []byte) error { o = parse(attrs); return nil }); err != nil {
+		return o, fmt.Errorf("nfacct: %s: %w", name, err)
 	}
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_ACCT<<8|kind, flags)
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.sock}
-	req.AddData(&nl.Nfgenmsg{Version: nl.NFNETLINK_V0})
-	req.AddData(nl.NewRtAttr(attrName, nl.ZeroTerminated(name)))
-	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
-	if errors.Is(err, unix.EBADF) {
-		err = os.ErrClosed
-	}
-	if err != nil {
-		return nil, fmt.Errorf("nfacct: %s: %w", name, err)
-	}
-	return answers, nil
+	return o, nil
 }
 
-// parse reads an object from the body of an answer.
-func parse(b []byte) (o Object, ok bool) {
-	if len(b) < nl.SizeofNfgenmsg {
-		return o, false
-	}
-	for typ, value := range nfnl.Attributes(b[nl.SizeofNfgenmsg:]) {
+// parse reads an object from the attributes of an answer.
+func parse(attrs []byte) (o Object) {
+	for typ, value := range nfnl.Attributes(attrs) {
 		switch typ {
 		case attrName:
 			o.Name = nfnl.String(value)
@@ -154,5 +122,5 @@ func parse(b []byte) (o Object, ok bool) {
 			o.quota = true
 		}
 	}
-	return o, o.Name != ""
+	return o
 }

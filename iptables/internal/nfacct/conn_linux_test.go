@@ -10,8 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vishvananda/netlink/nl"
-
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
@@ -21,7 +19,7 @@ func TestMain(m *testing.M) { netlab.Main(m) }
 // dial connects to the accounting objects of a namespace, if the kernel has any.
 func dial(t *testing.T, h *netlab.Host) *Conn {
 	t.Helper()
-	c, err := Dial(h.Namespace())
+	c, err := Dial(h.File())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,10 +100,6 @@ func TestConnection(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	unix.Close(c.sock.Socket.GetFd())
-	if _, err := c.Get("one"); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("after the descriptor was closed: %v", err)
-	}
 	for range 2 {
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -118,8 +112,7 @@ func TestConnection(t *testing.T) {
 
 // FuzzParse reads answers that the kernel would not give.
 func FuzzParse(f *testing.F) {
-	whole := make([]byte, nl.SizeofNfgenmsg)
-	whole = nfnl.AppendString(whole, attrName, "name")
+	whole := nfnl.AppendString(nil, attrName, "name")
 	whole = nfnl.AppendUint64(whole, attrPackets, 258)
 	whole = nfnl.AppendUint64(whole, attrBytes, 1<<56)
 	whole = nfnl.AppendUint32(whole, attrFlags, 1)
@@ -127,12 +120,9 @@ func FuzzParse(f *testing.F) {
 		f.Add(whole[:i])
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		o, ok := parse(b)
-		if want := (Object{Name: "name", Packets: 258, Bytes: 1 << 56, quota: true}); bytes.Equal(b, whole) && (!ok || o != want) {
+		o := parse(b)
+		if want := (Object{Name: "name", Packets: 258, Bytes: 1 << 56, quota: true}); bytes.Equal(b, whole) && o != want {
 			t.Errorf("%+v, want %+v", o, want)
-		}
-		if ok && o.Name == "" {
-			t.Error("an object without a name")
 		}
 	})
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func TestNamesShareAndForget(t *testing.T) {
-	n := names{one: recent[string]{limit: 4}, many: recent[[]string]{limit: 4}}
+	n := interned{one: recent[string]{limit: 4}, many: recent[[]string]{limit: 4}}
 	big := strings.Repeat("x", 100) + "node"
 	first := n.name(big[100:])
 	if first != "node" || unsafe.StringData(first) == unsafe.StringData(big[100:]) {
@@ -30,7 +30,7 @@ func TestNamesShareAndForget(t *testing.T) {
 }
 
 func TestSets(t *testing.T) {
-	n := names{one: recent[string]{limit: 4}, many: recent[[]string]{limit: 4}}
+	n := interned{one: recent[string]{limit: 4}, many: recent[[]string]{limit: 4}}
 	set := func(s ...string) []string {
 		n.list = append(n.list, s...)
 		return n.set()

@@ -5,17 +5,16 @@ import (
 	"slices"
 )
 
-// edit is what became of a Service of several slices since the last Take, where
-// that is no more than that one of them says something else.
+// edit records that exactly one of a Service's slices changed since the last Take.
 type edit[E any] struct {
 	slice *slice[E]
 	was   []Port[E] // the slice's ports at the last Take
 }
 
-// patched returns what merged does, from what was taken and what was edited: the
-// work is that of the one slice and not of all. It is not ok where that does not
-// suffice: the slice has other ports now, or an address is in several slices.
-func (c *Cache[E]) patched(svc *service[E]) (ports []Port[E], changed, ok bool) {
+// mergedChange returns what merged does, from the result of the last Take and the edit, in
+// time proportional to the one slice. It is not ok if the slice has other ports now, or if
+// an address is in several slices.
+func (c *Cache[E]) mergedChange(svc *service[E]) (ports []Port[E], changed, ok bool) {
 	was, now := svc.edit.was, svc.edit.slice.ports
 	same := func(a, b Port[E]) bool { return a.compare(&b) == 0 }
 	if !slices.EqualFunc(was, now, same) {
@@ -27,7 +26,7 @@ func (c *Cache[E]) patched(svc *service[E]) (ports []Port[E], changed, ok bool) 
 		if !found || svc.count(&now[i])-len(now[i].Endpoints)+len(was[i].Endpoints) != len(svc.taken[j].Endpoints) {
 			return nil, false, false
 		}
-		list, listChanged, ok := c.patchList(svc.taken[j].Endpoints, was[i].Endpoints, now[i].Endpoints)
+		list, listChanged, ok := c.mergeChange(svc.taken[j].Endpoints, was[i].Endpoints, now[i].Endpoints)
 		if !ok {
 			return nil, false, false
 		}
@@ -42,8 +41,8 @@ func (c *Cache[E]) patched(svc *service[E]) (ports []Port[E], changed, ok bool) 
 	return ports, changed, true
 }
 
-// count returns how many endpoints the Service's slices have for the port, with
-// those counted twice that two slices have.
+// count returns how many endpoints the Service's slices have for the port. It counts an
+// endpoint of two slices twice.
 func (svc *service[E]) count(p *Port[E]) (n int) {
 	for _, s := range svc.slices {
 		if i, ok := findPort(s.ports, p); ok {
@@ -57,9 +56,9 @@ func findPort[E any](ports []Port[E], p *Port[E]) (int, bool) {
 	return slices.BinarySearchFunc(ports, p, func(a Port[E], b *Port[E]) int { return a.compare(b) })
 }
 
-// patchList returns taken, which has every address of was, with now in the place
+// mergeChange returns taken, which has every address of was, with now in the place
 // of was. It is not ok if an address would be there twice.
-func (c *Cache[E]) patchList(taken, was, now []*E) (out []*E, changed, ok bool) {
+func (c *Cache[E]) mergeChange(taken, was, now []*E) (out []*E, changed, ok bool) {
 	out = make([]*E, 0, len(taken)-len(was)+len(now))
 	rest := taken
 	for len(was) > 0 || len(now) > 0 {

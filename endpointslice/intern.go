@@ -6,10 +6,9 @@ import (
 	"strings"
 )
 
-// recent remembers the values it was asked for most recently: at least the last
-// limit and at most twice as many. Forgetting costs sharing, never correctness,
-// so there is no need to count references; and memory stays bounded however many
-// names come and go.
+// recent holds the values it was asked for most recently: at least the last limit and
+// at most twice as many. Dropping a value costs sharing, never correctness, so references
+// need not be counted, and memory stays bounded.
 type recent[V any] struct {
 	young, old map[string]V
 	limit      int
@@ -38,9 +37,9 @@ func (r *recent[V]) put(key string, v V) {
 // (the size Kubernetes is tested to), a few zones, and about as many hint lists.
 const shared = 1 << 14
 
-// names shares the memory of equal strings and of equal lists of strings, and
-// thereby keeps API objects from being kept alive by a substring.
-type names struct {
+// interned shares the memory of equal strings and of equal lists of strings. Strings in
+// it are copies, so no substring keeps an API object in memory.
+type interned struct {
 	one  recent[string]
 	many recent[[]string]
 	list []string // the argument of set
@@ -48,7 +47,7 @@ type names struct {
 }
 
 // name returns a string equal to s.
-func (n *names) name(s string) string {
+func (n *interned) name(s string) string {
 	if s == "" {
 		return ""
 	}
@@ -62,7 +61,7 @@ func (n *names) name(s string) string {
 
 // set returns the sorted set of the strings in n.list, nil if there are none, and
 // empties n.list.
-func (n *names) set() []string {
+func (n *interned) set() []string {
 	if len(n.list) == 0 {
 		return nil
 	}

@@ -1,0 +1,115 @@
+//go:build linux
+
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// ThisNode is the name of the node of [NewNode].
+const ThisNode = "node-a"
+
+// nodeAddrs are the node's addresses.
+var nodeAddrs = []netip.Addr{netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("fd00:7::1")}
+
+// NewNode returns the pipeline of a dual-stack node that recognises its pods by ranges of
+// addresses. It sets the node of c.
+func NewNode(tb testing.TB, c tracker.Config) *Pipeline {
+	tb.Helper()
+	c.Node = tracker.NodeInfo{Name: ThisNode, Zone: "z1", Addresses: nodeAddrs}
+	p, err := NewPipeline(c, ruleset.Config{
+		LocalTraffic: ruleset.LocalTraffic{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/108")},
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return p
+}
+
+// ServiceName returns the name of Service number i.
+func ServiceName(i int) types.NamespacedName {
+	return types.NamespacedName{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)}
+}
+
+// UpTo returns 1 to n.
+func UpTo(n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		out[i] = i + 1
+	}
+	return out
+}
+
+// OwnServer gives a host the addresses of the node of [NewNode], and a UDP server of its
+// own at port 30080 of every address. It returns the addresses.
+func OwnServer(t *testing.T, h *netlab.Host) []netip.Addr {
+	t.Helper()
+	for _, a := range nodeAddrs {
+		if err := h.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.ServeUDP(t, "[::]:30080", "own")
+	return nodeAddrs
+}
+
+// NodeIsRefused sends from the node to NodePort 30080 at the addresses: every packet of a
+// UDP socket must be refused as a remote client's would be, and so must a TCP connection.
+func NodeIsRefused(t *testing.T, h *netlab.Host, at ...netip.Addr) {
+	t.Helper()
+	for _, a := range at {
+		to := netip.AddrPortFrom(a, 30080).String()
+		if err := h.RefusedUDP(to, testtime.Timeout); err != nil {
+			t.Error(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), testtime.Timeout)
+		if c, err := h.Dial(ctx, "tcp", "", to); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("TCP to %s: %v, %v", to, c, err)
+		}
+		cancel()
+	}
+}
+
+// RefusedSockets opens UDP sockets on the host to the addresses, which must refuse them.
+// exchange sends by one of the sockets and returns the answer.
+func RefusedSockets(t *testing.T, h *netlab.Host, at ...netip.AddrPort) (exchange func(i int) (string, error)) {
+	t.Helper()
+	conns := make([]net.Conn, len(at))
+	exchange = func(i int) (string, error) {
+		if err := conns[i].SetDeadline(time.Now().Add(testtime.Timeout)); err != nil {
+			return "", err
+		}
+		if _, err := conns[i].Write([]byte("hello")); err != nil {
+			return "", err
+		}
+		buf := make([]byte, 64)
+		n, err := conns[i].Read(buf)
+		return string(buf[:n]), err
+	}
+	for i, a := range at {
+		var err error
+		if conns[i], err = h.Dial(t.Context(), "udp", "", a.String()); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conns[i].Close() })
+		if got, err := exchange(i); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Fatalf("%s: %q, %v", a, got, err)
+		}
+	}
+	return exchange
+}

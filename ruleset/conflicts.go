@@ -1,0 +1,147 @@
+package ruleset
+
+import (
+	"iter"
+	"net/netip"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// l4Key is the address, port and protocol of a [Frontend] or an endpoint. A NodePort has
+// the unspecified address of its family. The struct has no pointers and no padding, so that
+// large maps of it are small and fast.
+type l4Key struct {
+	addr  [16]byte // IPv4 addresses in their IPv6-mapped form
+	port  uint16
+	proto uint16
+}
+
+// l4KeyAt returns the key of a valid address without a zone. All protocols that the API
+// does not have get the same number; no [Service] has them.
+func l4KeyAt(a netip.Addr, port uint16, proto v1.Protocol) l4Key {
+	p := l4Key{addr: a.As16(), port: port}
+	switch proto {
+	case v1.ProtocolTCP:
+		p.proto = 1
+	case v1.ProtocolUDP:
+		p.proto = 2
+	case v1.ProtocolSCTP:
+		p.proto = 3
+	}
+	return p
+}
+
+func l4KeyOf(s *Service, f *Frontend) l4Key {
+	if f.Kind == NodePort {
+		return nodePortKey(s.Key.Family, f.Port, s.Key.Protocol)
+	}
+	return l4KeyAt(f.Addr, f.Port, s.Key.Protocol)
+}
+
+func nodePortKey(f tracker.Family, port uint16, proto v1.Protocol) l4Key {
+	if f == tracker.IPv6 {
+		return l4KeyAt(netip.IPv6Unspecified(), port, proto)
+	}
+	return l4KeyAt(netip.IPv4Unspecified(), port, proto)
+}
+
+// frontendKeys yields the keys of the frontends that p asks for.
+func frontendKeys(p *tracker.ServicePort) iter.Seq2[l4Key, Kind] {
+	return func(yield func(l4Key, Kind) bool) {
+		for kind, addr := range addresses(p) {
+			var at l4Key
+			if kind == NodePort {
+				at = nodePortKey(p.Key.Family, p.NodePort, p.Key.Protocol)
+			} else {
+				at = l4KeyAt(addr, p.Port, p.Key.Protocol)
+			}
+			if !yield(at, kind) {
+				return
+			}
+		}
+	}
+}
+
+// sameFrontends reports whether a and b, ports of the same key, ask for the same frontends.
+func sameFrontends(a, b *tracker.ServicePort) bool {
+	return a == b || a != nil && b != nil &&
+		a.ClusterIP == b.ClusterIP && a.Port == b.Port && a.NodePort == b.NodePort &&
+		slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
+		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs)
+}
+
+// ownership decides which Service owns a frontend that several ask for. The API allows
+// two Services the same external IP and port, and while the deletion of one object and the
+// creation of another are both in flight, two Services can have the same frontend of any
+// kind. Backends' maps have room for one.
+//
+// A cluster IP wins over other kinds, so that no Service takes another's cluster IP by an
+// external IP. Then the lowest key wins. The result depends on the contenders alone, so it
+// is the same on every node and after every restart.
+type ownership struct {
+	key   func(id uint32) tracker.Key
+	owner map[l4Key]contender
+	// conflicts has the other contenders in order, for the frontends that have any.
+	conflicts map[l4Key][]contender
+}
+
+type contender struct {
+	id   uint32
+	kind Kind
+}
+
+func newOwnership(key func(id uint32) tracker.Key) ownership {
+	return ownership{key: key, owner: map[l4Key]contender{}, conflicts: map[l4Key][]contender{}}
+}
+
+func (c *ownership) compare(a, b contender) int {
+	if (a.kind == ClusterIP) != (b.kind == ClusterIP) {
+		if a.kind == ClusterIP {
+			return -1
+		}
+		return 1
+	}
+	return c.key(a.id).Compare(c.key(b.id))
+}
+
+// add adds a contender. It returns the ID of the Service that loses the frontend, or 0.
+func (c *ownership) add(at l4Key, n contender) (loser uint32) {
+	o, taken := c.owner[at]
+	switch {
+	case !taken:
+		c.owner[at] = n
+		return 0
+	case c.compare(n, o) < 0:
+		c.owner[at] = n
+		n, loser = o, o.id
+	}
+	r := c.conflicts[at]
+	i, _ := slices.BinarySearchFunc(r, n, c.compare)
+	c.conflicts[at] = slices.Insert(r, i, n)
+	return loser
+}
+
+// remove removes the contender with the ID. It returns the ID of the Service that gains
+// the frontend, or 0.
+func (c *ownership) remove(at l4Key, id uint32) (winner uint32) {
+	r := c.conflicts[at]
+	if o := c.owner[at]; o.id == id {
+		if len(r) == 0 {
+			delete(c.owner, at)
+			return 0
+		}
+		c.owner[at], winner = r[0], r[0].id
+		r = slices.Delete(r, 0, 1)
+	} else if i := slices.IndexFunc(r, func(x contender) bool { return x.id == id }); i >= 0 {
+		r = slices.Delete(r, i, i+1)
+	}
+	if len(r) == 0 {
+		delete(c.conflicts, at)
+	} else {
+		c.conflicts[at] = r
+	}
+	return winner
+}
