@@ -41,5 +41,8 @@ func (*Backend) Check(context.Context) error { return errSystem }
 // Watch returns a [*ruleset.UnsupportedError].
 func (*Backend) Watch(context.Context, time.Duration, func(error)) error { return errSystem }
 
+// SyncInterfaces returns a [*ruleset.UnsupportedError].
+func (*Backend) SyncInterfaces(context.Context) error { return errSystem }
+
 // Close does nothing.
 func (*Backend) Close() error { return nil }

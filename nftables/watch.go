@@ -80,6 +80,11 @@ func drifted(f tracker.Family, format string, args ...any) error {
 // until ctx is done or the backend is closed, and returns ctx's error or [os.ErrClosed].
 // drifted should have the cursor resync.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
+	drifted, stop, err := b.followInterfaces(ctx, drifted)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	return ruleset.Watch(ctx, interval, b.Check, drifted)
 }
 
@@ -126,7 +131,7 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 		return nil, err
 	}
 	for s := range setCount {
-		if s >= firstAllowed && !t.prefixes[int(s-firstAllowed)] {
+		if !t.has(s) {
 			continue
 		}
 		found, ok := sets[s.name()]
@@ -177,6 +182,9 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 		if found[handle] != r {
 			return drift("a rule of chain %s was replaced", r.chain)
 		}
+	}
+	if err := b.compareFlowtables(t); err != nil {
+		return nil, err
 	}
 	return found, b.compareMaps(t)
 }
