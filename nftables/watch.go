@@ -78,7 +78,10 @@ func drifted(f tracker.Family, format string, args ...any) error {
 
 // Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with the errors of Check
 // until ctx is done or the backend is closed, and returns ctx's error or [os.ErrClosed].
-// drifted should have the cursor resync.
+// drifted should have the cursor resync. With Config.Offload, Watch also calls
+// [Backend.SyncInterfaces] at its start and whenever a network interface comes, goes or is
+// renamed, on a goroutine that ends before Watch returns, and calls drifted with its errors,
+// too. It does not call drifted twice at a time.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	drifted, stop, err := b.followInterfaces(ctx, drifted)
 	if err != nil {
