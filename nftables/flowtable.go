@@ -161,7 +161,7 @@ func (b *Backend) compareFlowtables(t *table) error {
 	for name := range found {
 		return drifted(t.family, "flowtable %s does not belong to it", name)
 	}
-	if t.offload == nil || sameNames(t.interfaces, ft.devices) {
+	if t.interfaces == nil || sameNames(t.interfaces, ft.devices) {
 		return nil
 	}
 	links, err := b.interfaces.all()

@@ -49,7 +49,8 @@ type table struct {
 	// kept are the sets that an earlier table left.
 	kept map[set]bool
 	// offload is Config.Offload. keptFlowtable is set if an earlier table left the flowtable.
-	// interfaces are those that the flowtable was given, by name, with their indices.
+	// interfaces are those that the flowtable was given, by name, with their indices, nil if
+	// it was given none yet.
 	offload       *Offload
 	keptFlowtable bool
 	interfaces    map[string]int
