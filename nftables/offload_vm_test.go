@@ -243,9 +243,7 @@ func onlyAfterEnoughPackets(t *testing.T) {
 	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: after})
 	f.watchForward()
 	for _, fam := range families {
-		for _, to := range []netip.AddrPort{
-			clusterIP(fam, 80), netip.AddrPortFrom(nodeAddr[fam].Addr(), offloadNodePort), netip.AddrPortFrom(netip.MustParseAddr(externalIPs[index(fam)]), 80),
-		} {
+		for _, to := range []netip.AddrPort{clusterIP(fam, 80), netip.AddrPortFrom(nodeAddr[fam].Addr(), offloadNodePort)} {
 			before := f.forwarded()
 			c := f.dial(f.client, to)
 			c.echo(5) // at most 23 packets
@@ -300,6 +298,7 @@ func onlyConnectionsOfServices(t *testing.T) {
 			want bool
 		}{
 			{"a Service", f.client, clusterIP(fam, 80), true},
+			{"an external IP", f.client, netip.AddrPortFrom(netip.MustParseAddr(externalIPs[index(fam)]), 80), true},
 			{"a pod itself", f.client, netip.AddrPortFrom(podAddr(fam, 0), 8080), false},
 			{"a translation of another program", f.client, netip.AddrPortFrom(node, 9999), false},
 			{"the node's own connection", f.host, clusterIP(fam, 80), false},
@@ -332,7 +331,7 @@ func connectionsLiveThroughChanges(t *testing.T) {
 				t.Errorf("%s: offloaded is %v", step, got)
 			}
 		}
-		f.verify()
+		f.must(f.backend.Check(t.Context()))
 	}
 	untouched := func(step string) {
 		t.Helper()
@@ -614,9 +613,7 @@ func alteredFlowtableIsRepaired(t *testing.T) {
 		"flush chain ip proxier to-fast-path",
 		"delete rule ip proxier filter-forward handle HANDLE",
 	} {
-		if strings.Contains(script, "HANDLE") {
-			script = strings.Replace(script, "HANDLE", f.handleOf("ip", chainFilterForward, "jump "+chainToFastPath), 1)
-		}
+		script = strings.Replace(script, "HANDLE", f.handleOf("ip", chainFilterForward, "jump "+chainToFastPath), 1)
 		f.must(f.backend.Check(t.Context()))
 		f.alter(script)
 		err := f.backend.Check(t.Context())
