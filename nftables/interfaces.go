@@ -23,6 +23,8 @@ import (
 type interfaces struct {
 	ns    *netns.Namespace
 	route *netlink.Handle
+	// stale is set after syncInterfaces failed, until it succeeds.
+	stale bool
 }
 
 // openInterfaces opens a socket in the namespace that file is an open file of, or in the
@@ -146,6 +148,7 @@ func (b *Backend) syncInterfaces() error {
 		}
 		return nil
 	})
+	b.interfaces.stale = err != nil
 	if err != nil {
 		return fmt.Errorf("nftables: interfaces of the fast path: %w", err)
 	}

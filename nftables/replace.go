@@ -42,6 +42,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 		t.disown()
 	}
 	if err := b.syncInterfaces(); err != nil {
+		// Check tries again.
 		b.config.Log.Warn("nftables: interfaces of the fast path not updated", slog.Any("error", err))
 	}
 	return partial(failed)

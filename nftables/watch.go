@@ -51,6 +51,12 @@ func (b *Backend) Check(ctx context.Context) error {
 	case b.tables == nil:
 		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied since the last failure")
 	}
+	if b.config.Offload != nil && b.interfaces.stale {
+		if err := b.syncInterfaces(); err != nil {
+			b.discardModel(time.Now())
+			return err
+		}
+	}
 	// What is committed from here on is for the next call.
 	gen, err := b.conn.Generation()
 	if err == nil && gen == b.watched.generation+b.conn.Commits()-b.watched.commits {
