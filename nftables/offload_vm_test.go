@@ -403,7 +403,7 @@ func connectionsLiveThroughInterfaceLoss(t *testing.T) {
 			return got
 		})
 	}
-	f.verify()
+	f.must(f.backend.Check(t.Context()))
 }
 
 // watch runs the backend's Watch until the test ends. No drift may be reported.
@@ -554,7 +554,7 @@ func interfacesAreFollowed(t *testing.T) {
 			want[n] = true
 		}
 		f.eventually(fmt.Sprintf("%d interfaces", len(names)), func() bool { return fmt.Sprint(f.devices()) == fmt.Sprint(want) })
-		f.verify()
+		f.must(f.backend.Check(t.Context()))
 	}
 	var all []string
 	f.links(func(h *netlink.Handle) error {
