@@ -35,6 +35,8 @@ type state struct {
 	// tables are the models of the tables in the kernel, nil while their state is unknown.
 	tables  []*table
 	watched watched
+	// interfaces lists the namespace's network interfaces, nil without Config.Offload.
+	interfaces *interfaces
 	// inGrace has, by family, the endpoints that previous tables had for their grace period
 	// alone, and since when.
 	inGrace [2]map[netip.Addr]time.Time
@@ -61,7 +63,11 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 		return nil, unsupportedSocket(err)
 	}
 	b := &Backend{state{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table), gracePeriod: time.Second}}
-	if err := b.probe(); err != nil {
+	err = b.probe()
+	if err == nil && c.Offload != nil {
+		b.interfaces, err = openInterfaces(c.NetNS)
+	}
+	if err != nil {
 		conn.Close()
 		return nil, err
 	}
@@ -74,6 +80,7 @@ func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.tables = nil
+	b.interfaces.close()
 	return b.conn.Close()
 }
 

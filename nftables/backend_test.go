@@ -38,6 +38,8 @@ type rig struct {
 	last    ruleset.SyncInfo
 	// limit, if not 0, is the largest batch that can be sent.
 	limit int
+	// offload is Config.Offload.
+	offload *Offload
 }
 
 // smallLimit is too small for a full delta of more than a few Services, as a large
@@ -62,7 +64,7 @@ func (r *rig) start() {
 		r.backend.Close()
 	}
 	var err error
-	if r.backend, err = New(r.Context(), Config{NetNS: r.host.File()}); err != nil {
+	if r.backend, err = New(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload}); err != nil {
 		r.Fatal(err)
 	}
 	r.backend.gracePeriod = 0

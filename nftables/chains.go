@@ -36,7 +36,11 @@ const later = 1
 // fixedChains returns the chains that do not depend on the Services. Chains that others go to
 // come first.
 func (w rules) fixedChains() []chainSpec {
-	return []chainSpec{
+	var offload []chainSpec
+	if w.offload != nil {
+		offload = []chainSpec{{chainToFastPath, nil, w.toFastPath()}}
+	}
+	return append(offload, []chainSpec{
 		{chainFirewallCheck, nil, []rule{{drop()}}},
 		{chainInternal, nil, w.internal()},
 		{chainNodePorts, nil, w.nodePorts()},
@@ -50,10 +54,10 @@ func (w rules) fixedChains() []chainSpec {
 		{chainPreroutingAgain, &baseChain{"nat", unix.NF_INET_PRE_ROUTING, priorityDstNAT + later}, []rule{{jump(chainServices)}}},
 		{chainOutputAgain, &baseChain{"nat", unix.NF_INET_LOCAL_OUT, priorityDstNAT + later}, []rule{{jump(chainServices)}}},
 		{chainNATPostrouting, &baseChain{"nat", unix.NF_INET_POST_ROUTING, prioritySrcNAT}, []rule{{jump(chainMasquerading)}}},
-		{chainFilterForward, &baseChain{"filter", unix.NF_INET_FORWARD, priorityFilter}, w.filterBase()},
+		{chainFilterForward, &baseChain{"filter", unix.NF_INET_FORWARD, priorityFilter}, w.filterForward()},
 		{chainFilterInput, &baseChain{"filter", unix.NF_INET_LOCAL_IN, priorityFilter}, w.filterInput()},
 		{chainFilterOutput, &baseChain{"filter", unix.NF_INET_LOCAL_OUT, priorityFilter}, w.filterBase()},
-	}
+	}...)
 }
 
 // baseChains returns how the base chains are hooked in, by name.
@@ -139,6 +143,14 @@ func (w rules) internal() []rule {
 func (w rules) filterBase() []rule {
 	restore := rule(ctNew()).with(ctDNAT()...).with(hasDispatch()...).with(resetPriority()...)
 	return []rule{restore, rule(ctNew()).with(jump(chainClusterIPs))}
+}
+
+// filterForward is filterBase and, with Config.Offload, the way to the fast path.
+func (w rules) filterForward() []rule {
+	if w.offload == nil {
+		return w.filterBase()
+	}
+	return append(w.filterBase(), w.established())
 }
 
 // resetPriority takes a dispatch key off the packet.

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -47,6 +48,10 @@ type Config struct {
 	// its own limit; a table that replaces another one (see [Backend.Apply]) has the new
 	// limit, and gets no more clients than that.
 	StickyClients int
+	// Offload sends established connections of Services that cross the node through a
+	// flowtable; nil leaves it alone. [New] returns a [*ruleset.UnsupportedError] if the
+	// kernel has no flowtables.
+	Offload *Offload
 	// NetNS is an open file of the network namespace to program; nil is the namespace
 	// of the thread that calls [New]. New duplicates the file, and working in a
 	// namespace other than the process's needs CAP_SYS_ADMIN.
@@ -85,6 +90,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Table = DefaultTable
 	}
 	err := backendconf.Complete(&c.Families, &c.MasqueradeMark, &c.Log)
+	offload, errOffload := c.Offload.withDefaults()
 	switch {
 	case len(c.Table) > maxName || strings.ContainsAny(c.Table, " \t\n/\"{};\x00"):
 		err = fmt.Errorf("%w: table name %q is not 1 to 55 bytes without blanks, quotes or slashes", ruleset.ErrConfig, c.Table)
@@ -95,9 +101,10 @@ func (c Config) withDefaults() (Config, error) {
 	case c.StickyClients == 0:
 		c.StickyClients = defaultStickyClients
 	}
-	if err != nil {
+	if err := errors.Join(err, errOffload); err != nil {
 		return c, fmt.Errorf("nftables: %w", err)
 	}
+	c.Offload = offload
 	return c, nil
 }
 

@@ -131,6 +131,61 @@
 // at once. A source that is not allowed gets EPERM, too. See MayFailSend in
 // [ruleset.Verdict].
 //
+// # Offload
+//
+// With [Config.Offload], established connections of Services that cross the node are put into
+// a flowtable. The kernel then forwards their packets as they come in, translated, without
+// netfilter's hooks and without a look-up of the route. The same connection as above:
+//
+//	flowtable fast-path {
+//		hook ingress priority filter
+//		devices = { eth0, veth1 }
+//		counter
+//	}
+//	chain filter-forward {
+//		ct state established ct status dnat iifname @fast-path-interfaces oifname @fast-path-interfaces ct packets > 20 jump to-fast-path
+//	}
+//	chain to-fast-path {
+//		meta l4proto tcp meta priority set ct original ip daddr . meta l4proto . ct original proto-dst map @service-ips flow add @fast-path
+//	}
+//
+// A connection is one of a Service if its destination was translated and the destination that
+// its client chose is a frontend now: an entry of service-ips or, at an address of
+// nodeport-ips, of service-nodeports. A translation by another program to something else is
+// not offloaded, unless it is of the number of a NodePort at such an address. Connections of
+// the node's own processes do not cross it. TCP is offloaded, and UDP only with Offload.UDP;
+// SCTP cannot be.
+//
+// What offload skips, for packets on the fast path:
+//
+//   - the prerouting, forward and postrouting hooks of every program, those of iptables
+//     included. A network policy that was enforced there for a connection before is not
+//     enforced again when it changes: a connection that was allowed lives on. Marks, limits,
+//     logs and counters there see the first packets only;
+//   - routing decisions. A connection whose route goes or whose interface goes down returns
+//     to the usual path, but policy routing by mark is not repeated;
+//   - for packets that come out of a bridge by a port that is chosen, the bridge.
+//
+// The queueing disciplines and filters (tc) of the interfaces see every packet. "conntrack -L"
+// shows [OFFLOAD] and counts every packet. The last packets of a TCP connection, fragments,
+// and packets that are too large for the next link take the usual path. A connection that is
+// silent for 30 s (net.netfilter.nf_flowtable_tcp_timeout and _udp_timeout) returns to it, and
+// its next packets may be offloaded again.
+//
+// A rule that looks at the number of packets has the kernel count them for all connections of
+// the network namespace that begin from then on (net.netfilter.nf_conntrack_acct). Connections
+// that began before are not offloaded. The packet that puts a connection on the fast path loses
+// its priority, as a first packet does.
+//
+// An endpoint that is removed keeps its offloaded TCP connections, as it keeps others. Package
+// conntrack deletes the entries of UDP flows to it; within about a second the kernel takes such
+// a flow off the fast path, and the next packet goes to another endpoint. A restart and a full
+// delta leave the flowtable as it is; where tables are swapped, connections take the usual path
+// for a moment. [Backend.Watch] follows interfaces as they come and go, by notifications of the
+// kernel; [Backend.SyncInterfaces] is for callers who know of them themselves. Without these, a
+// connection over an interface that is new is forwarded in the usual way until the next full
+// delta.
+//
 // # Differences from kube-proxy's nftables mode
 //
 // Packets are treated the same, except for the differences that package ruleset lists. The

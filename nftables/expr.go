@@ -53,6 +53,8 @@ type rules struct {
 	mark uint32
 	// seed is that of the hashes. It is not 0, with which the kernel chooses one.
 	seed uint32
+	// offload is Config.Offload.
+	offload *Offload
 }
 
 func (w rules) addrLen() uint32 { return uint32(w.family.Bits() / 8) }

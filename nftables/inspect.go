@@ -32,6 +32,8 @@ type kernelTable struct {
 	hooked bool
 	sets   map[string]kernelSet
 	chains map[string]kernelChain
+	// flowtables are the table's flowtables by name.
+	flowtables map[string]kernelFlowtable
 	// ranges are the contents of the interval sets that exist.
 	ranges map[set][]addrRange
 	// hairpin are the endpoints whose connections to themselves are masqueraded, nil if they
@@ -72,6 +74,10 @@ func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err e
 		return k, err
 	}
 	k.chains, err = b.readChains(table, f)
+	if err = ignoreInterrupted(err); err != nil {
+		return k, err
+	}
+	k.flowtables, err = b.readFlowtables(table, f)
 	if err = ignoreInterrupted(err); err != nil {
 		return k, err
 	}

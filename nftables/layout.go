@@ -35,12 +35,14 @@ const (
 	chainNoLocalEndpoints = "no-local-endpoints"
 	chainOwnServices      = "own-services"
 	chainOwnNodePorts     = "own-nodeports"
+	// chainToFastPath exists with Config.Offload.
+	chainToFastPath = "to-fast-path"
 )
 
 // A set is one of the table's named sets and maps.
 type set uint8
 
-// The table's sets. firstAllowed and the sets behind it are one set for each prefix length
+// The table's sets. setFastPathInterfaces exists with Config.Offload. firstAllowed and the sets behind it are one set for each prefix length
 // of load-balancer source ranges.
 const (
 	setLayout set = iota
@@ -59,6 +61,7 @@ const (
 	setHairpin
 	setNodePortIPs
 	setServiceCIDRs
+	setFastPathInterfaces
 	firstAllowed
 
 	setCount = firstAllowed + 129
@@ -89,6 +92,8 @@ func (s set) name() string {
 		setHairpin:           "hairpin-connections",
 		setNodePortIPs:       "nodeport-ips",
 		setServiceCIDRs:      "service-cidrs",
+
+		setFastPathInterfaces: "fast-path-interfaces",
 	}[s]
 }
 

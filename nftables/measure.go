@@ -34,6 +34,7 @@ func (t *table) measure(changes []ruleset.Change, clients, grace int) *[setCount
 	t.size[setStickyClients] = clients
 	// The kinds of set that intervals are kept in have no size.
 	t.size[setNodePortIPs], t.size[setServiceCIDRs] = 0, 0
+	t.size[setFastPathInterfaces] = 0 // not known
 	return need
 }
 

@@ -28,3 +28,6 @@ func Owned(context.Context, Config) (bool, error) { return false, errSystem }
 func Lookup(context.Context, Config, ruleset.Query) (ruleset.Found, error) {
 	return ruleset.Found{}, errSystem
 }
+
+// SyncInterfaces returns a [*ruleset.UnsupportedError].
+func (*Backend) SyncInterfaces(context.Context) error { return errSystem }

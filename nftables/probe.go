@@ -47,6 +47,11 @@ func (b *Backend) probe() error {
 		if err := b.conn.Commit(batch); err != nil {
 			return unsupported(f, err)
 		}
+		if b.config.Offload != nil {
+			if err := b.probeOffload(f); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

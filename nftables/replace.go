@@ -41,6 +41,10 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	for _, t := range b.tables {
 		t.disown()
 	}
+	if err := b.syncInterfaces(); err != nil {
+		// Check tries again.
+		b.config.Log.Warn("nftables: interfaces of the fast path not updated", slog.Any("error", err))
+	}
 	return partial(failed)
 }
 
@@ -114,6 +118,7 @@ func (b *Backend) begin(name string, d *ruleset.Delta, old *kernelTables, whole 
 	for _, f := range b.config.Families {
 		t, k := newTable(f, d.Node, b.mark()), old.families[f]
 		need := t.measure(d.Changes, b.config.StickyClients, len(k.hairpin))
+		t.offload = b.config.Offload
 		t.adopt(k.sticky)
 		edit(t, k)
 		if whole {
@@ -296,6 +301,7 @@ func (b *Backend) clear(t *table, k *kernelTable) {
 			b.writer.deleteSet(t.family, name)
 		}
 	}
+	b.clearFlowtables(t, k)
 }
 
 // deleteUnused deletes the chains of an earlier table that this one does not use. If that

@@ -19,10 +19,11 @@ type spec struct {
 // field is a part of a key or of data: its type and length in bytes.
 type field struct{ typ, len uint32 }
 
-// The types that the nft tool shows as numbers, in the kernel's byte order.
+// The types that are in the kernel's own byte order.
 const (
 	typeMark    = 19
 	typeClassID = 23
+	typeIfname  = 41
 )
 
 // typeBits is the width of each type in the type of a concatenation.
@@ -66,6 +67,8 @@ func (s set) spec(f tracker.Family) spec {
 		key = []field{addr}
 	case setHairpin:
 		key = []field{addr, addr}
+	case setFastPathInterfaces:
+		key = []field{{typeIfname, unix.IFNAMSIZ}}
 	case setNodePortIPs, setServiceCIDRs:
 		key, flags = []field{addr}, unix.NFT_SET_INTERVAL
 	default:
@@ -82,13 +85,13 @@ func (s set) spec(f tracker.Family) spec {
 
 // byteOrders returns a set's user data by which the nft tool (libnftnl,
 // NFTNL_UDATA_SET_KEYBYTEORDER and _DATABYTEORDER) recognises keys or data in the kernel's
-// own byte order, where their type leaves that open: a class ID or mark that is not part of
-// a concatenation.
+// own byte order, where their type leaves that open: a class ID, mark or interface name that is
+// not part of a concatenation.
 func (sp spec) byteOrders() []byte {
 	const key, data, hostOrder = 0, 1, 1
 	var out []byte
 	for kind, typ := range [...]uint32{key: sp.keyType, data: sp.dataType} {
-		if typ == typeClassID || typ == typeMark {
+		if typ == typeClassID || typ == typeMark || typ == typeIfname {
 			out = append(out, byte(kind), 4)
 			out = append(out, word(hostOrder)...)
 		}

@@ -48,6 +48,12 @@ type table struct {
 	ranges map[set][]addrRange
 	// kept are the sets that an earlier table left.
 	kept map[set]bool
+	// offload is Config.Offload. keptFlowtable is set if an earlier table left the flowtable.
+	// interfaces are those that the flowtable was given, by name, with their indices, nil if
+	// it was given none yet.
+	offload       *Offload
+	keptFlowtable bool
+	interfaces    map[string]int
 	// unhooked is set as long as no packet meets the table.
 	unhooked bool
 	// handlerSize caches handlerBytes.
@@ -319,16 +325,19 @@ func (t *table) prefix(length int, w *writer) {
 
 // rules returns what renders the table's rules.
 func (t *table) rules() rules {
-	return rules{family: t.family, mark: t.mark, seed: maglev.Seed32(t.node.HashSeed)}
+	return rules{family: t.family, mark: t.mark, seed: maglev.Seed32(t.node.HashSeed), offload: t.offload}
 }
 
 // skeleton writes everything that does not depend on the Services. The sets must have
 // their sizes.
 func (t *table) skeleton(w *writer) {
 	for s := setLayout; s < firstAllowed; s++ {
-		if !t.kept[s] {
+		if t.has(s) && !t.kept[s] {
 			w.newSet(t.family, s, t.size[s])
 		}
+	}
+	if t.offload != nil && !t.keptFlowtable {
+		w.newFlowtable(t.family)
 	}
 	for _, c := range t.rules().fixedChains() {
 		if c.base == nil || !t.unhooked {

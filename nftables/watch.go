@@ -51,6 +51,12 @@ func (b *Backend) Check(ctx context.Context) error {
 	case b.tables == nil:
 		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied since the last failure")
 	}
+	if b.config.Offload != nil && b.interfaces.stale {
+		if err := b.syncInterfaces(); err != nil {
+			b.discardModel(time.Now())
+			return err
+		}
+	}
 	// What is committed from here on is for the next call.
 	gen, err := b.conn.Generation()
 	if err == nil && gen == b.watched.generation+b.conn.Commits()-b.watched.commits {
@@ -78,8 +84,16 @@ func drifted(f tracker.Family, format string, args ...any) error {
 
 // Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with the errors of Check
 // until ctx is done or the backend is closed, and returns ctx's error or [os.ErrClosed].
-// drifted should have the cursor resync.
+// drifted should have the cursor resync. With Config.Offload, Watch also calls
+// [Backend.SyncInterfaces] at its start and whenever a network interface comes, goes or is
+// renamed, on a goroutine that ends before Watch returns, and calls drifted with its errors,
+// too. It does not call drifted twice at a time.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
+	drifted, stop, err := b.followInterfaces(ctx, drifted)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	return ruleset.Watch(ctx, interval, b.Check, drifted)
 }
 
@@ -126,7 +140,7 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 		return nil, err
 	}
 	for s := range setCount {
-		if s >= firstAllowed && !t.prefixes[int(s-firstAllowed)] {
+		if !t.has(s) {
 			continue
 		}
 		found, ok := sets[s.name()]
@@ -177,6 +191,9 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 		if found[handle] != r {
 			return drift("a rule of chain %s was replaced", r.chain)
 		}
+	}
+	if err := b.compareFlowtables(t); err != nil {
+		return nil, err
 	}
 	return found, b.compareMaps(t)
 }

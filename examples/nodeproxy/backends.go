@@ -184,7 +184,15 @@ func nftablesMode() mode {
 	return contract[nftables.Config, *nftables.Backend]{
 		new: nftables.New, probe: nftables.Probe, owned: nftables.Owned, cleanup: nftables.Cleanup, lookup: nftables.Lookup,
 		config: func(s settings) (nftables.Config, error) {
-			return nftables.Config{Families: s.families, MasqueradeMark: s.mark(), NetNS: s.netns, Log: s.log}, nil
+			c := nftables.Config{Families: s.families, MasqueradeMark: s.mark(), NetNS: s.netns, Log: s.log}
+			if len(s.Offload) != 0 {
+				chosen, err := nftables.InterfacesMatching(s.Offload...)
+				if err != nil {
+					return c, err
+				}
+				c.Offload = &nftables.Offload{Interfaces: chosen}
+			}
+			return c, nil
 		},
 		left: func(kubeProxy bool, log *slog.Logger) []nftables.Config {
 			if kubeProxy {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
 )
@@ -39,6 +40,9 @@ type Config struct {
 	Cleanup       bool
 	Adopt         bool
 	InitOnly      bool
+	// Offload is the patterns of the interfaces between which mode nftables offloads
+	// connections, nil for none.
+	Offload []string
 
 	Mode     string
 	NodeName string
@@ -87,6 +91,12 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	}
 
 	out.Effective, out.Mode = k, string(k.Mode)
+	if _, err := nftables.InterfacesMatching(out.Offload...); err != nil {
+		return nil, fmt.Errorf("--nftables-offload: %w", err)
+	}
+	if len(out.Offload) != 0 && out.Mode != ModeNFTables {
+		out.Notes = append(out.Notes, "--nftables-offload has no effect in mode "+out.Mode)
+	}
 	// As kubelets do, which give nodes their names.
 	name := k.HostnameOverride
 	if name == "" {

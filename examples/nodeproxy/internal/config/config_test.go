@@ -506,7 +506,7 @@ func TestEveryField(t *testing.T) {
 
 	fl := NewFlags("run")
 	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
-	none := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy"}
+	none := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "nftables-offload"}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {
 		field, one := flagFields()[f.Name]
@@ -520,6 +520,18 @@ func TestEveryField(t *testing.T) {
 			t.Errorf("--%s is a logging flag: %v", f.Name, loggingFlags()[f.Name] != nil)
 		}
 	})
+}
+
+func TestOffload(t *testing.T) {
+	c := of(t, "--nftables-offload", "eth0,veth*")
+	if !slices.Equal(c.Offload, []string{"eth0", "veth*"}) {
+		t.Errorf("patterns are %q", c.Offload)
+	}
+	c = ofFile(t, "mode: iptables\n", "--nftables-offload=eth0")
+	wantNotes(t, c, "--nftables-offload has no effect in mode iptables")
+	if _, err := parse("--nftables-offload=veth["); err == nil || !strings.Contains(err.Error(), "--nftables-offload") {
+		t.Errorf("a malformed pattern: %v", err)
+	}
 }
 
 // fieldsOf returns the paths of all fields of a type, as setFields does.

@@ -51,7 +51,7 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 // over the file instead.
 func (fl *Flags) ignored(name string) bool {
 	own := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
-		"hostname-override", "sync-period", "min-sync-period"}
+		"hostname-override", "sync-period", "min-sync-period", "nftables-offload"}
 	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
 }
 
@@ -102,6 +102,8 @@ func NewFlags(verb string) *Flags {
 	f.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "how long a UDP flow without replies is remembered; 0 leaves it")
 	f.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "how long a UDP flow with replies is remembered; 0 leaves it")
 	f.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "how the kernel chooses this process when memory runs out, -1000 to 1000")
+
+	f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable if they cross the node between interfaces whose names match one of some `patterns`, such as eth0,veth*; in mode nftables. Network policies see only the first packets of these connections")
 
 	f.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", 14, "the bit of the packet mark that asks for masquerading, in modes iptables and ipvs")
 	f.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "serve NodePorts at IPv4 loopback addresses, in mode iptables")

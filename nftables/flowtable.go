@@ -1,0 +1,263 @@
+//go:build linux
+
+package nftables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// fastPath is the name of the flowtable. Some shorter names are words of nft's language.
+const fastPath = "fast-path"
+
+// Attributes that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h): NFTA_FLOWTABLE_*,
+// NFTA_FLOWTABLE_HOOK_* and NFTA_DEVICE_NAME.
+const (
+	flowtableAttrTable = 1
+	flowtableAttrName  = 2
+	flowtableAttrHook  = 3
+	flowtableAttrFlags = 7
+
+	flowtableHookNum      = 1
+	flowtableHookPriority = 2
+	flowtableHookDevices  = 3
+
+	deviceName = 1
+)
+
+// flowtableCounter has the packets of offloaded connections counted in connection tracking
+// (NFT_FLOWTABLE_COUNTER).
+const flowtableCounter = 2
+
+// maxDevices is how many devices a message has at most. The kernel takes 255
+// (NFT_NETDEVICE_MAX).
+const maxDevices = 128
+
+// newFlowtable creates the flowtable without devices. The library's messages are not used
+// because they cannot be in the transaction that has the rules, and cannot delete one device.
+func (w *writer) newFlowtable(f tracker.Family) {
+	w.structural = true
+	w.openFlowtable("create flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f, fastPath)
+	w.batch.Nest(flowtableAttrHook)
+	w.batch.Uint32(flowtableHookNum, unix.NF_NETDEV_INGRESS)
+	w.batch.Uint32(flowtableHookPriority, uint32(priorityFilter))
+	w.batch.Unnest()
+	w.batch.Uint32(flowtableAttrFlags, flowtableCounter)
+	w.batch.End()
+}
+
+func (w *writer) deleteFlowtable(f tracker.Family, name string) {
+	w.openFlowtable("delete flowtable "+name, unix.NFT_MSG_DELFLOWTABLE, 0, f, name)
+	w.batch.End()
+}
+
+// addDevices and deleteDevices change the devices of the flowtable.
+func (w *writer) addDevices(f tracker.Family, names []string) {
+	w.devices("add interfaces to flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f, names)
+}
+func (w *writer) deleteDevices(f tracker.Family, names []string) {
+	w.devices("delete interfaces of flowtable "+fastPath, unix.NFT_MSG_DELFLOWTABLE, 0, f, names)
+}
+
+func (w *writer) devices(what string, typ, flags uint16, f tracker.Family, names []string) {
+	for len(names) > 0 {
+		n := min(len(names), maxDevices)
+		w.openFlowtable(what, typ, flags, f, fastPath)
+		w.batch.Nest(flowtableAttrHook)
+		// Kernels before 5.8 need these in changes, too.
+		w.batch.Uint32(flowtableHookNum, unix.NF_NETDEV_INGRESS)
+		w.batch.Uint32(flowtableHookPriority, uint32(priorityFilter))
+		w.batch.Nest(flowtableHookDevices)
+		for _, name := range names[:n] {
+			w.batch.String(deviceName, name)
+		}
+		w.batch.Unnest()
+		w.batch.Unnest()
+		w.batch.End()
+		names = names[n:]
+	}
+}
+
+func (w *writer) openFlowtable(what string, typ, flags uint16, f tracker.Family, name string) {
+	w.open(what, typ, flags, f, flowtableAttrTable)
+	w.batch.String(flowtableAttrName, name)
+}
+
+// kernelFlowtable is a flowtable as the kernel has it.
+type kernelFlowtable struct {
+	hook, priority, flags uint32
+	devices               map[string]bool
+}
+
+// sound reports whether the flowtable is as newFlowtable makes it, apart from its devices.
+func (k kernelFlowtable) sound() bool {
+	return k.devices != nil && k.hook == unix.NF_NETDEV_INGRESS && k.priority == uint32(priorityFilter) && k.flags == flowtableCounter
+}
+
+// readFlowtables returns the table's flowtables by name.
+func (b *Backend) readFlowtables(table string, f tracker.Family) (out map[string]kernelFlowtable, err error) {
+	begin := func() { out = map[string]kernelFlowtable{} }
+	err = b.dump(table, f, unix.NFT_MSG_GETFLOWTABLE, flowtableAttrTable, begin, func(a *attributes) {
+		hook := parse(a[flowtableAttrHook])
+		k := kernelFlowtable{
+			hook: hook.number(flowtableHookNum), priority: hook.number(flowtableHookPriority),
+			flags: a.number(flowtableAttrFlags), devices: map[string]bool{},
+		}
+		for typ, name := range nfnl.Attributes(hook[flowtableHookDevices]) {
+			if typ == deviceName {
+				k.devices[nfnl.String(name)] = true
+			}
+		}
+		out[a.text(flowtableAttrName)] = k
+	})
+	return out, err
+}
+
+// clearFlowtables deletes the flowtables of an existing table except the one that stays, with
+// its connections. The rules must have been deleted.
+func (b *Backend) clearFlowtables(t *table, k *kernelTable) {
+	for name, ft := range k.flowtables {
+		if name == fastPath && t.offload != nil && ft.sound() {
+			t.keptFlowtable = true
+			continue
+		}
+		b.writer.deleteFlowtable(t.family, name)
+	}
+}
+
+// has reports whether the table has a set that only some configurations need.
+func (t *table) has(s set) bool {
+	switch {
+	case s >= firstAllowed:
+		return t.prefixes[int(s-firstAllowed)]
+	case s == setFastPathInterfaces:
+		return t.offload != nil
+	}
+	return true
+}
+
+// compareFlowtables compares the table's flowtables with the model. A device that is missing
+// because its interface is gone, or was renamed, is no drift.
+func (b *Backend) compareFlowtables(t *table) error {
+	found, err := b.readFlowtables(b.name, t.family)
+	if err != nil {
+		return err
+	}
+	ft, ok := found[fastPath]
+	if t.offload != nil {
+		if !ok || !ft.sound() {
+			return drifted(t.family, "flowtable %s is gone or another", fastPath)
+		}
+		delete(found, fastPath)
+	}
+	for name := range found {
+		return drifted(t.family, "flowtable %s does not belong to it", name)
+	}
+	if t.interfaces == nil || sameNames(t.interfaces, ft.devices) {
+		return nil
+	}
+	links, err := b.interfaces.all()
+	if err != nil {
+		return err
+	}
+	known := map[int]bool{}
+	for name, index := range t.interfaces {
+		if known[index] = true; links[name] == index && !ft.devices[name] {
+			return drifted(t.family, "flowtable %s lacks interface %s", fastPath, name)
+		}
+	}
+	for name := range ft.devices {
+		if index, ok := links[name]; ok && !known[index] {
+			return drifted(t.family, "interface %s of flowtable %s does not belong to it", name, fastPath)
+		}
+	}
+	return nil
+}
+
+func sameNames(a map[string]int, b map[string]bool) bool {
+	for name := range a {
+		if !b[name] {
+			return false
+		}
+	}
+	return len(a) == len(b)
+}
+
+// probeOffload has the kernel check the objects and rules of Config.Offload, as probe does.
+func (b *Backend) probeOffload(f tracker.Family) error {
+	w := newWriter(probeTable)
+	t := newTable(f, &ruleset.Node{}, b.mark())
+	t.offload = b.config.Offload
+	t.measure(nil, b.config.StickyClients, 0)
+	w.newTable(f, unix.NLM_F_EXCL)
+	t.skeleton(w)
+	batch, err := w.finish()
+	if err != nil {
+		return fmt.Errorf("nftables: probe: %w", err)
+	}
+	w.deleteTable(f)
+	err = b.conn.Commit(batch)
+	var missing *ruleset.UnsupportedError
+	if err == nil {
+		return nil
+	}
+	if err = unsupported(f, err); errors.As(err, &missing) {
+		missing.Feature = "offload by flowtables (CONFIG_NF_FLOW_TABLE_INET, CONFIG_NFT_FLOW_OFFLOAD): " + missing.Feature
+	}
+	return err
+}
+
+// established offers connections to the fast path in the forward hook: established ones with
+// a translated destination between chosen interfaces that have had enough packets.
+func (w rules) established() rule {
+	r := rule(ctHas(expr.CtKeySTATE, expr.CtStateBitESTABLISHED)).with(ctDNAT()...)
+	for _, key := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
+		r = r.with(load(key, firstReg), in(setFastPathInterfaces))
+	}
+	return r.with(
+		of(&expr.Ct{Key: expr.CtKeyPKTS, Register: firstReg}),
+		of(&expr.Byteorder{SourceRegister: firstReg, DestRegister: firstReg, Op: expr.ByteorderHton, Len: 8, Size: 8}),
+		of(&expr.Cmp{Op: expr.CmpOpGt, Register: firstReg, Data: binary.BigEndian.AppendUint64(nil, uint64(w.offload.AfterPackets))}),
+		jump(chainToFastPath),
+	)
+}
+
+// toFastPath puts connections on the fast path whose original destination is a frontend of a
+// Service. The frontend is looked up as in the NAT chains: the tool can show no rule that
+// looks something up in a map and ignores what is found.
+func (w rules) toFastPath() []rule {
+	protocols := []byte{unix.IPPROTO_TCP}
+	if w.offload.UDP {
+		protocols = append(protocols, unix.IPPROTO_UDP)
+	}
+	var out []rule
+	for _, p := range protocols {
+		is := rule{proto(firstReg), equal(firstReg, []byte{p})}
+		portKey := func(reg uint32) []part { return []part{proto(reg), originalPort(reg + 1)} }
+		flow := of(&expr.FlowOffload{Name: fastPath})
+		out = append(out,
+			is.with(w.originalAddr(firstReg)).with(portKey(firstReg+w.words())...).with(found(setServiceIPs), storeDispatch(), flow),
+			is.with(w.originalAddr(firstReg), in(setNodePortIPs)).with(portKey(firstReg)...).with(found(setNodePorts), storeDispatch(), flow),
+		)
+	}
+	return append(out, rule(hasDispatch()).with(resetPriority()...))
+}
+
+// originalAddr and originalPort load the destination that the connection's client chose.
+func (w rules) originalAddr(reg uint32) part {
+	key := expr.CtKeyDSTIP
+	if w.family == tracker.IPv6 {
+		key = expr.CtKeyDSTIP6
+	}
+	return of(&expr.Ct{Key: key, Register: reg})
+}
+
+func originalPort(reg uint32) part { return of(&expr.Ct{Key: expr.CtKeyPROTODST, Register: reg}) }

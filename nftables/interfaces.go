@@ -1,0 +1,258 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netns"
+)
+
+// interfaces lists the network interfaces of a namespace. Its methods, except subscribe, need
+// the backend's lock.
+type interfaces struct {
+	ns    *netns.Namespace
+	route *netlink.Handle
+	// stale is set after syncInterfaces failed, until it succeeds.
+	stale bool
+}
+
+// openInterfaces opens a socket in the namespace that file is an open file of, or in the
+// calling thread's if file is nil.
+func openInterfaces(file *os.File) (*interfaces, error) {
+	ns, err := netns.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	l := &interfaces{ns: ns}
+	err = ns.Do(func() (err error) {
+		l.route, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("nftables: open route socket: %w", err)
+	}
+	return l, nil
+}
+
+// close closes the socket. A nil l, or closing again, does nothing.
+func (l *interfaces) close() {
+	if l != nil {
+		l.ns.Close()
+		l.route.Close()
+	}
+}
+
+// all returns the index of each interface by name.
+func (l *interfaces) all() (map[string]int, error) {
+	var links []netlink.Link
+	var err error
+	for range 10 {
+		if links, err = l.route.LinkList(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	out := make(map[string]int, len(links))
+	for _, link := range links {
+		out[link.Attrs().Name] = link.Attrs().Index
+	}
+	return out, nil
+}
+
+// subscribe returns a socket that receives the changes of interfaces.
+func (l *interfaces) subscribe() (s *nl.NetlinkSocket, err error) {
+	err = l.ns.Do(func() (err error) {
+		s, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
+		return err
+	})
+	return s, err
+}
+
+// chooses reports whether the interface of a name is chosen.
+func (o *Offload) chooses(name string) bool {
+	return name != loopbackInterface && o.Interfaces(name)
+}
+
+// SyncInterfaces adds network interfaces that appeared and that Offload.Interfaces chooses to
+// the fast path, and removes others from it. [Backend.Watch] does so whenever an interface
+// changes, and a full delta does, too, so that only callers of neither need it. Without
+// Config.Offload, or before the first full delta, it does nothing. The error is ctx's, wraps
+// [os.ErrClosed], is a [*ruleset.DriftError] if the flowtable is gone, or another that may
+// pass.
+func (b *Backend) SyncInterfaces(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.conn.Closed() {
+		return errClosed
+	}
+	return b.syncInterfaces()
+}
+
+// syncInterfaces makes the flowtables and the sets of interfaces agree with the interfaces
+// that exist. It repeats that if an interface goes concurrently.
+func (b *Backend) syncInterfaces() error {
+	if b.config.Offload == nil || b.tables == nil {
+		return nil
+	}
+	err := persist(func() error {
+		links, err := b.interfaces.all()
+		if err != nil {
+			return err
+		}
+		maps.DeleteFunc(links, func(name string, _ int) bool { return !b.config.Offload.chooses(name) })
+		w := newWriter(b.name)
+		for _, t := range b.tables {
+			found, err := b.readFlowtables(b.name, t.family)
+			if err != nil {
+				return err
+			}
+			ft, ok := found[fastPath]
+			if !ok {
+				return drifted(t.family, "flowtable %s is gone", fastPath)
+			}
+			w.deleteDevices(t.family, missingNames(ft.devices, links))
+			w.addDevices(t.family, missingNames(links, ft.devices))
+			for _, name := range missingNames(t.interfaces, links) {
+				w.removes(t.family, setFastPathInterfaces).Add(interfaceName(name), nil, "")
+			}
+			for _, name := range missingNames(links, t.interfaces) {
+				w.adds(t.family, setFastPathInterfaces).Add(interfaceName(name), nil, "")
+			}
+		}
+		batch, err := w.finish()
+		if err != nil {
+			return err
+		}
+		if err := b.conn.Commit(batch); err != nil {
+			return err
+		}
+		for _, t := range b.tables {
+			t.interfaces, t.count[setFastPathInterfaces] = links, len(links)
+		}
+		return nil
+	})
+	b.interfaces.stale = err != nil
+	if err != nil {
+		return fmt.Errorf("nftables: interfaces of the fast path: %w", err)
+	}
+	return nil
+}
+
+// missingNames returns the keys of a that b lacks, sorted.
+func missingNames[A, B any](a map[string]A, b map[string]B) []string {
+	var out []string
+	for name := range a {
+		if _, ok := b[name]; !ok {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// followInterfaces calls SyncInterfaces now and whenever an interface changes, on a goroutine
+// that stop ends. It calls failed with the errors. The function that it returns calls failed,
+// too, and not twice at a time. Without Config.Offload it does nothing.
+func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (serialized func(error), stop func(), err error) {
+	if b.config.Offload == nil {
+		return failed, func() {}, nil
+	}
+	s, err := b.interfaces.subscribe()
+	if errors.Is(err, os.ErrClosed) {
+		return nil, nil, errClosed
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("nftables: watch interfaces: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var mu sync.Mutex
+	report := func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		failed(err)
+	}
+	var done sync.WaitGroup
+	done.Add(1)
+	go func() {
+		defer done.Done()
+		for {
+			if err := b.SyncInterfaces(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, os.ErrClosed) {
+				report(err)
+			}
+			if err := b.waitInterfaces(ctx, s); err != nil {
+				if ctx.Err() == nil && !errors.Is(err, os.ErrClosed) {
+					report(fmt.Errorf("nftables: watch interfaces: %w", err))
+				}
+				return
+			}
+		}
+	}()
+	return report, func() { cancel(); s.Close(); done.Wait() }, nil
+}
+
+// waitInterfaces returns nil when SyncInterfaces may have something to do.
+func (b *Backend) waitInterfaces(ctx context.Context, s *nl.NetlinkSocket) error {
+	for {
+		messages, from, err := s.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, unix.ENOBUFS): // there were more than the socket holds
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return err
+		case from.Pid != nl.PidKernel:
+			continue
+		}
+		for _, m := range messages {
+			header := unix.NlMsghdr(m.Header)
+			link, err := netlink.LinkDeserialize(&header, m.Data)
+			if err != nil || b.matters(m.Header.Type == unix.RTM_DELLINK, link.Attrs()) {
+				return nil
+			}
+		}
+	}
+}
+
+// matters reports whether a change of an interface changes what is chosen. Most changes are of
+// an interface's state, or were seen already.
+func (b *Backend) matters(gone bool, link *netlink.LinkAttrs) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.tables == nil {
+		return false // a full delta looks at all of them
+	}
+	index, known := b.tables[0].interfaces[link.Name]
+	if gone {
+		return known && index == link.Index
+	}
+	if b.config.Offload.chooses(link.Name) {
+		return !known || index != link.Index
+	}
+	// It may have had another name before.
+	for _, index := range b.tables[0].interfaces {
+		if index == link.Index {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,47 @@
+//go:build linux
+
+package nftables
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/vm"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+)
+
+var offloadAll = flag.Bool("offload.all", false, "run all worlds with offload")
+
+// notOffload are the features whose worlds are about a connection's first packet.
+var notOffload = []conformance.Feature{
+	conformance.SCTP, conformance.Affinity, conformance.AffinityNear, conformance.AffinityTimeout, conformance.SourceRanges,
+	conformance.NodePortAddresses, conformance.ClosedPorts, conformance.ServiceCIDRs, conformance.Distribution, conformance.WeightedEndpoints,
+	conformance.ConsistentHash, conformance.HashOfEndpoints, conformance.OtherPorts, conformance.RefuseBySource,
+}
+
+// TestOffloadConformance has connections take the fast path as soon as they are established.
+func TestOffloadConformance(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a minute")
+	}
+	if !vm.Inside(t, vm.Debian) {
+		return
+	}
+	skip := map[conformance.Feature]string{}
+	for _, f := range notOffload {
+		if !*offloadAll {
+			skip[f] = "not concerned by offload (-offload.all runs it)"
+		}
+	}
+	conformance.Run(t, conformance.Options{Skip: skip, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, Offload: &Offload{
+			Interfaces: func(string) bool { return true }, AfterPackets: 1, UDP: true,
+		}})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { b.Close() })
+		return b
+	}})
+}

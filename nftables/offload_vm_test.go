@@ -1,0 +1,700 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	library "github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/vm"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestOffload runs on a kernel that has flowtables.
+func TestOffload(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes half a minute")
+	}
+	if !vm.Inside(t, vm.Debian) {
+		return
+	}
+	for name, test := range map[string]func(*testing.T){
+		"only after enough packets":               onlyAfterEnoughPackets,
+		"only connections of Services":            onlyConnectionsOfServices,
+		"connections live through changes":        connectionsLiveThroughChanges,
+		"connections live through interface loss": connectionsLiveThroughInterfaceLoss,
+		"UDP leaves a deleted endpoint":           udpLeavesDeletedEndpoint,
+		"interfaces are followed":                 interfacesAreFollowed,
+		"alterations are noticed and repaired":    alteredFlowtableIsRepaired,
+		"listing":                                 offloadListing,
+		"other programs can read it":              libraryReadsFlowtable,
+		"clean-up":                                offloadCleanup,
+	} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); test(t) })
+	}
+}
+
+// forwarder is a node between a client and pods that have the addresses of epSlice, with a
+// rig on the node.
+type forwarder struct {
+	*rig
+	client *netlab.Host
+	pods   []*netlab.Host
+	lab    *netlab.Lab
+}
+
+const pods = 3
+
+// The NodePort and external IPs of the Service, and the addresses of the client's network.
+const offloadNodePort = 30080
+
+var (
+	externalIPs = []string{"198.51.100.1", "2001:db8:3::1"}
+	nodeAddr    = map[tracker.Family]netip.Prefix{tracker.IPv4: netip.MustParsePrefix("192.0.2.1/24"), tracker.IPv6: netip.MustParsePrefix("2001:db8:7::1/64")}
+	clientAddr  = map[tracker.Family]netip.Prefix{tracker.IPv4: netip.MustParsePrefix("192.0.2.2/24"), tracker.IPv6: netip.MustParsePrefix("2001:db8:7::2/64")}
+	podGateway  = map[tracker.Family]netip.Addr{tracker.IPv4: netip.MustParseAddr("10.244.255.254"), tracker.IPv6: netip.MustParseAddr("fd00:10:244::ffff")}
+	everywhere  = map[tracker.Family]netip.Prefix{tracker.IPv4: netip.MustParsePrefix("0.0.0.0/0"), tracker.IPv6: netip.MustParsePrefix("::/0")}
+	families    = []tracker.Family{tracker.IPv4, tracker.IPv6}
+)
+
+func newForwarder(tb testing.TB, o *Offload) *forwarder {
+	tb.Helper()
+	lab, err := netlab.New()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { lab.Close() })
+	host := func(name string) *netlab.Host {
+		h, err := lab.Host(name)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return h
+	}
+	node := host("node")
+	f := &forwarder{rig: newRig(tb, node), client: host("client"), lab: lab}
+	f.must(node.Forward(), lab.Link(node, "eth0", f.client, "eth0"))
+	for _, fam := range families {
+		f.must(
+			node.AddAddr("eth0", nodeAddr[fam]), f.client.AddAddr("eth0", clientAddr[fam]),
+			f.client.AddRoute(everywhere[fam], nodeAddr[fam].Addr(), ""), node.AddRoute(everywhere[fam], clientAddr[fam].Addr(), ""),
+		)
+	}
+	for i := range pods {
+		p := host(fmt.Sprint("pod", i+1))
+		f.pods = append(f.pods, p)
+		f.plug(i)
+		for _, fam := range families {
+			p.ServeTCP(tb, netip.AddrPortFrom(podAddr(fam, i), 8080).String(), func(c net.Conn) { io.Copy(c, c) })
+		}
+	}
+	f.offload = o
+	f.start()
+	f.tracker.SetService(svc(0, func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeNodePort
+		s.Spec.Ports[0].NodePort = offloadNodePort
+		s.Spec.ExternalIPs = externalIPs
+	}))
+	f.endpoints(1)
+	return f
+}
+
+func (f *forwarder) must(errs ...error) {
+	f.Helper()
+	for _, err := range errs {
+		if err != nil {
+			f.Fatal(err)
+		}
+	}
+}
+
+func podAddr(f tracker.Family, i int) netip.Addr {
+	return netip.MustParseAddr(epSlice(0, f, i+1).Endpoints[0].Addresses[0])
+}
+
+// plug connects pod i to the node.
+func (f *forwarder) plug(i int) {
+	f.Helper()
+	p, veth := f.pods[i], fmt.Sprint("veth", i+1)
+	f.must(f.lab.Link(f.host, veth, p, "eth0"))
+	for _, fam := range families {
+		addr, gateway := podAddr(fam, i), podGateway[fam]
+		f.must(
+			f.host.AddAddr(veth, single(gateway)), f.host.AddRoute(single(addr), netip.Addr{}, veth),
+			p.AddAddr("eth0", single(addr)), p.AddRoute(single(gateway), netip.Addr{}, "eth0"), p.AddRoute(everywhere[fam], gateway, "eth0"),
+		)
+	}
+}
+
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// endpoints makes the numbered pods the Service's endpoints.
+func (f *forwarder) endpoints(numbers ...int) {
+	f.Helper()
+	for _, fam := range families {
+		f.tracker.SetSlice(epSlice(0, fam, numbers...))
+	}
+	f.sync()
+}
+
+func clusterIP(f tracker.Family, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr(svc(0).Spec.ClusterIPs[index(f)]), port)
+}
+
+// flow is a TCP connection to an echo server.
+type flow struct {
+	*forwarder
+	net.Conn
+	family tracker.Family
+}
+
+// dial connects from a host.
+func (f *forwarder) dial(from *netlab.Host, to netip.AddrPort) *flow {
+	f.Helper()
+	ctx, cancel := context.WithTimeout(f.Context(), testtime.Timeout)
+	defer cancel()
+	c, err := from.Dial(ctx, "tcp", "", to.String())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { c.Close() })
+	return &flow{f, c, tracker.FamilyOf(to.Addr())}
+}
+
+// echo sends n packets, and waits for the answer to each.
+func (c *flow) echo(n int) {
+	c.Helper()
+	buf := []byte{0}
+	for i := range n {
+		buf[0] = byte(i)
+		c.SetDeadline(time.Now().Add(testtime.Timeout))
+		_, err := c.Write(buf)
+		if err == nil {
+			_, err = io.ReadFull(c, buf)
+		}
+		if err != nil || buf[0] != byte(i) {
+			c.Fatalf("packet %d of connection %s to %s: %v", i, c.LocalAddr(), c.RemoteAddr(), err)
+		}
+	}
+}
+
+// offloaded reports whether connection tracking shows that the connection is offloaded, and how
+// many packets it has had.
+func (c *flow) offloaded() (offloaded bool, packets int) {
+	c.Helper()
+	local := c.LocalAddr()
+	protocol, family := local.Network(), "ipv"+strconv.Itoa(map[bool]int{true: 4, false: 6}[c.family == tracker.IPv4])
+	_, port, _ := net.SplitHostPort(local.String())
+	out, err := c.host.Output("conntrack", "-L", "-f", family, "-p", protocol, "--orig-port-src", port)
+	if err != nil || strings.Count(out, "\n") != 1 {
+		c.Fatalf("conntrack: %v\n%s", err, out)
+	}
+	for _, m := range regexp.MustCompile(`packets=(\d+)`).FindAllStringSubmatch(out, -1) {
+		n, _ := strconv.Atoi(m[1])
+		packets += n
+	}
+	return strings.Contains(out, "[OFFLOAD]"), packets
+}
+
+func (c *flow) expect(offloaded bool) {
+	c.Helper()
+	if got, packets := c.offloaded(); got != offloaded {
+		c.Errorf("offloaded is %v after %d packets from %s to %s", got, packets, c.LocalAddr(), c.RemoteAddr())
+	}
+}
+
+// watchForward counts what the forward hook sees, in a table of another program.
+func (f *forwarder) watchForward() {
+	f.Helper()
+	f.nft("add table inet watch; add chain inet watch forward { type filter hook forward priority -10; }; add rule inet watch forward meta l4proto { tcp, udp } counter")
+}
+
+// forwarded returns how many packets the forward hook has seen.
+func (f *forwarder) forwarded() int {
+	f.Helper()
+	m := regexp.MustCompile(`counter packets (\d+)`).FindStringSubmatch(f.nft("list chain inet watch forward"))
+	n, _ := strconv.Atoi(m[1])
+	return n
+}
+
+// onlyAfterEnoughPackets: the packet behind AfterPackets opens the fast path. A few packets may
+// be on their way by then.
+func onlyAfterEnoughPackets(t *testing.T) {
+	const after, underway = 30, 4
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: after})
+	f.watchForward()
+	for _, fam := range families {
+		for _, to := range []netip.AddrPort{clusterIP(fam, 80), netip.AddrPortFrom(nodeAddr[fam].Addr(), offloadNodePort)} {
+			before := f.forwarded()
+			c := f.dial(f.client, to)
+			c.echo(5) // at most 23 packets
+			c.expect(false)
+			c.echo(50)
+			c.expect(true)
+			if n := f.forwarded() - before; n <= after || n > after+1+underway {
+				t.Errorf("%s: the forward hook saw %d packets, want %d", to, n, after+1)
+			}
+			before = f.forwarded()
+			_, counted := c.offloaded()
+			c.echo(100)
+			if n := f.forwarded() - before; n != 0 {
+				t.Errorf("%s: the forward hook saw %d packets of an offloaded connection", to, n)
+			}
+			if _, n := c.offloaded(); n < counted+200 {
+				t.Errorf("%s: %d packets were counted before and %d behind 100 on the fast path", to, counted, n)
+			}
+			if f.must(c.Close()); f.forwarded() == before {
+				time.Sleep(100 * time.Millisecond)
+			}
+			if f.forwarded() == before {
+				t.Errorf("%s: the forward hook did not see the end of the connection", to)
+			}
+		}
+	}
+	f.verify()
+}
+
+// onlyConnectionsOfServices: what the backend did not translate, what does not cross the node,
+// and what uses other interfaces, stays on the slow path.
+func onlyConnectionsOfServices(t *testing.T) {
+	chosen, err := InterfacesMatching("eth*", "veth1", "veth3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newForwarder(t, &Offload{Interfaces: chosen, AfterPackets: 1})
+	f.tracker.SetService(svc(1))
+	for _, fam := range families {
+		f.tracker.SetSlice(epSlice(1, fam, 2)) // behind veth2
+	}
+	f.sync()
+	f.nft(`add table inet other; add chain inet other nat { type nat hook prerouting priority -110; }
+		add rule inet other nat tcp dport 9999 dnat ip to 10.244.0.1:8080
+		add rule inet other nat tcp dport 9999 dnat ip6 to [fd00:10:244::1]:8080`)
+	for _, fam := range families {
+		node := nodeAddr[fam].Addr()
+		for _, c := range []struct {
+			what string
+			from *netlab.Host
+			to   netip.AddrPort
+			want bool
+		}{
+			{"a Service", f.client, clusterIP(fam, 80), true},
+			{"an external IP", f.client, netip.AddrPortFrom(netip.MustParseAddr(externalIPs[index(fam)]), 80), true},
+			{"a pod itself", f.client, netip.AddrPortFrom(podAddr(fam, 0), 8080), false},
+			{"a translation of another program", f.client, netip.AddrPortFrom(node, 9999), false},
+			{"the node's own connection", f.host, clusterIP(fam, 80), false},
+			{"an interface that is not chosen", f.client, netip.AddrPortFrom(netip.MustParseAddr(svc(1).Spec.ClusterIPs[index(fam)]), 80), false},
+			{"a pod of the node", f.pods[2], clusterIP(fam, 80), true},
+		} {
+			conn := f.dial(c.from, c.to)
+			conn.echo(30)
+			if got, _ := conn.offloaded(); got != c.want {
+				t.Errorf("%s, %s: offloaded is %v", fam, c.what, got)
+			}
+		}
+	}
+}
+
+// connectionsLiveThroughChanges keeps connections while endpoints change, the agent restarts,
+// the tables are replaced in every way, and offload is turned off and on.
+func connectionsLiveThroughChanges(t *testing.T) {
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
+	f.watchForward()
+	var open []*flow
+	for _, fam := range families {
+		open = append(open, f.dial(f.client, clusterIP(fam, 80)))
+	}
+	all := func(step string, offloaded bool) {
+		t.Helper()
+		for _, c := range open {
+			c.echo(20)
+			if got, _ := c.offloaded(); got != offloaded {
+				t.Errorf("%s: offloaded is %v", step, got)
+			}
+		}
+		f.must(f.backend.Check(t.Context()))
+	}
+	untouched := func(step string) {
+		t.Helper()
+		before := f.forwarded()
+		all(step, true)
+		if n := f.forwarded() - before; n != 0 {
+			t.Errorf("%s: %d packets left the fast path", step, n)
+		}
+	}
+	all("begin", true)
+	f.endpoints(1, 2)
+	untouched("an endpoint more")
+	f.endpoints(2)
+	untouched("the connection's endpoint gone")
+	f.endpoints(1)
+	f.start()
+	f.sync()
+	untouched("restart")
+	f.cursor.Resync()
+	f.sync()
+	untouched("full delta")
+	f.alter("flush chain ip proxier services")
+	f.cursor.Resync()
+	f.sync()
+	untouched("repaired tables")
+	for i := range 100 {
+		f.tracker.SetService(svc(10 + i))
+		f.tracker.SetSlice(epSlice(10+i, tracker.IPv4, upTo(10)...))
+	}
+	f.limit = smallLimit
+	f.start()
+	f.sync()
+	if f.backend.name == DefaultTable {
+		t.Error("the tables were replaced in one transaction")
+	}
+	all("swapped tables", true)
+	untouched("behind it")
+	f.limit = 0
+	f.offload = nil
+	f.start()
+	f.sync()
+	if out := f.nft("list flowtables"); strings.Contains(out, fastPath) {
+		t.Errorf("with offload turned off: %s", out)
+	}
+	all("offload turned off", false)
+	f.offload = &Offload{Interfaces: everyInterface, AfterPackets: 1}
+	f.start()
+	f.sync()
+	all("offload turned on", true)
+}
+
+// connectionsLiveThroughInterfaceLoss deletes a pod's interface and makes it again. The client
+// is a pod, whose connections are not masqueraded: the kernel forgets masqueraded connections
+// when their interface goes.
+func connectionsLiveThroughInterfaceLoss(t *testing.T) {
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
+	f.watch()
+	for _, fam := range families {
+		c := f.dial(f.pods[2], clusterIP(fam, 80))
+		c.echo(20)
+		c.expect(true)
+		f.deleteLink("veth1")
+		f.plug(0)
+		c.echo(1)
+		f.eventually("the interface is in the flowtable again", func() bool { return f.devices()["veth1"] })
+		f.eventually("the connection is offloaded again", func() bool {
+			c.echo(10)
+			got, _ := c.offloaded()
+			return got
+		})
+	}
+	f.must(f.backend.Check(t.Context()))
+}
+
+// watch runs the backend's Watch until the test ends. No drift may be reported.
+func (f *forwarder) watch() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	b := f.backend
+	go func() {
+		done <- b.Watch(ctx, 10*time.Millisecond, func(err error) { f.Errorf("Watch reports %v", err) })
+	}()
+	f.Cleanup(func() {
+		cancel()
+		if err := <-done; err != context.Canceled {
+			f.Errorf("Watch returned %v", err)
+		}
+	})
+}
+
+func (f *forwarder) deleteLink(name string) {
+	f.Helper()
+	f.links(func(h *netlink.Handle) error {
+		l, err := h.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return h.LinkDel(l)
+	})
+}
+
+// links runs fn with the node's rtnetlink.
+func (f *forwarder) links(fn func(*netlink.Handle) error) {
+	f.Helper()
+	f.must(f.host.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		return fn(h)
+	}))
+}
+
+func (f *forwarder) eventually(what string, ok func() bool) {
+	f.Helper()
+	for deadline := time.Now().Add(testtime.Timeout); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			f.Fatalf("it does not come to this: %s", what)
+		}
+	}
+}
+
+// devices returns the interfaces of the flowtable, which must be the same in both families.
+func (f *forwarder) devices() map[string]bool {
+	f.Helper()
+	f.backend.mu.Lock()
+	defer f.backend.mu.Unlock()
+	var both []map[string]bool
+	for _, fam := range families {
+		found, err := f.backend.readFlowtables(f.backend.name, fam)
+		if err != nil {
+			f.Fatal(err)
+		}
+		both = append(both, found[fastPath].devices)
+	}
+	if fmt.Sprint(both[0]) != fmt.Sprint(both[1]) {
+		return nil // between two messages
+	}
+	return both[0]
+}
+
+// udpLeavesDeletedEndpoint: package conntrack deletes the entry of an offloaded flow, and its
+// next packets go to another endpoint.
+func udpLeavesDeletedEndpoint(t *testing.T) {
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, UDP: true})
+	cleaner, err := conntrack.New(conntrack.Config{NetNS: f.host.File()})
+	f.must(err)
+	t.Cleanup(func() { cleaner.Close() })
+	f.cursor.Detach()
+	f.cursor = f.engine.Attach("both", conntrack.After(f.backend, cleaner))
+	f.tracker.SetService(svc(1, func(s *v1.Service) { s.Spec.Ports[0].Port, s.Spec.Ports[0].Protocol = 53, v1.ProtocolUDP }))
+	endpoint := func(n int) {
+		for _, fam := range families {
+			es := epSlice(1, fam, n)
+			*es.Ports[0].Protocol = v1.ProtocolUDP
+			f.tracker.SetSlice(es)
+		}
+		f.sync()
+	}
+	endpoint(1)
+	for i, p := range f.pods {
+		for _, fam := range families {
+			p.ServeUDP(t, netip.AddrPortFrom(podAddr(fam, i), 8080).String(), fmt.Sprint("pod", i+1))
+		}
+	}
+	for _, fam := range families {
+		endpoint(1)
+		to := netip.AddrPortFrom(netip.MustParseAddr(svc(1).Spec.ClusterIPs[index(fam)]), 53)
+		conn, err := f.client.Dial(t.Context(), "udp", "", to.String())
+		f.must(err)
+		defer conn.Close()
+		c := &flow{f, conn, fam}
+		ask := func(wait time.Duration) string {
+			buf := make([]byte, 16)
+			c.SetDeadline(time.Now().Add(wait))
+			if _, err := c.Write([]byte("?")); err != nil {
+				t.Fatal(err)
+			}
+			n, err := c.Read(buf)
+			if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Fatal(err)
+			}
+			return string(buf[:n])
+		}
+		for range 20 {
+			if got := ask(testtime.Timeout); got != "pod1" {
+				t.Fatalf("%s: the answer is of %q", fam, got)
+			}
+		}
+		c.expect(true)
+		endpoint(2)
+		f.eventually("an answer of the other endpoint", func() bool { return ask(100*time.Millisecond) == "pod2" })
+		for range 20 {
+			if got := ask(testtime.Timeout); got != "pod2" {
+				t.Fatalf("%s: the answer is of %q", fam, got)
+			}
+		}
+		c.expect(true)
+	}
+}
+
+// interfacesAreFollowed has more interfaces come and go than one message holds.
+func interfacesAreFollowed(t *testing.T) {
+	const many = 2*maxDevices + 10
+	chosen, err := InterfacesMatching("eth*", "pod-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newForwarder(t, &Offload{Interfaces: chosen})
+	make := func(h *netlink.Handle, name string) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		return h.LinkAdd(&netlink.Dummy{LinkAttrs: attrs})
+	}
+	expect := func(names ...string) {
+		t.Helper()
+		want := map[string]bool{}
+		for _, n := range names {
+			want[n] = true
+		}
+		f.eventually(fmt.Sprintf("%d interfaces", len(names)), func() bool { return fmt.Sprint(f.devices()) == fmt.Sprint(want) })
+		f.must(f.backend.Check(t.Context()))
+	}
+	var all []string
+	f.links(func(h *netlink.Handle) error {
+		for i := range many {
+			all = append(all, fmt.Sprint("pod-", i))
+			if err := make(h, all[i]); err != nil {
+				return err
+			}
+		}
+		return make(h, "other")
+	})
+	f.must(f.backend.SyncInterfaces(t.Context()))
+	expect(append(all, "eth0")...)
+	f.start()
+	f.sync() // as a new process, which finds all of them
+	expect(append(all, "eth0")...)
+	f.watch()
+	f.links(func(h *netlink.Handle) error {
+		for _, name := range all[3:20] {
+			l, err := h.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if err := h.LinkDel(l); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	expect(append(all[20:], "eth0", "pod-0", "pod-1", "pod-2")...)
+	f.links(func(h *netlink.Handle) error {
+		for old, name := range map[string]string{"pod-1": "gone", "other": "pod-x"} {
+			l, err := h.LinkByName(old)
+			if err != nil {
+				return err
+			}
+			if err := h.LinkSetName(l, name); err != nil {
+				return err
+			}
+		}
+		return make(h, "pod-3")
+	})
+	expect(append(all[20:], "eth0", "pod-0", "pod-2", "pod-3", "pod-x")...)
+}
+
+// alteredFlowtableIsRepaired has another program alter what belongs to the fast path.
+func alteredFlowtableIsRepaired(t *testing.T) {
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
+	drop := "flush chain ip proxier filter-forward; flush chain ip proxier to-fast-path; delete flowtable ip proxier fast-path; "
+	for _, script := range []string{
+		drop,
+		"delete flowtable ip6 proxier fast-path { hook ingress priority 0; devices = { veth1 }; }",
+		"add flowtable ip proxier fast-path { hook ingress priority 0; devices = { lo }; counter; }",
+		"add flowtable ip proxier strange { hook ingress priority 5; }",
+		"flush set ip6 proxier fast-path-interfaces",
+		"flush chain ip proxier to-fast-path",
+		"delete rule ip proxier filter-forward handle HANDLE",
+	} {
+		script = strings.Replace(script, "HANDLE", f.handleOf("ip", chainFilterForward, "jump "+chainToFastPath), 1)
+		f.must(f.backend.Check(t.Context()))
+		f.alter(script)
+		err := f.backend.Check(t.Context())
+		var drift *ruleset.DriftError
+		if !errors.As(err, &drift) {
+			t.Errorf("%s: Check returned %v", script, err)
+		}
+		f.cursor.Resync()
+		f.sync()
+		f.verify()
+		if n := len(f.devices()); n != 1+pods {
+			t.Errorf("%s: %d interfaces", script, n)
+		}
+		for _, fam := range families {
+			c := f.dial(f.client, clusterIP(fam, 80))
+			c.echo(10)
+			c.expect(true)
+		}
+	}
+	// A new process repairs it, too.
+	f.alter(drop + "add flowtable ip proxier fast-path { hook ingress priority 5; devices = { eth0, lo }; }; add flowtable ip6 proxier strange { hook ingress priority 5; }")
+	f.start()
+	f.sync()
+	f.checkRepaired()
+}
+
+// handleOf returns the handle of the rule of a chain that contains the text.
+func (f *forwarder) handleOf(family, chain, text string) string {
+	f.Helper()
+	out, err := f.host.Output("nft", "-a", "list chain "+family+" proxier "+chain)
+	f.must(err)
+	for line := range strings.Lines(out) {
+		if rule, handle, ok := strings.Cut(line, " # handle "); ok && strings.Contains(rule, text) {
+			return strings.TrimSpace(handle)
+		}
+	}
+	f.Fatalf("no rule with %q:\n%s", text, out)
+	return ""
+}
+
+// offloadListing compares what the nft tool shows with testdata.
+func offloadListing(t *testing.T) {
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, UDP: true})
+	version, _ := f.host.Output("nft", "--version")
+	netlab.Need(t, strings.Contains(version, goldenVersion), "nft "+goldenVersion)
+	f.compareListing(map[string]string{"ip": "offload-ipv4.nft", "ip6": "offload-ipv6.nft"}, normal)
+}
+
+// libraryReadsFlowtable reads with another implementation what the backend wrote.
+func libraryReadsFlowtable(t *testing.T) {
+	f := newForwarder(t, &Offload{Interfaces: everyInterface})
+	conn, err := library.New(library.WithNetNSFd(int(f.host.File().Fd())))
+	f.must(err)
+	for _, fam := range []library.TableFamily{library.TableFamilyIPv4, library.TableFamilyIPv6} {
+		list, err := conn.ListFlowtables(&library.Table{Name: DefaultTable, Family: fam})
+		f.must(err)
+		if len(list) != 1 {
+			t.Fatalf("%d flowtables", len(list))
+		}
+		if ft := list[0]; ft.Name != fastPath || *ft.Hooknum != *library.FlowtableHookIngress || *ft.Priority != 0 ||
+			ft.Flags != library.FlowtableFlagsCounter || fmt.Sprint(ft.Devices) != "[eth0 veth1 veth2 veth3]" {
+			t.Errorf("%+v", ft)
+		}
+	}
+}
+
+// offloadCleanup removes the tables with their flowtables. Connections stay.
+func offloadCleanup(t *testing.T) {
+	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
+	// Without any NAT chain the kernel stops translating.
+	f.nft("add table ip other; add chain ip other in { type nat hook prerouting priority 0; }; add chain ip other out { type nat hook postrouting priority 0; }")
+	c := f.dial(f.client, clusterIP(tracker.IPv4, 80))
+	c.echo(10)
+	c.expect(true)
+	if owned, err := Owned(t.Context(), Config{NetNS: f.host.File()}); !owned || err != nil {
+		t.Errorf("Owned returned %v, %v", owned, err)
+	}
+	f.must(Cleanup(t.Context(), Config{NetNS: f.host.File()}))
+	if out := f.nft("list ruleset"); strings.Contains(out, DefaultTable) {
+		t.Errorf("left behind:\n%s", out)
+	}
+	c.echo(10)
+	c.expect(false)
+}
