@@ -142,7 +142,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	switch {
 	case b.closed:
 		return errClosed
-	case !d.Full && (b.frontends == nil || !slices.Equal(b.detects(b.node), b.detects(d.Node))):
+	case !d.Full && (b.frontends == nil || !slices.Equal(detects(b.node), detects(d.Node))):
 		return ruleset.ErrNeedFull
 	}
 	failed, err := b.apply(d)
@@ -157,7 +157,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 }
 
 // detects returns what the pools of all frontends follow from, of a node.
-func (b *Backend) detects(n *ruleset.Node) []bool {
+func detects(n *ruleset.Node) []bool {
 	return []bool{n.LocalTraffic.Detects(tracker.IPv4), n.LocalTraffic.Detects(tracker.IPv6)}
 }
 
@@ -209,13 +209,11 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 		}
 	}
 	for _, c := range changes {
-		id := idOf(c.Key)
-		for _, t := range targets {
-			if err := b.trimPool(poolKey{id, uint32(t)}); err != nil {
-				return nil, err
-			}
+		trim := b.trim
+		if failed[c.Key] != nil {
+			trim = b.forget
 		}
-		if err := b.trimMembers(id, b.membersOf(c.New)); err != nil {
+		if err := trim(c); err != nil {
 			return nil, err
 		}
 	}
@@ -315,6 +313,35 @@ func put[K, V any](m *ebpf.Map, k K, v V) error {
 	return nil
 }
 
+// trim deletes what a Service does not need any more. No frontend leads there.
+func (b *Backend) trim(c *ruleset.Change) error {
+	id := idOf(c.Key)
+	for _, t := range targets {
+		if err := b.trimPool(poolKey{id, uint32(t)}); err != nil {
+			return err
+		}
+	}
+	return b.trimMembers(id, membersOf(c.New))
+}
+
+// forget deletes the pools and members of a Service that failed. It has no frontends.
+func (b *Backend) forget(c *ruleset.Change) error {
+	id := idOf(c.Key)
+	for _, t := range targets {
+		if err := b.emptyPool(poolKey{id, uint32(t)}); err != nil {
+			return err
+		}
+	}
+	return b.trimMembers(id, nil)
+}
+
+// emptyPool deletes all entries of a pool.
+func (b *Backend) emptyPool(k poolKey) error {
+	t := b.table(k)
+	t.Replace(func(func(share, struct{}) bool) {})
+	return errors.Join(t.Write(nil), b.trimPool(k))
+}
+
 // trimPool deletes the entries above a pool's size, which no frontend's size covers.
 func (b *Backend) trimPool(k poolKey) error {
 	t := b.pools[k]
@@ -329,7 +356,7 @@ func (b *Backend) trimPool(k poolKey) error {
 }
 
 // membersOf returns the members that a Service must have.
-func (b *Backend) membersOf(s *ruleset.Service) map[memberKey]struct{} {
+func membersOf(s *ruleset.Service) map[memberKey]struct{} {
 	if !serves(s) || s.Port.Affinity == 0 {
 		return nil
 	}
@@ -344,7 +371,7 @@ func (b *Backend) membersOf(s *ruleset.Service) map[memberKey]struct{} {
 
 // fillMembers writes the members that a change brings.
 func (b *Backend) fillMembers(c *ruleset.Change) error {
-	for k := range b.membersOf(c.New) {
+	for k := range membersOf(c.New) {
 		if _, ok := b.members[k.Service][k]; ok {
 			continue
 		}
@@ -494,12 +521,11 @@ func (b *Backend) prunePools(changes []*ruleset.Change) error {
 	for _, c := range changes {
 		wanted[idOf(c.Key)] = true
 	}
-	for k, t := range b.pools {
+	for k := range b.pools {
 		if wanted[k.service] {
 			continue
 		}
-		t.Replace(func(func(share, struct{}) bool) {})
-		if err := errors.Join(t.Write(nil), b.trimPool(k)); err != nil {
+		if err := b.emptyPool(k); err != nil {
 			return err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
@@ -30,6 +31,9 @@ var privileged = sync.OnceValue(func() error {
 })
 
 func TestMain(m *testing.M) {
+	confine.Roles{"probe": func() error {
+		return Probe(context.Background(), Config{Dir: os.Getenv("PROBE_DIR"), Cgroup: os.Getenv("PROBE_CGROUP")})
+	}}.Enter()
 	if privileged() == nil {
 		// In the user namespace that conformance.Main makes, nobody may load programs.
 		os.Setenv(netlab.InsideEnv, "1")

@@ -194,7 +194,8 @@ func (m *bpfMaps) pin(c *Config) error {
 		if m.pinned(path, *f.m) {
 			continue
 		}
-		if err := replaceFile(path, (*f.m).Pin); err != nil {
+		// Pin does nothing for a map that had this file before.
+		if err := errors.Join((*f.m).Unpin(), replaceFile(path, (*f.m).Pin)); err != nil {
 			return fmt.Errorf("socketlb: pin map %s: %w", f.name, err)
 		}
 	}
