@@ -77,7 +77,7 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 		return nil, err
 	}
 	if c.Cgroup == "" {
-		if c.Cgroup, err = cgroupRoot(); err != nil {
+		if c.Cgroup, err = RootCgroup(); err != nil {
 			return nil, err
 		}
 	}

@@ -49,7 +49,7 @@ func (s *suite) options() conformance.Options {
 			c.NetNS, c.Families = env.NetNS, env.Families
 			return s.pair(tb, c)
 		},
-		Client:      func(env conformance.Env, f func() error) error { return s.node(nil, env).do(f) },
+		Client:      func(env conformance.Env, f func() error) error { return s.node(nil, env).Do(f) },
 		Masquerades: masquerades,
 	}
 }

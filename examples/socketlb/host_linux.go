@@ -80,8 +80,10 @@ func (h *host) addresses() ([]netip.Addr, error) {
 
 func (h *host) close() { h.nl.Close() }
 
-// cgroupRoot returns the folder of the root cgroup.
-func cgroupRoot() (string, error) {
+// RootCgroup returns the folder of the root of the cgroup2 file system, the default of
+// Config.Cgroup. The error is a [*ruleset.UnsupportedError] if it is not mounted, as in a
+// container that sees its own cgroup alone.
+func RootCgroup() (string, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return "", fmt.Errorf("socketlb: %w", err)

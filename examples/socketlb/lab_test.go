@@ -159,7 +159,7 @@ func (l *lab) sync() {
 func (l *lab) dial(h *netlab.Host, network, from, to string) (c net.Conn, err error) {
 	ctx, cancel := context.WithTimeout(l.Context(), testtime.Timeout)
 	defer cancel()
-	err = l.do(func() (err error) {
+	err = l.Do(func() (err error) {
 		c, err = h.Dial(ctx, network, from, to)
 		return err
 	})

@@ -30,6 +30,9 @@ func Owned(context.Context, Config) (bool, error) { return false, errSystem }
 // TemporaryDir returns a [*ruleset.UnsupportedError].
 func TemporaryDir() (string, func() error, error) { return "", nil, errSystem }
 
+// RootCgroup returns a [*ruleset.UnsupportedError].
+func RootCgroup() (string, error) { return "", errSystem }
+
 // Apply returns a [*ruleset.UnsupportedError].
 func (*Backend) Apply(context.Context, *ruleset.Delta) error { return errSystem }
 

@@ -160,7 +160,7 @@ func TestMappedAddresses(t *testing.T) {
 	for _, to := range []netip.AddrPort{netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort(nodeAddr4 + ":30080")} {
 		for _, h := range []*netlab.Host{l.pod, l.nodeNS} {
 			mapped := &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}
-			err := l.do(func() error {
+			err := l.Do(func() error {
 				return h.Do(func() error {
 					fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 					if err != nil {
