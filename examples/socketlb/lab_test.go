@@ -77,7 +77,9 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 	for _, a := range append(append([]string(nil), endpoints4...), endpoints6...) {
 		addr := netip.MustParseAddr(a)
 		add(server, "lo", netip.PrefixFrom(addr, addr.BitLen()).String())
-		server.ServeTCP(tb, netip.AddrPortFrom(addr, 8080).String(), func(net.Conn) {})
+		for _, port := range []uint16{8080, 8081} {
+			server.ServeTCP(tb, netip.AddrPortFrom(addr, port).String(), func(net.Conn) {})
+		}
 	}
 	must(
 		l.nodeNS.AddRoute(netip.MustParsePrefix("10.244.9.0/24"), netip.MustParseAddr("192.0.2.2"), ""),
@@ -200,6 +202,16 @@ func (l *lab) server(h *netlab.Host, from, to string) string {
 		l.Errorf("%s to %s: the map of peers has %v", h.Name, to, p)
 	}
 	return p.Endpoint.String()
+}
+
+// frontends returns how many frontends are in the map.
+func (l *lab) frontends() int {
+	l.Helper()
+	all, err := readMap[frontendKey, frontendValue](l.backend.maps.frontends)
+	if err != nil {
+		l.Fatal(err)
+	}
+	return len(all)
 }
 
 func (l *lab) counters() Counters {

@@ -134,6 +134,9 @@ func TestDecisions(t *testing.T) {
 			if got := l.server(l.pod, "", to) + l.server(l.nodeNS, "", to); got != "" {
 				t.Errorf("without endpoints: reached %s", got)
 			}
+			if n := l.frontends(); n != 0 {
+				t.Errorf("without endpoints there are %d frontends", n)
+			}
 		})
 	}
 }
@@ -194,35 +197,42 @@ func TestPeerOfAnotherConnection(t *testing.T) {
 	l := newLab(t, nil)
 	l.set("web", 1, 1)
 	l.sync()
-	c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	raw, err := c.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	raw.Control(func(fd uintptr) {
-		// AF_UNSPEC ends the connection (connect(2)).
-		if _, _, errno := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&unix.RawSockaddr{})), unix.SizeofSockaddrInet4); errno != 0 {
-			t.Error(errno)
+	for _, other := range []*unix.SockaddrInet4{
+		{Addr: netip.MustParseAddr(endpoints4[1]).As4(), Port: 8080},
+		{Addr: netip.MustParseAddr(endpoints4[0]).As4(), Port: 8081},
+	} {
+		c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
+		if err != nil {
+			t.Fatal(err)
 		}
-		other := &unix.SockaddrInet4{Addr: netip.MustParseAddr(endpoints4[1]).As4(), Port: 8080}
-		if err := unix.Connect(int(fd), other); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		defer c.Close()
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = raw.Control(func(fd uintptr) {
+			// AF_UNSPEC ends the connection (connect(2)).
+			if _, _, errno := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&unix.RawSockaddr{})), unix.SizeofSockaddrInet4); errno != 0 {
+				t.Error(errno)
+			}
+			if err := unix.Connect(int(fd), other); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+				t.Error(err)
+			}
+			until(t, "the connection", func() bool {
+				got, err := unix.Getpeername(int(fd))
+				if err != nil {
+					return false
+				}
+				if g := got.(*unix.SockaddrInet4); g.Addr != other.Addr || g.Port != other.Port {
+					t.Errorf("getpeername returns %v", g)
+				}
+				return true
+			})
+		})
+		if err != nil {
 			t.Error(err)
 		}
-		until(t, "the connection", func() bool {
-			got, err := unix.Getpeername(int(fd))
-			if err != nil {
-				return false
-			}
-			if g := got.(*unix.SockaddrInet4); g.Addr != other.Addr || g.Port != other.Port {
-				t.Errorf("getpeername returns %v", g)
-			}
-			return true
-		})
-	})
+	}
 }
 
 // TestAffinity keeps a network namespace with its endpoint.
@@ -346,6 +356,9 @@ func TestRestart(t *testing.T) {
 	}
 	if len(after) != 4 { // two endpoints in each family
 		t.Errorf("%d slots", len(after))
+	}
+	if n := l.frontends(); n != 2 {
+		t.Errorf("%d frontends, must be one in each family", n)
 	}
 	if l.server(l.pod, "", "10.96.0.1:80") == left {
 		t.Error("the Service is left alone")
