@@ -89,11 +89,13 @@
 //
 // # Cost
 //
-// A connection costs the programs some four look-ups and an update. What remains is the
-// cost of connection tracking, which the rules of the backend behind switch on for all
-// connections of the node, also for those that no rule translates. The benchmarks of this
-// package compare both with connections to the endpoint's own address, on a node with the
-// same rules and on one without any.
+// The gain is in packets: none is translated after the first. New connections are not
+// faster than through package nftables. The programs take about a microsecond for each,
+// two thirds of which is the update of peers that getpeername needs. The rules of the backend
+// behind also switch on connection tracking for all connections of the node, even for those
+// that no rule translates, and this costs more than either. The benchmarks of this package
+// compare all of it with connections to the endpoint's own address, on a node with the same
+// rules ("beside") and on one without any ("direct").
 //
 // # Requirements
 //
