@@ -18,6 +18,7 @@ import (
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/metrics"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
@@ -49,7 +50,10 @@ type agent struct {
 	rules  *ruleset.Cursor
 	// followers are synced when the rules are in effect.
 	followers []*ruleset.Cursor
-	runner    *runner.Runner
+	// sockets is nil without --socket-lb, and socketRules is its cursor.
+	sockets     *socketlb.Backend
+	socketRules *ruleset.Cursor
+	runner      *runner.Runner
 	// mu is held while objects are handed in and while they are synced, so that what
 	// belongs together is synced together.
 	mu sync.Mutex
@@ -92,6 +96,9 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		return nil, err
 	}
 	if err := a.openKernel(ctx, cfg, log); err != nil {
+		return nil, err
+	}
+	if err := a.openSockets(ctx, cfg, log); err != nil {
 		return nil, err
 	}
 	tune(cfg, log)
@@ -180,7 +187,7 @@ func (a *agent) run(parent context.Context) error {
 		a.nodeEvent(true, reasonIPVSDeprecation, ipvsDeprecation)
 	}
 	loops := []func(context.Context) error{
-		a.runner.Run, a.followSource, a.followNode, a.watchRules, a.watchConfig, a.takeOver.retireOthers,
+		a.runner.Run, a.followSource, a.followNode, a.watchRules, a.watchSockets, a.watchConfig, a.takeOver.retireOthers,
 	}
 	for _, s := range a.servers {
 		loops = append(loops, s.run)

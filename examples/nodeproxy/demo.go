@@ -52,6 +52,7 @@ made here, and 130 if it was interrupted.
 
 `, diag)
 	mode := flags.String("proxy-mode", config.ModeNFTables, "what node-1 forwards with: nftables, or iptables, for which its programs must be installed")
+	sockets := flags.Bool("socket-lb", false, "translate the TCP connections of node-1 at the socket, as run --socket-lb does; needs root")
 	hold := flags.Bool("hold", false, "keep everything up at the end, to look around, until interrupted")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
@@ -67,6 +68,9 @@ made here, and 130 if it was interrupted.
 	if *mode != config.ModeNFTables && *mode != config.ModeIPTables {
 		fmt.Fprintf(diag, "nodeproxy demo: there is no demo of proxy mode %q\n", *mode)
 		return 2
+	}
+	if *sockets {
+		return demoSockets(ctx, *mode, *hold, out, diag)
 	}
 	inside, code, err := netlab.Reexec()
 	if err == nil && !inside {
@@ -85,15 +89,20 @@ or a container's seccomp profile; as root it works without user namespaces.
 `, err)
 		return exitNoSpaces
 	}
+	return t.show(ctx, *hold)
+}
+
+// show runs the tour and returns the exit status.
+func (t *tour) show(ctx context.Context, hold bool) int {
 	defer t.close()
 	if err := t.run(ctx); errors.Is(err, errStopped) || ctx.Err() != nil {
 		t.say("\nStopped.")
 		return exitStopped
 	} else if err != nil {
-		fmt.Fprintf(diag, "nodeproxy demo: %v\n", err)
+		fmt.Fprintf(t.diag, "nodeproxy demo: %v\n", err)
 		return exitFailed
 	}
-	if *hold {
+	if hold {
 		t.say("\nEverything stays up until you press Ctrl-C. From another terminal:\n  %s", t.howToLook())
 		<-ctx.Done()
 	}
@@ -112,6 +121,7 @@ type tour struct {
 	out, diag       io.Writer
 	folder          string // of the manifests
 	synced          chan string
+	sockets         *demoCgroup // nil without --socket-lb
 	checked, failed int
 }
 
@@ -168,6 +178,9 @@ through the %s rules of node-1, for IPv4 and IPv6.`, t.mode)
 	if err != nil {
 		return err
 	}
+	if err := t.sockets.wait(ctx); err != nil {
+		return err
+	}
 	t.say("\nThe manifests are in effect: %s", line)
 
 	for _, stop := range []func(){t.clusterIP, t.nodePort, t.loadBalancer, t.localPolicy, t.affinity, t.noEndpoints} {
@@ -200,6 +213,7 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
+	t.sockets.configure(cfg)
 	var a *agent
 	err = t.node.Do(func() (err error) {
 		a, err = newAgent(ctx, cfg, t.modes(), lines(t.synced), quiet(cfg, ownLogger(cfg, t.diag)))
@@ -208,6 +222,7 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
+	t.sockets.follow(a)
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- a.run(ctx) }()
@@ -357,9 +372,14 @@ func (t *tour) clusterIP() {
 		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: every endpoint answers: %v", families[f], y)
 		me := podAddr["pod-1"][f]
 		t.expect(y.saw("pod-2", me) && y.saw("pod-3", me), "%s: other pods see pod-1's own address, %s", families[f], me)
+		if t.sockets != nil {
+			t.expect(y.saw("pod-1", me), "%s: pod-1, sent to itself, sees its own address: at the socket nothing is masqueraded", families[f])
+			continue
+		}
 		t.expect(len(y.sources["pod-1"]) == 1 && !y.sources["pod-1"][me],
 			"%s: pod-1, sent to itself, sees the node's address", families[f])
 	}
+	t.sockets.count(t, 2*connections)
 }
 
 func (t *tour) nodePort() {

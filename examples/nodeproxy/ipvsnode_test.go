@@ -479,7 +479,7 @@ func privilegesIPVS(t *testing.T) {
 	p := startWith(t, s.node, []string{"PATH=" + flavourPath(t, "legacy")}, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs")
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	var want uint64
-	for _, c := range needed() {
+	for _, c := range alwaysNeeded() {
 		want |= 1 << c
 	}
 	for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {

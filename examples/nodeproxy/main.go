@@ -9,6 +9,7 @@
 //	                                  tell what must happen to a packet, why, and
 //	                                  whether the kernel agrees
 //	nodeproxy demo                    show it all at work; needs no privileges
+//	nodeproxy demo --socket-lb        the same with --socket-lb of run; needs root
 //
 // See "nodeproxy run --help" for its flags: they are kube-proxy's, and a few more;
 // --config takes kube-proxy's configuration file. What kube-proxy would do and this
@@ -71,6 +72,11 @@
 // Mode iptables knows weights only. What an annotation says that cannot be read is
 // logged and ignored.
 //
+// With --socket-lb, BPF programs translate TCP connections of the node's own processes and
+// of its pods when they are made: see [github.com/go-proxier/proxier/examples/socketlb]. The
+// rules of the mode stay behind them. It takes CAP_BPF, and in a container the host's
+// /sys/fs/bpf and /sys/fs/cgroup. A run without it removes what one with it has left.
+//
 // If --proxy-mode changes between two runs, the new rules are in effect before those of
 // the other mode are removed. With --adopt-from-kube-proxy the same holds for what
 // kube-proxy has left. If another part of the process closes a netlink socket, the agent
@@ -80,7 +86,7 @@
 // from; world.go leads from objects to the ruleset; pipeline.go leads from the ruleset to
 // the kernel, with the modes of backends.go and the sockets of kernelsockets.go;
 // observers.go and servers.go are metrics, health checks and output; takeover.go removes
-// what another mode or kube-proxy has left. demo.go is a tour with real packets. deploy
+// what another mode or kube-proxy has left; socketlb.go is for --socket-lb. demo.go is a tour with real packets. deploy
 // has what an operator needs to run it.
 package main
 
@@ -125,10 +131,10 @@ func main() {
 type program struct {
 	modes     []mode
 	out, diag io.Writer
-	// restrict gives up privileges that serving does not take. If there are any, it
+	// restrict gives up all capabilities but those to keep. If there are any, it
 	// calls prepare before, with whether one of them is to load kernel modules. Nil does
 	// nothing; the process is not the program's alone.
-	restrict func(log *slog.Logger, prepare func(modules bool))
+	restrict func(log *slog.Logger, keep []int, prepare func(modules bool))
 	// process allows the program to set up logging for the whole process.
 	process bool
 }

@@ -23,6 +23,10 @@ func (a *agent) connect() (err error) {
 	a.rules = a.engine.Attach(a.cfg.Mode, ruleset.WithLimitsOf(a.kernel.get().plane, ruleset.BackendFunc(a.applyAndFlush)))
 	a.rules.OnSync(a.onSync)
 	a.followers = []*ruleset.Cursor{a.engine.Attach("health", a.ports), a.engine.Attach("metrics", a.metrics)}
+	if a.sockets != nil {
+		a.socketRules = a.engine.Attach("socketlb", a.sockets)
+		a.followers = append(a.followers, a.socketRules)
+	}
 	a.runner, err = runner.New(runner.Config{
 		Min:    a.cfg.MinSyncPeriod,
 		Pace:   a.cfg.Pace,

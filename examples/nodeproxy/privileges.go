@@ -9,21 +9,30 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 )
 
 // needed returns the capabilities that the agent keeps if it has them:
 // CAP_NET_ADMIN for rules, connection tracking and network parameters;
 // CAP_NET_RAW for iptables-legacy; CAP_NET_BIND_SERVICE for the case that its
 // servers are to listen at a privileged port; and CAP_DAC_READ_SEARCH because
-// configuration, manifests and credentials may belong to another user.
-func needed() []int {
+// configuration, manifests and credentials may belong to another user. --socket-lb takes
+// CAP_BPF.
+func needed(c *config.Config) []int {
+	if c.SocketLB.Enabled {
+		return append(alwaysNeeded(), unix.CAP_BPF)
+	}
+	return alwaysNeeded()
+}
+
+func alwaysNeeded() []int {
 	return []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_NET_BIND_SERVICE, unix.CAP_DAC_READ_SEARCH}
 }
 
 // superfluous returns the capabilities that this process, or one that it starts,
-// could have and does not need.
-func superfluous() []int {
-	keep := needed()
+// could have, but for those to keep.
+func superfluous(keep []int) []int {
 	var out []int
 	for c := 0; c <= unix.CAP_LAST_CAP; c++ {
 		// An error is a capability that the kernel does not know.
@@ -40,8 +49,8 @@ func superfluous() []int {
 // already restricted the process, and it stays as it is. It returns only if there
 // is nothing to give up, or it cannot be done. Before, it calls prepare with whether
 // CAP_SYS_MODULE is among what is given up.
-func dropPrivileges(log *slog.Logger, prepare func(modules bool)) {
-	drop := superfluous()
+func dropPrivileges(log *slog.Logger, keep []int, prepare func(modules bool)) {
+	drop := superfluous(keep)
 	if len(drop) == 0 {
 		return
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/internal/manifests"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/socketlb"
 )
 
 const runUsage = `Usage: nodeproxy run [flags]
@@ -87,7 +88,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 	serves := cfg.WriteConfigTo == "" && !cfg.Cleanup && !cfg.InitOnly
 	if serves && p.restrict != nil {
 		// What it does it may do by starting the program anew, so nothing is said yet.
-		p.restrict(log, func(modules bool) {
+		p.restrict(log, needed(cfg), func(modules bool) {
 			_ = setOOMScore(*cfg.Effective.OOMScoreAdj)
 			if modules {
 				m.loadModules(ctx, cfg, log)
@@ -110,7 +111,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 			// Rules of kube-proxy's modes lead to each other's: what was held up goes now.
 			err = leftovers(ctx, p.modes, "", cfg.Adopt, log)
 		}
-		if err != nil {
+		if err := errors.Join(err, socketlb.Cleanup(ctx, socketlb.Config{})); err != nil {
 			return err
 		}
 		log.Info("removed all rules")

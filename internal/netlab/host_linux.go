@@ -19,6 +19,10 @@ import (
 type Host struct {
 	// Name is for messages.
 	Name string
+	// Around, if not nil, calls the function that it is given, once and on a thread of its
+	// choice, for each Do: where threads of a cgroup are to be used, for example. It must
+	// be set before the Host is used by several goroutines.
+	Around func(func() error) error
 
 	ns *netns.Namespace
 }
@@ -59,7 +63,13 @@ func (h *Host) close() error {
 // namespace for good. Goroutines that f starts do not run inside. Once the [Lab] is
 // closed, Do returns an error that wraps [os.ErrClosed].
 func (h *Host) Do(f func() error) error {
-	err := h.ns.Do(f)
+	do := func() error { return h.ns.Do(f) }
+	var err error
+	if h.Around != nil {
+		err = h.Around(do)
+	} else {
+		err = do()
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", h.Name, err)
 	}

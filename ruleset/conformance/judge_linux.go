@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
-
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -77,9 +75,10 @@ func (w *World) checkFor(f Feature, rows ...row) {
 // judge makes the connections of one row from one host in one family.
 func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) error {
 	to := r.to.at(f)
-	v := s.Trace(ruleset.Packet{
+	p := ruleset.Packet{
 		From: from.addr(f), InInterface: from.in, Protocol: r.proto, To: to, NodeAddresses: w.net.nodeAddresses(f),
-	})
+	}
+	v := s.Trace(p)
 	if got := w.describe(v, f); got != sortWords(r.want) {
 		return fmt.Errorf("the oracle says %q (%s), this world %q: one of them is wrong", got, v.Rule, r.want)
 	}
@@ -107,7 +106,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 			return complain(o, fmt.Sprintf("be let pass (%s)", want))
 		}
 	case ruleset.ActionForward:
-		return w.judgeForward(from, r.proto, to, v)
+		return w.judgeForward(from, p, v)
 	}
 	return nil
 }
@@ -115,7 +114,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 // judgeForward connects until every endpoint was reached. One of n that is used
 // as often as the others is missed by 30n connections with a probability of e^-30;
 // where there are weights, n is that of the lightest among as many of its kind.
-func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v ruleset.Verdict) error {
+func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) error {
 	n := len(v.Endpoints)
 	sum, least := w.totalWeight(v)
 	fixed := v.Affinity != 0 || v.Hash == tracker.HashSource && w.does(ConsistentHash)
@@ -128,8 +127,8 @@ func (w *World) judgeForward(from host, proto v1.Protocol, to netip.AddrPort, v 
 		if i > 3*n {
 			time.Sleep(rand.N(time.Millisecond))
 		}
-		o := from.probe(w.tb.Context(), proto, to, w.timeout())
-		ep, err := w.permitted(o, from.addr(tracker.FamilyOf(to.Addr())), v)
+		o := from.probe(w.tb.Context(), p.Protocol, p.To, w.timeout())
+		ep, err := w.permitted(o, p, v)
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, v.Rule)
 		}
@@ -170,7 +169,7 @@ func (w *World) mayMove(v ruleset.Verdict) bool {
 }
 
 // permitted returns the endpoint that was reached, or what is wrong with that.
-func (w *World) permitted(o outcome, from netip.Addr, v ruleset.Verdict) (*tracker.Endpoint, error) {
+func (w *World) permitted(o outcome, p ruleset.Packet, v ruleset.Verdict) (*tracker.Endpoint, error) {
 	switch {
 	case o.kind == silent:
 		return nil, fmt.Errorf("%s, must be forwarded (%w)", o, o.err)
@@ -183,12 +182,12 @@ func (w *World) permitted(o outcome, from netip.Addr, v ruleset.Verdict) (*track
 	}
 	ep := v.Endpoints[i]
 	_, never := w.options.Skip[SourceAddress]
-	if never || v.MasqueradeTo(ep) {
-		if !slices.Contains(w.net.nodeAddresses(tracker.FamilyOf(from)), o.source) {
+	if never || w.options.masquerades(p, v, ep) {
+		if !slices.Contains(w.net.nodeAddresses(tracker.FamilyOf(p.From)), o.source) {
 			return nil, fmt.Errorf("%s, which must be masqueraded to an address of the node", o)
 		}
-	} else if o.source != from {
-		return nil, fmt.Errorf("%s, must keep its source %s", o, from)
+	} else if o.source != p.From {
+		return nil, fmt.Errorf("%s, must keep its source %s", o, p.From)
 	}
 	return ep, nil
 }

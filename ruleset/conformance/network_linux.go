@@ -59,6 +59,16 @@ type host struct {
 	ports   *atomic.Uint32
 	stalls  *stallDetector
 	excuses *excuses
+	// client is Options.Client for a host on the node.
+	client func(func() error) error
+}
+
+// open calls f, which opens a socket of the host.
+func (h host) open(f func() error) error {
+	if h.client != nil {
+		return h.client(f)
+	}
+	return f()
 }
 
 // firstPort is the first of the source ports for UDP and SCTP, and portCount how
@@ -120,7 +130,7 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 	node, outside, remote := newHost(nodeName), newHost("client"), newHost(remoteName)
 	n := &network{node: node, hosts: map[string]host{}}
 	add := func(name string, ns *netlab.Host, in string, addr func(tracker.Family) netip.Addr) {
-		n.hosts[name] = host{name, ns, in, addr, new(atomic.Uint32), stalls, counts}
+		n.hosts[name] = host{name, ns, in, addr, new(atomic.Uint32), stalls, counts, nil}
 	}
 
 	must(node.Forward())

@@ -29,6 +29,16 @@ type Options struct {
 	// are skipped with that reason, and in the others the connections that are. Nil
 	// means that it does everything.
 	Skip map[Feature]string
+	// Client, if not nil, is called for each connection from the node and from its pods. It
+	// calls f once, which opens the client's socket in its network namespace, on the thread
+	// that it calls f on, and returns f's error. It is for data planes that recognise the
+	// node's processes by something other than network namespaces, such as a cgroup that
+	// Client moves the thread to. It is called by several goroutines at once.
+	Client func(env Env, f func() error) error
+	// Masquerades, if not nil, replaces [ruleset.Verdict.MasqueradeTo]: it reports whether an
+	// endpoint must see an address of the node in place of the source of p. It is for data
+	// planes that masquerade otherwise than the ruleset asks, and document it.
+	Masquerades func(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool
 
 	// run, if not nil, adds up what the worlds of a run excuse.
 	run *excuses
@@ -66,6 +76,14 @@ func (o Options) validate() error {
 	}
 	_, err := validFamilies(o.Families)
 	return err
+}
+
+// masquerades reports whether ep must see an address of the node.
+func (o Options) masquerades(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool {
+	if o.Masquerades != nil {
+		return o.Masquerades(p, v, ep)
+	}
+	return v.MasqueradeTo(ep)
 }
 
 // families returns the families under test.

@@ -158,9 +158,11 @@ func (h host) dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, err
 		},
 	}
 	var conn net.Conn
-	err := h.ns.Do(func() (err error) {
-		conn, err = d.DialContext(ctx, "tcp", to.String())
-		return err
+	err := h.open(func() error {
+		return h.ns.Do(func() (err error) {
+			conn, err = d.DialContext(ctx, "tcp", to.String())
+			return err
+		})
 	})
 	if dup >= 0 {
 		defer unix.Close(dup)
@@ -217,7 +219,11 @@ func (h host) probeTCP(ctx context.Context, to netip.AddrPort) (string, error) {
 }
 
 func (h host) probeUDP(ctx context.Context, to netip.AddrPort) (string, error) {
-	c, err := h.ns.Dial(ctx, "udp", h.local(to, h.port()), to.String())
+	var c net.Conn
+	err := h.open(func() (err error) {
+		c, err = h.ns.Dial(ctx, "udp", h.local(to, h.port()), to.String())
+		return err
+	})
 	if err != nil {
 		return "", err
 	}

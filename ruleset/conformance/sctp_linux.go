@@ -142,9 +142,11 @@ func answerSCTP(c *net.IPConn, self netip.Addr) {
 func (h host) probeSCTP(ctx context.Context, to netip.AddrPort) (string, error) {
 	f := tracker.FamilyOf(to.Addr())
 	var c *net.IPConn
-	err := h.ns.Do(func() (err error) {
-		c, err = net.DialIP(rawSCTP(f), ipAddr(h.addr(f)), ipAddr(to.Addr()))
-		return err
+	err := h.open(func() error {
+		return h.ns.Do(func() (err error) {
+			c, err = net.DialIP(rawSCTP(f), ipAddr(h.addr(f)), ipAddr(to.Addr()))
+			return err
+		})
 	})
 	if err != nil {
 		return "", err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -78,6 +79,14 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 	w := &World{
 		Env: Env{NetNS: n.node.File(), Families: families, do: n.node.Do},
 		tb:  tb, options: o, net: n, services: map[string]*service{},
+	}
+	if o.Client != nil {
+		for name, h := range n.hosts {
+			if name == nodeName || name == "loopback" || slices.ContainsFunc(n.pods, func(p pod) bool { return p.name == name && p.node == nodeName }) {
+				h.client = func(f func() error) error { return o.Client(w.Env, f) }
+				n.hosts[name] = h
+			}
+		}
 	}
 
 	if c.localTraffic == nil {

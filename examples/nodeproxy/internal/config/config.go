@@ -40,6 +40,7 @@ type Config struct {
 	Cleanup       bool
 	Adopt         bool
 	InitOnly      bool
+	SocketLB      SocketLB
 	// Offload is the patterns of the interfaces between which mode nftables offloads
 	// connections, nil for none.
 	Offload []string
@@ -144,4 +145,15 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		UDPTimeout: ct.UDPTimeout.Duration, UDPStreamTimeout: ct.UDPStreamTimeout.Duration, TCPBeLiberal: ct.TCPBeLiberal,
 	}
 	return out, nil
+}
+
+// SocketLB is how connections are translated at the socket.
+type SocketLB struct {
+	Enabled bool
+	// Cgroup is the cgroup whose processes are served, "" for all.
+	Cgroup string
+	// NodeOnly leaves pods to the rules of the mode.
+	NodeOnly bool
+	// Dir is where the maps are kept, "" for the default. There is no flag for it.
+	Dir string
 }

@@ -93,6 +93,10 @@ func NewFlags(verb string) *Flags {
 	f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "remove what kube-proxy has left on the node once the rules are in effect, so that none of its traffic is lost; it must not be running")
 	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this takes a writable /proc/sys, and run does not take one afterwards")
 
+	f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections of this node's processes and pods when they are made, by BPF programs, so that their packets need no translation; the rules of the mode serve all others")
+	f.StringVar(&fl.out.SocketLB.Cgroup, "socket-lb-cgroup", "", "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; the root if empty. In a container, where the host's /sys/fs/cgroup is mounted")
+	f.BoolVar(&fl.out.SocketLB.NodeOnly, "socket-lb-node-only", false, "have --socket-lb leave pods alone, for service meshes that redirect connections in the pod")
+
 	ct := &c.Conntrack
 	f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "how many connections to track for each CPU; a higher limit is lowered to that, as by kube-proxy, and 0 leaves it as it is")
 	f.Int32Var(ct.Min, "conntrack-min", *ct.Min, "how many connections to track at least, unless --conntrack-max-per-core is 0")

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/examples/socketlb"
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+// TestDemoNeedsRootForSocketLB runs inside the user namespace of the tests, where programs
+// cannot be loaded.
+func TestDemoNeedsRootForSocketLB(t *testing.T) {
+	netlab.Require(t)
+	dir, closeDir, err := socketlb.TemporaryDir()
+	if err == nil {
+		err = errors.Join(socketlb.Probe(t.Context(), socketlb.Config{Dir: dir}), closeDir())
+	}
+	if err == nil {
+		t.Skip("programs can be loaded here")
+	}
+	var out, diag bytes.Buffer
+	if status := demo(t.Context(), []string{"--socket-lb"}, &out, &diag); status != exitNoSpaces {
+		t.Errorf("status %d", status)
+	}
+	if !strings.Contains(diag.String(), "CAP_BPF") || !strings.Contains(diag.String(), "needs root") {
+		t.Errorf("it says:\n%s", diag.String())
+	}
+}

@@ -1,0 +1,602 @@
+package socketlb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/slots"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// state is the state of a [Backend].
+type state struct {
+	config Config
+
+	mu     sync.Mutex
+	closed bool
+	host   *host
+	maps   bpfMaps
+	hooks  hooks
+
+	// The model of what is in the maps. frontends is nil while that is unknown.
+	node      *ruleset.Node
+	frontends map[frontendKey]frontendValue
+	pools     map[poolKey]*slotTable
+	members   map[serviceID]map[memberKey]struct{}
+	addresses map[[16]byte]address
+}
+
+// poolKey names a pool of a Service.
+type poolKey struct {
+	service serviceID
+	target  uint32
+}
+
+// share is one of the slots that an endpoint has, as many as its weight is worth.
+type share struct {
+	endpoint endpoint
+	number   int
+}
+
+type slotTable = slots.Table[share, struct{}]
+
+var targets = [...]ruleset.Target{ruleset.ToCluster, ruleset.ToLocal}
+
+// poolFields are the bits that tell that the pool of a target may have changed.
+var poolFields = map[ruleset.Target]ruleset.Field{
+	ruleset.ToCluster: ruleset.FieldCluster | ruleset.FieldHash,
+	ruleset.ToLocal:   ruleset.FieldLocal | ruleset.FieldHash,
+}
+
+// errClosed is the error of a closed backend.
+var errClosed = fmt.Errorf("socketlb: backend: %w", os.ErrClosed)
+
+// New returns a backend for the cgroup and the network namespace that c names. It opens the
+// maps of an earlier process, if there are any, and loads the programs, but changes
+// nothing. The error is a [*ruleset.UnsupportedError] that names what is missing, wraps
+// [ruleset.ErrConfig], or is another that may pass. Apply fills the maps and attaches the
+// programs when it gets the first full delta. They stay in effect when the backend is
+// closed.
+func New(ctx context.Context, c Config) (_ *Backend, err error) {
+	if c, err = c.withDefaults(); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if c.Cgroup == "" {
+		if c.Cgroup, err = RootCgroup(); err != nil {
+			return nil, err
+		}
+	}
+	b := &Backend{state{config: c}}
+	defer func() {
+		if err != nil {
+			b.Close()
+		}
+	}()
+	if b.host, err = openHost(c.NetNS); err != nil {
+		return nil, err
+	}
+	if err := checkPlaces(&c); err != nil {
+		return nil, err
+	}
+	if err := b.maps.open(&b.config); err != nil {
+		return nil, unsupported("maps", err)
+	}
+	if err := b.hooks.load(&b.config, &b.maps, b.host.cookie); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Probe reports whether [New] would succeed, without changing anything. It returns nil,
+// a [*ruleset.UnsupportedError], or an error of the configuration.
+func Probe(ctx context.Context, c Config) error {
+	b, err := New(ctx, c)
+	if err != nil {
+		return err
+	}
+	return b.Close()
+}
+
+// Close waits for a running [Backend.Apply], closes the backend's files and leaves the maps
+// and programs in effect. Closing it again does nothing and returns nil.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil
+	}
+	b.closed = true
+	b.hooks.close()
+	b.maps.close(&b.config)
+	if b.host != nil {
+		b.host.close()
+	}
+	return nil
+}
+
+// Apply makes the maps agree with d, as [ruleset.Backend] requires, and attaches the
+// programs. A [*ruleset.PartialError] names Services that could not be written: connections
+// to them are left to the backend behind. Other errors wrap [ruleset.ErrNeedFull], but for
+// those of the context and of a closed backend.
+func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closed:
+		return errClosed
+	case !d.Full && (b.frontends == nil || !slices.Equal(detects(b.node), detects(d.Node))):
+		return ruleset.ErrNeedFull
+	}
+	failed, err := b.apply(d)
+	if err != nil {
+		b.frontends = nil
+		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
+	}
+	if len(failed) != 0 {
+		return &ruleset.PartialError{Failed: failed}
+	}
+	return nil
+}
+
+// detects returns what the pools of all frontends follow from, of a node.
+func detects(n *ruleset.Node) []bool {
+	return []bool{n.LocalTraffic.Detects(tracker.IPv4), n.LocalTraffic.Detects(tracker.IPv6)}
+}
+
+// apply does the steps of package ruleset's documentation, each for all changes before the
+// next. A frontend may be deleted at any time, as the backend behind serves it then.
+func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
+	if d.Full {
+		if err := b.adopt(); err != nil {
+			return nil, err
+		}
+	}
+	b.node = d.Node
+	if d.Full || d.Node != d.OldNode {
+		if err := b.writeAddresses(); err != nil {
+			return nil, err
+		}
+	}
+	var changes []*ruleset.Change
+	for i := range d.Changes {
+		if k := d.Changes[i].Key; k.Protocol == v1.ProtocolTCP && slices.Contains(b.config.Families, k.Family) {
+			changes = append(changes, &d.Changes[i])
+		}
+	}
+	failed = map[tracker.Key]error{}
+	for _, c := range changes {
+		if err := errors.Join(b.fillPools(c, d.Full), b.fillMembers(c)); err != nil {
+			failed[c.Key] = err
+		}
+	}
+	for _, c := range changes {
+		if failed[c.Key] == nil {
+			if err := b.writeFrontends(c); err != nil {
+				failed[c.Key] = err
+			}
+		}
+	}
+	if d.Full {
+		if err := b.pruneFrontends(changes); err != nil {
+			return nil, err
+		}
+	}
+	for _, c := range changes {
+		err := failed[c.Key]
+		if err != nil {
+			b.config.Log.Error("socketlb: service left to the backend behind", slog.String("service", c.Key.String()), slog.Any("error", err))
+		}
+		if err := b.deleteFrontends(c, err != nil); err != nil {
+			return nil, err
+		}
+	}
+	for _, c := range changes {
+		trim := b.trim
+		if failed[c.Key] != nil {
+			trim = b.forget
+		}
+		if err := trim(c); err != nil {
+			return nil, err
+		}
+	}
+	if d.Full {
+		if err := b.prunePools(changes); err != nil {
+			return nil, err
+		}
+		return failed, errors.Join(b.maps.pin(&b.config), b.hooks.attach(&b.config))
+	}
+	return failed, nil
+}
+
+// adopt reads the maps, as this process or an earlier one left them.
+func (b *Backend) adopt() (err error) {
+	if b.frontends, err = readMap[frontendKey, frontendValue](b.maps.frontends); err != nil {
+		return err
+	}
+	endpoints, err := readMap[slotKey, endpoint](b.maps.endpoints)
+	if err != nil {
+		return err
+	}
+	b.pools = map[poolKey]*slotTable{}
+	shares := map[poolKey]map[endpoint]int{}
+	// In order, so that the shares of an endpoint are numbered as they were.
+	for _, k := range slices.SortedFunc(maps.Keys(endpoints), func(x, y slotKey) int { return int(x.Slot) - int(y.Slot) }) {
+		p := poolKey{k.Service, k.Target}
+		if shares[p] == nil {
+			shares[p] = map[endpoint]int{}
+		}
+		e := endpoints[k]
+		b.table(p).Adopt(int(k.Slot), share{e, shares[p][e]}, struct{}{})
+		shares[p][e]++
+	}
+	members, err := readMap[memberKey, byte](b.maps.members)
+	if err != nil {
+		return err
+	}
+	b.members = map[serviceID]map[memberKey]struct{}{}
+	for k := range members {
+		b.noteMember(k)
+	}
+	b.addresses, err = readMap[[16]byte, address](b.maps.addresses)
+	return err
+}
+
+// serves reports whether connections to a TCP Service are translated at all.
+func serves(s *ruleset.Service) bool {
+	return s != nil && s.Hash() == tracker.HashNone
+}
+
+// table returns the slots of a pool.
+func (b *Backend) table(k poolKey) *slotTable {
+	t := b.pools[k]
+	if t == nil {
+		t = &slotTable{}
+		b.pools[k] = t
+	}
+	return t
+}
+
+// fillPools writes the endpoints that a change brings.
+func (b *Backend) fillPools(c *ruleset.Change, full bool) error {
+	id := idOf(c.Key)
+	for _, target := range targets {
+		if c.What&poolFields[target] == 0 && !full {
+			continue
+		}
+		k := poolKey{id, uint32(target)}
+		t := b.table(k)
+		t.Replace(func(yield func(share, struct{}) bool) {
+			if !serves(c.New) {
+				return
+			}
+			eps := c.New.Pool(target)
+			for i, n := range ruleset.Shares(eps) {
+				for number := range n {
+					if !yield(share{endpointOf(eps[i].Addr), number}, struct{}{}) {
+						return
+					}
+				}
+			}
+		})
+		if err := t.Write(func(slot int, s share, _ struct{}) error {
+			return put(b.maps.endpoints, slotKey{k.service, k.target, uint32(slot)}, s.endpoint)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// put writes an entry.
+func put[K, V any](m *ebpf.Map, k K, v V) error {
+	if err := m.Put(k, v); err != nil {
+		return fmt.Errorf("write to %s: %w", m, err)
+	}
+	return nil
+}
+
+// trim deletes what a Service does not need any more. No frontend leads there.
+func (b *Backend) trim(c *ruleset.Change) error {
+	id := idOf(c.Key)
+	for _, t := range targets {
+		if err := b.trimPool(poolKey{id, uint32(t)}); err != nil {
+			return err
+		}
+	}
+	return b.trimMembers(id, membersOf(c.New))
+}
+
+// forget deletes the pools and members of a Service that failed. It has no frontends.
+func (b *Backend) forget(c *ruleset.Change) error {
+	id := idOf(c.Key)
+	for _, t := range targets {
+		if err := b.emptyPool(poolKey{id, uint32(t)}); err != nil {
+			return err
+		}
+	}
+	return b.trimMembers(id, nil)
+}
+
+// emptyPool deletes all entries of a pool.
+func (b *Backend) emptyPool(k poolKey) error {
+	t := b.table(k)
+	t.Replace(func(func(share, struct{}) bool) {})
+	return errors.Join(t.Write(nil), b.trimPool(k))
+}
+
+// trimPool deletes the entries above a pool's size, which no frontend's size covers.
+func (b *Backend) trimPool(k poolKey) error {
+	t := b.pools[k]
+	if t == nil {
+		return nil
+	}
+	err := t.Trim(func(slot int) error { return remove(b.maps.endpoints, slotKey{k.service, k.target, uint32(slot)}) })
+	if err == nil && t.Len() == 0 {
+		delete(b.pools, k)
+	}
+	return err
+}
+
+// membersOf returns the members that a Service must have.
+func membersOf(s *ruleset.Service) map[memberKey]struct{} {
+	if !serves(s) || s.Port.Affinity == 0 {
+		return nil
+	}
+	out := map[memberKey]struct{}{}
+	for _, t := range targets {
+		for _, ep := range s.Pool(t) {
+			out[memberKey{idOf(s.Key), uint32(t), endpointOf(ep.Addr)}] = struct{}{}
+		}
+	}
+	return out
+}
+
+// fillMembers writes the members that a change brings.
+func (b *Backend) fillMembers(c *ruleset.Change) error {
+	for k := range membersOf(c.New) {
+		if _, ok := b.members[k.Service][k]; ok {
+			continue
+		}
+		b.noteMember(k) // a write that fails may have taken effect
+		if err := put(b.maps.members, k, byte(1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *Backend) noteMember(k memberKey) {
+	if b.members[k.Service] == nil {
+		b.members[k.Service] = map[memberKey]struct{}{}
+	}
+	b.members[k.Service][k] = struct{}{}
+}
+
+// trimMembers deletes the members of a Service but those wanted.
+func (b *Backend) trimMembers(id serviceID, want map[memberKey]struct{}) error {
+	for k := range b.members[id] {
+		if _, ok := want[k]; ok {
+			continue
+		}
+		if err := remove(b.maps.members, k); err != nil {
+			return err
+		}
+		delete(b.members[id], k)
+	}
+	if len(b.members[id]) == 0 {
+		delete(b.members, id)
+	}
+	return nil
+}
+
+// valueOf returns what becomes of connections to a frontend, and whether any are
+// translated. What cannot be decided when a socket connects is left to the backend behind:
+// see the package documentation.
+func (b *Backend) valueOf(s *ruleset.Service, f *ruleset.Frontend) (frontendValue, bool) {
+	if !serves(s) || len(f.Sources) != 0 {
+		return frontendValue{}, false
+	}
+	id := idOf(s.Key)
+	poolOf := func(t ruleset.Target) pool {
+		if len(s.Pool(t)) == 0 {
+			return pool{}
+		}
+		return pool{uint32(t), uint32(b.table(poolKey{id, uint32(t)}).Len())}
+	}
+	v := frontendValue{Service: id, Affinity: uint64(s.Port.Affinity), Node: poolOf(f.Internal)}
+	recognised := b.node.LocalTraffic.Detects(s.Key.Family)
+	if !b.config.NodeOnly && !f.Masquerade.Applies(recognised, false) {
+		v.Pods = poolOf(f.Target)
+		if recognised {
+			v.Pods = poolOf(f.Internal)
+		}
+	}
+	return v, v.Node.Size != 0 || v.Pods.Size != 0
+}
+
+// writeFrontends writes the frontends that a change brings.
+func (b *Backend) writeFrontends(c *ruleset.Change) error {
+	if c.New == nil {
+		return nil
+	}
+	for i := range c.New.Frontends {
+		f := &c.New.Frontends[i]
+		v, ok := b.valueOf(c.New, f)
+		k := keyOf(f, c.Key.Family)
+		if !ok || b.frontends[k] == v {
+			continue
+		}
+		if err := put(b.maps.frontends, k, v); err != nil {
+			return err
+		}
+		b.frontends[k] = v
+	}
+	return nil
+}
+
+// deleteFrontends deletes the frontends of a Service that it does not have any more, or
+// from which nothing is translated. Of a Service that failed it deletes all.
+func (b *Backend) deleteFrontends(c *ruleset.Change, failed bool) error {
+	stale := map[frontendKey]bool{}
+	for s := range c.Before() {
+		for i := range s.Frontends {
+			stale[keyOf(&s.Frontends[i], c.Key.Family)] = true
+		}
+	}
+	if c.New != nil {
+		for i := range c.New.Frontends {
+			_, ok := b.valueOf(c.New, &c.New.Frontends[i])
+			stale[keyOf(&c.New.Frontends[i], c.Key.Family)] = failed || !ok
+		}
+	}
+	id := idOf(c.Key)
+	for k, gone := range stale {
+		// Another Service may own the frontend by now. Of one that failed, and of one with
+		// nothing to translate, the entry may be that of the Service that had it before.
+		v, ok := b.frontends[k]
+		if !gone || !ok || v.Service != id && !owns(c.New, k) {
+			continue
+		}
+		if err := b.deleteFrontend(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// owns reports whether a Service has a frontend.
+func owns(s *ruleset.Service, k frontendKey) bool {
+	return s != nil && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return keyOf(&f, s.Key.Family) == k })
+}
+
+func (b *Backend) deleteFrontend(k frontendKey) error {
+	if err := remove(b.maps.frontends, k); err != nil {
+		return err
+	}
+	delete(b.frontends, k)
+	return nil
+}
+
+// pruneFrontends deletes the frontends that a full delta does not call for.
+func (b *Backend) pruneFrontends(changes []*ruleset.Change) error {
+	wanted := map[frontendKey]bool{}
+	for _, c := range changes {
+		if s := c.New; s != nil {
+			for j := range s.Frontends {
+				wanted[keyOf(&s.Frontends[j], s.Key.Family)] = true
+			}
+		}
+	}
+	for k := range b.frontends {
+		if !wanted[k] {
+			if err := b.deleteFrontend(k); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// prunePools deletes the pools and members of Services that are not in a full delta.
+func (b *Backend) prunePools(changes []*ruleset.Change) error {
+	wanted := map[serviceID]bool{}
+	for _, c := range changes {
+		wanted[idOf(c.Key)] = true
+	}
+	for k := range b.pools {
+		if wanted[k.service] {
+			continue
+		}
+		if err := b.emptyPool(k); err != nil {
+			return err
+		}
+	}
+	for id := range b.members {
+		if !wanted[id] {
+			if err := b.trimMembers(id, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// writeAddresses writes the node's addresses, as far as they changed.
+func (b *Backend) writeAddresses() error {
+	list, err := b.host.addresses()
+	if err != nil {
+		return err
+	}
+	want := map[[16]byte]address{}
+	for _, a := range list {
+		family := tracker.FamilyOf(a)
+		v := address{}
+		if b.node.NodePorts(family).Allows(a) {
+			v.NodePorts = 1
+		}
+		if slices.ContainsFunc(b.node.Info.Addresses, func(own netip.Addr) bool { return own.Unmap() == a }) {
+			v.Source = 1
+		}
+		if family == tracker.IPv4 {
+			v.Family = [4]byte{2: 0xff, 3: 0xff}
+		}
+		if v.NodePorts+v.Source != 0 && slices.Contains(b.config.Families, family) {
+			want[a.As16()] = v
+		}
+	}
+	for a, v := range want {
+		if b.addresses[a] != v {
+			if err := put(b.maps.addresses, a, v); err != nil {
+				return err
+			}
+			b.addresses[a] = v
+		}
+	}
+	for a := range b.addresses {
+		if _, ok := want[a]; !ok {
+			if err := remove(b.maps.addresses, a); err != nil {
+				return err
+			}
+			delete(b.addresses, a)
+		}
+	}
+	return nil
+}
+
+// Counters returns how many connections were translated.
+func (b *Backend) Counters() (Counters, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return Counters{}, errClosed
+	}
+	var sums [counterCount]uint64
+	for i := range sums {
+		var each []uint64
+		if err := b.maps.counters.Lookup(uint32(i), &each); err != nil {
+			return Counters{}, fmt.Errorf("socketlb: read counters: %w", err)
+		}
+		for _, n := range each {
+			sums[i] += n
+		}
+	}
+	return Counters{Node: sums[counterNode], Pods: sums[counterPods]}, nil
+}

@@ -1,0 +1,247 @@
+//go:build linux
+
+package socketlb
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/examples/internal/threadcgroup"
+	"github.com/go-proxier/proxier/internal/backendtest"
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// A way leads from a pod to another pod of the same node: to its own address on a node
+// without rules (direct), to its own address beside the rules of nftables (beside), through a
+// Service by nftables, and through a Service by this package before nftables.
+type way struct {
+	name   string
+	client *netlab.Host
+	group  *threadcgroup.Group
+	// connect and sink are where a server accepts and closes, and where one reads blocks
+	// and answers each with a byte.
+	connect, sink string
+}
+
+const benchBlock = 8 << 20
+
+// benchNetwork is a node that forwards between a client pod and a server pod.
+func benchNetwork(b *testing.B) (node, client *netlab.Host) {
+	lab, err := netlab.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { lab.Close() })
+	hosts := map[string]*netlab.Host{}
+	must := func(err error) {
+		b.Helper()
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	for _, n := range []string{"node", "client", "server"} {
+		hosts[n], err = lab.Host(n)
+		must(err)
+	}
+	node, client = hosts["node"], hosts["client"]
+	must(node.Forward())
+	for i, h := range []*netlab.Host{client, hosts["server"]} {
+		dev := fmt.Sprint("veth", i)
+		must(lab.Link(node, dev, h, "eth0"))
+		must(node.AddAddr(dev, netip.MustParsePrefix(fmt.Sprintf("10.244.%d.1/24", i))))
+		must(h.AddAddr("eth0", netip.MustParsePrefix(fmt.Sprintf("10.244.%d.2/24", i))))
+		must(h.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr(fmt.Sprintf("10.244.%d.1", i)), ""))
+	}
+	hosts["server"].ServeTCP(b, "10.244.1.2:8080", func(net.Conn) {})
+	hosts["server"].ServeTCP(b, "10.244.1.2:8081", func(c net.Conn) {
+		buf := make([]byte, 1<<20)
+		for {
+			for n := 0; n < benchBlock; n += len(buf) {
+				if _, err := io.ReadFull(c, buf); err != nil {
+					return
+				}
+			}
+			if _, err := c.Write(buf[:1]); err != nil {
+				return
+			}
+		}
+	})
+	return node, client
+}
+
+// benchWays makes all ways, with so many Services.
+func benchWays(b *testing.B, services int) []way {
+	need(b)
+	n := newNode(b)
+	parent, err := testCgroup()
+	if err != nil {
+		b.Fatal(err)
+	}
+	outside, err := parent.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { outside.Close() })
+	_, bare := benchNetwork(b)
+	node, client := benchNetwork(b)
+
+	four := []tracker.Family{tracker.IPv4}
+	rules, err := nftables.New(b.Context(), nftables.Config{NetNS: node.File(), Families: four})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { rules.Close() })
+	c := n.config()
+	c.NetNS, c.Families = node.File(), four
+	sockets, err := New(b.Context(), c)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { sockets.Close() })
+	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node"}, Families: four})
+	if err != nil {
+		b.Fatal(err)
+	}
+	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: tr, LocalTraffic: ruleset.LocalTraffic{CIDRs: podCIDRs}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	// The last one has the server, at port 80 as at port 8080, and at port 81 at 8081.
+	vip := func(i int) string { return netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String() }
+	for i := range services {
+		service := name(fmt.Sprint("service-", i))
+		s := backendtest.Service(service, "web", vip(i+1), "fd00::1")
+		slice := backendtest.Slice(service, "v4", tracker.IPv4, "web", v1.ProtocolTCP)
+		for e := range 10 {
+			k := i*10 + e
+			slice.Endpoints = append(slice.Endpoints, backendtest.Endpoint(netip.AddrFrom4([4]byte{10, 128 + byte(k>>16), byte(k >> 8), byte(k)}).String(), "other"))
+		}
+		if i == services-1 {
+			slice.Endpoints = []discovery.Endpoint{backendtest.Endpoint("10.244.1.2", "node")}
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "sink", Protocol: v1.ProtocolTCP, Port: 81})
+			more := slice.DeepCopy()
+			more.Name += "-sink"
+			sink, port := "sink", int32(8081)
+			more.Ports[0].Name, more.Ports[0].Port = &sink, &port
+			tr.SetSlice(more)
+		}
+		tr.SetService(s)
+		tr.SetSlice(slice)
+	}
+	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	for _, cursor := range []*ruleset.Cursor{engine.Attach("nftables", rules), engine.Attach("socketlb", sockets)} {
+		if err := cursor.Sync(context.Background()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	own, last := "10.244.1.2", vip(services)
+	b.Cleanup(func() {
+		if n, err := sockets.Counters(); err != nil || n.Pods == 0 || n.Node != 0 {
+			b.Errorf("counters: %+v, %v", n, err)
+		}
+	})
+	return []way{
+		{"direct", bare, outside, own + ":8080", own + ":8081"},
+		{"beside", client, outside, own + ":8080", own + ":8081"},
+		{"nftables", client, outside, last + ":80", last + ":81"},
+		{"socketlb", client, n.Group, last + ":80", last + ":81"},
+	}
+}
+
+// compare runs the ways in turns, in another order each round. It reports the median rate
+// of each, that as a percentage of direct, and by how much the percentage is off with a
+// chance of one in twenty (the notch of a box plot, as in BenchmarkConnections of package
+// nftables).
+func compare(b *testing.B, ways []way, unit string, amount float64, run func(way) error) {
+	took := make([][]float64, len(ways))
+	for b.Loop() {
+		for _, at := range rand.Perm(len(ways)) {
+			start := time.Now()
+			if err := run(ways[at]); err != nil {
+				b.Fatal(err)
+			}
+			took[at] = append(took[at], time.Since(start).Seconds())
+		}
+	}
+	quantile := func(list []float64, q float64) float64 {
+		list = slices.Sorted(slices.Values(list))
+		return list[int(q*float64(len(list)-1))]
+	}
+	for at, w := range ways {
+		b.ReportMetric(amount/quantile(took[at], 0.5), w.name+"-"+unit+"/s")
+		var ratio []float64
+		for round, direct := range took[0] {
+			ratio = append(ratio, direct/took[at][round])
+		}
+		if at != 0 {
+			b.ReportMetric(100*quantile(ratio, 0.5), w.name+"-%")
+			b.ReportMetric(157*(quantile(ratio, 0.75)-quantile(ratio, 0.25))/math.Sqrt(float64(len(ratio))), w.name+"-off-%")
+		}
+	}
+}
+
+// BenchmarkConnections opens and resets connections, one after another.
+func BenchmarkConnections(b *testing.B) {
+	for _, services := range []int{10, 10000} {
+		b.Run(fmt.Sprint("services=", services), func(b *testing.B) {
+			const batch = 50
+			compare(b, benchWays(b, services), "connections", batch, func(w way) error {
+				return w.group.Do(func() error {
+					return w.client.Do(func() error {
+						for range batch {
+							c, err := net.Dial("tcp", w.connect)
+							if err != nil {
+								return err
+							}
+							_ = c.(*net.TCPConn).SetLinger(0)
+							c.Close()
+						}
+						return nil
+					})
+				})
+			})
+		})
+	}
+}
+
+// BenchmarkThroughput sends blocks over an established connection.
+func BenchmarkThroughput(b *testing.B) {
+	for _, services := range []int{10, 10000} {
+		b.Run(fmt.Sprint("services=", services), func(b *testing.B) {
+			ways, out, in := benchWays(b, services), make([]byte, 1<<20), make([]byte, 1)
+			open := map[string]net.Conn{}
+			for _, w := range ways {
+				if err := w.group.Do(func() (err error) {
+					open[w.name], err = w.client.Dial(context.Background(), "tcp", "", w.sink)
+					return err
+				}); err != nil {
+					b.Fatal(err)
+				}
+				defer open[w.name].Close()
+			}
+			compare(b, ways, "MB", benchBlock/1e6, func(w way) error {
+				for range benchBlock / len(out) {
+					if _, err := open[w.name].Write(out); err != nil {
+						return err
+					}
+				}
+				_, err := io.ReadFull(open[w.name], in)
+				return err
+			})
+		})
+	}
+}

@@ -1,0 +1,100 @@
+package socketlb
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Backend programs the sockets of one cgroup. It implements [ruleset.Backend]. Its
+// methods are safe for concurrent use. Methods called after [Backend.Close] change
+// nothing and return an error that wraps [os.ErrClosed].
+type Backend struct {
+	state
+}
+
+// DefaultDir is the default of Config.Dir.
+const DefaultDir = "/sys/fs/bpf/proxier-socketlb"
+
+// Config is the configuration of a [Backend]. The zero value is a node's usual
+// configuration.
+type Config struct {
+	// Cgroup is the folder of the cgroup whose processes are served, with those of all
+	// cgroups below it; "" means the root of the cgroup2 file system. All its processes
+	// must be in NetNS or in pods of this node.
+	Cgroup string
+	// Dir is the folder in a BPF file system (bpffs) that keeps the maps and links for the
+	// next process; "" means [DefaultDir]. The backend creates it and owns everything in
+	// it. Its parent must exist.
+	Dir string
+	// NetNS is an open file of the node's network namespace; nil is the namespace of the
+	// thread that calls [New]. New duplicates the file.
+	NetNS *os.File
+	// Families are the address families to program; nil means both. Services of another
+	// family are ignored.
+	Families []tracker.Family
+	// NodeOnly leaves the connections of pods to the backend behind. It is for nodes on
+	// which pods redirect their own connections by the Service's address, as the sidecars
+	// of a service mesh do.
+	NodeOnly bool
+	// Endpoints is how many slots of pools there may be, over all Services; 0 means
+	// 262,144. A pool has a slot for each endpoint, more for endpoints with weights. A
+	// Service that does not fit is left to the backend behind.
+	Endpoints int
+	// Clients is how many clients of Services with affinity are remembered, and Peers for
+	// how many sockets getpeername shows the Service's address; 0 means 65,536 of each. The
+	// one that was used longest ago makes room for a new one. Each takes about 100 bytes of
+	// kernel memory at all times.
+	Clients, Peers int
+	// Log receives repairs and Services that cannot be programmed; nil discards them.
+	Log *slog.Logger
+}
+
+// Counters counts connections since the maps were created.
+type Counters struct {
+	// Node and Pods are the connections that were translated at the socket: those of
+	// processes in the node's own network namespace, and those of others.
+	Node, Pods uint64
+}
+
+const (
+	maxFrontends     = 1 << 16
+	maxAddresses     = 1 << 14
+	defaultEndpoints = 1 << 18
+	defaultLRU       = 1 << 16
+)
+
+// withDefaults returns c with defaults for the fields that are not set, or an error
+// that wraps [ruleset.ErrConfig].
+func (c Config) withDefaults() (Config, error) {
+	if c.Dir == "" {
+		c.Dir = DefaultDir
+	}
+	families, err := backendconf.Families(c.Families)
+	if !filepath.IsAbs(c.Dir) {
+		err = errors.Join(err, fmt.Errorf("%w: folder %q is not an absolute path", ruleset.ErrConfig, c.Dir))
+	}
+	for _, n := range []struct {
+		name     string
+		value    *int
+		standard int
+	}{{"endpoints", &c.Endpoints, defaultEndpoints}, {"clients", &c.Clients, defaultLRU}, {"peers", &c.Peers, defaultLRU}} {
+		switch {
+		case *n.value < 0 || *n.value > 1<<24:
+			err = errors.Join(err, fmt.Errorf("%w: %d %s is not 1 to %d", ruleset.ErrConfig, *n.value, n.name, 1<<24))
+		case *n.value == 0:
+			*n.value = n.standard
+		}
+	}
+	if err != nil {
+		return c, fmt.Errorf("socketlb: %w", err)
+	}
+	c.Families, c.Log = families, backendconf.Log(c.Log)
+	return c, nil
+}

@@ -1,0 +1,117 @@
+//go:build linux
+
+package socketlb
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// suite makes the pair of backends for the worlds of a test.
+type suite struct {
+	mu    sync.Mutex
+	nodes map[*os.File]*node
+	// taken is how many connections were translated at the socket, in all worlds.
+	taken atomic.Uint64
+}
+
+// node returns the node of a world.
+func (s *suite) node(tb testing.TB, env conformance.Env) *node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.nodes[env.NetNS]
+	if n == nil {
+		n = newNode(tb)
+		if s.nodes == nil {
+			s.nodes = map[*os.File]*node{}
+		}
+		s.nodes[env.NetNS] = n
+	}
+	return n
+}
+
+func (s *suite) options() conformance.Options {
+	return conformance.Options{
+		New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+			c := s.node(tb, env).config()
+			c.NetNS, c.Families = env.NetNS, env.Families
+			return s.pair(tb, c)
+		},
+		Client:      func(env conformance.Env, f func() error) error { return s.node(nil, env).Do(f) },
+		Masquerades: masquerades,
+	}
+}
+
+// pair returns package nftables with a Backend before it.
+func (s *suite) pair(tb testing.TB, c Config) ruleset.Backend {
+	behind, err := nftables.New(tb.Context(), nftables.Config{NetNS: c.NetNS, Families: c.Families})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { behind.Close() })
+	b, err := New(tb.Context(), c)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		n, err := b.Counters()
+		if err != nil {
+			tb.Error(err)
+		}
+		tb.Logf("translated at the socket: %+v", n)
+		s.taken.Add(n.Node + n.Pods)
+		b.Close()
+	})
+	return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+		if err := behind.Apply(ctx, d); err != nil {
+			return err
+		}
+		if err := b.Apply(ctx, d); err != nil {
+			return err
+		}
+		return b.Check(ctx)
+	})
+}
+
+// masquerades is the one difference from the ruleset that the package documents: a pod that
+// reaches itself through a Service sees its own address, unless the connection would be
+// masqueraded in any case or is one of those that are left alone.
+func masquerades(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool {
+	pod := p.InInterface == "cni0" || strings.HasPrefix(p.InInterface, "veth-")
+	other := &tracker.Endpoint{Addr: netip.AddrPortFrom(p.From.Next(), 1)}
+	if pod && p.Protocol == v1.ProtocolTCP && ep.Addr.Addr() == p.From && !v.MasqueradeTo(other) &&
+		len(v.Frontend.Sources) == 0 && v.Hash == tracker.HashNone {
+		return false
+	}
+	return v.MasqueradeTo(ep)
+}
+
+// TestConformance sends packets through everything the ruleset can say.
+func TestConformance(t *testing.T) {
+	need(t)
+	s := &suite{}
+	t.Cleanup(func() {
+		if s.taken.Load() == 0 {
+			t.Error("no connection was translated at the socket")
+		}
+	})
+	conformance.Run(t, s.options())
+}
+
+// TestRandomWorlds sends packets through worlds that are made up.
+func TestRandomWorlds(t *testing.T) {
+	need(t)
+	conformance.RunRandom(t, new(suite).options(), conformance.Random{Worlds: 6})
+}

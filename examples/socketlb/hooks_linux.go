@@ -1,0 +1,182 @@
+package socketlb
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// hook is a program and its link to the cgroup.
+type hook struct {
+	name    string
+	attach  ebpf.AttachType
+	program *ebpf.Program
+	link    link.Link
+}
+
+type hooks []*hook
+
+// hookNames are the names of all hooks, which are those of their links' files.
+var hookNames = []string{"connect4", "getpeername4", "connect6", "getpeername6"}
+
+// load loads the programs.
+func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
+	for _, k := range []struct {
+		hook
+		family  tracker.Family
+		code    asm.Instructions
+		minimum string
+	}{
+		// The oldest kernels with bpf_get_netns_cookie in these programs, and with the others.
+		{hook{name: hookNames[0], attach: ebpf.AttachCGroupInet4Connect}, tracker.IPv4, connect(tracker.IPv4, m, cookie), "Linux 5.7"},
+		{hook{name: hookNames[1], attach: ebpf.AttachCgroupInet4GetPeername}, tracker.IPv4, getpeername(tracker.IPv4, m), "Linux 5.8"},
+		// A socket of IPv6 may connect to IPv4-mapped addresses, whatever the families.
+		{hook{name: hookNames[2], attach: ebpf.AttachCGroupInet6Connect}, tracker.IPv6, connect(tracker.IPv6, m, cookie), "Linux 5.7"},
+		{hook{name: hookNames[3], attach: ebpf.AttachCgroupInet6GetPeername}, tracker.IPv6, getpeername(tracker.IPv6, m), "Linux 5.8"},
+	} {
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "proxier_" + k.name[:4], Type: ebpf.CGroupSockAddr, AttachType: k.attach, Instructions: k.code, License: "Apache-2.0",
+		})
+		switch {
+		case errors.Is(err, unix.EPERM):
+			return unsupported("loading programs", err)
+		case err != nil: // EINVAL or a complaint of the verifier
+			return &ruleset.UnsupportedError{Backend: "socketlb", Family: k.family, Feature: "a BPF program for " + k.name, Minimum: k.minimum, Err: err}
+		}
+		k.program = p
+		*h = append(*h, &k.hook)
+	}
+	return nil
+}
+
+// attach has the programs run for the cgroup. A program of an earlier process is replaced in
+// one step.
+func (h hooks) attach(c *Config) error {
+	cgroup, err := cgroupID(c.Cgroup)
+	if err != nil {
+		return err
+	}
+	for _, k := range h {
+		if err := k.put(c, cgroup); err != nil {
+			return fmt.Errorf("socketlb: attach %s to cgroup %s: %w", k.name, c.Cgroup, err)
+		}
+	}
+	return nil
+}
+
+func (k *hook) put(c *Config, cgroup uint64) error {
+	path := filepath.Join(c.Dir, k.name)
+	if found, err := link.LoadPinnedLink(path, nil); err == nil {
+		if attachedTo(found) == cgroup && found.Update(k.program) == nil {
+			k.close()
+			k.link = found
+			return nil
+		}
+		found.Close()
+	}
+	made, err := link.AttachCgroup(link.CgroupOptions{Path: c.Cgroup, Attach: k.attach, Program: k.program})
+	if err != nil {
+		return err
+	}
+	// The link that is replaced is detached when its last file is closed.
+	if err := replaceFile(path, made.Pin); err != nil {
+		made.Close()
+		return err
+	}
+	k.close()
+	k.link = made
+	return nil
+}
+
+// check returns what is wrong with the link, "" if nothing.
+func (k *hook) check(c *Config) string {
+	if k.link == nil {
+		return "the program is not attached"
+	}
+	info, err := k.link.Info()
+	if err != nil {
+		return err.Error()
+	}
+	program, err := k.program.Info()
+	if err != nil {
+		return err.Error()
+	}
+	id, _ := program.ID()
+	cgroup, err := cgroupID(c.Cgroup)
+	switch {
+	case err != nil:
+		return err.Error()
+	case info.Program != id:
+		return "another program is attached"
+	case attachedTo(k.link) != cgroup:
+		return "the program is detached"
+	}
+	found, err := link.LoadPinnedLink(filepath.Join(c.Dir, k.name), nil)
+	if err != nil {
+		return "its file is gone"
+	}
+	defer found.Close()
+	if other, err := found.Info(); err != nil || other.ID != info.ID {
+		return "its file is another's"
+	}
+	return ""
+}
+
+// close closes the link's file. The link stays as long as it is pinned.
+func (k *hook) close() {
+	if k.link != nil {
+		k.link.Close()
+		k.link = nil
+	}
+}
+
+func (h hooks) close() {
+	for _, k := range h {
+		k.close()
+		k.program.Close()
+	}
+}
+
+// attachedTo returns the ID of the cgroup that a link attaches its program to, 0 if none.
+func attachedTo(l link.Link) uint64 {
+	info, err := l.Info()
+	if err != nil || info.Cgroup() == nil {
+		return 0
+	}
+	return info.Cgroup().CgroupId
+}
+
+// cgroupID returns the ID of a cgroup, which is its folder's inode (cgroup_id of
+// include/linux/cgroup.h).
+func cgroupID(folder string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(folder, &st); err != nil {
+		return 0, fmt.Errorf("socketlb: cgroup %s: %w", folder, err)
+	}
+	return st.Ino, nil
+}
+
+// files returns the paths of everything that a backend may have left, links first.
+func files(c *Config) (out []string) {
+	for _, name := range hookNames {
+		out = append(out, filepath.Join(c.Dir, name))
+	}
+	for _, f := range new(bpfMaps).files(c) {
+		out = append(out, filepath.Join(c.Dir, f.name))
+	}
+	return slices.DeleteFunc(out, func(path string) bool {
+		_, err := os.Lstat(path)
+		return errors.Is(err, fs.ErrNotExist)
+	})
+}

@@ -1,0 +1,243 @@
+//go:build linux
+
+package socketlb
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/backendtest"
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// lab is a node and a pod, both linked to a host that has all endpoints. Nothing is behind
+// the Backend, and there is no route to any Service: a connection that is left alone fails.
+type lab struct {
+	testing.TB
+	*node
+	nodeNS, pod *netlab.Host
+	backend     *Backend
+	tracker     *tracker.Tracker
+	engine      *ruleset.Engine
+	cursor      *ruleset.Cursor
+}
+
+const (
+	nodeAddr4, nodeAddr6 = "192.0.2.1", "2001:db8:1::1"
+	secondAddr4          = "192.0.2.7" // of the node, but not in the Node object
+)
+
+// endpoints4 and endpoints6 are the addresses of the endpoints. The first one is on the node.
+var (
+	endpoints4 = []string{"10.244.9.1", "10.244.9.2", "10.244.9.3"}
+	endpoints6 = []string{"fd00:10:244:9::1", "fd00:10:244:9::2", "fd00:10:244:9::3"}
+	podCIDRs   = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
+)
+
+func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
+	tb.Helper()
+	need(tb)
+	must := func(errs ...error) {
+		tb.Helper()
+		for _, err := range errs {
+			if err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
+	l := &lab{TB: tb, node: newNode(tb)}
+	network, err := netlab.New()
+	must(err)
+	tb.Cleanup(func() { network.Close() })
+	l.nodeNS, err = network.Host("node")
+	must(err)
+	l.pod, err = network.Host("pod")
+	must(err)
+	server, err := network.Host("server")
+	must(err, network.Link(l.nodeNS, "eth0", server, "eth0"), network.Link(l.pod, "eth0", server, "eth1"))
+	add := func(h *netlab.Host, dev string, prefixes ...string) {
+		for _, p := range prefixes {
+			must(h.AddAddr(dev, netip.MustParsePrefix(p)))
+		}
+	}
+	add(l.nodeNS, "eth0", nodeAddr4+"/24", secondAddr4+"/24", nodeAddr6+"/64")
+	add(server, "eth0", "192.0.2.2/24", "2001:db8:1::2/64")
+	add(l.pod, "eth0", "10.244.1.2/24", "fd00:10:244:1::2/64")
+	add(server, "eth1", "10.244.1.1/24", "fd00:10:244:1::1/64")
+	for _, a := range append(append([]string(nil), endpoints4...), endpoints6...) {
+		addr := netip.MustParseAddr(a)
+		add(server, "lo", netip.PrefixFrom(addr, addr.BitLen()).String())
+		for _, port := range []uint16{8080, 8081} {
+			server.ServeTCP(tb, netip.AddrPortFrom(addr, port).String(), func(net.Conn) {})
+		}
+	}
+	must(
+		l.nodeNS.AddRoute(netip.MustParsePrefix("10.244.9.0/24"), netip.MustParseAddr("192.0.2.2"), ""),
+		l.nodeNS.AddRoute(netip.MustParsePrefix("fd00:10:244:9::/64"), netip.MustParseAddr("2001:db8:1::2"), ""),
+		l.pod.AddRoute(netip.MustParsePrefix("10.244.9.0/24"), netip.MustParseAddr("10.244.1.1"), ""),
+		l.pod.AddRoute(netip.MustParsePrefix("fd00:10:244:9::/64"), netip.MustParseAddr("fd00:10:244:1::1"), ""),
+	)
+	c := l.config()
+	rules := ruleset.Config{LocalTraffic: ruleset.LocalTraffic{CIDRs: podCIDRs}}
+	if edit != nil {
+		edit(&c, &rules)
+	}
+	l.tracker, err = tracker.New(tracker.Config{
+		Node: tracker.NodeInfo{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr(nodeAddr4), netip.MustParseAddr(nodeAddr6)}},
+		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+			if s.Labels["hash"] != "" {
+				p.Hash = tracker.HashSource
+			}
+			return nil
+		},
+	})
+	must(err)
+	rules.Tracker = l.tracker
+	l.engine, err = ruleset.NewEngine(rules)
+	must(err)
+	l.start(c)
+	l.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	return l
+}
+
+// start makes a Backend and has it follow the ruleset.
+func (l *lab) start(c Config) {
+	l.Helper()
+	if c.NetNS = l.nodeNS.File(); l.cursor != nil {
+		l.cursor.Detach()
+	}
+	b, err := New(l.Context(), c)
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { b.Close() })
+	l.backend, l.cursor = b, l.engine.Attach("socketlb", b)
+}
+
+func name(s string) types.NamespacedName { return types.NamespacedName{Namespace: "ns", Name: s} }
+
+// set hands in a Service with a number of endpoints in each family.
+func (l *lab) set(service string, ip int, endpoints int, edits ...func(*v1.Service)) {
+	l.tracker.SetService(backendtest.Service(name(service), "web", vip4(ip).String(), vip6(ip).String(), edits...))
+	proto := v1.ProtocolTCP
+	if s := backendtest.Service(name(service), "web", "", "", edits...); s.Spec.Ports[0].Protocol != "" {
+		proto = s.Spec.Ports[0].Protocol
+	}
+	for f, list := range map[tracker.Family][]string{tracker.IPv4: endpoints4, tracker.IPv6: endpoints6} {
+		var eps []discovery.Endpoint
+		for i, a := range list[:endpoints] {
+			eps = append(eps, backendtest.Endpoint(a, []string{"node", "other", "third"}[i]))
+		}
+		l.tracker.SetSlice(backendtest.Slice(name(service), f.String(), f, "web", proto, eps...))
+	}
+}
+
+func vip4(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, 0, byte(n)}) }
+func vip6(n int) netip.Addr {
+	return netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x10, 0, 0x96, 15: byte(n)})
+}
+
+func (l *lab) sync() {
+	l.Helper()
+	if err := l.cursor.Sync(l.Context()); err != nil {
+		l.Fatal(err)
+	}
+	if err := l.backend.Check(l.Context()); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// dial connects from a host of the node. The source may be "".
+func (l *lab) dial(h *netlab.Host, network, from, to string) (c net.Conn, err error) {
+	ctx, cancel := context.WithTimeout(l.Context(), testtime.Timeout)
+	defer cancel()
+	err = l.Do(func() (err error) {
+		c, err = h.Dial(ctx, network, from, to)
+		return err
+	})
+	return c, err
+}
+
+// server connects and returns the endpoint, "" if the connection was left alone.
+func (l *lab) server(h *netlab.Host, from, to string) string {
+	l.Helper()
+	before := l.counters()
+	c, err := l.dial(h, "tcp", from, to)
+	after := l.counters()
+	taken := after.Node + after.Pods - before.Node - before.Pods
+	if err != nil {
+		if taken != 0 {
+			l.Errorf("%s to %s: counted, but %v", h.Name, to, err)
+		}
+		return ""
+	}
+	defer c.Close()
+	if own := after.Node - before.Node; taken != 1 || (own == 1) != (h == l.nodeNS) {
+		l.Errorf("%s to %s: counters were %+v and are %+v", h.Name, to, before, after)
+	}
+	// The process sees the Service, the peer is the endpoint.
+	if c.RemoteAddr().String() != to {
+		l.Errorf("%s to %s: getpeername returns %s", h.Name, to, c.RemoteAddr())
+	}
+	var cookie uint64
+	peers, err := readMap[uint64, peer](l.backend.maps.peers)
+	if err != nil {
+		l.Fatal(err)
+	}
+	if cookie, err = socketCookie(c); err != nil {
+		l.Fatal(err)
+	}
+	p, ok := peers[cookie]
+	if !ok || p.Service.String() != to {
+		l.Errorf("%s to %s: the map of peers has %v", h.Name, to, p)
+	}
+	return p.Endpoint.String()
+}
+
+// frontends returns how many frontends are in the map.
+func (l *lab) frontends() int {
+	l.Helper()
+	all, err := readMap[frontendKey, frontendValue](l.backend.maps.frontends)
+	if err != nil {
+		l.Fatal(err)
+	}
+	return len(all)
+}
+
+func (l *lab) counters() Counters {
+	l.Helper()
+	n, err := l.backend.Counters()
+	if err != nil {
+		l.Fatal(err)
+	}
+	return n
+}
+
+// reaches returns how often each endpoint was reached.
+func (l *lab) reaches(h *netlab.Host, from, to string, times int) map[string]int {
+	out := map[string]int{}
+	for range times {
+		out[l.server(h, from, to)]++
+	}
+	return out
+}
+
+// until calls f until it returns true.
+func until(tb testing.TB, what string, f func() bool) {
+	tb.Helper()
+	for deadline := time.Now().Add(testtime.Timeout); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			tb.Fatal("not in time: ", what)
+		}
+	}
+}

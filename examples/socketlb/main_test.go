@@ -1,0 +1,96 @@
+//go:build linux
+
+package socketlb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/go-proxier/proxier/examples/internal/threadcgroup"
+	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+)
+
+// privileged reports whether this process may load programs, which takes rights in the
+// initial user namespace.
+var privileged = sync.OnceValue(func() error {
+	dir, closeDir, err := TemporaryDir()
+	if err != nil {
+		return err
+	}
+	defer closeDir()
+	return Probe(context.Background(), Config{Dir: dir})
+})
+
+func TestMain(m *testing.M) {
+	confine.Roles{"probe": func() error {
+		return Probe(context.Background(), Config{Dir: os.Getenv("PROBE_DIR"), Cgroup: os.Getenv("PROBE_CGROUP")})
+	}}.Enter()
+	if privileged() == nil {
+		// In the user namespace that conformance.Main makes, nobody may load programs.
+		os.Setenv(netlab.InsideEnv, "1")
+		code := m.Run()
+		if p, err := testCgroup(); err == nil {
+			if err := p.Close(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				code = max(code, 1)
+			}
+		}
+		os.Exit(code)
+	}
+	conformance.Main(m)
+}
+
+// need skips the test without privileges.
+func need(tb testing.TB) {
+	tb.Helper()
+	err := privileged()
+	netlab.Need(tb, err == nil, fmt.Sprintf("the right to load BPF programs: %v", err))
+	netlab.Require(tb)
+}
+
+// node is the cgroup of a world's processes, and the place of its maps.
+type node struct {
+	*threadcgroup.Group
+	dir string
+}
+
+// newNode makes a cgroup, to which single threads of this process are moved.
+func newNode(tb testing.TB) *node {
+	tb.Helper()
+	must := func(err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	parent, err := testCgroup()
+	must(err)
+	dir, closeDir, err := TemporaryDir()
+	must(err)
+	group, err := parent.New()
+	must(err)
+	n := &node{group, dir}
+	tb.Cleanup(func() {
+		if err := errors.Join(Cleanup(context.Background(), n.config()), closeDir(), group.Close()); err != nil {
+			tb.Error(err)
+		}
+	})
+	return n
+}
+
+func (n *node) config() Config { return Config{Cgroup: n.Path(), Dir: n.dir} }
+
+// testCgroup is the cgroup of this process's own for all nodes.
+var testCgroup = sync.OnceValues(func() (*threadcgroup.Parent, error) {
+	root, err := RootCgroup()
+	if err != nil {
+		return nil, err
+	}
+	return threadcgroup.NewParent(root)
+})

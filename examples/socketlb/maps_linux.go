@@ -1,0 +1,264 @@
+package socketlb
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// The keys and values of the maps, as the programs read them. There are no gaps between
+// fields, so they must not be reordered: see program_linux.go.
+
+// serviceID names a Service port in the maps: the first bytes of the SHA-256 of its key,
+// so that it survives a restart.
+type serviceID uint64
+
+func idOf(k tracker.Key) serviceID {
+	sum := sha256.Sum256([]byte(k.String()))
+	return serviceID(binary.NativeEndian.Uint64(sum[:]))
+}
+
+// endpoint is an address and port as in a packet, an IPv4 address as an IPv4-mapped one.
+type endpoint struct {
+	Addr [16]byte
+	Port [2]byte
+	Pad  uint16
+}
+
+// frontendKey is a Service's address and port. That of a NodePort is
+// [netip.IPv6Unspecified] or ::ffff:0.0.0.0.
+type frontendKey = endpoint
+
+func endpointOf(a netip.AddrPort) endpoint {
+	e := endpoint{Addr: a.Addr().As16()}
+	binary.BigEndian.PutUint16(e.Port[:], a.Port())
+	return e
+}
+
+// String returns the address and port as an operator writes them.
+func (e endpoint) String() string {
+	return netip.AddrPortFrom(netip.AddrFrom16(e.Addr).Unmap(), binary.BigEndian.Uint16(e.Port[:])).String()
+}
+
+func keyOf(f *ruleset.Frontend, family tracker.Family) frontendKey {
+	addr := f.Addr
+	if f.Kind == ruleset.NodePort {
+		if addr = netip.IPv4Unspecified(); family == tracker.IPv6 {
+			addr = netip.IPv6Unspecified()
+		}
+	}
+	return endpointOf(netip.AddrPortFrom(addr, f.Port))
+}
+
+// frontendValue is what becomes of connections to a frontend.
+type frontendValue struct {
+	Service serviceID
+	// Affinity is the timeout in nanoseconds, 0 for none.
+	Affinity uint64
+	// Node is for processes in the node's own network namespace, Pods for others.
+	Node, Pods pool
+}
+
+// pool is the slots from which a connection's endpoint is picked. Of size 0, it leaves the
+// connection alone.
+type pool struct {
+	Target, Size uint32
+}
+
+// slotKey is a slot of a pool, numbered from 0.
+type slotKey struct {
+	Service      serviceID
+	Target, Slot uint32
+}
+
+// memberKey is an endpoint of a pool of a Service with affinity.
+type memberKey struct {
+	Service  serviceID
+	Target   uint32
+	Endpoint endpoint
+}
+
+// clientKey is a client of a Service with affinity: a network namespace, by its cookie.
+type clientKey struct {
+	Service serviceID
+	NetNS   uint64
+}
+
+// client is when a client connected last, in nanoseconds of the monotonic clock, and to
+// which endpoint.
+type client struct {
+	Seen     uint64
+	Endpoint endpoint
+	Pad      uint32
+}
+
+// peer is the address that a process connected its socket to, and the endpoint.
+type peer struct {
+	Service, Endpoint endpoint
+}
+
+// address is what an address of the node is good for: NodePorts is 1 if they answer there,
+// and Source is 1 if a socket that is bound to it needs no masquerading. Family is the third
+// word of the frontendKey of a NodePort.
+type address struct {
+	NodePorts, Source uint32
+	Family            [4]byte
+}
+
+// The keys of counters.
+const (
+	counterNode = iota
+	counterPods
+	counterCount
+)
+
+// bpfMaps is the maps of a backend.
+type bpfMaps struct {
+	frontends *ebpf.Map // frontendKey -> frontendValue
+	endpoints *ebpf.Map // slotKey -> endpoint
+	members   *ebpf.Map // memberKey -> 1
+	addresses *ebpf.Map // [16]byte -> address
+	clients   *ebpf.Map // clientKey -> client
+	peers     *ebpf.Map // socket cookie -> peer
+	counters  *ebpf.Map // uint32 -> uint64
+}
+
+// mapFile is one of the maps and the name of its file.
+type mapFile struct {
+	name string
+	m    **ebpf.Map
+	spec ebpf.MapSpec
+}
+
+func (m *bpfMaps) files(c *Config) []mapFile {
+	hash := func(key, value, entries int) ebpf.MapSpec {
+		return ebpf.MapSpec{Type: ebpf.Hash, KeySize: uint32(key), ValueSize: uint32(value), MaxEntries: uint32(entries), Flags: noPrealloc}
+	}
+	lru := func(key, value, entries int) ebpf.MapSpec {
+		return ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: uint32(key), ValueSize: uint32(value), MaxEntries: uint32(entries)}
+	}
+	return []mapFile{
+		{"frontends", &m.frontends, hash(20, 32, maxFrontends)},
+		{"endpoints", &m.endpoints, hash(16, 20, c.Endpoints)},
+		{"members", &m.members, hash(32, 1, c.Endpoints)},
+		{"addresses", &m.addresses, hash(16, 12, maxAddresses)},
+		{"clients", &m.clients, lru(16, 32, c.Clients)},
+		{"peers", &m.peers, lru(8, 40, c.Peers)},
+		{"counters", &m.counters, ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: counterCount}},
+	}
+}
+
+// noPrealloc is BPF_F_NO_PREALLOC: entries take memory only while they exist.
+const noPrealloc = 1
+
+// open opens the maps that an earlier process left, and creates those that are missing or
+// were made otherwise, without a file yet.
+func (m *bpfMaps) open(c *Config) error {
+	for _, f := range m.files(c) {
+		f.spec.Name = "proxier_" + f.name[:min(len(f.name), 7)]
+		found, err := ebpf.LoadPinnedMap(filepath.Join(c.Dir, f.name), nil)
+		if err == nil && f.spec.Compatible(found) == nil {
+			*f.m = found
+			continue
+		}
+		if err == nil {
+			found.Close()
+			c.Log.Warn("socketlb: replacing a map of another layout or size", "map", f.name)
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			c.Log.Warn("socketlb: replacing a map that cannot be opened", "map", f.name, "error", err)
+		}
+		if *f.m, err = ebpf.NewMap(&f.spec); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pin makes the file of each map the map that is in use.
+func (m *bpfMaps) pin(c *Config) error {
+	if err := os.Mkdir(c.Dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("socketlb: make folder: %w", err)
+	}
+	for _, f := range m.files(c) {
+		path := filepath.Join(c.Dir, f.name)
+		if m.pinned(path, *f.m) {
+			continue
+		}
+		// Pin does nothing for a map that had this file before.
+		if err := errors.Join((*f.m).Unpin(), replaceFile(path, (*f.m).Pin)); err != nil {
+			return fmt.Errorf("socketlb: pin map %s: %w", f.name, err)
+		}
+	}
+	return nil
+}
+
+// pinned reports whether path is the file of a map.
+func (m *bpfMaps) pinned(path string, want *ebpf.Map) bool {
+	found, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return false
+	}
+	defer found.Close()
+	a, errA := found.Info()
+	b, errB := want.Info()
+	if errA != nil || errB != nil {
+		return false
+	}
+	idA, _ := a.ID()
+	idB, _ := b.ID()
+	return idA == idB
+}
+
+// replaceFile has pin make a file in a BPF file system, in place of one that may exist.
+func replaceFile(path string, pin func(string) error) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return pin(path)
+}
+
+func (m *bpfMaps) close(c *Config) {
+	for _, f := range m.files(c) {
+		if *f.m != nil {
+			(*f.m).Close()
+		}
+	}
+}
+
+// readMap returns all entries of a hash map.
+func readMap[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
+	const chunk = 4096
+	out := map[K]V{}
+	keys, values := make([]K, chunk), make([]V, chunk)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		for i := range n {
+			out[keys[i]] = values[i]
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("socketlb: read %s: %w", m, err)
+		}
+	}
+}
+
+// remove deletes an entry, if it exists.
+func remove[K any](m *ebpf.Map, k K) error {
+	if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("delete from %s: %w", m, err)
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+//go:build !linux
+
+package socketlb
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// state is empty because there is no backend on this system.
+type state struct{}
+
+// errSystem is the error of every function and method on a system other than Linux.
+var errSystem = &ruleset.UnsupportedError{Backend: "socketlb", Feature: "this operating system", Minimum: "Linux"}
+
+// New returns a [*ruleset.UnsupportedError].
+func New(context.Context, Config) (*Backend, error) { return nil, errSystem }
+
+// Probe returns a [*ruleset.UnsupportedError].
+func Probe(context.Context, Config) error { return errSystem }
+
+// Cleanup returns a [*ruleset.UnsupportedError].
+func Cleanup(context.Context, Config) error { return errSystem }
+
+// Owned returns a [*ruleset.UnsupportedError].
+func Owned(context.Context, Config) (bool, error) { return false, errSystem }
+
+// TemporaryDir returns a [*ruleset.UnsupportedError].
+func TemporaryDir() (string, func() error, error) { return "", nil, errSystem }
+
+// RootCgroup returns a [*ruleset.UnsupportedError].
+func RootCgroup() (string, error) { return "", errSystem }
+
+// Apply returns a [*ruleset.UnsupportedError].
+func (*Backend) Apply(context.Context, *ruleset.Delta) error { return errSystem }
+
+// Check returns a [*ruleset.UnsupportedError].
+func (*Backend) Check(context.Context) error { return errSystem }
+
+// Watch returns a [*ruleset.UnsupportedError].
+func (*Backend) Watch(context.Context, time.Duration, func(error)) error { return errSystem }
+
+// Counters returns a [*ruleset.UnsupportedError].
+func (*Backend) Counters() (Counters, error) { return Counters{}, errSystem }
+
+// Close does nothing.
+func (*Backend) Close() error { return nil }

@@ -1,0 +1,335 @@
+package socketlb
+
+import (
+	"encoding/binary"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// The programs, one of each for a family. In pseudocode:
+//
+//	connect(socket, to):
+//		if socket is not TCP: leave it alone
+//		frontend = frontends[to]
+//		if none, and addresses[to.addr] serves NodePorts:
+//			frontend = frontends[any:to.port]
+//		if none: leave it alone
+//		if socket is in the node's network namespace:
+//			if it is bound to an address, and addresses[that] is no usual source: leave it alone
+//			pool = frontend.node
+//		else:
+//			pool = frontend.pods
+//		if pool is empty: leave it alone
+//		if frontend.affinity != 0, clients[frontend.service, netns] is not older than that, and
+//		   members[pool, its endpoint] exists:
+//			endpoint = the client's
+//		else:
+//			endpoint = endpoints[pool, random number below its size]
+//			clients[frontend.service, netns] = endpoint, if frontend.affinity != 0
+//		peers[socket] = to, endpoint
+//		to = endpoint
+//
+//	getpeername(socket, peer):
+//		if peers[socket].endpoint == peer: peer = peers[socket].service
+//
+// To leave a connection alone means that the backend behind serves it. So does every
+// lookup that fails, such as one of a slot that is just being removed.
+
+// Fields of struct bpf_sock_addr and struct bpf_sock (include/uapi/linux/bpf.h).
+const (
+	ctxIP4      = 4
+	ctxIP6      = 8
+	ctxPort     = 24
+	ctxProtocol = 36
+	ctxSocket   = 64
+	sockIP4     = 24
+	sockIP6     = 28
+
+	protocolTCP = 6
+)
+
+// Variables on the stack, by their offset from the frame pointer. Their types are those
+// of keys and values of maps.
+const (
+	stackPeer     = -40              // peer
+	stackTo       = stackPeer        // peer.Service, which is a frontendKey, too
+	stackEndpoint = stackPeer + 20   // peer.Endpoint
+	stackKey      = stackPeer - 24   // frontendKey, or an address
+	stackSlot     = stackKey - 16    // slotKey
+	stackMember   = stackSlot - 32   // memberKey
+	stackClient   = stackMember - 16 // clientKey
+	stackVisit    = stackClient - 32 // client
+	stackSocket   = stackVisit - 8   // uint64
+	stackNow      = stackSocket - 8  // uint64
+	stackCounter  = stackNow - 8     // uint32
+)
+
+// Registers that keep their values across calls.
+const (
+	sockAddr = asm.R6 // pointer to a struct bpf_sock_addr
+	frontend = asm.R7 // pointer to a frontendValue
+	target   = asm.R8 // later a pointer to a client
+	size     = asm.R9
+)
+
+// mappedWord is the third word of an IPv4-mapped IPv6 address, as it is in memory.
+var mappedWord = int64(int32(binary.NativeEndian.Uint32([]byte{0, 0, 0xff, 0xff})))
+
+// program is a program as it is written down.
+type program struct {
+	maps *bpfMaps
+	// ip is the address of the context, and words how many words it has. source is the
+	// address to which the socket is bound.
+	ip, source int16
+	words      int
+	code       asm.Instructions
+}
+
+func newProgram(f tracker.Family, m *bpfMaps) *program {
+	if f == tracker.IPv6 {
+		return &program{maps: m, ip: ctxIP6, source: sockIP6, words: 4}
+	}
+	return &program{maps: m, ip: ctxIP4, source: sockIP4, words: 1}
+}
+
+func (p *program) add(code ...asm.Instruction) { p.code = append(p.code, code...) }
+
+// label makes the next instruction the target of jumps.
+func (p *program) label(name string, next asm.Instruction) { p.add(next.WithSymbol(name)) }
+
+// lookup calls bpf_map_lookup_elem. R0 is the pointer to the value, or 0.
+func (p *program) lookup(m *ebpf.Map, key int32) {
+	p.add(
+		asm.LoadMapPtr(asm.R1, m.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, key),
+		asm.FnMapLookupElem.Call(),
+	)
+}
+
+// update calls bpf_map_update_elem. If it fails, nothing is remembered.
+func (p *program) update(m *ebpf.Map, key, value int32) {
+	p.add(
+		asm.LoadMapPtr(asm.R1, m.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, key),
+		asm.Mov.Reg(asm.R3, asm.RFP),
+		asm.Add.Imm(asm.R3, value),
+		asm.Mov.Imm(asm.R4, int32(ebpf.UpdateAny)),
+		asm.FnMapUpdateElem.Call(),
+	)
+}
+
+// copyWords copies n words by way of R1.
+func (p *program) copyWords(dst asm.Register, to int16, src asm.Register, from int16, n int) {
+	for i := range int16(n) {
+		p.add(
+			asm.LoadMem(asm.R1, src, from+4*i, asm.Word),
+			asm.StoreMem(dst, to+4*i, asm.R1, asm.Word),
+		)
+	}
+}
+
+// readAddr copies an address of the program's family to the stack, as 16 bytes.
+func (p *program) readAddr(to int16, src asm.Register, from int16) {
+	if p.words == 1 {
+		p.add(
+			asm.StoreImm(asm.RFP, to, 0, asm.Word),
+			asm.StoreImm(asm.RFP, to+4, 0, asm.Word),
+			asm.StoreImm(asm.RFP, to+8, mappedWord, asm.Word),
+		)
+		to += 12
+	}
+	p.copyWords(asm.RFP, to, src, from, p.words)
+}
+
+// writePeer sets the context's address and port to an endpoint in memory.
+func (p *program) writePeer(src asm.Register, from int16) {
+	p.copyWords(sockAddr, p.ip, src, from+int16(16-4*p.words), p.words)
+	p.add(
+		asm.LoadMem(asm.R1, src, from+16, asm.Half),
+		asm.StoreMem(sockAddr, ctxPort, asm.R1, asm.Word),
+	)
+}
+
+// connect returns the program that translates new connections. host is the cookie of the
+// node's network namespace.
+func connect(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
+	p := newProgram(f, m)
+	p.add(
+		asm.Mov.Reg(sockAddr, asm.R1),
+		asm.LoadMem(asm.R1, sockAddr, ctxProtocol, asm.Word),
+		asm.JNE.Imm(asm.R1, protocolTCP, "leave"),
+	)
+	p.readAddr(stackTo, sockAddr, p.ip)
+	p.add(
+		asm.LoadMem(asm.R1, sockAddr, ctxPort, asm.Word),
+		asm.StoreMem(asm.RFP, stackTo+16, asm.R1, asm.Half),
+		asm.StoreImm(asm.RFP, stackTo+18, 0, asm.Half),
+	)
+	p.findFrontend()
+	p.choosePool(host)
+	p.chooseEndpoint()
+
+	p.label("translate", asm.Mov.Reg(asm.R1, sockAddr))
+	p.add(
+		asm.FnGetSocketCookie.Call(),
+		asm.StoreMem(asm.RFP, stackSocket, asm.R0, asm.DWord),
+	)
+	p.update(m.peers, stackSocket, stackPeer)
+	p.writePeer(asm.RFP, stackEndpoint)
+	p.lookup(m.counters, stackCounter)
+	p.add(
+		asm.JEq.Imm(asm.R0, 0, "leave"),
+		asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
+		asm.Add.Imm(asm.R1, 1),
+		asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
+	)
+	p.label("leave", asm.Mov.Imm(asm.R0, 1)) // allow the connection
+	p.add(asm.Return())
+	return p.code
+}
+
+// findFrontend looks the destination up.
+func (p *program) findFrontend() {
+	p.lookup(p.maps.frontends, stackTo)
+	p.add(asm.JNE.Imm(asm.R0, 0, "found"))
+	p.lookup(p.maps.addresses, stackTo)
+	p.add(
+		asm.JEq.Imm(asm.R0, 0, "leave"),
+		asm.LoadMem(asm.R1, asm.R0, 0, asm.Word), // address.NodePorts
+		asm.JEq.Imm(asm.R1, 0, "leave"),
+		asm.LoadMem(asm.R1, asm.R0, 8, asm.Word), // address.Family
+		asm.StoreImm(asm.RFP, stackKey, 0, asm.Word),
+		asm.StoreImm(asm.RFP, stackKey+4, 0, asm.Word),
+		asm.StoreMem(asm.RFP, stackKey+8, asm.R1, asm.Word),
+		asm.StoreImm(asm.RFP, stackKey+12, 0, asm.Word),
+	)
+	p.copyWords(asm.RFP, stackKey+16, asm.RFP, stackTo+16, 1)
+	p.lookup(p.maps.frontends, stackKey)
+	p.add(asm.JEq.Imm(asm.R0, 0, "leave"))
+	p.label("found", asm.Mov.Reg(frontend, asm.R0))
+}
+
+// choosePool tells the node's own processes from pods.
+func (p *program) choosePool(host uint64) {
+	p.add(
+		asm.Mov.Reg(asm.R1, sockAddr),
+		asm.FnGetNetnsCookie.Call(),
+		asm.StoreMem(asm.RFP, stackClient+8, asm.R0, asm.DWord), // clientKey.NetNS
+		asm.StoreImm(asm.RFP, stackCounter, counterPods, asm.Word),
+		asm.LoadMem(target, frontend, 24, asm.Word), // frontendValue.Pods
+		asm.LoadMem(size, frontend, 28, asm.Word),
+		asm.LoadImm(asm.R1, int64(host), asm.DWord),
+		asm.JNE.Reg(asm.R0, asm.R1, "chosen"),
+
+		asm.StoreImm(asm.RFP, stackCounter, counterNode, asm.Word),
+		asm.LoadMem(target, frontend, 16, asm.Word), // frontendValue.Node
+		asm.LoadMem(size, frontend, 20, asm.Word),
+		asm.LoadMem(asm.R2, sockAddr, ctxSocket, asm.DWord),
+		asm.JEq.Imm(asm.R2, 0, "leave"),
+	)
+	p.readAddr(stackKey, asm.R2, p.source)
+	for i := range int16(p.words) {
+		p.add(
+			asm.LoadMem(asm.R1, asm.RFP, stackKey+12-4*i, asm.Word),
+			asm.JNE.Imm(asm.R1, 0, "bound"),
+		)
+	}
+	p.add(asm.Ja.Label("chosen"))
+	p.label("bound", asm.Mov.Imm(asm.R0, 0))
+	p.lookup(p.maps.addresses, stackKey)
+	p.add(
+		asm.JEq.Imm(asm.R0, 0, "leave"),
+		asm.LoadMem(asm.R1, asm.R0, 4, asm.Word), // address.Source
+		asm.JEq.Imm(asm.R1, 0, "leave"),
+	)
+	p.label("chosen", asm.JEq.Imm(size, 0, "leave"))
+}
+
+// chooseEndpoint writes an endpoint to stackEndpoint.
+func (p *program) chooseEndpoint() {
+	p.add(
+		asm.LoadMem(asm.R1, frontend, 0, asm.DWord), // frontendValue.Service
+		asm.StoreMem(asm.RFP, stackSlot, asm.R1, asm.DWord),
+		asm.StoreMem(asm.RFP, stackMember, asm.R1, asm.DWord),
+		asm.StoreMem(asm.RFP, stackClient, asm.R1, asm.DWord),
+		asm.StoreMem(asm.RFP, stackSlot+8, target, asm.Word),
+		asm.StoreMem(asm.RFP, stackMember+8, target, asm.Word),
+		asm.LoadMem(asm.R1, frontend, 8, asm.DWord), // frontendValue.Affinity
+		asm.JEq.Imm(asm.R1, 0, "pick"),
+	)
+	// The endpoint of a client that is remembered.
+	p.lookup(p.maps.clients, stackClient)
+	p.add(
+		asm.JEq.Imm(asm.R0, 0, "pick"),
+		asm.Mov.Reg(target, asm.R0),
+		asm.FnKtimeGetNs.Call(),
+		asm.StoreMem(asm.RFP, stackNow, asm.R0, asm.DWord),
+		asm.LoadMem(asm.R1, target, 0, asm.DWord), // client.Seen
+		asm.Sub.Reg(asm.R0, asm.R1),
+		asm.LoadMem(asm.R1, frontend, 8, asm.DWord),
+		asm.JSGE.Reg(asm.R0, asm.R1, "pick"),
+	)
+	p.copyWords(asm.RFP, stackMember+12, target, 8, 5)
+	p.lookup(p.maps.members, stackMember)
+	p.add(
+		asm.JEq.Imm(asm.R0, 0, "pick"),
+		asm.LoadMem(asm.R1, asm.RFP, stackNow, asm.DWord),
+		asm.StoreMem(target, 0, asm.R1, asm.DWord),
+	)
+	p.copyWords(asm.RFP, stackEndpoint, asm.RFP, stackMember+12, 5)
+	p.add(asm.Ja.Label("translate"))
+
+	// Any endpoint.
+	p.label("pick", asm.FnGetPrandomU32.Call())
+	p.add(
+		asm.Mul.Reg(asm.R0, size),
+		asm.RSh.Imm(asm.R0, 32),
+		asm.StoreMem(asm.RFP, stackSlot+12, asm.R0, asm.Word),
+	)
+	p.lookup(p.maps.endpoints, stackSlot)
+	p.add(asm.JEq.Imm(asm.R0, 0, "leave"))
+	p.copyWords(asm.RFP, stackEndpoint, asm.R0, 0, 5)
+	p.add(
+		asm.LoadMem(asm.R1, frontend, 8, asm.DWord),
+		asm.JEq.Imm(asm.R1, 0, "translate"),
+		asm.FnKtimeGetNs.Call(),
+		asm.StoreMem(asm.RFP, stackVisit, asm.R0, asm.DWord),
+		asm.StoreImm(asm.RFP, stackVisit+28, 0, asm.Word),
+	)
+	p.copyWords(asm.RFP, stackVisit+8, asm.RFP, stackEndpoint, 5)
+	p.update(p.maps.clients, stackClient, stackVisit)
+}
+
+// getpeername returns the program that shows the Service's address.
+func getpeername(f tracker.Family, m *bpfMaps) asm.Instructions {
+	p := newProgram(f, m)
+	p.add(
+		asm.Mov.Reg(sockAddr, asm.R1),
+		asm.FnGetSocketCookie.Call(),
+		asm.StoreMem(asm.RFP, stackSocket, asm.R0, asm.DWord),
+	)
+	p.lookup(m.peers, stackSocket)
+	p.add(asm.JEq.Imm(asm.R0, 0, "leave"))
+	// The socket may have been connected again, elsewhere.
+	for i := range int16(p.words) {
+		p.add(
+			asm.LoadMem(asm.R1, sockAddr, p.ip+4*i, asm.Word),
+			asm.LoadMem(asm.R2, asm.R0, 20+16-4*int16(p.words)+4*i, asm.Word), // peer.Endpoint
+			asm.JNE.Reg(asm.R1, asm.R2, "leave"),
+		)
+	}
+	p.add(
+		asm.LoadMem(asm.R1, sockAddr, ctxPort, asm.Word),
+		asm.LoadMem(asm.R2, asm.R0, 20+16, asm.Half),
+		asm.JNE.Reg(asm.R1, asm.R2, "leave"),
+	)
+	p.writePeer(asm.R0, 0)
+	p.label("leave", asm.Mov.Imm(asm.R0, 1))
+	p.add(asm.Return())
+	return p.code
+}

@@ -1,0 +1,564 @@
+//go:build linux
+
+package socketlb
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/backendtest"
+	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+func socketCookie(c net.Conn) (cookie uint64, err error) {
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	cerr := raw.Control(func(fd uintptr) { cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE) })
+	return cookie, errors.Join(err, cerr)
+}
+
+// loadBalancer makes a Service one with a load balancer's address and source ranges.
+func loadBalancer(ip string, sources ...string) func(*v1.Service) {
+	return func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Spec.LoadBalancerSourceRanges = sources
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: ip}}
+	}
+}
+
+// hashed has a Service choose endpoints by a hash.
+func hashed(s *v1.Service) { s.Labels = map[string]string{"hash": "source"} }
+
+const (
+	external = "203.0.113.9"
+	all      = "10.244.9.1:8080 10.244.9.2:8080"
+	all6     = "[fd00:10:244:9::1]:8080 [fd00:10:244:9::2]:8080"
+	local    = "10.244.9.1:8080"
+	left     = "" // left alone
+)
+
+// TestDecisions makes connections of each kind and compares which endpoints they reach with
+// what the package documents.
+func TestDecisions(t *testing.T) {
+	t.Parallel()
+	type decision struct {
+		what      string
+		edits     []func(*v1.Service)
+		config    func(*Config, *ruleset.Config)
+		to        string // the cluster IP if ""
+		node, pod string // reached from there
+		nodeFrom  string
+	}
+	masqueradeAll := func(_ *Config, r *ruleset.Config) { r.MasqueradeAll = true }
+	undetected := func(_ *Config, r *ruleset.Config) { r.LocalTraffic = ruleset.LocalTraffic{} }
+	nodeOnly := func(c *Config, _ *ruleset.Config) { c.NodeOnly = true }
+	edits := func(e ...func(*v1.Service)) []func(*v1.Service) { return e }
+	for _, d := range []decision{
+		{what: "cluster IP", node: all, pod: all},
+		{what: "cluster IP, IPv6", to: "[fd00:10:96::1]:80", node: all6, pod: all6},
+		{what: "cluster IP, another port", to: "10.96.0.1:81"},
+		{what: "cluster IP, masquerade all", config: masqueradeAll, node: all},
+		{what: "cluster IP, pods not detected", config: undetected, node: all, pod: all},
+		{what: "cluster IP, node only", config: nodeOnly, node: all},
+		{what: "cluster IP, source is the node's", nodeFrom: nodeAddr4 + ":0", node: all, pod: all},
+		{what: "cluster IP, source is a further address of the node", nodeFrom: secondAddr4 + ":0", node: left, pod: all},
+		{what: "cluster IP, source is loopback", nodeFrom: "127.0.0.1:0", node: left, pod: all},
+		{what: "internal policy Local", edits: edits(backendtest.InternalLocal), node: local, pod: local},
+		{what: "hash", edits: edits(hashed)},
+		{what: "UDP", edits: edits(backendtest.Over(v1.ProtocolUDP))},
+		{what: "external IP", edits: edits(backendtest.ExternalIPs(external)), to: external + ":80", node: all},
+		{what: "load balancer", edits: edits(loadBalancer(external)), to: external + ":80", node: all},
+		{what: "load balancer, source ranges", edits: edits(loadBalancer(external, "192.0.2.0/24", "10.0.0.0/8")), to: external + ":80"},
+		{what: "load balancer, policy Local", edits: edits(loadBalancer(external), backendtest.ExternalLocal), to: external + ":80", node: all, pod: all},
+		{what: "load balancer, policy Local, pods not detected", edits: edits(loadBalancer(external), backendtest.ExternalLocal), config: undetected,
+			to: external + ":80", node: all, pod: local},
+		{what: "node port", edits: edits(backendtest.NodePort(30080)), to: nodeAddr4 + ":30080", node: all},
+		{what: "node port, policy Local", edits: edits(backendtest.NodePort(30080), backendtest.ExternalLocal), to: nodeAddr4 + ":30080", node: all, pod: all},
+		{what: "node port, policy Local, IPv6", edits: edits(backendtest.NodePort(30080), backendtest.ExternalLocal), to: "[" + nodeAddr6 + "]:30080", node: all6, pod: all6},
+		{what: "node port at the second address", edits: edits(backendtest.NodePort(30080), backendtest.ExternalLocal), to: secondAddr4 + ":30080", node: all, pod: all},
+		{what: "node port at an address of another host", edits: edits(backendtest.NodePort(30080), backendtest.ExternalLocal), to: "192.0.2.2:30080"},
+		{what: "node port at loopback", edits: edits(backendtest.NodePort(30080), backendtest.ExternalLocal), to: "127.0.0.1:30080"},
+		{what: "node port at IPv6 loopback", edits: edits(backendtest.NodePort(30080), backendtest.ExternalLocal), to: "[::1]:30080"},
+	} {
+		t.Run(d.what, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, d.config)
+			l.set("web", 1, 2, d.edits...)
+			l.sync()
+			to := d.to
+			if to == "" {
+				to = "10.96.0.1:80"
+			}
+			for _, c := range []struct {
+				h          *netlab.Host
+				from, want string
+			}{{l.nodeNS, d.nodeFrom, d.node}, {l.pod, "", d.pod}} {
+				got := l.reaches(c.h, c.from, to, 24)
+				var want = map[string]bool{}
+				for _, ep := range strings.Fields(c.want) {
+					want[ep] = true
+				}
+				if c.want == left {
+					want[""] = true
+				}
+				for ep := range got {
+					if !want[ep] {
+						t.Errorf("%s reached %q, must reach one of %q", c.h.Name, ep, c.want)
+					}
+				}
+				if len(got) != len(want) { // of two endpoints one is missed by 24 connections once in 8 million times
+					t.Errorf("%s reached %v, must reach all of %q", c.h.Name, got, c.want)
+				}
+			}
+			// Without endpoints everything is left alone.
+			l.set("web", 1, 0, d.edits...)
+			l.sync()
+			if got := l.server(l.pod, "", to) + l.server(l.nodeNS, "", to); got != "" {
+				t.Errorf("without endpoints: reached %s", got)
+			}
+			if n := l.frontends(); n != 0 {
+				t.Errorf("without endpoints there are %d frontends", n)
+			}
+		})
+	}
+}
+
+// TestOutsideTheCgroup leaves alone what is not of this node.
+func TestOutsideTheCgroup(t *testing.T) {
+	l := newLab(t, nil)
+	l.set("web", 1, 2)
+	l.sync()
+	if c, err := l.pod.Dial(t.Context(), "tcp", "", "10.96.0.1:80"); err == nil {
+		t.Errorf("connected to %s", c.RemoteAddr())
+		c.Close()
+	}
+	if n := l.counters(); n != (Counters{}) {
+		t.Errorf("counters are %+v", n)
+	}
+}
+
+// TestMappedAddresses has a socket of IPv6 connect to an IPv4-mapped address, as Java does.
+func TestMappedAddresses(t *testing.T) {
+	l := newLab(t, nil)
+	l.set("web", 1, 2, backendtest.NodePort(30080), backendtest.ExternalLocal)
+	l.sync()
+	for _, to := range []netip.AddrPort{netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort(nodeAddr4 + ":30080")} {
+		for _, h := range []*netlab.Host{l.pod, l.nodeNS} {
+			mapped := &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}
+			err := l.Do(func() error {
+				return h.Do(func() error {
+					fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+					if err != nil {
+						return err
+					}
+					defer unix.Close(fd)
+					// Once more: a socket whose connection failed may be used again.
+					unix.Connect(fd, &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: 1})
+					if err := unix.Connect(fd, mapped); err != nil {
+						return err
+					}
+					got, err := unix.Getpeername(fd)
+					if g := got.(*unix.SockaddrInet6); g.Addr != mapped.Addr || g.Port != mapped.Port {
+						return fmt.Errorf("getpeername returns %v", g)
+					}
+					return err
+				})
+			})
+			if err != nil {
+				t.Errorf("%s to %s: %v", h.Name, to, err)
+			}
+		}
+	}
+	if n := l.counters(); n.Node != 2 || n.Pods != 2 {
+		t.Errorf("counters are %+v", n)
+	}
+}
+
+// TestPeerOfAnotherConnection connects a socket to a Service and then elsewhere.
+func TestPeerOfAnotherConnection(t *testing.T) {
+	l := newLab(t, nil)
+	l.set("web", 1, 1)
+	l.sync()
+	for _, other := range []*unix.SockaddrInet4{
+		{Addr: netip.MustParseAddr(endpoints4[1]).As4(), Port: 8080},
+		{Addr: netip.MustParseAddr(endpoints4[0]).As4(), Port: 8081},
+	} {
+		c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = raw.Control(func(fd uintptr) {
+			// AF_UNSPEC ends the connection (connect(2)).
+			if _, _, errno := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&unix.RawSockaddr{})), unix.SizeofSockaddrInet4); errno != 0 {
+				t.Error(errno)
+			}
+			if err := unix.Connect(int(fd), other); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+				t.Error(err)
+			}
+			until(t, "the connection", func() bool {
+				got, err := unix.Getpeername(int(fd))
+				if err != nil {
+					return false
+				}
+				if g := got.(*unix.SockaddrInet4); g.Addr != other.Addr || g.Port != other.Port {
+					t.Errorf("getpeername returns %v", g)
+				}
+				return true
+			})
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestAffinity keeps a network namespace with its endpoint.
+func TestAffinity(t *testing.T) {
+	l := newLab(t, nil)
+	l.set("web", 1, 3, backendtest.Affinity(100), backendtest.NodePort(30080), backendtest.ExternalLocal)
+	l.sync()
+	const to = "10.96.0.1:80"
+	clients := func() map[clientKey]client {
+		all, err := readMap[clientKey, client](l.backend.maps.clients)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	first := l.server(l.pod, "", to)
+	for range 20 {
+		if ep := l.server(l.pod, "", to); ep != first {
+			t.Fatalf("moved from %s to %s", first, ep)
+		}
+	}
+	if ep := l.server(l.pod, "", nodeAddr4+":30080"); ep != first {
+		t.Errorf("at the NodePort it is %s, at the cluster IP %s", ep, first)
+	}
+	// Another namespace is another client.
+	l.server(l.nodeNS, "", to)
+	if n := len(clients()); n != 2 {
+		t.Errorf("%d clients are remembered", n)
+	}
+	// A new process remembers.
+	l.start(l.config())
+	l.sync()
+	if ep := l.server(l.pod, "", to); ep != first {
+		t.Errorf("a restart moved it from %s to %s", first, ep)
+	}
+	// Other endpoints may come and go.
+	l.set("web", 1, 2, backendtest.Affinity(100))
+	l.sync()
+	second := l.server(l.pod, "", to)
+	if second != first && first != endpoints4[2]+":8080" {
+		t.Errorf("moved from %s to %s, as another endpoint went", first, second)
+	}
+	for range 20 {
+		if ep := l.server(l.pod, "", to); ep != second {
+			t.Fatalf("moved from %s to %s", second, ep)
+		}
+	}
+	// After the timeout any endpoint may be chosen.
+	used := map[string]bool{}
+	for range 40 {
+		for k, c := range clients() {
+			c.Seen -= uint64(101 * time.Second)
+			if err := l.backend.maps.clients.Put(k, c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		used[l.server(l.pod, "", to)] = true
+	}
+	if len(used) != 2 {
+		t.Errorf("after the timeout only %v was used", used)
+	}
+}
+
+// TestRestart hands over from one process to the next.
+func TestRestart(t *testing.T) {
+	l := newLab(t, nil)
+	l.set("web", 1, 2, backendtest.Affinity(100))
+	l.set("gone", 2, 2)
+	l.sync()
+	identity := func() string {
+		var ids []string
+		for _, h := range l.backend.hooks {
+			info, err := h.link.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, fmt.Sprint(h.name, info.ID))
+		}
+		for _, f := range l.backend.maps.files(&l.backend.config) {
+			info, err := (*f.m).Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			id, _ := info.ID()
+			ids = append(ids, fmt.Sprint(f.name, id))
+		}
+		return strings.Join(ids, " ")
+	}
+	was, slots := identity(), func() map[slotKey]endpoint {
+		all, err := readMap[slotKey, endpoint](l.backend.maps.endpoints)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	before := slots()
+	old := l.backend
+	if err := old.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// Between processes everything stays in effect.
+	if c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80"); err != nil {
+		t.Errorf("after the process ended: %v", err)
+	} else {
+		c.Close()
+	}
+	if err := old.Check(t.Context()); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Check of a closed backend returns %v", err)
+	}
+	l.tracker.DeleteService(name("gone"))
+	l.start(l.config())
+	l.sync()
+	if now := identity(); now != was {
+		t.Errorf("maps and links were %s, and are %s", was, now)
+	}
+	after := slots()
+	for k, ep := range after {
+		if before[k] != ep {
+			t.Errorf("slot %v had %s and has %s", k, before[k], ep)
+		}
+	}
+	if len(after) != 4 { // two endpoints in each family
+		t.Errorf("%d slots", len(after))
+	}
+	if n := l.frontends(); n != 2 {
+		t.Errorf("%d frontends, must be one in each family", n)
+	}
+	if l.server(l.pod, "", "10.96.0.1:80") == left {
+		t.Error("the Service is left alone")
+	}
+	if l.server(l.pod, "", "10.96.0.2:80") != left {
+		t.Error("the Service that was deleted is served")
+	}
+	// Another size of map: connections go on without a remnant of the old maps.
+	c := l.config()
+	c.Endpoints = 1000
+	l.start(c)
+	l.sync()
+	if l.server(l.pod, "", "10.96.0.1:80") == left {
+		t.Error("after a map was replaced the Service is left alone")
+	}
+}
+
+// TestTampering alters what the backend has written, in each way.
+func TestTampering(t *testing.T) {
+	l := newLab(t, nil)
+	l.set("web", 1, 2, backendtest.Affinity(100), backendtest.NodePort(30080))
+	l.sync()
+	first := func(m *ebpf.Map, key any) {
+		if !m.Iterate().Next(key, new([]byte)) {
+			t.Fatalf("%s is empty", m)
+		}
+	}
+	m := &l.backend.maps
+	for what, tamper := range map[string]func() error{
+		"frontend deleted": func() error { return m.frontends.Delete(endpointOf(netip.MustParseAddrPort("10.96.0.1:80"))) },
+		"frontend altered": func() error {
+			return m.frontends.Put(endpointOf(netip.MustParseAddrPort("10.96.0.1:80")), frontendValue{})
+		},
+		"frontend added": func() error {
+			return m.frontends.Put(endpointOf(netip.MustParseAddrPort("10.96.0.9:80")), frontendValue{})
+		},
+		"endpoint deleted": func() error { var k slotKey; first(m.endpoints, &k); return m.endpoints.Delete(k) },
+		"endpoint altered": func() error { var k slotKey; first(m.endpoints, &k); return m.endpoints.Put(k, endpoint{}) },
+		"endpoint added":   func() error { return m.endpoints.Put(slotKey{1, 2, 3}, endpoint{}) },
+		"member deleted":   func() error { var k memberKey; first(m.members, &k); return m.members.Delete(k) },
+		"address deleted":  func() error { var k [16]byte; first(m.addresses, &k); return m.addresses.Delete(k) },
+		"map's file gone":  func() error { return os.Remove(filepath.Join(l.dir, "endpoints")) },
+		"link's file gone": func() error { return os.Remove(filepath.Join(l.dir, "connect4")) },
+		"program detached": func() error { return l.backend.hooks[0].link.Detach() },
+		"everything gone":  func() error { return Cleanup(t.Context(), l.config()) },
+		"program replaced": func() error {
+			found, err := link.LoadPinnedLink(filepath.Join(l.dir, "connect6"), nil)
+			if err != nil {
+				return err
+			}
+			defer found.Close()
+			p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+				Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet6Connect, Instructions: connect(6, m, 0),
+			})
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			return found.Update(p)
+		},
+	} {
+		if err := tamper(); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		err := l.backend.Check(t.Context())
+		var drift *ruleset.DriftError
+		if !errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull) {
+			t.Errorf("%s: Check returns %v", what, err)
+		}
+		l.cursor.Resync()
+		l.sync() // and Check returns nil
+		if got := l.reaches(l.pod, "", "10.96.0.1:80", 3); len(got) != 1 || got[left] != 0 {
+			t.Errorf("%s, and repaired: reached %v", what, got)
+		}
+	}
+}
+
+// TestFullMap leaves the Services alone that do not fit.
+func TestFullMap(t *testing.T) {
+	l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Endpoints = 5 })
+	l.set("a", 1, 2) // four slots: two endpoints in each family
+	l.sync()
+	l.set("b", 2, 3)
+	var partial *ruleset.PartialError
+	if err := l.cursor.Sync(t.Context()); !errors.As(err, &partial) || !errors.Is(err, unix.E2BIG) {
+		t.Fatalf("Sync returns %v", err)
+	}
+	if err := l.backend.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if got := l.server(l.pod, "", "10.96.0.1:80"); got == left {
+		t.Error("a is left alone")
+	}
+	// b grew where one family had no room: what failed is not in effect in part.
+	for k := range partial.Failed {
+		at := "10.96.0.2:80"
+		if k.Family == 6 {
+			at = "[fd00:10:96::2]:80"
+		}
+		if got := l.server(l.pod, "", at); got != left {
+			t.Errorf("%s failed, but reached %s", k, got)
+		}
+	}
+	l.tracker.DeleteService(name("a"))
+	l.set("b", 2, 2)
+	if err := l.cursor.Sync(t.Context()); err != nil && !errors.Is(err, unix.E2BIG) { // there was no room before a was deleted
+		t.Fatal(err)
+	}
+	l.sync()
+	if got := l.server(l.pod, "", "10.96.0.2:80"); got == left {
+		t.Error("b is left alone, though there is room")
+	}
+}
+
+// TestNewAddress has Check follow the node's addresses.
+func TestNewAddress(t *testing.T) {
+	l := newLab(t, nil)
+	l.set("web", 1, 2, backendtest.NodePort(30080), backendtest.ExternalLocal)
+	l.sync()
+	if got := l.server(l.pod, "", "192.0.2.8:30080"); got != left {
+		t.Errorf("reached %s", got)
+	}
+	if err := l.nodeNS.AddAddr("eth0", netip.MustParsePrefix("192.0.2.8/24")); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.backend.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.server(l.pod, "", "192.0.2.8:30080"); got == left {
+		t.Error("the NodePort is left alone at a new address of the node")
+	}
+}
+
+// TestCleanup removes everything.
+func TestCleanup(t *testing.T) {
+	l := newLab(t, nil)
+	l.set("web", 1, 2)
+	if owned, err := Owned(t.Context(), l.config()); owned || err != nil {
+		t.Errorf("before the first Apply: Owned returns %v, %v", owned, err)
+	}
+	l.sync()
+	c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if owned, err := Owned(t.Context(), l.config()); !owned || err != nil {
+		t.Errorf("Owned returns %v, %v", owned, err)
+	}
+	for range 2 {
+		if err := Cleanup(t.Context(), l.config()); err != nil {
+			t.Error(err)
+		}
+	}
+	if owned, err := Owned(t.Context(), l.config()); owned || err != nil {
+		t.Errorf("after Cleanup: Owned returns %v, %v", owned, err)
+	}
+	if got := l.server(l.pod, "", "10.96.0.1:80"); got != left {
+		t.Errorf("after Cleanup: reached %s", got)
+	}
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Errorf("a connection broke: %v", err)
+	}
+}
+
+// TestUnsupported names what is missing.
+func TestUnsupported(t *testing.T) {
+	need(t)
+	dir, closeDir, err := TemporaryDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeDir()
+	for _, c := range []struct {
+		config Config
+		want   string
+		is     error
+	}{
+		{Config{Dir: filepath.Join(t.TempDir(), "x")}, "not in a BPF file system", ruleset.ErrUnsupported},
+		{Config{Dir: dir, Cgroup: t.TempDir()}, "not a cgroup2 folder", ruleset.ErrUnsupported},
+		{Config{Dir: "relative"}, "not an absolute path", ruleset.ErrConfig},
+		{Config{Dir: dir, Clients: -1}, "-1 clients", ruleset.ErrConfig},
+	} {
+		if err := Probe(t.Context(), c.config); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("Probe(%+v) returns %v", c.config, err)
+		}
+	}
+	var said strings.Builder
+	cmd := confine.Command("probe", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}})
+	cmd.Stderr = &said
+	folder, err := os.Open(filepath.Dir(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	cmd.ExtraFiles = []*os.File{folder}
+	cmd.Env = append(cmd.Env, "PROBE_DIR=/proc/self/fd/3/socketlb")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{Size: 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1}}}
+	if err := cmd.Run(); err == nil || !strings.Contains(said.String(), "CAP_BPF") {
+		t.Errorf("without privileges: %v, %q", err, said.String())
+	}
+}

@@ -1,0 +1,106 @@
+package socketlb
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// Check compares the maps and programs with what the backend wrote, reading all entries, and
+// follows changes of the node's addresses. It returns nil, a [*ruleset.DriftError] if
+// another process altered or deleted something or if the maps' state is unknown after a
+// failure, [os.ErrClosed], ctx's error, or the error of reading. After any error but ctx's
+// the next delta must be a full one; [Backend.Apply] asks for it.
+func (b *Backend) Check(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return errClosed
+	}
+	err := b.check()
+	if err != nil {
+		b.frontends = nil
+	}
+	return err
+}
+
+// Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with the errors of Check
+// until ctx is done or the backend is closed, and returns ctx's error or [os.ErrClosed].
+// drifted should have the cursor resync.
+func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
+	return ruleset.Watch(ctx, interval, b.Check, drifted)
+}
+
+func (b *Backend) check() error {
+	drift := func(format string, args ...any) error {
+		return &ruleset.DriftError{Backend: "socketlb", Family: b.config.Families[0], What: fmt.Sprintf(format, args...)}
+	}
+	if b.frontends == nil {
+		return drift("the state of the maps is unknown: no full delta was applied since the last failure")
+	}
+	for _, k := range b.hooks {
+		if what := k.check(&b.config); what != "" {
+			return drift("%s: %s", k.name, what)
+		}
+	}
+	for _, f := range b.maps.files(&b.config) {
+		if !b.maps.pinned(filepath.Join(b.config.Dir, f.name), *f.m) {
+			return drift("the file of map %s is gone or another's", f.name)
+		}
+	}
+	frontends, err := readMap[frontendKey, frontendValue](b.maps.frontends)
+	if err != nil {
+		return err
+	}
+	if !maps.Equal(frontends, b.frontends) {
+		return drift("frontends: %d entries, some of them not as they were written", len(frontends))
+	}
+	endpoints, err := readMap[slotKey, endpoint](b.maps.endpoints)
+	if err != nil {
+		return err
+	}
+	want := 0
+	for k, t := range b.pools {
+		want += t.Len()
+		for s := range t.All() {
+			slot, _ := t.Slot(s)
+			if endpoints[slotKey{k.service, k.target, uint32(slot)}] != s.endpoint {
+				return drift("endpoints: %s is not as it was written", s.endpoint)
+			}
+		}
+	}
+	if len(endpoints) != want {
+		return drift("endpoints: %d entries, must be %d", len(endpoints), want)
+	}
+	members, err := readMap[memberKey, byte](b.maps.members)
+	if err != nil {
+		return err
+	}
+	want = 0
+	for _, list := range b.members {
+		want += len(list)
+		for k := range list {
+			if members[k] == 0 {
+				return drift("members: %s is gone", k.Endpoint)
+			}
+		}
+	}
+	if len(members) != want {
+		return drift("members: %d entries, must be %d", len(members), want)
+	}
+	addresses, err := readMap[[16]byte, address](b.maps.addresses)
+	if err != nil {
+		return err
+	}
+	if !maps.Equal(addresses, b.addresses) {
+		return drift("addresses: %d entries, some of them not as they were written", len(addresses))
+	}
+	return b.writeAddresses()
+}
