@@ -203,6 +203,9 @@ func (m *measurement) start(ctx context.Context, began time.Time) error {
 // counts, such as the sync at the end of a pause.
 const settle = 1500 * time.Millisecond
 
+// idleSettle is the same before the idle time, when what the burst led to is over.
+const idleSettle = 8 * time.Second
+
 func (m *measurement) connections() (err error) {
 	const clients, length = 2, 2 * time.Second
 	last := m.services - 1
@@ -407,7 +410,7 @@ func (m *measurement) idle(ctx context.Context, length time.Duration) error {
 	if length <= 0 {
 		return nil
 	}
-	time.Sleep(settle)
+	time.Sleep(idleSettle)
 	if err := m.used(new(Usage)); err != nil {
 		return err
 	}
