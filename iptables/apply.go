@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/iptables/internal/nfacct"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -25,10 +26,18 @@ type state struct {
 	ns       *netns.Namespace
 	families []*family
 	closed   atomic.Bool // set while mu is held
+	// open ends when close is called, which Close does.
+	open  context.Context
+	close context.CancelFunc
 	// accounts reads and creates the objects that rules count into, nil if none do;
 	// counting is the names of the objects.
 	accounts *nfacct.Conn
 	counting []string
+	// questions is the socket that generation uses, nil until then. checked is the
+	// generation in which Check last found the tables as they should be, if known is set.
+	questions *nfnl.Conn
+	checked   uint32
+	known     bool
 }
 
 // New returns a backend. It finds the programs and checks that they and the kernel
@@ -42,6 +51,7 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{state{config: c, ns: ns}}
+	b.open, b.close = context.WithCancel(context.Background())
 	if b.accounts, err = openAccounts(c, b.ns); err != nil {
 		c.Log.Info(notCounted, slog.Any("reason", err))
 	}
@@ -70,9 +80,13 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.families = nil
+	b.close()
 	var err error
 	if b.accounts != nil {
 		err = b.accounts.Close()
+	}
+	if b.questions != nil {
+		err = errors.Join(err, b.questions.Close())
 	}
 	return errors.Join(err, b.ns.Close())
 }

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -22,19 +24,33 @@ import (
 // Check looks for the jumps and for the rule in KUBE-PROXY-CANARY, whose comment is a
 // fresh random value after every change, by one call of iptables-restore for each table
 // that changes nothing. It does not see other alterations; full deltas at long intervals
-// repair those.
+// repair those. With iptables-nft, Check runs no program but asks the kernel one question
+// as long as no process has committed anything to nf_tables in the network namespace since
+// it last found everything in place.
 func (b *Backend) Check(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return os.ErrClosed
 	}
+	// What is committed from here on is for the next call.
+	gen, ok := b.generation(ctx)
+	if ok && b.known && gen == b.checked && !b.stateUnknown() {
+		return nil
+	}
+	b.known = false
 	for _, f := range b.families {
 		if err := f.check(ctx); err != nil {
 			return err
 		}
 	}
+	b.checked, b.known = gen, ok
 	return nil
+}
+
+// stateUnknown reports whether the state of a family's tables is unknown.
+func (b *Backend) stateUnknown() bool {
+	return slices.ContainsFunc(b.families, func(f *family) bool { return f.model == nil })
 }
 
 func (f *family) check(ctx context.Context) error {
@@ -72,10 +88,28 @@ func (f *family) check(ctx context.Context) error {
 	return nil
 }
 
-// Watch calls drifted with each error of [Backend.Check], which it calls at the interval,
-// until ctx is done or the backend is closed: see [ruleset.Watch]. It returns ctx's error
-// or [os.ErrClosed]. The function drifted should request a full delta from the cursor and
-// a sync.
+// Watch calls drifted with each error of [Backend.Check] until ctx is done or the backend is
+// closed. It returns ctx's error or [os.ErrClosed]. The function drifted should request a
+// full delta from the cursor and a sync. With iptables-legacy, Watch calls Check at the
+// interval: see [ruleset.Watch]. With iptables-nft it calls Check after transactions of any
+// process, at most once an interval, and every ten seconds otherwise, when Check runs no
+// program.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
+	b.mu.Lock()
+	_, ok := b.generation(ctx)
+	b.mu.Unlock()
+	if !ok || interval <= 0 {
+		return ruleset.Watch(ctx, interval, b.Check, drifted)
+	}
+	watching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(b.open, cancel)()
+	err := nfnl.WatchCommits(watching, b.ns.File(), interval, b.Check, drifted)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case b.open.Err() != nil, errors.Is(err, os.ErrClosed):
+		return os.ErrClosed
+	}
 	return ruleset.Watch(ctx, interval, b.Check, drifted)
 }
