@@ -194,7 +194,7 @@ func nftablesMode() mode {
 		},
 	}.mode(mode{
 		name:    config.ModeNFTables,
-		watch:   250 * time.Millisecond, // one request to the kernel
+		watch:   250 * time.Millisecond, // one request to the kernel, after transactions
 		noEntry: "no entry for it",
 	})
 }
