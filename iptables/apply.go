@@ -26,9 +26,6 @@ type state struct {
 	ns       *netns.Namespace
 	families []*family
 	closed   atomic.Bool // set while mu is held
-	// open ends when close is called, which Close does.
-	open  context.Context
-	close context.CancelFunc
 	// accounts reads and creates the objects that rules count into, nil if none do;
 	// counting is the names of the objects.
 	accounts *nfacct.Conn
@@ -51,7 +48,6 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{state{config: c, ns: ns}}
-	b.open, b.close = context.WithCancel(context.Background())
 	if b.accounts, err = openAccounts(c, b.ns); err != nil {
 		c.Log.Info(notCounted, slog.Any("reason", err))
 	}
@@ -80,7 +76,6 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.families = nil
-	b.close()
 	var err error
 	if b.accounts != nil {
 		err = b.accounts.Close()

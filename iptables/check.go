@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -88,28 +87,10 @@ func (f *family) check(ctx context.Context) error {
 	return nil
 }
 
-// Watch calls drifted with each error of [Backend.Check] until ctx is done or the backend is
-// closed. It returns ctx's error or [os.ErrClosed]. The function drifted should request a
-// full delta from the cursor and a sync. With iptables-legacy, Watch calls Check at the
-// interval: see [ruleset.Watch]. With iptables-nft it calls Check after transactions of any
-// process, at most once an interval, and every ten seconds otherwise, when Check runs no
-// program.
+// Watch calls drifted with each error of [Backend.Check], which it calls at the interval,
+// until ctx is done or the backend is closed: see [ruleset.Watch]. It returns ctx's error
+// or [os.ErrClosed]. The function drifted should request a full delta from the cursor and
+// a sync.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
-	b.mu.Lock()
-	_, ok := b.generation(ctx)
-	b.mu.Unlock()
-	if !ok || interval <= 0 {
-		return ruleset.Watch(ctx, interval, b.Check, drifted)
-	}
-	watching, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(b.open, cancel)()
-	err := nfnl.WatchCommits(watching, b.ns.File(), interval, b.Check, drifted)
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case b.open.Err() != nil, errors.Is(err, os.ErrClosed):
-		return os.ErrClosed
-	}
 	return ruleset.Watch(ctx, interval, b.Check, drifted)
 }

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -21,10 +20,6 @@ import (
 // state is the state of a [Backend].
 type state struct {
 	config Config
-	ns     *netns.Namespace
-	// open ends when close is called, which Close does.
-	open  context.Context
-	close context.CancelFunc
 
 	mu   sync.Mutex
 	conn *nlbatch.Conn
@@ -66,12 +61,7 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 		return nil, unsupportedSocket(err)
 	}
 	b := &Backend{state{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table), gracePeriod: time.Second}}
-	b.open, b.close = context.WithCancel(context.Background())
-	if err = b.probe(); err == nil {
-		b.ns, err = netns.Open(c.NetNS)
-	}
-	if err != nil {
-		b.close()
+	if err := b.probe(); err != nil {
 		conn.Close()
 		return nil, err
 	}
@@ -84,10 +74,6 @@ func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.tables = nil
-	b.close()
-	if err := b.ns.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
-		return errors.Join(err, b.conn.Close())
-	}
 	return b.conn.Close()
 }
 

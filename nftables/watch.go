@@ -7,9 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"time"
 
@@ -78,28 +76,10 @@ func drifted(f tracker.Family, format string, args ...any) error {
 	return &ruleset.DriftError{Backend: "nftables", Family: f, What: fmt.Sprintf(format, args...)}
 }
 
-// Watch calls [Backend.Check] after transactions of any process, at most once an interval,
-// and drifted with its errors, until ctx is done or the backend is closed. It returns ctx's
-// error or [os.ErrClosed]. drifted should have the cursor resync. While nothing is
-// committed in the network namespace, Watch calls Check every ten seconds. Where the kernel
-// sends it no notifications, it calls Check at the interval, as [ruleset.Watch] does.
+// Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with the errors of Check
+// until ctx is done or the backend is closed, and returns ctx's error or [os.ErrClosed].
+// drifted should have the cursor resync.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
-	if interval <= 0 {
-		return ruleset.Watch(ctx, interval, b.Check, drifted)
-	}
-	watching, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(b.open, cancel)()
-	err := nfnl.WatchCommits(watching, b.ns.File(), interval, b.Check, drifted)
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case b.open.Err() != nil:
-		return errClosed
-	case errors.Is(err, os.ErrClosed):
-		return err
-	}
-	b.config.Log.Info("nftables: asking the kernel at an interval whether tables were altered", slog.Any("reason", err))
 	return ruleset.Watch(ctx, interval, b.Check, drifted)
 }
 
