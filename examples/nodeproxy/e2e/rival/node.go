@@ -182,7 +182,10 @@ func (d *node) connections(to netip.AddrPort, clients int, length time.Duration)
 		wg.Go(func() {
 			errs[i] = d.host.Do(func() error {
 				for time.Now().Before(end) {
-					if _, err := probe(to, time.Second); err != nil {
+					// Go interrupts a thread that stays in one goroutine for long.
+					if _, err := probe(to, time.Second); errors.Is(err, unix.EINTR) {
+						continue
+					} else if err != nil {
 						return err
 					}
 					n.Add(1)
