@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/go-proxier/proxier/internal/netns"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/iptables/internal/nfacct"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -29,6 +30,11 @@ type state struct {
 	// counting is the names of the objects.
 	accounts *nfacct.Conn
 	counting []string
+	// questions is the socket that generation uses, nil until then. checked is the
+	// generation in which Check last found the tables as they should be, if known is set.
+	questions *nfnl.Conn
+	checked   uint32
+	known     bool
 }
 
 // New returns a backend. It finds the programs and checks that they and the kernel
@@ -73,6 +79,9 @@ func (b *Backend) Close() error {
 	var err error
 	if b.accounts != nil {
 		err = b.accounts.Close()
+	}
+	if b.questions != nil {
+		err = errors.Join(err, b.questions.Close())
 	}
 	return errors.Join(err, b.ns.Close())
 }

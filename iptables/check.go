@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,19 +23,33 @@ import (
 // Check looks for the jumps and for the rule in KUBE-PROXY-CANARY, whose comment is a
 // fresh random value after every change, by one call of iptables-restore for each table
 // that changes nothing. It does not see other alterations; full deltas at long intervals
-// repair those.
+// repair those. With iptables-nft, Check runs no program but asks the kernel one question
+// as long as no process has committed anything to nf_tables in the network namespace since
+// it last found everything in place.
 func (b *Backend) Check(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return os.ErrClosed
 	}
+	// What is committed from here on is for the next call.
+	gen, ok := b.generation(ctx)
+	if ok && b.known && gen == b.checked && !b.stateUnknown() {
+		return nil
+	}
+	b.known = false
 	for _, f := range b.families {
 		if err := f.check(ctx); err != nil {
 			return err
 		}
 	}
+	b.checked, b.known = gen, ok
 	return nil
+}
+
+// stateUnknown reports whether the state of a family's tables is unknown.
+func (b *Backend) stateUnknown() bool {
+	return slices.ContainsFunc(b.families, func(f *family) bool { return f.model == nil })
 }
 
 func (f *family) check(ctx context.Context) error {

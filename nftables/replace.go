@@ -179,7 +179,21 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kerne
 // makeHandlers makes the handlers that the Services need. It is done before the maps have
 // elements, because the kernel walks through all of a map when it gets a chain that looks
 // something up in it.
+//
+// For the same reason it makes the chains of all pools of up to exactBuckets endpoints. Later
+// the first Service with a new number of endpoints would wait for the walk: 8 ms with 100,000
+// endpoints. They cost each element a few nanoseconds, as the kernel checks it against every
+// chain that looks something up in its map.
 func (b *Backend) makeHandlers(ctx context.Context, changes []ruleset.Change) error {
+	for _, t := range b.tables {
+		for n := range exactBuckets {
+			h := handler{buckets: n + 1}
+			if err := b.makeRoom(ctx, t.handlerBytes(h)); err != nil {
+				return err
+			}
+			t.makeChain(h, b.writer)
+		}
+	}
 	for i := range changes {
 		s, t := changes[i].New, b.table(changes[i].Key.Family)
 		if s == nil || t == nil {

@@ -157,12 +157,37 @@ func (s *store[T]) Delete(o any) error {
 	return nil
 }
 
+// Transformer implements cache.TransformingStore. The reflector calls the function with
+// each object of a list that it receives as a stream, and collects the results until the
+// list is complete. The function hands the object in at once, so that only the names are
+// collected: the objects of a large cluster take tens of megabytes.
+func (s *store[T]) Transformer() cache.TransformFunc {
+	return func(o any) (any, error) {
+		v, ok := o.(T)
+		if !ok {
+			return o, nil
+		}
+		if err := s.Update(v); err != nil {
+			return nil, err
+		}
+		return cache.ExplicitKey(nameOf(v).String()), nil
+	}
+}
+
 // Replace is called with everything there is: at first, and after each time that
 // the watch was lost for too long.
 func (s *store[T]) Replace(list []any, _ string) error {
 	now := make(map[types.NamespacedName]struct{}, len(list))
 	var errs []error
 	for _, o := range list {
+		if key, ok := o.(cache.ExplicitKey); ok { // handed in by Transformer
+			n, err := cache.ParseObjectName(string(key))
+			if err != nil {
+				errs = append(errs, err)
+			}
+			now[types.NamespacedName{Namespace: n.Namespace, Name: n.Name}] = struct{}{}
+			continue
+		}
 		v, ok := o.(T)
 		if !ok {
 			errs = append(errs, fmt.Errorf("unexpected %T", o))

@@ -48,3 +48,64 @@ func TestStore(t *testing.T) {
 		t.Errorf("another kind: %v", err)
 	}
 }
+
+// TestStreamedListIsHandedInAtOnce collects a list as a reflector does that receives it as a
+// stream: objects must be handed in as they come, once, and only names be kept.
+func TestStreamedListIsHandedInAtOnce(t *testing.T) {
+	var got []string
+	s := newStore(
+		func(o *v1.Service) { got = append(got, "set "+o.Name+" "+o.ResourceVersion) },
+		func(n types.NamespacedName) { got = append(got, "gone "+n.Namespace+"/"+n.Name) },
+		func() { got = append(got, "synced") })
+	check := func(what string, want ...string) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+		got = nil
+	}
+	stream := func() cache.Store {
+		return cache.NewStore(cache.DeletionHandlingMetaNamespaceKeyFunc, cache.WithTransformer(s.Transformer()))
+	}
+	replace := func(list cache.Store) {
+		t.Helper()
+		for _, o := range list.List() {
+			if _, ok := o.(*v1.Service); ok {
+				t.Error("an object was kept")
+			}
+		}
+		if err := s.Replace(list.List(), "1"); err != nil {
+			t.Error(err)
+		}
+	}
+	first := stream()
+	first.Add(object("a", "1"))
+	first.Add(object("b", "1"))
+	check("while it is received", "set a 1", "set b 1")
+	replace(first)
+	check("first list", "synced")
+
+	// While nobody watched, a was deleted. c comes and goes while the list is received.
+	second := stream()
+	second.Add(object("b", "2"))
+	second.Add(object("c", "3"))
+	second.Delete(object("c", "4"))
+	check("while it is received", "set b 2", "set c 3")
+	replace(second)
+	slices.Sort(got)
+	check("second list", "gone ns/a", "gone ns/c", "synced")
+
+	// A stream that breaks off leaves its objects to the next.
+	stream().Add(object("d", "5"))
+	third := stream()
+	third.Add(object("b", "2"))
+	replace(third)
+	slices.Sort(got)
+	check("third list", "gone ns/d", "set b 2", "set d 5", "synced")
+
+	node := newStore(func(o *v1.Node) { got = append(got, "set "+o.Name) }, func(n types.NamespacedName) { got = append(got, "gone "+n.Name) }, func() {})
+	list := cache.NewStore(cache.DeletionHandlingMetaNamespaceKeyFunc, cache.WithTransformer(node.Transformer()))
+	list.Add(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
+	node.Replace(list.List(), "1")
+	check("without a namespace", "set n1")
+}

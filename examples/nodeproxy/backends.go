@@ -202,7 +202,7 @@ func nftablesMode() mode {
 		},
 	}.mode(mode{
 		name:    config.ModeNFTables,
-		watch:   250 * time.Millisecond, // one request to the kernel
+		watch:   time.Second, // one request to the kernel
 		noEntry: "no entry for it",
 	})
 }
@@ -233,7 +233,7 @@ func iptablesModeWith(edit func(*iptables.Config)) mode {
 		},
 	}.mode(mode{
 		name:      config.ModeIPTables,
-		watch:     5 * time.Second, // a program for each table and family
+		watch:     5 * time.Second, // with iptables-legacy, a program for each table and family
 		takesOver: true,
 		noEntry:   "no rule for it",
 	})

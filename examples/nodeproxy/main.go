@@ -37,15 +37,16 @@
 // With --manifests, run writes one line to standard output for each change of the
 // manifests that is in effect,
 //
-//	synced services=2 endpoints=5 changed=1 took=412.3µs
+//	synced services=2 endpoints=5 changed=1 took=412.3µs waited=1.2ms
 //
 // also if nothing had to be changed in the kernel; with an API server, for each
 // sync that had something to do. Services is the number of Services that have a
 // port to serve, and endpoints the number of endpoints this node may send to, added
 // up over their ports in each address family. Changed is the number of Service
-// ports, in each address family, whose rules are different. Took is the time from
-// when it was handed in (the last object of the manifests, the first change of an
-// API server) to the kernel's commit. A further field failed=N counts Service ports
+// ports, in each address family, whose rules are different. Took is the time from the
+// start of the sync to the kernel's commit. Waited is the time before that since the
+// change was handed in (the last object of the manifests, the first change of an API
+// server). A further field failed=N counts Service ports
 // that could not be programmed, which is tried again. Everything else is logged to
 // standard error, as kube-proxy's logging flags have it. Errors, warnings and what an
 // operator wants to know are logged at any verbosity; -v=4 adds debugging messages.

@@ -135,8 +135,11 @@ func (p *process) synced(t *testing.T, fields string) {
 	t.Helper()
 	l := p.line(t)
 	rest, ok := strings.CutPrefix(l, "synced "+fields+" took=")
-	if _, err := time.ParseDuration(rest); !ok || err != nil {
-		t.Fatalf("line %q, want synced %s took=DURATION; log:\n%s", l, fields, p.log())
+	took, waited, both := strings.Cut(rest, " waited=")
+	_, err := time.ParseDuration(took)
+	_, err2 := time.ParseDuration(waited)
+	if !ok || !both || err != nil || err2 != nil {
+		t.Fatalf("line %q, want synced %s took=DURATION waited=DURATION; log:\n%s", l, fields, p.log())
 	}
 }
 

@@ -48,8 +48,9 @@ type observers struct {
 	// asked is when the oldest change that no sync has taken was handed in, for other
 	// sources.
 	asked atomicTime
-	// applied is when the last Apply ended, and changed the number of Service ports that it
-	// changed.
+	// began is when the last sync began, applied when its last Apply ended, and changed the
+	// number of Service ports that it changed.
+	began   time.Time
 	applied time.Time
 	changed int
 	// synced is the outcome of the last sync.
@@ -93,7 +94,7 @@ func (o *observers) onSync(i ruleset.SyncInfo) {
 // begin is called before a sync. It returns when the oldest change was handed in that the
 // sync takes.
 func (o *observers) begin() (asked time.Time) {
-	o.applied, o.changed = time.Time{}, 0
+	o.began, o.applied, o.changed = time.Now(), time.Time{}, 0
 	o.proxy.Started()
 	return o.asked.take()
 }
@@ -132,8 +133,8 @@ func (o *observers) report(listed bool, failed int, asked time.Time) {
 	if o.applied.IsZero() {
 		o.applied = time.Now() // the rules were right already
 	}
-	line := fmt.Sprintf("synced services=%d endpoints=%d changed=%d took=%v",
-		o.synced.Services, o.synced.Endpoints, o.changed, o.applied.Sub(o.fed))
+	line := fmt.Sprintf("synced services=%d endpoints=%d changed=%d took=%v waited=%v",
+		o.synced.Services, o.synced.Endpoints, o.changed, o.applied.Sub(o.began), max(0, o.began.Sub(o.fed)))
 	if failed != 0 {
 		line += fmt.Sprintf(" failed=%d", failed)
 	}

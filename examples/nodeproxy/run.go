@@ -26,12 +26,13 @@ in effect when it ends. What is bad in an object or document is logged and skipp
 
 Standard output gets a line for each change of the manifests that is in effect, or,
 with an API server, for each sync that had something to do:
-  synced services=2 endpoints=5 changed=1 took=412.3µs
+  synced services=2 endpoints=5 changed=1 took=412.3µs waited=1.2ms
 services is the number of Services with a port to serve; endpoints that of the
 endpoints this node may send to, added up over their ports in each address family;
 changed that of the ports, in each address family, whose rules are different; took
-the time from when it was handed in to the kernel's commit (of manifests the last
-object, of an API server the first); and failed, if there, the number of ports that
+the time from the start of the sync to the kernel's commit; waited the time before
+that since the change was handed in (of manifests the last object, of an API server
+the first); and failed, if there, the number of ports that
 could not be programmed, which is tried again.
 
 `

@@ -1,0 +1,245 @@
+//go:build linux
+
+// Rival measures nodeproxy beside kube-proxy against a real API server.
+//
+//	rival [flags]            measure; JSON and a table go to files or standard output
+//	rival --table FILE       print the table of an earlier run's JSON
+//
+// Each proxy runs alone in a network namespace of its own, one after the other in one
+// run, against the same kube-apiserver and etcd. The Services have no selector, and their
+// EndpointSlices are written by rival. All endpoint addresses are local to the proxy's
+// namespace, and one server answers at all of them with the address that a connection was
+// sent to: every measured connection is made of real packets, and shows its endpoint.
+// Both proxies get the same flags, and their defaults for everything else.
+//
+// It needs three binaries besides nodeproxy:
+//
+//	apt-get install etcd-server
+//	cd examples/nodeproxy/e2e/apiserver
+//	GOWORK=off go build -o /tmp/rival/kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver
+//	GOWORK=off go build -o /tmp/rival/kube-proxy k8s.io/kubernetes/cmd/kube-proxy
+//
+// and root, or user namespaces. Without kube-proxy it measures nodeproxy alone.
+// The types in report.go document what is measured and the JSON.
+//
+// kube-proxy is measured with at most 3,000 Services: its nftables mode can hold a kernel
+// lock for minutes with more.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+// options are what the flags set.
+type options struct {
+	apiserver, etcd  string
+	nodeproxy, rival string
+	modes            []string
+	services         []int // for both proxies
+	alone            []int // for nodeproxy alone
+	changes          int
+	kubeProxyChanges int
+	rate, rated      int
+	idle, gap        time.Duration
+	jsonFile, mdFile string
+	endpoints        int
+	logs             string
+	extra            []string
+}
+
+// maxKubeProxy is the largest number of Services that kube-proxy is measured with.
+const maxKubeProxy = 3000
+
+func main() {
+	if os.Geteuid() != 0 {
+		if inside, code, err := netlab.Reexec(); !inside {
+			if err != nil {
+				fmt.Fprintln(os.Stderr, "rival:", err)
+				os.Exit(1)
+			}
+			os.Exit(code)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "rival:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	o, table, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if table != "" {
+		text, err := os.ReadFile(table)
+		if err != nil {
+			return err
+		}
+		var r Report
+		if err := json.Unmarshal(text, &r); err != nil {
+			return fmt.Errorf("%s: %w", table, err)
+		}
+		return r.Markdown(out)
+	}
+	dir, err := os.MkdirTemp("", "rival")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := o.find(ctx, dir); err != nil {
+		return err
+	}
+	report, err := measureAll(ctx, o, dir)
+	if report == nil {
+		return err
+	}
+	// What was measured before a failure is written, too.
+	text, failed := json.MarshalIndent(report, "", "  ")
+	err = errors.Join(err, failed)
+	if o.jsonFile != "" {
+		err = errors.Join(err, os.WriteFile(o.jsonFile, append(text, '\n'), 0o644))
+	}
+	if o.mdFile == "" {
+		return errors.Join(err, report.Markdown(out))
+	}
+	f, failed := os.Create(o.mdFile)
+	if failed != nil {
+		return errors.Join(err, failed)
+	}
+	return errors.Join(err, report.Markdown(f), f.Close())
+}
+
+func parse(args []string) (*options, string, error) {
+	o := &options{}
+	f := flag.NewFlagSet("rival", flag.ExitOnError)
+	table := f.String("table", "", "print the table of this JSON file and measure nothing")
+	f.StringVar(&o.apiserver, "kube-apiserver", os.Getenv("PROXIER_KUBE_APISERVER"), "kube-apiserver's binary")
+	f.StringVar(&o.etcd, "etcd", "", "etcd's binary")
+	f.StringVar(&o.nodeproxy, "nodeproxy", "", "nodeproxy's binary; built from source if empty")
+	f.StringVar(&o.rival, "kube-proxy", os.Getenv("PROXIER_KUBE_PROXY"), "kube-proxy's binary; nodeproxy is measured alone if there is none")
+	modes := f.String("modes", "nftables,iptables", "proxy modes")
+	services := f.String("services", "100,1000,3000", "numbers of Services to measure both proxies with")
+	alone := f.String("alone", "10000,45000", "numbers of Services to measure nodeproxy alone with")
+	f.IntVar(&o.endpoints, "endpoints", 10, "endpoints of each Service")
+	f.IntVar(&o.changes, "changes", 200, "changes to measure one by one")
+	f.IntVar(&o.kubeProxyChanges, "kube-proxy-changes", 30, "the same for kube-proxy, which takes a second for each")
+	f.IntVar(&o.rated, "burst", 1000, "changes to measure at a rate")
+	f.IntVar(&o.rate, "rate", 1000, "changes a second in the burst, if the API server takes as many")
+	f.DurationVar(&o.idle, "idle", 10*time.Minute, "how long to measure idle proxies")
+	f.DurationVar(&o.gap, "gap", 50*time.Millisecond, "time between a change that is in effect and the next")
+	f.StringVar(&o.jsonFile, "json", "", "file for the JSON")
+	f.StringVar(&o.mdFile, "markdown", "", "file for the table; standard output if empty")
+	f.StringVar(&o.logs, "logs", "", "folder for the logs of all processes")
+	extra := f.String("nodeproxy-flags", "", "further flags of nodeproxy, separated by spaces")
+	short := f.Bool("short", false, "a short form: 100 Services, few changes, 5 idle seconds")
+	if err := f.Parse(args); err != nil {
+		return nil, "", err
+	}
+	if f.NArg() != 0 {
+		return nil, "", fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	set := map[string]bool{}
+	f.Visit(func(f *flag.Flag) { set[f.Name] = true })
+	if *short {
+		def := func(name string, apply func()) {
+			if !set[name] {
+				apply()
+			}
+		}
+		def("services", func() { *services = "100" })
+		def("alone", func() { *alone = "" })
+		def("changes", func() { o.changes = 30 })
+		def("kube-proxy-changes", func() { o.kubeProxyChanges = 5 })
+		def("burst", func() { o.rated = 300 })
+		def("idle", func() { o.idle = 5 * time.Second })
+	}
+	o.modes = list(*modes)
+	o.extra = strings.Fields(*extra)
+	var err error
+	if o.services, err = numbers(*services); err != nil {
+		return nil, "", err
+	}
+	if o.alone, err = numbers(*alone); err != nil {
+		return nil, "", err
+	}
+	switch {
+	case slices.ContainsFunc(append(o.services, o.alone...), func(n int) bool { return n < minServices || n > maxServices }):
+		return nil, "", fmt.Errorf("numbers of Services must be from %d to %d", minServices, maxServices)
+	case o.endpoints < 1 || o.endpoints > maxEndpoints:
+		return nil, "", fmt.Errorf("--endpoints must be from 1 to %d", maxEndpoints)
+	case o.changes < 1 || o.kubeProxyChanges < 1 || o.rated < 2*watchedChanges || o.rate < 1:
+		return nil, "", fmt.Errorf("--changes, --kube-proxy-changes and --rate must be positive, and --burst at least %d", 2*watchedChanges)
+	}
+	return o, *table, nil
+}
+
+func list(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
+}
+
+func numbers(s string) (out []int, err error) {
+	for _, f := range list(s) {
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, n)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// find finds the binaries, and builds nodeproxy if none is named.
+func (o *options) find(ctx context.Context, dir string) error {
+	for _, b := range []struct {
+		path         *string
+		name, advice string
+	}{
+		{&o.apiserver, "kube-apiserver", "build it in examples/nodeproxy/e2e/apiserver"},
+		{&o.etcd, "etcd", "apt-get install etcd-server"},
+	} {
+		if *b.path == "" {
+			*b.path = b.name
+		}
+		path, err := exec.LookPath(*b.path)
+		if err != nil {
+			return fmt.Errorf("%w (%s)", err, b.advice)
+		}
+		*b.path = path
+	}
+	if o.rival == "" {
+		o.rival, _ = exec.LookPath("kube-proxy")
+	} else if _, err := exec.LookPath(o.rival); err != nil {
+		return err
+	}
+	if o.nodeproxy != "" {
+		_, err := exec.LookPath(o.nodeproxy)
+		return err
+	}
+	o.nodeproxy = filepath.Join(dir, "nodeproxy")
+	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", o.nodeproxy, "github.com/go-proxier/proxier/examples/nodeproxy")
+	if text, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", build, err, text)
+	}
+	return nil
+}

@@ -1,0 +1,432 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+const (
+	nodeproxy = "nodeproxy"
+	kubeProxy = "kube-proxy"
+)
+
+// Bounds of what a proxy may take.
+const (
+	startTimeout  = 3 * time.Minute
+	changeTimeout = time.Minute
+)
+
+// measureAll makes all runs. The report is nil if none was made.
+func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
+	lab, err := netlab.New()
+	if err != nil {
+		return nil, err
+	}
+	defer lab.Close()
+	progress("starting the API server")
+	c, err := newControl(ctx, lab, o, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return nil, err
+	}
+	r := &Report{Date: time.Now().UTC().Format(time.RFC3339), Kernel: unix.ByteSliceToString(u.Release[:]), CPUs: runtime.NumCPU()}
+	sizes := slices.Concat(o.services, o.alone)
+	slices.Sort(sizes)
+	for _, size := range slices.Compact(sizes) {
+		progress("creating Services until there are %d", size)
+		if err := c.grow(ctx, size); err != nil {
+			return r, err
+		}
+		for _, mode := range o.modes {
+			for _, proxy := range []string{kubeProxy, nodeproxy} {
+				if proxy == kubeProxy && (o.rival == "" || size > maxKubeProxy || !slices.Contains(o.services, size)) {
+					continue
+				}
+				run, err := c.measure(ctx, o, proxy, mode, len(r.Runs))
+				if err != nil {
+					if ctx.Err() != nil {
+						return r, ctx.Err()
+					}
+					run.Failed = err.Error()
+					progress("%s %s %d: %v", proxy, mode, size, err)
+				}
+				r.Runs = append(r.Runs, *run)
+			}
+		}
+	}
+	return r, nil
+}
+
+func progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
+}
+
+// measure makes one run.
+func (c *control) measure(ctx context.Context, o *options, proxy, mode string, n int) (*Run, error) {
+	r := &Run{Proxy: proxy, Mode: mode, Services: c.services, Endpoints: c.endpoints}
+	d, err := newNode(c, n)
+	if err != nil {
+		return r, err
+	}
+	defer d.close()
+	bin, args, changes := o.rival, []string{}, o.kubeProxyChanges
+	if proxy == nodeproxy {
+		bin, args, changes = o.nodeproxy, append(args, "run"), o.changes
+	}
+	if text, err := exec.Command(bin, "--version").Output(); err == nil {
+		r.Version = strings.TrimSpace(string(text))
+	}
+	args = append(args, "--kubeconfig", c.kubeconfig, "--hostname-override", nodeName, "--proxy-mode", mode,
+		// The limits of connection tracking are the whole machine's.
+		"--conntrack-max-per-core", "0", "--conntrack-min", "0")
+	if proxy == nodeproxy {
+		args = append(args, o.extra...)
+	}
+	m := &measurement{control: c, node: d, run: r}
+	began := time.Now()
+	if m.process, err = d.startProxy(bin, args, o.logs, fmt.Sprintf("%s-%s-%d", proxy, mode, c.services)); err != nil {
+		return r, err
+	}
+	defer m.process.stop()
+	for _, phase := range []struct {
+		name string
+		do   func() error
+	}{
+		{"start", func() error { return m.start(ctx, began) }},
+		{"connections", m.connections},
+		{"changes", func() error { return m.changes(ctx, changes, o.gap) }},
+		{"changes of the number of endpoints", func() error { return m.resizes(ctx, o.gap) }},
+		{"burst", func() error { return m.burst(ctx, o.rated, o.rate) }},
+		{"idle", func() error { return m.idle(ctx, o.idle) }},
+	} {
+		progress("%s, %s, %d Services: %s", proxy, mode, c.services, phase.name)
+		if err := phase.do(); err != nil {
+			return r, errors.Join(fmt.Errorf("%s: %w", phase.name, err), m.process.ended())
+		}
+	}
+	return r, nil
+}
+
+// measurement is one run while it is made.
+type measurement struct {
+	*control
+	node    *node
+	process *process
+	run     *Run
+	// last is the reading at the end of the last phase.
+	last spent
+}
+
+// used ends a phase of the proxy's.
+func (m *measurement) used(u *Usage) (err error) {
+	*u, m.last, err = m.process.since(m.last)
+	m.process.resetPeak()
+	return err
+}
+
+// sampled is how many Services are waited for.
+const sampled = 64
+
+func (m *measurement) start(ctx context.Context, began time.Time) error {
+	end := began.Add(startTimeout)
+	answers := func(service int) error {
+		for {
+			_, err := visit(service)
+			if err == nil {
+				return nil
+			}
+			if e := errors.Join(ctx.Err(), m.process.ended()); e != nil {
+				return e
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("service %d does not answer: %w", service, err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	err := m.node.host.Do(func() error {
+		for i := range sampled {
+			if err := answers(i * (m.services - 1) / (sampled - 1)); err != nil {
+				return err
+			}
+		}
+		m.run.Start.Seconds = time.Since(began).Seconds()
+		if err := m.used(&m.run.Start.Usage); err != nil {
+			return err
+		}
+		for i := range m.services {
+			if _, err := visit(i); err == nil {
+				continue
+			}
+			if err := answers(i); err != nil {
+				return err
+			}
+			m.run.Start.Seconds = time.Since(began).Seconds()
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	// What the start goes on with behind the scenes counts as the start's CPU time.
+	time.Sleep(settle)
+	before := m.run.Start.Usage
+	if err := m.used(&m.run.Start.Usage); err != nil {
+		return err
+	}
+	m.run.Start.CPUSeconds += before.CPUSeconds
+	m.run.Start.PeakMiB = max(m.run.Start.PeakMiB, before.PeakMiB)
+	return nil
+}
+
+// settle is how long a proxy is left alone after a phase, so that what it does later
+// counts, such as the sync at the end of a pause.
+const settle = 1500 * time.Millisecond
+
+// idleSettle is the same before the idle time, when what the burst led to is over.
+const idleSettle = 8 * time.Second
+
+func (m *measurement) connections() (err error) {
+	const clients, length = 2, 2 * time.Second
+	last := m.services - 1
+	direct := netip.AddrPortFrom(endpoint(last, m.generation[last], 0), endpointPort)
+	if m.run.Connections.DirectPerSecond, err = m.node.connections(direct, clients, length); err != nil {
+		return err
+	}
+	m.run.Connections.PerSecond, err = m.node.connections(netip.AddrPortFrom(clusterIP(last), servicePort), clients, length)
+	return err
+}
+
+// latencies are what one-by-one changes took.
+func latencies(list []time.Duration) Latency {
+	return Latency{Count: len(list), P50ms: quantile(list, 0.5), P99ms: quantile(list, 0.99), MaxMs: quantile(list, 1)}
+}
+
+// quantile returns a quantile in milliseconds, of the nearest rank.
+func quantile(list []time.Duration, q float64) float64 {
+	if len(list) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(list))
+	i := min(int(q*float64(len(sorted))), len(sorted)-1)
+	return sorted[i].Seconds() * 1000
+}
+
+// spread returns the i-th of all Services in an order that jumps about.
+func (m *measurement) spread(i int) int { return i * 7919 % m.services }
+
+func (m *measurement) changes(ctx context.Context, n int, gap time.Duration) error {
+	l, err := m.oneByOne(ctx, n, gap, func(i int) (int, int, error) {
+		s := m.spread(i)
+		set, err := m.change(ctx, s)
+		return s, set, err
+	})
+	m.run.Change = l
+	return err
+}
+
+func (m *measurement) resizes(ctx context.Context, gap time.Duration) error {
+	// Sizes near the usual one first, then small ones.
+	var sizes []int
+	for _, n := range []int{m.endpoints + 1, m.endpoints + 5, m.endpoints - 1, 3, 1} {
+		if n > 0 && n <= maxEndpoints && n != m.endpoints {
+			sizes = append(sizes, n)
+		}
+	}
+	l, err := m.oneByOne(ctx, len(sizes), gap, func(i int) (int, int, error) {
+		s := m.spread(i)
+		return s, resized, m.resize(ctx, s, sizes[i])
+	})
+	m.run.Resize = l
+	for i := range sizes {
+		if _, e := m.change(ctx, m.spread(i)); e != nil { // as many endpoints as before
+			err = errors.Join(err, e)
+		}
+	}
+	time.Sleep(settle)
+	return errors.Join(err, m.used(new(Usage)))
+}
+
+// oneByOne measures how long each of n changes takes. change makes one, and returns the
+// Service and the set of endpoints that it has afterwards.
+func (m *measurement) oneByOne(ctx context.Context, n int, gap time.Duration, change func(int) (service, set int, err error)) (Latency, error) {
+	if err := m.used(new(Usage)); err != nil {
+		return Latency{}, err
+	}
+	var took []time.Duration
+	for i := range n {
+		time.Sleep(gap)
+		service, set, err := change(i)
+		if err != nil {
+			return Latency{}, err
+		}
+		answered := time.Now()
+		err = m.node.host.Do(func() error { return arrives(ctx, service, set, answered.Add(changeTimeout)) })
+		if err != nil {
+			return Latency{}, err
+		}
+		took = append(took, time.Since(answered))
+	}
+	l := latencies(took)
+	return l, m.used(&l.Usage)
+}
+
+// watchedChanges is how many changes of a burst are watched.
+const watchedChanges = 50
+
+// watched is a change that is waited for.
+type watched struct {
+	service, set int
+	answered     time.Time
+}
+
+func (m *measurement) burst(ctx context.Context, n, rate int) error {
+	if err := m.used(new(Usage)); err != nil {
+		return err
+	}
+	made := make(chan watched, watchedChanges)
+	var took []time.Duration
+	var watching sync.WaitGroup
+	var failed error
+	watching.Go(func() {
+		failed = m.node.host.Do(func() (err error) {
+			took, err = watchAll(ctx, made)
+			return err
+		})
+	})
+	// Watched Services change once, the others as often as it takes. One worker makes all
+	// changes of a Service, so that they are made in order.
+	others := m.services - watchedChanges
+	every := n / watchedChanges
+	began := time.Now()
+	var last atomic.Int64
+	perWorker := make([][]int, workers)
+	for i := range n {
+		service := watchedChanges + i%others
+		if i%every == 0 && i/every < watchedChanges {
+			service = i / every
+		}
+		perWorker[service%workers] = append(perWorker[service%workers], i)
+	}
+	err := parallel(workers, func(w int) error {
+		for _, i := range perWorker[w] {
+			time.Sleep(time.Until(began.Add(time.Duration(i) * time.Second / time.Duration(rate))))
+			service := watchedChanges + i%others
+			watch := i%every == 0 && i/every < watchedChanges
+			if watch {
+				service = i / every
+			}
+			set, err := m.change(ctx, service)
+			if err != nil {
+				return err
+			}
+			now := time.Now()
+			last.Store(max(last.Load(), int64(now.Sub(began))))
+			if watch {
+				made <- watched{service, set, now}
+			}
+		}
+		return nil
+	})
+	close(made)
+	watching.Wait()
+	if err := errors.Join(err, failed); err != nil {
+		return err
+	}
+	b := Burst{Changes: n, Seconds: time.Since(began).Seconds(), P50ms: quantile(took, 0.5), P99ms: quantile(took, 0.99), MaxMs: quantile(took, 1)}
+	sent := time.Duration(last.Load())
+	b.PerSecond = float64(n) / sent.Seconds()
+	time.Sleep(settle)
+	err = m.used(&b.Usage)
+	b.Core = b.CPUSeconds / sent.Seconds()
+	m.run.Burst = b
+	return err
+}
+
+// watchAll connects to the Services of all changes in turn until each is in effect. It
+// returns how long each took.
+func watchAll(ctx context.Context, made <-chan watched) (took []time.Duration, err error) {
+	var pending []watched
+	for open := true; open || len(pending) != 0; {
+		if len(pending) == 0 {
+			w, ok := <-made
+			if open = ok; !ok {
+				continue
+			}
+			pending = append(pending, w)
+		}
+		for more := true; more && open; {
+			select {
+			case w, ok := <-made:
+				if open = ok; ok {
+					pending = append(pending, w)
+				}
+			default:
+				more = false
+			}
+		}
+		pending = slices.DeleteFunc(pending, func(w watched) bool {
+			a, err := visit(w.service)
+			if err != nil {
+				return false
+			}
+			if _, set := setOf(a); set != w.set {
+				return false
+			}
+			took = append(took, time.Since(w.answered))
+			return true
+		})
+		if len(pending) != 0 && time.Since(pending[0].answered) > changeTimeout {
+			return took, fmt.Errorf("a change of service %d is not in effect", pending[0].service)
+		}
+		if ctx.Err() != nil {
+			return took, ctx.Err()
+		}
+	}
+	return took, nil
+}
+
+func (m *measurement) idle(ctx context.Context, length time.Duration) error {
+	if length <= 0 {
+		return nil
+	}
+	time.Sleep(idleSettle)
+	if err := m.used(new(Usage)); err != nil {
+		return err
+	}
+	before := m.last
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-m.process.done:
+		return m.process.ended()
+	case <-time.After(length):
+	}
+	i := Idle{}
+	err := m.used(&i.Usage)
+	i.Seconds = m.last.when.Sub(before.when).Seconds()
+	i.WakeupsPerSecond = float64(m.last.wakeupsSince(before)) / i.Seconds
+	i.Programs = m.last.childFaults != before.childFaults
+	m.run.Idle = i
+	return err
+}

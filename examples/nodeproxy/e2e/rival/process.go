@@ -1,0 +1,140 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// process is a proxy that runs.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	log  *os.File
+}
+
+// startProxy starts a proxy in the node's namespace.
+func (d *node) startProxy(bin string, args []string, logs, name string) (*process, error) {
+	log, err := logFile(logs, name)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{cmd: exec.Command(bin, args...), done: make(chan struct{}), log: log}
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	if err := d.host.Start(p.cmd); err != nil {
+		log.Close()
+		return nil, err
+	}
+	go func() {
+		p.cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// ended returns an error if the process has ended.
+func (p *process) ended() error {
+	select {
+	case <-p.done:
+		return fmt.Errorf("%s ended: %s", filepath.Base(p.cmd.Path), p.cmd.ProcessState)
+	default:
+		return nil
+	}
+}
+
+// stop ends the process.
+func (p *process) stop() {
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(5 * time.Second):
+		p.cmd.Process.Kill()
+		<-p.done
+	}
+	p.log.Close()
+}
+
+// spent is what a process has used since its start.
+type spent struct {
+	cpu         time.Duration // with ended children
+	childFaults uint64        // page faults of ended children: more of them mean that a program ran
+	wakeups     map[string]uint64
+	peakMiB     float64
+	when        time.Time
+}
+
+// userHZ is the unit of times in /proc/PID/stat, which is the same on every architecture
+// that Go supports (linux/asm-generic/param.h).
+const userHZ = 100
+
+// spent reads what the process has used.
+func (p *process) spent() (s spent, err error) {
+	s.when = time.Now()
+	proc := fmt.Sprintf("/proc/%d", p.cmd.Process.Pid)
+	stat, err := os.ReadFile(proc + "/stat")
+	if err != nil {
+		return s, err
+	}
+	// Fields from the third on (proc_pid_stat(5)), behind the name.
+	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(f) < 15 {
+		return s, errors.New(proc + "/stat is too short")
+	}
+	field := func(n int) uint64 { v, _ := strconv.ParseUint(f[n-3], 10, 64); return v }
+	s.childFaults = field(11)
+	// The CPU clock of another process (linux/posix-timers.h, CPUCLOCK_SCHED).
+	var own unix.Timespec
+	if err := unix.ClockGettime(int32(^p.cmd.Process.Pid<<3|2), &own); err != nil {
+		return s, os.NewSyscallError("clock_gettime", err)
+	}
+	s.cpu = time.Duration(own.Nano()) + time.Duration(field(16)+field(17))*time.Second/userHZ
+	s.peakMiB = float64(status(proc+"/status", "VmHWM")) / 1024
+	tasks, err := filepath.Glob(proc + "/task/*")
+	s.wakeups = map[string]uint64{}
+	for _, t := range tasks {
+		s.wakeups[t] = status(t+"/status", "voluntary_ctxt_switches")
+	}
+	return s, err
+}
+
+// status returns a number of /proc/PID/status.
+func status(file, field string) uint64 {
+	text, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, field+":"); ok {
+			n, _ := strconv.ParseUint(strings.Fields(rest)[0], 10, 64)
+			return n
+		}
+	}
+	return 0
+}
+
+// resetPeak begins a new measurement of the peak memory.
+func (p *process) resetPeak() {
+	os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.cmd.Process.Pid), []byte("5"), 0)
+}
+
+// since returns what was used since an earlier reading.
+func (p *process) since(before spent) (Usage, spent, error) {
+	now, err := p.spent()
+	return Usage{CPUSeconds: (now.cpu - before.cpu).Seconds(), PeakMiB: now.peakMiB}, now, err
+}
+
+// wakeupsSince counts wake-ups between two readings.
+func (s spent) wakeupsSince(before spent) (n uint64) {
+	for t, w := range s.wakeups {
+		n += w - before.wakeups[t]
+	}
+	return n
+}
