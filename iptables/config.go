@@ -67,6 +67,10 @@ type Config struct {
 	// NoCounters turns off the counting of packets in kube-proxy's accounting objects of
 	// the kernel: see [Backend.Counters].
 	NoCounters bool
+	// CountTraffic keeps the counters that [Backend.Traffic] reads when endpoints of their
+	// Services change. It costs an additional run of iptables-save for each delta that
+	// changes endpoints.
+	CountTraffic bool
 	// EndpointComments adds the Service's name to the rules of each endpoint.
 	// With iptables-legacy every such comment costs the kernel 288 bytes.
 	EndpointComments bool

@@ -89,6 +89,14 @@
 // If the kernel has no such objects, or iptables or the kernel no match for them,
 // [New] logs that, nothing is counted, and everything else works.
 //
+// # Traffic
+//
+// [Backend.Traffic] and [Traffic] sum up the counters of the rules that choose an endpoint: the
+// connections of each Service port. These counters outlast a restart, and all changes but those
+// of the Service's own endpoints, for which their chain is written again. With
+// [Config.CountTraffic] the new chain begins with the sum of the old one, which takes another
+// run of iptables-save. Connections between that and the run of iptables-restore are not counted.
+//
 // # Limits
 //
 // Weights of endpoints are probabilities of the rules that choose, exact to 2^-31.

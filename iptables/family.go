@@ -26,6 +26,10 @@ type family struct {
 	model *model
 	// canary is the rule in each table's canary.
 	canary [tables]string
+	// countTraffic has counters carried over when chains are written. kept are those of pools
+	// without a chain.
+	countTraffic bool
+	kept         map[string]connections
 	// limit is about how many lines one input has at most. nf_tables commits in a time
 	// that grows faster than their number, and ip_tables writes the whole table for any
 	// number.
@@ -56,8 +60,8 @@ func newFamily(ctx context.Context, c Config, f tracker.Family, ns *netns.Namesp
 		},
 		tool:     t,
 		log:      c.Log.With(slog.String("family", f.String())),
-		accounts: accounts,
-		limit:    firstLimit(t),
+		accounts: accounts, countTraffic: c.CountTraffic,
+		limit: firstLimit(t),
 	}
 	return out, out.probe(ctx)
 }
@@ -105,6 +109,7 @@ func (f *family) writeTable(ctx context.Context, b *batch, t table, commands []s
 // writeBatch writes the filter table before nat, so that an address refuses packets
 // before they are no longer forwarded.
 func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]string) (wrote bool, err error) {
+	kept := f.carry(ctx, b)
 	for t := range tables {
 		w, err := f.writeTable(ctx, b, t, commands[t])
 		wrote = wrote || w
@@ -112,6 +117,7 @@ func (f *family) writeBatch(ctx context.Context, b *batch, commands [tables][]st
 			return wrote, err
 		}
 	}
+	f.kept = kept
 	return wrote, nil
 }
 

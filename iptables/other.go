@@ -34,3 +34,9 @@ func SetSysctls(Config) error { return errSystem }
 
 // Counters returns a [*ruleset.UnsupportedError].
 func (*Backend) Counters() ([]Counter, error) { return nil, errSystem }
+
+// Traffic returns a [*ruleset.UnsupportedError].
+func Traffic(context.Context, Config) (*ruleset.Traffic, error) { return nil, errSystem }
+
+// Traffic returns a [*ruleset.UnsupportedError].
+func (*Backend) Traffic(context.Context) (*ruleset.Traffic, error) { return nil, errSystem }

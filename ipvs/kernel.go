@@ -170,20 +170,29 @@ func (k *kernel) listVirtuals(f tracker.Family, fn func(virtualKey, virtual)) er
 		return fmt.Errorf("list virtual servers: %w", err)
 	}
 	for _, s := range list {
-		if s.AddressFamily != uint16(inet.AF(f)) {
-			continue
+		if key, ok := keyOf(s); ok && key.family == f {
+			fn(key, virtual{Scheduler(s.SchedName), s.Flags &^ flagHashed, s.Timeout})
 		}
-		key := virtualKey{family: f, mark: s.FWMark}
-		if s.FWMark == 0 {
-			a, ok := netip.AddrFromSlice(s.Address)
-			if !ok {
-				continue
-			}
-			key.proto, key.at = uint8(s.Protocol), netip.AddrPortFrom(a, s.Port)
-		}
-		fn(key, virtual{Scheduler(s.SchedName), s.Flags &^ flagHashed, s.Timeout})
 	}
 	return nil
+}
+
+// keyOf returns the key of a virtual server as moby has it.
+func keyOf(s *moby.Service) (virtualKey, bool) {
+	key := virtualKey{mark: s.FWMark}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if s.AddressFamily == uint16(inet.AF(f)) {
+			key.family = f
+		}
+	}
+	if s.FWMark == 0 {
+		a, ok := netip.AddrFromSlice(s.Address)
+		if !ok {
+			return virtualKey{}, false
+		}
+		key.proto, key.at = uint8(s.Protocol), netip.AddrPortFrom(a, s.Port)
+	}
+	return key, true
 }
 
 // real is a real server in the kernel.

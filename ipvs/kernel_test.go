@@ -47,6 +47,7 @@ func TestKernel(t *testing.T) {
 		{"owned", testOwned},
 		{"drift", testDrift},
 		{"lookup", testLookup},
+		{"traffic", testTraffic},
 		{"vanishing", testVanishing},
 		{"schedulers", testSchedulers},
 		{"weights", testWeights},

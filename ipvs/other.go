@@ -33,6 +33,12 @@ func Lookup(context.Context, Config, ruleset.Query) (ruleset.Found, error) {
 // SetSysctls returns a [*ruleset.UnsupportedError].
 func SetSysctls(Config) error { return errSystem }
 
+// Traffic returns a [*ruleset.UnsupportedError].
+func Traffic(context.Context, Config) (*ruleset.Traffic, error) { return nil, errSystem }
+
+// Traffic returns a [*ruleset.UnsupportedError].
+func (*Backend) Traffic(context.Context) (*ruleset.Traffic, error) { return nil, errSystem }
+
 // Tend returns a [*ruleset.UnsupportedError].
 func (*Backend) Tend(context.Context, time.Time) error { return errSystem }
 

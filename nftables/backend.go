@@ -173,6 +173,9 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 	if err := b.commit(); err != nil {
 		return nil, err
 	}
+	for _, t := range b.tables {
+		b.pruneReleased(t)
+	}
 	if b.writer.structural {
 		// What another process altered before or during this must not be taken for what was
 		// just written. If nothing can be read now, Check does it later.

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
@@ -49,15 +50,15 @@ func byPort(buckets uint16) func(*v1.Service, *v1.ServicePort, *tracker.ServiceP
 	}
 }
 
-// kernelMemory is what the kernel has for itself, in bytes (proc(5), Slab and
-// VmallocUsed). Others' comes and goes, too.
+// kernelMemory is what the kernel has for itself, in bytes (proc(5), Slab, VmallocUsed
+// and Percpu). Others' comes and goes, too.
 func kernelMemory() float64 {
 	text, _ := os.ReadFile("/proc/meminfo")
 	sum := 0.0
 	for line := range strings.Lines(string(text)) {
 		var kb float64
 		name, value, _ := strings.Cut(line, ":")
-		if _, err := fmt.Sscanf(value, "%f kB", &kb); err == nil && (name == "Slab" || name == "VmallocUsed") {
+		if _, err := fmt.Sscanf(value, "%f kB", &kb); err == nil && (name == "Slab" || name == "VmallocUsed" || name == "Percpu") {
 			sum += kb * 1024
 		}
 	}
@@ -123,8 +124,8 @@ func BenchmarkHashed(b *testing.B) {
 }
 
 // BenchmarkConnections makes TCP connections to 10 endpoints: directly, through
-// Services that choose at random, of which there are two, and through some that
-// choose by hashes. They take turns, 50 connections each and in another order each
+// Services that choose at random, of which there are two, through some that
+// choose by hashes, and through one of 11 endpoints whose connections are not counted. They take turns, 50 connections each and in another order each
 // time, so that what else the machine does falls on all alike. Besides how many
 // there are in a second (the median of the rounds) it reports them by those of the
 // first at random: the median, and by how much that is off with a chance of one in
@@ -135,7 +136,7 @@ func BenchmarkHashed(b *testing.B) {
 func BenchmarkConnections(b *testing.B) {
 	h := netlab.NewHost(b)
 	es := benchSlice(0, 0)
-	for i := range 10 {
+	for i := range 11 {
 		a := netip.AddrFrom4([4]byte{192, 168, 9, byte(i + 1)})
 		if err := h.AddAddr("lo", netip.PrefixFrom(a, 32)); err != nil {
 			b.Fatal(err)
@@ -155,14 +156,18 @@ func BenchmarkConnections(b *testing.B) {
 	defer p.backend.Close()
 	ways := []struct{ name, to string }{{"direct", es.Endpoints[0].Addresses[0] + ":8080"}}
 	w := &world{}
-	for i, name := range []string{"random", "random-again", "by-source", "by-port"} {
+	for i, name := range []string{"random", "random-again", "by-source", "by-port", "uncounted"} {
 		s, slice := benchService(i+1), es.DeepCopy()
+		if name != "uncounted" {
+			slice.Endpoints = slice.Endpoints[:10]
+		}
 		slice.Name, slice.Labels[discovery.LabelServiceName] = s.Name, s.Name
 		w.services, w.slices = append(w.services, s), append(w.slices, slice)
 		ways = append(ways, struct{ name, to string }{name, s.Spec.ClusterIP + ":80"})
 	}
 	p.take(w)
 	p.sync(b)
+	stopCounting(b, h, p.backend, handler{buckets: 11})
 
 	const batch = 50
 	took := make([][]float64, len(ways)) // seconds, by way and round
@@ -196,5 +201,24 @@ func BenchmarkConnections(b *testing.B) {
 		b.ReportMetric(100*quantile(ratio, 0.5), way.name+"-%")
 		off := 1.57 * (quantile(ratio, 0.75) - quantile(ratio, 0.25)) / math.Sqrt(float64(len(ratio)))
 		b.ReportMetric(100*off, way.name+"-off-%")
+	}
+}
+
+// stopCounting replaces a pool's chain by one that does not count connections.
+func stopCounting(b *testing.B, h *netlab.Host, backend *Backend, pool handler) {
+	b.Helper()
+	chain := pool.chain()
+	if out, err := h.Output("nft", "flush chain ip "+DefaultTable+" "+chain); err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	rules := backend.tables[0].rules().poolChain(pool)
+	w := newWriter(DefaultTable)
+	w.rule(tracker.IPv4, chain, 0, unix.NLM_F_APPEND, rules[len(rules)-1])
+	batch, err := w.finish()
+	if err == nil {
+		err = backend.conn.Commit(batch)
+	}
+	if err != nil {
+		b.Fatal(err)
 	}
 }

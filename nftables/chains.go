@@ -41,7 +41,7 @@ func (w rules) fixedChains() []chainSpec {
 		offload = []chainSpec{{chainToFastPath, nil, w.toFastPath()}}
 	}
 	return append(offload, []chainSpec{
-		{chainFirewallCheck, nil, []rule{{drop()}}},
+		{chainFirewallCheck, nil, []rule{w.count(setDropped), {drop()}}},
 		{chainInternal, nil, w.internal()},
 		{chainNodePorts, nil, w.nodePorts()},
 		{chainServices, nil, w.services()},
@@ -78,21 +78,21 @@ func (c handler) chainRules(w rules, local ruleset.LocalTraffic) []rule {
 		return []rule{{jump(chainFirewallCheck)}, {gotoChain(c.unguarded().chain())}}
 	}
 	toPool := rule{gotoChain(c.direct().chain())}
-	internalFirst := func(last rule) []rule {
+	internalFirst := func(last ...rule) []rule {
 		var out []rule
 		for _, r := range w.isInternal(local) {
 			out = append(out, r.with(gotoChain(chainInternal)))
 		}
 		node := rule(fib(true)).with(w.markForMasquerade()...).with(gotoChain(chainInternal))
-		return append(out, node, last)
+		return append(append(out, node), last...)
 	}
 	switch c.handling {
 	case handleReject:
-		return stop(w.reject())
+		return w.stop(setRefused, w.reject())
 	case handleDrop:
-		return stop(drop())
+		return w.stop(setDropped, drop())
 	case handleInternalOrDrop:
-		return internalFirst(rule{drop()})
+		return internalFirst(w.count(setDropped), rule{drop()})
 	case handleInternal:
 		return internalFirst(toPool)
 	case handleAlways:
@@ -182,12 +182,21 @@ func (w rules) ownNodePorts() []rule {
 	return []rule{dispatchBy(nodePortKey(firstReg), setNodePorts, setOwnHandlers)}
 }
 
-// stop renders a chain that ends a connection by the verdict. What the node sends
-// to itself goes on to filter-input, which ends it: the kernel returns EPERM to a
-// socket whose packet is stopped in the output hook.
-func stop(verdict part) []rule {
+// stop renders a chain that counts a packet in a set and ends its connection by the verdict.
+// What the node sends to itself goes on to filter-input, which ends it: the kernel returns
+// EPERM to a socket whose packet is stopped in the output hook.
+func (w rules) stop(counters set, verdict part) []rule {
 	own := rule(toItself()).with(resetPriority()...)
-	return []rule{own.with(returnChain()), {verdict}}
+	return []rule{own.with(returnChain()), w.count(counters), {verdict}}
+}
+
+// count counts a packet that was not translated in the element of its destination. A full set
+// ends the rule, so a verdict that must not depend on it belongs in the next rule.
+func (w rules) count(s set) rule {
+	return rule(w.serviceKey(countReg)).with(of(&expr.Dynset{
+		SetName: s.name(), SrcRegKey: countReg, Operation: unix.NFT_DYNSET_OP_UPDATE,
+		Exprs: []expr.Any{&expr.Counter{}},
+	}))
 }
 
 func (w rules) clusterIPsCheck() []rule {
@@ -231,20 +240,31 @@ func (w rules) hashed(h tracker.Hash, n uint32) []part {
 // poolChain draws a bucket, or finds it by a hash, and sends the connection to the
 // endpoint in it.
 func (w rules) poolChain(c handler) []rule {
-	send := func(bucket ...part) rule {
-		return rule(loadDispatch(poolMask)).with(bucket...).with(found(setEndpoints), w.dnat())
+	choose := func(bucket ...part) rule {
+		return rule(loadDispatch(poolMask)).with(bucket...).with(found(setEndpoints))
 	}
-	draw := func(n int) rule { return send(random(uint32(n))) }
+	draw := func(n int) rule { return choose(random(uint32(n))) }
 	buckets := c.buckets
 	switch {
 	case c.hash != tracker.HashNone:
-		return []rule{send(w.hashed(c.hash, uint32(buckets))...)}
+		return w.send(choose(w.hashed(c.hash, uint32(buckets))...))
 	case buckets <= exactBuckets:
-		return []rule{draw(buckets)}
+		return w.send(draw(buckets))
 	}
 	// Fewer than one draw in five finds an empty bucket. Should four in a row, the
 	// last is among the buckets that are never empty.
-	return []rule{draw(buckets), draw(buckets), draw(buckets), draw(buckets), draw(bucketsBelow(buckets))}
+	return w.send(draw(buckets), draw(buckets), draw(buckets), draw(buckets), draw(bucketsBelow(buckets)))
+}
+
+// send renders a rule for each choice, which counts the connection and sends it to the endpoint
+// that was chosen. If all of them fail, perhaps because there is no room for another counter, a
+// last rule sends the connection to the last choice without counting it.
+func (w rules) send(choices ...rule) []rule {
+	var out []rule
+	for _, c := range choices {
+		out = append(out, c.with(w.count(setConnections)...).with(w.dnat()))
+	}
+	return append(out, choices[len(choices)-1].with(w.dnat()))
 }
 
 // stickyChain sends the connection to the endpoint that its client was sent to last, if that is
@@ -259,7 +279,7 @@ func (w rules) stickyChain(c handler, timeout time.Duration) []rule {
 		}))
 	}
 	recall := rule(client).with(found(setStickyClients), storeDispatch())
-	send := rule{load(expr.MetaKeyPRIORITY, firstReg), found(setStickyEndpoints), w.dnat()}
+	endpoint := rule{load(expr.MetaKeyPRIORITY, firstReg), found(setStickyEndpoints)}
 	known := []part{load(expr.MetaKeyPRIORITY, firstReg), masked(firstReg, ^uint32(stickyMask), 0), differs(firstReg, word(0))}
 	draw := func(n int) rule {
 		bucket := []part{random(uint32(n))}
@@ -272,24 +292,26 @@ func (w rules) stickyChain(c handler, timeout time.Duration) []rule {
 	rules := []rule{
 		{load(expr.MetaKeyPRIORITY, firstReg), shifted(firstReg, stickyShift), storeDispatch()},
 		recall,
-		rule(known).with(remember(unix.NFT_DYNSET_OP_UPDATE)...).with(send...),
+	}
+	rules = append(rules, w.send(rule(known).with(remember(unix.NFT_DYNSET_OP_UPDATE)...).with(endpoint...))...)
+	rules = append(rules,
 		// Not sent on: nothing is remembered, or an endpoint that is gone.
 		remember(dynsetDelete),
 		rule(loadDispatch(stickyMask)).with(storeDispatch()),
-	}
+	)
 	// A draw whose bucket was empty leaves the dispatch key as it was. One that hit turns it
 	// into an endpoint's, whose pool part the next draw would start from again: so
 	// the surest comes first and the most even last.
 	if buckets > exactBuckets && c.hash == tracker.HashNone {
 		rules = append(rules, draw(bucketsBelow(buckets)), draw(buckets), draw(buckets), draw(buckets))
 	}
-	return append(rules,
+	rules = append(rules,
 		draw(buckets),
 		remember(unix.NFT_DYNSET_OP_UPDATE),
 		// Another connection of the client's may have been remembered first.
 		recall,
-		send,
 	)
+	return append(rules, w.send(endpoint)...)
 }
 
 // isInternal returns a condition for each way in which a connection comes from one of this

@@ -40,6 +40,7 @@
 //		goto pool-3
 //	}
 //	chain pool-3 {
+//		update @connections { ip daddr . meta l4proto . th dport counter } dnat ip to meta priority & f:ffff . numgen random mod 3 map @endpoints
 //		dnat ip to meta priority & f:ffff . numgen random mod 3 map @endpoints
 //	}
 //
@@ -105,6 +106,26 @@
 // endpoints goes, 68 of 509 buckets change, and no other Service is written
 // (BenchmarkHashed). Connections are made as fast as with random draws
 // (BenchmarkConnections).
+//
+// # Traffic
+//
+// The sets connections, refused-packets and dropped-packets count by destination, and
+// [Backend.Traffic] and [Traffic] sum them up by Service port:
+//
+//	set connections {
+//		elements = { 10.96.0.10 . udp . 53 counter packets 1234 bytes 92550 }
+//	}
+//
+// Rules add an element for the first packet to a destination, so counting costs nothing when
+// Services change, and a destination that nobody uses takes no memory. A counter takes about
+// 95 bytes of kernel memory and 16 bytes for each CPU (BenchmarkTraffic). The sets stay in place
+// when the table's contents are replaced. The second rule of each pool forwards a connection that
+// cannot be counted.
+//
+// A connection that is counted costs as much as one that is not: the medians of 3,000 turns
+// differ by 0.5 % with an error of 0.6 %, and by 0.2 % between two Services that both count
+// (BenchmarkConnections). Reading the counters of 10,000 Services takes 50 to 150 ms on a busy
+// machine. Apply waits while the backend reads them.
 //
 // # Refused connections of the node itself
 //

@@ -60,7 +60,7 @@ var alterations = []string{
 	"flush chain ip proxier internal; delete map ip proxier internal-service-ips; add map ip proxier internal-service-ips { type ipv4_addr . inet_proto . inet_service : mark; }",
 	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-clients; add map ip proxier sticky-clients { type ipv4_addr : mark; }",
 	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-endpoints",
-	"delete element ip proxier layout { 0x2 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
+	"delete element ip proxier layout { 0x3 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
 }
 
 // alteredRig returns a rig with two Services, one with affinity.

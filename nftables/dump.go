@@ -178,6 +178,8 @@ type kernelElement struct {
 	comment string
 	// intervalEnd marks the first address behind an interval.
 	intervalEnd bool
+	// expr is the element's expression, nil if it has none.
+	expr []byte
 	// timeout and expiration are in the kernel's encoding, nil if the element has none.
 	timeout, expiration []byte
 }
@@ -207,6 +209,7 @@ func parseElement(attrs []byte) kernelElement {
 		key: dataValue(a[unix.NFTA_SET_ELEM_KEY]), data: dataValue(a[unix.NFTA_SET_ELEM_DATA]),
 		intervalEnd: a.number(unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0,
 		timeout:     a[unix.NFTA_SET_ELEM_TIMEOUT], expiration: a[unix.NFTA_SET_ELEM_EXPIRATION],
+		expr:    a[unix.NFTA_SET_ELEM_EXPR],
 		comment: nlbatch.Comment(a[unix.NFTA_SET_ELEM_USERDATA]),
 	}
 	if data := a[unix.NFTA_SET_ELEM_DATA]; data != nil && e.data == nil {

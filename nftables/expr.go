@@ -17,10 +17,11 @@ import (
 const firstReg = unix.NFT_REG32_00
 
 // Registers behind the longest key: dynsetDataReg holds the data of an element that is put into
-// sticky-clients, and hashReg the beginning of what is hashed.
+// sticky-clients, hashReg the beginning of what is hashed, and countReg the key of a counter.
 const (
 	dynsetDataReg = firstReg + 8
 	hashReg       = firstReg + 8
+	countReg      = firstReg + 8
 )
 
 // Numbers that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h):

@@ -135,7 +135,7 @@ func TestRefusedAmongMany(t *testing.T) {
 	var refusals, changed int
 	// Apply is called in the node's namespace.
 	list := func() string {
-		out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
+		out, err := exec.Command("nft", "-s", "list", "ruleset").CombinedOutput()
 		if err != nil {
 			t.Errorf("nft: %v: %s", err, out)
 		}

@@ -152,8 +152,9 @@ func (b *Backend) readRanges(table string, f tracker.Family, s set) ([]addrRange
 }
 
 // keeps reports whether a set stays where the table is rewritten: the set of remembered
-// clients, and those whose contents would be missing for a moment if they were rebuilt.
-func (k *kernelTable) keeps(s set, f tracker.Family) bool {
+// clients, those whose contents would be missing for a moment if they were rebuilt, and the
+// counters, if they have room for so many elements.
+func (k *kernelTable) keeps(s set, f tracker.Family, size int) bool {
 	if !k.sound || !k.has(s, f) {
 		return false
 	}
@@ -162,6 +163,8 @@ func (k *kernelTable) keeps(s set, f tracker.Family) bool {
 		return k.sticky != nil
 	case setNodePortIPs, setServiceCIDRs:
 		return true
+	case setConnections, setRefused, setDropped:
+		return k.sets[s.name()].size >= size
 	}
 	return false
 }

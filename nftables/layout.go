@@ -7,7 +7,7 @@ import (
 
 // layoutVersion increases whenever this package cannot rewrite a table of an earlier
 // version in place.
-const layoutVersion = 2
+const layoutVersion = 3
 
 // adoptableVersion is the oldest layout whose remembered clients, sticky endpoints and
 // hairpin connections mean the same as in this one.
@@ -62,6 +62,9 @@ const (
 	setNodePortIPs
 	setServiceCIDRs
 	setFastPathInterfaces
+	setConnections
+	setRefused
+	setDropped
 	firstAllowed
 
 	setCount = firstAllowed + 129
@@ -76,24 +79,26 @@ func (s set) name() string {
 		return fmt.Sprintf("allowed-sources-%d", s-firstAllowed)
 	}
 	return [...]string{
-		setLayout:            "layout",
-		setServiceIPs:        "service-ips",
-		setNodePorts:         "service-nodeports",
-		setInternalIPs:       "internal-service-ips",
-		setInternalNodePorts: "internal-service-nodeports",
-		setHandlers:          "handlers",
-		setInternalHandlers:  "internal-handlers",
-		setOwnHandlers:       "own-handlers",
-		setEndpoints:         "endpoints",
-		setStickyBuckets:     "sticky-buckets",
-		setStickyEndpoints:   "sticky-endpoints",
-		setStickyClients:     "sticky-clients",
-		setClusterIPs:        "cluster-ips",
-		setHairpin:           "hairpin-connections",
-		setNodePortIPs:       "nodeport-ips",
-		setServiceCIDRs:      "service-cidrs",
-
+		setLayout:             "layout",
+		setServiceIPs:         "service-ips",
+		setNodePorts:          "service-nodeports",
+		setInternalIPs:        "internal-service-ips",
+		setInternalNodePorts:  "internal-service-nodeports",
+		setHandlers:           "handlers",
+		setInternalHandlers:   "internal-handlers",
+		setOwnHandlers:        "own-handlers",
+		setEndpoints:          "endpoints",
+		setStickyBuckets:      "sticky-buckets",
+		setStickyEndpoints:    "sticky-endpoints",
+		setStickyClients:      "sticky-clients",
+		setClusterIPs:         "cluster-ips",
+		setHairpin:            "hairpin-connections",
+		setNodePortIPs:        "nodeport-ips",
+		setServiceCIDRs:       "service-cidrs",
 		setFastPathInterfaces: "fast-path-interfaces",
+		setConnections:        "connections",
+		setRefused:            "refused-packets",
+		setDropped:            "dropped-packets",
 	}[s]
 }
 

@@ -35,6 +35,9 @@ func (t *table) measure(changes []ruleset.Change, clients, grace int) *[setCount
 	// The kinds of set that intervals are kept in have no size.
 	t.size[setNodePortIPs], t.size[setServiceCIDRs] = 0, 0
 	t.size[setFastPathInterfaces] = 0 // not known
+	for _, s := range trafficSets {
+		t.size[s] = sizeFor(need[setServiceIPs].elements + nodePortAddresses*need[setNodePorts].elements)
+	}
 	return need
 }
 

@@ -31,3 +31,9 @@ func Lookup(context.Context, Config, ruleset.Query) (ruleset.Found, error) {
 
 // SyncInterfaces returns a [*ruleset.UnsupportedError].
 func (*Backend) SyncInterfaces(context.Context) error { return errSystem }
+
+// Traffic returns a [*ruleset.UnsupportedError].
+func Traffic(context.Context, Config) (*ruleset.Traffic, error) { return nil, errSystem }
+
+// Traffic returns a [*ruleset.UnsupportedError].
+func (*Backend) Traffic(context.Context) (*ruleset.Traffic, error) { return nil, errSystem }

@@ -40,6 +40,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	}
 	for _, t := range b.tables {
 		t.disown()
+		t.released = released{}
 	}
 	if err := b.syncInterfaces(); err != nil {
 		// Check tries again.
@@ -134,6 +135,15 @@ func (b *Backend) begin(name string, d *ruleset.Delta, old *kernelTables, whole 
 // fill writes the Services to tables that were begun, and commits all of it.
 func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
 	failed, err := b.fillServices(ctx, d, old)
+	for _, t := range b.tables {
+		if err == nil && !t.unhooked {
+			// What packets count from here to the commit is lost.
+			err = b.copyCounters(t, old, func(s set, list *nlbatch.Elements) error {
+				b.writer.addElements(t.family, s, 0, list)
+				return nil
+			})
+		}
+	}
 	if err != nil {
 		return nil, errors.Join(err, b.waitCommit())
 	}
@@ -272,7 +282,7 @@ func frontendOf(s *ruleset.Service, f *ruleset.Frontend) frontend {
 func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
 	b.begin(b.name, d, old, old.exist, func(t *table, k *kernelTable) {
 		for s := range firstAllowed {
-			if t.kept[s] = k.keeps(s, t.family); t.kept[s] {
+			if t.kept[s] = k.keeps(s, t.family, t.size[s]); t.kept[s] {
 				t.ranges[s] = k.ranges[s]
 			}
 		}
@@ -358,11 +368,13 @@ func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTable
 		if err != nil {
 			return nil, err
 		}
-		err = clients.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
-			w := newWriter(name)
-			w.addElements(t.family, setStickyClients, 0, part)
-			batch, _ := w.finish()
-			return b.conn.Commit(batch)
+		if err := b.addDivided(name, t.family, setStickyClients, clients); err != nil {
+			return nil, err
+		}
+	}
+	for _, t := range b.tables {
+		err := b.copyCounters(t, old, func(s set, list *nlbatch.Elements) error {
+			return b.addDivided(name, t.family, s, list)
 		})
 		if err != nil {
 			return nil, err
@@ -379,6 +391,16 @@ func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTable
 	}
 	b.name = name
 	return failed, nil
+}
+
+// addDivided adds elements to a set in several transactions.
+func (b *Backend) addDivided(table string, f tracker.Family, s set, list *nlbatch.Elements) error {
+	return list.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
+		w := newWriter(table)
+		w.addElements(f, s, 0, part)
+		batch, _ := w.finish()
+		return b.conn.Commit(batch)
+	})
 }
 
 // readClients reads the clients that the kernel remembers, as many as the new table takes.

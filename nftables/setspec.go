@@ -63,6 +63,8 @@ func (s set) spec(f tracker.Family) spec {
 		key, data = []field{class}, []field{addr, port}
 	case setStickyClients:
 		key, data, flags = []field{class, addr}, []field{class}, unix.NFT_SET_TIMEOUT|unix.NFT_SET_EVAL
+	case setConnections, setRefused, setDropped:
+		key, flags = []field{addr, proto, port}, unix.NFT_SET_EVAL
 	case setClusterIPs:
 		key = []field{addr}
 	case setHairpin:

@@ -42,6 +42,7 @@ type table struct {
 	clusterIPs      map[netip.Addr]int
 	deferClusterIPs bool
 	hairpin         hairpin
+	released        released
 	// count and size are the number of elements of each set and its bound.
 	count, size [setCount]int
 	// ranges are the contents of the interval sets.
@@ -259,6 +260,7 @@ func (t *table) applyFrontends(old, now *service, w *writer) {
 	if now.rule != nil {
 		t.after = frontendElements(t.after, now.rule, now.keys)
 	}
+	t.released.note(old.rule, now.rule)
 	diff(t.before, t.after, func(e *element) { t.remove(e, w) }, func(e *element) {
 		comment := ""
 		if e.named {

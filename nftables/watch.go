@@ -247,7 +247,7 @@ const countable = 20000
 // compareCount compares the number of a set's elements with count, which is -1 if the
 // kernel does not report it.
 func (b *Backend) compareCount(t *table, s set, count int) error {
-	if s == setStickyClients || s == setNodePortIPs || s == setServiceCIDRs {
+	if s == setStickyClients || s == setNodePortIPs || s == setServiceCIDRs || slices.Contains(trafficSets[:], s) {
 		return nil // dynamic, or compared one by one
 	}
 	want := t.count[s]

@@ -3,6 +3,7 @@ package ruleset
 import (
 	"context"
 	"errors"
+	"maps"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -72,6 +73,36 @@ func (b *byFamily) Apply(ctx context.Context, d *Delta) error {
 		return partial
 	}
 	return nil
+}
+
+// Traffic joins the counters of both backends. Known has the counters that both have. A
+// backend that is not a [TrafficReader] has none.
+func (b *byFamily) Traffic(ctx context.Context) (*Traffic, error) {
+	var out *Traffic
+	for _, side := range []Backend{b.v4, b.v6} {
+		if side == nil {
+			continue
+		}
+		t := &Traffic{}
+		if r, ok := side.(TrafficReader); ok {
+			var err error
+			if t, err = r.Traffic(ctx); err != nil {
+				return nil, err
+			}
+		}
+		if out == nil {
+			out = t
+			continue
+		}
+		joined := &Traffic{Known: out.Known & t.Known, Services: map[tracker.Key]Counters{}}
+		maps.Copy(joined.Services, out.Services)
+		maps.Copy(joined.Services, t.Services)
+		out = joined
+	}
+	if out == nil {
+		out = &Traffic{}
+	}
+	return out, nil
 }
 
 // changesOf returns the changes of one family, without copying if that is all.

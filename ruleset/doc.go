@@ -161,6 +161,9 @@
 // Service that exceeds one is reported to the log and as an event, however the
 // backend deals with it.
 //
+// A data plane that counts connections by Service implements [TrafficReader], too. The
+// conformance suite compares what it counted with the connections that were made.
+//
 // [ByFamily] joins a backend for IPv4 and one for IPv6.
 //
 // # Tables of a data plane

@@ -41,6 +41,12 @@
 // sync that fails as a whole counts as a failure of each family. If only some Services
 // fail, it counts as a failure of their families.
 //
+// # Traffic
+//
+// [Set.WatchTraffic] adds metrics that kube-proxy does not have, of the traffic of each Service
+// port, under the prefix proxier_service. There can be many series: up to six for each Service
+// port and family.
+//
 // # Differences from kube-proxy
 //
 // These are intended:

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http/httptest"
@@ -275,6 +276,13 @@ func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]b
 				return map[Counted]uint64{InvalidDropped: 0, LocalhostNodePorts: 0}, nil
 			})
 		}
+		s.WatchTraffic(TrafficConfig{
+			Read: func(context.Context) (*ruleset.Traffic, error) {
+				key := tracker.Key{ServicePortName: tracker.ServicePortName{Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
+				return &ruleset.Traffic{Known: ^ruleset.CounterSet(0), Services: map[tracker.Key]ruleset.Counters{key: {}}}, nil
+			},
+			Endpoints: func(tracker.Key) int { return 1 },
+		})
 		s.latency.WithLabelValues("IPv4").Observe(1)
 		for name, f := range families(t, s) {
 			has := map[string]bool{}
@@ -294,7 +302,7 @@ func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]b
 }
 
 // metricName is what looks like the name of a metric in a query.
-var metricName = regexp.MustCompile(`\b(?:kubeproxy|rest_client|process|go|up)(?:_[a-z0-9_]+)?\b`)
+var metricName = regexp.MustCompile(`\b(?:kubeproxy|proxier|rest_client|process|go|up)(?:_[a-z0-9_]+)?\b`)
 
 // groupedBy finds the labels that a query groups by.
 var groupedBy = regexp.MustCompile(`\bby \(([^)]*)\)`)
@@ -368,7 +376,7 @@ func TestQueries(t *testing.T) {
 	for name := range known {
 		plain := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_count"), "_sum")
 		seen := slices.ContainsFunc([]string{"", "_bucket", "_count", "_sum"}, func(s string) bool { return used[plain+s] })
-		if strings.HasPrefix(name, "kubeproxy_") && !seen && !slices.Contains(undisplayed, plain) {
+		if (strings.HasPrefix(name, "kubeproxy_") || strings.HasPrefix(name, "proxier_")) && !seen && !slices.Contains(undisplayed, plain) {
 			t.Errorf("%s is in no alert and no panel", plain)
 		}
 	}

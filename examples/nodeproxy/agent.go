@@ -160,7 +160,33 @@ func (a *agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 			return counted(a.kernel.get().plane.(*iptables.Backend))
 		})
 	}
+	if cfg.TrafficMetrics {
+		a.watchTraffic()
+	}
 	return nil
+}
+
+// watchTraffic adds the metrics of each Service's traffic.
+func (a *agent) watchTraffic() {
+	a.metrics.WatchTraffic(metrics.TrafficConfig{
+		Read: func(ctx context.Context) (*ruleset.Traffic, error) {
+			plane, ok := a.kernel.get().plane.(ruleset.TrafficReader)
+			if !ok {
+				return &ruleset.Traffic{}, nil
+			}
+			t, err := plane.Traffic(ctx)
+			if err != nil {
+				a.log.Warn("cannot read the traffic of Services", "error", err)
+			}
+			return t, err
+		},
+		Endpoints: func(k tracker.Key) int {
+			if s := a.rules.Service(k); s != nil {
+				return len(s.Selection.Reachable)
+			}
+			return 0
+		},
+	})
 }
 
 type closeFunc func()

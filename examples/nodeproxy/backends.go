@@ -215,7 +215,7 @@ func iptablesModeWith(edit func(*iptables.Config)) mode {
 		new: iptables.New, probe: iptables.Probe, setSysctls: iptables.SetSysctls, owned: iptables.Owned, cleanup: iptables.Cleanup, lookup: iptables.Lookup,
 		config: func(s settings) (iptables.Config, error) {
 			c := iptables.Config{
-				Families: s.families, MasqueradeMark: s.mark(), NetNS: s.netns, Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config),
+				Families: s.families, MasqueradeMark: s.mark(), NetNS: s.netns, Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config), CountTraffic: s.TrafficMetrics,
 				Trace: &iptables.Trace{Applied: func(i iptables.Info) { s.rules(i.Family, i.Table, i.Rules, i.Written) }},
 			}
 			edit(&c)

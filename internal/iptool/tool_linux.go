@@ -126,11 +126,12 @@ func (t *Tool) NFT() bool { return t.nft }
 // Do calls f inside the tools' namespace, as [netns.Namespace.Do].
 func (t *Tool) Do(f func() error) error { return t.config.Namespace.Do(f) }
 
-// Save writes to out what iptables-save prints: all tables, or one if table is not "".
-func (t *Tool) Save(ctx context.Context, table string, out io.Writer) error {
-	var args []string
+// Save writes to out what iptables-save prints with the options: all tables, or one if table
+// is not "".
+func (t *Tool) Save(ctx context.Context, table string, out io.Writer, options ...string) error {
+	args := options
 	if table != "" {
-		args = []string{"-t", table}
+		args = append([]string{"-t", table}, options...)
 	}
 	return t.run(ctx, t.config.Save, args, nil, out)
 }

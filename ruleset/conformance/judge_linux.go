@@ -21,11 +21,14 @@ import (
 const concurrentChecks = 16
 
 // check makes the connections of the rows, in every family, and compares what
-// becomes of them with the oracle's verdict. If something was wrong the world
-// ends: what follows would most likely only say it again.
+// becomes of them with the oracle's verdict, and what the backend counted with
+// both. If something was wrong the world ends: what follows would most likely only
+// say it again.
 func (w *World) check(rows ...row) {
 	w.tb.Helper()
 	snapshot := w.Engine.Snapshot()
+	w.made = tally{}
+	before := w.traffic()
 	var wg sync.WaitGroup
 	var failures atomic.Int32
 	limit := make(chan struct{}, concurrentChecks)
@@ -60,6 +63,9 @@ func (w *World) check(rows ...row) {
 	if failures.Load() != 0 {
 		w.tb.FailNow()
 	}
+	if err := w.made.compare(before, w.traffic()); err != nil {
+		w.tb.Fatal(err)
+	}
 }
 
 // checkFor is check for what is about a feature.
@@ -92,10 +98,12 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 		if o := from.probe(ctx, r.proto, to, timeout); o.kind != refused || wrongError(o) {
 			return complain(o, "be refused")
 		}
+		w.made.note(v)
 	case ruleset.ActionDrop:
 		if o := from.probe(ctx, r.proto, to, silence); o.kind != silent || wrongError(o) {
 			return complain(o, "get no answer")
 		}
+		w.made.note(v)
 	case ruleset.ActionPass:
 		want := w.unhandled(from, to)
 		wait := timeout
@@ -132,6 +140,7 @@ func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) err
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, v.Rule)
 		}
+		w.made.note(v)
 		seen[ep.Addr]++
 		if ep.Addr != last {
 			last, moves = ep.Addr, moves+1

@@ -34,6 +34,8 @@ type World struct {
 	backend ruleset.Backend
 	// services is what setService was last given.
 	services map[string]*service
+	// made is what became of the connections of the last check.
+	made tally
 }
 
 // NewWorld makes a World without Services, for tests beyond those of [Run]: pods

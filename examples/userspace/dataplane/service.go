@@ -22,6 +22,8 @@ type service struct {
 	now     atomic.Pointer[ruleset.Service] // never nil
 	choice  atomic.Pointer[choice]
 	current atomic.Int64 // TCP connections
+	// made is how many connections and sessions an endpoint has had.
+	made atomic.Uint64
 
 	mu        sync.Mutex
 	gone      bool

@@ -125,6 +125,7 @@ func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.
 		if err == nil && s.attach(ep.Addr, c) {
 			if c.join(server) {
 				connected = true
+				s.made.Add(1)
 				return s, ep.Addr
 			}
 			s.leave(ep.Addr, c)

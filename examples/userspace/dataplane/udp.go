@@ -134,6 +134,7 @@ func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 			c.Close()
 			return nil
 		}
+		r.service.made.Add(1)
 		b.running.Go(s.answer)
 		return s
 	}

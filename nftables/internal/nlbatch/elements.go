@@ -74,6 +74,21 @@ func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
 	e.close(at)
 }
 
+// AddCounter appends an element of a set that has a counter, with what was counted so far.
+func (e *Elements) AddCounter(key []byte, packets, bytes uint64) {
+	at := e.open(key)
+	expr := len(e.buf)
+	e.buf = nfnl.BeginNested(e.buf, unix.NFTA_SET_ELEM_EXPR)
+	e.buf = nfnl.AppendString(e.buf, unix.NFTA_EXPR_NAME, "counter")
+	data := len(e.buf)
+	e.buf = nfnl.BeginNested(e.buf, unix.NFTA_EXPR_DATA)
+	e.buf = nfnl.AppendUint64(e.buf, unix.NFTA_COUNTER_BYTES, bytes)
+	e.buf = nfnl.AppendUint64(e.buf, unix.NFTA_COUNTER_PACKETS, packets)
+	nfnl.EndNested(e.buf, data)
+	nfnl.EndNested(e.buf, expr)
+	e.close(at)
+}
+
 // AddVerdict appends an element of a verdict map that goes to a chain.
 func (e *Elements) AddVerdict(key []byte, chain string) {
 	at := e.open(key)

@@ -44,6 +44,8 @@ type Config struct {
 	// Offload is the patterns of the interfaces between which mode nftables offloads
 	// connections, nil for none.
 	Offload []string
+	// TrafficMetrics asks for metrics of each Service's traffic.
+	TrafficMetrics bool
 
 	Mode     string
 	NodeName string

@@ -507,7 +507,7 @@ func TestEveryField(t *testing.T) {
 	fl := NewFlags("run")
 	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
 	none := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
-		"nftables-offload", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only"}
+		"nftables-offload", "service-traffic-metrics", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only"}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {
 		field, one := flagFields()[f.Name]

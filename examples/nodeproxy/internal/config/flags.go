@@ -51,7 +51,7 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 // over the file instead.
 func (fl *Flags) ignored(name string) bool {
 	own := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
-		"hostname-override", "sync-period", "min-sync-period", "nftables-offload"}
+		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics"}
 	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
 }
 
@@ -85,6 +85,7 @@ func NewFlags(verb string) *Flags {
 
 	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", "the `address` and port of /healthz and /livez; empty for none")
 	f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", "127.0.0.1:10249", "the `address` and port of /metrics, /proxyMode and /configz; empty for none")
+	f.BoolVar(&fl.out.TrafficMetrics, "service-traffic-metrics", false, "serve metrics of the traffic of each Service port: connections, packets, bytes, refused and dropped, as far as the mode counts them; 1000 ports in each address family have series of their own and all others share one")
 	f.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "exit if one of them cannot be listened at, in place of trying again")
 	f.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof beside the metrics, and let PUT /debug/flags/v change --v")
 	f.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "has no effect: no metric is hidden")

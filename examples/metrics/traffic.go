@@ -1,0 +1,181 @@
+package metrics
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TrafficConfig is what [Set.WatchTraffic] exports.
+type TrafficConfig struct {
+	// Read reads the counters, such as a Traffic method of a backend. If it fails, the
+	// metrics are left out.
+	Read func(context.Context) (*ruleset.Traffic, error)
+	// Endpoints returns how many endpoints new connections of a Service port can go to.
+	Endpoints func(tracker.Key) int
+	// Limit is how many Service ports have series of their own in each address family at
+	// most. 0 means [DefaultTrafficLimit].
+	Limit int
+}
+
+// DefaultTrafficLimit is the default of TrafficConfig.Limit.
+const DefaultTrafficLimit = 1000
+
+// trafficTimeout bounds how long a scrape waits for the counters, which the backend may not
+// read while it applies a delta.
+const trafficTimeout = 5 * time.Second
+
+// otherServices is the label service of the series that all other Service ports share.
+const otherServices = "(other)"
+
+// trafficCounter is one of the exported counters.
+type trafficCounter struct {
+	known ruleset.CounterSet
+	desc  *prometheus.Desc
+	value func(ruleset.Counters) uint64
+}
+
+// traffic exports the traffic of each Service port. It is read when it is asked for.
+type traffic struct {
+	TrafficConfig
+	counters  []trafficCounter
+	endpoints *prometheus.Desc
+
+	mu sync.Mutex
+	// families has what was exported last, by address family.
+	families map[tracker.Family]*familyTraffic
+}
+
+// familyTraffic is which Service ports of a family have series of their own. A Service port
+// keeps its series, or its place among the others, as long as it is counted: a counter that
+// moved from one series to another would look like traffic.
+type familyTraffic struct {
+	own map[tracker.Key]bool
+	// others are the last counters of those that have none, and rest is the sum of all that
+	// any of them counted.
+	others map[tracker.Key]ruleset.Counters
+	rest   ruleset.Counters
+}
+
+// WatchTraffic has the traffic of each Service port exported as counters, as far as the
+// backend counts it: proxier_service_connections_total, _packets_total, _bytes_total,
+// _refused_packets_total and _dropped_packets_total, and the gauge proxier_service_endpoints.
+// Labels are service_namespace, service, port, protocol and ip_family. Service ports beyond
+// the limit, which are those with the least traffic when they are first seen, share series
+// with the service "(other)". WatchTraffic is to be called once at most.
+func (s *Set) WatchTraffic(c TrafficConfig) {
+	if c.Limit == 0 {
+		c.Limit = DefaultTrafficLimit
+	}
+	labels := []string{"service_namespace", "service", "port", "protocol", familyLabel}
+	t := &traffic{TrafficConfig: c, families: map[tracker.Family]*familyTraffic{}}
+	add := func(known ruleset.CounterSet, name, help string, value func(ruleset.Counters) uint64) {
+		t.counters = append(t.counters, trafficCounter{known, prometheus.NewDesc("proxier_service_"+name+"_total", help, labels, nil), value})
+	}
+	add(ruleset.CountsConnections, "connections", "Connections that were sent to an endpoint of the Service port", func(c ruleset.Counters) uint64 { return c.Connections })
+	add(ruleset.CountsPackets, "packets", "Packets of the Service port's connections in both directions", func(c ruleset.Counters) uint64 { return c.Packets })
+	add(ruleset.CountsBytes, "bytes", "Bytes of the Service port's connections in both directions", func(c ruleset.Counters) uint64 { return c.Bytes })
+	add(ruleset.CountsRefused, "refused_packets", "First packets of connections that were refused because the Service port had no endpoints", func(c ruleset.Counters) uint64 { return c.Refused })
+	add(ruleset.CountsDropped, "dropped_packets", "First packets of connections that were dropped because of their source, or because the Service port had no endpoints on this node", func(c ruleset.Counters) uint64 { return c.Dropped })
+	t.endpoints = prometheus.NewDesc("proxier_service_endpoints", "Endpoints that new connections of the Service port can go to, if it has had traffic", labels, nil)
+	s.registry.MustRegister(t)
+}
+
+// Describe implements [prometheus.Collector].
+func (t *traffic) Describe(out chan<- *prometheus.Desc) {
+	for _, c := range t.counters {
+		out <- c.desc
+	}
+	out <- t.endpoints
+}
+
+// Collect implements [prometheus.Collector].
+func (t *traffic) Collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), trafficTimeout)
+	defer cancel()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	read, err := t.Read(ctx)
+	if err != nil {
+		return // an error here would take all other metrics along
+	}
+	export := func(c ruleset.Counters, labels ...string) {
+		for _, m := range t.counters {
+			if read.Known.Has(m.known) {
+				out <- prometheus.MustNewConstMetric(m.desc, prometheus.CounterValue, float64(m.value(c)), labels...)
+			}
+		}
+	}
+	for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		f := t.families[family]
+		if f == nil {
+			f = &familyTraffic{own: map[tracker.Key]bool{}, others: map[tracker.Key]ruleset.Counters{}}
+			t.families[family] = f
+		}
+		f.update(read.Services, family, t.Limit)
+		for k := range f.own {
+			labels := []string{k.Namespace, k.Name, k.Port, string(k.Protocol), family.String()}
+			export(read.Services[k], labels...)
+			out <- prometheus.MustNewConstMetric(t.endpoints, prometheus.GaugeValue, float64(t.Endpoints(k)), labels...)
+		}
+		if f.rest != (ruleset.Counters{}) {
+			export(f.rest, "", otherServices, "", "", family.String())
+		}
+	}
+}
+
+// update takes note of what was read.
+func (f *familyTraffic) update(services map[tracker.Key]ruleset.Counters, family tracker.Family, limit int) {
+	gone := func(k tracker.Key) bool { _, ok := services[k]; return !ok }
+	maps.DeleteFunc(f.own, func(k tracker.Key, _ bool) bool { return gone(k) })
+	maps.DeleteFunc(f.others, func(k tracker.Key, _ ruleset.Counters) bool { return gone(k) })
+	var fresh []tracker.Key
+	for k, now := range services {
+		if k.Family != family || f.own[k] {
+			continue
+		}
+		if last, ok := f.others[k]; ok {
+			f.addRest(k, last, now)
+		} else {
+			fresh = append(fresh, k)
+		}
+	}
+	slices.SortFunc(fresh, func(a, b tracker.Key) int {
+		if more, less := services[a].Connections, services[b].Connections; more != less {
+			if more > less {
+				return -1
+			}
+			return 1
+		}
+		return a.Compare(b)
+	})
+	for _, k := range fresh {
+		if len(f.own) < limit {
+			f.own[k] = true
+		} else {
+			f.addRest(k, ruleset.Counters{}, services[k])
+		}
+	}
+}
+
+// addRest adds to the sum what one of the others counted since last.
+func (f *familyTraffic) addRest(k tracker.Key, last, now ruleset.Counters) {
+	since := func(last, now uint64) uint64 {
+		if now < last {
+			return now // it was set back
+		}
+		return now - last
+	}
+	f.rest.Add(ruleset.Counters{
+		Connections: since(last.Connections, now.Connections), Packets: since(last.Packets, now.Packets),
+		Bytes: since(last.Bytes, now.Bytes), Refused: since(last.Refused, now.Refused), Dropped: since(last.Dropped, now.Dropped),
+	})
+	f.others[k] = now
+}

@@ -1,0 +1,79 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestTraffic reads counters that grow, with more Service ports than may have series.
+func TestTraffic(t *testing.T) {
+	key := func(name string) tracker.Key {
+		return tracker.Key{ServicePortName: tracker.ServicePortName{
+			NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Port: "p", Protocol: v1.ProtocolTCP,
+		}, Family: tracker.IPv4}
+	}
+	services := map[tracker.Key]ruleset.Counters{}
+	var failure error
+	s := newSet("nftables")
+	s.WatchTraffic(TrafficConfig{
+		Limit: 2,
+		Read: func(context.Context) (*ruleset.Traffic, error) {
+			return &ruleset.Traffic{Known: ruleset.CountsConnections | ruleset.CountsRefused, Services: services}, failure
+		},
+		Endpoints: func(k tracker.Key) int { return len(k.Name) },
+	})
+	const connections = "proxier_service_connections_total"
+	check := func(what string, want map[string]float64) {
+		t.Helper()
+		got := map[string]float64{}
+		if f := families(t, s)[connections]; f != nil {
+			for _, m := range f.GetMetric() {
+				for _, l := range m.GetLabel() {
+					if l.GetName() == "service" {
+						got[l.GetValue()] = m.GetCounter().GetValue()
+					}
+				}
+			}
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	check("nothing", nil)
+	for i, name := range []string{"a", "bb", "c", "d"} {
+		services[key(name)] = ruleset.Counters{Connections: uint64(10 + i), Refused: 1}
+	}
+	check("the first reading", map[string]float64{"d": 13, "c": 12, otherServices: 21})
+	services[key("a")] = ruleset.Counters{Connections: 1000}
+	services[key("c")] = ruleset.Counters{Connections: 20}
+	check("others have most", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
+	delete(services, key("a"))
+	check("one of the others is gone", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
+	services[key("bb")] = ruleset.Counters{Connections: 2}
+	check("another is set back", map[string]float64{"d": 13, "c": 20, otherServices: 1013})
+	delete(services, key("d"))
+	services[key("e")] = ruleset.Counters{Connections: 1}
+	check("there is room for a new one", map[string]float64{"e": 1, "c": 20, otherServices: 1013})
+
+	if n := value(t, s, "proxier_service_endpoints", "ip_family=IPv4,port=p,protocol=TCP,service=e,service_namespace=ns"); n != 1 {
+		t.Errorf("%v endpoints", n)
+	}
+	for _, name := range []string{"packets", "bytes", "dropped_packets"} {
+		if families(t, s)["proxier_service_"+name+"_total"] != nil {
+			t.Errorf("%s are not known and exported", name)
+		}
+	}
+	failure = errors.New("no kernel")
+	check("an error", nil)
+	if families(t, s)["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] == nil {
+		t.Error("an error takes other metrics along")
+	}
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestTrafficMetrics makes connections through agents of two modes, one after the other, and
+// compares their metrics with how many there were, also after a restart and without endpoints.
+func TestTrafficMetrics(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			needMode(t, mode)
+			s := newSite(t)
+			dir := t.TempDir()
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+			const at = "http://192.0.2.1:10249"
+			run := func() *process {
+				return start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
+					"--proxy-mode", mode, "--metrics-bind-address", "192.0.2.1:10249", "--service-traffic-metrics")
+			}
+			labels := `{ip_family="IPv4",port="http",protocol="TCP",service="web",service_namespace="default"} `
+			page := func(what string, want ...string) {
+				t.Helper()
+				eventually(t, what+": "+strings.Join(want, ", "), func() bool {
+					code, text, _ := get(t, s.client, at+"/metrics")
+					for _, w := range want {
+						if code != 200 || !strings.Contains(text, "\nproxier_service_"+w+"\n") {
+							return false
+						}
+					}
+					return true
+				})
+			}
+			connect := func(n int) {
+				t.Helper()
+				for range n {
+					c, err := s.client.Dial(t.Context(), "tcp", "", "10.96.0.10:80")
+					if err != nil {
+						t.Fatal(err)
+					}
+					_, _ = io.ReadAll(io.LimitReader(c, 1))
+					c.Close()
+				}
+			}
+			connections := func(n int) string { return fmt.Sprint("connections_total", labels, n) }
+			p := run()
+			p.synced(t, "services=1 endpoints=3 changed=1")
+			connect(5)
+			page("first connections", connections(5), "endpoints"+labels+"3")
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+			p.synced(t, "services=1 endpoints=2 changed=1")
+			connect(2)
+			page("after a change of endpoints", connections(7), "endpoints"+labels+"2")
+			if err := p.Process.Signal(os.Interrupt); err != nil {
+				t.Fatal(err)
+			}
+			p.exit(t)
+			p = run()
+			p.synced(t, "services=1 endpoints=2 changed=1")
+			connect(1)
+			page("after a restart", connections(8))
+			put(t, dir, "web.yaml", webService)
+			p.synced(t, "services=1 endpoints=0 changed=1")
+			if mode != "nftables" {
+				page("without endpoints", connections(8))
+				return
+			}
+			if _, err := s.client.Dial(t.Context(), "tcp", "", "10.96.0.10:80"); err == nil {
+				t.Error("a Service without endpoints is served")
+			}
+			page("without endpoints", connections(8), "refused_packets_total"+labels+"1", "endpoints"+labels+"0")
+		})
+	}
+}

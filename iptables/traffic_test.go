@@ -1,0 +1,127 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestEveryConnectionIsCounted makes connections while endpoints change and other processes
+// take over, and compares how many there were with the counters.
+func TestEveryConnectionIsCounted(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		config := testConfig(t, flavour)
+		config.CountTraffic, config.Families = true, []tracker.Family{tracker.IPv4}
+		var b *Backend
+		open := func(tb testing.TB, env conformance.Env) ruleset.Backend {
+			config.NetNS = env.NetNS
+			var err error
+			if b, err = New(context.Background(), config); err != nil {
+				tb.Fatal(err)
+			}
+			tb.Cleanup(func() { b.Close() })
+			return b
+		}
+		w := conformance.NewWorld(t, conformance.Options{Families: config.Families, New: open})
+		if _, err := Traffic(t.Context(), config); !errors.Is(err, ruleset.ErrNoRules) {
+			t.Errorf("without rules: %v, want ErrNoRules", err)
+		}
+		rng := rand.New(rand.NewPCG(3, 3))
+		hand := func(n int) {
+			es := slice(50, tracker.IPv4)
+			for _, i := range rng.Perm(len(w.Pods()))[:n] {
+				p := w.Pods()[i]
+				port := int32(p.Ports()[0])
+				es.Ports[0].Port = &port
+				es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{p.Addr(tracker.IPv4).String()}, NodeName: &p.Node})
+			}
+			w.Tracker.SetSlice(es)
+		}
+		w.Tracker.SetService(svc(50, nodePort(30050)))
+		hand(len(w.Pods()))
+		w.Sync()
+		targets := []conformance.Target{
+			{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
+			{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
+		}
+		connections := func() int {
+			t.Helper()
+			got, err := b.Traffic(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			read, err := Traffic(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum := func(t *ruleset.Traffic) (n int) {
+				for k, c := range t.Services {
+					if k.Name == svc(50).Name && k.Protocol == v1.ProtocolTCP && k.Family == tracker.IPv4 {
+						n += int(c.Connections)
+					}
+				}
+				return n
+			}
+			if fmt.Sprint(got.Services) != fmt.Sprint(read.Services) && len(b.families[0].kept) == 0 {
+				t.Errorf("the backend has %v, without it %v is read", got.Services, read.Services)
+			}
+			return sum(got)
+		}
+		during := func(what string, rounds, lost int, f func(i int)) {
+			t.Helper()
+			before := connections()
+			c := w.Churn(targets, func() {
+				for i := range rounds {
+					f(i)
+				}
+			})
+			if len(c.Failures) != 0 {
+				t.Fatalf("%s: %v", what, c.Failures[0])
+			}
+			missing := before + c.Opened - connections()
+			t.Logf("%s: %d connections, %d of them not counted", what, c.Opened, missing)
+			if missing < 0 || missing > rounds*lost {
+				t.Errorf("%s: %d of %d connections were not counted, at most %d may be", what, missing, c.Opened, rounds*lost)
+			}
+		}
+		during("no change", 1, 0, func(int) {})
+		during("other Services", 5, 0, func(i int) {
+			w.Tracker.SetService(svc(500+i, nodePort(31000+int32(i))))
+			w.Sync()
+		})
+		during("endpoint changes", 10, 1000, func(int) {
+			hand(1 + rng.IntN(len(w.Pods())))
+			w.Sync()
+		})
+		during("restarts", 3, 0, func(int) {
+			w.Cursor.Detach()
+			if err := w.Do(func() error { open(t, w.Env); return nil }); err != nil {
+				t.Fatal(err)
+			}
+			w.Cursor = w.Engine.Attach("another", b)
+			w.Sync()
+		})
+		// Without a client, nothing may be lost.
+		before := connections()
+		for i := range 6 {
+			hand(i % 3)
+			w.Sync()
+			if now := connections(); now != before {
+				t.Errorf("with %d endpoints: %d connections, were %d", i%3, now, before)
+			}
+		}
+	})
+}

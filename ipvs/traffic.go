@@ -1,0 +1,175 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	moby "github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// counted are the counters that IPVS has.
+const counted = ruleset.CountsConnections | ruleset.CountsPackets | ruleset.CountsBytes
+
+// Traffic reads the kernel's statistics of the virtual servers. Known is connections,
+// packets and bytes: what is refused or dropped is not counted by Service. A virtual server
+// keeps its statistics while its Service and endpoints change, and when another process takes
+// over. IPVS reports connections, and packets in each direction, in 32 bits, and begins again
+// at 0 beyond that.
+//
+// Service ports are known from the first full delta on. Until then the counters are those of
+// [Traffic]. The error is ctx's, [os.ErrClosed], or that of reading the kernel.
+func (b *Backend) Traffic(ctx context.Context) (out *ruleset.Traffic, err error) {
+	err = b.do(ctx, func() error {
+		if b.states == nil {
+			out, err = b.unnamedTraffic(ctx)
+			return err
+		}
+		out = &ruleset.Traffic{Known: counted, Services: map[tracker.Key]ruleset.Counters{}}
+		for _, s := range b.states {
+			stats, err := b.kernel.statistics(s.family)
+			if err != nil {
+				return fmt.Errorf("ipvs: read traffic: %w", err)
+			}
+			for k, c := range stats {
+				if v := s.virtuals[k]; v != nil && v.owner != (tracker.Key{}) {
+					total := out.Services[v.owner]
+					total.Add(c)
+					out.Services[v.owner] = total
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Traffic reads the kernel's statistics of the virtual servers, as [Backend.Traffic] does,
+// without a [Backend]. IPVS does not store names of Services, so the counters are in
+// [ruleset.Traffic] Unnamed, by destination. Internal traffic with a virtual server of its own
+// counts for one of the Service's destinations. Virtual servers of other programs are included,
+// except those in ExcludeCIDRs.
+//
+// The error wraps [ruleset.ErrNoRules] if the dummy device is missing.
+func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	b := newBackend(c)
+	defer b.close()
+	if err := b.openOthers(); err != nil {
+		return nil, err
+	}
+	// Without the device, openIPVS would load the module for nothing.
+	_, err = b.device.link()
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+		return nil, fmt.Errorf("ipvs: read traffic: %w", ruleset.ErrNoRules)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ipvs: read traffic: device %s: %w", c.Device, err)
+	}
+	if err := b.openIPVS(); err != nil {
+		return nil, err
+	}
+	return b.unnamedTraffic(ctx)
+}
+
+// unnamedTraffic returns the counters of all virtual servers by destination.
+func (b *Backend) unnamedTraffic(ctx context.Context) (*ruleset.Traffic, error) {
+	out := &ruleset.Traffic{Known: counted, Unnamed: map[ruleset.Destination]ruleset.Counters{}}
+	for _, f := range b.config.Families {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		stats, err := b.kernel.statistics(f)
+		var marks map[uint32]ruleset.Destination
+		if err == nil {
+			marks, err = b.markedDestinations(f)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("ipvs: read traffic: %w", err)
+		}
+		for k, c := range stats {
+			to, known := ruleset.Destination{Addr: k.at, Protocol: protocolOf(k.proto)}, true
+			if k.mark != 0 {
+				to, known = marks[k.mark]
+			}
+			if !known || b.config.excluded(to.Addr.Addr()) {
+				continue
+			}
+			total := out.Unnamed[to]
+			total.Add(c)
+			out.Unnamed[to] = total
+		}
+	}
+	return out, nil
+}
+
+// markedDestinations returns the first destination whose internal traffic gets each mark.
+func (b *Backend) markedDestinations(f tracker.Family) (map[uint32]ruleset.Destination, error) {
+	out := map[uint32]ruleset.Destination{}
+	err := b.sets.list(setShortCircuit, f, func(e entry, mark uint32) {
+		to := ruleset.Destination{Addr: netip.AddrPortFrom(e.addr, e.port), Protocol: protocolOf(e.proto)}
+		if first, ok := out[mark]; !ok || to.Addr.Compare(first.Addr) < 0 {
+			out[mark] = to
+		}
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = nil // kube-proxy has no such set
+	}
+	return out, err
+}
+
+// protocolOf returns the protocol with a number, "" for one that Services cannot have.
+func protocolOf(number uint8) v1.Protocol {
+	for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP} {
+		if inet.Protocol(p) == number {
+			return p
+		}
+	}
+	return ""
+}
+
+// statistics returns the counters of each virtual server. A list may lack some if others are
+// added or deleted at the same time (see virtuals), so it reads two and takes the larger
+// counters.
+func (k *kernel) statistics(f tracker.Family) (map[virtualKey]ruleset.Counters, error) {
+	out := map[virtualKey]ruleset.Counters{}
+	for range 2 {
+		var list []*moby.Service
+		err := k.use(func(h *moby.Handle) (err error) {
+			list, err = h.GetServices()
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list virtual servers: %w", err)
+		}
+		for _, s := range list {
+			if key, ok := keyOf(s); ok && key.family == f {
+				c := ruleset.Counters{
+					Connections: uint64(s.Stats.Connections),
+					Packets:     uint64(s.Stats.PacketsIn) + uint64(s.Stats.PacketsOut),
+					Bytes:       s.Stats.BytesIn + s.Stats.BytesOut,
+				}
+				if c.Packets >= out[key].Packets {
+					out[key] = c
+				}
+			}
+		}
+	}
+	return out, nil
+}

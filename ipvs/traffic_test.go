@@ -1,0 +1,68 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// testTraffic compares the counters with the connections that were made, throughout changes of
+// endpoints and a restart.
+func testTraffic(t *testing.T) {
+	h := newHost(t)
+	c := Config{Families: []tracker.Family{tracker.IPv4}}
+	r := newRig(t, h, c)
+	c.NetNS = h.File()
+	if _, err := Traffic(t.Context(), c); !errors.Is(err, ruleset.ErrNoRules) {
+		t.Errorf("before the first delta: %v, want ErrNoRules", err)
+	}
+	for _, a := range []string{"10.244.1.1/32", "10.244.1.2/32"} {
+		if err := h.AddAddr("eth0", netip.MustParsePrefix(a)); err != nil {
+			t.Fatal(err)
+		}
+		h.ServeTCP(t, strings.TrimSuffix(a, "/32")+":8080", func(c net.Conn) { fmt.Fprintln(c, "hello") })
+	}
+	key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: svcName(1), Port: "http", Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
+	at := ruleset.Destination{Addr: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: v1.ProtocolTCP}
+	made := uint64(0)
+	for i, step := range []func(){
+		func() { r.set(svc(1), 1, 1) },
+		func() { r.set(svc(1), 1, 1, 2) },
+		func() { r.set(svc(1, sticky), 1, 2) },
+		r.restart,
+		func() { r.cursor.Resync() },
+	} {
+		step()
+		r.sync()
+		for range 5 {
+			conn, err := h.Dial(t.Context(), "tcp", "192.0.2.1:0", "10.96.0.1:80")
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.Close()
+			made++
+		}
+		got, err := r.backend.Traffic(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := got.Services[key]
+		if got.Known != counted || n.Connections != made || n.Packets < 3*made || n.Bytes < 40*n.Packets || len(got.Services) != 1 {
+			t.Errorf("step %d: %+v after %d connections", i, got, made)
+		}
+		read, err := Traffic(t.Context(), c)
+		if err != nil || read.Unnamed[at].Connections != made || len(read.Unnamed) != 1 || len(read.Services) != 0 {
+			t.Errorf("step %d: without the backend %+v, error %v", i, read, err)
+		}
+	}
+}

@@ -1,0 +1,400 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// trafficSets are the sets in which rules count. Their elements are keyed by the address,
+// protocol and port that a client connects to. Rules add an element for the first packet, so
+// a frontend that is not used takes no memory, and no change of a Service writes any.
+var trafficSets = [...]set{setConnections, setRefused, setDropped}
+
+// nodePortAddresses is for how many of the node's addresses the sets have room, for each
+// NodePort.
+const nodePortAddresses = 16
+
+// maxReleased is for how many frontends that lost their Service the table remembers which one
+// it was.
+const maxReleased = 4096
+
+// Traffic reads the counters in the backend's tables. Known is connections, refused and
+// dropped packets: rules see the first packet of a connection only.
+//
+// The tables have room for twice as many counters as the Services have addresses and 16 for each
+// NodePort, at least 4,096 in each family. A connection to another destination is forwarded and
+// not counted. So is one for which the kernel lacks memory, or whose endpoint is replaced at
+// the instant of its first packet.
+//
+// Counters stay in place when the contents of the tables are replaced, also by another process.
+// If the tables themselves must be replaced (see "Requirements" in the package documentation),
+// or have too little room, the counters are copied, and the connections of the milliseconds
+// between reading and the end of the transaction that follows are not counted. A frontend that
+// passes to another Service in a full delta takes its counters along; otherwise they begin again.
+//
+// Traffic deletes the counters of destinations that are no Service's any more. The error is
+// ctx's, [os.ErrClosed], or that of reading the tables.
+func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.conn.Closed() {
+		return nil, errClosed
+	}
+	if b.tables == nil {
+		return readTraffic(ctx, b.conn, b.config)
+	}
+	out := newTraffic()
+	for _, t := range b.tables {
+		counted, err := readCounters(b.conn, b.name, t.family)
+		if err != nil {
+			return nil, fmt.Errorf("nftables: read traffic: %w", err)
+		}
+		owners := t.owners()
+		b.prune(t, counted, func(k counterKey) bool { _, ok := owners.of(k.at); return !ok })
+		counted.sum(owners, out.Services)
+	}
+	return out, nil
+}
+
+// Traffic reads the counters in the tables of a [Backend] with the same configuration, in this
+// process or another, as [Backend.Traffic] does. It changes nothing. Names of Service ports
+// that are longer than 127 bytes are cut to that length. The error wraps [ruleset.ErrNoRules]
+// if there is no table. Known is empty if the table is of a version without counters.
+func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := nlbatch.Dial(c.NetNS)
+	if err != nil {
+		return nil, unsupportedSocket(err)
+	}
+	defer conn.Close()
+	return readTraffic(ctx, conn, c)
+}
+
+func newTraffic() *ruleset.Traffic {
+	return &ruleset.Traffic{
+		Known:    ruleset.CountsConnections | ruleset.CountsRefused | ruleset.CountsDropped,
+		Services: map[tracker.Key]ruleset.Counters{},
+	}
+}
+
+// readTraffic reads the counters and the names of Service ports from the kernel.
+func readTraffic(ctx context.Context, conn *nlbatch.Conn, c Config) (*ruleset.Traffic, error) {
+	out, any := newTraffic(), false
+	for _, f := range c.Families {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		table, err := tableInUse(conn, c.Table, f)
+		if err == nil && table == "" {
+			continue
+		}
+		any = true
+		var counted counters
+		if err == nil {
+			counted, err = readCounters(conn, table, f)
+		}
+		if errors.Is(err, unix.ENOENT) {
+			return &ruleset.Traffic{}, nil
+		}
+		var owners owners
+		if err == nil && len(counted) != 0 {
+			owners, err = readOwners(conn, table, f)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("nftables: read traffic: %w", err)
+		}
+		counted.sum(owners, out.Services)
+	}
+	if !any {
+		return nil, fmt.Errorf("nftables: read traffic: %w", ruleset.ErrNoRules)
+	}
+	return out, nil
+}
+
+// tableInUse returns the name of the table that packets meet: the configured name, that of
+// the staging table, or "" for none.
+func tableInUse(conn *nlbatch.Conn, name string, f tracker.Family) (string, error) {
+	for _, name := range []string{name, stagingOf(name)} {
+		head, err := readTable(conn, name, f)
+		if err != nil {
+			return "", err
+		}
+		if !head.exists {
+			continue
+		}
+		request := nfnl.AppendString(nil, unix.NFTA_CHAIN_TABLE, name)
+		request = nfnl.AppendString(request, unix.NFTA_CHAIN_NAME, chainNATPrerouting)
+		err = conn.Get(unix.NFT_MSG_GETCHAIN, inet.AF(f), false, request, func([]byte) error { return nil })
+		if !errors.Is(err, unix.ENOENT) {
+			return name, err
+		}
+	}
+	return "", nil
+}
+
+// counterKey identifies a counter: its set, and the destination in the kernel's encoding.
+type counterKey struct {
+	set set
+	at  string
+}
+
+// counter is what the kernel has counted.
+type counter struct{ packets, bytes uint64 }
+
+// counters are the counters of one table.
+type counters map[counterKey]counter
+
+// readCounters reads a table's counters.
+func readCounters(conn *nlbatch.Conn, table string, f tracker.Family) (counters, error) {
+	out := counters{}
+	for _, s := range trafficSets {
+		err := again(func() error {
+			return readElements(conn, table, f, s.name(), func(e kernelElement) {
+				out[counterKey{s, string(e.key)}] = parseCounter(e.expr)
+			})
+		})
+		if err = ignoreInterrupted(err); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// parseCounter reads the attributes of a counter expression.
+func parseCounter(attrs []byte) (c counter) {
+	for typ, data := range nfnl.Attributes(attrs) {
+		if typ != unix.NFTA_EXPR_DATA {
+			continue
+		}
+		for typ, v := range nfnl.Attributes(data) {
+			switch typ {
+			case unix.NFTA_COUNTER_PACKETS:
+				c.packets = nfnl.Uint64(v)
+			case unix.NFTA_COUNTER_BYTES:
+				c.bytes = nfnl.Uint64(v)
+			}
+		}
+	}
+	return c
+}
+
+// sum adds the counters to those of the Service ports that own their destinations.
+func (c counters) sum(o owners, to map[tracker.Key]ruleset.Counters) {
+	for k, n := range c {
+		owner, ok := o.of(k.at)
+		if !ok {
+			continue
+		}
+		total := to[owner]
+		switch k.set {
+		case setConnections:
+			total.Connections += n.packets
+		case setRefused:
+			total.Refused += n.packets
+		case setDropped:
+			total.Dropped += n.packets
+		}
+		to[owner] = total
+	}
+}
+
+// owners are the Service ports by frontend. The keys are those of service-ips and
+// service-nodeports.
+type owners map[string]tracker.Key
+
+// portOffset is the length of a protocol and a port, the end of each key.
+const portOffset = 8
+
+// of returns the Service port that gets packets for a destination.
+func (o owners) of(at string) (tracker.Key, bool) {
+	k, ok := o[at]
+	if !ok {
+		k, ok = o[at[max(0, len(at)-portOffset):]]
+	}
+	return k, ok
+}
+
+// owners returns the Service ports that the table has.
+func (t *table) owners() owners {
+	out := owners{}
+	for _, s := range t.services {
+		if s != nil {
+			maps.Insert(out, ownersOf(s.rule))
+		}
+	}
+	return out
+}
+
+// ownersOf yields the keys of a Service's frontends, none if it is nil.
+func ownersOf(s *ruleset.Service) iter.Seq2[string, tracker.Key] {
+	return func(yield func(string, tracker.Key) bool) {
+		if s == nil {
+			return
+		}
+		for i := range s.Frontends {
+			f := &s.Frontends[i]
+			_, _, key := frontendKey(f.Kind == ruleset.NodePort, f.Addr, s.Key.Protocol, f.Port)
+			if !yield(string(key.bytes()), s.Key) {
+				return
+			}
+		}
+	}
+}
+
+// readOwners reads the Service ports from the kernel.
+func readOwners(conn *nlbatch.Conn, table string, f tracker.Family) (owners, error) {
+	out := owners{}
+	for _, s := range []set{setServiceIPs, setNodePorts} {
+		err := again(func() error {
+			return readElements(conn, table, f, s.name(), func(e kernelElement) {
+				if len(e.key) >= portOffset && e.comment != "" {
+					out[string(e.key)] = tracker.Key{ServicePortName: parseName(e.comment, e.key[len(e.key)-portOffset]), Family: f}
+				}
+			})
+		})
+		if err = ignoreInterrupted(err); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// parseName returns the Service port that a comment names.
+func parseName(comment string, protocol byte) tracker.ServicePortName {
+	namespace, name, _ := strings.Cut(comment, "/")
+	name, port, _ := strings.Cut(name, ":")
+	out := tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, Port: port}
+	for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP} {
+		if inet.Protocol(p) == protocol {
+			out.Protocol = p
+		}
+	}
+	return out
+}
+
+// prune deletes the counters for which stale returns true from c and from the kernel. If that
+// fails they stay for the next time.
+func (b *Backend) prune(t *table, c counters, stale func(counterKey) bool) {
+	w := newWriter(b.name)
+	for k := range c {
+		if stale(k) {
+			w.removes(t.family, k.set).Add([]byte(k.at), nil, "")
+			delete(c, k)
+		}
+	}
+	batch, err := w.finish()
+	if err == nil {
+		err = b.conn.Commit(batch)
+	}
+	if err != nil {
+		b.config.Log.Info("nftables: counters of earlier Services stay", slog.Any("error", err))
+	}
+	t.released = released{}
+}
+
+// released remembers the Service ports that frontends had since the last time that counters
+// were pruned. Keys are those of service-ips and service-nodeports.
+type released struct {
+	had map[string]tracker.Key
+	// got are the Service ports that frontends have since the last commit.
+	got map[string]tracker.Key
+	// passed are the frontends that passed from one Service port to another.
+	passed map[string]bool
+}
+
+// note records which frontends a Service loses or gets.
+func (r *released) note(old, now *ruleset.Service) {
+	if old != nil && now != nil && slices.EqualFunc(old.Frontends, now.Frontends, func(a, b ruleset.Frontend) bool {
+		return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port
+	}) {
+		return
+	}
+	if r.passed == nil {
+		r.had, r.got, r.passed = map[string]tracker.Key{}, map[string]tracker.Key{}, map[string]bool{}
+	}
+	// A Service that takes a frontend over may come before or behind the one that loses it.
+	for at, k := range ownersOf(old) {
+		if other, ok := r.got[at]; ok && other != k {
+			r.passed[at] = true
+		} else {
+			r.had[at] = k
+		}
+	}
+	for at, k := range ownersOf(now) {
+		if other, ok := r.had[at]; ok && other != k {
+			r.passed[at] = true
+		}
+		delete(r.had, at)
+		r.got[at] = k
+	}
+}
+
+// pruneReleased deletes the counters of frontends that passed from one Service port to another,
+// and those of frontends that are gone if they are many.
+func (b *Backend) pruneReleased(t *table) {
+	clear(t.released.got)
+	if len(t.released.passed) == 0 && len(t.released.had) <= maxReleased {
+		return
+	}
+	c, err := readCounters(b.conn, b.name, t.family)
+	if err != nil {
+		return // the tables were altered, which Check notices
+	}
+	owners, passed := t.owners(), t.released.passed
+	b.prune(t, c, func(k counterKey) bool {
+		_, ok := owners.of(k.at)
+		if _, own := owners[k.at]; !own && passed[k.at[len(k.at)-portOffset:]] {
+			return true
+		}
+		return !ok || passed[k.at]
+	})
+}
+
+// copyCounters calls add with the counters of an earlier table, for each set that was not kept.
+func (b *Backend) copyCounters(t *table, old *kernelTables, add func(set, *nlbatch.Elements) error) error {
+	for _, s := range trafficSets {
+		if t.kept[s] || !old.families[t.family].has(s, t.family) {
+			continue
+		}
+		list := &nlbatch.Elements{}
+		err := again(func() error {
+			list.Reset()
+			return b.elements(old.name, t.family, s, func(e kernelElement) {
+				if c := parseCounter(e.expr); list.Count() < t.size[s] {
+					list.AddCounter(e.key, c.packets, c.bytes)
+				}
+			})
+		})
+		if err = ignoreInterrupted(err); err == nil {
+			err = add(s, list)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

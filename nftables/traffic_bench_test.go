@@ -1,0 +1,64 @@
+//go:build linux
+
+package nftables
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"runtime"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// BenchmarkTraffic reads the counters of 10,000 Services that all have had connections, with
+// the names in the backend's model and with those in the kernel. It reports what a counter
+// takes in the kernel, on this machine's number of CPUs.
+func BenchmarkTraffic(b *testing.B) {
+	const services = 10000
+	h := netlab.NewHost(b)
+	p := newPipeline(b, h.File())
+	defer p.backend.Close()
+	p.take(newWorld(worldSize{services, 1}))
+	p.sync(b)
+	before := kernelMemory()
+	w := newWriter(DefaultTable)
+	for i := range services {
+		var a [4]byte
+		binary.BigEndian.PutUint32(a[:], 10<<24|96<<16+uint32(i))
+		key := octets{}.addr(netip.AddrFrom4(a)).proto(v1.ProtocolTCP).port(80)
+		w.adds(tracker.IPv4, setConnections).AddCounter(key.bytes(), 1, 1)
+	}
+	batch, err := w.finish()
+	if err == nil {
+		err = p.backend.conn.Commit(batch)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	per := (kernelMemory() - before) / services
+	for name, read := range map[string]func() (int, error){
+		"backend": func() (int, error) {
+			t, err := p.backend.Traffic(b.Context())
+			return len(t.Services), err
+		},
+		"kernel": func() (int, error) {
+			t, err := Traffic(b.Context(), p.backend.config)
+			return len(t.Services), err
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if n, err := read(); n != services || err != nil {
+					b.Fatal(n, err)
+				}
+			}
+			b.ReportMetric(per, "kernel-B/counter")
+			b.ReportMetric(float64(runtime.NumCPU()), "CPUs")
+		})
+	}
+}

@@ -1,0 +1,234 @@
+//go:build linux
+
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// total returns the sum of all counters.
+func total(t *ruleset.Traffic) (sum ruleset.Counters) {
+	for _, c := range t.Services {
+		sum.Add(c)
+	}
+	return sum
+}
+
+// traffic reads the counters by the backend and by the function Traffic, which must agree.
+func traffic(tb testing.TB, b *Backend) *ruleset.Traffic {
+	tb.Helper()
+	got, err := b.Traffic(tb.Context())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	read, err := Traffic(tb.Context(), b.config)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if fmt.Sprint(got) != fmt.Sprint(read) {
+		tb.Errorf("the backend has %v, without it %v is read", got, read)
+	}
+	return got
+}
+
+// TestEveryConnectionIsCounted makes connections while Services change, tables are replaced
+// and other processes take over, and compares how many there were with the counters.
+func TestEveryConnectionIsCounted(t *testing.T) {
+	var b *Backend
+	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		b = newForWorld(tb, env).(*Backend)
+		return b
+	}})
+	s, rng := busyIn(w), rand.New(rand.NewPCG(1, 3))
+	w.Tracker.SetService(s.service())
+	s.hand(w.Tracker, rng)
+	w.Sync()
+	// lost is how many connections may be missing after each of so many replacements.
+	during := func(what string, rounds, lost int, f func(i int)) {
+		t.Helper()
+		before := total(traffic(t, b)).Connections
+		c := w.Churn(s.targets(), func() {
+			for i := range rounds {
+				f(i)
+				w.Sync()
+			}
+		})
+		if len(c.Failures) != 0 {
+			t.Fatalf("%s: %v", what, c.Failures[0])
+		}
+		after := total(traffic(t, b)).Connections
+		missing := int(before) + c.Opened - int(after)
+		t.Logf("%s: %d connections, %d of them not counted", what, c.Opened, missing)
+		if missing < 0 || missing > rounds*lost {
+			t.Errorf("%s: %d of %d connections were not counted, at most %d may be", what, missing, c.Opened, rounds*lost)
+		}
+	}
+	during("endpoint changes", 300, 0, func(int) { s.hand(w.Tracker, rng) })
+	during("full resyncs", 20, 0, func(int) { w.Cursor.Resync() })
+	during("restarts", 20, 0, func(int) {
+		w.Cursor.Detach()
+		b.Close()
+		b = newForWorld(t, w.Env).(*Backend)
+		w.Cursor = w.Engine.Attach("nftables", b)
+	})
+	limit := b.conn.Limit()
+	b.conn.SetLimit(20 << 10) // the skeletons fit, and hardly more
+	during("staging tables", 20, 20, func(int) { w.Cursor.Resync() })
+	b.conn.SetLimit(limit)
+	during("sets with more room", 3, 200, func(i int) {
+		// The table in the kernel has room for half of them.
+		for n := range 3000 << i {
+			w.Tracker.SetService(benchService(n + 100))
+		}
+	})
+}
+
+// TestCountersFollowFrontends adds counters as packets would, and has Services come, go and
+// take frontends from each other.
+func TestCountersFollowFrontends(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, netlab.NewHost(t))
+	needNFT(t, r.host)
+	c := Config{NetNS: r.host.File()}
+	if _, err := Traffic(t.Context(), c); !errors.Is(err, ruleset.ErrNoRules) {
+		t.Errorf("without a table: %v, want ErrNoRules", err)
+	}
+	nodePort := func(port int32) func(*v1.Service) {
+		return func(s *v1.Service) { s.Spec.Type, s.Spec.Ports[0].NodePort = v1.ServiceTypeNodePort, port }
+	}
+	for i := range 3 {
+		r.tracker.SetService(svc(i, nodePort(30000+int32(i))))
+		r.tracker.SetSlice(epSlice(i, tracker.IPv4, 1, 2))
+	}
+	r.sync()
+	count := func(set, at string, packets int) {
+		r.nft(fmt.Sprintf("add element ip proxier %s { %s counter packets %d bytes 100 }", set, at, packets))
+	}
+	// wants compares the connections by Service and family.
+	wants := func(what string, want map[string]ruleset.Counters) {
+		t.Helper()
+		got := map[string]ruleset.Counters{}
+		for k, c := range traffic(t, r.backend).Services {
+			got[k.String()] = c
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	count("connections", "10.96.0.1 . tcp . 80", 1)
+	count("connections", "192.168.7.1 . tcp . 30000", 2)
+	count("connections", "192.168.7.2 . tcp . 30000", 4)
+	count("refused-packets", "10.96.0.2 . tcp . 80", 8)
+	count("dropped-packets", "192.168.7.1 . tcp . 30001", 16)
+	count("connections", "10.96.0.3 . tcp . 80", 32)
+	count("connections", "10.96.0.3 . udp . 80", 64) // no Service's
+	all := map[string]ruleset.Counters{
+		"ns/svc-0:p/TCP/IPv4": {Connections: 7}, "ns/svc-1:p/TCP/IPv4": {Refused: 8, Dropped: 16}, "ns/svc-2:p/TCP/IPv4": {Connections: 32},
+	}
+	wants("as counted", all)
+	if out := r.nft("list set ip proxier connections"); strings.Contains(out, "udp") {
+		t.Errorf("a counter of no Service stays: %s", out)
+	}
+
+	// Another number of endpoints gives the frontends other dispatch keys.
+	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1, 2, 3))
+	r.sync()
+	wants("with another endpoint", all)
+	for _, what := range []string{"a restart", "an older layout"} {
+		if what == "an older layout" {
+			makeOlder(t, r.host.Do, r.backend.name)
+		}
+		r.start()
+		r.sync()
+		r.verify()
+		wants("after "+what, all)
+	}
+	r.backend.conn.SetLimit(smallLimit / 2)
+	for range 2 { // to the other name and back
+		r.cursor.Resync()
+		r.sync()
+		r.verify()
+		wants("after a swap of tables", all)
+	}
+
+	// Service 3 takes the addresses of 0 in one delta, and those of 1 in two.
+	takeOver := svc(3, func(s *v1.Service) { s.Spec.ClusterIPs[0], s.Spec.ClusterIP = "10.96.0.1", "10.96.0.1" }, nodePort(30001))
+	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-1"})
+	r.sync()
+	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-0"})
+	r.tracker.SetService(takeOver)
+	r.sync()
+	wants("after frontends passed to another Service", map[string]ruleset.Counters{"ns/svc-2:p/TCP/IPv4": {Connections: 32}})
+	r.verify()
+
+	// A Service that is deleted and comes back before the counters are read keeps its own.
+	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-2"})
+	r.sync()
+	r.tracker.SetService(svc(2))
+	r.sync()
+	wants("after the same Service came back", map[string]ruleset.Counters{"ns/svc-2:p/TCP/IPv4": {Connections: 32}})
+}
+
+// TestFullSetsForwardAll fills the sets of counters. Connections, affinity and refusals must
+// not depend on them.
+func TestFullSetsForwardAll(t *testing.T) {
+	var b *Backend
+	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+		b = newForWorld(tb, env).(*Backend)
+		return b
+	}})
+	s, rng := busyIn(w), rand.New(rand.NewPCG(1, 3))
+	one := s.service()
+	sticky(1000)(one)
+	w.Tracker.SetService(one)
+	s.hand(w.Tracker, rng)
+	w.Sync()
+	for _, f := range b.config.Families {
+		from := netip.MustParseAddr("192.0.2.0")
+		if f == tracker.IPv6 {
+			from = netip.MustParseAddr("2001:db8::")
+		}
+		wr := newWriter(b.name)
+		for _, set := range trafficSets {
+			for i := range 4096 {
+				key := octets{}.addr(from).proto(v1.ProtocolTCP).port(uint16(i))
+				wr.adds(f, set).AddCounter(key.bytes(), 1, 1)
+			}
+		}
+		batch, err := wr.finish()
+		if err == nil {
+			err = b.conn.Commit(batch)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := w.Churn(s.targets(), func() {
+		for range 50 {
+			s.hand(w.Tracker, rng)
+			w.Sync()
+		}
+	})
+	if len(c.Failures) != 0 {
+		t.Errorf("%d of %d connections failed: %v", len(c.Failures), c.Opened, c.Failures[0])
+	}
+	if got := total(traffic(t, b)).Connections; got != 0 {
+		t.Errorf("%d connections were counted in sets without room", got)
+	}
+	if c = w.Churn(s.targets(), func() {}); int(total(traffic(t, b)).Connections) != c.Opened {
+		t.Errorf("%d connections were counted of %d after the sets had room again", total(traffic(t, b)).Connections, c.Opened)
+	}
+}

@@ -1,0 +1,95 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// tally counts what became of a world's connections, to be compared with what the backend
+// counted.
+type tally struct {
+	mu       sync.Mutex
+	services map[tracker.Key]ruleset.Counters
+}
+
+// note counts one connection with a verdict.
+func (t *tally) note(v ruleset.Verdict) {
+	if v.Service == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.services == nil {
+		t.services = map[tracker.Key]ruleset.Counters{}
+	}
+	c := t.services[v.Service.Key]
+	switch v.Action {
+	case ruleset.ActionForward:
+		c.Connections++
+	case ruleset.ActionReject:
+		c.Refused++
+	case ruleset.ActionDrop:
+		c.Dropped++
+	}
+	t.services[v.Service.Key] = c
+}
+
+// traffic reads the backend's counters. Known is empty if it has none.
+func (w *World) traffic() *ruleset.Traffic {
+	w.tb.Helper()
+	t := &ruleset.Traffic{}
+	r, ok := w.backend.(ruleset.TrafficReader)
+	if !ok {
+		return t
+	}
+	err := w.Do(func() (err error) {
+		t, err = r.Traffic(context.Background())
+		return err
+	})
+	if err != nil {
+		w.tb.Fatalf("read traffic: %v", err)
+	}
+	return t
+}
+
+// compare returns what the backend counted otherwise than t, between two readings. Packets
+// that are refused or dropped may be repeated.
+func (t *tally) compare(before, after *ruleset.Traffic) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	keys := map[tracker.Key]ruleset.Counters{}
+	maps.Copy(keys, t.services)
+	maps.Copy(keys, after.Services)
+	var errs []error
+	for k := range keys {
+		want, b, a := t.services[k], before.Services[k], after.Services[k]
+		wrong := func(what string, counted, want uint64) {
+			errs = append(errs, fmt.Errorf("%s: the backend counted %d %s, there were %d", k, counted, what, want))
+		}
+		if n := a.Connections - b.Connections; after.Known.Has(ruleset.CountsConnections) && n != want.Connections {
+			wrong("connections", n, want.Connections)
+		}
+		if n := a.Refused - b.Refused; after.Known.Has(ruleset.CountsRefused) && (n < want.Refused || n > 0 && want.Refused == 0) {
+			wrong("refused packets", n, want.Refused)
+		}
+		if n := a.Dropped - b.Dropped; after.Known.Has(ruleset.CountsDropped) && (n < want.Dropped || n > 0 && want.Dropped == 0) {
+			wrong("dropped packets", n, want.Dropped)
+		}
+		for _, c := range []struct {
+			known ruleset.CounterSet
+			what  string
+			n     uint64
+		}{{ruleset.CountsPackets, "packets", a.Packets - b.Packets}, {ruleset.CountsBytes, "bytes", a.Bytes - b.Bytes}} {
+			if after.Known.Has(c.known) && (c.n == 0) != (want.Connections == 0) {
+				wrong(c.what+" of connections", c.n, want.Connections)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
