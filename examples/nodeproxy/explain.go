@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -92,14 +93,42 @@ const peekTimeout = 30 * time.Second
 
 // peek returns the world as it is at this moment.
 func peek(ctx context.Context, cfg *config.Config, log *slog.Logger) (*world, error) {
-	ctx, cancel := context.WithTimeout(ctx, peekTimeout)
-	defer cancel()
+	live, err := watchWorld(ctx, cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	live.close()
+	return live.world, nil
+}
+
+// liveWorld is a world that follows its source until it is closed.
+type liveWorld struct {
+	*world
+	// changed has a value when the world has changed since the last one was taken.
+	changed <-chan struct{}
+	close   func()
+}
+
+// watchWorld returns the world when it is complete.
+func watchWorld(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *liveWorld, err error) {
+	wait, cancelWait := context.WithTimeout(ctx, peekTimeout)
+	defer cancelWait()
 	src, _, err := newSource(cfg, log)
 	if err != nil {
 		return nil, err
 	}
-	defer src.close()
-	node, err := src.node(ctx, cfg.Effective.DetectLocalMode == config.NodeCIDR)
+	stop := []func(){src.close}
+	closeAll := sync.OnceFunc(func() {
+		for _, f := range slices.Backward(stop) {
+			f()
+		}
+	})
+	defer func() {
+		if err != nil {
+			closeAll()
+		}
+	}()
+	node, err := src.node(wait, cfg.Effective.DetectLocalMode == config.NodeCIDR)
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +136,7 @@ func peek(ctx context.Context, cfg *config.Config, log *slog.Logger) (*world, er
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	defer nl.Close()
+	stop = append(stop, nl.Close)
 	w, err := newWorld(cfg, nil, node, worldHooks{
 		own:    func() ([]netip.Addr, error) { return ownAddresses(nl) },
 		failed: func(error) {},
@@ -115,27 +144,28 @@ func peek(ctx context.Context, cfg *config.Config, log *slog.Logger) (*world, er
 	if err != nil {
 		return nil, err
 	}
-	synced := make(chan struct{}, 1)
+	changed := make(chan struct{}, 1)
 	w.tracker.Notify(func() {
 		select {
-		case synced <- struct{}{}:
+		case changed <- struct{}{}:
 		default:
 		}
 	})
+	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- src.follow(ctx, w) }()
-	defer func() {
+	stop = append(stop, func() {
 		cancel()
 		<-done
-	}()
+	})
 	for !w.tracker.Synced() {
 		select {
-		case <-synced:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("the objects could not be listed: %w", ctx.Err())
+		case <-changed:
+		case <-wait.Done():
+			return nil, fmt.Errorf("the objects could not be listed: %w", wait.Err())
 		}
 	}
-	return w, nil
+	return &liveWorld{world: w, changed: changed, close: closeAll}, nil
 }
 
 // parseSource reads "ADDR" or "ADDR:PORT".

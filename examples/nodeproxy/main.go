@@ -8,6 +8,8 @@
 //	nodeproxy explain [flags] 10.0.0.10:80
 //	                                  tell what must happen to a packet, why, and
 //	                                  whether the kernel agrees
+//	nodeproxy trace [flags] 10.0.0.10:80
+//	                                  follow real connections through the kernel
 //	nodeproxy demo                    show it all at work; needs no privileges
 //	nodeproxy demo --socket-lb        the same with --socket-lb of run; needs root
 //
@@ -114,6 +116,8 @@ const usage = `Usage:
   nodeproxy run --cleanup                     remove all rules and exit
   nodeproxy explain [flags] ADDR:PORT[/PROTOCOL]
                                               tell what happens to a packet
+  nodeproxy trace [flags] ADDR:PORT[/PROTOCOL]
+                                              follow real connections
   nodeproxy demo                              a tour with real packets, without root
   nodeproxy version                           tell which version it is
 
@@ -165,6 +169,8 @@ func (p *program) dispatch(ctx context.Context, args []string) int {
 		err = p.run(ctx, rest)
 	case "explain":
 		err = p.explain(ctx, rest)
+	case "trace":
+		err = p.trace(ctx, rest)
 	case "demo":
 		return demo(ctx, rest, p.out, p.diag)
 	case "help", "-h", "--help":

@@ -23,6 +23,9 @@ import (
 // programEnv makes the test binary behave as nodeproxy itself.
 const programEnv = "NODEPROXY_TEST_PROGRAM"
 
+// otherUserEnv has startWith start a process without rights in the host.
+const otherUserEnv = "NODEPROXY_TEST_OTHER_USER"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(programEnv) == "" {
 		netlab.Main(m)
@@ -65,6 +68,9 @@ func startWith(t *testing.T, h *netlab.Host, env []string, args ...string) *proc
 	p.Stderr = p
 	if slices.Contains(env, readOnlyEnv+"=1") {
 		p.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	}
+	if slices.Contains(env, otherUserEnv+"=1") {
+		p.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER}
 	}
 	out, err := p.StdoutPipe()
 	if err != nil {

@@ -1,0 +1,115 @@
+package follow
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
+)
+
+// Types of messages and attributes (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
+const (
+	groupNew = 1 // NFNLGRP_CONNTRACK_NEW
+	ctNew    = 0 // IPCTNL_MSG_CT_NEW
+
+	ctaTupleOrig  = 1
+	ctaTupleReply = 2
+
+	ctaTupleIP    = 1
+	ctaTupleProto = 2
+
+	ctaIPv4Src = 1
+	ctaIPv4Dst = 2
+	ctaIPv6Src = 3
+	ctaIPv6Dst = 4
+
+	ctaProtoNum = 1
+	ctaSrcPort  = 2
+	ctaDstPort  = 3
+)
+
+// events follows packets by the events of connection tracking.
+type events struct {
+	filter   Filter
+	messages *netlink.Conn
+	overrun  int
+}
+
+// Conntrack follows packets by the events of connection tracking. The packets have no
+// steps, their outcome is Sent, and In is Unknown. The errors are as those of [NFTrace].
+func Conntrack(f Filter) (Follower, error) {
+	c, err := listen(groupNew)
+	if err != nil {
+		return nil, err
+	}
+	return &events{filter: f, messages: c}, nil
+}
+
+func (e *events) Overrun() int { return e.overrun }
+
+func (e *events) Close() error { return e.messages.Close() }
+
+func (e *events) Follow(ctx context.Context, fn func(*Packet) (more bool)) error {
+	return receive(ctx, e.messages, &e.overrun, func(list []netlink.Message) bool {
+		for _, m := range list {
+			if m.Header.Type != unix.NFNL_SUBSYS_CTNETLINK<<8|ctNew || len(m.Data) < 4 {
+				continue
+			}
+			if p := e.filter.packet(m.Data[4:]); p != nil && !fn(p) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// tuple is one direction of a connection.
+type tuple struct {
+	protocol uint8
+	src, dst netip.AddrPort
+}
+
+// packet returns the packet that an event is about, nil if the filter does not match it.
+func (f Filter) packet(attrs []byte) *Packet {
+	var sent, reply tuple
+	for typ, data := range nfnl.Attributes(attrs) {
+		switch typ {
+		case ctaTupleOrig:
+			sent = parseTuple(data)
+		case ctaTupleReply:
+			reply = parseTuple(data)
+		}
+	}
+	from := f.From
+	if sent.protocol != f.Protocol || sent.dst != f.To ||
+		from.Addr().IsValid() && from.Addr() != sent.src.Addr() || from.Port() != 0 && from.Port() != sent.src.Port() {
+		return nil
+	}
+	return &Packet{From: sent.src, To: sent.dst, LastFrom: reply.dst, LastTo: reply.src, In: Unknown, Outcome: Sent}
+}
+
+func parseTuple(b []byte) (t tuple) {
+	var src, dst netip.Addr
+	var sport, dport uint16
+	for typ, data := range nfnl.Attributes(b) {
+		for inner, data := range nfnl.Attributes(data) {
+			switch {
+			case typ == ctaTupleIP && (inner == ctaIPv4Src || inner == ctaIPv6Src):
+				src, _ = netip.AddrFromSlice(data)
+			case typ == ctaTupleIP && (inner == ctaIPv4Dst || inner == ctaIPv6Dst):
+				dst, _ = netip.AddrFromSlice(data)
+			case typ == ctaTupleProto && inner == ctaProtoNum && len(data) == 1:
+				t.protocol = data[0]
+			case typ == ctaTupleProto && inner == ctaSrcPort:
+				sport = nfnl.Uint16(data)
+			case typ == ctaTupleProto && inner == ctaDstPort:
+				dport = nfnl.Uint16(data)
+			}
+		}
+	}
+	t.src, t.dst = netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, dport)
+	return t
+}

@@ -1,0 +1,94 @@
+package follow
+
+import (
+	"fmt"
+	"math"
+	"os"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// The chains of the table. Their names are those of their hooks.
+const (
+	chainPrerouting  = "prerouting"
+	chainOutput      = "output"
+	chainInput       = "input"
+	chainPostrouting = "postrouting"
+)
+
+// perSecond bounds how many packets a second are followed, so that a busy destination
+// does not slow down. Each packet has the kernel write some twenty messages.
+const perSecond = 100
+
+// tableName returns the name of this process's table.
+func tableName() string { return fmt.Sprintf("proxier-trace-%d", os.Getpid()) }
+
+// install adds the table to the kernel. It is removed when the connection is closed.
+func install(c *nftables.Conn, f Filter) error {
+	family := nftables.TableFamilyIPv4
+	if f.To.Addr().Is6() {
+		family = nftables.TableFamilyIPv6
+	}
+	table := c.AddTable(&nftables.Table{Name: tableName(), Family: family, Flags: nftables.TableFlagOwner})
+	chain := func(name string, hook uint32, priority int32) *nftables.Chain {
+		return c.AddChain(&nftables.Chain{
+			Table: table, Name: name, Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookRef(nftables.ChainHook(hook)), Priority: nftables.ChainPriorityRef(nftables.ChainPriority(priority)),
+		})
+	}
+	// The first two chains mark packets before any other chain sees them. The last two
+	// show the addresses that packets have at the end; connection tracking confirms
+	// connections at the very last priority.
+	for _, first := range []*nftables.Chain{
+		chain(chainPrerouting, unix.NF_INET_PRE_ROUTING, math.MinInt32),
+		chain(chainOutput, unix.NF_INET_LOCAL_OUT, math.MinInt32),
+	} {
+		c.AddRule(&nftables.Rule{Table: table, Chain: first, Exprs: f.exprs()})
+	}
+	chain(chainInput, unix.NF_INET_LOCAL_IN, math.MaxInt32-1)
+	chain(chainPostrouting, unix.NF_INET_POST_ROUTING, math.MaxInt32-1)
+	return c.Flush()
+}
+
+// exprs returns the rule that marks packets.
+func (f Filter) exprs() []expr.Any {
+	saddr, daddr := uint32(12), uint32(16) // offsets in the IPv4 header
+	if f.To.Addr().Is6() {
+		saddr, daddr = 8, 24
+	}
+	var out []expr.Any
+	match := func(base expr.PayloadBase, offset uint32, data []byte) {
+		out = append(out,
+			&expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: uint32(len(data))},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data})
+	}
+	port := func(p uint16) []byte { return []byte{byte(p >> 8), byte(p)} }
+	match(expr.PayloadBaseNetworkHeader, daddr, f.To.Addr().AsSlice())
+	if f.From.Addr().IsValid() {
+		match(expr.PayloadBaseNetworkHeader, saddr, f.From.Addr().AsSlice())
+	}
+	out = append(out,
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{f.Protocol}})
+	match(expr.PayloadBaseTransportHeader, 2, port(f.To.Port()))
+	if f.From.Port() != 0 {
+		match(expr.PayloadBaseTransportHeader, 0, port(f.From.Port()))
+	}
+	switch f.Protocol {
+	case unix.IPPROTO_TCP:
+		const offset, syn, ack = 13, 2, 16 // RFC 9293
+		out = append(out,
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{syn | ack}, Xor: []byte{0}},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{syn}})
+	case unix.IPPROTO_SCTP:
+		const offset, init = 12, 1 // the type of the first chunk, RFC 9260
+		match(expr.PayloadBaseTransportHeader, offset, []byte{init})
+	}
+	return append(out,
+		&expr.Limit{Type: expr.LimitTypePkts, Rate: perSecond, Unit: expr.LimitTimeSecond, Burst: perSecond},
+		&expr.Immediate{Register: 1, Data: []byte{1}},
+		&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: 1})
+}

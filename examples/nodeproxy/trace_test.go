@@ -1,0 +1,324 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
+)
+
+// needProgram skips the test where a program is missing.
+func needProgram(t *testing.T, name string) {
+	t.Helper()
+	_, err := exec.LookPath(name)
+	netlab.Need(t, err == nil, name)
+}
+
+// runTrace runs trace until it has seen as many connections, while connect makes them.
+func runTrace(t *testing.T, h *netlab.Host, connect func(), args ...string) (code int, out string) {
+	t.Helper()
+	p := start(t, h, append([]string{"trace", "--for", "20s"}, args...)...)
+	first := p.line(t)
+	if !strings.HasPrefix(first, "following connections to ") {
+		t.Fatalf("it begins with %q", first)
+	}
+	connect()
+	code, rest := p.exit(t)
+	return code, strings.Join(rest, "\n") + "\n" + p.log()
+}
+
+// contains checks that a text has all the parts.
+func contains(t *testing.T, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("no %q in:\n%s", part, text)
+		}
+	}
+}
+
+// refused connects to where it must be refused.
+func (s *site) refused(t *testing.T, to string) {
+	t.Helper()
+	c, err := dial(s.client, "tcp", "", to, testtime.Timeout)
+	if err == nil {
+		c.Close()
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("%s: error %v", to, err)
+	}
+}
+
+// unanswered connects to where nothing must answer.
+func (s *site) unanswered(t *testing.T, to string) {
+	t.Helper()
+	c, err := dial(s.client, "tcp", "", to, noAnswerTimeout)
+	if err == nil {
+		c.Close()
+	}
+	if !isTimeout(err) {
+		t.Errorf("%s: error %v", to, err)
+	}
+}
+
+const emptyService = `apiVersion: v1
+kind: Service
+metadata:
+  name: empty
+spec:
+  clusterIP: 10.96.0.40
+  ports:
+  - {name: http, port: 80}
+`
+
+// TestTraceAgrees follows real connections that go where they must, in each mode.
+func TestTraceAgrees(t *testing.T) {
+	for _, flavour := range []string{"nftables", "iptables-nft", "iptables-legacy"} {
+		t.Run(flavour, func(t *testing.T) {
+			t.Parallel()
+			mode, kind, _ := strings.Cut(flavour, "-")
+			var env []string
+			if mode == "iptables" {
+				needProgram(t, flavour)
+				env = []string{"PATH=" + flavourPath(t, kind)}
+			}
+			s := newSite(t)
+			if err := s.node.Sysctl("net/ipv4/icmp_ratelimit", "0"); err != nil { // refusals by ICMP
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...)+"---\n"+emptyService)
+			flags := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--cluster-cidr", "10.1.0.0/16"}
+			start := func(args ...string) *process { return startWith(t, s.node, env, append(args, flags...)...) }
+			start("run").synced(t, "services=2 endpoints=2 changed=2")
+
+			for _, by := range []string{"nftrace", "conntrack"} {
+				code, out := runTrace(t, s.node, func() { s.meets(t, clusterVIP, podIPs[:2]...) },
+					append(flags, "--count", "5", "--by", by, clusterVIP)...)
+				contains(t, out, "connection: 192.0.2.9:", " to 10.96.0.10:80/TCP", "kernel: endpoint 10.1.0.", ":8080, masqueraded",
+					"must: forward: ", "\nagrees\n", "\n5 connections: 5 forwarded, 0 refused, 0 neither; kernel and objects AGREE\n")
+				if by == "nftrace" {
+					contains(t, out, ", in by eth0\n", ", out by pods\n")
+				}
+				if code != 0 {
+					t.Errorf("exit status %d", code)
+				}
+			}
+			if flavour == "iptables-legacy" {
+				return // refusals are not seen
+			}
+			code, out := runTrace(t, s.node, func() { s.refused(t, "10.96.0.40:80") }, append(flags, "--count", "1", "10.96.0.40:80")...)
+			contains(t, out, "kernel: refused: table ip ", "that rule: ", "must: reject: ", "0 forwarded, 1 refused, 0 neither; kernel and objects AGREE")
+			if code != 0 {
+				t.Errorf("exit status %d", code)
+			}
+		})
+	}
+}
+
+// TestTraceNode follows connections of the node itself.
+func TestTraceNode(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0])+"---\n"+emptyService)
+	flags := []string{"--manifests", dir, "--hostname-override", "n1", "--cluster-cidr", "10.1.0.0/16"}
+	start(t, s.node, append([]string{"run"}, flags...)...).synced(t, "services=2 endpoints=1 changed=2")
+	code, out := runTrace(t, s.node, func() { visits(s.node, "", clusterVIP, 1) }, append(flags, "--count", "1", clusterVIP)...)
+	contains(t, out, ", from this node\n", "nat-output", "endpoint 10.1.0.2:8080, masqueraded, out by pods\n", "AGREE")
+	if code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+	// A connection to itself goes through the loopback interface.
+	l, err := s.node.Listen("tcp", "192.0.2.1:7000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	code, out = runTrace(t, s.node, func() {
+		if c, err := dial(s.node, "tcp", "", "192.0.2.1:7000", testtime.Timeout); err == nil {
+			c.Close()
+		}
+	}, append(flags, "--count", "1", "192.0.2.1:7000")...)
+	contains(t, out, ", from this node\n", "destination unchanged, source kept, on this node\n", "must: pass", "AGREE")
+	if code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+}
+
+// TestTraceForeignChain has another program drop, refuse and masquerade packets.
+func TestTraceForeignChain(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "nft")
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+	flags := []string{"--manifests", dir, "--hostname-override", "n1"}
+	start(t, s.node, append([]string{"run"}, flags...)...).synced(t, "services=1 endpoints=2 changed=1")
+	for _, tt := range []struct {
+		hook, rule string
+		want       []string
+	}{
+		{"filter hook forward priority 5", "ip daddr 10.1.0.0/16 tcp dport 8080 counter drop", []string{
+			"kernel: DROPPED by a chain of another program: table inet firewall, chain guard, rule handle ",
+			"kernel: that rule: ip daddr 10.1.0.0/16 tcp dport 8080 counter packets",
+			"must: endpoint 10.1.0.2:8080, source kept\n",
+			"DIFFERS: stopped by another program: table inet firewall, chain guard\n",
+		}},
+		{"filter hook forward priority 5", "tcp dport 8080 reject", []string{
+			"kernel: REFUSED by a chain of another program: table inet firewall, chain guard, rule handle ",
+		}},
+		{"filter hook prerouting priority -300; policy drop", "tcp dport 22 accept", []string{
+			"kernel: DROPPED by a chain of another program: table inet firewall, chain guard, by its policy\n",
+		}},
+		{"nat hook postrouting priority 101", "tcp dport 8080 masquerade", []string{
+			"table inet firewall, chains guard\n", ":8080, masqueraded, out by pods\n",
+			"DIFFERS: masqueraded, but must be: source kept\n",
+		}},
+	} {
+		if _, err := s.node.Output("nft", "table inet firewall { chain guard { type "+tt.hook+"; "+tt.rule+"; }; }"); err != nil {
+			t.Fatal(err)
+		}
+		code, out := runTrace(t, s.node, func() {
+			if c, err := dial(s.client, "tcp", "", clusterVIP, noAnswerTimeout); err == nil {
+				c.Close()
+			}
+		}, append(flags, "--count", "1", clusterVIP)...)
+		contains(t, out, append(tt.want, "kernel and objects DIFFER for 1\n")...)
+		if code != 1 {
+			t.Errorf("%s: exit status %d", tt.rule, code)
+		}
+		if _, err := s.node.Output("nft", "delete table inet firewall"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestTraceWrongRules has the agent's rules differ from the objects.
+func TestTraceWrongRules(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir, other := t.TempDir(), t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	put(t, other, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
+	start(t, s.node, "run", "--manifests", dir).synced(t, "services=1 endpoints=1 changed=1")
+	code, out := runTrace(t, s.node, func() { s.meets(t, clusterVIP, podIPs[0]) }, "--manifests", other, "--count", "1", clusterVIP)
+	contains(t, out, "must: endpoint 10.1.0.3:8080, source kept\n", "DIFFERS: 10.1.0.2:8080 is none of its endpoints\n", "DIFFER for 1\n")
+	if code != 1 {
+		t.Errorf("exit status %d", code)
+	}
+	// Without objects nothing is compared, and one source is followed if one is given.
+	code, out = runTrace(t, s.node, func() {
+		visits(s.client, "", clusterVIP, 1)
+		visits(s.node, "", clusterVIP, 1)
+	}, "--must=false", "--count", "1", "--from", "192.0.2.1", clusterVIP)
+	contains(t, out, "connection: 192.0.2.1:", "\n1 connection: 1 forwarded, 0 refused, 0 neither\n")
+	if code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+}
+
+// TestTraceChange has the objects change while connections are followed.
+func TestTraceChange(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p := start(t, s.node, "run", "--manifests", dir, "--min-sync-period", "0s")
+	p.synced(t, "services=1 endpoints=1 changed=1")
+	code, out := runTrace(t, s.node, func() {
+		s.meets(t, clusterVIP, podIPs[0])
+		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
+		p.synced(t, "services=1 endpoints=1 changed=1")
+		s.meets(t, clusterVIP, podIPs[1])
+	}, "--manifests", dir, "--count", "100", clusterVIP)
+	contains(t, out, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "100 forwarded", "AGREE")
+	if code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+}
+
+// TestTraceUDP follows datagrams over IPv6, of which only the first of a connection
+// counts.
+func TestTraceUDP(t *testing.T) {
+	t.Parallel()
+	netlab.Require(t)
+	d, err := newDemoLab()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.close)
+	flags := []string{"--manifests", "world", "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48"}
+	wd, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags[1] = filepath.Join(wd, "world")
+	start(t, d.node, append([]string{"run"}, flags...)...).line(t)
+	to := "[fd00:10:96::53]:53"
+	code, out := runTrace(t, d.node, func() {
+		for range 2 {
+			c, err := dial(d.pod2, "udp", "", to, testtime.Timeout)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				if _, _, err := c.ask(); err != nil {
+					t.Error(err)
+				}
+			}
+			c.Close()
+		}
+	}, append(flags, "--count", "2", to+"/udp")...)
+	contains(t, out, "connection: [fd00:10:1:1::3]:", ", in by veth-pod-2\n", "kernel: endpoint [fd00:10:1:", "2 connections: 2 forwarded, 0 refused, 0 neither; kernel and objects AGREE")
+	if code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+}
+
+// TestTraceKilled has what trace installed be gone after SIGKILL.
+func TestTraceKilled(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "nft")
+	s := newSite(t)
+	tables := func() string {
+		out, err := s.node.Output("nft", "list tables")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	for _, signal := range []os.Signal{syscall.SIGKILL, os.Interrupt} {
+		p := start(t, s.node, "trace", "--must=false", "--for", "20s", clusterVIP)
+		p.line(t)
+		if got := tables(); !strings.HasPrefix(got, "table ip proxier-trace-") {
+			t.Fatalf("tables while it runs:\n%s", got)
+		}
+		p.Process.Signal(signal)
+		code, rest := p.exit(t)
+		if signal == os.Interrupt && (code != 1 || !strings.Contains(strings.Join(rest, "\n"), "no new connection to 10.96.0.10:80 was seen")) {
+			t.Errorf("interrupted: exit status %d, lines %q", code, rest)
+		}
+		if got := tables(); got != "" {
+			t.Errorf("%v leaves tables:\n%s", signal, got)
+		}
+	}
+}
+
+// TestTraceWithoutPrivileges runs trace as an ordinary user.
+func TestTraceWithoutPrivileges(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	for _, by := range []string{"nftrace", "conntrack"} {
+		p := startWith(t, s.node, []string{otherUserEnv + "=1"}, "trace", "--must=false", "--by", by, clusterVIP)
+		if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "needs CAP_NET_ADMIN in this network namespace: run it as root") {
+			t.Errorf("--by %s: exit status %d, log:\n%s", by, code, p.log())
+		}
+	}
+}

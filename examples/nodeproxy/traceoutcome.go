@@ -1,0 +1,204 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+
+	googlenft "github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/follow"
+	"github.com/go-proxier/proxier/nftables"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// outcome is what became of a connection.
+type outcome struct {
+	lines  []string
+	action ruleset.Action // 0 if none of them
+	// foreign names the chain of others that stopped the packet, "" if none did.
+	foreign     string
+	endpoint    netip.AddrPort // under ActionForward
+	masqueraded bool
+}
+
+// outcome finds out what became of a packet.
+func (t *tracing) outcome(p *follow.Packet) outcome {
+	var o outcome
+	o.lines = t.way(p.Steps)
+	last := follow.Step{}
+	if len(p.Steps) > 0 {
+		last = p.Steps[len(p.Steps)-1]
+	}
+	switch p.Outcome {
+	case follow.Sent, follow.Delivered:
+		o.action, o.endpoint, o.masqueraded = ruleset.ActionForward, p.LastTo, p.LastFrom.Addr() != p.From.Addr()
+		where := ""
+		if name, err := interfaceName(p.Out); err == nil {
+			where = ", out by " + name
+		}
+		if p.Outcome == follow.Delivered {
+			where = ", on this node"
+		}
+		if p.LastTo == p.To {
+			o.action = ruleset.ActionPass
+			o.say("destination unchanged, %s%s", sourceKept(o.masqueraded), where)
+			return o
+		}
+		o.say("endpoint %v, %s%s", o.endpoint, sourceKept(o.masqueraded), where)
+	case follow.Dropped:
+		text, rejects := ruleText(last)
+		o.action = ruleset.ActionDrop
+		verb := "dropped"
+		if rejects {
+			o.action, verb = ruleset.ActionReject, "refused"
+		}
+		where := fmt.Sprintf("%s, chain %s", tableName(last), last.Chain)
+		if !ownsChain(t.mode, last) {
+			o.foreign = where
+			verb = strings.ToUpper(verb) + " by a chain of another program"
+		}
+		if last.Rule == 0 {
+			o.say("%s: %s, by its policy", verb, where)
+			break
+		}
+		o.say("%s: %s, rule handle %d", verb, where, last.Rule)
+		if text != "" {
+			o.say("that rule: %s", text)
+		}
+	case follow.Queued:
+		o.foreign = fmt.Sprintf("%s, chain %s", tableName(last), last.Chain)
+		o.say("handed to a program and not returned: %s, rule handle %d", o.foreign, last.Rule)
+	default:
+		o.say("lost after these chains, by something that nf_tables does not show: iptables-legacy, IPVS, routing (no route, rp_filter) or a full connection table")
+	}
+	return o
+}
+
+func (o *outcome) say(format string, args ...any) {
+	o.lines = append(o.lines, fmt.Sprintf(format, args...))
+}
+
+// agrees returns an error about how the outcome is not what must happen.
+func (o outcome) agrees(v ruleset.Verdict) error {
+	switch v.Action {
+	case ruleset.ActionForward:
+		if o.foreign != "" {
+			return fmt.Errorf("stopped by another program: %s", o.foreign)
+		}
+		i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.endpoint })
+		switch {
+		case o.action != ruleset.ActionForward:
+			return errors.New("it was not forwarded")
+		case i < 0:
+			return fmt.Errorf("%v is none of its endpoints", o.endpoint)
+		case o.masqueraded != v.MasqueradeTo(v.Endpoints[i]):
+			return fmt.Errorf("%s, but must be: %s", sourceKept(o.masqueraded), sourceKept(!o.masqueraded))
+		}
+	case ruleset.ActionPass:
+		// What others make of a packet that is none of ours is theirs to decide.
+		if o.foreign == "" && (o.action == ruleset.ActionReject || o.action == ruleset.ActionDrop) {
+			return errors.New("it was stopped")
+		}
+		if o.action == ruleset.ActionForward {
+			return errors.New("its destination was replaced")
+		}
+	case ruleset.ActionReject, ruleset.ActionDrop:
+		if o.action == v.Action {
+			return nil
+		}
+		if o.foreign != "" {
+			return fmt.Errorf("another program was first: %s", o.foreign)
+		}
+		return fmt.Errorf("it was not stopped by a rule that makes it %v", v.Action)
+	}
+	return nil
+}
+
+// way says which chains a packet met: those of its own rules, and those of others in
+// which a rule matched.
+func (t *tracing) way(steps []follow.Step) (lines []string) {
+	for i := 0; i < len(steps); {
+		first, j := steps[i], i
+		var chains []string
+		for ; j < len(steps) && steps[j].Table == first.Table && steps[j].Family == first.Family; j++ {
+			if n := len(chains); n == 0 || chains[n-1] != steps[j].Chain {
+				chains = append(chains, steps[j].Chain)
+			}
+		}
+		lines = append(lines, fmt.Sprintf("%s, chains %s", tableName(first), strings.Join(chains, " > ")))
+		i = j
+	}
+	return lines
+}
+
+// familyNames are the names of nf_tables' families as nft has them.
+var familyNames = map[uint8]string{
+	unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev",
+}
+
+func tableName(s follow.Step) string {
+	return fmt.Sprintf("table %s %s", familyNames[s.Family], s.Table)
+}
+
+// isOwnTable reports whether a table is that of mode nftables.
+func isOwnTable(name string) bool {
+	return name == nftables.DefaultTable || name == nftables.DefaultTable+"-shadow"
+}
+
+// isKubeChain reports whether a chain is one that modes iptables and ipvs write.
+func isKubeChain(name string) bool { return strings.HasPrefix(name, "KUBE-") }
+
+// ruleText returns a rule as nft lists it, "" if there is no nft, and whether it refuses
+// packets with an answer.
+func ruleText(s follow.Step) (text string, rejects bool) {
+	if s.Rule == 0 {
+		return "", false
+	}
+	if c, err := googlenft.New(); err == nil {
+		table := &googlenft.Table{Name: s.Table, Family: googlenft.TableFamily(s.Family)}
+		rules, _ := c.GetRules(table, &googlenft.Chain{Name: s.Chain, Table: table})
+		for _, r := range rules {
+			rejects = rejects || r.Handle == s.Rule && slices.ContainsFunc(r.Exprs, isReject)
+		}
+	}
+	out, err := exec.Command("nft", "--handle", "list", "chain", familyNames[s.Family], s.Table, s.Chain).Output()
+	if err != nil {
+		return "", rejects
+	}
+	end := fmt.Sprintf(" # handle %d", s.Rule)
+	for line := range strings.Lines(string(out)) {
+		if text, ok := strings.CutSuffix(strings.TrimSpace(line), end); ok {
+			return text, rejects
+		}
+	}
+	return "", rejects
+}
+
+// isReject reports whether an expression refuses packets, in a rule of nft or of
+// iptables-nft.
+func isReject(e expr.Any) bool {
+	switch e := e.(type) {
+	case *expr.Reject:
+		return true
+	case *expr.Target:
+		return e.Name == "REJECT"
+	}
+	return false
+}
+
+// interfaceName returns the name of an interface.
+func interfaceName(index int) (string, error) {
+	i, err := net.InterfaceByIndex(index)
+	if err != nil {
+		return "", err
+	}
+	return i.Name, nil
+}
