@@ -4,6 +4,7 @@ package nftables
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -26,7 +27,26 @@ import (
 )
 
 // sizes is the worlds that benchmarks are run with.
-var sizes = []worldSize{{1000, 10}, {10000, 10}, {45000, 1}, {5000, 50}}
+var sizes = worldSizes{{1000, 10}, {10000, 10}, {45000, 1}, {5000, 50}}
+
+func init() { flag.Var(&sizes, "sizes", "`worlds` of benchmarks, SERVICESxENDPOINTS,...") }
+
+// worldSizes is the value of the flag -sizes.
+type worldSizes []worldSize
+
+func (l *worldSizes) String() string { return fmt.Sprint(*l) }
+
+func (l *worldSizes) Set(s string) error {
+	*l = nil
+	for part := range strings.SplitSeq(s, ",") {
+		var w worldSize
+		if _, err := fmt.Sscanf(part, "%dx%d", &w.services, &w.endpoints); err != nil || w.services <= 0 || w.endpoints <= 0 {
+			return fmt.Errorf("%q is not SERVICESxENDPOINTS", part)
+		}
+		*l = append(*l, w)
+	}
+	return nil
+}
 
 type worldSize struct{ services, endpoints int }
 

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/perf/benchfmt"
+)
+
+// endpoints is the number of endpoints of each Service in the graphs.
+const endpoints = 10
+
+// data is the figures, by what was measured and of what.
+type data struct {
+	start, change [kinds]points
+}
+
+// kind is what a line of a graph is about.
+type kind int
+
+const (
+	kubeProxy kind = iota
+	nodeproxy
+	library
+	floor
+	kinds
+)
+
+// point is a time in seconds with a number of Services.
+type point struct{ services, seconds float64 }
+
+type points []point
+
+// read has a function read a file.
+func (d *data) read(file string, add func(io.Reader, string) error) error {
+	if file == "" {
+		return errors.New("--bench and --rival need a file each")
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return add(f, file)
+}
+
+// addBench adds the output of go test -bench. Of a benchmark that was run several times
+// the median counts.
+func (d *data) addBench(r io.Reader, file string) error {
+	type key struct {
+		to       *points
+		services float64
+	}
+	all := map[key][]float64{}
+	lines := benchfmt.NewReader(r, file)
+	for lines.Scan() {
+		result, ok := lines.Result().(*benchfmt.Result)
+		if !ok {
+			if bad, ok := lines.Result().(*benchfmt.SyntaxError); ok {
+				return bad
+			}
+			continue
+		}
+		base, parts := result.Name.Parts()
+		var took, bare *points
+		switch string(base) {
+		case "ColdStart":
+			took, bare = &d.start[library], &d.start[floor]
+		case "OneEndpointChanged":
+			took, bare = &d.change[library], &d.change[floor]
+		default:
+			continue
+		}
+		services, each := 0.0, 0.0
+		for _, p := range parts {
+			if name, value, ok := strings.Cut(strings.TrimPrefix(string(p), "/"), "="); ok {
+				n, err := strconv.ParseFloat(value, 64)
+				switch {
+				case err != nil || n <= 0:
+					return fmt.Errorf("%s: %s: bad number", file, result.Name)
+				case name == "services":
+					services = n
+				case name == "endpoints":
+					each = n
+				}
+			}
+		}
+		if each != endpoints {
+			continue
+		}
+		for unit, to := range map[string]*points{"sec/op": took, "floor-sec/op": bare} {
+			v, ok := result.Value(unit)
+			if !ok || v <= 0 || services == 0 {
+				return fmt.Errorf("%s: %s: no %s", file, result.Name, unit)
+			}
+			k := key{to, services}
+			all[k] = append(all[k], v)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		return fmt.Errorf("%s: no ColdStart or OneEndpointChanged with %d endpoints", file, endpoints)
+	}
+	for k, list := range all {
+		slices.Sort(list)
+		k.to.add(k.services, list[len(list)/2])
+	}
+	return nil
+}
+
+// addRival adds the JSON of rival.
+func (d *data) addRival(r io.Reader, file string) error {
+	var report struct {
+		Runs []struct {
+			Proxy, Mode         string
+			Services, Endpoints int
+			Start               struct{ Seconds float64 }
+			Change              struct {
+				P50Ms float64
+			}
+			Failed string
+		}
+	}
+	if err := json.NewDecoder(r).Decode(&report); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	n := 0
+	for _, run := range report.Runs {
+		k, known := map[string]kind{"kube-proxy": kubeProxy, "nodeproxy": nodeproxy}[run.Proxy]
+		switch {
+		case !known:
+			return fmt.Errorf("%s: unknown proxy %q", file, run.Proxy)
+		case run.Mode != "nftables" || run.Endpoints != endpoints:
+			continue
+		case run.Services <= 0:
+			return fmt.Errorf("%s: %s: %d Services", file, run.Proxy, run.Services)
+		}
+		// What was measured before a run failed counts.
+		if run.Start.Seconds > 0 {
+			d.start[k].add(float64(run.Services), run.Start.Seconds)
+			n++
+		}
+		if run.Change.P50Ms > 0 {
+			d.change[k].add(float64(run.Services), run.Change.P50Ms/1000)
+		}
+		if run.Start.Seconds <= 0 && run.Failed == "" {
+			return fmt.Errorf("%s: %s with %d Services has no time", file, run.Proxy, run.Services)
+		}
+	}
+	if n == 0 {
+		return fmt.Errorf("%s: no run in mode nftables with %d endpoints", file, endpoints)
+	}
+	return nil
+}
+
+// add adds a point in its place.
+func (l *points) add(services, seconds float64) {
+	i, found := slices.BinarySearchFunc(*l, services, func(p point, n float64) int {
+		switch {
+		case p.services < n:
+			return -1
+		case p.services > n:
+			return 1
+		}
+		return 0
+	})
+	if found {
+		(*l)[i].seconds = seconds // a later run
+		return
+	}
+	*l = slices.Insert(*l, i, point{services, seconds})
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// draw runs the command and returns its pictures by name.
+func draw(t *testing.T, bench, rival string) (map[string]string, error) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"bench": bench, "rival": rival} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := run([]string{"--bench", filepath.Join(dir, "bench"), "--rival", filepath.Join(dir, "rival"), "--out", dir}, io.Discard); err != nil {
+		return nil, err
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.svg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[filepath.Base(f)] = string(text)
+	}
+	return out, nil
+}
+
+const (
+	benchText = `goos: linux
+pkg: github.com/go-proxier/proxier/nftables
+BenchmarkColdStart/services=100/endpoints=10-2   10  4000000 ns/op  2000000 floor-ns/op  2.0 x-floor
+BenchmarkColdStart/services=1000/endpoints=10-2  10  30000000 ns/op  15000000 floor-ns/op  2.0 x-floor
+BenchmarkColdStart/services=45000/endpoints=1-2  10  300000000 ns/op  150000000 floor-ns/op  2.0 x-floor
+BenchmarkOneEndpointChanged/services=100/endpoints=10-2   50000  20000 ns/op  7500 floor-ns/op  2.7 x-floor
+BenchmarkOneEndpointChanged/services=1000/endpoints=10-2  50000  20000 ns/op  7500 floor-ns/op  2.7 x-floor
+PASS
+`
+	rivalText = `{"runs": [
+{"proxy": "kube-proxy", "mode": "nftables", "services": 100, "endpoints": 10, "start": {"seconds": 0.6}, "change": {"p50Ms": 1000}},
+{"proxy": "nodeproxy", "mode": "nftables", "services": 100, "endpoints": 10, "start": {"seconds": 0.15}, "change": {"p50Ms": 0.6}},
+{"proxy": "kube-proxy", "mode": "iptables", "services": 100, "endpoints": 10, "start": {"seconds": 0.7}, "change": {"p50Ms": 960}}
+]}`
+)
+
+// TestSameInputGivesSameBytes draws twice, and compares the pictures in the tree with what
+// is drawn from the data beside them.
+func TestSameInputGivesSameBytes(t *testing.T) {
+	first, err := draw(t, benchText, rivalText)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(first) != 4 {
+		t.Errorf("%d pictures", len(first))
+	}
+	again, err := draw(t, benchText, rivalText)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range first {
+		if again[name] != text {
+			t.Errorf("%s differs from itself", name)
+		}
+		d := xml.NewDecoder(strings.NewReader(text))
+		for {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+	}
+	for _, want := range []string{"kube-proxy: 600 ms with 100 Services.", "library alone: 4.0 ms with 100 Services, 30 ms with 1,000 Services.", "floor: 2.0 ms with"} {
+		if !strings.Contains(first["cold-start-dark.svg"], want) {
+			t.Errorf("no %q in\n%s", want, first["cold-start-dark.svg"])
+		}
+	}
+	if strings.Contains(first["cold-start-light.svg"], "45,000") {
+		t.Error("it mixes numbers of endpoints")
+	}
+
+	bench, err := os.ReadFile("data/nftables.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rival, err := os.ReadFile("data/rival.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, err := draw(t, string(bench), string(rival))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range kept {
+		got, err := os.ReadFile(name)
+		if err != nil || !bytes.Equal(got, []byte(text)) {
+			t.Errorf("%s is not what go generate draws (error %v)", name, err)
+		}
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	for _, tt := range []struct{ bench, rival, want string }{
+		{"", rivalText, "bench: no ColdStart or OneEndpointChanged with 10 endpoints"},
+		{"BenchmarkColdStart/services=100/endpoints=10-2 10 soon ns/op\n", rivalText, "bench:1: parsing measurement"},
+		{"BenchmarkColdStart/services=100/endpoints=10-2 10 5 ns/op\n", rivalText, "no floor-sec/op"},
+		{"BenchmarkColdStart/services=many/endpoints=10-2 10 5 ns/op 5 floor-ns/op\n", rivalText, "ColdStart/services=many/endpoints=10-2: bad number"},
+		{strings.ReplaceAll(benchText, "ColdStart", "Other"), rivalText, ""},
+		{benchText, "", "rival: EOF"},
+		{benchText, "{}", "rival: no run in mode nftables with 10 endpoints"},
+		{benchText, strings.ReplaceAll(rivalText, "kube-proxy", "other"), `rival: unknown proxy "other"`},
+		{benchText, strings.ReplaceAll(rivalText, `{"seconds": 0.6}`, `{}`), "rival: kube-proxy with 100 Services has no time"},
+	} {
+		_, err := draw(t, tt.bench, tt.rival)
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("error %v, want %q", err, tt.want)
+		}
+	}
+	if err := run(nil, io.Discard); err == nil || !strings.Contains(err.Error(), "need a file") {
+		t.Errorf("error %v", err)
+	}
+}

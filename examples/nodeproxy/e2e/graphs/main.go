@@ -1,0 +1,69 @@
+// Graphs draws what the benchmarks measured, for the README: cold start and one change
+// against the number of Services, for a light and a dark background.
+//
+//	graphs --bench FILE --rival FILE --out FOLDER
+//
+// FILE of --bench is the output of package nftables' benchmarks, which measure the library
+// alone, from objects in memory to the kernel's commit, beside the floor:
+//
+//	go test -run '^$' -bench 'ColdStart|OneEndpointChanged' -benchtime 10x \
+//		-sizes 100x10,1000x10,3000x10,10000x10,45000x10 ./nftables
+//
+// FILE of --rival is the JSON of ../rival, which measures nodeproxy and kube-proxy with an
+// API server, to the first connection that is answered. The same input gives the same
+// bytes. The graphs beside this file are drawn from data/, by
+//
+//	go generate ./examples/nodeproxy/e2e/graphs
+package main
+
+//go:generate go run . --bench data/nftables.txt --rival data/rival.json --out .
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+func main() {
+	err := run(os.Args[1:], os.Stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "graphs:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, diag io.Writer) error {
+	f := flag.NewFlagSet("graphs", flag.ContinueOnError)
+	f.SetOutput(diag)
+	bench := f.String("bench", "", "the `file` with the output of go test -bench")
+	rival := f.String("rival", "", "the `file` with the JSON of rival")
+	out := f.String("out", ".", "the `folder` to write the graphs to")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	var d data
+	if err := d.read(*bench, d.addBench); err != nil {
+		return err
+	}
+	if err := d.read(*rival, d.addRival); err != nil {
+		return err
+	}
+	for _, g := range d.graphs() {
+		if len(g.lines) == 0 {
+			return fmt.Errorf("no figures for %q in the input", g.title)
+		}
+		for _, t := range themes {
+			name := filepath.Join(*out, g.file+"-"+t.name+".svg")
+			if err := os.WriteFile(name, g.svg(t), 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

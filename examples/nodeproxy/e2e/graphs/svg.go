@@ -1,0 +1,208 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// theme is the colours for a background.
+type theme struct {
+	name, text, faint, grid string
+	lines                   [kinds]string
+}
+
+var themes = []theme{
+	{"light", "#1f2328", "#59636e", "#d1d9e0", [kinds]string{kubeProxy: "#bc4c00", nodeproxy: "#0a53be", library: "#0a53be", floor: "#6e7781"}},
+	{"dark", "#f0f6fc", "#9198a1", "#3d444d", [kinds]string{kubeProxy: "#f0883e", nodeproxy: "#6cb6ff", library: "#6cb6ff", floor: "#9198a1"}},
+}
+
+// dashes are the patterns of lines.
+var dashes = [kinds]string{library: "7 5", floor: "1.5 5"}
+
+// graph is one picture.
+type graph struct {
+	file, title, subtitle string
+	lines                 []line
+}
+
+type line struct {
+	kind  kind
+	label string
+	points
+}
+
+// graphs returns the graphs with what there is to draw.
+func (d *data) graphs() []graph {
+	labels := [kinds]string{
+		kubeProxy: "kube-proxy", nodeproxy: "nodeproxy", library: "library alone", floor: "floor",
+	}
+	lines := func(all [kinds]points) (out []line) {
+		for k, p := range all {
+			if len(p) > 0 {
+				out = append(out, line{kind(k), labels[k], p})
+			}
+		}
+		return out
+	}
+	const axes = "nftables mode, 10 endpoints a Service, logarithmic axes"
+	return []graph{
+		{"cold-start", "Cold start: until every Service works", axes, lines(d.start)},
+		{"one-change", "One change: until it is in effect", axes, lines(d.change)},
+	}
+}
+
+// The picture's size and the margins of the plot in it, in pixels.
+const (
+	width, height            = 760, 430
+	left, right, top, bottom = 76, 190, 72, 58
+)
+
+// svg draws the graph. The coordinates are rounded to tenths.
+func (g graph) svg(t theme) []byte {
+	x0, x1, y0, y1 := g.bounds()
+	x := func(v float64) float64 {
+		return left + (width-left-right)*(math.Log10(v)-x0)/(x1-x0)
+	}
+	y := func(v float64) float64 {
+		return height - bottom - (height-top-bottom)*(math.Log10(v)-y0)/(y1-y0)
+	}
+	var b bytes.Buffer
+	p := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	p(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" font-family="system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif">`, width, height, width, height)
+	p(`<title>%s</title>`, g.title)
+	p(`<desc>%s</desc>`, g.describe())
+	p(`<text x="20" y="30" font-size="18" font-weight="600" fill="%s">%s</text>`, t.text, g.title)
+	p(`<text x="20" y="51" font-size="13" fill="%s">%s</text>`, t.faint, g.subtitle)
+
+	for e := math.Ceil(y0 - 1e-9); e <= y1+1e-9; e++ {
+		v := math.Pow(10, e)
+		p(`<line x1="%d" y1="%.1f" x2="%d" y2="%.1f" stroke="%s"/>`, left, y(v), width-right, y(v), t.grid)
+		p(`<text x="%d" y="%.1f" font-size="13" text-anchor="end" fill="%s">%s</text>`, left-10, y(v)+4.5, t.faint, duration(v, 1))
+	}
+	for _, n := range g.ticks() {
+		p(`<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="%s"/>`, x(n), height-bottom, x(n), height-bottom+5, t.faint)
+		p(`<text x="%.1f" y="%d" font-size="13" text-anchor="middle" fill="%s">%s</text>`, x(n), height-bottom+22, t.faint, thousands(n))
+	}
+	p(`<text x="%.1f" y="%d" font-size="13" text-anchor="middle" fill="%s">Services</text>`, float64(left+width-right)/2, height-bottom+44, t.faint)
+
+	for _, l := range g.lines {
+		colour, dash := t.lines[l.kind], ""
+		if d := dashes[l.kind]; d != "" {
+			dash = fmt.Sprintf(` stroke-dasharray="%s" stroke-linecap="round"`, d)
+		}
+		var path []string
+		for _, q := range l.points {
+			path = append(path, fmt.Sprintf("%.1f,%.1f", x(q.services), y(q.seconds)))
+		}
+		p(`<polyline points="%s" fill="none" stroke="%s" stroke-width="2.5" stroke-linejoin="round"%s/>`, strings.Join(path, " "), colour, dash)
+		for _, q := range l.points {
+			p(`<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"/>`, x(q.services), y(q.seconds), colour)
+		}
+	}
+	for i, at := range g.labelHeights(y) {
+		l := g.lines[i]
+		last := l.points[len(l.points)-1]
+		lx := x(last.services) + 10
+		p(`<text x="%.1f" y="%.1f" font-size="14" fill="%s"><tspan font-weight="600">%s</tspan> %s</text>`, lx, at+4.5, t.lines[l.kind], l.label, duration(last.seconds, 2))
+	}
+	p(`</svg>`)
+	return b.Bytes()
+}
+
+// labelHeights returns how high the label of each line is: beside its last point, or
+// further away from others that it would overlap.
+func (g graph) labelHeights(y func(float64) float64) []float64 {
+	const apart = 19
+	at := make([]float64, len(g.lines))
+	order := make([]int, len(g.lines))
+	for i, l := range g.lines {
+		at[i], order[i] = y(l.points[len(l.points)-1].seconds), i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return int(math.Copysign(1, at[a]-at[b])) })
+	for range 50 { // labels push each other until all have their place
+		for i := 1; i < len(order); i++ {
+			a, b := order[i-1], order[i]
+			if g.lines[a].points[len(g.lines[a].points)-1].services != g.lines[b].points[len(g.lines[b].points)-1].services {
+				continue // side by side
+			}
+			if gap := apart - (at[b] - at[a]); gap > 0 {
+				at[a], at[b] = at[a]-gap/2, at[b]+gap/2
+			}
+		}
+	}
+	return at
+}
+
+// bounds returns the decimal logarithms of the axes' ends. Those of the time are whole.
+func (g graph) bounds() (x0, x1, y0, y1 float64) {
+	x0, x1, y0, y1 = math.Inf(1), math.Inf(-1), math.Inf(1), math.Inf(-1)
+	for _, l := range g.lines {
+		for _, p := range l.points {
+			x0, x1 = min(x0, math.Log10(p.services)), max(x1, math.Log10(p.services))
+			y0, y1 = min(y0, math.Log10(p.seconds)), max(y1, math.Log10(p.seconds))
+		}
+	}
+	if x0 == x1 {
+		x0, x1 = x0-0.5, x1+0.5
+	}
+	y0, y1 = math.Floor(y0), math.Ceil(y1)
+	if y0 == y1 {
+		y1++
+	}
+	return x0, x1, y0, y1
+}
+
+// ticks returns the numbers of Services that were measured.
+func (g graph) ticks() (out []float64) {
+	for _, l := range g.lines {
+		for _, p := range l.points {
+			out = append(out, p.services)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// describe returns the figures in words.
+func (g graph) describe() string {
+	var b strings.Builder
+	b.WriteString(g.subtitle + ".")
+	for _, l := range g.lines {
+		fmt.Fprintf(&b, " %s:", l.label)
+		for i, p := range l.points {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprintf(&b, " %s with %s Services", duration(p.seconds, 2), thousands(p.services))
+		}
+		b.WriteByte('.')
+	}
+	return b.String()
+}
+
+// duration returns a time with its unit and some significant digits.
+func duration(seconds float64, digits int) string {
+	for _, u := range []struct {
+		name string
+		size float64
+	}{{"s", 1}, {"ms", 1e-3}, {"µs", 1e-6}, {"ns", 1e-9}} {
+		if seconds >= u.size*0.9995 || u.size == 1e-9 {
+			v := seconds / u.size
+			places := max(0, digits-1-int(math.Floor(math.Log10(v)+1e-9)))
+			return fmt.Sprintf("%.*f %s", places, v, u.name)
+		}
+	}
+	return ""
+}
+
+// thousands returns a whole number with commas.
+func thousands(n float64) string {
+	s := fmt.Sprintf("%.0f", n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
