@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // state has no state: there are no backends on other systems than Linux.
@@ -31,6 +32,9 @@ func Lookup(context.Context, Config, ruleset.Query) (ruleset.Found, error) {
 
 // SyncInterfaces returns a [*ruleset.UnsupportedError].
 func (*Backend) SyncInterfaces(context.Context) error { return errSystem }
+
+// Ready returns a [*ruleset.UnsupportedError].
+func Ready(context.Context, Config) (map[tracker.Key]int, error) { return nil, errSystem }
 
 // Traffic returns a [*ruleset.UnsupportedError].
 func Traffic(context.Context, Config) (*ruleset.Traffic, error) { return nil, errSystem }

@@ -10,6 +10,7 @@
 //	                                  whether the kernel agrees
 //	nodeproxy trace [flags] 10.0.0.10:80
 //	                                  follow real connections through the kernel
+//	nodeproxy top [flags]             show the traffic of each Service
 //	nodeproxy demo                    show it all at work; needs no privileges
 //	nodeproxy demo --socket-lb        the same with --socket-lb of run; needs root
 //
@@ -118,6 +119,7 @@ const usage = `Usage:
                                               tell what happens to a packet
   nodeproxy trace [flags] ADDR:PORT[/PROTOCOL]
                                               follow real connections
+  nodeproxy top [flags]                       show each Service's traffic
   nodeproxy demo                              a tour with real packets, without root
   nodeproxy version                           tell which version it is
 
@@ -171,6 +173,8 @@ func (p *program) dispatch(ctx context.Context, args []string) int {
 		err = p.explain(ctx, rest)
 	case "trace":
 		err = p.trace(ctx, rest)
+	case "top":
+		err = p.top(ctx, rest)
 	case "demo":
 		return demo(ctx, rest, p.out, p.diag)
 	case "help", "-h", "--help":

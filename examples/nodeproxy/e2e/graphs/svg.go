@@ -54,10 +54,16 @@ func (d *data) graphs() []graph {
 	}
 }
 
+// notes explain the lines.
+var notes = []string{
+	"kube-proxy, nodeproxy: beside an API server, to the first connection that is answered.",
+	"library alone: from objects in memory to the kernel's commit. floor: as many elements, or one, by bare netlink.",
+}
+
 // The picture's size and the margins of the plot in it, in pixels.
 const (
-	width, height            = 760, 430
-	left, right, top, bottom = 76, 190, 72, 58
+	width, height            = 760, 462
+	left, right, top, bottom = 76, 190, 72, 90
 )
 
 // svg draws the graph. The coordinates are rounded to tenths.
@@ -105,8 +111,14 @@ func (g graph) svg(t theme) []byte {
 	for i, at := range g.labelHeights(y) {
 		l := g.lines[i]
 		last := l.points[len(l.points)-1]
-		lx := x(last.services) + 10
-		p(`<text x="%.1f" y="%.1f" font-size="14" fill="%s"><tspan font-weight="600">%s</tspan> %s</text>`, lx, at+4.5, t.lines[l.kind], l.label, duration(last.seconds, 2))
+		lx, ly, anchor := x(last.services)+10, at+4.5, "start"
+		if math.Log10(last.services) < x1 { // other lines go on to the right of it
+			lx, ly, anchor = lx-10, y(last.seconds)-12, "middle"
+		}
+		p(`<text x="%.1f" y="%.1f" font-size="14" text-anchor="%s" fill="%s"><tspan font-weight="600">%s</tspan> %s</text>`, lx, ly, anchor, t.lines[l.kind], l.label, duration(last.seconds, 2))
+	}
+	for i, note := range notes {
+		p(`<text x="20" y="%d" font-size="12" fill="%s">%s</text>`, height-bottom+68+17*i, t.faint, note)
 	}
 	p(`</svg>`)
 	return b.Bytes()
