@@ -103,7 +103,7 @@ func (t *tour) show(ctx context.Context, hold bool) int {
 		return exitFailed
 	}
 	if hold {
-		t.say("\nEverything stays up until you press Ctrl-C. From another terminal:\n  %s", t.howToLook())
+		t.say("\nEverything stays up until you press Ctrl-C. In another terminal:\n%s", t.howToLook())
 		<-ctx.Done()
 	}
 	if t.failed > 0 {
@@ -151,7 +151,6 @@ func (t *tour) run(ctx context.Context) (err error) {
 	if t.folder, err = os.MkdirTemp("", "nodeproxy-demo-"); err != nil {
 		return err
 	}
-	defer os.RemoveAll(t.folder)
 	files, err := worldFiles.ReadDir("world")
 	if err != nil {
 		return err
@@ -204,12 +203,11 @@ through the %s rules of node-1, for IPv4 and IPv6.`, t.mode)
 func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	// Servers would be in this namespace, not the node's, and the machine's own
 	// parameters are not the demo's to set.
-	cfg, err := parse(newFlags("run", "", t.diag), []string{
-		"--manifests", t.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48",
-		"--proxy-mode", t.mode, "--sync-period", "1s", "--min-sync-period", "0s",
+	cfg, err := parse(newFlags("run", "", t.diag), append(t.objectFlags(),
+		"--sync-period", "1s", "--min-sync-period", "0s",
 		"--healthz-bind-address", "", "--metrics-bind-address", "",
 		"--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
-	}, 0)
+	), 0)
 	if err != nil {
 		return nil, err
 	}
@@ -611,9 +609,27 @@ func (t *tour) list() []string {
 	return []string{"nft", "list", "table", "ip", "proxier"}
 }
 
-// howToLook is a command that lists the rules from outside.
+// howToLook is commands that set variables for another terminal: to run programs on the
+// node, or in a pod, and to tell the node's objects to nodeproxy.
 func (t *tour) howToLook() string {
-	return fmt.Sprintf("nsenter --preserve-credentials --user --target %d --net=%s %s", os.Getpid(), t.node.Path(), strings.Join(t.list(), " "))
+	enter := func(h *netlab.Host) string {
+		return fmt.Sprintf("nsenter --preserve-credentials --user --target %d --net=%s", os.Getpid(), h.Path())
+	}
+	return fmt.Sprintf("  NODE='%s'\n  POD='%s'\n  WORLD='%s'\n  $NODE %s", enter(t.node), enter(t.pod1),
+		strings.Join(t.objectFlags(), " "), strings.Join(t.list(), " "))
+}
+
+// objectFlags are the flags of nodeproxy that are about the node's objects.
+func (t *tour) objectFlags() []string {
+	return []string{"--manifests", t.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48", "--proxy-mode", t.mode}
+}
+
+// close ends everything and removes the manifests.
+func (t *tour) close() {
+	t.demoLab.close()
+	if t.folder != "" {
+		os.RemoveAll(t.folder)
+	}
 }
 
 // showRules shows how to find a Service in the rules, with nft if it is there.

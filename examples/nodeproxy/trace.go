@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -178,6 +179,7 @@ type tracing struct {
 	expected  *history // nil if nothing is compared
 
 	known                   map[netip.AddrPort]bool // the sources seen
+	endpoints               map[netip.AddrPort]int  // how many connections each got
 	seen, agreed            int
 	forwarded, refused, not int
 }
@@ -189,7 +191,7 @@ func (t *tracing) connection(p *follow.Packet) {
 		return
 	}
 	if t.known == nil {
-		t.known = map[netip.AddrPort]bool{}
+		t.known, t.endpoints = map[netip.AddrPort]bool{}, map[netip.AddrPort]int{}
 	}
 	t.known[p.From] = true
 	t.seen++
@@ -210,6 +212,7 @@ func (t *tracing) connection(p *follow.Packet) {
 	switch {
 	case o.action == ruleset.ActionForward:
 		t.forwarded++
+		t.endpoints[o.endpoint]++
 	case o.action == ruleset.ActionReject:
 		t.refused++
 	default:
@@ -223,6 +226,9 @@ func (t *tracing) connection(p *follow.Packet) {
 		return v, o.agrees(v)
 	})
 	fmt.Fprintf(t.out, "must: %v: %s\n", v.Action, v.Rule)
+	if v.Affinity != 0 {
+		fmt.Fprintf(t.out, "must: affinity: to the same endpoint for %v\n", v.Affinity)
+	}
 	if err != nil {
 		for _, e := range v.Endpoints {
 			fmt.Fprintf(t.out, "must: %s\n", describeEndpoint(v, e))
@@ -250,8 +256,14 @@ func (t *tracing) inInterface(p *follow.Packet) string {
 	return name
 }
 
-// summary prints the last line.
+// summary prints which endpoints got how much, and the last line.
 func (t *tracing) summary() error {
+	if len(t.endpoints) > 0 {
+		fmt.Fprintln(t.out)
+	}
+	for _, e := range slices.SortedFunc(maps.Keys(t.endpoints), netip.AddrPort.Compare) {
+		fmt.Fprintf(t.out, "endpoint %v got %d of %d\n", e, t.endpoints[e], t.seen)
+	}
 	switch {
 	case t.seen == 0:
 		fmt.Fprintf(t.out, "\nno new connection to %v was seen\n", t.packet.To)

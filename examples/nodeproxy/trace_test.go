@@ -102,7 +102,7 @@ func TestTraceAgrees(t *testing.T) {
 				code, out := runTrace(t, s.node, func() { s.meets(t, clusterVIP, podIPs[:2]...) },
 					append(flags, "--count", "5", "--by", by, clusterVIP)...)
 				contains(t, out, "connection: 192.0.2.9:", " to 10.96.0.10:80/TCP", "kernel: endpoint 10.1.0.", ":8080, masqueraded",
-					"must: forward: ", "\nagrees\n", "\n5 connections: 5 forwarded, 0 refused, 0 neither; kernel and objects AGREE\n")
+					"must: forward: ", "\nagrees\n", ":8080 got ", "\n5 connections: 5 forwarded, 0 refused, 0 neither; kernel and objects AGREE\n")
 				if by == "nftrace" {
 					contains(t, out, ", in by eth0\n", ", out by pods\n")
 				}
