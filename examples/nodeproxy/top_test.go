@@ -102,6 +102,19 @@ func TestTopCounts(t *testing.T) {
 	}
 }
 
+// TestTopCountsEndpointsOnce has an endpoint with a weight, which has several places in the
+// kernel's tables.
+func TestTopCountsEndpointsOnce(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: 10.1.0.2=3"))
+	start(t, s.node, "run", "--manifests", dir).synced(t, "services=1 endpoints=3 changed=1")
+	if rows := topRows(t, s.node); rows["default/web IPv4"]["ready"] != 3.0 {
+		t.Errorf("%v", rows)
+	}
+}
+
 // TestTopErrors has top fail where it cannot work.
 func TestTopErrors(t *testing.T) {
 	t.Parallel()

@@ -11,12 +11,13 @@ import (
 // theme is the colours for a background.
 type theme struct {
 	name, text, faint, grid string
+	background              string // behind labels, so that no line crosses them
 	lines                   [kinds]string
 }
 
 var themes = []theme{
-	{"light", "#1f2328", "#59636e", "#d1d9e0", [kinds]string{kubeProxy: "#bc4c00", nodeproxy: "#0a53be", library: "#0a53be", floor: "#6e7781"}},
-	{"dark", "#f0f6fc", "#9198a1", "#3d444d", [kinds]string{kubeProxy: "#f0883e", nodeproxy: "#6cb6ff", library: "#6cb6ff", floor: "#9198a1"}},
+	{"light", "#1f2328", "#59636e", "#d1d9e0", "#ffffff", [kinds]string{kubeProxy: "#bc4c00", nodeproxy: "#0a53be", library: "#0a53be", floor: "#6e7781"}},
+	{"dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", [kinds]string{kubeProxy: "#f0883e", nodeproxy: "#6cb6ff", library: "#6cb6ff", floor: "#9198a1"}},
 }
 
 // dashes are the patterns of lines.
@@ -112,10 +113,10 @@ func (g graph) svg(t theme) []byte {
 		l := g.lines[i]
 		last := l.points[len(l.points)-1]
 		lx, ly, anchor := x(last.services)+10, at+4.5, "start"
-		if math.Log10(last.services) < x1 { // other lines go on to the right of it
+		if len(l.points) > 1 && math.Log10(last.services) < x1 { // other lines go on to the right of it
 			lx, ly, anchor = lx-10, y(last.seconds)-12, "middle"
 		}
-		p(`<text x="%.1f" y="%.1f" font-size="14" text-anchor="%s" fill="%s"><tspan font-weight="600">%s</tspan> %s</text>`, lx, ly, anchor, t.lines[l.kind], l.label, duration(last.seconds, 2))
+		p(`<text x="%.1f" y="%.1f" font-size="14" text-anchor="%s" fill="%s" stroke="%s" stroke-width="5" stroke-linejoin="round" paint-order="stroke"><tspan font-weight="600">%s</tspan> %s</text>`, lx, ly, anchor, t.lines[l.kind], t.background, l.label, duration(last.seconds, 2))
 	}
 	for i, note := range notes {
 		p(`<text x="20" y="%d" font-size="12" fill="%s">%s</text>`, height-bottom+68+17*i, t.faint, note)
