@@ -205,6 +205,11 @@ func TestDispatch(t *testing.T) {
 		{"explain --manifests x 10.0.0.1:80/icmp", 2, `protocol "icmp"`},
 		{"explain --manifests world --from here 10.0.0.1:80", 2, `--from: "here" is neither ADDR nor ADDR:PORT`},
 		{"explain --manifests world --from fd00::1 10.0.0.1:80", 2, "of different address families"},
+		{"trace --must=false", 2, "0 arguments instead of 1"},
+		{"trace --must=false --by guess 10.0.0.1:80", 2, `--by "guess" is neither nftrace nor conntrack`},
+		{"trace --must=false --for 0s 10.0.0.1:80", 2, "must be positive"},
+		{"trace --must=false --from fd00::1 10.0.0.1:80", 2, "of different address families"},
+		{"trace --manifests /nonexistent 10.0.0.1:80", 1, "/nonexistent: no such file"},
 		{"demo --fly", 2, "unknown flag"},
 		{"demo --help", 0, "--hold"},
 	} {

@@ -111,7 +111,17 @@ func TestTraceAgrees(t *testing.T) {
 				}
 			}
 			if flavour == "iptables-legacy" {
-				return // refusals are not seen
+				// Its rules are not seen, but that a packet does not arrive is.
+				lock := "XTABLES_LOCKFILE=" + filepath.Join(t.TempDir(), "lock")
+				if _, err := s.node.Output("env", lock, flavour, "-I", "FORWARD", "-p", "tcp", "--dport", "8080", "-j", "DROP"); err != nil {
+					t.Fatal(err)
+				}
+				code, out := runTrace(t, s.node, func() { s.unanswered(t, clusterVIP) }, append(flags, "--count", "1", clusterVIP)...)
+				contains(t, out, "kernel: lost after these chains, by something that nf_tables does not show: iptables-legacy, ", "DIFFERS: it was not forwarded", "DIFFER for 1")
+				if code != 1 {
+					t.Errorf("exit status %d", code)
+				}
+				return
 			}
 			code, out := runTrace(t, s.node, func() { s.refused(t, "10.96.0.40:80") }, append(flags, "--count", "1", "10.96.0.40:80")...)
 			contains(t, out, "kernel: refused: table ip ", "that rule: ", "must: reject: ", "0 forwarded, 1 refused, 0 neither; kernel and objects AGREE")
