@@ -23,11 +23,6 @@ func newDemoSite(t *testing.T) (*demoLab, string, []string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.close)
-	for _, sysctl := range []string{"net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"} {
-		if err := d.node.Sysctl(sysctl, "0"); err != nil { // refusals by ICMP
-			t.Fatal(err)
-		}
-	}
 	dir := t.TempDir()
 	files, err := filepath.Glob("world/*.yaml")
 	if err != nil {

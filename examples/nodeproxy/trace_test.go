@@ -89,9 +89,6 @@ func TestTraceAgrees(t *testing.T) {
 				env = []string{"PATH=" + flavourPath(t, kind)}
 			}
 			s := newSite(t)
-			if err := s.node.Sysctl("net/ipv4/icmp_ratelimit", "0"); err != nil { // refusals by ICMP
-				t.Fatal(err)
-			}
 			dir := t.TempDir()
 			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...)+"---\n"+emptyService)
 			flags := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--cluster-cidr", "10.1.0.0/16"}

@@ -41,6 +41,10 @@ func (h *Host) setup() error {
 			"net/ipv6/conf/all/accept_dad":     "0",
 			"net/ipv6/conf/default/accept_dad": "0",
 			"net/ipv6/conf/default/accept_ra":  "0",
+			// Every refusal is sent, not only the first six and then one a second to each
+			// destination (icmp(7)).
+			"net/ipv4/icmp_ratelimit": "0",
+			"net/ipv6/icmp/ratelimit": "0",
 		} {
 			if err := sysctl.Set(path, value); err != nil {
 				return err

@@ -29,8 +29,8 @@ func New() (*Lab, error) {
 }
 
 // Host makes a host: a new network namespace with the loopback interface up,
-// forwarding off, reverse-path filtering off and IPv6 addresses usable at once
-// (no duplicate address detection). The name is for messages and must be new in
+// forwarding off, reverse-path filtering off, IPv6 addresses usable at once (no
+// duplicate address detection) and no limit on the rate of ICMP errors. The name is for messages and must be new in
 // the lab.
 func (l *Lab) Host(name string) (*Host, error) {
 	l.mu.Lock()

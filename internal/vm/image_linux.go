@@ -51,6 +51,8 @@ echo 1 >/proc/sys/net/core/fb_tunnels_only_for_init_net
 while read -r m; do insmod /modules/$m || echo "cannot load $m"; done </modules/order
 # All namespaces share one table of neighbours.
 for f in ipv4 ipv6; do for n in 1 2 3; do echo 65536 >/proc/sys/net/$f/neigh/default/gc_thresh$n; done; done
+# All namespaces share one limit of ICMP errors, too.
+for f in msgs_per_sec msgs_burst; do echo 1000000 >/proc/sys/net/ipv4/icmp_$f; done
 . /environment
 cd /work
 set --
