@@ -112,7 +112,10 @@ func (s settings) compile(ctx context.Context, name string, args ...string) erro
 	} else {
 		args = append([]string{"-o", filepath.Join(tmp, name)}, args...)
 	}
-	cmd := exec.CommandContext(ctx, "go", append([]string{verb, "-v"}, args...)...)
+	if verb != "test" {
+		args = append([]string{"-v"}, args...)
+	}
+	cmd := exec.CommandContext(ctx, "go", append([]string{verb}, args...)...)
 	cmd.Env = env
 	var packages atomic.Int64
 	var messages bytes.Buffer
@@ -139,7 +142,11 @@ func (s settings) compile(ctx context.Context, name string, args ...string) erro
 	for ticker := time.NewTicker(30 * time.Second); ; {
 		select {
 		case <-ticker.C:
-			fmt.Printf("building %s: %d packages compiled in %s\n", name, packages.Load(), time.Since(start).Round(time.Second))
+			progress := ""
+			if verb != "test" { // whose -v is another flag
+				progress = fmt.Sprintf("%d packages compiled in ", packages.Load())
+			}
+			fmt.Printf("building %s: %s%s\n", name, progress, time.Since(start).Round(time.Second))
 			continue
 		case <-read:
 		}

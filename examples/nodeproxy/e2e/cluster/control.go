@@ -60,22 +60,34 @@ func (p *plane) say(format string, args ...any) {
 	fmt.Fprintf(p.progress, format+"\n", args...)
 }
 
-// mounts gives the process a /proc of its PID namespace, and the cache folder at
-// cacheInside. Nothing of this is seen outside of its mount namespace.
+// mounts gives the process a /proc of its PID namespace, the cache folder at cacheInside,
+// and an empty /tmp. Nothing of this is seen outside of its mount namespace.
 func (p *plane) mounts() error {
 	if err := unix.Sethostname([]byte("control")); err != nil {
 		return os.NewSyscallError("sethostname", err)
 	}
-	return errors.Join(
-		mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
-		mount("proc", "/proc", "proc", 0, ""),
-		mount(p.Dir, cacheInside, "", unix.MS_BIND, ""),
-	)
+	return mountAll([]mount{
+		{target: "/", flags: unix.MS_REC | unix.MS_PRIVATE},
+		{source: p.Dir, target: cacheInside, flags: unix.MS_BIND},
+		{source: "proc", target: "/proc", fstype: "proc"},
+		{source: "tmpfs", target: "/tmp", fstype: "tmpfs"},
+	})
 }
 
-func mount(source, target, fstype string, flags uintptr, data string) error {
-	if err := unix.Mount(source, target, fstype, flags, data); err != nil {
-		return fmt.Errorf("mount %s at %s: %w", source, target, err)
+// A mount is one call of mount(2).
+type mount struct {
+	source, target, fstype string
+	flags                  uintptr
+	data                   string
+}
+
+// mountAll stops at the first error, so that nothing is mounted after a failure to make
+// mounts private.
+func mountAll(mounts []mount) error {
+	for _, m := range mounts {
+		if err := unix.Mount(m.source, m.target, m.fstype, m.flags, m.data); err != nil {
+			return fmt.Errorf("mount %s at %s: %w", m.source, m.target, err)
+		}
 	}
 	return nil
 }
@@ -89,7 +101,11 @@ func (p *plane) start(ctx context.Context) error {
 	if err := p.keys(); err != nil {
 		return err
 	}
-	if err := p.daemon("etcd", "/usr/bin/etcd", "--data-dir", p.state("etcd"), "--unsafe-no-fsync",
+	etcd, err := exec.LookPath("etcd")
+	if err != nil {
+		return err
+	}
+	if err := p.daemon("etcd", etcd, "--data-dir", p.state("etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380"); err != nil {
 		return err
@@ -121,7 +137,10 @@ func (p *plane) start(ctx context.Context) error {
 	if err := p.daemon("coredns", p.bin("coredns"), "-conf", p.state("Corefile")); err != nil {
 		return err
 	}
-	if err := p.kubectl(ctx, p.objects(), "apply", "-f", "-"); err != nil {
+	// The API server makes namespace kube-system soon after it is ready.
+	if err := p.wait(ctx, "namespace kube-system", func(ctx context.Context) error {
+		return p.kubectl(ctx, p.objects(), "apply", "-f", "-")
+	}); err != nil {
 		return err
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", p.state("admin.conf"))

@@ -27,9 +27,10 @@ const runFile = "run.json"
 
 // test is the command of that name.
 func test(ctx context.Context, o options, mode, focus string) error {
-	ctx, cancel := context.WithTimeout(ctx, o.timeout+time.Minute)
-	defer cancel()
 	return withProxy(ctx, o, mode, func(ctx context.Context, s settings, control place) error {
+		// Ginkgo gets time to report what the timeout interrupted.
+		ctx, cancel := context.WithTimeout(ctx, o.timeout+time.Minute)
+		defer cancel()
 		skip := o.skip
 		for expression, why := range unsupported() {
 			if skip != "" {

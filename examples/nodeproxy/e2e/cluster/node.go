@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -125,19 +124,20 @@ func nodeMounts(dir func(...string) string) error {
 			return err
 		}
 	}
-	if err := errors.Join(
-		// Shared within the node, for volumes with mount propagation.
-		mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""),
-		mount("proc", "/proc", "proc", 0, ""),
-		// A new sysfs shows the node's network interfaces, but no control groups.
-		mount("/sys/fs/cgroup", dir("cgroup"), "", unix.MS_BIND|unix.MS_REC, ""),
-		mount("sysfs", "/sys", "sysfs", 0, ""),
-		mount(dir("cgroup"), "/sys/fs/cgroup", "", unix.MS_BIND|unix.MS_REC, ""),
-		mount("tmpfs", "/run", "tmpfs", 0, "mode=755"),
-		mount(dir("lib"), "/var/lib", "", unix.MS_BIND, ""),
-		mount(dir("log"), "/var/log", "", unix.MS_BIND, ""),
-	); err != nil {
+	if err := mountAll([]mount{
+		{source: "proc", target: "/proc", fstype: "proc"},
+		// A new sysfs shows the node's network interfaces, but has no control groups.
+		{source: "/sys/fs/cgroup", target: dir("cgroup"), flags: unix.MS_BIND | unix.MS_REC},
+		{source: "sysfs", target: "/sys", fstype: "sysfs"},
+		{source: dir("cgroup"), target: "/sys/fs/cgroup", flags: unix.MS_BIND | unix.MS_REC},
+		{source: "tmpfs", target: "/run", fstype: "tmpfs", data: "mode=755"},
+		{source: dir("lib"), target: "/var/lib", flags: unix.MS_BIND},
+		{source: dir("log"), target: "/var/log", flags: unix.MS_BIND},
+	}); err != nil {
 		return err
+	}
+	if err := unix.Unmount(dir("cgroup"), unix.MNT_DETACH); err != nil {
+		return os.NewSyscallError("unmount", err)
 	}
 	for name, value := range machineParameters {
 		target := filepath.Join("/proc/sys", name)
@@ -148,11 +148,12 @@ func nodeMounts(dir func(...string) string) error {
 		if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
 			return err
 		}
-		if err := mount(file, target, "", unix.MS_BIND, ""); err != nil {
+		if err := mountAll([]mount{{source: file, target: target, flags: unix.MS_BIND}}); err != nil {
 			return err
 		}
 	}
-	return nil
+	// Within the node, for volumes with mount propagation.
+	return mountAll([]mount{{target: "/", flags: unix.MS_REC | unix.MS_SHARED}})
 }
 
 // importImages hands containerd all images, once it answers.
