@@ -65,17 +65,21 @@ func check() error {
 	return nil
 }
 
-// unsupported returns, by expressions that match names of tests, why this machine
-// cannot run them.
-func unsupported() map[string]string {
-	m := map[string]string{
-		`Feature:Networking-(IPv4|IPv6|DNS)|should provide Internet connection|Feature:ClusterDNS`: "no internet",
-		`Disruptive`: "no SSH, and no kube-proxy in pods",
+// An exclusion is an expression that matches names of tests that cannot run.
+type exclusion struct{ expression, why string }
+
+// unsupported returns which tests cannot run in a cluster on this machine.
+func unsupported() []exclusion {
+	e := []exclusion{
+		{`Feature:Networking-(IPv4|IPv6|DNS)`, "no internet"},
+		{`Disruptive`, "no SSH to nodes, and the proxy is in no pod"},
+		{`DNS configMap nameserver`, "CoreDNS is in no pod, and has no ConfigMap"},
+		{`Netpol (NetworkPolicy|\[LinuxOnly\]|\[Feature)`, "CNI plugin ptp has no network policies"},
 	}
 	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP); err == nil {
 		unix.Close(fd)
 	} else {
-		m[`Feature:SCTPConnectivity`] = fmt.Sprintf("no SCTP: %v", err)
+		e = append(e, exclusion{`Feature:SCTPConnectivity`, fmt.Sprintf("no SCTP in the kernel (%v)", err)})
 	}
-	return m
+	return e
 }

@@ -31,14 +31,15 @@ func test(ctx context.Context, o options, mode, focus string) error {
 		// Ginkgo gets time to report what the timeout interrupted.
 		ctx, cancel := context.WithTimeout(ctx, o.timeout+time.Minute)
 		defer cancel()
-		skip := o.skip
-		for expression, why := range unsupported() {
-			if skip != "" {
-				skip += "|"
-			}
-			skip += expression
-			fmt.Printf("leaving out %s: %s\n", expression, why)
+		var skips []string
+		if o.skip != "" {
+			skips = append(skips, o.skip)
 		}
+		for _, e := range unsupported() {
+			skips = append(skips, e.expression)
+			fmt.Printf("leaving out %s: %s\n", e.expression, e.why)
+		}
+		skip := strings.Join(skips, "|")
 		r := run{Proxy: o.proxy, Mode: mode, Focus: focus, Skip: skip, Kubernetes: s.Version, Start: time.Now().Truncate(time.Second)}
 		name := filepath.Join("runs", fmt.Sprintf("%s-%s-%s", r.Proxy, r.Mode, r.Start.Format("20060102-150405")))
 		dir, inside := filepath.Join(s.Dir, name), filepath.Join(cacheInside, name)
