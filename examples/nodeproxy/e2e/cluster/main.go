@@ -28,6 +28,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -93,7 +94,6 @@ func main() {
 func command(ctx context.Context, args []string) error {
 	var o options
 	f := pflag.NewFlagSet("cluster", pflag.ContinueOnError)
-	f.SetInterspersed(len(args) == 0 || args[0] != "in") // the flags after "in NODE" are the command's
 	f.StringVar(&o.dir, "dir", "", "folder for all files; by default proxier/cluster in the user's cache folder")
 	f.StringVar(&o.name, "name", "cluster", "name of the cluster, for more than one at a time")
 	f.IntVar(&o.nodes, "nodes", 3, "up: number of nodes, 9 at most; they are in three zones in turn")
@@ -105,10 +105,21 @@ func command(ctx context.Context, args []string) error {
 	f.StringVar(&o.skip, "skip", "", "test: leave out tests whose names match this expression")
 	f.IntVar(&o.flakeAttempts, "flake-attempts", 1, "test: run a failing test so many times before it counts as failed")
 	f.Usage = func() { fmt.Fprint(os.Stderr, usage+f.FlagUsages()) }
-	if err := f.Parse(args); err != nil {
-		if err == pflag.ErrHelp {
-			return nil
-		}
+	parse := func(args []string, interspersed bool) ([]string, error) {
+		f.SetInterspersed(interspersed)
+		err := f.Parse(args)
+		return f.Args(), err
+	}
+	args, err := parse(args, false)
+	name := ""
+	if err == nil && len(args) > 0 {
+		name = args[0]
+		args, err = parse(args[1:], name != "in") // the flags after "in NODE" are the command's
+	}
+	if err == pflag.ErrHelp {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	if o.dir == "" {
@@ -118,7 +129,6 @@ func command(ctx context.Context, args []string) error {
 		}
 		o.dir = filepath.Join(cache, "proxier", "cluster")
 	}
-	var err error
 	if o.dir, err = filepath.Abs(o.dir); err != nil {
 		return err
 	}
@@ -128,12 +138,6 @@ func command(ctx context.Context, args []string) error {
 	if strings.Trim(o.name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || o.name == "" {
 		return fmt.Errorf("--name is %q, must consist of a-z, 0-9 and -", o.name)
 	}
-	args = f.Args()
-	if len(args) == 0 {
-		f.Usage()
-		return fmt.Errorf("no command")
-	}
-	name, args := args[0], args[1:]
 	count := func(min, max int) error {
 		if len(args) < min || max >= 0 && len(args) > max {
 			return fmt.Errorf("%s: wrong number of arguments (see --help)", name)
@@ -141,6 +145,9 @@ func command(ctx context.Context, args []string) error {
 		return nil
 	}
 	switch name {
+	case "":
+		f.Usage()
+		return errors.New("no command")
 	case "check":
 		if err := count(0, 0); err != nil {
 			return err

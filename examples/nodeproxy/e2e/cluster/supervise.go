@@ -252,7 +252,10 @@ func monitor() (err error) {
 		return err
 	}
 	progress.Close()
-	defer context.AfterFunc(ctx, func() { cmd.Process.Kill() })()
+	defer context.AfterFunc(ctx, func() {
+		fmt.Printf("%s stopping the cluster: %v\n", time.Now().Format(time.TimeOnly), ctx.Err())
+		cmd.Process.Kill()
+	})()
 	if err := os.WriteFile(s.state("control.pid"), []byte(strconv.Itoa(cmd.Process.Pid)), 0o644); err != nil {
 		cmd.Process.Kill()
 	}
