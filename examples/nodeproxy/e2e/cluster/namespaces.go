@@ -149,7 +149,7 @@ func (s settings) environment() []string {
 	return []string{
 		"PATH=" + s.bin() + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"KUBECONFIG=" + s.state("admin.conf"),
-		"HOME=/root",
+		"HOME=/tmp", // the cluster's own; kubectl has a cache in it
 		"TERM=" + os.Getenv("TERM"),
 	}
 }
