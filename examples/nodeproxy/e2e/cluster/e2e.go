@@ -118,6 +118,9 @@ func test(ctx context.Context, o options, mode, focus string) error {
 // with the test's name.
 var ending = regexp.MustCompile(`^(•|S|P)? ?(\[(FAILED|SKIPPED|TIMEDOUT|PANICKED|INTERRUPTED)\] )?\[([0-9.]+) seconds\]$`)
 
+// labels matches a test's labels, which Ginkgo adds to its name.
+var labels = regexp.MustCompile(` \[sig-[^\[\]]*\]$`)
+
 // printProgress copies lines of Ginkgo's output that say how a test ended.
 func printProgress(w io.Writer, r io.Reader) {
 	lines := bufio.NewReader(r)
@@ -134,7 +137,7 @@ func printProgress(w io.Writer, r io.Reader) {
 			if last[3] != "" {
 				status = strings.ToLower(last[3])
 			}
-			fmt.Fprintf(w, "%4d %-8s %6ss %s\n", count, status, last[4], line)
+			fmt.Fprintf(w, "%4d %-8s %6ss %s\n", count, status, last[4], labels.ReplaceAllString(line, ""))
 			last = nil
 		}
 		if err != nil {

@@ -104,7 +104,7 @@ func (s settings) makeImages(ctx context.Context) (err error) {
 	full := []string{base, layer("agnhost")}
 	return writeArchive(ctx, archive, tmp, []containerImage{
 		{[]string{image.GetE2EImage(image.Agnhost)}, full, []string{"/agnhost"}, []string{"pause"}},
-		{[]string{image.GetE2EImage(image.BusyBox), image.GetE2EImage(image.DistrolessIptables)}, full, nil, []string{"/bin/sh"}},
+		{[]string{image.GetE2EImage(image.BusyBox), image.GetE2EImage(image.DistrolessIptables), image.GetE2EImage(image.GlibcDnsTesting)}, full, nil, []string{"/bin/sh"}},
 		{[]string{image.GetE2EImage(image.Nginx)}, full, nil, []string{"/agnhost", "test-webserver", "--port=80"}},
 		{[]string{image.GetE2EImage(image.RegressionIssue74839)}, []string{layer("issue")}, []string{"/regression-issue-74839"}, nil},
 		{[]string{pauseImage()}, []string{layer("pause")}, []string{"/pause"}, nil},

@@ -225,6 +225,7 @@ func monitor() (err error) {
 	defer cancelLimit()
 	lock, progress := os.NewFile(lockFD, "lock"), os.NewFile(progressFD, "progress")
 	syscall.CloseOnExec(lockFD)
+	defer lock.Close() // also keeps the garbage collector from closing it
 	if err := lock.Truncate(0); err != nil {
 		return err
 	}

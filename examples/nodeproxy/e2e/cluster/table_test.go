@@ -76,7 +76,7 @@ func TestProgressHasALineForEachTest(t *testing.T) {
 Running Suite: Kubernetes e2e suite - /mnt
 ------------------------------
 • [5.123 seconds]
-[sig-network] Services should serve
+[sig-network] Services should serve [Conformance] [sig-network, Conformance]
 k8s.io/kubernetes/test/e2e/network/service.go:100
 
   Captured StdOut/StdErr Output >>
@@ -90,7 +90,7 @@ S [SKIPPED] [0.100 seconds]
 	var out bytes.Buffer
 	printProgress(&out, strings.NewReader(output))
 	want := `
-   1 ok        5.123s [sig-network] Services should serve
+   1 ok        5.123s [sig-network] Services should serve [Conformance]
    2 skipped   0.100s [sig-network] Services should need two zones
    3 failed   61.000s [sig-network] Services [It] should fail
 `
