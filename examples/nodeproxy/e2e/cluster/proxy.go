@@ -116,10 +116,12 @@ func withProxy(ctx context.Context, o options, mode string, f func(context.Conte
 // cleanUp removes from a node all rules of either proxy, and all tracked connections.
 func (s settings) cleanUp(ctx context.Context, node place) error {
 	bin := s.inside().bin
-	commands := [][]string{{bin("kube-proxy"), "--cleanup"}, {"/usr/bin/env", "conntrack", "-F"}}
+	var commands [][]string
+	// nodeproxy's first: kube-proxy fails to remove chains that rules of nodeproxy refer to.
 	if _, err := os.Stat(s.bin("nodeproxy")); err == nil {
 		commands = append(commands, []string{bin("nodeproxy"), "run", "--cleanup"})
 	}
+	commands = append(commands, []string{bin("kube-proxy"), "--cleanup"}, []string{"/usr/bin/env", "conntrack", "-F"})
 	for _, c := range commands {
 		var out bytes.Buffer
 		if err := node.run(ctx, &exec.Cmd{Path: c[0], Args: c, Env: s.inside().environment(), Stdout: &out, Stderr: &out}); err != nil {
