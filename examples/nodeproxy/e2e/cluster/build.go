@@ -1,0 +1,173 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const upstream = "k8s.io/kubernetes"
+
+// corednsModule is CoreDNS in the version that Kubernetes v1.36 deploys. It is built as a
+// module of its own, as its dependencies have other versions than those of Kubernetes.
+const corednsModule = "github.com/coredns/coredns@v1.14.2"
+
+// kubernetesVersion returns the version of Kubernetes that go.mod requires.
+func kubernetesVersion() (string, error) {
+	info, ok := debug.ReadBuildInfo()
+	if ok {
+		for _, m := range info.Deps {
+			if m.Path == upstream {
+				return m.Version, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("this program was built without module %s", upstream)
+}
+
+// programs lists the programs of a cluster. The flags they are built with are those with
+// which ../apiserver is built elsewhere, so that Go's build cache has what they share.
+var programs = []string{
+	upstream + "/cmd/kube-apiserver",
+	upstream + "/cmd/kube-proxy",
+	upstream + "/cmd/kube-scheduler",
+	upstream + "/cmd/kube-controller-manager",
+	upstream + "/cmd/kubectl",
+	upstream + "/cmd/kubelet",
+	upstream + "/test/images/agnhost",
+	upstream + "/test/images/regression-issue-74839",
+	"github.com/onsi/ginkgo/v2/ginkgo",
+}
+
+// build builds what the cache folder lacks and returns the settings of a cluster of it.
+func build(ctx context.Context, o options) (settings, error) {
+	s, err := o.settings()
+	if err != nil {
+		return s, err
+	}
+	if err := check(); err != nil {
+		return s, err
+	}
+	if err := os.MkdirAll(s.bin(), 0o755); err != nil {
+		return s, err
+	}
+	fmt.Printf("Kubernetes %s in %s\n", s.Version, o.dir)
+	minor := strings.Split(s.Version, ".")[1]
+	ldflags := fmt.Sprintf("-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=%s -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=%s", s.Version, minor)
+	for _, p := range programs {
+		if err := s.compile(ctx, filepath.Base(p), "build", ldflags, p); err != nil {
+			return s, err
+		}
+	}
+	if err := s.compile(ctx, "e2e.test", "test", "-c", "-vet=off", ldflags, upstream+"/test/e2e"); err != nil {
+		return s, err
+	}
+	if err := s.compile(ctx, "coredns", "install", "-ldflags=-s -w", corednsModule); err != nil {
+		return s, err
+	}
+	return s, s.makeImages(ctx)
+}
+
+// buildNodeproxy builds nodeproxy from the tree that this module is in. It is always
+// built again, as only Go can tell whether the sources changed.
+func (s settings) buildNodeproxy(ctx context.Context) error {
+	dir, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}")
+	if err != nil {
+		return fmt.Errorf("find nodeproxy's sources, of which this must be run in folder e2e/cluster: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(s.bin(), "nodeproxy"), ".")
+	cmd.Dir = filepath.Join(dir, "..", "..")
+	cmd.Env = append(os.Environ(), "GOWORK=") // in the workspace, so with this tree's library
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build nodeproxy: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// compile has the go command make a program, if there is none yet. It reports progress
+// by the number of packages that are compiled.
+func (s settings) compile(ctx context.Context, name string, args ...string) error {
+	target := filepath.Join(s.bin(), name)
+	if _, err := os.Stat(target); err == nil {
+		return nil
+	}
+	// Below the target's folder, so that an interrupted build leaves no program there.
+	tmp, err := os.MkdirTemp(s.bin(), ".build-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	verb, args := args[0], args[1:]
+	env := append(os.Environ(), "GOWORK=off")
+	if verb == "install" { // takes a module's version, but no -o
+		env = append(env, "GOBIN="+tmp)
+	} else {
+		args = append([]string{"-o", filepath.Join(tmp, name)}, args...)
+	}
+	if verb != "test" {
+		args = append([]string{"-v"}, args...)
+	}
+	cmd := exec.CommandContext(ctx, "go", append([]string{verb}, args...)...)
+	cmd.Env = env
+	var packages atomic.Int64
+	var messages bytes.Buffer
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	fmt.Printf("building %s\n", name)
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for lines := bufio.NewScanner(stderr); lines.Scan(); {
+			if line := lines.Text(); strings.ContainsAny(line, " #:") {
+				fmt.Fprintln(&messages, line)
+			} else {
+				packages.Add(1)
+			}
+		}
+	}()
+	for ticker := time.NewTicker(30 * time.Second); ; {
+		select {
+		case <-ticker.C:
+			progress := ""
+			if verb != "test" { // whose -v is another flag
+				progress = fmt.Sprintf("%d packages compiled in ", packages.Load())
+			}
+			fmt.Printf("building %s: %s%s\n", name, progress, time.Since(start).Round(time.Second))
+			continue
+		case <-read:
+		}
+		ticker.Stop()
+		break
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", name, err, messages.Bytes())
+	}
+	fmt.Printf("built %s in %s\n", name, time.Since(start).Round(time.Second))
+	return os.Rename(filepath.Join(tmp, name), target)
+}
+
+// output runs a command and returns what it printed, without white space around it.
+func output(ctx context.Context, args ...string) (string, error) {
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return string(bytes.TrimSpace(out)), err
+}

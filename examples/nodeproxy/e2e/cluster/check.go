@@ -1,0 +1,85 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// cniPlugins is where Debian's package containernetworking-plugins has its programs.
+const cniPlugins = "/usr/lib/cni"
+
+// needed lists the programs that a cluster runs from the machine, with the Debian
+// packages that have them.
+var needed = []struct{ program, pkg string }{
+	{"conntrack", "conntrack"},
+	{"containerd", "containerd"},
+	{"ctr", "containerd"},
+	{"debootstrap", "debootstrap"},
+	{"etcd", "etcd-server"},
+	{"gcc", "gcc libc6-dev"},
+	{"go", "golang"},
+	{"ip", "iproute2"},
+	{"iptables", "iptables"},
+	{"nft", "nftables"},
+	{"runc", "runc"},
+	{cniPlugins + "/ptp", "containernetworking-plugins"},
+	{cniPlugins + "/portmap", "containernetworking-plugins"},
+}
+
+// check returns an error that names everything the machine lacks.
+func check() error {
+	var lacks []string
+	if os.Geteuid() != 0 {
+		lacks = append(lacks, "root: run this as root")
+	}
+	packages := map[string]bool{}
+	var install []string
+	for _, n := range needed {
+		if _, err := exec.LookPath(n.program); err != nil && !packages[n.pkg] {
+			packages[n.pkg] = true
+			install = append(install, n.pkg)
+		}
+	}
+	if len(install) > 0 {
+		lacks = append(lacks, "programs: apt-get install "+strings.Join(install, " "))
+	}
+	filesystems, err := os.ReadFile("/proc/filesystems")
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(string(filesystems), "\toverlay\n") {
+		lacks = append(lacks, "file system overlay: modprobe overlay")
+	}
+	if groups, _ := filepath.Glob("/sys/fs/cgroup/*"); len(groups) == 0 {
+		lacks = append(lacks, "control groups, mounted at /sys/fs/cgroup")
+	}
+	if len(lacks) > 0 {
+		return errors.New("this machine lacks\n  " + strings.Join(lacks, "\n  "))
+	}
+	return nil
+}
+
+// An exclusion is an expression that matches names of tests that cannot run.
+type exclusion struct{ expression, why string }
+
+// unsupported returns which tests cannot run in a cluster on this machine.
+func unsupported() []exclusion {
+	e := []exclusion{
+		{`Feature:Networking-(IPv4|IPv6|DNS)`, "no internet"},
+		{`Disruptive`, "no SSH to nodes, and the proxy is in no pod"},
+		{`DNS configMap nameserver`, "CoreDNS is in no pod, and has no ConfigMap"},
+		{`Netpol (NetworkPolicy|\[LinuxOnly\]|\[Feature)`, "CNI plugin ptp has no network policies"},
+	}
+	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP); err == nil {
+		unix.Close(fd)
+	} else {
+		e = append(e, exclusion{`Feature:SCTPConnectivity`, fmt.Sprintf("no SCTP in the kernel (%v)", err)})
+	}
+	return e
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// ip runs the program of that name with what is in the text, split at white space.
+func ip(format string, args ...any) error {
+	_, err := output(context.Background(), append([]string{"ip"}, strings.Fields(fmt.Sprintf(format, args...))...)...)
+	return err
+}
+
+// sysctl sets a kernel parameter of the process's network namespace.
+func sysctl(name, value string) error {
+	return os.WriteFile(filepath.Join("/proc/sys/net", name), []byte(value), 0o644)
+}
+
+// router makes the network namespace one that forwards packets. A new namespace may have
+// IPv6 turned off, as the one it was made from, and would use addresses a second late.
+func router() error {
+	for _, p := range [][2]string{
+		{"ipv4/ip_forward", "1"},
+		{"ipv4/conf/all/rp_filter", "0"},
+		{"ipv4/conf/default/rp_filter", "0"},
+		{"ipv6/conf/all/disable_ipv6", "0"},
+		{"ipv6/conf/default/disable_ipv6", "0"},
+		{"ipv6/conf/all/forwarding", "1"},
+		{"ipv6/conf/all/accept_dad", "0"},
+		{"ipv6/conf/default/accept_dad", "0"},
+	} {
+		if err := sysctl(p[0], p[1]); err != nil {
+			return err
+		}
+	}
+	return ip("link set lo up")
+}
+
+// bridge is the control plane's interface that all nodes are connected to.
+const bridge = "nodes"
+
+// network prepares the control plane's network namespace: a bridge for the nodes, and
+// routes to their pods.
+func (p *plane) network() error {
+	if err := router(); err != nil {
+		return err
+	}
+	// Packets to a load balancer may go to several nodes, each connection to one.
+	if err := sysctl("ipv4/fib_multipath_hash_policy", "1"); err != nil {
+		return err
+	}
+	for _, c := range []string{
+		"link add " + bridge + " type bridge",
+		"addr add " + controlIP + "/24 dev " + bridge,
+		"addr add " + controlIP6 + "/64 dev " + bridge + " nodad",
+		"link set " + bridge + " up",
+		"addr add " + balancerClient + "/32 dev lo",
+		// Packets to a load balancer without nodes are lost: the peer of this interface drops
+		// them, as without ARP they have another destination than its hardware address.
+		"link add lost type veth peer name lost-peer",
+		"link set lost arp off up",
+		"link set lost-peer up",
+		"route add " + balancerRange + " dev lost",
+	} {
+		if err := ip("%s", c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// connect connects the node whose process 1 is pid to the bridge, and routes its pods to it.
+func (p *plane) connect(n, pid int) error {
+	name := nodeName(n)
+	if err := ip("link add eth0 netns %d type veth peer name %s", pid, name); err != nil {
+		return err
+	}
+	if err := ip("link set %s master %s up", name, bridge); err != nil {
+		return err
+	}
+	if err := ip("route add %s via %s", podIPs(n), nodeIP(n)); err != nil {
+		return err
+	}
+	return ip("route add %s via %s", podIP6s(n), nodeIP6(n))
+}
+
+// nodeNetwork configures a node's network namespace, in which there is eth0.
+func nodeNetwork(n, nodes int) error {
+	if err := router(); err != nil {
+		return err
+	}
+	commands := []string{
+		"addr add " + nodeIP(n) + "/24 dev eth0",
+		"addr add " + nodeIP6(n) + "/64 dev eth0 nodad",
+		"link set eth0 up",
+		"route add default via " + controlIP,
+		"-6 route add default via " + controlIP6,
+	}
+	for m := 1; m <= nodes; m++ {
+		if m != n {
+			commands = append(commands, "route add "+podIPs(m)+" via "+nodeIP(m), "route add "+podIP6s(m)+" via "+nodeIP6(m))
+		}
+	}
+	for _, c := range commands {
+		if err := ip("%s", c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cniConfig has pods connected by routes, each by a veth. With a bridge, the replies
+// of an endpoint to a client on its node would take the bridge past connection tracking
+// where the kernel's br_netfilter is missing.
+func cniConfig(n int) string {
+	return `{
+  "cniVersion": "0.4.0",
+  "name": "pods",
+  "plugins": [
+    {
+      "type": "ptp",
+      "ipMasq": false,
+      "mtu": 1500,
+      "ipam": {
+        "type": "host-local",
+        "ranges": [[{"subnet": ` + strconv.Quote(podIPs(n)) + `}], [{"subnet": ` + strconv.Quote(podIP6s(n)) + `}]],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
+      }
+    },
+    {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}
+  ]
+}
+`
+}
