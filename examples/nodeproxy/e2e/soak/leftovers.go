@@ -30,9 +30,11 @@ var lists = [][]string{
 }
 
 var (
-	// volatile matches what is different each time: counters, times, comments of the
-	// programs, and the canary rules of mode iptables, which have a new comment each time.
-	volatile = regexp.MustCompile(`(?m)^# .*\n|^.*CANARY.*\n|\[\d+:\d+\]| packets \d+ bytes \d+| expires \S+`)
+	// volatile matches what is different each time: counters, times and comments of the
+	// programs.
+	volatile = regexp.MustCompile(`(?m)^# .*\n|\[\d+:\d+\]| packets \d+ bytes \d+| expires \S+`)
+	// canary matches the canaries of mode iptables, which have a new comment each time.
+	canary = regexp.MustCompile(`KUBE-\w+-CANARY`)
 	// nothing matches what the programs print where there is nothing of theirs.
 	nothing = regexp.MustCompile(`does not exist|Protocol not available|Can't initialize ipvs`)
 	// builtIn matches the lines of iptables-save that do not depend on any rule.
@@ -62,7 +64,7 @@ func (s *soak) dump(ctx context.Context) (kernelState, error) {
 			line = strings.TrimSpace(line)
 			f := strings.Fields(line)
 			switch {
-			case builtIn.MatchString(line):
+			case builtIn.MatchString(line), canary.MatchString(line):
 			case len(f) > 1 && (f[0] == "add" || f[0] == "-A" || f[0] == "-a"): // a set's, a chain's or a virtual server's
 				out.add(args[0]+": "+f[1], line)
 			default:
@@ -107,7 +109,7 @@ func (k kernelState) addNFT(listing string) {
 		case line == "\t}":
 			base := len(lines) == 1 && strings.HasPrefix(lines[0], "type ") && strings.HasSuffix(lines[0], "policy accept;")
 			switch own := strings.HasSuffix(table, " proxier"); {
-			case shared.MatchString(object), !own && base:
+			case shared.MatchString(object), canary.MatchString(object), !own && base:
 			case sources.MatchString(object) && !strings.Contains(strings.Join(lines, " "), "elements"):
 			default:
 				k[object] = lines

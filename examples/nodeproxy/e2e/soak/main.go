@@ -1,6 +1,80 @@
 //go:build linux
 
-// Soak.
+// Soak runs nodeproxy for a long time in the life of a cluster, and finds out whether a
+// connection is lost or anything is left over.
+//
+//	soak -for 1h                          10,000 Services in mode nftables
+//	soak -for 1h -mode iptables -iptables legacy -services 2000 -o report.json
+//	soak -only 'rollout,SIGKILL' -seed 7  some kinds of events, as chosen before
+//	soak -help                            all flags
+//
+// It builds a network of namespaces of its own (network.go): the node, clients, pods of the
+// node, and one host that has all pods of 128 other nodes, so that each of the endpoints
+// answers. It starts the real nodeproxy on the node, built or named by -nodeproxy. Objects
+// come from a real API server, which -apiserver or PROXIER_KUBE_APISERVER names (build it
+// in examples/nodeproxy/e2e/apiserver; etcd must be installed), or from a folder of
+// manifests. It needs the right to make user namespaces, or root; nft; in mode iptables its
+// programs.
+//
+// Mode ipvs takes a kernel with IPVS and root. Where there is none, a test runs the same in
+// a virtual machine:
+//
+//	go test -run TestSoakIPVS -v -timeout 1h . -for 30m -services 300
+//
+// # What happens
+//
+// One event follows another, chosen by chance from events.go: rollouts, scaling up and
+// down and to zero, reboots of other nodes and of this one, Services that come, go and
+// change, slices that are rearranged, API servers that are killed and started again (or
+// the folder gone for a while), agents that are killed at work, or changed for another, or
+// away while much changes; and other programs that add rules of their own, or flush all,
+// with nft, iptables, ipset and ipvsadm. After each event it waits until everything is in
+// effect, which it sees by packets alone, and judges some connections: from anywhere, to
+// anything, also to closed ports and addresses that no Service has.
+//
+// All the time connections are opened, half of them to Services that were changed lately;
+// some stay open, and a line goes through each every second; and UDP sockets stay open,
+// which must be moved from endpoints that go.
+//
+// # What is lost
+//
+// [ruleset.Snapshot.Trace] judges each connection, by objects that its tracker gets before
+// the agent does: which endpoints may answer, by what address they see the client, what is
+// refused and what gets no answer. While a change is not known to be in effect, anything
+// between the ruleset before and the latest one will do. A TCP connection is lost also if
+// it came about only after a packet had to be sent again. One that stays open is lost if it
+// breaks, unless its endpoint goes: then it ends before, as those of a pod do.
+//
+// There are two reasons for a loss, both counted in the report. The rules were gone, as
+// others had flushed them: from then until the agent has repaired them, for which it has as
+// long as -repair says. And the machine stood still, as measured by a goroutine that only
+// polls the clock (package internal/stall): that excuses packets sent again, and UDP
+// requests without an answer, and nothing else.
+//
+// # What is left over
+//
+// In the end all Services are made what they were in the beginning. The agent's memory,
+// goroutines, files and sockets, and the numbers of the kernel's objects, must be what they
+// were after its cold start with the same Services. Then all are removed, and the kernel
+// must have, line by line, what it had when the agent had started without any. After
+// "nodeproxy run --cleanup" it must have what it had before, and the agent's folder for
+// temporary files must be empty. In the last part of a run no agent is killed, so that the
+// last one has lived through much of it when it is measured.
+//
+// The heap, after a collection, may be a quarter and 8 MB more than it was: Go's maps do
+// not shrink, and buffers are kept for the next change. Some goroutines and a file or
+// socket more are let pass, as clients of the agent's servers come and go (leftovers.go).
+// Chains that many Services share, which mode nftables keeps by design, do not count.
+//
+// # What it prints
+//
+// A line every ten seconds, and in the end a table; the report as JSON with -o. Each event
+// and each failure is in the log with its time (-log), a failure with the event that went on
+// or was the last. The exit status is 1 if anything was lost without a reason or is left
+// over. With the same -seed, the same is chosen: the objects, the events and their order.
+// When things happen beside each other it is still the machine that decides.
+//
+// [ruleset.Snapshot.Trace]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Snapshot.Trace
 package main
 
 import (

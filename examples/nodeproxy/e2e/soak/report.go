@@ -171,6 +171,22 @@ func (r *recorder) lost(kind string, begun time.Time, reason string, err error) 
 	return true
 }
 
+// excusedPercent is how many percent of the connections of a kind may be excused because
+// the machine stood still, and freeExcuses how many in any case: beyond that it is too busy
+// to tell an agent that loses connections from one that does not.
+const excusedPercent, freeExcuses = 1, 20
+
+// limitExcuses notes a failure for each kind of which too many were excused.
+func (r *recorder) limitExcuses() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for kind, c := range r.r.Connections {
+		if n := c.Excused[stood]; n > max(freeExcuses, c.Made*excusedPercent/100) {
+			r.fail("%s: %d of %d were excused %s: the machine is too busy, or connections are lost", kind, n, c.Made, stood)
+		}
+	}
+}
+
 // failf notes a failure that is not about one connection.
 func (r *recorder) failf(format string, args ...any) {
 	r.mu.Lock()

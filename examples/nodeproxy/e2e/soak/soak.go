@@ -51,7 +51,8 @@ type soak struct {
 	stalls    *stall.Detector
 	traffic   *traffic
 	catalogue *catalogue
-	rng       *rand.Rand
+	// rng chooses what happens, samples what is judged: how much that is depends on time.
+	rng, samples *rand.Rand
 	// barriers counts the barriers.
 	barriers int
 	deadline time.Time
@@ -62,7 +63,7 @@ type soak struct {
 func run(ctx context.Context, o *options, dir string, log, out io.Writer) (*Report, error) {
 	s := &soak{
 		o: o, rec: newRecorder(log), stalls: stall.Start(), catalogue: &catalogue{of: map[int][]target{}},
-		rng: rand.New(rand.NewPCG(o.seed, 0)),
+		rng: rand.New(rand.NewPCG(o.seed, 0)), samples: rand.New(rand.NewPCG(o.seed, 1)),
 	}
 	defer s.stalls.Stop()
 	s.pop = newPopulation(s.rng, o.endpoints)
@@ -101,6 +102,7 @@ func run(ctx context.Context, o *options, dir string, log, out io.Writer) (*Repo
 		s.traffic.stop()
 		s.traffic.wg.Wait()
 	}
+	s.rec.limitExcuses()
 	s.rec.mu.Lock()
 	defer s.rec.mu.Unlock()
 	r.Seconds = time.Since(r.Begun).Seconds()
@@ -364,17 +366,17 @@ type judged struct {
 // sample chooses connections: one in ten to what is no Service's.
 func (s *soak) sample(n int) (out []judged) {
 	for range n {
-		j := judged{from: s.net.places[s.rng.IntN(len(s.net.places))]}
-		_, t, ok := s.catalogue.pick(s.rng)
+		j := judged{from: s.net.places[s.samples.IntN(len(s.net.places))]}
+		_, t, ok := s.catalogue.pick(s.samples)
 		if !ok {
 			continue
 		}
 		switch f := familyOf(t.to.Addr()); {
 		case s.o.mode == "ipvs": // closed ports are not refused alike
-		case s.rng.IntN(20) == 0:
-			t.to = netip.AddrPortFrom(t.to.Addr(), uint16(7000+s.rng.IntN(1000)))
-		case s.rng.IntN(20) == 0:
-			t.to = netip.AddrPortFrom(number(clusterIPs[f], 40000+s.rng.IntN(10000)), 80)
+		case s.samples.IntN(20) == 0:
+			t.to = netip.AddrPortFrom(t.to.Addr(), uint16(7000+s.samples.IntN(1000)))
+		case s.samples.IntN(20) == 0:
+			t.to = netip.AddrPortFrom(number(clusterIPs[f], 40000+s.samples.IntN(10000)), 80)
 		}
 		j.to = t
 		out = append(out, j)

@@ -109,15 +109,12 @@ func TestSoakIPVS(t *testing.T) {
 	}
 	const agent = "testdata/nodeproxy"
 	if os.Getenv("PROXIER_VM_INSIDE") == "" {
-		// What is in testdata comes along.
-		t.Chdir(t.TempDir())
-		if err := os.Mkdir("testdata", 0o755); err != nil {
+		// What is in testdata comes along: an agent without libraries that the machine lacks.
+		dir := t.TempDir()
+		if err := buildAgent(t.Context(), filepath.Join(dir, agent), append(os.Environ(), "CGO_ENABLED=0")); err != nil {
 			t.Fatal(err)
 		}
-		// Without libraries that the machine lacks.
-		if err := buildAgent(t.Context(), agent, append(os.Environ(), "CGO_ENABLED=0")); err != nil {
-			t.Fatal(err)
-		}
+		t.Chdir(dir)
 	}
 	if !vm.Inside(t, vm.IPVS) {
 		return
