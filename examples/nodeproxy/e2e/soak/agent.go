@@ -33,7 +33,7 @@ type agent struct {
 
 	cmd  *exec.Cmd
 	done chan struct{}
-	// ended is told of an agent that ends by itself.
+	// ended is called with the error of an agent that ends by itself.
 	ended func(error)
 }
 

@@ -100,7 +100,7 @@ func main() {
 
 // newFlags returns the flags and what they set.
 func newFlags(f *flag.FlagSet) *options {
-	o := &options{events: allEvents, settle: 20 * time.Second}
+	o := &options{events: allEvents, settle: 30 * time.Second}
 	f.DurationVar(&o.length, "for", 10*time.Minute, "for how long there are events")
 	f.IntVar(&o.services, "services", 10000, "how many Services there are")
 	f.IntVar(&o.endpoints, "endpoints", 10, "how many endpoints a Service has on average")

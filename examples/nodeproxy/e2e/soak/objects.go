@@ -69,7 +69,8 @@ type service struct {
 	endpoints                         []endpoint
 }
 
-// split says whether there is a second slice, with the endpoints of odd number.
+// split is how the endpoints are divided between two slices: the second one has those of
+// odd number.
 type split int
 
 const (
@@ -369,7 +370,7 @@ func (p *population) pick(n int) []*service {
 	return out
 }
 
-// keepFirst takes note that the beginning is now.
+// keepFirst stores the Services as those of the beginning.
 func (p *population) keepFirst() {
 	p.first = maps.Clone(p.now)
 	delete(p.first, barrierID)
@@ -383,8 +384,8 @@ func (s *service) ports() []int32 {
 	return slices.DeleteFunc([]int32{s.nodePort, s.udpNodePort, s.healthPort}, func(n int32) bool { return n == 0 })
 }
 
-// note takes note of what was committed: nil stands for a Service that was deleted. What
-// it had and has no more may be used again from now on.
+// note stores a Service that was committed, nil for one that was deleted. Addresses and
+// ports that it no longer has may be used again from then on.
 func (p *population) note(id int, s *service) {
 	old := p.now[id]
 	for _, port := range old.ports() {

@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// oracle knows what must become of a packet. It has a tracker and an engine of its own,
+// oracle decides what must become of a packet. It has a tracker and an engine of its own,
 // which get each object before the agent does.
 type oracle struct {
 	tracker *tracker.Tracker
@@ -93,7 +93,7 @@ func (o *oracle) publish() {
 	o.latest = v
 }
 
-// inEffect takes note that everything is in effect.
+// inEffect records that the latest version is in effect.
 func (o *oracle) inEffect() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

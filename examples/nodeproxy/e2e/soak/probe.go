@@ -171,8 +171,8 @@ func (p *place) packet(t target) ruleset.Packet {
 	return ruleset.Packet{From: p.addr[f], InInterface: p.in, Protocol: t.proto, To: t.to, NodeAddresses: nodeAddresses[f]}
 }
 
-// check returns what is wrong with the outcome of a connection from the place if it is to
-// be as the verdict says, or nil.
+// check compares the outcome of a connection from the place with a verdict. It returns nil
+// if they agree.
 func (p *place) check(o outcome, v ruleset.Verdict) error {
 	want := ""
 	switch v.Action {

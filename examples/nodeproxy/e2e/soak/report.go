@@ -233,7 +233,7 @@ func (r *recorder) usage(when string, u Usage) {
 	r.write("usage %s: %+v", when, u)
 }
 
-// progress returns a line that says how far it is.
+// progress returns a line about the run so far.
 func (r *recorder) progress() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

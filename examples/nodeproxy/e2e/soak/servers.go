@@ -15,10 +15,10 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// serve starts the servers of a host, which end with the process. Each greets whoever
-// connects, or sends a datagram, with a line that holds the address it was reached at and
-// the address it sees: "10.244.1.11:8080 192.0.2.10:40000". Over TCP it then sends back
-// whatever it gets.
+// serve starts the servers of a host, which end with the process. Each answers a connection
+// or a datagram with a line that holds the address it was reached at and the client's
+// address as it sees it: "10.244.1.11:8080 192.0.2.10:40000". Over TCP it then sends back
+// what it receives.
 func serve(h *netlab.Host) error {
 	l, err := h.Listen("tcp", fmt.Sprintf("[::]:%d", podPort))
 	if err != nil {

@@ -29,7 +29,7 @@ type options struct {
 	rate, workers       int
 	held, talks         int
 	pause, repair       time.Duration
-	// settle is how long is waited for what is about to go: grace periods, timeouts.
+	// settle is how long the end waits for grace periods and timeouts.
 	settle       time.Duration
 	nodeproxy    string
 	apiserver    string
@@ -158,6 +158,7 @@ func (s *soak) life(ctx context.Context, out io.Writer) error {
 	if err := s.barrierReset(ctx); err != nil {
 		return err
 	}
+	s.drained(ctx)
 	empty, err := s.measure(ctx, whenEmpty)
 	if err != nil {
 		return err
@@ -186,6 +187,7 @@ func (s *soak) life(ctx context.Context, out io.Writer) error {
 	if err := s.barrierReset(ctx); err != nil {
 		return err
 	}
+	s.drained(ctx)
 	cold, err := s.measure(ctx, whenCold)
 	if err != nil {
 		return err
@@ -245,6 +247,13 @@ func (s *soak) life(ctx context.Context, out io.Writer) error {
 		s.rec.leftover("the agent left the file %s", f.Name())
 	}
 	return err
+}
+
+// drained waits, in mode ipvs, until the virtual servers of earlier barriers have drained.
+func (s *soak) drained(ctx context.Context) {
+	if s.o.mode == "ipvs" {
+		sleep(ctx, s.o.settle)
+	}
 }
 
 // set commits Services as they are now to be.
@@ -348,8 +357,8 @@ const (
 	judgedEach, judgedAtEnds = 30, 100
 )
 
-// judge makes connections from random places to random targets, by what Trace says to
-// each of them. Everything must be in effect.
+// judge makes connections from random places to random targets and judges each by Trace.
+// Everything must be in effect.
 func (s *soak) judge(ctx context.Context, n int) error {
 	for _, j := range s.sample(n) {
 		s.judgeOne(ctx, j, func(v *version, o outcome) bool { return s.count("judged", v, j.from, j.to, o) })

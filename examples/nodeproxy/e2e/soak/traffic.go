@@ -31,7 +31,7 @@ type catalogue struct {
 // hotServices is how many count as changed lately.
 const hotServices = 100
 
-// set takes note of a Service's targets, nil for one that is gone.
+// set stores a Service's targets, nil for one that is gone.
 func (c *catalogue) set(id int, targets []target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,8 +77,8 @@ type traffic struct {
 
 	mu   sync.Mutex
 	held map[*held]bool
-	// opening counts, by Service, the connections that are being opened; opened is told
-	// of each that was.
+	// opening counts, by Service, the connections that are being opened. opened is
+	// signalled when one of them was.
 	opening map[int]int
 	opened  *sync.Cond
 }
@@ -166,9 +166,13 @@ func (s *soak) count(kind string, v *version, from *place, to target, o outcome)
 		return true
 	}
 	reason := ""
-	late := o.kind == reached && o.again > 0 || to.proto == v1.ProtocolUDP && o.kind == silent
-	if late && s.stalls.Since(o.begun) {
-		reason = stood
+	if s.stalls.Since(o.begun) {
+		intime := o
+		intime.again = 0
+		late := to.proto == v1.ProtocolUDP && o.kind == silent || o.again > 0 && s.oracle.judge(v, from, to, intime) == nil
+		if late { // and nothing else is wrong
+			reason = stood
+		}
 	}
 	s.rec.lost(kind, o.begun, reason, fmt.Errorf("%s from %s to %s: %w", to.proto, from.name, to.to, err))
 	return false
