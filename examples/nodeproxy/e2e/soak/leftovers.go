@@ -6,7 +6,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -83,7 +85,9 @@ var (
 	// shared matches what mode nftables makes when the first Service needs it and keeps
 	// for the next one until the table is written again, by design: the chains of which
 	// many Services share one, at most some hundreds, and the maps that lead to them.
-	shared = regexp.MustCompile(`proxier (chain ((firewall-)?(cluster-ip|external|local|sticky|pool)-\S+|no-endpoints|no-local-endpoints)|map (internal-|own-)?handlers)$`)
+	shared = regexp.MustCompile(`proxier (chain ((firewall-)?((cluster-ip|external|local|sticky|pool)-\S+|no-endpoints|no-local-endpoints))|map (internal-|own-)?handlers)$`)
+	// size matches the room that a set has, which grows with it.
+	size = regexp.MustCompile(`^size \d+$`)
 	// sources matches the sets that it keeps likewise, one for each length of prefix of
 	// source ranges. Only their elements count.
 	sources = regexp.MustCompile(`proxier set allowed-sources-\d+$`)
@@ -115,7 +119,7 @@ func (k kernelState) addNFT(listing string) {
 				k[object] = lines
 			}
 			object = ""
-		case text == "" || text == "}" || strings.Contains(text, "@allowed-sources-"):
+		case text == "" || text == "}" || size.MatchString(text) || strings.Contains(text, "@allowed-sources-"):
 		case object == "":
 			k.add("nft: "+table, text)
 		default:
@@ -206,6 +210,9 @@ const (
 	moreGoroutines, moreFiles = 4, 1
 )
 
+// heapProfile is the file with the profile of the agent's heap, if something is left over.
+const heapProfile = "heap.pprof"
+
 // same compares the agent and the kernel with what they were, and notes what is left over.
 func (s *soak) same(ctx context.Context, when string, want measured) error {
 	var got measured
@@ -221,6 +228,15 @@ func (s *soak) same(ctx context.Context, when string, want measured) error {
 	}
 	for _, l := range left {
 		s.rec.leftover("%s: %s", when, l)
+	}
+	if len(left) != 0 {
+		profile, err := s.agent.get("/debug/pprof/heap?gc=1")
+		if err == nil {
+			err = os.WriteFile(filepath.Join(filepath.Dir(s.agent.dir), heapProfile), []byte(profile), 0o644)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if when == whenEndsEmpty {
 		return s.flows()

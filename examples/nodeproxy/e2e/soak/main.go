@@ -221,10 +221,10 @@ func buildAgent(ctx context.Context, file string, env []string) error {
 	return nil
 }
 
-// keepLogs copies the logs of the processes to where the run's log is.
+// keepLogs copies the logs of the processes, and the heap profile, to where the run's log is.
 func keepLogs(dir, beside string) error {
 	var errs []error
-	for _, name := range []string{"agent.log", "apiserver.log"} {
+	for _, name := range []string{"agent.log", "apiserver.log", heapProfile} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
