@@ -61,8 +61,9 @@
 // temporary files must be empty. In the last part of a run no agent is killed, so that the
 // last one has lived through much of it when it is measured.
 //
-// The heap, after a collection, may be a quarter and 8 MB more than it was: Go's maps do
-// not shrink, and buffers are kept for the next change. Some goroutines and a file or
+// The heap, after a collection, may be a quarter and 8 MB more than it was, and without
+// Services another twentieth of what it was with all of them: Go's maps do not shrink, and
+// buffers are kept for the next change. Some goroutines and a file or
 // socket more are let pass, as clients of the agent's servers come and go (leftovers.go).
 // Chains that many Services share, which mode nftables keeps by design, do not count.
 //

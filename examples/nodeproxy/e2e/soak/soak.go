@@ -193,6 +193,7 @@ func (s *soak) life(ctx context.Context, out io.Writer) error {
 		return err
 	}
 
+	empty.room = int(roomShare * float64(cold.usage.HeapBytes))
 	fmt.Fprintln(out, "Events begin.")
 	s.traffic = s.startTraffic(ctx)
 	if err := s.judge(ctx, judgedAtEnds); err != nil {
