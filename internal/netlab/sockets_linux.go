@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -83,6 +84,72 @@ func (h *Host) Dial(ctx context.Context, network, laddr, raddr string) (conn net
 		return err
 	})
 	return conn, err
+}
+
+// DialTCP connects from one of the namespace's addresses, with port 0 for any, to
+// another. It also returns how many packets the kernel sent again until the connection
+// was accepted or refused; 0 if it was neither. conn is nil if there is an error.
+func (h *Host) DialTCP(ctx context.Context, from, to netip.AddrPort) (conn *net.TCPConn, retransmitted int, err error) {
+	// Dial closes the socket of a connection that is refused. The duplicate can still
+	// be asked for its retransmissions.
+	dup := -1
+	six := to.Addr().Is6()
+	d := net.Dialer{
+		LocalAddr: net.TCPAddrFromAddrPort(from),
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			if dup >= 0 { // Dial tries again if it has connected to itself
+				unix.Close(dup)
+			}
+			var err error
+			if cerr := raw.Control(func(fd uintptr) {
+				dup, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+				err = errors.Join(err, reportICMPErrors(int(fd), six, true))
+			}); cerr != nil {
+				return cerr
+			}
+			return err
+		},
+	}
+	err = h.ns.Do(func() error {
+		c, err := d.DialContext(ctx, "tcp", to.String())
+		if err == nil {
+			conn = c.(*net.TCPConn)
+		}
+		return err
+	})
+	if dup >= 0 {
+		defer unix.Close(dup)
+	}
+	if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+		return nil, 0, err
+	}
+	info, ierr := unix.GetsockoptTCPInfo(dup, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if ierr == nil {
+		retransmitted = int(info.Total_retrans)
+		ierr = reportICMPErrors(dup, six, false)
+	}
+	if ierr != nil {
+		if conn != nil {
+			conn.Close()
+		}
+		return nil, 0, ierr
+	}
+	return conn, retransmitted, err
+}
+
+// reportICMPErrors has the socket report ICMP errors at once (ip(7), IP_RECVERR; while
+// it connects since Linux 5.8). Without it the kernel ignores an ICMP error that
+// arrives inside of connect(2), where it arrives if the refusing machine is the same
+// one: such a connection is refused only after a retransmission.
+func reportICMPErrors(fd int, six, on bool) error {
+	value := 0
+	if on {
+		value = 1
+	}
+	if six {
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, value)
+	}
+	return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, value)
 }
 
 // RefusedUDP sends a few packets to the address, which must be literal, from one

@@ -75,7 +75,7 @@ func (h host) churn(ctx context.Context, t Target, timeout time.Duration, done <
 		switch {
 		case o.kind == reached:
 			opened++
-		case o.kind == silent && t.Protocol == v1.ProtocolUDP && h.stalls.stalledWithin(begun, begun.Add(lossTime)):
+		case o.kind == silent && t.Protocol == v1.ProtocolUDP && h.stalls.Within(begun, begun.Add(lossTime)):
 			h.excuses.excused.Add(1)
 		case len(failures) < maxFailures:
 			failures = append(failures, fmt.Errorf("%s from %s to %s: %s", t.Protocol, h.name, t.Addr, o))

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/stall"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -57,7 +58,7 @@ type host struct {
 	addr func(tracker.Family) netip.Addr
 	// ports counts the source ports given out.
 	ports   *atomic.Uint32
-	stalls  *stallDetector
+	stalls  *stall.Detector
 	excuses *excuses
 	// client is Options.Client for a host on the node.
 	client func(func() error) error
@@ -99,7 +100,7 @@ type network struct {
 // newNetwork builds the network, with so many clients and remote pods, and with
 // the local pods behind a bridge or without. Connections are excused because of stalls
 // and counted in counts.
-func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods int, bridge bool, stalls *stallDetector, counts *excuses) *network {
+func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods int, bridge bool, stalls *stall.Detector, counts *excuses) *network {
 	tb.Helper()
 	netlab.Require(tb)
 	must := func(errs ...error) {

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -137,77 +136,27 @@ func receiveGreeting(ctx context.Context, c *net.TCPConn, r *bufio.Reader) (stri
 // accepted or refused only after a retransmission, unless the machine stalled.
 func (h host) dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
 	begun := time.Now()
-	// Dial closes the socket of a connection that is refused. The duplicate can still
-	// be asked for its retransmissions.
-	dup := -1
-	f := tracker.FamilyOf(to.Addr())
-	d := net.Dialer{
-		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.addr(f), 0)),
-		Control: func(_, _ string, raw syscall.RawConn) error {
-			if dup >= 0 { // Dial tries again if it has connected to itself
-				unix.Close(dup)
-			}
-			var err error
-			if cerr := raw.Control(func(fd uintptr) {
-				dup, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
-				err = errors.Join(err, reportICMPErrors(int(fd), f, true))
-			}); cerr != nil {
-				return cerr
-			}
-			return err
-		},
-	}
-	var conn net.Conn
-	err := h.open(func() error {
-		return h.ns.Do(func() (err error) {
-			conn, err = d.DialContext(ctx, "tcp", to.String())
-			return err
-		})
+	var conn *net.TCPConn
+	var again int
+	err := h.open(func() (err error) {
+		conn, again, err = h.ns.DialTCP(ctx, netip.AddrPortFrom(h.addr(tracker.FamilyOf(to.Addr())), 0), to)
+		return err
 	})
-	if dup >= 0 {
-		defer unix.Close(dup)
-	}
 	if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 		return nil, err
 	}
 	h.excuses.connections.Add(1)
-	info, ierr := unix.GetsockoptTCPInfo(dup, unix.IPPROTO_TCP, unix.TCP_INFO)
 	switch {
-	case ierr != nil:
-		err = ierr
-	case info.Total_retrans == 0:
-	case h.stalls.stalledSince(begun):
+	case again == 0:
+		return conn, err
+	case h.stalls.Since(begun):
 		h.excuses.excused.Add(1)
+		return conn, err
 	case err != nil:
-		err = fmt.Errorf("%w, a later one refused", errRetransmitted)
-	default:
-		err = errRetransmitted
+		return nil, fmt.Errorf("%w, a later one refused", errRetransmitted)
 	}
-	if err == nil {
-		err = reportICMPErrors(dup, f, false)
-	}
-	if err != nil {
-		if conn != nil {
-			conn.Close()
-		}
-		return nil, err
-	}
-	return conn.(*net.TCPConn), nil
-}
-
-// reportICMPErrors has the socket report ICMP errors at once (ip(7), IP_RECVERR; while
-// it connects since Linux 5.8). Without it the kernel ignores an ICMP error that
-// arrives inside of connect(2), where it arrives if the refusing machine is the same
-// one: such a connection is refused only after a retransmission.
-func reportICMPErrors(fd int, f tracker.Family, on bool) error {
-	value := 0
-	if on {
-		value = 1
-	}
-	if f == tracker.IPv6 {
-		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, value)
-	}
-	return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, value)
+	conn.Close()
+	return nil, errRetransmitted
 }
 
 func (h host) probeTCP(ctx context.Context, to netip.AddrPort) (string, error) {

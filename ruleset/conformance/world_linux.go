@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/stall"
 	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
@@ -62,8 +63,9 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 		tb.Fatal(err)
 	}
 	netlab.Require(tb)
-	stalls, counts := newStallDetector(tb), new(excuses)
-	stalls.always = o.stalled
+	stalls, counts := stall.Start(), new(excuses)
+	tb.Cleanup(stalls.Stop)
+	stalls.Always = o.stalled
 	tb.Cleanup(func() {
 		if o.run == nil {
 			counts.report(tb)

@@ -1,0 +1,320 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// kernelState is what the kernel holds on the node: lines by what they are in, such as
+// "nft: ip proxier map services" or "ipset: KUBE-CLUSTER-IP".
+type kernelState map[string][]string
+
+// lists is the programs that list it, as far as they are installed.
+var lists = [][]string{
+	{"nft", "-s", "list", "ruleset"},
+	{"iptables-legacy-save"}, {"ip6tables-legacy-save"},
+	{"ipset", "save"},
+	{"ipvsadm", "-Sn"},
+	{"ip", "-o", "addr", "show", "kube-ipvs0"},
+}
+
+var (
+	// volatile matches what is different each time: counters, times and comments of the
+	// programs.
+	volatile = regexp.MustCompile(`(?m)^# .*\n|\[\d+:\d+\]| packets \d+ bytes \d+| expires \S+`)
+	// canary matches the canaries of mode iptables, which have a new comment each time.
+	canary = regexp.MustCompile(`KUBE-\w+-CANARY`)
+	// nothing matches what the programs print where there is nothing of theirs.
+	nothing = regexp.MustCompile(`does not exist|Protocol not available|Can't initialize ipvs`)
+	// builtIn matches the lines of iptables-save that do not depend on any rule.
+	builtIn = regexp.MustCompile(`^(\*.*|COMMIT|:[A-Z]+ ACCEPT ?)$`)
+)
+
+// dump lists what the kernel holds.
+func (s *soak) dump(ctx context.Context) (kernelState, error) {
+	out := kernelState{}
+	for _, args := range lists {
+		if _, err := exec.LookPath(args[0]); err != nil {
+			continue
+		}
+		text, err := s.net.node.Output(args[0], args[1:]...)
+		if err != nil {
+			if !nothing.MatchString(err.Error()) {
+				return nil, err
+			}
+			text = ""
+		}
+		text = volatile.ReplaceAllString(text, "")
+		if args[0] == "nft" {
+			out.addNFT(text)
+			continue
+		}
+		for line := range strings.Lines(text) {
+			line = strings.TrimSpace(line)
+			f := strings.Fields(line)
+			switch {
+			case builtIn.MatchString(line), canary.MatchString(line):
+			case len(f) > 1 && (f[0] == "add" || f[0] == "-A" || f[0] == "-a"): // a set's, a chain's or a virtual server's
+				out.add(args[0]+": "+f[1], line)
+			default:
+				out.add(args[0], line)
+			}
+		}
+	}
+	return out, ctx.Err()
+}
+
+func (k kernelState) add(what, line string) { k[what] = append(k[what], line) }
+
+var (
+	nftObject = regexp.MustCompile(`^\t(\w+ \S+) \{$`)
+	nftTable  = regexp.MustCompile(`^table (.*) \{$`)
+	// shared matches what mode nftables makes when the first Service needs it and keeps
+	// for the next one until the table is written again, by design: the chains of which
+	// many Services share one, at most some hundreds, and the maps that lead to them.
+	shared = regexp.MustCompile(`proxier (chain ((firewall-)?((cluster-ip|external|local|sticky|pool)-\S+|no-endpoints|no-local-endpoints))|map (internal-|own-)?handlers)$`)
+	// size matches the room that a set has, which grows with it.
+	size = regexp.MustCompile(`^size \d+$`)
+	// sources matches the sets that it keeps likewise, one for each length of prefix of
+	// source ranges. Only their elements count.
+	sources = regexp.MustCompile(`proxier set allowed-sources-\d+$`)
+)
+
+// addNFT adds a listing of nftables, without what is shared and without chains of other
+// tables in which there are no rules.
+func (k kernelState) addNFT(listing string) {
+	table, object := "", ""
+	var lines []string
+	for line := range strings.Lines(listing) {
+		line = strings.TrimSuffix(line, "\n")
+		text := strings.TrimSpace(line)
+		if m := nftTable.FindStringSubmatch(line); m != nil {
+			table, object, lines = m[1], "", nil
+			continue
+		}
+		if m := nftObject.FindStringSubmatch(line); m != nil {
+			object, lines = "nft: "+table+" "+m[1], nil
+			continue
+		}
+		switch {
+		case line == "\t}":
+			base := len(lines) == 1 && strings.HasPrefix(lines[0], "type ") && strings.HasSuffix(lines[0], "policy accept;")
+			switch own := strings.HasSuffix(table, " proxier"); {
+			case shared.MatchString(object), canary.MatchString(object), !own && base:
+			case sources.MatchString(object) && !strings.Contains(strings.Join(lines, " "), "elements"):
+			default:
+				k[object] = lines
+			}
+			object = ""
+		case text == "" || text == "}" || size.MatchString(text) || strings.Contains(text, "@allowed-sources-"):
+		case object == "":
+			k.add("nft: "+table, text)
+		default:
+			lines = append(lines, text)
+		}
+	}
+}
+
+// differences returns the lines that only one of two states has.
+func (k kernelState) differences(want kernelState) []string {
+	var out []string
+	both := maps.Clone(want)
+	maps.Copy(both, k)
+	for _, what := range slices.Sorted(maps.Keys(both)) {
+		count := map[string]int{}
+		for _, line := range k[what] {
+			count[line]++
+		}
+		for _, line := range want[what] {
+			count[line]--
+		}
+		for _, line := range slices.Sorted(maps.Keys(count)) {
+			switch n := count[line]; {
+			case n > 0:
+				out = append(out, fmt.Sprintf("%s: too much: %.200s", what, line))
+			case n < 0:
+				out = append(out, fmt.Sprintf("%s: missing: %.200s", what, line))
+			}
+		}
+	}
+	return out
+}
+
+var quoted = regexp.MustCompile(`"[^"]*"`)
+
+// objects counts what there is of each object: the elements of sets and maps of nftables,
+// and the lines of all else. Those whose elements expire are left out.
+func (k kernelState) objects() map[string]int {
+	out := map[string]int{}
+	for what, lines := range k {
+		n, elements, expires := 0, false, false
+		for _, line := range lines {
+			switch {
+			case !strings.HasPrefix(what, "nft: ") || strings.Contains(what, " chain "):
+				n++
+			case strings.HasPrefix(line, "timeout ") || strings.HasPrefix(line, "flags ") && strings.Contains(line, "timeout"):
+				expires = true
+			case elements || strings.HasPrefix(line, "elements = {"):
+				line = quoted.ReplaceAllString(line, "")
+				n += strings.Count(line, ",")
+				if elements = !strings.HasSuffix(line, "}"); !elements {
+					n++
+				}
+			}
+		}
+		if !expires {
+			out[what] = n
+		}
+	}
+	return out
+}
+
+// measure measures what the agent uses and what the kernel holds.
+func (s *soak) measure(ctx context.Context, when string) (m measured, err error) {
+	if m.kernel, err = s.dump(ctx); err != nil {
+		return m, err
+	}
+	if m.usage, err = s.agent.usage(); err != nil {
+		return m, err
+	}
+	m.usage.Objects = m.kernel.objects()
+	s.rec.usage(when, m.usage)
+	return m, nil
+}
+
+type measured struct {
+	kernel kernelState
+	usage  Usage
+	// room is how many bytes more the heap may have in use.
+	room int
+}
+
+const (
+	// heapShare and heapSlack is what the heap of an agent may have in use beyond what
+	// it had after a cold start: Go's maps do not shrink, and buffers are kept for the
+	// next change.
+	heapShare, heapSlack = 0.25, 8 << 20
+	// roomShare is what may be left in use, once all Services are removed, of the heap with
+	// all of them: the room of maps and lists that were as long.
+	roomShare = 0.05
+	// more is how many goroutines, files and sockets there may be beyond those of then.
+	// Connections of clients of its servers, and watches, come and go.
+	moreGoroutines, moreFiles = 4, 1
+)
+
+// heapProfile is the file with the profile of the agent's heap, if something is left over.
+const heapProfile = "heap.pprof"
+
+// same compares the agent and the kernel with what they were, and notes what is left over.
+func (s *soak) same(ctx context.Context, when string, want measured) error {
+	var got measured
+	var left []string
+	for end := time.Now().Add(s.o.settle); ; sleep(ctx, time.Second) {
+		var err error
+		if got, err = s.measure(ctx, when); err != nil {
+			return err
+		}
+		if left = got.leftOver(want, when == whenEndsEmpty); len(left) == 0 || time.Now().After(end) {
+			break
+		}
+	}
+	for _, l := range left {
+		s.rec.leftover("%s: %s", when, l)
+	}
+	if len(left) != 0 {
+		profile, err := s.agent.get("/debug/pprof/heap?gc=1")
+		if err == nil {
+			err = os.WriteFile(filepath.Join(filepath.Dir(s.agent.dir), heapProfile), []byte(profile), 0o644)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if when == whenEndsEmpty {
+		return s.flows()
+	}
+	return nil
+}
+
+// leftOver returns what there is more of than there was, in the kernel line by line if
+// all is to be as it was.
+func (got measured) leftOver(want measured, exactly bool) (out []string) {
+	if limit := int(float64(want.usage.HeapBytes)*(1+heapShare)) + heapSlack + want.room; got.usage.HeapBytes > limit {
+		out = append(out, fmt.Sprintf("the heap has %.1f MB in use, %.1f MB then", float64(got.usage.HeapBytes)/1e6, float64(want.usage.HeapBytes)/1e6))
+	}
+	for _, c := range []struct {
+		what            string
+		got, want, more int
+	}{
+		{"goroutines", got.usage.Goroutine, want.usage.Goroutine, moreGoroutines},
+		{"files", got.usage.Files, want.usage.Files, moreFiles},
+		{"sockets", got.usage.Sockets, want.usage.Sockets, moreFiles},
+	} {
+		if c.got > c.want+c.more {
+			out = append(out, fmt.Sprintf("%d %s, %d then", c.got, c.what, c.want))
+		}
+	}
+	if exactly {
+		list := got.kernel.differences(want.kernel)
+		return append(out, list[:min(len(list), 20)]...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(got.usage.Objects)) {
+		if n, m := got.usage.Objects[name], want.usage.Objects[name]; n != m {
+			out = append(out, fmt.Sprintf("%s: %d, %d then", name, n, m))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(want.usage.Objects)) {
+		if _, ok := got.usage.Objects[name]; !ok {
+			out = append(out, name+" is gone")
+		}
+	}
+	return out
+}
+
+// flows notes UDP flows that the kernel still sends to endpoints of Services, of which
+// there are none any more.
+func (s *soak) flows() error {
+	return s.net.node.Do(func() error {
+		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+			list, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+			if err != nil {
+				return fmt.Errorf("connection tracking: %w", err)
+			}
+			n := 0
+			for _, f := range list {
+				if f.Forward.Protocol == unix.IPPROTO_UDP && !f.Forward.DstIP.Equal(f.Reverse.SrcIP) {
+					if n++; n <= 5 {
+						s.rec.leftover("flow %s", f)
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// pristine compares the kernel with what it was before the agent was started first.
+func (s *soak) pristine(ctx context.Context, want kernelState) error {
+	got, err := s.dump(ctx)
+	if err != nil {
+		return err
+	}
+	list := got.differences(want)
+	for _, l := range list[:min(len(list), 20)] {
+		s.rec.leftover("after run --cleanup: %s", l)
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// oracle decides what must become of a packet. It has a tracker and an engine of its own,
+// which get each object before the agent does.
+type oracle struct {
+	tracker *tracker.Tracker
+	engine  *ruleset.Engine
+
+	mu sync.Mutex
+	// base is what is known to be in effect; latest is what was handed in last. In
+	// between the agent may have anything in effect.
+	base, latest *version
+}
+
+// version is the ruleset after one commit.
+type version struct {
+	*ruleset.Snapshot
+	next *version
+}
+
+func newOracle() (*oracle, error) {
+	o := &oracle{}
+	info := tracker.NodeInfo{Name: nodeName, Addresses: []netip.Addr{nodeAddresses[0][0], nodeAddresses[1][0]}}
+	var err error
+	if o.tracker, err = tracker.New(tracker.Config{Node: info, Families: families}); err != nil {
+		return nil, err
+	}
+	addresses, err := ruleset.ParseNodePortAddresses([]string{"primary"})
+	if err != nil {
+		return nil, err
+	}
+	var cidrs []netip.Prefix
+	for _, s := range serviceCIDRs {
+		cidrs = append(cidrs, netip.MustParsePrefix(s))
+	}
+	if o.engine, err = ruleset.NewEngine(ruleset.Config{
+		Tracker: o.tracker, NodePortAddresses: addresses, ServiceCIDRs: cidrs,
+		LocalTraffic: ruleset.LocalTraffic{CIDRs: []netip.Prefix{netip.MustParsePrefix(localPodCIDRs[0]), netip.MustParsePrefix(localPodCIDRs[1])}},
+	}); err != nil {
+		return nil, err
+	}
+	o.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	o.latest = &version{Snapshot: o.engine.Snapshot()}
+	o.base = o.latest
+	return o, nil
+}
+
+// localPodCIDRs is the ranges of this node's pods.
+var localPodCIDRs = [2]string{"10.244.1.0/24", "fd00:10:244:1::/64"}
+
+// commit takes a Service that takes the place of old. Either may be nil.
+func (o *oracle) commit(old, now *service) {
+	keep := map[string]bool{}
+	if now != nil {
+		o.tracker.SetService(now.object())
+		for _, es := range now.slices() {
+			o.tracker.SetSlice(es)
+			keep[es.Name] = true
+		}
+	}
+	if old == nil {
+		return
+	}
+	for _, es := range old.slices() {
+		if !keep[es.Name] {
+			o.tracker.DeleteSlice(types.NamespacedName{Namespace: es.Namespace, Name: es.Name})
+		}
+	}
+	if now == nil {
+		o.tracker.DeleteService(types.NamespacedName{Namespace: namespace, Name: old.name()})
+	}
+}
+
+// publish makes what was committed a version.
+func (o *oracle) publish() {
+	v := &version{Snapshot: o.engine.Snapshot()}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.latest.next = v
+	o.latest = v
+}
+
+// inEffect records that the latest version is in effect.
+func (o *oracle) inEffect() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.base = o.latest
+}
+
+// since returns the version that is known to be in effect.
+func (o *oracle) since() *version {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.base
+}
+
+// until returns the versions from v to the latest.
+func (o *oracle) until(v *version) []*version {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var out []*version
+	for ; v != nil; v = v.next {
+		out = append(out, v)
+	}
+	return out
+}
+
+// judge returns what is wrong with the outcome of a connection that began when v was
+// known to be in effect, or nil if any version since then allows it. A Service and its
+// slices come to the agent by different ways: where one of the versions does not forward,
+// the connection may be refused or get no answer, whichever it is.
+func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
+	var first error
+	right, drops := false, false
+	list := o.until(v)
+	for _, w := range list {
+		verdict := w.Trace(from.packet(t))
+		if verdict.Action != ruleset.ActionForward && len(list) > 1 && (got.kind == refused || got.kind == silent) {
+			return nil
+		}
+		drops = drops || verdict.Action == ruleset.ActionDrop
+		err := from.check(got, verdict)
+		if right = right || err == nil; right && (got.again == 0 || drops) {
+			return nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	if right {
+		return fmt.Errorf("%v, which is right otherwise", got)
+	}
+	return first
+}
+
+// hasEndpoint reports whether a Service has an endpoint at the address in one of the
+// versions since v, whatever its conditions.
+func (o *oracle) hasEndpoint(v *version, from *place, t target, at netip.AddrPort) bool {
+	for _, w := range o.until(v) {
+		svc := w.Trace(from.packet(t)).Service
+		if svc == nil {
+			continue
+		}
+		for _, ep := range svc.Endpoints {
+			if ep.Addr == at {
+				return true
+			}
+		}
+	}
+	return false
+}

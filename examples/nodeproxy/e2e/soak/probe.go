@@ -1,0 +1,213 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// target is what connections are made to.
+type target struct {
+	to    netip.AddrPort
+	proto v1.Protocol
+}
+
+func (t target) String() string { return fmt.Sprintf("%s %s", t.proto, t.to) }
+
+// outcome is what became of a connection.
+type outcome struct {
+	begun time.Time
+	kind  outcomeKind
+	// server and source are who answered, and by what address it saw the client.
+	server netip.AddrPort
+	source netip.Addr
+	// again is how many packets were sent again before it was accepted or refused.
+	again int
+	err   error
+}
+
+type outcomeKind string
+
+const (
+	reached outcomeKind = "reached"
+	refused outcomeKind = "refused"
+	silent  outcomeKind = "no answer"
+	failed  outcomeKind = "failed"
+)
+
+func (o outcome) String() string {
+	s := string(o.kind)
+	switch {
+	case o.kind == reached:
+		s += fmt.Sprintf(" %s with source %s", o.server, o.source)
+	case o.err != nil:
+		s += fmt.Sprintf(" (%v)", o.err)
+	}
+	if o.again > 0 {
+		s += fmt.Sprintf(", after %d packets were lost", o.again)
+	}
+	return fmt.Sprintf("%s after %v", s, time.Since(o.begun).Round(time.Millisecond))
+}
+
+const (
+	// patience is how long a connection is waited for that must come about or be refused.
+	patience = 20 * time.Second
+	// silence is how long one is waited for that must get no answer.
+	silence = 250 * time.Millisecond
+)
+
+// probe makes one connection, and hangs up.
+func (p *place) probe(ctx context.Context, t target, wait time.Duration) outcome {
+	o := outcome{begun: time.Now()}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	var text string
+	if t.proto == v1.ProtocolUDP {
+		var c net.Conn
+		if c, o.err = p.dialUDP(ctx, t.to); o.err == nil {
+			text, o.err = ask(c, time.Now().Add(wait))
+			c.Close()
+		}
+	} else {
+		var c net.Conn
+		if c, _, text, o.again, o.err = p.connect(ctx, t.to); o.err == nil {
+			o.err = c.Close()
+		}
+	}
+	o.finish(text)
+	return o
+}
+
+// finish fills in what is known from the greeting or the error.
+func (o *outcome) finish(text string) {
+	var timeout net.Error
+	switch {
+	case o.err == nil:
+		self, peer, _ := strings.Cut(text, " ")
+		source, err := netip.ParseAddrPort(peer)
+		if o.server, o.err = netip.ParseAddrPort(self); o.err == nil {
+			o.err = err
+		}
+		if o.kind, o.source = reached, source.Addr(); o.err != nil {
+			o.kind = failed
+		}
+	case errors.Is(o.err, unix.ECONNREFUSED):
+		o.kind = refused
+	case errors.Is(o.err, os.ErrDeadlineExceeded), errors.As(o.err, &timeout) && timeout.Timeout():
+		o.kind = silent
+	default:
+		o.kind = failed
+	}
+}
+
+// connect opens a TCP connection on which the server's greeting has arrived.
+func (p *place) connect(ctx context.Context, to netip.AddrPort) (c *net.TCPConn, r *bufio.Reader, text string, again int, err error) {
+	for range 10 {
+		c, again, err = p.host.DialTCP(ctx, p.local(familyOf(to.Addr())), to)
+		if !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, nil, "", again, err
+	}
+	// Close with a reset: nothing stays in TIME_WAIT.
+	err = c.SetLinger(0)
+	if deadline, ok := ctx.Deadline(); ok {
+		c.SetDeadline(deadline)
+	}
+	r = bufio.NewReader(c)
+	if err == nil {
+		text, err = r.ReadString('\n')
+	}
+	if err != nil {
+		c.Close()
+		return nil, nil, "", again, err
+	}
+	c.SetDeadline(time.Time{})
+	return c, r, strings.TrimSpace(text), again, nil
+}
+
+func (p *place) dialUDP(ctx context.Context, to netip.AddrPort) (c net.Conn, err error) {
+	for range 10 {
+		c, err = p.host.Dial(ctx, "udp", p.local(familyOf(to.Addr())).String(), to.String())
+		if !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	return c, err
+}
+
+// ask sends one datagram and returns the answer.
+func ask(c net.Conn, deadline time.Time) (string, error) {
+	c.SetDeadline(deadline)
+	// A sender on the node itself gets EPERM for a packet that is dropped, and for one
+	// that is refused, which the socket reports next.
+	if _, err := c.Write([]byte("hello\n")); err != nil && !errors.Is(err, unix.EPERM) {
+		return "", err
+	}
+	buf := make([]byte, 200)
+	n, err := c.Read(buf)
+	return strings.TrimSpace(string(buf[:n])), err
+}
+
+// packet returns the first packet of a connection, for [ruleset.Snapshot.Trace].
+func (p *place) packet(t target) ruleset.Packet {
+	f := familyOf(t.to.Addr())
+	return ruleset.Packet{From: p.addr[f], InInterface: p.in, Protocol: t.proto, To: t.to, NodeAddresses: nodeAddresses[f]}
+}
+
+// check compares the outcome of a connection from the place with a verdict. It returns nil
+// if they agree.
+func (p *place) check(o outcome, v ruleset.Verdict) error {
+	want := ""
+	switch v.Action {
+	case ruleset.ActionForward:
+		if o.kind != reached {
+			want = "must be forwarded"
+			break
+		}
+		for _, ep := range v.Endpoints {
+			if ep.Addr != o.server {
+				continue
+			}
+			own := p.addr[familyOf(o.source)]
+			switch {
+			case v.MasqueradeTo(ep) && !slices.Contains(nodeAddresses[familyOf(o.source)], o.source):
+				return fmt.Errorf("%v, must be masqueraded to an address of the node: %s", o, v.Rule)
+			case !v.MasqueradeTo(ep) && o.source != own:
+				return fmt.Errorf("%v, must keep its source %s: %s", o, own, v.Rule)
+			}
+			return nil
+		}
+		return fmt.Errorf("%v, which is not among the %d endpoints allowed: %s", o, len(v.Endpoints), v.Rule)
+	case ruleset.ActionReject:
+		if o.kind != refused {
+			want = "must be refused"
+		}
+	case ruleset.ActionDrop:
+		if o.kind != silent {
+			want = "must get no answer"
+		}
+	case ruleset.ActionPass:
+		return nil
+	}
+	if want != "" {
+		return fmt.Errorf("%v, %s: %s", o, want, v.Rule)
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+//go:build linux
+
+package main
+
+import (
+	"flag"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/vm"
+)
+
+// flags is the command's flags: all of them for TestSoakIPVS, -nodeproxy for the others.
+var flags = newFlags(flag.CommandLine)
+
+func TestMain(m *testing.M) { netlab.Main(m) }
+
+// short returns the options of a run of some seconds with an agent that is built.
+func short(t *testing.T) *options {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes some ten seconds")
+	}
+	netlab.Require(t)
+	_, err := exec.LookPath("nft")
+	netlab.Need(t, err == nil, "nft")
+	o := newFlags(flag.NewFlagSet("", flag.PanicOnError))
+	o.services, o.endpoints, o.rate, o.held, o.talks, o.pause, o.seed = 60, 6, 50, 20, 5, 0, 1
+	o.apiserver = ""
+	if o.nodeproxy = flags.nodeproxy; o.nodeproxy == "" {
+		o.nodeproxy = filepath.Join(t.TempDir(), "nodeproxy")
+		if err := buildAgent(t.Context(), o.nodeproxy, os.Environ()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return o
+}
+
+// soak runs one and logs the report.
+func (o *options) soak(t *testing.T) *Report {
+	t.Helper()
+	dir := t.TempDir()
+	log := t.Output()
+	r, err := run(t.Context(), o, dir, log, log)
+	if err != nil {
+		t.Error(err)
+	}
+	if r == nil {
+		t.FailNow()
+	}
+	r.table(log)
+	if t.Failed() || !r.ok() {
+		text, _ := os.ReadFile(filepath.Join(dir, "agent.log"))
+		t.Logf("the agent's log:\n%s", text[max(0, len(text)-8000):])
+	}
+	return r
+}
+
+// TestShortSoak is a short form of the command in two modes at once.
+func TestShortSoak(t *testing.T) {
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			o := short(t)
+			_, err := exec.LookPath("ip6tables-restore")
+			netlab.Need(t, err == nil, "iptables")
+			o.mode, o.length = mode, 6*time.Second
+			r := o.soak(t)
+			if !r.ok() {
+				t.Error("something was lost or left over")
+			}
+			if len(r.Events) < 2 || r.Connections["held"].Made == 0 || r.Connections["talk"].Made == 0 {
+				t.Errorf("only %d kinds of events, connections %v", len(r.Events), r.Connections)
+			}
+		})
+	}
+}
+
+// TestLossesAndLeftoversAreFound has rules flushed without a word, and something left.
+func TestLossesAndLeftoversAreFound(t *testing.T) {
+	t.Parallel()
+	o := short(t)
+	o.length, o.settle = time.Millisecond, 0
+	o.events = []event{{name: "flush", weight: 1, begins: command("nft flush table ip proxier; nft add table inet left; nft add set inet left mine {type ipv4_addr;}")}}
+	r := o.soak(t)
+	if r.Lost == 0 || !strings.HasPrefix(r.Failures[0].Event, "2 flush") {
+		t.Errorf("lost %d, failures %v", r.Lost, r.Failures)
+	}
+	if !strings.Contains(strings.Join(r.Leftovers, "\n"), "nft: inet left set mine") {
+		t.Errorf("left over: %q", r.Leftovers)
+	}
+}
+
+// TestSoakIPVS is the command in mode ipvs, in a virtual machine where the kernel has no
+// IPVS: go test -run TestSoakIPVS -v -timeout 45m . -for 30m -services 300
+func TestSoakIPVS(t *testing.T) {
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "for" })
+	if !given {
+		t.Skip("takes many minutes: runs if -for is given")
+	}
+	const agent = "testdata/nodeproxy"
+	if os.Getenv("PROXIER_VM_INSIDE") == "" {
+		// What is in testdata comes along: an agent without libraries that the machine lacks.
+		dir := t.TempDir()
+		if err := buildAgent(t.Context(), filepath.Join(dir, agent), append(os.Environ(), "CGO_ENABLED=0")); err != nil {
+			t.Fatal(err)
+		}
+		t.Chdir(dir)
+	}
+	if !vm.Inside(t, vm.IPVS) {
+		return
+	}
+	flags.mode, flags.apiserver = "ipvs", ""
+	var err error
+	if flags.nodeproxy, err = filepath.Abs(agent); err != nil {
+		t.Fatal(err)
+	}
+	if err := flags.check(); err != nil {
+		t.Fatal(err)
+	}
+	if r := flags.soak(t); !r.ok() {
+		t.Error("something was lost or left over")
+	}
+}
+
+// TestServersAnswer asks pods at their own addresses.
+func TestServersAnswer(t *testing.T) {
+	t.Parallel()
+	netlab.Require(t)
+	n, err := newNetwork()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.close()
+	pods := []int{0, localPods - 1, localPods, localPods + 1, localPods + nodePods - 1, localPods + farPods - 1}
+	for i := 7; i < farPods; i += 501 {
+		pods = append(pods, localPods+i)
+	}
+	from := n.places[0]
+	for _, pod := range pods {
+		for f := range families {
+			for _, proto := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
+				at := netip.AddrPortFrom(podAddr(pod, f), podPort)
+				if o := from.probe(t.Context(), target{at, proto}, patience); o.kind != reached || o.server != at || o.source != from.addr[f] {
+					t.Errorf("%s %s: %v", proto, at, o)
+				}
+			}
+		}
+	}
+}
+
+// TestKernelObjectsAreCounted reads listings.
+func TestKernelObjectsAreCounted(t *testing.T) {
+	listing := `table ip proxier {
+	comment "x"
+
+	map endpoints {
+		type ipv4_addr : verdict
+		elements = { 10.0.0.1 comment "a, b" : accept,
+			     10.0.0.2 : accept, 10.0.0.3 : accept }
+	}
+
+	map sticky {
+		type ipv4_addr : verdict
+		flags timeout
+		elements = { 10.0.0.1 : accept }
+	}
+
+	chain pool-3 {
+		accept
+	}
+
+	chain services {
+		type nat hook prerouting priority 0; policy accept;
+	}
+}
+table ip nat {
+	chain PREROUTING {
+		type nat hook prerouting priority dstnat; policy accept;
+	}
+}
+`
+	k := kernelState{}
+	k.addNFT(listing)
+	got := k.objects()
+	if len(got) != 3 || got["nft: ip proxier map endpoints"] != 3 || got["nft: ip proxier chain services"] != 1 {
+		t.Errorf("%v", got)
+	}
+	other := kernelState{}
+	other.addNFT(strings.Replace(listing, "10.0.0.2 : accept, ", "", 1))
+	if d := k.differences(other); len(d) != 2 {
+		t.Errorf("%q", d)
+	}
+}

@@ -1,0 +1,365 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// catalogue is where there are Services to connect to. It may be used by several
+// goroutines at once.
+type catalogue struct {
+	mu  sync.Mutex
+	of  map[int][]target
+	ids []int
+	// hot is the Services that were changed last: half of all connections go there.
+	hot []int
+}
+
+// hotServices is how many count as changed lately.
+const hotServices = 100
+
+// set stores a Service's targets, nil for one that is gone.
+func (c *catalogue) set(id int, targets []target) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.of[id] == nil && targets != nil {
+		c.ids = append(c.ids, id)
+	}
+	if targets == nil {
+		delete(c.of, id)
+		c.ids = slices.DeleteFunc(c.ids, func(i int) bool { return i == id })
+		return // it stays hot: what is gone must not be reached
+	}
+	c.of[id] = targets
+	c.hot = append(c.hot, id)
+	if n := len(c.hot) - hotServices; n > 0 {
+		c.hot = slices.Delete(c.hot, 0, n)
+	}
+}
+
+// pick chooses a Service and one of its targets by chance.
+func (c *catalogue) pick(rng *rand.Rand) (id int, t target, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := c.ids
+	if rng.IntN(2) == 0 {
+		list = c.hot
+	}
+	if len(list) == 0 {
+		return 0, t, false
+	}
+	id = list[rng.IntN(len(list))]
+	if len(c.of[id]) == 0 {
+		return 0, t, false
+	}
+	return id, c.of[id][rng.IntN(len(c.of[id]))], true
+}
+
+// traffic is all that goes on while Services change.
+type traffic struct {
+	*soak
+	ctx  context.Context
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu   sync.Mutex
+	held map[*held]bool
+	// opening counts, by Service, the connections that are being opened. opened is
+	// signalled when one of them was.
+	opening map[int]int
+	opened  *sync.Cond
+}
+
+// held is a connection that stays open.
+type held struct {
+	service int
+	from    *place
+	to      target
+	server  netip.AddrPort
+	net.Conn
+	r *bufio.Reader
+	n int // lines
+	// leave is closed when it is to be closed, and left when it was.
+	leave, left chan struct{}
+}
+
+// startTraffic starts all of it.
+func (s *soak) startTraffic(ctx context.Context) *traffic {
+	t := &traffic{soak: s, held: map[*held]bool{}, opening: map[int]int{}}
+	t.opened = sync.NewCond(&t.mu)
+	t.ctx, t.stop = context.WithCancel(ctx)
+	begin := func(n int, stream uint64, f func(*rand.Rand)) {
+		for i := range n {
+			t.wg.Go(func() { f(rand.New(rand.NewPCG(s.o.seed, stream<<32+uint64(i)))) })
+		}
+	}
+	begin(s.o.workers, 1, t.visit)
+	begin(s.o.held, 2, t.hold)
+	begin(s.o.talks, 3, t.talk)
+	return t
+}
+
+// end ends it: connections that are open must work to the end.
+func (t *traffic) end() {
+	t.drain(nil, nil)
+	t.stop()
+	t.wg.Wait()
+}
+
+// visit makes one connection after another.
+func (t *traffic) visit(rng *rand.Rand) {
+	for t.ctx.Err() == nil {
+		interval := time.Duration(t.o.workers) * time.Second / time.Duration(t.o.rate)
+		next := time.Now().Add(interval/2 + rand.N(interval))
+		if _, to, ok := t.catalogue.pick(rng); ok {
+			t.connect(t.net.places[rng.IntN(len(t.net.places))], to)
+		}
+		sleep(t.ctx, time.Until(next))
+	}
+}
+
+// connect makes one connection and judges it.
+func (t *traffic) connect(from *place, to target) {
+	v := t.oracle.since()
+	wait := patience
+	if v.Trace(from.packet(to)).Action == ruleset.ActionDrop {
+		wait = silence
+	}
+	o := from.probe(t.ctx, to, wait)
+	if t.ctx.Err() != nil {
+		return
+	}
+	kind := "tcp"
+	if to.proto == v1.ProtocolUDP {
+		kind = "udp"
+	}
+	t.count(kind, v, from, to, o)
+}
+
+// slow is how long a connection may take without a line in the log.
+const slow = 2 * time.Second
+
+// stood is the reason of a loss for which the data plane is not to blame.
+const stood = "as the machine stood still"
+
+// count judges a connection and counts it. It reports whether all was right.
+func (s *soak) count(kind string, v *version, from *place, to target, o outcome) bool {
+	err := s.oracle.judge(v, from, to, o)
+	if err == nil {
+		if took := time.Since(o.begun); took > slow {
+			s.rec.logf("slow: %s from %s to %s: %v", kind, from.name, to, o)
+		}
+		s.rec.made(kind)
+		return true
+	}
+	reason := ""
+	if s.stalls.Since(o.begun) {
+		intime := o
+		intime.again = 0
+		late := to.proto == v1.ProtocolUDP && o.kind == silent || o.again > 0 && s.oracle.judge(v, from, to, intime) == nil
+		if late { // and nothing else is wrong
+			reason = stood
+		}
+	}
+	s.rec.lost(kind, o.begun, reason, fmt.Errorf("%s from %s to %s: %w", to.proto, from.name, to.to, err))
+	return false
+}
+
+// hold keeps a connection open, and opens another one when it has to end.
+func (t *traffic) hold(rng *rand.Rand) {
+	for t.ctx.Err() == nil {
+		if h := t.open(rng); h != nil {
+			t.use(h, rng)
+		}
+		sleep(t.ctx, 100*time.Millisecond)
+	}
+}
+
+// open opens a connection to a Service that forwards it.
+func (t *traffic) open(rng *rand.Rand) *held {
+	id, to, ok := t.catalogue.pick(rng)
+	from := t.net.places[rng.IntN(len(t.net.places))]
+	if !ok || to.proto != v1.ProtocolTCP {
+		return nil
+	}
+	v := t.oracle.since()
+	if v.Trace(from.packet(to)).Action != ruleset.ActionForward {
+		return nil
+	}
+	h := &held{service: id, from: from, to: to, leave: make(chan struct{}), left: make(chan struct{})}
+	ctx, cancel := context.WithTimeout(t.ctx, patience)
+	defer cancel()
+	o := outcome{begun: time.Now()}
+	t.began(id, +1)
+	defer t.began(id, -1)
+	var c *net.TCPConn
+	var text string
+	c, h.r, text, o.again, o.err = from.connect(ctx, to.to)
+	o.finish(text)
+	if t.ctx.Err() != nil {
+		return nil
+	}
+	if !t.count("tcp", v, from, to, o) || o.kind != reached {
+		if o.err == nil {
+			c.Close()
+		}
+		return nil
+	}
+	h.Conn, h.server = c, o.server
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.held[h] = true
+	return h
+}
+
+// began counts a connection to a Service that is being opened, or was.
+func (t *traffic) began(service, by int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.opening[service] += by
+	t.opened.Broadcast()
+}
+
+// heldTimeout is how long an answer through an open connection may take: longer than TCP
+// takes to send again what was sent while rules were gone.
+const heldTimeout = 90 * time.Second
+
+// use sends lines through a connection until it is to leave.
+func (t *traffic) use(h *held, rng *rand.Rand) {
+	good := time.Now()
+	defer func() {
+		t.mu.Lock()
+		delete(t.held, h)
+		t.mu.Unlock()
+		h.Close()
+		close(h.left)
+	}()
+	for leaving := false; !leaving; {
+		select {
+		case <-t.ctx.Done():
+			return
+		case <-h.leave:
+			leaving = true
+		case <-time.After(500*time.Millisecond + time.Duration(rng.IntN(1000))*time.Millisecond):
+		}
+		if err := h.echo(); err != nil {
+			t.rec.lost("held", good, "", fmt.Errorf("open connection from %s to %s, served by %s: %w", h.from.name, h.to.to, h.server, err))
+			return
+		}
+		t.rec.made("held")
+		good = time.Now()
+	}
+}
+
+// echo has the server send back a line.
+func (h *held) echo() error {
+	h.n++
+	line := fmt.Sprintf("line %d\n", h.n)
+	h.SetDeadline(time.Now().Add(heldTimeout))
+	if _, err := h.Write([]byte(line)); err != nil {
+		return err
+	}
+	got, err := h.r.ReadString('\n')
+	if err == nil && got != line {
+		err = fmt.Errorf("got %q for %q", got, line)
+	}
+	return err
+}
+
+// drain closes the connections to some Services that are served by an endpoint which is
+// about to go, as a pod does that ends, after a last line through each. Nil stands for
+// all Services, or all endpoints.
+func (t *traffic) drain(services map[int]bool, leaves func(service int, server netip.AddrPort) bool) {
+	t.mu.Lock()
+	for id := range services { // the endpoint of what is being opened is not known yet
+		for t.opening[id] > 0 {
+			t.opened.Wait()
+		}
+	}
+	var list []*held
+	for h := range t.held {
+		if (services == nil || services[h.service]) && (leaves == nil || leaves(h.service, h.server)) {
+			list = append(list, h)
+			delete(t.held, h)
+		}
+	}
+	t.mu.Unlock()
+	for _, h := range list {
+		close(h.leave)
+	}
+	for _, h := range list {
+		<-h.left
+	}
+}
+
+const (
+	// talkInterval is the time between two requests of a socket, and talkTries how often
+	// one is repeated, each time after talkTimeout, before it counts as lost.
+	talkInterval = time.Second
+	talkTries    = 3
+	talkTimeout  = 2 * time.Second
+)
+
+// talk sends requests from one UDP socket after another. Connection tracking keeps a
+// socket with its endpoint, so it depends on the agent to have it moved when that goes.
+func (t *traffic) talk(rng *rand.Rand) {
+	for t.ctx.Err() == nil {
+		_, to, ok := t.catalogue.pick(rng)
+		from := t.net.places[rng.IntN(len(t.net.places))]
+		if !ok || to.proto != v1.ProtocolUDP || t.oracle.since().Trace(from.packet(to)).Action != ruleset.ActionForward {
+			sleep(t.ctx, 10*time.Millisecond)
+			continue
+		}
+		c, err := from.dialUDP(t.ctx, to.to)
+		if err != nil {
+			t.rec.failf("cannot open a UDP socket at %s: %v", from.name, err)
+			return
+		}
+		for n := 20 + rng.IntN(100); n > 0 && t.request(c, from, to); n-- {
+			sleep(t.ctx, talkInterval/2+time.Duration(rng.Int64N(int64(talkInterval))))
+		}
+		c.Close()
+	}
+}
+
+// request sends a request until it is answered by an endpoint, and reports whether the
+// socket may go on.
+func (t *traffic) request(c net.Conn, from *place, to target) bool {
+	v := t.oracle.since()
+	begun := time.Now()
+	var err error
+	for range talkTries {
+		o := outcome{begun: time.Now()}
+		var text string
+		text, o.err = ask(c, time.Now().Add(talkTimeout))
+		o.finish(text)
+		if t.ctx.Err() != nil {
+			return false
+		}
+		// One that is known may go on with an endpoint that gets no new connections.
+		if o.kind == reached && t.oracle.hasEndpoint(v, from, to, o.server) {
+			t.rec.made("talk")
+			return true
+		}
+		if err = t.oracle.judge(v, from, to, o); err == nil {
+			t.rec.made("talk")
+			return false // the Service is gone, or has no endpoints
+		}
+		sleep(t.ctx, 200*time.Millisecond)
+	}
+	t.rec.lost("talk", begun, "", fmt.Errorf("UDP socket %s at %s to %s: %d requests, the last: %w", c.LocalAddr(), from.name, to.to, talkTries, err))
+	return false
+}

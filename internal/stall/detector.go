@@ -1,0 +1,91 @@
+// Package stall detects that the machine stood still. A test that sends packets excuses
+// with it what a data plane is not to blame for: TCP sends a packet again that has not
+// been answered for a second (RFC 6298 section 2), whether it was lost or is still
+// waiting for a processor.
+package stall
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// Detector records stalls: periods in which a goroutine that only polls the clock was
+// not run on time, because the machine stood still or was overloaded. Its methods may
+// be called by several goroutines at once.
+type Detector struct {
+	// Always makes Since and Within report true. It is for tests of what is excused,
+	// and must not be changed while the Detector is in use.
+	Always bool
+
+	mu sync.Mutex
+	// stalls is in the order of time.
+	stalls []period
+	// last is when the clock was last polled.
+	last time.Time
+	done chan struct{}
+	wg   sync.WaitGroup
+}
+
+type period struct{ from, to time.Time }
+
+const (
+	// pollInterval is the time between two polls of the clock. A poll that is late by
+	// more than threshold is a stall. The threshold is less than TCP's second because
+	// the machine may not have stood still in all its parts for as long.
+	pollInterval = 20 * time.Millisecond
+	threshold    = 300 * time.Millisecond
+)
+
+// Start returns a Detector that polls the clock until it is stopped.
+func Start() *Detector {
+	d := &Detector{last: time.Now(), done: make(chan struct{})}
+	d.wg.Go(func() {
+		for {
+			select {
+			case <-d.done:
+				return
+			case <-time.After(pollInterval):
+				d.poll(time.Now())
+			}
+		}
+	})
+	return d
+}
+
+// Stop ends the polling. It must be called once.
+func (d *Detector) Stop() {
+	close(d.done)
+	d.wg.Wait()
+}
+
+// poll records a poll of the clock, and a stall if it is late.
+func (d *Detector) poll(now time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now.Sub(d.last) > pollInterval+threshold {
+		d.stalls = append(d.stalls, period{d.last, now})
+	}
+	d.last = now
+}
+
+// Since reports whether a stall ended after t or is going on.
+func (d *Detector) Since(t time.Time) bool { return d.Within(t, time.Now()) }
+
+// Within reports whether a part of a stall was after from and before to.
+func (d *Detector) Within(from, to time.Time) bool {
+	d.poll(time.Now()) // the polling goroutine may be late itself
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.Always || slices.ContainsFunc(d.stalls, func(s period) bool { return s.to.After(from) && s.from.Before(to) })
+}
+
+// Stalls returns how many stalls there were, and how long they were in all.
+func (d *Detector) Stalls() (n int, total time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.stalls {
+		total += s.to.Sub(s.from)
+	}
+	return len(d.stalls), total
+}

@@ -1,0 +1,37 @@
+package stall
+
+import (
+	"testing"
+	"time"
+)
+
+func TestStallsAreReported(t *testing.T) {
+	begin := time.Now().Add(-time.Hour)
+	at := func(d time.Duration) time.Time { return begin.Add(d) }
+	p := &Detector{last: begin}
+	for d := time.Duration(0); d < time.Minute; d += pollInterval {
+		if d > 10*time.Second && d < 11*time.Second {
+			continue
+		}
+		p.poll(at(d))
+	}
+	if n, total := p.Stalls(); n != 1 || total < time.Second-pollInterval || total > time.Second+2*pollInterval {
+		t.Errorf("%d stalls of %v in all, want one of a second", n, total)
+	}
+	p.last = time.Now() // no stall since
+	for since, want := range map[time.Duration]bool{
+		0: true, 9 * time.Second: true, 10500 * time.Millisecond: true, 12 * time.Second: false, time.Hour: false,
+	} {
+		if p.Since(at(since)) != want {
+			t.Errorf("since %v: %t", since, !want)
+		}
+	}
+	if !p.Within(at(9*time.Second), at(10500*time.Millisecond)) || p.Within(at(9*time.Second), at(9500*time.Millisecond)) {
+		t.Error("Within does not look at the end of the period")
+	}
+	// A stall that is still going on.
+	p.last = time.Now().Add(-time.Second)
+	if !p.Since(time.Now().Add(-time.Second / 2)) {
+		t.Error("a stall that is going on is not reported")
+	}
+}
