@@ -155,7 +155,7 @@
 // only if that program's rules come before the backend's and its destination is a frontend of a
 // Service, such as a node's address with the number of a NodePort. Connections of the node's own
 // processes do not cross the node. TCP is offloaded, and UDP only with Offload.UDP; SCTP cannot
-// be.
+// be. Offload was tested in Debian's Linux 5.10, 6.1 and 6.12.
 //
 // What offload skips, for packets on the fast path:
 //
