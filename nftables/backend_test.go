@@ -63,10 +63,11 @@ func (r *rig) start() {
 		r.cursor.Detach()
 		r.backend.Close()
 	}
-	var err error
-	if r.backend, err = New(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload}); err != nil {
+	b, err := New(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload})
+	if err != nil {
 		r.Fatal(err)
 	}
+	r.backend = b
 	r.backend.gracePeriod = 0
 	if r.limit != 0 {
 		r.backend.conn.SetLimit(r.limit)

@@ -172,10 +172,11 @@
 //
 // A connection is one of a Service if its destination was translated and the destination that
 // its client chose is a frontend now: an entry of service-ips or, at an address of
-// nodeport-ips, of service-nodeports. A translation by another program to something else is
-// not offloaded, unless it is of the number of a NodePort at such an address. Connections of
-// the node's own processes do not cross it. TCP is offloaded, and UDP only with Offload.UDP;
-// SCTP cannot be.
+// nodeport-ips, of service-nodeports. A connection that another program translated is offloaded
+// only if that program's rules come before the backend's and its destination is a frontend of a
+// Service, such as a node's address with the number of a NodePort. Connections of the node's own
+// processes do not cross the node. TCP is offloaded, and UDP only with Offload.UDP; SCTP cannot
+// be. Offload was tested in Debian's Linux 5.10, 6.1 and 6.12.
 //
 // What offload skips, for packets on the fast path:
 //

@@ -210,7 +210,7 @@ func (b *Backend) probeOffload(f tracker.Family) error {
 		return nil
 	}
 	if err = unsupported(f, err); errors.As(err, &missing) {
-		missing.Feature = "offload by flowtables (CONFIG_NF_FLOW_TABLE_INET, CONFIG_NFT_FLOW_OFFLOAD): " + missing.Feature
+		missing.Feature = "offload by flowtables (CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NF_FLOW_TABLE_INET, and in Linux 5.10 CONFIG_NF_FLOW_TABLE_IPV4 and _IPV6): " + missing.Feature
 	}
 	return err
 }

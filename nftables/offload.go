@@ -26,7 +26,7 @@ type Offload struct {
 	// UDP offloads UDP, too, instead of TCP alone. It needs a kernel that lets other
 	// programs delete connection-tracking entries of offloaded connections, since the
 	// clients of a deleted endpoint depend on that (see package conntrack). Linux 6.4 does,
-	// and so does Debian's 6.1. Others return EBUSY, which cannot be probed.
+	// and so do Debian's 5.10 and 6.1. Others return EBUSY, which cannot be probed.
 	UDP bool
 }
 

@@ -9,9 +9,10 @@ import (
 	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
 )
 
-var offloadAll = flag.Bool("offload.all", false, "run all worlds with offload")
+var offloadAll = flag.Bool("offload.all", false, "run all worlds with offload, in both families")
 
 // notOffload are the features whose worlds are about a connection's first packet.
 var notOffload = []conformance.Feature{
@@ -23,7 +24,7 @@ var notOffload = []conformance.Feature{
 // TestOffloadConformance has connections take the fast path as soon as they are established.
 func TestOffloadConformance(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes a minute")
+		t.Skip("takes half a minute")
 	}
 	if !vm.Inside(t, vm.Debian) {
 		return
@@ -34,7 +35,11 @@ func TestOffloadConformance(t *testing.T) {
 			skip[f] = "not concerned by offload (-offload.all runs it)"
 		}
 	}
-	conformance.Run(t, conformance.Options{Skip: skip, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
+	families := []tracker.Family{tracker.IPv4} // TestOffload has both
+	if *offloadAll {
+		families = nil
+	}
+	conformance.Run(t, conformance.Options{Skip: skip, Families: families, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, Offload: &Offload{
 			Interfaces: func(string) bool { return true }, AfterPackets: 1, UDP: true,
 		}})

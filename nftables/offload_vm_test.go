@@ -683,8 +683,9 @@ func libraryReadsFlowtable(t *testing.T) {
 // offloadCleanup removes the tables with their flowtables. Connections stay.
 func offloadCleanup(t *testing.T) {
 	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
-	// Without any NAT chain the kernel stops translating.
-	f.nft("add table ip other; add chain ip other in { type nat hook prerouting priority 0; }; add chain ip other out { type nat hook postrouting priority 0; }")
+	// Without NAT chains the kernel stops translating, and without rules that need connection
+	// tracking it stops that.
+	f.nft("add table ip other; add chain ip other in { type nat hook prerouting priority 0; }; add chain ip other out { type nat hook postrouting priority 0; }; add rule ip other in ct state new")
 	c := f.dial(f.client, clusterIP(tracker.IPv4, 80))
 	c.echo(10)
 	c.expect(true)

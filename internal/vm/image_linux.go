@@ -15,7 +15,7 @@ import (
 // are loaded: there is nobody in the machine whom the kernel could ask for more.
 var modules = []string{
 	"veth", "dummy", "bridge", "crc32c_generic",
-	"nfnetlink", "nf_conntrack_netlink", "nf_tables", "nft_*", "nf_reject_*", "nf_flow_table", "nf_flow_table_inet",
+	"nfnetlink", "nf_conntrack_netlink", "nf_tables", "nft_*", "nf_reject_*", "nf_flow_table*",
 	"ip_tables", "ip6_tables", "iptable_*", "ip6table_*", "ipt_REJECT", "ip6t_REJECT",
 	"xt_addrtype", "xt_comment", "xt_conntrack", "xt_connmark", "xt_mark", "xt_MASQUERADE", "xt_multiport",
 	"xt_nat", "xt_physdev", "xt_recent", "xt_set", "xt_statistic", "xt_tcpudp", "xt_sctp", "xt_limit", "xt_CT",
