@@ -26,13 +26,14 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-func socketCookie(c net.Conn) (cookie uint64, err error) {
+// storedPeer reads the storage of a connection's socket.
+func storedPeer(b *Backend, c net.Conn) (p peer, err error) {
 	raw, err := c.(*net.TCPConn).SyscallConn()
 	if err != nil {
-		return 0, err
+		return p, err
 	}
-	cerr := raw.Control(func(fd uintptr) { cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE) })
-	return cookie, errors.Join(err, cerr)
+	cerr := raw.Control(func(fd uintptr) { err = b.maps.peers.Lookup(uint32(fd), &p) })
+	return p, errors.Join(err, cerr)
 }
 
 // loadBalancer makes a Service one with a load balancer's address and source ranges.
