@@ -267,7 +267,8 @@ func readMap[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 }
 
 // remove deletes an entry, if it exists.
-func remove[K any](m *ebpf.Map, k K) error {
+func remove[K any](b *Backend, m *ebpf.Map, k K) error {
+	b.writes++
 	if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("delete from %s: %w", m, err)
 	}
