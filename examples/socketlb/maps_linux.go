@@ -159,8 +159,9 @@ func (m *bpfMaps) files(c *Config) []mapFile {
 	}
 }
 
-// socketStorage is a map whose entries belong to sockets and go with them. The kernel
-// wants types for it (bpf_local_storage_map_alloc_check in kernel/bpf).
+// socketStorage is a map whose entries belong to sockets. The kernel frees an entry with its
+// socket. Such a map must have BTF types (bpf_local_storage_map_alloc_check in
+// kernel/bpf/bpf_local_storage.c).
 func socketStorage(value int) ebpf.MapSpec {
 	return ebpf.MapSpec{
 		Type: ebpf.SkStorage, KeySize: 4, ValueSize: uint32(value), Flags: noPrealloc,

@@ -31,10 +31,10 @@ import (
 //			endpoint = endpoints[pool, random number below its size]
 //			clients[frontend.service, netns] = endpoint, if frontend.affinity != 0
 //		peers[socket] = to, endpoint
-//		to = endpoint, and count the connection
+//		to = endpoint
 //
 //	getpeername(socket, peer):
-//		if peers[socket].endpoint == peer: peer = peers[socket].service
+//		if peers[socket] exists, and peers[socket].endpoint == peer: peer = peers[socket].service
 //
 // To leave a connection alone means that the backend behind serves it. So does every
 // lookup that fails, such as one of a slot that is just being removed.
