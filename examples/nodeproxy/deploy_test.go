@@ -195,8 +195,10 @@ func TestSocketLBPatch(t *testing.T) {
 			t.Errorf("the patch loses the capability %s", a)
 		}
 	}
-	if !slices.Contains(c.SecurityContext.Capabilities.Add, "BPF") {
-		t.Error("without the capability BPF")
+	for _, a := range []v1.Capability{"BPF", "PERFMON"} {
+		if !slices.Contains(c.SecurityContext.Capabilities.Add, a) {
+			t.Errorf("without the capability %s", a)
+		}
 	}
 	if len(c.VolumeMounts) != len(old.VolumeMounts)+2 || len(spec.Volumes) != len(was.Volumes)+2 {
 		t.Errorf("mounts %v, volumes %v", c.VolumeMounts, spec.Volumes)

@@ -107,8 +107,8 @@
 //
 // # Requirements
 //
-// Linux 5.14 or later, a cgroup2 and a BPF file system, and CAP_BPF and CAP_NET_ADMIN in the
-// initial user namespace. [New] and [Probe] name what is missing in a
+// Linux 5.14 or later, a cgroup2 and a BPF file system, and CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the
+// initial user namespace. Linux 6.1 rejects the programs without CAP_PERFMON. [New] and [Probe] name what is missing in a
 // [*ruleset.UnsupportedError]. There is no compiler at any time: program_linux.go assembles
 // the programs with the asm package of github.com/cilium/ebpf.
 //

@@ -604,11 +604,11 @@ func TestUnsupported(t *testing.T) {
 	}
 
 	said.Reset()
-	cmd = confine.Command("probe", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_BPF}})
+	cmd = confine.Command("probe", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_BPF, unix.CAP_PERFMON}})
 	cmd.Stderr = &said
 	cmd.ExtraFiles = []*os.File{folder}
 	cmd.Env = append(cmd.Env, "PROBE_DIR=/proc/self/fd/3/socketlb")
 	if err := cmd.Run(); err != nil {
-		t.Errorf("with CAP_NET_ADMIN and CAP_BPF alone: %v, %q", err, said.String())
+		t.Errorf("with CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON alone: %v, %q", err, said.String())
 	}
 }
