@@ -1,6 +1,9 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/json"
 	"flag"
 	"io"
 	"os"
@@ -16,9 +19,12 @@ import (
 	rbac "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"sigs.k8s.io/yaml"
 
 	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
@@ -141,6 +147,92 @@ func TestDaemonSet(t *testing.T) {
 	}
 	if spec.ServiceAccountName != "nodeproxy" || !spec.HostNetwork {
 		t.Errorf("service account %q, host network %v", spec.ServiceAccountName, spec.HostNetwork)
+	}
+}
+
+// TestSocketLBPatch applies the patch as kubectl does. What the agent opens must be mounted.
+func TestSocketLBPatch(t *testing.T) {
+	text, err := os.ReadFile("deploy/socket-lb-patch.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before *apps.DaemonSet
+	for _, o := range objects(t, "daemonset.yaml") {
+		if ds, ok := o.(*apps.DaemonSet); ok {
+			before = ds
+		}
+	}
+	original, err := json.Marshal(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	merged, err := strategicpatch.StrategicMergePatch(original, patch, &apps.DaemonSet{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := &apps.DaemonSet{}
+	d := json.NewDecoder(bytes.NewReader(merged))
+	d.DisallowUnknownFields()
+	if err := d.Decode(after); err != nil {
+		t.Fatal(err)
+	}
+	spec, was := after.Spec.Template.Spec, before.Spec.Template.Spec
+	if len(spec.Containers) != 1 || len(spec.InitContainers) != 1 {
+		t.Fatalf("%d containers, %d init containers", len(spec.Containers), len(spec.InitContainers))
+	}
+	c, old := spec.Containers[0], was.Containers[0]
+	for _, a := range old.Args {
+		if !slices.Contains(c.Args, a) {
+			t.Errorf("the patch loses the argument %s", a)
+		}
+	}
+	for _, a := range old.SecurityContext.Capabilities.Add {
+		if !slices.Contains(c.SecurityContext.Capabilities.Add, a) {
+			t.Errorf("the patch loses the capability %s", a)
+		}
+	}
+	for _, a := range []v1.Capability{"BPF", "PERFMON"} {
+		if !slices.Contains(c.SecurityContext.Capabilities.Add, a) {
+			t.Errorf("without the capability %s", a)
+		}
+	}
+	if len(c.VolumeMounts) != len(old.VolumeMounts)+2 || len(spec.Volumes) != len(was.Volumes)+2 {
+		t.Errorf("mounts %v, volumes %v", c.VolumeMounts, spec.Volumes)
+	}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var args []string
+	for _, a := range c.Args {
+		args = append(args, strings.ReplaceAll(a, "/etc/nodeproxy/config.yaml", file))
+	}
+	got := parsed(t, args).SocketLB
+	if !got.Enabled {
+		t.Error("without --socket-lb")
+	}
+	// hostOf returns where on the host a folder of the container is, and whether it is writable.
+	hostOf := func(folder string) (string, bool) {
+		for _, m := range c.VolumeMounts {
+			rest, ok := strings.CutPrefix(folder, m.MountPath)
+			for _, v := range spec.Volumes {
+				if ok && v.Name == m.Name && v.HostPath != nil {
+					return v.HostPath.Path + rest, !m.ReadOnly
+				}
+			}
+		}
+		return "", false
+	}
+	if host, _ := hostOf(got.Cgroup); host != "/sys/fs/cgroup" {
+		t.Errorf("the cgroup %s is %q of the host", got.Cgroup, host)
+	}
+	dir := cmp.Or(got.Dir, socketlb.DefaultDir)
+	if host, writable := hostOf(dir); host != socketlb.DefaultDir || !writable {
+		t.Errorf("the folder %s is %q of the host, writable %v", dir, host, writable)
 	}
 }
 

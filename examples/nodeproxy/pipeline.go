@@ -96,10 +96,10 @@ func (a *agent) sync(ctx context.Context) error {
 	}
 	if inEffect {
 		a.upToDate.Store(listed)
-		a.report(listed, failed, asked)
 		for _, c := range a.followers {
 			err = errors.Join(err, ignoreNotSynced(c.Sync(ctx)))
 		}
+		a.report(listed, failed, asked) // after the followers, as everything must be in effect
 		if listed {
 			err = errors.Join(err, a.takeOver.tidy(ctx))
 		}

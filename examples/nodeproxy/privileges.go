@@ -18,10 +18,10 @@ import (
 // CAP_NET_RAW for iptables-legacy; CAP_NET_BIND_SERVICE for the case that its
 // servers are to listen at a privileged port; and CAP_DAC_READ_SEARCH because
 // configuration, manifests and credentials may belong to another user. --socket-lb takes
-// CAP_BPF.
+// CAP_BPF and CAP_PERFMON.
 func needed(c *config.Config) []int {
 	if c.SocketLB.Enabled {
-		return append(alwaysNeeded(), unix.CAP_BPF)
+		return append(alwaysNeeded(), unix.CAP_BPF, unix.CAP_PERFMON)
 	}
 	return alwaysNeeded()
 }

@@ -36,6 +36,9 @@ type state struct {
 	pools     map[poolKey]*slotTable
 	members   map[serviceID]map[memberKey]struct{}
 	addresses map[[16]byte]address
+
+	// writes counts the entries that were written or deleted.
+	writes int
 }
 
 // poolKey names a pool of a Service.
@@ -200,11 +203,7 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 		}
 	}
 	for _, c := range changes {
-		err := failed[c.Key]
-		if err != nil {
-			b.config.Log.Error("socketlb: service left to the backend behind", slog.String("service", c.Key.String()), slog.Any("error", err))
-		}
-		if err := b.deleteFrontends(c, err != nil); err != nil {
+		if err := b.deleteFrontends(c, failed[c.Key] != nil); err != nil {
 			return nil, err
 		}
 	}
@@ -221,9 +220,38 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 		if err := b.prunePools(changes); err != nil {
 			return nil, err
 		}
+	}
+	if err := b.retry(changes, failed); err != nil {
+		return nil, err
+	}
+	if d.Full {
 		return failed, errors.Join(b.maps.pin(&b.config), b.hooks.attach(&b.config))
 	}
 	return failed, nil
+}
+
+// retry writes once more the Services that failed, of which nothing is in the maps: there
+// may be room now that other entries are deleted. It removes those that succeed from failed.
+func (b *Backend) retry(changes []*ruleset.Change, failed map[tracker.Key]error) error {
+	for _, c := range changes {
+		if failed[c.Key] == nil {
+			continue
+		}
+		err := errors.Join(b.fillPools(c, true), b.fillMembers(c))
+		if err == nil {
+			err = b.writeFrontends(c)
+		}
+		if err == nil {
+			delete(failed, c.Key)
+			continue
+		}
+		failed[c.Key] = err
+		b.config.Log.Error("socketlb: service left to the backend behind", slog.String("service", c.Key.String()), slog.Any("error", err))
+		if err := errors.Join(b.deleteFrontends(c, true), b.forget(c)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // adopt reads the maps, as this process or an earlier one left them.
@@ -297,7 +325,7 @@ func (b *Backend) fillPools(c *ruleset.Change, full bool) error {
 			}
 		})
 		if err := t.Write(func(slot int, s share, _ struct{}) error {
-			return put(b.maps.endpoints, slotKey{k.service, k.target, uint32(slot)}, s.endpoint)
+			return put(b, b.maps.endpoints, slotKey{k.service, k.target, uint32(slot)}, s.endpoint)
 		}); err != nil {
 			return err
 		}
@@ -306,7 +334,8 @@ func (b *Backend) fillPools(c *ruleset.Change, full bool) error {
 }
 
 // put writes an entry.
-func put[K, V any](m *ebpf.Map, k K, v V) error {
+func put[K, V any](b *Backend, m *ebpf.Map, k K, v V) error {
+	b.writes++
 	if err := m.Put(k, v); err != nil {
 		return fmt.Errorf("write to %s: %w", m, err)
 	}
@@ -348,7 +377,7 @@ func (b *Backend) trimPool(k poolKey) error {
 	if t == nil {
 		return nil
 	}
-	err := t.Trim(func(slot int) error { return remove(b.maps.endpoints, slotKey{k.service, k.target, uint32(slot)}) })
+	err := t.Trim(func(slot int) error { return remove(b, b.maps.endpoints, slotKey{k.service, k.target, uint32(slot)}) })
 	if err == nil && t.Len() == 0 {
 		delete(b.pools, k)
 	}
@@ -376,7 +405,7 @@ func (b *Backend) fillMembers(c *ruleset.Change) error {
 			continue
 		}
 		b.noteMember(k) // a write that fails may have taken effect
-		if err := put(b.maps.members, k, byte(1)); err != nil {
+		if err := put(b, b.maps.members, k, byte(1)); err != nil {
 			return err
 		}
 	}
@@ -396,7 +425,7 @@ func (b *Backend) trimMembers(id serviceID, want map[memberKey]struct{}) error {
 		if _, ok := want[k]; ok {
 			continue
 		}
-		if err := remove(b.maps.members, k); err != nil {
+		if err := remove(b, b.maps.members, k); err != nil {
 			return err
 		}
 		delete(b.members[id], k)
@@ -444,7 +473,7 @@ func (b *Backend) writeFrontends(c *ruleset.Change) error {
 		if !ok || b.frontends[k] == v {
 			continue
 		}
-		if err := put(b.maps.frontends, k, v); err != nil {
+		if err := put(b, b.maps.frontends, k, v); err != nil {
 			return err
 		}
 		b.frontends[k] = v
@@ -488,7 +517,7 @@ func owns(s *ruleset.Service, k frontendKey) bool {
 }
 
 func (b *Backend) deleteFrontend(k frontendKey) error {
-	if err := remove(b.maps.frontends, k); err != nil {
+	if err := remove(b, b.maps.frontends, k); err != nil {
 		return err
 	}
 	delete(b.frontends, k)
@@ -564,7 +593,7 @@ func (b *Backend) writeAddresses() error {
 	}
 	for a, v := range want {
 		if b.addresses[a] != v {
-			if err := put(b.maps.addresses, a, v); err != nil {
+			if err := put(b, b.maps.addresses, a, v); err != nil {
 				return err
 			}
 			b.addresses[a] = v
@@ -572,7 +601,7 @@ func (b *Backend) writeAddresses() error {
 	}
 	for a := range b.addresses {
 		if _, ok := want[a]; !ok {
-			if err := remove(b.maps.addresses, a); err != nil {
+			if err := remove(b, b.maps.addresses, a); err != nil {
 				return err
 			}
 			delete(b.addresses, a)

@@ -25,9 +25,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A way leads from a pod to another pod of the same node: to its own address on a node
-// without rules (direct), to its own address beside the rules of nftables (beside), through a
-// Service by nftables, and through a Service by this package before nftables.
+// A way leads from a pod to another pod of the same node:
+//
+//   - bare: to its own address, on a node without any rules;
+//   - direct: to its own address, beside the rules of package nftables;
+//   - passing: as direct, but through the programs, which leave the connection alone;
+//   - nftables: through a Service, by package nftables;
+//   - socketlb: through a Service, by this package before nftables.
 type way struct {
 	name   string
 	client *netlab.Host
@@ -155,41 +159,54 @@ func benchWays(b *testing.B, services int) []way {
 		}
 	})
 	return []way{
-		{"direct", bare, outside, own + ":8080", own + ":8081"},
-		{"beside", client, outside, own + ":8080", own + ":8081"},
+		{"bare", bare, outside, own + ":8080", own + ":8081"},
+		{"direct", client, outside, own + ":8080", own + ":8081"},
+		{"passing", client, n.Group, own + ":8080", own + ":8081"},
 		{"nftables", client, outside, last + ":80", last + ":81"},
 		{"socketlb", client, n.Group, last + ":80", last + ":81"},
 	}
 }
 
 // compare runs the ways in turns, in another order each round. It reports the median rate
-// of each, that as a percentage of direct, and by how much the percentage is off with a
-// chance of one in twenty (the notch of a box plot, as in BenchmarkConnections of package
-// nftables).
+// of each, that as a percentage of direct and of bare, and by how much the first percentage
+// is off with a chance of one in twenty (the notch of a box plot, as in BenchmarkConnections
+// of package nftables).
 func compare(b *testing.B, ways []way, unit string, amount float64, run func(way) error) {
-	took := make([][]float64, len(ways))
+	took := map[string][]float64{}
 	for b.Loop() {
 		for _, at := range rand.Perm(len(ways)) {
-			start := time.Now()
-			if err := run(ways[at]); err != nil {
+			w := ways[at]
+			if err := w.group.Do(func() error {
+				return w.client.Do(func() error {
+					start := time.Now()
+					err := run(w)
+					took[w.name] = append(took[w.name], time.Since(start).Seconds())
+					return err
+				})
+			}); err != nil {
 				b.Fatal(err)
 			}
-			took[at] = append(took[at], time.Since(start).Seconds())
 		}
 	}
+	b.ReportMetric(0, "ns/op")
 	quantile := func(list []float64, q float64) float64 {
 		list = slices.Sorted(slices.Values(list))
 		return list[int(q*float64(len(list)-1))]
 	}
-	for at, w := range ways {
-		b.ReportMetric(amount/quantile(took[at], 0.5), w.name+"-"+unit+"/s")
-		var ratio []float64
-		for round, direct := range took[0] {
-			ratio = append(ratio, direct/took[at][round])
-		}
-		if at != 0 {
-			b.ReportMetric(100*quantile(ratio, 0.5), w.name+"-%")
-			b.ReportMetric(157*(quantile(ratio, 0.75)-quantile(ratio, 0.25))/math.Sqrt(float64(len(ratio))), w.name+"-off-%")
+	for _, w := range ways {
+		b.ReportMetric(amount/quantile(took[w.name], 0.5), w.name+"-"+unit+"/s")
+		for _, to := range []string{"direct", "bare"} {
+			if w.name == to || w.name == "bare" {
+				continue
+			}
+			var ratio []float64
+			for round, seconds := range took[to] {
+				ratio = append(ratio, seconds/took[w.name][round])
+			}
+			b.ReportMetric(100*quantile(ratio, 0.5), w.name+"-%-of-"+to)
+			if to == "direct" {
+				b.ReportMetric(157*(quantile(ratio, 0.75)-quantile(ratio, 0.25))/math.Sqrt(float64(len(ratio))), w.name+"-off-%")
+			}
 		}
 	}
 }
@@ -200,19 +217,15 @@ func BenchmarkConnections(b *testing.B) {
 		b.Run(fmt.Sprint("services=", services), func(b *testing.B) {
 			const batch = 50
 			compare(b, benchWays(b, services), "connections", batch, func(w way) error {
-				return w.group.Do(func() error {
-					return w.client.Do(func() error {
-						for range batch {
-							c, err := net.Dial("tcp", w.connect)
-							if err != nil {
-								return err
-							}
-							_ = c.(*net.TCPConn).SetLinger(0)
-							c.Close()
-						}
-						return nil
-					})
-				})
+				for range batch {
+					c, err := net.Dial("tcp", w.connect)
+					if err != nil {
+						return err
+					}
+					_ = c.(*net.TCPConn).SetLinger(0)
+					c.Close()
+				}
+				return nil
 			})
 		})
 	}

@@ -47,11 +47,10 @@ type Config struct {
 	// 262,144. A pool has a slot for each endpoint, more for endpoints with weights. A
 	// Service that does not fit is left to the backend behind.
 	Endpoints int
-	// Clients is how many clients of Services with affinity are remembered, and Peers for
-	// how many sockets getpeername shows the Service's address; 0 means 65,536 of each. The
-	// one that was used longest ago makes room for a new one. Each takes about 100 bytes of
-	// kernel memory at all times.
-	Clients, Peers int
+	// Clients is how many clients of Services with affinity are remembered; 0 means 65,536.
+	// The one that was used longest ago makes room for a new one. Each takes about 100 bytes
+	// of kernel memory at all times.
+	Clients int
 	// Log receives repairs and Services that cannot be programmed; nil discards them.
 	Log *slog.Logger
 }
@@ -67,7 +66,7 @@ const (
 	maxFrontends     = 1 << 16
 	maxAddresses     = 1 << 14
 	defaultEndpoints = 1 << 18
-	defaultLRU       = 1 << 16
+	defaultClients   = 1 << 16
 )
 
 // withDefaults returns c with defaults for the fields that are not set, or an error
@@ -84,7 +83,7 @@ func (c Config) withDefaults() (Config, error) {
 		name     string
 		value    *int
 		standard int
-	}{{"endpoints", &c.Endpoints, defaultEndpoints}, {"clients", &c.Clients, defaultLRU}, {"peers", &c.Peers, defaultLRU}} {
+	}{{"endpoints", &c.Endpoints, defaultEndpoints}, {"clients", &c.Clients, defaultClients}} {
 		switch {
 		case *n.value < 0 || *n.value > 1<<24:
 			err = errors.Join(err, fmt.Errorf("%w: %d %s is not 1 to %d", ruleset.ErrConfig, *n.value, n.name, 1<<24))

@@ -69,7 +69,7 @@
 //	members    service, pool, endpoint, of Services with affinity
 //	clients    service, namespace    -> time, endpoint
 //	addresses  of the node           -> whether NodePorts answer there, whether it is a source
-//	peers      socket                -> Service's address, endpoint
+//	peers      socket (its storage)  -> Service's address, endpoint
 //	counters   connections of the node, and of pods
 //
 // Apply writes what differs: an endpoint that replaces another one is one write. Endpoints
@@ -84,23 +84,31 @@
 // written and follows the node's addresses; a full delta repairs them. [Cleanup] removes
 // everything.
 //
-// Peers and clients are bounded. When there are more, the least recently used one is
-// forgotten: getpeername then shows the endpoint, and a client may get another endpoint.
+// A peer is in the storage of its socket, and the kernel frees it with the socket. Clients are
+// bounded: when there are more, the least recently used one is forgotten and may get another
+// endpoint.
 //
 // # Cost
 //
-// The gain is in packets: none is translated after the first. New connections are not
-// faster than through package nftables. The programs take about a microsecond for each,
-// two thirds of which is the update of peers that getpeername needs. The rules of the backend
-// behind also switch on connection tracking for all connections of the node, even for those
-// that no rule translates, and this costs more than either. The benchmarks of this package
-// compare all of it with connections to the endpoint's own address, on a node with the same
-// rules ("beside") and on one without any ("direct").
+// The gain is in packets: none is translated after the first. A new connection is not faster
+// than through package nftables. The programs take about a microsecond for it, most of it to
+// make the socket's storage, which getpeername needs.
+//
+// The benchmarks of this package compare with two ways to the endpoint's own address. "direct"
+// is on the same node, beside the same rules: what a connection between pods of such a node
+// costs, and what a Service can be compared with. "bare" is on a node without any rules. The
+// difference between the two is no cost of Services: the rules of the backend behind switch on
+// connection tracking for all connections of the node.
+//
+// This package does not exempt the connections that it translates from connection tracking,
+// although their packets need no translation. Network policies, firewalls that accept
+// established connections, and masquerading towards other networks follow a connection by its
+// entry, and would treat these connections differently from direct ones.
 //
 // # Requirements
 //
-// Linux 5.14 or later, a cgroup2 and a BPF file system, and CAP_BPF and CAP_NET_ADMIN in the
-// initial user namespace. [New] and [Probe] name what is missing in a
+// Linux 5.14 or later, a cgroup2 and a BPF file system, and CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the
+// initial user namespace. Linux 6.1 rejects the programs without CAP_PERFMON. [New] and [Probe] name what is missing in a
 // [*ruleset.UnsupportedError]. There is no compiler at any time: program_linux.go assembles
 // the programs with the asm package of github.com/cilium/ebpf.
 //

@@ -139,7 +139,7 @@ func TemporaryDir() (dir string, closeDir func() error, err error) {
 // unsupported returns an error about what the kernel or this process's rights lack.
 func unsupported(feature string, err error) error {
 	if errors.Is(err, unix.EPERM) {
-		feature += " (CAP_BPF and CAP_NET_ADMIN in the initial user namespace)"
+		feature += " (CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the initial user namespace)"
 	}
 	return &ruleset.UnsupportedError{Backend: "socketlb", Feature: feature, Err: err}
 }

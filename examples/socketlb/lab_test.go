@@ -189,17 +189,9 @@ func (l *lab) server(h *netlab.Host, from, to string) string {
 	if c.RemoteAddr().String() != to {
 		l.Errorf("%s to %s: getpeername returns %s", h.Name, to, c.RemoteAddr())
 	}
-	var cookie uint64
-	peers, err := readMap[uint64, peer](l.backend.maps.peers)
-	if err != nil {
-		l.Fatal(err)
-	}
-	if cookie, err = socketCookie(c); err != nil {
-		l.Fatal(err)
-	}
-	p, ok := peers[cookie]
-	if !ok || p.Service.String() != to {
-		l.Errorf("%s to %s: the map of peers has %v", h.Name, to, p)
+	p, err := storedPeer(l.backend, c)
+	if err != nil || p.Service.String() != to {
+		l.Errorf("%s to %s: the socket's storage is %v, %v", h.Name, to, p, err)
 	}
 	return p.Endpoint.String()
 }

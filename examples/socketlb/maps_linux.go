@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -129,7 +130,7 @@ type bpfMaps struct {
 	members   *ebpf.Map // memberKey -> 1
 	addresses *ebpf.Map // [16]byte -> address
 	clients   *ebpf.Map // clientKey -> client
-	peers     *ebpf.Map // socket cookie -> peer
+	peers     *ebpf.Map // socket -> peer
 	counters  *ebpf.Map // uint32 -> uint64
 }
 
@@ -153,8 +154,19 @@ func (m *bpfMaps) files(c *Config) []mapFile {
 		{"members", &m.members, hash(32, 1, c.Endpoints)},
 		{"addresses", &m.addresses, hash(16, 12, maxAddresses)},
 		{"clients", &m.clients, lru(16, 32, c.Clients)},
-		{"peers", &m.peers, lru(8, 40, c.Peers)},
+		{"peers", &m.peers, socketStorage(40)},
 		{"counters", &m.counters, ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: counterCount}},
+	}
+}
+
+// socketStorage is a map whose entries belong to sockets. The kernel frees an entry with its
+// socket. Such a map must have BTF types (bpf_local_storage_map_alloc_check in
+// kernel/bpf/bpf_local_storage.c).
+func socketStorage(value int) ebpf.MapSpec {
+	return ebpf.MapSpec{
+		Type: ebpf.SkStorage, KeySize: 4, ValueSize: uint32(value), Flags: noPrealloc,
+		Key:   &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed},
+		Value: &btf.Array{Index: &btf.Int{Name: "index", Size: 4}, Type: &btf.Int{Name: "byte", Size: 1}, Nelems: uint32(value)},
 	}
 }
 
@@ -256,7 +268,8 @@ func readMap[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 }
 
 // remove deletes an entry, if it exists.
-func remove[K any](m *ebpf.Map, k K) error {
+func remove[K any](b *Backend, m *ebpf.Map, k K) error {
+	b.writes++
 	if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("delete from %s: %w", m, err)
 	}

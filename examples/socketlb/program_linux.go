@@ -5,6 +5,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -33,7 +34,7 @@ import (
 //		to = endpoint
 //
 //	getpeername(socket, peer):
-//		if peers[socket].endpoint == peer: peer = peers[socket].service
+//		if peers[socket] exists, and peers[socket].endpoint == peer: peer = peers[socket].service
 //
 // To leave a connection alone means that the backend behind serves it. So does every
 // lookup that fails, such as one of a slot that is just being removed.
@@ -62,8 +63,7 @@ const (
 	stackMember   = stackSlot - 32   // memberKey
 	stackClient   = stackMember - 16 // clientKey
 	stackVisit    = stackClient - 32 // client
-	stackSocket   = stackVisit - 8   // uint64
-	stackNow      = stackSocket - 8  // uint64
+	stackNow      = stackVisit - 8   // uint64
 	stackCounter  = stackNow - 8     // uint32
 )
 
@@ -123,6 +123,19 @@ func (p *program) update(m *ebpf.Map, key, value int32) {
 	)
 }
 
+// storage calls bpf_sk_storage_get for the socket in R2, and leaves the connection alone if
+// there is no socket or no storage. R0 is the pointer to the storage.
+func (p *program) storage(m *ebpf.Map, flags int32) {
+	p.add(
+		asm.JEq.Imm(asm.R2, 0, "leave"),
+		asm.LoadMapPtr(asm.R1, m.FD()),
+		asm.Mov.Imm(asm.R3, 0), // new storage is zero
+		asm.Mov.Imm(asm.R4, flags),
+		asm.FnSkStorageGet.Call(),
+		asm.JEq.Imm(asm.R0, 0, "leave"),
+	)
+}
+
 // copyWords copies n words by way of R1.
 func (p *program) copyWords(dst asm.Register, to int16, src asm.Register, from int16, n int) {
 	for i := range int16(n) {
@@ -174,12 +187,14 @@ func connect(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
 	p.choosePool(host)
 	p.chooseEndpoint()
 
-	p.label("translate", asm.Mov.Reg(asm.R1, sockAddr))
-	p.add(
-		asm.FnGetSocketCookie.Call(),
-		asm.StoreMem(asm.RFP, stackSocket, asm.R0, asm.DWord),
-	)
-	p.update(m.peers, stackSocket, stackPeer)
+	p.label("translate", asm.LoadMem(asm.R2, sockAddr, ctxSocket, asm.DWord))
+	p.storage(m.peers, unix.BPF_LOCAL_STORAGE_GET_F_CREATE)
+	for i := int16(0); i < 40; i += 8 {
+		p.add(
+			asm.LoadMem(asm.R1, asm.RFP, stackPeer+i, asm.DWord),
+			asm.StoreMem(asm.R0, i, asm.R1, asm.DWord),
+		)
+	}
 	p.writePeer(asm.RFP, stackEndpoint)
 	p.lookup(m.counters, stackCounter)
 	p.add(
@@ -310,11 +325,9 @@ func getpeername(f tracker.Family, m *bpfMaps) asm.Instructions {
 	p := newProgram(f, m)
 	p.add(
 		asm.Mov.Reg(sockAddr, asm.R1),
-		asm.FnGetSocketCookie.Call(),
-		asm.StoreMem(asm.RFP, stackSocket, asm.R0, asm.DWord),
+		asm.LoadMem(asm.R2, sockAddr, ctxSocket, asm.DWord),
 	)
-	p.lookup(m.peers, stackSocket)
-	p.add(asm.JEq.Imm(asm.R0, 0, "leave"))
+	p.storage(m.peers, 0)
 	// The socket may have been connected again, elsewhere.
 	for i := range int16(p.words) {
 		p.add(

@@ -24,15 +24,17 @@ import (
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
-func socketCookie(c net.Conn) (cookie uint64, err error) {
+// storedPeer reads the storage of a connection's socket.
+func storedPeer(b *Backend, c net.Conn) (p peer, err error) {
 	raw, err := c.(*net.TCPConn).SyscallConn()
 	if err != nil {
-		return 0, err
+		return p, err
 	}
-	cerr := raw.Control(func(fd uintptr) { cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE) })
-	return cookie, errors.Join(err, cerr)
+	cerr := raw.Control(func(fd uintptr) { err = b.maps.peers.Lookup(uint32(fd), &p) })
+	return p, errors.Join(err, cerr)
 }
 
 // loadBalancer makes a Service one with a load balancer's address and source ranges.
@@ -464,12 +466,51 @@ func TestFullMap(t *testing.T) {
 	}
 	l.tracker.DeleteService(name("a"))
 	l.set("b", 2, 2)
-	if err := l.cursor.Sync(t.Context()); err != nil && !errors.Is(err, unix.E2BIG) { // there was no room before a was deleted
-		t.Fatal(err)
-	}
-	l.sync()
+	l.sync() // there is room only after a is deleted
 	if got := l.server(l.pod, "", "10.96.0.2:80"); got == left {
 		t.Error("b is left alone, though there is room")
+	}
+}
+
+// TestWritesPerChange counts the entries that a change writes and deletes among many
+// Services.
+func TestWritesPerChange(t *testing.T) {
+	l := newLab(t, nil)
+	set := func(service, last int) {
+		service4 := backendtest.Service(name(fmt.Sprint("s", service)), "web", fmt.Sprintf("10.97.%d.%d", service>>8, service&255), "fd00::1")
+		slice := backendtest.Slice(name(fmt.Sprint("s", service)), "v4", tracker.IPv4, "web", v1.ProtocolTCP)
+		for e := range 9 {
+			slice.Endpoints = append(slice.Endpoints, backendtest.Endpoint(fmt.Sprintf("10.128.0.%d", e+1), "other"))
+		}
+		if last != 0 {
+			slice.Endpoints = append(slice.Endpoints, backendtest.Endpoint(fmt.Sprintf("10.128.1.%d", last), "other"))
+		}
+		l.tracker.SetService(service4)
+		l.tracker.SetSlice(slice)
+	}
+	const services = 1000
+	for i := range services {
+		set(i, 1)
+	}
+	l.sync()
+	for _, c := range []struct {
+		what   string
+		change func()
+		most   int
+	}{
+		{"nothing", func() { l.cursor.Resync() }, 0},
+		{"an endpoint replaced", func() { set(500, 2) }, 1},
+		{"an endpoint deleted", func() { set(500, 0) }, 3}, // moved slot, frontend's size, deleted slot
+		{"an endpoint added", func() { set(500, 3) }, 2},   // slot, frontend's size
+		{"a Service added", func() { set(services, 1) }, 11},
+		{"a Service deleted", func() { l.tracker.DeleteService(name("s7")) }, 11},
+	} {
+		before := l.backend.writes
+		c.change()
+		l.sync()
+		if n := l.backend.writes - before; n > c.most {
+			t.Errorf("%s: %d entries were written, must be at most %d", c.what, n, c.most)
+		}
 	}
 }
 
@@ -560,5 +601,14 @@ func TestUnsupported(t *testing.T) {
 		UidMappings: []syscall.SysProcIDMap{{Size: 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1}}}
 	if err := cmd.Run(); err == nil || !strings.Contains(said.String(), "CAP_BPF") {
 		t.Errorf("without privileges: %v, %q", err, said.String())
+	}
+
+	said.Reset()
+	cmd = confine.Command("probe", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_BPF, unix.CAP_PERFMON}})
+	cmd.Stderr = &said
+	cmd.ExtraFiles = []*os.File{folder}
+	cmd.Env = append(cmd.Env, "PROBE_DIR=/proc/self/fd/3/socketlb")
+	if err := cmd.Run(); err != nil {
+		t.Errorf("with CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON alone: %v, %q", err, said.String())
 	}
 }

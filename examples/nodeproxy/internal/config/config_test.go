@@ -523,6 +523,15 @@ func TestEveryField(t *testing.T) {
 	})
 }
 
+// TestSocketLBWithAFile has the flags in effect beside --config, which has no fields for them.
+func TestSocketLBWithAFile(t *testing.T) {
+	c := ofFile(t, "mode: iptables\n", "--socket-lb", "--socket-lb-cgroup=/c", "--socket-lb-node-only")
+	if (c.SocketLB != SocketLB{Enabled: true, Cgroup: "/c", NodeOnly: true}) {
+		t.Errorf("socket-lb is %+v", c.SocketLB)
+	}
+	wantNotes(t, c)
+}
+
 func TestOffload(t *testing.T) {
 	c := of(t, "--nftables-offload", "eth0,veth*")
 	if !slices.Equal(c.Offload, []string{"eth0", "veth*"}) {

@@ -51,7 +51,8 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 // over the file instead.
 func (fl *Flags) ignored(name string) bool {
 	own := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
-		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics"}
+		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics",
+		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only"}
 	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
 }
 
