@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/nfnl"
@@ -26,14 +27,19 @@ type state struct {
 	ns       *netns.Namespace
 	families []*family
 	closed   atomic.Bool // set while mu is held
+	// open is done when the backend is closed, which close does.
+	open  context.Context
+	close context.CancelFunc
 	// accounts reads and creates the objects that rules count into, nil if none do;
 	// counting is the names of the objects.
 	accounts *nfacct.Conn
 	counting []string
-	// questions is the socket that generation uses, nil until then. checked is the
-	// generation in which Check last found the tables as they should be, if known is set.
+	// questions is the socket that transactions uses, nil until then. checked is the
+	// generation in which Check last found the tables as they should be, and ran when it did,
+	// if known is set.
 	questions *nfnl.Conn
-	checked   uint32
+	checked   generation
+	ran       time.Time
 	known     bool
 }
 
@@ -48,6 +54,7 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{state{config: c, ns: ns}}
+	b.open, b.close = context.WithCancel(context.Background())
 	if b.accounts, err = openAccounts(c, b.ns); err != nil {
 		c.Log.Info(notCounted, slog.Any("reason", err))
 	}
@@ -76,6 +83,7 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.families = nil
+	b.close()
 	var err error
 	if b.accounts != nil {
 		err = b.accounts.Close()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -23,9 +24,13 @@ import (
 // Check looks for the jumps and for the rule in KUBE-PROXY-CANARY, whose comment is a
 // fresh random value after every change, by one call of iptables-restore for each table
 // that changes nothing. It does not see other alterations; full deltas at long intervals
-// repair those. With iptables-nft, Check runs no program but asks the kernel one question
-// as long as no process has committed anything to nf_tables in the network namespace since
-// it last found everything in place.
+// repair those.
+//
+// Check runs no program but asks the kernel one question for each table while nothing has
+// changed since it last found everything in place: with iptables-nft, while no process has
+// committed anything to nf_tables in the network namespace. With iptables-legacy, it is
+// while the number and the size of each table's rules stay the same, and at most for five
+// minutes, because another process may have replaced rules by others of the same size.
 func (b *Backend) Check(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -34,7 +39,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	}
 	// What is committed from here on is for the next call.
 	gen, ok := b.generation(ctx)
-	if ok && b.known && gen == b.checked && !b.stateUnknown() {
+	if ok && b.settled(gen) && !b.stateUnknown() {
 		return nil
 	}
 	b.known = false
@@ -43,7 +48,7 @@ func (b *Backend) Check(ctx context.Context) error {
 			return err
 		}
 	}
-	b.checked, b.known = gen, ok
+	b.checked, b.ran, b.known = gen, time.Now(), ok
 	return nil
 }
 
@@ -87,10 +92,33 @@ func (f *family) check(ctx context.Context) error {
 	return nil
 }
 
-// Watch calls drifted with each error of [Backend.Check], which it calls at the interval,
-// until ctx is done or the backend is closed: see [ruleset.Watch]. It returns ctx's error
-// or [os.ErrClosed]. The function drifted should request a full delta from the cursor and
-// a sync.
+// Watch calls drifted with each error of [Backend.Check] until ctx is done or the backend is
+// closed. It returns ctx's error or [os.ErrClosed]. The function drifted should request a
+// full delta from the cursor and a sync.
+//
+// With iptables-nft, Watch calls Check after transactions that any process commits to
+// nf_tables in the network namespace, at most once an interval, and every ten seconds
+// otherwise. It opens a netlink socket of its own for the kernel's notifications. With
+// iptables-legacy, or without notifications, it calls Check at the interval.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
-	return ruleset.Watch(ctx, interval, b.Check, drifted)
+	open, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(b.open, func() { cancel(os.ErrClosed) })()
+	var err error
+	if b.allNFT() {
+		err = nfnl.WatchCommits(open, b.ns.File(), interval, b.Check, drifted)
+	} else if err = ruleset.Watch(open, interval, b.Check, drifted); b.open.Err() != nil {
+		err = os.ErrClosed
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// allNFT reports whether all families use nf_tables.
+func (b *Backend) allNFT() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !slices.ContainsFunc(b.families, func(f *family) bool { return !f.tool.NFT() })
 }

@@ -4,27 +4,68 @@ package iptables
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/tracker"
 )
 
-// generation asks the kernel how many transactions any process has committed to nf_tables
-// in the network namespace so far. ok is false if that does not answer for all tables of
-// the backend: with iptables-legacy, and if the kernel cannot be asked.
+// generation is what the kernel reports cheaply about the tables. Different values mean
+// that they changed.
+type generation struct {
+	// nft is how many transactions any process has committed to nf_tables in the network
+	// namespace, 0 if no family uses it.
+	nft uint32
+	// legacy is about the tables of the families that use ip_tables, in the order of the
+	// backend's.
+	legacy [2][tables]legacyInfo
+}
+
+// legacyRecheck is how long Check relies on [legacyInfo], which stays the same if another
+// process replaces rules by as many of the same sizes.
+const legacyRecheck = 5 * time.Minute
+
+// settled reports whether Check found the tables as they should be in this generation.
+func (b *Backend) settled(g generation) bool {
+	return b.known && g == b.checked && (g.legacy == generation{}.legacy || time.Since(b.ran) < legacyRecheck)
+}
+
+// generation asks the kernel for the generation of the tables. It runs no program and
+// changes nothing. ok is false if the kernel cannot be asked.
 //
-// iptables-nft-restore commits nothing if it only checks rules, so Check does not change
-// the number.
-func (b *Backend) generation(ctx context.Context) (gen uint32, ok bool) {
+// iptables-nft-restore and iptables-legacy-restore commit nothing if they only check rules,
+// so Check does not change the generation.
+func (b *Backend) generation(ctx context.Context) (g generation, ok bool) {
 	if b.closed.Load() {
-		return 0, false
+		return g, false
 	}
-	for _, f := range b.families {
-		if !f.tool.NFT() {
-			return 0, false
+	nft := false
+	for i, f := range b.families {
+		if nft = nft || f.tool.NFT(); f.tool.NFT() {
+			continue
+		}
+		err := b.ns.Do(func() (err error) {
+			g.legacy[i], err = legacyTables(f.family)
+			return err
+		})
+		if err != nil {
+			return g, false
 		}
 	}
+	if nft {
+		g.nft, ok = b.transactions(ctx)
+		return g, ok
+	}
+	return g, true
+}
+
+// transactions returns how many transactions any process has committed to nf_tables.
+func (b *Backend) transactions(ctx context.Context) (gen uint32, ok bool) {
 	if b.questions == nil || b.questions.Closed() {
 		conn, err := nfnl.Dial(b.ns.File())
 		if err != nil {
@@ -47,4 +88,39 @@ func (b *Backend) generation(ctx context.Context) (gen uint32, ok bool) {
 		return 0, false
 	}
 	return gen, ok
+}
+
+// legacyInfo is struct ipt_getinfo of linux/netfilter_ipv4/ip_tables.h, and struct
+// ip6t_getinfo, which is the same.
+type legacyInfo struct {
+	name                 [32]byte
+	validHooks           uint32
+	hookEntry, underflow [5]uint32 // offsets in bytes, by hook
+	entries              uint32    // rules, and one for each user-defined chain and the end
+	size                 uint32    // of all of them in bytes
+}
+
+// legacyTables reads about the tables of a family in the calling thread's namespace. The
+// kernel copies a few numbers: IPT_SO_GET_INFO depends on no size.
+func legacyTables(f tracker.Family) (out [tables]legacyInfo, err error) {
+	const getInfo = 64 // IPT_SO_GET_INFO and IP6T_SO_GET_INFO
+	domain, level := unix.AF_INET, unix.SOL_IP
+	if f == tracker.IPv6 {
+		domain, level = unix.AF_INET6, unix.SOL_IPV6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return out, os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	for t := range tables {
+		info := &out[t]
+		copy(info.name[:], t.String())
+		size := uint32(unsafe.Sizeof(*info))
+		if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), getInfo,
+			uintptr(unsafe.Pointer(info)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 {
+			return out, fmt.Errorf("%s: %w", t, os.NewSyscallError("getsockopt", errno))
+		}
+	}
+	return out, nil
 }

@@ -3,38 +3,76 @@
 package iptables
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestCheckRunsNoProgramWithoutTransactions takes iptables-restore away between two calls
-// of Check. The first runs it. The second must not, until another process commits a
-// transaction to nf_tables.
-func TestCheckRunsNoProgramWithoutTransactions(t *testing.T) {
-	t.Parallel()
-	w := &watched{tb: t, dir: t.TempDir()}
-	r := newRig(t, NFT, w.through)
-	r.tracker.SetService(svc(0))
-	r.tracker.SetSlice(slice(0, tracker.IPv4, 1))
-	r.sync()
-	if err := r.backend.Check(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"iptables", "ip6tables"} {
-		if err := os.Remove(filepath.Join(w.dir, name)); err != nil {
+// TestCheckRunsNoProgramWithoutChanges takes iptables-restore away between two calls of
+// Check. The first runs it. The second must not, until another process changes a table or,
+// with iptables-legacy, minutes have passed.
+func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		w := &watched{tb: t, dir: t.TempDir()}
+		r := newRig(t, flavour, w.through)
+		r.tracker.SetService(svc(0))
+		r.tracker.SetSlice(slice(0, tracker.IPv4, 1))
+		r.sync()
+		if err := r.backend.Check(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if err := r.backend.Check(t.Context()); err != nil {
-		t.Errorf("nothing was committed: %v", err)
-	}
-	if _, err := r.host.Output("iptables-nft", "-t", "nat", "-N", "SOMEBODY"); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.backend.Check(t.Context()); err == nil {
-		t.Error("no program was run after a transaction of another process")
-	}
+		for _, name := range []string{"iptables", "ip6tables"} {
+			if err := os.Remove(filepath.Join(w.dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		check := func(what string, runs bool) {
+			t.Helper()
+			if err := r.backend.Check(t.Context()); (err != nil) != runs {
+				t.Errorf("%s: a program ran: %t, want %t; error %v", what, err != nil, runs, err)
+			}
+		}
+		check("nothing changed", false)
+		b := r.backend
+		b.ran = time.Now().Add(-legacyRecheck)
+		before := b.checked
+		check("minutes later", flavour == Legacy)
+		b.known, b.checked, b.ran = true, before, time.Now()
+		check("nothing changed", false)
+		for _, args := range [][]string{{"-t", "nat", "-N", "SOMEBODY"}, {"-A", "FORWARD"}} {
+			for _, family := range []string{"iptables", "ip6tables"} {
+				if _, err := r.host.Output(family+"-"+string(flavour), args...); err != nil {
+					t.Fatal(err)
+				}
+				check(family+" "+strings.Join(args, " "), true)
+				if b.checked, b.known = b.generation(t.Context()); !b.known {
+					t.Fatal("no generation")
+				}
+				check("nothing changed", false)
+			}
+		}
+	})
+}
+
+// TestWatchReturnsWhenTheBackendIsClosed closes the backend long before the interval is over.
+func TestWatchReturnsWhenTheBackendIsClosed(t *testing.T) {
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r := newRig(t, flavour)
+		r.sync()
+		done := make(chan error, 1)
+		go func() { done <- r.backend.Watch(t.Context(), time.Hour, func(err error) { t.Error(err) }) }()
+		if err := r.backend.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; !errors.Is(err, os.ErrClosed) {
+			t.Error(err)
+		}
+	})
 }

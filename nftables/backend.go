@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -20,6 +21,10 @@ import (
 // state is the state of a [Backend].
 type state struct {
 	config Config
+	ns     *netns.Namespace
+	// open is done when the backend is closed, which close does.
+	open  context.Context
+	close context.CancelFunc
 
 	mu   sync.Mutex
 	conn *nlbatch.Conn
@@ -63,12 +68,15 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 		return nil, unsupportedSocket(err)
 	}
 	b := &Backend{state{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table), gracePeriod: time.Second}}
-	err = b.probe()
+	b.open, b.close = context.WithCancel(context.Background())
+	if err = b.probe(); err == nil {
+		b.ns, err = netns.Open(c.NetNS)
+	}
 	if err == nil && c.Offload != nil {
-		b.interfaces, err = openInterfaces(c.NetNS)
+		b.interfaces, err = openInterfaces(b.ns)
 	}
 	if err != nil {
-		conn.Close()
+		b.Close()
 		return nil, err
 	}
 	return b, nil
@@ -80,7 +88,11 @@ func (b *Backend) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.tables = nil
+	b.close()
 	b.interfaces.close()
+	if b.ns != nil {
+		b.ns.Close()
+	}
 	return b.conn.Close()
 }
 

@@ -27,20 +27,14 @@ type interfaces struct {
 	stale bool
 }
 
-// openInterfaces opens a socket in the namespace that file is an open file of, or in the
-// calling thread's if file is nil.
-func openInterfaces(file *os.File) (*interfaces, error) {
-	ns, err := netns.Open(file)
-	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
-	}
+// openInterfaces opens a socket in a namespace, which must stay open.
+func openInterfaces(ns *netns.Namespace) (*interfaces, error) {
 	l := &interfaces{ns: ns}
-	err = ns.Do(func() (err error) {
+	err := ns.Do(func() (err error) {
 		l.route, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
 	})
 	if err != nil {
-		ns.Close()
 		return nil, fmt.Errorf("nftables: open route socket: %w", err)
 	}
 	return l, nil
@@ -49,7 +43,6 @@ func openInterfaces(file *os.File) (*interfaces, error) {
 // close closes the socket. A nil l, or closing again, does nothing.
 func (l *interfaces) close() {
 	if l != nil {
-		l.ns.Close()
 		l.route.Close()
 	}
 }

@@ -82,19 +82,30 @@ func drifted(f tracker.Family, format string, args ...any) error {
 	return &ruleset.DriftError{Backend: "nftables", Family: f, What: fmt.Sprintf(format, args...)}
 }
 
-// Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with the errors of Check
-// until ctx is done or the backend is closed, and returns ctx's error or [os.ErrClosed].
-// drifted should have the cursor resync. With Config.Offload, Watch also calls
-// [Backend.SyncInterfaces] at its start and whenever a network interface comes, goes or is
-// renamed, on a goroutine that ends before Watch returns, and calls drifted with its errors,
-// too. It does not call drifted twice at a time.
+// Watch calls [Backend.Check] after transactions that any process commits in the network
+// namespace, at most once an interval, until ctx is done or the backend is closed. It calls
+// drifted with the errors of Check, and returns ctx's error or [os.ErrClosed]. drifted
+// should have the cursor resync. While nothing is committed, Watch calls Check every ten
+// seconds. It opens a netlink socket of its own for the kernel's notifications. Without
+// them, it calls Check at the interval.
+//
+// With Config.Offload, Watch also calls [Backend.SyncInterfaces] at its start and whenever a
+// network interface comes, goes or is renamed, on a goroutine that ends before Watch returns,
+// and calls drifted with its errors, too. It does not call drifted twice at a time.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	drifted, stop, err := b.followInterfaces(ctx, drifted)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	return ruleset.Watch(ctx, interval, b.Check, drifted)
+	open, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(b.open, func() { cancel(errClosed) })()
+	err = nfnl.WatchCommits(open, b.ns.File(), interval, b.Check, drifted)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
 }
 
 // examine reads the tables, compares them with their models, and remembers their rules.

@@ -202,7 +202,7 @@ func nftablesMode() mode {
 		},
 	}.mode(mode{
 		name:    config.ModeNFTables,
-		watch:   time.Second, // one request to the kernel
+		watch:   250 * time.Millisecond, // after transactions only
 		noEntry: "no entry for it",
 	})
 }
@@ -233,7 +233,7 @@ func iptablesModeWith(edit func(*iptables.Config)) mode {
 		},
 	}.mode(mode{
 		name:      config.ModeIPTables,
-		watch:     5 * time.Second, // with iptables-legacy, a program for each table and family
+		watch:     5 * time.Second, // one request to the kernel for each table
 		takesOver: true,
 		noEntry:   "no rule for it",
 	})

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,31 +24,49 @@ func closeSocketsOnSignal() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGUSR1)
 	for range signals {
-		n, err := closeNetfilterSockets()
+		n, err := closeNetfilterSockets(netfilterSockets)
 		fmt.Fprintf(os.Stderr, "closed %d netfilter sockets, error %v\n", n, err)
 	}
 }
 
-func closeNetfilterSockets() (n int, err error) {
+// netfilterSockets is how many sockets to netfilter nodeproxy has in mode nftables: those of
+// the data plane, of its Watch and of the clean-up of UDP flows.
+const netfilterSockets = 3
+
+// closeNetfilterSockets waits until there are n sockets and closes them.
+func closeNetfilterSockets(n int) (closed int, err error) {
+	var found []int
+	for end := time.Now().Add(testtime.Timeout); len(found) < n && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if found, err = listNetfilterSockets(); err != nil {
+			return 0, err
+		}
+	}
+	for _, fd := range found {
+		if err := unix.Close(fd); err != nil {
+			return closed, err
+		}
+		closed++
+	}
+	return closed, nil
+}
+
+func listNetfilterSockets() (out []int, err error) {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	for _, e := range entries {
 		fd, err := strconv.Atoi(e.Name())
 		if err != nil {
-			return n, err
+			return nil, err
 		}
 		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 		protocol, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 		if domain == unix.AF_NETLINK && protocol == unix.NETLINK_NETFILTER {
-			if err := unix.Close(fd); err != nil {
-				return n, err
-			}
-			n++
+			out = append(out, fd)
 		}
 	}
-	return n, nil
+	return out, nil
 }
 
 // TestClosedSocketsAreReplaced closes the sockets of the data plane and of the clean-up of
@@ -78,9 +97,8 @@ func TestClosedSocketsAreReplaced(t *testing.T) {
 		if err := p.Process.Signal(syscall.SIGUSR1); err != nil {
 			t.Fatal(err)
 		}
-		// One socket of the data plane, and one of the clean-up.
 		eventually(t, "the sockets are closed", func() bool {
-			return strings.Count(p.log(), "closed 2 netfilter sockets, error <nil>\n") == i+1
+			return strings.Count(p.log(), fmt.Sprintf("closed %d netfilter sockets, error <nil>\n", netfilterSockets)) == i+1
 		})
 		put(t, dir, "web.yaml", service+"---\n"+slice(ip))
 		p.synced(t, "services=1 endpoints=2 changed=2")

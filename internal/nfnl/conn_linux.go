@@ -26,9 +26,11 @@ const bufferSize = 64 << 10
 // is not safe for concurrent use. The methods of a Conn whose socket is closed, by
 // Close or by another part of the process, return errors that wrap [os.ErrClosed].
 type Conn struct {
-	fd  int
-	seq uint32
-	buf []byte
+	fd int
+	// dev and ino identify the socket: see owned.
+	dev, ino uint64
+	seq      uint32
+	buf      []byte
 }
 
 // Dial opens a socket in the namespace that ns is an open file of, or in the calling
@@ -58,6 +60,11 @@ func (c *Conn) open() (err error) {
 		c.fd = -1
 		return os.NewSyscallError("socket", err)
 	}
+	var st unix.Stat_t
+	if err := unix.Fstat(c.fd, &st); err != nil {
+		return os.NewSyscallError("fstat", err)
+	}
+	c.dev, c.ino = uint64(st.Dev), st.Ino
 	if err := unix.Bind(c.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return os.NewSyscallError("bind", err)
 	}
@@ -72,15 +79,28 @@ func (c *Conn) open() (err error) {
 	return nil
 }
 
-// Close closes the socket. Closing again does nothing.
+// Close closes the socket. Closing again does nothing. If another part of the process
+// closed the socket, Close reports it and leaves alone what has the descriptor's number now.
 func (c *Conn) Close() error {
 	if c.fd < 0 {
 		return nil
 	}
-	err := unix.Close(c.fd)
+	err := errSocketClosed
+	if c.owned() {
+		err = os.NewSyscallError("close", unix.Close(c.fd))
+	}
 	c.fd = -1
-	return os.NewSyscallError("close", err)
+	return err
 }
+
+// owned reports whether the descriptor is that of the socket still. The kernel gives the
+// number of a closed one to the next file that the process opens.
+func (c *Conn) owned() bool {
+	var st unix.Stat_t
+	return unix.Fstat(c.fd, &st) == nil && uint64(st.Dev) == c.dev && st.Ino == c.ino
+}
+
+var errSocketClosed = fmt.Errorf("netlink socket: %w", os.ErrClosed)
 
 // Closed reports whether Close was called.
 func (c *Conn) Closed() bool { return c.fd < 0 }
@@ -146,7 +166,7 @@ func (c *Conn) Receive(flags int) ([]byte, error) {
 // failed returns the error of a system call.
 func (c *Conn) failed(call string, err error) error {
 	if c.fd < 0 || errors.Is(err, unix.EBADF) || errors.Is(err, unix.ENOTSOCK) {
-		return fmt.Errorf("netlink socket: %w", os.ErrClosed)
+		return errSocketClosed
 	}
 	return fmt.Errorf("netlink: %w", os.NewSyscallError(call, err))
 }

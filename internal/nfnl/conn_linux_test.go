@@ -89,6 +89,14 @@ func TestClosedSocketIsReported(t *testing.T) {
 	if err := get(c); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("after the descriptor became another file's: %v", err)
 	}
+	// Close leaves the other file alone.
+	fd := c.fd
+	if err := c.Close(); !errors.Is(err, os.ErrClosed) || !c.Closed() {
+		t.Errorf("Close after the descriptor became another file's: %v", err)
+	}
+	if err := unix.Close(fd); err != nil {
+		t.Errorf("Close closed another file: %v", err)
+	}
 }
 
 func TestNoSuchNamespace(t *testing.T) {

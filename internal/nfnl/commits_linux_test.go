@@ -1,0 +1,141 @@
+package nfnl
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
+)
+
+// commit makes a transaction of two objects.
+func commit(t *testing.T, h *netlab.Host) {
+	t.Helper()
+	if _, err := h.Output("nft", "add table ip somebody; delete table ip somebody"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func waitFor(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(testtime.Timeout); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(what)
+		}
+	}
+}
+
+// TestCheckFollowsTransactions counts the calls of check: none while nothing is committed,
+// and one after each transaction of another process that WatchCommits was listening for.
+func TestCheckFollowsTransactions(t *testing.T) {
+	t.Parallel()
+	h := netlab.NewHost(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var calls atomic.Int32
+	done := make(chan error, 1)
+	failure := errors.New("failure")
+	go func() {
+		done <- WatchCommits(ctx, h.File(), time.Millisecond, func(context.Context) error {
+			calls.Add(1)
+			return failure
+		}, func(err error) {
+			if err != failure {
+				t.Error(err)
+			}
+		})
+	}()
+	began := time.Now()
+	const transactions = 3
+	for i := range int32(transactions) {
+		waitFor(t, "check was not called", func() bool { return calls.Load() > i })
+		time.Sleep(20 * time.Millisecond) // until it listens
+		commit(t, h)
+	}
+	waitFor(t, "check was not called", func() bool { return calls.Load() > transactions })
+	time.Sleep(100 * time.Millisecond)
+	// A transaction may be seen at once and again after the interval.
+	if n := calls.Load(); n > 2*transactions+1+int32(time.Since(began)/rest) {
+		t.Errorf("%d calls after %d transactions", n, transactions)
+	}
+	over := errors.New("over")
+	cancel(over)
+	if err := <-done; err != over {
+		t.Error(err)
+	}
+}
+
+// TestListenerSeesEveryKindOfEnd waits on a listener: for a notification, for notifications
+// that were lost, for the end of the context, and on a socket that another part of the
+// process closed and whose number another file has.
+func TestListenerSeesEveryKindOfEnd(t *testing.T) {
+	t.Parallel()
+	h := netlab.NewHost(t)
+	l, err := listen(h.File())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	if err := l.member(unix.NETLINK_ADD_MEMBERSHIP); err != nil {
+		t.Fatal(err)
+	}
+	quiet := func(what string, ctx context.Context, want bool) {
+		t.Helper()
+		if got, err := l.quiet(ctx); err != nil || got != want {
+			t.Errorf("%s: quiet is %t, want %t; error %v", what, got, want, err)
+		}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	quiet("context ended", ended, true)
+	for range 2 {
+		commit(t, h)
+		quiet("transaction", t.Context(), false)
+		quiet("all was read", ended, true)
+	}
+	if err := unix.SetsockoptInt(l.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+		t.Fatal(err)
+	}
+	lose := func() {
+		for range 20 {
+			commit(t, h)
+		}
+	}
+	lose()
+	lost := false
+	for {
+		_, err := l.Receive(unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EAGAIN) {
+			break
+		}
+		lost = lost || errors.Is(err, unix.ENOBUFS)
+	}
+	if !lost {
+		t.Error("no notification was lost")
+	}
+	lose()
+	quiet("lost notifications", t.Context(), false)
+	quiet("all was read", ended, true)
+
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if err := unix.Dup3(int(null.Fd()), l.fd, unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.member(unix.NETLINK_DROP_MEMBERSHIP); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after the descriptor became another file's: %v", err)
+	}
+	fd := l.fd
+	l.close()
+	if err := unix.Close(fd); err != nil {
+		t.Errorf("close closed another file: %v", err)
+	}
+}
