@@ -125,8 +125,8 @@ func BenchmarkHashed(b *testing.B) {
 
 // BenchmarkConnections makes TCP connections to 10 endpoints: directly, through
 // Services that choose at random, of which there are two, through some that
-// choose by hashes, and through one of 11 endpoints whose connections are not counted. They take turns, 50 connections each and in another order each
-// time, so that what else the machine does falls on all alike. Besides how many
+// choose by hashes, and through one of 11 endpoints whose connections are not
+// counted. They take turns, 50 connections each and in another order each time, so that what else the machine does falls on all alike. Besides how many
 // there are in a second (the median of the rounds) it reports them by those of the
 // first at random: the median, and by how much that is off with a chance of one in
 // twenty (the notch of a box plot, 1.57 times the distance of the quartiles by the

@@ -95,6 +95,9 @@ func (r *rig) checkRepaired() {
 	list := func() string {
 		var blocks []string
 		for _, family := range []string{"ip", "ip6"} {
+			for _, s := range trafficSets { // counters are no difference
+				r.nft("flush set " + family + " proxier " + s.name())
+			}
 			for _, block := range strings.Split(normal(r.nft("list table "+family+" proxier")), "\n\t}\n") {
 				blocks = append(blocks, family+strings.TrimPrefix(block, "table "+family+" proxier {"))
 			}
