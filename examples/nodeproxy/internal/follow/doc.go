@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package follow follows the first packets of new connections through the kernel, in the
 // network namespace of the calling thread.
 //
