@@ -27,6 +27,7 @@ var notDone = map[conformance.Feature]string{
 	conformance.HashOfEndpoints: "the kernel's table follows from the order in which servers came, and has those in it that drain",
 	conformance.AffinityNear:    "who comes from near is kept with an endpoint by such a table",
 	conformance.LocalErrors:     "IPVS refuses the node's own packets in the output hook, where the kernel returns EPERM to the sender",
+	conformance.TrafficAtOnce:   "the kernel sums up its statistics every two seconds",
 	conformance.AffinityTimeout: "IPVS remembers a client as long as it knows connections of it, and looks once a minute",
 }
 

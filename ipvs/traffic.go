@@ -21,7 +21,8 @@ import (
 // counted are the counters that IPVS has.
 const counted = ruleset.CountsConnections | ruleset.CountsPackets | ruleset.CountsBytes
 
-// Traffic reads the kernel's statistics of the virtual servers. Known is connections,
+// Traffic reads the kernel's statistics of the virtual servers, which the kernel sums up every
+// two seconds (net/netfilter/ipvs/ip_vs_est.c). Known is connections,
 // packets and bytes: what is refused or dropped is not counted by Service. A virtual server
 // keeps its statistics while its Service and endpoints change, and when another process takes
 // over. IPVS reports connections, and packets in each direction, in 32 bits, and begins again

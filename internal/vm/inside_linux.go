@@ -198,13 +198,20 @@ func (c *command) run(tb testing.TB) bool {
 		tb.Fatalf("%sexit status %d", text, code)
 	case result == "SKIP":
 		tb.Skipf("%s", text)
+	case result == "" && isBenchmark(tb):
+		tb.Skip("-bench selects none of its sub-benchmarks")
 	case result != "PASS":
 		tb.Fatalf("%sit ended well, but did not run", text)
 	}
-	if _, ok := tb.(*testing.B); ok {
+	if isBenchmark(tb) {
 		tb.Skip("its results are those above")
 	}
 	return true
+}
+
+func isBenchmark(tb testing.TB) bool {
+	_, ok := tb.(*testing.B)
+	return ok
 }
 
 // follow reads the output of a test and returns how the test ended: PASS, FAIL,

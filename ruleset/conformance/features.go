@@ -51,6 +51,10 @@ const (
 	// as one that makes connections of its own, must show its endpoints an address
 	// of the node always.
 	SourceAddress Feature = "source address"
+	// TrafficAtOnce: counting a connection before it is made, for backends that are a
+	// [ruleset.TrafficReader]. No world is skipped for it; without, the counters are not
+	// compared with the connections that were made.
+	TrafficAtOnce Feature = "traffic at once"
 	// OtherPorts: leaving alone the ports of external and load-balancer IPs that no
 	// Service has. The address may be a real host's.
 	OtherPorts Feature = "other ports"

@@ -45,7 +45,7 @@ func (w *World) traffic() *ruleset.Traffic {
 	w.tb.Helper()
 	t := &ruleset.Traffic{}
 	r, ok := w.backend.(ruleset.TrafficReader)
-	if !ok {
+	if _, late := w.options.Skip[TrafficAtOnce]; !ok || late {
 		return t
 	}
 	err := w.Do(func() (err error) {

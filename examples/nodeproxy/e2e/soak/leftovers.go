@@ -211,8 +211,8 @@ const (
 	// all of them: the room of maps and lists that were as long.
 	roomShare = 0.05
 	// more is how many goroutines, files and sockets there may be beyond those of then.
-	// Connections of clients of its servers, and watches, come and go.
-	moreGoroutines, moreFiles = 4, 1
+	// Connections of clients of its servers, and sockets of watches, come and go.
+	moreGoroutines, moreFiles, moreSockets = 4, 1, 4
 )
 
 // heapProfile is the file with the profile of the agent's heap, if something is left over.
@@ -261,7 +261,7 @@ func (got measured) leftOver(want measured, exactly bool) (out []string) {
 	}{
 		{"goroutines", got.usage.Goroutine, want.usage.Goroutine, moreGoroutines},
 		{"files", got.usage.Files, want.usage.Files, moreFiles},
-		{"sockets", got.usage.Sockets, want.usage.Sockets, moreFiles},
+		{"sockets", got.usage.Sockets, want.usage.Sockets, moreSockets},
 	} {
 		if c.got > c.want+c.more {
 			out = append(out, fmt.Sprintf("%d %s, %d then", c.got, c.what, c.want))
