@@ -15,6 +15,9 @@ import (
 
 // TestInside looks at the machine from inside.
 func TestInside(t *testing.T) {
+	if testing.Short() {
+		t.Skip("boots a machine")
+	}
 	if !vm.Inside(t, vm.Debian) {
 		return
 	}
@@ -75,8 +78,8 @@ func TestEnd(t *testing.T) {
 // TestEnds has tests in the machine end in every way and looks at what is made of
 // it here.
 func TestEnds(t *testing.T) {
-	if os.Getenv(endEnv) != "" {
-		t.Skip("already started by itself")
+	if testing.Short() || os.Getenv(endEnv) != "" {
+		t.Skip("boots machines, or is in one")
 	}
 	for _, c := range []struct {
 		how  string

@@ -86,6 +86,9 @@ var (
 	// for the next one until the table is written again, by design: the chains of which
 	// many Services share one, at most some hundreds, and the maps that lead to them.
 	shared = regexp.MustCompile(`proxier (chain ((firewall-)?((cluster-ip|external|local|sticky|pool)-\S+|no-endpoints|no-local-endpoints))|map (internal-|own-)?handlers)$`)
+	// counters matches the sets with counters of traffic. Those of destinations that are gone
+	// stay until they are many or Traffic reads them.
+	counters = regexp.MustCompile(`proxier set (connections|refused-packets|dropped-packets)$`)
 	// size matches the room that a set has, which grows with it.
 	size = regexp.MustCompile(`^size \d+$`)
 	// sources matches the sets that it keeps likewise, one for each length of prefix of
@@ -113,7 +116,7 @@ func (k kernelState) addNFT(listing string) {
 		case line == "\t}":
 			base := len(lines) == 1 && strings.HasPrefix(lines[0], "type ") && strings.HasSuffix(lines[0], "policy accept;")
 			switch own := strings.HasSuffix(table, " proxier"); {
-			case shared.MatchString(object), canary.MatchString(object), !own && base:
+			case shared.MatchString(object), counters.MatchString(object), canary.MatchString(object), !own && base:
 			case sources.MatchString(object) && !strings.Contains(strings.Join(lines, " "), "elements"):
 			default:
 				k[object] = lines
