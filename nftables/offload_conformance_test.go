@@ -29,7 +29,7 @@ func TestOffloadConformance(t *testing.T) {
 	if !vm.Inside(t, vm.Debian) {
 		return
 	}
-	skip := map[conformance.Feature]string{}
+	skip := skips()
 	for _, f := range notOffload {
 		if !*offloadAll {
 			skip[f] = "not concerned by offload (-offload.all runs it)"
