@@ -85,7 +85,7 @@ func TestStreamedListIsHandedInAtOnce(t *testing.T) {
 	replace(first)
 	check("first list", "synced")
 
-	// While nobody watched, a was deleted. c comes and goes while the list is received.
+	// a was deleted before the watch began. c comes and goes while the list is received.
 	second := stream()
 	second.Add(object("b", "2"))
 	second.Add(object("c", "3"))
