@@ -186,7 +186,7 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 		return nil, err
 	}
 	for _, t := range b.tables {
-		b.pruneReleased(t)
+		b.deleteLost(t)
 	}
 	if b.writer.structural {
 		// What another process altered before or during this must not be taken for what was

@@ -40,7 +40,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	}
 	for _, t := range b.tables {
 		t.disown()
-		t.released = released{}
+		t.lost.Reset()
 	}
 	if err := b.syncInterfaces(); err != nil {
 		// Check tries again.

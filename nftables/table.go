@@ -9,6 +9,7 @@ import (
 	"net/netip"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/maglev"
 	"github.com/go-proxier/proxier/tracker"
@@ -42,7 +43,9 @@ type table struct {
 	clusterIPs      map[netip.Addr]int
 	deferClusterIPs bool
 	hairpin         hairpin
-	released        released
+	// lost are the addresses and ports that Services lost since the last commit, whose counters
+	// are to be deleted.
+	lost nlbatch.Elements
 	// count and size are the number of elements of each set and its bound.
 	count, size [setCount]int
 	// ranges are the contents of the interval sets.
@@ -260,7 +263,7 @@ func (t *table) applyFrontends(old, now *service, w *writer) {
 	if now.rule != nil {
 		t.after = frontendElements(t.after, now.rule, now.keys)
 	}
-	t.released.note(old.rule, now.rule)
+	t.noteLost(old.rule, now.rule)
 	diff(t.before, t.after, func(e *element) { t.remove(e, w) }, func(e *element) {
 		comment := ""
 		if e.named {

@@ -32,10 +32,6 @@ var trafficSets = [...]set{setConnections, setRefused, setDropped}
 // NodePort.
 const nodePortAddresses = 16
 
-// maxReleased is for how many frontends that lost their Service the table remembers which one
-// it was.
-const maxReleased = 4096
-
 // Traffic reads the counters in the backend's tables. Known is connections, refused and
 // dropped packets: rules see the first packet of a connection only.
 //
@@ -47,8 +43,11 @@ const maxReleased = 4096
 // Counters stay in place when the contents of the tables are replaced, also by another process.
 // If the tables themselves must be replaced (see "Requirements" in the package documentation),
 // or have too little room, the counters are copied, and the connections of the milliseconds
-// between reading and the end of the transaction that follows are not counted. A frontend that
-// passes to another Service in a full delta takes its counters along; otherwise they begin again.
+// between reading and the end of the transaction that follows are not counted.
+//
+// A Service that loses an address or port loses its counters too, right after the change is
+// committed. There are two exceptions: a frontend that passes to another Service in a full delta
+// takes its counters along, and so does a NodePort that passes before Traffic is called.
 //
 // Traffic deletes the counters of destinations that are no Service's any more. The error is
 // ctx's, [os.ErrClosed], or that of reading the tables.
@@ -71,7 +70,7 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 			return nil, fmt.Errorf("nftables: read traffic: %w", err)
 		}
 		owners := t.owners()
-		b.prune(t, counted, func(k counterKey) bool { _, ok := owners.of(k.at); return !ok })
+		b.prune(t, counted, owners)
 		counted.sum(owners, out.Services)
 	}
 	return out, nil
@@ -296,82 +295,72 @@ func parseName(comment string, protocol byte) tracker.ServicePortName {
 	return out
 }
 
-// prune deletes the counters for which stale returns true from c and from the kernel. If that
-// fails they stay for the next time.
-func (b *Backend) prune(t *table, c counters, stale func(counterKey) bool) {
-	w := newWriter(b.name)
+// prune deletes the counters of destinations without a Service from c and from the kernel. If
+// that fails they stay until the next time.
+func (b *Backend) prune(t *table, c counters, o owners) {
+	lists := map[set]*nlbatch.Elements{}
 	for k := range c {
-		if stale(k) {
-			w.removes(t.family, k.set).Add([]byte(k.at), nil, "")
-			delete(c, k)
+		if _, ok := o.of(k.at); ok {
+			continue
+		}
+		if lists[k.set] == nil {
+			lists[k.set] = &nlbatch.Elements{}
+		}
+		lists[k.set].Add([]byte(k.at), nil, "")
+		delete(c, k)
+	}
+	for s, list := range lists {
+		err := list.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
+			w := newWriter(b.name)
+			w.deleteElements(t.family, s, part)
+			batch, _ := w.finish()
+			return b.conn.Commit(batch)
+		})
+		if err != nil {
+			b.config.Log.Info("nftables: counters of earlier Services not deleted", slog.Any("error", err))
 		}
 	}
-	batch, err := w.finish()
-	if err == nil {
-		err = b.conn.Commit(batch)
-	}
-	if err != nil {
-		b.config.Log.Info("nftables: counters of earlier Services stay", slog.Any("error", err))
-	}
-	t.released = released{}
 }
 
-// released remembers the Service ports that frontends had since the last time that counters
-// were pruned. Keys are those of service-ips and service-nodeports.
-type released struct {
-	had map[string]tracker.Key
-	// got are the Service ports that frontends have since the last commit.
-	got map[string]tracker.Key
-	// passed are the frontends that passed from one Service port to another.
-	passed map[string]bool
-}
-
-// note records which frontends a Service loses or gets.
-func (r *released) note(old, now *ruleset.Service) {
-	if old != nil && now != nil && slices.EqualFunc(old.Frontends, now.Frontends, func(a, b ruleset.Frontend) bool {
-		return a.Kind == b.Kind && a.Addr == b.Addr && a.Port == b.Port
-	}) {
+// noteLost adds the addresses and ports that a Service loses to t.lost. It leaves out
+// NodePorts: their counters have keys with an address of the node, which the table does not
+// know.
+func (t *table) noteLost(old, now *ruleset.Service) {
+	if old == nil {
 		return
 	}
-	if r.passed == nil {
-		r.had, r.got, r.passed = map[string]tracker.Key{}, map[string]tracker.Key{}, map[string]bool{}
-	}
-	// A Service that takes a frontend over may come before or behind the one that loses it.
-	for at, k := range ownersOf(old) {
-		if other, ok := r.got[at]; ok && other != k {
-			r.passed[at] = true
-		} else {
-			r.had[at] = k
+	for i := range old.Frontends {
+		f := &old.Frontends[i]
+		if f.Kind == ruleset.NodePort || now != nil && slices.ContainsFunc(now.Frontends, func(g ruleset.Frontend) bool {
+			return g.Addr == f.Addr && g.Port == f.Port && g.Kind != ruleset.NodePort
+		}) {
+			continue
 		}
-	}
-	for at, k := range ownersOf(now) {
-		if other, ok := r.had[at]; ok && other != k {
-			r.passed[at] = true
-		}
-		delete(r.had, at)
-		r.got[at] = k
+		_, _, key := frontendKey(false, f.Addr, old.Key.Protocol, f.Port)
+		t.lost.Add(key.bytes(), nil, "")
 	}
 }
 
-// pruneReleased deletes the counters of frontends that passed from one Service port to another,
-// and those of frontends that are gone if they are many.
-func (b *Backend) pruneReleased(t *table) {
-	clear(t.released.got)
-	if len(t.released.passed) == 0 && len(t.released.had) <= maxReleased {
+// deleteLost deletes the counters of t.lost and empties it. The kernel rejects the deletion of
+// an element that is not there, and whether there is one depends on packets: the transaction
+// adds each element before it deletes it.
+func (b *Backend) deleteLost(t *table) {
+	if t.lost.Count() == 0 {
 		return
 	}
-	c, err := readCounters(b.conn, b.name, t.family)
-	if err != nil {
-		return // the tables were altered, which Check notices
-	}
-	owners, passed := t.owners(), t.released.passed
-	b.prune(t, c, func(k counterKey) bool {
-		_, ok := owners.of(k.at)
-		if _, own := owners[k.at]; !own && passed[k.at[len(k.at)-portOffset:]] {
-			return true
+	err := t.lost.Divide(b.conn.Limit()/(2*len(trafficSets)+1), func(part *nlbatch.Elements) error {
+		b.writer.begin()
+		for _, s := range trafficSets {
+			b.writer.addElements(t.family, s, 0, part)
+			b.writer.deleteElements(t.family, s, part)
 		}
-		return !ok || passed[k.at]
+		batch, _ := b.writer.finish()
+		return b.conn.Commit(batch)
 	})
+	t.lost.Reset()
+	if err != nil {
+		b.config.Log.Info("nftables: counters of earlier Services not deleted", slog.Any("error", err))
+	}
 }
 
 // copyCounters calls add with the counters of an earlier table, for each set that was not kept.

@@ -13,6 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -164,22 +165,82 @@ func TestCountersFollowFrontends(t *testing.T) {
 		wants("after a swap of tables", all)
 	}
 
-	// Service 3 takes the addresses of 0 in one delta, and those of 1 in two.
+	// Service 3 takes the addresses of 0 in one delta, and the NodePort of 1, which was read in
+	// between, in two.
 	takeOver := svc(3, func(s *v1.Service) { s.Spec.ClusterIPs[0], s.Spec.ClusterIP = "10.96.0.1", "10.96.0.1" }, nodePort(30001))
 	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-1"})
 	r.sync()
+	delete(all, "ns/svc-1:p/TCP/IPv4")
+	wants("after a Service was deleted", all)
 	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-0"})
 	r.tracker.SetService(takeOver)
 	r.sync()
-	wants("after frontends passed to another Service", map[string]ruleset.Counters{"ns/svc-2:p/TCP/IPv4": {Connections: 32}})
+	delete(all, "ns/svc-0:p/TCP/IPv4")
+	wants("after frontends passed to another Service", all)
 	r.verify()
 
-	// A Service that is deleted and comes back before the counters are read keeps its own.
+	// The counters of a deleted Service's addresses go with the change, not when they are read.
 	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-2"})
 	r.sync()
+	if out := r.nft("list set ip proxier connections"); strings.Contains(out, "10.96.0.3 . tcp . 80") {
+		t.Errorf("the counter of a deleted Service's address stays: %s", out)
+	}
 	r.tracker.SetService(svc(2))
 	r.sync()
-	wants("after the same Service came back", map[string]ruleset.Counters{"ns/svc-2:p/TCP/IPv4": {Connections: 32}})
+	wants("after the Service came back", map[string]ruleset.Counters{})
+	r.tracker.SetService(svc(2, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.7"} }))
+	r.sync()
+	count("connections", "10.96.0.3 . tcp . 80", 3)
+	count("connections", "203.0.113.7 . tcp . 80", 5)
+	r.tracker.SetService(svc(2))
+	r.sync()
+	wants("after one of two addresses was lost", map[string]ruleset.Counters{"ns/svc-2:p/TCP/IPv4": {Connections: 3}})
+}
+
+// TestCountersOfManyDeletedServices deletes one Service, and then more than fit into one
+// transaction.
+func TestCountersOfManyDeletedServices(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, netlab.NewHost(t))
+	needNFT(t, r.host)
+	const services = 240
+	w := newWriter(DefaultTable)
+	for i := range services {
+		s := svc(i)
+		r.tracker.SetService(s)
+		r.tracker.SetSlice(epSlice(i, tracker.IPv4, 1))
+		key := octets{}.addr(netip.MustParseAddr(s.Spec.ClusterIP)).proto(v1.ProtocolTCP).port(80)
+		for _, set := range trafficSets {
+			w.adds(tracker.IPv4, set).AddCounter(key.bytes(), 1, 1)
+		}
+	}
+	r.sync()
+	batch, err := w.finish()
+	if err == nil {
+		err = r.backend.conn.Commit(batch)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants := func(want int) {
+		t.Helper()
+		for _, set := range trafficSets {
+			if got := strings.Count(r.nft("list set ip proxier "+set.name()), "counter packets 1 "); got != want {
+				t.Errorf("%d counters in %s, want %d", got, set.name(), want)
+			}
+		}
+	}
+	wants(services)
+	r.tracker.DeleteService(backendtest.ServiceName(7))
+	r.sync()
+	wants(services - 1)
+	r.backend.conn.SetLimit(smallLimit)
+	for i := range services - 40 {
+		r.tracker.DeleteService(backendtest.ServiceName(i))
+	}
+	r.sync()
+	r.verify()
+	wants(40)
 }
 
 // TestFullSetsForwardAll fills the sets of counters. Connections, affinity and refusals must

@@ -73,8 +73,7 @@ func (w *writer) finish() (*nlbatch.Batch, error) {
 	w.batch.Grow(w.size() - w.batch.Len())
 	for _, l := range w.touched {
 		if l.deletion {
-			w.batch.Note("delete elements of " + l.set.name())
-			w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, inet.AF(l.family), w.table, l.set.name(), l.Elements)
+			w.deleteElements(l.family, l.set, l.Elements)
 		}
 	}
 	for _, l := range w.touched {
@@ -89,6 +88,12 @@ func (w *writer) finish() (*nlbatch.Batch, error) {
 func (w *writer) addElements(f tracker.Family, s set, flags uint16, list *nlbatch.Elements) {
 	w.batch.Note("add elements to " + s.name())
 	w.batch.Elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|flags, inet.AF(f), w.table, s.name(), list)
+}
+
+// deleteElements deletes elements at once.
+func (w *writer) deleteElements(f tracker.Family, s set, list *nlbatch.Elements) {
+	w.batch.Note("delete elements of " + s.name())
+	w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, inet.AF(f), w.table, s.name(), list)
 }
 
 // adds and removes return the list of elements to add to a set or to delete from it, for

@@ -86,8 +86,8 @@ var (
 	// for the next one until the table is written again, by design: the chains of which
 	// many Services share one, at most some hundreds, and the maps that lead to them.
 	shared = regexp.MustCompile(`proxier (chain ((firewall-)?((cluster-ip|external|local|sticky|pool)-\S+|no-endpoints|no-local-endpoints))|map (internal-|own-)?handlers)$`)
-	// counters matches the sets with counters of traffic. Those of destinations that are gone
-	// stay until they are many or Traffic reads them.
+	// counters matches the sets with counters of traffic: their elements depend on which
+	// Services had any.
 	counters = regexp.MustCompile(`proxier set (connections|refused-packets|dropped-packets)$`)
 	// size matches the room that a set has, which grows with it.
 	size = regexp.MustCompile(`^size \d+$`)
