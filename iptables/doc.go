@@ -37,10 +37,10 @@
 //     to 100 rules. With more it is the root of a tree, which divides packets by the first
 //     two bits in which the rules differ, of address, protocol and port, until 12 or fewer
 //     rules are left.
-//     KUBE-SVCS-0A600400/22 is the chain for 10.96.4.0/22. A connection meets about two
+//     KUBE-SVC-IP-0A600400/22 is the chain for 10.96.4.0/22. A connection meets about two
 //     dozen rules on its way to one of 10,000 Services, and adding a Service changes one
 //     such chain.
-//   - The endpoints of a Service that has more than 32 are in groups, KUBE-EPG-…,
+//   - The endpoints of a Service that has more than 32 are in groups, KUBE-SEP-G-…,
 //     by the first digit of their chains' names. Groups are chosen by their weight,
 //     so the choice stays uniform. Under client affinity the Service's chain still has a
 //     rule for every endpoint.

@@ -107,7 +107,7 @@ func TestTarget(t *testing.T) {
 	for rule, want := range map[string]string{
 		`-j KUBE-SERVICES`: "KUBE-SERVICES",
 		`-m comment --comment "a -j b" -j REJECT --reject-with x`: "REJECT",
-		`-d 10.0.0.0/8 -g KUBE-SVCS-0A/8`:                         "KUBE-SVCS-0A/8",
+		`-d 10.0.0.0/8 -g KUBE-SVC-IP-0A/8`:                         "KUBE-SVC-IP-0A/8",
 		`-m comment --comment "none"`:                             "",
 		``:                                                        "",
 	} {

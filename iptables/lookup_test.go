@@ -39,10 +39,10 @@ const kubeProxyRules = `*nat
 -A KUBE-SERVICES -m comment --comment "NodePorts; must be last" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
 -A KUBE-NODEPORTS -d 127.0.0.0/8 -p tcp -m tcp --dport 30080 -m nfacct --nfacct-name  localhost_nps_accepted_pkts -j KUBE-EXT-WEB
 -A KUBE-NODEPORTS -p tcp -m tcp --dport 30080 -j KUBE-EXT-WEB
--A KUBE-NODEPORTS -p udp -j KUBE-NPS-UDP
--A KUBE-NPS-UDP -p udp -m udp --dport 16384:32767 -g KUBE-NPS-UDP-4000/2
--A KUBE-NPS-UDP -j KUBE-SEP-NEVER
--A KUBE-NPS-UDP-4000/2 -p udp -m comment --comment "ns/dns" -m udp --dport 30053 -j KUBE-SEP-DNS
+-A KUBE-NODEPORTS -p udp -j KUBE-EXT-NP-UDP
+-A KUBE-EXT-NP-UDP -p udp -m udp --dport 16384:32767 -g KUBE-EXT-NP-UDP-4000/2
+-A KUBE-EXT-NP-UDP -j KUBE-SEP-NEVER
+-A KUBE-EXT-NP-UDP-4000/2 -p udp -m comment --comment "ns/dns" -m udp --dport 30053 -j KUBE-SEP-DNS
 -A KUBE-FW-WEB -s 192.0.2.0/24 -j KUBE-EXT-WEB
 -A KUBE-EXT-WEB -s 10.1.0.0/16 -m comment --comment "pod traffic" -j KUBE-SVC-WEB
 -A KUBE-EXT-WEB -m addrtype --src-type LOCAL -j KUBE-SVC-WEB
@@ -77,9 +77,9 @@ func TestFollow(t *testing.T) {
 		{"192.0.2.9", "10.96.0.11:80", v1.ProtocolTCP, "", "", ""},
 		{"192.0.2.9", "192.0.2.1:30080", v1.ProtocolTCP, "10.1.0.3:8080", "KUBE-SERVICES > KUBE-NODEPORTS > KUBE-EXT-WEB > KUBE-SVL-WEB > KUBE-SEP-B", ""},
 		{"192.0.2.9", "192.0.2.2:30080", v1.ProtocolTCP, "", "", ""},
-		{"192.0.2.9", "192.0.2.1:30053", v1.ProtocolUDP, "10.1.0.4:53", "KUBE-SERVICES > KUBE-NODEPORTS > KUBE-NPS-UDP > KUBE-NPS-UDP-4000/2 > KUBE-SEP-DNS", "ns/dns"},
+		{"192.0.2.9", "192.0.2.1:30053", v1.ProtocolUDP, "10.1.0.4:53", "KUBE-SERVICES > KUBE-NODEPORTS > KUBE-EXT-NP-UDP > KUBE-EXT-NP-UDP-4000/2 > KUBE-SEP-DNS", "ns/dns"},
 		{"192.0.2.9", "192.0.2.1:30054", v1.ProtocolUDP, "", "", ""},
-		{"192.0.2.9", "192.0.2.1:53", v1.ProtocolUDP, "10.1.0.9:8080", "KUBE-SERVICES > KUBE-NODEPORTS > KUBE-NPS-UDP > KUBE-SEP-NEVER", ""},
+		{"192.0.2.9", "192.0.2.1:53", v1.ProtocolUDP, "10.1.0.9:8080", "KUBE-SERVICES > KUBE-NODEPORTS > KUBE-EXT-NP-UDP > KUBE-SEP-NEVER", ""},
 		{"10.1.7.7", "192.0.2.1:30080", v1.ProtocolTCP, "10.1.0.2:8080 10.1.0.3:8080", "KUBE-SERVICES > KUBE-NODEPORTS > KUBE-EXT-WEB > KUBE-SVC-WEB > KUBE-SEP-A", ""},
 		{"192.0.2.1", "192.0.2.1:30080", v1.ProtocolTCP, "10.1.0.2:8080 10.1.0.3:8080", "KUBE-SERVICES > KUBE-NODEPORTS > KUBE-EXT-WEB > KUBE-SVC-WEB > KUBE-SEP-A", ""},
 		{"192.0.2.9", "203.0.113.1:80", v1.ProtocolTCP, "10.1.0.3:8080", "KUBE-SERVICES > KUBE-FW-WEB > KUBE-EXT-WEB > KUBE-SVL-WEB > KUBE-SEP-B", ""},

@@ -197,7 +197,14 @@ func (m *model) after(dispatcher int) []string {
 	case refusedExternal:
 		return m.nodePorts("kubernetes service nodeports", chainRefusedNodePorts)
 	case refusedServices:
-		out := []string{jump(chainClusterIPs)}
+		// From OUTPUT. kube-proxy has no such jump, and one in the kernel's own chain would keep
+		// it from deleting KUBE-EXTERNAL-SERVICES. Packets from the node to its own addresses
+		// also meet INPUT, where refusing them gives the socket a better error than the EPERM
+		// of OUTPUT.
+		out := []string{
+			join(comment("kubernetes externally-visible service portals"), "-m addrtype ! --dst-type LOCAL", jump(chainExternalServices)),
+			jump(chainClusterIPs),
+		}
 		for _, c := range inet.Prefixes(m.node.ServiceCIDRs, m.family) {
 			out = append(out, join(destination(c), comment("no such cluster IP"), "-j DROP"))
 		}
@@ -285,18 +292,13 @@ func (h hook) sameRule(o hook) bool { return h.table == o.table && h.rule == o.r
 // beginning of its chain, in this order.
 func (m *model) hooks() []hook {
 	isNew := "-m conntrack --ctstate NEW"
-	// Packets from the node to its own addresses also meet INPUT, where refusing them gives
-	// the socket a better error than the EPERM of OUTPUT.
-	leaves := "-m addrtype ! --dst-type LOCAL"
 	var out []hook
 	add := func(t table, rule string, chains ...string) {
 		for _, c := range chains {
 			out = append(out, hook{t, c, rule})
 		}
 	}
-	portals := comment("kubernetes externally-visible service portals")
-	add(filter, join(isNew, portals, jump(chainExternalServices)), "INPUT", "FORWARD")
-	add(filter, join(isNew, portals, leaves, jump(chainExternalServices)), "OUTPUT")
+	add(filter, join(isNew, comment("kubernetes externally-visible service portals"), jump(chainExternalServices)), "INPUT", "FORWARD")
 	add(filter, join(comment("kubernetes health check service ports"), jump(chainNodePorts)), "INPUT")
 	add(filter, join(isNew, comment("kubernetes service portals"), jump(chainServices)), "FORWARD", "OUTPUT")
 	add(filter, join(comment("kubernetes forwarding rules"), jump(chainForward)), "FORWARD")

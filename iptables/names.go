@@ -28,12 +28,12 @@ const (
 	chainSourceRanges     = "KUBE-SOURCE-RANGES-FIREWALL" // filter: sources that are allowed, of kube-proxy's ipvs mode; it goes with KUBE-PROXY-FIREWALL
 	chainProbe            = "KUBE-PROXY-TRIAL"            // every table, only while rules are tried
 
-	prefixService  = "KUBE-SVC-" // nat: selects one of the endpoints for all clients
-	prefixLocal    = "KUBE-SVL-" // nat: selects one of the endpoints under a policy of Local
-	prefixExternal = "KUBE-EXT-" // nat: traffic to external addresses
-	prefixFirewall = "KUBE-FW-"  // nat: sources that are allowed; filter: the same, where they are rejected
-	prefixEndpoint = "KUBE-SEP-" // nat
-	prefixGroup    = "KUBE-EPG-" // nat: selects one of a group of endpoints of a large Service
+	prefixService  = "KUBE-SVC-"   // nat: selects one of the endpoints for all clients
+	prefixLocal    = "KUBE-SVL-"   // nat: selects one of the endpoints under a policy of Local
+	prefixExternal = "KUBE-EXT-"   // nat: traffic to external addresses
+	prefixFirewall = "KUBE-FW-"    // nat: sources that are allowed; filter: the same, where they are rejected
+	prefixEndpoint = "KUBE-SEP-"   // nat
+	prefixGroup    = "KUBE-SEP-G-" // nat: selects one of a group of endpoints of a large Service
 )
 
 // hashOf returns the part of a chain's name that identifies a Service or endpoint, as
@@ -62,7 +62,7 @@ func owned(t table, name string) bool {
 	case chainExternalServices, chainRefusedNodePorts, chainClusterIPs, chainForward, chainFirewall, chainSourceRanges, chainLocalnet:
 		return t == filter
 	}
-	for _, prefix := range []string{prefixService, prefixLocal, prefixExternal, prefixEndpoint, prefixGroup} {
+	for _, prefix := range []string{prefixService, prefixLocal, prefixExternal, prefixEndpoint} {
 		if strings.HasPrefix(name, prefix) {
 			return t == nat
 		}

@@ -124,13 +124,13 @@ func (t tool) counted(ctx context.Context) (string, error) {
 
 // isPoolChain reports whether a chain chooses among the endpoints of a pool.
 func isPoolChain(name string) bool {
-	return strings.HasPrefix(name, prefixService) || strings.HasPrefix(name, prefixLocal)
+	return strings.HasPrefix(name, prefixService) && !strings.HasPrefix(name, dispatchers[toServices].prefix) ||
+		strings.HasPrefix(name, prefixLocal)
 }
 
 // leadsToEndpoint reports whether a rule of a pool's chain ends the choice.
 func leadsToEndpoint(rule string) bool {
-	to := target([]byte(rule))
-	return strings.HasPrefix(to, prefixEndpoint) || strings.HasPrefix(to, prefixGroup)
+	return strings.HasPrefix(target([]byte(rule)), prefixEndpoint) // or prefixGroup
 }
 
 func (c connections) plus(o connections) connections {

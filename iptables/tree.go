@@ -39,9 +39,11 @@ const (
 	clusterIPs
 )
 
+// In table nat, chains that lead to a Service's have names that kube-proxy takes for its own:
+// it deletes them with the Service's chains, which it could not delete otherwise.
 var dispatchers = [...]dispatcher{
-	toServices:       {nat, chainServices, "KUBE-SVCS-"},
-	toNodePorts:      {nat, chainNodePorts, "KUBE-NPS-"},
+	toServices:       {nat, chainServices, prefixService + "IP-"},
+	toNodePorts:      {nat, chainNodePorts, prefixExternal + "NP-"},
 	refusedServices:  {filter, chainServices, "KUBE-SVCS-"},
 	refusedExternal:  {filter, chainExternalServices, "KUBE-EXTS-"},
 	refusedNodePorts: {filter, chainRefusedNodePorts, "KUBE-RNPS-"},

@@ -212,15 +212,15 @@ func TestTreeNamesAndMatches(t *testing.T) {
 		name, match string
 	}{
 		{a4, toServices, 0, "KUBE-SERVICES", "-d 0.0.0.0/0"},
-		{a4, toServices, 22, "KUBE-SVCS-0A600400/22", "-d 10.96.4.0/22"},
-		{a4, toServices, 32, "KUBE-SVCS-0A600509/32", "-d 10.96.5.9/32"},
+		{a4, toServices, 22, "KUBE-SVC-IP-0A600400/22", "-d 10.96.4.0/22"},
+		{a4, toServices, 32, "KUBE-SVC-IP-0A600509/32", "-d 10.96.5.9/32"},
 		{a4, refusedExternal, 34, "", "-d 10.96.5.9/32 -p udp"},
 		{a4, toServices, 42, "", "-d 10.96.5.9/32 -p udp -m udp --dport 0:16383"},
 		{a4, toServices, 56, "", "-d 10.96.5.9/32 -p udp -m udp --dport 53"},
 		{a6, toServices, 118, "", "-d fd00:10:96::400/118"},
 		{a6, toServices, 136, "", "-d fd00:10:96::509/128 -p udp"},
-		{netip.Addr{}, toNodePorts, 2, "KUBE-NPS-UDP", "-p udp"},
-		{netip.Addr{}, toNodePorts, 18, "KUBE-NPS-UDP-0000/10", "-p udp -m udp --dport 0:63"},
+		{netip.Addr{}, toNodePorts, 2, "KUBE-EXT-NP-UDP", "-p udp"},
+		{netip.Addr{}, toNodePorts, 18, "KUBE-EXT-NP-UDP-0000/10", "-p udp -m udp --dport 0:63"},
 	} {
 		tr := newTree(dispatchers[c.d], c.addr.BitLen())
 		n := &node{prefixLen: c.prefixLen, sample: keyOf(c.addr, v1.ProtocolUDP, 53)}

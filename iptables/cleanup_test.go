@@ -1,0 +1,82 @@
+//go:build linux
+
+package iptables
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestKubeProxyCanCleanUp deletes the rules of many Services as "kube-proxy --cleanup" does: its
+// jumps from the kernel's own chains, and in one transaction for each table the chains that it
+// knows by name or prefix. A chain that only this package knows must not refer to one of them.
+// A running kube-proxy deletes chains of earlier Services in the same way.
+func TestKubeProxyCanCleanUp(t *testing.T) {
+	jumps := map[string][]string{
+		"filter": {
+			"INPUT KUBE-EXTERNAL-SERVICES", "FORWARD KUBE-EXTERNAL-SERVICES", "INPUT KUBE-NODEPORTS", "FORWARD KUBE-SERVICES", "OUTPUT KUBE-SERVICES",
+			"FORWARD KUBE-FORWARD", "INPUT KUBE-PROXY-FIREWALL", "OUTPUT KUBE-PROXY-FIREWALL", "FORWARD KUBE-PROXY-FIREWALL",
+		},
+		"nat": {"OUTPUT KUBE-SERVICES", "PREROUTING KUBE-SERVICES", "POSTROUTING KUBE-POSTROUTING"},
+	}
+	chains := map[string][]string{
+		"filter": {"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-FORWARD", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY"},
+		"nat":    {"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-PROXY-CANARY"},
+	}
+	prefixes := []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-FW-", "KUBE-EXT-"} // in table nat
+	flavours(t, func(t *testing.T, flavour Flavour) {
+		t.Parallel()
+		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
+		r.everyKind()
+		for i := range 120 {
+			r.set(100+i, []int{1}, nodePort(30100+int32(i)))
+		}
+		r.set(300, upTo(40))
+		r.set(301, upTo(40), externalLocal, nodePort(30301))
+		r.sync()
+		known := func(table, chain string) bool {
+			return slices.Contains(chains[table], chain) ||
+				table == "nat" && slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
+		}
+		for _, table := range []string{"filter", "nat"} {
+			for line := range strings.Lines(r.command(tracker.IPv4, "-save", "-t", table)) {
+				words := strings.Fields(line)
+				if words[0] == "-A" && slices.Contains(jumps[table], words[1]+" "+words[len(words)-1]) {
+					r.command(tracker.IPv4, "-restore", "--noflush", r.file("*"+table, "-D"+strings.TrimPrefix(strings.TrimSpace(line), "-A"), "COMMIT"))
+				}
+			}
+			var flushed, deleted []string
+			for line := range strings.Lines(r.command(tracker.IPv4, "-save", "-t", table)) {
+				if chain, ok := strings.CutPrefix(strings.Fields(line)[0], ":"); ok && known(table, chain) {
+					flushed, deleted = append(flushed, ":"+chain+" - [0:0]"), append(deleted, "-X "+chain)
+				}
+			}
+			if len(deleted) < 5 {
+				t.Fatalf("table %s: only %d chains, want those of kube-proxy", table, len(deleted))
+			}
+			r.command(tracker.IPv4, "-restore", "--noflush", r.file(slices.Concat([]string{"*" + table}, flushed, deleted, []string{"COMMIT"})...))
+		}
+		// What is left is reached only by the guard of the loopback range, which kubelet has, too.
+		for line := range strings.Lines(r.command(tracker.IPv4, "-save")) {
+			words := strings.Fields(line)
+			if words[0] == "-A" && !strings.HasPrefix(words[1], "KUBE-") && words[len(words)-1] != chainLocalnet {
+				t.Errorf("after the clean-up: %s", line)
+			}
+		}
+	})
+}
+
+// file writes lines to a file and returns its name.
+func (r *rig) file(lines ...string) string {
+	r.Helper()
+	name := filepath.Join(r.TempDir(), "input")
+	if err := os.WriteFile(name, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
+		r.Fatal(err)
+	}
+	return name
+}
