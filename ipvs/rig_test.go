@@ -110,7 +110,21 @@ func (r *rig) calls() int {
 // run runs a program on the host and returns the lines of its output.
 func (r *rig) run(command string) []string {
 	r.tb.Helper()
-	return lines(r.tb, r.host, command)
+	list := lines(r.tb, r.host, command)
+	if command != "ipvsadm -Sn" {
+		return list
+	}
+	// The kernel writes virtual servers a page at a time and counts from the beginning of a table
+	// that all namespaces share: a list may lack a virtual server, or have one twice, while
+	// another namespace's come and go. Two equal lists are right.
+	for range 20 {
+		again := lines(r.tb, r.host, command)
+		if slices.Equal(list, again) {
+			break
+		}
+		list = again
+	}
+	return list
 }
 
 // connections has a list of IPVS' connections looked at until everything is seen that
