@@ -237,34 +237,34 @@ func (w rules) hashed(h tracker.Hash, n uint32) []part {
 	}))
 }
 
-// poolChain draws a bucket, or finds it by a hash, and sends the connection to the
-// endpoint in it.
+// poolChain counts the connection, draws a bucket or finds it by a hash, and sends the connection
+// to the endpoint in the bucket.
+//
+// The first rule only counts. If there is no room for another counter it does nothing, and the
+// rules behind it forward the connection. Each rule that looks in the map endpoints makes it
+// dearer to fill: the kernel checks every new element against every such rule, for 15 ns each.
 func (w rules) poolChain(c handler) []rule {
 	choose := func(bucket ...part) rule {
-		return rule(loadDispatch(poolMask)).with(bucket...).with(found(setEndpoints))
+		return rule(loadDispatch(poolMask)).with(bucket...).with(found(setEndpoints), w.dnat())
 	}
 	draw := func(n int) rule { return choose(random(uint32(n))) }
-	buckets := c.buckets
-	switch {
+	count := rule(w.count(setConnections))
+	switch n := c.buckets; {
 	case c.hash != tracker.HashNone:
-		return w.send(choose(w.hashed(c.hash, uint32(buckets))...))
-	case buckets <= exactBuckets:
-		return w.send(draw(buckets))
+		return []rule{count, choose(w.hashed(c.hash, uint32(n))...)}
+	case n <= exactBuckets:
+		return []rule{count, draw(n)}
+	default:
+		// Fewer than one draw in five finds an empty bucket. Should four in a row, the
+		// last is among the buckets that are never empty.
+		return []rule{count, draw(n), draw(n), draw(n), draw(n), draw(bucketsBelow(n))}
 	}
-	// Fewer than one draw in five finds an empty bucket. Should four in a row, the
-	// last is among the buckets that are never empty.
-	return w.send(draw(buckets), draw(buckets), draw(buckets), draw(buckets), draw(bucketsBelow(buckets)))
 }
 
-// send renders a rule for each choice, which counts the connection and sends it to the endpoint
-// that was chosen. If all of them fail, perhaps because there is no room for another counter, a
-// last rule sends the connection to the last choice without counting it.
-func (w rules) send(choices ...rule) []rule {
-	var out []rule
-	for _, c := range choices {
-		out = append(out, c.with(w.count(setConnections)...).with(w.dnat()))
-	}
-	return append(out, choices[len(choices)-1].with(w.dnat()))
+// send returns two rules that send the connection to the endpoint that was chosen. The first
+// counts it, too. It does nothing if there is no room for another counter.
+func (w rules) send(choice rule) []rule {
+	return []rule{choice.with(w.count(setConnections)...).with(w.dnat()), choice.with(w.dnat())}
 }
 
 // stickyChain sends the connection to the endpoint that its client was sent to last, if that is

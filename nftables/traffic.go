@@ -37,8 +37,8 @@ const nodePortAddresses = 16
 //
 // The tables have room for twice as many counters as the Services have addresses and 16 for each
 // NodePort, at least 4,096 in each family. A connection to another destination is forwarded and
-// not counted. So is one for which the kernel lacks memory, or whose endpoint is replaced at
-// the instant of its first packet.
+// not counted. So is one for which the kernel lacks memory. A connection whose endpoint is replaced
+// while the rules handle its first packet may be counted twice.
 //
 // Counters stay in place when the contents of the tables are replaced, also by another process.
 // If the tables themselves must be replaced (see "Requirements" in the package documentation),
