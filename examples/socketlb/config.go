@@ -47,6 +47,9 @@ type Config struct {
 	// 262,144. A pool has a slot for each endpoint, more for endpoints with weights. A
 	// Service that does not fit is left to the backend behind.
 	Endpoints int
+	// Connections is how many connections are translated at a time; 0 means 65,536. Further ones
+	// are left to the backend behind. Each takes about 100 bytes of kernel memory at all times.
+	Connections int
 	// Clients is how many clients of Services with affinity are remembered; 0 means 65,536.
 	// The one that was used longest ago makes room for a new one. Each takes about 100 bytes
 	// of kernel memory at all times.
@@ -67,6 +70,8 @@ const (
 	maxAddresses     = 1 << 14
 	defaultEndpoints = 1 << 18
 	defaultClients   = 1 << 16
+	// As many as there are ports at an address.
+	defaultConnections = 1 << 16
 )
 
 // withDefaults returns c with defaults for the fields that are not set, or an error
@@ -83,7 +88,7 @@ func (c Config) withDefaults() (Config, error) {
 		name     string
 		value    *int
 		standard int
-	}{{"endpoints", &c.Endpoints, defaultEndpoints}, {"clients", &c.Clients, defaultClients}} {
+	}{{"endpoints", &c.Endpoints, defaultEndpoints}, {"clients", &c.Clients, defaultClients}, {"connections", &c.Connections, defaultConnections}} {
 		switch {
 		case *n.value < 0 || *n.value > 1<<24:
 			err = errors.Join(err, fmt.Errorf("%w: %d %s is not 1 to %d", ruleset.ErrConfig, *n.value, n.name, 1<<24))

@@ -69,7 +69,7 @@
 //	members    service, pool, endpoint, of Services with affinity
 //	clients    service, namespace    -> time, endpoint
 //	addresses  of the node           -> whether NodePorts answer there, whether it is a source
-//	peers      socket (its storage)  -> Service's address, endpoint
+//	peers      cookie of a socket    -> Service's address, endpoint
 //	counters   connections of the node, and of pods
 //
 // Apply writes what differs: an endpoint that replaces another one is one write. Endpoints
@@ -84,15 +84,16 @@
 // written and follows the node's addresses; a full delta repairs them. [Cleanup] removes
 // everything.
 //
-// A peer is in the storage of its socket, and the kernel frees it with the socket. Clients are
-// bounded: when there are more, the least recently used one is forgotten and may get another
-// endpoint.
+// A program that runs when a socket is closed deletes its peer. Peers are bounded: further
+// connections are left to the backend behind. So are clients: when there are more, the least
+// recently used one is forgotten and may get another endpoint.
 //
 // # Cost
 //
-// The gain is in packets: none is translated after the first. A new connection is not faster
-// than through package nftables. The programs take about a microsecond for it, most of it to
-// make the socket's storage, which getpeername needs.
+// The gain is in packets, none of which is translated. A new connection costs about as much as
+// through package nftables, most of it to remember the peer, which getpeername needs. The map of
+// peers is cheaper than storage in the socket (BPF_MAP_TYPE_SK_STORAGE): BenchmarkConnections
+// measured 97.6 % of direct connections with the map, and 96.6 % with storage.
 //
 // The benchmarks of this package compare with two ways to the endpoint's own address. "direct"
 // is on the same node, beside the same rules: what a connection between pods of such a node

@@ -28,7 +28,7 @@ type hook struct {
 type hooks []*hook
 
 // hookNames are the names of all hooks, which are those of their links' files.
-var hookNames = []string{"connect4", "getpeername4", "connect6", "getpeername6"}
+var hookNames = []string{"connect4", "getpeername4", "connect6", "getpeername6", "release"}
 
 // load loads the programs.
 func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
@@ -44,9 +44,14 @@ func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
 		// A socket of IPv6 may connect to IPv4-mapped addresses, whatever the families.
 		{hook{name: hookNames[2], attach: ebpf.AttachCGroupInet6Connect}, tracker.IPv6, connect(tracker.IPv6, m, cookie), "Linux 5.7"},
 		{hook{name: hookNames[3], attach: ebpf.AttachCgroupInet6GetPeername}, tracker.IPv6, getpeername(tracker.IPv6, m), "Linux 5.8"},
+		{hook{name: hookNames[4], attach: ebpf.AttachCgroupInetSockRelease}, 0, release(m), "Linux 5.9"},
 	} {
+		typ := ebpf.CGroupSockAddr
+		if k.attach == ebpf.AttachCgroupInetSockRelease {
+			typ = ebpf.CGroupSock
+		}
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-			Name: "proxier_" + k.name[:4], Type: ebpf.CGroupSockAddr, AttachType: k.attach, Instructions: k.code, License: "Apache-2.0",
+			Name: "proxier_" + k.name[:4], Type: typ, AttachType: k.attach, Instructions: k.code, License: "Apache-2.0",
 		})
 		switch {
 		case errors.Is(err, unix.EPERM):

@@ -191,7 +191,7 @@ func (l *lab) server(h *netlab.Host, from, to string) string {
 	}
 	p, err := storedPeer(l.backend, c)
 	if err != nil || p.Service.String() != to {
-		l.Errorf("%s to %s: the socket's storage is %v, %v", h.Name, to, p, err)
+		l.Errorf("%s to %s: the socket's peer is %v, %v", h.Name, to, p, err)
 	}
 	return p.Endpoint.String()
 }

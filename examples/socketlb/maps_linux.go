@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -130,7 +129,7 @@ type bpfMaps struct {
 	members   *ebpf.Map // memberKey -> 1
 	addresses *ebpf.Map // [16]byte -> address
 	clients   *ebpf.Map // clientKey -> client
-	peers     *ebpf.Map // socket -> peer
+	peers     *ebpf.Map // cookie of a socket -> peer
 	counters  *ebpf.Map // uint32 -> uint64
 }
 
@@ -154,19 +153,8 @@ func (m *bpfMaps) files(c *Config) []mapFile {
 		{"members", &m.members, hash(32, 1, c.Endpoints)},
 		{"addresses", &m.addresses, hash(16, 12, maxAddresses)},
 		{"clients", &m.clients, lru(16, 32, c.Clients)},
-		{"peers", &m.peers, socketStorage(40)},
+		{"peers", &m.peers, ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 40, MaxEntries: uint32(c.Connections)}},
 		{"counters", &m.counters, ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: counterCount}},
-	}
-}
-
-// socketStorage is a map whose entries belong to sockets. The kernel frees an entry with its
-// socket. Such a map must have BTF types (bpf_local_storage_map_alloc_check in
-// kernel/bpf/bpf_local_storage.c).
-func socketStorage(value int) ebpf.MapSpec {
-	return ebpf.MapSpec{
-		Type: ebpf.SkStorage, KeySize: 4, ValueSize: uint32(value), Flags: noPrealloc,
-		Key:   &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed},
-		Value: &btf.Array{Index: &btf.Int{Name: "index", Size: 4}, Type: &btf.Int{Name: "byte", Size: 1}, Nelems: uint32(value)},
 	}
 }
 

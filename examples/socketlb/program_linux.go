@@ -5,7 +5,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -30,24 +29,28 @@ import (
 //		else:
 //			endpoint = endpoints[pool, random number below its size]
 //			clients[frontend.service, netns] = endpoint, if frontend.affinity != 0
-//		peers[socket] = to, endpoint
+//		peers[socket] = to, endpoint; if there is no room: leave it alone
 //		to = endpoint
 //
 //	getpeername(socket, peer):
 //		if peers[socket] exists, and peers[socket].endpoint == peer: peer = peers[socket].service
+//
+//	release(socket):
+//		delete peers[socket], if socket is TCP
 //
 // To leave a connection alone means that the backend behind serves it. So does every
 // lookup that fails, such as one of a slot that is just being removed.
 
 // Fields of struct bpf_sock_addr and struct bpf_sock (include/uapi/linux/bpf.h).
 const (
-	ctxIP4      = 4
-	ctxIP6      = 8
-	ctxPort     = 24
-	ctxProtocol = 36
-	ctxSocket   = 64
-	sockIP4     = 24
-	sockIP6     = 28
+	ctxIP4       = 4
+	ctxIP6       = 8
+	ctxPort      = 24
+	ctxProtocol  = 36
+	ctxSocket    = 64
+	sockProtocol = 12
+	sockIP4      = 24
+	sockIP6      = 28
 
 	protocolTCP = 6
 )
@@ -65,6 +68,7 @@ const (
 	stackVisit    = stackClient - 32 // client
 	stackNow      = stackVisit - 8   // uint64
 	stackCounter  = stackNow - 8     // uint32
+	stackCookie   = stackCounter - 8 // uint64
 )
 
 // Registers that keep their values across calls.
@@ -123,16 +127,12 @@ func (p *program) update(m *ebpf.Map, key, value int32) {
 	)
 }
 
-// storage calls bpf_sk_storage_get for the socket in R2, and leaves the connection alone if
-// there is no socket or no storage. R0 is the pointer to the storage.
-func (p *program) storage(m *ebpf.Map, flags int32) {
+// socketCookie writes the cookie of the context's socket to the stack. It changes R0 to R5.
+func (p *program) socketCookie() {
 	p.add(
-		asm.JEq.Imm(asm.R2, 0, "leave"),
-		asm.LoadMapPtr(asm.R1, m.FD()),
-		asm.Mov.Imm(asm.R3, 0), // new storage is zero
-		asm.Mov.Imm(asm.R4, flags),
-		asm.FnSkStorageGet.Call(),
-		asm.JEq.Imm(asm.R0, 0, "leave"),
+		asm.Mov.Reg(asm.R1, sockAddr),
+		asm.FnGetSocketCookie.Call(),
+		asm.StoreMem(asm.RFP, stackCookie, asm.R0, asm.DWord),
 	)
 }
 
@@ -187,14 +187,10 @@ func connect(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
 	p.choosePool(host)
 	p.chooseEndpoint()
 
-	p.label("translate", asm.LoadMem(asm.R2, sockAddr, ctxSocket, asm.DWord))
-	p.storage(m.peers, unix.BPF_LOCAL_STORAGE_GET_F_CREATE)
-	for i := int16(0); i < 40; i += 8 {
-		p.add(
-			asm.LoadMem(asm.R1, asm.RFP, stackPeer+i, asm.DWord),
-			asm.StoreMem(asm.R0, i, asm.R1, asm.DWord),
-		)
-	}
+	p.label("translate", asm.Mov.Imm(asm.R0, 0))
+	p.socketCookie()
+	p.update(m.peers, stackCookie, stackPeer)
+	p.add(asm.JNE.Imm(asm.R0, 0, "leave"))
 	p.writePeer(asm.RFP, stackEndpoint)
 	p.lookup(m.counters, stackCounter)
 	p.add(
@@ -323,11 +319,10 @@ func (p *program) chooseEndpoint() {
 // getpeername returns the program that shows the Service's address.
 func getpeername(f tracker.Family, m *bpfMaps) asm.Instructions {
 	p := newProgram(f, m)
-	p.add(
-		asm.Mov.Reg(sockAddr, asm.R1),
-		asm.LoadMem(asm.R2, sockAddr, ctxSocket, asm.DWord),
-	)
-	p.storage(m.peers, 0)
+	p.add(asm.Mov.Reg(sockAddr, asm.R1))
+	p.socketCookie()
+	p.lookup(m.peers, stackCookie)
+	p.add(asm.JEq.Imm(asm.R0, 0, "leave"))
 	// The socket may have been connected again, elsewhere.
 	for i := range int16(p.words) {
 		p.add(
@@ -342,6 +337,26 @@ func getpeername(f tracker.Family, m *bpfMaps) asm.Instructions {
 		asm.JNE.Reg(asm.R1, asm.R2, "leave"),
 	)
 	p.writePeer(asm.R0, 0)
+	p.label("leave", asm.Mov.Imm(asm.R0, 1))
+	p.add(asm.Return())
+	return p.code
+}
+
+// release returns the program that deletes the peer of a socket that is closed.
+func release(m *bpfMaps) asm.Instructions {
+	p := &program{maps: m}
+	p.add(
+		asm.Mov.Reg(sockAddr, asm.R1), // a struct bpf_sock in this program
+		asm.LoadMem(asm.R1, sockAddr, sockProtocol, asm.Word),
+		asm.JNE.Imm(asm.R1, protocolTCP, "leave"),
+	)
+	p.socketCookie()
+	p.add(
+		asm.LoadMapPtr(asm.R1, m.peers.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, stackCookie),
+		asm.FnMapDeleteElem.Call(),
+	)
 	p.label("leave", asm.Mov.Imm(asm.R0, 1))
 	p.add(asm.Return())
 	return p.code

@@ -27,13 +27,18 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// storedPeer reads the storage of a connection's socket.
+// storedPeer reads the peer of a connection's socket.
 func storedPeer(b *Backend, c net.Conn) (p peer, err error) {
 	raw, err := c.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		return p, err
 	}
-	cerr := raw.Control(func(fd uintptr) { err = b.maps.peers.Lookup(uint32(fd), &p) })
+	cerr := raw.Control(func(fd uintptr) {
+		var cookie uint64
+		if cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE); err == nil {
+			err = b.maps.peers.Lookup(cookie, &p)
+		}
+	})
 	return p, errors.Join(err, cerr)
 }
 
@@ -469,6 +474,43 @@ func TestFullMap(t *testing.T) {
 	l.sync() // there is room only after a is deleted
 	if got := l.server(l.pod, "", "10.96.0.2:80"); got == left {
 		t.Error("b is left alone, though there is room")
+	}
+}
+
+// TestConnectionsBeyondTheLimitAreLeftAlone opens more connections than there is room for.
+func TestConnectionsBeyondTheLimitAreLeftAlone(t *testing.T) {
+	l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Connections = 3 })
+	l.set("a", 1, 1)
+	l.sync()
+	peers := func() int {
+		t.Helper()
+		entries, err := readMap[uint64, peer](l.backend.maps.peers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	for round := range 2 {
+		var open []net.Conn
+		for range 3 {
+			c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
+			if err != nil {
+				t.Fatalf("round %d: %v", round, err)
+			}
+			open = append(open, c)
+		}
+		if got := l.server(l.pod, "", "10.96.0.1:80"); got != left {
+			t.Errorf("round %d: a fourth connection reached %s", round, got)
+		}
+		if got := peers(); got != 3 {
+			t.Errorf("round %d: %d peers of 3 connections", round, got)
+		}
+		for _, c := range open {
+			c.Close()
+		}
+		if got := peers(); got != 0 {
+			t.Errorf("round %d: %d peers after all sockets were closed", round, got)
+		}
 	}
 }
 
