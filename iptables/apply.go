@@ -20,7 +20,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// state is what a Backend consists of.
+// state is the state of a Backend.
 type state struct {
 	mu       sync.Mutex
 	config   Config
@@ -34,20 +34,20 @@ type state struct {
 	// counting is the names of the objects.
 	accounts *nfacct.Conn
 	counting []string
-	// questions is the socket that transactions uses, nil until then. checked is the
-	// generation in which Check last found the tables as they should be, and ran when it did,
-	// if known is set.
-	questions *nfnl.Conn
-	checked   generation
-	ran       time.Time
-	known     bool
+	// genConn is the socket of transactions, nil until its first call. If known is set,
+	// checked is the generation in which Check last found everything in place, and ran the
+	// time at which it did.
+	genConn *nfnl.Conn
+	checked generation
+	ran     time.Time
+	known   bool
 }
 
 // New returns a backend. It finds the programs and checks that they and the kernel
-// support every rule that Services need, as [Probe] does; the error is a
-// [*ruleset.UnsupportedError] if not. The first full delta writes the chains, and
-// closing the backend leaves them in place. New creates the objects of
-// [Backend.Counters], which stay, too.
+// support every rule that Services need, as [Probe] does. The error is a
+// [*ruleset.UnsupportedError] if they do not, and wraps [ruleset.ErrConfig] if c is
+// invalid. The first full delta writes the chains, and closing the backend leaves them in
+// place. New creates the objects of [Backend.Counters], which stay, too.
 func New(ctx context.Context, c Config) (*Backend, error) {
 	c, ns, err := c.open()
 	if err != nil {
@@ -88,8 +88,8 @@ func (b *Backend) Close() error {
 	if b.accounts != nil {
 		err = b.accounts.Close()
 	}
-	if b.questions != nil {
-		err = errors.Join(err, b.questions.Close())
+	if b.genConn != nil {
+		err = errors.Join(err, b.genConn.Close())
 	}
 	return errors.Join(err, b.ns.Close())
 }

@@ -36,7 +36,7 @@ type model struct {
 	local    localTraffic
 	trees    [len(dispatchers)]*tree
 	services map[uint32]*ruleset.Service
-	// own is how many rules the Services' own chains have in each table.
+	// own counts the rules of the Services' own chains, by table.
 	own [tables]int
 	// shared counts the Services that have the same rule.
 	shared map[sharedRule]int
@@ -80,13 +80,13 @@ func (m *model) setNode(n *ruleset.Node) {
 	}
 }
 
-// render returns the chains and rules of a Service, none if it is nil.
+// render returns the chains and rules of a Service, and the zero value for nil.
 func (m *model) render(s *ruleset.Service) (rendered, error) {
 	if s == nil {
 		return rendered{}, nil
 	}
 	if strings.ContainsAny(s.Key.Name, ":/") || strings.ContainsAny(s.Key.Namespace, ":/") {
-		return rendered{}, errors.New("iptables: Kubernetes does not allow this name or namespace")
+		return rendered{}, errors.New("iptables: the name or namespace is not valid in Kubernetes")
 	}
 	return renderService(m.settings, m.local, s)
 }
@@ -101,7 +101,7 @@ func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain
 	}
 	before, err := m.render(m.services[id])
 	if err != nil {
-		return fmt.Errorf("iptables: render the Service as it was: %w", err)
+		return fmt.Errorf("iptables: cannot render the acknowledged Service: %w", err)
 	}
 	for _, p := range before.rules {
 		if p.shared {

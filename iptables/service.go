@@ -303,12 +303,12 @@ func (r *serviceRenderer) variant(aspect func(*ruleset.Frontend) string, f *rule
 	return r.id
 }
 
-// treatmentOf is the aspect by which the chains for external addresses differ.
+// treatmentOf returns the aspect in which the chains for external addresses differ.
 func treatmentOf(f *ruleset.Frontend) string {
 	return string([]byte{byte(f.Target), byte(f.Internal), byte(f.Masquerade)})
 }
 
-// sourcesOf is the aspect by which the chains that restrict sources differ.
+// sourcesOf returns the aspect in which the chains that restrict sources differ.
 func sourcesOf(f *ruleset.Frontend) string {
 	if len(f.Sources) == 0 {
 		return ""

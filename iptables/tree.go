@@ -136,9 +136,9 @@ func (d dispatched) appendTo(rules []string) []string {
 
 // node is one chain of a tree. It holds rules, or leads to at least two others.
 type node struct {
-	// prefixLen is how many bits every key at or below it begins with, as far as the chain
-	// that leads here matches them. The name contains them. sample has the first at bits,
-	// or more, in common with every key at or below it.
+	// prefixLen is the length in bits of the prefix that the chain leading here matches.
+	// Every key at or below the node has this prefix, and the chain's name contains it.
+	// sample has at least its first at bits in common with every key at or below the node.
 	prefixLen int
 	sample    key
 	rules     []dispatched // sorted; nil if it leads to others

@@ -56,7 +56,7 @@ func Dial(ns *os.File) (*Conn, error) {
 	return &Conn{conn: conn}, nil
 }
 
-// Close closes the connection. Closing it again does nothing.
+// Close closes the connection. Closing a closed connection does nothing.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
