@@ -60,9 +60,9 @@
 // Endpoints cannot be chosen by a hash of the client's address and port; see
 // [HashFallback] for Services that ask for it.
 //
-// Client affinity is that of xt_recent. It remembers 100 clients for each endpoint unless
-// the module is loaded with another ip_list_tot, and then forgets the oldest. Each
-// connection restarts a client's affinity timeout.
+// The kernel's module xt_recent implements client affinity. It remembers 100 clients for
+// each endpoint, unless it is loaded with another ip_list_tot, and then forgets the
+// oldest. Each connection restarts a client's affinity timeout.
 //
 // With iptables-legacy the kernel replaces the whole table for every change, so the time
 // for a change grows with the size of the table. With iptables-nft it is proportional to

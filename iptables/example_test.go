@@ -36,7 +36,7 @@ func Example() {
 	defer backend.Close()
 	cursor := engine.Attach("iptables", backend)
 
-	// Elsewhere, the agent calls t.SetService, t.SetSlice and the like, and t.MarkSynced
+	// The agent's informers call t.SetService, t.SetSlice and the like, and t.MarkSynced
 	// after the first list of each kind. Package runner calls Sync when objects change.
 	if err := cursor.Sync(ctx); err != nil {
 		log.Print(err)

@@ -18,11 +18,11 @@ type family struct {
 	*settings
 	tool tool
 	log  *slog.Logger
-	// accounts creates the objects that rules count into. can is what rules can count
-	// on this system if the objects exist.
+	// accounts creates the objects that rules count into. can selects the counters that
+	// work on this system if the objects exist.
 	accounts *nfacct.Conn
 	can      counters
-	// model is what the tables hold, nil while that is unknown.
+	// model holds the state of the tables, nil while it is unknown.
 	model *model
 	// canary is the rule in each table's canary.
 	canary [tables]string

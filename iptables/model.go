@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// settings holds what rules depend on besides the ruleset.
+// settings holds the inputs of rules besides the ruleset.
 type settings struct {
 	family tracker.Family
 	mark   uint32
@@ -24,7 +24,7 @@ type settings struct {
 	// counters selects the rules that count into accounting objects.
 	counters         counters
 	endpointComments bool
-	// refuseHash makes Services fail whose endpoints must follow from a hash.
+	// refuseHash rejects Services whose endpoints must follow from a hash.
 	refuseHash bool
 }
 
@@ -309,7 +309,7 @@ func (m *model) hooks() []hook {
 	return out
 }
 
-// allChains calls f with every chain except those of Services.
+// allChains calls f with every chain except the Services' own chains.
 func (m *model) allChains(f func(chain)) {
 	for _, c := range m.fixed() {
 		f(c)

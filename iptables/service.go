@@ -78,8 +78,8 @@ func renderService(c *settings, local localTraffic, s *ruleset.Service) (rendere
 	return r.out, nil
 }
 
-// Limits returns what rules can express for one Service, the same in both families.
-// A Service with a longer affinity timeout is refused with a
+// Limits returns the limits of rules for one Service, which are the same in both families.
+// The backend refuses a Service with a longer affinity timeout with a
 // [*ruleset.PartialError].
 func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
 

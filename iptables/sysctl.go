@@ -43,7 +43,7 @@ func SetSysctls(c Config) error {
 	return setSysctl(ns.Do, routeLocalnet, "1")
 }
 
-// sysctl returns a sysctl's value, "" if there is none.
+// sysctl returns a sysctl's value, or "" if it cannot be read.
 func (t tool) sysctl(name string) string {
 	value := ""
 	// A sysctl that cannot be read counts as one with its default value.

@@ -31,14 +31,14 @@ type connections struct{ packets, bytes uint64 }
 // connections of each Service port. Known is [ruleset.CountsConnections] alone: only first
 // packets pass table nat, and the rules that refuse and drop come and go with endpoints.
 //
-// The counters outlast a restart and all changes but those of the Service's own endpoints.
+// The counters outlast a restart and all changes except of the Service's own endpoints.
 // Without [Config.CountTraffic] the counter of a Service port begins again at 0 when its
 // endpoints change. With it, a change of endpoints misses the connections that are made between
 // its runs of iptables-save and iptables-restore. The counter of a Service port that has lost
 // all endpoints is kept in this process alone.
 //
 // Traffic runs iptables-save for each family, which takes the time to print table nat. The error
-// is that of the program, or [os.ErrClosed].
+// is the program's, or [os.ErrClosed].
 func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -117,7 +117,7 @@ func sumTraffic(counted map[string]connections, owners map[string]tracker.Key, t
 	}
 }
 
-// counted returns what iptables-save prints of table nat with counters.
+// counted returns the output of iptables-save for table nat, with counters.
 func (t tool) counted(ctx context.Context) (string, error) {
 	var out bytes.Buffer
 	err := t.Save(ctx, nat.String(), &out, "-c")

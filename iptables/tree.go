@@ -320,8 +320,8 @@ func (t *tree) collapse(n *node, rules []dispatched) []dispatched {
 	return rules
 }
 
-// size returns how many rules the tree has: those of its keys and the jumps between its
-// chains.
+// size returns the number of rules in the tree: the rules of its keys and the jumps between
+// its chains.
 func (t *tree) size() int { return t.first.count + t.ahead + t.below }
 
 // walk calls f with every chain at and below n, after all chains that it leads to.

@@ -12,8 +12,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// update applies changes to tables that hold what the model has. It returns the
-// Services that were refused.
+// update applies changes to tables that agree with the model. It returns the Services that
+// were refused.
 func (f *family) update(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
 	if !sameRules(f.model.node, node) {
 		return nil, ruleset.ErrNeedFull

@@ -135,7 +135,7 @@ func findTool(ctx context.Context, c Config, f tracker.Family, ns *netns.Namespa
 // lockWait bounds the wait for another program that holds the xtables lock.
 const lockWait = 10 * time.Second
 
-// saved returns what iptables-save prints of all tables.
+// saved returns the output of iptables-save for all tables.
 func saved(ctx context.Context, t *iptool.Tool) (string, error) {
 	var out strings.Builder
 	err := t.Save(ctx, "", &out)
@@ -175,8 +175,8 @@ func (b *Backend) Close() error {
 // then addresses. Removal goes in the reverse order. A packet to a Service therefore
 // meets all parts of the Service at every step.
 //
-// A full delta first reads what the kernel holds, including what other processes put
-// there, and changes only what differs. Real servers with weight 0 that no endpoint
+// For a full delta, Apply first reads the kernel's state, including objects of other
+// processes, and writes only the differences. Real servers with weight 0 that no endpoint
 // wants count as draining. Apply removes a virtual server that no Service wants if its
 // mark or an element in one of the sets identifies it as a Backend's.
 //
@@ -318,7 +318,7 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 
 // written holds the netfilter rules in place in one family.
 type written struct {
-	// text is the input of iptables-restore, and saved what iptables-save printed
+	// text is the input of iptables-restore, and saved the output of iptables-save
 	// afterwards.
 	text, saved string
 }

@@ -233,8 +233,8 @@ func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*trac
 // maxAffinity is the longest time for which the kernel can remember clients.
 const maxAffinity = math.MaxInt32 / 1000 * time.Second
 
-// Limits returns what virtual servers can express for one Service, the same in both
-// families. A longer affinity timeout is shortened to the limit.
+// Limits returns the limits of virtual servers for one Service, which are the same in both
+// families. The backend shortens a longer affinity timeout to the limit.
 func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
 
 // internalVirtual returns the properties of a virtual server with a mark. For clients that

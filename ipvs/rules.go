@@ -130,7 +130,7 @@ func (r rules) mangle() table {
 		chains: []chain{
 			{"KUBE-IPVS-IN", in},
 			{"KUBE-IPVS-OUT", out},
-			// The kernel routes packets to an address that is gone from the device elsewhere.
+			// If an address is missing on the device, the kernel routes its packets elsewhere.
 			// It stops tracking a masqueraded connection if a packet leaves by another device
 			// than before (nf_nat_oif_changed of net/netfilter/nf_nat_core.c), and later
 			// packets reach the endpoint from another port. So these packets are dropped until

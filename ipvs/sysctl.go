@@ -25,7 +25,7 @@ type parameter struct {
 // Documentation/networking/ipvs-sysctl.rst and ip-sysctl.rst.
 func (c Config) parameters(release string) []parameter {
 	out := []parameter{
-		// Masquerading needs connection tracking of what IPVS forwards.
+		// Masquerading needs connection tracking of packets that IPVS forwards.
 		{"net/ipv4/vs/conntrack", "1"},
 		// A packet for an endpoint that was removed ends the connection. Otherwise all
 		// packets of the connection are lost.

@@ -32,7 +32,7 @@ const (
 // Object is an accounting object.
 type Object struct {
 	Name string
-	// Packets and Bytes are what the object has counted since it was created.
+	// Packets and Bytes are counted from the creation of the object.
 	Packets, Bytes uint64
 
 	quota bool
