@@ -103,10 +103,11 @@ func (b *Backend) Close() error {
 // tables once and writes everything that differs.
 //
 // A [*ruleset.PartialError] names the Services that were refused, each with a
-// [*CommandError]. They stay as last acknowledged, also after a full delta, except for
-// frontends that another Service has by now. The error wraps [ruleset.ErrNeedFull] if
-// the state of the tables is unknown, or if no Service is at fault. After [ErrLocked],
-// and after an error of the context before any change, everything is as it was.
+// [*CommandError]. These Services stay as last acknowledged, also after a full delta,
+// except for frontends that another Service has taken over. The error wraps
+// [ruleset.ErrNeedFull] if the state of the tables is unknown, or if no Service is at
+// fault. After [ErrLocked], and after an error of the context before the first write, the
+// tables are unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -16,10 +16,10 @@
 // # Guarantees
 //
 //   - A change writes the chains that differ, with one call of iptables-restore for each
-//     table, which the kernel applies as a whole. A changed endpoint costs its own chain
-//     and the chains of its Service that choose it, whatever the number of Services. The
-//     backend reads the kernel's tables for full deltas only, unless
-//     [Config.CountTraffic] is set.
+//     table, or a few if it is very large. The kernel applies each call as a whole. A
+//     changed endpoint costs its own chain and the chains of its Service that choose it,
+//     regardless of the number of Services. The backend reads the kernel's tables for full
+//     deltas only, unless [Config.CountTraffic] is set.
 //   - A Service with endpoints forwards connections at every moment, between the writes
 //     of a change and while one process takes over from another. A restart writes nothing
 //     if nothing changed. If the process is killed, the programs that it started are
@@ -37,9 +37,9 @@
 //   - A chain with more than 100 rules for Services is the root of a tree of chains. A
 //     packet meets a number of rules that grows with the logarithm of the number of
 //     Services, and adding a Service changes one small chain.
-//   - A Service with more than 32 endpoints has them in groups, KUBE-EPG-…. The choice
-//     stays uniform. Under client affinity the Service's chain still has a rule for every
-//     endpoint.
+//   - A Service with more than 32 endpoints has them in groups, KUBE-EPG-…, which do not
+//     change the distribution. Under client affinity the Service's chain still has a rule
+//     for every endpoint.
 //   - The filter table has rules for Services with endpoints, too. They stop packets that
 //     were sent to no endpoint: those between the writes of the two tables, and those for
 //     a port that no Service has. Packets for unused addresses of the Service CIDRs are

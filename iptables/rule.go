@@ -31,7 +31,7 @@ type chain struct {
 	table table
 	name  string
 	rules []string
-	// rank orders chains so that none comes before one it jumps to.
+	// rank orders chains: a chain comes after the chains that it jumps to.
 	rank int
 }
 

@@ -21,9 +21,9 @@
 // # Guarantees
 //
 //   - The cost of a change depends on the change alone: an endpoint of a Service with a
-//     cluster IP takes one netlink request, and one more if it is on this node. Only full
-//     deltas, [Backend.Check] and [Lookup] read from the kernel. The number of netfilter
-//     rules does not depend on the number of Services.
+//     cluster IP takes one netlink request, and one more if it is on this node. Changes of
+//     endpoints read nothing from the kernel. The number of netfilter rules does not depend
+//     on the number of Services.
 //   - A Backend adds before it removes, and changes each virtual server, real server, set
 //     element and address by itself. A Service with endpoints never refuses a connection
 //     because of a change.
