@@ -45,12 +45,13 @@ type Config struct {
 	// ruleset.Service.Hash) always has [Maglev], or [SourceHash] if the kernel has no
 	// Maglev.
 	Scheduler Scheduler
-	// Hash configures the schedulers that hash. For a Service that asks for a hash, only
-	// NoFallback applies.
+	// Hash configures the schedulers that hash; the zero value is described there. For a
+	// Service that asks for a hash, only NoFallback applies.
 	Hash Hash
 	// Forwarding is how packets get to an endpoint; the zero value is NAT.
 	Forwarding Forwarding
-	// Drain configures how endpoints are taken out of service.
+	// Drain configures how endpoints are taken out of service. The zero value drains TCP
+	// without a limit.
 	Drain Drain
 	// Timeouts sets how long IPVS remembers idle connections; the zero value leaves the
 	// kernel's values as they are.
