@@ -21,8 +21,8 @@ import (
 // identifies, the dummy device, the iptables rules and chains, and the sets. It also
 // removes the same objects of kube-proxy's ipvs mode, except chains that kube-proxy's
 // iptables mode has, too, and sets that these chains use. Kernel parameters keep their
-// values. Cleanup returns nil if there is nothing to remove, also on a system without IPVS
-// or ipset.
+// values. The error joins the errors of all steps. Cleanup returns nil if there is nothing
+// to remove, also on a system without IPVS or ipset.
 func Cleanup(ctx context.Context, c Config) error {
 	c, err := c.withDefaults()
 	if err != nil {
