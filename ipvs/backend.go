@@ -198,7 +198,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			u := newUpdate(b, s, failed)
 			if err := u.apply(ctx, d); err != nil {
 				if errors.Is(err, ruleset.ErrNeedFull) {
-					b.config.Log.Warn("ipvs: an object is missing, a full sync will repair it", slog.Any("error", err))
+					b.config.Log.Warn("ipvs: state of the kernel is unknown, a full sync will repair it", slog.Any("error", err))
 				}
 				if d.Full || errors.Is(err, ruleset.ErrNeedFull) {
 					b.states = nil

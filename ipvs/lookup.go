@@ -91,7 +91,7 @@ func (b *Backend) lookup(k virtualKey, internal bool) (found ruleset.Found, err 
 		return found, err
 	}
 	if !local {
-		return found, &ruleset.DriftError{Backend: "ipvs", Family: k.family, What: fmt.Sprintf("%s exists, but %v is bound to no device", where, k.at.Addr())}
+		return found, &ruleset.DriftError{Backend: "ipvs", Family: k.family, What: fmt.Sprintf("virtual server %s exists, but %v is bound to no device", server, k.at.Addr())}
 	}
 	err = b.kernel.reals(server, func(r real) {
 		if r.weight > 0 { // the others drain
