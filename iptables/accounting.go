@@ -16,9 +16,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Counters returns the counters. There are none if [Config.NoCounters] is set, or if the
-// kernel or iptables does not support them, which [New] logs. Counters does not wait
-// for a concurrent Apply. Once the backend is closed it returns [os.ErrClosed].
+// Counters returns what the rules have counted in the kernel's accounting objects
+// (nfacct), which have kube-proxy's names: [InvalidDropped] and, with
+// [Config.LocalhostNodePorts], [LocalhostNodePorts]. The objects outlast a restart, and
+// [Cleanup] deletes them.
+//
+// There are no counters if [Config.NoCounters] is set, or if the kernel lacks
+// nfnetlink_acct, or the kernel or iptables the match nfacct (xt_nfacct). [New] logs the
+// latter, and everything else works. Counters does not wait for a concurrent Apply. It
+// returns [os.ErrClosed] once the backend is closed.
 func (b *Backend) Counters() ([]Counter, error) {
 	if b.closed.Load() {
 		return nil, os.ErrClosed
@@ -93,13 +99,13 @@ func makeCounters(a *nfacct.Conn, c counters) error {
 }
 
 // deleteCounters deletes the objects that no rule counts into any more. Objects that
-// rules of another family or of other programs use stay. Kernels that release what
-// deleted rules of nf_tables held with a delay (as before Linux 6.10 they may) can keep
-// one, too, which does no harm.
+// rules of another family or of other programs use stay. Before Linux 6.10, nf_tables may
+// release the objects of deleted rules with a delay. Such an object stays, too, which does
+// no harm.
 func deleteCounters(c Config) {
 	a, err := nfacct.Dial(c.NetNS)
 	if err != nil {
-		c.Log.Debug("iptables: cannot look for counters", slog.Any("error", err))
+		c.Log.Debug("iptables: cannot open accounting objects", slog.Any("error", err))
 		return
 	}
 	defer a.Close()

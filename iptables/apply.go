@@ -20,7 +20,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// state is what a Backend consists of.
+// state is the state of a Backend.
 type state struct {
 	mu       sync.Mutex
 	config   Config
@@ -34,20 +34,20 @@ type state struct {
 	// counting is the names of the objects.
 	accounts *nfacct.Conn
 	counting []string
-	// questions is the socket that transactions uses, nil until then. checked is the
-	// generation in which Check last found the tables as they should be, and ran when it did,
-	// if known is set.
-	questions *nfnl.Conn
-	checked   generation
-	ran       time.Time
-	known     bool
+	// genConn is the socket of transactions, nil until its first call. If known is set,
+	// checked is the generation in which Check last found everything in place, and ran the
+	// time at which it did.
+	genConn *nfnl.Conn
+	checked generation
+	ran     time.Time
+	known   bool
 }
 
 // New returns a backend. It finds the programs and checks that they and the kernel
-// support every rule that Services need, as [Probe] does; the error is a
-// [*ruleset.UnsupportedError] if not. The first full delta writes the chains, and
-// closing the backend leaves them in place. New creates the objects of
-// [Backend.Counters], which stay, too.
+// support every rule that Services need, as [Probe] does. The error is a
+// [*ruleset.UnsupportedError] if they do not, and wraps [ruleset.ErrConfig] if c is
+// invalid. The first full delta writes the chains, and closing the backend leaves them in
+// place. New creates the objects of [Backend.Counters], which stay, too.
 func New(ctx context.Context, c Config) (*Backend, error) {
 	c, ns, err := c.open()
 	if err != nil {
@@ -88,8 +88,8 @@ func (b *Backend) Close() error {
 	if b.accounts != nil {
 		err = b.accounts.Close()
 	}
-	if b.questions != nil {
-		err = errors.Join(err, b.questions.Close())
+	if b.genConn != nil {
+		err = errors.Join(err, b.genConn.Close())
 	}
 	return errors.Join(err, b.ns.Close())
 }
@@ -103,10 +103,11 @@ func (b *Backend) Close() error {
 // tables once and writes everything that differs.
 //
 // A [*ruleset.PartialError] names the Services that were refused, each with a
-// [*CommandError]. They stay as last acknowledged, also after a full delta, except for
-// frontends that another Service has by now. The error wraps [ruleset.ErrNeedFull] if
-// the state of the tables is unknown, or if no Service is at fault. After [ErrLocked],
-// and after an error of the context before any change, everything is as it was.
+// [*CommandError]. These Services stay as last acknowledged, also after a full delta,
+// except for frontends that another Service has taken over. The error wraps
+// [ruleset.ErrNeedFull] if the state of the tables is unknown, or if no Service is at
+// fault. After [ErrLocked], and after an error of the context before the first write, the
+// tables are unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

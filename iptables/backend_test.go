@@ -57,7 +57,7 @@ exit $status
 	}
 }
 
-// set makes the script misbehave; "" ends that.
+// set makes the script misbehave in a way; "" makes it work again.
 func (w *watched) set(how, what string) {
 	for _, f := range []string{"refuse", "hang", "late"} {
 		os.Remove(filepath.Join(w.dir, f))
@@ -84,7 +84,7 @@ func newWatched(tb testing.TB, flavour Flavour) (*rig, *watched) {
 	return r, w
 }
 
-// TestRandomChangesEqualAColdStart compares the tables after each change with those of a
+// TestRandomChangesEqualAColdStart compares the tables after each change with the tables of a
 // cold start.
 func TestRandomChangesEqualAColdStart(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
@@ -214,7 +214,7 @@ func TestEndpointsOfManyServicesTakeFewInputs(t *testing.T) {
 			}
 		}
 		if most := 1 + 3*len(calls)/r.backend.families[0].limit; inputs > most {
-			t.Errorf("%d lines are in %d inputs, %d would do", len(calls), inputs, most)
+			t.Errorf("%d lines are in %d inputs, want at most %d", len(calls), inputs, most)
 		}
 		r.verify()
 	})
@@ -285,7 +285,7 @@ func TestRefusedServiceDoesNotHoldUpOthers(t *testing.T) {
 			t.Helper()
 			var p *ruleset.PartialError
 			if !errors.As(err, &p) || len(p.Failed) != 1 || p.Failed[bad] == nil {
-				t.Fatalf("%v, want that only %v failed", err, bad)
+				t.Fatalf("%v, want a PartialError for %v only", err, bad)
 			}
 			var c *CommandError
 			if !errors.As(p.Failed[bad], &c) || c.Line == 0 || c.Text == "" {
@@ -301,14 +301,14 @@ func TestRefusedServiceDoesNotHoldUpOthers(t *testing.T) {
 
 		w.set("refuse", "10.244.0.77")
 		for i := range 10 {
-			r.set(i, []int{i, 70 + i + 4}) // 77 is of svc-3
+			r.set(i, []int{i, 70 + i + 4}) // svc-3 has 77
 		}
 		partial(sync())
 		if now := r.kernel(tracker.IPv4)["nat KUBE-SERVICES"]; !slices.Equal(was, now) {
-			t.Errorf("the way to the Services changed: %v", now)
+			t.Errorf("KUBE-SERVICES changed: %v, was %v", now, was)
 		}
 		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.3:") || !strings.Contains(got, "10.244.0.78:") || strings.Contains(got, chainProbe) {
-			t.Errorf("not as it should be:\n%s", got)
+			t.Errorf("the refused Service changed, or another did not:\n%s", got)
 		}
 		r.set(11, []int{11})
 		partial(sync())
@@ -319,9 +319,9 @@ func TestRefusedServiceDoesNotHoldUpOthers(t *testing.T) {
 		r.start()
 		partial(sync())
 		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); strings.Contains(got, "10.244.0.77") || !strings.Contains(got, "10.244.0.78:") {
-			t.Errorf("not as it should be after a restart:\n%s", got)
+			t.Errorf("after a restart, the refused Service changed, or another did not:\n%s", got)
 		}
-		// Nor does one where a dispatcher's rule is refused.
+		// The same holds if a dispatcher's rule is refused.
 		w.set("refuse", "svc-3:p cluster IP")
 		r.start()
 		partial(sync())
@@ -384,7 +384,7 @@ func TestHangingProgramIsKilled(t *testing.T) {
 		timeout(300 * time.Millisecond)
 		r.setEndpoints(0, 1, 2+i)
 		err := r.cursor.Sync(context.Background())
-		// If the program did its work, the full sync after the failure finds that.
+		// If the program did its work, the full sync after the failure detects that.
 		if how == "hang" && !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("%s: %v, want a deadline that passed", how, err)
 		}
@@ -422,7 +422,7 @@ func TestCleanupLeavesForeignRules(t *testing.T) {
 			r.command(tracker.IPv4, "", args...)
 		}
 		before := save(r)
-		// Chains that only kube-proxy has.
+		// These chains are kube-proxy's alone.
 		r.command(tracker.IPv4, "", "-t", "mangle", "-N", "KUBE-PROXY-CANARY")
 		r.command(tracker.IPv4, "", "-N", "KUBE-SOURCE-RANGES-FIREWALL")
 		r.command(tracker.IPv4, "", "-A", "KUBE-SOURCE-RANGES-FIREWALL", "-j", "DROP")
@@ -435,12 +435,12 @@ func TestCleanupLeavesForeignRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		if after := save(r); after != before {
-			t.Errorf("after clean-up\n%s\nbefore\n%s", after, before)
+			t.Errorf("after Cleanup\n%s\nbefore\n%s", after, before)
 		}
 		if err := Cleanup(t.Context(), r.config); err != nil {
-			t.Errorf("where there is nothing: %v", err)
+			t.Errorf("without anything to remove: %v", err)
 		}
-		// A chain that others use stays.
+		// A chain that other programs use stays.
 		r.cursor.Resync()
 		r.sync()
 		r.command(tracker.IPv4, "", "-t", "nat", "-A", "CNI-HOSTPORT", "-j", "KUBE-MARK-MASQ")
@@ -448,7 +448,7 @@ func TestCleanupLeavesForeignRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := r.command(tracker.IPv4, "-save", "-t", "nat"); !strings.Contains(got, "-A KUBE-MARK-MASQ -j MARK") || !strings.Contains(got, "-A KUBE-POSTROUTING") || strings.Contains(got, "KUBE-SVC-") {
-			t.Errorf("after clean-up:\n%s", got)
+			t.Errorf("after Cleanup:\n%s", got)
 		}
 	})
 }
@@ -517,7 +517,7 @@ func TestTooLargeServiceFailsAlone(t *testing.T) {
 	r.set(2, upTo(1200), affinity(60))
 	err := r.cursor.Sync(context.Background())
 	if err == nil {
-		t.Skip("this kernel takes it all")
+		t.Skip("this kernel accepts the Service")
 	}
 	var p *ruleset.PartialError
 	if !errors.As(err, &p) || len(p.Failed) > 2 {
@@ -552,7 +552,7 @@ func TestRefusedServiceIsServedAsBefore(t *testing.T) {
 		w.set("refuse", "10.244.0.77")
 		r.set(3, []int{77}, nodePort(30013))                      // refused by the program
 		r.set(5, []int{6}, nodePort(30015), affinity(60*24*3600)) // cannot be rendered
-		r.set(20, []int{20}, nodePort(30003))                     // takes a place of svc-3
+		r.set(20, []int{20}, nodePort(30003))                     // takes over a frontend of svc-3
 		for _, step := range []struct {
 			what string
 			do   func()
@@ -569,7 +569,7 @@ func TestRefusedServiceIsServedAsBefore(t *testing.T) {
 			step.do()
 			var p *ruleset.PartialError
 			if err := r.cursor.Sync(context.Background()); !errors.As(err, &p) || len(p.Failed) != 3 { // svc-5 in both families
-				t.Fatalf("%s: %v, want that 3 failed", step.what, err)
+				t.Fatalf("%s: %v, want a PartialError for 3 Services", step.what, err)
 			}
 			k := r.kernel(tracker.IPv4)
 			for i, want := range map[int][]string{3: {"10.244.0.3:8080"}, 5: {"10.244.0.5:8080"}, 20: {"10.244.0.20:8080"}} {
@@ -585,18 +585,18 @@ func TestRefusedServiceIsServedAsBefore(t *testing.T) {
 					t.Errorf("%s: svc-%d leads to %v, want %v", step.what, i, to, want)
 				}
 			}
-			ways := strings.Join(append(k["nat KUBE-SERVICES"], k["nat KUBE-NODEPORTS"]...), "\n")
+			dispatch := strings.Join(append(k["nat KUBE-SERVICES"], k["nat KUBE-NODEPORTS"]...), "\n")
 			for _, want := range []string{
 				"-d 10.96.0.3/32 -p tcp -m comment --comment \"ns/svc-3:p cluster IP\" -m tcp --dport 80 -j KUBE-SVC-" + chain(3),
 				"--dport 30003 -j KUBE-EXT-" + chain(20),
 				"--dport 30005 -j KUBE-EXT-" + chain(5),
 			} {
-				if !strings.Contains(ways, want) {
-					t.Errorf("%s: there is no %s in\n%s", step.what, want, ways)
+				if !strings.Contains(dispatch, want) {
+					t.Errorf("%s: no %s in\n%s", step.what, want, dispatch)
 				}
 			}
-			if strings.Contains(ways, "30013") || strings.Contains(ways, "30015") {
-				t.Errorf("%s: part of what was refused is in effect:\n%s", step.what, ways)
+			if strings.Contains(dispatch, "30013") || strings.Contains(dispatch, "30015") {
+				t.Errorf("%s: a refused change is partly in effect:\n%s", step.what, dispatch)
 			}
 		}
 		w.set("", "")

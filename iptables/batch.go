@@ -75,9 +75,9 @@ func (in *input) add(parts ...string) {
 	in.text.WriteByte('\n')
 }
 
-// inputs returns the inputs for one table, of about limit lines each. They write chains
-// before those that lead to them, then run the commands, then delete chains, so that the
-// state between two inputs is right, too. Unless canary is nil, it returns the canary's
+// inputs returns the inputs for one table, of about limit lines each. They write each chain
+// before the chains that lead to it, then run the commands, then delete chains, so that
+// every state between two inputs is right. Unless canary is nil, it returns the canary's
 // rule for each input.
 func (b *batch) inputs(t table, commands []string, limit int, canary func() string) []*input {
 	puts := make([]chain, 0, len(b.puts[t]))

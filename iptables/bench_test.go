@@ -16,7 +16,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// sizes is the worlds that benchmarks are run with.
+// sizes lists the clusters of the benchmarks.
 var sizes = []struct{ services, endpoints int }{{1000, 10}, {3000, 10}, {5000, 10}, {10000, 10}}
 
 // flatMost is the most Services of the benchmarks with one long chain. nf_tables takes
@@ -54,7 +54,7 @@ func benchEndpoints(i, n int) []int {
 	return out
 }
 
-// clear takes everything away, for the next cold start.
+// clear removes everything, for the next cold start.
 func (r *rig) clear() {
 	r.Helper()
 	if err := Cleanup(context.Background(), r.config); err != nil {
@@ -64,7 +64,7 @@ func (r *rig) clear() {
 
 func (r *rig) fam() *family { return r.backend.families[0] }
 
-// apply applies inputs, or fails. Without privileges some are too large.
+// apply applies inputs. It skips the benchmark if one is too large without privileges.
 func (r *rig) apply(inputs ...*input) {
 	r.Helper()
 	_, err := r.fam().write(context.Background(), inputs)
@@ -76,7 +76,7 @@ func (r *rig) apply(inputs ...*input) {
 	}
 }
 
-// BenchmarkColdStart is a full delta to empty tables: reading them, rendering and
+// BenchmarkColdStart measures a full delta to empty tables: reading them, rendering and
 // writing.
 func BenchmarkColdStart(b *testing.B) {
 	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
@@ -90,8 +90,8 @@ func BenchmarkColdStart(b *testing.B) {
 	})
 }
 
-// BenchmarkColdStartFlat is the rival: the same world with one long KUBE-SERVICES,
-// in one call of iptables-restore.
+// BenchmarkColdStartFlat measures the rival of BenchmarkColdStart: the same Services with
+// one long KUBE-SERVICES, in one call of iptables-restore.
 func BenchmarkColdStartFlat(b *testing.B) {
 	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
 		if services > flatMost[r.flavour] {
@@ -106,7 +106,7 @@ func BenchmarkColdStartFlat(b *testing.B) {
 	})
 }
 
-// flat renders nat without trees: what is in them all goes to KUBE-SERVICES.
+// flat renders nat without trees: KUBE-SERVICES has all their rules.
 func (r *rig) flat() *batch {
 	r.Helper()
 	snap := r.engine.Snapshot()
@@ -137,7 +137,7 @@ func (m *model) flatServices() chain {
 	return c
 }
 
-// BenchmarkRestart is a full delta to tables that are as they should be.
+// BenchmarkRestart measures a full delta that writes nothing.
 func BenchmarkRestart(b *testing.B) {
 	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
 		r.sync()
@@ -148,9 +148,9 @@ func BenchmarkRestart(b *testing.B) {
 	})
 }
 
-// BenchmarkOneEndpoint is one endpoint replaced by another, from the EndpointSlice
-// to the kernel, beside the floor (one small chain restored, in the same tables)
-// and the rival (the Service's chains and one long KUBE-SERVICES restored).
+// BenchmarkOneEndpoint measures the replacement of one endpoint, from the EndpointSlice to
+// the kernel. The floor restores one small chain in the same tables. The rival restores
+// the Service's chains and one long KUBE-SERVICES.
 func BenchmarkOneEndpoint(b *testing.B) {
 	benchmark(b, func(b *testing.B, r *rig, services, endpoints int) {
 		r.sync()
@@ -194,8 +194,8 @@ func BenchmarkOneEndpoint(b *testing.B) {
 	})
 }
 
-// BenchmarkConnections is connections a second through the last Service of many,
-// by a tree of chains and by one long chain, and to an endpoint directly.
+// BenchmarkConnections measures connections a second through the last Service of many, by a
+// tree of chains and by one long chain, and to an endpoint directly.
 func BenchmarkConnections(b *testing.B) {
 	for _, flavour := range []Flavour{NFT, Legacy} {
 		for _, services := range []int{0, 10, 1000, 10000} {
@@ -250,7 +250,7 @@ func benchConnections(b *testing.B, r *rig, services int, flat bool) {
 			if err := unix.Connect(fd, &target); err != nil {
 				return err
 			}
-			// No TIME_WAIT, which would run out of ports.
+			// With TIME_WAIT the client would run out of ports.
 			if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 				return err
 			}
@@ -264,7 +264,7 @@ func benchConnections(b *testing.B, r *rig, services int, flat bool) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "connections/s")
 }
 
-// BenchmarkRender is the rendering of a Service, without the kernel.
+// BenchmarkRender measures the rendering of a Service, without the kernel.
 func BenchmarkRender(b *testing.B) {
 	for _, n := range []int{1, 10, 50, 1000} {
 		b.Run(fmt.Sprintf("endpoints=%d", n), func(b *testing.B) {

@@ -11,8 +11,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// bisect returns the changes that are refused, by trying halves of the list in a chain
-// that nothing leads to. It fails if a try has another error than a refusal.
+// bisect returns the changes that are refused, with their errors. It tries halves of the
+// list in a chain that nothing leads to. It fails if a try has another error than a
+// refusal.
 func (f *family) bisect(ctx context.Context, m *model, changes []ruleset.Change) (map[tracker.Key]error, error) {
 	bad := map[tracker.Key]error{}
 	var search func(list []ruleset.Change) error

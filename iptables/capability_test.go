@@ -33,12 +33,13 @@ func TestMain(m *testing.M) {
 	netlab.Main(m)
 }
 
-// lockEnv names the lock file for a process of its own.
+// lockEnv is the environment variable with the lock file of a separate process.
 const lockEnv = "PROXIER_TEST_LOCK"
 
-// TestLeastPrivilege does everything in processes with few capabilities. CAP_NET_ADMIN is
-// enough with iptables-nft. iptables-legacy opens a raw socket, too.
-func TestLeastPrivilege(t *testing.T) {
+// TestFewCapabilitiesAreEnough uses every function of a Backend in processes with few
+// capabilities. CAP_NET_ADMIN is enough with iptables-nft. iptables-legacy opens a raw
+// socket, too.
+func TestFewCapabilitiesAreEnough(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		h := netlab.NewHost(t)
@@ -67,7 +68,7 @@ func TestLeastPrivilege(t *testing.T) {
 	})
 }
 
-// everything does all that a Backend can do.
+// everything uses every function of a Backend.
 func everything(flavour Flavour) error {
 	ctx := context.Background()
 	c := Config{Flavour: flavour, LockFile: os.Getenv(lockEnv)}
@@ -90,7 +91,7 @@ func everything(flavour Flavour) error {
 	}.Run(ctx)
 }
 
-// agent is a pipeline in a process of its own.
+// agent is a pipeline in a separate process.
 type agent struct {
 	tracker *tracker.Tracker
 	cursor  *ruleset.Cursor

@@ -15,31 +15,32 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// Check reports whether the tables were flushed, restored to an earlier state, or lost a
-// jump to the backend's chains. It returns nil if not, and a [*ruleset.DriftError] if so
-// or if the state of the tables is unknown. [ErrLocked], [os.ErrClosed] and other errors
-// mean that Check could not look. After a DriftError the next delta must be a full one,
-// which [Backend.Apply] asks for.
+// Check returns a [*ruleset.DriftError] if the tables were flushed, restored to an earlier
+// state, or lost a jump to the backend's chains, or if the state of the tables is unknown.
+// It returns nil if everything is in place. [ErrLocked], [os.ErrClosed] and other errors
+// mean that the check failed. After a DriftError the next delta must be a full one, which
+// [Backend.Apply] requests.
 //
 // Check looks for the jumps and for the rule in KUBE-PROXY-CANARY, whose comment is a
-// fresh random value after every change, by one call of iptables-restore for each table
-// that changes nothing. It does not see other alterations; full deltas at long intervals
-// repair those.
+// fresh random value after every change. It calls iptables-restore once for each table,
+// which changes nothing. It does not detect other alterations; full deltas at long
+// intervals repair those.
 //
-// Check runs no program but asks the kernel one question for each table while nothing has
-// changed since it last found everything in place: with iptables-nft, while no process has
-// committed anything to nf_tables in the network namespace. With iptables-legacy, it is
-// while the number and the size of each table's rules stay the same, and at most for five
-// minutes, because another process may have replaced rules by others of the same size.
+// While nothing has changed since Check last found everything in place, it runs no program
+// and makes a few small requests to the kernel instead. With iptables-nft, nothing has
+// changed if no process has committed a transaction to nf_tables in the network namespace.
+// With iptables-legacy, nothing has changed if the number and the total size of each
+// table's rules are the same. Another process may have replaced rules by others of the same
+// size, so Check then runs the programs again after five minutes.
 func (b *Backend) Check(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
 		return os.ErrClosed
 	}
-	// What is committed from here on is for the next call.
+	// This comes first, so that the next call detects transactions from here on.
 	gen, ok := b.generation(ctx)
-	if ok && b.settled(gen) && !b.stateUnknown() {
+	if ok && b.unchanged(gen) && !b.stateUnknown() {
 		return nil
 	}
 	b.known = false
@@ -86,7 +87,7 @@ func (f *family) check(ctx context.Context) error {
 			}
 			return drift
 		default:
-			return fmt.Errorf("iptables: check: %w", err)
+			return fmt.Errorf("iptables: cannot check table %s: %w", t, err)
 		}
 	}
 	return nil

@@ -13,19 +13,19 @@ import (
 
 // Cleanup removes, in all families of the configuration, the chains that a
 // [Backend] or kube-proxy in iptables mode may have left in the tables filter and
-// nat, and the rules in the kernel's own chains that lead to them. If there was
-// anything, it also removes kube-proxy's canary in mangle. It deletes the objects of
+// nat, and the rules in the kernel's own chains that lead to them. If it found any, it
+// also removes kube-proxy's canary in mangle. It deletes the objects of
 // [Backend.Counters] that no rule counts into any more.
 //
 // Cleanup touches nothing else. A chain that another program's chain leads to stays:
 // KUBE-MARK-MASQ and KUBE-POSTROUTING with their rules, others without. KUBE-FIREWALL is
 // kubelet's. Translated connections stay as they are, and so does the sysctl
-// route_localnet. It is not an error if there is nothing to remove. The error is a
+// route_localnet. If there is nothing to remove, Cleanup returns nil. The error is a
 // [*ruleset.UnsupportedError] if a program is missing.
 func Cleanup(ctx context.Context, c Config) error {
 	c, err := c.each(ctx, func(f *family) error {
 		if err := f.cleanup(ctx); err != nil {
-			return fmt.Errorf("iptables: clean up: %w", err)
+			return fmt.Errorf("iptables: cannot clean up %v: %w", f.family, err)
 		}
 		return nil
 	})
@@ -90,7 +90,7 @@ func (f *family) cleanup(ctx context.Context) error {
 // kernelChains is the kernel's own chains.
 var kernelChains = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// cleanupTable removes what is in a table, and reports whether there was anything.
+// cleanupTable removes chains and jumps from a table, and reports whether it found any.
 func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err error) {
 	k, err := f.tool.readKernel(ctx, t, maphash.MakeSeed())
 	if err != nil {
@@ -125,8 +125,8 @@ func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err err
 	return found, err
 }
 
-// cleanupMangle removes kube-proxy's canary, all that kube-proxy has there, from the
-// table mangle. With iptables-legacy, looking into the table creates it.
+// cleanupMangle removes kube-proxy's canary from the table mangle, where kube-proxy has
+// nothing else. With iptables-legacy, reading the table creates it.
 func (f *family) cleanupMangle(ctx context.Context) error {
 	var saved bytes.Buffer
 	if err := f.tool.Save(ctx, "mangle", &saved); err != nil || !bytes.Contains(saved.Bytes(), []byte("\n:"+chainCanary+" ")) {

@@ -40,7 +40,7 @@ type HashFallback uint8
 
 const (
 	// HashAsRandom draws endpoints at random, by their weights, as if the Service asked
-	// for no hash. The backend logs it when a Service begins to ask.
+	// for no hash. The backend logs each Service that begins to ask for one.
 	HashAsRandom HashFallback = iota
 	// HashRefused makes the Service fail with [ErrHash]. It stays as it was, or is not
 	// programmed.
@@ -49,7 +49,7 @@ const (
 
 // Config configures a [Backend]. The zero value is a node's usual configuration.
 type Config struct {
-	// Families is the address families to program; nil is both. Services of another
+	// Families lists the address families to program; nil means both. Services of another
 	// family are ignored.
 	Families []tracker.Family
 	// Flavour selects the programs, [AnyFlavour] by default. Tools4 and Tools6 name the
@@ -64,8 +64,7 @@ type Config struct {
 	// answer at. The backend sets the sysctl net.ipv4.conf.all.route_localnet, which
 	// would let packets from other hosts reach the loopback range, and drops those.
 	LocalhostNodePorts bool
-	// NoCounters turns off the counting of packets in kube-proxy's accounting objects of
-	// the kernel: see [Backend.Counters].
+	// NoCounters turns off the kernel's accounting objects: see [Backend.Counters].
 	NoCounters bool
 	// CountTraffic keeps the counters that [Backend.Traffic] reads when endpoints of their
 	// Services change. It costs an additional run of iptables-save for each delta that
@@ -76,25 +75,25 @@ type Config struct {
 	EndpointComments bool
 	// Hash selects what happens to Services whose endpoints must follow from a hash.
 	Hash HashFallback
-	// LockWait is how long to wait for the xtables lock, in whole seconds; 0 is 5 s.
+	// LockWait is how long to wait for the xtables lock, in whole seconds; 0 means 5 s.
 	// Only [Legacy] has a lock.
 	LockWait time.Duration
 	// LockFile is the file of that lock, "" for the programs' own choice
 	// (/run/xtables.lock, which only root may open).
 	LockFile string
-	// Timeout is how long a program may run before it is killed; 0 is 5 minutes.
+	// Timeout is how long a program may run before it is killed; 0 means 5 minutes.
 	Timeout time.Duration
-	// NetNS is an open file of the network namespace to program; nil is the namespace
-	// of the thread that calls [New]. New duplicates the file, and working in a
-	// namespace other than the process's needs CAP_SYS_ADMIN.
+	// NetNS is an open file of the network namespace to program; nil means the namespace
+	// of the thread that calls [New]. New duplicates the file. A namespace other than the
+	// process's needs CAP_SYS_ADMIN.
 	NetNS *os.File
-	// Trace is called at the end of each Apply. It may be nil.
+	// Trace holds functions that Apply calls before it returns. It may be nil.
 	Trace *Trace
 	// Log receives repairs and Services that cannot be programmed; nil discards them.
 	Log *slog.Logger
 }
 
-// withDefaults returns c with defaults for everything that is not set. Its error wraps
+// withDefaults returns c with defaults for the fields that are not set. Its error wraps
 // [ruleset.ErrConfig].
 func (c Config) withDefaults() (Config, error) {
 	if err := backendconf.Complete(&c.Families, &c.MasqueradeMark, &c.Log); err != nil {
@@ -123,7 +122,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Probe reports whether a [Backend] can work with c: nil if so, a
+// Probe reports whether a [Backend] can work with c. It returns nil if so, a
 // [*ruleset.UnsupportedError] if the programs, the kernel or the caller's privileges do
 // not suffice, or the error that [New] would return. It writes a chain that nothing leads
 // to, KUBE-PROXY-TRIAL, and deletes it. Nothing else changes.

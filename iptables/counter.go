@@ -11,13 +11,12 @@ const (
 	LocalhostNodePorts = "localhost_nps_accepted_pkts"
 )
 
-// Counter is what an accounting object of the kernel (linux/netfilter/nfnetlink_acct.h,
-// the program nfacct lists them) has counted since it was created, in the rules of
-// both families.
+// Counter is the value of one of the kernel's accounting objects
+// (linux/netfilter/nfnetlink_acct.h), which the program nfacct lists. It counts in the
+// rules of both families, since the object was created.
 type Counter struct {
 	// Name is [InvalidDropped] or [LocalhostNodePorts].
 	Name string
-	// Packets is how many packets, and Bytes how many bytes these had from their
-	// network headers on.
+	// Packets counts packets, and Bytes their bytes, from their network headers on.
 	Packets, Bytes uint64
 }

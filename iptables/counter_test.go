@@ -25,8 +25,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// needCounters skips the test if the kernel has no accounting objects, or iptables no
-// match for them.
+// needCounters skips the test if the kernel has no accounting objects, or if iptables has
+// no match for them.
 func needCounters(tb testing.TB, b *Backend) {
 	tb.Helper()
 	c, err := b.Counters()
@@ -36,7 +36,7 @@ func needCounters(tb testing.TB, b *Backend) {
 	netlab.Need(tb, len(c) != 0, "accounting objects (CONFIG_NETFILTER_NETLINK_ACCT, CONFIG_NETFILTER_XT_MATCH_NFACCT)")
 }
 
-// counts returns what was counted, by name.
+// counts returns the counters by name.
 func counts(tb testing.TB, b *Backend) map[string]Counter {
 	tb.Helper()
 	list, err := b.Counters()
@@ -50,8 +50,8 @@ func counts(tb testing.TB, b *Backend) map[string]Counter {
 	return out
 }
 
-// counted returns the sum of iptables' own counters of the rules with a text, of both
-// families.
+// counted returns the sum, over both families, of iptables' own counters of the rules with
+// a text.
 func (r *rig) counted(table, text string) (sum Counter) {
 	r.Helper()
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
@@ -77,9 +77,9 @@ func (r *rig) accounts() *nfacct.Conn {
 	return c
 }
 
-// TestCountsInvalidPackets forwards packets of no connection: the rule that drops
-// them counts them, in both families.
-func TestCountsInvalidPackets(t *testing.T) {
+// TestInvalidPacketsAreCounted forwards packets that belong to no connection, in both
+// families.
+func TestInvalidPacketsAreCounted(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		netlab.Require(t)
@@ -93,13 +93,13 @@ func TestCountsInvalidPackets(t *testing.T) {
 		}
 		must(lab.Link(node, "eth0", client, "eth0"))
 		must(node.Forward())
-		// What is sent to the far ones comes back to the client's link.
-		far := []netip.Addr{netip.MustParseAddr("198.18.0.9"), netip.MustParseAddr("fd00:18::9")}
-		for i, near := range []string{"192.0.2.%d/24", "fd00:2::%d/64"} {
-			nodeAddr, clientAddr := netip.MustParsePrefix(fmt.Sprintf(near, 1)), netip.MustParsePrefix(fmt.Sprintf(near, 2))
+		// The node routes packets for these addresses back to the client's link.
+		remote := []netip.Addr{netip.MustParseAddr("198.18.0.9"), netip.MustParseAddr("fd00:18::9")}
+		for i, link := range []string{"192.0.2.%d/24", "fd00:2::%d/64"} {
+			nodeAddr, clientAddr := netip.MustParsePrefix(fmt.Sprintf(link, 1)), netip.MustParsePrefix(fmt.Sprintf(link, 2))
 			must(node.AddAddr("eth0", nodeAddr))
 			must(client.AddAddr("eth0", clientAddr))
-			to := netip.PrefixFrom(far[i], far[i].BitLen())
+			to := netip.PrefixFrom(remote[i], remote[i].BitLen())
 			must(node.AddRoute(to, clientAddr.Addr(), ""))
 			must(client.AddRoute(to, nodeAddr.Addr(), ""))
 		}
@@ -108,13 +108,13 @@ func TestCountsInvalidPackets(t *testing.T) {
 		needCounters(t, r.backend)
 		r.sync()
 		if c, ok := counts(t, r.backend)[InvalidDropped]; !ok || c.Packets != 0 {
-			t.Fatalf("before there was anything: %+v, %v", c, ok)
+			t.Fatalf("before the first packet: %+v, %v", c, ok)
 		}
 		const each = 3
-		for i, a := range far {
+		for i, a := range remote {
 			must(client.Do(func() error { return sendInvalid(a, each) }))
 			want := uint64((i + 1) * each)
-			eventually(t, fmt.Sprintf("%d packets to %v and those before are counted", each, a), func() bool {
+			eventually(t, fmt.Sprintf("%d packets to %v and earlier ones are counted", each, a), func() bool {
 				return counts(t, r.backend)[InvalidDropped].Packets >= want
 			})
 		}
@@ -122,7 +122,7 @@ func TestCountsInvalidPackets(t *testing.T) {
 		if got.Packets != want.Packets || got.Bytes != want.Bytes || got.Bytes == 0 {
 			t.Errorf("counted %+v, iptables counted %+v", got, want)
 		}
-		// The next backend continues to count.
+		// A new backend does not reset the counters.
 		r.start()
 		r.sync()
 		r.verify()
@@ -136,13 +136,12 @@ func TestCountsInvalidPackets(t *testing.T) {
 	})
 }
 
-// sendInvalid sends packets of TCP that begin, belong to and end no connection: they
-// have no flags.
+// sendInvalid sends TCP packets without flags, which belong to no connection.
 func sendInvalid(to netip.Addr, n int) error {
 	header := make([]byte, 20)
 	binary.BigEndian.PutUint16(header[0:], 1234)
 	binary.BigEndian.PutUint16(header[2:], 80)
-	header[12] = 5 << 4 // its length, in words of 32 bits
+	header[12] = 5 << 4 // length of the header, in words of 32 bits
 	family, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Addr: [4]byte(to.AsSlice()[:4])})
 	if to.Is6() {
 		family, sa = unix.AF_INET6, &unix.SockaddrInet6{Addr: to.As16()}
@@ -170,9 +169,9 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// TestCountsLocalhostNodePorts connects to a NodePort at a loopback address, which is
-// counted, and at another, which is not.
-func TestCountsLocalhostNodePorts(t *testing.T) {
+// TestLocalhostNodePortsAreCounted connects to a NodePort at loopback addresses, which must
+// be counted, and at another address, which must not.
+func TestLocalhostNodePortsAreCounted(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		w := &watched{tb: t, dir: t.TempDir()}
@@ -199,8 +198,8 @@ func TestCountsLocalhostNodePorts(t *testing.T) {
 			}
 			defer c.Close()
 			c.SetDeadline(time.Now().Add(20 * time.Second))
-			if who, err := io.ReadAll(c); err != nil || string(who) != a.String() {
-				t.Errorf("%s: %q, %v", to, who, err)
+			if server, err := io.ReadAll(c); err != nil || string(server) != a.String() {
+				t.Errorf("%s: %q, %v", to, server, err)
 			}
 		}
 		connect("192.168.9.1:30000")
@@ -216,7 +215,7 @@ func TestCountsLocalhostNodePorts(t *testing.T) {
 			t.Errorf("4 connections are counted as %+v, iptables counted %+v", got, want)
 		}
 
-		// What is there is taken for what it should be.
+		// A restart writes nothing.
 		r.start()
 		w.calls()
 		r.sync()
@@ -226,14 +225,14 @@ func TestCountsLocalhostNodePorts(t *testing.T) {
 		if again := counts(t, r.backend)[LocalhostNodePorts]; again != got {
 			t.Errorf("after a restart: %+v, want %+v", again, got)
 		}
-		// Without it there are no such rules, and what was counted elsewhere stays.
+		// With NoCounters there are no such rules.
 		r.config.NoCounters = true
 		r.start()
 		r.sync()
 		r.verify()
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 			if text := r.command(f, "-save"); strings.Contains(text, "nfacct") {
-				t.Errorf("with NoCounters there is\n%s", text)
+				t.Errorf("with NoCounters the rules are\n%s", text)
 			}
 		}
 		if c, err := r.backend.Counters(); len(c) != 0 || err != nil {
@@ -243,8 +242,7 @@ func TestCountsLocalhostNodePorts(t *testing.T) {
 	})
 }
 
-// TestNoCounters has rules count nothing: no object is made.
-func TestNoCounters(t *testing.T) {
+func TestNoCountersCreatesNoObject(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts, c.NoCounters = true, true })
@@ -253,7 +251,7 @@ func TestNoCounters(t *testing.T) {
 		r.verify()
 		for _, name := range allCounters.names() {
 			if o, err := r.accounts().Get(name); err == nil {
-				t.Errorf("there is %+v", o)
+				t.Errorf("object %+v exists", o)
 			}
 		}
 	})
@@ -277,7 +275,7 @@ func TestDeletedCounterIsRecreated(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, ok := counts(t, r.backend)[LocalhostNodePorts]; ok {
-				t.Error("Counters returns it")
+				t.Error("Counters returns a deleted object")
 			}
 		}
 		gone()
@@ -293,10 +291,10 @@ func TestDeletedCounterIsRecreated(t *testing.T) {
 		if err := r.accounts().Delete(LocalhostNodePorts); !errors.Is(err, unix.EBUSY) {
 			t.Errorf("an object in use: %v", err)
 		}
-		// And by a full delta.
+		// Delete it again before a full delta.
 		r.set(1, []int{2})
 		r.sync()
-		eventually(t, "the object is in use no more", func() bool {
+		eventually(t, "no rule uses the object any more", func() bool {
 			return !errors.Is(r.accounts().Delete(LocalhostNodePorts), unix.EBUSY)
 		})
 		r.set(1, []int{2}, nodePort(30001))
@@ -325,8 +323,8 @@ func (l *lines) count(text string) int {
 	return strings.Count(l.b.String(), text)
 }
 
-// TestMissingCountersAreLogged goes through everything that can be missing. Services must be
-// served without counting, with one line in the log.
+// TestMissingCountersAreLogged removes each requirement of counters in turn. Services must be
+// served without counters, with one line in the log.
 func TestMissingCountersAreLogged(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
@@ -351,7 +349,7 @@ func TestMissingCountersAreLogged(t *testing.T) {
 				t.Errorf("%s: logged %d times so far, want %d", what, n, logged)
 			}
 		}
-		// A program, or a kernel, without the match: in each family.
+		// The program, or the kernel, has no match, in each family.
 		w.set("refuse", "nfacct")
 		r.start()
 		if c, err := r.backend.Counters(); len(c) != 0 || err != nil {
@@ -371,7 +369,7 @@ func TestMissingCountersAreLogged(t *testing.T) {
 		r.start()
 		r.sync()
 		for _, name := range allCounters.names() {
-			eventually(t, name+" is in use no more", func() bool { return r.accounts().Delete(name) == nil })
+			eventually(t, "no rule uses "+name+" any more", func() bool { return r.accounts().Delete(name) == nil })
 		}
 		if err := r.host.Do(func() error { return makeQuota(InvalidDropped) }); err != nil {
 			t.Fatal(err)
@@ -379,7 +377,7 @@ func TestMissingCountersAreLogged(t *testing.T) {
 		r.config.NoCounters = false
 		r.start()
 		without("a quota", 3)
-		// The object becomes another program's later.
+		// Another program replaces the object after New.
 		if err := r.accounts().Delete(InvalidDropped); err != nil {
 			t.Fatal(err)
 		}
@@ -398,13 +396,12 @@ func TestMissingCountersAreLogged(t *testing.T) {
 		r.sync()
 		r.verify()
 		if c := counts(t, r.backend); len(c) != 2 {
-			t.Errorf("as it should be again: %v", c)
+			t.Errorf("after the repair: %v", c)
 		}
 	})
 }
 
-// makeQuota makes an accounting object with a quota of packets, as the program nfacct
-// does when it is asked to.
+// makeQuota creates an accounting object with a quota of packets, as the program nfacct can.
 func makeQuota(name string) error {
 	n := binary.NativeEndian
 	attribute := func(b []byte, kind uint16, value []byte) []byte {
@@ -441,14 +438,14 @@ func makeQuota(name string) error {
 	return nil
 }
 
-// TestCleanupDeletesUnusedCounters deletes the objects when the last rule is gone that counts
-// into them, whose ever it is.
+// TestCleanupDeletesUnusedCounters checks that Cleanup deletes an object with the last rule
+// that counts into it, including rules of other programs.
 func TestCleanupDeletesUnusedCounters(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
 		needCounters(t, r.backend)
-		there := func() (out []string) {
+		existing := func() (out []string) {
 			t.Helper()
 			for _, name := range allCounters.names() {
 				if _, err := r.accounts().Get(name); err == nil {
@@ -470,20 +467,20 @@ func TestCleanupDeletesUnusedCounters(t *testing.T) {
 			}
 		}
 		clean(tracker.IPv4)
-		if got := there(); !slices.Equal(got, []string{InvalidDropped}) {
+		if got := existing(); !slices.Equal(got, []string{InvalidDropped}) {
 			t.Errorf("with rules of IPv6: %v", got)
 		}
 		clean(tracker.IPv6)
-		if got := there(); got != nil {
+		if got := existing(); got != nil {
 			t.Errorf("without rules: %v", got)
 		}
 		r.cursor.Resync()
 		r.sync()
 		r.verify()
-		mine := []string{"INPUT", "-m", "nfacct", "--nfacct-name", LocalhostNodePorts, "-s", "203.0.113.1", "-j", "DROP"}
-		r.command(tracker.IPv4, "", append([]string{"-A"}, mine...)...)
+		foreign := []string{"INPUT", "-m", "nfacct", "--nfacct-name", LocalhostNodePorts, "-s", "203.0.113.1", "-j", "DROP"}
+		r.command(tracker.IPv4, "", append([]string{"-A"}, foreign...)...)
 		clean()
-		if got := there(); !slices.Equal(got, []string{LocalhostNodePorts}) {
+		if got := existing(); !slices.Equal(got, []string{LocalhostNodePorts}) {
 			t.Errorf("with another program's rule: %v", got)
 		}
 	})

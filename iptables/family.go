@@ -13,25 +13,25 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// family is one family's tables.
+// family programs one family's tables.
 type family struct {
 	*settings
 	tool tool
 	log  *slog.Logger
-	// accounts creates the objects that rules count into. can is what rules can count
-	// on this system, provided that the objects exist.
+	// accounts creates the objects that rules count into. can selects the counters that
+	// work on this system if the objects exist.
 	accounts *nfacct.Conn
 	can      counters
-	// model is what the tables hold, nil while that is unknown.
+	// model holds the state of the tables, nil while it is unknown.
 	model *model
 	// canary is the rule in each table's canary.
 	canary [tables]string
-	// countTraffic has counters carried over when chains are written. kept are those of pools
-	// without a chain.
+	// countTraffic carries counters over when chains are written. kept holds the counters of
+	// pools without a chain.
 	countTraffic bool
 	kept         map[string]connections
-	// limit is about how many lines one input has at most. nf_tables commits in a time
-	// that grows faster than their number, and ip_tables writes the whole table for any
+	// limit is about the most lines of one input. The time that nf_tables takes to commit
+	// grows faster than the number of lines. ip_tables writes the whole table for any
 	// number.
 	limit int
 	// divisible reports whether the input that failed last has several chains.
@@ -96,7 +96,7 @@ func (f *family) write(ctx context.Context, inputs []*input) (wrote bool, err er
 	return wrote, nil
 }
 
-// writeTable writes one table of a batch, after its chains the commands, and its canary.
+// writeTable writes one table of a batch: its chains, then the commands, and the canary.
 func (f *family) writeTable(ctx context.Context, b *batch, t table, commands []string) (wrote bool, err error) {
 	var canary canaryRule
 	wrote, err = f.write(ctx, b.inputs(t, commands, f.limit, canary.next))

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,8 +18,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
@@ -30,12 +27,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var kills = flag.Int("kills", 0, "how often TestKilledAgentLosesNoConnection kills an agent, 0 for a few times")
+var kills = flag.Int("kills", 0, "how often TestKilledAgentLosesNoConnection kills an agent; 0 means a few times")
 
-// podsEnv is the addresses of the pods, for a process of its own.
+// podsEnv is the environment variable with the pods' addresses for a separate process.
 const podsEnv = "PROXIER_TEST_PODS"
 
-// churn changes endpoints as fast as it can, until it is killed.
+// churn changes endpoints as fast as possible until it is killed.
 func churn(flavour Flavour) error {
 	ctx := context.Background()
 	p, err := newAgent(ctx, Config{Flavour: flavour, LockFile: os.Getenv(lockEnv), Families: []tracker.Family{tracker.IPv4}})
@@ -59,15 +56,8 @@ func churn(flavour Flavour) error {
 	}
 }
 
-// podSlice is the endpoints of Service 50: n of the pods.
-func podSlice(pods []string, n int, rng *rand.Rand) *discovery.EndpointSlice {
-	es := slice(50, tracker.IPv4)
-	backendtest.AddPods(es, pods, n, rng)
-	return es
-}
-
 // TestKilledAgentLosesNoConnection kills an agent at random points of its work, many times,
-// during connections to a Service whose endpoints it changes.
+// while clients connect to a Service whose endpoints it changes.
 func TestKilledAgentLosesNoConnection(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
@@ -85,16 +75,12 @@ func TestKilledAgentLosesNoConnection(t *testing.T) {
 		w.Tracker.SetService(svc(50, nodePort(30050)))
 		w.Tracker.SetSlice(podSlice(pods, len(pods), rng))
 		w.Sync()
-		to := []conformance.Target{
-			{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
-			{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
-		}
 		start := func(int) *exec.Cmd {
 			cmd := confine.Command("churn "+string(flavour), confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}})
 			cmd.Env = append(cmd.Env, lockEnv+"="+lock, podsEnv+"="+strings.Join(pods, " "))
 			return cmd
 		}
-		backendtest.Unharmed(t, w, to, func() {
+		backendtest.Unharmed(t, w, podTargets, func() {
 			backendtest.KillAgents(t, w, times, start, func(bool) time.Duration { return time.Duration(rng.IntN(60)) * time.Millisecond })
 		})
 		// The first sync of the next agent repairs everything.
@@ -137,7 +123,7 @@ func TestKilledAgentLeavesNoProgram(t *testing.T) {
 	if _, err := ready.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	// The script becomes the program that hangs, and has written this before.
+	// The script writes this file before it becomes the program that hangs.
 	var inputs []string
 	for deadline := time.Now().Add(testtime.Timeout); len(inputs) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if inputs, err = filepath.Glob(filepath.Join(w.dir, "in.*")); err != nil {
@@ -157,18 +143,18 @@ func TestKilledAgentLeavesNoProgram(t *testing.T) {
 	cmd.Process.Kill()
 	cmd.Wait()
 	gone := func() bool {
-		// The new parent may take its time to reap it.
+		// Its new parent may reap it later.
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return errors.Is(err, os.ErrNotExist) || strings.Contains(string(stat), ") Z ")
 	}
 	for deadline := time.Now().Add(testtime.Timeout); !gone(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the program has outlived the agent")
+			t.Fatal("the program outlived the agent")
 		}
 	}
 }
 
-// scriptsEnv is the folder of the scripts of a [watched].
+// scriptsEnv is the environment variable with the folder of a [watched].
 const scriptsEnv = "PROXIER_TEST_SCRIPTS"
 
 // hang runs an agent with a program that hangs.
@@ -191,9 +177,9 @@ func hang() error {
 	return p.cursor.Sync(context.Background())
 }
 
-// TestWithoutFilesNothingIsHalfDone uses a process without a spare file descriptor. Its
-// syncs must fail with EMFILE and change nothing, and succeed once it has some.
-func TestWithoutFilesNothingIsHalfDone(t *testing.T) {
+// TestExhaustedFilesLeaveNothingHalfDone uses a process without a spare file descriptor. Its
+// syncs must fail with EMFILE and change nothing, and succeed when it has descriptors again.
+func TestExhaustedFilesLeaveNothingHalfDone(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		h := netlab.NewHost(t)
@@ -239,19 +225,19 @@ func fewFiles(flavour Flavour) error {
 	}
 	release()
 	if now, err := text(); err != nil || now != before {
-		return fmt.Errorf("what failed has left\n%s\nbefore\n%s: %w", now, before, err)
+		return fmt.Errorf("after a failed sync\n%s\nbefore\n%s: %w", now, before, err)
 	}
 	if err := p.cursor.Sync(ctx); err != nil {
 		return fmt.Errorf("with files again: %w", err)
 	}
 	if now, err := text(); err != nil || !strings.Contains(now, "ns/svc-1:p") {
-		return fmt.Errorf("with files again there is\n%s: %w", now, err)
+		return fmt.Errorf("with files again the rules are\n%s: %w", now, err)
 	}
 	return p.backend.Check(ctx)
 }
 
-// TestReadOnlySysctlIsLogged asks for NodePorts at loopback addresses while the sysctl for
-// that is read-only. The Services must be served otherwise.
+// TestReadOnlySysctlIsLogged configures NodePorts at loopback addresses while their sysctl is
+// read-only. The Services must be served at all other addresses.
 func TestReadOnlySysctlIsLogged(t *testing.T) {
 	netlab.Require(t)
 	needFlavour(t, NFT)
@@ -276,7 +262,7 @@ func readOnlySysctl() error {
 		return fmt.Errorf("remount: %w", err)
 	}
 	if err := os.WriteFile("/proc/sys/"+routeLocalnet, []byte("1"), 0); !errors.Is(err, syscall.EROFS) {
-		return fmt.Errorf("writing the sysctl: %w, want EROFS", err)
+		return fmt.Errorf("write the sysctl: %w, want EROFS", err)
 	}
 	ctx := context.Background()
 	var log strings.Builder
@@ -294,7 +280,7 @@ func readOnlySysctl() error {
 	}
 	out, err := saved(ctx, p.backend.families[0])
 	if err != nil || !strings.Contains(out, "--dport 30000") || !strings.Contains(out, "-j DNAT") {
-		return fmt.Errorf("there is\n%s: %w", out, err)
+		return fmt.Errorf("the rules are\n%s: %w", out, err)
 	}
 	return p.backend.Check(ctx)
 }

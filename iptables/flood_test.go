@@ -7,15 +7,12 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/holdings"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
@@ -23,22 +20,21 @@ import (
 )
 
 var (
-	flood    = flag.Duration("flood", 2*time.Second, "for how long TestFlood changes objects")
-	services = flag.Int("services", 150, "among how many Services TestFlood changes objects")
-	thorough = flag.Bool("thorough", false, "have TestChangesLeakNothing make thousands of Services with iptables-nft, too")
+	flood    = flag.Duration("flood", 2*time.Second, "how long TestFloodLosesNoConnection changes objects")
+	services = flag.Int("services", 150, "how many Services TestFloodLosesNoConnection has")
+	thorough = flag.Bool("thorough", false, "create thousands of Services with iptables-nft, too, in TestChangesLeakNothing")
 )
 
-// TestFlood changes a thousand objects a second while it opens connections. None may fail,
-// and the tables must be right in the end.
-func TestFlood(t *testing.T) {
+// TestFloodLosesNoConnection changes a thousand objects a second while it opens connections.
+// None may fail, and the tables must be right in the end.
+func TestFloodLosesNoConnection(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		const rate = 1000
 		rng := rand.New(rand.NewPCG(6, 6))
 		w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: newForWorld(flavour)})
-		pods := backendtest.Pods(w)
 		w.Tracker.SetService(svc(50, nodePort(30050)))
-		w.Tracker.SetSlice(podSlice(pods, len(pods), rng))
+		setPods(w, len(w.Pods()), rng)
 		for i := range *services {
 			w.Tracker.SetService(svc(1000 + i))
 			w.Tracker.SetSlice(slice(1000+i, tracker.IPv4, rng.Perm(200)[:3]...))
@@ -59,12 +55,8 @@ func TestFlood(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.Tracker.Notify(r.Trigger)
-		to := []conformance.Target{
-			{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
-			{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
-		}
-		held, changes := w.Hold(to), 0
-		c := w.Churn(to, func() {
+		held, changes := w.Hold(podTargets), 0
+		c := w.Churn(podTargets, func() {
 			ctx, stop := context.WithCancel(t.Context())
 			done := make(chan error)
 			go func() { done <- r.Run(ctx) }()
@@ -74,7 +66,7 @@ func TestFlood(t *testing.T) {
 					i := 1000 + rng.IntN(*services)
 					switch rng.IntN(10) {
 					case 0:
-						w.Tracker.SetSlice(podSlice(pods, 1+rng.IntN(len(pods)), rng))
+						setPods(w, 1+rng.IntN(len(w.Pods())), rng)
 					case 1:
 						w.Tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: svc(i).Name})
 					case 2:
@@ -103,17 +95,17 @@ func TestFlood(t *testing.T) {
 		found := dump(t, o.backend)
 		o.sync()
 		if after := dump(t, o.backend); after != found {
-			t.Errorf("a cold start writes\n%.2000s\nwhere there was\n%.2000s", after, found)
+			t.Errorf("after a cold start\n%.2000s\nbefore\n%.2000s", after, found)
 		}
 	})
 }
 
-// TestRelistWritesNothing passes all objects in again.
+// TestRelistWritesNothing passes all objects to the tracker again.
 func TestRelistWritesNothing(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r, w := newWatched(t, flavour)
-		hand := func() {
+		list := func() {
 			for i := range 100 {
 				s := svc(i, nodePort(30000+int32(i)))
 				s.ResourceVersion = fmt.Sprint(time.Now())
@@ -121,13 +113,13 @@ func TestRelistWritesNothing(t *testing.T) {
 				r.setEndpoints(i, upTo(5)...)
 			}
 		}
-		hand()
+		list()
 		r.sync()
 		w.calls()
-		hand()
+		list()
 		r.sync()
 		if calls := w.calls(); !slices.Equal(calls, []string{""}) {
-			t.Errorf("it wrote %q", calls)
+			t.Errorf("a relist wrote %q", calls)
 		}
 	})
 }
@@ -135,10 +127,10 @@ func TestRelistWritesNothing(t *testing.T) {
 // TestChangesLeakNothing creates and removes Services and backends twice. The second time
 // must not use more resources than the first.
 func TestChangesLeakNothing(t *testing.T) {
-	// Not parallel: others have goroutines and files, too.
+	// Not parallel, because other tests have goroutines and files, too.
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		cycles, services := 20, 100
-		if testing.Short() || flavour == NFT && !*thorough { // it takes its time
+		if testing.Short() || flavour == NFT && !*thorough { // takes minutes
 			cycles, services = 4, 30
 		}
 		r := newRig(t, flavour)
@@ -171,7 +163,7 @@ func TestChangesLeakNothing(t *testing.T) {
 		work(cycles)
 		before.Keep(t, 200<<10)
 		if now := fmt.Sprint(r.kernel(tracker.IPv4)); now != tables {
-			t.Errorf("the tables are\n%s\nwere\n%s", now, tables)
+			t.Errorf("the tables are\n%s\nwant\n%s", now, tables)
 		}
 		r.verify()
 	})

@@ -19,9 +19,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// FuzzInjection renders Services whose names, and a node whose bridge, are
-// anything: what comes out must have the lines it is made of and no others, and
-// the real iptables-restore must understand it.
+// FuzzInjection renders Services with arbitrary names, and a node with an arbitrary bridge.
+// The output must have as many lines as it has rules and chains, and the real
+// iptables-restore must accept it.
 func FuzzInjection(f *testing.F) {
 	for _, s := range []string{"svc", "a\" -j ACCEPT", "a\nCOMMIT\n*filter\n-P INPUT DROP", "\\\"", "'`$(reboot)`", "-j", "!", "", strings.Repeat("x", 300), "\x00", "ü", "# c", "KUBE-SVC"} {
 		f.Add(s, "ns", "p", []byte{10, 0, 0, 1}, int64(10))
@@ -84,7 +84,7 @@ func FuzzInjection(f *testing.F) {
 	})
 }
 
-// FuzzSave reads anything as what iptables-save prints.
+// FuzzSave parses arbitrary input as the output of iptables-save.
 func FuzzSave(f *testing.F) {
 	f.Add([]byte("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j KUBE-NODEPORTS\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n"))
 	f.Add([]byte("*nat\n-A\n-A KUBE-X\n:\n*\n-A OUTPUT -m comment --comment \"-j KUBE-SERVICES\" -j ACCEPT\n"))
@@ -103,11 +103,11 @@ func FuzzSave(f *testing.F) {
 	})
 }
 
-func TestTarget(t *testing.T) {
+func TestTargetOfSavedRule(t *testing.T) {
 	for rule, want := range map[string]string{
 		`-j KUBE-SERVICES`: "KUBE-SERVICES",
 		`-m comment --comment "a -j b" -j REJECT --reject-with x`: "REJECT",
-		`-d 10.0.0.0/8 -g KUBE-SVC-IP-0A/8`:                         "KUBE-SVC-IP-0A/8",
+		`-d 10.0.0.0/8 -g KUBE-SVC-IP-0A/8`:                       "KUBE-SVC-IP-0A/8",
 		`-m comment --comment "none"`:                             "",
 		``:                                                        "",
 	} {

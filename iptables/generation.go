@@ -15,28 +15,28 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// generation is what the kernel reports cheaply about the tables. Different values mean
-// that they changed.
+// generation is a summary of the tables that the kernel returns cheaply. Different values
+// mean that the tables changed.
 type generation struct {
 	// nft is how many transactions any process has committed to nf_tables in the network
 	// namespace, 0 if no family uses it.
 	nft uint32
-	// legacy is about the tables of the families that use ip_tables, in the order of the
-	// backend's.
+	// legacy describes the tables of the families that use ip_tables, in the order of the
+	// backend's families.
 	legacy [2][tables]legacyInfo
 }
 
-// legacyRecheck is how long Check relies on [legacyInfo], which stays the same if another
-// process replaces rules by as many of the same sizes.
+// legacyRecheck is how long Check relies on [legacyInfo], which does not change if another
+// process replaces rules by the same number of rules of the same sizes.
 const legacyRecheck = 5 * time.Minute
 
-// settled reports whether Check found the tables as they should be in this generation.
-func (b *Backend) settled(g generation) bool {
+// unchanged reports whether Check found everything in place in this generation.
+func (b *Backend) unchanged(g generation) bool {
 	return b.known && g == b.checked && (g.legacy == generation{}.legacy || time.Since(b.ran) < legacyRecheck)
 }
 
-// generation asks the kernel for the generation of the tables. It runs no program and
-// changes nothing. ok is false if the kernel cannot be asked.
+// generation reads the generation of the tables from the kernel. It runs no program and
+// changes nothing. ok is false if the kernel does not return it.
 //
 // iptables-nft-restore and iptables-legacy-restore commit nothing if they only check rules,
 // so Check does not change the generation.
@@ -66,15 +66,15 @@ func (b *Backend) generation(ctx context.Context) (g generation, ok bool) {
 
 // transactions returns how many transactions any process has committed to nf_tables.
 func (b *Backend) transactions(ctx context.Context) (gen uint32, ok bool) {
-	if b.questions == nil || b.questions.Closed() {
+	if b.genConn == nil || b.genConn.Closed() {
 		conn, err := nfnl.Dial(b.ns.File())
 		if err != nil {
 			return 0, false
 		}
-		b.questions = conn
+		b.genConn = conn
 	}
 	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETGEN, Family: unix.AF_UNSPEC}
-	err := b.questions.Get(ctx, r, func(attrs []byte) error {
+	err := b.genConn.Get(ctx, r, func(attrs []byte) error {
 		for typ, data := range nfnl.Attributes(attrs) {
 			if typ == unix.NFTA_GEN_ID {
 				gen, ok = nfnl.Uint32(data), true
@@ -83,8 +83,8 @@ func (b *Backend) transactions(ctx context.Context) (gen uint32, ok bool) {
 		return nil
 	})
 	if err != nil {
-		b.questions.Close()
-		b.questions = nil
+		b.genConn.Close()
+		b.genConn = nil
 		return 0, false
 	}
 	return gen, ok
@@ -100,8 +100,8 @@ type legacyInfo struct {
 	size                 uint32    // of all of them in bytes
 }
 
-// legacyTables reads about the tables of a family in the calling thread's namespace. The
-// kernel copies a few numbers: IPT_SO_GET_INFO depends on no size.
+// legacyTables returns a summary of a family's tables in the calling thread's namespace.
+// The cost of IPT_SO_GET_INFO does not depend on the size of the tables.
 func legacyTables(f tracker.Family) (out [tables]legacyInfo, err error) {
 	const getInfo = 64 // IPT_SO_GET_INFO and IP6T_SO_GET_INFO
 	domain, level := unix.AF_INET, unix.SOL_IP

@@ -20,13 +20,13 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden listings in testdata")
 
-// everyKind hands in a Service of every kind.
+// everyKind sets a Service of every kind.
 func (r *rig) everyKind() {
 	r.set(0, []int{1, 2})
 	r.set(1, []int{3, 4}, loadBalancer)
 	r.set(2, []int{6, 7}, nodePort(30081), externalLocal, externalIPs)
 	r.set(3, []int{8, 9}, affinity(600))
-	r.set(4, []int{10}, internalLocal) // none of them here
+	r.set(4, []int{10}, internalLocal) // no endpoint on this node
 	r.set(5, []int{12, 13}, internalLocal)
 	r.set(6, nil, nodePort(30086))
 	r.set(7, nil, loadBalancer, func(s *v1.Service) {
@@ -36,10 +36,9 @@ func (r *rig) everyKind() {
 	r.set(8, []int{16}, nodePort(30088), externalLocal)
 }
 
-// TestListing programs a kernel of each flavour with a Service of every kind and
-// reads it back: both show the same, letter for letter what was rendered, and
-// what is in testdata.
-func TestListing(t *testing.T) {
+// TestListingEqualsGolden programs a kernel of each flavour with a Service of every kind. The
+// rules that it reads back must equal the rendered ones and the listing in testdata.
+func TestListingEqualsGolden(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		for what, uncounted := range map[string]bool{"counted": false, "not counted": true} {
 			t.Run(what, func(t *testing.T) {
@@ -50,8 +49,7 @@ func TestListing(t *testing.T) {
 	})
 }
 
-// testListing does so, with rules that count or without. Those that count are all that is
-// missing then.
+// testListing compares listings with or without counters, which must be the only difference.
 func testListing(t *testing.T, flavour Flavour, uncounted bool) {
 	r := newRig(t, flavour, func(c *Config) {
 		c.LocalhostNodePorts, c.EndpointComments, c.NoCounters = true, true, uncounted
@@ -97,8 +95,8 @@ func testListing(t *testing.T, flavour Flavour, uncounted bool) {
 	}
 }
 
-// TestNames holds chain names against ones that kube-proxy is known to give.
-func TestNames(t *testing.T) {
+// TestChainNamesMatchKubeProxy compares chain names with two that kube-proxy generated.
+func TestChainNamesMatchKubeProxy(t *testing.T) {
 	var k tracker.Key
 	k.Namespace, k.Name, k.Port, k.Protocol = "ns1", "svc1", "p80", v1.ProtocolTCP
 	if got, want := prefixService+hashOf(serviceID(k)), "KUBE-SVC-XPGD46QRK7WJZT7O"; got != want {

@@ -17,9 +17,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestHashFallback applies a Service that asks for a hash. It must be refused alone, or
-// programmed without the hash and logged once.
-func TestHashFallback(t *testing.T) {
+// TestServiceWithHashIsRefusedOrLogged applies a Service that asks for a hash. It must be
+// refused alone, or programmed without the hash and logged once.
+func TestServiceWithHashIsRefusedOrLogged(t *testing.T) {
 	t.Parallel()
 	for _, refuse := range []bool{false, true} {
 		var log bytes.Buffer
@@ -56,7 +56,7 @@ func TestHashFallback(t *testing.T) {
 			case !refuse && err != nil:
 				t.Fatal(err)
 			case refuse && (!errors.Is(err, ErrHash) || !errors.As(err, &partial) || len(partial.Failed) != 2):
-				t.Fatalf("Sync: %v", err) // the Service is there in both families
+				t.Fatalf("Sync: %v, want ErrHash for the Service in both families", err)
 			}
 			r.cursor.Resync()
 		}

@@ -13,8 +13,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestLimits: a Service at the declared limit is accepted, one beyond it is not.
-func TestLimits(t *testing.T) {
+// TestAffinityBeyondTheLimitIsRefused renders a Service at the declared limit, which must be
+// accepted, and one beyond it.
+func TestAffinityBeyondTheLimitIsRefused(t *testing.T) {
 	limit := ruleset.LimitsOf(&Backend{}, tracker.IPv4).Affinity
 	if limit == 0 {
 		t.Fatal("no limit is declared")

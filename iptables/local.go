@@ -50,7 +50,7 @@ func localTrafficOf(l ruleset.LocalTraffic, f tracker.Family) (localTraffic, err
 // linux/if.h, less the NUL.
 const maxInterface = 15
 
-// matches returns matches. One of them holds for every packet from a pod.
+// matches returns the matches that recognise pods. Every packet from a pod satisfies one.
 func (l localTraffic) matches() []string {
 	if l.iface != "" {
 		return []string{"-i " + l.iface}

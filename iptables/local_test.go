@@ -14,10 +14,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestNodeIsRefused sends from the node to a NodePort without endpoints. No packet
-// reaches the node's own server at the port. So it is at the loopback address if NodePorts
-// answer there; if not, the address is left alone.
-func TestNodeIsRefused(t *testing.T) {
+// TestNodeIsRefusedAtNodePorts sends from the node to a NodePort without endpoints. No packet
+// may reach the node's own server at the port. The same holds at loopback addresses if
+// NodePorts answer there, and only then.
+func TestNodeIsRefusedAtNodePorts(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		for _, localhost := range []bool{true, false} {
@@ -30,15 +30,15 @@ func TestNodeIsRefused(t *testing.T) {
 			if localhost {
 				backendtest.NodeIsRefused(t, r.host, netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"))
 			} else if err := r.host.RefusedUDP("127.0.0.1:30080", testtime.Timeout); err == nil {
-				t.Error("127.0.0.1 is refused, though NodePorts do not answer there")
+				t.Error("127.0.0.1 is refused, although NodePorts do not answer there")
 			}
 		}
 	})
 }
 
-// TestRefusedSocketIsForwardedLater has a socket refused at a NodePort, at an address
-// of the node and at the loopback address. As soon as the Service has an endpoint, the
-// same socket reaches it.
+// TestRefusedSocketIsForwardedLater uses sockets that are refused at a NodePort, at an address
+// of the node and at the loopback address. As soon as the Service has an endpoint, the same
+// sockets must reach it.
 func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()

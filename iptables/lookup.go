@@ -15,11 +15,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Lookup reads where the rules of table nat send the packet of q. It follows every way
-// that a random choice or client affinity may take, and [ruleset.Found.Where] names the
-// chains on the way to the first endpoint. Refused and dropped connections have no
-// entry in this table. The rules may be a [Backend]'s or kube-proxy's. Lookup evaluates
-// them for the packet itself and ignores q.Internal and q.NodePort.
+// Lookup returns the endpoints to which the rules of table nat send the packet of q. It
+// follows every way that a random choice or client affinity may take.
+// [ruleset.Found.Where] names the chains on the way to the first endpoint. Refused and
+// dropped connections have no entry in this table. The rules may be a [Backend]'s or
+// kube-proxy's. Lookup evaluates them for the packet itself and ignores q.Internal and
+// q.NodePort.
 //
 // The error wraps [ruleset.ErrNoRules] if the table has no chain KUBE-SERVICES.
 func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, error) {
@@ -34,7 +35,7 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 	}
 	var saved bytes.Buffer
 	if err := t.Save(ctx, nat.String(), &saved); err != nil {
-		return ruleset.Found{}, fmt.Errorf("iptables: look up: %w", err)
+		return ruleset.Found{}, fmt.Errorf("iptables: cannot read table nat: %w", err)
 	}
 	chains := parseRules(saved.String())
 	if _, ok := chains[chainServices]; !ok {
@@ -134,7 +135,7 @@ func splitWords(line string) []string {
 }
 
 // service returns the name of the Service port that the rule's comment begins with,
-// or "" if the comment is empty.
+// or "" if the comment does not begin with one.
 func (r savedRule) service() string {
 	name, _, _ := strings.Cut(r.comment, " ")
 	if !strings.Contains(name, "/") {
@@ -163,8 +164,8 @@ type walker struct {
 // maxDepth bounds how many chains can lead to each other in sequence.
 const maxDepth = 64
 
-// chain follows the packet through a chain that rules about a Service led to, "" if none
-// named one. It reports whether a verdict certainly ends the packet's way.
+// chain follows the packet through a chain. service is the Service port that the rules on
+// the way named, or "". chain reports whether a verdict certainly ends the packet's way.
 func (w *walker) chain(name, service string, depth int) (ended bool) {
 	if depth == maxDepth {
 		return false

@@ -14,7 +14,7 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-func TestSplitWords(t *testing.T) {
+func TestQuotedWordsAreNotSplit(t *testing.T) {
 	for line, want := range map[string]string{
 		`-A X -j Y`: "-A|X|-j|Y",
 		`-A X -m comment --comment "a \"b\" c" ! -s 10.0.0.0/8  -j Y`: `-A|X|-m|comment|--comment|a "b" c|!|-s|10.0.0.0/8|-j|Y`,
@@ -27,7 +27,7 @@ func TestSplitWords(t *testing.T) {
 	}
 }
 
-// kubeProxyRules are rules as kube-proxy writes them, and some of a tree of NodePorts.
+// kubeProxyRules is rules as kube-proxy writes them, with a few of a tree of NodePorts.
 const kubeProxyRules = `*nat
 :PREROUTING ACCEPT [0:0]
 :KUBE-SERVICES - [0:0]
@@ -61,7 +61,7 @@ const kubeProxyRules = `*nat
 COMMIT
 `
 
-func TestFollow(t *testing.T) {
+func TestPacketIsFollowedThroughSavedRules(t *testing.T) {
 	chains := parseRules(kubeProxyRules)
 	addr, at := netip.MustParseAddr, netip.MustParseAddrPort
 	for _, tt := range []struct {
@@ -99,16 +99,16 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-func TestFollowEndsInCircles(t *testing.T) {
+func TestFollowEndsInLoops(t *testing.T) {
 	got := follow(parseRules("-A KUBE-SERVICES -j B\n-A B -j KUBE-SERVICES\n"), ruleset.Packet{})
 	if got.Entry {
 		t.Errorf("found %+v", got)
 	}
 }
 
-// TestLookup looks every kind of frontend up among so many others that they are in trees
-// of chains.
-func TestLookup(t *testing.T) {
+// TestLookupFindsEveryKindOfFrontend looks up frontends among so many others that they are in
+// trees of chains.
+func TestLookupFindsEveryKindOfFrontend(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour)

@@ -30,7 +30,7 @@ func needFlavour(tb testing.TB, flavour Flavour) {
 	netlab.Need(tb, err4 == nil && err6 == nil, "iptables-"+string(flavour)+"-restore and ip6tables-"+string(flavour)+"-restore")
 }
 
-// testConfig is a configuration for a namespace of the test's own.
+// testConfig returns a configuration for a test.
 func testConfig(tb testing.TB, flavour Flavour) Config {
 	tb.Helper()
 	needFlavour(tb, flavour)
@@ -38,7 +38,7 @@ func testConfig(tb testing.TB, flavour Flavour) Config {
 	return Config{Flavour: flavour, LockFile: filepath.Join(tb.TempDir(), "lock")}
 }
 
-// newForWorld makes backends of a flavour for worlds.
+// newForWorld returns a function that opens backends of a flavour for worlds.
 func newForWorld(flavour Flavour) func(testing.TB, conformance.Env) ruleset.Backend {
 	return func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		c := testConfig(tb, flavour)
@@ -52,7 +52,7 @@ func newForWorld(flavour Flavour) func(testing.TB, conformance.Env) ruleset.Back
 	}
 }
 
-// skips lists the features that iptables cannot have.
+// skips lists the features of the suite that iptables lacks.
 var skips = map[conformance.Feature]string{conformance.ConsistentHash: "iptables has no match that hashes"}
 
 // TestConformance runs the suite that all backends must pass.

@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// settings holds what rules depend on besides the ruleset.
+// settings holds the inputs of rules besides the ruleset.
 type settings struct {
 	family tracker.Family
 	mark   uint32
@@ -24,7 +24,7 @@ type settings struct {
 	// counters selects the rules that count into accounting objects.
 	counters         counters
 	endpointComments bool
-	// refuseHash makes Services fail whose endpoints must follow from a hash.
+	// refuseHash rejects Services whose endpoints must follow from a hash.
 	refuseHash bool
 }
 
@@ -36,7 +36,7 @@ type model struct {
 	local    localTraffic
 	trees    [len(dispatchers)]*tree
 	services map[uint32]*ruleset.Service
-	// own is how many rules the Services' own chains have in each table.
+	// own counts the rules of the Services' own chains, by table.
 	own [tables]int
 	// shared counts the Services that have the same rule.
 	shared map[sharedRule]int
@@ -80,13 +80,13 @@ func (m *model) setNode(n *ruleset.Node) {
 	}
 }
 
-// render returns the chains and rules of a Service, none if it is nil.
+// render returns the chains and rules of a Service, and the zero value for nil.
 func (m *model) render(s *ruleset.Service) (rendered, error) {
 	if s == nil {
 		return rendered{}, nil
 	}
 	if strings.ContainsAny(s.Key.Name, ":/") || strings.ContainsAny(s.Key.Namespace, ":/") {
-		return rendered{}, errors.New("iptables: Kubernetes does not allow this name or namespace")
+		return rendered{}, errors.New("iptables: the name or namespace is not valid in Kubernetes")
 	}
 	return renderService(m.settings, m.local, s)
 }
@@ -101,7 +101,7 @@ func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain
 	}
 	before, err := m.render(m.services[id])
 	if err != nil {
-		return fmt.Errorf("iptables: render the Service as it was: %w", err)
+		return fmt.Errorf("iptables: cannot render the acknowledged Service: %w", err)
 	}
 	for _, p := range before.rules {
 		if p.shared {
@@ -311,7 +311,7 @@ func (m *model) hooks() []hook {
 	return out
 }
 
-// allChains calls f with every chain except those of Services.
+// allChains calls f with every chain except the Services' own chains.
 func (m *model) allChains(f func(chain)) {
 	for _, c := range m.fixed() {
 		f(c)

@@ -13,19 +13,19 @@ import (
 // The chains that operators know from kube-proxy, and some that kube-proxy does not
 // have.
 const (
-	chainServices         = "KUBE-SERVICES"               // nat: to the Services; filter: what is refused at cluster IPs
+	chainServices         = "KUBE-SERVICES"               // nat: to the Services; filter: refuses at cluster IPs
 	chainNodePorts        = "KUBE-NODEPORTS"              // nat: to the NodePorts; filter: health-check node ports
 	chainPostrouting      = "KUBE-POSTROUTING"            // nat
 	chainMarkMasq         = "KUBE-MARK-MASQ"              // nat
-	chainMarkNotPods      = "KUBE-MARK-NOT-PODS"          // nat: the same, but for pods' traffic, where several rules recognise pods
-	chainExternalServices = "KUBE-EXTERNAL-SERVICES"      // filter: what is refused at external addresses
-	chainRefusedNodePorts = "KUBE-REFUSED-NODEPORTS"      // filter: what is refused at NodePorts
-	chainClusterIPs       = "KUBE-CLUSTER-IPS"            // filter: ports of cluster IPs that no Service has
+	chainMarkNotPods      = "KUBE-MARK-NOT-PODS"          // nat: the same, except for pods' traffic, if several rules recognise pods
+	chainExternalServices = "KUBE-EXTERNAL-SERVICES"      // filter: refuses at external addresses
+	chainRefusedNodePorts = "KUBE-REFUSED-NODEPORTS"      // filter: refuses at NodePorts
+	chainClusterIPs       = "KUBE-CLUSTER-IPS"            // filter: refuses at ports of cluster IPs that no Service has
 	chainForward          = "KUBE-FORWARD"                // filter
 	chainFirewall         = "KUBE-PROXY-FIREWALL"         // filter: sources that are not allowed
 	chainLocalnet         = "KUBE-PROXY-LOCALNET"         // filter: guards the loopback range while route_localnet is on
 	chainCanary           = "KUBE-PROXY-CANARY"           // every table
-	chainSourceRanges     = "KUBE-SOURCE-RANGES-FIREWALL" // filter: sources that are allowed, of kube-proxy's ipvs mode; it goes with KUBE-PROXY-FIREWALL
+	chainSourceRanges     = "KUBE-SOURCE-RANGES-FIREWALL" // filter: sources that are allowed, of kube-proxy's ipvs mode; deleted with KUBE-PROXY-FIREWALL
 	chainProbe            = "KUBE-PROXY-TRIAL"            // every table, only while rules are tried
 
 	prefixService  = "KUBE-SVC-"   // nat: selects one of the endpoints for all clients

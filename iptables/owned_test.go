@@ -9,7 +9,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestOwned(t *testing.T) {
+func TestOnlyBackendRulesAreOwned(t *testing.T) {
 	t.Parallel()
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		r := newRig(t, flavour)
@@ -19,11 +19,11 @@ func TestOwned(t *testing.T) {
 				t.Errorf("%s: %v, error %v", what, got, err)
 			}
 		}
-		owned("nothing", false)
+		owned("empty tables", false)
 		for _, args := range []string{"-N KUBE-PROXY-CANARY", "-N KUBE-SERVICES", "-A OUTPUT -j KUBE-SERVICES"} {
 			r.command(tracker.IPv4, "", strings.Fields(args)...)
 		}
-		owned("rules as kube-proxy leaves them", false)
+		owned("kube-proxy's rules", false)
 		r.sync()
 		owned("a Backend's rules", true)
 		if err := Cleanup(t.Context(), r.config); err != nil {

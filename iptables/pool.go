@@ -4,9 +4,9 @@ package iptables
 
 import "slices"
 
-// flatPool is how many endpoints one chain chooses from as kube-proxy's does: with one
-// rule for each endpoint, in sequence. More endpoints are divided into groups, which have
-// chains of their own, by one of the 32 digits of their chains' names. A group is chosen
+// flatPool is the most endpoints that one chain chooses from directly, with one rule for
+// each endpoint, as kube-proxy's chains do. More endpoints are divided into groups with
+// chains of their own, by a digit (one of 32) of their chains' names. A group is chosen
 // by its weight, so groups do not change the distribution. Adding or removing an endpoint
 // changes only the chains on the way to it.
 const flatPool = 32

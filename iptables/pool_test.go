@@ -22,9 +22,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestChoice follows the rules that choose among endpoints and adds up how likely
-// they lead to each: in proportion to their weights, if these are not all alike.
-func TestChoice(t *testing.T) {
+// TestChoiceFollowsWeights computes from the rules the probability of each endpoint, which
+// must be in proportion to its weight.
+func TestChoiceFollowsWeights(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 10, flatPool, flatPool + 1, 100, 1000, 5000} {
 		for _, most := range []int{1, 3, 65535} {
 			testChoice(t, n, most)
@@ -75,7 +75,7 @@ func testChoice(t *testing.T, n, heaviest int) {
 			p -= q
 		}
 		if p > 1e-12 {
-			t.Errorf("%d endpoints: %g of the connections fall out of chain %q", n, p, chain)
+			t.Errorf("%d endpoints: %g of the connections leave chain %q without an endpoint", n, p, chain)
 		}
 	}
 	follow("", 1, 0)
@@ -90,7 +90,7 @@ func testChoice(t *testing.T, n, heaviest int) {
 	}
 }
 
-// acceptor answers connections at many addresses with the one it was reached at.
+// acceptor serves at many addresses. It answers each connection with the address.
 func acceptor(t *testing.T, r *rig, addrs []netip.AddrPort) {
 	t.Helper()
 	for _, a := range addrs {
@@ -98,10 +98,10 @@ func acceptor(t *testing.T, r *rig, addrs []netip.AddrPort) {
 	}
 }
 
-// silence bounds the wait for what must not happen.
+// silence bounds the wait for an answer that must not come.
 const silence = time.Second
 
-// reach makes a connection within the time and returns who answered.
+// reach makes a connection within the time and returns the server's answer.
 func reach(r *rig, from, to string, wait time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
@@ -115,9 +115,9 @@ func reach(r *rig, from, to string, wait time.Duration) (string, error) {
 	return string(b), err
 }
 
-// TestManyEndpoints sends connections through groups of endpoints: each endpoint
-// gets about its share, and affinity holds.
-func TestManyEndpoints(t *testing.T) {
+// TestGroupedEndpointsGetEqualShares sends connections through groups of endpoints. Each
+// endpoint must get about its share, and affinity must hold.
+func TestGroupedEndpointsGetEqualShares(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour)
@@ -133,7 +133,7 @@ func TestManyEndpoints(t *testing.T) {
 			es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
 		}
 		acceptor(t, r, endpoints)
-		// The way out that a route to the cluster IP needs.
+		// Without a route to the cluster IP, the node's own packets are not sent.
 		if err := r.host.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"); err != nil {
 			t.Fatal(err)
 		}
@@ -152,19 +152,19 @@ func TestManyEndpoints(t *testing.T) {
 		for range 8 {
 			wait.Go(func() {
 				for range n * each / 8 {
-					who, err := reach(r, "", "10.96.0.1:80", testtime.Timeout)
+					server, err := reach(r, "", "10.96.0.1:80", testtime.Timeout)
 					if err != nil {
 						t.Error(err)
 						return
 					}
 					mu.Lock()
-					got[who]++
+					got[server]++
 					mu.Unlock()
 				}
 			})
 		}
 		wait.Wait()
-		// Chi-squared with n-1 degrees of freedom is beyond this once in 10^9 times.
+		// Chi-squared with n-1 degrees of freedom exceeds this once in 10^9 times.
 		chi, limit := 0.0, float64(n-1)+6.5*math.Sqrt(2*float64(n-1))+15
 		for _, ep := range endpoints {
 			d := float64(got[ep.String()] - each)
@@ -178,16 +178,16 @@ func TestManyEndpoints(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 20 {
-			if who, err := reach(r, "", "10.96.0.0:80", testtime.Timeout); err != nil || who != first {
-				t.Fatalf("affinity: %q, then %q, error %v", first, who, err)
+			if server, err := reach(r, "", "10.96.0.0:80", testtime.Timeout); err != nil || server != first {
+				t.Fatalf("affinity: %q, then %q, error %v", first, server, err)
 			}
 		}
 	})
 }
 
-// TestLocalhostNodePorts reaches a NodePort at the loopback address, and the
-// loopback range from nowhere else.
-func TestLocalhostNodePorts(t *testing.T) {
+// TestLoopbackAnswersOnlyAsConfigured connects to a NodePort at the loopback address, and to
+// the loopback range from another address, which must fail.
+func TestLoopbackAnswersOnlyAsConfigured(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		for _, on := range []bool{true, false} {
@@ -207,27 +207,26 @@ func TestLocalhostNodePorts(t *testing.T) {
 			r.tracker.SetService(svc(0, nodePort(30000)))
 			r.tracker.SetSlice(es)
 			r.sync()
-			if who, err := reach(r, "", "192.168.9.1:30000", testtime.Timeout); err != nil || who != a.String() {
-				t.Errorf("NodePort: %q, %v", who, err)
+			if server, err := reach(r, "", "192.168.9.1:30000", testtime.Timeout); err != nil || server != a.String() {
+				t.Errorf("NodePort: %q, %v", server, err)
 			}
 			wait := silence
 			if on {
 				wait = testtime.Timeout
 			}
-			who, err := reach(r, "", "127.0.0.1:30000", wait)
-			if on != (err == nil && who == a.String()) {
-				t.Errorf("on %v: NodePort at the loopback address: %q, %v", on, who, err)
+			server, err := reach(r, "", "127.0.0.1:30000", wait)
+			if on != (err == nil && server == a.String()) {
+				t.Errorf("LocalhostNodePorts %v: NodePort at the loopback address: %q, %v", on, server, err)
 			}
 			if !on {
 				continue
 			}
-			// The neighbour that sends to the loopback range is another address of
-			// this host, which the guard takes for just as foreign.
+			// The guard treats another address of this host like a neighbour's.
 			if _, err := reach(r, "192.168.9.1:0", "127.0.0.1:9090", silence); err == nil {
-				t.Error("the loopback range can be reached from elsewhere")
+				t.Error("another address can reach the loopback range")
 			}
 			if c, err := r.host.Dial(t.Context(), "tcp", "", "127.0.0.1:9090"); err != nil {
-				t.Errorf("the loopback range cannot be reached from itself: %v", err)
+				t.Errorf("a loopback address cannot reach the loopback range: %v", err)
 			} else {
 				c.Close()
 			}

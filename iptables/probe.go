@@ -8,9 +8,9 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// probe tries the rules that every Service needs, and sets counters to
-// what the programs and the kernel support. Rules can count into the objects only if
-// the kernel has xt_nfacct and iptables its counterpart, even if the objects exist.
+// probe tries the rules that every Service needs, and selects the counters that the
+// programs and the kernel support. Even if the objects exist, rules can count into them only
+// if the kernel has xt_nfacct and iptables its counterpart.
 func (f *family) probe(ctx context.Context) error {
 	var count counters
 	if f.accounts != nil {

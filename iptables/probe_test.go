@@ -28,7 +28,7 @@ func TestProbeLeavesNothing(t *testing.T) {
 			t.Errorf("without a match that Services need: %v, want an UnsupportedError and a CommandError", err)
 		}
 		if after := save(r); after != before {
-			t.Errorf("afterwards there is\n%s\nbefore there was\n%s", after, before)
+			t.Errorf("after Probe\n%s\nbefore\n%s", after, before)
 		}
 	})
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestCheckRunsNoProgramWithoutChanges takes iptables-restore away between two calls of
-// Check. The first runs it. The second must not, until another process changes a table or,
-// with iptables-legacy, minutes have passed.
+// TestCheckRunsNoProgramWithoutChanges removes iptables-restore between two calls of Check.
+// The first call runs it. The second must not, until another process changes a table or, with
+// iptables-legacy, minutes have passed.
 func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
@@ -45,7 +45,7 @@ func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
 		check("minutes later", flavour == Legacy)
 		b.known, b.checked, b.ran = true, before, time.Now()
 		check("nothing changed", false)
-		for _, args := range [][]string{{"-t", "nat", "-N", "SOMEBODY"}, {"-A", "FORWARD"}} {
+		for _, args := range [][]string{{"-t", "nat", "-N", "FOREIGN"}, {"-A", "FORWARD"}} {
 			for _, family := range []string{"iptables", "ip6tables"} {
 				if _, err := r.host.Output(family+"-"+string(flavour), args...); err != nil {
 					t.Fatal(err)
@@ -60,7 +60,7 @@ func TestCheckRunsNoProgramWithoutChanges(t *testing.T) {
 	})
 }
 
-// TestWatchReturnsWhenTheBackendIsClosed closes the backend long before the interval is over.
+// TestWatchReturnsWhenTheBackendIsClosed closes the backend long before the interval ends.
 func TestWatchReturnsWhenTheBackendIsClosed(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()

@@ -15,8 +15,8 @@ import (
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// TestRandomWorlds sends packets through worlds made up at random, and compares
-// the tables after each change with those of a cold start.
+// TestRandomWorlds sends packets through random worlds, and compares the tables after each
+// change with the tables of a cold start.
 func TestRandomWorlds(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		worlds := 25
@@ -30,14 +30,14 @@ func TestRandomWorlds(t *testing.T) {
 	})
 }
 
-// saved returns what iptables-save prints of all tables.
+// saved returns the output of iptables-save for all tables.
 func saved(ctx context.Context, f *family) (string, error) {
 	var out strings.Builder
 	err := f.tool.Save(ctx, "", &out)
 	return out.String(), err
 }
 
-// dump returns everything of ours that is in the tables.
+// dump returns our chains and the rules of the kernel's own chains.
 func dump(tb testing.TB, b *Backend) string {
 	var out strings.Builder
 	for _, f := range b.families {

@@ -54,9 +54,9 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 	}
 }
 
-// fallBack adds the bad Services to those that failed, and returns the changes to attempt
-// next. These have the bad Services as last acknowledged, or not at all. The bad Services
-// come first, so that others take the frontends that are theirs by now.
+// fallBack adds the bad Services to failed, and returns the changes to attempt next. They
+// have the bad Services as last acknowledged, or not at all. The bad Services come first,
+// so that other Services can take over their frontends.
 func (f *family) fallBack(changes []ruleset.Change, bad, failed map[tracker.Key]error) []ruleset.Change {
 	var kept, rest []ruleset.Change
 	for _, c := range changes {
@@ -118,9 +118,9 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 type replacement struct {
 	*family
 	seed maphash.Seed
-	// kernel is what the kernel has, without the chains that are known to be needed.
+	// kernel holds the chains that the kernel has and need was not called for.
 	kernel [tables]*kernelTable
-	// batch holds the chains to write next, and lines is about how many lines they have.
+	// batch holds the chains to write next, and lines is about the number of their lines.
 	batch *batch
 	lines int
 	// touched reports which tables were written.

@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -16,10 +18,11 @@ import (
 	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// rig is a pipeline to one kernel, driven by hand.
+// rig is a pipeline from a tracker to one kernel, which a test drives step by step.
 type rig struct {
 	testing.TB
 	flavour Flavour
@@ -87,17 +90,16 @@ func (r *rig) try(f tracker.Family, suffix string, args ...string) (string, erro
 	return r.host.Output("env", append([]string{"XTABLES_LOCKFILE=" + r.config.LockFile, name + string(r.flavour) + suffix}, args...)...)
 }
 
-// listing is what a table holds, chain by chain: "table chain" to rules.
+// listing holds the rules of each chain, with keys such as "nat KUBE-SERVICES".
 type listing map[string][]string
 
-// kernel reads everything back with iptables-save, but for canaries and other
-// owners' chains.
+// kernel reads the tables with iptables-save, except the canaries.
 func (r *rig) kernel(f tracker.Family) listing {
 	r.Helper()
 	return listingOf(r.command(f, "-save"))
 }
 
-// listingOf reads what iptables-save prints.
+// listingOf parses the output of iptables-save.
 func listingOf(text string) listing {
 	out := listing{}
 	tab := ""
@@ -133,7 +135,7 @@ func (l listing) size() (n [tables]int) {
 	return n
 }
 
-// want is what everything should be: rendered afresh from the ruleset's state.
+// want renders the tables from the ruleset's state.
 func (r *rig) want(f tracker.Family) listing {
 	r.Helper()
 	snap := r.engine.Snapshot()
@@ -178,9 +180,9 @@ func (r *rig) verify() {
 	for _, f := range r.backend.families {
 		got, want := r.kernel(f.family), r.want(f.family)
 		if f.model == nil {
-			r.Error("nothing is known of the kernel")
+			r.Error("the backend has no model of the tables")
 		} else if size := f.model.size(); size != got.size() {
-			r.Errorf("%s: %v rules are known in filter and nat, there are %v", f.family, size, got.size())
+			r.Errorf("%s: the model has %v rules in filter and nat, the kernel %v", f.family, size, got.size())
 		}
 		for _, name := range slices.Sorted(maps.Keys(want)) {
 			if !slices.Equal(got[name], want[name]) {
@@ -198,14 +200,14 @@ func (r *rig) verify() {
 	}
 }
 
-// svc returns a dual-stack Service number i with the edits made.
+// svc returns a dual-stack Service number i with edits.
 func svc(i int, edits ...func(*v1.Service)) *v1.Service {
 	v4, v6 := fmt.Sprintf("10.96.%d.%d", i>>8, i&255), fmt.Sprintf("fd00:10:96::%x", i+1)
 	return backendtest.Service(backendtest.ServiceName(i), "p", v4, v6, edits...)
 }
 
-// slice returns the EndpointSlice of Service i with these endpoints; every third
-// is on this node.
+// slice returns the EndpointSlice of Service i with endpoints. Numbers divisible by three are
+// on this node.
 func slice(i int, f tracker.Family, endpoints ...int) *discovery.EndpointSlice {
 	es := backendtest.Slice(backendtest.ServiceName(i), f.String(), f, "p", v1.ProtocolTCP)
 	for _, n := range endpoints {
@@ -222,7 +224,7 @@ func slice(i int, f tracker.Family, endpoints ...int) *discovery.EndpointSlice {
 	return es
 }
 
-// set hands Service i in with its endpoints.
+// set passes Service i with its endpoints to the tracker.
 func (r *rig) set(i int, endpoints []int, edits ...func(*v1.Service)) {
 	r.tracker.SetService(svc(i, edits...))
 	r.setEndpoints(i, endpoints...)
@@ -234,7 +236,26 @@ func (r *rig) setEndpoints(i int, endpoints ...int) {
 	}
 }
 
-// What the tests of all backends have in common.
+// podTargets is the cluster IP and the NodePort of Service 50, whose endpoints are pods of a
+// world.
+var podTargets = []conformance.Target{
+	{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
+	{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
+}
+
+// podSlice returns the EndpointSlice of Service 50 with n of the pods.
+func podSlice(pods []string, n int, rng *rand.Rand) *discovery.EndpointSlice {
+	es := slice(50, tracker.IPv4)
+	backendtest.AddPods(es, pods, n, rng)
+	return es
+}
+
+// setPods gives Service 50 n of the world's pods as endpoints.
+func setPods(w *conformance.World, n int, rng *rand.Rand) {
+	w.Tracker.SetSlice(podSlice(backendtest.Pods(w), n, rng))
+}
+
+// These are the same in the tests of all backends.
 var (
 	upTo          = backendtest.UpTo
 	nodePort      = backendtest.NodePort

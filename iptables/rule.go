@@ -31,7 +31,7 @@ type chain struct {
 	table table
 	name  string
 	rules []string
-	// rank orders chains so that none comes before one it jumps to.
+	// rank orders chains: a chain comes after the chains that it jumps to.
 	rank int
 }
 
@@ -126,7 +126,7 @@ func destinationPort(protocol string, port uint16) string {
 }
 
 // probability returns the match of a share of new connections, part of whole. The kernel
-// counts in parts of 1<<31 (xt_statistic), so the text is that of a rounded share.
+// counts in parts of 1<<31 (xt_statistic), so the share is rounded.
 func probability(part, whole int) string {
 	n := (uint64(part)<<31 + uint64(whole)/2) / uint64(whole)
 	return "-m statistic --mode random --probability " + strconv.FormatFloat(float64(n)/(1<<31), 'f', 11, 64)

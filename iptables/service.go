@@ -78,8 +78,8 @@ func renderService(c *settings, local localTraffic, s *ruleset.Service) (rendere
 	return r.out, nil
 }
 
-// Limits returns what rules can express for one Service, the same in both families.
-// A Service with a longer affinity timeout is refused with a
+// Limits returns the limits of rules for one Service, which are the same in both families.
+// The backend refuses a Service with a longer affinity timeout with a
 // [*ruleset.PartialError].
 func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
 
@@ -303,12 +303,12 @@ func (r *serviceRenderer) variant(aspect func(*ruleset.Frontend) string, f *rule
 	return r.id
 }
 
-// treatmentOf is the aspect by which the chains for external addresses differ.
+// treatmentOf returns the aspect in which the chains for external addresses differ.
 func treatmentOf(f *ruleset.Frontend) string {
 	return string([]byte{byte(f.Target), byte(f.Internal), byte(f.Masquerade)})
 }
 
-// sourcesOf is the aspect by which the chains that restrict sources differ.
+// sourcesOf returns the aspect in which the chains that restrict sources differ.
 func sourcesOf(f *ruleset.Frontend) string {
 	if len(f.Sources) == 0 {
 		return ""

@@ -12,8 +12,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestInvalidPacketsAreDropped looks whether packets that connection tracking takes for
-// invalid are dropped: not where it was told to be liberal.
+// TestInvalidPacketsAreDropped checks that packets that connection tracking considers invalid
+// are dropped, unless nf_conntrack_tcp_be_liberal is set.
 func TestInvalidPacketsAreDropped(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
@@ -33,8 +33,8 @@ func TestInvalidPacketsAreDropped(t *testing.T) {
 	}
 }
 
-// TestRouteLocalnetFollowsConfig sets route_localnet for NodePorts at loopback addresses, and only
-// then.
+// TestRouteLocalnetFollowsConfig checks that the backend sets route_localnet if NodePorts answer
+// at loopback addresses, and only then.
 func TestRouteLocalnetFollowsConfig(t *testing.T) {
 	needFlavour(t, NFT)
 	t.Parallel()
@@ -54,9 +54,9 @@ func TestRouteLocalnetFollowsConfig(t *testing.T) {
 	}
 }
 
-// TestSetSysctls sets route_localnet, which needs no programs, for the same
-// configurations as a Backend.
-func TestSetSysctls(t *testing.T) {
+// TestSetSysctlsSetsRouteLocalnet checks that SetSysctls, without any program, sets the sysctl
+// for the same configurations as a Backend.
+func TestSetSysctlsSetsRouteLocalnet(t *testing.T) {
 	netlab.Require(t)
 	t.Parallel()
 	for _, c := range []struct {
@@ -88,6 +88,6 @@ func TestSetSysctls(t *testing.T) {
 		}
 	}
 	if err := SetSysctls(Config{Flavour: "none"}); err == nil {
-		t.Error("a bad configuration is taken")
+		t.Error("an invalid configuration was accepted")
 	}
 }

@@ -19,13 +19,14 @@ const (
 	tcpBeLiberal  = "net/netfilter/nf_conntrack_tcp_be_liberal"
 )
 
-// SetSysctls sets the sysctl that a full delta sets for a configuration, unless it has
-// its value already: net.ipv4.conf.all.route_localnet to 1 if c asks for
-// LocalhostNodePorts, in the network namespace that c names. Otherwise it does nothing.
-// It is for a process that may write /proc/sys and runs before one that may not: the
-// [Backend] of the second then finds it set. The sysctl lets packets from the node's
-// neighbours reach its loopback addresses until that Backend has written its rules.
-// The error is of the configuration, or the system's.
+// SetSysctls sets net.ipv4.conf.all.route_localnet to 1, in the network namespace that c
+// names, if c has LocalhostNodePorts and the family IPv4. Otherwise, or if the sysctl has
+// this value, it does nothing. A full delta of a [Backend] does the same.
+//
+// SetSysctls is for a privileged process that runs before a Backend in a process that may
+// not write /proc/sys. Until that Backend has written its rules, the sysctl lets packets
+// from the node's neighbours reach its loopback addresses. The error wraps
+// [ruleset.ErrConfig] if c is invalid; other errors are the system's.
 func SetSysctls(c Config) error {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -42,10 +43,10 @@ func SetSysctls(c Config) error {
 	return setSysctl(ns.Do, routeLocalnet, "1")
 }
 
-// sysctl returns a sysctl's value, "" if there is none.
+// sysctl returns a sysctl's value, or "" if it cannot be read.
 func (t tool) sysctl(name string) string {
 	value := ""
-	// What cannot be read has its default.
+	// A sysctl that cannot be read counts as one with its default value.
 	_ = t.Do(func() (err error) { value, err = sysctl.Get(name); return err })
 	return value
 }

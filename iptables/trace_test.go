@@ -12,7 +12,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestTakesOverFromIPVS has rules of kube-proxy's ipvs mode in chains of the same names,
+// TestTakesOverFromIPVS writes rules of kube-proxy's ipvs mode into chains of the same names,
 // which a full delta must remove, and a jump of another program, which must stay.
 func TestTakesOverFromIPVS(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
@@ -38,8 +38,8 @@ func TestTakesOverFromIPVS(t *testing.T) {
 	})
 }
 
-// TestTrace compares each Info with the lines that were written and with the kernel.
-func TestTrace(t *testing.T) {
+// TestTraceCountsRules compares each Info with the written lines and with the kernel.
+func TestTraceCountsRules(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		var infos []Info
@@ -74,19 +74,19 @@ func TestTrace(t *testing.T) {
 						t.Errorf("%s: %+v, want %+v", what, infos[i], want)
 					}
 					if slices.Contains(fullFor, f) && (want.Written == 0 || want.Written != want.Rules) {
-						t.Errorf("%s: %+v, which is not all", what, want)
+						t.Errorf("%s: %+v, want all rules written", what, want)
 					}
 					i++
 				}
 			}
 			if i != len(infos) {
-				t.Errorf("%s: more than expected: %+v", what, infos[i:])
+				t.Errorf("%s: unexpected %+v", what, infos[i:])
 			}
 		}
 		r.everyKind()
-		check("all is new", tracker.IPv4, tracker.IPv6)
+		check("first delta", tracker.IPv4, tracker.IPv6)
 		r.cursor.Resync()
-		check("nothing is new")
+		check("resync")
 		if slices.ContainsFunc(infos, func(i Info) bool { return i.Written != 0 }) {
 			t.Errorf("a resync wrote: %+v", infos)
 		}
@@ -96,7 +96,7 @@ func TestTrace(t *testing.T) {
 			t.Errorf("a change of IPv4 endpoints wrote %+v", infos)
 		}
 		r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-0"})
-		check("a Service less")
+		check("a deleted Service")
 
 		// A failed Apply is not traced.
 		infos = nil

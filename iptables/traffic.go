@@ -27,16 +27,18 @@ import (
 // connections counts the connections of a pool: packets and bytes of their first packets.
 type connections struct{ packets, bytes uint64 }
 
-// Traffic reads the counters of the chains' rules. Known is connections: table nat sees first
-// packets only, and the rules that refuse and drop come and go with endpoints.
+// Traffic reads the counters of the rules that choose an endpoint, and returns the number of
+// connections of each Service port. Known is [ruleset.CountsConnections] alone: only first
+// packets pass table nat, and the rules that refuse and drop come and go with endpoints.
 //
-// Without Config.CountTraffic the counter of a Service port begins again at 0 when its
-// endpoints change. With it, the connections between the reading and the writing of table nat,
-// some tens of milliseconds, are not counted for a Service port whose endpoints change. The
-// counter of a Service port that has lost all endpoints is kept in this process alone.
+// The counters outlast a restart and all changes except of the Service's own endpoints.
+// Without [Config.CountTraffic] the counter of a Service port begins again at 0 when its
+// endpoints change. With it, a change of endpoints misses the connections that are made between
+// its runs of iptables-save and iptables-restore. The counter of a Service port that has lost
+// all endpoints is kept in this process alone.
 //
-// Traffic runs iptables-save for each family, which takes as long as that prints table nat. The
-// error is that of the program, or [os.ErrClosed].
+// Traffic runs iptables-save for each family, which takes the time to print table nat. The error
+// is the program's, or [os.ErrClosed].
 func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -47,7 +49,7 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 	for _, f := range b.families {
 		text, err := f.tool.counted(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("iptables: read traffic: %w", err)
+			return nil, fmt.Errorf("iptables: cannot read the counters of table nat: %w", err)
 		}
 		if f.model == nil {
 			sumTraffic(poolConnections(text), poolOwners(text, f.family), out)
@@ -72,8 +74,8 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 	return out, nil
 }
 
-// Traffic reads the counters of the chains' rules, as [Backend.Traffic] does, without a
-// [Backend]. The chains may be kube-proxy's. It changes nothing. The error wraps
+// Traffic returns the number of connections of each Service port, as [Backend.Traffic] does,
+// without a [Backend]. The chains may be kube-proxy's. It changes nothing. The error wraps
 // [ruleset.ErrNoRules] if table nat has no chain KUBE-SERVICES.
 func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
 	c, ns, err := c.open()
@@ -89,13 +91,13 @@ func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
 		}
 		text, err := t.counted(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("iptables: read traffic: %w", err)
+			return nil, fmt.Errorf("iptables: cannot read the counters of table nat: %w", err)
 		}
 		any = any || strings.Contains(text, "\n:"+chainServices+" ")
 		sumTraffic(poolConnections(text), poolOwners(text, f), out)
 	}
 	if !any {
-		return nil, fmt.Errorf("iptables: read traffic: %w", ruleset.ErrNoRules)
+		return nil, fmt.Errorf("iptables: cannot read traffic: %w", ruleset.ErrNoRules)
 	}
 	return out, nil
 }
@@ -104,7 +106,7 @@ func newTraffic() *ruleset.Traffic {
 	return &ruleset.Traffic{Known: ruleset.CountsConnections, Services: map[tracker.Key]ruleset.Counters{}}
 }
 
-// sumTraffic adds the connections of pools to those of their Service ports.
+// sumTraffic adds the connections of pools to their Service ports in to.
 func sumTraffic(counted map[string]connections, owners map[string]tracker.Key, to *ruleset.Traffic) {
 	for pool, n := range counted {
 		if k, ok := owners[pool]; ok && n.packets != 0 {
@@ -115,7 +117,7 @@ func sumTraffic(counted map[string]connections, owners map[string]tracker.Key, t
 	}
 }
 
-// counted returns what iptables-save prints of table nat with counters.
+// counted returns the output of iptables-save for table nat, with counters.
 func (t tool) counted(ctx context.Context) (string, error) {
 	var out bytes.Buffer
 	err := t.Save(ctx, nat.String(), &out, "-c")
@@ -157,8 +159,8 @@ func poolConnections(text string) map[string]connections {
 	return out
 }
 
-// poolOwners returns the Service port of each pool's chain, as comments of the rules that lead
-// there name it.
+// poolOwners returns the Service port of each pool's chain, from the comments of the rules that
+// lead there.
 func poolOwners(text string, f tracker.Family) map[string]tracker.Key {
 	var plain strings.Builder
 	for line := range strings.Lines(text) {
@@ -203,9 +205,9 @@ func poolOwners(text string, f tracker.Family) map[string]tracker.Key {
 	return out
 }
 
-// carry reads the connections of the pools whose chains a batch writes or deletes, and has the
-// chains begin with them. It returns the connections of pools without a chain once the batch is
-// in effect.
+// carry reads the connections of the pools whose chains a batch writes or deletes, and makes the
+// new chains begin with them. It returns the connections of the pools that have no chain once
+// the batch is in effect.
 func (f *family) carry(ctx context.Context, b *batch) (kept map[string]connections) {
 	touched := false
 	for name := range b.puts[nat] {
@@ -219,7 +221,7 @@ func (f *family) carry(ctx context.Context, b *batch) (kept map[string]connectio
 	}
 	text, err := f.tool.counted(ctx)
 	if err != nil {
-		f.log.Warn("iptables: counters of traffic are set back", slog.Any("error", err))
+		f.log.Warn("iptables: cannot read traffic counters, they begin again at 0", slog.Any("error", err))
 	}
 	counted, kept := poolConnections(text), map[string]connections{}
 	for name, n := range f.kept {
@@ -242,8 +244,8 @@ func (f *family) carry(ctx context.Context, b *batch) (kept map[string]connectio
 	return kept
 }
 
-// begin has a pool's chain begin with some connections, and reports whether it has a rule that
-// can count them.
+// begin sets the counter of a pool's chain to n. It reports whether the chain has a rule that
+// counts connections.
 func (c *chain) begin(n connections) bool {
 	i := slices.IndexFunc(c.rules, leadsToEndpoint)
 	if i < 0 {

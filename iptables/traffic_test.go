@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -19,7 +17,7 @@ import (
 )
 
 // TestEveryConnectionIsCounted makes connections while endpoints change and other processes
-// take over, and compares how many there were with the counters.
+// take over, and compares their number with the counters.
 func TestEveryConnectionIsCounted(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
@@ -40,23 +38,9 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 			t.Errorf("without rules: %v, want ErrNoRules", err)
 		}
 		rng := rand.New(rand.NewPCG(3, 3))
-		hand := func(n int) {
-			es := slice(50, tracker.IPv4)
-			for _, i := range rng.Perm(len(w.Pods()))[:n] {
-				p := w.Pods()[i]
-				port := int32(p.Ports()[0])
-				es.Ports[0].Port = &port
-				es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{p.Addr(tracker.IPv4).String()}, NodeName: &p.Node})
-			}
-			w.Tracker.SetSlice(es)
-		}
 		w.Tracker.SetService(svc(50, nodePort(30050)))
-		hand(len(w.Pods()))
+		setPods(w, len(w.Pods()), rng)
 		w.Sync()
-		targets := []conformance.Target{
-			{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
-			{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
-		}
 		connections := func() int {
 			t.Helper()
 			got, err := b.Traffic(t.Context())
@@ -76,14 +60,14 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 				return n
 			}
 			if fmt.Sprint(got.Services) != fmt.Sprint(read.Services) && len(b.families[0].kept) == 0 {
-				t.Errorf("the backend has %v, without it %v is read", got.Services, read.Services)
+				t.Errorf("the backend returns %v, Traffic %v", got.Services, read.Services)
 			}
 			return sum(got)
 		}
 		during := func(what string, rounds, lost int, f func(i int)) {
 			t.Helper()
 			before := connections()
-			c := w.Churn(targets, func() {
+			c := w.Churn(podTargets, func() {
 				for i := range rounds {
 					f(i)
 				}
@@ -103,7 +87,7 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 			w.Sync()
 		})
 		during("endpoint changes", 10, 1000, func(int) {
-			hand(1 + rng.IntN(len(w.Pods())))
+			setPods(w, 1+rng.IntN(len(w.Pods())), rng)
 			w.Sync()
 		})
 		during("restarts", 3, 0, func(int) {
@@ -114,10 +98,10 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 			w.Cursor = w.Engine.Attach("another", b)
 			w.Sync()
 		})
-		// Without a client, nothing may be lost.
+		// Without new connections, the counters must not change.
 		before := connections()
 		for i := range 6 {
-			hand(i % 3)
+			setPods(w, i%3, rng)
 			w.Sync()
 			if now := connections(); now != before {
 				t.Errorf("with %d endpoints: %d connections, were %d", i%3, now, before)

@@ -138,9 +138,9 @@ func (d dispatched) appendTo(rules []string) []string {
 
 // node is one chain of a tree. It holds rules, or leads to at least two others.
 type node struct {
-	// prefixLen is how many bits every key at or below it begins with, as far as the chain
-	// that leads here matches them. The name contains them. sample has the first at bits,
-	// or more, in common with every key at or below it.
+	// prefixLen is the length in bits of the prefix that the chain leading here matches.
+	// Every key at or below the node has this prefix, and the chain's name contains it.
+	// sample has at least its first at bits in common with every key at or below the node.
 	prefixLen int
 	sample    key
 	rules     []dispatched // sorted; nil if it leads to others
@@ -322,8 +322,8 @@ func (t *tree) collapse(n *node, rules []dispatched) []dispatched {
 	return rules
 }
 
-// size returns how many rules the tree has: those of its keys and the jumps between its
-// chains.
+// size returns the number of rules in the tree: the rules of its keys and the jumps between
+// its chains.
 func (t *tree) size() int { return t.first.count + t.ahead + t.below }
 
 // walk calls f with every chain at and below n, after all chains that it leads to.

@@ -117,7 +117,7 @@ func TestTreeDependsOnlyOnItsRules(t *testing.T) {
 					have[k] = d
 					tr.put(d)
 				}
-				// What is divided or put together costs twice its rules at the most.
+				// Dividing or joining chains changes at most twice as many chains as they have rules.
 				most := 2 * (leafRules + 2)
 				if len(have) >= firstRules && len(have) <= firstRules+1 {
 					most = 2 * (firstRules + 1)
@@ -152,7 +152,7 @@ func TestTreeDependsOnlyOnItsRules(t *testing.T) {
 					t.Fatalf("step %d: size returns %d of %d rules", step, tr.size(), rulesInAll)
 				}
 				if !maps.EqualFunc(shown, want, slices.Equal) {
-					t.Fatalf("step %d: what was shown as changed does not add up: %d chains, want %d", step, len(shown), len(want))
+					t.Fatalf("step %d: the reported changes give other chains than the tree has: %d, want %d", step, len(shown), len(want))
 				}
 			}
 		})
@@ -179,7 +179,7 @@ func TestTreeLeadsToTheRule(t *testing.T) {
 				met++
 				if k.prefix(kid.prefixLen) == kid.sample.prefix(kid.prefixLen) {
 					if j != k.bitsAt(n.at) {
-						t.Fatal("a chain leads elsewhere than its match")
+						t.Fatal("a chain's match differs from the bits of its keys")
 					}
 					n = kid
 					break
@@ -194,7 +194,7 @@ func TestTreeLeadsToTheRule(t *testing.T) {
 			}
 		}
 		if !found {
-			t.Fatalf("rule %d is not where the chains lead to", i)
+			t.Fatalf("rule %d is not in the chain to which its packet is led", i)
 		}
 		most = max(most, met)
 	}

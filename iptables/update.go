@@ -12,8 +12,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// update applies changes to tables that hold what the model has. It returns the
-// Services that were refused.
+// update applies changes to tables that agree with the model. It returns the Services that
+// were refused.
 func (f *family) update(ctx context.Context, node *ruleset.Node, changes []ruleset.Change) (map[tracker.Key]error, error) {
 	if !sameRules(f.model.node, node) {
 		return nil, ruleset.ErrNeedFull
@@ -25,7 +25,7 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 		}
 	}
 	failed := map[tracker.Key]error{}
-	// Changes that failed before do not delay the others.
+	// Changes that failed before come last and do not delay the others.
 	changes = slices.Clone(changes)
 	slices.SortStableFunc(changes, func(a, b ruleset.Change) int {
 		return min(1, len(a.Attempted)) - min(1, len(b.Attempted))
@@ -141,5 +141,5 @@ type undo struct {
 
 func (f *family) fail(failed map[tracker.Key]error, k tracker.Key, err error) {
 	failed[k] = err
-	f.log.Error("iptables: service is refused and stays as it was", slog.String("service", k.String()), slog.Any("error", err))
+	f.log.Error("iptables: service refused, its previous rules stay", slog.String("service", k.String()), slog.Any("error", err))
 }

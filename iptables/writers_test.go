@@ -14,16 +14,16 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestOtherWritersLoseNoRule runs other programs that change their own chains in the same
-// tables and insert jumps before ours. Neither they nor the backend may lose a rule.
-func TestOtherWritersLoseNoRule(t *testing.T) {
+// TestConcurrentWritersLoseNoRule runs other programs that change their own chains in the same
+// tables and insert jumps before ours. Neither these programs nor the backend may lose a rule.
+func TestConcurrentWritersLoseNoRule(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		r := newRig(t, flavour, func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
 		r.everyKind()
 		r.sync()
 		const writers, rules = 3, 12
-		// Each writes its rules one by one, and takes every other one away again.
+		// Each program writes its rules one by one, and deletes every other rule again.
 		var wait sync.WaitGroup
 		for n := range writers {
 			wait.Go(func() {
@@ -59,7 +59,7 @@ func TestOtherWritersLoseNoRule(t *testing.T) {
 			if syncs%5 == 4 {
 				r.cursor.Resync()
 			}
-			// The backend retries a change that another writer caused to fail, at once or in the
+			// If another writer makes a change fail, the backend tries it again at once or in the
 			// next sync.
 			if err := r.cursor.Sync(context.Background()); err != nil {
 				t.Logf("sync %d: %v", syncs, err)
@@ -74,14 +74,14 @@ func TestOtherWritersLoseNoRule(t *testing.T) {
 				want = append(want, fmt.Sprintf("-s 192.0.2.%d/32 -j RETURN", i))
 			}
 			if !slices.Equal(got[tab+" "+name], want) {
-				t.Errorf("writer %d: its rules are %v", n, got[tab+" "+name])
+				t.Errorf("writer %d: rules are %v, want %v", n, got[tab+" "+name], want)
 			}
 			hooked := slices.ContainsFunc(got[tab+" OUTPUT"], func(rule string) bool { return strings.HasSuffix(rule, "-j "+name) })
 			if !hooked {
 				t.Errorf("writer %d: its jump is gone: %v", n, got[tab+" OUTPUT"])
 			}
 		}
-		// Without theirs, ours are what they should be.
+		// Without the other programs' rules, the tables must equal the ruleset.
 		for n := range writers {
 			tab, name := []string{"nat", "filter"}[n%2], fmt.Sprint("OTHER-", n)
 			r.command(tracker.IPv4, "", "-t", tab, "-D", "OUTPUT", "-d", fmt.Sprint("203.0.113.", n+200), "-j", name)

@@ -28,8 +28,8 @@ func (u *update) bind(it *item) error {
 	return nil
 }
 
-// waitLocal waits until the kernel treats bound addresses as local, also those that an
-// interrupted update bound.
+// waitLocal waits until the kernel treats bound addresses as local, including addresses
+// that an interrupted update bound.
 func (u *update) waitLocal(ctx context.Context) error {
 	u.s.notLocalYet = slices.DeleteFunc(u.s.notLocalYet, func(a netip.Addr) bool { return !u.s.bound.has(a) })
 	if err := u.b.device.waitLocal(ctx, u.s.notLocalYet); err != nil {
@@ -39,7 +39,7 @@ func (u *update) waitLocal(ctx context.Context) error {
 	return nil
 }
 
-// abandon ends an item's ownership of addresses that its plan no longer has.
+// abandon ends an item's ownership of addresses that are no longer in its plan.
 func (u *update) abandon(it *item) error {
 	for _, a := range missing(it.state.bound, it.plan.bind) {
 		u.s.bound.drop(a)

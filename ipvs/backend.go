@@ -22,7 +22,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// backend is what a [Backend] has on Linux.
+// backend is the state of a [Backend] on Linux.
 type backend struct {
 	config Config
 
@@ -32,18 +32,21 @@ type backend struct {
 	kernel *kernel
 	sets   *ipsets
 	device *device
-	// states is what the kernel holds in each family, or nil while that is unknown.
+	// states holds the kernel's state in each family, or nil while that is unknown.
 	states []*state
-	// rules is the iptables rules that were last written.
+	// rules holds the iptables rules that were last written.
 	rules  map[tracker.Family]written
 	closed bool
 }
 
 // New returns a backend for the network namespace that c names. It opens netlink
-// sockets and checks that the system has what the backend needs, which changes nothing
-// that lasts. The error is a [*ruleset.UnsupportedError] if the system lacks something,
-// and wraps [ruleset.ErrConfig] if c is invalid. Everything else happens when the first
-// full delta is applied, and stays in place when the backend is closed.
+// sockets and checks that the system has what the backend needs. It leaves no change. The
+// error is a [*ruleset.UnsupportedError] if the system lacks something, and wraps
+// [ruleset.ErrConfig] if c is invalid. The first full delta programs the kernel, and
+// closing the backend leaves everything in place.
+//
+// Package github.com/moby/ipvs runs "modprobe ip_vs" once in a process and writes a line to
+// standard error if that fails. The failure has no consequence.
 func New(ctx context.Context, c Config) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -132,7 +135,7 @@ func findTool(ctx context.Context, c Config, f tracker.Family, ns *netns.Namespa
 // lockWait bounds the wait for another program that holds the xtables lock.
 const lockWait = 10 * time.Second
 
-// saved returns what iptables-save prints of all tables.
+// saved returns the output of iptables-save for all tables.
 func saved(ctx context.Context, t *iptool.Tool) (string, error) {
 	var out strings.Builder
 	err := t.Save(ctx, "", &out)
@@ -172,8 +175,8 @@ func (b *Backend) Close() error {
 // then addresses. Removal goes in the reverse order. A packet to a Service therefore
 // meets all parts of the Service at every step.
 //
-// A full delta first reads what the kernel holds, including what other processes put
-// there, and changes only what differs. Real servers with weight 0 that no endpoint
+// For a full delta, Apply first reads the kernel's state, including objects of other
+// processes, and writes only the differences. Real servers with weight 0 that no endpoint
 // wants count as draining. Apply removes a virtual server that no Service wants if its
 // mark or an element in one of the sets identifies it as a Backend's.
 //
@@ -195,7 +198,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			u := newUpdate(b, s, failed)
 			if err := u.apply(ctx, d); err != nil {
 				if errors.Is(err, ruleset.ErrNeedFull) {
-					b.config.Log.Warn("ipvs: reading all", slog.Any("reason", err))
+					b.config.Log.Warn("ipvs: state of the kernel is unknown, a full sync will repair it", slog.Any("error", err))
 				}
 				if d.Full || errors.Is(err, ruleset.ErrNeedFull) {
 					b.states = nil
@@ -232,7 +235,7 @@ func (b *Backend) do(ctx context.Context, f func() error) error {
 	return f()
 }
 
-// read sets up the node and reads what the kernel holds, before a full delta.
+// read sets up the node and reads the kernel's state, before a full delta.
 func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	if !b.config.KeepSysctls {
 		if err := b.ns.Do(b.config.setSysctls); err != nil {
@@ -266,7 +269,7 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// readFamily reads what the kernel holds in one family.
+// readFamily reads the kernel's state in one family.
 func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	s := newState(f)
 	for id := range setCount {
@@ -286,7 +289,7 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	err = b.kernel.virtuals(f, func(k virtualKey, v virtual) {
 		proto := k.proto
 		if k.mark != 0 {
-			proto = inet.TCP // a mark has no protocol; TCP is the one that drains
+			proto = inet.TCP // a mark has no protocol; TCP servers drain
 		}
 		s.virtuals[k] = &virtualState{virtual: v, proto: proto, reals: map[netip.AddrPort]uint16{}}
 	})
@@ -301,7 +304,7 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 			}
 		})
 		if errors.Is(err, unix.ESRCH) {
-			// Another program deleted it since it was listed.
+			// Another program deleted the virtual server after the list was read.
 			delete(s.virtuals, k)
 			delete(s.drainingReals, k)
 			continue
@@ -313,9 +316,9 @@ func (b *Backend) readFamily(f tracker.Family, now time.Time) (*state, error) {
 	return s, nil
 }
 
-// written is the netfilter rules in place in one family.
+// written holds the netfilter rules in place in one family.
 type written struct {
-	// text is the input of iptables-restore, and saved what iptables-save printed
+	// text is the input of iptables-restore, and saved the output of iptables-save
 	// afterwards.
 	text, saved string
 }

@@ -22,9 +22,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// BenchmarkKernel measures against a floor of bare netlink requests, made in the
-// same run: x-floor is how many times as long it takes. In a virtual machine
-// nothing else means anything.
+// BenchmarkKernel measures the backend against a floor of bare netlink requests in the same
+// run. The metric x-floor is the ratio of the two times; in a virtual machine the times
+// themselves mean nothing.
 //
 //	go test -run '^$' -bench Kernel -benchtime 1x ./ipvs
 func BenchmarkKernel(b *testing.B) {
@@ -41,7 +41,7 @@ func BenchmarkKernel(b *testing.B) {
 	}
 }
 
-// fill hands in Services of ten endpoints each.
+// fill sets Services with ten endpoints each.
 func (r *rig) fill(services int) {
 	for i := range services {
 		var eps [10]int
@@ -95,14 +95,14 @@ func benchOneEndpoint(b *testing.B, services int) {
 	floor := time.Since(start) / times
 	eps := []int{-11, -12, -13, -14, -15, -16, -17, -18, -19}
 	calls, n := r.calls(), 0
-	// The same for a backend that has nothing to do takes this much of it.
+	// A backend that does nothing gives the share of the tracker and ruleset.
 	idle := r.engine.Attach("idle", ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil }))
 	if err := idle.Sync(context.Background()); err != nil {
 		b.Fatal(err)
 	}
 	var took, above time.Duration
 	for b.Loop() {
-		// At least so many that the number means something.
+		// Many changes, so that the result is stable with -benchtime 1x.
 		for range times {
 			n++
 			if n%2 == 0 {
@@ -125,8 +125,8 @@ func benchOneEndpoint(b *testing.B, services int) {
 	b.ReportMetric(float64(r.calls()-calls)/float64(n), "requests/op")
 }
 
-// benchConnections opens connections from another host to the last of many
-// Services. The floor is the endpoint's own address.
+// benchConnections opens connections from another host to the last of many Services. The floor
+// is connections to the endpoint's own address.
 func benchConnections(b *testing.B, services int) {
 	lab, hosts := netlab.NewHosts(b, "node", "client", "pod")
 	node, client, pod := hosts["node"], hosts["client"], hosts["pod"]
@@ -174,7 +174,7 @@ func benchConnections(b *testing.B, services int) {
 	b.ReportMetric(float64(took)/float64(floor), "x-floor")
 }
 
-// bare makes requests of IPVS with nothing between but the socket.
+// bare makes requests to IPVS over a plain netlink socket.
 type bare struct {
 	tb     testing.TB
 	socket int
@@ -239,7 +239,7 @@ func (c *bare) request(cmd uint8, attrs ...*nl.RtAttr) []byte {
 	return req.Serialize()
 }
 
-// call sends a request and waits for the kernel's acknowledgement.
+// call sends a request and reads the kernel's acknowledgement.
 func (c *bare) call(req []byte) {
 	err := unix.Sendto(c.socket, req, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	n := 0

@@ -17,43 +17,43 @@ import (
 	"github.com/go-proxier/proxier/iptables"
 )
 
-// testLeastPrivilege has processes with few capabilities do all that a Backend does.
-// IPVS, ipset and the device take CAP_NET_ADMIN. The match for sets, in either
-// variant of iptables, opens a raw socket.
-func testLeastPrivilege(t *testing.T) {
+// testFewCapabilitiesAreEnough uses every function of a Backend in processes with few
+// capabilities. IPVS, ipset and the device need CAP_NET_ADMIN. The match for sets, in
+// either variant of iptables, opens a raw socket.
+func testFewCapabilitiesAreEnough(t *testing.T) {
 	h := newHost(t)
 	admin, raw := unix.CAP_NET_ADMIN, unix.CAP_NET_RAW
 	for _, c := range []struct {
 		role         string
 		capabilities []int
-		want         string // what is said, "" if they are enough
+		want         string // text of the error, "" if they are enough
 	}{
 		{"everything", []int{admin, raw}, ""},
 		{"everything legacy", []int{admin, raw}, ""},
 		{"everything", []int{admin}, "iptables-nft-restore"},
 		{"everything", []int{raw, unix.CAP_SYS_ADMIN, unix.CAP_SYS_MODULE, unix.CAP_DAC_OVERRIDE}, "CAP_NET_ADMIN is needed"},
 	} {
-		var said strings.Builder
+		var output strings.Builder
 		cmd := confine.Command(c.role, confine.Limits{Capabilities: c.capabilities})
-		cmd.Stderr = &said
+		cmd.Stderr = &output
 		if err := h.Start(cmd); err != nil {
 			t.Fatal(err)
 		}
 		err := cmd.Wait()
-		if (err == nil) != (c.want == "") || !strings.Contains(said.String(), c.want) {
-			t.Errorf("%s with capabilities %v: %v, %s; want %q", c.role, c.capabilities, err, said.String(), c.want)
+		if (err == nil) != (c.want == "") || !strings.Contains(output.String(), c.want) {
+			t.Errorf("%s with capabilities %v: %v, %s; want %q", c.role, c.capabilities, err, output.String(), c.want)
 		}
 		if err == nil {
 			continue
 		}
-		// It has left no Service half done.
+		// A failed process must leave nothing.
 		if got := lines(t, h, "ipvsadm -Sn"); len(got) != 0 {
-			t.Errorf("%s with capabilities %v has left %q", c.role, c.capabilities, got)
+			t.Errorf("%s with capabilities %v left %q", c.role, c.capabilities, got)
 		}
 	}
 }
 
-// everything is what a Backend does from its first day to its last.
+// everything uses every function of a Backend, from New to Cleanup.
 func everything(variant iptables.Flavour) error {
 	ctx := context.Background()
 	c := Config{IPTables: variant}

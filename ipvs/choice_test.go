@@ -12,11 +12,11 @@ import (
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// testChoice counts which endpoints are chosen: in turn by the default scheduler, and
-// uniformly by Maglev's hash of the client's port.
-func testChoice(f *fire) {
+// testEndpointsAreChosenEvenly counts connections by endpoint. The default scheduler must
+// choose endpoints in turn, and Maglev's hash of the client's port uniformly.
+func testEndpointsAreChosenEvenly(f *faultWorld) {
 	t := f.t
-	hand(f.Tracker, f.pods, len(f.pods), f.rng)
+	setPods(f.Tracker, f.pods, len(f.pods), f.rng)
 	f.Sync()
 	udp := f.targets[2]
 	count := func(n int) map[netip.AddrPort]int {
@@ -50,10 +50,10 @@ func testChoice(f *fire) {
 	if err := c.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// Pearson's test. The table of mh is uniform to a hundredth; the kernel's hash has a
-	// key of its own in each run. Critical values for one false alarm in 10^9, by degrees
-	// of freedom: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.4, has the
-	// formula.
+	// This is Pearson's test. The table of mh is uniform to a hundredth, and the kernel's
+	// hash has another key in each run. The critical values are for one false alarm in
+	// 10^9, by degrees of freedom (NIST/SEMATECH e-Handbook of Statistical Methods,
+	// 1.3.6.7.4, has the formula).
 	critical := map[int]float64{3: 44.84, 4: 47.88, 5: 50.69, 6: 53.34}
 	const each = 25
 	n := each * len(f.pods)
@@ -66,15 +66,15 @@ func testChoice(f *fire) {
 	if !ok {
 		t.Fatalf("no critical value for %d pods", len(f.pods))
 	}
-	t.Logf("chi-square %.1f over %d pods, %.1f is allowed: %v", chi, len(f.pods), limit, got)
+	t.Logf("chi-squared %.1f over %d pods, at most %.1f allowed: %v", chi, len(f.pods), limit, got)
 	if chi > limit {
-		t.Errorf("chi-square is %.1f, more than %.1f: %v", chi, limit, got)
+		t.Errorf("chi-squared is %.1f, more than %.1f: %v", chi, limit, got)
 	}
 }
 
-// testAffinityLasts has a client come back again and again within the timeout. The
-// default scheduler sends a client that is not known to the next endpoint.
-func testAffinityLasts(f *fire) {
+// testAffinityLasts connects several times within the timeout. The default scheduler sends
+// a client without affinity to the next endpoint.
+func testAffinityLasts(f *faultWorld) {
 	t := f.t
 	const timeout = 5 * time.Second
 	s := svc(60, affinity(int32(timeout/time.Second)))
@@ -90,22 +90,22 @@ func testAffinityLasts(f *fire) {
 	kept := 0
 	for _, pause := range []time.Duration{0, timeout / 2, timeout * 4 / 5, timeout / 2} {
 		time.Sleep(pause)
-		// Other changes meanwhile are none of its business.
+		// Changes of another Service must not affect the client.
 		f.Tracker.SetSlice(podSlice(50, v1.ProtocolTCP, f.pods, 1, f.rng))
 		f.Sync()
-		begun := time.Now()
+		start := time.Now()
 		next, err := f.Reach(to, testtime.Timeout)
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A machine that was too slow for the timeout tells nothing.
+		// If the machine was too slow for the timeout, the client may move.
 		if after := time.Since(last); after < timeout {
 			kept++
 			if next != server {
 				t.Errorf("after %v the client of %s was sent to %s", after.Round(time.Millisecond), server, next)
 			}
 		}
-		last, server = begun, next
+		last, server = start, next
 	}
-	t.Logf("kept %d times of 4", kept)
+	t.Logf("the client returned within the timeout %d times of 4", kept)
 }

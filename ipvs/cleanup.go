@@ -19,9 +19,10 @@ import (
 // Cleanup removes everything that a [Backend] with the same configuration has left, and
 // nothing else: virtual servers that their mark or an element in one of the sets
 // identifies, the dummy device, the iptables rules and chains, and the sets. It also
-// removes what kube-proxy's ipvs mode has left, except chains that kube-proxy's iptables
-// mode has, too, and sets that those use. Kernel parameters keep their values. Cleanup
-// returns no error if nothing is there, nor on a system without IPVS or ipset.
+// removes the same objects of kube-proxy's ipvs mode, except chains that kube-proxy's
+// iptables mode has, too, and sets that these chains use. Kernel parameters keep their
+// values. The error joins the errors of all steps. Cleanup returns nil if there is nothing
+// to remove, also on a system without IPVS or ipset.
 func Cleanup(ctx context.Context, c Config) error {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -30,7 +31,7 @@ func Cleanup(ctx context.Context, c Config) error {
 	b := newBackend(c)
 	defer b.close()
 	if err := b.cleanup(ctx); err != nil {
-		return fmt.Errorf("ipvs: clean up: %w", err)
+		return fmt.Errorf("ipvs: cannot clean up: %w", err)
 	}
 	return nil
 }
@@ -42,7 +43,7 @@ func (b *Backend) cleanup(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	// Rules and sets may be there without IPVS.
+	// Rules and sets can exist without IPVS.
 	if err := b.open(); err != nil && !errors.Is(err, errNoFamily) {
 		return err
 	}
@@ -115,8 +116,8 @@ const ownChain = "KUBE-IPVS-SERVICES"
 
 // Owned reports whether a [Backend] has programmed the network namespace, in any family of
 // the configuration. If not, rules and sets of the same names are kube-proxy's, which
-// [Cleanup] would remove, too. The error wraps [ruleset.ErrConfig] if c is invalid; other
-// errors are those of iptables-save.
+// [Cleanup] would remove, too. The error wraps [ruleset.ErrConfig] if c is invalid. Other
+// errors come from iptables-save.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return false, err

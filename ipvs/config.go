@@ -20,9 +20,9 @@ import (
 
 // Backend programs one network namespace's IPVS, with the dummy device, ipsets and
 // iptables rules that it needs. It implements [ruleset.Backend]. Its methods are safe for
-// concurrent use. Methods called after [Backend.Close] change nothing and return an error
-// that wraps [os.ErrClosed]. So do methods called after another part of the process has
-// closed one of its sockets; the caller then makes a new Backend.
+// concurrent use. After [Backend.Close], methods change nothing and return an error that
+// wraps [os.ErrClosed]. They return it, too, after another part of the process has closed
+// one of the Backend's sockets; the caller then makes a new Backend.
 type Backend struct {
 	backend
 }
@@ -35,51 +35,53 @@ func defaultMarks() Marks { return Marks{Value: 0x3000, Mask: 0xfffff000} }
 
 // Config configures a [Backend]. The zero value is a node's usual configuration.
 type Config struct {
-	// Families is the address families to program; nil is both. Services of another
-	// family are ignored.
+	// Families lists the address families to program; nil means both. Services of another
+	// family are ignored. [New] rejects IPv6 if net.ipv6.conf.all.disable_ipv6 is 1 or the
+	// kernel was booted with ipv6.disable=1, because Services' addresses cannot be bound.
 	Families []tracker.Family
-	// Scheduler chooses among endpoints (kube-proxy's --ipvs-scheduler). "" is
-	// [RoundRobin] where all endpoints weigh the same, as they do unless a tracker
-	// hook says otherwise, and [WeightedRoundRobin] elsewhere. A Service that asks for
-	// a hash (see ruleset.Service.Hash) has [Maglev] in any case, or [SourceHash] where
-	// the kernel has no Maglev.
+	// Scheduler chooses among endpoints (kube-proxy's --ipvs-scheduler). "" means
+	// [RoundRobin] where all endpoints have the same weight, which is the tracker's
+	// default, and [WeightedRoundRobin] elsewhere. A Service that asks for a hash (see
+	// ruleset.Service.Hash) always has [Maglev], or [SourceHash] if the kernel has no
+	// Maglev.
 	Scheduler Scheduler
-	// Hash is for the schedulers that hash; see there for its zero value. For a
-	// Service that asks for a hash it says only whether there is a fallback.
+	// Hash configures the schedulers that hash; the zero value is described there. For a
+	// Service that asks for a hash, only NoFallback applies.
 	Hash Hash
 	// Forwarding is how packets get to an endpoint; the zero value is NAT.
 	Forwarding Forwarding
-	// Drain is how endpoints are taken out of service; see there for its zero value.
+	// Drain configures how endpoints are taken out of service. The zero value drains TCP
+	// without a limit.
 	Drain Drain
-	// Timeouts is how long IPVS remembers idle connections; the zero value leaves the
-	// kernel's as they are.
+	// Timeouts sets how long IPVS remembers idle connections; the zero value leaves the
+	// kernel's values as they are.
 	Timeouts Timeouts
-	// ExcludeCIDRs is the addresses of other programs' virtual servers (kube-proxy's
+	// ExcludeCIDRs lists the addresses of other programs' virtual servers (kube-proxy's
 	// --ipvs-exclude-cidrs). The backend never removes a virtual server there, and alters
 	// it only if a Service has the same address and port.
 	ExcludeCIDRs []netip.Prefix
-	// StrictARP has the node answer ARP requests only for addresses of the interface
-	// they come in by (kube-proxy's --ipvs-strict-arp), as load balancers that
-	// announce addresses themselves need it.
+	// StrictARP makes the node answer ARP requests only for addresses of the interface
+	// at which they arrive (kube-proxy's --ipvs-strict-arp). Load balancers that announce
+	// addresses themselves need it.
 	StrictARP bool
 	// KeepSysctls leaves all kernel parameters as they are. The backend does not work
-	// without those that [SetSysctls] sets, so another program has to set them.
+	// without the parameters that [SetSysctls] sets, so another program must set them.
 	KeepSysctls bool
-	// Device is the name of the dummy device, 1 to 15 bytes; "" is [DefaultDevice].
+	// Device is the name of the dummy device, 1 to 15 bytes; "" means [DefaultDevice].
 	// The backend adds the device if it is missing, and owns every address on it.
 	Device string
 	// MasqueradeMark is the packet mark of connections that must be masqueraded. It must
 	// be in Marks.Mask and not in Marks.Value.
 	MasqueradeMark ruleset.MasqueradeMark
-	// Marks is the packet marks that name virtual servers; the zero value is 0x3001
-	// to 0x3fff. Each Service port that treats internal traffic differently from
+	// Marks is the set of packet marks that name virtual servers; the zero value means
+	// 0x3001 to 0x3fff. Each Service port that treats internal traffic differently from
 	// external traffic (see ruleset.Frontend.Internal) takes one in each family.
 	Marks Marks
-	// IPTables selects the iptables programs; "" is [iptables.AnyFlavour].
+	// IPTables selects the iptables programs; "" means [iptables.AnyFlavour].
 	IPTables iptables.Flavour
-	// NetNS is an open file of the network namespace to program; nil is the namespace
-	// of the thread that calls [New]. New duplicates the file, and working in a
-	// namespace other than the process's needs CAP_SYS_ADMIN.
+	// NetNS is an open file of the network namespace to program; nil means the namespace
+	// of the thread that calls [New]. New duplicates the file. A namespace other than the
+	// process's needs CAP_SYS_ADMIN.
 	NetNS *os.File
 	// Log receives repairs, features that the kernel lacks, and Services that cannot be
 	// programmed; nil discards them.
@@ -93,18 +95,17 @@ type Config struct {
 type Forwarding uint8
 
 const (
-	// NAT replaces the destination address and port, and the source of answers. It
-	// is what Kubernetes needs.
+	// NAT replaces the destination address and port of packets, and the source of
+	// answers. Kubernetes needs it.
 	NAT Forwarding = iota
-	// DirectRouting sends the packet as it is to the endpoint's host, which must be
-	// on a network of this node, have the Service's address itself, and answers the
-	// client directly. Neither ports nor source addresses are translated, so it is for
-	// clients to whom the endpoint's host has a way of its own: an answer that came
-	// back by this node would come from an address of this node, and be dropped. The
-	// node itself and its pods are no such clients.
+	// DirectRouting sends the packet as it is to the endpoint's host. The host must be on
+	// a network of this node and must have the Service's address itself. It answers the
+	// client directly, by a route that does not pass this node: the kernel drops an answer
+	// that arrives here from an address of this node. The node itself and its pods cannot
+	// be such clients. Neither ports nor source addresses are translated.
 	DirectRouting
-	// Tunnel is DirectRouting within another packet (IP in IP, IPv6 in IPv6), to an
-	// endpoint on any network, which takes it out again.
+	// Tunnel sends the packet, as DirectRouting does, inside another packet (IP in IP,
+	// IPv6 in IPv6), to an endpoint on any network, which must unpack it.
 	Tunnel
 )
 
@@ -121,7 +122,7 @@ func (f Forwarding) String() string {
 	return "unknown"
 }
 
-// Timeouts is how long IPVS remembers idle connections, in whole seconds
+// Timeouts sets how long IPVS remembers idle connections, in whole seconds
 // (ipvsadm(8), --set). 0 leaves the kernel's value as it is.
 type Timeouts struct {
 	// TCP is for established connections, 15 minutes in a fresh kernel (kube-proxy's
@@ -146,14 +147,15 @@ func (r Marks) contains(m uint32) bool { return m&r.Mask == r.Value && m != r.Va
 // String returns the set in the syntax of iptables.
 func (r Marks) String() string { return fmt.Sprintf("%#x/%#x", r.Value, r.Mask) }
 
-// Drain is how endpoints, and whole Services, are taken out of service: with weight
-// 0, so that they keep their connections and get no more, until they have none.
+// Drain configures how endpoints, and whole Services, are taken out of service. Their real
+// servers get the weight 0: they keep their connections and get no new ones. The backend
+// removes them when they have no connections left.
 type Drain struct {
-	// Gracefully is the protocols for which that is done. Those of other protocols are
-	// removed, with the flows they have, a second after they got the weight 0. Nil is
-	// TCP; empty is none.
+	// Gracefully lists the protocols whose real servers drain until they have no
+	// connections. Real servers of other protocols are removed, with their flows, a second
+	// after they got the weight 0. Nil means TCP; an empty list means no protocol.
 	Gracefully []v1.Protocol
-	// Limit is how long it may take, 0 for as long as there are connections.
+	// Limit bounds the time that a real server drains; 0 means no limit.
 	Limit time.Duration
 }
 
@@ -189,7 +191,7 @@ func (c Config) withDefaults() (Config, error) {
 		return bad("Drain.Limit %s is negative", c.Drain.Limit)
 	}
 	for name, d := range map[string]time.Duration{"TCP": c.Timeouts.TCP, "TCPFin": c.Timeouts.TCPFin, "UDP": c.Timeouts.UDP} {
-		// The kernel keeps them in 1/1000ths of a second in a signed int
+		// The kernel stores timeouts in jiffies, of at least a millisecond, in a signed int
 		// (ip_vs_set_timeout of net/netfilter/ipvs/ip_vs_ctl.c).
 		if d < 0 || d != 0 && d < time.Second || d > 24*24*time.Hour {
 			return bad("timeout %s of %s is not 1 second to 24 days", name, d)
@@ -197,23 +199,23 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for _, p := range c.ExcludeCIDRs {
 		if !p.IsValid() || p.Addr().Is4In6() {
-			return bad("excluded CIDR %v", p)
+			return bad("ExcludeCIDRs has the invalid prefix %v", p)
 		}
 	}
 	if c.Device == "" {
 		c.Device = DefaultDevice
 	}
 	if !validDevice(c.Device) {
-		return bad("device name %q", c.Device)
+		return bad("Device %q is not a valid device name", c.Device)
 	}
 	if c.Marks == (Marks{}) {
 		c.Marks = defaultMarks()
 	}
 	if c.Marks.Value&^c.Marks.Mask != 0 || c.Marks.Value == 0 || c.Marks.Mask == 0xffffffff {
-		return bad("marks %s", c.Marks)
+		return bad("Marks %s is not a set of marks with a value in its mask", c.Marks)
 	}
 	if mark := uint32(c.MasqueradeMark); mark&c.Marks.Mask == 0 || mark&c.Marks.Value != 0 {
-		return bad("masquerade mark %#x is not apart from the marks %s", mark, c.Marks)
+		return bad("MasqueradeMark %#x overlaps Marks %s", mark, c.Marks)
 	}
 	if !slices.Contains([]iptables.Flavour{iptables.AnyFlavour, iptables.NFT, iptables.Legacy}, c.IPTables) {
 		return bad("unknown flavour %q of iptables", c.IPTables)
@@ -221,8 +223,8 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// validDevice reports whether the kernel takes the name (dev_valid_name of
-// net/core/dev.c) and no rule can mistake it.
+// validDevice reports whether the kernel accepts the name (dev_valid_name of
+// net/core/dev.c) and it is one word of a rule.
 func validDevice(s string) bool {
 	if s == "" || len(s) > 15 || s == "." || s == ".." || s[0] == '-' {
 		return false
@@ -235,8 +237,8 @@ func validDevice(s string) bool {
 	return true
 }
 
-// mark returns the packet mark of connections that must be masqueraded, 0 if none are:
-// an endpoint that answers the client directly needs the client's address.
+// mark returns the packet mark of connections that must be masqueraded. It is 0 if no
+// connection is: an endpoint that answers the client directly needs the client's address.
 func (c Config) mark() uint32 {
 	if c.Forwarding != NAT {
 		return 0

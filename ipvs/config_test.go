@@ -15,30 +15,30 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestConfig(t *testing.T) {
+func TestInvalidConfigsAreRejected(t *testing.T) {
 	for name, c := range map[string]Config{
-		"no family":             {Families: []tracker.Family{}},
-		"a family twice":        {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
-		"no such family":        {Families: []tracker.Family{5}},
-		"a long scheduler":      {Scheduler: "sixteen_bytes_ab"},
-		"a hostile scheduler":   {Scheduler: "rr\n"},
-		"a scheduler's path":    {Scheduler: "../rr"},
-		"no such hash":          {Hash: Hash{Source: 9}},
-		"no such forwarding":    {Forwarding: 7},
-		"negative timeout":      {Timeouts: Timeouts{TCP: -1}},
-		"timeout of less":       {Timeouts: Timeouts{UDP: time.Millisecond}},
-		"timeout of months":     {Timeouts: Timeouts{TCPFin: 1000 * time.Hour}},
-		"no such protocol":      {Drain: Drain{Gracefully: []v1.Protocol{"ICMP"}}},
-		"negative limit":        {Drain: Drain{Limit: -1}},
-		"invalid CIDR":          {ExcludeCIDRs: []netip.Prefix{{}}},
-		"long device name":      {Device: "kube-ipvs0-kube-ipvs0"},
-		"hostile device name":   {Device: "a b"},
-		"two masquerade bits":   {MasqueradeMark: 3},
-		"masquerade bit is one": {MasqueradeMark: ruleset.MasqueradeBit(12)},
-		"no marks":              {Marks: Marks{Value: 0x3000, Mask: 0xffffffff}},
-		"marks beside the mask": {Marks: Marks{Value: 0x3001, Mask: 0xfffff000}},
-		"marks with all bits":   {Marks: Marks{Value: 0x3000, Mask: 0x3000}},
-		"no such iptables":      {IPTables: "ebtables"},
+		"no family":               {Families: []tracker.Family{}},
+		"a family twice":          {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
+		"unknown family":          {Families: []tracker.Family{5}},
+		"a long scheduler":        {Scheduler: "sixteen_bytes_ab"},
+		"a hostile scheduler":     {Scheduler: "rr\n"},
+		"a scheduler's path":      {Scheduler: "../rr"},
+		"unknown hash":            {Hash: Hash{Source: 9}},
+		"unknown forwarding":      {Forwarding: 7},
+		"negative timeout":        {Timeouts: Timeouts{TCP: -1}},
+		"timeout below a second":  {Timeouts: Timeouts{UDP: time.Millisecond}},
+		"timeout of months":       {Timeouts: Timeouts{TCPFin: 1000 * time.Hour}},
+		"unknown protocol":        {Drain: Drain{Gracefully: []v1.Protocol{"ICMP"}}},
+		"negative limit":          {Drain: Drain{Limit: -1}},
+		"invalid CIDR":            {ExcludeCIDRs: []netip.Prefix{{}}},
+		"long device name":        {Device: "kube-ipvs0-kube-ipvs0"},
+		"hostile device name":     {Device: "a b"},
+		"two masquerade bits":     {MasqueradeMark: 3},
+		"masquerade bit in marks": {MasqueradeMark: ruleset.MasqueradeBit(12)},
+		"no marks":                {Marks: Marks{Value: 0x3000, Mask: 0xffffffff}},
+		"marks outside the mask":  {Marks: Marks{Value: 0x3001, Mask: 0xfffff000}},
+		"marks with all bits":     {Marks: Marks{Value: 0x3000, Mask: 0x3000}},
+		"unknown iptables":        {IPTables: "ebtables"},
 	} {
 		if _, err := New(t.Context(), c); !errors.Is(err, ruleset.ErrConfig) {
 			t.Errorf("%s: %v", name, err)
@@ -50,7 +50,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-func TestParameters(t *testing.T) {
+func TestSysctlsDependOnTheKernel(t *testing.T) {
 	names := func(c Config, release string) map[string]string {
 		out := map[string]string{}
 		for _, s := range c.parameters(release) {
@@ -80,7 +80,7 @@ func TestParameters(t *testing.T) {
 	}
 }
 
-func TestSetNames(t *testing.T) {
+func TestSetNamesMatchKubeProxy(t *testing.T) {
 	seen := map[string]bool{}
 	for id := range setCount {
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
@@ -91,7 +91,7 @@ func TestSetNames(t *testing.T) {
 			seen[n] = true
 		}
 	}
-	// As kube-proxy names them.
+	// These names are kube-proxy's.
 	for id, want := range map[setID][2]string{
 		setLoopBack:               {"KUBE-LOOP-BACK", "KUBE-6-LOOP-BACK"},
 		setLoadBalancerSourceCIDR: {"KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-LOAD-BALANCER-SOURCE-CID"},

@@ -13,22 +13,22 @@ import (
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// TestConformance sends packets through everything the ruleset can say.
+// TestConformance runs the suite that all backends must pass.
 func TestConformance(t *testing.T) {
 	if !inMachine(t) {
 		return
 	}
-	conformance.Run(t, conformance.Options{New: newForWorld, Skip: notDone})
+	conformance.Run(t, conformance.Options{New: newForWorld, Skip: skips})
 }
 
-// notDone is what of the suite IPVS cannot do; see "Differences from the other
+// skips lists the features of the suite that IPVS lacks; see "Differences from the other
 // backends" in the package documentation.
-var notDone = map[conformance.Feature]string{
-	conformance.HashOfEndpoints: "the kernel's table follows from the order in which servers came, and has those in it that drain",
-	conformance.AffinityNear:    "who comes from near is kept with an endpoint by such a table",
+var skips = map[conformance.Feature]string{
+	conformance.HashOfEndpoints: "the kernel's table depends on the order in which servers were added, and contains draining servers",
+	conformance.AffinityNear:    "the kernel's hash table replaces affinity for internal traffic",
 	conformance.LocalErrors:     "IPVS refuses the node's own packets in the output hook, where the kernel returns EPERM to the sender",
 	conformance.TrafficAtOnce:   "the kernel sums up its statistics every two seconds",
-	conformance.AffinityTimeout: "IPVS remembers a client as long as it knows connections of it, and looks once a minute",
+	conformance.AffinityTimeout: "IPVS remembers a client while the client has connections, and expires clients once a minute",
 }
 
 func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
@@ -53,7 +53,7 @@ func newForWorld(tb testing.TB, env conformance.Env) ruleset.Backend {
 	return b
 }
 
-// describe logs what is in the kernel.
+// describe logs the kernel's virtual servers, connections and sets.
 func describe(tb testing.TB, env conformance.Env) {
 	err := env.Do(func() error {
 		for _, c := range []string{"ipvsadm -Ln", "ipvsadm -Lnc", "ipset save"} {

@@ -24,7 +24,7 @@ type device struct {
 	name  string
 	route *netlink.Handle
 	index int
-	// calls is how many requests were made.
+	// calls counts requests.
 	calls int
 	// events is the descriptor of a socket that receives changes of addresses.
 	events int
@@ -35,11 +35,11 @@ type device struct {
 func dialDevice(name string) (*device, error) {
 	route, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("open rtnetlink socket: %w", err)
 	}
 	d := &device{name: name, route: route}
 	if err = route.SetSocketTimeout(netlinkTimeout); err != nil {
-		err = fmt.Errorf("netlink: %w", err)
+		err = fmt.Errorf("set timeout of rtnetlink socket: %w", err)
 	} else {
 		d.events, err = dialAddressEvents()
 	}
@@ -55,13 +55,13 @@ func (d *device) close() {
 	unix.Close(d.events)
 }
 
-// use makes a request.
+// use makes a request, counts it, and converts its error.
 func (d *device) use(f func(*netlink.Handle) error) error {
 	d.calls++
 	return socketError(f(d.route))
 }
 
-// link returns the device of the name.
+// link returns the device with the name.
 func (d *device) link() (link netlink.Link, err error) {
 	err = d.use(func(h *netlink.Handle) (err error) {
 		link, err = h.LinkByName(d.name)
@@ -72,7 +72,7 @@ func (d *device) link() (link netlink.Link, err error) {
 
 // ensure adds the device if it is missing.
 //
-// The device stays down, as kube-proxy's does: its addresses are local all the same, and
+// The device stays down, as kube-proxy's does. Its addresses are local nevertheless, and
 // the kernel sends nothing through it.
 func (d *device) ensure() error {
 	link, err := d.link()
@@ -87,7 +87,7 @@ func (d *device) ensure() error {
 		link, err = d.link()
 	}
 	if err != nil {
-		return fmt.Errorf("device %s: %w", d.name, err)
+		return fmt.Errorf("find device %s: %w", d.name, err)
 	}
 	if link.Type() != "dummy" {
 		return fmt.Errorf("device %s is a %s, not a dummy device", d.name, link.Type())
@@ -100,10 +100,10 @@ func (d *device) ensure() error {
 func (d *device) find() error {
 	link, err := d.link()
 	if err != nil {
-		return fmt.Errorf("device %s: %w", d.name, err)
+		return fmt.Errorf("find device %s: %w", d.name, err)
 	}
 	if link.Attrs().Index != d.index {
-		return fmt.Errorf("device %s is another one", d.name)
+		return fmt.Errorf("device %s was replaced by another with the same name", d.name)
 	}
 	return nil
 }
@@ -208,7 +208,7 @@ func (d *device) unbind(a netip.Addr) error {
 	return nil
 }
 
-// remove deletes the device, if it is there.
+// remove deletes the device if it exists and is a dummy device.
 func (d *device) remove() error {
 	link, err := d.link()
 	var missing netlink.LinkNotFoundError
@@ -258,8 +258,8 @@ func (d *device) changed() (changed bool, err error) {
 	}
 }
 
-// concerns reports whether a message is about another device and not about a link-local
-// address: IPv6 link-local addresses come and go with every pod.
+// concerns reports whether a message is about an address of another device that is not
+// link-local. IPv6 link-local addresses come and go with every pod.
 func (d *device) concerns(msg []byte) bool {
 	if len(msg) < unix.SizeofIfAddrmsg {
 		return false

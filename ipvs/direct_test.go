@@ -17,10 +17,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// testDirect sends packets by the ways that leave them as they are. The endpoint has
-// the Services' addresses itself, and a link to the client by which it answers:
-// nothing comes back by the node.
-func testDirect(t *testing.T) {
+// testUntranslatedPacketsArrive uses the forwarding methods that do not translate packets.
+// The endpoint has the Services' addresses itself, and answers by a link to the client that
+// does not pass the node.
+func testUntranslatedPacketsArrive(t *testing.T) {
 	for _, f := range []Forwarding{DirectRouting, Tunnel} {
 		for _, family := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 			t.Run(fmt.Sprintf("%s %s", f, family), func(t *testing.T) { testDirectOver(t, f, family) })
@@ -99,12 +99,12 @@ func testDirectOver(t *testing.T, f Forwarding, family tracker.Family) {
 		}
 		c.Close()
 	}
-	// It was IPVS that sent them there.
+	// IPVS must have sent them there.
 	r.connections("ipvsadm -Lnc", func(l []string) error {
 		for _, vip := range vips {
 			to := net.JoinHostPort(vip, "80")
 			if !slices.ContainsFunc(l, func(l string) bool { return strings.Contains(l, to) }) {
-				return fmt.Errorf("IPVS knows no connection to %s, but %q", to, l)
+				return fmt.Errorf("IPVS has no connection to %s, only %q", to, l)
 			}
 		}
 		return nil

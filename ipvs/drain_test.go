@@ -11,7 +11,7 @@ import (
 	"github.com/go-proxier/proxier/internal/inet"
 )
 
-func TestDrainRule(t *testing.T) {
+func TestDrainEndsByConnectionsOrLimit(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for _, c := range []struct {
 		name             string
@@ -22,8 +22,8 @@ func TestDrainRule(t *testing.T) {
 		want             bool
 	}{
 		{"TCP without connections", Drain{}, v1.ProtocolTCP, 0, 0, 0, true},
-		{"TCP with one", Drain{}, v1.ProtocolTCP, 1, 0, 240 * time.Hour, false},
-		{"TCP with one that has ended", Drain{}, v1.ProtocolTCP, 0, 1, time.Hour, false},
+		{"TCP with a connection", Drain{}, v1.ProtocolTCP, 1, 0, 240 * time.Hour, false},
+		{"TCP with an inactive connection", Drain{}, v1.ProtocolTCP, 0, 1, time.Hour, false},
 		{"TCP before the limit", Drain{Limit: time.Minute}, v1.ProtocolTCP, 1, 0, time.Minute - 1, false},
 		{"TCP at the limit", Drain{Limit: time.Minute}, v1.ProtocolTCP, 1, 0, time.Minute, true},
 		{"TCP at once", Drain{Gracefully: []v1.Protocol{}}, v1.ProtocolTCP, 1, 1, answerTime, true},

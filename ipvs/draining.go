@@ -13,11 +13,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A real server serves as long as an endpoint wants it. Then it drains: its weight is 0,
+// A real server serves while a Service has its endpoint. Then it drains: its weight is 0,
 // so that IPVS sends it the packets of its connections and no new connections, until it
-// has no connection left or its time is over. One that is wanted again while it drains
-// gets its weight back. A real server with weight 0 that an earlier process left is found
-// draining, so a restart loses nothing but the time at which the drain began.
+// has no connection left or the limit has passed. If the endpoint returns while its real
+// server drains, the real server gets its weight back. A real server with weight 0 that an
+// earlier process left counts as draining, so a restart loses only the time at which the
+// drain began.
 
 // serve adds a real server to a virtual server, or gives it the weight.
 func (u *update) serve(k virtualKey, v *virtualState, at netip.AddrPort, weight uint16) error {
@@ -56,9 +57,9 @@ const answerTime = time.Second
 
 // drainRule decides when a draining real server is drained.
 type drainRule struct {
-	// counts: it is as soon as it has no connections.
+	// counts means as soon as it has no connections.
 	counts bool
-	// limit: it is after that time, if not 0.
+	// limit, unless it is 0, means after this time.
 	limit time.Duration
 }
 
@@ -72,13 +73,13 @@ func (d Drain) rule(proto uint8) drainRule {
 	return drainRule{limit: answerTime}
 }
 
-// over reports whether the time is over.
+// over reports whether the limit has passed.
 func (r drainRule) over(since, now time.Time) bool { return r.limit > 0 && now.Sub(since) >= r.limit }
 
-// unused reports whether the numbers of connections mean that it is drained.
+// unused reports whether a real server with these connections is drained.
 func (r drainRule) unused(active, inactive int) bool { return r.counts && active == 0 && inactive == 0 }
 
-// startDrain notes that a real server drains.
+// startDrain records that a real server drains.
 func (s *state) startDrain(k virtualKey, at netip.AddrPort, since time.Time) {
 	m := s.drainingReals[k]
 	if m == nil {
@@ -90,7 +91,7 @@ func (s *state) startDrain(k virtualKey, at netip.AddrPort, since time.Time) {
 	}
 }
 
-// endDrain notes that a real server no longer drains.
+// endDrain records that a real server no longer drains.
 func (s *state) endDrain(k virtualKey, at netip.AddrPort) {
 	if m := s.drainingReals[k]; m != nil {
 		delete(m, at)
@@ -100,8 +101,8 @@ func (s *state) endDrain(k virtualKey, at netip.AddrPort) {
 	}
 }
 
-// Draining returns how many real servers drain: they get no new connections and keep
-// those they have. It is 0 before the first full delta. After a full delta without
+// Draining returns the number of real servers that drain: they keep their connections and
+// get no new ones. It is 0 before the first full delta. After a full delta without
 // Services, 0 means that Cleanup ends no connection.
 func (b *Backend) Draining() int {
 	b.mu.Lock()
@@ -116,7 +117,7 @@ func (b *Backend) Draining() int {
 }
 
 // drain deletes real servers that have drained, and retired virtual servers with their
-// last real server. With onlyTime it does not count connections.
+// last real server. If onlyTime is set, it looks at limits and not at connections.
 func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 	u := newUpdate(b, s, nil)
 	for k, since := range s.drainingReals {
@@ -154,16 +155,17 @@ func (b *Backend) drain(s *state, now time.Time, onlyTime bool) error {
 	return nil
 }
 
-// retired is what a virtual server holds on to that has connections and no owner.
+// retired holds the objects that a virtual server without an owner keeps for its
+// connections.
 type retired struct {
 	entries []entry
 	bound   netip.Addr
 }
 
-// retire deletes a virtual server that no Service port owns: at once or, if its
-// protocol drains and it has connections, when those have ended. Until then, new
-// connections meet what they would meet without it: a closed port of a cluster IP or of
-// the node, which refuses them, or an address that no host has, which does not answer.
+// retire deletes a virtual server that no Service port owns: at once or, if its protocol
+// drains and it has connections, when the connections have ended. Until then, new
+// connections are treated as if the virtual server were gone. A closed port of a cluster
+// IP or of the node refuses them, and an address that no host has does not answer.
 func (u *update) retire(k virtualKey, v *virtualState) error {
 	if u.b.config.Drain.rule(v.proto).counts {
 		busy := false
@@ -209,9 +211,9 @@ func (u *update) keepRetired(k virtualKey, v *virtualState) error {
 	return nil
 }
 
-// retirement returns what a virtual server needs until it has drained: the element by
-// which it is recognised, its address if that is bound, and the elements that treat new
-// connections as if it were gone.
+// retirement returns the objects that a virtual server needs until it has drained: the
+// element by which it is recognised, its address if it is bound, and the elements that
+// stop new connections.
 func (s *state) retirement(k virtualKey) (r retired) {
 	identity, cluster := s.identity(k)
 	if cluster {
@@ -251,7 +253,8 @@ func (u *update) releaseOwned(context.Context) error {
 	return nil
 }
 
-// release gives up what a virtual server held on to that has drained or is owned again.
+// release removes the ownership of the objects that a retired virtual server kept, after
+// it has drained or has an owner again.
 func (u *update) release(k virtualKey) error {
 	r, ok := u.s.retired[k]
 	if !ok {

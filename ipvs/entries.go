@@ -13,13 +13,14 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// entryLists is elements by set.
+// entryLists holds elements by set.
 type entryLists [setCount][]entry
 
 func (l *entryLists) add(e entry) { l[e.set] = append(l[e.set], e) }
 
-// insert adds the elements of all items, many at a time: those that send internal traffic
-// to its own virtual servers, with their packet mark, or all others.
+// insert adds elements of all items, many at a time. If internal is set, it adds the
+// elements that send internal traffic to its own virtual servers, with their packet mark;
+// if not, all others.
 func (u *update) insert(internal bool) error {
 	var lists entryLists
 	owners := map[entry]*item{}
@@ -61,7 +62,7 @@ func (u *update) insert(internal bool) error {
 			}
 			continue
 		}
-		// One by one, to find the element that the kernel refuses.
+		// Add elements one by one to find the one that the kernel refuses.
 		for _, e := range list {
 			err := u.b.sets.change(nl.IPSET_CMD_ADD, setID(id), u.s.family, []entry{e}, marks)
 			switch {
@@ -78,8 +79,8 @@ func (u *update) insert(internal bool) error {
 	return nil
 }
 
-// disown removes an element that could not be added from all of its owners. They add it
-// when they are tried again.
+// disown removes an element that could not be added from all of its owners, so that they
+// add it when they are applied again.
 func (u *update) disown(e entry) {
 	delete(u.s.entries, e)
 	for _, it := range u.items {
@@ -87,8 +88,8 @@ func (u *update) disown(e entry) {
 	}
 }
 
-// dropUnplanned deletes the elements that have no owner any more: those of internal
-// traffic, or all others.
+// dropUnplanned deletes elements that have no owner any more. If internal is set, these
+// are the elements of internal traffic; if not, all others.
 func (u *update) dropUnplanned(internal bool) error {
 	var lists entryLists
 	for _, it := range u.items {

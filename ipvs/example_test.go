@@ -6,7 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
+	"net/netip"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/ruleset"
@@ -47,4 +51,65 @@ func Example() {
 	}
 	_ = run
 	// Output:
+}
+
+// A node falls back to round robin where the kernel has no Maglev.
+func ExampleProbe() {
+	config := ipvs.Config{Scheduler: ipvs.Maglev}
+	if err := ipvs.Probe(context.Background(), config); errors.Is(err, ruleset.ErrUnsupported) {
+		log.Print(err) // names the missing kernel module or program
+		config.Scheduler = ipvs.RoundRobin
+	} else if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Lookup finds the endpoints of a connection in the virtual servers of any process,
+// kube-proxy's included.
+func ExampleLookup() {
+	found, err := ipvs.Lookup(context.Background(), ipvs.Config{}, ruleset.Query{Packet: ruleset.Packet{
+		From:     netip.MustParseAddr("10.244.1.7"),
+		To:       netip.MustParseAddrPort("10.96.0.10:53"),
+		Protocol: v1.ProtocolUDP,
+	}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(found.Endpoints, found.Where)
+}
+
+// An agent that changes to another backend removes the objects of this one.
+func ExampleCleanup() {
+	ctx, config := context.Background(), ipvs.Config{}
+	owned, err := ipvs.Owned(ctx, config)
+	if err == nil && owned {
+		err = ipvs.Cleanup(ctx, config)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+func ExampleTraffic() {
+	traffic, err := ipvs.Traffic(context.Background(), ipvs.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for to, counters := range traffic.Unnamed {
+		fmt.Println(to.Protocol, to.Addr, counters.Connections, counters.Bytes)
+	}
+}
+
+// A privileged init container sets the kernel parameters for an agent that may not write
+// /proc/sys.
+func ExampleSetSysctls() {
+	if err := ipvs.SetSysctls(ipvs.Config{StrictARP: true}); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// The default marks of virtual servers for internal traffic.
+func ExampleMarks() {
+	fmt.Println(ipvs.Marks{Value: 0x3000, Mask: 0xfffff000})
+	// Output: 0x3000/0xfffff000
 }

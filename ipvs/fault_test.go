@@ -35,31 +35,32 @@ import (
 )
 
 var (
-	kills    = flag.Int("kills", 5, "how often TestUnderFire kills an agent")
-	flood    = flag.Duration("flood", 2*time.Second, "for how long TestUnderFire changes objects")
-	rate     = flag.Int("rate", 200, "how many objects TestUnderFire changes in a second")
-	crowd    = flag.Int("services", 40, "of how many Services TestUnderFire changes the objects")
-	thorough = flag.Bool("thorough", false, "have TestUnderFire make and remove thousands of Services, and very large ones")
+	kills    = flag.Int("kills", 5, "how often TestFaultsLoseNothing kills an agent")
+	flood    = flag.Duration("flood", 2*time.Second, "how long TestFaultsLoseNothing changes objects")
+	rate     = flag.Int("rate", 200, "how many objects TestFaultsLoseNothing changes in a second")
+	crowd    = flag.Int("services", 40, "how many Services TestFaultsLoseNothing has while it changes objects")
+	thorough = flag.Bool("thorough", false, "create and delete thousands of Services, and very large ones, in TestFaultsLoseNothing")
 )
 
-// TestUnderFire is everything that may befall a Backend, in one machine.
-func TestUnderFire(t *testing.T) {
+// TestFaultsLoseNothing tests a Backend under failures, damage and load, in one machine.
+func TestFaultsLoseNothing(t *testing.T) {
 	if !inMachine(t) {
 		return
 	}
-	// Others have goroutines and files, too, and connections to be tracked.
-	t.Run("leaks", testLeaks)
-	t.Run("conntrack full", func(t *testing.T) { testConntrackFull(newFire(t)) })
-	// Those in a group share a world, which takes a while to make, one after the other.
-	for _, group := range [][]fireTest{
-		{{"altered by others", testAlteredByOthers}, {"refused", testRefused}},
-		{{"addresses come and go", testAddressesComeAndGo}, {"sysctls read-only", testSysctlsReadOnly}, {"sockets", testSockets}},
-		{{"killed", testKilled}, {"affinity", testAffinityLasts}, {"choice", testChoice}},
-		{{"UDP endpoints", testUDPEndpoints}, {"flood", testFlood}},
+	// These two are not parallel, because other tests have goroutines, files and tracked
+	// connections, too.
+	t.Run("changes leak nothing", testChangesLeakNothing)
+	t.Run("a full conntrack table ends no connection", func(t *testing.T) { testFullConntrackEndsNoConnection(newFaultWorld(t)) })
+	// The tests of a group run one after the other in one world, which takes long to make.
+	for _, group := range [][]faultTest{
+		{{"altered objects are repaired", testAlteredObjectsAreRepaired}, {"refused elements affect nothing else", testRefusedElementsAffectNothingElse}},
+		{{"NodePorts follow addresses", testNodePortsFollowAddresses}, {"read-only sysctls are reported", testReadOnlySysctlsAreReported}, {"socket errors lose nothing", testSocketErrorsLoseNothing}},
+		{{"killed agents lose nothing", testKilledAgentsLoseNothing}, {"affinity lasts", testAffinityLasts}, {"endpoints are chosen evenly", testEndpointsAreChosenEvenly}},
+		{{"changed UDP endpoints lose no request", testChangedUDPEndpointsLoseNoRequest}, {"a flood of changes loses nothing", testFloodLosesNothing}},
 	} {
 		t.Run(group[0].name, func(t *testing.T) {
 			t.Parallel()
-			f := newFire(t)
+			f := newFaultWorld(t)
 			for _, c := range group {
 				t.Run(c.name, func(t *testing.T) { c.run(f.of(t)) })
 			}
@@ -69,9 +70,9 @@ func TestUnderFire(t *testing.T) {
 		name string
 		run  func(*testing.T)
 	}{
-		{"changing lists", testChangingLists},
-		{"least privilege", testLeastPrivilege},
-		{"limits", testLimits},
+		{"lists that change are read again", testChangingListsAreReadAgain},
+		{"few capabilities are enough", testFewCapabilitiesAreEnough},
+		{"hostile Services are served", testHostileServicesAreServed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -80,38 +81,38 @@ func TestUnderFire(t *testing.T) {
 	}
 }
 
-// fireTest is what is done in a world.
-type fireTest struct {
+// faultTest is a test that runs in a world.
+type faultTest struct {
 	name string
-	run  func(*fire)
+	run  func(*faultWorld)
 }
 
-// of has the world report to another test.
-func (f *fire) of(t *testing.T) *fire {
+// of returns the world with another test to report to.
+func (f *faultWorld) of(t *testing.T) *faultWorld {
 	g := *f
 	g.t = t
 	return &g
 }
 
-// fire is a world with Services whose endpoints are the world's pods: number 50 with
+// faultWorld is a world with Services whose endpoints are the world's pods: number 50 with
 // a NodePort over TCP, number 51 over UDP.
-type fire struct {
+type faultWorld struct {
 	*conformance.World
 	t       *testing.T
 	backend *Backend
-	// eyes is another one, which is only looked by.
-	eyes *Backend
-	pods []string
-	// targets is where they are: cluster IP and NodePort of the first, cluster IP of
-	// the second.
+	// reader is another Backend, which only reads the kernel's state.
+	reader *Backend
+	pods   []string
+	// targets is the cluster IP and NodePort of the first Service, and the cluster IP of the
+	// second.
 	targets []conformance.Target
 	rng     *rand.Rand
 }
 
-// newFire makes the world. Nobody calls [Backend.Tend] there but the test.
-func newFire(t *testing.T) *fire {
+// newFaultWorld returns a new world. Only the test calls [Backend.Tend].
+func newFaultWorld(t *testing.T) *faultWorld {
 	t.Helper()
-	f := &fire{t: t, rng: rand.New(rand.NewPCG(*backendtest.Seed, 7)), targets: []conformance.Target{
+	f := &faultWorld{t: t, rng: rand.New(rand.NewPCG(*backendtest.Seed, 7)), targets: []conformance.Target{
 		{Addr: netip.MustParseAddrPort("10.96.0.50:80"), Protocol: v1.ProtocolTCP},
 		{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
 		{Addr: netip.MustParseAddrPort("10.96.0.51:80"), Protocol: v1.ProtocolUDP},
@@ -128,23 +129,22 @@ func newFire(t *testing.T) *fire {
 			b.Close()
 		})
 		f.backend = b
-		if f.eyes, err = New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families}); err != nil {
+		if f.reader, err = New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families}); err != nil {
 			tb.Fatal(err)
 		}
-		tb.Cleanup(func() { f.eyes.Close() })
+		tb.Cleanup(func() { f.reader.Close() })
 		return b
 	}})
 	f.pods = backendtest.Pods(f.World)
-	hand(f.Tracker, f.pods, len(f.pods), f.rng)
+	setPods(f.Tracker, f.pods, len(f.pods), f.rng)
 	f.Sync()
 	return f
 }
 
-// hand gives the first Service so many of the pods, at least one. Of the second, which
-// has all of them, none goes: an answer that takes longer than the second for which a
-// UDP endpoint lingers would be lost, and in the virtual machine it may. testUDPEndpoints
-// sees to those.
-func hand(t *tracker.Tracker, pods []string, n int, rng *rand.Rand) {
+// setPods gives the first Service n of the pods, at least one, and the second Service all of
+// them. A UDP endpoint drains for a second, and an answer may take longer in the virtual
+// machine; testChangedUDPEndpointsLoseNoRequest changes UDP endpoints.
+func setPods(t *tracker.Tracker, pods []string, n int, rng *rand.Rand) {
 	t.SetService(svc(50, nodePort(30050)))
 	t.SetSlice(podSlice(50, v1.ProtocolTCP, pods, n, rng))
 	t.SetService(svc(51, over(v1.ProtocolUDP)))
@@ -157,9 +157,8 @@ func podSlice(i int, p v1.Protocol, pods []string, n int, rng *rand.Rand) *disco
 	return es
 }
 
-// run runs programs on the node, with "; " between them, and returns the lines of
-// their output.
-func (f *fire) run(commands string) []string {
+// run runs programs, separated by "; ", on the node and returns the lines of their output.
+func (f *faultWorld) run(commands string) []string {
 	f.t.Helper()
 	out, err := f.try(commands)
 	if err != nil {
@@ -168,17 +167,17 @@ func (f *fire) run(commands string) []string {
 	return out
 }
 
-func (f *fire) try(commands string) (list []string, err error) {
+func (f *faultWorld) try(commands string) (list []string, err error) {
 	for command := range strings.SplitSeq(commands, "; ") {
 		args := strings.Fields(command)
 		cmd := exec.Command(args[0], args[1:]...)
-		var out, said strings.Builder
-		cmd.Stdout, cmd.Stderr = &out, &said
+		var out, stderr strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &stderr
 		if err := f.Do(cmd.Start); err != nil {
 			return nil, err
 		}
 		if err := cmd.Wait(); err != nil {
-			return nil, fmt.Errorf("%s: %w: %s", command, err, said.String())
+			return nil, fmt.Errorf("%s: %w: %s", command, err, stderr.String())
 		}
 		for l := range strings.Lines(out.String()) {
 			list = append(list, strings.Join(strings.Fields(l), " "))
@@ -187,17 +186,17 @@ func (f *fire) try(commands string) (list []string, err error) {
 	return list, nil
 }
 
-// kernel returns everything that the kernel holds. Starting programs takes long in the
-// virtual machine, so all but the rules is read by what the backend reads with.
-func (f *fire) kernel() string {
+// kernel returns the kernel's state as text. Programs start slowly in the virtual machine,
+// so a Backend reads everything except the rules.
+func (f *faultWorld) kernel() string {
 	f.t.Helper()
 	out := []string{""}
-	f.eyes.device.index = -1
-	there := f.eyes.device.find()
-	if link, err := f.eyes.device.link(); err == nil {
-		f.eyes.device.index, there = link.Attrs().Index, nil
+	f.reader.device.index = -1
+	device := f.reader.device.find()
+	if link, err := f.reader.device.link(); err == nil {
+		f.reader.device.index, device = link.Attrs().Index, nil
 	}
-	found, err := f.eyes.readFamily(tracker.IPv4, time.Now())
+	found, err := f.reader.readFamily(tracker.IPv4, time.Now())
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -210,7 +209,7 @@ func (f *fire) kernel() string {
 	for e, s := range found.entries {
 		out = append(out, fmt.Sprintf("%s %s %d %d %s %#x", e.set.name(tracker.IPv4), e.addr, e.proto, e.port, e.other, s.value))
 	}
-	out = append(out, fmt.Sprint("device: ", there))
+	out = append(out, fmt.Sprint("device: ", device))
 	for a := range found.bound {
 		out = append(out, fmt.Sprint("bound: ", a))
 	}
@@ -218,7 +217,7 @@ func (f *fire) kernel() string {
 	return strings.Join(append(out, withoutComments(f.run("iptables-save"))...), "\n")
 }
 
-// difference returns the lines of two texts that the other does not have.
+// difference returns the lines that are in only one of two texts.
 func difference(got, want string) string {
 	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
 	out := ""
@@ -234,18 +233,18 @@ func difference(got, want string) string {
 	return out
 }
 
-// unharmed connects throughout what is done, and fails the test if one connection
-// does not come about, or one that was open before does not live to the end.
-func (f *fire) unharmed(do func()) {
+// loseNothing opens connections while do runs. It fails the test if one of them fails, or if
+// a connection that was open before is lost.
+func (f *faultWorld) loseNothing(do func()) {
 	f.t.Helper()
 	backendtest.Unharmed(f.t, f.World, f.targets, do)
 }
 
-// adopted has a new process take over: it finds all as it is to be and writes
-// nothing.
-func (f *fire) adopted() {
+// restartWritesNothing attaches a new Backend, as a new process would. It must find
+// everything in place and write nothing.
+func (f *faultWorld) restartWritesNothing() {
 	f.t.Helper()
-	// What drains may have drained by now.
+	// Draining real servers may have drained by now.
 	if err := f.backend.Tend(context.Background(), time.Now().Add(time.Hour)); err != nil {
 		f.t.Fatal(err)
 	}
@@ -261,30 +260,30 @@ func (f *fire) adopted() {
 	if err := c.Sync(context.Background()); err != nil {
 		f.t.Fatal(err)
 	}
-	// The virtual servers are listed twice or a few times more, all sets are created,
-	// found there, looked at and listed, and everything else is listed once.
+	// The backend lists virtual servers twice or a few times more. For each set it makes a
+	// request to create it, to read its type and to list it. It lists everything else once.
 	least := 2 + strings.Count(before, "\nvirtual ") + len(b.states[0].retired)
 	if got := b.kernel.calls; got < least || got > least+18 {
-		f.t.Errorf("a new process has made %d requests of IPVS, %d expected", got, least)
+		f.t.Errorf("a new process made %d requests to IPVS, want %d", got, least)
 	}
 	if got, want := b.sets.calls, 3*int(setCount); got > want {
-		f.t.Errorf("a new process has made %d requests about sets, %d expected", got, want)
+		f.t.Errorf("a new process made %d requests about sets, want %d", got, want)
 	}
 	if got := b.device.calls; got > 3 {
-		f.t.Errorf("a new process has made %d requests about addresses, 3 expected", got)
+		f.t.Errorf("a new process made %d requests about addresses, want 3", got)
 	}
 	if err := b.Check(context.Background()); err != nil {
 		f.t.Error(err)
 	}
 	if after := f.kernel(); after != before {
-		f.t.Errorf("a new process has left something else than there was:\n%s", difference(after, before))
+		f.t.Errorf("a new process changed the kernel's state:\n%s", difference(after, before))
 	}
 }
 
-// testAlteredByOthers has others alter what the backend has made, and have things of
-// their own: what is the matter is told, what can be is served meanwhile, and all is
-// as it was after the next full delta, with the connections that were open.
-func testAlteredByOthers(f *fire) {
+// testAlteredObjectsAreRepaired runs other programs that alter the backend's objects and have
+// objects of their own. Check must report the damage, undamaged targets must serve, and the
+// next full delta must repair everything and keep open connections.
+func testAlteredObjectsAreRepaired(f *faultWorld) {
 	t := f.t
 	ctx := context.Background()
 	foreign := []string{
@@ -294,25 +293,25 @@ func testAlteredByOthers(f *fire) {
 		"iptables -t nat -A POSTROUTING -s 203.0.113.9 -j MASQUERADE", "iptables -t mangle -I INPUT -d 203.0.113.9 -j ACCEPT",
 		"iptables -I INPUT -d 203.0.113.9 -j ACCEPT", "iptables -A FORWARD -d 203.0.113.9 -j DROP", "ip link add theirs type dummy",
 	}
-	f.unharmed(func() {
+	f.loseNothing(func() {
 		f.run(strings.Join(foreign, "; "))
 		before := f.kernel()
 		if err := f.backend.Check(ctx); err != nil {
-			t.Errorf("what others have is taken for drift: %v", err)
+			t.Errorf("Check reports foreign objects as drift: %v", err)
 		}
-		hand(f.Tracker, f.pods, 2, f.rng)
+		setPods(f.Tracker, f.pods, 2, f.rng)
 		f.Sync()
 		f.Cursor.Resync()
 		f.Sync()
-		hand(f.Tracker, f.pods, len(f.pods), f.rng)
+		setPods(f.Tracker, f.pods, len(f.pods), f.rng)
 		f.Sync()
 		if after := f.kernel(); after != before {
-			t.Errorf("others' things, or where they stand, were changed:\n%s", difference(after, before))
+			t.Errorf("foreign objects, or their order, changed:\n%s", difference(after, before))
 		}
 	})
 	pod, cluster := f.pods[0], "10.96.0.50:80"
 	const fine, cut = true, false
-	theirs := func(l string) bool {
+	isForeign := func(l string) bool {
 		for _, s := range []string{"203.0.113", "mine", "MINE", ":99 ", "FWM 77"} {
 			if strings.Contains(l, s) {
 				return true
@@ -322,23 +321,24 @@ func testAlteredByOthers(f *fire) {
 	}
 	type lives int
 	const (
-		// some: those to a real server that was deleted are ended by the kernel
-		// (expire_nodest_conn, since Linux 5.9).
+		// some: since Linux 5.9 the kernel ends connections to a deleted real server
+		// (expire_nodest_conn).
 		some lives = iota
-		// notMasqueraded: the kernel stops translating addresses, also of connections that
-		// are open, when nobody has a chain of nat any more (nf_nat_unregister_fn of
-		// net/netfilter/nf_nat_core.c), as "iptables -X" sees to where iptables is
-		// iptables-nft. Then packets reach endpoints with the client's own address, and
-		// are answered by a reset.
+		// notMasqueraded: the kernel stops translating addresses, also of open connections,
+		// when no table has a chain of nat any more (nf_nat_unregister_fn of
+		// net/netfilter/nf_nat_core.c), as after "iptables -X" of iptables-nft. Packets then
+		// reach endpoints with the client's own address, and the endpoints reset the
+		// connection.
 		notMasqueraded
 		all
 	)
-	before := slices.DeleteFunc(strings.Split(f.kernel(), "\n"), theirs)
+	before := slices.DeleteFunc(strings.Split(f.kernel(), "\n"), isForeign)
 	for _, c := range []struct {
 		do string
-		// lives is which of the connections do that are open and used meanwhile.
+		// lives selects the open connections that must survive.
 		lives lives
-		// serves is which of the targets serve new ones meanwhile, nil where that depends.
+		// serves reports which targets must serve new connections before the repair; nil
+		// where that depends.
 		serves []bool
 	}{
 		{"ipvsadm -C", some, []bool{cut, cut, cut}},
@@ -354,18 +354,18 @@ func testAlteredByOthers(f *fire) {
 		held := f.Hold(f.targets[:2])
 		masqueraded, others := held.Split()
 		if masqueraded.Len() == 0 || others.Len() == 0 {
-			t.Errorf("%d connections are masqueraded, %d are not", masqueraded.Len(), others.Len())
+			t.Errorf("%d connections are masqueraded and %d are not, want some of each", masqueraded.Len(), others.Len())
 		}
 		f.run(c.do)
 		used := held.Send()
-		said := f.backend.Check(ctx)
+		checked := f.backend.Check(ctx)
 		var drift *ruleset.DriftError
-		if !errors.As(said, &drift) {
-			t.Errorf("%s: Check says %v", c.do, said)
+		if !errors.As(checked, &drift) {
+			t.Errorf("%s: Check returned %v, want a DriftError", c.do, checked)
 		}
 		var state []string
 		for i, serves := range c.serves {
-			// Generously for what must come, shortly for what must not.
+			// The wait is long for an answer that must come, short for one that must not.
 			wait := testtime.Timeout
 			if !serves {
 				wait = time.Second / 2
@@ -382,15 +382,15 @@ func testAlteredByOthers(f *fire) {
 			t.Error(err)
 		}
 		if err := f.backend.Check(ctx); err != nil {
-			t.Errorf("%s: not put right: %v", c.do, err)
+			t.Errorf("%s: not repaired: %v", c.do, err)
 		}
-		// What is others', and was taken away with the rest, does not come back by itself.
-		if now := slices.DeleteFunc(strings.Split(f.kernel(), "\n"), theirs); !slices.Equal(now, before) {
-			t.Errorf("%s: put right, there is something else than before:\n%s", c.do, difference(strings.Join(now, "\n"), strings.Join(before, "\n")))
+		// Foreign objects that the program deleted, too, stay deleted.
+		if now := slices.DeleteFunc(strings.Split(f.kernel(), "\n"), isForeign); !slices.Equal(now, before) {
+			t.Errorf("%s: after the repair the state differs:\n%s", c.do, difference(strings.Join(now, "\n"), strings.Join(before, "\n")))
 		}
 		for i, to := range f.targets {
 			if _, err := f.Reach(to, testtime.Timeout); err != nil {
-				t.Errorf("%s: put right, target %d: %v", c.do, i, err)
+				t.Errorf("%s: after the repair, target %d: %v", c.do, i, err)
 			}
 		}
 		switch c.lives {
@@ -404,20 +404,19 @@ func testAlteredByOthers(f *fire) {
 		if used != nil {
 			t.Errorf("%s: %v", c.do, used)
 		}
-		t.Logf("%s: Check said %q; meanwhile new connections came about: %v", c.do, said, state)
+		t.Logf("%s: Check returned %q; new connections before the repair: %v", c.do, checked, state)
 	}
 	// A set that rules use cannot be destroyed.
 	if _, err := f.try("ipset destroy KUBE-CLUSTER-IP"); err == nil {
 		t.Error("a set was destroyed although a rule uses it")
 	}
-	f.adopted()
+	f.restartWritesNothing()
 }
 
-// podsEnv is the addresses of the pods, for a process of its own.
+// podsEnv is the environment variable with the pods' addresses for a separate process.
 const podsEnv = "PROXIER_TEST_PODS"
 
-// changeEndpoints is an agent that changes endpoints as fast as it can, until it is
-// killed.
+// changeEndpoints is an agent that changes endpoints as fast as possible until it is killed.
 func changeEndpoints() error {
 	ctx := context.Background()
 	a, err := newAgent(Config{Families: []tracker.Family{tracker.IPv4}})
@@ -427,8 +426,8 @@ func changeEndpoints() error {
 	pods := strings.Fields(os.Getenv(podsEnv))
 	rng := rand.New(rand.NewPCG(uint64(os.Getpid()), 1))
 	for i := 0; ; i++ {
-		hand(a.tracker, pods, 1+rng.IntN(len(pods)), rng)
-		// Others, that come and go.
+		setPods(a.tracker, pods, 1+rng.IntN(len(pods)), rng)
+		// Other Services are created and deleted.
 		for n := range 3 {
 			if rng.IntN(2) == 0 {
 				a.tracker.SetService(svc(100+n, nodePort(30100+int32(n)), externalLocal))
@@ -452,44 +451,44 @@ func changeEndpoints() error {
 	}
 }
 
-// child starts this program in a role, on the node.
-func (f *fire) child(role string, l confine.Limits) *exec.Cmd {
+// child returns a command that runs this program in a role.
+func (f *faultWorld) child(role string, l confine.Limits) *exec.Cmd {
 	cmd := confine.Command(role, l)
 	cmd.Env = append(cmd.Env, podsEnv+"="+strings.Join(f.pods, " "))
 	return cmd
 }
 
-// testKilled kills an agent at random points of its work, again and again, while
-// connections are made to Services whose endpoints it changes.
-func testKilled(f *fire) {
+// testKilledAgentsLoseNothing kills an agent at random points of its work, several times,
+// while clients connect to Services whose endpoints it changes.
+func testKilledAgentsLoseNothing(f *faultWorld) {
 	start := func(int) *exec.Cmd { return f.child("churn", confine.Limits{Capabilities: needed}) }
-	f.unharmed(func() {
+	f.loseNothing(func() {
 		backendtest.KillAgents(f.t, f.World, *kills, start, func(ready bool) time.Duration {
-			most := 1500 // ms, of its start
+			most := 1500 // ms, while the agent starts
 			if ready {
 				most = 300
 			}
 			return time.Duration(f.rng.IntN(most)) * time.Millisecond
 		})
 	})
-	// Whoever comes next has everything as it should be at once.
+	// The first full delta repairs everything.
 	f.Cursor.Resync()
 	f.Sync()
-	f.adopted()
+	f.restartWritesNothing()
 }
 
-// testSockets has all that sockets and a process can run out of go wrong in a process
-// of its own, while connections are made to the Services that it serves.
-func testSockets(f *fire) {
+// testSocketErrorsLoseNothing runs a separate process that lacks descriptors, buffers and
+// sockets, while clients connect to the Services that it serves.
+func testSocketErrorsLoseNothing(f *faultWorld) {
 	few := uint64(64)
-	f.unharmedBy(f.child("faults", confine.Limits{Capabilities: needed, Files: &few}))
+	f.loseNothingDuring(f.child("faults", confine.Limits{Capabilities: needed, Files: &few}))
 }
 
-// unharmedBy connects while a process runs on the node, which must succeed. A new
-// process finds everything in place afterwards.
-func (f *fire) unharmedBy(cmd *exec.Cmd) {
+// loseNothingDuring opens connections while a process runs on the node. The process must
+// succeed, and a new process must find everything in place afterwards.
+func (f *faultWorld) loseNothingDuring(cmd *exec.Cmd) {
 	f.t.Helper()
-	f.unharmed(func() {
+	f.loseNothing(func() {
 		if err := f.Do(cmd.Start); err != nil {
 			f.t.Error(err)
 			return
@@ -500,10 +499,10 @@ func (f *fire) unharmedBy(cmd *exec.Cmd) {
 	})
 	f.Cursor.Resync()
 	f.Sync()
-	f.adopted()
+	f.restartWritesNothing()
 }
 
-// faults is a process to which all that happens.
+// faults is the process of testSocketErrorsLoseNothing.
 func faults() error {
 	ctx := context.Background()
 	a, err := newAgent(Config{Families: []tracker.Family{tracker.IPv4}})
@@ -512,7 +511,7 @@ func faults() error {
 	}
 	pods, rng := strings.Fields(os.Getenv(podsEnv)), rand.New(rand.NewPCG(1, 1))
 	change := func() error {
-		hand(a.tracker, pods, 1+rng.IntN(len(pods)), rng)
+		setPods(a.tracker, pods, 1+rng.IntN(len(pods)), rng)
 		for i := range 4 {
 			a.tracker.SetService(svc(rng.IntN(8), nodePort(30000+int32(i)), externalIPs(fmt.Sprint("198.18.0.", rng.IntN(200)))))
 			a.tracker.SetSlice(slice(i, v1.ProtocolTCP, 1+rng.IntN(9), -1-rng.IntN(9), -20))
@@ -520,8 +519,8 @@ func faults() error {
 		}
 		return a.cursor.Sync(ctx)
 	}
-	// recovered is what has to hold after each fault, of whatever was asked for
-	// during it.
+	// recovered returns an error unless everything is in place after a fault, including
+	// changes during the fault.
 	recovered := func() error {
 		if err := a.cursor.Sync(ctx); err != nil {
 			return err
@@ -566,25 +565,25 @@ func faults() error {
 		changes int
 	}
 	list := []fault{
-		{"no file descriptor to spare", func() (func() error, error) {
+		{"no spare file descriptor", func() (func() error, error) {
 			release := backendtest.ExhaustFiles()
 			return func() error {
 				release()
 				return nil
 			}, nil
 		}, 3},
-		{"signals all the time", func() (func() error, error) {
-			// More often the virtual machine has no time for anything else.
+		{"frequent signals", func() (func() error, error) {
+			// With a shorter interval the virtual machine does nothing else.
 			return backendtest.Signals(30000)
 		}, 10},
-		{"news of addresses that do not fit", func() (func() error, error) {
+		{"overflow of address events", func() (func() error, error) {
 			fd := a.backend.device.events
 			size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 			if err != nil {
 				return nil, err
 			}
 			err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1)
-			return func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2) }, errors.Join(err, fillWithNews())
+			return func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, size/2) }, errors.Join(err, fillWithEvents())
 		}, 1},
 	}
 	for _, fault := range list {
@@ -640,8 +639,7 @@ func faults() error {
 	return checkSockets()
 }
 
-// pausing is a context that calls do whenever its Err is called, as a Backend does
-// between the steps of its work.
+// pausing is a context whose Err calls do. A Backend calls Err between its steps.
 type pausing struct {
 	context.Context
 	do func() error
@@ -649,8 +647,8 @@ type pausing struct {
 
 func (p pausing) Err() error { return errors.Join(p.Context.Err(), p.do()) }
 
-// fillWithNews makes news of addresses.
-func fillWithNews() error {
+// fillWithEvents makes the kernel send events about addresses.
+func fillWithEvents() error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
@@ -672,8 +670,8 @@ func fillWithNews() error {
 	return nil
 }
 
-// checkSockets fails unless the process has those netlink sockets that a Backend
-// needs, and no more.
+// checkSockets returns an error unless the process has exactly the netlink sockets that a
+// Backend needs.
 func checkSockets() error {
 	sockets, err := netlinkSockets()
 	if err != nil {
@@ -710,19 +708,20 @@ func netlinkSockets() (map[int][]int, error) {
 	return out, nil
 }
 
-// testRefused has the kernel refuse single elements among those of many Services:
-// everything else is in effect, also of the same Service, and nothing is lost.
-func testRefused(f *fire) {
+// testRefusedElementsAffectNothingElse makes the kernel refuse single elements of many
+// Services. Everything else must be in effect, including the rest of the same Service, and no
+// connection may be lost.
+func testRefusedElementsAffectNothingElse(f *faultWorld) {
 	t := f.t
 	ctx := context.Background()
 	const services, bad = 30, 7
-	handAll := func(n int) {
+	setAll := func(n int) {
 		for i := range services {
 			f.Tracker.SetService(svc(100+i, nodePort(30100+int32(i))))
 			f.Tracker.SetSlice(slice(100+i, v1.ProtocolTCP, 1+n, -1-n, -20-n))
 		}
 	}
-	// refused syncs and has one Service fail, for that reason.
+	// refused syncs, which must fail for one Service with the error.
 	refused := func(what string, want error) {
 		t.Helper()
 		err := f.Do(func() error { return f.Cursor.Sync(ctx) })
@@ -733,13 +732,13 @@ func testRefused(f *fire) {
 		}
 		for k := range partial.Failed {
 			if k.Name != svcName(100+bad).Name {
-				t.Errorf("%s: it is %v", what, k)
+				t.Errorf("%s: %v failed", what, k)
 			}
 		}
 	}
 	expect := func(what string, n int, but ...int) {
 		t.Helper()
-		found, err := f.eyes.readFamily(tracker.IPv4, time.Now())
+		found, err := f.reader.readFamily(tracker.IPv4, time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -759,13 +758,13 @@ func testRefused(f *fire) {
 			}
 		}
 	}
-	f.unharmed(func() {
-		handAll(0)
+	f.loseNothing(func() {
+		setAll(0)
 		f.Sync()
 		expect("before", 0)
 
-		// A broadcast address, and one that is nowhere, in the middle of a new Service's.
-		handAll(1)
+		// The kernel refuses a broadcast address among a Service's endpoints.
+		setAll(1)
 		es := slice(100+bad, v1.ProtocolTCP, 2, -2, -21)
 		es.Endpoints = slices.Insert(es.Endpoints, 1, discovery.Endpoint{Addresses: []string{"192.0.2.255"}})
 		f.Tracker.SetSlice(es)
@@ -773,12 +772,12 @@ func testRefused(f *fire) {
 		refused("an endpoint", unix.EINVAL)
 		expect("an endpoint", 1)
 		if got := f.run("ip -o addr show dev kube-ipvs0"); !strings.Contains(strings.Join(got, "\n"), "198.18.0.7/32") {
-			t.Errorf("an address of a Service with an endpoint that is refused is not bound: %v", got)
+			t.Errorf("a new address of a Service with a refused endpoint is not bound: %v", got)
 		}
 		if err := f.backend.Check(ctx); err != nil {
 			t.Error(err)
 		}
-		// Time and again nothing else is touched. What was replaced has drained.
+		// Further attempts change nothing else. First, replaced real servers drain.
 		if err := f.backend.Tend(ctx, time.Now().Add(time.Minute)); err != nil {
 			t.Error(err)
 		}
@@ -790,15 +789,15 @@ func testRefused(f *fire) {
 			t.Error(err)
 		}
 		if after := f.kernel(); after != before {
-			t.Errorf("an endpoint that is refused once more has changed:\n%s", difference(after, before))
+			t.Errorf("another attempt with a refused endpoint changed:\n%s", difference(after, before))
 		}
-		handAll(1)
+		setAll(1)
 		f.Sync()
-		expect("an endpoint that is gone", 1)
+		expect("without the endpoint", 1)
 
-		// A set without room for another element.
+		// A set is full.
 		f.run("ipset create full hash:ip,port maxelem 2; ipset add full 10.96.0.50,tcp:80; ipset add full 10.96.0.51,udp:80; ipset swap full KUBE-EXTERNAL-IP")
-		handAll(2)
+		setAll(2)
 		f.Tracker.SetService(svc(100+bad, externalIPs("198.18.0.8")))
 		err := f.Do(func() error { return f.Cursor.Sync(ctx) })
 		var partial *ruleset.PartialError
@@ -811,32 +810,32 @@ func testRefused(f *fire) {
 		f.Sync()
 		expect("a set with room", 2)
 	})
-	f.adopted()
+	f.restartWritesNothing()
 }
 
-// testAddressesComeAndGo takes an address of the node away and gives it back:
-// NodePorts there answer at once, and all others as if nothing were.
-func testAddressesComeAndGo(f *fire) {
+// testNodePortsFollowAddresses adds and removes addresses of the node. NodePorts must answer at
+// new addresses at once, and at all others without interruption.
+func testNodePortsFollowAddresses(f *faultWorld) {
 	t := f.t
 	ctx := context.Background()
-	there := conformance.Target{Addr: netip.MustParseAddrPort("192.0.2.77:30050"), Protocol: v1.ProtocolTCP}
+	added := conformance.Target{Addr: netip.MustParseAddrPort("192.0.2.77:30050"), Protocol: v1.ProtocolTCP}
 	tend := func() {
 		t.Helper()
 		if err := f.backend.Tend(ctx, time.Now()); err != nil {
 			t.Error(err)
 		}
 	}
-	f.unharmed(func() {
+	f.loseNothing(func() {
 		for range 3 {
 			f.run("ip addr add 192.0.2.77/32 dev lo")
 			tend()
-			if _, err := f.Reach(there, testtime.Timeout); err != nil {
+			if _, err := f.Reach(added, testtime.Timeout); err != nil {
 				t.Error(err)
 			}
 			f.run("ip addr del 192.0.2.77/32 dev lo")
 			tend()
-			if server, err := f.Reach(there, time.Second/2); err == nil {
-				t.Errorf("%s has answered at an address that is gone", server)
+			if server, err := f.Reach(added, time.Second/2); err == nil {
+				t.Errorf("%s answered at a deleted address", server)
 			}
 			if got := strings.Join(f.run("ipvsadm -Sn"), "\n"); strings.Contains(got, "-A -t 192.0.2.77:30050") && !strings.Contains(got, "192.0.2.77:30050 -r") {
 				t.Errorf("a virtual server without connections is left: %s", got)
@@ -846,8 +845,8 @@ func testAddressesComeAndGo(f *fire) {
 			}
 		}
 	})
-	// The address by which the node is known goes with open connections, and comes back
-	// before the clients give up.
+	// The node's primary address is deleted while connections are open, and added again before
+	// the clients time out.
 	held := f.Hold(f.targets[1:2])
 	f.run("ip addr del 192.0.2.1/24 dev eth0")
 	tend()
@@ -864,11 +863,10 @@ func testAddressesComeAndGo(f *fire) {
 	}
 }
 
-// testChangingLists reads everything while others change addresses and virtual
-// servers, here and in another network namespace, all the time: listings
-// that the kernel calls interrupted are read again, what has gone since it was listed is
-// none of the backend's, and in the end nothing is amiss.
-func testChangingLists(t *testing.T) {
+// testChangingListsAreReadAgain syncs while other programs change addresses and virtual servers,
+// in the same and another network namespace. The backend must read interrupted lists again and
+// ignore objects that were deleted after it listed them. In the end everything must be in place.
+func testChangingListsAreReadAgain(t *testing.T) {
 	const services = 60
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
 	for i := range services {
@@ -915,7 +913,7 @@ func testChangingLists(t *testing.T) {
 		if i%2 == 0 {
 			r.cursor.Resync()
 		}
-		// A list of addresses may be interrupted ten times.
+		// A sync fails if ten lists of addresses in a row are interrupted.
 		if err := r.cursor.Sync(context.Background()); err != nil {
 			failures++
 			if !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -929,7 +927,7 @@ func testChangingLists(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	t.Logf("%d of 4 syncs have failed", failures)
+	t.Logf("%d of 4 syncs failed", failures)
 	r.sync()
 	if err := r.backend.Tend(context.Background(), time.Now()); err != nil {
 		t.Fatal(err)
@@ -940,13 +938,13 @@ func testChangingLists(t *testing.T) {
 	}
 }
 
-// testSysctlsReadOnly has an agent start where kernel parameters cannot be written:
-// if they are as they must be that is nothing, and if not it says which one and what
-// is there goes on serving.
-func testSysctlsReadOnly(f *fire) {
+// testReadOnlySysctlsAreReported starts an agent that cannot write kernel parameters. If they
+// have the right values, the agent works. If not, its sync must report the parameter, and the
+// existing virtual servers must serve.
+func testReadOnlySysctlsAreReported(f *faultWorld) {
 	cmd := f.child("sysctl", confine.Limits{Capabilities: append([]int{unix.CAP_SYS_ADMIN}, needed...)})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	f.unharmedBy(cmd)
+	f.loseNothingDuring(cmd)
 }
 
 func readOnlySysctls() error {
@@ -966,29 +964,29 @@ func readOnlySysctls() error {
 	if err != nil {
 		return err
 	}
-	hand(a.tracker, strings.Fields(os.Getenv(podsEnv)), 3, rand.New(rand.NewPCG(1, 1)))
+	setPods(a.tracker, strings.Fields(os.Getenv(podsEnv)), 3, rand.New(rand.NewPCG(1, 1)))
 	if err := remount(unix.MS_RDONLY); err != nil {
 		return err
 	}
 	if err := a.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("all are right: %w", err)
+		return fmt.Errorf("with the right values: %w", err)
 	}
 	if err := errors.Join(remount(0), os.WriteFile(dir+"/net/ipv4/vs/expire_quiescent_template", []byte("0"), 0), remount(unix.MS_RDONLY)); err != nil {
 		return err
 	}
 	a.cursor.Resync()
 	if err := a.cursor.Sync(ctx); !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "net/ipv4/vs/expire_quiescent_template") {
-		return fmt.Errorf("one is wrong and cannot be set: %w", err)
+		return fmt.Errorf("with a wrong value that cannot be set: %w, want EROFS and its name", err)
 	}
 	if err := errors.Join(remount(0), a.cursor.Sync(ctx)); err != nil {
-		return fmt.Errorf("it can be set again: %w", err)
+		return fmt.Errorf("with a wrong value that can be set: %w", err)
 	}
 	return a.backend.Check(ctx)
 }
 
-// testConntrackFull leaves the kernel no room to track another connection: syncs go
-// on, open connections live, and new ones come about when there is room.
-func testConntrackFull(f *fire) {
+// testFullConntrackEndsNoConnection fills the kernel's table of tracked connections. Syncs must
+// succeed, open connections must survive, and new ones must succeed when the table has room.
+func testFullConntrackEndsNoConnection(f *faultWorld) {
 	t := f.t
 	const most = "/proc/sys/net/netfilter/nf_conntrack_max"
 	old, err := os.ReadFile(most)
@@ -1007,12 +1005,12 @@ func testConntrackFull(f *fire) {
 	set("1")
 	for _, to := range f.targets {
 		if server, err := f.Reach(to, time.Second/2); err == nil {
-			t.Errorf("%s has answered although no connection can be tracked", server)
+			t.Errorf("%s answered although no connection can be tracked", server)
 		}
 	}
-	hand(f.Tracker, f.pods, 2, f.rng)
+	setPods(f.Tracker, f.pods, 2, f.rng)
 	f.Sync()
-	hand(f.Tracker, f.pods, len(f.pods), f.rng)
+	setPods(f.Tracker, f.pods, len(f.pods), f.rng)
 	f.Sync()
 	f.Cursor.Resync()
 	f.Sync()
@@ -1020,18 +1018,18 @@ func testConntrackFull(f *fire) {
 		t.Error(err)
 	}
 	if after := f.kernel(); after != before {
-		t.Errorf("the kernel has something else than it had:\n%s", difference(after, before))
+		t.Errorf("the kernel's state changed:\n%s", difference(after, before))
 	}
 	if err := held.Check(); err != nil {
-		t.Errorf("while no connection can be tracked: %v", err)
+		t.Errorf("with a full table: %v", err)
 	}
 	set(strings.TrimSpace(string(old)))
 	for _, to := range f.targets {
 		if _, err := f.Reach(to, testtime.Timeout); err != nil {
-			t.Errorf("there is room again: %v", err)
+			t.Errorf("with room in the table: %v", err)
 		}
 	}
 	if err := held.Check(); err != nil {
-		t.Errorf("there is room again: %v", err)
+		t.Errorf("with room in the table: %v", err)
 	}
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
-// testFlood changes hundreds of objects a second while connections are made: none
-// fails, the kernel keeps up, and memory stays bounded. Then it replaces the endpoints
-// one after the other, and hands in everything anew, which writes nothing.
-func testFlood(f *fire) {
+// testFloodLosesNothing changes hundreds of objects a second while clients connect. No
+// connection may fail, and memory must stay bounded. Then it replaces the endpoints one after
+// the other, and passes all objects to the tracker again, which must write nothing.
+func testFloodLosesNothing(f *faultWorld) {
 	t, services := f.t, *crowd
 	for i := range services {
 		f.Tracker.SetService(svc(1000 + i))
@@ -35,7 +35,7 @@ func testFlood(f *fire) {
 			t.Error(i.Err)
 		}
 	}}}, func(context.Context) error {
-		// What has begun comes to its end.
+		// A started sync must end, so it does not use the runner's context.
 		ctx := context.Background()
 		return f.Do(func() error {
 			if err := f.Cursor.Sync(ctx); err != nil {
@@ -48,25 +48,25 @@ func testFlood(f *fire) {
 		t.Fatal(err)
 	}
 	f.Tracker.Notify(r.Trigger)
-	live := func() uint64 {
+	heap := func() uint64 {
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	before, changes := live(), 0
-	f.unharmed(func() {
+	before, changes := heap(), 0
+	f.loseNothing(func() {
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
 		for start := time.Now(); time.Since(start) < *flood; time.Sleep(10 * time.Millisecond) {
-			// What a loaded machine has no time to send is not made up for.
+			// A busy machine makes fewer changes; it does not catch up.
 			for range min(int(time.Since(start).Seconds()*float64(*rate))-changes, *rate/4) {
 				changes++
 				i := 1000 + f.rng.IntN(services)
 				switch f.rng.IntN(12) {
 				case 0:
-					hand(f.Tracker, f.pods, 1+f.rng.IntN(len(f.pods)), f.rng)
+					setPods(f.Tracker, f.pods, 1+f.rng.IntN(len(f.pods)), f.rng)
 				case 1:
 					f.Tracker.DeleteService(svcName(i))
 				case 2:
@@ -84,7 +84,7 @@ func testFlood(f *fire) {
 		<-done
 		f.Sync()
 
-		// A rolling restart: one comes, one goes.
+		// In a rolling restart, each step adds one pod and removes one.
 		for n := range f.pods {
 			three := append(f.pods[n:len(f.pods):len(f.pods)], f.pods[:n]...)[:3]
 			f.Tracker.SetSlice(podSlice(50, v1.ProtocolTCP, three, len(three), f.rng))
@@ -94,13 +94,13 @@ func testFlood(f *fire) {
 			}
 		}
 	})
-	after := live()
+	after := heap()
 	t.Logf("%d changes in %v and %d syncs, the longest wait was %v; heap %d kB before, %d after", changes, *flood, syncs, slowest.Round(time.Millisecond), before>>10, after>>10)
 	if after > before+before/4+4<<20 {
-		t.Errorf("the heap has grown from %d to %d bytes", before, after)
+		t.Errorf("the heap grew from %d to %d bytes", before, after)
 	}
 
-	// A relist.
+	// A relist must make no requests.
 	for _, s := range f.Engine.Snapshot().Services {
 		if s.Key.Name == svcName(50).Name || s.Key.Name == svcName(51).Name {
 			continue
@@ -124,7 +124,7 @@ func testFlood(f *fire) {
 	list()
 	f.Sync()
 	if n := f.backend.kernel.calls + f.backend.sets.calls + f.backend.device.calls - calls; n != 0 {
-		t.Errorf("what was handed in anew as it was has cost %d requests", n)
+		t.Errorf("a relist made %d requests, want 0", n)
 	}
-	f.adopted()
+	f.restartWritesNothing()
 }

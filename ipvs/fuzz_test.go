@@ -21,8 +21,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// FuzzPlan compares plans with a model that goes through the frontends, as slowly as
-// can be, and asks of each what it must have.
+// FuzzPlan compares plans with a simple model that checks each frontend by itself.
 func FuzzPlan(f *testing.F) {
 	f.Add(uint16(0), uint16(80), uint16(30080), int64(0), []byte{1, 2, 3}, uint32(0x3001))
 	f.Add(uint16(0xffff), uint16(1), uint16(0), int64(10800), []byte{}, uint32(0))
@@ -60,11 +59,12 @@ func FuzzPlan(f *testing.F) {
 		}
 		got, again := c.makePlan(s, testLocal, mark), c.makePlan(s, testLocal, mark)
 		if !slices.Equal(describePlan(got), describePlan(again)) {
-			t.Fatalf("twice the same makes %q and %q", describePlan(got), describePlan(again))
+			t.Fatalf("the same Service has the plans %q and %q", describePlan(got), describePlan(again))
 		}
 		proto := inet.Protocol(sp.Key.Protocol)
-		// at is where each frontend is met, and what it leads to there.
-		at, bound, near := map[netip.AddrPort]ruleset.Target{}, map[netip.Addr]bool{}, map[netip.AddrPort]bool{}
+		// at holds the target of each address and port. Those in internal treat internal
+		// traffic differently.
+		at, bound, internal := map[netip.AddrPort]ruleset.Target{}, map[netip.Addr]bool{}, map[netip.AddrPort]bool{}
 		for _, fe := range s.Frontends {
 			addrs := []netip.Addr{fe.Addr}
 			if fe.Kind == ruleset.NodePort {
@@ -75,25 +75,25 @@ func FuzzPlan(f *testing.F) {
 			for _, a := range addrs {
 				at[netip.AddrPortFrom(a, fe.Port)] = fe.Target
 				if fe.ShortCircuit() && fe.Internal != fe.Target {
-					near[netip.AddrPortFrom(a, fe.Port)] = true
+					internal[netip.AddrPortFrom(a, fe.Port)] = true
 				}
 			}
 		}
 		seen := map[netip.AddrPort]bool{}
 		for _, v := range got.virtuals {
 			if v.key.mark != 0 {
-				if len(near) == 0 || v.key.mark != mark {
-					t.Errorf("there is %s", v.key)
+				if len(internal) == 0 || v.key.mark != mark {
+					t.Errorf("unexpected %s", v.key)
 				}
 				continue
 			}
 			target, ok := at[v.key.at]
 			if !ok || v.key.proto != proto || seen[v.key.at] {
-				t.Fatalf("there is %s", v.key)
+				t.Fatalf("unexpected %s", v.key)
 			}
 			seen[v.key.at] = true
 			for i, ep := range v.pool {
-				// What may be chosen for a target is the ruleset's to say.
+				// The ruleset decides which endpoints a target has.
 				if !slices.Contains(s.Pool(target), ep) || v.weight(i) == 0 {
 					t.Errorf("%s has %s with weight %d", v.key, ep.Addr, v.weight(i))
 				}
@@ -110,17 +110,17 @@ func FuzzPlan(f *testing.F) {
 		}
 		for _, a := range got.bind {
 			if !bound[a] {
-				t.Errorf("%s is bound", a)
+				t.Errorf("unexpected bound address %s", a)
 			}
 			delete(bound, a)
 		}
 		if len(bound) != 0 {
 			t.Errorf("%v are not bound", bound)
 		}
-		if len(got.internal) != len(near) {
-			t.Errorf("near is %v, want %v", got.internal, near)
+		if len(got.internal) != len(internal) {
+			t.Errorf("internal is %v, want %v", got.internal, internal)
 		}
-		// Every virtual server can be told to be the backend's.
+		// The backend must recognise every virtual server as its own.
 		st := newState(tracker.IPv4)
 		for _, e := range got.entries {
 			st.entries.found(e, 0)
@@ -133,9 +133,8 @@ func FuzzPlan(f *testing.F) {
 	})
 }
 
-// FuzzAnswers reads anything as the kernel's answers about sets and addresses: it is
-// understood or not, and nothing breaks. What the backend writes it reads back the
-// same.
+// FuzzAnswers decodes arbitrary answers of the kernel about sets and addresses, which must
+// not panic. Encoded elements must decode to themselves.
 func FuzzAnswers(f *testing.F) {
 	seed := entry{set: setLoadBalancerSourceCIDR, family: tracker.IPv4, addr: netip.MustParseAddr("203.0.113.1"), proto: inet.TCP, port: 80, other: netip.MustParsePrefix("172.16.0.0/12")}
 	f.Add(encodeEntry(seed, 0, 1).Serialize(), uint8(seed.set), uint16(80), uint32(0))
@@ -156,7 +155,7 @@ func FuzzAnswers(f *testing.F) {
 		for b := data; len(b) > 0; b = b[min(len(b), 5):] {
 			d.concerns(b)
 		}
-		// There and back.
+		// Encode an element and decode it.
 		addr := netip.AddrFrom4([4]byte{203, 0, byte(mark), byte(port)})
 		e := entry{set: id, family: tracker.IPv4}
 		kind := sets[id].kind
@@ -187,8 +186,8 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// FuzzSaved reads anything as what iptables-save prints: what the backend would write
-// names its own chains and jumps only.
+// FuzzSaved parses arbitrary input as the output of iptables-save. The input of
+// iptables-restore must contain only the backend's own chains and jumps.
 func FuzzSaved(f *testing.F) {
 	f.Add("*nat\n:KUBE-IPVS-SERVICES - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-IPVS-SERVICES\n-A KUBE-IPVS-SERVICES -j MINE\nCOMMIT\n")
 	f.Add("*nat\n:KUBE-NODE-PORT -\n*nat\nCOMMIT\n*mangle\n-A INPUT -j KUBE-IPVS-IN\n")
@@ -202,7 +201,7 @@ func FuzzSaved(f *testing.F) {
 				if name, ok := strings.CutPrefix(l, "*"); ok {
 					i := slices.IndexFunc(tables, func(x table) bool { return x.name+"\n" == name })
 					if i < 0 {
-						t.Fatalf("a table %q", name)
+						t.Fatalf("unexpected table %q", name)
 					}
 					current = tables[i]
 					continue
@@ -214,21 +213,21 @@ func FuzzSaved(f *testing.F) {
 				switch verb {
 				case "-A", "-F", "-X":
 					if !own {
-						t.Errorf("it touches %q: %s", name, l)
+						t.Errorf("it changes the foreign chain %q: %s", name, l)
 					}
 				case "-I", "-D":
 					if !slices.ContainsFunc(current.jumps, func(j jump) bool { return rest == j.from+" "+j.rule+"\n" || rest == j.from+" 1 "+j.rule+"\n" }) {
-						t.Errorf("no jump of its own: %s", l)
+						t.Errorf("it changes a foreign jump: %s", l)
 					}
 				default:
 					if l != "COMMIT\n" && !strings.Contains(clean, "\n"+l) {
-						t.Errorf("a line %q", l)
+						t.Errorf("unexpected line %q", l)
 					}
 				}
 			}
 		}
 		if own := ownRules(tables, saved); strings.Count(own, "\n") > strings.Count(saved, "\n")+len(tables)+1 {
-			t.Errorf("of\n%s\nthe backend has\n%s", saved, own)
+			t.Errorf("own rules of\n%s\nare\n%s", saved, own)
 		}
 	})
 }

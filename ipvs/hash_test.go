@@ -24,11 +24,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// hashFlows is how many flows are looked at.
+// hashFlows is the number of flows that a test sends.
 const hashFlows = 1000
 
-// flows sends a datagram to the Service from each of many ports and returns where the
-// kernel sends those of each.
+// flows sends a datagram to the Service from each of many ports. It returns the endpoint of
+// each port.
 func (r *rig) flows(i int) map[uint16]netip.AddrPort {
 	r.tb.Helper()
 	vip := netip.MustParseAddr(clusterIP(i)).As4()
@@ -40,7 +40,7 @@ func (r *rig) flows(i int) map[uint16]netip.AddrPort {
 			}
 			err = unix.Bind(s, &unix.SockaddrInet4{Addr: [4]byte{192, 0, 2, 1}, Port: 20000 + port})
 			if err == nil {
-				// Nobody has the endpoints' addresses: what counts is where it was to go.
+				// No host has the endpoints' addresses, so no answer comes. IPVS lists the flow.
 				_ = unix.Sendto(s, []byte("x"), 0, &unix.SockaddrInet4{Addr: vip, Port: 80})
 			}
 			unix.Close(s)
@@ -69,14 +69,14 @@ func (r *rig) flows(i int) map[uint16]netip.AddrPort {
 			out[uint16(port)] = netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip)), uint16(to))
 		}
 		if len(out) < hashFlows {
-			return fmt.Errorf("IPVS knows %d flows of %d", len(out), hashFlows)
+			return fmt.Errorf("IPVS lists %d flows of %d", len(out), hashFlows)
 		}
 		return nil
 	})
 	return out
 }
 
-// differing returns how many flows of a hundred lead elsewhere by another node.
+// differing returns the percentage of flows that two nodes send to different endpoints.
 func differing(a, b map[uint16]netip.AddrPort) float64 {
 	n := 0
 	for port, to := range a {
@@ -87,10 +87,10 @@ func differing(a, b map[uint16]netip.AddrPort) float64 {
 	return 100 * float64(n) / float64(len(a))
 }
 
-// testHashNodes compares where flows are sent by nodes that have come to the same
-// endpoints in different ways. A node has no part in the kernel's table, nor has the
-// Service's address, so that many Services on one node will do.
-func testHashNodes(t *testing.T) {
+// testNodesHashAlike compares the endpoints of flows on nodes that have the same endpoints after
+// different changes. The kernel's table depends neither on the node nor on the Service's
+// address, so many Services on one node stand for many nodes.
+func testNodesHashAlike(t *testing.T) {
 	r := newRig(t, newHost(t), Config{Scheduler: Maglev, Families: []tracker.Family{tracker.IPv4}})
 	r.run("ip route add 10.0.0.0/8 via 192.0.2.2")
 	services := 0
@@ -119,9 +119,10 @@ func testHashNodes(t *testing.T) {
 		slices.Reverse(reversed)
 		cold := node(all)
 		if d := differing(cold, node(reversed)); d != 0 {
-			t.Errorf("two nodes that were started with the same %d endpoints send %.1f of 100 flows elsewhere", n, d)
+			t.Errorf("two nodes that started with the same %d endpoints send %.1f of 100 flows to different ones", n, d)
 		}
-		// What another place in the kernel's list of servers makes of the table.
+		// Earlier changes give servers another place in the kernel's list, which affects the
+		// table.
 		for _, h := range []struct {
 			name    string
 			history [][]int
@@ -131,13 +132,13 @@ func testHashNodes(t *testing.T) {
 			{"restarted one by one, the last one first", rolling(reversed)},
 		} {
 			d := differing(cold, node(h.history...))
-			t.Logf("%d endpoints, %s: %.1f of 100 flows are sent elsewhere than by a node that was just started", n, h.name, d)
+			t.Logf("%d endpoints, %s: %.1f of 100 flows go to another endpoint than on a node that just started", n, h.name, d)
 			if d > 5 {
-				t.Errorf("%d endpoints, %s: too many flows for a hash to be called consistent", n, h.name)
+				t.Errorf("%d endpoints, %s: %.1f of 100 flows moved, want at most 5", n, h.name, d)
 			}
 		}
-		// The first one goes. Its flows move at once, and nobody else's; when it has
-		// drained the table is made anew, and some move.
+		// The first endpoint goes. Its flows move at once, and no others. When it has drained,
+		// the kernel rebuilds the table, and some flows move.
 		first := netip.MustParseAddrPort("10.245.0.1:8080")
 		during := node(all, all[1:])
 		services++
@@ -151,28 +152,28 @@ func testHashNodes(t *testing.T) {
 		for port, to := range cold {
 			switch {
 			case during[port] == first || after[port] == first:
-				t.Errorf("the flow from port %d is sent to %s, which is gone", port, first)
+				t.Errorf("the flow from port %d is sent to the removed endpoint %s", port, first)
 			case to == first:
 				its++
 				if during[port] != after[port] {
 					again++
 				}
 			case to != during[port]:
-				t.Errorf("the flow from port %d was moved from %s to %s, because of another endpoint that drains", port, to, during[port])
+				t.Errorf("the flow from port %d moved from %s to %s, although only another endpoint drains", port, to, during[port])
 			case to != after[port]:
 				others++
 			}
 		}
 		t.Logf("%d endpoints, one goes: when it has drained, %d of its %d flows move again, and %d of the %d others", n, again, its, others, len(cold)-its)
 		if its == 0 || others > len(cold)/20 {
-			t.Errorf("%d endpoints: of the first one's %d flows, %d others moved with it", n, its, others)
+			t.Errorf("%d endpoints: the first had %d flows, and %d flows of others moved", n, its, others)
 		}
 	}
 }
 
-// testSourceHash looks at where the scheduler sh sends the flows of one client: to one
-// endpoint, unless its ports are to be hashed as well.
-func testSourceHash(t *testing.T) {
+// testSourceHashKeepsClients checks that the scheduler sh sends the flows of one client to one
+// endpoint, unless ports are hashed, too.
+func testSourceHashKeepsClients(t *testing.T) {
 	r := newRig(t, newHost(t), Config{Scheduler: SourceHash, Families: []tracker.Family{tracker.IPv4}})
 	r.run("ip route add 10.0.0.0/8 via 192.0.2.2")
 	endpoints := func(i int) int {
@@ -195,8 +196,8 @@ func testSourceHash(t *testing.T) {
 	}
 }
 
-// rolling returns the histories of a restart of each of the endpoints, one by one,
-// each of which is away for a while.
+// rolling returns the history of a rolling restart: each endpoint in turn is removed and added
+// again.
 func rolling(all []int) [][]int {
 	out := [][]int{all}
 	for i := range all {
@@ -205,12 +206,12 @@ func rolling(all []int) [][]int {
 	return out
 }
 
-// testNoMaglev takes the module away, which nobody else may be using: it is not
-// parallel to the other tests.
-func testNoMaglev(t *testing.T) {
+// testSourceHashReplacesMissingMaglev removes the kernel module of Maglev. It is not parallel to
+// tests that use the module.
+func testSourceHashReplacesMissingMaglev(t *testing.T) {
 	const file = "/modules/ip_vs_mh.ko"
 	if _, err := os.Stat(file); err != nil {
-		t.Skip("the kernel is not that of the virtual machine, its modules are to be left alone")
+		t.Skip("needs the virtual machine: the test removes a kernel module")
 	}
 	if out, err := exec.Command("rmmod", "ip_vs_mh").CombinedOutput(); err != nil {
 		t.Fatalf("cannot remove the module: %v: %s", err, out)
@@ -223,7 +224,7 @@ func testNoMaglev(t *testing.T) {
 	h := newHost(t)
 	err := Probe(t.Context(), Config{NetNS: h.File(), Scheduler: Maglev})
 	if !errors.Is(err, ruleset.ErrUnsupported) || !strings.Contains(err.Error(), "module ip_vs_mh") {
-		t.Errorf("a scheduler that was asked for and is not there: %v", err)
+		t.Errorf("with a missing scheduler: %v, want ErrUnsupported and the module's name", err)
 	}
 	var log strings.Builder
 	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}, Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -235,13 +236,13 @@ func testNoMaglev(t *testing.T) {
 	r.set(svc(3), 3, -1)
 	r.sync()
 	r.agree()
-	near := fmt.Sprintf("-A -f %d -s ", defaultMarks().Value+1)
-	r.has("ipvsadm -Sn", near+"sh -b sh-fallback", "-A -t 10.96.0.2:80 -s sh -b sh-fallback", "-A -t 10.96.0.3:80 -s rr")
+	internal := fmt.Sprintf("-A -f %d -s ", defaultMarks().Value+1)
+	r.has("ipvsadm -Sn", internal+"sh -b sh-fallback", "-A -t 10.96.0.2:80 -s sh -b sh-fallback", "-A -t 10.96.0.3:80 -s rr")
 	if out, err := exec.Command("insmod", file).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	r.restart()
 	r.sync()
 	r.agree()
-	r.has("ipvsadm -Sn", near+"mh -b mh-fallback", "-A -t 10.96.0.2:80 -s mh -b mh-fallback", "-A -t 10.96.0.3:80 -s rr")
+	r.has("ipvsadm -Sn", internal+"mh -b mh-fallback", "-A -t 10.96.0.2:80 -s mh -b mh-fallback", "-A -t 10.96.0.3:80 -s rr")
 }

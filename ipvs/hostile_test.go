@@ -17,17 +17,17 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// testLimits hands in Services that are larger than any sound one, and names that are
-// anything: what can be is served, nothing else is lost, and nothing of a name gets
-// anywhere.
-func testLimits(t *testing.T) {
+// testHostileServicesAreServed sets Services that are larger than any real one, and Services with
+// hostile names. They must be served, other Services must not be affected, and no part of a name
+// may reach the rules.
+func testHostileServicesAreServed(t *testing.T) {
 	ports, endpoints := int32(60), 500
 	if *thorough {
 		ports, endpoints = 2000, 10000
 	}
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(0), 0, -1, -2)
-	// As etcd has no room for.
+	// etcd has no room for such an object.
 	many := svc(1)
 	many.Spec.Ports = nil
 	es := slice(1, v1.ProtocolTCP, 1, -2)
@@ -69,13 +69,13 @@ func testLimits(t *testing.T) {
 	if err := r.backend.Check(context.Background()); err != nil {
 		t.Error(err)
 	}
-	// A node whose names would be rules: nothing is touched.
+	// A node whose interface name contains a rule changes nothing.
 	before := r.run("ipvsadm -Sn")
 	d := &ruleset.Delta{Full: true, Node: &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{Bridge: "br0 -j ACCEPT"}}}
 	if err := r.backend.Apply(context.Background(), d); err == nil || !strings.Contains(err.Error(), "interface name") {
-		t.Errorf("a bridge with a rule for a name: %v", err)
+		t.Errorf("a bridge whose name contains a rule: %v", err)
 	}
-	// A Service port of a protocol that is none, in the midst of others.
+	// One Service port among others has an unknown protocol.
 	snap := r.engine.Snapshot()
 	d = &ruleset.Delta{Full: true, Node: snap.Node}
 	for i, s := range snap.Services {
@@ -88,7 +88,7 @@ func testLimits(t *testing.T) {
 	}
 	var partial *ruleset.PartialError
 	if err := r.backend.Apply(context.Background(), d); !errors.As(err, &partial) || len(partial.Failed) != 1 || !strings.Contains(err.Error(), `"GRE"`) {
-		t.Errorf("a protocol that is none: %v", err)
+		t.Errorf("an unknown protocol: %v, want a PartialError for one Service", err)
 	}
-	r.same("virtual servers after what was refused", r.run("ipvsadm -Sn"), before)
+	r.same("virtual servers after refused deltas", r.run("ipvsadm -Sn"), before)
 }

@@ -18,25 +18,25 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// testInterrupted has deltas end between any two of their steps: the next one brings
-// about all that was asked for, and no address is left bound or unbound.
-func testInterrupted(t *testing.T) {
+// testInterruptedDeltasAreCompleted ends deltas between any two of their steps. The next delta
+// must complete all changes, and bind exactly the addresses of the Services.
+func testInterruptedDeltasAreCompleted(t *testing.T) {
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
-	eyes, err := New(t.Context(), r.config)
+	reader, err := New(t.Context(), r.config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer eyes.Close()
+	defer reader.Close()
 	addrs := func(n int) []string {
 		return []string{fmt.Sprint("198.18.0.", 1+n%2), fmt.Sprint("198.18.1.", 1+n%3), "198.18.2.1"}
 	}
 	for _, full := range []bool{false, true} {
 		every := 1
 		if full {
-			every = 3 // which takes longer
+			every = 3 // a full delta takes longer
 		}
 		for n := 0; ; n += every {
-			// Addresses come, go, and pass from one Service to another.
+			// Addresses are added, removed, and moved from one Service to another.
 			for i := range 3 {
 				if (n+i)%3 == 0 {
 					r.remove(i)
@@ -47,9 +47,9 @@ func testInterrupted(t *testing.T) {
 			if full {
 				r.cursor.Resync()
 			}
-			asked := 0
+			calls := 0
 			err := r.cursor.Sync(pausing{context.Background(), func() error {
-				if asked++; asked > n {
+				if calls++; calls > n {
 					return context.Canceled
 				}
 				return nil
@@ -62,8 +62,8 @@ func testInterrupted(t *testing.T) {
 				t.Fatal(err)
 			}
 			what := fmt.Sprintf("interrupted in step %d, full %v", n, full)
-			eyes.device.index = r.backend.device.index
-			found, rerr := eyes.readFamily(tracker.IPv4, time.Now())
+			reader.device.index = r.backend.device.index
+			found, rerr := reader.readFamily(tracker.IPv4, time.Now())
 			if rerr != nil {
 				t.Fatal(rerr)
 			}
@@ -98,9 +98,9 @@ func testInterrupted(t *testing.T) {
 				}
 			}
 			if err == nil {
-				// That was the last step.
+				// The delta had no further step.
 				if n < 12 {
-					t.Errorf("full %v: there were %d steps only", full, n)
+					t.Errorf("full %v: only %d steps", full, n)
 				}
 				t.Logf("full %v: %d steps", full, n)
 				break

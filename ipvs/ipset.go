@@ -22,15 +22,15 @@ import (
 // over one socket.
 type ipsets struct {
 	socket *nl.SocketHandle
-	// calls is how many requests were made.
+	// calls counts requests.
 	calls int
 }
 
 // maxElements is how many elements a hash may grow to. It starts small.
 const maxElements = 1 << 22
 
-// bulk is how many elements are sent in one request where there are many: about 100
-// bytes each, in a message whose attribute has a length of 16 bits.
+// bulk is the most elements of one request. An element has about 100 bytes, and the length
+// of the attribute that contains them has 16 bits.
 const bulk = 400
 
 // dialIPSets opens a socket in the calling thread's namespace.
@@ -44,7 +44,7 @@ func dialIPSets() (*ipsets, error) {
 
 func (c *ipsets) close() { c.socket.Close() }
 
-// request returns one for a set.
+// request returns a request about a set.
 func (c *ipsets) request(cmd int, name string, flags int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(cmd|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(cmd)|flags)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_NETLINK, Version: nl.NFNETLINK_V0})
@@ -69,7 +69,7 @@ type ipsetError uint
 
 func (e ipsetError) Error() string { return nl.IPSetError(e).Error() }
 
-// create makes the set unless it is there.
+// create creates the set unless it exists.
 func (c *ipsets) create(s setID, f tracker.Family) error {
 	kind := sets[s].kind
 	typeName, revision := kind.typeName()
@@ -93,12 +93,12 @@ func (c *ipsets) create(s setID, f tracker.Family) error {
 	if err == nil {
 		return nil
 	}
-	// One that was made with other parameters will do if it is of the same type.
+	// A set with other parameters is good enough if it has the same type.
 	if found, ferr := c.header(s.name(f)); ferr == nil {
 		if found == typeName {
 			return nil
 		}
-		err = fmt.Errorf("%w: there is one of type %s", err, found)
+		err = fmt.Errorf("%w: the set exists with type %s", err, found)
 	}
 	return fmt.Errorf("create set %s of type %s: %w", s.name(f), typeName, err)
 }
@@ -120,8 +120,8 @@ func (c *ipsets) header(name string) (typeName string, err error) {
 	return typeName, err
 }
 
-// change adds elements to a set, or deletes them. That they are there already, or
-// not there, is no error. An element that is there gets the new value.
+// change adds elements to a set, or deletes them. It is no error if they exist already, or
+// do not exist. An existing element gets the new value.
 func (c *ipsets) change(cmd int, s setID, f tracker.Family, entries []entry, marks map[entry]uint32) error {
 	for len(entries) > 0 {
 		some := entries[:min(len(entries), bulk)]
@@ -134,7 +134,7 @@ func (c *ipsets) change(cmd int, s setID, f tracker.Family, entries []entry, mar
 			for i, e := range some {
 				list.AddChild(encodeEntry(e, marks[e], uint32(i+1)))
 			}
-			// With a list the kernel reports the line by this attribute.
+			// The kernel writes the line of an error in a list into this attribute.
 			req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_LINENO|unix.NLA_F_NET_BYTEORDER, make([]byte, 4)))
 			req.AddData(list)
 		}
@@ -191,7 +191,7 @@ func encodeAddr(typ int, a netip.Addr) *nl.RtAttr {
 
 func port(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
 
-// list calls fn with each element of a set, and its value if it has one.
+// list calls fn with each element of a set and its packet mark, 0 if it has none.
 func (c *ipsets) list(s setID, f tracker.Family, fn func(e entry, mark uint32)) error {
 	msgs, err := c.execute(c.request(nl.IPSET_CMD_LIST, s.name(f), 0))
 	if err != nil {
@@ -249,7 +249,7 @@ func decodeAddr(data []byte) (a netip.Addr) {
 	return a
 }
 
-// destroy removes the set if it is there, unless a rule uses it.
+// destroy removes the set if it exists, unless a rule uses it.
 func (c *ipsets) destroy(s setID, f tracker.Family) error {
 	_, err := c.execute(c.request(nl.IPSET_CMD_DESTROY, s.name(f), 0))
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, ipsetError(nl.IPSET_ERR_BUSY)) {

@@ -18,16 +18,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// kernel is IPVS as the kernel has it, by github.com/moby/ipvs.
+// kernel makes requests to IPVS through github.com/moby/ipvs.
 type kernel struct {
 	handle     *moby.Handle
 	forwarding Forwarding
-	// calls is how many requests were made.
+	// calls counts requests.
 	calls int
 }
 
-// errNoFamily is the error of dialKernel if the kernel has no IPVS that this process can
-// use.
+// errNoFamily is the error of dialKernel if this process cannot use the kernel's IPVS.
 var errNoFamily = errors.New("the kernel has no generic netlink family IPVS: its module ip_vs is missing or not loaded")
 
 // dialKernel opens a handle in the calling thread's namespace.
@@ -40,12 +39,12 @@ func dialKernel(f Forwarding) (*kernel, error) {
 }
 
 func openIPVS() (*moby.Handle, error) {
-	// This request makes the kernel load the module. moby asks once in a process, keeps
-	// the answer even if the family was missing, and then treats every request, which
-	// gets no answer, as successful.
+	// This request makes the kernel load the module. moby looks the family up once in a
+	// process and keeps the answer even if the family was missing. It then treats every
+	// request as successful, because no request gets an answer.
 	nl, err := netlink.NewHandle(unix.NETLINK_GENERIC)
 	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("open generic netlink socket: %w", err)
 	}
 	_, err = nl.GenlFamilyGet("IPVS")
 	nl.Close()
@@ -53,11 +52,11 @@ func openIPVS() (*moby.Handle, error) {
 		return nil, errNoFamily
 	}
 	if err != nil {
-		return nil, fmt.Errorf("generic netlink: %w", err)
+		return nil, fmt.Errorf("look up generic netlink family IPVS: %w", err)
 	}
 	h, err := moby.New("")
 	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("open IPVS socket: %w", err)
 	}
 	if err := checkIPVS(h); err != nil {
 		h.Close()
@@ -66,7 +65,8 @@ func openIPVS() (*moby.Handle, error) {
 	return h, nil
 }
 
-// checkIPVS asks for a virtual server that cannot exist.
+// checkIPVS requests a virtual server that cannot exist. It returns an error unless the
+// kernel answers that it does not.
 func checkIPVS(h *moby.Handle) error {
 	var errno unix.Errno
 	_, err := h.GetService(&moby.Service{AddressFamily: unix.AF_INET, Protocol: 255, Address: net.IPv4zero})
@@ -74,20 +74,20 @@ func checkIPVS(h *moby.Handle) error {
 	case errors.Is(err, unix.ESRCH):
 		return nil
 	case err == nil || !errors.As(err, &errno):
-		return errors.New("IPVS became available after this process had looked for it; the process has to be restarted")
+		return errors.New("IPVS became available after this process first looked for it; restart the process")
 	}
 	return err
 }
 
 func (k *kernel) close() { k.handle.Close() }
 
-// use makes a request.
+// use makes a request, counts it, and converts its error.
 func (k *kernel) use(f func(*moby.Handle) error) error {
 	k.calls++
 	return socketError(f(k.handle))
 }
 
-// service returns a virtual server as moby has it.
+// service returns a virtual server in moby's representation.
 func (key virtualKey) service(v virtual) *moby.Service {
 	s := &moby.Service{
 		AddressFamily: uint16(inet.AF(key.family)),
@@ -95,7 +95,8 @@ func (key virtualKey) service(v virtual) *moby.Service {
 		SchedName:     string(v.scheduler),
 		Flags:         v.flags,
 		Timeout:       v.timeout,
-		// The mask by which persistence takes clients for one, or its length.
+		// Persistence treats clients with the same bits in this mask as one. For IPv6 it is
+		// the mask's length.
 		Netmask: 0xffffffff,
 	}
 	if key.family == tracker.IPv6 {
@@ -124,8 +125,8 @@ func (key virtualKey) String() string {
 
 // virtuals calls fn with each virtual server of the family.
 //
-// The kernel splits a long list into messages, and finds where to go on by counting the
-// virtual servers of all network namespaces (ip_vs_genl_dump_services of
+// The kernel splits a long list into messages, and finds its place in the next one by
+// counting the virtual servers of all network namespaces (ip_vs_genl_dump_services of
 // net/netfilter/ipvs/ip_vs_ctl.c). If one is added or deleted in between, the list lacks
 // some or repeats them, without an error. virtuals therefore reads the list until two
 // results in a row are equal.
@@ -141,8 +142,8 @@ func (k *kernel) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error 
 	return err
 }
 
-// sameTwice returns what list returns twice in a row. If no two results are equal it
-// returns the union of all, some of which may be deleted by now.
+// sameTwice calls list until two results in a row are equal, and returns that result. If
+// no two are equal, it returns the union of all, some of which may be deleted by now.
 func sameTwice[K, V comparable](list func() (map[K]V, error)) (map[K]V, error) {
 	const most = 20
 	all, last := map[K]V{}, map[K]V(nil)
@@ -177,7 +178,7 @@ func (k *kernel) listVirtuals(f tracker.Family, fn func(virtualKey, virtual)) er
 	return nil
 }
 
-// keyOf returns the key of a virtual server as moby has it.
+// keyOf returns the key of a virtual server in moby's representation.
 func keyOf(s *moby.Service) (virtualKey, bool) {
 	key := virtualKey{mark: s.FWMark}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
@@ -235,7 +236,7 @@ func (k *kernel) setVirtual(key virtualKey, v virtual) error {
 	return wrap(err, "set virtual server", key)
 }
 
-// delVirtual deletes a virtual server, if it is there.
+// delVirtual deletes a virtual server if it exists.
 func (k *kernel) delVirtual(key virtualKey) error {
 	err := k.use(func(h *moby.Handle) error { return h.DelService(key.service(virtual{})) })
 	if errors.Is(err, unix.ESRCH) {
@@ -270,7 +271,7 @@ func (k *kernel) setReal(key virtualKey, at netip.AddrPort, weight uint16) error
 	return wrap(err, "set real server "+at.String()+" of", key)
 }
 
-// delReal deletes a real server, if it is there.
+// delReal deletes a real server if it exists.
 func (k *kernel) delReal(key virtualKey, at netip.AddrPort) error {
 	err := k.use(func(h *moby.Handle) error { return h.DelDestination(key.service(virtual{}), k.destination(at, 0)) })
 	if errors.Is(err, unix.ENOENT) {
@@ -279,7 +280,7 @@ func (k *kernel) delReal(key virtualKey, at netip.AddrPort) error {
 	return wrap(err, "delete real server "+at.String()+" of", key)
 }
 
-// setTimeouts sets those that are not 0.
+// setTimeouts sets the timeouts that are not 0.
 func (k *kernel) setTimeouts(t Timeouts) error {
 	if t == (Timeouts{}) {
 		return nil
@@ -293,8 +294,8 @@ func (k *kernel) setTimeouts(t Timeouts) error {
 	return nil
 }
 
-// wrap adds to an error what failed. The result wraps [ruleset.ErrNeedFull] if an object
-// is missing that was in the kernel.
+// wrap adds the failed operation and its object to an error. The result wraps
+// [ruleset.ErrNeedFull] if an object is missing that was in the kernel.
 func wrap(err error, what string, key virtualKey) error {
 	switch {
 	case err == nil:

@@ -30,42 +30,42 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestKernel is what takes a kernel with IPVS, in one machine.
-func TestKernel(t *testing.T) {
+// TestKernelFollowsServices runs the tests that need a kernel with IPVS, in one machine.
+func TestKernelFollowsServices(t *testing.T) {
 	if !inMachine(t) {
 		return
 	}
-	t.Run("no Maglev", testNoMaglev)
+	t.Run("source hash replaces missing Maglev", testSourceHashReplacesMissingMaglev)
 	for _, c := range []struct {
 		name string
 		run  func(*testing.T)
 	}{
-		{"random changes", testRandomChanges},
-		{"costs", testCosts},
-		{"restart", testRestart},
-		{"cleanup", testCleanup},
-		{"owned", testOwned},
-		{"drift", testDrift},
-		{"lookup", testLookup},
-		{"traffic", testTraffic},
-		{"vanishing", testVanishing},
-		{"schedulers", testSchedulers},
-		{"weights", testWeights},
-		{"forwarding", testForwarding},
-		{"direct routing and tunnels", testDirect},
-		{"node", testNode},
-		{"IPv6 disabled", testDisabledIPv6},
-		{"addresses", testAddresses},
-		{"draining", testDraining},
-		{"failures", testFailures},
-		{"interrupted", testInterrupted},
-		{"watch", testWatch},
-		{"UDP endpoints", testUDPAnswers},
-		{"rules", testRules},
-		{"legacy iptables", testLegacy},
-		{"hashing past a draining server", testHashing},
-		{"hashing on several nodes", testHashNodes},
-		{"source hash", testSourceHash},
+		{"random changes give the model's state", testRandomChanges},
+		{"changes take few requests", testChangesTakeFewRequests},
+		{"a restart keeps foreign objects", testRestartKeepsForeignObjects},
+		{"Cleanup leaves foreign objects", testCleanupLeavesForeignObjects},
+		{"only a Backend's rules are owned", testOnlyBackendRulesAreOwned},
+		{"drift is detected and repaired", testDriftIsRepaired},
+		{"Lookup finds virtual servers", testLookupFindsVirtualServers},
+		{"connections are counted", testConnectionsAreCounted},
+		{"missing objects cause a full delta", testMissingObjectsCauseAFullDelta},
+		{"every scheduler works", testEverySchedulerWorks},
+		{"weights select the scheduler", testWeightsSelectTheScheduler},
+		{"forwarding methods are set", testForwardingMethodsAreSet},
+		{"untranslated packets arrive", testUntranslatedPacketsArrive},
+		{"sysctls and timeouts are set", testSysctlsAndTimeoutsAreSet},
+		{"IPv4 works with IPv6 disabled", testIPv4WorksWithIPv6Disabled},
+		{"NodePorts follow the node's addresses", testNodePortsFollowTheNodesAddresses},
+		{"connections outlive their endpoint", testConnectionsOutliveTheirEndpoint},
+		{"refused Services fail alone", testRefusedServicesFailAlone},
+		{"interrupted deltas are completed", testInterruptedDeltasAreCompleted},
+		{"Watch retries refused NodePorts", testWatchRetriesRefusedNodePorts},
+		{"UDP answers arrive while draining", testUDPAnswersArriveWhileDraining},
+		{"both iptables accept the rules", testBothIptablesAcceptTheRules},
+		{"legacy iptables forwards packets", testLegacyIptablesForwardsPackets},
+		{"Maglev passes a draining server", testMaglevPassesADrainingServer},
+		{"nodes hash alike", testNodesHashAlike},
+		{"source hash keeps clients", testSourceHashKeepsClients},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -127,7 +127,7 @@ func testRandomChanges(t *testing.T) {
 			t.Fatalf("in step %d", step)
 		}
 	}
-	// Nothing is left in the end.
+	// Without Services, nothing may be left.
 	for i := range 6 {
 		r.remove(i)
 	}
@@ -138,8 +138,8 @@ func testRandomChanges(t *testing.T) {
 	r.hasNot("ipset save", "add ")
 }
 
-// testCosts counts requests.
-func testCosts(t *testing.T) {
+// testChangesTakeFewRequests counts the netlink requests of changes.
+func testChangesTakeFewRequests(t *testing.T) {
 	for _, n := range []int{10, 300} {
 		r := newRig(t, newHost(t), Config{})
 		for i := range n {
@@ -152,21 +152,22 @@ func testCosts(t *testing.T) {
 			before := r.calls()
 			r.sync()
 			if got := r.calls() - before; got > most {
-				t.Errorf("%d services: %s costs %d requests, at most %d expected", n, what, got, most)
+				t.Errorf("%d services: %s takes %d requests, want at most %d", n, what, got, most)
 			}
 		}
-		cost("a new endpoint elsewhere", 1, func() { r.set(svc(1), 1, -1, -2, -3, -4) })
-		cost("an endpoint that goes", 1, func() { r.set(svc(1), 1, -1, -2, -3) })
-		cost("an endpoint replaced", 2, func() { r.set(svc(2), 2, -1, -2, -9) })
-		cost("a new endpoint here", 2, func() { r.set(svc(3), 3, -1, -2, -3, 5) })
-		cost("nothing", 0, func() { r.set(svc(3), 3, -1, -2, -3, 5) })
+		cost("a new endpoint on another node", 1, func() { r.set(svc(1), 1, -1, -2, -3, -4) })
+		cost("a removed endpoint", 1, func() { r.set(svc(1), 1, -1, -2, -3) })
+		cost("a replaced endpoint", 2, func() { r.set(svc(2), 2, -1, -2, -9) })
+		cost("a new endpoint on this node", 2, func() { r.set(svc(3), 3, -1, -2, -3, 5) })
+		cost("no change", 0, func() { r.set(svc(3), 3, -1, -2, -3, 5) })
 		cost("a new Service", 20, func() { r.set(svc(n), n, -1, -2, -3) })
-		cost("a Service that goes", 11, func() { r.remove(n) })
+		cost("a deleted Service", 11, func() { r.remove(n) })
 	}
 }
 
-// testRestart has a new process find what an old one left, and what is others'.
-func testRestart(t *testing.T) {
+// testRestartKeepsForeignObjects restarts the backend after another process left changes half
+// done. It must complete them, drain removed endpoints, and keep foreign virtual servers.
+func testRestartKeepsForeignObjects(t *testing.T) {
 	h := newHost(t)
 	r := newRig(t, h, Config{ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.7.0/24")}})
 	r.set(svc(1), 1, -1, -2)
@@ -186,15 +187,14 @@ func testRestart(t *testing.T) {
 	if len(marked) != 1 {
 		t.Errorf("marks: %q", marked)
 	}
-	// Others' virtual servers: one that looks like none of ours, one that is excluded
-	// although its address and port are in a set.
+	// Two foreign virtual servers have no element in a set. A third one has, but its address is
+	// excluded.
 	r.run("ipvsadm -A -t 203.0.113.9:99 -s lc")
 	r.run("ipvsadm -a -t 203.0.113.9:99 -r 203.0.113.10:99 -m")
 	r.run("ipset add KUBE-CLUSTER-IP 10.96.7.1,tcp:80")
 	r.run("ipvsadm -A -t 10.96.7.1:80 -s rr")
 	r.run("ipvsadm -A -f 77 -s rr")
-	// What the old process had begun: a server that drains, and one that it had not
-	// got round to.
+	// The old process left a draining server, and one that it had not removed yet.
 	r.run("ipvsadm -e -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 0")
 	r.run("ipvsadm -a -t 10.96.0.1:80 -r 10.245.0.7:8080 -m")
 	before := r.run("iptables-save -t nat")
@@ -203,7 +203,7 @@ func testRestart(t *testing.T) {
 	r.restart()
 	r.sync()
 	if after := r.run("iptables-save -t nat"); !slices.Equal(withoutComments(before), withoutComments(after)) {
-		t.Errorf("rules are not those of before:\n%s", strings.Join(after, "\n"))
+		t.Errorf("the rules changed:\n%s", strings.Join(after, "\n"))
 	}
 	if got := marks(); !slices.Equal(got, marked) {
 		t.Errorf("marks %q, before %q", got, marked)
@@ -211,7 +211,7 @@ func testRestart(t *testing.T) {
 	r.has("ipvsadm -Sn", "-A -t 203.0.113.9:99 -s lc", "-a -t 203.0.113.9:99 -r 203.0.113.10:99 -m -w 1", "-A -t 10.96.7.1:80 -s rr", "-A -f 77 -s rr",
 		"-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1", "-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 0", "-a -t 10.96.0.1:80 -r 10.245.0.7:8080 -m -w 0")
 	r.hasNot("ipvsadm -Sn", "10.96.0.2:80", ":30002")
-	// They have no connections, so they have drained.
+	// These real servers have no connections, so they have drained.
 	if err := r.backend.Tend(context.Background(), time.Now()); err != nil {
 		t.Fatal(err)
 	}
@@ -230,8 +230,8 @@ func withoutComments(lines []string) (out []string) {
 	return out
 }
 
-// testCleanup compares the host before and after.
-func testCleanup(t *testing.T) {
+// testCleanupLeavesForeignObjects compares the host before New and after Cleanup.
+func testCleanupLeavesForeignObjects(t *testing.T) {
 	h := newHost(t)
 	state := func() []string {
 		out := lines(t, h, "ipvsadm -Sn")
@@ -253,32 +253,33 @@ func testCleanup(t *testing.T) {
 	}
 	before := state()
 	if err := Cleanup(context.Background(), Config{NetNS: h.File()}); err != nil {
-		t.Errorf("nothing to clean up: %v", err)
+		t.Errorf("with nothing to remove: %v", err)
 	}
 	if after := state(); !slices.Equal(before, after) {
-		t.Errorf("cleaning up nothing has changed the host:\n%s\nbefore:\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
+		t.Errorf("Cleanup with nothing to remove changed the host:\n%s\nbefore:\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
 	}
 	r := newRig(t, h, Config{})
 	r.set(svc(1, nodePort(30001), externalIPs("198.18.0.1", "2001:db8:e::1"), externalLocal), 1, 1, -1)
 	r.set(svc(2, over(v1.ProtocolSCTP), nodePort(30002)), 2, 1, -1)
 	r.sync()
 	if len(state()) < len(before)+40 {
-		t.Error("the backend has done next to nothing")
+		t.Error("the backend wrote fewer than 40 objects")
 	}
 	r.backend.Close()
 	if err := Cleanup(context.Background(), r.config); err != nil {
 		t.Error(err)
 	}
 	after := state()
-	// The tables stay when they have become empty.
-	r.same("after clean-up", missing(after, []string{"*nat", "*mangle", "*filter", "COMMIT"}), missing(before, []string{"*nat", "*mangle", "*filter", "COMMIT"}))
+	// Empty tables stay.
+	r.same("after Cleanup", missing(after, []string{"*nat", "*mangle", "*filter", "COMMIT"}), missing(before, []string{"*nat", "*mangle", "*filter", "COMMIT"}))
 	if err := Cleanup(context.Background(), r.config); err != nil {
-		t.Errorf("again: %v", err)
+		t.Errorf("second Cleanup: %v", err)
 	}
 }
 
-// testDrift has somebody else alter each sort of thing.
-func testDrift(t *testing.T) {
+// testDriftIsRepaired alters one object of each kind. Check must report it, and the next full
+// delta must repair it.
+func testDriftIsRepaired(t *testing.T) {
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1, nodePort(30001)), 1, 1, -1)
 	var unknown *ruleset.DriftError
@@ -320,7 +321,7 @@ func testDrift(t *testing.T) {
 		if !errors.As(err, &drift) || drift.What == "" {
 			t.Errorf("%s: %v", c, err)
 		}
-		needFull(t, r.backend.Check(ctx), c+", again")
+		needFull(t, r.backend.Check(ctx), c+", second Check")
 		r.cursor.Resync()
 		r.sync()
 		if err := r.backend.Tend(ctx, time.Now()); err != nil {
@@ -328,7 +329,7 @@ func testDrift(t *testing.T) {
 		}
 		r.agree()
 		if err := r.backend.Check(ctx); err != nil {
-			t.Errorf("%s: not put right: %v", c, err)
+			t.Errorf("%s: not repaired: %v", c, err)
 		}
 		for i, t := range tables {
 			r.same("table "+t+" after "+c, withoutComments(r.run("iptables-save -t "+t)), before[i])
@@ -336,8 +337,8 @@ func testDrift(t *testing.T) {
 	}
 }
 
-// testVanishing has what a delta builds on be gone.
-func testVanishing(t *testing.T) {
+// testMissingObjectsCauseAFullDelta deletes objects that the next delta changes.
+func testMissingObjectsCauseAFullDelta(t *testing.T) {
 	r := newRig(t, newHost(t), Config{})
 	for i, c := range []string{"ipvsadm -C", "ipvsadm -d -t 10.96.0.1:80 -r 10.245.0.1:8080", "ip link del kube-ipvs0"} {
 		r.set(svc(1), 1, -1, -2)
@@ -345,7 +346,7 @@ func testVanishing(t *testing.T) {
 		r.cursor.Resync()
 		r.sync()
 		r.run(c)
-		// The Cursor does the full delta by itself.
+		// The Cursor follows the failed delta with a full one.
 		r.set(svc(1), 1, -3)
 		r.set(svc(2), 2, -2)
 		r.set(svc(10+i), 10+i, -1)
@@ -357,8 +358,7 @@ func testVanishing(t *testing.T) {
 	}
 }
 
-// testSchedulers uses each of them.
-func testSchedulers(t *testing.T) {
+func testEverySchedulerWorks(t *testing.T) {
 	for _, s := range []Scheduler{
 		RoundRobin, WeightedRoundRobin, LeastConnection, WeightedLeastConnection, LocalityLeastConnection,
 		LocalityLeastConnectionReplication, SourceHash, DestinationHash, ShortestExpectedDelay, NeverQueue, Maglev,
@@ -378,7 +378,7 @@ func testSchedulers(t *testing.T) {
 		r.has("ipvsadm -Sn", fmt.Sprintf("-A -t 10.96.0.1:80 -s %s%s", s, flags))
 		r.hasNot("ipvsadm -Sn", "198.51.100.0")
 		if s == WeightedOverflow {
-			// Another process chooses another one.
+			// A new process changes the scheduler.
 			r.config.Scheduler = ""
 			r.restart()
 			r.sync()
@@ -390,13 +390,13 @@ func testSchedulers(t *testing.T) {
 }
 
 // testForeignScheduler uses a scheduler that this package has no name for: the module
-// ip_vs_rr under another name, as the kernel would find it.
+// ip_vs_rr under another name.
 func testForeignScheduler(t *testing.T) {
 	t.Helper()
 	const name = "zz"
 	module, err := os.ReadFile("/modules/ip_vs_rr.ko")
 	if err != nil {
-		t.Log("the kernel is not that of the virtual machine, it gets no module")
+		t.Log("needs the virtual machine: the test adds a kernel module")
 		return
 	}
 	h := newHost(t)
@@ -404,7 +404,7 @@ func testForeignScheduler(t *testing.T) {
 	if err := Probe(t.Context(), c); !errors.Is(err, ruleset.ErrUnsupported) || !strings.Contains(err.Error(), "scheduler zz (module ip_vs_zz) for IPv4 is not supported") {
 		t.Errorf("without its module: %v", err)
 	}
-	// The module's name, and the scheduler's. Neither is part of a longer string.
+	// Replace the names of the module and of the scheduler. Neither is part of a longer string.
 	for old, now := range map[string]string{"ip_vs_rr\x00": "ip_vs_" + name + "\x00", "\x00rr\x00": "\x00" + name + "\x00"} {
 		if !bytes.Contains(module, []byte(old)) {
 			t.Fatalf("the module has no %q", old)
@@ -427,7 +427,7 @@ func testForeignScheduler(t *testing.T) {
 	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s "+name)
 }
 
-// testMissingScheduler removes a module, which nobody else may be using.
+// testMissingScheduler removes the module of a scheduler that no other test uses.
 func testMissingScheduler(t *testing.T) {
 	t.Helper()
 	if out, err := exec.Command("rmmod", "ip_vs_ovf").CombinedOutput(); err != nil {
@@ -444,11 +444,11 @@ func testMissingScheduler(t *testing.T) {
 		t.Error(err)
 	}
 	if got := lines(t, h, "ipvsadm -Sn"); len(got) != 0 {
-		t.Errorf("probing has left %q", got)
+		t.Errorf("Probe left %q", got)
 	}
 }
 
-func testWeights(t *testing.T) {
+func testWeightsSelectTheScheduler(t *testing.T) {
 	r := newRig(t, newHost(t), Config{})
 	s := slice(1, v1.ProtocolTCP, -1, -2, -3)
 	for i, w := range []string{"weight-3", "weight-1", "weight-0"} {
@@ -459,18 +459,14 @@ func testWeights(t *testing.T) {
 	r.sync()
 	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s wrr", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 3",
 		"-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 1")
-	// One of weight 0 is in no pool: it is not there, or drains.
-	for _, l := range r.run("ipvsadm -Sn") {
-		if strings.Contains(l, "10.245.0.3") {
-			t.Errorf("there is %q", l)
-		}
-	}
+	// An endpoint of weight 0 is in no pool.
+	r.hasNot("ipvsadm -Sn", "10.245.0.3")
 	r.set(svc(1), 1, -1, -2, -3)
 	r.sync()
 	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s rr", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1", "-a -t 10.96.0.1:80 -r 10.245.0.3:8080 -m -w 1")
 }
 
-func testForwarding(t *testing.T) {
+func testForwardingMethodsAreSet(t *testing.T) {
 	for f, flag := range map[Forwarding]string{NAT: "-m", DirectRouting: "-g", Tunnel: "-i"} {
 		r := newRig(t, newHost(t), Config{Forwarding: f, Families: []tracker.Family{tracker.IPv4}})
 		r.set(svc(1), 1, -1)
@@ -485,8 +481,7 @@ func testForwarding(t *testing.T) {
 	}
 }
 
-// testNode looks at kernel parameters and timeouts.
-func testNode(t *testing.T) {
+func testSysctlsAndTimeoutsAreSet(t *testing.T) {
 	h := newHost(t)
 	parameter := func(name string) string {
 		return strings.Join(lines(t, h, "cat /proc/sys/"+name), " ")
@@ -495,7 +490,7 @@ func testNode(t *testing.T) {
 	lines(t, h, "ipvsadm --set 900 120 300")
 	r := newRig(t, h, c)
 	if parameter("net/ipv4/vs/conntrack") != "0" {
-		t.Error("New has set a kernel parameter")
+		t.Error("New set a kernel parameter")
 	}
 	r.sync()
 	for _, s := range parametersOf(t, c) {
@@ -504,15 +499,15 @@ func testNode(t *testing.T) {
 		}
 	}
 	if got := parameter("net/ipv6/conf/all/forwarding"); got != "0" {
-		t.Errorf("IPv6 forwarding is %s: the node loses routes that came by router advertisements", got)
+		t.Errorf("IPv6 forwarding is %s, want 0: the node would lose routes from router advertisements", got)
 	}
 	r.has("ipvsadm -l --timeout", "Timeout (tcp tcpfin udp): 100 120 30")
-	// Somebody else's idea lasts until the next full delta.
+	// The next full delta repairs a parameter that another program changed.
 	lines(t, h, "sysctl -w net.ipv4.vs.conntrack=0")
 	r.cursor.Resync()
 	r.sync()
 	if parameter("net/ipv4/vs/conntrack") != "1" {
-		t.Error("a kernel parameter was not put right")
+		t.Error("a kernel parameter was not repaired")
 	}
 	early := newHost(t)
 	c.NetNS = early.File()
@@ -528,12 +523,13 @@ func testNode(t *testing.T) {
 	r = newRig(t, kept, Config{KeepSysctls: true})
 	r.sync()
 	if got := lines(t, kept, "cat /proc/sys/net/ipv4/vs/conntrack"); !slices.Equal(got, []string{"0"}) {
-		t.Errorf("conntrack is %q although parameters are kept", got)
+		t.Errorf("conntrack is %q with KeepSysctls, want 0", got)
 	}
 }
 
-// testDisabledIPv6 has a node where IPv6 is turned off.
-func testDisabledIPv6(t *testing.T) {
+// testIPv4WorksWithIPv6Disabled disables IPv6 before New, and while a backend serves both
+// families.
+func testIPv4WorksWithIPv6Disabled(t *testing.T) {
 	h := newHost(t)
 	if err := h.Sysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
 		t.Fatal(err)
@@ -547,11 +543,11 @@ func testDisabledIPv6(t *testing.T) {
 	r.set(svc(1), 1, -1)
 	r.sync()
 	r.agree()
-	// What was there before can go.
+	// Cleanup of both families works.
 	if err := Cleanup(context.Background(), Config{NetNS: h.File()}); err != nil {
 		t.Error(err)
 	}
-	// A backend that served IPv6 before goes on with IPv4.
+	// A backend that served IPv6 before still serves IPv4.
 	later := newHost(t)
 	r = newRig(t, later, Config{})
 	r.set(svc(1), 1, -1)
@@ -563,7 +559,7 @@ func testDisabledIPv6(t *testing.T) {
 	r.cursor.Resync()
 	var partial *ruleset.PartialError
 	if err := r.cursor.Sync(context.Background()); !errors.As(err, &partial) || len(partial.Failed) != 2 {
-		t.Errorf("two IPv6 Services cannot be served: %v", err)
+		t.Errorf("%v, want a PartialError for two IPv6 Services", err)
 	} else {
 		for k := range partial.Failed {
 			if k.Family != tracker.IPv6 {
@@ -574,8 +570,8 @@ func testDisabledIPv6(t *testing.T) {
 	r.has("ipvsadm -Sn", "-a -t 10.96.0.2:80 -r 10.245.0.2:8080 -m -w 1")
 }
 
-// testAddresses gives the node addresses and takes them.
-func testAddresses(t *testing.T) {
+// testNodePortsFollowTheNodesAddresses adds and deletes addresses of the node.
+func testNodePortsFollowTheNodesAddresses(t *testing.T) {
 	r := newRig(t, newHost(t), Config{})
 	r.set(svc(1, nodePort(30001), externalIPs("198.18.0.7")), 1, -1)
 	r.set(svc(2), 2, -1)
@@ -590,18 +586,19 @@ func testAddresses(t *testing.T) {
 	before := r.calls()
 	tend()
 	if got := r.calls() - before; got != 0 {
-		t.Errorf("nothing has changed, but it took %d requests to see that", got)
+		t.Errorf("Tend made %d requests without a change, want 0", got)
 	}
 	r.run("ip addr add 192.0.2.99/24 dev eth0")
 	tend()
 	r.has("ipvsadm -Sn", "-A -t 192.0.2.99:30001 -s rr", "-a -t 192.0.2.99:30001 -r 10.245.0.1:8080 -m -w 1")
 	r.agree()
-	// The next delta does it as well.
+	// The next delta follows addresses, too.
 	r.run("ip addr del 192.0.2.99/24 dev eth0")
 	r.set(svc(2), 2, -1, -2)
 	r.sync()
 	r.hasNot("ipvsadm -Sn", "192.0.2.99")
-	// An external IP becomes the node's own: all its ports are then the node's affair.
+	// An external IP becomes an address of the node. It is then unbound, and its other ports
+	// belong to the node.
 	r.run("ip addr add 198.18.0.7/32 dev eth0")
 	tend()
 	r.has("ipvsadm -Sn", "-A -t 198.18.0.7:80 -s rr", "-A -t 198.18.0.7:30001 -s rr")
@@ -615,8 +612,9 @@ func testAddresses(t *testing.T) {
 	}
 }
 
-// testDraining follows a connection through its endpoint's end, and its Service's.
-func testDraining(t *testing.T) {
+// testConnectionsOutliveTheirEndpoint uses a connection after its endpoint was removed and after
+// its Service was deleted.
+func testConnectionsOutliveTheirEndpoint(t *testing.T) {
 	h := newHost(t)
 	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
 	// The endpoints are the node's own addresses.
@@ -667,7 +665,7 @@ func testDraining(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Its endpoint is replaced.
+	// Replace its endpoint.
 	r.set(svc(1), 1, 2)
 	r.sync()
 	tend(time.Hour)
@@ -681,11 +679,11 @@ func testDraining(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.server != "10.244.1.2:8080" {
-			t.Errorf("%s gets new connections while it drains", c.server)
+			t.Errorf("the draining %s gets new connections", c.server)
 		}
 		c.Close()
 	}
-	// It comes back, and goes again, and the agent starts anew.
+	// Add the endpoint again, remove it, and restart.
 	r.set(svc(1), 1, 1, 2)
 	r.sync()
 	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.244.1.1:8080 -m -w 1")
@@ -697,7 +695,7 @@ func testDraining(t *testing.T) {
 	if err := echo(first); err != nil {
 		t.Errorf("the connection was lost in a restart: %v", err)
 	}
-	// The Service goes.
+	// Delete the Service.
 	r.remove(1)
 	r.sync()
 	tend(time.Hour)
@@ -705,7 +703,7 @@ func testDraining(t *testing.T) {
 		t.Errorf("the connection was lost with its Service: %v", err)
 	}
 	if c, err := dial(2 * time.Second); err == nil {
-		t.Errorf("a Service that is gone has answered by %s", c.server)
+		t.Errorf("%s answered for a deleted Service", c.server)
 	}
 	if err := r.backend.Check(context.Background()); err != nil {
 		t.Error(err)
@@ -713,17 +711,17 @@ func testDraining(t *testing.T) {
 	r.restart()
 	r.sync()
 	if err := echo(first); err != nil {
-		t.Errorf("the connection was lost in a restart after its Service had gone: %v", err)
+		t.Errorf("the connection was lost in a restart after its Service was deleted: %v", err)
 	}
-	// The Service comes back.
+	// Create the Service again.
 	r.set(svc(1), 1, 1, 2)
 	r.sync()
 	r.agree()
 	if err := echo(first); err != nil {
-		t.Errorf("the connection was lost when its Service came back: %v", err)
+		t.Errorf("the connection was lost when its Service was created again: %v", err)
 	}
 	r.hasNot("ipset save", "NO-LOCAL-ENDPOINTS 10")
-	// A limit ends it.
+	// A limit ends the connection.
 	r.remove(1)
 	r.sync()
 	r.backend.config.Drain.Limit = time.Minute
@@ -731,19 +729,19 @@ func testDraining(t *testing.T) {
 	r.has("ipvsadm -Sn", "-A -t 10.96.0.1:80 -s rr")
 	tend(time.Hour)
 	if got := r.run("ipvsadm -Sn"); len(got) != 0 {
-		t.Errorf("left: %q", got)
+		t.Errorf("after the limit: %q", got)
 	}
 	r.hasNot("ipset save", "add ")
 	r.hasNot("ip -o addr show dev kube-ipvs0", "10.96")
 }
 
-// testFailures has the kernel refuse single Services.
-func testFailures(t *testing.T) {
+// testRefusedServicesFailAlone makes the kernel refuse single Services.
+func testRefusedServicesFailAlone(t *testing.T) {
 	h := newHost(t)
 	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
 	r.set(svc(1), 1, -1)
 	r.sync()
-	// A set that is full.
+	// A set is full.
 	r.run("ipset create full hash:ip,port maxelem 1")
 	r.run("ipset add full 10.96.0.1,tcp:80")
 	r.run("ipset swap full KUBE-CLUSTER-IP")
@@ -755,17 +753,17 @@ func testFailures(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.245.0.2:8080 -m -w 1")
-	// The same with everything offered anew: what works goes on.
+	// A full delta fails for the same Service alone.
 	r.cursor.Resync()
 	if err := r.cursor.Sync(context.Background()); !errors.As(err, &partial) || len(partial.Failed) != 1 {
 		t.Fatalf("%v", err)
 	}
 	r.has("ipvsadm -Sn", "-a -t 10.96.0.1:80 -r 10.245.0.1:8080 -m -w 1")
-	// There is room again.
+	// The set has room again.
 	r.run("ipset swap full KUBE-CLUSTER-IP")
 	r.sync()
 	r.agree()
-	// Closed, cancelled.
+	// The context is cancelled, or the backend closed.
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := r.backend.Apply(ctx, &ruleset.Delta{}); !errors.Is(err, context.Canceled) {
@@ -775,7 +773,7 @@ func testFailures(t *testing.T) {
 	if err := r.backend.Check(context.Background()); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
-	// A device of that name that is something else.
+	// A device of another type has the name.
 	r.run("ip link add br0 type bridge")
 	r.config.Device = "br0"
 	r.restart()
@@ -784,8 +782,8 @@ func testFailures(t *testing.T) {
 	}
 }
 
-// testRules has both variants of iptables take the golden rules, twice.
-func testRules(t *testing.T) {
+// testBothIptablesAcceptTheRules restores the golden rules twice with both variants of iptables.
+func testBothIptablesAcceptTheRules(t *testing.T) {
 	for _, variant := range []iptables.Flavour{iptables.NFT, iptables.Legacy} {
 		for name, g := range goldenRules() {
 			h := newHost(t)
@@ -825,18 +823,18 @@ func testRules(t *testing.T) {
 				}
 				own := ownRules(g.tables(), first)
 				if again := ownRules(g.tables(), second); own != again {
-					return fmt.Errorf("the second time:\n%s\nthe first time:\n%s", again, own)
+					return fmt.Errorf("after the second restore:\n%s\nafter the first:\n%s", again, own)
 				}
 				rules := strings.Count(string(golden), "\n-A ") + strings.Count(string(golden), "\n-I ")
 				if got := strings.Count(own, "\n-A "); got != rules {
-					return fmt.Errorf("%d rules of %d:\n%s", got, rules, own)
+					return fmt.Errorf("%d rules, want %d:\n%s", got, rules, own)
 				}
 				if err := tool.Restore(ctx, []byte(removeAll(g.tables(), second))); err != nil {
 					return err
 				}
 				third, err := saved(ctx, tool)
 				if err == nil && strings.Contains(third, "KUBE") {
-					err = fmt.Errorf("left:\n%s", third)
+					err = fmt.Errorf("after the removal:\n%s", third)
 				}
 				return err
 			})
@@ -847,8 +845,7 @@ func testRules(t *testing.T) {
 	}
 }
 
-// testLegacy sends packets by legacy iptables' rules.
-func testLegacy(t *testing.T) {
+func testLegacyIptablesForwardsPackets(t *testing.T) {
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, IPTables: iptables.Legacy})
 		if err != nil {
@@ -863,8 +860,8 @@ func testLegacy(t *testing.T) {
 	})
 }
 
-// testHashing has Maglev go on while a server drains.
-func testHashing(t *testing.T) {
+// testMaglevPassesADrainingServer connects with Maglev while servers drain.
+func testMaglevPassesADrainingServer(t *testing.T) {
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
 		b, err := New(tb.Context(), Config{NetNS: env.NetNS, Families: env.Families, Scheduler: Maglev})
 		if err != nil {
@@ -903,7 +900,7 @@ func churn(t *testing.T, w *conformance.World, f func()) {
 	w.Sync()
 	c := w.Churn([]conformance.Target{{Addr: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: v1.ProtocolTCP}}, f)
 	if c.Opened < 4 {
-		t.Errorf("%d connections only", c.Opened)
+		t.Errorf("only %d connections", c.Opened)
 	}
 	for _, err := range c.Failures {
 		t.Error(err)

@@ -16,9 +16,9 @@ import (
 	"github.com/go-proxier/proxier/internal/holdings"
 )
 
-// testLeaks makes and removes Services, and backends: what is held afterwards, here
-// and in the kernel, is what was held when as many had been made and removed before.
-func testLeaks(t *testing.T) {
+// testChangesLeakNothing creates and removes Services and backends twice. The second time must
+// not use more resources of the process and of the kernel than the first.
+func testChangesLeakNothing(t *testing.T) {
 	cycles, services := 2, 8
 	if *thorough {
 		cycles, services = 20, 50
@@ -30,7 +30,7 @@ func testLeaks(t *testing.T) {
 	work := func(first int) {
 		for n := range cycles {
 			name := func(i int) types.NamespacedName {
-				return types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("job-%d-%d", first+n, i)} // it never comes back
+				return types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("job-%d-%d", first+n, i)} // never used again
 			}
 			for i := range services {
 				s := svc(i, over(protocols[(n+i)%3]), nodePort(30000+int32(i)))
@@ -53,7 +53,7 @@ func testLeaks(t *testing.T) {
 				r.tracker.DeleteSlice(name(i))
 			}
 			r.sync()
-			// Another process. What rig.restart makes is kept until the test ends.
+			// Restart without rig.restart, which keeps the backends until the test ends.
 			r.cursor.Detach()
 			r.backend.Close()
 			b, err := New(t.Context(), r.config)
@@ -66,7 +66,7 @@ func testLeaks(t *testing.T) {
 	}
 	defer func() { r.backend.Close() }()
 	kernel := func() string {
-		// A second passes before SCTP and UDP servers go.
+		// SCTP and UDP servers drain for a second.
 		if err := r.backend.Tend(context.Background(), time.Now().Add(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
@@ -79,12 +79,12 @@ func testLeaks(t *testing.T) {
 	work(cycles)
 	had.Keep(t, 200<<10)
 	if after := kernel(); after != before {
-		t.Errorf("the kernel has\n%s\nhad\n%s", after, before)
+		t.Errorf("the kernel's state is\n%s\nwant\n%s", after, before)
 	}
 	r.agree()
 	for _, s := range r.backend.states {
 		if len(s.services) != len(r.engine.Snapshot().Services)/2 || len(s.marks)+len(s.retired)+len(s.drainingReals)+len(s.abandoned)+len(s.notLocalYet) != 0 {
-			t.Errorf("%s: the backend remembers %d Services, %d marks, %d retired, %d draining", s.family, len(s.services), len(s.marks), len(s.retired), len(s.drainingReals))
+			t.Errorf("%s: the backend holds %d Services, %d marks, %d retired, %d draining", s.family, len(s.services), len(s.marks), len(s.retired), len(s.drainingReals))
 		}
 	}
 }

@@ -10,9 +10,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestLimits: an affinity timeout is kept up to the declared limit and shortened
-// to it beyond.
-func TestLimits(t *testing.T) {
+func TestAffinityIsShortenedToTheLimit(t *testing.T) {
 	limit := ruleset.LimitsOf(&Backend{}, tracker.IPv4).Affinity
 	if limit == 0 {
 		t.Fatal("no limit is declared")

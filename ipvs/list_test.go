@@ -8,23 +8,23 @@ import (
 	"testing"
 )
 
-// TestSameTwice reads lists that the kernel left something out of.
-func TestSameTwice(t *testing.T) {
+// TestListIsReadUntilTwoAreEqual reads lists in which the kernel left elements out.
+func TestListIsReadUntilTwoAreEqual(t *testing.T) {
 	type list = map[string]int
 	whole := list{"a": 1, "b": 2, "c": 3}
 	broken := errors.New("broken")
 	for _, c := range []struct {
 		name  string
-		lists []list // the last one again and again; nil is an error
+		lists []list // the last one repeats; nil is an error
 		want  list
 		reads int
 	}{
 		{"quiet", []list{whole}, whole, 2},
 		{"empty", []list{{}}, list{}, 2},
-		{"one left out at first", []list{{"a": 1, "c": 3}, whole}, whole, 3},
-		{"one left out later", []list{whole, {"b": 2, "c": 3}, whole}, whole, 4},
-		{"one that goes", []list{whole, {"a": 1}}, list{"a": 1}, 3},
-		{"one that was changed", []list{{"a": 1}, {"a": 7}}, list{"a": 7}, 3},
+		{"the first list lacks an element", []list{{"a": 1, "c": 3}, whole}, whole, 3},
+		{"the second list lacks an element", []list{whole, {"b": 2, "c": 3}, whole}, whole, 4},
+		{"an element is deleted", []list{whole, {"a": 1}}, list{"a": 1}, 3},
+		{"an element is changed", []list{{"a": 1}, {"a": 7}}, list{"a": 7}, 3},
 		{"an error", []list{whole, nil}, nil, 2},
 	} {
 		reads := 0
@@ -40,7 +40,7 @@ func TestSameTwice(t *testing.T) {
 			t.Errorf("%s: %v after %d reads, %v; want %v after %d", c.name, got, reads, err, c.want, c.reads)
 		}
 	}
-	// Never the same: nothing that was seen is left out.
+	// If no two lists are equal, the result has all elements.
 	reads := 0
 	got, err := sameTwice(func() (list, error) {
 		reads++

@@ -17,13 +17,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Lookup reads from the kernel which virtual server handles the packet of q, and returns
-// its real servers that get new connections. [ruleset.Found.Where] is the virtual server
-// and its scheduler. The virtual server may be a [Backend]'s or kube-proxy's. IPVS does
-// not store the name of the Service.
+// Lookup finds the virtual server that handles the packet of q, and returns its real
+// servers that get new connections. [ruleset.Found.Where] is the virtual server and its
+// scheduler. The virtual server may be a [Backend]'s or kube-proxy's. IPVS does not store
+// the name of the Service.
 //
-// The error wraps [ruleset.ErrNoRules] if the dummy device is missing, and is a
-// [*ruleset.DriftError] if there is a virtual server but no device has its address, so
+// The error wraps [ruleset.ErrNoRules] if the dummy device is missing. It is a
+// [*ruleset.DriftError] if the virtual server exists but no device has its address, so
 // that the packet does not reach IPVS.
 //
 // Lookup is a debugging aid. It reads the sets, virtual servers and addresses one after
@@ -47,23 +47,23 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 	// Without the device, openIPVS would load the module for nothing.
 	_, err = b.device.link()
 	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
-		return ruleset.Found{}, fmt.Errorf("ipvs: look up: %w", ruleset.ErrNoRules)
+		return ruleset.Found{}, fmt.Errorf("ipvs: cannot look up %s: %w", k, ruleset.ErrNoRules)
 	}
 	if err != nil {
-		return ruleset.Found{}, fmt.Errorf("ipvs: look up: device %s: %w", c.Device, err)
+		return ruleset.Found{}, fmt.Errorf("ipvs: find device %s: %w", c.Device, err)
 	}
 	if err := b.openIPVS(); err != nil {
 		return ruleset.Found{}, err
 	}
 	found, err := b.lookup(k, q.Internal)
 	if err != nil {
-		return ruleset.Found{}, fmt.Errorf("ipvs: look up: %w", err)
+		return ruleset.Found{}, fmt.Errorf("ipvs: cannot look up %s: %w", k, err)
 	}
 	return found, nil
 }
 
-// lookup returns the virtual server with a key or, if internal is set, the one for
-// internal traffic to the same address and port, if there is one.
+// lookup finds the virtual server with a key. If internal is set and internal traffic to
+// the same address and port has its own virtual server, it finds that one.
 func (b *Backend) lookup(k virtualKey, internal bool) (found ruleset.Found, err error) {
 	where := "virtual server " + k.String()
 	server := k
@@ -91,10 +91,10 @@ func (b *Backend) lookup(k virtualKey, internal bool) (found ruleset.Found, err 
 		return found, err
 	}
 	if !local {
-		return found, &ruleset.DriftError{Backend: "ipvs", Family: k.family, What: fmt.Sprintf("a virtual server for it, but %v is bound to no device", k.at.Addr())}
+		return found, &ruleset.DriftError{Backend: "ipvs", Family: k.family, What: fmt.Sprintf("virtual server %s exists, but %v is bound to no device", server, k.at.Addr())}
 	}
 	err = b.kernel.reals(server, func(r real) {
-		if r.weight > 0 { // others only keep their connections
+		if r.weight > 0 { // the others drain
 			found.Endpoints = append(found.Endpoints, r.at)
 		}
 	})

@@ -16,9 +16,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// testLookup compares Lookup with what was programmed, and with what ipvsadm(8) and ip(8)
-// change afterwards.
-func testLookup(t *testing.T) {
+// testLookupFindsVirtualServers compares Lookup with a delta, and with later changes by
+// ipvsadm(8) and ip(8).
+func testLookupFindsVirtualServers(t *testing.T) {
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
 	look := func(to string, internal bool) (ruleset.Found, error) {
 		t.Helper()
@@ -43,29 +43,29 @@ func testLookup(t *testing.T) {
 			t.Errorf("%s, internal %v: %+v, error %v, want %+v", to, internal, got, err, want)
 		}
 	}
-	const near, far = "10.244.1.1:8080", "10.245.0.1:8080"
-	finds("10.96.0.1:80", false, "virtual server TCP 10.96.0.1:80, scheduler rr", near, far)
-	finds("10.96.0.1:80", true, "virtual server TCP 10.96.0.1:80, scheduler rr", near, far)
-	finds("192.0.2.1:30001", false, "virtual server TCP 192.0.2.1:30001, scheduler rr", near)
-	finds("192.0.2.1:30001", true, "virtual server FWM 12289 IPv4, for internal traffic to TCP 192.0.2.1:30001, scheduler rr", near, far)
+	const local, remote = "10.244.1.1:8080", "10.245.0.1:8080"
+	finds("10.96.0.1:80", false, "virtual server TCP 10.96.0.1:80, scheduler rr", local, remote)
+	finds("10.96.0.1:80", true, "virtual server TCP 10.96.0.1:80, scheduler rr", local, remote)
+	finds("192.0.2.1:30001", false, "virtual server TCP 192.0.2.1:30001, scheduler rr", local)
+	finds("192.0.2.1:30001", true, "virtual server FWM 12289 IPv4, for internal traffic to TCP 192.0.2.1:30001, scheduler rr", local, remote)
 	finds("10.96.0.1:81", false, "")
 	finds("192.0.2.1:30002", true, "")
 	finds("[fd00:96::2]:80", true, "")
 
-	r.run("ipvsadm -e -t 10.96.0.1:80 -r " + far + " -m -w 0")
-	finds("10.96.0.1:80", false, "virtual server TCP 10.96.0.1:80, scheduler rr", near)
+	r.run("ipvsadm -e -t 10.96.0.1:80 -r " + remote + " -m -w 0")
+	finds("10.96.0.1:80", false, "virtual server TCP 10.96.0.1:80, scheduler rr", local)
 	r.run("ip addr del 10.96.0.1/32 dev " + DefaultDevice)
 	var drift *ruleset.DriftError
 	if _, err := look("10.96.0.1:80", false); !errors.As(err, &drift) || !strings.Contains(drift.What, "10.96.0.1 is bound to no device") {
 		t.Errorf("without the address: %v, want a DriftError", err)
 	}
 	r.run("ipset flush KUBE-SHORT-CIRCUIT")
-	finds("192.0.2.1:30001", true, "virtual server TCP 192.0.2.1:30001, scheduler rr", near)
+	finds("192.0.2.1:30001", true, "virtual server TCP 192.0.2.1:30001, scheduler rr", local)
 
-	ended, end := context.WithCancel(t.Context())
-	end()
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
 	q := ruleset.Query{Packet: ruleset.Packet{To: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: v1.ProtocolTCP}}
-	if _, err := Lookup(ended, Config{NetNS: r.host.File()}, q); !errors.Is(err, context.Canceled) {
-		t.Errorf("with a context that has ended: %v", err)
+	if _, err := Lookup(cancelled, Config{NetNS: r.host.File()}, q); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a cancelled context: %v", err)
 	}
 }

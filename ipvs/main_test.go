@@ -28,10 +28,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// needed is the capabilities that a Backend needs.
+// needed lists the capabilities that a Backend needs.
 var needed = []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}
 
-// agent is a pipeline in a process of its own.
+// agent is a pipeline in a separate process.
 type agent struct {
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
@@ -51,12 +51,12 @@ func newAgent(c Config) (*agent, error) {
 	return &agent{p.Tracker, p.Engine, p.Engine.Attach("ipvs", b), b}, nil
 }
 
-// inMachine reports whether the test runs where there is IPVS. If not, it has the test run
-// in a virtual machine that has it, unless the tests are to be short.
+// inMachine reports whether the running kernel has IPVS. If not, it runs the test in a virtual
+// machine that has it. It skips the test if -short is set.
 func inMachine(t *testing.T) bool {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("takes a minute or more where there is no IPVS but in a virtual machine")
+		t.Skip("takes minutes in a virtual machine; run without -short")
 	}
 	return vm.Inside(t, vm.IPVS)
 }

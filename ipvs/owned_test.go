@@ -13,7 +13,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func testOwned(t *testing.T) {
+// testOnlyBackendRulesAreOwned calls Owned with kube-proxy's chains and with the backend's.
+func testOnlyBackendRulesAreOwned(t *testing.T) {
 	for _, program := range []string{"iptables-nft-restore", "iptables-nft-save", "ip6tables-nft-save"} {
 		_, err := exec.LookPath(program)
 		netlab.Need(t, err == nil, program)
@@ -37,10 +38,10 @@ func testOwned(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	owned("nothing", false)
+	owned("empty tables", false)
 	restore("*nat\n:KUBE-SERVICES -\n:KUBE-LOAD-BALANCER -\n:KUBE-NODE-PORT -\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n")
 	owned("kube-proxy's", false)
-	// Of the backend's own rules the names of the chains are enough.
+	// The names of the backend's chains are enough.
 	input, n := "", 0
 	for _, table := range (rules{family: tracker.IPv4, mark: uint32(ruleset.DefaultMasqueradeMark), node: &ruleset.Node{}}).tables() {
 		input += "*" + table.name + "\n"

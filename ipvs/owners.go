@@ -2,15 +2,15 @@
 
 package ipvs
 
-// owned is the objects of one kind that the kernel holds. Each has a number of owners:
-// Service ports that want it. An object without owners was found in the kernel, or is
-// about to be removed.
+// owned holds the objects of one kind that are in the kernel. Each has a number of owners,
+// which are the Service ports that want it. An object without owners was found in the
+// kernel, or is about to be removed.
 type owned[K comparable, V any] map[K]held[V]
 
 // held is one object.
 type held[V any] struct {
 	owners int
-	// value is what the kernel keeps with the object.
+	// value is the value that the kernel stores with the object.
 	value V
 }
 
@@ -20,8 +20,8 @@ func (o owned[K, V]) has(k K) bool {
 	return ok
 }
 
-// take adds an owner, and reports whether the object is new, so that it has to be added
-// to the kernel.
+// take adds an owner. It reports whether the object is new and must be added to the
+// kernel.
 func (o owned[K, V]) take(k K) (added bool) {
 	h, there := o[k]
 	h.owners++
@@ -29,8 +29,8 @@ func (o owned[K, V]) take(k K) (added bool) {
 	return !there
 }
 
-// drop removes an owner, and reports whether none is left. The object stays until it is
-// deleted from the kernel, and then from o.
+// drop removes an owner. It reports whether the object has no owner left. The object stays
+// in o until it is deleted from the kernel.
 func (o owned[K, V]) drop(k K) (unused bool) {
 	h := o[k]
 	h.owners--
@@ -38,7 +38,7 @@ func (o owned[K, V]) drop(k K) (unused bool) {
 	return h.owners <= 0
 }
 
-// found notes an object that the kernel holds, without an owner.
+// found records an object that the kernel holds, without an owner.
 func (o owned[K, V]) found(k K, value V) { o[k] = held[V]{value: value} }
 
 // set changes the value of an object.

@@ -22,21 +22,21 @@ type virtualKey struct {
 	mark   uint32
 }
 
-// virtual is the properties of a virtual server.
+// virtual holds the properties of a virtual server.
 type virtual struct {
 	scheduler Scheduler
 	flags     uint32
-	// timeout is that of persistence, in seconds.
+	// timeout is the timeout of persistence, in seconds.
 	timeout uint32
 }
 
-// plannedVirtual is a virtual server that a Service is to have.
+// plannedVirtual is a virtual server that a Service needs.
 type plannedVirtual struct {
 	key virtualKey
 	virtual
 	proto uint8
 	pool  []*tracker.Endpoint
-	// weights is the real servers' weights, nil if all have the endpoints' own.
+	// weights holds the real servers' weights, or nil for the endpoints' own weights.
 	weights []int
 }
 
@@ -48,7 +48,7 @@ func (p *plannedVirtual) weight(i int) uint16 {
 	return uint16(min(p.weights[i], math.MaxUint16))
 }
 
-// weightsOf returns reduced weights of endpoints, nil if all are equal. The schedulers
+// weightsOf returns reduced weights of endpoints, or nil if all are equal. The schedulers
 // with weights send a server as many connections in a row as its weight exceeds the
 // others', so large weights delay connections to the others.
 func weightsOf(pool []*tracker.Endpoint) []int {
@@ -58,15 +58,15 @@ func weightsOf(pool []*tracker.Endpoint) []int {
 	return ruleset.Shares(pool)
 }
 
-// plan is everything that one Service port has in the kernel.
+// plan holds everything that one Service port needs in the kernel.
 type plan struct {
 	virtuals []plannedVirtual
-	// entries is the elements of all sets except setShortCircuit.
+	// entries holds the elements of all sets except setShortCircuit.
 	entries []entry
-	// internal is the entries of setShortCircuit, all with the value mark.
+	// internal holds the elements of setShortCircuit, all with the value mark.
 	internal []entry
 	mark     uint32
-	// bind is the addresses that the dummy device is to have.
+	// bind lists the addresses that the dummy device needs.
 	bind []netip.Addr
 }
 
@@ -74,15 +74,15 @@ type plan struct {
 type local struct {
 	// node is the node's name.
 	node string
-	// nodePorts is the node's own addresses at which NodePorts answer, of one family.
+	// nodePorts lists the node's own addresses at which NodePorts answer, of one family.
 	nodePorts []netip.Addr
-	// own reports whether an address is one of the node's own. Those are not bound.
+	// own reports whether an address is one of the node's own, which are not bound.
 	own func(netip.Addr) bool
 }
 
-// makePlan returns what a Service port needs in the kernel. mark is the packet mark of its
-// virtual server for internal traffic, or 0 to find out whether it needs one: then the
-// plan has entries in internal. makePlan is a pure function.
+// makePlan returns the plan of a Service port. mark is the packet mark of its virtual
+// server for internal traffic. With mark 0, the plan has no such virtual server, and has
+// entries in internal if the Service port needs one. makePlan is a pure function.
 func (c Config) makePlan(s *ruleset.Service, l local, mark uint32) plan {
 	family, proto := s.Key.Family, inet.Protocol(s.Key.Protocol)
 	p := plan{mark: mark}
@@ -202,8 +202,7 @@ func internalFrontend(s *ruleset.Service) *ruleset.Frontend {
 	return nil
 }
 
-// internalDrops reports whether internal traffic is dropped, for which one mark is
-// reserved.
+// internalDrops reports whether internal traffic is dropped. One mark is reserved for this.
 func (c Config) internalDrops(s *ruleset.Service) bool {
 	f := internalFrontend(s)
 	return f != nil && f.Internal == ruleset.Drop
@@ -231,11 +230,11 @@ func (c Config) virtual(s *ruleset.Service, affinity time.Duration, pool []*trac
 	return v
 }
 
-// maxAffinity is the longest time that the kernel can remember clients for.
+// maxAffinity is the longest time for which the kernel can remember clients.
 const maxAffinity = math.MaxInt32 / 1000 * time.Second
 
-// Limits returns what virtual servers can express for one Service, the same in both
-// families. A longer affinity timeout is shortened to the limit.
+// Limits returns the limits of virtual servers for one Service, which are the same in both
+// families. The backend shortens a longer affinity timeout to the limit.
 func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{Affinity: maxAffinity} }
 
 // internalVirtual returns the properties of a virtual server with a mark. For clients that

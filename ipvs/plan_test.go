@@ -17,8 +17,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// testService returns a Service port with one endpoint here, one elsewhere, and one
-// of which nobody knows where it is.
+// testService returns a Service port with one endpoint on this node, one on another node, and
+// one without a node.
 func testService(edit func(*tracker.ServicePort), eps ...*tracker.Endpoint) *ruleset.Service {
 	key := tracker.Key{Family: tracker.IPv4}
 	key.NamespacedName = types.NamespacedName{Namespace: "default", Name: "web"}
@@ -41,7 +41,7 @@ var testLocal = local{
 	own:       func(a netip.Addr) bool { return a == netip.MustParseAddr("198.18.0.9") },
 }
 
-// describePlan puts a plan in lines.
+// describePlan returns a plan as lines of text.
 func describePlan(p plan) []string {
 	var out []string
 	for _, v := range p.virtuals {
@@ -67,7 +67,7 @@ func describePlan(p plan) []string {
 	return out
 }
 
-func TestPlan(t *testing.T) {
+func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 	const all, here = "10.244.1.1 10.244.2.1 10.244.3.1", "10.244.1.1"
 	hairpins := []string{"KUBE-LOOP-BACK 10.244.1.1,6:8080,10.244.1.1/32", "KUBE-LOOP-BACK 10.244.3.1,6:8080,10.244.3.1/32"}
 	cluster := func(pool string) []string {
@@ -89,7 +89,7 @@ func TestPlan(t *testing.T) {
 		{"direct routing", Config{Forwarding: DirectRouting}, func(*tracker.ServicePort) {}, nil, cluster(all)},
 		{"affinity", Config{}, func(p *tracker.ServicePort) { p.Affinity = 3 * time.Hour }, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 rr flags=0x1 timeout=10800 " + all}, cluster(all)[1:], hairpins)},
-		{"affinity of ages", Config{}, func(p *tracker.ServicePort) { p.Affinity = 1 << 62 }, nil, slices.Concat([]string{
+		{"affinity beyond the limit", Config{}, func(p *tracker.ServicePort) { p.Affinity = 1 << 62 }, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 rr flags=0x1 timeout=2147483 " + all}, cluster(all)[1:], hairpins)},
 		{"Maglev", Config{Scheduler: Maglev}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
@@ -99,9 +99,9 @@ func TestPlan(t *testing.T) {
 			"TCP 10.96.0.1:80 sh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
 		{"Maglev without the port", Config{Scheduler: Maglev, Hash: Hash{Source: tracker.HashSource}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 mh flags=0x8 timeout=0 " + all}, cluster(all)[1:], hairpins)},
-		{"hash of the source and port where there is no Maglev", Config{noMaglev: true}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
+		{"hash of the source and port without Maglev", Config{noMaglev: true}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 sh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
-		{"a scheduler of a kernel module of its own", Config{Scheduler: "twos"}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
+		{"scheduler without a constant", Config{Scheduler: "twos"}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 twos flags=0x0 timeout=0 " + all}, cluster(all)[1:], hairpins)},
 		{"source hash without fallback", Config{Scheduler: SourceHash, Hash: Hash{NoFallback: true}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
 			"TCP 10.96.0.1:80 sh flags=0x0 timeout=0 " + all}, cluster(all)[1:], hairpins)},
@@ -113,7 +113,7 @@ func TestPlan(t *testing.T) {
 			{Addr: netip.MustParseAddrPort("10.244.2.1:8080"), Node: "there", Ready: true, Serving: true, Weight: 3},
 			{Addr: netip.MustParseAddrPort("10.244.2.2:8080"), Node: "there", Ready: true, Serving: true, Weight: 1},
 		}, slices.Concat([]string{"TCP 10.96.0.1:80 wrr flags=0x0 timeout=0 10.244.2.1 10.244.2.2"}, cluster("")[1:])},
-		{"an endpoint of weight 0 gets none", Config{}, func(*tracker.ServicePort) {}, []*tracker.Endpoint{
+		{"an endpoint of weight 0 is no real server", Config{}, func(*tracker.ServicePort) {}, []*tracker.Endpoint{
 			{Addr: netip.MustParseAddrPort("10.244.2.1:8080"), Node: "there", Ready: true, Serving: true, Weight: 3},
 			{Addr: netip.MustParseAddrPort("10.244.2.2:8080"), Node: "there", Ready: true, Serving: true},
 		}, slices.Concat([]string{"TCP 10.96.0.1:80 rr flags=0x0 timeout=0 10.244.2.1"}, cluster("")[1:])},
@@ -147,7 +147,7 @@ func TestPlan(t *testing.T) {
 			"KUBE-SHORT-CIRCUIT 192.0.2.1,6:30080 mark=0x3007", "KUBE-SHORT-CIRCUIT 198.51.100.1,6:30080 mark=0x3007", "KUBE-SHORT-CIRCUIT 203.0.113.1,6:80 mark=0x3007",
 			"KUBE-IPVS-IPS 203.0.113.1,0:0", "KUBE-IPVS-EXTERNAL-IPS 203.0.113.1,0:0", "bind 203.0.113.1",
 		})},
-		{"external policy Local with affinity and nothing here", Config{}, func(p *tracker.ServicePort) {
+		{"external policy Local with affinity and no local endpoint", Config{}, func(p *tracker.ServicePort) {
 			p.ExternalLocal, p.ExternalIPs, p.Affinity = true, []netip.Addr{addr("198.18.0.9")}, time.Minute
 		}, []*tracker.Endpoint{testEndpoint("10.244.2.1", "there")}, slices.Concat([]string{
 			"TCP 10.96.0.1:80 rr flags=0x1 timeout=60 10.244.2.1", "TCP 198.18.0.9:80 rr flags=0x1 timeout=60",
@@ -181,7 +181,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-func TestMissing(t *testing.T) {
+func TestMissingReturnsTheDifference(t *testing.T) {
 	var a, b []int
 	for i := range 100 {
 		a, b = append(a, i), append(b, 2*i)
@@ -193,7 +193,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-func TestMarks(t *testing.T) {
+func TestMarksAreAllocatedWithinTheMask(t *testing.T) {
 	s := newState(tracker.IPv4)
 	r := Marks{Value: 0x3000, Mask: 0xfffffffc}
 	s.virtuals[virtualKey{family: tracker.IPv4, mark: 0x3002}] = &virtualState{}
@@ -205,7 +205,7 @@ func TestMarks(t *testing.T) {
 	if !slices.Equal(got, []uint32{0x3001, 0x3003, 0}) || s.allocate(r, k, 0x3001) != 0x3001 {
 		t.Errorf("%#x", got)
 	}
-	// Bits may be anywhere.
+	// The free bits need not be the lowest ones.
 	if m := newState(tracker.IPv4).allocate(Marks{Value: 0x100, Mask: 0xfffffeff&^0x50 | 0x100}, k, 0); m != 0x110 {
 		t.Errorf("%#x", m)
 	}

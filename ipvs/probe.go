@@ -62,7 +62,7 @@ func (b *Backend) probe() error {
 	}
 	if err := b.tryScheduler(b.config.Families[0], Maglev); errors.Is(err, unix.ENOENT) {
 		b.config.noMaglev = true
-		b.config.Log.Warn("ipvs: Services that ask for a hash get the scheduler sh", slog.Any("reason", err))
+		b.config.Log.Warn("ipvs: no scheduler mh, services that ask for a hash get sh", slog.Any("error", err))
 	} else if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (b *Backend) tryScheduler(f tracker.Family, s Scheduler) error {
 		return unsupported(f, fmt.Sprintf("scheduler %s (module ip_vs_%s)", s, s), err)
 	}
 	if err := b.kernel.delVirtual(k); err != nil {
-		return fmt.Errorf("ipvs: probe: %w", err)
+		return fmt.Errorf("ipvs: cannot probe scheduler %s: %w", s, err)
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// prune removes everything that the kernel had and no Service wants.
+// prune removes everything from the kernel that no Service wants.
 func (u *update) prune() error {
 	u.adoptFailed()
 	var lists entryLists
@@ -41,8 +41,8 @@ func (u *update) prune() error {
 	return u.deleteEntries(lists)
 }
 
-// adoptFailed makes failed items the owners of what the kernel has of their plans, so
-// that it stays as it was found.
+// adoptFailed makes failed items the owners of the objects in their plans that the kernel
+// has. These objects stay as they are.
 func (u *update) adoptFailed() {
 	for _, it := range u.items {
 		if u.failed[it.key] == nil {

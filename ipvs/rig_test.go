@@ -24,7 +24,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// rig is a backend in a network namespace of its own, with what drives it.
+// rig is a backend in a network namespace of its own, with the pipeline in front of it.
 type rig struct {
 	tb      testing.TB
 	host    *netlab.Host
@@ -80,7 +80,7 @@ func newRig(tb testing.TB, h *netlab.Host, c Config) *rig {
 	return r
 }
 
-// restart has another process take over.
+// restart attaches a new backend, as a new process would.
 func (r *rig) restart() {
 	r.tb.Helper()
 	if r.cursor != nil {
@@ -102,7 +102,7 @@ func (r *rig) sync() {
 	}
 }
 
-// calls returns how many requests were made of the kernel.
+// calls returns the number of requests to the kernel.
 func (r *rig) calls() int {
 	return r.backend.kernel.calls + r.backend.sets.calls + r.backend.device.calls
 }
@@ -127,10 +127,9 @@ func (r *rig) run(command string) []string {
 	return list
 }
 
-// connections has a list of IPVS' connections looked at until everything is seen that
-// should be there. The kernel writes such a list a page at a time and counts from the
-// beginning of a table that all namespaces share, so that one list may lack a
-// connection, or have it twice, when others come and go.
+// connections passes lists of IPVS connections to seen until it returns nil. The kernel writes
+// such a list page by page and counts from the beginning of a table that all namespaces share.
+// If connections come and go, a list can lack a connection or have it twice.
 func (r *rig) connections(command string, seen func([]string) error) {
 	r.tb.Helper()
 	for deadline := time.Now().Add(testtime.Timeout); ; {
@@ -206,8 +205,8 @@ func sticky(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 
 func hashed(s *v1.Service) { s.Annotations = map[string]string{"hash": "source"} }
 
-// slice returns the Service's endpoints: 10.244.1.n for n on this node, 10.244.2.n on
-// another one, for negative numbers.
+// slice returns the Service's endpoints: 10.244.1.n on this node for positive n, and 10.245.x.y
+// on another node for negative n.
 func slice(i int, p v1.Protocol, ns ...int) *discovery.EndpointSlice {
 	s := backendtest.Slice(svcName(i), "1", tracker.IPv4, "http", p)
 	for _, n := range ns {
@@ -220,7 +219,7 @@ func slice(i int, p v1.Protocol, ns ...int) *discovery.EndpointSlice {
 	return s
 }
 
-// set hands in a Service over TCP with its endpoints.
+// set passes a Service and its endpoints to the tracker.
 func (r *rig) set(s *v1.Service, i int, ns ...int) {
 	r.tracker.SetService(s)
 	r.tracker.SetSlice(slice(i, s.Spec.Ports[0].Protocol, ns...))
@@ -231,9 +230,8 @@ func (r *rig) remove(i int) {
 	r.tracker.DeleteSlice(types.NamespacedName{Namespace: "default", Name: svcName(i).Name + "-1"})
 }
 
-// agree compares what ipvsadm and ipset list with what the snapshot asks for, worked
-// out anew. Virtual servers that connections keep, and real servers that drain, are
-// left out.
+// agree compares the lists of ipvsadm and ip with the snapshot. It ignores virtual servers with
+// a mark, and draining real servers.
 func (r *rig) agree() {
 	r.tb.Helper()
 	var want []string
@@ -271,7 +269,7 @@ func (r *rig) agree() {
 		}
 	}
 	var got []string
-	// The kernel leaves some out of a long list while others change theirs.
+	// A long list can lack virtual servers while other namespaces change theirs.
 	listed, again := r.run("ipvsadm -Sn"), r.run("ipvsadm -Sn")
 	for !slices.Equal(listed, again) {
 		listed, again = again, r.run("ipvsadm -Sn")

@@ -13,14 +13,14 @@ import (
 )
 
 // rules renders the netfilter rules. Their number depends on the node's configuration
-// alone: everything about Services is in the sets.
+// alone. Everything about Services is in the sets.
 //
 // A packet to a Service meets, in this order,
 //
 //	arriving:           nat PREROUTING, mangle INPUT, filter INPUT, IPVS
 //	from the node:      mangle OUTPUT, nat OUTPUT, IPVS
 //	forwarded by IPVS:  (OUTPUT again), mangle POSTROUTING, nat POSTROUTING
-//	forwarded without:  mangle FORWARD, where no packet to a Service should be seen
+//	forwarded without:  mangle FORWARD, only while its address is missing on the device
 //
 // so rules that drop a packet, or select another virtual server for it, are in mangle.
 //
@@ -36,11 +36,11 @@ type rules struct {
 	node  *ruleset.Node
 }
 
-// validate returns an error if a name of the node would not be one word of a rule.
+// validate returns an error if an interface name of the node is not one word of a rule.
 func (r rules) validate() error {
 	for _, name := range []string{r.node.LocalTraffic.Bridge, r.node.LocalTraffic.InterfacePrefix} {
 		if name != "" && !validDevice(name) {
-			return fmt.Errorf("interface name %q", name)
+			return fmt.Errorf("interface name %q cannot be matched", name)
 		}
 	}
 	return nil
@@ -55,7 +55,7 @@ type chain struct {
 // jump is a rule that leads from a built-in chain to one of the backend's chains.
 type jump struct{ from, rule string }
 
-// table is what the backend has in one of the kernel's tables.
+// table holds the backend's jumps and chains in one of the kernel's tables.
 type table struct {
 	name   string
 	jumps  []jump
@@ -130,7 +130,7 @@ func (r rules) mangle() table {
 		chains: []chain{
 			{"KUBE-IPVS-IN", in},
 			{"KUBE-IPVS-OUT", out},
-			// The kernel routes packets to an address that is gone from the device elsewhere.
+			// If an address is missing on the device, the kernel routes its packets elsewhere.
 			// It stops tracking a masqueraded connection if a packet leaves by another device
 			// than before (nf_nat_oif_changed of net/netfilter/nf_nat_core.c), and later
 			// packets reach the endpoint from another port. So these packets are dropped until
@@ -147,8 +147,8 @@ func (r rules) mangle() table {
 				"-j SET --map-set " + setShortCircuit.name(r.family) + " dst,dst --map-mark",
 				fmt.Sprintf(`-m mark --mark %#x -m comment --comment "no endpoint can be used" -j DROP`, r.marks.Value),
 			}},
-			// Behind IPVS the mark that named a virtual server is cleared, and the masquerade
-			// mark is set, whose place it had taken.
+			// After IPVS, these rules clear the mark that named a virtual server, and set the
+			// masquerade mark, whose place it had taken.
 			{"KUBE-IPVS-SENT", sent},
 		},
 	}
@@ -277,7 +277,7 @@ func (t table) restore(b *strings.Builder, saved string) {
 			fmt.Fprintf(b, "-A %s %s\n", c.name, rule)
 		}
 	}
-	// The last one inserted comes first.
+	// The jump that is inserted last comes first.
 	for _, j := range slices.Backward(t.jumps) {
 		if !strings.Contains(saved, "\n-A "+j.from+" "+j.rule+"\n") {
 			fmt.Fprintf(b, "-I %s 1 %s\n", j.from, j.rule)
@@ -331,7 +331,7 @@ func ownRules(tables []table, saved string) string {
 	return b.String()
 }
 
-// owns reports whether a rule, which begins with its chain, is the backend's.
+// owns reports whether a rule belongs to the backend. The rule begins with its chain.
 func (t table) owns(rule string) bool {
 	return slices.ContainsFunc(t.chains, func(c chain) bool { return strings.HasPrefix(rule, c.name+" ") }) ||
 		slices.ContainsFunc(t.jumps, func(j jump) bool { return rule == j.from+" "+j.rule+"\n" })

@@ -17,7 +17,7 @@ import (
 
 var updateGoldens = flag.Bool("update", false, "rewrite the golden rules in testdata")
 
-// goldenRules is a node of each sort, by the name of its golden file.
+// goldenRules returns the rules of a node of each kind, by the name of its golden file.
 func goldenRules() map[string]rules {
 	out := map[string]rules{}
 	add := func(name string, n *ruleset.Node) {
@@ -38,12 +38,12 @@ func goldenRules() map[string]rules {
 	})
 	add("prefix", &ruleset.Node{MasqueradeAll: true, LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}})
 	add("bridge", &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{Bridge: "cni0"}})
-	// Nothing is masqueraded where endpoints answer clients directly.
+	// If endpoints answer clients directly, nothing is masqueraded.
 	out["rules-direct-ipv4"] = rules{tracker.IPv4, 0, defaultMarks(), out["rules-cidr-ipv4"].node}
 	return out
 }
 
-func TestGoldenRules(t *testing.T) {
+func TestRulesEqualGoldens(t *testing.T) {
 	for name, r := range goldenRules() {
 		got := restoreAll(r.tables(), "")
 		path := filepath.Join("testdata", name)
@@ -57,12 +57,12 @@ func TestGoldenRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got != string(want) {
-			t.Errorf("%s differs (go test -run GoldenRules -update rewrites it):\n%s", path, got)
+			t.Errorf("%s differs (go test -run RulesEqualGoldens -update rewrites it):\n%s", path, got)
 		}
 	}
 }
 
-func TestHostileInterfaces(t *testing.T) {
+func TestHostileInterfaceNamesAreRejected(t *testing.T) {
 	for _, name := range []string{"a b", "x\n-A INPUT -j DROP", "cni0/", "-j", "averyveryverylongname", "veth+"} {
 		for _, l := range []ruleset.LocalTraffic{{Bridge: name}, {InterfacePrefix: name}} {
 			r := rules{tracker.IPv4, 0x4000, defaultMarks(), &ruleset.Node{LocalTraffic: l}}
@@ -77,8 +77,7 @@ func TestHostileInterfaces(t *testing.T) {
 	}
 }
 
-// TestSaved reads what iptables-save might say.
-func TestSaved(t *testing.T) {
+func TestOwnRulesAreFoundInSavedRules(t *testing.T) {
 	tables := rules{tracker.IPv4, 0x4000, defaultMarks(), &ruleset.Node{}}.tables()
 	const saved = `# Generated
 *mangle

@@ -6,39 +6,41 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Scheduler is how a virtual server chooses among its real servers: the name of a
-// kernel module without "ip_vs_" (ipvsadm(8), --scheduler). Any scheduler that the
-// kernel has can be used: [New] and [Probe] try it.
+// Scheduler names the way in which a virtual server chooses among its real servers. It is
+// the name of a kernel module without "ip_vs_" (ipvsadm(8), --scheduler). Every scheduler
+// that the kernel has can be used; [New] and [Probe] try it.
 type Scheduler string
 
 // Schedulers of Linux. The kernel loads their modules when they are first used.
 const (
-	// RoundRobin takes one after the other, whatever their weights.
+	// RoundRobin takes one server after the other, and ignores weights.
 	RoundRobin Scheduler = "rr"
-	// WeightedRoundRobin does so in proportion to the weights.
+	// WeightedRoundRobin takes one server after the other, in proportion to the weights.
 	WeightedRoundRobin Scheduler = "wrr"
-	// LeastConnection takes the one with the fewest connections.
+	// LeastConnection takes the server with the fewest connections.
 	LeastConnection Scheduler = "lc"
-	// WeightedLeastConnection takes the one with the fewest for its weight.
+	// WeightedLeastConnection takes the server with the fewest connections for its weight.
 	WeightedLeastConnection Scheduler = "wlc"
 	// LocalityLeastConnection (LBLC) keeps a destination address with one server.
 	LocalityLeastConnection Scheduler = "lblc"
-	// LocalityLeastConnectionReplication (LBLCR) keeps it with a set of servers.
+	// LocalityLeastConnectionReplication (LBLCR) keeps a destination address with a set
+	// of servers.
 	LocalityLeastConnectionReplication Scheduler = "lblcr"
 	// SourceHash chooses by a hash of the source address, see [Config.Hash].
 	SourceHash Scheduler = "sh"
 	// DestinationHash chooses by a hash of the destination address.
 	DestinationHash Scheduler = "dh"
-	// ShortestExpectedDelay takes the one with the least (connections+1)/weight.
+	// ShortestExpectedDelay takes the server with the least (connections+1)/weight.
 	ShortestExpectedDelay Scheduler = "sed"
-	// NeverQueue takes an idle one, or else as ShortestExpectedDelay does.
+	// NeverQueue takes a server without connections, or else chooses as
+	// ShortestExpectedDelay does.
 	NeverQueue Scheduler = "nq"
 	// Maglev chooses by consistent hashing of the source address and port (Linux
 	// 4.18), see [Config.Hash].
 	Maglev Scheduler = "mh"
-	// WeightedFailover takes the one with the highest weight (Linux 3.15).
+	// WeightedFailover takes the server with the highest weight (Linux 3.15).
 	WeightedFailover Scheduler = "fo"
-	// WeightedOverflow fills up the one with the highest weight first (Linux 4.3).
+	// WeightedOverflow fills up the server with the highest weight first (Linux 4.3).
 	WeightedOverflow Scheduler = "ovf"
 )
 
@@ -46,8 +48,8 @@ const (
 // include/uapi/linux/ip_vs.h, without the zero byte).
 const maxSchedulerName = 15
 
-// validate reports whether s can be the name of a kernel module. Whether there is
-// such a module only the kernel can answer.
+// validate returns an error unless s can be the name of a kernel module. Only the kernel
+// can report whether the module exists.
 func (s Scheduler) validate() error {
 	if s == "" || len(s) > maxSchedulerName {
 		return fmt.Errorf("scheduler %q is not 1 to %d bytes long", s, maxSchedulerName)
@@ -61,17 +63,17 @@ func (s Scheduler) validate() error {
 }
 
 // Hash configures the schedulers [SourceHash] and [Maglev]. Other schedulers ignore
-// it. The zero value is what a cluster needs.
+// it. The zero value suits most clusters.
 type Hash struct {
-	// Source is what of a connection's source is hashed: [tracker.HashSource] is the
-	// address alone, so that a client stays with one server, and
-	// [tracker.HashSourcePort] is address and port (sh-port and mh-port of
-	// ipvsadm(8)). [tracker.HashNone] is kube-proxy's choice: the address for
-	// SourceHash, address and port for Maglev.
+	// Source selects the parts of a connection's source that are hashed.
+	// [tracker.HashSource] is the address alone, so that a client stays with one server.
+	// [tracker.HashSourcePort] is address and port (sh-port and mh-port of ipvsadm(8)).
+	// [tracker.HashNone] is kube-proxy's choice: the address for SourceHash, address and
+	// port for Maglev.
 	Source tracker.Hash
-	// NoFallback refuses a connection whose server has weight 0 rather than choosing
-	// another one (leaves off sh-fallback and mh-fallback): while an endpoint drains,
-	// its share of all new connections fails. kube-proxy has no fallback.
+	// NoFallback turns off sh-fallback and mh-fallback of ipvsadm(8): IPVS then refuses a
+	// connection whose server has weight 0 and does not choose another server. While an
+	// endpoint drains, its share of all new connections fails. kube-proxy has no fallback.
 	NoFallback bool
 }
 
@@ -83,7 +85,7 @@ const (
 	flagPort       = 0x0010 // IP_VS_SVC_F_SCHED_SH_PORT, IP_VS_SVC_F_SCHED_MH_PORT
 )
 
-// flags returns the virtual server's flags that the scheduler takes.
+// flags returns the virtual server's flags for the scheduler.
 func (s Scheduler) flags(h Hash) (flags uint32) {
 	if s != SourceHash && s != Maglev {
 		return 0

@@ -39,8 +39,8 @@ func (u *update) upsertVirtuals(it *item) error {
 	return nil
 }
 
-// upsertReals makes the real servers of a virtual server those of its plan, wanted ones
-// first. It passes over a real server that the kernel refuses.
+// upsertReals brings the real servers of a virtual server into agreement with its plan. It
+// adds before it removes, and skips real servers that the kernel refuses.
 func (u *update) upsertReals(it *item, p *plannedVirtual, v *virtualState) error {
 	before := len(it.refused)
 	for i, ep := range p.pool {
@@ -66,8 +66,8 @@ func (u *update) upsertReals(it *item, p *plannedVirtual, v *virtualState) error
 	return nil
 }
 
-// refuses reports whether the item can go on after err: it is nil, or the kernel's
-// refusal of an address, which refuses notes.
+// refuses reports whether the item can continue after err. It can if err is nil, or the
+// kernel's refusal of an address, which refuses records.
 func (it *item) refuses(err error) bool {
 	if err == nil {
 		return true
@@ -79,7 +79,7 @@ func (it *item) refuses(err error) bool {
 	return true
 }
 
-// dropVirtuals removes an item's virtual servers that its plan no longer has, unless
+// dropVirtuals removes an item's virtual servers that are no longer in its plan, unless
 // another Service port owns them now.
 func (u *update) dropVirtuals(it *item) error {
 	var keep []virtualKey
@@ -97,7 +97,8 @@ func (u *update) dropVirtuals(it *item) error {
 	return nil
 }
 
-// deleteVirtual deletes a virtual server, and what it held on to while it drained.
+// deleteVirtual deletes a virtual server, and releases the objects that it kept while it
+// drained.
 func (u *update) deleteVirtual(k virtualKey) error {
 	if err := u.b.kernel.delVirtual(k); err != nil {
 		return err

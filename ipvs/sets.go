@@ -9,21 +9,24 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// setID is one of the backend's ipsets. There is one of each in every family.
+// setID names one of the backend's ipsets. Each family has all of them.
 type setID uint8
 
 // The sets. Names, types and contents are kube-proxy's, except for the last three, which
 // kube-proxy does not have.
 const (
-	// setLoopBack: endpoint, its port, and the endpoint again: hairpin connections.
+	// setLoopBack holds an endpoint, its port, and the endpoint again, for hairpin
+	// connections.
 	setLoopBack setID = iota
 	setClusterIP
 	setExternalIP
-	// …Local: under externalTrafficPolicy Local.
+	// setExternalIPLocal and the other …Local sets hold frontends under
+	// externalTrafficPolicy Local.
 	setExternalIPLocal
 	setLoadBalancer
 	setLoadBalancerLocal
-	// setLoadBalancerFW: those with source ranges. The next two sets hold the ranges.
+	// setLoadBalancerFW holds load-balancer IPs with source ranges. The next two sets
+	// hold the ranges.
 	setLoadBalancerFW
 	setLoadBalancerSourceIP
 	setLoadBalancerSourceCIDR
@@ -34,15 +37,15 @@ const (
 	setNodePortSCTP
 	setNodePortLocalSCTP
 	setHealthCheckNodePort
-	// setIPs: the addresses of the dummy device.
+	// setIPs holds the addresses of the dummy device.
 	setIPs
-	// setBoundExternal: those addresses in setIPs that are not cluster IPs.
+	// setBoundExternal holds the addresses in setIPs that are not cluster IPs.
 	setBoundExternal
-	// setNoLocal: frontends that drop connections, because other nodes have endpoints
-	// and this one has none.
+	// setNoLocal holds frontends that drop connections, because other nodes have
+	// endpoints and this one has none.
 	setNoLocal
-	// setShortCircuit: frontends that treat internal traffic differently, with the packet
-	// mark that internal traffic gets.
+	// setShortCircuit holds frontends that treat internal traffic differently, with the
+	// packet mark that internal traffic gets.
 	setShortCircuit
 	setCount
 )
@@ -59,8 +62,8 @@ const (
 	hashIPPortMark
 )
 
-// typeName returns the kernel's name of the type, and the oldest revision that has every
-// feature that is used (net/netfilter/ipset/ip_set_hash_*.c).
+// typeName returns the kernel's name of the type, and its oldest revision that has every
+// feature in use (net/netfilter/ipset/ip_set_hash_*.c).
 func (k setKind) typeName() (name string, revision uint8) {
 	switch k {
 	case hashIPPortIP:

@@ -10,29 +10,30 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// state is what the kernel holds in one family, as far as the backend knows, with the
+// state holds the kernel's objects in one family, as last read and written, with their
 // owners.
 type state struct {
 	family tracker.Family
-	// virtuals is every virtual server of the family except excluded ones.
+	// virtuals holds every virtual server of the family except excluded ones.
 	virtuals map[virtualKey]*virtualState
-	// entries is the elements of the sets, each with its packet mark.
+	// entries holds the elements of the sets, each with its packet mark.
 	entries owned[entry, uint32]
-	// bound is the addresses of the dummy device.
+	// bound holds the addresses of the dummy device.
 	bound owned[netip.Addr, struct{}]
-	// own is the node's own addresses, on other devices.
+	// own holds the node's own addresses, on other devices.
 	own map[netip.Addr]bool
-	// services is the last state of each Service port.
+	// services holds the last state of each Service port.
 	services map[tracker.Key]*serviceState
-	// drainingReals is the draining real servers, with the time at which that began.
+	// drainingReals holds the draining real servers, with the time at which the drain
+	// began.
 	drainingReals map[virtualKey]map[netip.AddrPort]time.Time
-	// retired is the virtual servers without an owner that still have connections.
+	// retired holds the virtual servers without an owner that still have connections.
 	retired map[virtualKey]retired
-	// marks is the packet marks that Service ports have.
+	// marks holds the packet marks that Service ports have.
 	marks map[uint32]tracker.Key
-	// notLocalYet is bound addresses that the kernel may not treat as local yet.
+	// notLocalYet lists bound addresses that the kernel may not treat as local yet.
 	notLocalYet []netip.Addr
-	// abandoned is bound addresses that may have no owner any more.
+	// abandoned lists bound addresses that may have no owner any more.
 	abandoned []netip.Addr
 	// stale reports that the node's addresses have changed since Services were programmed.
 	stale bool
@@ -41,20 +42,20 @@ type state struct {
 
 type virtualState struct {
 	virtual
-	// owner is the Service port that it is for, the zero Key if none, and proto its
-	// protocol, which it has with a mark, too.
+	// owner is the Service port that the virtual server is for, or the zero Key. proto is
+	// the Service port's protocol, also if the virtual server's key has a mark.
 	owner tracker.Key
 	proto uint8
-	// reals is the weights of the real servers. Those that drain are in
+	// reals holds the weights of the real servers. Draining ones are in
 	// state.drainingReals, too.
 	reals map[netip.AddrPort]uint16
 }
 
-// serviceState is what a Service port has in the kernel, also after an update of it failed
-// half-way.
+// serviceState holds the objects of a Service port in the kernel, also after its update
+// failed half-way.
 type serviceState struct {
 	service *ruleset.Service
-	// virtuals, entries and bound are the objects that it owns.
+	// virtuals, entries and bound are the objects that the Service port owns.
 	virtuals []virtualKey
 	entries  []entry
 	bound    []netip.Addr
@@ -76,8 +77,8 @@ func newState(f tracker.Family) *state {
 }
 
 // recognised reports whether a Backend, perhaps in an earlier process, has added a virtual
-// server that no Service wants. Its mark identifies it, or an element in a set, which is
-// added before it and deleted after it.
+// server that no Service wants. The virtual server's mark identifies it, or an element in a
+// set that is added before it and deleted after it.
 func (s *state) recognised(c Config, k virtualKey) bool {
 	if k.mark != 0 {
 		return c.Marks.contains(k.mark)
@@ -103,7 +104,7 @@ func (s *state) identity(k virtualKey) (entry, bool) {
 }
 
 // allocate returns the packet mark of a Service port: preferred if it is not 0, or else a
-// free one, 0 if none is left.
+// free one. It returns 0 if no mark is left.
 func (s *state) allocate(r Marks, k tracker.Key, preferred uint32) uint32 {
 	if preferred != 0 {
 		return preferred

@@ -25,7 +25,7 @@ type parameter struct {
 // Documentation/networking/ipvs-sysctl.rst and ip-sysctl.rst.
 func (c Config) parameters(release string) []parameter {
 	out := []parameter{
-		// Masquerading needs connection tracking of what IPVS forwards.
+		// Masquerading needs connection tracking of packets that IPVS forwards.
 		{"net/ipv4/vs/conntrack", "1"},
 		// A packet for an endpoint that was removed ends the connection. Otherwise all
 		// packets of the connection are lost.
@@ -52,9 +52,9 @@ func (c Config) parameters(release string) []parameter {
 
 // SetSysctls sets the kernel parameters that a [Backend] with the configuration needs, in
 // the network namespace that c names. The Backend's full deltas do the same unless
-// KeepSysctls is set, which SetSysctls ignores. It is for a process that may write
-// /proc/sys and runs before one that may not. It writes a parameter only if its value
-// differs:
+// KeepSysctls is set, which SetSysctls ignores. SetSysctls is for a privileged process that
+// runs before a Backend in a process that may not write /proc/sys, as in a container. It
+// writes a parameter only if its value differs:
 //
 //	net.ipv4.vs.conntrack                  1
 //	net.ipv4.vs.expire_nodest_conn         1
@@ -64,9 +64,9 @@ func (c Config) parameters(release string) []parameter {
 //	net.ipv4.conf.all.arp_ignore           1 with StrictARP
 //	net.ipv4.conf.all.arp_announce         2 with StrictARP
 //
-// IPv6 Services need net.ipv6.conf.all.forwarding, too, which the operator has to set:
-// while it is 1 and accept_ra is not 2, the kernel ignores router advertisements and
-// deletes the default routes that came by them.
+// IPv6 Services need net.ipv6.conf.all.forwarding, too, which the operator has to set. The
+// backend never writes it: while it is 1 and accept_ra is not 2, the kernel ignores router
+// advertisements and deletes the default routes that came by them.
 //
 // SetSysctls makes the kernel load the module ip_vs, without which some of the parameters
 // do not exist. The error is a [*ruleset.UnsupportedError] if the kernel has no IPVS.
@@ -102,8 +102,8 @@ func (c Config) setSysctls() error {
 	return errors.Join(errs...)
 }
 
-// atLeast reports whether a release is that version or a later one, true if the release
-// cannot be parsed.
+// atLeast reports whether a release is that version or a later one. It returns true if the
+// release cannot be parsed.
 func atLeast(release string, major, minor int) bool {
 	var a, b int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n != 2 {

@@ -18,18 +18,18 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// counted are the counters that IPVS has.
+// counted lists the counters that IPVS has.
 const counted = ruleset.CountsConnections | ruleset.CountsPackets | ruleset.CountsBytes
 
 // Traffic reads the kernel's statistics of the virtual servers, which the kernel sums up every
-// two seconds (net/netfilter/ipvs/ip_vs_est.c). Known is connections,
-// packets and bytes: what is refused or dropped is not counted by Service. A virtual server
-// keeps its statistics while its Service and endpoints change, and when another process takes
-// over. IPVS reports connections, and packets in each direction, in 32 bits, and begins again
-// at 0 beyond that.
+// two seconds (net/netfilter/ipvs/ip_vs_est.c). Known is connections, packets and bytes. IPVS
+// does not count refused and dropped packets by Service. A virtual server keeps its statistics
+// while its Service and endpoints change, and when another process takes over. IPVS reports
+// connections, and packets in each direction, in 32 bits, and begins again at 0 beyond that.
 //
-// Service ports are known from the first full delta on. Until then the counters are those of
-// [Traffic]. The error is ctx's, [os.ErrClosed], or that of reading the kernel.
+// Traffic returns counters by Service port once a full delta was applied. Before, it returns the
+// counters of the function [Traffic], by destination. The error is ctx's, [os.ErrClosed], or that
+// of reading from the kernel.
 func (b *Backend) Traffic(ctx context.Context) (out *ruleset.Traffic, err error) {
 	err = b.do(ctx, func() error {
 		if b.states == nil {
@@ -40,7 +40,7 @@ func (b *Backend) Traffic(ctx context.Context) (out *ruleset.Traffic, err error)
 		for _, s := range b.states {
 			stats, err := b.kernel.statistics(s.family)
 			if err != nil {
-				return fmt.Errorf("ipvs: read traffic: %w", err)
+				return fmt.Errorf("ipvs: cannot read traffic: %w", err)
 			}
 			for k, c := range stats {
 				if v := s.virtuals[k]; v != nil && v.owner != (tracker.Key{}) {
@@ -78,10 +78,10 @@ func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
 	// Without the device, openIPVS would load the module for nothing.
 	_, err = b.device.link()
 	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
-		return nil, fmt.Errorf("ipvs: read traffic: %w", ruleset.ErrNoRules)
+		return nil, fmt.Errorf("ipvs: cannot read traffic: %w", ruleset.ErrNoRules)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ipvs: read traffic: device %s: %w", c.Device, err)
+		return nil, fmt.Errorf("ipvs: find device %s: %w", c.Device, err)
 	}
 	if err := b.openIPVS(); err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (b *Backend) unnamedTraffic(ctx context.Context) (*ruleset.Traffic, error) 
 			marks, err = b.markedDestinations(f)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("ipvs: read traffic: %w", err)
+			return nil, fmt.Errorf("ipvs: cannot read traffic: %w", err)
 		}
 		for k, c := range stats {
 			to, known := ruleset.Destination{Addr: k.at, Protocol: protocolOf(k.proto)}, true
@@ -120,7 +120,8 @@ func (b *Backend) unnamedTraffic(ctx context.Context) (*ruleset.Traffic, error) 
 	return out, nil
 }
 
-// markedDestinations returns the first destination whose internal traffic gets each mark.
+// markedDestinations returns, for each mark, the first destination whose internal traffic gets
+// it.
 func (b *Backend) markedDestinations(f tracker.Family) (map[uint32]ruleset.Destination, error) {
 	out := map[uint32]ruleset.Destination{}
 	err := b.sets.list(setShortCircuit, f, func(e entry, mark uint32) {

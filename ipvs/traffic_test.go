@@ -18,9 +18,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// testTraffic compares the counters with the connections that were made, throughout changes of
-// endpoints and a restart.
-func testTraffic(t *testing.T) {
+// testConnectionsAreCounted compares the counters with the number of connections, during changes
+// of endpoints and after a restart.
+func testConnectionsAreCounted(t *testing.T) {
 	h := newHost(t)
 	c := Config{Families: []tracker.Family{tracker.IPv4}}
 	r := newRig(t, h, c)
@@ -36,7 +36,7 @@ func testTraffic(t *testing.T) {
 	}
 	key := tracker.Key{ServicePortName: tracker.ServicePortName{NamespacedName: svcName(1), Port: "http", Protocol: v1.ProtocolTCP}, Family: tracker.IPv4}
 	at := ruleset.Destination{Addr: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: v1.ProtocolTCP}
-	made := uint64(0)
+	opened := uint64(0)
 	for i, step := range []func(){
 		func() { r.set(svc(1), 1, 1) },
 		func() { r.set(svc(1), 1, 1, 2) },
@@ -52,24 +52,24 @@ func testTraffic(t *testing.T) {
 				t.Fatal(err)
 			}
 			conn.Close()
-			made++
+			opened++
 		}
 		var got *ruleset.Traffic
 		var n ruleset.Counters
-		for deadline := time.Now().Add(testtime.Timeout); ; time.Sleep(200 * time.Millisecond) { // the kernel takes two seconds
+		for deadline := time.Now().Add(testtime.Timeout); ; time.Sleep(200 * time.Millisecond) { // the kernel sums up every two seconds
 			var err error
 			if got, err = r.backend.Traffic(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if n = got.Services[key]; n.Connections >= made && n.Packets >= 3*made || time.Now().After(deadline) {
+			if n = got.Services[key]; n.Connections >= opened && n.Packets >= 3*opened || time.Now().After(deadline) {
 				break
 			}
 		}
-		if got.Known != counted || n.Connections != made || n.Packets < 3*made || n.Bytes < 40*n.Packets || len(got.Services) != 1 {
-			t.Errorf("step %d: %+v after %d connections", i, got, made)
+		if got.Known != counted || n.Connections != opened || n.Packets < 3*opened || n.Bytes < 40*n.Packets || len(got.Services) != 1 {
+			t.Errorf("step %d: %+v after %d connections", i, got, opened)
 		}
 		read, err := Traffic(t.Context(), c)
-		if err != nil || read.Unnamed[at].Connections != made || len(read.Unnamed) != 1 || len(read.Services) != 0 {
+		if err != nil || read.Unnamed[at].Connections != opened || len(read.Unnamed) != 1 || len(read.Services) != 0 {
 			t.Errorf("step %d: without the backend %+v, error %v", i, read, err)
 		}
 	}

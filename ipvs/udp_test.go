@@ -22,10 +22,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// testUDPAnswers has an endpoint answer when it is none any more: as long as it lingers
-// the client gets the answer, and when it does so no longer, the next request from the
-// same port goes to another endpoint.
-func testUDPAnswers(t *testing.T) {
+// testUDPAnswersArriveWhileDraining sends the answer of an endpoint after it was removed. While
+// its real server drains, the client must get the answer. Afterwards, the next request from the
+// same port must go to another endpoint.
+func testUDPAnswersArriveWhileDraining(t *testing.T) {
 	h := newHost(t)
 	r := newRig(t, h, Config{Families: []tracker.Family{tracker.IPv4}})
 	type request struct {
@@ -89,7 +89,7 @@ func testUDPAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hears := func(wait time.Duration) (string, error) {
+	receive := func(wait time.Duration) (string, error) {
 		buf := make([]byte, 100)
 		client.SetReadDeadline(time.Now().Add(wait))
 		n, err := client.Read(buf)
@@ -99,34 +99,34 @@ func testUDPAnswers(t *testing.T) {
 	first := ask("first", 1)
 	r.set(svc(1, over(v1.ProtocolUDP)), 1, 2)
 	r.sync()
-	// Nobody calls Tend, so its time is not up, however long this takes.
+	// The endpoint drains until the first call of Tend, however long this takes.
 	answer(first, "in time")
-	if got, err := hears(testtime.Timeout); got != "in time" {
-		t.Errorf("the answer of an endpoint that lingers: %q, %v", got, err)
+	if got, err := receive(testtime.Timeout); got != "in time" {
+		t.Errorf("answer of a draining endpoint: %q, %v", got, err)
 	}
 	if second := ask("second", 1); second.from.String() != first.from.String() {
-		t.Errorf("the client has become %v, was %v", second.from, first.from)
+		t.Errorf("the client's address is %v, was %v", second.from, first.from)
 	}
 	if err := r.backend.Tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
 		t.Fatal(err)
 	}
 	r.hasNot("ipvsadm -Sn", "10.244.1.1:8080")
 	third := ask("third", 2)
-	// What the first one sends now comes from an address that the client does not know.
+	// A later answer of the first endpoint has the endpoint's own address as its source.
 	answer(first, "too late")
-	if got, err := hears(time.Second / 2); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the answer of an endpoint that has gone: %q, %v", got, err)
+	if got, err := receive(time.Second / 2); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("answer of a removed endpoint: %q, %v", got, err)
 	}
 	answer(third, "in time again")
-	if got, err := hears(testtime.Timeout); got != "in time again" {
-		t.Errorf("the answer of the endpoint that is left: %q, %v", got, err)
+	if got, err := receive(testtime.Timeout); got != "in time again" {
+		t.Errorf("answer of the remaining endpoint: %q, %v", got, err)
 	}
 }
 
-// testUDPEndpoints has endpoints come and go all the while that requests are made: none
-// is lost. An endpoint is let go when all requests are answered that may have been sent
-// to it, since how long that takes on a busy machine says nothing.
-func testUDPEndpoints(f *fire) {
+// testChangedUDPEndpointsLoseNoRequest adds and removes endpoints while clients send requests.
+// None may be lost. Before it ends the drain of an endpoint, it waits for the answers to all
+// requests that may have been sent to the endpoint, because a busy machine may take long.
+func testChangedUDPEndpointsLoseNoRequest(f *faultWorld) {
 	t := f.t
 	const clients, rounds = 4, 6
 	to := []conformance.Target{f.targets[2], {Addr: netip.MustParseAddrPort("192.0.2.1:30051"), Protocol: v1.ProtocolUDP}}
@@ -164,31 +164,31 @@ func testUDPEndpoints(f *fire) {
 			}
 		})
 	}
-	// settled waits until each client has an answer, or none, to a request that it made
-	// after now.
-	settled := func() {
+	// waitForClients waits until each client has sent a new request and got the answer or a
+	// timeout.
+	waitForClients := func() {
 		t.Helper()
 		for i := range answered {
-			// One may be on its way.
+			// One more request may be on its way.
 			until := answered[i].Load() + 2
 			for start := time.Now(); answered[i].Load() < until; time.Sleep(time.Millisecond) {
 				if time.Since(start) > 2*testtime.Timeout {
-					t.Errorf("client %d is silent", i)
+					t.Errorf("client %d has sent no request", i)
 					return
 				}
 			}
 		}
 	}
-	settled()
+	waitForClients()
 	for range rounds {
 		n := 1 + f.rng.IntN(len(f.pods)-1)
 		set(n)
-		settled()
-		// Those that are none any more get no new requests.
+		waitForClients()
+		// Removed endpoints must get no new requests.
 		mu.Lock()
 		clear(servers)
 		mu.Unlock()
-		settled()
+		waitForClients()
 		var serving []string
 		for _, ep := range f.Engine.Snapshot().Services {
 			if ep.Key.Name == svcName(51).Name {
@@ -200,14 +200,14 @@ func testUDPEndpoints(f *fire) {
 		mu.Lock()
 		for s, n := range servers {
 			if !slices.Contains(serving, s) {
-				t.Errorf("%d requests went to %s, which is none of %v", n, s, serving)
+				t.Errorf("%d requests went to %s, which is not in %v", n, s, serving)
 			}
 		}
 		mu.Unlock()
 		if err := f.backend.Tend(context.Background(), time.Now().Add(2*answerTime)); err != nil {
 			t.Error(err)
 		}
-		settled()
+		waitForClients()
 	}
 	close(stop)
 	wg.Wait()
@@ -220,8 +220,8 @@ func testUDPEndpoints(f *fire) {
 		t.Error(err)
 	}
 	if got := f.backend.Draining(); got != 0 {
-		t.Errorf("%d endpoints answerTime", got)
+		t.Errorf("%d endpoints drain, want 0", got)
 	}
-	hand(f.Tracker, f.pods, len(f.pods), f.rng)
+	setPods(f.Tracker, f.pods, len(f.pods), f.rng)
 	f.Sync()
 }

@@ -20,7 +20,7 @@ import (
 type update struct {
 	b *Backend
 	s *state
-	// failed has the error of each Service port that failed.
+	// failed holds the error of each Service port that failed.
 	failed map[tracker.Key]error
 	items  []*item
 	now    time.Time
@@ -29,17 +29,17 @@ type update struct {
 // item is one Service port that an update changes.
 type item struct {
 	key     tracker.Key
-	service *ruleset.Service // nil if it is gone
+	service *ruleset.Service // nil if the Service port was deleted
 	state   *serviceState
 	plan    plan
-	// refused has the kernel's errors about single real servers. The others are in
+	// refused holds the kernel's errors about single real servers. The others are in
 	// place.
 	refused []error
 }
 
-// steps is the order in which an update changes the kernel. Each step is done for all
-// items before the next, so that everything new is complete before anything old goes:
-// a packet to a Service meets either all of its old state or all of its new state.
+// steps returns the steps of an update in order. Each step is done for all items before
+// the next. Everything new is complete before anything old is removed, so that a packet to
+// a Service meets either all of its old state or all of its new state.
 func (u *update) steps(full bool) []step {
 	return []step{
 		{"add set elements", func(context.Context) error { return u.insert(false) }},
@@ -72,7 +72,7 @@ func newUpdate(b *Backend, s *state, failed map[tracker.Key]error) *update {
 	return &update{b: b, s: s, failed: failed, now: time.Now()}
 }
 
-// apply makes all of a delta's changes that are of the family.
+// apply makes a delta's changes to Services of the family.
 func (u *update) apply(ctx context.Context, d *ruleset.Delta) error {
 	if d.Node != u.s.node {
 		if err := u.b.writeRules(ctx, u.s, d.Node, false); err != nil {
@@ -86,7 +86,7 @@ func (u *update) apply(ctx context.Context, d *ruleset.Delta) error {
 		was, is := old.NodePorts(u.s.family), d.Node.NodePorts(u.s.family)
 		u.s.stale = u.s.stale || was.All != is.All || !slices.Equal(was.Prefixes, is.Prefixes)
 	}
-	// Without a Watch, real servers whose drain time is over go now.
+	// Without a Watch, this removes real servers whose limit has passed.
 	if err := u.b.drain(u.s, u.now, true); err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (u *update) addExternal() {
 	}
 }
 
-// run makes the changes of all items. An item that fails keeps all that it had before.
+// run makes the changes of all items. An item that fails keeps its previous objects.
 func (u *update) run(ctx context.Context, full bool) error {
 	u.makePlans(full)
 	for _, s := range u.steps(full) {
@@ -182,7 +182,7 @@ func (u *update) makePlans(full bool) {
 	for _, it := range u.items {
 		makePlan(it)
 		if full && len(it.plan.internal) != 0 {
-			// The mark that an earlier process allocated.
+			// Reuse the mark that an earlier process allocated.
 			m := u.s.entries[it.plan.internal[0]].value
 			if _, used := u.s.marks[m]; u.b.config.Marks.contains(m) && !used {
 				u.s.marks[m], it.state.mark = it.key, m
@@ -200,7 +200,7 @@ func (u *update) makePlans(full bool) {
 		m := u.s.allocate(u.b.config.Marks, it.key, it.state.mark)
 		if m == 0 {
 			// Internal traffic is then treated like external traffic.
-			u.b.config.Log.Warn("ipvs: no packet mark left for internal traffic", "service", it.key.String())
+			u.b.config.Log.Warn("ipvs: no packet mark left, internal traffic is treated as external", "service", it.key.String())
 			it.plan.internal = nil
 			continue
 		}
@@ -209,12 +209,12 @@ func (u *update) makePlans(full bool) {
 	}
 }
 
-// local returns what plans depend on of the node.
+// local returns the information about the node that plans depend on.
 func (u *update) local() local {
 	l := local{node: u.s.node.Info.Name, own: func(a netip.Addr) bool { return u.s.own[a] }}
 	np := u.s.node.NodePorts(u.s.family)
 	for a := range u.s.own {
-		// Of IPv6 link-local addresses each pod's interface may have one.
+		// Each pod's interface may have an IPv6 link-local address.
 		if np.Allows(a) && !a.IsLinkLocalUnicast() {
 			l.nodePorts = append(l.nodePorts, a)
 		}
@@ -223,13 +223,13 @@ func (u *update) local() local {
 	return l
 }
 
-// finish removes the state of Service ports that are gone, and frees packet marks that
-// have no owner any more.
+// finish removes the state of deleted Service ports, and frees packet marks that have no
+// owner any more.
 func (u *update) finish() {
 	u.s.stale = false
 	for _, it := range u.items {
 		if u.failed[it.key] != nil {
-			// The next delta need not offer it.
+			// The next delta may not contain this Service port.
 			u.s.stale = true
 			continue
 		}

@@ -15,14 +15,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Check compares the kernel with what the backend wrote. It returns nil, a
-// [*ruleset.DriftError] if another process altered something or if the kernel's state is
-// unknown after a failure, ctx's error, [os.ErrClosed], or the error of reading the
-// kernel's state. After any error but ctx's the next delta must be a full one, which
-// [Backend.Apply] asks for.
+// Check compares the kernel's state with the state that the backend wrote. It returns nil
+// if they agree, and a [*ruleset.DriftError] if another process altered something or if
+// the kernel's state is unknown after a failure. It can also return ctx's error,
+// [os.ErrClosed], or the error of reading the kernel's state. After any error but ctx's
+// the next delta must be a full one, which [Backend.Apply] requests.
 //
-// Check reads everything that the backend owns: one request for each virtual server, and
-// some more. It is meant for long intervals.
+// Check reads everything that the backend owns, with one request for each virtual server
+// and some more. It is meant for long intervals.
 func (b *Backend) Check(ctx context.Context) error {
 	return b.do(ctx, func() error {
 		if b.states == nil {
@@ -49,7 +49,7 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 	}
 	unread := func(err error) error {
 		if errors.Is(err, os.ErrClosed) {
-			return fmt.Errorf("ipvs: check: %w", err)
+			return fmt.Errorf("ipvs: cannot check: %w", err)
 		}
 		return drift("%v", err)
 	}
@@ -69,7 +69,7 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 	}
 	for a := range found.bound {
 		if !s.bound.has(a) {
-			return drift("%s has address %s", b.config.Device, a)
+			return drift("address %s was added to %s", a, b.config.Device)
 		}
 	}
 	for e, want := range s.entries {
@@ -79,7 +79,7 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 	}
 	for e := range found.entries {
 		if !s.entries.has(e) {
-			return drift("set %s has an element for %s port %d", e.set.name(s.family), e.addr, e.port)
+			return drift("set %s has an unknown element for %s port %d", e.set.name(s.family), e.addr, e.port)
 		}
 	}
 	for k, v := range s.virtuals {
@@ -96,13 +96,13 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 	}
 	for k := range found.virtuals {
 		if s.virtuals[k] == nil && found.recognised(b.config, k) {
-			return drift("there is a virtual server %s", k)
+			return drift("virtual server %s was added", k)
 		}
 	}
 	tables := rules{family: s.family, mark: b.config.mark(), marks: b.config.Marks, node: s.node}.tables()
 	have, err := saved(ctx, b.tools[s.family])
 	if err != nil {
-		return fmt.Errorf("ipvs: check: %w", err)
+		return fmt.Errorf("ipvs: cannot check: %w", err)
 	}
 	if ownRules(tables, have) != b.rules[s.family].saved {
 		return drift("the iptables rules were changed")
@@ -110,12 +110,14 @@ func (b *Backend) compare(ctx context.Context, s *state) error {
 	return nil
 }
 
-// Tend removes real servers that have drained, and brings NodePorts to the addresses
-// that the node has now. It makes one request for each virtual server with a real server
-// that drains, and none otherwise unless addresses changed. The error wraps
-// [ruleset.ErrNeedFull] if an object that was in the kernel is missing, and is a
-// [*ruleset.PartialError] if Services could not be brought to the node's new addresses,
-// which the next call tries again. After another error the caller calls Tend again.
+// Tend removes real servers that have drained, and updates NodePorts if the node's
+// addresses have changed. now is the time against which [Drain].Limit is measured. Tend
+// makes one request for each virtual server with a draining real server, and no other
+// requests unless addresses have changed.
+//
+// The error wraps [ruleset.ErrNeedFull] if an object that was in the kernel is missing. It
+// is a [*ruleset.PartialError] if NodePorts of some Services could not be updated; the
+// next call tries again. After another error the caller calls Tend again.
 func (b *Backend) Tend(ctx context.Context, now time.Time) error {
 	return b.do(ctx, func() error {
 		if b.states == nil {
@@ -144,7 +146,7 @@ func (b *Backend) Tend(ctx context.Context, now time.Time) error {
 	})
 }
 
-// followAddresses reads the node's addresses again if some have changed.
+// followAddresses rereads the node's addresses if some have changed.
 func (b *Backend) followAddresses() error {
 	changed, err := b.device.changed()
 	if err != nil || !changed {

@@ -17,10 +17,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// testWatch has the node get addresses while the kernel does not take an endpoint of a
-// NodePort: that is tried again by the next call, and nobody is told to read all there
-// is.
-func testWatch(t *testing.T) {
+// testWatchRetriesRefusedNodePorts adds addresses to the node while the kernel refuses an endpoint
+// of a NodePort. The next Tend must try again, and Watch must not request a full delta.
+func testWatchRetriesRefusedNodePorts(t *testing.T) {
 	ctx := context.Background()
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})
 	r.tracker.SetService(svc(1, nodePort(30001)))
@@ -35,26 +34,26 @@ func testWatch(t *testing.T) {
 		}
 	}
 	partial(r.cursor.Sync(ctx))
-	get := func(addr string) virtualKey {
+	add := func(addr string) virtualKey {
 		t.Helper()
 		r.run("ip addr add " + addr + "/32 dev eth0")
 		return virtualKey{family: tracker.IPv4, proto: inet.TCP, at: netip.AddrPortFrom(netip.MustParseAddr(addr), 30001)}
 	}
-	get("192.0.2.70")
+	add("192.0.2.70")
 	partial(r.backend.Tend(ctx, time.Now()))
 
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
-	told, ended := make(chan error, 100), make(chan error, 1)
-	go func() { ended <- r.backend.Watch(watching, time.Hour, func(err error) { told <- err }) }()
-	// The second comes when the call that brought the first is over.
+	drifts, ended := make(chan error, 100), make(chan error, 1)
+	go func() { ended <- r.backend.Watch(watching, time.Hour, func(err error) { drifts <- err }) }()
+	// When the second address is served, the call of Tend for the first has ended.
 	for _, addr := range []string{"192.0.2.71", "192.0.2.72"} {
-		k := get(addr)
+		k := add(addr)
 		for start := time.Now(); ; time.Sleep(50 * time.Millisecond) {
 			r.backend.mu.Lock()
-			_, there := r.backend.states[0].virtuals[k]
+			_, ok := r.backend.states[0].virtuals[k]
 			r.backend.mu.Unlock()
-			if there {
+			if ok {
 				break
 			}
 			if time.Since(start) > testtime.Timeout {
@@ -63,28 +62,28 @@ func testWatch(t *testing.T) {
 		}
 	}
 	r.has("ipvsadm -Sn", "-a -t 192.0.2.72:30001 -r 10.245.0.1:8080 -m -w 1")
-	if len(told) != 0 {
-		t.Errorf("Watch has passed on %v", <-told)
+	if len(drifts) != 0 {
+		t.Errorf("Watch reported %v", <-drifts)
 	}
-	// What cannot be put right without reading is passed on: an endpoint's time is up of
-	// a virtual server that somebody has removed meanwhile.
-	passed := false
-	for n := 0; n < 10 && !passed; n++ {
+	// Watch reports errors that need a full delta: another program deletes a virtual server
+	// before its draining endpoint is removed.
+	reported := false
+	for n := 0; n < 10 && !reported; n++ {
 		for i := range 2 {
 			r.set(svc(2, over(v1.ProtocolUDP)), 2, -1-i)
 			partial(r.cursor.Sync(ctx))
 		}
 		r.run("ipvsadm -C")
 		select {
-		case err := <-told:
-			needFull(t, err, "what Watch passes on")
-			passed = true
+		case err := <-drifts:
+			needFull(t, err, "Watch")
+			reported = true
 		case <-time.After(3 * time.Second):
-			// It was faster.
+			// Tend removed the endpoint before ipvsadm deleted its virtual server.
 		}
 	}
-	if !passed {
-		t.Error("Watch does not say that something is missing")
+	if !reported {
+		t.Error("Watch does not report a missing object")
 	}
 	stop()
 	if err := <-ended; !errors.Is(err, context.Canceled) {

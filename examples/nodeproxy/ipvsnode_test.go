@@ -443,7 +443,7 @@ func explainIPVS(t *testing.T) {
 	if _, err := s.node.Output("ip", "addr", "del", "10.96.0.10/32", "dev", "kube-ipvs0"); err != nil {
 		t.Fatal(err)
 	}
-	asks(1, client, clusterVIP, "a virtual server for it, but 10.96.0.10 is bound to no device", "DIFFERS from what should be")
+	asks(1, client, clusterVIP, "virtual server TCP 10.96.0.10:80 exists, but 10.96.0.10 is bound to no device", "DIFFERS from what should be")
 }
 
 // modprobe is a program in place of modprobe(8): it loads those modules of the

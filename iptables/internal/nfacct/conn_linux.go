@@ -32,7 +32,7 @@ const (
 // Object is an accounting object.
 type Object struct {
 	Name string
-	// Packets and Bytes are what the object has counted since it was created.
+	// Packets and Bytes are counted from the creation of the object.
 	Packets, Bytes uint64
 
 	quota bool
@@ -56,7 +56,7 @@ func Dial(ns *os.File) (*Conn, error) {
 	return &Conn{conn: conn}, nil
 }
 
-// Close closes the connection. Closing it again does nothing.
+// Close closes the connection. Closing a closed connection does nothing.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -29,9 +29,9 @@ func dial(t *testing.T, h *netlab.Host) *Conn {
 	return c
 }
 
-// TestObjects makes, reads and deletes objects of one namespace, and has iptables
-// count into one of them.
-func TestObjects(t *testing.T) {
+// TestObjectsAreCreatedReadAndDeleted uses objects of one namespace. Rules of iptables count
+// into one of them.
+func TestObjectsAreCreatedReadAndDeleted(t *testing.T) {
 	h, other := netlab.NewHost(t), netlab.NewHost(t)
 	c, elsewhere := dial(t, h), dial(t, other)
 	long := strings.Repeat("x", maxName)
@@ -57,10 +57,10 @@ func TestObjects(t *testing.T) {
 	}
 
 	if out, err := h.Output("iptables-nft", "-A", "OUTPUT", "-p", "udp", "-m", "nfacct", "--nfacct-name", "abc"); err != nil {
-		t.Logf("not counted into: %v, %s", err, out)
+		t.Logf("cannot count into an object: %v, %s", err, out)
 	} else {
 		if err := c.Delete("abc"); !errors.Is(err, unix.EBUSY) {
-			t.Errorf("delete what a rule counts into: %v", err)
+			t.Errorf("delete an object that a rule counts into: %v", err)
 		}
 		conn, err := h.Dial(t.Context(), "udp", "", "127.0.0.1:9")
 		if err != nil {
@@ -78,13 +78,13 @@ func TestObjects(t *testing.T) {
 	for range 2 {
 		err := c.Delete("a")
 		if _, gone := c.Get("a"); !errors.Is(gone, unix.ENOENT) {
-			t.Errorf("deleted, error %v, it is there: %v", err, gone)
+			t.Errorf("after Delete, error %v, Get returns %v, want ENOENT", err, gone)
 		}
 	}
 }
 
-// TestConnection uses one connection by many goroutines and then closes it.
-func TestConnection(t *testing.T) {
+// TestConnIsSafeForConcurrentUse uses one connection from many goroutines and then closes it.
+func TestConnIsSafeForConcurrentUse(t *testing.T) {
 	c := dial(t, netlab.NewHost(t))
 	var wg sync.WaitGroup
 	for range 8 {
@@ -110,7 +110,7 @@ func TestConnection(t *testing.T) {
 	}
 }
 
-// FuzzParse reads answers that the kernel would not give.
+// FuzzParse parses arbitrary answers of the kernel.
 func FuzzParse(f *testing.F) {
 	whole := nfnl.AppendString(nil, attrName, "name")
 	whole = nfnl.AppendUint64(whole, attrPackets, 258)
