@@ -43,12 +43,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
 // options are what the flags set.
 type options struct {
-	apiserver, etcd  string
+	apiserver, etcd  string // as the flags name them
+	control          controlplane.Programs
 	nodeproxy, rival string
 	modes            []string
 	services         []int // for both proxies
@@ -133,7 +135,7 @@ func parse(args []string) (*options, string, error) {
 	o := &options{}
 	f := flag.NewFlagSet("rival", flag.ExitOnError)
 	table := f.String("table", "", "print the table of this JSON file and measure nothing")
-	f.StringVar(&o.apiserver, "kube-apiserver", os.Getenv("PROXIER_KUBE_APISERVER"), "kube-apiserver's binary")
+	f.StringVar(&o.apiserver, "kube-apiserver", os.Getenv(controlplane.Env), "kube-apiserver's binary")
 	f.StringVar(&o.etcd, "etcd", "", "etcd's binary")
 	f.StringVar(&o.nodeproxy, "nodeproxy", "", "nodeproxy's binary; built from source if empty")
 	f.StringVar(&o.rival, "kube-proxy", os.Getenv("PROXIER_KUBE_PROXY"), "kube-proxy's binary; nodeproxy is measured alone if there is none")
@@ -211,21 +213,9 @@ func numbers(s string) (out []int, err error) {
 
 // find finds the binaries, and builds nodeproxy if none is named.
 func (o *options) find(ctx context.Context, dir string) error {
-	for _, b := range []struct {
-		path         *string
-		name, advice string
-	}{
-		{&o.apiserver, "kube-apiserver", "build it in examples/nodeproxy/e2e/apiserver"},
-		{&o.etcd, "etcd", "apt-get install etcd-server"},
-	} {
-		if *b.path == "" {
-			*b.path = b.name
-		}
-		path, err := exec.LookPath(*b.path)
-		if err != nil {
-			return fmt.Errorf("%w (%s)", err, b.advice)
-		}
-		*b.path = path
+	var err error
+	if o.control, err = controlplane.Find(o.apiserver, o.etcd); err != nil {
+		return err
 	}
 	if o.rival == "" {
 		o.rival, _ = exec.LookPath("kube-proxy")

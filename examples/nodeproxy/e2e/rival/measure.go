@@ -96,7 +96,7 @@ func (c *control) measure(ctx context.Context, o *options, proxy, mode string, n
 	if text, err := exec.Command(bin, "--version").Output(); err == nil {
 		r.Version = strings.TrimSpace(string(text))
 	}
-	args = append(args, "--kubeconfig", c.kubeconfig, "--hostname-override", nodeName, "--proxy-mode", mode,
+	args = append(args, "--kubeconfig", c.server.Kubeconfig(), "--hostname-override", nodeName, "--proxy-mode", mode,
 		// The limits of connection tracking are the whole machine's.
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0")
 	if proxy == nodeproxy {

@@ -5,11 +5,11 @@ package main
 import (
 	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
@@ -37,14 +37,11 @@ func TestShortForm(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
 	}
-	apiserver := os.Getenv("PROXIER_KUBE_APISERVER")
-	netlab.Need(t, apiserver != "", "kube-apiserver, named by PROXIER_KUBE_APISERVER (build it in examples/nodeproxy/e2e/apiserver)")
-	_, err := exec.LookPath("etcd")
-	netlab.Need(t, err == nil, "etcd")
+	programs := controlplane.Need(t)
 	dir := t.TempDir()
 	var out strings.Builder
 	file := filepath.Join(dir, "rival.json")
-	if err := run(t.Context(), []string{"--short", "--idle", "1s", "--kube-apiserver", apiserver, "--json", file, "--logs", dir}, &out); err != nil {
+	if err := run(t.Context(), []string{"--short", "--idle", "1s", "--kube-apiserver", programs.APIServer, "--json", file, "--logs", dir}, &out); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(file)

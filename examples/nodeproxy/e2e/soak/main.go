@@ -92,6 +92,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
@@ -115,7 +116,7 @@ func newFlags(f *flag.FlagSet) *options {
 	f.DurationVar(&o.pause, "pause", 500*time.Millisecond, "how long it is quiet between two events, on average")
 	f.DurationVar(&o.repair, "repair", 90*time.Second, "how long it may take until a change is in effect, or rules are repaired")
 	f.StringVar(&o.nodeproxy, "nodeproxy", "", "the agent's program; built if empty")
-	f.StringVar(&o.apiserver, "apiserver", os.Getenv("PROXIER_KUBE_APISERVER"), "the program kube-apiserver, for which etcd must be installed; a folder of manifests serves if empty")
+	f.StringVar(&o.apiserver, "apiserver", os.Getenv(controlplane.Env), "the program kube-apiserver, for which etcd must be installed; a folder of manifests serves if empty")
 	f.StringVar(&o.logFile, "log", "soak.log", "the file for the log")
 	f.StringVar(&o.out, "o", "", "a file for the report as JSON")
 	f.StringVar(&o.only, "only", "", "the names of the events that happen, with commas between them; all if empty")
