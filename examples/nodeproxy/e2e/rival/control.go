@@ -101,7 +101,7 @@ const (
 	minServices  = 2 * watchedChanges
 	maxServices  = 60000
 	// maxEndpoints is the most endpoints of a Service. Each Service has addresses for three
-	// times as many: two sets for changes to alternate, and one for changes of the number.
+	// sets: changes alternate between two, and the third is for changes of the number.
 	maxEndpoints = 30
 )
 
@@ -134,7 +134,7 @@ func endpoint(service, set, n int) netip.Addr {
 	return plus(endpointRange.Addr(), service*3*maxEndpoints+set*maxEndpoints+n)
 }
 
-// setOf returns the Service and the set that an endpoint is of.
+// setOf returns the Service and the set of an endpoint.
 func setOf(a netip.Addr) (service, set int) {
 	n := int(number(a) - number(endpointRange.Addr()))
 	return n / (3 * maxEndpoints), n % (3 * maxEndpoints) / maxEndpoints
@@ -176,8 +176,8 @@ func (c *control) grow(ctx context.Context, n int) error {
 	})
 }
 
-// change gives a Service the other of its first two sets of endpoints, and returns which.
-// It must not be called for the same Service twice at a time.
+// change switches a Service to the other of its first two sets of endpoints and returns
+// that set. Calls for the same Service must not be concurrent.
 func (c *control) change(ctx context.Context, service int) (set int, err error) {
 	c.generation[service] = 1 - c.generation[service]%2
 	return c.generation[service], c.put(ctx, service, c.generation[service], c.endpoints)

@@ -19,16 +19,17 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// apiServer is the source that is a real API server with a real etcd, on a host of its own.
+// apiServer is the source for --kubeconfig: a real API server with a real etcd, on a host
+// of its own.
 type apiServer struct {
 	server *controlplane.Server
 	log    *os.File // of both programs
 }
 
 const (
-	// apiWriters is how many requests are made at a time.
+	// apiWriters is the number of concurrent requests.
 	apiWriters = 16
-	// apiTimeout is how long an API server may take to accept an object.
+	// apiTimeout bounds the attempts to write an object.
 	apiTimeout = 3 * time.Minute
 )
 
@@ -62,7 +63,7 @@ func newAPIServer(ctx context.Context, h *netlab.Host, bin, dir string) (_ *apiS
 	return s, s.server.WaitFor(ctx, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes")
 }
 
-// retry calls f until it succeeds.
+// retry calls f until it succeeds, for apiTimeout at most.
 func (s *apiServer) retry(ctx context.Context, f func() error) error {
 	for end := time.Now().Add(apiTimeout); ; sleep(ctx, 100*time.Millisecond) {
 		err := f()
@@ -90,7 +91,7 @@ const (
 	slicesPath   = "/apis/discovery.k8s.io/v1/namespaces/" + namespace + "/endpointslices"
 )
 
-// write sends the objects of each Service in order, several Services at a time.
+// write writes the objects of each Service in order, several Services at a time.
 func (s *apiServer) write(ctx context.Context, changes []change) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -157,7 +158,7 @@ func (s *apiServer) writeOne(ctx context.Context, c change) error {
 	return nil
 }
 
-// put creates or replaces an object. An API server that was killed may have done it.
+// put creates or replaces an object. An API server may have created it before it was killed.
 func (s *apiServer) put(ctx context.Context, path, name string, exists bool, text []byte) error {
 	return s.retry(ctx, func() error {
 		if exists {
@@ -174,7 +175,7 @@ func (s *apiServer) put(ctx context.Context, path, name string, exists bool, tex
 func encoded(o runtime.Object) []byte {
 	text, err := json.Marshal(o)
 	if err != nil {
-		panic(err) // there is nothing in it that cannot be encoded
+		panic(err) // all types can be encoded
 	}
 	return text
 }
