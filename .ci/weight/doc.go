@@ -1,8 +1,7 @@
-// Package weight has a program for each package of the library that uses it, and
-// a test of what that brings along: the figures of the project's README. It is a
-// module of its own, outside the workspace, so that it sees what any other module
-// would.
+// Package weight holds a program for each package of the library, and a test that compares
+// the programs' dependencies and sizes with the table in the project's README. It is a module
+// of its own, outside the workspace, so it resolves dependencies as any other module does.
 //
 //	go test .            (with GOWORK=off, in this folder)
-//	go test . -update    after a change that is meant: writes the README's table
+//	go test . -update    after an intended change; writes the README's table
 package weight

@@ -16,31 +16,31 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the README's table anew")
+var update = flag.Bool("update", false, "rewrite the README's table")
 
 const (
 	library = "github.com/go-proxier/proxier"
 	readme  = "../../README.md"
 	begin   = "<!-- made by .ci/weight -->\n"
 	end     = "<!-- end -->\n"
-	// tolerance is how far the size of a program may be from what is written, as a
-	// part of it: other versions of Go make others.
+	// tolerance is the allowed relative difference of a program's size: it depends on the
+	// version of Go.
 	tolerance = 0.04
 )
 
-// programs is the folders, in the order of the table. The first is what the others
-// are compared with.
+// programs holds the folders in the order of the table. The others are compared with the
+// first.
 var programs = []string{"api-types", "endpointslice", "tracker", "ruleset", "runner", "runner-health", "nftables", "iptables", "ipvs", "conntrack"}
 
-// weight is what one program brings along.
+// weight describes the dependencies of one program.
 type weight struct {
-	// packages is how many are compiled that are not the standard library's.
+	// packages is the number of compiled packages outside the standard library.
 	packages int
-	// modules is those that they are of, without this one.
+	// modules holds the modules of these packages, without this one.
 	modules []string
-	// adds is those that the API types do not bring, without the library.
+	// adds holds the modules that the API types do not need, without the library.
 	adds []string
-	// size is of the stripped program, in bytes.
+	// size is the size of the stripped program in bytes.
 	size int64
 }
 
@@ -81,9 +81,8 @@ func weigh(t *testing.T, program string) weight {
 	return w
 }
 
-// TestWeight compares what each package brings along with what the README says,
-// and with what is promised.
-func TestWeight(t *testing.T) {
+// TestDependenciesAreThoseInTheREADME also checks that some packages add no modules.
+func TestDependenciesAreThoseInTheREADME(t *testing.T) {
 	weights := map[string]weight{}
 	for _, p := range programs {
 		w := weigh(t, p)
@@ -117,7 +116,7 @@ func TestWeight(t *testing.T) {
 		return
 	}
 	if why := differ(written, table); why != "" {
-		t.Errorf("%s\nREADME:\n%s\nnow:\n%s\nif that is meant: go test . -update, in .ci/weight", why, written, table)
+		t.Errorf("%s\nREADME:\n%s\nnow:\n%s\nif the change is intended, run in .ci/weight: go test . -update", why, written, table)
 	}
 }
 
@@ -139,13 +138,13 @@ func render(weights map[string]weight) string {
 	return b.String()
 }
 
-// differ says in what two tables differ, "" for nothing that matters.
+// differ returns a description of the first relevant difference of two tables, or "".
 func differ(a, b string) string {
 	x, y := bufio.NewScanner(strings.NewReader(a)), bufio.NewScanner(strings.NewReader(b))
 	for {
 		more, moreB := x.Scan(), y.Scan()
 		if more != moreB {
-			return "another number of lines"
+			return "the number of lines changed"
 		}
 		if !more {
 			return ""
@@ -166,7 +165,7 @@ func differ(a, b string) string {
 	}
 }
 
-func TestDiffer(t *testing.T) {
+func TestDifferToleratesSizesAlone(t *testing.T) {
 	const table = "| a | b |\n|---|---|\n| `x` | 3 | none | 9.0 |\n"
 	for other, same := range map[string]bool{
 		table:                                   true,
