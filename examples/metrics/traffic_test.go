@@ -13,8 +13,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestTraffic reads counters that grow, with more Service ports than may have series.
-func TestTraffic(t *testing.T) {
+// TestTrafficSeriesAreLimited reads growing counters of more Service ports than the limit.
+func TestTrafficSeriesAreLimited(t *testing.T) {
 	key := func(name string) tracker.Key {
 		return tracker.Key{ServicePortName: tracker.ServicePortName{
 			NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Port: "p", Protocol: v1.ProtocolTCP,
@@ -68,12 +68,12 @@ func TestTraffic(t *testing.T) {
 	}
 	for _, name := range []string{"packets", "bytes", "dropped_packets"} {
 		if families(t, s)["proxier_service_"+name+"_total"] != nil {
-			t.Errorf("%s are not known and exported", name)
+			t.Errorf("%s are exported, but the backend does not count them", name)
 		}
 	}
 	failure = errors.New("no kernel")
 	check("an error", nil)
 	if families(t, s)["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] == nil {
-		t.Error("an error takes other metrics along")
+		t.Error("an error suppresses other metrics")
 	}
 }
