@@ -100,7 +100,7 @@ func (w *world) until(what string, f func() bool) {
 	w.t.Helper()
 	for deadline := time.Now().Add(timeout); !f(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("not in %v: %s", timeout, what)
+			w.t.Fatalf("%s: not within %v", what, timeout)
 		}
 	}
 }

@@ -36,6 +36,7 @@ const (
 // Handler receives new and changed objects, and the names of deleted ones. [Follow] calls
 // the functions of one kind one at a time, and those of different kinds concurrently. The
 // functions must not modify an object, and may keep it after the call only if it is a Node.
+// Every field must be set.
 type Handler struct {
 	SetService        func(*v1.Service)
 	DeleteService     func(types.NamespacedName)
@@ -92,17 +93,18 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 // is forbidden.
 const retryInterval = 10 * time.Minute
 
-// readable waits until ServiceCIDRs can be read. It logs the first failure.
+// readable waits until ServiceCIDRs can be read. It logs once that they do not exist or are
+// forbidden.
 func readable(ctx context.Context, c rest.Interface, log *slog.Logger) {
-	for said := false; ; {
+	for logged := false; ; {
 		err := c.Get().Resource(string(ServiceCIDRs)).VersionedParams(&metav1.ListOptions{Limit: 1}, metav1.ParameterCodec).Do(ctx).Error()
 		wait := 5 * time.Second
 		if err == nil {
 			return
 		}
 		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-			if wait = retryInterval; !said {
-				said = true
+			if wait = retryInterval; !logged {
+				logged = true
 				log.Info("cannot read ServiceCIDRs: packets to cluster IPs that no Service has are not dropped", "error", err)
 			}
 		}

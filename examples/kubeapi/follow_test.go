@@ -34,7 +34,7 @@ func TestStorePassesOnChangesAndMissedDeletions(t *testing.T) {
 		}
 		got = nil
 	}
-	check("nothing listed", s.Replace(nil, "1"), "synced")
+	check("empty list", s.Replace(nil, "1"), "synced")
 	check("add", s.Add(object("a", "1")), "set a 1")
 	check("update", s.Update(object("a", "2")), "set a 2")
 	check("add", s.Add(object("b", "1")), "set b 1")
@@ -43,9 +43,9 @@ func TestStorePassesOnChangesAndMissedDeletions(t *testing.T) {
 	check("list", s.Replace([]any{object("a", "1"), object("b", "1"), object("c", "1")}, "5"), "set a 1", "set b 1", "set c 1", "synced")
 	// b was deleted and d created between two watches.
 	check("second list", s.Replace([]any{object("a", "2"), object("c", "1"), object("d", "1")}, "9"), "set a 2", "set c 1", "set d 1", "gone b", "synced")
-	check("list of nothing", s.Replace(nil, "10"), "gone a", "gone c", "gone d", "synced")
+	check("another empty list", s.Replace(nil, "10"), "gone a", "gone c", "gone d", "synced")
 	if err := s.Update(&v1.Pod{}); err == nil || !strings.Contains(fmt.Sprint(err), "unexpected *v1.Pod") {
-		t.Errorf("another kind: %v", err)
+		t.Errorf("an object of another kind: error %v, want unexpected *v1.Pod", err)
 	}
 }
 
@@ -85,7 +85,8 @@ func TestStreamedListIsPassedOnAtOnce(t *testing.T) {
 	replace(first)
 	check("first list", "synced")
 
-	// a was deleted before the watch began. c comes and goes while the list is received.
+	// a was deleted before the watch began. c is created and deleted while the list is
+	// received.
 	second := stream()
 	second.Add(object("b", "2"))
 	second.Add(object("c", "3"))
@@ -95,7 +96,7 @@ func TestStreamedListIsPassedOnAtOnce(t *testing.T) {
 	slices.Sort(got)
 	check("second list", "gone ns/a", "gone ns/c", "synced")
 
-	// The objects of an interrupted stream are not lost.
+	// The next list removes objects that only an interrupted stream held.
 	stream().Add(object("d", "5"))
 	third := stream()
 	third.Add(object("b", "2"))

@@ -243,7 +243,7 @@ func TestDeltasSetEndpointMetrics(t *testing.T) {
 	slice("there")
 	check("gone", 1, 1, 3)
 	cur.Resync()
-	check("all anew", 1, 1, 3)
+	check("a full delta", 1, 1, 3)
 	svc = svc.DeepCopy()
 	svc.Spec.InternalTrafficPolicy = nil
 	tr.SetService(svc)

@@ -54,14 +54,14 @@ func TestTrafficSeriesAreLimited(t *testing.T) {
 	check("the first reading", map[string]float64{"d": 13, "c": 12, otherServices: 21})
 	services[key("a")] = ruleset.Counters{Connections: 1000}
 	services[key("c")] = ruleset.Counters{Connections: 20}
-	check("others have most", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
+	check("another port has the most traffic", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
 	delete(services, key("a"))
-	check("one of the others is gone", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
+	check("one of the others is deleted", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
 	services[key("bb")] = ruleset.Counters{Connections: 2}
-	check("another is set back", map[string]float64{"d": 13, "c": 20, otherServices: 1013})
+	check("a counter is reset", map[string]float64{"d": 13, "c": 20, otherServices: 1013})
 	delete(services, key("d"))
 	services[key("e")] = ruleset.Counters{Connections: 1}
-	check("there is room for a new one", map[string]float64{"e": 1, "c": 20, otherServices: 1013})
+	check("a new port takes a free place", map[string]float64{"e": 1, "c": 20, otherServices: 1013})
 
 	if n := value(t, s, "proxier_service_endpoints", "ip_family=IPv4,port=p,protocol=TCP,service=e,service_namespace=ns"); n != 1 {
 		t.Errorf("%v endpoints", n)

@@ -183,7 +183,7 @@ func TestNodeIsServedAndCleanedUp(t *testing.T) {
 		if got := reached(webAddr); len(got) == 1 && got[only] {
 			break
 		} else if time.Now().After(end) {
-			t.Fatalf("after a change it reaches %v", got)
+			t.Fatalf("after a change the Service reaches %v", got)
 		}
 	}
 

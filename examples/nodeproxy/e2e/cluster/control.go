@@ -45,17 +45,17 @@ func control() error {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		p.say("%v", err)
+		p.report("%v", err)
 		return err
 	}
-	p.say(readyLine)
+	p.report(readyLine)
 	p.progress.Close()
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
 
-// say reports progress to "up", and to the log.
-func (p *plane) say(format string, args ...any) {
+// report writes progress to "up", and to the log.
+func (p *plane) report(format string, args ...any) {
 	fmt.Printf("%s %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
 	fmt.Fprintf(p.progress, format+"\n", args...)
 }
@@ -94,7 +94,7 @@ func mountAll(mounts []mount) error {
 
 // start starts all components and waits until all nodes are ready.
 func (p *plane) start(ctx context.Context) error {
-	p.say("starting the control plane")
+	p.report("starting the control plane")
 	if err := p.network(); err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (p *plane) start(ctx context.Context) error {
 		return err
 	}
 	for n := 1; n <= p.Nodes; n++ {
-		p.say("starting node %s", nodeName(n))
+		p.report("starting node %s", nodeName(n))
 		if err := p.startNode(n); err != nil {
 			return err
 		}

@@ -100,7 +100,7 @@ func TestImagesOfOneArchiveShareLayers(t *testing.T) {
 	}
 	content := readTar(t, bytes.NewReader([]byte(files[manifest[1].Layers[0]])))
 	if content["./usr/bin/sh"] != "shell" {
-		t.Errorf("the layer lacks a file; it has %q", content)
+		t.Errorf("the layer lacks usr/bin/sh: %q", content)
 	}
 	for name := range content {
 		if strings.HasPrefix(name, "./usr/share/doc/") && name != "./usr/share/doc/" {

@@ -47,7 +47,7 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// options are what the flags set.
+// options holds the values of the flags.
 type options struct {
 	apiserver, etcd  string // as the flags name them
 	control          controlplane.Programs

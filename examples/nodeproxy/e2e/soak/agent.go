@@ -37,7 +37,7 @@ type agent struct {
 	ended func(error)
 }
 
-// metricsAddr is where the agent serves its metrics and profiles.
+// metricsAddr is the address of the agent's metrics and profiles.
 const metricsAddr = "127.0.0.1:10249"
 
 func newAgent(o *options, h *netlab.Host, src source, dir string, ended func(error)) (*agent, error) {

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelState holds what programs list of the node's kernel: the lines of each object,
+// kernelState is the state of the node's kernel as programs list it: the lines of each object,
 // such as "nft: ip proxier map services" or "ipset: KUBE-CLUSTER-IP".
 type kernelState map[string][]string
 
@@ -44,7 +44,7 @@ var (
 	builtIn = regexp.MustCompile(`^(\*.*|COMMIT|:[A-Z]+ ACCEPT ?)$`)
 )
 
-// dump lists what the kernel holds.
+// dump lists the kernel's state.
 func (s *soak) dump(ctx context.Context) (kernelState, error) {
 	out := kernelState{}
 	for _, args := range lists {

@@ -73,8 +73,8 @@ type split int
 const (
 	// whole: one slice has all endpoints.
 	whole split = iota
-	// copied: the first slice has all endpoints and the second one those of odd number,
-	// as while endpoints move.
+	// copied: the first slice has all endpoints, the second one the endpoints of odd
+	// number, as while endpoints move.
 	copied
 	// halved: the first slice has the endpoints of even number, the second one the others.
 	halved
@@ -245,7 +245,7 @@ type population struct {
 	// now holds the last committed Services by id. first holds the Services at the
 	// beginning.
 	now, first map[int]*service
-	// ids holds the keys of now in the order of creation, for random choices.
+	// ids holds the ids of the Services in now in the order of creation, for random choices.
 	ids    []int
 	nextID int
 	// freeVIPs and freePorts can be used again.
@@ -259,8 +259,8 @@ func newPopulation(rng *rand.Rand, each int) *population {
 	return &population{rng: rng, each: each, now: map[int]*service{}, nextID: barrierID + 1, nextVIP: 1, nextPort: firstNodePort}
 }
 
-// barrier returns the Service of the n-th barrier. Its port and its endpoint differ from
-// those of the barrier before.
+// barrier returns the Service of the n-th barrier. Its port and its endpoint differ from the
+// port and the endpoint of the barrier before.
 func (p *population) barrier(n int) *service {
 	return &service{id: barrierID, port: int32(10000 + n%20000), endpoints: []endpoint{{pod: n % localPods}}}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// options are what the flags set.
+// options holds the values of the flags.
 type options struct {
 	length              time.Duration
 	services, endpoints int
@@ -304,7 +304,7 @@ func (s *soak) barrier(ctx context.Context) error {
 
 // ping changes the port and the endpoint of the barrier's Service and connects until the
 // new endpoint answers at the new port. Earlier syncs are in effect by then: the API server
-// sends changes of Services in order, and so those of slices.
+// sends changes of Services in order, and changes of slices in order.
 func (s *soak) ping(ctx context.Context) error {
 	begun := time.Now()
 	s.barriers++

@@ -148,7 +148,7 @@ func (t *traffic) connect(from *place, to target) {
 	t.count(kind, v, from, to, o)
 }
 
-// slow is how long a connection may take without a line in the log.
+// slow is the duration above which a connection is logged.
 const slow = 2 * time.Second
 
 // stalled excuses a loss that a stall of the machine caused, not the data plane.

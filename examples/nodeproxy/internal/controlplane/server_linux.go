@@ -36,7 +36,7 @@ type Config struct {
 	User string
 	// EtcdFlags and APIServerFlags are added to the flags that Start gives each program.
 	EtcdFlags, APIServerFlags []string
-	// EtcdLog and APIServerLog receive what the programs write; nil discards it.
+	// EtcdLog and APIServerLog receive the output of the programs. Nil discards it.
 	EtcdLog, APIServerLog io.Writer
 }
 
@@ -199,7 +199,7 @@ func (s *Server) Request(ctx context.Context, method, path string, body []byte) 
 	return answer, nil
 }
 
-// Kill kills the API server. etcd goes on.
+// Kill kills the API server. etcd keeps running.
 func (s *Server) Kill() { kill(s.kube) }
 
 // Close kills both programs.
