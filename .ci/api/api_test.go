@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write api.txt anew")
+var update = flag.Bool("update", false, "rewrite api.txt")
 
 const root = "../.."
 
@@ -22,13 +22,12 @@ func load(t *testing.T) []Package {
 		t.Fatal(err)
 	}
 	if len(pkgs) < 6 {
-		t.Fatalf("only %d packages", len(pkgs))
+		t.Fatalf("loaded only %d packages", len(pkgs))
 	}
 	return pkgs
 }
 
-// TestSnapshot compares the API with what is noted.
-func TestSnapshot(t *testing.T) {
+func TestAPIIsRecorded(t *testing.T) {
 	now := Snapshot(load(t))
 	if *update {
 		if err := os.WriteFile("api.txt", []byte(strings.Join(now, "\n")+"\n"), 0o644); err != nil {
@@ -39,28 +38,27 @@ func TestSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	noted := strings.Split(strings.TrimSpace(string(text)), "\n")
+	recorded := strings.Split(strings.TrimSpace(string(text)), "\n")
 	for _, l := range now {
-		if !slices.Contains(noted, l) {
+		if !slices.Contains(recorded, l) {
 			t.Errorf("+ %s", l)
 		}
 	}
-	for _, l := range noted {
+	for _, l := range recorded {
 		if !slices.Contains(now, l) {
 			t.Errorf("- %s", l)
 		}
 	}
 	if t.Failed() {
-		t.Log("if that is meant: go test . -update, in .ci/api")
+		t.Log("if the change is intended, run in .ci/api: go test . -update")
 	}
 }
 
-// TestRelease: what the last release had without a word of its going is still
-// there.
-func TestRelease(t *testing.T) {
+// TestReleasedAPIStays requires that only deprecated API of the last release is removed.
+func TestReleasedAPIStays(t *testing.T) {
 	tag, err := exec.Command("git", "-C", root, "describe", "--tags", "--abbrev=0", "--match", "v*").Output()
 	if err != nil {
-		t.Skip("there is no release yet")
+		t.Skip("no release yet")
 	}
 	name := strings.TrimSpace(string(tag))
 	before, err := exec.Command("git", "-C", root, "show", name+":.ci/api/api.txt").Output()
@@ -68,11 +66,11 @@ func TestRelease(t *testing.T) {
 		t.Skipf("%s has no api.txt", name)
 	}
 	for _, l := range Broken(strings.Split(string(before), "\n"), Snapshot(load(t))) {
-		t.Errorf("%s had, and had not deprecated: %s", name, l)
+		t.Errorf("removed without a deprecation in %s: %s", name, l)
 	}
 }
 
-func TestBroken(t *testing.T) {
+func TestBrokenFindsRemovedAndChangedLines(t *testing.T) {
 	before := []string{
 		"pkg p, func Gone()", "pkg p, func Kept()", "pkg p, func Changed(int)", "pkg p, func Old() // deprecated", "pkg p, func Aging()", "",
 	}
@@ -83,8 +81,7 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// TestDocs: everything exported is documented.
-func TestDocs(t *testing.T) {
+func TestEverythingExportedIsDocumented(t *testing.T) {
 	for _, p := range load(t) {
 		for _, missing := range Undocumented(p) {
 			t.Error(missing)
@@ -92,8 +89,8 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// TestUndocumented tries the checks on a package that fails them all.
-func TestUndocumented(t *testing.T) {
+// TestUndocumentedFindsEveryOmission runs the checks on a package that fails them all.
+func TestUndocumentedFindsEveryOmission(t *testing.T) {
 	const source = `package p
 
 type NoDoc int
@@ -149,10 +146,10 @@ type hidden int
 		"p.go:1:1: package p has no documentation",
 		"p.go:3:6: p.NoDoc has no doc comment",
 		"p.go:7:2: p.Config.Bare has no doc comment",
-		"p.go:9:2: the doc comment of p.Config.Vague does not say what its zero value means",
+		"p.go:9:2: the doc comment of p.Config.Vague does not document the zero value",
 		"p.go:18:2: p.Config.One2 has no doc comment",
-		"p.go:22:6: the doc comment of p.T does not say who may use it at a time",
-		"p.go:25:1: the doc comment of p.T.Do says nothing of errors",
+		"p.go:22:6: the doc comment of p.T does not document concurrent use",
+		"p.go:25:1: the doc comment of p.T.Do does not document errors",
 	}, "\n")
 	if got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)

@@ -1,10 +1,8 @@
-// Package api checks the exported API of the library: that it is the one noted in
-// api.txt, that nothing goes that was not deprecated before, and that everything
-// is documented.
+// Package api checks the exported API of the library: it must be recorded in api.txt, only
+// deprecated API may be removed, and everything must be documented.
 //
 //	go test .            (with GOWORK=off, in this folder)
-//	go test . -update    after a change that is meant; the diff of api.txt is what a
-//	                     reviewer has to agree with
+//	go test . -update    after an intended change; reviewers check the diff of api.txt
 //
-// It looks at the packages as they are on Linux, which is all there are.
+// It checks the packages as built for Linux, which are all packages.
 package api

@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// thing is something exported, with its doc comment.
+// thing is an exported identifier with its doc comment.
 type thing struct {
 	// name is "Name" or "Name.Member".
 	name string
 	pos  token.Pos
 	doc  string
 	kind kind
-	// fn is the type of a function or method, typ that of a field or type.
+	// fn is the type of a function or method, and typ the type of a field or type.
 	fn  *ast.FuncType
 	typ ast.Expr
-	// receiver is a method's.
+	// receiver is the receiver's type of a method.
 	receiver ast.Expr
 }
 
@@ -33,7 +33,7 @@ const (
 	anInterfaceMethod
 )
 
-// things returns everything exported by a package, but for members of what is not.
+// things returns everything that a package exports, without members of unexported types.
 func things(p Package) []thing {
 	var out []thing
 	for _, f := range p.Files {
@@ -57,8 +57,8 @@ func things(p Package) []thing {
 	return out
 }
 
-// ofSpec returns what one type or value specification of a declaration exports.
-// The comment of a group stands for its members that have none.
+// ofSpec returns the exported identifiers of one type or value specification of a
+// declaration. The comment of a group applies to members without a comment.
 func ofSpec(fset *token.FileSet, d *ast.GenDecl, s ast.Spec) (out []thing) {
 	switch s := s.(type) {
 	case *ast.ValueSpec:
@@ -82,8 +82,8 @@ func ofSpec(fset *token.FileSet, d *ast.GenDecl, s ast.Spec) (out []thing) {
 		out = append(out, thing{name: s.Name.Name, pos: s.Pos(), doc: doc, kind: aType, typ: s.Type})
 		switch t := s.Type.(type) {
 		case *ast.StructType:
-			// above is the last comment; it stands for the fields right below it too whose
-			// names it has.
+			// above is the last comment. It also applies to the fields right below it that
+			// it names.
 			above := ""
 			for i, f := range t.Fields.List {
 				doc := f.Doc.Text() + f.Comment.Text()
@@ -112,7 +112,7 @@ func ofSpec(fset *token.FileSet, d *ast.GenDecl, s ast.Spec) (out []thing) {
 				}
 				mdoc := m.Doc.Text() + m.Comment.Text()
 				if mdoc == "" && len(t.Methods.List) == 1 {
-					mdoc = doc // what is to be said of the one method
+					mdoc = doc // the type's comment documents the only method
 				}
 				for _, n := range m.Names {
 					out = append(out, thing{name: s.Name.Name + "." + n.Name, pos: n.Pos(), doc: mdoc, kind: anInterfaceMethod, fn: fn})
@@ -146,8 +146,8 @@ func receiverName(d *ast.FuncDecl) string {
 	}
 }
 
-// Deprecated returns what a package has deprecated by a paragraph of its doc
-// comment that begins with "Deprecated:", by "Name" or "Name.Member".
+// Deprecated returns the deprecated identifiers of a package, as "Name" or "Name.Member".
+// Their doc comments have a paragraph that begins with "Deprecated:".
 func Deprecated(p Package) map[string]bool {
 	out := map[string]bool{}
 	for _, t := range things(p) {
@@ -161,25 +161,24 @@ func Deprecated(p Package) map[string]bool {
 }
 
 var (
-	// saysZero is how a doc comment tells what the zero value means, or that there is
-	// none.
-	saysZero = regexp.MustCompile(`(?i)\b(0|zero|nil|none|required|empty|unset|not set|always|never|default)\b|""|\[Default|if not|must`)
-	// saysConcurrency is how it tells who may use it at a time.
-	saysConcurrency = regexp.MustCompile(`(?i)concurren|goroutine|at a time|at once|immutable|never (be )?changed|must not be (changed|written)|not be copied`)
-	// saysErrors is how it tells of errors.
-	saysErrors = regexp.MustCompile(`(?i)\berr|fail|\[Err|cannot|calls f\b`)
+	// documentsZero matches doc comments that document the zero value, or that a value is
+	// required.
+	documentsZero = regexp.MustCompile(`(?i)\b(0|zero|nil|none|required|empty|unset|not set|always|never|default)\b|""|\[Default|if not|must`)
+	// documentsConcurrency matches doc comments that document concurrent use.
+	documentsConcurrency = regexp.MustCompile(`(?i)concurren|goroutine|at a time|at once|immutable|never (be )?(changed|modified)|must not be (changed|modified|written)|not be copied`)
+	// documentsErrors matches doc comments that document errors.
+	documentsErrors = regexp.MustCompile(`(?i)\berr|fail|\[Err|cannot|calls f\b`)
 )
 
-// standard is methods whose meaning everybody knows, by interfaces of the standard
-// library.
+// standard holds methods of well-known interfaces of the standard library.
 var standard = map[string]bool{"Error": true, "String": true, "Unwrap": true, "Is": true, "As": true, "Close": true}
 
-// Undocumented returns what is missing in the documentation of a package: that of
-// anything exported; what the zero value of a field of a Config or Options means;
-// who may use a type with state at a time; and what errors there are.
+// Undocumented returns the omissions in the documentation of a package: exported identifiers
+// without a doc comment, fields of a Config or Options without the meaning of the zero value,
+// types with state without concurrent use, and functions without errors.
 func Undocumented(p Package) []string {
 	var out []string
-	say := func(pos token.Pos, format string, args ...any) {
+	report := func(pos token.Pos, format string, args ...any) {
 		out = append(out, fmt.Sprintf("%s: %s", p.Fset.Position(pos), fmt.Sprintf(format, args...)))
 	}
 	hasDoc := false
@@ -187,7 +186,7 @@ func Undocumented(p Package) []string {
 		hasDoc = hasDoc || f.Doc.Text() != ""
 	}
 	if !hasDoc && len(p.Files) != 0 {
-		say(p.Files[0].Pos(), "package %s has no documentation", p.Name)
+		report(p.Files[0].Pos(), "package %s has no documentation", p.Name)
 	}
 	all := things(p)
 	stateful := map[string]bool{} // types with methods that may change them
@@ -200,31 +199,31 @@ func Undocumented(p Package) []string {
 	for _, t := range all {
 		owner, member, _ := strings.Cut(t.name, ".")
 		if strings.TrimSpace(t.doc) == "" {
-			say(t.pos, "%s.%s has no doc comment", p.Name, t.name)
+			report(t.pos, "%s.%s has no doc comment", p.Name, t.name)
 			continue
 		}
 		switch t.kind {
 		case aType:
-			if st, ok := t.typ.(*ast.StructType); ok && stateful[t.name] && hidden(st) && !saysConcurrency.MatchString(t.doc) {
-				say(t.pos, "the doc comment of %s.%s does not say who may use it at a time", p.Name, t.name)
+			if st, ok := t.typ.(*ast.StructType); ok && stateful[t.name] && hidden(st) && !documentsConcurrency.MatchString(t.doc) {
+				report(t.pos, "the doc comment of %s.%s does not document concurrent use", p.Name, t.name)
 			}
 		case aField:
-			if (strings.HasSuffix(owner, "Config") || strings.HasSuffix(owner, "Options")) && !saysZero.MatchString(t.doc) {
+			if (strings.HasSuffix(owner, "Config") || strings.HasSuffix(owner, "Options")) && !documentsZero.MatchString(t.doc) {
 				if id, ok := t.typ.(*ast.Ident); ok && id.Name == "bool" {
-					continue // false is the opposite of what is said
+					continue // false is the opposite of the comment
 				}
-				say(t.pos, "the doc comment of %s.%s does not say what its zero value means", p.Name, t.name)
+				report(t.pos, "the doc comment of %s.%s does not document the zero value", p.Name, t.name)
 			}
 		case aFunc, aMethod, anInterfaceMethod:
-			if returnsError(t.fn) && !standard[member] && !saysErrors.MatchString(t.doc) {
-				say(t.pos, "the doc comment of %s.%s says nothing of errors", p.Name, t.name)
+			if returnsError(t.fn) && !standard[member] && !documentsErrors.MatchString(t.doc) {
+				report(t.pos, "the doc comment of %s.%s does not document errors", p.Name, t.name)
 			}
 		}
 	}
 	return out
 }
 
-// hidden reports whether a struct has fields that are not exported.
+// hidden reports whether a struct has unexported fields.
 func hidden(s *ast.StructType) bool {
 	for _, f := range s.Fields.List {
 		for _, n := range f.Names {

@@ -17,15 +17,15 @@ import (
 	"strings"
 )
 
-// module is the library's.
+// module is the path of the library's module.
 const module = "github.com/go-proxier/proxier"
 
 // Package is one public package of the library.
 type Package struct {
-	// Name is its import path within the module.
+	// Name is the import path within the module.
 	Name  string
 	Types *types.Package
-	// Files is its source, without tests.
+	// Files holds the package's syntax, without tests.
 	Files []*ast.File
 	Fset  *token.FileSet
 }
@@ -38,7 +38,7 @@ func Load(dir string) ([]Package, error) {
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
+		return nil, fmt.Errorf("cannot run go list: %w", err)
 	}
 	type listed struct {
 		ImportPath, Export, Dir string

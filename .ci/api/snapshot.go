@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// deprecated ends the lines of what is deprecated.
+// deprecated ends the lines of deprecated identifiers.
 const deprecated = " // deprecated"
 
-// Snapshot returns the exported API of packages, a line for each thing that a
-// caller can rely on, sorted. An interface is one line, because a method more is
-// as bad for who implements it as a method less is for who calls it.
+// Snapshot returns the exported API of packages as sorted lines, one for each feature that a
+// caller can rely on. An interface is one line: an added method breaks implementations, as a
+// removed method breaks callers.
 func Snapshot(pkgs []Package) []string {
 	var out []string
 	for _, p := range pkgs {
@@ -35,7 +35,7 @@ type writer struct {
 	lines []string
 }
 
-// line adds one about a thing, which is told by "Name" or "Name.Member".
+// line adds a line about a thing, whose name is "Name" or "Name.Member".
 func (w *writer) line(thing, format string, args ...any) {
 	s := "pkg " + w.pkg.Name + ", " + fmt.Sprintf(format, args...)
 	owner, _, _ := strings.Cut(thing, ".")
@@ -110,8 +110,8 @@ func (w *writer) named(name string, n *types.Named) {
 	}
 }
 
-// unnamed returns a type without the names of parameters and results, which are
-// nobody's business.
+// unnamed returns a type without the names of parameters and results, which callers do not
+// depend on.
 func unnamed(t types.Type) types.Type {
 	switch t := t.(type) {
 	case *types.Signature:
@@ -143,8 +143,8 @@ func unnamedTuple(t *types.Tuple) *types.Tuple {
 	return types.NewTuple(vars...)
 }
 
-// Broken returns the lines of before that are not in after, and that were not
-// deprecated: what a caller may rely on and does not have any more.
+// Broken returns the lines of before that are missing from after and were not deprecated.
+// Callers may rely on them.
 func Broken(before, after []string) []string {
 	have := map[string]bool{}
 	for _, l := range after {

@@ -17,22 +17,22 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Config says what [Feed] feeds. Client and Tracker are required.
+// Config is the configuration of [Feed]. Client and Tracker are required.
 type Config struct {
 	Client  kubernetes.Interface
 	Tracker *tracker.Tracker
-	// Node is the name of the Node to follow. If it is "", no Node is followed, and the
-	// caller marks tracker.Nodes as synced.
+	// Node is the name of the Node to follow. If it is empty, Feed follows no Node, and the
+	// caller must mark tracker.Nodes as synced.
 	Node string
-	// Selector should be that of the tracker's Config.
+	// Selector should be the Selector of the tracker's Config.
 	Selector tracker.Selector
-	// Resync is how often the informers hand in every object again; 0 means never,
-	// which is enough.
+	// Resync is the interval at which the informers pass on every object again. 0 means
+	// never, which is enough.
 	Resync time.Duration
 }
 
-// Feed hands the Services, EndpointSlices and the Node to the tracker until ctx is
-// done, and returns ctx's error. It marks each source as synced.
+// Feed passes the Services, EndpointSlices and the Node to the tracker until ctx is done,
+// and returns ctx's error. It marks each source as synced.
 func Feed(ctx context.Context, c Config) error {
 	label, field := c.Selector.ServiceListOptions()
 	services := c.informer(label, field, func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
@@ -87,17 +87,18 @@ func (c Config) informer(label, field string, of func(informers.SharedInformerFa
 	})))
 }
 
-// setNode hands in the Node, if it is the one that is followed.
+// setNode passes the followed Node to the tracker and ignores other Nodes.
 func (c Config) setNode(n *v1.Node) bool {
 	return n.Name == c.Node && c.Tracker.SetNode(tracker.NodeInfoOf(n))
 }
 
-// deleteNode leaves nothing of the Node but its name.
+// deleteNode reduces the tracker's node information to the name.
 func (c Config) deleteNode(name types.NamespacedName) bool {
 	return name.Name == c.Node && c.Tracker.SetNode(tracker.NodeInfo{Name: c.Node})
 }
 
-// stripManagedFields spares the informers what the tracker does not read.
+// stripManagedFields removes a large field that the tracker does not read, so that the
+// informers do not keep it.
 func stripManagedFields(o any) (any, error) {
 	if m, ok := o.(metav1.Object); ok {
 		m.SetManagedFields(nil)
@@ -105,8 +106,8 @@ func stripManagedFields(o any) (any, error) {
 	return o, nil
 }
 
-// handler returns a handler that hands in objects as they are, and the names of those
-// that are gone.
+// handler returns a handler that calls set with new and changed objects, and gone with the
+// names of deleted objects.
 func handler[T any](set func(T) bool, gone func(types.NamespacedName) bool) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { set(o.(T)) },

@@ -21,7 +21,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// timeout is how long is waited for what must come.
+// timeout bounds each wait.
 const timeout = time.Minute
 
 func service(name, ip string) *v1.Service {
@@ -47,13 +47,13 @@ func node(name string) *v1.Node {
 	}
 }
 
-// world is a tracker that is fed from a fake API server.
+// world is a tracker that Feed feeds from a fake API server.
 type world struct {
 	t       *testing.T
 	client  *fake.Clientset
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
-	handed  atomic.Int64 // how often a Service was handed in
+	handed  atomic.Int64 // number of calls with a Service
 	changed chan struct{}
 }
 
@@ -100,12 +100,12 @@ func (w *world) until(what string, f func() bool) {
 	w.t.Helper()
 	for deadline := time.Now().Add(timeout); !f(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("not in %v: %s", timeout, what)
+			w.t.Fatalf("%s: not within %v", what, timeout)
 		}
 	}
 }
 
-// services returns what the ruleset has, as "name: endpoints, local ones".
+// services returns the ruleset's Services as "name: endpoints, local ones".
 func (w *world) services() map[string]string {
 	out := map[string]string{}
 	for _, s := range w.engine.Snapshot().Services {
@@ -120,8 +120,7 @@ func (w *world) services() map[string]string {
 	return out
 }
 
-// TestFeed: objects come, change and go.
-func TestFeed(t *testing.T) {
+func TestTrackerFollowsObjects(t *testing.T) {
 	w := newWorld(t, 0, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
 	w.until("synced", w.tracker.Synced)
 	w.until("web", func() bool { return w.services()["web"] == "1 endpoints, 1 local" })
@@ -147,8 +146,8 @@ func TestFeed(t *testing.T) {
 	w.until("no web", func() bool { return len(w.services()) == 1 })
 }
 
-// TestTombstone: objects that are deleted while the watch is lost go all the same.
-func TestTombstone(t *testing.T) {
+// TestMissedDeletionIsApplied deletes objects while the watch is lost.
+func TestMissedDeletionIsApplied(t *testing.T) {
 	lost := make(chan *watch.FakeWatcher, 1)
 	var once atomic.Bool
 	w := newWorld(t, 0, func(c *fake.Clientset) {
@@ -169,7 +168,7 @@ func TestTombstone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(w.services()) != 2 {
-		t.Fatal("the deletion was seen, so nothing is proved")
+		t.Fatal("the watch reported the deletion, so this test proves nothing")
 	}
 	fw.Stop()
 	w.until("web is gone", func() bool { return len(w.services()) == 1 })
@@ -178,8 +177,7 @@ func TestTombstone(t *testing.T) {
 	}
 }
 
-// TestNodeDeleted: endpoints on a node whose Node object is deleted stay local.
-func TestNodeDeleted(t *testing.T) {
+func TestEndpointsStayLocalWithoutNode(t *testing.T) {
 	w := newWorld(t, 0, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"), node("there"))
 	w.until("synced", w.tracker.Synced)
 	if err := w.client.CoreV1().Nodes().Delete(t.Context(), "here", metav1.DeleteOptions{}); err != nil {
@@ -195,8 +193,7 @@ func TestNodeDeleted(t *testing.T) {
 	w.until("the Node is back", func() bool { return w.tracker.Node().Zone == "z1" })
 }
 
-// TestResync: what a resync hands in again is no change.
-func TestResync(t *testing.T) {
+func TestResyncChangesNothing(t *testing.T) {
 	w := newWorld(t, time.Second, nil, service("web", "10.96.0.1"), slice("web", "10.0.0.1", "here"), node("here"))
 	w.until("synced", w.tracker.Synced)
 	w.until("web", func() bool { return w.services()["web"] == "1 endpoints, 1 local" })

@@ -10,9 +10,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestOtherNode: other Nodes change nothing, even from a server that ignores field
-// selectors.
-func TestOtherNode(t *testing.T) {
+// TestOtherNodesAreIgnored imitates a server that ignores field selectors.
+func TestOtherNodesAreIgnored(t *testing.T) {
 	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here", Zone: "z1"}})
 	if err != nil {
 		t.Fatal(err)

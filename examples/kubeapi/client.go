@@ -17,15 +17,15 @@ import (
 	componentbase "k8s.io/component-base/config/v1alpha1"
 )
 
-// ClientConfig returns how to reach the API server: as the kubeconfig file of c
-// says, at the master's URL if that is given, or, if neither is, as the service
-// account of the pod this runs in does.
+// ClientConfig returns a client configuration for the API server. It reads the kubeconfig
+// file that c names; a non-empty master overrides the server's URL. Without both it returns
+// the configuration of the ServiceAccount of the pod in which the process runs.
 func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) (*rest.Config, error) {
 	var out *rest.Config
 	var err error
 	if c.Kubeconfig == "" && master == "" {
 		if out, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("no --manifests, --kubeconfig or --master, and not in a pod: %w", err)
+			return nil, fmt.Errorf("cannot find an API server: no --manifests, --kubeconfig or --master, and not in a pod: %w", err)
 		}
 	} else if out, err = clientcmd.BuildConfigFromFlags(master, c.Kubeconfig); err != nil {
 		return nil, err
@@ -39,12 +39,13 @@ func ClientConfig(c componentbase.ClientConnectionConfiguration, master string) 
 	return out, nil
 }
 
-// Client talks to the API groups a node's proxy needs, and no others.
+// Client is a client of the API groups that a node's proxy needs. Its methods are safe for
+// concurrent use.
 type Client struct {
 	core, discovery, networking rest.Interface
 }
 
-// NewClient returns a Client. It connects to nothing yet.
+// NewClient returns a Client. The first request connects it.
 func NewClient(c *rest.Config) (*Client, error) {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, discovery.AddToScheme, networking.AddToScheme} {
@@ -53,7 +54,7 @@ func NewClient(c *rest.Config) (*Client, error) {
 		}
 	}
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
-	// One HTTP client is one connection for all of them.
+	// With one HTTP client all groups share one connection.
 	hc, err := rest.HTTPClientFor(c)
 	if err != nil {
 		return nil, err
@@ -78,7 +79,7 @@ func group(c *rest.Config, hc *http.Client, s *runtime.Scheme, gv schema.GroupVe
 	return rest.RESTClientForConfigAndClient(c, hc)
 }
 
-// Node returns a Node as it is.
+// Node reads a Node.
 func (c *Client) Node(ctx context.Context, name string) (*v1.Node, error) {
 	out := &v1.Node{}
 	err := c.core.Get().Resource(string(Nodes)).Name(name).Do(ctx).Into(out)

@@ -1,20 +1,25 @@
-// Package kubeapi is a node agent's side of the Kubernetes API: how to reach it
-// ([ClientConfig]), how to follow the objects a node's proxy depends on ([Follow]),
-// and how to tell an operator of something as an Event ([NewRecorder]).
+// Package kubeapi connects a node agent to the Kubernetes API. [ClientConfig] finds the
+// API server, [Follow] follows the objects that a node's proxy depends on, and
+// [NewRecorder] writes Events:
 //
-// Objects are followed with client-go's reflectors, which is what its informers are
-// made of, and without their stores: the tracker holds what it needs of an object,
-// so that a node need not keep a second copy of every Service and EndpointSlice of
-// the cluster. What is kept is names, by which an object is noticed that was deleted
-// while the API server could not be reached: where an informer hands out a tombstone
-// (cache.DeletedFinalStateUnknown), the name is all that is handed on here too.
+//	config, err := kubeapi.ClientConfig(connection, "")
+//	client, err := kubeapi.NewClient(config)
+//	kubeapi.Follow(ctx, client, selector, nodeName, handler, log)
 //
-// While the API server is gone nothing is handed on, so rules stay as they are; when
-// it is back, everything is listed anew and handed in again, and what has not changed
-// ends in the tracker.
+// Follow uses client-go's reflectors without the stores of its informers, so a node does
+// not keep a second copy of every Service and EndpointSlice of the cluster: the tracker
+// holds what it needs. Follow keeps names alone. With them it notices objects that were
+// deleted while the API server could not be reached. An informer would return a tombstone
+// (cache.DeletedFinalStateUnknown) for such an object; here too only the name is passed on.
 //
-// What is promised: this package is made to be imported and follows the newest
-// client-go. Its API may change between minor versions, with a note on what to write
-// instead. Package informers, beside this one, feeds a tracker from client-go's shared
-// informers, for agents that have those anyway.
+// While the API server is unreachable, Follow calls no handler, so rules stay as they are.
+// Later Follow lists all objects again and passes them to the handler. The tracker ignores
+// unchanged objects.
+//
+// # Stability
+//
+// This package is made to be imported and follows the newest client-go. Its API may change
+// between minor versions, with a note on what to write instead. Package informers, beside
+// this one, feeds a tracker from client-go's shared informers, for agents that already
+// have them.
 package kubeapi

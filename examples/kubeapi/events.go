@@ -11,29 +11,30 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// Recorder writes Events, as client-go's recorder does: in the background, like
-// ones joined, and not too many of them. Its Event is a tracker.EventSink.
+// Recorder writes Events with client-go's recorder: in the background, with similar Events
+// combined and the rate limited. Its method Event is a tracker.EventSink. Its methods are
+// safe for concurrent use.
 type Recorder struct {
 	b    record.EventBroadcaster
 	r    record.EventRecorder
 	node *v1.ObjectReference
 }
 
-// NewRecorder returns a Recorder for the agent of a node. Shutdown ends it.
+// NewRecorder returns a Recorder for the agent of a node. The caller must call Shutdown.
 func NewRecorder(c *Client, component, node string) *Recorder {
 	b := record.NewBroadcaster()
 	b.StartRecordingToSink(sink{c.core})
 	return &Recorder{
 		b: b,
-		// Objects are always named by reference here, so no scheme is needed to tell
-		// their kind.
+		// A scheme would determine the kinds of objects, but all objects are references,
+		// which hold their kind.
 		r: b.NewRecorder(runtime.NewScheme(), v1.EventSource{Component: component, Host: node}),
-		// As the kubelet's and kube-proxy's: the UID is the name.
+		// kubelet and kube-proxy use the node's name as the UID too.
 		node: &v1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)},
 	}
 }
 
-// Shutdown writes what it can soon and ends the Recorder.
+// Shutdown ends the Recorder. Events that are not yet written may be lost.
 func (r *Recorder) Shutdown() { r.b.Shutdown() }
 
 // Event writes an Event about an object. It does not block.
@@ -50,7 +51,7 @@ func (r *Recorder) NodeEvent(warning bool, reason, message string) {
 	r.Event(*r.node, warning, reason, message)
 }
 
-// sinkTimeout is how long one Event may take to be written.
+// sinkTimeout bounds the request that writes an Event.
 const sinkTimeout = 10 * time.Second
 
 // sink writes Events to the API server.

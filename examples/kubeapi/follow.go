@@ -22,10 +22,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Source is a kind of object that is followed.
+// Source is a kind of object that [Follow] follows.
 type Source string
 
-// The sources, named as resources are.
+// The sources. Their values are the names of API resources.
 const (
 	Services     Source = "services"
 	Slices       Source = "endpointslices"
@@ -33,10 +33,10 @@ const (
 	ServiceCIDRs Source = "servicecidrs"
 )
 
-// Handler is told of objects as they are, and of those that are gone. Its functions
-// are called one at a time for each kind, but those of several kinds side by side.
-// They must not keep or change what they are given for longer than the call, but
-// for the Node.
+// Handler receives new and changed objects, and the names of deleted ones. [Follow] calls
+// the functions of one kind one at a time, and those of different kinds concurrently. The
+// functions must not modify an object, and may keep it after the call only if it is a Node.
+// Every field must be set.
 type Handler struct {
 	SetService        func(*v1.Service)
 	DeleteService     func(types.NamespacedName)
@@ -46,17 +46,17 @@ type Handler struct {
 	DeleteNode        func()
 	SetServiceCIDR    func(*networking.ServiceCIDR)
 	DeleteServiceCIDR func(name string)
-	// Synced is called once for each source, when everything there was at first has
-	// been handed in.
+	// Synced is called once for each source, after all objects of the first list were
+	// passed to the other functions.
 	Synced func(Source)
 }
 
-// Follow hands in everything there is, and then what changes, until ctx ends. It
-// rides out whatever happens to the API server. Services and EndpointSlices are
-// those a proxy with the selector serves; of nodes there is only the named one.
+// Follow passes all objects to the handler, and then every change, until ctx ends. It
+// retries after every failure of the API server. It follows the Services and EndpointSlices
+// that a proxy with the selector serves, the ServiceCIDRs, and the Node of the given name.
 //
-// An API server without ServiceCIDRs (before Kubernetes 1.33), or one that does not
-// allow them to be read, is said so once; everything else goes on without.
+// If the API server does not have ServiceCIDRs (before Kubernetes 1.33) or does not allow to
+// read them, Follow logs that once and follows the other kinds.
 func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h Handler, log *slog.Logger) {
 	listed := func(s Source) func() { return sync.OnceFunc(func() { h.Synced(s) }) }
 	label, field := sel.ServiceListOptions()
@@ -89,21 +89,23 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 	wg.Wait()
 }
 
-// askAgain is how often a resource is asked for that is not there.
-const askAgain = 10 * time.Minute
+// retryInterval is the time between two attempts to read a resource that does not exist or
+// is forbidden.
+const retryInterval = 10 * time.Minute
 
-// readable waits until ServiceCIDRs can be read, and says once if they cannot.
+// readable waits until ServiceCIDRs can be read. It logs once that they do not exist or are
+// forbidden.
 func readable(ctx context.Context, c rest.Interface, log *slog.Logger) {
-	for said := false; ; {
+	for logged := false; ; {
 		err := c.Get().Resource(string(ServiceCIDRs)).VersionedParams(&metav1.ListOptions{Limit: 1}, metav1.ParameterCodec).Do(ctx).Error()
 		wait := 5 * time.Second
 		if err == nil {
 			return
 		}
 		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-			if wait = askAgain; !said {
-				said = true
-				log.Info("the ranges of cluster IPs are not known, so packets to those that no Service has are not dropped", "error", err)
+			if wait = retryInterval; !logged {
+				logged = true
+				log.Info("cannot read ServiceCIDRs: packets to cluster IPs that no Service has are not dropped", "error", err)
 			}
 		}
 		select {
@@ -114,7 +116,7 @@ func readable(ctx context.Context, c rest.Interface, log *slog.Logger) {
 	}
 }
 
-// store is what a reflector keeps up to date: the names of what it has handed in.
+// store is a reflector's store. It passes objects on and keeps their names alone.
 type store[T metav1.Object] struct {
 	set    func(T)
 	gone   func(types.NamespacedName)
@@ -130,10 +132,10 @@ func nameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// Add is called for an object that is new.
+// Add is called for a new object.
 func (s *store[T]) Add(o any) error { return s.Update(o) }
 
-// Update is called for an object that differs from what it was.
+// Update is called for a changed object.
 func (s *store[T]) Update(o any) error {
 	v, ok := o.(T)
 	if !ok {
@@ -144,8 +146,8 @@ func (s *store[T]) Update(o any) error {
 	return nil
 }
 
-// Delete is called for an object that is gone, with its last state, or with a
-// tombstone by those who put a queue between.
+// Delete is called for a deleted object, with its last state, or with a tombstone by
+// callers with a queue.
 func (s *store[T]) Delete(o any) error {
 	name, err := cache.DeletionHandlingObjectToName(o)
 	if err != nil {
@@ -157,10 +159,10 @@ func (s *store[T]) Delete(o any) error {
 	return nil
 }
 
-// Transformer implements cache.TransformingStore. The reflector calls the function with
-// each object of a list that it receives as a stream, and collects the results until the
-// list is complete. The function hands the object in at once, so that only the names are
-// collected: the objects of a large cluster take tens of megabytes.
+// Transformer implements cache.TransformingStore. The reflector calls the returned function
+// with each object of a list that it receives as a stream, and collects the results until
+// the list is complete. The function passes the object on at once and returns its name, so
+// the reflector collects names alone: the objects of a large cluster take tens of megabytes.
 func (s *store[T]) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) {
 		v, ok := o.(T)
@@ -174,13 +176,13 @@ func (s *store[T]) Transformer() cache.TransformFunc {
 	}
 }
 
-// Replace is called with everything there is: at first, and after each time that
-// the watch was lost for too long.
+// Replace is called with all objects: at first, and after the watch was interrupted for too
+// long.
 func (s *store[T]) Replace(list []any, _ string) error {
 	now := make(map[types.NamespacedName]struct{}, len(list))
 	var errs []error
 	for _, o := range list {
-		if key, ok := o.(cache.ExplicitKey); ok { // handed in by Transformer
+		if key, ok := o.(cache.ExplicitKey); ok { // passed on by Transformer
 			n, err := cache.ParseObjectName(string(key))
 			if err != nil {
 				errs = append(errs, err)
@@ -206,5 +208,5 @@ func (s *store[T]) Replace(list []any, _ string) error {
 	return errors.Join(errs...)
 }
 
-// Resync is never asked for.
+// Resync does nothing. The reflectors have no resync period.
 func (s *store[T]) Resync() error { return nil }

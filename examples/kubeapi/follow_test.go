@@ -16,7 +16,7 @@ func object(name, version string) *v1.Service {
 	return &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, ResourceVersion: version}}
 }
 
-func TestStore(t *testing.T) {
+func TestStorePassesOnChangesAndMissedDeletions(t *testing.T) {
 	var got []string
 	s := newStore(
 		func(o *v1.Service) { got = append(got, "set "+o.Name+" "+o.ResourceVersion) },
@@ -34,24 +34,24 @@ func TestStore(t *testing.T) {
 		}
 		got = nil
 	}
-	check("nothing listed", s.Replace(nil, "1"), "synced")
+	check("empty list", s.Replace(nil, "1"), "synced")
 	check("add", s.Add(object("a", "1")), "set a 1")
 	check("update", s.Update(object("a", "2")), "set a 2")
 	check("add", s.Add(object("b", "1")), "set b 1")
 	check("delete", s.Delete(object("b", "2")), "gone b")
 	check("tombstone", s.Delete(cache.DeletedFinalStateUnknown{Key: "ns/a"}), "gone a")
 	check("list", s.Replace([]any{object("a", "1"), object("b", "1"), object("c", "1")}, "5"), "set a 1", "set b 1", "set c 1", "synced")
-	// b was deleted, and d made, while nobody watched.
-	check("list anew", s.Replace([]any{object("a", "2"), object("c", "1"), object("d", "1")}, "9"), "set a 2", "set c 1", "set d 1", "gone b", "synced")
-	check("list of nothing", s.Replace(nil, "10"), "gone a", "gone c", "gone d", "synced")
+	// b was deleted and d created between two watches.
+	check("second list", s.Replace([]any{object("a", "2"), object("c", "1"), object("d", "1")}, "9"), "set a 2", "set c 1", "set d 1", "gone b", "synced")
+	check("another empty list", s.Replace(nil, "10"), "gone a", "gone c", "gone d", "synced")
 	if err := s.Update(&v1.Pod{}); err == nil || !strings.Contains(fmt.Sprint(err), "unexpected *v1.Pod") {
-		t.Errorf("another kind: %v", err)
+		t.Errorf("an object of another kind: error %v, want unexpected *v1.Pod", err)
 	}
 }
 
-// TestStreamedListIsHandedInAtOnce collects a list as a reflector does that receives it as a
-// stream: objects must be handed in as they come, once, and only names be kept.
-func TestStreamedListIsHandedInAtOnce(t *testing.T) {
+// TestStreamedListIsPassedOnAtOnce collects a list as a reflector does that receives it as a
+// stream. Each object must be passed on once, when it arrives, and only names may be kept.
+func TestStreamedListIsPassedOnAtOnce(t *testing.T) {
 	var got []string
 	s := newStore(
 		func(o *v1.Service) { got = append(got, "set "+o.Name+" "+o.ResourceVersion) },
@@ -85,7 +85,8 @@ func TestStreamedListIsHandedInAtOnce(t *testing.T) {
 	replace(first)
 	check("first list", "synced")
 
-	// a was deleted before the watch began. c comes and goes while the list is received.
+	// a was deleted before the watch began. c is created and deleted while the list is
+	// received.
 	second := stream()
 	second.Add(object("b", "2"))
 	second.Add(object("c", "3"))
@@ -95,7 +96,7 @@ func TestStreamedListIsHandedInAtOnce(t *testing.T) {
 	slices.Sort(got)
 	check("second list", "gone ns/a", "gone ns/c", "synced")
 
-	// A stream that breaks off leaves its objects to the next.
+	// The next list removes objects that only an interrupted stream held.
 	stream().Add(object("d", "5"))
 	third := stream()
 	third.Add(object("b", "2"))

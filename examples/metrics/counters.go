@@ -2,29 +2,27 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Counted is something of which rules of iptables count the packets.
+// Counted identifies a packet counter of iptables rules.
 type Counted uint8
 
-// What is counted.
 const (
-	// InvalidDropped is packets that are dropped as connection tracking takes them for
-	// invalid.
+	// InvalidDropped counts packets that are dropped because connection tracking marks them
+	// as invalid.
 	InvalidDropped Counted = iota + 1
-	// LocalhostNodePorts is first packets of connections to NodePorts at loopback
+	// LocalhostNodePorts counts the first packets of connections to NodePorts at loopback
 	// addresses.
 	LocalhostNodePorts
 )
 
-// counters exports what rules of iptables have counted, in objects that the kernel
-// keeps: it is read when it is asked for. Those that there are not, or that cannot be
-// read, are left out.
+// counters exports packet counters of iptables rules, which the kernel holds. Each scrape
+// reads them. Missing counters, and counters that cannot be read, are left out.
 type counters struct {
 	read  func() (map[Counted]uint64, error)
 	descs map[Counted]*prometheus.Desc
 }
 
-// WatchCounters has the numbers of packets exported that read returns, each time anew.
-// It is to be called once at most.
+// WatchCounters exports the packet counters that read returns. Each scrape calls read.
+// WatchCounters must be called at most once.
 func (s *Set) WatchCounters(read func() (map[Counted]uint64, error)) {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("kubeproxy_iptables_"+name, help, nil, nil)
@@ -46,7 +44,7 @@ func (c counters) Describe(out chan<- *prometheus.Desc) {
 func (c counters) Collect(out chan<- prometheus.Metric) {
 	packets, err := c.read()
 	if err != nil {
-		return // an error here would take all other metrics along
+		return // an error here would suppress all other metrics
 	}
 	for what, n := range packets {
 		if d := c.descs[what]; d != nil {

@@ -1,21 +1,26 @@
-// Package metrics exports what a node agent does as Prometheus metrics, with the names,
-// types, labels and buckets that kube-proxy 1.36 has for them, so that dashboards and
-// alerts made for kube-proxy work. The source of these facts is the Kubernetes Metrics
-// Reference for v1.36; a test holds them as a table.
+// Package metrics exports Prometheus metrics of a node agent, with the names, types, labels
+// and buckets of kube-proxy 1.36, so that dashboards and alerts for kube-proxy work:
 //
-// A [Set] is one agent's metrics, in a registry of its own. Hooks of the library feed
-// it: it is a ruleset.Backend that follows the deltas that are in effect, and has
-// methods for the hooks of the runner, the cursor and the conntrack cleaner.
+//	set := metrics.NewSet(metrics.Config{Mode: "nftables", Families: families})
+//	cursor := engine.Attach("metrics", set) // to be synced after the cursor of the rules
+//	http.Handle("/metrics", set.Handler())
+//
+// The source of names, types, labels and buckets is the Kubernetes Metrics Reference for
+// v1.36; a test holds them as a table.
+//
+// A [Set] holds one agent's metrics in its own registry. Hooks of the library feed it: it
+// is a ruleset.Backend that follows the deltas that are in effect, and has methods for the
+// hooks of the runner, the cursor and the conntrack cleaner.
 //
 // Metrics of the whole process come from k8s.io/component-base and its global registry:
 // kubernetes_build_info, kubernetes_feature_enabled (which the agent sets when it starts),
 // rest_client_* (which exist once a client of an API server was made), and those of the Go
-// runtime and the process. [Set.Handler] serves both. kubernetes_build_info has the version
-// that the linker was given for k8s.io/component-base/version, as in deploy/Containerfile.
+// runtime and the process. [Set.Handler] serves both. The linker sets the version in
+// kubernetes_build_info (k8s.io/component-base/version), as in deploy/Containerfile.
 //
 // # Modes
 //
-// As in kube-proxy, the mode decides about these metrics:
+// As in kube-proxy, these metrics depend on the mode:
 //   - sync_full_proxy_rules_duration_seconds and sync_partial_proxy_rules_duration_seconds
 //     exist in modes iptables and nftables.
 //   - sync_proxy_rules_iptables_restore_failures_total exists in modes iptables and ipvs.
@@ -23,8 +28,8 @@
 //     nftables in mode nftables.
 //
 // The two counters of packets (iptables_ct_state_invalid_dropped_packets_total and
-// iptables_localhost_nodeports_accepted_packets_total) are left out where the kernel or
-// iptables has no nfacct, the second also where NodePorts do not answer at loopback
+// iptables_localhost_nodeports_accepted_packets_total) are left out if the kernel or
+// iptables has no nfacct, the second also if NodePorts do not answer at loopback
 // addresses.
 //
 // kube-proxy 1.37 adds kubeproxy_nftables_localhost_nodeport_rejected_packets_total. The
@@ -35,28 +40,28 @@
 //
 // A change of a Service counts once, whatever the number of its families and ports.
 // sync_proxy_rules_service_changes_total and sync_proxy_rules_endpoint_changes_total count
-// all that is received; the gauges of what is pending count what made a difference.
+// every received object; the gauges of pending changes count objects that differed.
 //
-// One sync covers every family, so that its duration is observed once for each family. A
+// One sync covers every family, so its duration is observed once for each family. A
 // sync that fails as a whole counts as a failure of each family. If only some Services
 // fail, it counts as a failure of their families.
 //
 // # Traffic
 //
-// [Set.WatchTraffic] adds metrics that kube-proxy does not have, of the traffic of each Service
-// port, under the prefix proxier_service. There can be many series: up to six for each Service
-// port and family.
+// [Set.WatchTraffic] adds metrics of each Service port's traffic, which kube-proxy does not
+// have, with the prefix proxier_service. Their number is bounded by TrafficConfig.Limit: up to
+// six series for each Service port and family.
 //
 // # Differences from kube-proxy
 //
 // These are intended:
-//   - Mode ipvs counts every sync that fails in
-//     sync_proxy_rules_iptables_restore_failures_total, also if virtual servers are what
-//     failed. In kube-proxy that metric covers iptables-restore only.
+//   - Mode ipvs counts every failed sync in
+//     sync_proxy_rules_iptables_restore_failures_total, even if only virtual servers
+//     failed. In kube-proxy that metric covers iptables-restore alone.
 //   - Counters and gauges with the labels ip_family and traffic_policy start at 0 for
-//     each family that is served. In kube-proxy such a series begins with its first value.
+//     each served family. In kube-proxy such a series begins with its first value.
 //
-// # What is promised
+// # Stability
 //
 // This package is made to be imported by agents that follow the ruleset. Names, types and
 // labels of metrics follow the newest kube-proxy. The API may change between minor

@@ -24,17 +24,17 @@ const (
 	tableLabel  = "table"
 )
 
-// Config is what a Set is made of.
+// Config is the configuration of a Set. Mode and Families are required.
 type Config struct {
-	// Mode is the proxy mode: some metrics are of one mode alone.
+	// Mode is the proxy mode: nftables, iptables or ipvs. Some metrics depend on it.
 	Mode string
-	// Families is the address families that are served.
+	// Families holds the served address families.
 	Families []tracker.Family
 	// Now is the clock. Nil means [time.Now].
 	Now func() time.Time
 }
 
-// Set is the agent's metrics. Its methods are safe for concurrent use.
+// Set holds an agent's metrics. Its methods are safe for concurrent use.
 type Set struct {
 	cfg      Config
 	registry *prometheus.Registry
@@ -45,20 +45,20 @@ type Set struct {
 	endpointChanges, serviceChanges          prometheus.Counter
 	conntrackDeleted, syncFailures           *prometheus.CounterVec
 	healthz, livez                           *prometheus.CounterVec
-	// Metrics of some modes only, nil in the others.
+	// Metrics that are nil in some modes.
 	fullDuration, partialDuration    *prometheus.HistogramVec
 	partialFailures, cleanupFailures *prometheus.CounterVec
 	rules, rulesWritten              *prometheus.GaugeVec
 
 	mu sync.Mutex
-	// pending is the Services that changed since the last sync began.
+	// pending holds the Services that changed since the last sync began.
 	pending map[types.NamespacedName]struct{}
 
 	noEndpoint *noLocal
 	slis       slis
 }
 
-// NewSet returns a Set with everything at 0.
+// NewSet returns a Set with all metrics at 0.
 func NewSet(c Config) *Set {
 	if c.Now == nil {
 		c.Now = time.Now
@@ -70,12 +70,12 @@ func NewSet(c Config) *Set {
 	}
 
 	durations := prometheus.ExponentialBuckets(0.001, 2, 15)
-	s.syncDuration = s.histogram("sync_proxy_rules_duration_seconds", "How long a sync of the rules took", durations)
-	s.latency = s.histogram("network_programming_duration_seconds", "Time from when a change of endpoints was caused to when it was in effect", latencyBuckets())
-	s.conntrackDuration = s.histogram("conntrack_reconciler_sync_duration_seconds", "How long a clean-up of stale UDP flows took", durations)
+	s.syncDuration = s.histogram("sync_proxy_rules_duration_seconds", "Duration of a sync of the rules", durations)
+	s.latency = s.histogram("network_programming_duration_seconds", "Time from the cause of a change of endpoints until the change was in effect", latencyBuckets())
+	s.conntrackDuration = s.histogram("conntrack_reconciler_sync_duration_seconds", "Duration of a clean-up of stale UDP flows", durations)
 
-	s.lastSync = s.gauge("sync_proxy_rules_last_timestamp_seconds", "When the rules were last in agreement", familyLabel)
-	s.lastQueued = s.gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When a sync was last asked for", familyLabel)
+	s.lastSync = s.gauge("sync_proxy_rules_last_timestamp_seconds", "Time when the rules were last in effect", familyLabel)
+	s.lastQueued = s.gauge("sync_proxy_rules_last_queued_timestamp_seconds", "Time when a sync was last requested", familyLabel)
 	s.endpointsPending = s.gauge("sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices since the last sync began").WithLabelValues()
 	s.servicesPending = s.gauge("sync_proxy_rules_service_changes_pending", "Services that changed since the last sync began").WithLabelValues()
 	s.noLocal = s.gauge("sync_proxy_rules_no_local_endpoints_total", "Services with a traffic policy of Local that have endpoints, but none on this node", familyLabel, policyLabel)
@@ -87,18 +87,18 @@ func NewSet(c Config) *Set {
 	switch c.Mode {
 	case "nftables":
 		s.syncFailures = s.counter("sync_proxy_rules_nftables_sync_failures_total", "Syncs that failed", familyLabel)
-		s.cleanupFailures = s.counter("sync_proxy_rules_nftables_cleanup_failures_total", "Removals of what is no longer needed that failed", familyLabel)
+		s.cleanupFailures = s.counter("sync_proxy_rules_nftables_cleanup_failures_total", "Failed removals of objects that are no longer needed", familyLabel)
 	default:
 		s.syncFailures = s.counter("sync_proxy_rules_iptables_restore_failures_total", "Syncs that failed", familyLabel)
 	}
 	if c.Mode == "iptables" {
-		s.partialFailures = s.counter("sync_proxy_rules_iptables_partial_restore_failures_total", "Syncs of changed rules only that failed", familyLabel)
-		s.rules = s.gauge("sync_proxy_rules_iptables_total", "Rules that there are", familyLabel, tableLabel)
+		s.partialFailures = s.counter("sync_proxy_rules_iptables_partial_restore_failures_total", "Failed syncs of changed rules", familyLabel)
+		s.rules = s.gauge("sync_proxy_rules_iptables_total", "Rules in the table", familyLabel, tableLabel)
 		s.rulesWritten = s.gauge("sync_proxy_rules_iptables_last", "Rules that the last sync wrote", familyLabel, tableLabel)
 	}
 	if c.Mode != "ipvs" {
-		s.fullDuration = s.histogram("sync_full_proxy_rules_duration_seconds", "How long a sync of all rules took", durations)
-		s.partialDuration = s.histogram("sync_partial_proxy_rules_duration_seconds", "How long a sync of changed rules only took", durations)
+		s.fullDuration = s.histogram("sync_full_proxy_rules_duration_seconds", "Duration of a sync of all rules", durations)
+		s.partialDuration = s.histogram("sync_partial_proxy_rules_duration_seconds", "Duration of a sync of changed rules", durations)
 	}
 	s.eachFamily(func(f string) {
 		s.lastSync.WithLabelValues(f)
@@ -114,7 +114,7 @@ func NewSet(c Config) *Set {
 	return s
 }
 
-// latencyBuckets is kube-proxy's for network_programming_duration_seconds.
+// latencyBuckets returns kube-proxy's buckets for network_programming_duration_seconds.
 func latencyBuckets() []float64 {
 	out := []float64{0.25, 0.5}
 	out = append(out, prometheus.LinearBuckets(1, 1, 59)...)
@@ -154,9 +154,9 @@ func (s *Set) Handler() http.Handler {
 	return promhttp.HandlerFor(prometheus.Gatherers{s.registry, processGatherer()}, promhttp.HandlerOpts{})
 }
 
-// ReceiveService counts a Service that is received, or its deletion. It calls update
-// once, which hands the Service in and reports whether that changed its ports. No
-// [Set.Starting] comes between the two: the sync that a change triggers finds it counted.
+// ReceiveService counts a received Service, or its deletion. It calls update once, which
+// passes the Service to the tracker and reports whether its ports changed. A concurrent
+// [Set.Starting] waits, so the sync that a change triggers finds the change counted.
 func (s *Set) ReceiveService(name types.NamespacedName, update func() (changed bool)) {
 	s.serviceChanges.Inc()
 	s.mu.Lock()
@@ -167,9 +167,9 @@ func (s *Set) ReceiveService(name types.NamespacedName, update func() (changed b
 	}
 }
 
-// ReceiveSlice counts an EndpointSlice that is received, or its deletion, and calls
-// update as [Set.ReceiveService] does. Slices with an addressType that is not served are
-// not counted; "" means that it is not known.
+// ReceiveSlice counts a received EndpointSlice, or its deletion, and calls update as
+// [Set.ReceiveService] does. It does not count slices of an addressType that is not served.
+// An empty addressType means that the type is unknown.
 func (s *Set) ReceiveSlice(addressType string, update func() (changed bool)) {
 	served := addressType == ""
 	s.eachFamily(func(f string) { served = served || f == addressType })
@@ -193,8 +193,8 @@ func (s *Set) Answered(c health.Check, code int) {
 	s.slis.observe(rulesCheck, c, code)
 }
 
-// Rules notes how many rules a table of iptables has, and how many the last sync
-// wrote there. In other modes it does nothing.
+// Rules stores the number of rules of an iptables table, and the number that the last sync
+// wrote to the table. In other modes it does nothing.
 func (s *Set) Rules(f tracker.Family, table string, total, written int) {
 	if s.rules != nil {
 		s.rules.WithLabelValues(f.String(), table).Set(float64(total))
@@ -207,7 +207,7 @@ func (s *Set) Queued(at time.Time) {
 	s.eachFamily(func(f string) { s.lastQueued.WithLabelValues(f).Set(seconds(at)) })
 }
 
-// Starting notes that a sync begins, which takes all changes that are pending.
+// Starting records the begin of a sync, which takes all pending changes.
 func (s *Set) Starting() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,8 +216,8 @@ func (s *Set) Starting() {
 	s.endpointsPending.Set(0)
 }
 
-// Applied counts err, the result of having a backend apply d, if it is a failure:
-// [ruleset.ErrNeedFull] itself only asks for the full state.
+// Applied counts err, the result of a backend's Apply of d, if it is a failure.
+// [ruleset.ErrNeedFull] alone is no failure: it requests the full state.
 func (s *Set) Applied(d *ruleset.Delta, err error) {
 	if err == nil || err == ruleset.ErrNeedFull || errors.Is(err, context.Canceled) {
 		return
@@ -265,7 +265,7 @@ func (s *Set) Synced(i ruleset.SyncInfo) {
 	})
 }
 
-// CleanupFailed says that something that is no longer needed could not be removed.
+// CleanupFailed counts a failed removal of an object that is no longer needed.
 func (s *Set) CleanupFailed() {
 	if s.cleanupFailures != nil {
 		s.eachFamily(func(f string) { s.cleanupFailures.WithLabelValues(f).Inc() })
@@ -278,8 +278,8 @@ func (s *Set) Flushed(f tracker.Family, i conntrack.Info) {
 	s.conntrackDeleted.WithLabelValues(f.String()).Add(float64(i.Deleted))
 }
 
-// Apply takes note of a delta that is in effect, as [ruleset.Backend] says: it is
-// for a cursor that is synced after the rules' was. It never fails.
+// Apply implements [ruleset.Backend]. It records a delta that is in effect: its cursor must
+// be synced after the cursor of the rules. Apply never fails.
 func (s *Set) Apply(_ context.Context, d *ruleset.Delta) error {
 	s.noEndpoint.apply(d)
 	for _, f := range s.cfg.Families {

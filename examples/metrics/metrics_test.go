@@ -34,7 +34,7 @@ func newSet(mode string) *Set {
 	return NewSet(Config{Mode: mode, Families: []tracker.Family{tracker.IPv4, tracker.IPv6}, Now: func() time.Time { return epoch }})
 }
 
-// families returns all that is exported, by name.
+// families returns all exported metrics by name.
 func families(t *testing.T, s *Set) map[string]*dto.MetricFamily {
 	t.Helper()
 	list, err := prometheus.Gatherers{s.Registry(), processGatherer()}.Gather()
@@ -48,8 +48,8 @@ func families(t *testing.T, s *Set) map[string]*dto.MetricFamily {
 	return out
 }
 
-// value returns what a metric with labels "name=value,..." says: of a histogram the
-// number of observations.
+// value returns the value of a metric with labels "name=value,...". For a histogram it is
+// the number of observations.
 func value(t *testing.T, s *Set, name, labels string) float64 {
 	t.Helper()
 	for _, m := range families(t, s)[name].GetMetric() {
@@ -72,7 +72,7 @@ func value(t *testing.T, s *Set, name, labels string) float64 {
 	return -1
 }
 
-func TestHooks(t *testing.T) {
+func TestHooksSetMetrics(t *testing.T) {
 	s := newSet("nftables")
 	changed := func() bool { return true }
 	s.ReceiveService(types.NamespacedName{Name: "x"}, changed)
@@ -119,7 +119,7 @@ func TestHooks(t *testing.T) {
 
 	s.Rules(tracker.IPv4, "nat", 5, 1)
 	if families(t, s)["kubeproxy_sync_proxy_rules_iptables_total"] != nil {
-		t.Error("mode nftables has rules of iptables")
+		t.Error("mode nftables exports numbers of iptables rules")
 	}
 	w := httptest.NewRecorder()
 	s.Ping().ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
@@ -144,7 +144,7 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-func TestRules(t *testing.T) {
+func TestRulesAreExportedByTable(t *testing.T) {
 	s := newSet("iptables")
 	s.Rules(tracker.IPv6, "nat", 12, 12)
 	s.Rules(tracker.IPv6, "nat", 13, 2)
@@ -155,9 +155,9 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestCounters reads what the kernel has counted, at each scrape anew. What is not
-// there is left out, and takes nothing else along.
-func TestCounters(t *testing.T) {
+// TestMissingCountersAreLeftOut reads the kernel's counters at each scrape. A missing counter
+// must not suppress other metrics.
+func TestMissingCountersAreLeftOut(t *testing.T) {
 	s := newSet("iptables")
 	var packets map[Counted]uint64
 	var failure error
@@ -187,8 +187,8 @@ func TestCounters(t *testing.T) {
 	there("a failure")
 }
 
-// TestFollower follows the deltas of a real engine.
-func TestFollower(t *testing.T) {
+// TestDeltasSetEndpointMetrics applies the deltas of a real engine.
+func TestDeltasSetEndpointMetrics(t *testing.T) {
 	s := newSet("nftables")
 	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Now: func() time.Time { return epoch.Add(-time.Hour) }})
 	if err != nil {
@@ -243,7 +243,7 @@ func TestFollower(t *testing.T) {
 	slice("there")
 	check("gone", 1, 1, 3)
 	cur.Resync()
-	check("all anew", 1, 1, 3)
+	check("a full delta", 1, 1, 3)
 	svc = svc.DeepCopy()
 	svc.Spec.InternalTrafficPolicy = nil
 	tr.SetService(svc)
@@ -256,8 +256,8 @@ func TestFollower(t *testing.T) {
 	}
 }
 
-// exported returns the names that a Prometheus server would know, in every mode,
-// once everything has happened, and the labels of each.
+// exported returns the names that a Prometheus server would hold, of all modes and with all
+// events, and the labels of each.
 func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]bool) {
 	t.Helper()
 	out, labels = map[string]bool{"up": true}, map[string]map[string]bool{}
@@ -301,17 +301,18 @@ func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]b
 	return out, labels
 }
 
-// metricName is what looks like the name of a metric in a query.
+// metricName matches names of metrics in a query.
 var metricName = regexp.MustCompile(`\b(?:kubeproxy|proxier|rest_client|process|go|up)(?:_[a-z0-9_]+)?\b`)
 
-// groupedBy finds the labels that a query groups by.
+// groupedBy matches the labels by which a query groups.
 var groupedBy = regexp.MustCompile(`\bby \(([^)]*)\)`)
 
-// notNames is strings and ranges, which hold no names of metrics.
+// notNames matches strings and ranges, which hold no names of metrics.
 var notNames = regexp.MustCompile(`"[^"]*"|\[[^\]]*\]`)
 
-// TestQueries holds the alerts and the dashboard to what is exported.
-func TestQueries(t *testing.T) {
+// TestAlertsAndDashboardUseExportedMetrics also checks that every metric of the proxy is in
+// an alert or a panel.
+func TestAlertsAndDashboardUseExportedMetrics(t *testing.T) {
 	known, labels := exported(t)
 	var queries []string
 	text, err := os.ReadFile("../nodeproxy/deploy/prometheus-rules.yaml")
@@ -370,9 +371,9 @@ func TestQueries(t *testing.T) {
 		}
 	}
 	if len(queries) < 20 || len(used) < 15 {
-		t.Errorf("only %d queries with %d metrics were found", len(queries), len(used))
+		t.Errorf("found only %d queries with %d metrics", len(queries), len(used))
 	}
-	// And an operator is told about all there is of the proxy's own.
+	// Every metric of the proxy must be used.
 	for name := range known {
 		plain := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_count"), "_sum")
 		seen := slices.ContainsFunc([]string{"", "_bucket", "_count", "_sum"}, func(s string) bool { return used[plain+s] })
@@ -382,7 +383,7 @@ func TestQueries(t *testing.T) {
 	}
 }
 
-// undisplayed is what neither a panel nor an alert has to show.
+// undisplayed holds the metrics that need neither a panel nor an alert.
 var undisplayed = []string{
 	"kubeproxy_sync_full_proxy_rules_duration_seconds",
 	"kubeproxy_sync_partial_proxy_rules_duration_seconds",
@@ -390,9 +391,9 @@ var undisplayed = []string{
 	"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
 }
 
-// TestPortsWithoutLocalEndpoints has a Service with two ports: mode ipvs counts Services,
-// the others ports.
-func TestPortsWithoutLocalEndpoints(t *testing.T) {
+// TestPortsWithoutLocalEndpointsAreCounted uses a Service with two ports: mode ipvs counts
+// Services, the other modes count ports.
+func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	var d ruleset.Delta
 	for _, port := range []string{"a", "b"} {
 		for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {

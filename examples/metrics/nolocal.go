@@ -9,8 +9,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// noLocal counts the Service ports that have endpoints on some node, but a traffic
-// policy of Local and no endpoint on this node.
+// noLocal counts the Service ports with a traffic policy of Local that have endpoints, but
+// none on this node.
 type noLocal struct {
 	// byService counts a Service once in each family, whatever the number of its ports.
 	byService bool
@@ -19,7 +19,7 @@ type noLocal struct {
 	ports map[tracker.Key]lacks
 }
 
-// lacks holds which traffic of a port finds no local endpoint.
+// lacks records which traffic of a port finds no local endpoint.
 type lacks struct{ internal, external bool }
 
 func newNoLocal(byService bool) *noLocal {
@@ -36,7 +36,7 @@ func lacksOf(s *ruleset.Service) lacks {
 	}
 }
 
-// apply costs a step for each change.
+// apply takes time proportional to the number of changes.
 func (n *noLocal) apply(d *ruleset.Delta) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -53,7 +53,7 @@ func (n *noLocal) apply(d *ruleset.Delta) {
 	}
 }
 
-// count costs a step for each port that is counted.
+// count takes time proportional to the number of counted ports.
 func (n *noLocal) count(f tracker.Family) (internal, external int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -7,6 +7,6 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/version"    // registers kubernetes_build_info
 )
 
-// processGatherer returns the gatherer of the metrics that describe the whole process:
-// those that k8s.io/component-base registers in its global registry.
+// processGatherer returns the gatherer of the metrics of the whole process, which
+// k8s.io/component-base registers in its global registry.
 func processGatherer() prometheus.Gatherer { return legacyregistry.DefaultGatherer }

@@ -10,20 +10,20 @@ import (
 	"github.com/go-proxier/proxier/runner/health"
 )
 
-// slis is what Kubernetes components serve at /metrics/slis: how their health
-// checks were answered (KEP-3466), under the same names and labels.
+// slis holds the metrics that Kubernetes components serve at /metrics/slis: results of
+// their health checks (KEP-3466), with the same names and labels.
 //
-// kube-proxy has there what /healthz at the port of its metrics answered, which only
-// tells that the process does (kubernetes/kubernetes#113057). The health of the rules,
-// which /healthz and /livez at their own port tell, is beside it under a name that
-// kube-proxy does not use.
+// kube-proxy exports the answers of /healthz at the port of its metrics, which show only
+// that the process answers (kubernetes/kubernetes#113057). slis also exports the health of
+// the rules, which /healthz and /livez serve at their own port, with a name that kube-proxy
+// does not use.
 type slis struct {
 	registry *prometheus.Registry
 	last     *prometheus.GaugeVec
 	answers  *prometheus.CounterVec
 }
 
-// The names of the checks: that anything answers, and that of the rules.
+// The names of the checks: the process answers, and the rules are in effect.
 const (
 	pingCheck  = "ping"
 	rulesCheck = "proxy"
@@ -32,7 +32,7 @@ const (
 func newSLIs() slis {
 	s := slis{
 		registry: prometheus.NewRegistry(),
-		last:     prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kubernetes", Name: "healthcheck", Help: "Whether a health check succeeded when it was last asked for"}, []string{"name", "type"}),
+		last:     prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kubernetes", Name: "healthcheck", Help: "Whether the last request of a health check succeeded"}, []string{"name", "type"}),
 		answers:  prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kubernetes", Name: "healthchecks_total", Help: "Answers of a health check, by status"}, []string{"name", "type", "status"}),
 	}
 	s.registry.MustRegister(s.last, s.answers)

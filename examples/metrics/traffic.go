@@ -13,23 +13,24 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TrafficConfig is what [Set.WatchTraffic] exports.
+// TrafficConfig is the configuration of [Set.WatchTraffic]. Read and Endpoints are required.
 type TrafficConfig struct {
-	// Read reads the counters, such as a Traffic method of a backend. If it fails, the
-	// metrics are left out.
+	// Read reads the counters, such as a backend's method Traffic. If it fails, the metrics
+	// are left out.
 	Read func(context.Context) (*ruleset.Traffic, error)
-	// Endpoints returns how many endpoints new connections of a Service port can go to.
+	// Endpoints returns the number of endpoints that new connections of a Service port can
+	// go to.
 	Endpoints func(tracker.Key) int
-	// Limit is how many Service ports have series of their own in each address family at
-	// most. 0 means [DefaultTrafficLimit].
+	// Limit is the most Service ports with their own series in each address family. 0 means
+	// [DefaultTrafficLimit].
 	Limit int
 }
 
 // DefaultTrafficLimit is the default of TrafficConfig.Limit.
 const DefaultTrafficLimit = 1000
 
-// trafficTimeout bounds how long a scrape waits for the counters, which the backend may not
-// read while it applies a delta.
+// trafficTimeout bounds how long a scrape waits for the counters. A backend cannot read them
+// while it applies a delta.
 const trafficTimeout = 5 * time.Second
 
 // otherServices is the label service of the series that all other Service ports share.
@@ -42,34 +43,35 @@ type trafficCounter struct {
 	value func(ruleset.Counters) uint64
 }
 
-// traffic exports the traffic of each Service port. It is read when it is asked for.
+// traffic exports the traffic of each Service port. Each scrape reads the counters.
 type traffic struct {
 	TrafficConfig
 	counters  []trafficCounter
 	endpoints *prometheus.Desc
 
 	mu sync.Mutex
-	// families has what was exported last, by address family.
+	// families holds the state of the last scrape by address family.
 	families map[tracker.Family]*familyTraffic
 }
 
-// familyTraffic is which Service ports of a family have series of their own. A Service port
-// keeps its series, or its place among the others, as long as it is counted: a counter that
-// moved from one series to another would look like traffic.
+// familyTraffic records which Service ports of a family have their own series. A Service
+// port keeps its series, or its place among the others, as long as it is counted: a counter
+// that moved from one series to another would look like traffic.
 type familyTraffic struct {
 	own map[tracker.Key]bool
-	// others are the last counters of those that have none, and rest is the sum of all that
-	// any of them counted.
+	// others holds the last counters of the Service ports without their own series. rest is
+	// the sum of what any of these ports counted.
 	others map[tracker.Key]ruleset.Counters
 	rest   ruleset.Counters
 }
 
-// WatchTraffic has the traffic of each Service port exported as counters, as far as the
-// backend counts it: proxier_service_connections_total, _packets_total, _bytes_total,
-// _refused_packets_total and _dropped_packets_total, and the gauge proxier_service_endpoints.
-// Labels are service_namespace, service, port, protocol and ip_family. Service ports beyond
-// the limit, which are those with the least traffic when they are first seen, share series
-// with the service "(other)". WatchTraffic is to be called once at most.
+// WatchTraffic exports the traffic of each Service port as counters, as far as the backend
+// counts it: proxier_service_connections_total, _packets_total, _bytes_total,
+// _refused_packets_total and _dropped_packets_total. It also exports the gauge
+// proxier_service_endpoints. Labels are service_namespace, service, port, protocol and
+// ip_family. Service ports beyond the limit share series with the service "(other)": of the
+// Service ports that a scrape finds new, those with the least traffic. WatchTraffic must be
+// called at most once.
 func (s *Set) WatchTraffic(c TrafficConfig) {
 	if c.Limit == 0 {
 		c.Limit = DefaultTrafficLimit
@@ -104,7 +106,7 @@ func (t *traffic) Collect(out chan<- prometheus.Metric) {
 	defer t.mu.Unlock()
 	read, err := t.Read(ctx)
 	if err != nil {
-		return // an error here would take all other metrics along
+		return // an error here would suppress all other metrics
 	}
 	export := func(c ruleset.Counters, labels ...string) {
 		for _, m := range t.counters {
@@ -131,7 +133,7 @@ func (t *traffic) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// update takes note of what was read.
+// update stores new counters.
 func (f *familyTraffic) update(services map[tracker.Key]ruleset.Counters, family tracker.Family, limit int) {
 	gone := func(k tracker.Key) bool { _, ok := services[k]; return !ok }
 	maps.DeleteFunc(f.own, func(k tracker.Key, _ bool) bool { return gone(k) })
@@ -165,11 +167,11 @@ func (f *familyTraffic) update(services map[tracker.Key]ruleset.Counters, family
 	}
 }
 
-// addRest adds to the sum what one of the others counted since last.
+// addRest adds the increase of one port's counters to the sum of the others.
 func (f *familyTraffic) addRest(k tracker.Key, last, now ruleset.Counters) {
 	since := func(last, now uint64) uint64 {
 		if now < last {
-			return now // it was set back
+			return now // the counter was reset
 		}
 		return now - last
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestTraffic reads counters that grow, with more Service ports than may have series.
-func TestTraffic(t *testing.T) {
+// TestTrafficSeriesAreLimited reads growing counters of more Service ports than the limit.
+func TestTrafficSeriesAreLimited(t *testing.T) {
 	key := func(name string) tracker.Key {
 		return tracker.Key{ServicePortName: tracker.ServicePortName{
 			NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Port: "p", Protocol: v1.ProtocolTCP,
@@ -54,26 +54,26 @@ func TestTraffic(t *testing.T) {
 	check("the first reading", map[string]float64{"d": 13, "c": 12, otherServices: 21})
 	services[key("a")] = ruleset.Counters{Connections: 1000}
 	services[key("c")] = ruleset.Counters{Connections: 20}
-	check("others have most", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
+	check("another port has the most traffic", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
 	delete(services, key("a"))
-	check("one of the others is gone", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
+	check("one of the others is deleted", map[string]float64{"d": 13, "c": 20, otherServices: 1011})
 	services[key("bb")] = ruleset.Counters{Connections: 2}
-	check("another is set back", map[string]float64{"d": 13, "c": 20, otherServices: 1013})
+	check("a counter is reset", map[string]float64{"d": 13, "c": 20, otherServices: 1013})
 	delete(services, key("d"))
 	services[key("e")] = ruleset.Counters{Connections: 1}
-	check("there is room for a new one", map[string]float64{"e": 1, "c": 20, otherServices: 1013})
+	check("a new port takes a free place", map[string]float64{"e": 1, "c": 20, otherServices: 1013})
 
 	if n := value(t, s, "proxier_service_endpoints", "ip_family=IPv4,port=p,protocol=TCP,service=e,service_namespace=ns"); n != 1 {
 		t.Errorf("%v endpoints", n)
 	}
 	for _, name := range []string{"packets", "bytes", "dropped_packets"} {
 		if families(t, s)["proxier_service_"+name+"_total"] != nil {
-			t.Errorf("%s are not known and exported", name)
+			t.Errorf("%s are exported, but the backend does not count them", name)
 		}
 	}
 	failure = errors.New("no kernel")
 	check("an error", nil)
 	if families(t, s)["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] == nil {
-		t.Error("an error takes other metrics along")
+		t.Error("an error suppresses other metrics")
 	}
 }

@@ -80,11 +80,9 @@ func TestEndToEnd(t *testing.T) {
 		t.Fatal(b.err)
 	}
 	c := newCluster(t, control, "10.0.0.2")
-	// kube-system is made by the API server soon after it is ready.
-	eventually(t, "there is kube-system", func() bool {
-		_, err := c.ask("GET", "/api/v1/namespaces/kube-system", "", nil)
-		return err == nil
-	})
+	if err := c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {
+		t.Fatal(err)
+	}
 	c.validate("deploy/rbac.yaml")
 	c.validate("deploy/daemonset.yaml")
 	c.apply("deploy/rbac.yaml")
@@ -95,7 +93,7 @@ func TestEndToEnd(t *testing.T) {
 	c.do("POST", slicesPath, endpoints("web", podIPs[0]+" n1", podIPs[1]+" n2"), nil)
 	vip := port(web.Spec.ClusterIP, "80")
 
-	args := []string{"run", "--kubeconfig", c.kubeconfig, "--hostname-override", "n1", "--detect-local-mode", "NodeCIDR",
+	args := []string{"run", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--detect-local-mode", "NodeCIDR",
 		"--min-sync-period", "0s", "--sync-period", "2s", "--metrics-bind-address", "192.0.2.1:10249", "--profiling"}
 	p := start(t, s.node, args...)
 	p.line(t)
@@ -137,9 +135,11 @@ func TestEndToEnd(t *testing.T) {
 		for !strings.HasPrefix(p.line(t), "synced "+services) {
 		}
 	}
-	c.down()
+	c.Kill()
 	stream.next(100)
-	c.up()
+	if err := c.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	// Only the new API server knows of this, so that by then all was listed anew.
 	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[0]+" n1", podIPs[1]+" n2"), nil)
 	// There is the API server's own Service too, with an endpoint.
@@ -180,7 +180,7 @@ func TestEndToEnd(t *testing.T) {
 	}
 
 	// explain has its world from the same place, and the same rights.
-	e := start(t, s.node, "explain", "--kubeconfig", c.kubeconfig, "--hostname-override", "n1", "--detect-local-mode", "NodeCIDR", "--from", "192.0.2.9", vip)
+	e := start(t, s.node, "explain", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--detect-local-mode", "NodeCIDR", "--from", "192.0.2.9", vip)
 	if code, out := e.exit(t); code != 0 || !strings.Contains(strings.Join(out, "\n"), "endpoint: "+podIPs[2]+":8080 on node \"n1\", masqueraded") {
 		t.Errorf("explain: exit status %d:\n%s\n%s", code, strings.Join(out, "\n"), e.log())
 	}

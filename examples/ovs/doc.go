@@ -1,18 +1,18 @@
-// Package ovs is a whole data plane in the shape of a third party's: a switch with
-// flows and groups, as OpenFlow has, and a backend that programs it. The switch is in
-// memory, and its Process method stands for its pipeline.
+// Package ovs is an example of a third party's data plane: a switch with flows and groups,
+// like OpenFlow's, and a backend that programs the switch. The switch is in memory, and its
+// method Process stands for its pipeline.
 //
 // The backend, [Plane], has the three properties that make a port laborious:
 //
 //   - Groups. A pool of endpoints is a group, and flows name it by a number.
-//     [ids.Allocator] gives out the numbers, which survive a restart.
-//   - Owners in keys. A frontend's flow carries the Service that it belongs to, so two
-//     Services can have a flow for one address. A frontend that moves is taken over by
-//     the new owner's flow before the old owner's goes.
-//   - Shared endpoints. The flow for an endpoint is installed once, however many
-//     groups have it as a bucket. [ledger.Ledger] counts.
+//     [ids.Allocator] allocates the numbers, which survive a restart.
+//   - Owners in keys. The key of a frontend's flow holds the Service, so two Services can
+//     have a flow for one address. When a frontend moves, the new owner's flow is added
+//     before the old owner's flow is removed.
+//   - Shared endpoints. The flow for an endpoint is installed once, whatever the number of
+//     groups that use it. [ledger.Ledger] counts its users.
 //
-// [Plane.Apply] is the numbered steps of package ruleset. A full delta first adopts
-// what the switch has: groups keep their numbers, and only what differs is written.
-// The test runs the conformance suite without packets.
+// [Plane.Apply] implements the numbered steps of package ruleset. A full delta first adopts
+// the switch's state: groups keep their numbers, and only differences are written. The test
+// runs the conformance suite without packets.
 package ovs

@@ -15,7 +15,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Plane is the backend.
+// Plane is a [ruleset.Backend] that programs a [Switch].
 type Plane struct {
 	Switch    *Switch
 	groups    *ids.Allocator[GroupName]
@@ -23,7 +23,7 @@ type Plane struct {
 	vips      *shared[netip.Addr]
 }
 
-// found is what the switch has when a full delta comes. Its maps are empty otherwise.
+// found is the switch's state before a full delta. Its maps are empty otherwise.
 type found struct {
 	flows  map[FlowKey]Flow
 	groups map[uint32]Group
@@ -31,8 +31,8 @@ type found struct {
 
 var pools = map[ruleset.Target]ruleset.Field{ruleset.ToCluster: ruleset.FieldCluster, ruleset.ToLocal: ruleset.FieldLocal}
 
-// Apply writes what a delta has, by the numbered steps of package ruleset. It fails
-// for single Services, unless the delta is full.
+// Apply writes a delta by the numbered steps of package ruleset. A failed write fails the
+// Service alone, or a full delta as a whole.
 func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// adopt takes over what the switch has.
+// adopt reads the switch's state and takes it over.
 func (p *Plane) adopt() (was found, err error) {
 	was = found{p.Switch.Flows.All(), p.Switch.Groups.All()}
 	p.endpoints, p.vips = newShared(&p.Switch.Endpoints), newShared(&p.Switch.VIPs)
@@ -115,7 +115,7 @@ func (p *Plane) adopt() (was found, err error) {
 	return was, nil
 }
 
-// fill writes what the frontends of a Service lead to.
+// fill writes the groups and endpoints of a Service.
 func (p *Plane) fill(c *ruleset.Change, full bool, was map[uint32]Group) error {
 	if c.New == nil {
 		return nil
@@ -156,8 +156,8 @@ func (p *Plane) fill(c *ruleset.Change, full bool, was map[uint32]Group) error {
 	return nil
 }
 
-// expose writes the frontends of a Service. A group has its number for as long as there
-// is the Service, so flows do not depend on pools.
+// expose writes the frontends of a Service. A group keeps its number as long as the Service
+// exists, so flows do not depend on pools.
 func (p *Plane) expose(c *ruleset.Change, full bool, was map[FlowKey]Flow) error {
 	if c.New == nil || c.What&(ruleset.FieldFrontends|ruleset.FieldAffinity) == 0 && !full {
 		return nil
@@ -165,7 +165,7 @@ func (p *Plane) expose(c *ruleset.Change, full bool, was map[FlowKey]Flow) error
 	for i := range c.New.Frontends {
 		f := Flow{Frontend: c.New.Frontends[i], Affinity: c.New.Port.Affinity}
 		f.Group, _ = p.groups.Lookup(GroupName{c.Key, f.Frontend.Target})
-		f.Near, _ = p.groups.Lookup(GroupName{c.Key, f.Frontend.Internal})
+		f.Internal, _ = p.groups.Lookup(GroupName{c.Key, f.Frontend.Internal})
 		k := flowKey(c.Key, &f.Frontend)
 		if old, ok := was[k]; ok && reflect.DeepEqual(old, f) {
 			continue
@@ -177,7 +177,7 @@ func (p *Plane) expose(c *ruleset.Change, full bool, was map[FlowKey]Flow) error
 	return nil
 }
 
-// trim removes what no frontend of a Service leads to any more.
+// trim removes the groups and endpoints that no frontend of a Service uses any more.
 func (p *Plane) trim(c *ruleset.Change, full bool) error {
 	for t, bit := range pools {
 		id, ok := p.groups.Lookup(GroupName{c.Key, t})
@@ -207,7 +207,7 @@ func (p *Plane) trim(c *ruleset.Change, full bool) error {
 	return nil
 }
 
-// pruneFlows removes the flows that a full delta does not call for.
+// pruneFlows removes the flows that are not in a full delta.
 func (p *Plane) pruneFlows(d *ruleset.Delta, was map[FlowKey]Flow) error {
 	for _, c := range d.Changes {
 		if c.New == nil {
@@ -225,7 +225,7 @@ func (p *Plane) pruneFlows(d *ruleset.Delta, was map[FlowKey]Flow) error {
 	return nil
 }
 
-// prune removes everything else that a full delta does not call for, groups first.
+// prune removes all other entries that are not in a full delta, groups first.
 func (p *Plane) prune(d *ruleset.Delta, was map[uint32]Group) error {
 	live := map[tracker.Key]bool{}
 	for _, c := range d.Changes {
@@ -246,13 +246,13 @@ func (p *Plane) prune(d *ruleset.Delta, was map[uint32]Group) error {
 	return errors.Join(p.endpoints.sweep(), p.vips.sweep())
 }
 
-// shared is a table of what Services share.
+// shared is a table of items that Services share.
 type shared[T comparable] struct {
 	ledger.Ledger[tracker.Key, T]
 	table *Table[T, bool]
 }
 
-// newShared takes over what is in a table.
+// newShared adopts the items of a table.
 func newShared[T comparable](t *Table[T, bool]) *shared[T] {
 	s := &shared[T]{table: t}
 	for item := range t.All() {
@@ -261,7 +261,7 @@ func newShared[T comparable](t *Table[T, bool]) *shared[T] {
 	return s
 }
 
-// claim installs an item unless it is there.
+// claim installs an item unless the table has it.
 func (s *shared[T]) claim(k tracker.Key, item T) error {
 	if !s.Claim(k, item) {
 		return nil
@@ -279,7 +279,7 @@ func (s *shared[T]) release(k tracker.Key, item T) error {
 		return nil
 	}
 	if err := s.table.Delete(item); err != nil {
-		s.Claim(k, item) // to be released again with the retry
+		s.Claim(k, item) // the retry releases it again
 		return err
 	}
 	s.Removed(item)

@@ -17,7 +17,6 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestConformance runs the suite without packets.
 func TestConformance(t *testing.T) {
 	conformance.Simulate(t, conformance.Simulation{
 		New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
@@ -42,11 +41,11 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// dump returns what a switch has, without the numbers of groups.
+// dump returns a switch's state without the numbers of groups.
 func dump(sw *Switch) string {
 	var lines []string
 	for k, f := range sw.Flows.All() {
-		f.Group, f.Near = 0, 0
+		f.Group, f.Internal = 0, 0
 		lines = append(lines, fmt.Sprintln("flow", k, f))
 	}
 	for _, g := range sw.Groups.All() {
@@ -61,8 +60,8 @@ func dump(sw *Switch) string {
 	return strings.Join(slices.Sorted(slices.Values(lines)), "")
 }
 
-// TestRestartWritesNothing: a process that finds the switch as it must be writes
-// nothing, and groups keep their numbers when other Services have gone meanwhile.
+// TestRestartWritesNothing restarts with an unchanged switch, and with a Service deleted
+// between the two processes. Groups must keep their numbers.
 func TestRestartWritesNothing(t *testing.T) {
 	sw := NewSwitch(func() error { return nil }, func() {})
 	names := []string{"a", "b", "c"}
@@ -104,7 +103,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 	start(names...)
 	before, writes := numbers(), sw.Writes
-	// The node, two endpoints for all, and a cluster IP, a group and a flow for each.
+	// The node, two shared endpoints, and a cluster IP, a group and a flow for each Service.
 	if writes != 1+2+3*3 {
 		t.Errorf("%d writes for three Services with the same two endpoints", writes)
 	}
@@ -116,6 +115,6 @@ func TestRestartWritesNothing(t *testing.T) {
 	start("c", "b")
 	delete(before, types.NamespacedName{Namespace: "ns", Name: "a"})
 	if n := sw.Writes - writes; n != 3 || !maps.Equal(numbers(), before) {
-		t.Errorf("%d writes where a Service was gone after a restart; groups %v, before %v", n, numbers(), before)
+		t.Errorf("%d writes with a Service deleted before a restart; groups %v, before %v", n, numbers(), before)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Match is where a packet is addressed to. Addr is the zero Addr for a NodePort.
+// Match is the destination of a packet. Addr is the zero Addr for a NodePort.
 type Match struct {
 	Addr   netip.Addr
 	Port   uint16
@@ -20,22 +20,21 @@ type Match struct {
 	Family tracker.Family
 }
 
-// FlowKey identifies a flow. Of several for one Match the one written last counts.
+// FlowKey identifies a flow. If several flows have one Match, the last written one counts.
 type FlowKey struct {
 	Match
 	Owner tracker.Key
 }
 
-// Flow is what becomes of packets to a frontend.
+// Flow is the treatment of packets to a frontend.
 type Flow struct {
 	Frontend ruleset.Frontend
-	// Group and Near are the groups that the frontend's Target and Internal send to, 0 if
-	// they send to none.
-	Group, Near uint32
-	Affinity    time.Duration
+	// Group and Internal are the groups of the frontend's Target and Internal, or 0.
+	Group, Internal uint32
+	Affinity        time.Duration
 }
 
-// GroupName is the pool that a group stands for. The switch keeps it with the group.
+// GroupName identifies the pool of a group. The switch stores it with the group.
 type GroupName struct {
 	Service tracker.Key
 	Pool    ruleset.Target
@@ -47,20 +46,20 @@ type Group struct {
 	Buckets []Bucket
 }
 
-// Bucket sends to an endpoint, by the endpoint's own flow.
+// Bucket sends packets to an endpoint through the endpoint's own flow.
 type Bucket struct {
 	Endpoint Endpoint
 	Weight   uint16
 }
 
-// Endpoint is an endpoint that has a flow.
+// Endpoint is an endpoint with a flow.
 type Endpoint struct {
 	Addr  netip.AddrPort
 	Proto v1.Protocol
 }
 
-// Switch is the switch. Each write returns an error if Fail does, and calls Look
-// afterwards. [NewSwitch] returns an empty one.
+// Switch is the switch. Each write returns Fail's error, if any, and calls Look afterwards.
+// [NewSwitch] returns an empty Switch. It is not safe for concurrent use.
 type Switch struct {
 	Fail func() error
 	Look func()
@@ -71,9 +70,9 @@ type Switch struct {
 	Flows     Table[FlowKey, Flow]
 	Groups    Table[uint32, Group]
 	Endpoints Table[Endpoint, bool]
-	// VIPs is the cluster IPs, of which ports without a flow refuse connections.
+	// VIPs holds the cluster IPs. Their ports without a flow refuse connections.
 	VIPs Table[netip.Addr, bool]
-	// owners is the owners of the flows for a Match, the last that was written at the end.
+	// owners holds the owners of the flows for a Match. The last written one is at the end.
 	owners map[Match][]tracker.Key
 }
 
@@ -113,7 +112,7 @@ func (t *Table[K, V]) Delete(k K) error {
 	return t.write(func() { delete(t.m, k); t.wrote(k, false) })
 }
 
-// All returns a copy of the table, as another process finds it.
+// All returns a copy of the table.
 func (t *Table[K, V]) All() map[K]V { return maps.Clone(t.m) }
 
 func (t *Table[K, V]) write(f func()) error {
@@ -126,17 +125,17 @@ func (t *Table[K, V]) write(f func()) error {
 	return nil
 }
 
-// Result is what the switch does with a packet.
+// Result is the switch's treatment of a packet.
 type Result struct {
 	Action ruleset.Action
-	// Buckets are those among which it chooses, under [ruleset.ActionForward]. A bucket
-	// whose endpoint has no flow leads nowhere and has the zero Endpoint.
+	// Buckets are the buckets among which the switch chooses, if Action is
+	// [ruleset.ActionForward]. A bucket whose endpoint has no flow has the zero Endpoint.
 	Buckets    []Bucket
 	Masquerade bool
 	Affinity   time.Duration
 }
 
-// Process returns what the switch does with a packet.
+// Process returns the switch's treatment of a packet.
 func (s *Switch) Process(p ruleset.Packet) Result {
 	m := Match{p.To.Addr(), p.To.Port(), p.Protocol, tracker.FamilyOf(p.To.Addr())}
 	toNode, node := slices.Contains(p.NodeAddresses, m.Addr), s.Node.m[struct{}{}]
@@ -159,7 +158,7 @@ func (s *Switch) Process(p ruleset.Packet) Result {
 	fromPod, fromNode := node.LocalTraffic.Recognises(p.From, p.InInterface), p.InInterface == ""
 	target, group := fe.Target, flow.Group
 	if fromPod || fromNode {
-		target, group = fe.Internal, flow.Near
+		target, group = fe.Internal, flow.Internal
 	}
 	switch {
 	case !fe.Admits(p.From) || target == ruleset.Drop:

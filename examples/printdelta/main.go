@@ -1,14 +1,13 @@
-// Printdelta is the smallest useful agent: it prints what a backend would have to
-// do. It reads JSON from standard input, one object after another, each with one
-// of the fields
+// Printdelta is the smallest useful agent: it prints the changes that a backend would
+// apply. It reads JSON objects from standard input. Each has one of the fields
 //
 //	{"service": Service}
 //	{"slice": EndpointSlice}
-//	{"gone": {"namespace": "...", "name": "..."}}   a Service that was deleted
-//	{"synced": true}                                that was all there is so far
+//	{"gone": {"namespace": "...", "name": "..."}}   a deleted Service
+//	{"synced": true}                                the end of the initial objects
 //
-// and prints, from "synced" or the end of the input on, "+", "~" or "-" for each
-// port of a Service that is new, changed or gone, and below it for its endpoints.
+// From "synced" or the end of the input on, it prints "+", "~" or "-" for each new, changed
+// or deleted port of a Service, and below it for its endpoints.
 package main
 
 import (
@@ -61,7 +60,7 @@ func run(ctx context.Context, in io.Reader, out io.Writer) error {
 			t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 			return cur.Sync(ctx)
 		case err != nil:
-			return fmt.Errorf("decode: %w", err)
+			return fmt.Errorf("cannot decode the input: %w", err)
 		case o.Service != nil:
 			t.SetService(o.Service)
 		case o.Slice != nil:
@@ -71,7 +70,7 @@ func run(ctx context.Context, in io.Reader, out io.Writer) error {
 		case o.Synced:
 			t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 		}
-		// Nothing happens before all is synced.
+		// Before "synced" there is no delta.
 		if err := cur.Sync(ctx); err != nil && !errors.Is(err, ruleset.ErrNotSynced) {
 			return err
 		}

@@ -19,9 +19,9 @@ func slice(addrs string) string {
 `, strings.ReplaceAll(addrs, " ", `]}, {"addresses": [`))
 }
 
-// TestRun hands in one thing after another, each when what came before it has been
+// TestEachChangeIsPrinted writes each object after the changes of the one before were
 // printed.
-func TestRun(t *testing.T) {
+func TestEachChangeIsPrinted(t *testing.T) {
 	in, feed := io.Pipe()
 	heard, out := io.Pipe()
 	ended := make(chan error, 1)
@@ -60,14 +60,14 @@ func TestRun(t *testing.T) {
 	}
 	feed.Close()
 	if rest, err := io.ReadAll(heard); err != nil || len(rest) != 0 {
-		t.Errorf("at the end %q, %v", rest, err)
+		t.Errorf("unexpected output %q, error %v", rest, err)
 	}
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 }
 
-func TestEndOfInput(t *testing.T) {
+func TestEndOfInputCountsAsSynced(t *testing.T) {
 	var out strings.Builder
 	if err := run(context.Background(), strings.NewReader(service), &out); err != nil {
 		t.Fatal(err)

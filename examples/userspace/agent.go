@@ -26,18 +26,17 @@ import (
 )
 
 const (
-	// poll is how often to look whether the manifests have changed, at the price of
-	// asking for the files' times.
+	// poll is the interval for checking the manifests. A check reads the files' times.
 	poll = 500 * time.Millisecond
-	// resync is how often everything is compared: the node's addresses, which
-	// NodePorts are at, may have changed.
+	// resync is the interval of full syncs: the node's addresses, which serve NodePorts,
+	// may have changed.
 	resync = 30 * time.Second
-	// retry is how soon what failed is tried again, as when another program has a
-	// port.
+	// retry is the delay before a failed sync is retried, for example because another
+	// program uses a port.
 	retry = 5 * time.Second
 )
 
-// agent keeps a data plane in agreement with the manifests.
+// agent programs a data plane according to the manifests.
 type agent struct {
 	options options
 	out     io.Writer
@@ -50,10 +49,9 @@ type agent struct {
 	runner  *runner.Runner
 	close   func()
 
-	// With --local: the ports, the Services as they were handed in, and the table
-	// that was printed last.
+	// With --local: the ports, the last Service objects, and the last printed table.
 	ports    *localPorts
-	handing  sync.Mutex // held while objects are handed in
+	updating sync.Mutex // held while objects are passed to the tracker
 	services map[types.NamespacedName]*v1.Service
 	printed  string
 }
@@ -89,7 +87,7 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 	hook := func(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
 		return errors.Join(readAnnotation(s, p), choice.OnService(s, port, p))
 	}
-	// What the two ways in differ in.
+	// With --local a hook moves Service ports; otherwise the node gets their addresses.
 	var addresses dataplane.Addresses
 	if o.local {
 		a.ports, a.services = newLocalPorts(), map[types.NamespacedName]*v1.Service{}
@@ -154,7 +152,7 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 	return a, nil
 }
 
-// run serves until ctx is done, and then gives connections time to end.
+// run serves until ctx is done, and then waits for connections to end.
 func (a *agent) run(ctx context.Context) error {
 	defer a.close()
 	a.log.Info("serving", "manifests", a.options.manifests, "node", a.options.nodeName, "local", a.options.local)
@@ -165,12 +163,12 @@ func (a *agent) run(ctx context.Context) error {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(0, a.options.drain))
 	defer cancel()
 	if err := a.backend.Shutdown(end); err != nil {
-		a.log.Info("cut the connections that were left")
+		a.log.Info("reset the remaining connections")
 	}
 	return nil
 }
 
-// follow reads the manifests when they change.
+// follow reads the manifests after each change.
 func (a *agent) follow(ctx context.Context) {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
@@ -182,7 +180,7 @@ func (a *agent) follow(ctx context.Context) {
 		case <-tick.C:
 		}
 		text := ""
-		if err := a.read(); err != nil { // what was read before goes on being served
+		if err := a.read(); err != nil { // the earlier objects stay in use
 			if text = err.Error(); text != last {
 				a.log.Error("cannot read the manifests", "error", err)
 			}
@@ -191,17 +189,17 @@ func (a *agent) follow(ctx context.Context) {
 	}
 }
 
-// read hands in what is different in the manifests.
+// read passes changes of the manifests to the tracker.
 func (a *agent) read() error {
 	c, err := a.reader.Read()
 	if err != nil {
 		return err
 	}
 	for _, p := range c.Problems {
-		a.log.Warn("skipped", "problem", p)
+		a.log.Warn("manifest skipped", "problem", p)
 	}
-	a.handing.Lock()
-	defer a.handing.Unlock()
+	a.updating.Lock()
+	defer a.updating.Unlock()
 	for _, o := range c.Set {
 		switch v := o.Value.(type) {
 		case *v1.Service:
@@ -237,12 +235,12 @@ func (a *agent) sync(ctx context.Context) error {
 	}
 	again, err := a.ports.avoid(err)
 	for _, name := range again {
-		a.log.Info("another program has the port", "service", name)
-		a.handing.Lock()
+		a.log.Info("port is in use by another program, choosing another port", "service", name)
+		a.updating.Lock()
 		if s := a.services[name]; s != nil {
-			a.tracker.SetService(s) // asks the hook again, and then for another sync
+			a.tracker.SetService(s) // calls the hook again, and requests another sync
 		}
-		a.handing.Unlock()
+		a.updating.Unlock()
 	}
 	if len(again) == 0 {
 		a.show()
@@ -250,7 +248,7 @@ func (a *agent) sync(ctx context.Context) error {
 	return err
 }
 
-// show prints the table if it is another than before.
+// show prints the table if it changed.
 func (a *agent) show() {
 	if t := table(a.engine.Snapshot(), a.backend.Listens); t != a.printed {
 		fmt.Fprintln(a.out, t)

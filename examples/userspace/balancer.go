@@ -11,15 +11,15 @@ import (
 // annotation chooses a Service's load balancer.
 const annotation = "proxier.example/balancer"
 
-// settings is what this program wants to know of a Service port besides.
+// settings is this program's extension of a Service port.
 type settings struct {
-	// balancer is the load balancer's name, "" for the usual one.
+	// balancer is the load balancer's name; empty for the default.
 	balancer string
-	// port is the Service's own port, where the one that it is served at differs.
+	// port is the Service's own port if it is served at another one.
 	port uint16
 }
 
-// Equal says whether a change matters.
+// Equal implements [tracker.Extension].
 func (s settings) Equal(o tracker.Extension) bool { return o == s }
 
 // settingsOf returns the settings of a Service port.
@@ -28,8 +28,8 @@ func settingsOf(p *tracker.ServicePort) settings {
 	return s
 }
 
-// readAnnotation is a hook that notes the load balancer. An unknown one leaves the
-// Service out, with a line in the log.
+// readAnnotation is a hook that stores the load balancer. The tracker logs an unknown load
+// balancer and leaves the Service out.
 func readAnnotation(s *v1.Service, p *tracker.ServicePort) error {
 	own := settingsOf(p)
 	if own.balancer = s.Annotations[annotation]; own.balancer != "" {
@@ -41,7 +41,7 @@ func readAnnotation(s *v1.Service, p *tracker.ServicePort) error {
 	return nil
 }
 
-// algorithm returns how a Service's endpoints are chosen.
+// algorithm returns a function that returns a Service's load balancer.
 func algorithm(usual balance.Algorithm) func(*ruleset.Service) balance.Algorithm {
 	return func(s *ruleset.Service) balance.Algorithm {
 		if a, err := balance.Parse(settingsOf(s.Port).balancer); err == nil {

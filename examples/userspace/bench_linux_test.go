@@ -19,9 +19,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ways are those by which a process on a node reaches a local pod: to its own
-// address, through a cluster IP by nftables, and by this program. Each is given a
-// function that runs something on the node, and an address.
+// ways runs a benchmark for three ways from a process on a node to a local pod: to the pod's
+// own address, to a cluster IP in nftables, and through this program. do runs a function on
+// the node, and to is the address to connect to.
 func ways(b *testing.B, bench func(b *testing.B, do func(func() error) error, to string)) {
 	pods := func(w *conformance.World) netip.AddrPort {
 		p := w.Pods()[0]
@@ -71,7 +71,7 @@ func ways(b *testing.B, bench func(b *testing.B, do func(func() error) error, to
 	})
 }
 
-// open connects and reads the endpoint's greeting.
+// open opens a connection and reads the endpoint's greeting.
 func open(to string) (*net.TCPConn, error) {
 	d := net.Dialer{Timeout: testtime.Timeout}
 	conn, err := d.DialContext(context.Background(), "tcp", to)
@@ -79,7 +79,7 @@ func open(to string) (*net.TCPConn, error) {
 		return nil, err
 	}
 	c := conn.(*net.TCPConn)
-	c.SetLinger(0) // leaves nothing in TIME_WAIT
+	c.SetLinger(0) // Close resets the connection, so no socket stays in TIME_WAIT
 	buf := make([]byte, 100)
 	if _, err := c.Read(buf); err != nil {
 		c.Close()
@@ -88,8 +88,8 @@ func open(to string) (*net.TCPConn, error) {
 	return c, nil
 }
 
-// BenchmarkConnections is one connection after another, from four clients at a
-// time: opened, a greeting read, and reset.
+// BenchmarkConnections makes connections from four clients at a time. Each opens a
+// connection, reads a greeting and resets the connection.
 func BenchmarkConnections(b *testing.B) {
 	ways(b, func(b *testing.B, do func(func() error) error, to string) {
 		const clients = 4
@@ -121,8 +121,7 @@ func BenchmarkConnections(b *testing.B) {
 	})
 }
 
-// BenchmarkThroughput sends blocks over one connection to an endpoint that sends
-// them back.
+// BenchmarkThroughput sends blocks over one connection to an endpoint that echoes them.
 func BenchmarkThroughput(b *testing.B) {
 	const block = 1 << 20
 	ways(b, func(b *testing.B, do func(func() error) error, to string) {

@@ -2,6 +2,6 @@
 
 package main
 
-// inUse reports whether somebody else has an address and port, as far as can be
-// told.
+// inUse reports whether another program may use an address and port. It treats every error
+// of a listen call so.
 func inUse(err error) bool { return err != nil }

@@ -7,5 +7,5 @@ import (
 	"syscall"
 )
 
-// inUse reports whether somebody else has an address and port.
+// inUse reports whether another program uses an address and port.
 func inUse(err error) bool { return errors.Is(err, syscall.EADDRINUSE) }

@@ -16,16 +16,16 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// localPorts gives every Service port a port of its own on the loopback address.
-// Its place method is a hook: that is all --local takes, since what a Service port
-// says after its hook is what the whole pipeline serves.
+// localPorts assigns every Service port its own port on the loopback address. Its method
+// place is a hook that changes the Service port. --local needs nothing else, because the
+// pipeline serves a Service port as its hook leaves it.
 //
-// Whether another program has a port is found out by listening there, and by
-// nothing else: who looks first and listens later may come too late.
+// Only a listen call shows whether another program uses a port. Another program could take
+// the port between an earlier check and the listen call.
 type localPorts struct {
 	mu    sync.Mutex
 	ports map[tracker.ServicePortName]uint16
-	// taken is what a Service port has, or another program.
+	// taken holds the ports that a Service port or another program uses.
 	taken map[localPort]bool
 }
 
@@ -38,9 +38,8 @@ func newLocalPorts() *localPorts {
 	return &localPorts{ports: map[tracker.ServicePortName]uint16{}, taken: map[localPort]bool{}}
 }
 
-// place moves a Service port to the loopback address of its family. There it is
-// alone: with no NodePort and no other address, and no endpoint nearer than
-// another.
+// place moves a Service port to the loopback address of its family. It removes the NodePort,
+// all other addresses and the traffic policies.
 func (l *localPorts) place(p *tracker.ServicePort) error {
 	number, err := l.assign(p.Key.ServicePortName, p.Port)
 	if err != nil {
@@ -59,16 +58,16 @@ func (l *localPorts) place(p *tracker.ServicePort) error {
 	return nil
 }
 
-// assign returns a Service port's number on the loopback address: always the same,
-// at first its own if that takes no privileges, until another program turns out to
-// have it.
+// assign returns a Service port's number on the loopback address. It is the Service's own
+// port if that is free and needs no privileges, and stays the same until avoid finds that
+// another program uses it.
 func (l *localPorts) assign(name tracker.ServicePortName, own uint16) (uint16, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if n, ok := l.ports[name]; ok {
 		return n, nil
 	}
-	// 80 becomes 10080, and what is taken the next that is not.
+	// 80 becomes 10080. If that is taken, the next free port is used.
 	first := own
 	if own < 1024 {
 		first = 10000 + own
@@ -86,12 +85,12 @@ func (l *localPorts) assign(name tracker.ServicePortName, own uint16) (uint16, e
 		l.ports[name] = p.number
 		return p.number, nil
 	}
-	return 0, fmt.Errorf("no port is free on the loopback address from %d on", first)
+	return 0, fmt.Errorf("no free port on the loopback address from %d on", first)
 }
 
-// avoid looks at what a sync has failed with. The ports that other programs have are
-// not given to anybody again: the Service ports that had them are to be placed anew.
-// It returns their Services, and the error without these failures.
+// avoid handles the error of a sync. It never assigns ports of other programs again. It
+// returns the Services whose ports must be placed again, and the error without these
+// failures.
 func (l *localPorts) avoid(err error) (again []types.NamespacedName, rest error) {
 	var partial *ruleset.PartialError
 	if !errors.As(err, &partial) {
@@ -114,8 +113,8 @@ func (l *localPorts) avoid(err error) (again []types.NamespacedName, rest error)
 	return again, &ruleset.PartialError{Failed: others}
 }
 
-// table lists what is served where. A Service port that has no socket has no
-// address either: anybody may listen there.
+// table returns a table of Service ports with their addresses. A Service port without a
+// socket has no address, because another program may listen there.
 func table(s *ruleset.Snapshot, listens func(netip.AddrPort, v1.Protocol) bool) string {
 	services := slices.SortedFunc(slices.Values(s.Services), func(a, b *ruleset.Service) int { return a.Key.Compare(b.Key) })
 	var b strings.Builder

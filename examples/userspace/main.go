@@ -1,42 +1,38 @@
-// Userspace is a Service proxy whose data plane is this process: it listens where
-// Services are, dials their endpoints and copies. It is what kube-proxy's historic
-// userspace mode was, and a third-party backend from beginning to end: it uses
-// nothing of the library but what is exported.
+// Userspace is a Service proxy whose data plane is its own process: it listens at the
+// addresses of Services, dials their endpoints and copies bytes, like kube-proxy's former
+// userspace mode. It is a complete third-party backend: it uses only the library's exported
+// API.
 //
 //	userspace --manifests world.yaml --local     on any machine, without privileges
 //	userspace --manifests /etc/world --node-name node-a --cluster-cidr 10.244.1.0/24
 //
-// The manifests are a file or folder of Services, EndpointSlices and Nodes, in YAML
-// or JSON, such as
+// The manifests are a file or folder of Services, EndpointSlices and Nodes, in YAML or
+// JSON. This command writes such a file:
 //
 //	kubectl get services,endpointslices,nodes -A -o yaml > world.yaml
 //
-// writes. They are read again when they change.
+// Userspace reads the manifests again when they change.
 //
-// With --local, every port of every Service gets a port on 127.0.0.1 (or ::1, in
-// IPv6), the same number where it is to be had, and a table of them is printed, and
-// printed again when it changes: a developer's way into a cluster whose pods can be
-// reached from the laptop. A port in the table is one that this program listens at;
-// a Service without endpoints has none ("-"), and it may get another number if
-// another program takes its port meanwhile. Traffic policies do not count there, as
-// no endpoint is local.
+// With --local, every port of every Service gets a port on 127.0.0.1 (or ::1 for IPv6), with
+// the same number if possible. Userspace prints a table of the ports, and prints it again
+// when it changes. A developer's laptop can so use the Services of a cluster whose pods it
+// can reach. Userspace listens at every port in the table. A Service without endpoints has
+// no port ("-"), and may get another number if another program takes its port. Traffic
+// policies do not apply, because no endpoint is local.
 //
-// Without it, on Linux and with CAP_NET_ADMIN, the addresses of Services are made
-// the own ones of the network namespace it runs in, and it serves that node: its
-// processes, its pods, and whoever routes these addresses to it. See the packages
-// vip and dataplane for what that means and how it differs from kernel data planes;
-// above all, endpoints see the node's address in place of the client's. What it
-// costs is in bench_linux_test.go and the project's README.
+// Without --local, on Linux and with CAP_NET_ADMIN, userspace adds the addresses of Services
+// to its network namespace and serves that node: its processes, its pods, and clients that
+// route these addresses to the node. Packages vip and dataplane document the differences
+// from kernel data planes; above all, endpoints see the node's address in place of the
+// client's. bench_linux_test.go and the project's README show the costs.
 //
-// The annotation proxier.example/balancer of a Service chooses another load
-// balancer than --balancer does: see package balance. The annotations of nodeproxy
-// (see package annotations) mean here what they mean there: weights of endpoints, and
-// a hash that endpoints follow from, which goes before any load balancer. By it all
-// nodes choose alike, those that run nodeproxy in mode nftables too.
+// The annotation proxier.example/balancer of a Service overrides --balancer; see package
+// balance. The annotations of nodeproxy (see package annotations) have the same meaning here:
+// weights of endpoints, and a hash that overrides any load balancer. With a hash all nodes
+// choose the same endpoints, including nodes with nodeproxy in mode nftables.
 //
-// How to read the code: agent.go puts the parts together, local.go is all there is
-// to --local, and balancer.go to the first annotation. They do it by hooks of the
-// tracker.
+// How to read the code: agent.go combines the parts, local.go implements --local, and
+// balancer.go implements the first annotation. Both use hooks of the tracker.
 package main
 
 import (
@@ -79,7 +75,7 @@ type options struct {
 	maxSessions               int
 }
 
-// run does what the arguments say until ctx is done.
+// run runs the program with the arguments until ctx is done.
 func run(ctx context.Context, args []string, out, diag io.Writer) error {
 	var o options
 	f := pflag.NewFlagSet("userspace", pflag.ContinueOnError)
@@ -87,14 +83,14 @@ func run(ctx context.Context, args []string, out, diag io.Writer) error {
 	f.SortFlags = false
 	f.StringVar(&o.manifests, "manifests", "", "file or folder with Services, EndpointSlices and Nodes (required)")
 	f.BoolVar(&o.local, "local", false, "serve on 127.0.0.1 and print a table")
-	f.StringVar(&o.nodeName, "node-name", "", "name of this node (default: the host's name; none with --local)")
+	f.StringVar(&o.nodeName, "node-name", "", "name of this node (default: the host's name; with --local no name)")
 	f.StringVar(&o.zone, "zone", "", "zone of this node, if no Node of its name is in the manifests")
 	f.StringVar(&o.balancer, "balancer", balance.Algorithm(0).String(), fmt.Sprintf("load balancer, one of %v", balance.Names()))
-	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "ranges that tell this node's pods from other clients")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, `where NodePorts answer: CIDRs, or "primary" (default: all addresses)`)
-	f.DurationVar(&o.drain, "drain", 30*time.Second, "how long connections may go on when their endpoint is gone, or the process told to stop")
-	f.DurationVar(&o.dialTimeout, "dial-timeout", 5*time.Second, "how long one endpoint may take to answer")
-	f.DurationVar(&o.udpTimeout, "udp-timeout", time.Minute, "how long an idle UDP session is kept")
+	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "address ranges of this node's pods")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, `addresses that serve NodePorts: CIDRs, or "primary" (default: all addresses)`)
+	f.DurationVar(&o.drain, "drain", 30*time.Second, "how long connections may continue after their endpoint is removed or the process is stopped")
+	f.DurationVar(&o.dialTimeout, "dial-timeout", 5*time.Second, "timeout for connecting to one endpoint")
+	f.DurationVar(&o.udpTimeout, "udp-timeout", time.Minute, "lifetime of an idle UDP session")
 	f.IntVar(&o.maxConnections, "max-connections", 20000, "most TCP connections at a time")
 	f.IntVar(&o.maxServiceConnections, "max-service-connections", 0, "most TCP connections of one Service port at a time (0: no limit)")
 	f.IntVar(&o.maxSessions, "max-sessions", 5000, "most UDP sessions at a time")
@@ -104,7 +100,7 @@ func run(ctx context.Context, args []string, out, diag io.Writer) error {
 	}
 	switch {
 	case f.NArg() != 0:
-		return fmt.Errorf("what is %q?", f.Arg(0))
+		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case o.manifests == "":
 		return errors.New("--manifests is required")
 	case o.drain < 0:

@@ -24,7 +24,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// output is what a run wrote, by then.
+// output collects the output of a run.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -57,7 +57,7 @@ func (o *output) waitFor(t *testing.T, after int, pattern string) ([]string, int
 	return nil, 0
 }
 
-// greet is an endpoint that says its name.
+// greet starts an endpoint that sends its name.
 func greet(t *testing.T, name string) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -89,8 +89,9 @@ func hear(t *testing.T, at string) string {
 	return string(text)
 }
 
-// manifest is a Service at a port below 1024, which no other test's is near, with a policy that no endpoint of this machine
-// meets, and with other addresses besides; and one over UDP, which has no endpoint.
+// manifest returns a Service at a port below 1024, with further addresses and with policies
+// of Local without local endpoints, and a UDP Service without endpoints. The ports of
+// different tests must be far apart.
 func manifest(port int, balancer string, ports ...int) string {
 	text := fmt.Sprintf(`
 apiVersion: v1
@@ -170,14 +171,13 @@ func (l *local) web(t *testing.T, after, endpoints int) (string, int) {
 	return row[1], at
 }
 
-// TestLocal is a developer's session.
-func TestLocal(t *testing.T) {
+func TestLocalServesAndFollowsTheManifests(t *testing.T) {
 	t.Parallel()
 	one, two := greet(t, "one"), greet(t, "two")
 	l := startLocal(t, manifest(181, "round-robin", one, two), "--drain", "0s")
 	web, at := l.web(t, 0, 2)
 	if want := "127.0.0.1:10181"; web != want {
-		t.Errorf("it is served at %s, want %s", web, want)
+		t.Errorf("the Service is at %s, want %s", web, want)
 	}
 	l.out.waitFor(t, 0, `shop/dns +53/UDP +- +0\n`)
 	if got := hear(t, web) + hear(t, web) + hear(t, web) + hear(t, web); got != "onetwoonetwo" && got != "twoonetwoone" {
@@ -187,13 +187,13 @@ func TestLocal(t *testing.T) {
 	write(t, l.file, manifest(181, "source-hash", two))
 	again, at := l.web(t, at, 1)
 	if again != web {
-		t.Errorf("it has moved from %s to %s", web, again)
+		t.Errorf("the Service moved from %s to %s", web, again)
 	}
 	if got := hear(t, web); got != "two" {
 		t.Errorf("heard %s", got)
 	}
 
-	// What cannot be used is left out and said.
+	// A Service with an invalid annotation is logged and left out.
 	write(t, l.file, manifest(181, "best", two))
 	l.out.waitFor(t, at, `SERVICE.*\nshop/dns`)
 	l.diag.waitFor(t, 0, `unknown algorithm \\"best\\"`)
@@ -208,9 +208,8 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// TestLocalSideBySide runs several at once that all want the same ports: each table
-// has the ports of its own run only.
-func TestLocalSideBySide(t *testing.T) {
+// TestConcurrentLocalRunsGetDifferentPorts starts several runs that want the same ports.
+func TestConcurrentLocalRunsGetDifferentPorts(t *testing.T) {
 	t.Parallel()
 	const runs = 5
 	var all [runs]*local
@@ -229,15 +228,14 @@ func TestLocalSideBySide(t *testing.T) {
 			}
 			seen[web] = true
 			if got, want := hear(t, web), fmt.Sprint("run ", i); got != want {
-				t.Errorf("at %s, by the table of %s, there is %s", web, want, got)
+				t.Errorf("%s in the table of %s is answered by %s", web, want, got)
 			}
 		}
 	}
 }
 
-// TestLocalPortTaken has another program take the port of a Service while that has
-// no endpoints.
-func TestLocalPortTaken(t *testing.T) {
+// TestTakenLocalPortIsReplaced listens at the port of a Service that has no endpoints.
+func TestTakenLocalPortIsReplaced(t *testing.T) {
 	t.Parallel()
 	mine := greet(t, "mine")
 	l := startLocal(t, manifest(300, "", mine), "--drain", "0s")
@@ -245,7 +243,7 @@ func TestLocalPortTaken(t *testing.T) {
 	write(t, l.file, manifest(300, ""))
 	none, at := l.web(t, at, 0)
 	if none != "-" {
-		t.Errorf("without endpoints it is said to be at %s", none)
+		t.Errorf("the table has address %s without endpoints", none)
 	}
 	other, err := net.Listen("tcp", web)
 	if err != nil {
@@ -255,19 +253,18 @@ func TestLocalPortTaken(t *testing.T) {
 	write(t, l.file, manifest(300, "", mine))
 	for moved := "-"; moved == "-"; {
 		if moved, at = l.web(t, at, 1); moved == web {
-			t.Fatalf("it is said to be at %s, where another program listens", moved)
+			t.Fatalf("the table has address %s, where another program listens", moved)
 		} else if moved != "-" && hear(t, moved) != "mine" {
-			t.Errorf("somebody else is at %s", moved)
+			t.Errorf("another server answers at %s", moved)
 		}
 	}
-	l.diag.waitFor(t, 0, "another program has the port")
+	l.diag.waitFor(t, 0, "port is in use by another program")
 	if strings.Contains(l.diag.String(), "ERROR") {
-		t.Error("it is reported as an error")
+		t.Error("the taken port is logged as an error")
 	}
 }
 
-// TestWeights: the annotations of EndpointSlices and Services are heeded.
-func TestWeights(t *testing.T) {
+func TestAnnotationsChooseEndpoints(t *testing.T) {
 	t.Parallel()
 	text := manifest(400, "", greet(t, "a"), greet(t, "b"))
 	weighing := strings.Replace(text, "metadata: {name: web-1,", `metadata: {name: web-1, annotations: {go-proxier.github.io/weight: "3"},`, 1)
@@ -278,12 +275,11 @@ func TestWeights(t *testing.T) {
 		heard[hear(t, web)]++
 	}
 	if heard["a"] != 2 || heard["b"] != 6 {
-		t.Errorf("with weights 1 and 3: %v", heard)
+		t.Errorf("with weights 1 and 3: %v, want 2 and 6", heard)
 	}
 	hashed := strings.Replace(weighing, "annotations: {proxier.example", `annotations: {go-proxier.github.io/balance: source, proxier.example`, 1)
 	write(t, l.file, hashed)
-	// A turn of the weighted round robin that was cannot be told from the hash, but
-	// many are not alike.
+	// Until the change is in effect, the weighted round robin reaches both endpoints.
 	for end := time.Now().Add(testtime.Timeout); ; {
 		heard := map[string]int{}
 		for range 12 {
@@ -293,17 +289,17 @@ func TestWeights(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatalf("by a hash of the source: %v", heard)
+			t.Fatalf("with a hash of the source: %v, want one endpoint", heard)
 		}
 	}
 }
 
-func TestFlags(t *testing.T) {
+func TestBadFlagsAreRejected(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "world.yaml")
 	write(t, file, manifest(80, ""))
 	for want, args := range map[string][]string{
 		"--manifests is required":   {"--local"},
-		`what is "x"?`:              {"--manifests", file, "x"},
+		`unexpected argument "x"`:   {"--manifests", file, "x"},
 		"unknown flag":              {"--manifests", file, "--mode", "x"},
 		"no such file":              {"--local", "--manifests", file + "x"},
 		"want one of":               {"--local", "--manifests", file, "--balancer", "best"},
@@ -324,7 +320,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-func TestLocalPorts(t *testing.T) {
+func TestLocalPortsAreAssignedOnce(t *testing.T) {
 	name := func(service string, proto v1.Protocol) (n tracker.ServicePortName) {
 		n.Namespace, n.Name, n.Protocol = "ns", service, proto
 		return n
@@ -339,14 +335,14 @@ func TestLocalPorts(t *testing.T) {
 		service string
 		proto   v1.Protocol
 		own     uint16
-		want    uint16 // 0: none
+		want    uint16 // 0 for an error
 	}{
 		{"a", v1.ProtocolTCP, 8080, 8080},
 		{"b", v1.ProtocolTCP, 8080, 8081}, // the next one
 		{"c", v1.ProtocolUDP, 8080, 8080}, // over another protocol
 		{"d", v1.ProtocolTCP, 80, 10080},
 		{"e", v1.ProtocolTCP, 80, 10081},
-		{"a", v1.ProtocolTCP, 9999, 8080}, // it keeps what it has
+		{"a", v1.ProtocolTCP, 9999, 8080}, // keeps its port
 		{"f", v1.ProtocolTCP, 65535, 65535},
 		{"g", v1.ProtocolTCP, 65535, 0},
 	} {
@@ -357,7 +353,7 @@ func TestLocalPorts(t *testing.T) {
 	}
 	again, rest := busy("a", v1.ProtocolTCP, syscall.EADDRINUSE)
 	if len(again) != 1 || again[0].Name != "a" || rest != nil {
-		t.Errorf("to be placed anew: %v; error %v", again, rest)
+		t.Errorf("avoid returned %v, %v", again, rest)
 	}
 	for service, want := range map[string]uint16{"a": 8082, "b": 8081} {
 		if got, err := l.assign(name(service, v1.ProtocolTCP), 8080); got != want || err != nil {
@@ -367,15 +363,14 @@ func TestLocalPorts(t *testing.T) {
 	again, rest = busy("a", v1.ProtocolTCP, syscall.EADDRNOTAVAIL)
 	var partial *ruleset.PartialError
 	if len(again) != 0 || !errors.As(rest, &partial) || len(partial.Failed) != 1 {
-		t.Errorf("to be placed anew: %v; error %v", again, rest)
+		t.Errorf("avoid returned %v, %v", again, rest)
 	}
 	if again, rest := l.avoid(context.Canceled); again != nil || rest != context.Canceled {
-		t.Errorf("to be placed anew: %v; error %v", again, rest)
+		t.Errorf("avoid returned %v, %v", again, rest)
 	}
 }
 
-// TestEnd: connections get time to end.
-func TestEnd(t *testing.T) {
+func TestRunWaitsForOpenConnections(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -416,7 +411,7 @@ func TestEnd(t *testing.T) {
 		}
 		again.Close()
 		if time.Now().After(end) {
-			t.Fatal("it goes on listening")
+			t.Fatal("the program still listens after its end was requested")
 		}
 	}
 	if err := echo(); err != nil {
@@ -424,7 +419,7 @@ func TestEnd(t *testing.T) {
 	}
 	select {
 	case err := <-world.done:
-		t.Errorf("it ended (%v) before the connection did", err)
+		t.Errorf("run returned (%v) before the connection ended", err)
 	default:
 	}
 	c.Close()
@@ -434,6 +429,6 @@ func TestEnd(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(testtime.Timeout):
-		t.Error("it did not end with the last connection")
+		t.Error("run did not return after the last connection ended")
 	}
 }

@@ -20,8 +20,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// childEnv makes this test program the program itself: it holds the arguments, one
-// in a line.
+// childEnv makes this test program run as userspace. It holds the arguments, one per line.
 const childEnv = "USERSPACE_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -37,7 +36,7 @@ func TestMain(m *testing.M) {
 	conformance.Main(m)
 }
 
-// node is a world in which nothing but this program serves.
+// node is a world in which only this program serves.
 type node struct {
 	*conformance.World
 	file string
@@ -46,9 +45,8 @@ type node struct {
 	done chan error
 }
 
-// newNode starts the program on the node of a world. It serves the Service web at
-// webAddr, at NodePort 30080 and at an external IP, with the local pods for endpoints,
-// IPv4 only.
+// newNode starts the program on the node of a world. It serves the Service web at webAddr,
+// at NodePort 30080 and at an external IP. The endpoints are the local pods, IPv4 only.
 func newNode(tb testing.TB) *node {
 	tb.Helper()
 	n := &node{
@@ -111,14 +109,14 @@ func (n *node) start(tb testing.TB) {
 	n.done = done
 	go func() { done <- cmd.Wait() }()
 	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(5 * time.Millisecond) {
-		// What is sent while nobody has the address is lost.
+		// Packets are lost until the node has the address.
 		c, _, err := n.hear(webAddr, 3*time.Second)
 		if err == nil {
 			c.Close()
 			return
 		}
 		if time.Now().After(end) {
-			tb.Fatalf("nobody serves: %v\n%s", err, n.log.String())
+			tb.Fatalf("the Service does not answer: %v\n%s", err, n.log.String())
 		}
 	}
 }
@@ -135,7 +133,7 @@ func (n *node) stop(tb testing.TB, s syscall.Signal) {
 	n.cmd = nil
 }
 
-// hear connects from the node and returns the greeting of who answered within the time.
+// hear connects from the node and returns the endpoint's greeting.
 func (n *node) hear(to string, wait time.Duration) (c net.Conn, greeting string, err error) {
 	err = n.Do(func() error {
 		d := net.Dialer{Timeout: wait}
@@ -155,9 +153,9 @@ func (n *node) hear(to string, wait time.Duration) (c net.Conn, greeting string,
 	return c, string(buf[:got]), nil
 }
 
-// TestNode runs the program as a node has it: it serves, keeps up, ends without
-// leaving addresses, and takes over what a killed one has left.
-func TestNode(t *testing.T) {
+// TestNodeIsServedAndCleanedUp also checks that the program follows changes, and adopts the
+// addresses that a killed process left.
+func TestNodeIsServedAndCleanedUp(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	at := []string{webAddr, "203.0.113.1:80", "192.0.2.1:30080", "198.51.100.1:30080"}
@@ -185,15 +183,15 @@ func TestNode(t *testing.T) {
 		if got := reached(webAddr); len(got) == 1 && got[only] {
 			break
 		} else if time.Now().After(end) {
-			t.Fatalf("after a change it reaches %v", got)
+			t.Fatalf("after a change the Service reaches %v", got)
 		}
 	}
 
 	n.stop(t, syscall.SIGKILL)
 	if _, _, err := n.hear(webAddr, testtime.Timeout); err == nil {
-		t.Error("somebody serves although it was killed")
+		t.Error("the Service answers although the program was killed")
 	}
-	// The external IP is gone when the next one starts.
+	// The next process starts with manifests without the external IP.
 	text := strings.Replace(webOn(n.Pods()[:1]), "externalIPs: [203.0.113.1]", "externalIPs: []", 1)
 	write(t, n.file, text)
 	n.start(t)
@@ -207,7 +205,7 @@ func TestNode(t *testing.T) {
 		}
 		return string(out)
 	}
-	// It serves before it has looked for what is left over.
+	// The program serves before it removes leftovers.
 	for end := time.Now().Add(testtime.Timeout); ; time.Sleep(time.Millisecond) {
 		got := routes()
 		if strings.Contains(got, "10.96.0.10") && !strings.Contains(got, "203.0.113.1") {
@@ -219,6 +217,6 @@ func TestNode(t *testing.T) {
 	}
 	n.stop(t, syscall.SIGTERM)
 	if got := routes(); got != "" {
-		t.Errorf("routes when it has ended:\n%s", got)
+		t.Errorf("routes after the program ended:\n%s", got)
 	}
 }

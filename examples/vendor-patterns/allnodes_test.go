@@ -11,9 +11,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A controller that writes the load balancers of every node. Compile is a pure
-// function of a Service port, its endpoints and a node, so a change is compiled
-// once for each node, and nothing else is.
+// A controller computes the load balancers of every node. Compile is a pure function of a
+// Service port, its endpoints and a node, so a change is compiled once for each node, and
+// unchanged Services are not compiled.
 func Example_allNodes() {
 	nodes := []tracker.NodeInfo{{Name: "node-a", Zone: "z1"}, {Name: "node-b", Zone: "z2"}, {Name: "node-c", Zone: "z2"}}
 	t, engine := newEngine(tracker.Config{})

@@ -13,23 +13,23 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// limits is what this vendor lets people say of a Service, in JSON: a rate for
-// each class of clients.
+// limits is the content of this vendor's annotation of a Service, in JSON: a rate for each
+// class of clients.
 type limits map[string]int
 
-// Equal compares what is said, not how: the annotation may be written in another
-// order, and every event makes a map of its own. Pointers compared by == would
-// have every event of an annotated Service reprogram it.
+// Equal compares contents: the annotation's order may differ, and every event creates a new
+// map. If Equal compared pointers, every event of an annotated Service would reprogram the
+// Service.
 func (l limits) Equal(o tracker.Extension) bool {
 	m, ok := o.(limits)
 	return ok && maps.Equal(l, m)
 }
 
-// Data from an annotation of Services, and from EndpointSlices' labels.
+// Hooks read data from an annotation of Services and from labels of EndpointSlices.
 func Example_annotations() {
 	t, engine := newEngine(tracker.Config{
-		// Called for each port of a Service, in each family. An error leaves the port
-		// out and is logged.
+		// OnService is called for each port of a Service, in each family. The tracker logs
+		// an error and leaves the port out.
 		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 			text, ok := s.Annotations["vendor.example/limits"]
 			if !ok {
@@ -42,7 +42,7 @@ func Example_annotations() {
 			p.Ext = l
 			return nil
 		},
-		// And for each endpoint, with the slice it is from.
+		// OnEndpoint is called for each endpoint, with its slice.
 		OnEndpoint: func(s *discovery.EndpointSlice, _ *discovery.Endpoint, e *tracker.Endpoint) error {
 			if s.Labels["vendor.example/size"] == "large" {
 				e.Weight = 4

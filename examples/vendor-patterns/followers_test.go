@@ -16,8 +16,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// flows is a data plane's own table of flows. Without one, a conntrack.Cleaner
-// works on the kernel's.
+// flows is a data plane's own table of flows. By default a conntrack.Cleaner uses the
+// kernel's table.
 type flows []conntrack.Flow
 
 func (t flows) Dump(_ context.Context, _ tracker.Family, see func(*conntrack.Flow)) error {
@@ -36,8 +36,8 @@ func (t flows) Delete(_ context.Context, stale []conntrack.Flow) (int, error) {
 
 func (t flows) LocalAddrs(context.Context, tracker.Family) ([]netip.Addr, error) { return nil, nil }
 
-// A data plane that fails at first, with a clean-up that waits for it, and a
-// health check that does not.
+// A data plane fails at first. The clean-up of flows waits for it, the health check does
+// not.
 func Example_followers() {
 	t, engine := newEngine(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
 	busy := true
@@ -56,8 +56,8 @@ func Example_followers() {
 	defer cleaner.Close()
 	checks := health.NewServices(health.ServicesConfig{})
 
-	// The clean-up belongs to the data plane: no flow ends before the new rules
-	// would catch its next packet. The health check is a follower of its own.
+	// The clean-up runs after the data plane: a flow may end only when the new rules
+	// handle its next packet. The health check is an independent follower.
 	rules := engine.Attach("switch", conntrack.After(plane, cleaner))
 	state := engine.Attach("health", checks)
 	name := types.NamespacedName{Namespace: "shop", Name: "dns"}

@@ -9,8 +9,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Which Services is a flow of? A snapshot is taken when something has changed
-// (Cursor.OnSync tells) and may be asked from any goroutine.
+// A snapshot finds the Services of a flow. An agent takes a new snapshot after a change,
+// which Cursor.OnSync reports. Any goroutine may read a snapshot.
 func Example_lookup() {
 	t, engine := newEngine(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
 	web := service("web", "10.96.0.1")
@@ -27,7 +27,7 @@ func Example_lookup() {
 		if svc, f := s.Lookup(at(frontend), v1.ProtocolTCP); svc != nil {
 			fmt.Println(frontend, "is the", f.Kind, "of", svc.Key.Name)
 		} else {
-			fmt.Println(frontend, "is of nobody")
+			fmt.Println(frontend, "has no Service")
 		}
 	}
 	for _, endpoint := range []string{"10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"} {
@@ -41,7 +41,7 @@ func Example_lookup() {
 	// 10.96.0.1:80 is the cluster IP of web
 	// 10.96.0.2:80 is the cluster IP of api
 	// 0.0.0.0:30080 is the node port of web
-	// 10.96.0.9:80 is of nobody
+	// 10.96.0.9:80 has no Service
 	// 10.0.0.1:8080 serves api web
 	// 10.0.0.2:8080 serves web
 	// 10.0.0.3:8080 serves

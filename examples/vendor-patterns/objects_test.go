@@ -19,8 +19,8 @@ func service(name, clusterIP string) *v1.Service {
 	}
 }
 
-// slice returns an EndpointSlice with an endpoint on each of the nodes: on
-// "node-a" it is 10.0.0.1, on the second node 10.0.0.2 and so on.
+// slice returns an EndpointSlice with an endpoint on each of the nodes: 10.0.0.1 on the
+// first node, 10.0.0.2 on the second and so on.
 func slice(service string, nodes ...string) *discovery.EndpointSlice {
 	s := &discovery.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -35,7 +35,7 @@ func slice(service string, nodes ...string) *discovery.EndpointSlice {
 	return s
 }
 
-// must makes the examples shorter.
+// must panics on an error.
 func must[T any](x T, err error) T {
 	if err != nil {
 		panic(err)
@@ -43,7 +43,7 @@ func must[T any](x T, err error) T {
 	return x
 }
 
-// newEngine returns a tracker that is synced, and an engine for it.
+// newEngine returns a synced tracker and its engine.
 func newEngine(c tracker.Config) (*tracker.Tracker, *ruleset.Engine) {
 	t := must(tracker.New(c))
 	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)

@@ -10,21 +10,21 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A proxy of its own name, for load balancers of its own class. A Service whose
-// label or class changes comes and goes.
+// A selector limits a proxy to Services with its name, and to load balancers of its class.
+// A change of a label or a class starts or ends the service.
 func Example_selection() {
 	selector := tracker.Selector{
 		// Services labelled service.kubernetes.io/service-proxy-name: vendor, which
-		// kube-proxy then leaves alone (KEP-2447).
+		// kube-proxy ignores (KEP-2447).
 		ProxyName: "vendor",
 		Filter: func(s *v1.Service) bool {
 			return s.Spec.LoadBalancerClass == nil || *s.Spec.LoadBalancerClass == "vendor.example/fast"
 		},
 	}
-	// For the list options of an informer, so that others are not even sent.
+	// With these list options of an informer the API server sends no other Services.
 	labels, fields := selector.ServiceListOptions()
 	fmt.Println(labels, fields)
-	// A proxy name on an EndpointSlice has no meaning, so slices are not selected by it.
+	// A proxy name on an EndpointSlice has no meaning, so it does not select slices.
 	labels, _ = selector.SliceListOptions()
 	fmt.Println(labels)
 

@@ -1,5 +1,5 @@
-// Command api-types has the API types that the library's packages are about, as a
-// program has to that feeds any of them. It is built, not run.
+// Command api-types uses the API types of the library's packages, as every program does that
+// uses one of them. It is built, not run.
 package main
 
 import (

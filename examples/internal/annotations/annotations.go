@@ -1,5 +1,5 @@
-// Package annotations is how the example programs learn what the API has no fields
-// for: how endpoints are chosen. [Reader] has the hooks for it.
+// Package annotations reads annotations that control the choice of endpoints, for which the
+// API has no fields. The example programs use its [Reader] as hooks of the tracker.
 package annotations
 
 import (
@@ -18,28 +18,29 @@ import (
 )
 
 const (
-	// Balance is a Service's: "random", which is the default, "source" or
+	// Balance is an annotation of a Service: "random", which is the default, "source" or
 	// "source-port".
 	Balance = "go-proxier.github.io/balance"
-	// Slots is a Service's: how many slots its table has at least, from 1 to 65535.
+	// Slots is an annotation of a Service: the smallest number of buckets of its hash
+	// table, from 1 to 65535.
 	Slots = "go-proxier.github.io/balance-slots"
-	// Weight is an EndpointSlice's: the weight of its endpoints, from 0 to 65535.
+	// Weight is an annotation of an EndpointSlice: the weight of its endpoints, from 0 to
+	// 65535.
 	Weight = "go-proxier.github.io/weight"
-	// Weights is an EndpointSlice's: the weights of some of its endpoints, which go
-	// before the other, as "10.244.1.7=3,10.244.2.4=0".
+	// Weights is an annotation of an EndpointSlice: weights of single endpoints, such as
+	// "10.244.1.7=3,10.244.2.4=0". They override Weight.
 	Weights = "go-proxier.github.io/weights"
 )
 
-// Reader reads the annotations. What cannot be read is logged, and is as if it were
-// not there: nobody's Service is to be lost for it. Its methods are safe for
-// concurrent use.
+// Reader reads the annotations. It logs an invalid annotation and ignores it; the Service
+// or EndpointSlice stays in use. Its methods are safe for concurrent use.
 type Reader struct {
 	// Log is required.
 	Log *slog.Logger
 
 	mu sync.Mutex
-	// list is the last value of Weights, read when its slice's first endpoint came,
-	// and weights what it says: a slice's endpoints come one after the other.
+	// list is the last value of Weights, and weights its content. A slice's endpoints
+	// arrive one after the other, so the value is parsed once.
 	list    string
 	weights map[netip.Addr]uint16
 }
@@ -53,12 +54,12 @@ func (r *Reader) OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServiceP
 	case "source-port":
 		p.Hash = tracker.HashSourcePort
 	default:
-		r.complain("service", s.Namespace, s.Name, Balance, fmt.Errorf("%q is none of random, source and source-port", value))
+		r.warn("service", s.Namespace, s.Name, Balance, fmt.Errorf("%q is not random, source or source-port", value))
 	}
 	if value, ok := s.Annotations[Slots]; ok {
 		n, err := number(value)
 		if err != nil || n == 0 {
-			r.complain("service", s.Namespace, s.Name, Slots, fmt.Errorf("%q is not a number from 1 to 65535", value))
+			r.warn("service", s.Namespace, s.Name, Slots, fmt.Errorf("%q is not a number from 1 to 65535", value))
 		} else {
 			p.HashSlots = n
 		}
@@ -68,13 +69,13 @@ func (r *Reader) OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServiceP
 
 // OnEndpoint is for [tracker.Config.OnEndpoint].
 func (r *Reader) OnEndpoint(s *discovery.EndpointSlice, ep *discovery.Endpoint, e *tracker.Endpoint) error {
-	// To complain once a slice is enough.
+	// One log line for each slice is enough.
 	first := len(s.Endpoints) != 0 && ep == &s.Endpoints[0]
 	if value, ok := s.Annotations[Weight]; ok {
 		if n, err := number(value); err == nil {
 			e.Weight = n
 		} else if first {
-			r.complain("slice", s.Namespace, s.Name, Weight, fmt.Errorf("%q is not a number from 0 to 65535", value))
+			r.warn("slice", s.Namespace, s.Name, Weight, fmt.Errorf("%q is not a number from 0 to 65535", value))
 		}
 	}
 	value := s.Annotations[Weights]
@@ -87,7 +88,7 @@ func (r *Reader) OnEndpoint(s *discovery.EndpointSlice, ep *discovery.Endpoint, 
 		var bad error
 		r.list = value
 		if r.weights, bad = read(value); bad != nil && first {
-			r.complain("slice", s.Namespace, s.Name, Weights, bad)
+			r.warn("slice", s.Namespace, s.Name, Weights, bad)
 		}
 	}
 	if n, ok := r.weights[e.Addr.Addr().Unmap()]; ok {
@@ -96,8 +97,8 @@ func (r *Reader) OnEndpoint(s *discovery.EndpointSlice, ep *discovery.Endpoint, 
 	return nil
 }
 
-// read returns what a value of Weights says, as far as it can be read, and what is
-// the last thing that cannot.
+// read parses a value of Weights. It skips invalid items and returns an error for the last
+// of them.
 func read(list string) (weights map[netip.Addr]uint16, bad error) {
 	weights = map[netip.Addr]uint16{}
 	for one := range strings.SplitSeq(list, ",") {
@@ -116,8 +117,8 @@ func read(list string) (weights map[netip.Addr]uint16, bad error) {
 	return weights, bad
 }
 
-func (r *Reader) complain(kind, namespace, name, annotation string, err error) {
-	r.Log.Warn("annotation is ignored", kind, namespace+"/"+name, "annotation", annotation, "error", err)
+func (r *Reader) warn(kind, namespace, name, annotation string, err error) {
+	r.Log.Warn("invalid annotation is ignored", kind, namespace+"/"+name, "annotation", annotation, "error", err)
 }
 
 func number(s string) (uint16, error) {

@@ -13,12 +13,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestService(t *testing.T) {
+func TestServiceAnnotationsSetTheHash(t *testing.T) {
 	for _, c := range []struct {
 		balance, slots string
 		hash           tracker.Hash
 		want           uint16
-		said           int
+		warnings       int
 	}{
 		{"", "", tracker.HashNone, 0, 0},
 		{"random", "", tracker.HashNone, 0, 0},
@@ -42,17 +42,17 @@ func TestService(t *testing.T) {
 		if p.Hash != c.hash || p.HashSlots != c.want {
 			t.Errorf("%q, %q: %v, %d slots", c.balance, c.slots, p.Hash, p.HashSlots)
 		}
-		if n := strings.Count(log.String(), "annotation is ignored"); n != c.said {
-			t.Errorf("%q, %q: %d complaints:\n%s", c.balance, c.slots, n, log.String())
+		if n := strings.Count(log.String(), "annotation is ignored"); n != c.warnings {
+			t.Errorf("%q, %q: %d warnings:\n%s", c.balance, c.slots, n, log.String())
 		}
 	}
 }
 
-func TestEndpoint(t *testing.T) {
+func TestSliceAnnotationsSetWeights(t *testing.T) {
 	for _, c := range []struct {
 		weight, weights string
 		want            [2]uint16 // of 10.244.1.7 and fd00::1
-		said            int
+		warnings        int
 	}{
 		{"", "", [2]uint16{1, 1}, 0},
 		{"5", "", [2]uint16{5, 5}, 0},
@@ -78,15 +78,15 @@ func TestEndpoint(t *testing.T) {
 				t.Errorf("%q, %q: %s has weight %d, want %d", c.weight, c.weights, a, e.Weight, c.want[i])
 			}
 		}
-		if n := strings.Count(log.String(), "annotation is ignored"); n != c.said {
-			t.Errorf("%q, %q: %d complaints:\n%s", c.weight, c.weights, n, log.String())
+		if n := strings.Count(log.String(), "annotation is ignored"); n != c.warnings {
+			t.Errorf("%q, %q: %d warnings:\n%s", c.weight, c.weights, n, log.String())
 		}
 	}
 }
 
-// TestWeightsChange has one reader read one slice after the other, from any endpoint
-// on, also when the same object says something else.
-func TestWeightsChange(t *testing.T) {
+// TestChangedWeightsAreRead reads several slices with one reader, starting at any endpoint,
+// and the same object with changed annotations.
+func TestChangedWeightsAreRead(t *testing.T) {
 	r := &Reader{Log: slog.New(slog.DiscardHandler)}
 	s := &discovery.EndpointSlice{Endpoints: make([]discovery.Endpoint, 2)}
 	for i, c := range []struct {

@@ -22,7 +22,7 @@ import (
 // Kind is the kind of an [Object].
 type Kind string
 
-// The kinds that are read.
+// The kinds that a Reader reads.
 const (
 	Service       Kind = "Service"
 	EndpointSlice Kind = "EndpointSlice"
@@ -30,11 +30,11 @@ const (
 	ServiceCIDR   Kind = "ServiceCIDR"
 )
 
-// ErrNotUsed is the reason of a [Problem] about an object that is not bad, but
-// of a kind that is not read.
+// ErrNotUsed is the reason of a [Problem] for a valid object of a kind that a Reader does
+// not read.
 var ErrNotUsed = errors.New("is not used here")
 
-// typeMeta is the part of an object that says what it is.
+// typeMeta is the part of an object that holds its type.
 type typeMeta struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -47,11 +47,11 @@ func (t typeMeta) String() string {
 	return t.APIVersion + " " + t.Kind
 }
 
-// isList reports whether t is a List of anything.
+// isList reports whether t is the type of a list.
 func (t typeMeta) isList() bool { return strings.HasSuffix(t.Kind, "List") }
 
-// item is what the items of a List are if they do not say: nothing is known of
-// those of a plain List.
+// item returns the type of the list's items, for items without their own type. It returns
+// the zero value for a plain List.
 func (t typeMeta) item() typeMeta {
 	if t.Kind == "List" {
 		return typeMeta{}
@@ -59,8 +59,8 @@ func (t typeMeta) item() typeMeta {
 	return typeMeta{APIVersion: t.APIVersion, Kind: strings.TrimSuffix(t.Kind, "List")}
 }
 
-// found is what a piece holds, with lines counted from the piece's first as 0,
-// so that it stays true when the piece moves.
+// found is the content of a piece. Lines are relative to the piece's first line, so the
+// value stays valid when the piece moves in its file.
 type found struct {
 	objects  []placed
 	problems []placedProblem
@@ -80,12 +80,12 @@ func (f *found) problem(line int, err error) {
 	f.problems = append(f.problems, placedProblem{line, err})
 }
 
-// bad reports whether something could not be understood, rather than not used.
+// bad reports whether the piece has a problem other than ErrNotUsed.
 func (f *found) bad() bool {
 	return slices.ContainsFunc(f.problems, func(p placedProblem) bool { return !errors.Is(p.err, ErrNotUsed) })
 }
 
-// parse reads a piece.
+// parse parses a piece.
 func parse(p piece) *found {
 	f := &found{}
 	if text := bytes.TrimSpace(p.text); len(text) == 0 || text[0] != '{' {
@@ -96,7 +96,7 @@ func parse(p piece) *found {
 	if !f.bad() {
 		return f
 	}
-	// YAML has a style with braces too, which is nearly JSON.
+	// YAML's flow style has braces too.
 	y := &found{}
 	if y.yaml(p); !y.bad() {
 		return y
@@ -104,7 +104,7 @@ func parse(p piece) *found {
 	return f
 }
 
-// yaml reads a piece that is a YAML document.
+// yaml parses a piece that is a YAML document.
 func (f *found) yaml(p piece) {
 	var root, more yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(p.text))
@@ -114,7 +114,7 @@ func (f *found) yaml(p piece) {
 	}
 	if !errors.Is(err, io.EOF) {
 		if err == nil {
-			err = fmt.Errorf("line %d: is a second document without a marker", more.Line)
+			err = fmt.Errorf("line %d: a second document begins without a marker", more.Line)
 		}
 		line, text := yamlError(err)
 		line = min(line, bytes.Count(bytes.TrimSpace(p.text), []byte("\n")))
@@ -129,18 +129,17 @@ func (f *found) yaml(p piece) {
 
 var (
 	yamlLine = regexp.MustCompile(`line (\d+)(: )?`)
-	// yamlParser is the errors whose lines are counted from 0: package yaml adds 1
-	// to those of its scanner, but not to those of its parser.
+	// yamlParser matches errors that count lines from 0: package yaml adds 1 to the lines
+	// of its scanner's errors, but not to those of its parser's errors.
 	yamlParser = regexp.MustCompile(`^did not find expected (node content|key|[<',])`)
 )
 
-// yamlError returns the line of an error, counted from 0, and its message, which
-// has the line in words.
+// yamlError returns the line of an error, counted from 0, and its message without the line.
 func yamlError(err error) (line int, text string) {
 	text = strings.TrimPrefix(err.Error(), "yaml: ")
 	m := yamlLine.FindStringSubmatch(text)
 	if m == nil {
-		return 0, text // package yaml leaves the first line out
+		return 0, text // package yaml omits the first line's number
 	}
 	line, _ = strconv.Atoi(m[1])
 	text = strings.Replace(text, m[0], "", 1)
@@ -150,7 +149,7 @@ func yamlError(err error) (line int, text string) {
 	return line, text
 }
 
-// yamlObject reads an object from a node.
+// yamlObject parses an object from a node.
 func (f *found) yamlObject(n *yaml.Node, of typeMeta, lists bool) {
 	first := n.Line - 1
 	if n.Kind != yaml.MappingNode {
@@ -202,7 +201,7 @@ func yamlField(n *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
-// json reads a piece that is JSON values, one after another.
+// json parses a piece that consists of JSON values.
 func (f *found) json(p piece) {
 	dec := json.NewDecoder(bytes.NewReader(p.text))
 	lines := lineCounter{text: p.text}
@@ -230,11 +229,11 @@ func (f *found) json(p piece) {
 	}
 }
 
-// jsonList reads the items of a List one by one, to know their lines.
+// jsonList parses the items of a list one by one, so that each item's line is known.
 func (f *found) jsonList(raw []byte, line int, list typeMeta) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	lines := lineCounter{text: raw}
-	// The text is known to be valid, so tokens cannot fail.
+	// The text is valid JSON, so tokens cannot fail.
 	dec.Token()
 	for dec.More() {
 		key, _ := dec.Token()
@@ -259,7 +258,7 @@ func (f *found) jsonList(raw []byte, line int, list typeMeta) {
 	}
 }
 
-// lineCounter is lineOf for offsets that grow, of a text that may be long.
+// lineCounter counts line breaks like lineOf, for growing offsets in a long text.
 type lineCounter struct {
 	text []byte
 	at   int64
@@ -273,12 +272,12 @@ func (c *lineCounter) of(offset int64) int {
 	return c.line
 }
 
-// lineOf returns how many line breaks come before an offset.
+// lineOf returns the number of line breaks before an offset.
 func lineOf(text []byte, offset int64) int {
 	return bytes.Count(text[:min(max(offset, 0), int64(len(text)))], []byte("\n"))
 }
 
-// object reads one object from JSON whose first line is the given one.
+// object parses one object from JSON whose first line is the given one.
 func (f *found) object(text []byte, line int, of typeMeta) {
 	if len(text) == 0 || text[0] != '{' {
 		f.problem(line, errors.New("is not an object"))

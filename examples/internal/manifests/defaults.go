@@ -6,8 +6,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// setDefaults fills in what the API server fills in, as the docstrings of
-// k8s.io/api's fields tell, where a node agent looks at it.
+// setDefaults sets the API server's defaults of the fields that a node agent reads. The
+// docstrings of k8s.io/api's fields document them.
 func setDefaults(o metav1.Object) {
 	switch o := o.(type) {
 	case *v1.Service:

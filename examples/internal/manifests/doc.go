@@ -1,26 +1,23 @@
-// Package manifests reads Kubernetes objects from files and follows what is
-// done to the files, for agents that are to run without an API server.
+// Package manifests reads Kubernetes objects from files and follows changes of the files,
+// for agents that run without an API server.
 //
-// A [Reader] is given a file, or a folder whose files ending in .yaml, .yml and
-// .json are read (not those beginning with a dot, and not folders within it).
-// Files hold Services, EndpointSlices, Nodes and ServiceCIDRs, as YAML documents
-// or JSON values, alone or in Lists, in the form in which people write them or
-// "kubectl get -o yaml" prints them. Each [Reader.Read] looks at the files again
-// and tells what is different: objects to hand in, names that are gone, and
-// what could not be read, by file and line.
+// A [Reader] reads one file, or the files of a folder whose names end in .yaml, .yml or
+// .json. It ignores names that begin with a dot, and subfolders. Files hold Services,
+// EndpointSlices, Nodes and ServiceCIDRs as YAML documents or JSON values, alone or in
+// Lists, as "kubectl get -o yaml" prints them. Each [Reader.Read] reads the files again and
+// returns the differences: new and changed objects, the names of removed objects, and
+// problems with their file and line.
 //
-// What is bad costs only itself: a document, or an item of a List, is reported
-// and treated as if it were not there. An object that is in the files twice is
-// reported, and the first one counts, by file name and then by position. A file
-// that cannot be opened is reported and keeps standing for what it last held;
-// one that is gone takes its objects with it.
+// A problem affects one document, or one item of a List. The Reader reports it and skips
+// the item. If the files hold an object twice, the Reader reports that and uses the first
+// one, by file name and then by position. The Reader reports a file that it cannot open,
+// and keeps the objects that it last read from the file. The objects of a removed file are
+// removed.
 //
-// What the API server would fill in is filled in, as far as a node agent looks
-// at it: the namespace "default", protocols, port names and the timeout of
-// session affinity.
+// The Reader sets the API server's defaults of the fields that a node agent reads: the
+// namespace "default", protocols, port names and the timeout of session affinity.
 //
-// A [Watcher] (Linux) waits for the files to change. It knows about files that
-// are still being written, so that half of one is not taken for all of it, and
-// about files and folders that are replaced by renaming, as mounted ConfigMaps
-// are.
+// A [Watcher] (Linux) waits for changes of the files. It waits until a file is completely
+// written, and it notices files and folders that are replaced by renaming, as in mounted
+// ConfigMaps.
 package manifests

@@ -8,7 +8,7 @@ import (
 	"github.com/go-proxier/proxier/examples/internal/manifests"
 )
 
-// A Reader tells what is different since it last looked.
+// A Reader returns the differences since its last call.
 func ExampleReader() {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Ref names an object. Namespace is "" for a Node or ServiceCIDR.
+// Ref names an object. Namespace is empty for a Node or ServiceCIDR.
 type Ref struct {
 	Kind Kind
 	types.NamespacedName
@@ -31,22 +31,22 @@ func (r Ref) String() string {
 	return string(r.Kind) + " " + r.NamespacedName.String()
 }
 
-// Object is one object of the files. It must not be written to.
+// Object is one object of the files. It must not be modified.
 type Object struct {
 	Ref
 	// Value is a *v1.Service, *discovery.EndpointSlice, *v1.Node or
-	// *networking.ServiceCIDR, as Ref.Kind says.
+	// *networking.ServiceCIDR, according to Ref.Kind.
 	Value metav1.Object
 }
 
-// Problem is something that was skipped, and where it is. It is an error.
+// Problem is the error for an object or a file that was skipped.
 type Problem struct {
 	File string
-	Line int // from 1; 0 if it is about the whole file
+	Line int // from 1; 0 for the whole file
 	Err  error
 }
 
-// Error returns "file:line: what is wrong".
+// Error returns "file:line: reason".
 func (p *Problem) Error() string {
 	if p.Line == 0 {
 		return fmt.Sprintf("%s: %v", p.File, p.Err)
@@ -57,23 +57,21 @@ func (p *Problem) Error() string {
 // Unwrap returns Err.
 func (p *Problem) Unwrap() error { return p.Err }
 
-// Changes is how the files differ from what they were at the last
-// [Reader.Read].
+// Changes holds the differences between two calls of [Reader.Read].
 type Changes struct {
-	// Any reports whether any file was added, removed or differs at all, be it
-	// in a comment.
+	// Any reports whether any file was added, removed or changed, even if only a comment
+	// changed.
 	Any bool
-	// Set is the objects that are new or that are written differently, in the
-	// order of the files.
+	// Set holds the new objects, and those whose text changed, in the order of the files.
 	Set []*Object
-	// Gone is the names of those that are no longer there, sorted.
+	// Gone holds the names of removed objects, sorted.
 	Gone []Ref
-	// Problems is those that were not there the last time.
+	// Problems holds the problems that the last call did not return.
 	Problems []*Problem
 }
 
-// Reader reads the objects of a file or folder. See the package documentation
-// for what it reads. It must not be used from several goroutines at once.
+// Reader reads the objects of a file or folder, as the package documentation describes. It
+// is not safe for concurrent use.
 type Reader struct {
 	path     string
 	files    map[string]*file
@@ -84,25 +82,24 @@ type Reader struct {
 // NewReader returns a Reader for a file or folder, which need not exist yet.
 func NewReader(path string) *Reader { return &Reader{path: path} }
 
-// file is one file as it was read last.
+// file holds what was last read from a file.
 type file struct {
 	stamp  stamp
 	data   [sha256.Size]byte
 	parts  []part
 	pieces map[[sha256.Size]byte]*found
-	err    error // why it could not be read this time
+	err    error // of the last attempt to read it
 }
 
-// part is what one piece of a file holds, and where it begins.
+// part is the content of one piece of a file, and the line where it begins.
 type part struct {
 	line  int
 	found *found
 }
 
-// Read looks at the files and returns how they differ from the last time. If
-// the path itself is not there, or the folder cannot be read, it returns an error
-// and the Reader stays as it was: that somebody unmounts a folder does not mean
-// that every Service is gone.
+// Read reads the files and returns the differences since the last call. If the path does
+// not exist, or the folder cannot be read, it returns an error and the Reader keeps its
+// objects: an unmounted folder must not remove every Service.
 func (r *Reader) Read() (Changes, error) {
 	names, err := list(r.path)
 	if err != nil {
@@ -115,7 +112,7 @@ func (r *Reader) Read() (Changes, error) {
 		if f == nil && name == r.path {
 			return Changes{}, fmt.Errorf("manifests: %s: %w", name, fs.ErrNotExist)
 		}
-		if f == nil { // gone since it was listed
+		if f == nil { // removed since the folder was listed
 			continue
 		}
 		files[name] = f
@@ -133,7 +130,7 @@ func (r *Reader) Read() (Changes, error) {
 	return c, nil
 }
 
-// collect puts together what the files hold and compares it with what they held.
+// collect combines the contents of all files and compares them with the last call's.
 func (r *Reader) collect(c *Changes) {
 	objects := make(map[Ref]*Object, len(r.objects))
 	where := make(map[Ref]string, len(r.objects))
@@ -176,7 +173,7 @@ func (r *Reader) collect(c *Changes) {
 	r.objects, r.problems = objects, problems
 }
 
-// holdsObjects reports whether there was anything to use in the file.
+// holdsObjects reports whether the file held any object.
 func (f *file) holdsObjects() bool {
 	return f != nil && slices.ContainsFunc(f.parts, func(p part) bool { return len(p.found.objects) > 0 })
 }
@@ -203,7 +200,7 @@ func list(path string) ([]string, error) {
 	return names, nil
 }
 
-// isManifest reports whether a file of this name is read if it is in a folder.
+// isManifest reports whether the name is that of a manifest in a folder.
 func isManifest(name string) bool {
 	switch filepath.Ext(name) {
 	case ".yaml", ".yml", ".json":
@@ -212,39 +209,37 @@ func isManifest(name string) bool {
 	return false
 }
 
-// stamp is what tells a file that need not be read again.
+// stamp identifies the content of a file that need not be read again.
 type stamp struct {
-	info    fs.FileInfo // nil if nothing is known
-	settled bool        // the file was not changed just before it was read
+	info   fs.FileInfo // nil if unknown
+	stable bool        // the file was not changed shortly before it was read
 }
 
 func stampOf(info fs.FileInfo) stamp {
-	return stamp{info, time.Since(info.ModTime()) > settling}
+	return stamp{info, time.Since(info.ModTime()) > clockGranularity}
 }
 
 func (s stamp) same(info fs.FileInfo) bool {
-	return s.info != nil && s.settled && os.SameFile(s.info, info) &&
+	return s.info != nil && s.stable && os.SameFile(s.info, info) &&
 		s.info.Size() == info.Size() && s.info.ModTime().Equal(info.ModTime())
 }
 
-// quiet is how long nothing must happen to a file before it is taken to be
-// complete.
+// quiet is how long a file must be unchanged to count as complete.
 const quiet = 20 * time.Millisecond
 
-// settling is how long after a change of a file another one may leave the
-// same time, by the granularity of the clock that file systems use.
-const settling = 100 * time.Millisecond
+// clockGranularity bounds the granularity of file systems' clocks: two changes within this
+// time may leave the same modification time.
+const clockGranularity = 100 * time.Millisecond
 
-// readFile reads a file that was f when it was last read, nil if never, and
-// reports whether it differs. It returns nil for a folder, and for a file that is
-// gone.
+// readFile reads a file and reports whether it differs from f, its last state, which is nil
+// at first. It returns nil for a folder, and for a file that does not exist.
 func readFile(name string, f *file) (*file, bool) {
 	failed := func(err error) (*file, bool) {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, false
 		}
 		if p := (*fs.PathError)(nil); errors.As(err, &p) {
-			err = p.Err // the name is said anyway
+			err = p.Err // Problem adds the file's name
 		}
 		if f == nil {
 			return &file{err: err}, true
@@ -261,12 +256,12 @@ func readFile(name string, f *file) (*file, bool) {
 		return nil, false
 	}
 	if !info.Mode().IsRegular() {
-		return failed(errors.New("is not a file")) // a pipe would not end
+		return failed(errors.New("is not a regular file")) // a pipe would not end
 	}
 	if f != nil && f.stamp.same(info) {
 		return f, false
 	}
-	// A file that is overwritten is empty at first.
+	// A program that overwrites a file empties it first.
 	for try := 0; try < 50; try++ {
 		age := time.Since(info.ModTime())
 		if age < 0 || age >= quiet {
@@ -277,14 +272,14 @@ func readFile(name string, f *file) (*file, bool) {
 			return failed(err)
 		}
 	}
-	now := stampOf(info) // before reading: what changes meanwhile is seen next time
+	now := stampOf(info) // before reading, so the next call notices a concurrent change
 	data, err := os.ReadFile(name)
 	if err != nil {
 		return failed(err)
 	}
 	if f.holdsObjects() && len(bytes.TrimSpace(data)) == 0 {
-		// "kubectl get ... > file" empties it before the API server has answered.
-		return failed(errors.New("is empty; what it held is kept until it is written or removed"))
+		// "kubectl get ... > file" empties the file before the API server has answered.
+		return failed(errors.New("is empty: its earlier objects stay in use until it is written or removed"))
 	}
 	sum := sha256.Sum256(data)
 	if f != nil && f.err == nil && f.data == sum {
@@ -297,8 +292,8 @@ func readFile(name string, f *file) (*file, bool) {
 	return g, true
 }
 
-// parse reads a file's text. Pieces that were in the file before are not read
-// again, so that their objects are the same.
+// parse parses a file's text. It reuses pieces that the file had before, so that their
+// objects are identical.
 func (f *file) parse(data []byte, before *file) {
 	f.pieces = map[[sha256.Size]byte]*found{}
 	read := func(p piece) *found {
@@ -326,7 +321,7 @@ func (f *file) parse(data []byte, before *file) {
 			bad = bad || parts[i].found.bad()
 		}
 		if bad {
-			// An item may be bad only because it refers to another one.
+			// An item alone may be invalid because it refers to another one.
 			if whole := read(d.whole); !whole.bad() {
 				parts = []part{{d.whole.line, whole}}
 			}

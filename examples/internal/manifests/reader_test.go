@@ -14,7 +14,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// write puts files into a folder, and removes those given as "-".
+// write writes files into a folder, and removes those whose content is "-".
 func write(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
@@ -31,7 +31,7 @@ func write(t *testing.T, dir string, files map[string]string) {
 	}
 }
 
-// summary is changes in words, with file names without their folder.
+// summary returns changes as text, with file names without their folder.
 func summary(c Changes, dir string) []string {
 	var out []string
 	for _, o := range c.Set {
@@ -70,7 +70,7 @@ func indent(text, with string) string {
 	return with + "- " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n"+with+"  ") + "\n"
 }
 
-func TestForms(t *testing.T) {
+func TestEveryFormOfAManifestIsRead(t *testing.T) {
 	const slice = `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"s","namespace":"n"}}`
 	for _, tt := range []struct {
 		name, text string
@@ -159,7 +159,7 @@ func TestForms(t *testing.T) {
 	}
 }
 
-func TestBillionLaughs(t *testing.T) {
+func TestExpansionOfAliasesIsLimited(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n  annotations:\n    l0: &l0 [lol,lol,lol,lol,lol,lol,lol,lol,lol,lol]\n")
 	for i := range 30 {
@@ -171,8 +171,7 @@ func TestBillionLaughs(t *testing.T) {
 	}
 }
 
-// TestValues checks that YAML's scalars arrive as the API means them.
-func TestValues(t *testing.T) {
+func TestYAMLScalarsHaveTheTypesOfTheAPI(t *testing.T) {
 	f := parse(piece{text: []byte(`
 apiVersion: "v1"
 kind: Service
@@ -219,7 +218,7 @@ spec: &s
 	}
 }
 
-func TestFollow(t *testing.T) {
+func TestReadReturnsDifferencesAlone(t *testing.T) {
 	dir := t.TempDir()
 	r := NewReader(dir)
 	expect(t, r, false)
@@ -227,13 +226,13 @@ func TestFollow(t *testing.T) {
 	expect(t, r, true, "set Service default/a", "set Service default/b")
 	expect(t, r, false)
 
-	// Only what is written differently is handed in, wherever it moves in the file.
+	// An object that only moves in the file is unchanged.
 	write(t, dir, map[string]string{"a.yaml": "# new\n---\n" + svc("b") + "---\n" + strings.Replace(svc("a"), "80", "81", 1)})
 	expect(t, r, true, "set Service default/a")
 	write(t, dir, map[string]string{"a.yaml": svc("b") + "---\n" + strings.Replace(svc("a"), "80", "81", 1)})
 	expect(t, r, true)
 
-	// A problem is told once, and again after it was mended.
+	// A problem is reported once, and again if it was fixed and returns.
 	bad := map[string]string{"b.json": `{"kind":`}
 	write(t, dir, bad)
 	expect(t, r, true, "b.json:1: unexpected EOF")
@@ -244,20 +243,20 @@ func TestFollow(t *testing.T) {
 	write(t, dir, bad)
 	expect(t, r, true, "b.json:1: unexpected EOF")
 
-	// When the one of two that counted goes, the other takes its place.
+	// When the used one of two objects is removed, the other one is used.
 	write(t, dir, map[string]string{"b.json": "-", "c.yml": svc("b")})
 	expect(t, r, true, "c.yml:1: Service default/b is already at a.yaml:1")
 	write(t, dir, map[string]string{"a.yaml": "-"})
 	expect(t, r, true, "set Service default/b")
 
-	// A document that goes bad is treated as if it were not there.
+	// An object whose document becomes invalid is removed.
 	write(t, dir, map[string]string{"c.yml": svc("c") + "---\n" + svc("d")})
 	expect(t, r, true, "set Service default/c", "set Service default/d", "gone Service default/b")
 	write(t, dir, map[string]string{"c.yml": svc("c") + "---\n" + strings.Replace(svc("d"), "name:", "nam e", 1)})
 	expect(t, r, true, "gone Service default/d", "c.yml:13: Service: metadata must not be a string")
 }
 
-func TestPathGone(t *testing.T) {
+func TestMissingPathKeepsObjects(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "all")
 	r := NewReader(path)
 	if _, err := r.Read(); !errors.Is(err, fs.ErrNotExist) {
@@ -275,12 +274,12 @@ func TestPathGone(t *testing.T) {
 	expect(t, r, false)
 }
 
-func TestUnreadableFile(t *testing.T) {
+func TestUnreadableFileKeepsItsObjects(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"a.yaml": svc("a"), "b.yaml": svc("b")})
 	r := NewReader(dir)
 	expect(t, r, true, "set Service default/a", "set Service default/b")
-	// Permissions do not keep root out, but a loop of links does.
+	// Root ignores permissions, but cannot open a loop of links.
 	a := filepath.Join(dir, "a.yaml")
 	if err := errors.Join(os.Remove(a), os.Symlink("a.yaml", a)); err != nil {
 		t.Fatal(err)
@@ -294,9 +293,9 @@ func TestUnreadableFile(t *testing.T) {
 	expect(t, r, true, "set Service default/c")
 }
 
-// TestConfigMap goes through the steps in which the kubelet changes a mounted
+// TestMountedConfigMapIsFollowed makes the steps in which kubelet changes a mounted
 // ConfigMap.
-func TestConfigMap(t *testing.T) {
+func TestMountedConfigMapIsFollowed(t *testing.T) {
 	dir := t.TempDir()
 	publish := func(version, text string) {
 		t.Helper()
@@ -327,7 +326,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("kind: ServiceList\nitems:\n- &a {<<: [*a], ? [x]: y}\n- .inf\n-\n"))
 	f.Add([]byte("--- |\n---\n...\n%YAML\n{"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		// To YAML 1.1, which package yaml goes by, these break lines too.
+		// In YAML 1.1, which package yaml implements, these break lines too.
 		lines := 1
 		for _, br := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} {
 			lines += strings.Count(string(data), br)
@@ -351,11 +350,11 @@ func FuzzParse(f *testing.F) {
 				}
 			}
 		}
-		// Reading the same again finds the same values.
+		// A second parse of the same text must return the same values.
 		again.parse(data, &f)
 		for i, p := range again.parts {
 			if p != f.parts[i] {
-				t.Errorf("part %d is read again", i)
+				t.Errorf("part %d is parsed again", i)
 			}
 			seen -= len(p.found.objects)
 		}
@@ -365,8 +364,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestEmptiedFileKeepsItsObjects has a file emptied, as a shell does before the
-// command that is to fill it has anything to say, and then written and removed.
+// TestEmptiedFileKeepsItsObjects empties a file, as a shell does before the redirected
+// command prints anything, and then writes and removes it.
 func TestEmptiedFileKeepsItsObjects(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "a.yaml")

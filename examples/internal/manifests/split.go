@@ -5,37 +5,35 @@ import (
 	"regexp"
 )
 
-// piece is text of a file that is understood on its own. Cutting files into
-// small pieces keeps an error from spreading, and lets a changed file be read at
-// the cost of what changed in it.
+// piece is a part of a file that can be parsed by itself. With small pieces an error affects
+// one piece alone, and the cost of reading a changed file depends on the change.
 type piece struct {
 	text []byte
-	// line is the line of the file the text begins at, from 1.
+	// line is the line of the file at which the text begins, from 1.
 	line int
-	// of is what the piece is an object of, when it does not say so itself: the
-	// items of a ServiceList need not say that they are Services.
+	// of is the type of an object that does not hold its own type, such as an item of a
+	// ServiceList.
 	of typeMeta
 }
 
 // document is one YAML document, or JSON values up to the end of the file.
 type document struct {
 	whole piece
-	// items is the items of a List, if whole is one that can be cut into its items
-	// by its indentation. They say the same as whole, unless something refers from
-	// one to the other.
+	// items holds the items of whole if that is a List that can be cut by indentation.
+	// The items are equivalent to whole unless an alias refers from one item to another.
 	items []piece
 }
 
-// split cuts a file into its documents. It does not understand what it cuts: a
-// line that begins with "---" or "..." ends a YAML document wherever it stands
-// (YAML 1.2.2, section 9.1.2), and cannot occur in JSON.
+// split cuts a file into its documents without parsing them: a line that begins with "---"
+// or "..." ends a YAML document in any context (YAML 1.2.2, section 9.1.2), and cannot occur
+// in JSON.
 func split(data []byte) []document {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	var docs []document
 	start, startLine := 0, 1
 	add := func(end int) {
 		p := piece{text: data[start:end], line: startLine}
-		// Without empty lines at its beginning the text stays the same when it moves.
+		// Empty lines at the beginning are cut off, so that a piece that moves keeps its text.
 		for len(p.text) > 0 && len(bytes.TrimSpace(lineAt(p.text, 0))) == 0 {
 			p.text = p.text[len(lineAt(p.text, 0)):]
 			p.line++
@@ -50,7 +48,7 @@ func split(data []byte) []document {
 		l := lineAt(data, at)
 		if isMarker(l) {
 			add(at)
-			// What follows the marker on its line belongs to the next document.
+			// Text behind the marker on its line belongs to the next document.
 			start, startLine = at+3, line
 		}
 		at += len(l)
@@ -75,7 +73,7 @@ func isMarker(l []byte) bool {
 	return len(l) == 3 || bytes.IndexByte([]byte(" \t\r\n"), l[3]) >= 0
 }
 
-// blank reports whether text is nothing but space, comments and directives.
+// blank reports whether text consists of space, comments and directives alone.
 func blank(text []byte) bool {
 	for l := range bytes.Lines(text) {
 		l = bytes.TrimSpace(l)
@@ -91,9 +89,8 @@ var (
 	typeLine  = regexp.MustCompile(`^(kind|apiVersion):[ \t]+["']?([\w./]+)["']?[ \t]*(#.*)?\r?\n?$`)
 )
 
-// listItems cuts a List in YAML's block style into its items, and returns nil
-// for anything else. It goes by the dash that begins each item: all of an item's
-// other lines are indented further.
+// listItems cuts a List in YAML's block style into its items, and returns nil for any other
+// text. A dash begins each item, and the item's other lines are indented further.
 func listItems(p piece) []piece {
 	if !bytes.Contains(p.text, []byte("\nitems:")) && !bytes.HasPrefix(p.text, []byte("items:")) {
 		return nil
@@ -120,7 +117,7 @@ func listItems(p piece) []piece {
 		case inside && len(starts) != 0 && indent > dash:
 		case indent == 0 && itemsLine.Match(l):
 			if inside || len(starts) != 0 {
-				return nil // a second "items" is an error for others to report
+				return nil // parsing the whole reports the second "items" as an error
 			}
 			inside = true
 			at += len(l)
@@ -137,7 +134,7 @@ func listItems(p piece) []piece {
 				}
 			}
 		case inside:
-			return nil // not the block style this goes by
+			return nil // not in block style
 		}
 		at += len(l)
 	}

@@ -17,34 +17,33 @@ import (
 )
 
 const (
-	// maxDelay is how long to wait for the changes to end that come at less than
-	// quiet from each other: what never stops is read now and then all the same.
+	// maxDelay bounds the wait for the end of changes that follow each other within quiet:
+	// files that change all the time must be read too.
 	maxDelay = 250 * time.Millisecond
-	// stalled is how long a file may be open without being written to, and
-	// tooLong how long it may be written to, until it is read as it is.
+	// stalled is how long a file may stay open without a write, and tooLong how long
+	// writes may continue, until the file is read in its current state.
 	stalled = 3 * time.Second
 	tooLong = 30 * time.Second
-	// poll is how often to look without having been told to: for what inotify does
-	// not see, such as files changed on a network file system's server or behind
-	// a symbolic link.
+	// poll is the interval for reading files without an event, because inotify misses
+	// changes on a network file system's server or behind a symbolic link.
 	poll = time.Second
 )
 
-// Watcher waits for the files of a path to change, with inotify(7). It must not
-// be used from several goroutines at once, except for Close.
+// Watcher waits for changes of the files of a path with inotify(7). It is not safe for
+// concurrent use, except for Close.
 type Watcher struct {
 	path string
 	f    *os.File
 	fd   int
-	// names is what matters in each watched folder, by watch descriptor: a file, or
-	// "" for all that is read of a folder.
+	// names holds the file names of interest in each watched folder, by watch descriptor.
+	// An empty name stands for all manifests of the folder.
 	names map[int32][]string
-	// writing is the files that are being written, and when they last were.
+	// writing holds the files that are being written, with the time of the last write.
 	writing map[string]time.Time
 }
 
-// NewWatcher returns a Watcher for a file or folder, which need not exist yet.
-// Changes after it returns are noticed.
+// NewWatcher returns a Watcher for a file or folder, which need not exist yet. The Watcher
+// notices every change after NewWatcher returns.
 func NewWatcher(path string) (*Watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -55,12 +54,11 @@ func NewWatcher(path string) (*Watcher, error) {
 	return w, nil
 }
 
-// Close ends the Watcher, and a Wait with an error that is [os.ErrClosed].
+// Close ends the Watcher. A Wait in progress returns an error that wraps [os.ErrClosed].
 func (w *Watcher) Close() error { return w.f.Close() }
 
-// watch asks for the events of the folders that the files depend on, as they
-// are now. Those that are watched already stay so. Errors do not matter: what is
-// not watched is polled.
+// watch adds watches for the folders that the current files depend on. Existing watches
+// stay. Errors do not matter, because Wait also polls.
 func (w *Watcher) watch() {
 	const events = unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_CREATE | unix.IN_DELETE |
 		unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_ATTRIB | unix.IN_ONLYDIR
@@ -85,16 +83,16 @@ func (w *Watcher) matters(wd int32, name string) bool {
 	})
 }
 
-// Wait returns nil when the files may have changed and are no longer being
-// written, and every so often without a reason: [Reader.Read] tells what is
-// different, at little cost if nothing is. It returns ctx's error when that ends.
+// Wait waits until files may have changed and are no longer being written, and then returns
+// nil. It also returns nil once a second without a change: [Reader.Read] costs little then.
+// It returns ctx's error when ctx ends.
 func (w *Watcher) Wait(ctx context.Context) error {
-	// A read waits until its deadline, which ctx's end moves to the past.
+	// The end of ctx ends a blocked read by a deadline in the past.
 	stop := context.AfterFunc(ctx, func() { w.f.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 
 	deadline := time.Now().Add(poll)
-	var began time.Time // of what is going on
+	var began time.Time // of the current changes
 	for {
 		w.watch()
 		w.f.SetReadDeadline(deadline)
@@ -134,8 +132,7 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// events reads the events there are, waiting for one, and reports whether any
-// matters.
+// events waits for an event, reads all that are available, and reports whether any matters.
 func (w *Watcher) events() (matters bool, err error) {
 	var buf [16 << 10]byte
 	n, err := w.f.Read(buf[:])
@@ -151,7 +148,7 @@ func (w *Watcher) events() (matters bool, err error) {
 		name := string(bytes.TrimRight(b[header:length], "\x00"))
 		b = b[length:]
 		if mask&unix.IN_Q_OVERFLOW != 0 {
-			clear(w.writing) // what ended may have been lost
+			clear(w.writing) // the event for the end of a write may be lost
 			matters = true
 		}
 		if !w.matters(wd, name) {

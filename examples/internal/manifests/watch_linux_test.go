@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// follow reads whenever the watcher says so, until there is a change.
+// follow waits and reads until there is a change.
 func follow(t *testing.T, w *Watcher, r *Reader) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -29,7 +29,7 @@ func follow(t *testing.T, w *Watcher, r *Reader) []string {
 	}
 }
 
-func TestWatcher(t *testing.T) {
+func TestWaitReturnsAfterCompleteWrites(t *testing.T) {
 	for _, single := range []bool{false, true} {
 		dir := t.TempDir()
 		path := dir
@@ -62,8 +62,8 @@ func TestWatcher(t *testing.T) {
 		}
 		step("replaced", "set Service default/c", "gone Service default/a", "gone Service default/b")
 
-		// Somebody takes a long time to overwrite the file. While its first half is
-		// all there is of it, it stands for what it held.
+		// A slow program overwrites the file. Until the second half is written, the
+		// earlier objects stay in use.
 		f, err := os.Create(filepath.Join(dir, "a.yaml"))
 		if err != nil {
 			t.Fatal(err)
@@ -76,10 +76,10 @@ func TestWatcher(t *testing.T) {
 			f.WriteString("---\n" + svc("d"))
 			took <- time.Since(begun)
 		}()
-		// The first is written as it was, but for its being the last.
+		// The first object is unchanged, but is now the last one.
 		got := follow(t, w, r)
 		if <-took >= stalled && len(got) == 0 {
-			got = follow(t, w, r) // on a machine this slow its halves were two changes
+			got = follow(t, w, r) // on a slow machine the halves are two changes
 		}
 		if want := []string{"set Service default/d"}; !slices.Equal(got, want) {
 			t.Errorf("overwritten slowly: %q, want %q", got, want)
@@ -102,7 +102,7 @@ func TestWatcher(t *testing.T) {
 	}
 }
 
-func TestWatcherEnds(t *testing.T) {
+func TestWaitEndsWithContextAndClose(t *testing.T) {
 	w, err := NewWatcher(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

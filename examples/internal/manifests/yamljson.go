@@ -10,16 +10,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits on what nodeToJSON makes of one object. No object of the API is near
-// them (etcd stores none above 1.5 MB); aliases can be far beyond.
+// Limits on nodeToJSON's output for one object. Objects of the API are far smaller (etcd
+// limits them to 1.5 MB); aliases can expand without limit.
 const (
 	maxDepth = 100
 	maxJSON  = 4 << 20
 )
 
-// nodeToJSON returns a YAML node as JSON whose lines are the YAML's: what is on
-// the nth line of the one is on the nth of the other. So an error's offset in
-// the JSON tells the line to report.
+// nodeToJSON returns a YAML node as JSON. A value is on the same line in both texts, so an
+// error's offset in the JSON gives the line to report.
 func nodeToJSON(n *yaml.Node) ([]byte, error) {
 	w := jsonWriter{line: n.Line}
 	if err := w.node(n, 0); err != nil {
@@ -33,7 +32,7 @@ type jsonWriter struct {
 	line int
 }
 
-// nodeError is an error at a line, counted as the nodes' are.
+// nodeError is an error with a line, counted like the nodes' lines.
 type nodeError struct {
 	line int
 	text string
@@ -81,7 +80,7 @@ func (w *jsonWriter) mapping(n *yaml.Node, depth int) error {
 	if err := w.fields(n, depth, seen, false); err != nil {
 		return err
 	}
-	// What is merged in ("<<: *base") yields to what the mapping says itself.
+	// A mapping's own fields override merged ones ("<<: *base").
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if n.Content[i].ShortTag() != "!!merge" {
 			continue
@@ -106,8 +105,8 @@ func (w *jsonWriter) mapping(n *yaml.Node, depth int) error {
 	return nil
 }
 
-// fields writes what a mapping says itself. Keys already seen are left out when
-// merging, and otherwise an error.
+// fields writes the mapping's own fields. A key that was already seen is omitted when
+// merging, and is otherwise an error.
 func (w *jsonWriter) fields(n *yaml.Node, depth int, seen map[string]bool, merging bool) error {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k, v := n.Content[i], n.Content[i+1]
@@ -163,7 +162,7 @@ func (w *jsonWriter) scalar(n *yaml.Node) error {
 		}
 		w.Write(text)
 	default:
-		// Times too: the API's are strings.
+		// Times are strings in the API too.
 		return w.string(n.Value)
 	}
 	return nil

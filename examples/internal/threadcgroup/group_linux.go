@@ -1,6 +1,6 @@
-// Package threadcgroup runs functions on threads that are in a cgroup of their own, while
-// the rest of the process is not: a process can so have the sockets of a node and those of
-// other machines. It takes the right to make cgroups. The package exists on Linux only.
+// Package threadcgroup runs functions on threads in a cgroup of their own. One process can
+// thus own sockets of a node and sockets of other machines, which programs attached to the
+// cgroup tell apart. It needs the right to create cgroups. The package exists on Linux only.
 package threadcgroup
 
 import (
@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Parent is a cgroup for this process. Threads can be moved only between cgroups below one
-// that has the process.
+// Parent is a cgroup for this process. Threads can move only between cgroups below the one
+// that holds the process.
 type Parent struct{ outer, path string }
 
-// NewParent makes a cgroup below outer, a folder of a cgroup2 file system, and moves this
-// process to it. The caller must call Close.
+// NewParent creates a cgroup below outer, a folder of a cgroup2 file system, and moves this
+// process into it. The caller must call Close.
 func NewParent(outer string) (*Parent, error) {
 	p := &Parent{outer, filepath.Join(outer, fmt.Sprint("proxier-", os.Getpid()))}
 	if err := os.Mkdir(p.path, 0o755); err != nil {
@@ -40,7 +40,7 @@ func move(cgroup, file string, id int) error {
 	return os.WriteFile(filepath.Join(cgroup, file), fmt.Append(nil, id), 0)
 }
 
-// threads is how many threads each Group has.
+// threads is the number of threads of a Group.
 const threads = 16
 
 // Group is a cgroup with a few threads of this process. Its methods are safe for concurrent
@@ -49,12 +49,12 @@ type Group struct {
 	path string
 	work chan func()
 	wg   sync.WaitGroup
-	// errs is the errors of the threads. It is read after they ended.
+	// errs holds the errors of the threads. It is read after they ended.
 	mu   sync.Mutex
 	errs []error
 }
 
-// New makes a cgroup and threads in it. The caller must call Close.
+// New creates a cgroup and starts its threads. The caller must call Close.
 func (p *Parent) New() (*Group, error) {
 	path, err := os.MkdirTemp(p.path, "node-")
 	if err != nil {

@@ -10,20 +10,20 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// DefaultAffinityClients is how many clients an [Affinity] remembers unless told
-// otherwise: some ten megabytes.
+// DefaultAffinityClients is the default limit of an [Affinity]'s clients. So many take some
+// ten megabytes.
 const DefaultAffinityClients = 65536
 
-// Affinity remembers which endpoint each client was sent to (a Service's
-// sessionAffinity ClientIP). Several Balancers may be wrapped by one, as for the
-// two pools of a Service. Its methods are safe for concurrent use.
+// Affinity stores the endpoint of each client (a Service's sessionAffinity ClientIP). One
+// Affinity can wrap several Balancers, such as those of a Service's two pools. Its methods
+// are safe for concurrent use.
 type Affinity struct {
 	mu      sync.Mutex
 	timeout time.Duration
 	max     int
 	now     func() time.Time
 	clients map[netip.Addr]*list.Element // of *stay
-	recent  list.List                    // the latest first
+	recent  list.List                    // the most recent first
 }
 
 // stay is one client's endpoint.
@@ -33,10 +33,9 @@ type stay struct {
 	last     time.Time
 }
 
-// NewAffinity returns an Affinity that remembers a client for timeout after its
-// last pick; with 0 or less, none. When there are more than max clients the one
-// that was not heard of for longest is forgotten; 0 means
-// [DefaultAffinityClients].
+// NewAffinity returns an Affinity that stores a client for timeout after its last pick. With
+// a timeout of 0 or less it stores no client. With more than max clients it drops the least
+// recently used one. A max of 0 means [DefaultAffinityClients].
 func NewAffinity(timeout time.Duration, max int) *Affinity {
 	if max <= 0 {
 		max = DefaultAffinityClients
@@ -44,24 +43,24 @@ func NewAffinity(timeout time.Duration, max int) *Affinity {
 	return &Affinity{timeout: timeout, max: max, now: time.Now, clients: map[netip.Addr]*list.Element{}}
 }
 
-// SetTimeout replaces the timeout, also for the clients that are remembered.
+// SetTimeout replaces the timeout, also for stored clients.
 func (a *Affinity) SetTimeout(d time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.timeout = d
 }
 
-// Len returns how many clients are remembered, including some that have been
-// silent for longer than the timeout.
+// Len returns the number of stored clients, which may include clients whose timeout has
+// passed.
 func (a *Affinity) Len() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.clients)
 }
 
-// Wrap returns a Balancer that picks the client's endpoint if that is in the pool
-// and has a weight, and else what next picks, from then on. Next is called with
-// the Affinity locked, and must not use it.
+// Wrap returns a Balancer that picks the client's stored endpoint if that is in the pool and
+// has a weight. Otherwise it picks and stores next's choice. It calls next with the Affinity
+// locked; next must not use the Affinity.
 func (a *Affinity) Wrap(next Balancer) Balancer { return &sticky{a, next} }
 
 type sticky struct {
@@ -100,7 +99,7 @@ func (s *sticky) Pick(pool []*tracker.Endpoint, from netip.AddrPort) *tracker.En
 	return ep
 }
 
-// trim forgets clients that are too many, or silent for too long.
+// trim drops clients above the limit, and those whose timeout has passed.
 func (a *Affinity) trim(now time.Time) {
 	for e := a.recent.Back(); e != nil; e = a.recent.Back() {
 		c := e.Value.(*stay)

@@ -8,7 +8,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// clock is a time that a test sets.
+// clock is a clock that a test sets.
 type clock struct{ t time.Time }
 
 func (c *clock) now() time.Time { return c.t }
@@ -19,7 +19,7 @@ func newAffinity(timeout time.Duration, max int) (*Affinity, *clock) {
 	return a, c
 }
 
-func TestAffinity(t *testing.T) {
+func TestAffinityKeepsAClientsEndpoint(t *testing.T) {
 	a, clock := newAffinity(10*time.Second, 0)
 	b := a.Wrap(&RoundRobin{})
 	p := pool(1, 1, 1)
@@ -32,7 +32,7 @@ func TestAffinity(t *testing.T) {
 	}
 	expect("first", p, client, "a")
 	expect("first", p, other, "b")
-	for i := range 5 { // it goes on for longer than the timeout
+	for i := range 5 { // for longer than the timeout
 		clock.t = clock.t.Add(9 * time.Second)
 		expect("kept coming", p, netip.AddrPortFrom(client.Addr(), uint16(i)), "a")
 	}
@@ -52,8 +52,7 @@ func TestAffinity(t *testing.T) {
 	expect("after that", p, client, "a")
 }
 
-// TestAffinityShared: two pools of a Service share what is remembered.
-func TestAffinityShared(t *testing.T) {
+func TestPoolsOfAServiceShareAffinity(t *testing.T) {
 	a, _ := newAffinity(time.Minute, 0)
 	cluster, local := a.Wrap(&RoundRobin{}), a.Wrap(&RoundRobin{})
 	p := pool(1, 1, 1)
@@ -62,16 +61,16 @@ func TestAffinityShared(t *testing.T) {
 	}
 }
 
-func TestAffinityForgets(t *testing.T) {
+func TestAffinityDropsOldClients(t *testing.T) {
 	a, clock := newAffinity(time.Minute, 100)
 	b := a.Wrap(&RoundRobin{})
 	p := pool(equal(7)...)
 	for i := range 1000 {
 		b.Pick(p, clientNumber(i))
-		b.Pick(p, client) // always among the latest
+		b.Pick(p, client) // always one of the most recent
 	}
 	if a.Len() != 100 {
-		t.Errorf("remembers %d clients, want 100", a.Len())
+		t.Errorf("%d clients are stored, want 100", a.Len())
 	}
 	if got := name(b.Pick(p, client)); got != "b" {
 		t.Errorf("the busiest client was sent to %s", got)
@@ -79,10 +78,10 @@ func TestAffinityForgets(t *testing.T) {
 	clock.t = clock.t.Add(time.Minute)
 	b.Pick(p, client)
 	if a.Len() != 1 {
-		t.Errorf("remembers %d clients after all but one were silent", a.Len())
+		t.Errorf("%d clients are stored after the timeout of all but one", a.Len())
 	}
 	off, _ := newAffinity(0, 0)
 	if got := picks(off.Wrap(&RoundRobin{}), p, 3); got != "abc" || off.Len() != 0 {
-		t.Errorf("without a timeout: %s, and %d clients are remembered", got, off.Len())
+		t.Errorf("without a timeout: %s, and %d clients are stored", got, off.Len())
 	}
 }

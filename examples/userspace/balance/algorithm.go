@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Algorithm is a [Balancer] by name, for flags and annotations. The zero value is
-// weighted-round-robin.
+// Algorithm identifies a type of [Balancer] by name, for flags and annotations. The zero
+// value is weighted-round-robin.
 type Algorithm uint8
 
 // The algorithms.
@@ -26,14 +26,14 @@ const (
 
 var names = [...]string{"weighted-round-robin", "round-robin", "least-connections", "two-choices", "source-hash"}
 
-// ErrUnknown is what errors of [Parse] are.
+// ErrUnknown is wrapped by all errors of [Parse].
 var ErrUnknown = errors.New("balance: unknown algorithm")
 
-// Names returns the names that [Parse] knows.
+// Names returns the names that [Parse] accepts.
 func Names() []string { return append([]string(nil), names[:]...) }
 
-// Parse returns the algorithm of a name. The error is an [ErrUnknown] that says
-// which there are.
+// Parse returns the algorithm with a name. Its error wraps [ErrUnknown] and lists the known
+// names.
 func Parse(name string) (Algorithm, error) {
 	for i, n := range names {
 		if n == name {
@@ -43,7 +43,7 @@ func Parse(name string) (Algorithm, error) {
 	return 0, fmt.Errorf("%w %q, want one of %s", ErrUnknown, name, strings.Join(names[:], ", "))
 }
 
-// String returns the name that [Parse] takes.
+// String returns the name that [Parse] accepts.
 func (a Algorithm) String() string {
 	if int(a) < len(names) {
 		return names[a]
@@ -51,8 +51,8 @@ func (a Algorithm) String() string {
 	return "unknown"
 }
 
-// New returns a new Balancer. Load is for those that look at it, and may be nil
-// for the others. An unknown value counts as 0.
+// New returns a new Balancer. LeastConnections and TwoChoices use load; for the others it may
+// be nil. An unknown value counts as 0.
 func (a Algorithm) New(load Load) Balancer {
 	switch a {
 	case RoundRobinAlgorithm:

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestParse(t *testing.T) {
+func TestParseAcceptsEveryName(t *testing.T) {
 	want := map[string]string{
 		"weighted-round-robin": "*balance.WeightedRoundRobin",
 		"round-robin":          "*balance.RoundRobin",
@@ -27,6 +27,6 @@ func TestParse(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if a := Algorithm(99); a.String() != "unknown" || a.New(nil).Pick(pool(1), client) == nil {
-		t.Error("an algorithm that is none")
+		t.Error("an unknown algorithm does not count as 0")
 	}
 }

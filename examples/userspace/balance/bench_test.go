@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// BenchmarkPick is what one connection costs.
+// BenchmarkPick measures one choice, the cost for one connection.
 func BenchmarkPick(b *testing.B) {
 	for _, n := range []int{3, 100, 1000} {
 		p := pool(equal(n)...)

@@ -4,23 +4,20 @@
 //	b := &balance.WeightedRoundRobin{}
 //	ep := b.Pick(pool, client)
 //
-// A [Balancer] is given the endpoints to choose among each time, so it need not
-// be told when they change, and a caller may leave out those that it has tried in
-// vain. What it remembers between picks is kept by address and costs no more
-// than the largest pool.
+// Each call of a [Balancer] gets the pool of endpoints. A pool may differ in each call, and
+// a caller can leave out endpoints that failed. A Balancer keeps its state by address, with
+// memory proportional to the largest pool.
 //
-// All of them honour [tracker.Endpoint.Weight] as far as the method allows, and
-// none chooses an endpoint of weight 0: that one takes no new connections. They
-// may be used by any number of goroutines.
+// All Balancers honour [tracker.Endpoint.Weight] as far as their method allows. None chooses
+// an endpoint of weight 0, which takes no new connections. All are safe for concurrent use.
 //
-// [Affinity] sends a client where it was sent before, whatever Balancer chose
-// that:
+// [Affinity] sends a client to its earlier endpoint, whatever Balancer chose it:
 //
 //	sticky := balance.NewAffinity(3 * time.Hour, 0)
 //	b := sticky.Wrap(&balance.LeastConnections{Load: load})
 //
-// [Maglev] makes the choice that every data plane makes for a Service with a hash
-// ([tracker.ServicePort.Hash]), the kernel's by package nftables included.
+// [Maglev] makes the same choice as every other data plane for a Service with a hash
+// ([tracker.ServicePort.Hash]), including the kernel with rules of package nftables.
 //
-// An [Algorithm] is one of them by the name that a flag or an annotation has.
+// An [Algorithm] is the name of a Balancer for a flag or an annotation.
 package balance

@@ -9,7 +9,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A big endpoint and a small one, with and without client affinity.
+// The pool has a large endpoint and a small one. The second Balancer adds client affinity.
 func Example() {
 	pool := []*tracker.Endpoint{
 		{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 3},

@@ -37,7 +37,7 @@ func name(ep *tracker.Endpoint) string {
 	return string(rune('a' + ep.Addr.Addr().As4()[3]))
 }
 
-// picks has b pick n times.
+// picks calls b.Pick n times and returns the names of the endpoints.
 func picks(b Balancer, pool []*tracker.Endpoint, n int) (s string) {
 	for range n {
 		s += name(b.Pick(pool, client))
@@ -56,9 +56,7 @@ func clientNumber(i int) netip.AddrPort {
 // idle is the load of endpoints without connections.
 func idle(netip.AddrPort) int { return 0 }
 
-// TestWeightZero: an endpoint that is to take no new connections takes none, of
-// any balancer, and a pool of such is an empty one.
-func TestWeightZero(t *testing.T) {
+func TestNoBalancerPicksWeightZero(t *testing.T) {
 	for _, n := range Names() {
 		a, err := Parse(n)
 		if err != nil {

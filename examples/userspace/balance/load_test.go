@@ -8,7 +8,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// loads is connections by the last byte of the address.
+// loads holds numbers of connections by the last byte of the address.
 type loads []int
 
 func (l loads) load(a netip.AddrPort) int { return l[a.Addr().As4()[3]] }
@@ -18,7 +18,7 @@ func expense(l loads, p []*tracker.Endpoint, i int) float64 {
 	return float64(l[i]+1) / float64(p[i].Weight)
 }
 
-func TestLeastConnections(t *testing.T) {
+func TestLeastConnectionsPicksTheLightest(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 2000 {
 		n := 1 + r.IntN(9)
@@ -34,7 +34,7 @@ func TestLeastConnections(t *testing.T) {
 			}
 		}
 	}
-	// Equals are chosen alike.
+	// Equal endpoints are chosen equally often.
 	seen := map[string]int{}
 	for range 4000 {
 		seen[name((&LeastConnections{loads{1, 0, 0, 0, 0}.load}).Pick(pool(equal(5)...), client))]++
@@ -45,12 +45,12 @@ func TestLeastConnections(t *testing.T) {
 		}
 	}
 	if seen["a"] != 0 {
-		t.Error("the busy one was picked")
+		t.Error("the endpoint with the most connections was picked")
 	}
 }
 
-func TestTwoChoices(t *testing.T) {
-	// Of two it is always the lighter one, of many never the heaviest.
+func TestTwoChoicesNeverPicksTheHeaviest(t *testing.T) {
+	// Of two endpoints the lighter one is always picked.
 	two := &TwoChoices{loads{3, 2}.load}
 	if got := picks(two, pool(1, 1), 50); got != "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb" {
 		t.Errorf("of 3 and 2 connections: %s", got)
@@ -72,8 +72,8 @@ func TestTwoChoices(t *testing.T) {
 	}
 }
 
-// TestTwoChoicesEvens sends connections that stay: no endpoint gets far ahead.
-func TestTwoChoicesEvens(t *testing.T) {
+// TestTwoChoicesBalancesLoad makes connections that stay open.
+func TestTwoChoicesBalancesLoad(t *testing.T) {
 	const endpoints, each = 50, 100
 	l := make(loads, endpoints)
 	b := &TwoChoices{l.load}
@@ -82,7 +82,7 @@ func TestTwoChoicesEvens(t *testing.T) {
 		l[b.Pick(p, client).Addr.Addr().As4()[3]]++
 	}
 	for i, n := range l {
-		// Purely at random one of fifty would be more than 20 away.
+		// With random choices one of fifty endpoints would be off by more than 20.
 		if n < each-15 || n > each+15 {
 			t.Errorf("endpoint %d has %d connections, %d expected", i, n, each)
 		}

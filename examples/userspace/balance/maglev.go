@@ -9,36 +9,35 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// keptTables is how many tables a [Maglev] keeps: that of the whole pool, and those
-// without an endpoint that was tried in vain.
+// keptTables is the number of tables that a [Maglev] keeps: the table of the whole pool, and
+// tables without a failed endpoint.
 const keptTables = 4
 
-// Maglev chooses by a table of package maglev: which endpoint follows from the pool,
-// the Seed and the client, and from nothing else. So proxies with the same Seed
-// agree, and with them [ruleset.Service.Maglev] and what follows it. The zero value
-// is ready for use.
+// Maglev chooses by a table of package maglev. The choice depends only on the pool, the Seed
+// and the client, so proxies with the same Seed agree, and so do data planes that use
+// [ruleset.Service.Maglev]. The zero value is ready for use.
 type Maglev struct {
-	// Seed is [ruleset.Node]'s HashSeed.
+	// Seed is the HashSeed of [ruleset.Node].
 	Seed uint64
-	// Slots is how many slots the table has at least (see [maglev.SizeAtLeast]); 0 is
-	// as many as suit the pool. Give the whole pool's number, where Pick is given
-	// parts of it: another size sends most clients to other endpoints.
+	// Slots is the minimum size of the table (see [maglev.SizeAtLeast]). 0 means a size
+	// that suits the pool. Set it to the whole pool's number if Pick gets parts of the pool:
+	// another size sends most clients to other endpoints.
 	Slots int
-	// Port: the client's port counts as well as its address.
+	// Port includes the client's port in the hash.
 	Port bool
 
 	mu     sync.Mutex
 	tables []table // the one used last first
 }
 
-// table is a table and what it was made of.
+// table is a table with its parameters.
 type table struct {
 	members []maglev.Member
 	table   *maglev.Table
 }
 
-// Pick takes a step for each endpoint, and makes a table when the pool is another
-// than the last few ones.
+// Pick implements [Balancer]. It takes time proportional to the size of the pool, and builds
+// a table if the pool differs from the last few pools.
 func (b *Maglev) Pick(pool []*tracker.Endpoint, client netip.AddrPort) *tracker.Endpoint {
 	t := b.tableOf(pool[:min(len(pool), maglev.MaxSize)])
 	if t.Len() == 0 {

@@ -9,9 +9,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestMaglev compares the choice with what a Service's own table and hash lead to,
-// by which kernels choose, for pools that come and go.
-func TestMaglev(t *testing.T) {
+// TestMaglevAgreesWithTheKernelsTable compares the choice with that of a Service's table and
+// hash, which kernels use, for changing pools.
+func TestMaglevAgreesWithTheKernelsTable(t *testing.T) {
 	const seed = 1234567890123
 	pools := [][]*tracker.Endpoint{
 		pool(1), pool(1, 2, 0, 3), pool(equal(5)...), pool(equal(30)...), pool(3, 2, 0, 1), pool(equal(31)...), pool(7, 7),
@@ -41,9 +41,8 @@ func TestMaglev(t *testing.T) {
 	}
 }
 
-// TestMaglevWithoutOne leaves out an endpoint, as when it cannot be reached: its
-// clients are sent to others, and hardly anybody else.
-func TestMaglevWithoutOne(t *testing.T) {
+// TestMaglevMovesFewOtherClients leaves out an endpoint that cannot be reached.
+func TestMaglevMovesFewOtherClients(t *testing.T) {
 	p := pool(equal(10)...)
 	b := &Maglev{Port: true, Slots: 1021}
 	without := slices.Concat(p[:3], p[4:])

@@ -8,18 +8,18 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// RoundRobin chooses one endpoint after the other, in the order of the pool.
-// Weights do not count, except 0. The zero value is ready for use.
+// RoundRobin chooses the endpoints in turn, in the order of the pool. It ignores weights
+// except 0. The zero value is ready for use.
 type RoundRobin struct {
 	mu sync.Mutex
-	// last was chosen last; it was number at in its pool.
+	// last is the last choice, and at its index in its pool.
 	last netip.AddrPort
 	at   int
 }
 
-// Pick returns the endpoint after the last one, and if that is gone the next by
-// address. It takes a few steps, and one for each endpoint when the pool
-// has changed.
+// Pick implements [Balancer]. It returns the endpoint after the last choice, or the next by
+// address if the last choice is no longer in the pool. It takes time proportional to the
+// size of the pool only if the pool changed.
 func (b *RoundRobin) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.Endpoint {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -45,6 +45,6 @@ func (b *RoundRobin) next(pool []*tracker.Endpoint) int {
 	if i := slices.IndexFunc(pool, func(ep *tracker.Endpoint) bool { return ep.Addr == b.last }); i >= 0 {
 		return i + 1
 	}
-	// It is gone. Pools are in the order of their addresses.
+	// The last choice is gone. Pools are sorted by address.
 	return max(0, slices.IndexFunc(pool, func(ep *tracker.Endpoint) bool { return ep.Addr.Compare(b.last) > 0 }))
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestRoundRobin(t *testing.T) {
+func TestRoundRobinFollowsAChangedPool(t *testing.T) {
 	p := pool(equal(5)...)
 	b := &RoundRobin{}
 	for _, step := range []struct {
@@ -34,7 +34,7 @@ func TestRoundRobin(t *testing.T) {
 	}
 }
 
-func TestWeightedRoundRobin(t *testing.T) {
+func TestWeightedRoundRobinIsSmooth(t *testing.T) {
 	for _, c := range []struct {
 		weights []uint16
 		want    string
@@ -50,9 +50,9 @@ func TestWeightedRoundRobin(t *testing.T) {
 	}
 }
 
-// TestWeightedRoundRobinShares: over a round each endpoint is picked exactly as
-// often as its weight says, and at no time is it a full pick away from its share.
-func TestWeightedRoundRobinShares(t *testing.T) {
+// TestWeightedRoundRobinPicksByWeight checks that in a round each endpoint is picked exactly
+// as often as its weight, and that at no time it is a full pick away from its share.
+func TestWeightedRoundRobinPicksByWeight(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 100 {
 		weights := make([]uint16, 1+r.IntN(8))
@@ -79,9 +79,9 @@ func TestWeightedRoundRobinShares(t *testing.T) {
 	}
 }
 
-// TestWeightedRoundRobinChange: what an endpoint owes from when its weight was
-// large does not keep it waiting when weights are small.
-func TestWeightedRoundRobinChange(t *testing.T) {
+// TestWeightedRoundRobinLimitsDebt checks that the debt of an endpoint from a time of large
+// weights does not delay its picks when weights are small.
+func TestWeightedRoundRobinLimitsDebt(t *testing.T) {
 	b := &WeightedRoundRobin{}
 	b.Pick(pool(65535, 65534, 65533), client)
 	got := picks(b, pool(1, 1, 1), 30)
@@ -98,14 +98,13 @@ func TestWeightedRoundRobinChange(t *testing.T) {
 	}
 }
 
-// TestWeightedRoundRobinForgets: what it remembers is bounded by the pool.
-func TestWeightedRoundRobinForgets(t *testing.T) {
+func TestWeightedRoundRobinDropsOldEndpoints(t *testing.T) {
 	b := &WeightedRoundRobin{}
 	many := pool(equal(5000)...)
 	for i := 0; i+10 <= len(many); i += 10 {
 		b.Pick(many[i:i+10], client)
 	}
 	if len(b.credit) > 50 {
-		t.Errorf("remembers %d endpoints for a pool of 10", len(b.credit))
+		t.Errorf("%d endpoints are stored for a pool of 10", len(b.credit))
 	}
 }

@@ -7,18 +7,18 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// SourceHash sends a client always to the same endpoint of a pool, and different
-// clients to different ones as the weights say. When an endpoint goes only its
-// own clients move, and when one comes it takes over its share and no other client
-// moves: this is rendezvous hashing (Thaler and Ravishankar, "Using Name-Based
-// Mappings to Increase Hit Rates"), with weights. Nothing is remembered, so that
-// proxies with the same Seed agree. The zero value is ready for use.
+// SourceHash always sends a client to the same endpoint of a pool, and distributes clients
+// in proportion to the weights. When an endpoint is removed, only its own clients move. When
+// one is added, it takes over its share and no other client moves. The method is rendezvous
+// hashing (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates") with
+// weights. SourceHash has no state, so proxies with the same Seed agree. The zero value is
+// ready for use.
 type SourceHash struct {
-	// Seed makes another, unrelated choice for every client.
+	// Seed selects a hash function. Choices with different seeds are unrelated.
 	Seed uint64
 }
 
-// Pick takes a step for each endpoint.
+// Pick implements [Balancer]. It takes time proportional to the size of the pool.
 func (b *SourceHash) Pick(pool []*tracker.Endpoint, client netip.AddrPort) *tracker.Endpoint {
 	var best *tracker.Endpoint
 	top := math.Inf(-1)
@@ -28,9 +28,9 @@ func (b *SourceHash) Pick(pool []*tracker.Endpoint, client netip.AddrPort) *trac
 			continue
 		}
 		h := mix(hashAddr(from, ep.Addr.Addr()) ^ uint64(ep.Addr.Port()))
-		// Between 0 and 1, without both. The one with the largest of u^(1/weight) is
-		// chosen with a probability proportional to its weight; that is the order of
-		// ln(u)/weight too.
+		// u is between 0 and 1, exclusive. The endpoint with the largest u^(1/weight) is
+		// chosen with a probability proportional to its weight. ln(u)/weight has the same
+		// order.
 		u := (float64(h>>11) + 0.5) / (1 << 53)
 		if score := math.Log(u) / float64(ep.Weight); best == nil || score > top {
 			best, top = ep, score
@@ -39,7 +39,7 @@ func (b *SourceHash) Pick(pool []*tracker.Endpoint, client netip.AddrPort) *trac
 	return best
 }
 
-// hashAddr continues a hash with an address.
+// hashAddr adds an address to a hash.
 func hashAddr(h uint64, a netip.Addr) uint64 {
 	b := a.As16()
 	for i := 0; i < 16; i += 8 {
@@ -52,9 +52,9 @@ func hashAddr(h uint64, a netip.Addr) uint64 {
 	return h
 }
 
-// mix is the output function of SplitMix64 (Steele, Lea and Flood, "Fast
-// Splittable Pseudorandom Number Generators"): every bit of x changes every bit
-// of the result with a chance of about one half.
+// mix is the output function of SplitMix64 (Steele, Lea and Flood, "Fast Splittable
+// Pseudorandom Number Generators"). Every bit of x changes every bit of the result with a
+// probability of about one half.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// TestSourceHash looks at many clients' choices. Nothing is random in it.
-func TestSourceHash(t *testing.T) {
+// TestSourceHashDistributesByWeight checks the choices of many clients. It uses no random
+// numbers.
+func TestSourceHashDistributesByWeight(t *testing.T) {
 	const clients = 20000
 	weights := []uint16{1, 1, 2, 4, 8, 0}
 	p := pool(weights...)
@@ -38,8 +39,8 @@ func TestSourceHash(t *testing.T) {
 	}
 }
 
-// TestSourceHashMoves: when an endpoint goes or comes, nobody moves who need not.
-func TestSourceHashMoves(t *testing.T) {
+// TestSourceHashMovesFewClients adds and removes endpoints.
+func TestSourceHashMovesFewClients(t *testing.T) {
 	b := &SourceHash{}
 	for _, n := range []int{2, 3, 10, 100} {
 		p := pool(equal(n)...)

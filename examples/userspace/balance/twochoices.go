@@ -7,16 +7,17 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TwoChoices looks at two endpoints at random and chooses the one with fewer
-// connections for its weight. That is nearly as even as [LeastConnections]
-// (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"), at a
-// cost that does not grow with the pool, and several proxies that do so side by
-// side do not all rush to the same idle endpoint. Load is required.
+// TwoChoices compares two random endpoints and chooses the one with fewer connections for
+// its weight. It distributes connections nearly as evenly as [LeastConnections]
+// (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"), at a cost that
+// does not depend on the size of the pool. Several proxies do not all choose the same idle
+// endpoint. Load is required.
 type TwoChoices struct {
 	Load Load
 }
 
-// Pick takes a few steps, and one for each endpoint if most have no weight.
+// Pick implements [Balancer]. It takes time proportional to the size of the pool only if
+// most endpoints have weight 0.
 func (b *TwoChoices) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.Endpoint {
 	one := random(pool, nil)
 	if one == nil {
@@ -28,8 +29,7 @@ func (b *TwoChoices) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.E
 	return one
 }
 
-// random returns an endpoint with a weight that is not the given one, nil if
-// there is none.
+// random returns a random endpoint with a weight above 0 other than the given one, or nil.
 func random(pool []*tracker.Endpoint, not *tracker.Endpoint) *tracker.Endpoint {
 	if len(pool) == 0 {
 		return nil
@@ -39,7 +39,7 @@ func random(pool []*tracker.Endpoint, not *tracker.Endpoint) *tracker.Endpoint {
 			return ep
 		}
 	}
-	// Most are none to choose: have a look at each.
+	// Most endpoints cannot be chosen: check each.
 	var found *tracker.Endpoint
 	n := 0
 	for _, ep := range pool {

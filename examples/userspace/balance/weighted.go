@@ -7,19 +7,19 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// WeightedRoundRobin chooses each endpoint as often as its weight says, as evenly
-// spread as possible: of weights 5, 1 and 1 the first is chosen in A A B A C A A,
-// not five times in a row. This is the "smooth" method of nginx. With equal
-// weights it is round robin. The zero value is ready for use.
+// WeightedRoundRobin chooses each endpoint in proportion to its weight, as evenly in time as
+// possible: weights 5, 1 and 1 give the order A A B A C A A, not five times A in a row. This
+// is the "smooth" method of nginx. With equal weights it is round robin. The zero value is
+// ready for use.
 type WeightedRoundRobin struct {
 	mu sync.Mutex
-	// credit is what each endpoint is owed: it grows by its weight with each pick,
-	// and who has most is chosen and pays for all.
+	// credit is the balance of each endpoint. Each pick adds every endpoint's weight to its
+	// credit, chooses the largest credit, and subtracts the sum of all weights from it.
 	credit map[netip.AddrPort]int64
 }
 
-// Pick returns the endpoint that is owed most, the first of several. It takes a
-// step for each endpoint.
+// Pick implements [Balancer]. It returns the first endpoint with the largest credit. It takes
+// time proportional to the size of the pool.
 func (b *WeightedRoundRobin) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *tracker.Endpoint {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -40,7 +40,7 @@ func (b *WeightedRoundRobin) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *t
 		if w == 0 {
 			continue
 		}
-		// What is owed from when weights were larger would take long to pay.
+		// Credit from a time of larger weights would take long to balance.
 		has := max(-total, min(b.credit[ep.Addr], total)) + w
 		b.credit[ep.Addr] = has
 		if best == nil || has > most {
@@ -53,7 +53,7 @@ func (b *WeightedRoundRobin) Pick(pool []*tracker.Endpoint, _ netip.AddrPort) *t
 	return best
 }
 
-// forget drops the endpoints that are not in the pool.
+// forget removes the endpoints that are not in the pool.
 func (b *WeightedRoundRobin) forget(pool []*tracker.Endpoint) {
 	kept := make(map[netip.AddrPort]int64, len(pool))
 	for _, ep := range pool {

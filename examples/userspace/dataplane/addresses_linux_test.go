@@ -18,10 +18,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestAddresses: the node has the addresses of Services as long as they have
-// them, and those of an earlier process go. What is an interface's own stays, and
-// a NodePort there gives way to an external IP.
-func TestAddresses(t *testing.T) {
+// TestNodeHoldsTheAddressesOfServices also checks that addresses that an earlier process held
+// are released, that interfaces keep their own addresses, and that an external IP takes
+// precedence over a NodePort.
+func TestNodeHoldsTheAddressesOfServices(t *testing.T) {
 	t.Parallel()
 	var b *Backend
 	w := conformance.NewWorld(t, conformance.Options{Families: []tracker.Family{tracker.IPv4}, New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
@@ -103,7 +103,7 @@ func TestAddresses(t *testing.T) {
 	w.Sync()
 	reaches(own+":80", "a")
 
-	// Somebody takes an address away: a full resync puts it back.
+	// A full resync restores an address that another process removed.
 	if err := b.config.Addresses.Release(netip.MustParseAddr(external)); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestAddresses(t *testing.T) {
 	held("10.96.0.1", "10.96.0.2", external)
 	reaches(external+":80", "a")
 
-	// An address that goes takes its connections along, and no others.
+	// The removal of an address ends its connections, and no others.
 	c, other := open(external+":80"), open("10.96.0.1:80")
 	buf := make([]byte, 100)
 	for _, x := range []net.Conn{c, other} {
@@ -124,11 +124,11 @@ func TestAddresses(t *testing.T) {
 	w.Sync()
 	held("10.96.0.1", "10.96.0.2")
 	if _, err := c.Read(buf); !ended(err) {
-		t.Errorf("a connection by the address that went: %v", err)
+		t.Errorf("a connection through the removed address: %v", err)
 	}
 	other.Write([]byte("x"))
 	if _, err := other.Read(buf); err != nil {
-		t.Errorf("a connection by another address: %v", err)
+		t.Errorf("a connection through another address: %v", err)
 	}
 	if err := w.Do(func() error {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -16,37 +16,35 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// place is where a socket is.
+// place is the address of a socket.
 type place struct {
 	at    netip.AddrPort
 	proto v1.Protocol
 }
 
-// binding is a place that some Service has.
+// binding is a place that a Service uses.
 type binding struct {
 	place
-	// exact and nodePort are the frontends that are there, each of which may be
-	// nil: a node's own address may be a Service's external IP as well, which goes
-	// before a NodePort.
+	// exact and nodePort are the rules of the frontends at the place, or nil. A node's own
+	// address may also be a Service's external IP, which takes precedence over a NodePort.
 	exact, nodePort *rule
-	// rule is the one that counts, as the socket's goroutines see it.
+	// rule is the effective rule. The socket's goroutines read it.
 	rule   atomic.Pointer[rule]
-	socket socket // nil if none is needed, or it could not be opened
+	socket socket // nil if no socket is needed, or it could not be opened
 	heard  audience
-	// held is the address, nil for one that is the node's anyway. Connections enter
-	// themselves there.
+	// held is the held address; nil for an address that the node has anyway.
 	held atomic.Pointer[address]
 }
 
-// socket is a listening one.
+// socket is a listening socket.
 type socket interface {
-	// listenTo changes whom it answers.
+	// listenTo replaces the audience.
 	listenTo(audience) error
-	// close ends it; what it has accepted goes on, if it can.
+	// close closes the socket. Accepted connections continue if possible.
 	close()
 }
 
-// address is one that is held for Services.
+// address is an address that is held for Services.
 type address struct {
 	uses int
 
@@ -55,7 +53,7 @@ type address struct {
 	conns map[*conn]struct{}
 }
 
-// enter notes a connection by the address, which is cut when the address goes.
+// enter adds a connection through the address. It is reset when the address is released.
 func (a *address) enter(c *conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -72,15 +70,15 @@ func (a *address) leave(c *conn) {
 	delete(a.conns, c)
 }
 
-// Backend is a data plane in userspace, a [ruleset.Backend]. It is made by [New]
-// and ended by [Backend.Shutdown]. Its methods are safe for concurrent use.
+// Backend is a data plane in userspace, a [ruleset.Backend]. [New] creates it, and
+// [Backend.Shutdown] ends it. Its methods are safe for concurrent use.
 type Backend struct {
 	config Config
 
-	// ctx is ended when everything is to end.
+	// ctx ends all connections and sessions.
 	ctx    context.Context
 	cancel context.CancelFunc
-	// running is the goroutines of sockets, connections and sessions.
+	// running counts the goroutines of sockets, connections and sessions.
 	running sync.WaitGroup
 
 	sockets     atomic.Int64
@@ -91,14 +89,14 @@ type Backend struct {
 	// mu is held by Apply and Shutdown.
 	mu        sync.Mutex
 	closed    bool
-	near      *near
+	internal  *internalTraffic
 	services  map[tracker.Key]*service
 	bindings  map[place]*binding
 	addresses map[netip.Addr]*address
 }
 
-// Listens reports whether there is a socket at an address and port, over
-// [v1.ProtocolTCP] or [v1.ProtocolUDP], by which endpoints are reached.
+// Listens reports whether the Backend has a listening socket at an address and port, for
+// [v1.ProtocolTCP] or [v1.ProtocolUDP].
 func (b *Backend) Listens(at netip.AddrPort, protocol v1.Protocol) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -106,30 +104,30 @@ func (b *Backend) Listens(at netip.AddrPort, protocol v1.Protocol) bool {
 	return bi != nil && bi.socket != nil
 }
 
-// counters is the part of [Stats] that only grows.
+// counters holds the fields of [Stats] that only grow.
 type counters struct {
 	accepted, limited, dialFailures, evicted atomic.Uint64
 }
 
-// Stats is what a [Backend] has to do, and did.
+// Stats holds the current and past load of a [Backend].
 type Stats struct {
-	// Sockets is how many are open to listen.
+	// Sockets is the number of listening sockets.
 	Sockets int
-	// Connections and Sessions are how many there are now.
+	// Connections and Sessions are the current numbers of TCP connections and UDP sessions.
 	Connections, Sessions int
-	// Accepted is how many TCP connections were accepted, Limited how many of them
-	// were reset because there were too many.
+	// Accepted counts accepted TCP connections. Limited counts those of them that were
+	// reset because of a limit.
 	Accepted, Limited uint64
-	// DialFailures is how often an endpoint could not be reached.
+	// DialFailures counts failed attempts to reach an endpoint.
 	DialFailures uint64
-	// Evicted is how many UDP sessions were ended to make room.
+	// Evicted counts UDP sessions that were ended because of the limit.
 	Evicted uint64
 }
 
-// New returns a Backend that does nothing yet. The error is an [ErrConfig].
+// New returns a Backend without sockets. Its error wraps [ErrConfig].
 //
-// It starts no goroutine; sockets that listen are opened by Apply, on the thread
-// that calls it, and so in that thread's network namespace.
+// New starts no goroutine. Apply opens listening sockets on the thread that calls it, and so
+// in that thread's network namespace.
 func New(c Config) (*Backend, error) {
 	c, err := c.complete()
 	if err != nil {
@@ -146,7 +144,7 @@ func New(c Config) (*Backend, error) {
 	return b, nil
 }
 
-// Stats returns the figures of this moment.
+// Stats returns the current figures.
 func (b *Backend) Stats() Stats {
 	return Stats{
 		Sockets:     int(b.sockets.Load()),
@@ -156,9 +154,9 @@ func (b *Backend) Stats() Stats {
 	}
 }
 
-// Apply makes the sockets agree with d. A Service that cannot have the sockets it
-// needs, as when another program has the port, fails in a
-// [*ruleset.PartialError], with those that it can have open.
+// Apply implements [ruleset.Backend]: it opens, changes and closes sockets. If a Service's
+// sockets cannot be opened, for example because another program uses the port, Apply returns
+// a [*ruleset.PartialError] that names the Service. Its other sockets stay open.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -169,16 +167,16 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return ErrClosed
 	}
 	moved := false
-	if d.Full || d.Node != d.OldNode || b.near == nil {
+	if d.Full || d.Node != d.OldNode || b.internal == nil {
 		own, err := b.config.Addresses.Own()
 		if err != nil {
-			return fmt.Errorf("dataplane: the node's addresses: %w", err)
+			return fmt.Errorf("dataplane: cannot list the node's addresses: %w", err)
 		}
 		moved = b.look(own, d.Node.LocalTraffic)
 	}
 	wants := b.wants(d, moved || d.Node != d.OldNode)
 
-	// A place that another Service is about to have is not given up in between.
+	// A place that another Service takes over stays open.
 	next := map[slot]bool{}
 	for i := range wants {
 		for _, f := range wants[i].frontends {
@@ -219,7 +217,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		var errs []error
 		for _, f := range w.frontends {
 			w.service.places = append(w.service.places, f.place)
-			errs = append(errs, b.bind(f.place, &rule{w.service, f.frontend, b.near}))
+			errs = append(errs, b.bind(f.place, &rule{w.service, f.frontend, b.internal}))
 		}
 		if err := errors.Join(errs...); err != nil {
 			failed[w.key] = err
@@ -236,11 +234,11 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// want is what a Service is to be.
+// want is the change of a Service.
 type want struct {
 	key       tracker.Key
-	now       *ruleset.Service // nil: gone
-	service   *service         // as it was, nil: new
+	now       *ruleset.Service // nil for a removed Service
+	service   *service         // the state before, nil for a new Service
 	frontends []bound
 }
 
@@ -258,13 +256,13 @@ type slot struct {
 
 func (f bound) slot() slot { return slot{f.place, f.frontend.Kind == ruleset.NodePort} }
 
-// wants returns what a delta asks for: of the Services in it, and of all if the
-// node is another.
+// wants returns the changes of a delta: of its Services, or of all Services if the node
+// changed.
 func (b *Backend) wants(d *ruleset.Delta, node bool) []want {
 	out := make([]want, 0, len(d.Changes))
 	add := func(k tracker.Key, now *ruleset.Service) {
 		if now != nil && k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP {
-			b.config.Log.Warn("not served, as there is only TCP and UDP", "service", k)
+			b.config.Log.Warn("Service port is not served: only TCP and UDP are supported", "service", k)
 			now = nil
 		}
 		w := want{key: k, now: now, service: b.services[k]}
@@ -294,7 +292,7 @@ func (b *Backend) wants(d *ruleset.Delta, node bool) []want {
 	return out
 }
 
-// places returns where a Service's frontends are.
+// places returns the places of a Service's frontends.
 func (b *Backend) places(svc *ruleset.Service, n *ruleset.Node) []bound {
 	out := make([]bound, 0, len(svc.Frontends))
 	for _, f := range svc.Frontends {
@@ -303,7 +301,7 @@ func (b *Backend) places(svc *ruleset.Service, n *ruleset.Node) []bound {
 			continue
 		}
 		ports := n.NodePorts(svc.Key.Family)
-		for _, a := range b.near.own {
+		for _, a := range b.internal.own {
 			if tracker.FamilyOf(a) == svc.Key.Family && ports.Allows(a) {
 				out = append(out, bound{place{netip.AddrPortFrom(a, f.Port), svc.Key.Protocol}, f})
 			}
@@ -312,28 +310,28 @@ func (b *Backend) places(svc *ruleset.Service, n *ruleset.Node) []bound {
 	return out
 }
 
-// look takes over the node's own addresses, and how pods are told, and reports
-// whether they are others than before.
+// look stores the node's own addresses and the rules that identify pods. It reports whether
+// they changed.
 func (b *Backend) look(own []netip.Addr, pods ruleset.LocalTraffic) bool {
-	n := &near{pods: pods}
+	n := &internalTraffic{pods: pods}
 	for _, a := range own {
 		a = a.Unmap()
-		// Link-local addresses need an interface to be of any use.
+		// Link-local addresses cannot be used without an interface.
 		if a.IsValid() && a.Zone() == "" && !a.IsLinkLocalUnicast() {
 			n.own = append(n.own, a)
 		}
 	}
 	slices.SortFunc(n.own, netip.Addr.Compare)
 	n.own = slices.Compact(n.own)
-	if b.near != nil && slices.Equal(b.near.own, n.own) && b.near.pods.Bridge == pods.Bridge &&
-		b.near.pods.InterfacePrefix == pods.InterfacePrefix && slices.Equal(b.near.pods.CIDRs, pods.CIDRs) {
+	if b.internal != nil && slices.Equal(b.internal.own, n.own) && b.internal.pods.Bridge == pods.Bridge &&
+		b.internal.pods.InterfacePrefix == pods.InterfacePrefix && slices.Equal(b.internal.pods.CIDRs, pods.CIDRs) {
 		return false
 	}
-	b.near = n
+	b.internal = n
 	return true
 }
 
-// bind has a place do what r says.
+// bind sets a rule of a place.
 func (b *Backend) bind(p place, r *rule) error {
 	bi := b.bindings[p]
 	if bi == nil {
@@ -348,8 +346,7 @@ func (b *Backend) bind(p place, r *rule) error {
 	return b.update(bi)
 }
 
-// unbind takes a place from a Service, unless another one is about to have it
-// next.
+// unbind removes a Service's rules of a place, unless another Service takes them over.
 func (b *Backend) unbind(p place, s *service, next map[slot]bool) {
 	bi := b.bindings[p]
 	if bi == nil {
@@ -361,12 +358,12 @@ func (b *Backend) unbind(p place, s *service, next map[slot]bool) {
 	if bi.nodePort != nil && bi.nodePort.service == s && !next[slot{p, true}] {
 		bi.nodePort = nil
 	}
-	if err := b.update(bi); err != nil { // the other's, which is tried again with it
+	if err := b.update(bi); err != nil { // of the Service that takes over, which is retried
 		b.config.Log.Warn("cannot listen", "address", p.at, "protocol", p.proto, "error", err)
 	}
 }
 
-// update makes the socket of a place what its rules ask for.
+// update opens, changes or closes the socket of a place according to its rules.
 func (b *Backend) update(bi *binding) error {
 	r := bi.exact
 	if r == nil {
@@ -389,8 +386,7 @@ func (b *Backend) update(bi *binding) error {
 	} else if err := b.listen(bi, r); err != nil {
 		return err
 	}
-	// The socket is there before anybody can reach it, and nobody can any more when
-	// it goes for good.
+	// The socket is open before the address is reachable.
 	switch {
 	case bi.exact != nil && held == nil:
 		a, err := b.hold(bi.at.Addr())
@@ -408,7 +404,7 @@ func (b *Backend) update(bi *binding) error {
 	return nil
 }
 
-// listen opens the socket of a place, or changes whom it answers.
+// listen opens the socket of a place, or changes its audience.
 func (b *Backend) listen(bi *binding, r *rule) error {
 	who := r.audience(bi.at.Addr())
 	if bi.socket != nil {
@@ -416,7 +412,7 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 			return nil
 		}
 		if err := bi.socket.listenTo(who); err != nil {
-			return fmt.Errorf("listen to others at %s: %w", bi.at, err)
+			return fmt.Errorf("cannot change the socket filter of %s: %w", bi.at, err)
 		}
 		bi.heard = who
 		return nil
@@ -437,12 +433,12 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 	return nil
 }
 
-// hold makes an address the node's own.
+// hold adds an address to the node.
 func (b *Backend) hold(a netip.Addr) (*address, error) {
 	h := b.addresses[a]
 	if h == nil {
 		if err := b.config.Addresses.Hold(a); err != nil {
-			return nil, fmt.Errorf("make %s an address of the node: %w", a, err)
+			return nil, fmt.Errorf("cannot add address %s to the node: %w", a, err)
 		}
 		h = &address{conns: map[*conn]struct{}{}}
 		b.addresses[a] = h
@@ -451,8 +447,8 @@ func (b *Backend) hold(a netip.Addr) (*address, error) {
 	return h, nil
 }
 
-// release gives an address back when its last user does. Connections by it would
-// hear nothing any more, and are cut.
+// release removes an address from the node when its last user releases it. It resets the
+// connections through the address, which could not receive any more.
 func (b *Backend) release(a netip.Addr, h *address) {
 	if h.uses--; h.uses > 0 {
 		return
@@ -465,15 +461,15 @@ func (b *Backend) release(a netip.Addr, h *address) {
 	h.mu.Unlock()
 	delete(b.addresses, a)
 	if err := b.config.Addresses.Release(a); err != nil {
-		b.config.Log.Warn("cannot give back an address", "address", a, "error", err)
+		b.config.Log.Warn("cannot release address", "address", a, "error", err)
 	}
 }
 
-// prune gives back the addresses that an earlier process held.
+// prune releases the addresses that an earlier process held, and restores missing ones.
 func (b *Backend) prune() error {
 	held, err := b.config.Addresses.Held()
 	if err != nil {
-		return fmt.Errorf("dataplane: the addresses of Services: %w", err)
+		return fmt.Errorf("dataplane: cannot list the held addresses: %w", err)
 	}
 	missing := make(map[netip.Addr]bool, len(b.addresses))
 	for a := range b.addresses {
@@ -486,15 +482,15 @@ func (b *Backend) prune() error {
 		}
 		delete(missing, a)
 	}
-	for a := range missing { // somebody took it away, or it is an interface's
+	for a := range missing { // another process removed it, or an interface has it
 		errs = append(errs, b.config.Addresses.Hold(a))
 	}
 	return errors.Join(errs...)
 }
 
-// Shutdown stops listening, waits until the connections have ended or ctx is done,
-// cuts the rest, and gives back all addresses. It returns ctx's error if something
-// had to be cut. Further calls do nothing.
+// Shutdown closes the listening sockets, waits until all connections have ended or ctx is
+// done, resets the remaining connections, and releases all addresses. It returns ctx's error
+// if it reset a connection. Further calls do nothing.
 func (b *Backend) Shutdown(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -523,11 +519,11 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 			err = ctx.Err()
 		}
 	}
-	b.cancel() // cuts every connection
+	b.cancel() // resets every connection
 	<-ended
 	for a := range b.addresses {
 		if e := b.config.Addresses.Release(a); e != nil {
-			b.config.Log.Warn("cannot give back an address", "address", a, "error", e)
+			b.config.Log.Warn("cannot release address", "address", a, "error", e)
 		}
 	}
 	clear(b.bindings)

@@ -13,61 +13,61 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// Config is what a [Backend] is made of. The zero value listens at addresses that
-// are there already.
+// Config is the configuration of a [Backend]. The zero value listens at addresses that the
+// node already has.
 type Config struct {
-	// Addresses makes the addresses of Services the node's own, and knows which the
-	// node has besides. Nil: all addresses that Services have are the node's already,
-	// and it has none for NodePorts.
+	// Addresses adds the addresses of Services to the node, and lists the node's own
+	// addresses. Nil means that the node already has all addresses of Services, and that
+	// no address serves NodePorts.
 	Addresses Addresses
-	// Algorithm chooses how the endpoints of a Service without a hash
-	// ([ruleset.Service.Hash]) are chosen. Nil: weighted round robin for all.
+	// Algorithm returns the load balancer of a Service without a hash
+	// ([ruleset.Service.Hash]). Nil means weighted round robin for all.
 	Algorithm func(*ruleset.Service) balance.Algorithm
-	// Dial opens connections to endpoints; network is "tcp" or "udp". Nil: package
+	// Dial opens connections to endpoints; network is "tcp" or "udp". Nil means package
 	// net. A TCP connection should be a *net.TCPConn.
 	Dial func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error)
-	// DialTimeout is how long one endpoint may take to answer. 0 means 5 s.
+	// DialTimeout bounds the dial of one endpoint. 0 means 5 s.
 	DialTimeout time.Duration
-	// Attempts is how many endpoints are tried for one connection. 0 means 3.
+	// Attempts is the most endpoints to try for one connection. 0 means 3.
 	Attempts int
-	// Drain is how long the connections of an endpoint that is gone may go on. 0
-	// means 30 s, a negative one that they are cut at once.
+	// Drain is how long the connections of a removed endpoint may continue. 0 means 30 s. A
+	// negative value resets them at once.
 	Drain time.Duration
-	// UDPTimeout is how long a UDP session lasts after its last datagram in either
+	// UDPTimeout is the lifetime of a UDP session after its last datagram in either
 	// direction. 0 means 60 s.
 	UDPTimeout time.Duration
-	// MaxConnections is how many TCP connections there may be at a time, and
-	// MaxServiceConnections how many of one Service port. Others are reset. 0 means
-	// 20,000 and no limit of its own. Each takes two file descriptors, and four more
-	// while it is busy on Linux.
+	// MaxConnections is the most TCP connections at a time, and MaxServiceConnections the
+	// most of one Service port. Further connections are reset. 0 means 20,000, and no limit
+	// for one Service port. A connection uses two file descriptors, and on Linux four more
+	// while it copies data.
 	MaxConnections, MaxServiceConnections int
-	// MaxSessions is how many UDP sessions there may be at a time, each with a file
-	// descriptor. One more ends the one that was not used for longest. 0 means 5,000.
+	// MaxSessions is the most UDP sessions at a time, each with a file descriptor. A further
+	// session ends the least recently used one. 0 means 5,000.
 	MaxSessions int
-	// Log is told of what cannot be served. Nil discards.
+	// Log receives failures, and Services that cannot be served. Nil discards.
 	Log *slog.Logger
 }
 
-// Addresses makes addresses the node's own. It is used by one goroutine at a time.
+// Addresses adds addresses to the node. A Backend calls one method at a time.
 type Addresses interface {
 	// Own returns the addresses of the node's interfaces, of both families.
 	Own() ([]netip.Addr, error)
-	// Hold makes an address the node's own. To hold one again, or one that is in
-	// Own, does nothing and is no error.
+	// Hold adds an address to the node. Holding an address again, or an address in Own, does
+	// nothing and is no error.
 	Hold(netip.Addr) error
-	// Release takes back a Hold. To release what is not held is no error.
+	// Release removes a held address. Releasing an address that is not held is no error.
 	Release(netip.Addr) error
-	// Held returns what is held, also by an earlier process.
+	// Held returns the held addresses, including those that an earlier process held.
 	Held() ([]netip.Addr, error)
 }
 
-// ErrConfig is what errors of [New] are.
+// ErrConfig is wrapped by all errors of [New].
 var ErrConfig = errors.New("dataplane: bad configuration")
 
 // ErrClosed is returned by [Backend.Apply] after [Backend.Shutdown].
 var ErrClosed = errors.New("dataplane: closed")
 
-// complete checks c and fills in its defaults.
+// complete checks c and sets its defaults.
 func (c Config) complete() (Config, error) {
 	for _, x := range []struct {
 		name  string
@@ -112,7 +112,7 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// noAddresses is [Addresses] where nothing has to be done.
+// noAddresses implements [Addresses] for a node that already has all addresses.
 type noAddresses struct{}
 
 func (noAddresses) Own() ([]netip.Addr, error)  { return nil, nil }

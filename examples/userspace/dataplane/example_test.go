@@ -15,8 +15,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A Service at an address that is there anyway, for which no privileges are
-// needed.
+// The Service's address is one that the node already has, so this needs no privileges.
 func Example() {
 	// The endpoint.
 	l, err := net.Listen("tcp", "127.0.0.1:0")

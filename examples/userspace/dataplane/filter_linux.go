@@ -12,17 +12,17 @@ import (
 // include/uapi/linux/bpf_common.h).
 const maxFilter = 4096
 
-// networkHeader is where a load finds the IP header in a filter of a socket, whose
-// packets begin with the transport header (SKF_NET_OFF, include/uapi/linux/filter.h).
+// networkHeader is the offset of the IP header in a socket's filter, whose packets begin
+// with the transport header (SKF_NET_OFF, include/uapi/linux/filter.h).
 const networkHeader = math.MaxUint32 - 0x100000 + 1
 
-// accept and ignore are what a filter returns: how much of the packet to keep.
+// accept and ignore are the results of a filter: the number of bytes of the packet to keep.
 const accept, ignore = math.MaxUint32, 0
 
-// filter returns the program by which a socket ignores packets from sources that
-// are not in one prefix of each list, nil if none is needed or it would be too
-// long. Prefixes must be of the socket's family. It is classic BPF
-// (Documentation/networking/filter.rst).
+// filter returns a classic BPF program (Documentation/networking/filter.rst) with which a
+// socket ignores packets from sources that are not in one prefix of each list. It returns nil
+// if no program is needed or the program would be too long. Prefixes must be of the socket's
+// family.
 func filter(six bool, who audience) []unix.SockFilter {
 	if len(who) == 0 {
 		return nil
@@ -46,8 +46,8 @@ func filter(six bool, who audience) []unix.SockFilter {
 	return prog
 }
 
-// match returns instructions whose last is a jump, still without a destination,
-// that is reached if the source is in p; else they are left behind.
+// match returns instructions whose last one is a jump without a destination yet. The jump is
+// reached if the source is in p; otherwise the instructions fall through.
 func match(six bool, p netip.Prefix) []unix.SockFilter {
 	source, addr := uint32(12), p.Addr().AsSlice() // of the IPv4 header
 	if six {

@@ -16,9 +16,9 @@ import (
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// TestFilter has the kernel run filters of random audiences, and compares whom a
-// socket hears with what the prefixes say.
-func TestFilter(t *testing.T) {
+// TestSocketHearsItsAudience runs filters of random audiences in the kernel, and compares
+// the sources that a socket hears with the prefixes.
+func TestSocketHearsItsAudience(t *testing.T) {
 	t.Parallel()
 	var b *Backend
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
@@ -27,7 +27,7 @@ func TestFilter(t *testing.T) {
 	}})
 	r := rand.New(rand.NewPCG(5, 6))
 	for _, base := range []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("2001:db8:77::/48")} {
-		// They differ in a bit or two, so that prefixes of all lengths contain some.
+		// Addresses differ in a bit or two, so prefixes of all lengths contain some of them.
 		random := func() netip.Addr {
 			a := base.Addr().AsSlice()
 			for range r.IntN(3) {
@@ -118,12 +118,12 @@ func hears(at netip.Addr, who audience, sources []netip.Addr) ([]netip.Addr, err
 		return err
 	}
 	for _, from := range sources {
-		// Who is not heard may be told (EPERM is not for UDP, but harmless).
+		// A sender that is not heard may get EPERM.
 		if err := send(from, "x"); err != nil && !errors.Is(err, unix.EPERM) {
 			return nil, err
 		}
 	}
-	// What was let in is there by now; this comes last.
+	// All accepted datagrams are queued by now. This one is the last.
 	if err := setAudience(c, nil); err != nil {
 		return nil, err
 	}
@@ -144,9 +144,8 @@ func hears(at netip.Addr, who audience, sources []netip.Addr) ([]netip.Addr, err
 	}
 }
 
-// TestFilterTooLong: an audience that is too large for a filter is no reason to
-// answer nobody.
-func TestFilterTooLong(t *testing.T) {
+// TestSocketWithoutFilterAnswersAll uses an audience that is too large for a filter.
+func TestSocketWithoutFilterAnswersAll(t *testing.T) {
 	var list []netip.Prefix
 	for i := range 2000 {
 		list = append(list, single(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})))
@@ -155,7 +154,7 @@ func TestFilterTooLong(t *testing.T) {
 		t.Errorf("%d instructions for 1000 prefixes", len(got))
 	}
 	if got := filter(false, audience{list}); got != nil {
-		t.Errorf("%d instructions", len(got))
+		t.Errorf("%d instructions for 2000 prefixes, want none", len(got))
 	}
 	w, port := newWorld(t, Config{}), freePort(t, "tcp")
 	w.service("web", tcp, port)

@@ -11,10 +11,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestHash has a Service choose by a hash, with an endpoint that cannot be reached:
-// every connection goes where the table says, and those to that endpoint where the
-// table without it says.
-func TestHash(t *testing.T) {
+// TestHashChoosesTheTablesEndpoint includes an endpoint that cannot be reached. Its
+// connections must go to the endpoint of the table without it.
+func TestHashChoosesTheTablesEndpoint(t *testing.T) {
 	t.Parallel()
 	const seed = 99
 	w, port := newHashedWorld(t, Config{}, tracker.HashSourcePort, seed), freePort(t, "tcp")
@@ -57,8 +56,7 @@ func TestHash(t *testing.T) {
 	}
 }
 
-// TestHashOfDatagrams: clients of a Service over UDP stay where the hash says.
-func TestHashOfDatagrams(t *testing.T) {
+func TestHashChoosesTheEndpointOfDatagrams(t *testing.T) {
 	t.Parallel()
 	w, port := newHashedWorld(t, Config{}, tracker.HashSource, 1), freePort(t, "udp")
 	a, _ := serveUDP(t, "a", nil)

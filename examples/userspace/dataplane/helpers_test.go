@@ -24,8 +24,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// world is a Backend at work on the loopback interface, where Services have the
-// address 127.0.0.1 and ports of the system's choice.
+// world is a Backend on the loopback interface, where Services have the address 127.0.0.1
+// and ports from freePort.
 type world struct {
 	t       *testing.T
 	tracker *tracker.Tracker
@@ -74,7 +74,7 @@ func (w *world) sync() {
 	}
 }
 
-// service hands in a Service at a port.
+// service sets a Service at a port.
 func (w *world) service(name string, proto v1.Protocol, port uint16) {
 	w.tracker.SetService(&v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
@@ -85,7 +85,7 @@ func (w *world) service(name string, proto v1.Protocol, port uint16) {
 	})
 }
 
-// endpoints hands in a Service's endpoints, in place of those before.
+// endpoints replaces a Service's endpoints.
 func (w *world) endpoints(name string, proto v1.Protocol, at ...netip.AddrPort) {
 	for i := range max(len(at), w.slices[name]) {
 		slice := types.NamespacedName{Namespace: "ns", Name: fmt.Sprint(name, "-", i)}
@@ -106,12 +106,11 @@ func (w *world) endpoints(name string, proto v1.Protocol, at ...netip.AddrPort) 
 	w.slices[name] = len(at)
 }
 
-// nextPort is what freePort looks at next. Systems give out none of these numbers by
-// themselves.
+// nextPort is freePort's next candidate, below the systems' ephemeral ports.
 var nextPort atomic.Int32
 
-// freePort returns a port of 127.0.0.1 that nobody has, and nobody is given by the
-// system or another test.
+// freePort returns an unused port of 127.0.0.1. Neither the system nor another test will
+// allocate it.
 func freePort(t *testing.T, network string) uint16 {
 	t.Helper()
 	for {
@@ -134,8 +133,8 @@ func freePort(t *testing.T, network string) uint16 {
 	}
 }
 
-// serveTCP is an endpoint that says its name in a line, sends back what it gets
-// until the client has ended, and ends with "bye".
+// serveTCP starts an endpoint that sends its name in a line, echoes until the client closes
+// its side, and ends with "bye".
 func serveTCP(t *testing.T, name string) netip.AddrPort {
 	t.Helper()
 	return serve(t, func(c *net.TCPConn) {
@@ -146,7 +145,7 @@ func serveTCP(t *testing.T, name string) netip.AddrPort {
 	})
 }
 
-// serve is an endpoint; connections are closed when f returns or the test ends.
+// serve starts an endpoint. It closes a connection when f returns or the test ends.
 func serve(t *testing.T, f func(*net.TCPConn)) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -180,11 +179,11 @@ func serve(t *testing.T, f func(*net.TCPConn)) netip.AddrPort {
 type client struct {
 	*net.TCPConn
 	r *bufio.Reader
-	// name is what the endpoint said.
+	// name is the name that the endpoint sent.
 	name string
 }
 
-// connect opens a connection, on which the endpoint has said its name.
+// connect opens a connection and reads the endpoint's name.
 func connect(port uint16) (*client, error) {
 	conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String(), testtime.Timeout)
 	if err != nil {
@@ -210,7 +209,7 @@ func (w *world) connect(port uint16) *client {
 	return c
 }
 
-// echo has the endpoint send back a line.
+// echo sends a line and reads it back.
 func (c *client) echo() error {
 	if _, err := fmt.Fprintln(c, "hello"); err != nil {
 		return err
@@ -232,8 +231,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// ended reports whether a connection was reset or closed by the other side, and
-// not merely silent.
+// ended reports whether the other side reset or closed a connection. A timeout is no end.
 func ended(err error) bool {
 	var timeout net.Error
 	return err != nil && !(errors.As(err, &timeout) && timeout.Timeout())

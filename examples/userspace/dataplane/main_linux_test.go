@@ -17,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { conformance.Main(m) }
 
-// dialer opens connections from inside a world's node, by goroutines that stay on
-// threads there: a program that runs on the node needs none.
+// dialer opens connections from inside a world's node, in goroutines locked to threads in
+// its namespace. A program that runs on the node needs no dialer.
 type dialer struct{ requests chan func() }
 
 func newDialer(tb testing.TB, env conformance.Env) *dialer {
@@ -54,7 +54,7 @@ func (d *dialer) dial(ctx context.Context, network string, to netip.AddrPort) (c
 	return conn, err
 }
 
-// inWorld makes a Backend for a world's node.
+// inWorld returns a Backend for a world's node.
 func inWorld(tb testing.TB, env conformance.Env, c Config) *Backend {
 	tb.Helper()
 	addresses, err := vip.New()
@@ -79,7 +79,6 @@ func inWorld(tb testing.TB, env conformance.Env, c Config) *Backend {
 	return b
 }
 
-// TestConformance runs the suite against the data plane as a node has it.
 func TestConformance(t *testing.T) {
 	conformance.Run(t, conformance.Options{
 		New: func(tb testing.TB, env conformance.Env) ruleset.Backend { return inWorld(tb, env, Config{}) },

@@ -2,5 +2,5 @@
 
 package dataplane
 
-// peek says that one may try.
+// peek reports true: the caller must try to read.
 func peek(uintptr) (bool, error) { return true, nil }

@@ -4,7 +4,7 @@ package dataplane
 
 import "golang.org/x/sys/unix"
 
-// peek reports whether there is a datagram to read, or an error.
+// peek reports whether a datagram or an error can be read.
 func peek(fd uintptr) (bool, error) {
 	var one [1]byte
 	for {

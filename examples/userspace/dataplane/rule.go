@@ -7,29 +7,29 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// rule is what a socket does with connections: it stands for one frontend.
+// rule is the treatment of connections to one frontend.
 type rule struct {
 	service  *service
 	frontend ruleset.Frontend
-	near     *near
+	internal *internalTraffic
 }
 
 func (r *rule) equal(o *rule) bool {
-	return r == o || r != nil && o != nil && r.service == o.service && r.near == o.near &&
+	return r == o || r != nil && o != nil && r.service == o.service && r.internal == o.internal &&
 		r.frontend.Kind == o.frontend.Kind && r.frontend.Target == o.frontend.Target &&
 		r.frontend.Internal == o.frontend.Internal && slices.Equal(r.frontend.Sources, o.frontend.Sources)
 }
 
-// near tells connections that start on this node, in a pod or in a process, from
-// others. It is replaced, not changed.
-type near struct {
+// internalTraffic recognises connections that start on this node, in a pod or in a process.
+// It is immutable.
+type internalTraffic struct {
 	pods ruleset.LocalTraffic
 	own  []netip.Addr // sorted
 }
 
-func (n *near) has(from, to netip.Addr) bool {
-	// A process of the node that connects to an address of the node does so from
-	// the same address, unless it is told to use another.
+func (n *internalTraffic) has(from, to netip.Addr) bool {
+	// By default, the source of a node's process that connects to one of the node's
+	// addresses is the same address.
 	if from.IsLoopback() || from == to || n.pods.Recognises(from, "") {
 		return true
 	}
@@ -37,25 +37,26 @@ func (n *near) has(from, to netip.Addr) bool {
 	return own
 }
 
-// target is what a connection from one address to another meets.
+// target returns the target of a connection from one address to another.
 func (r *rule) target(from, to netip.Addr) ruleset.Target {
 	if !r.frontend.Admits(from) {
 		return ruleset.Drop
 	}
-	return r.frontend.TargetFor(r.near.has(from, to))
+	return r.frontend.TargetFor(r.internal.has(from, to))
 }
 
-// listens reports whether a socket is needed: without one, the kernel refuses.
+// listens reports whether the rule needs a socket. Without one the kernel refuses
+// connections.
 func (r *rule) listens() bool {
 	return r != nil && (r.frontend.Target != ruleset.Reject || r.frontend.Internal != ruleset.Reject)
 }
 
-// audience is who is to get any answer at all: the sources that are in one
-// prefix of each of the lists. Without lists it is everybody.
+// audience is the set of sources that get an answer: those that are in one prefix of each
+// list. Without lists it contains every source.
 type audience [][]netip.Prefix
 
-// audience of a rule, whose frontend is at an address. That connections from near
-// are to be dropped and others are not does not occur, and is left to target.
+// audience returns the audience of a rule whose frontend is at an address. Rules that drop
+// internal connections alone do not occur; target handles them.
 func (r *rule) audience(at netip.Addr) audience {
 	var a audience
 	if len(r.frontend.Sources) != 0 {
@@ -65,10 +66,10 @@ func (r *rule) audience(at netip.Addr) audience {
 		var from []netip.Prefix
 		if r.frontend.Internal != ruleset.Drop {
 			from = append(from, single(at))
-			for _, o := range r.near.own {
+			for _, o := range r.internal.own {
 				from = append(from, single(o))
 			}
-			from = append(from, r.near.pods.CIDRs...)
+			from = append(from, r.internal.pods.CIDRs...)
 		}
 		a = append(a, slices.DeleteFunc(from, func(p netip.Prefix) bool { return p.Addr().Is4() != at.Is4() }))
 	}

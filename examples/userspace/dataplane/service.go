@@ -12,43 +12,43 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// service is a Service port at work: how its endpoints are chosen, and what they
-// have to do.
+// service is the state of a Service port: the load balancers, and the connections of its
+// endpoints.
 type service struct {
 	drain time.Duration
-	// places is where it has sockets or wants them; only Apply uses it.
+	// places holds the places where it has or needs sockets. Only Apply uses it.
 	places []place
 
 	now     atomic.Pointer[ruleset.Service] // never nil
 	choice  atomic.Pointer[choice]
 	current atomic.Int64 // TCP connections
-	// made is how many connections and sessions an endpoint has had.
+	// made counts all connections and sessions of endpoints.
 	made atomic.Uint64
 
 	mu        sync.Mutex
 	gone      bool
-	endpoints map[netip.AddrPort]*endpoint // those with anything to do
+	endpoints map[netip.AddrPort]*endpoint // those with connections or sessions
 }
 
-// choice is how a Service's endpoints are chosen.
+// choice chooses a Service's endpoints.
 type choice struct {
 	method
 	affinity       *balance.Affinity // nil for none
 	cluster, local balance.Balancer
 }
 
-// method is what a choice follows from.
+// method is the configuration of a choice.
 type method struct {
 	algorithm balance.Algorithm
 	timeout   time.Duration // of affinity
-	// hash goes before the algorithm, if it is not HashNone. The rest is for it: the
-	// seed, and how many slots the tables of the two pools have.
+	// hash overrides the algorithm unless it is HashNone. The seed and the sizes of the two
+	// pools' tables belong to it.
 	hash                     tracker.Hash
 	seed                     uint64
 	clusterSlots, localSlots int
 }
 
-// methodOf a Service with an algorithm, on a node.
+// methodOf returns the method of a Service with an algorithm, on a node.
 func methodOf(svc *ruleset.Service, a balance.Algorithm, n *ruleset.Node) method {
 	m := method{algorithm: a, timeout: svc.Port.Affinity}
 	if h := svc.Hash(); h != tracker.HashNone {
@@ -58,8 +58,7 @@ func methodOf(svc *ruleset.Service, a balance.Algorithm, n *ruleset.Node) method
 	return m
 }
 
-// balancer returns a new Balancer for a pool whose table has so many slots, if it
-// has one.
+// balancer returns a new Balancer for a pool. slots is the size of the pool's hash table.
 func (m method) balancer(load balance.Load, slots int) balance.Balancer {
 	if m.hash != tracker.HashNone {
 		return &balance.Maglev{Seed: m.seed, Slots: slots, Port: m.hash == tracker.HashSourcePort}
@@ -67,12 +66,12 @@ func (m method) balancer(load balance.Load, slots int) balance.Balancer {
 	return m.algorithm.New(load)
 }
 
-// endpoint is what an endpoint of a Service has to do.
+// endpoint is the load of an endpoint of a Service.
 type endpoint struct {
 	open  int // TCP connections and UDP sessions
 	conns map[*conn]struct{}
-	// end cuts the connections of an endpoint that is gone, nil for one that is
-	// not; drains counts how often one was set.
+	// end is the timer that resets the connections of a removed endpoint, nil for an
+	// existing one. drains counts the timers.
 	end    *time.Timer
 	drains int
 }
@@ -83,26 +82,26 @@ func newService(svc *ruleset.Service, m method, drain time.Duration) *service {
 	return s
 }
 
-// set takes over a new version.
+// set stores a new version of the Service.
 func (s *service) set(svc *ruleset.Service, m method) {
 	s.choose(m)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gone = false
 	s.now.Store(svc)
-	s.settle()
+	s.updateDrains()
 }
 
-// remove takes the Service away, with all its endpoints.
+// remove removes the Service with all its endpoints.
 func (s *service) remove() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gone = true
-	s.settle()
+	s.updateDrains()
 }
 
-// choose sets how endpoints are chosen. What a balancer has learnt is kept as long
-// as it stays the same.
+// choose sets the method of choosing endpoints. An unchanged method keeps its balancers'
+// state.
 func (s *service) choose(m method) {
 	old := s.choice.Load()
 	if old != nil && old.method == m {
@@ -122,7 +121,7 @@ func (s *service) choose(m method) {
 	s.choice.Store(c)
 }
 
-// pick chooses an endpoint that was not tried, nil if there is none.
+// pick chooses an endpoint that was not tried. It returns nil if there is none.
 func (s *service) pick(t ruleset.Target, from netip.AddrPort, tried []netip.AddrPort) *tracker.Endpoint {
 	pool := s.now.Load().Pool(t)
 	if len(tried) != 0 {
@@ -137,7 +136,7 @@ func (s *service) pick(t ruleset.Target, from netip.AddrPort, tried []netip.Addr
 	return c.cluster.Pick(pool, from)
 }
 
-// load is how much an endpoint has to do.
+// load returns the number of connections and sessions of an endpoint.
 func (s *service) load(at netip.AddrPort) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,13 +156,13 @@ func (s *service) enter(at netip.AddrPort) {
 		s.endpoints[at] = e
 	}
 	e.open++
-	if e.end == nil && !s.has(at) { // gone since it was chosen
-		s.settle()
+	if e.end == nil && !s.has(at) { // removed since it was chosen
+		s.updateDrains()
 	}
 }
 
-// attach has a connection that was entered cut when the endpoint is gone and
-// drained. It reports false if that is so already.
+// attach registers an entered connection to be reset when its endpoint is removed and
+// drained. It reports false if that has already happened.
 func (s *service) attach(at netip.AddrPort, c *conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +173,7 @@ func (s *service) attach(at netip.AddrPort, c *conn) bool {
 	return true
 }
 
-// leave takes back an enter, and an attach of c, which may be nil.
+// leave reverses enter, and attach of c if that is not nil.
 func (s *service) leave(at netip.AddrPort, c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,20 +187,19 @@ func (s *service) leave(at netip.AddrPort, c *conn) {
 	}
 }
 
-// has reports whether at is an endpoint now, whatever its conditions.
+// has reports whether the Service has an endpoint at the address, whatever its conditions.
 func (s *service) has(at netip.AddrPort) bool {
 	return !s.gone && slices.ContainsFunc(s.now.Load().Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == at })
 }
 
-// serves reports whether svc has an endpoint that answers what it was sent
-// before.
+// serves reports whether svc has a serving endpoint at the address.
 func serves(svc *ruleset.Service, at netip.AddrPort) bool {
 	return slices.ContainsFunc(svc.Endpoints, func(ep *tracker.Endpoint) bool { return ep.Addr == at && ep.Serving })
 }
 
-// settle has the endpoints that are gone end, and those that are back go on. The
-// caller holds s.mu.
-func (s *service) settle() {
+// updateDrains starts the drain of removed endpoints and stops that of endpoints that are
+// back. The caller holds s.mu.
+func (s *service) updateDrains() {
 	if len(s.endpoints) == 0 {
 		return
 	}
@@ -225,7 +223,7 @@ func (s *service) settle() {
 	}
 }
 
-// cut ends the connections of an endpoint that is drained, unless it is back.
+// cut resets the connections of a drained endpoint, unless the endpoint is back.
 func (s *service) cut(e *endpoint, drain int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -235,5 +233,5 @@ func (s *service) cut(e *endpoint, drain int) {
 	for c := range e.conns {
 		c.cut()
 	}
-	e.end = nil // those that are still to come begin anew
+	e.end = nil // later connections start a new drain
 }

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// control prepares a socket before it is bound: for an address that is not the
-// node's yet (IP_FREEBIND, IPV6_FREEBIND), and to answer nobody but its audience.
+// control prepares a socket before it is bound. It allows an address that the node does not
+// have yet (IP_FREEBIND, IPV6_FREEBIND), and limits the socket to its audience.
 func control(at netip.Addr, who audience) func(network, address string, c syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) error {
 		return onSocket(c, func(fd int) error {
@@ -25,8 +25,7 @@ func control(at netip.Addr, who audience) func(network, address string, c syscal
 	}
 }
 
-// setAudience changes whom a listening socket answers. Connections it has
-// accepted before are not concerned.
+// setAudience changes the audience of a listening socket. Accepted connections stay.
 func setAudience(s interface {
 	syscall.Conn
 }, who audience) error {
@@ -51,13 +50,13 @@ func onSocket(c syscall.RawConn, f func(fd int) error) error {
 	return err
 }
 
-// attach gives a socket the filter of an audience. One that is too large for a
-// filter gets none, and everybody an answer: who must not connect is reset.
+// attach attaches the filter of an audience to a socket. If the audience is too large for a
+// filter, the socket answers all sources, and connections from others are reset.
 func attach(fd int, six bool, who audience) error {
 	prog := filter(six, who)
 	if prog == nil {
 		err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
-		if errors.Is(err, unix.ENOENT) { // there was none
+		if errors.Is(err, unix.ENOENT) { // the socket had no filter
 			return nil
 		}
 		return err

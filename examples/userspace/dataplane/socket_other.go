@@ -10,5 +10,5 @@ import (
 // control leaves sockets as they are.
 func control(netip.Addr, audience) func(network, address string, c syscall.RawConn) error { return nil }
 
-// setAudience does nothing: who must not connect is found out once connected.
+// setAudience does nothing: connections from other sources are accepted and reset.
 func setAudience(syscall.Conn, audience) error { return nil }

@@ -35,7 +35,7 @@ func (b *Backend) accept(l *net.TCPListener, bi *binding) {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// Too many files are open, or the client has gone: it may be better soon.
+			// Too many files are open, or the client has closed. A retry may succeed.
 			pause = min(max(5*time.Millisecond, 2*pause), time.Second)
 			b.config.Log.Warn("cannot accept a connection", "address", bi.at, "error", err)
 			select {
@@ -51,7 +51,7 @@ func (b *Backend) accept(l *net.TCPListener, bi *binding) {
 	}
 }
 
-// serve is the life of one connection.
+// serve serves one connection to its end.
 func (b *Backend) serve(client *net.TCPConn, bi *binding) {
 	c := &conn{client: client}
 	defer c.close()
@@ -80,7 +80,7 @@ func (b *Backend) serve(client *net.TCPConn, bi *binding) {
 	c.copy()
 }
 
-// admit counts one more and reports whether that is not too many; 0 is no limit.
+// admit adds one to n and reports whether n is within the limit. 0 means no limit.
 func (b *Backend) admit(n interface{ Add(int64) int64 }, limit int) bool {
 	if n.Add(1) <= int64(limit) || limit == 0 {
 		return true
@@ -90,8 +90,8 @@ func (b *Backend) admit(n interface{ Add(int64) int64 }, limit int) bool {
 	return false
 }
 
-// connect dials endpoints until one answers. The connection is then entered at
-// it, and counted by its Service. It returns nil if there is nowhere to go to.
+// connect dials endpoints until one answers, and enters the connection there. It returns nil
+// if no endpoint answers.
 func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.AddrPort) (s *service, at netip.AddrPort) {
 	connected := false
 	defer func() {
@@ -102,7 +102,7 @@ func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.
 	}()
 	var tried []netip.AddrPort
 	for range b.config.Attempts {
-		// As of now: it may have taken seconds to find out that nobody is there.
+		// The rule may have changed during a failed dial, which can take seconds.
 		r := bi.rule.Load()
 		if r == nil {
 			return s, at
@@ -117,7 +117,7 @@ func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.
 			s = r.service
 		}
 		ep := s.pick(r.target(from.Addr(), bi.at.Addr()), from, tried)
-		if ep == nil { // also if it is to be refused or dropped
+		if ep == nil { // also if the connection must be refused or dropped
 			return s, at
 		}
 		s.enter(ep.Addr)
@@ -129,10 +129,10 @@ func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.
 				return s, ep.Addr
 			}
 			s.leave(ep.Addr, c)
-			return s, at // cut meanwhile
+			return s, at // the connection was cut during the dial
 		}
 		s.leave(ep.Addr, c)
-		if err == nil { // the endpoint went while it was dialled
+		if err == nil { // the endpoint was removed during the dial
 			server.Close()
 			continue
 		}
@@ -141,7 +141,7 @@ func (b *Backend) connect(ctx context.Context, c *conn, bi *binding, from netip.
 		}
 		tried = append(tried, ep.Addr)
 		b.stats.dialFailures.Add(1)
-		b.config.Log.Debug("endpoint cannot be reached", "service", s.now.Load().Key, "endpoint", ep, "error", err)
+		b.config.Log.Debug("cannot reach endpoint", "service", s.now.Load().Key, "endpoint", ep, "error", err)
 	}
 	return s, at
 }
@@ -152,18 +152,18 @@ func (b *Backend) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error)
 	return b.config.Dial(ctx, "tcp", to)
 }
 
-// conn is a connection of a client, and the one to an endpoint once there is one.
+// conn is a client's connection and, once established, the connection to the endpoint.
 type conn struct {
 	client *net.TCPConn
 
 	mu     sync.Mutex
 	server net.Conn
-	// reset makes close a reset; done: it is closed.
+	// reset makes close reset the connection. done reports that it is closed.
 	reset, done bool
 }
 
-// join takes over the connection to the endpoint, or closes it and reports false
-// if the client's is closed already.
+// join takes over the connection to the endpoint. If the client's connection is already
+// closed, join closes the other one and reports false.
 func (c *conn) join(server net.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +183,7 @@ func (c *conn) cut() {
 	c.close()
 }
 
-// close ends both sides.
+// close closes both sides.
 func (c *conn) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,8 +202,8 @@ func (c *conn) close() {
 	}
 }
 
-// copy passes on what either side sends, until both have ended. The end of what
-// one side sends is passed on like the rest, and so is a failure, as a reset.
+// copy copies the data of either side to the other until both have closed. It also forwards
+// the end of each side's data, and a failure as a reset.
 func (c *conn) copy() {
 	var wg sync.WaitGroup
 	wg.Go(func() { c.half(c.server, c.client) })

@@ -23,8 +23,7 @@ const (
 	udp = v1.ProtocolUDP
 )
 
-// TestHalfClose: each side may end what it sends while it still reads.
-func TestHalfClose(t *testing.T) {
+func TestEachSideClosesByItself(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{}), freePort(t, "tcp")
 	w.service("web", tcp, port)
@@ -44,8 +43,7 @@ func TestHalfClose(t *testing.T) {
 	eventually(t, "no connection is left", func() bool { return w.backend.Stats().Connections == 0 })
 }
 
-// TestReset: a reset of either side is one of the other.
-func TestReset(t *testing.T) {
+func TestResetIsForwarded(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{}), freePort(t, "tcp")
 	seen := make(chan error, 1)
@@ -53,7 +51,7 @@ func TestReset(t *testing.T) {
 	w.endpoints("web", tcp, serve(t, func(c *net.TCPConn) {
 		io.WriteString(c, "a\n")
 		_, err := c.Read(make([]byte, 1))
-		if err == nil { // the client wants to be reset
+		if err == nil { // the client asks for a reset
 			c.SetLinger(0)
 			return
 		}
@@ -64,18 +62,16 @@ func TestReset(t *testing.T) {
 	c.SetLinger(0)
 	c.Close()
 	if err := <-seen; !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the endpoint saw %v", err)
+		t.Errorf("the endpoint's error is %v, want a reset", err)
 	}
 	c = w.connect(port)
 	c.Write([]byte("x"))
 	if _, err := c.r.ReadByte(); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the client saw %v", err)
+		t.Errorf("the client's error is %v, want a reset", err)
 	}
 }
 
-// TestRetry: an endpoint that does not answer costs no connection as long as
-// another one does.
-func TestRetry(t *testing.T) {
+func TestUnreachableEndpointCostsNoConnection(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{}), freePort(t, "tcp")
 	local := netip.MustParseAddr("127.0.0.1")
@@ -98,8 +94,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestSlowEndpoint: one that never answers is given up, and its dial ended.
-func TestSlowEndpoint(t *testing.T) {
+func TestDialOfASilentEndpointEnds(t *testing.T) {
 	t.Parallel()
 	var given sync.WaitGroup
 	slow := netip.MustParseAddrPort("127.0.0.1:1")
@@ -111,7 +106,7 @@ func TestSlowEndpoint(t *testing.T) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}
-		// A busy machine may take its time for the other one.
+		// The dial of the other endpoint may be slow on a busy machine.
 		return d.DialContext(context.WithoutCancel(ctx), network, to.String())
 	}})
 	port := freePort(t, "tcp")
@@ -129,12 +124,12 @@ func TestSlowEndpoint(t *testing.T) {
 	}
 }
 
-// TestDrain: the connections of an endpoint that is gone may go on for a while,
-// and for good if it comes back.
-func TestDrain(t *testing.T) {
+// TestRemovedEndpointIsDrained also checks that the connections of an endpoint that is back
+// continue.
+func TestRemovedEndpointIsDrained(t *testing.T) {
 	t.Parallel()
 	a, b := serveTCP(t, "a"), serveTCP(t, "b")
-	t.Run("goes on", func(t *testing.T) {
+	t.Run("connections continue", func(t *testing.T) {
 		w, port := newWorld(t, Config{Drain: time.Hour}), freePort(t, "tcp")
 		w.service("web", tcp, port)
 		w.endpoints("web", tcp, a)
@@ -164,20 +159,20 @@ func TestDrain(t *testing.T) {
 				t.Errorf("a new connection reached %q", got)
 			}
 		}
-		// Services that share the address and port with nobody else may go too.
+		// A removed Service is drained too.
 		w.service("other", tcp, freePort(t, "tcp"))
 		w.sync()
 		w.service("web", tcp, freePort(t, "tcp"))
 		w.sync()
 		if err := c.echo(); err != nil {
-			t.Errorf("after its frontend went: %v", err)
+			t.Errorf("a connection to the removed frontend: %v", err)
 		}
 		if _, err := connect(port); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("the frontend that went: %v", err)
+			t.Errorf("a new connection to the removed frontend: %v", err)
 		}
 	})
 	for _, drain := range []time.Duration{-1, time.Millisecond} {
-		t.Run("is cut", func(t *testing.T) {
+		t.Run("connections are reset", func(t *testing.T) {
 			w, port := newWorld(t, Config{Drain: drain}), freePort(t, "tcp")
 			w.service("web", tcp, port)
 			w.endpoints("web", tcp, a, b)
@@ -189,7 +184,7 @@ func TestDrain(t *testing.T) {
 			w.endpoints("web", tcp, b)
 			w.sync()
 			if _, err := gone.r.ReadByte(); !ended(err) {
-				t.Errorf("connection to the endpoint that is gone: %v", err)
+				t.Errorf("connection to the removed endpoint: %v", err)
 			}
 			if err := stays.echo(); err != nil {
 				t.Errorf("connection to the other: %v", err)
@@ -198,9 +193,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestGoneWhileDialled: a connection that has not begun goes to another endpoint
-// when its own goes, whatever Drain says.
-func TestGoneWhileDialled(t *testing.T) {
+// TestEndpointRemovedDuringDialIsReplaced uses a Drain that resets connections at once.
+func TestEndpointRemovedDuringDialIsReplaced(t *testing.T) {
 	t.Parallel()
 	a, b := serveTCP(t, "a"), serveTCP(t, "b")
 	dialled, gone := make(chan struct{}), make(chan struct{})
@@ -232,7 +226,7 @@ func TestGoneWhileDialled(t *testing.T) {
 	<-done
 }
 
-func TestLimits(t *testing.T) {
+func TestConnectionsBeyondALimitAreReset(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, Config{MaxConnections: 3, MaxServiceConnections: 2})
 	one, two := freePort(t, "tcp"), freePort(t, "tcp")
@@ -258,9 +252,9 @@ func TestLimits(t *testing.T) {
 	w.connect(one)
 }
 
-// TestPortTaken: a port that another program has is that Service's trouble alone,
-// and no longer than the other program has it.
-func TestPortTaken(t *testing.T) {
+// TestTakenPortFailsOneService also checks that the Service is served once the other program
+// closes the port.
+func TestTakenPortFailsOneService(t *testing.T) {
 	t.Parallel()
 	w, free := newWorld(t, Config{}), freePort(t, "tcp")
 	other, err := net.Listen("tcp", "127.0.0.1:0")
@@ -289,8 +283,7 @@ func TestPortTaken(t *testing.T) {
 	}
 }
 
-// TestMoves: no connection is lost when a port passes from one Service to another.
-func TestMoves(t *testing.T) {
+func TestPortMovesBetweenServicesWithoutLoss(t *testing.T) {
 	t.Parallel()
 	w, port, spare := newWorld(t, Config{}), freePort(t, "tcp"), freePort(t, "tcp")
 	w.endpoints("a", tcp, serveTCP(t, "a"))
@@ -334,8 +327,7 @@ func TestMoves(t *testing.T) {
 	}
 }
 
-// TestRefused: without endpoints nobody listens.
-func TestRefused(t *testing.T) {
+func TestServiceWithoutEndpointsRefuses(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{}), freePort(t, "tcp")
 	w.service("web", tcp, port)
@@ -352,7 +344,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-func TestShutdown(t *testing.T) {
+func TestShutdownWaitsForConnections(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{}), freePort(t, "tcp")
 	w.service("web", tcp, port)
@@ -362,7 +354,7 @@ func TestShutdown(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.backend.Shutdown(ctx) }()
-	eventually(t, "nobody listens", func() bool {
+	eventually(t, "no socket listens", func() bool {
 		c, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
 		if err == nil {
 			c.Close()
@@ -371,7 +363,7 @@ func TestShutdown(t *testing.T) {
 	})
 	for _, c := range []*client{polite, stubborn} {
 		if err := c.echo(); err != nil {
-			t.Errorf("while it shuts down: %v", err)
+			t.Errorf("during Shutdown: %v", err)
 		}
 	}
 	polite.Close()
@@ -390,11 +382,11 @@ func TestShutdown(t *testing.T) {
 	}
 	w.endpoints("web", tcp)
 	if err := w.cursor.Sync(t.Context()); !errors.Is(err, ErrClosed) {
-		t.Errorf("Apply after that: %v", err)
+		t.Errorf("Apply after Shutdown: %v", err)
 	}
 }
 
-func TestConfig(t *testing.T) {
+func TestInvalidConfigIsRejected(t *testing.T) {
 	for _, c := range []Config{
 		{DialTimeout: -1}, {Attempts: -1}, {UDPTimeout: -1}, {MaxConnections: -1}, {MaxServiceConnections: -1}, {MaxSessions: -1},
 	} {
@@ -404,8 +396,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestSCTP: what it cannot do is left out and costs nothing else.
-func TestSCTP(t *testing.T) {
+func TestSCTPPortIsLeftOut(t *testing.T) {
 	w, port := newWorld(t, Config{}), freePort(t, "tcp")
 	w.service("sctp", v1.ProtocolSCTP, 7)
 	w.service("web", tcp, port)

@@ -7,8 +7,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Traffic returns the connections, and sessions of UDP, that each Service port has had in this
-// process: it is a [ruleset.TrafficReader]. Connections that no endpoint took do not count.
+// Traffic implements [ruleset.TrafficReader]. It returns the numbers of TCP connections and
+// UDP sessions of each Service port in this process. Connections that no endpoint accepted do
+// not count.
 func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -15,14 +15,13 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// maxDatagram is the longest UDP payload there can be.
+// maxDatagram is the longest UDP payload.
 const maxDatagram = 65535
 
-// lingering is how long a session that has been replaced waits for answers that
-// are on their way.
-const lingering = 5 * time.Second
+// replyTimeout is how long a replaced session waits for outstanding answers.
+const replyTimeout = 5 * time.Second
 
-// buffers are for one datagram each.
+// buffers holds buffers for one datagram each.
 var buffers = sync.Pool{New: func() any { return new([maxDatagram]byte) }}
 
 // udpSocket receives the datagrams of a place.
@@ -30,8 +29,8 @@ type udpSocket struct {
 	backend *Backend
 	binding *binding
 	conn    *net.UDPConn
-	// clients is the sessions that clients' datagrams go to, guarded by
-	// sessions.mu; ended: there are to be no more.
+	// clients holds the current session of each client. ended reports that the socket is
+	// closed and gets no new sessions. sessions.mu guards both.
 	clients map[netip.AddrPort]*session
 	ended   bool
 }
@@ -65,7 +64,7 @@ func (b *Backend) listenUDP(lc *net.ListenConfig, bi *binding) (socket, error) {
 	return u, nil
 }
 
-// receive passes on what clients send until the socket is closed.
+// receive forwards the clients' datagrams until the socket is closed.
 func (u *udpSocket) receive() {
 	buf := new([maxDatagram]byte)
 	for {
@@ -74,18 +73,18 @@ func (u *udpSocket) receive() {
 			return
 		}
 		if err != nil {
-			continue // about a datagram that was sent
+			continue // an ICMP error for a sent datagram
 		}
 		if s := u.session(from); s != nil {
 			s.used()
-			// Who cannot be reached says so when it is read from.
+			// A read reports an endpoint that cannot be reached.
 			_, _ = s.conn.Write(buf[:n])
 		}
 	}
 }
 
-// session returns the session of a client, a new one if need be, nil if there is
-// nowhere to send to.
+// session returns the session of a client, and opens one if necessary. It returns nil if no
+// endpoint can be used.
 func (u *udpSocket) session(client netip.AddrPort) *session {
 	r := u.binding.rule.Load()
 	if r == nil {
@@ -106,7 +105,7 @@ func (u *udpSocket) session(client netip.AddrPort) *session {
 	return u.open(client, r)
 }
 
-// open begins a session.
+// open opens a session.
 func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 	b := u.backend
 	from := netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
@@ -120,9 +119,9 @@ func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 		ctx, cancel := context.WithTimeout(b.ctx, b.config.DialTimeout)
 		c, err := b.config.Dial(ctx, "udp", ep.Addr)
 		cancel()
-		if err != nil { // no route, or no more files
+		if err != nil { // no route, or too many open files
 			b.stats.dialFailures.Add(1)
-			b.config.Log.Debug("endpoint cannot be reached", "service", r.service.now.Load().Key, "endpoint", ep, "error", err)
+			b.config.Log.Debug("cannot reach endpoint", "service", r.service.now.Load().Key, "endpoint", ep, "error", err)
 			tried = append(tried, ep.Addr)
 			continue
 		}
@@ -141,24 +140,24 @@ func (u *udpSocket) open(client netip.AddrPort, r *rule) *session {
 	return nil
 }
 
-// session is what one client sends to one place.
+// session forwards the datagrams between one client and one endpoint.
 type session struct {
 	socket   *udpSocket
 	client   netip.AddrPort
 	conn     net.Conn // to the endpoint
 	service  *service
 	endpoint netip.AddrPort
-	// checked is the last version of the Service of which it is known that it has
-	// the endpoint. Only receive uses it.
+	// checked is the last version of the Service that was checked to have the endpoint.
+	// Only receive uses it.
 	checked *ruleset.Service
 
-	last    atomic.Int64 // when it was used last, in Unix nanoseconds
+	last    atomic.Int64 // time of the last use, in Unix nanoseconds
 	element *list.Element
-	// replaced: answers are still passed on for a while. closed: it is over.
+	// A replaced session still forwards answers for a while. A closed one has ended.
 	replaced, closed atomic.Bool
 }
 
-// good reports whether the session is still right for what its client sends.
+// good reports whether the client's next datagram can use the session.
 func (s *session) good(r *rule) bool {
 	if s.closed.Load() || s.service != r.service {
 		return false
@@ -175,7 +174,7 @@ func (s *session) good(r *rule) bool {
 
 func (s *session) used() { s.last.Store(time.Now().UnixNano()) }
 
-// replace has what the client sends go elsewhere from now on.
+// replace detaches the session from its client's datagrams. It still forwards answers.
 func (s *session) replace() {
 	all := &s.socket.backend.sessions
 	all.mu.Lock()
@@ -201,13 +200,12 @@ func (s *session) end() {
 func (s *session) timeout() time.Duration {
 	t := s.socket.backend.config.UDPTimeout
 	if s.replaced.Load() {
-		t = min(t, lingering)
+		t = min(t, replyTimeout)
 	}
 	return t
 }
 
-// answer passes on what the endpoint sends until the session is idle for too
-// long.
+// answer forwards the endpoint's datagrams until the session has been idle for too long.
 func (s *session) answer() {
 	defer s.end()
 	for {
@@ -216,19 +214,18 @@ func (s *session) answer() {
 			return
 		}
 		s.conn.SetReadDeadline(end)
-		// A buffer is taken only when there is something to read: most sessions wait
-		// most of the time.
+		// A session takes a buffer only to read: most sessions wait most of the time.
 		err := readable(s.conn)
 		if err == nil {
 			err = s.pass()
 		}
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			return // it is closed, or nobody listens at the endpoint
+			return // the session is closed, or the endpoint refuses
 		}
 	}
 }
 
-// pass hands one datagram to the client.
+// pass forwards one datagram to the client.
 func (s *session) pass() error {
 	buf := buffers.Get().(*[maxDatagram]byte)
 	defer buffers.Put(buf)
@@ -237,13 +234,13 @@ func (s *session) pass() error {
 		return err
 	}
 	s.used()
-	// A client that cannot be reached is its own affair.
+	// A client that cannot be reached does not affect the session.
 	_, _ = s.socket.conn.WriteToUDPAddrPort(buf[:n], s.client)
 	return nil
 }
 
-// readable waits until there is something to read, until the deadline, where the
-// system can tell.
+// readable waits until the connection has data to read, or its deadline. On systems without
+// peek it returns at once.
 func readable(c net.Conn) error {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
@@ -262,7 +259,7 @@ func readable(c net.Conn) error {
 	return errors.Join(err, failed)
 }
 
-// sessions is those of all sockets, the one used last first.
+// sessions holds the sessions of all sockets, the most recently used first.
 type sessions struct {
 	max    int
 	mu     sync.Mutex
@@ -275,7 +272,7 @@ func (a *sessions) len() int {
 	return a.recent.Len()
 }
 
-// add enters a new session, and ends the oldest if there are too many. It reports
+// add adds a session, and ends the least recently used one if there are too many. It reports
 // false if the socket is closed.
 func (a *sessions) add(s *session) bool {
 	a.mu.Lock()

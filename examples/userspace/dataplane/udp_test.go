@@ -12,8 +12,8 @@ import (
 	"github.com/go-proxier/proxier/internal/testtime"
 )
 
-// serveUDP is an endpoint that answers with its name and what it got. What it got
-// goes to hold first, if that is not nil, and is answered when that is read from.
+// serveUDP starts an endpoint that answers a datagram with its name and the datagram. If
+// hold is not nil, the endpoint sends the datagram to hold before it answers.
 func serveUDP(t *testing.T, name string, hold chan string) (netip.AddrPort, func()) {
 	t.Helper()
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -63,7 +63,7 @@ func hear(c net.Conn) (string, error) {
 	return string(buf[:n]), err
 }
 
-// expect asks and fails the test if the answer is another.
+// expect sends a text and fails the test unless it receives the wanted answer.
 func expect(t *testing.T, c net.Conn, text, want string) {
 	t.Helper()
 	if got, err := ask(c, text); err != nil || got != want {
@@ -71,8 +71,7 @@ func expect(t *testing.T, c net.Conn, text, want string) {
 	}
 }
 
-// TestUDP: a client's datagrams go to the same endpoint, of any size.
-func TestUDP(t *testing.T) {
+func TestDatagramsOfAClientGoToOneEndpoint(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{}), freePort(t, "udp")
 	a, _ := serveUDP(t, "a", nil)
@@ -99,9 +98,8 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-// TestUDPEndpointGone: the client's next datagram goes elsewhere, and an answer
-// that was on its way arrives.
-func TestUDPEndpointGone(t *testing.T) {
+// TestUDPClientLeavesARemovedEndpoint also checks that a late answer arrives.
+func TestUDPClientLeavesARemovedEndpoint(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{}), freePort(t, "udp")
 	hold := make(chan string)
@@ -125,8 +123,7 @@ func TestUDPEndpointGone(t *testing.T) {
 	expect(t, c, "after", "b after")
 }
 
-// TestUDPEndpointDead: where nobody listens, the session does not stay.
-func TestUDPEndpointDead(t *testing.T) {
+func TestUDPSessionToADeadEndpointEnds(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{}), freePort(t, "udp")
 	a, closeA := serveUDP(t, "a", nil)
@@ -143,7 +140,7 @@ func TestUDPEndpointDead(t *testing.T) {
 		}
 	}
 	closeA()
-	eventually(t, "it is sent to b", func() bool {
+	eventually(t, "the client is sent to b", func() bool {
 		c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 		c.Write([]byte("y"))
 		buf := make([]byte, 10)
@@ -152,7 +149,7 @@ func TestUDPEndpointDead(t *testing.T) {
 	})
 }
 
-func TestUDPIdle(t *testing.T) {
+func TestIdleUDPSessionEnds(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{UDPTimeout: 50 * time.Millisecond}), freePort(t, "udp")
 	a, _ := serveUDP(t, "a", nil)
@@ -161,7 +158,7 @@ func TestUDPIdle(t *testing.T) {
 	w.sync()
 	answered := func() {
 		t.Helper()
-		// On a busy machine a session may be over before the endpoint has answered.
+		// On a busy machine a session may end before the endpoint has answered.
 		eventually(t, "it is answered", func() bool {
 			c := udpClient(t, port)
 			c.SetReadDeadline(time.Now().Add(time.Second))
@@ -178,8 +175,7 @@ func TestUDPIdle(t *testing.T) {
 	answered()
 }
 
-// TestUDPBound: there are never more sessions than allowed, and the oldest goes.
-func TestUDPBound(t *testing.T) {
+func TestOldestUDPSessionIsEvicted(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{MaxSessions: 3}), freePort(t, "udp")
 	a, _ := serveUDP(t, "a", nil)
@@ -194,14 +190,14 @@ func TestUDPBound(t *testing.T) {
 			t.Fatalf("after %d clients: %+v", i, s)
 		}
 	}
-	// The one that keeps sending was never the oldest.
+	// The client that keeps sending never had the oldest session.
 	if s := w.backend.Stats(); s.Evicted != 8 {
 		t.Errorf("stats %+v", s)
 	}
 }
 
-// TestUDPRefused: without endpoints, and without the Service, sessions are over.
-func TestUDPRefused(t *testing.T) {
+// TestUDPSessionsEndWithoutEndpoints also removes the Service.
+func TestUDPSessionsEndWithoutEndpoints(t *testing.T) {
 	t.Parallel()
 	w, port := newWorld(t, Config{}), freePort(t, "udp")
 	a, _ := serveUDP(t, "a", nil)

@@ -10,36 +10,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Protocol is the routing protocol number of the routes (rtm_protocol of
-// include/uapi/linux/rtnetlink.h, which leaves numbers from 5 on to programs).
+// Protocol is the routing protocol number of the routes (rtm_protocol in
+// include/uapi/linux/rtnetlink.h; the kernel does not interpret numbers from 4 on).
 const Protocol netlink.RouteProtocol = 112
 
 // ErrClosed is returned after [Addresses.Close].
 var ErrClosed = errors.New("vip: closed")
 
-// Addresses makes addresses the own ones of one network namespace. It must not be
-// used by several goroutines at once.
+// Addresses adds addresses to one network namespace. It is not safe for concurrent use.
 type Addresses struct {
-	nl *netlink.Handle // nil: closed
+	nl *netlink.Handle // nil if closed
 	lo int             // the index of the loopback interface
 }
 
-// New returns the Addresses of the calling thread's network namespace, which may
-// be used from any thread. Close it when done; what is held then stays.
+// New returns Addresses for the calling thread's network namespace. Any thread may use it.
+// The caller must call Close, which keeps the held addresses.
 func New() (*Addresses, error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("vip: netlink: %w", err)
+		return nil, fmt.Errorf("vip: cannot open a netlink socket: %w", err)
 	}
 	lo, err := nl.LinkByName("lo")
 	if err != nil {
 		nl.Close()
-		return nil, fmt.Errorf("vip: loopback interface: %w", err)
+		return nil, fmt.Errorf("vip: cannot find the loopback interface: %w", err)
 	}
 	return &Addresses{nl, lo.Attrs().Index}, nil
 }
 
-// Close gives up the netlink socket. What is held stays so.
+// Close closes the netlink socket. Held addresses stay.
 func (a *Addresses) Close() error {
 	if a.nl != nil {
 		a.nl.Close()
@@ -56,7 +55,7 @@ func (a *Addresses) Own() ([]netip.Addr, error) {
 	var out []netip.Addr
 	list, err := again(func() ([]netlink.Addr, error) { return a.nl.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, fmt.Errorf("vip: addresses: %w", err)
+		return nil, fmt.Errorf("vip: cannot list addresses: %w", err)
 	}
 	for i := range list {
 		if x, ok := netip.AddrFromSlice(list[i].IP); ok {
@@ -66,7 +65,7 @@ func (a *Addresses) Own() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// again reads a list once more if it changed while it was read, a few times.
+// again calls list again, up to a few times, if the list changed during the call.
 func again[T any](list func() ([]T, error)) (out []T, err error) {
 	for range 10 {
 		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -76,8 +75,8 @@ func again[T any](list func() ([]T, error)) (out []T, err error) {
 	return out, err
 }
 
-// Hold makes an address the node's own. That an interface has it already, or that
-// it is held, is no error.
+// Hold adds an address to the node. If an interface already has the address, or it is already
+// held, Hold returns nil.
 func (a *Addresses) Hold(x netip.Addr) error {
 	if a.nl == nil {
 		return ErrClosed
@@ -87,13 +86,13 @@ func (a *Addresses) Hold(x netip.Addr) error {
 		return err
 	}
 	if err := a.nl.RouteAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("vip: add a local route for %s: %w", x, err)
+		return fmt.Errorf("vip: cannot add a local route for %s: %w", x, err)
 	}
 	return nil
 }
 
-// Release takes back a Hold. That there was none is no error; an interface's own
-// address stays.
+// Release removes a held address. If the address is not held, Release returns nil. An
+// interface's own address stays.
 func (a *Addresses) Release(x netip.Addr) error {
 	if a.nl == nil {
 		return ErrClosed
@@ -103,12 +102,12 @@ func (a *Addresses) Release(x netip.Addr) error {
 		return err
 	}
 	if err := a.nl.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("vip: delete the local route of %s: %w", x, err)
+		return fmt.Errorf("vip: cannot delete the local route of %s: %w", x, err)
 	}
 	return nil
 }
 
-// Held returns the addresses that are held, by this process or an earlier one.
+// Held returns the addresses that this process or an earlier one holds.
 func (a *Addresses) Held() ([]netip.Addr, error) {
 	if a.nl == nil {
 		return nil, ErrClosed
@@ -119,7 +118,7 @@ func (a *Addresses) Held() ([]netip.Addr, error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		list, err := again(func() ([]netlink.Route, error) { return a.nl.RouteListFiltered(family, filter, mask) })
 		if err != nil {
-			return nil, fmt.Errorf("vip: routes: %w", err)
+			return nil, fmt.Errorf("vip: cannot list routes: %w", err)
 		}
 		for i := range list {
 			if list[i].Dst == nil {
@@ -136,7 +135,7 @@ func (a *Addresses) Held() ([]netip.Addr, error) {
 func (a *Addresses) route(x netip.Addr) (*netlink.Route, error) {
 	x = x.Unmap()
 	if !x.IsValid() || x.Zone() != "" || x.IsUnspecified() || x.IsMulticast() {
-		return nil, fmt.Errorf("vip: %s cannot be held", x)
+		return nil, fmt.Errorf("vip: cannot hold %s: not a plain unicast address", x)
 	}
 	return &netlink.Route{
 		Dst:       &net.IPNet{IP: x.AsSlice(), Mask: net.CIDRMask(x.BitLen(), x.BitLen())},

@@ -25,7 +25,7 @@ func inNode(t *testing.T, f func() error) {
 	}
 }
 
-func TestAddresses(t *testing.T) {
+func TestHeldAddressesBelongToTheNode(t *testing.T) {
 	inNode(t, func() error {
 		a, err := vip.New()
 		if err != nil {
@@ -36,7 +36,7 @@ func TestAddresses(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// One of the node's interfaces has it.
+		// An interface of the node has this address.
 		mine := netip.MustParseAddr("192.0.2.1")
 		if !slices.Contains(own, mine) || !slices.Contains(own, netip.MustParseAddr("2001:db8:1::1")) {
 			t.Errorf("own addresses %v", own)
@@ -76,12 +76,12 @@ func TestAddresses(t *testing.T) {
 			expect("held", four, six)
 		}
 		if !usable(four) {
-			t.Errorf("%s is not the node's", four)
+			t.Errorf("the node does not have the held address %s", four)
 		}
 		if now, err := a.Own(); err != nil || !slices.Equal(now, own) {
 			t.Errorf("own addresses %v, %v; want %v", now, err, own)
 		}
-		// Another process knows them again.
+		// Another process finds the held addresses.
 		b, err := vip.New()
 		if err != nil {
 			return err
@@ -93,10 +93,10 @@ func TestAddresses(t *testing.T) {
 			expect("released", six)
 		}
 		if usable(four) {
-			t.Errorf("%s is still the node's", four)
+			t.Errorf("the node still has the released address %s", four)
 		}
 		if !usable(mine) {
-			t.Errorf("%s is not the node's any more", mine)
+			t.Errorf("the node lost its own address %s", mine)
 		}
 		for _, bad := range []netip.Addr{{}, netip.IPv4Unspecified(), netip.MustParseAddr("ff02::1"), netip.MustParseAddr("fe80::1%lo")} {
 			if a.Hold(bad) == nil || a.Release(bad) == nil {

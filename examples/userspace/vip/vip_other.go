@@ -8,9 +8,9 @@ import (
 )
 
 // ErrNotSupported is returned by [New] on systems other than Linux.
-var ErrNotSupported = errors.New("vip: only on Linux")
+var ErrNotSupported = errors.New("vip: only supported on Linux")
 
-// Addresses is never made here.
+// Addresses is the type that New returns on Linux.
 type Addresses struct{}
 
 // New returns [ErrNotSupported].

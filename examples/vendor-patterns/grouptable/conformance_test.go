@@ -16,8 +16,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// vips is the rest of a data plane around a Table: frontends, which are all replaced in
-// one step after the groups.
+// vips holds the frontends of a data plane with a Table. All are replaced in one step after
+// the groups.
 type vips struct {
 	sw    *fakeSwitch
 	node  *ruleset.Node
@@ -107,7 +107,7 @@ func (v *vips) handle(pk ruleset.Packet) conformance.Outcome {
 	return out
 }
 
-// TestConformance runs the suite without packets, with and without empty groups.
+// TestConformance runs the suite with and without empty groups.
 func TestConformance(t *testing.T) {
 	for _, empty := range []bool{false, true} {
 		t.Run(fmt.Sprintf("empty=%t", empty), func(t *testing.T) {

@@ -1,14 +1,14 @@
-// Package grouptable is a backend for a switch with a group table, as OpenFlow
-// has: a group is a list of buckets, each of which sends to an endpoint by a flow
-// that is installed once, however many groups use it. The flow of an endpoint must
-// be there before the first group that sends to it, and may go only after the last.
+// Package grouptable is a backend for a switch with a group table, as in OpenFlow. A group
+// is a list of buckets, and each bucket sends packets to an endpoint through the endpoint's
+// flow. The flow is installed once, whatever the number of groups that use it: before the
+// first of these groups, and it is removed after the last one.
 //
-// A [ledger.Ledger] counts who uses an endpoint, and [ids.Allocator] numbers the groups.
-// What fails fails for one Service and is tried again with it; an endpoint that could
-// not be installed for one Service is tried for the next that needs it. A full delta
-// first takes what the switch has, so that groups and endpoints of an earlier process
-// keep their IDs and stay. If something of it fails, it is wanted again as a whole,
-// because only then what is not called for can be told for certain.
+// A [ledger.Ledger] counts the users of an endpoint, and an [ids.Allocator] numbers the
+// groups. A failure affects one Service, which is retried. An endpoint that could not be
+// installed for one Service is tried again for the next Service that needs it. A full delta
+// first adopts the switch's state, so groups and endpoints of an earlier process stay, with
+// their IDs. If a part of a full delta fails, the backend requests a full delta again,
+// because only a complete one shows which groups and endpoints are no longer needed.
 package grouptable
 
 import (
@@ -27,39 +27,39 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Endpoint is what a bucket sends to.
+// Endpoint is the destination of a bucket.
 type Endpoint struct {
 	Addr  netip.AddrPort
 	Proto v1.Protocol
 }
 
-// Group names a group: one of the pools of a Service port.
+// Group identifies a group, which stands for a pool of a Service port.
 type Group struct {
 	Service tracker.Key
 	Pool    ruleset.Target
 }
 
-// Switch is the data plane. It identifies a group by an ID, and stores its name beside it.
-// What is installed again is replaced, and to remove what is not there is no error.
+// Switch is the data plane. It identifies a group by an ID, and stores the group's name.
+// Installing replaces an existing endpoint or group. Removing a missing one is no error.
 type Switch interface {
 	InstallEndpoint(Endpoint) error
 	RemoveEndpoint(Endpoint) error
 	InstallGroup(id uint32, name Group, buckets []Endpoint) error
 	RemoveGroup(id uint32) error
-	// Endpoints and Groups return all that are installed, also by an earlier
-	// process.
+	// Endpoints and Groups return everything that is installed, including what an earlier
+	// process installed.
 	Endpoints() ([]Endpoint, error)
 	Groups() (map[uint32]Group, error)
 }
 
-// Table is the backend. It deals with groups and endpoints alone: see package
-// mapplane for frontends.
+// Table is a [ruleset.Backend] for groups and endpoints. See package mapplane for
+// frontends.
 type Table struct {
 	Switch Switch
-	// EmptyGroups installs a group without buckets for a pool that exists and is
-	// empty: there are endpoints, but none that this node may use, or none at all. A
-	// switch whose flows always name a group needs this. Otherwise such a pool has no
-	// group, as one that does not exist never has.
+	// EmptyGroups installs a group without buckets for an existing empty pool: the Service
+	// has no endpoints that this node may use. A switch whose flows always name a group
+	// needs this. If EmptyGroups is false, an empty pool has no group. A pool that does not
+	// exist never has one.
 	EmptyGroups bool
 
 	ledger *ledger.Ledger[tracker.Key, Endpoint]
@@ -71,8 +71,7 @@ var pools = [...]ruleset.Target{ruleset.ToCluster, ruleset.ToLocal}
 // maxGroup is the highest ID of a group (OFPG_MAX of the OpenFlow specification).
 const maxGroup = 0xffffff00
 
-// Apply installs what a delta has. It fails for single Services, unless the delta
-// is full.
+// Apply applies a delta. A failure affects one Service, or a full delta as a whole.
 func (t *Table) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -103,7 +102,7 @@ func (t *Table) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// adopt takes over what the switch has, and returns its groups.
+// adopt takes over the switch's state and returns its groups.
 func (t *Table) adopt() (map[uint32]Group, error) {
 	endpoints, err := t.Switch.Endpoints()
 	if err != nil {
@@ -121,15 +120,15 @@ func (t *Table) adopt() (map[uint32]Group, error) {
 		return nil, err
 	}
 	for id, g := range groups {
-		if t.ids.Adopt(g, id) != nil { // a second one of this name
+		if t.ids.Adopt(g, id) != nil { // a second group of this name
 			t.ids.Reserve(id)
 		}
 	}
 	return groups, nil
 }
 
-// service does all there is to do for one Service: in this order, as groups are
-// nobody's but its own.
+// service applies the change of one Service. Services do not share groups, so each can be
+// finished before the next.
 func (t *Table) service(c *ruleset.Change) error {
 	wanted := map[Endpoint]bool{}
 	if c.New != nil {
@@ -160,7 +159,7 @@ func (t *Table) service(c *ruleset.Change) error {
 		}
 		id, err := t.ids.Get(g)
 		if err != nil {
-			return fmt.Errorf("group for %s: %w", p, err)
+			return fmt.Errorf("cannot allocate a group for %s: %w", p, err)
 		}
 		var buckets []Endpoint
 		for _, ep := range c.New.Pool(p) {
@@ -170,13 +169,13 @@ func (t *Table) service(c *ruleset.Change) error {
 			return err
 		}
 	}
-	// Its groups do not need these any more.
+	// Remove the endpoints that its groups no longer use.
 	for e := range t.ledger.Items(c.Key) {
 		if wanted[e] || !t.ledger.Release(c.Key, e) {
 			continue
 		}
 		if err := t.Switch.RemoveEndpoint(e); err != nil {
-			t.ledger.Claim(c.Key, e) // to be tried again
+			t.ledger.Claim(c.Key, e) // the retry removes it
 			return err
 		}
 		t.ledger.Removed(e)
@@ -184,7 +183,7 @@ func (t *Table) service(c *ruleset.Change) error {
 	return nil
 }
 
-// wants reports whether there must be a group for a pool of s, which may be nil.
+// wants reports whether a pool of s must have a group. s may be nil.
 func (t *Table) wants(s *ruleset.Service, p ruleset.Target) bool {
 	switch {
 	case s == nil:
@@ -198,8 +197,8 @@ func (t *Table) wants(s *ruleset.Service, p ruleset.Target) bool {
 	}
 }
 
-// prune removes what a full delta does not call for of the groups that were found, and
-// then the endpoints that no Service uses.
+// prune removes the found groups that are not in a full delta, and then the endpoints that
+// no Service uses.
 func (t *Table) prune(d *ruleset.Delta, found map[uint32]Group) error {
 	wanted := map[Group]bool{}
 	for i := range d.Changes {
@@ -212,7 +211,7 @@ func (t *Table) prune(d *ruleset.Delta, found map[uint32]Group) error {
 	var errs []error
 	for id, name := range found {
 		if g, ok := t.ids.Key(id); ok && wanted[g] {
-			continue // perhaps another than was found: the ID was free again
+			continue // a group in use, possibly a new one with a freed ID
 		}
 		if err := t.Switch.RemoveGroup(id); err != nil {
 			errs = append(errs, err)
@@ -224,7 +223,7 @@ func (t *Table) prune(d *ruleset.Delta, found map[uint32]Group) error {
 		t.ids.Unreserve(id)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // a group that is left may need its endpoints
+		return err // a remaining group may need its endpoints
 	}
 	for e := range t.ledger.Unused() {
 		if err := t.Switch.RemoveEndpoint(e); err != nil {

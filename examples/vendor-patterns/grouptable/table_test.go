@@ -17,8 +17,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// fakeSwitch does what it is told unless it fails, and complains of a group that
-// sends to an endpoint that is not there.
+// fakeSwitch is a switch in memory whose writes may fail. It reports a group with a missing
+// endpoint as an error of the test.
 type fakeSwitch struct {
 	t         *testing.T
 	fails     func() bool
@@ -27,7 +27,7 @@ type fakeSwitch struct {
 	installs  int
 }
 
-// group is what a fakeSwitch has under an ID.
+// group is an entry of a fakeSwitch's group table.
 type group struct {
 	name    Group
 	buckets []Endpoint
@@ -87,7 +87,7 @@ func newWorld(t *testing.T, empty bool, fails func() bool) *world {
 	return w
 }
 
-// restart makes a new process, that finds the switch as it is.
+// restart starts a new Table with the same switch.
 func (w *world) restart() {
 	w.t.Helper()
 	var err error
@@ -101,7 +101,7 @@ func (w *world) restart() {
 	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 }
 
-// set hands in a Service with endpoints on this node (odd ones) and others.
+// set sets a Service with endpoints on this node (odd ones) and on others.
 func (w *world) set(name, ip string, local bool, endpoints ...int) {
 	s := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
@@ -151,9 +151,7 @@ func (w *world) agree() {
 	}
 }
 
-// TestShared: an endpoint of two Services is installed once, and goes with the
-// second of them.
-func TestShared(t *testing.T) {
+func TestSharedEndpointIsInstalledOnce(t *testing.T) {
 	w := newWorld(t, false, func() bool { return false })
 	sync := func() {
 		t.Helper()
@@ -178,9 +176,7 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestPeerFails: where an endpoint could not be installed for one Service, it is
-// for the next.
-func TestPeerFails(t *testing.T) {
+func TestFailedEndpointIsTriedForTheNextService(t *testing.T) {
 	fail := false
 	w := newWorld(t, false, func() bool {
 		was := fail
@@ -192,7 +188,7 @@ func TestPeerFails(t *testing.T) {
 	}
 	w.set("a", "10.96.0.1", false, 1)
 	w.set("b", "10.96.0.2", false, 1)
-	fail = true // the first thing asked for
+	fail = true // the first write fails
 	var partial *ruleset.PartialError
 	if err := w.cursor.Sync(t.Context()); !errors.As(err, &partial) || len(partial.Failed) != 1 {
 		t.Fatalf("error %v", err)
@@ -206,8 +202,8 @@ func TestPeerFails(t *testing.T) {
 	w.agree()
 }
 
-// TestRestartKeepsIDs: groups have the IDs that an earlier process gave them, endpoints
-// are not installed again, and what is not called for goes.
+// TestRestartKeepsIDs also checks that endpoints are not installed again, and that groups
+// and endpoints that are no longer needed are removed.
 func TestRestartKeepsIDs(t *testing.T) {
 	w := newWorld(t, false, func() bool { return false })
 	sync := func() map[uint32]Group {
@@ -224,7 +220,7 @@ func TestRestartKeepsIDs(t *testing.T) {
 	w.set("b", "10.96.0.2", false, 2, 3)
 	w.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "a"})
 	before := sync()
-	// A second group of the same name, as no process should leave it.
+	// A second group of the same name, which no process should leave.
 	for id, g := range maps.Clone(w.sw.groups) {
 		w.sw.groups[id+10] = g
 	}
@@ -249,10 +245,10 @@ func TestRestartKeepsIDs(t *testing.T) {
 	}
 }
 
-// TestTable changes things at random while the switch fails now and then and
-// processes come and go: no group ever sends to what is not there, and in the end
-// there is what must be. Every other world distinguishes empty groups from absent ones.
-func TestTable(t *testing.T) {
+// TestNoGroupHasAMissingEndpoint makes random changes while the switch fails at times and the
+// process restarts. In the end the switch must hold exactly what the ruleset needs. Every
+// other world has EmptyGroups.
+func TestNoGroupHasAMissingEndpoint(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		failing := true

@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// program is what reads the maps: the part that would be BPF.
+// program reads the maps, as a BPF program would.
 type program struct {
 	frontends map[Frontend]Action
 	members   map[Member]Endpoint
@@ -36,7 +36,7 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 	fromPod, fromNode := p.node.LocalTraffic.Recognises(pk.From, pk.InInterface), pk.InInterface == ""
 	target, size := a.Target, a.Size
 	if fromPod || fromNode {
-		target, size = a.Near, a.NearSize
+		target, size = a.Internal, a.InternalSize
 	}
 	switch target {
 	case ruleset.Reject:
@@ -47,7 +47,7 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 	masquerade := a.Masquerade.Applies(fromPod, fromNode)
 	out := conformance.Outcome{Action: ruleset.ActionForward, Affinity: a.Affinity}
 	for i := range size {
-		// A slot that is empty is the zero Endpoint, which the suite complains of.
+		// An empty slot is the zero Endpoint, which the suite reports as an error.
 		ep := p.members[Member{Pool{a.Service, target}, i}]
 		out.Endpoints = append(out.Endpoints, conformance.Choice{
 			Addr: ep.Addr, Weight: int(ep.Weight), Masquerade: masquerade || ep.Addr.Addr() == pk.From,
@@ -56,7 +56,6 @@ func (p *program) handle(pk ruleset.Packet) conformance.Outcome {
 	return out
 }
 
-// TestConformance runs the suite without packets.
 func TestConformance(t *testing.T) {
 	conformance.Simulate(t, conformance.Simulation{
 		New: func(_ testing.TB, env conformance.SimEnv) conformance.Plane {
@@ -86,7 +85,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// dump returns the maps without the numbers of slots, which depend on the past.
+// dump returns the maps without the numbers of slots, which depend on earlier changes.
 func (p *program) dump() string {
 	var lines []string
 	for f, a := range p.frontends {

@@ -1,28 +1,25 @@
-// Package mapplane is a backend for a data plane that consists of two maps, such as
-// a BPF program's: a frontend leads to a pool, and a pool has an entry for each of
-// its endpoints. It is written to by entry, without transactions, while packets
-// look things up, and any write may fail.
+// Package mapplane is a backend for a data plane that consists of two maps, such as the maps
+// of a BPF program: a frontend leads to a pool, and a pool has an entry for each of its
+// endpoints. The backend writes single entries, without transactions, while packets use
+// the maps, and any write may fail.
 //
-// Entries are written in such an order that no frontend ever leads to a pool
-// without the endpoints it should have: frontends that go first, then endpoints
-// that come, frontends that come or change, and at last endpoints that go. Each
-// step is done for all Services before the next, because a frontend may move from
-// one to another. A frontend's key is its address alone, so writing the new owner's
-// entry replaces the old one, and frontends that a Service lost need no step of
-// their own.
+// The order of writes ensures that no frontend ever leads to a pool without its endpoints:
+// removed frontends first, then new endpoints, new and changed frontends, and removed
+// endpoints last. Each step covers all Services before the next begins, because a frontend
+// may move from one Service to another. A frontend's key is its address alone, so the new
+// owner's entry replaces the old one, and lost frontends need no step of their own.
 //
-// A Service for which a write fails has no further steps in this Apply, and is named
-// in a [ruleset.PartialError]. A Service that loses a frontend to it keeps its
-// endpoints for now: packets are still sent to them. Both are offered again, with
-// everything that was ever offered for them, so nothing is forgotten.
+// A Service whose write fails skips the further steps of this Apply, and the
+// [ruleset.PartialError] names it. A Service that loses a frontend to the failed Service
+// keeps its endpoints, because packets still reach them. The cursor offers both Services
+// again, with all their changes.
 //
-// A program picks an endpoint by a number below the pool's size, so a pool's entries
-// are numbered without gaps, by [slots.Table], and the frontend's entry holds the
-// size. A frontend is therefore written again when the size of its pool changes.
+// A program picks an endpoint by a number below the pool's size. [slots.Table] numbers a
+// pool's entries without gaps, and the frontend's entry holds the size. A change of the size
+// therefore writes the frontend again.
 //
-// Pools are named by [tracker.Key], not by [ruleset.Service.ID], which each process
-// gives out again. A full delta reads both maps and writes what differs: nothing, if
-// an earlier process left them as they must be.
+// The key of a pool is a [tracker.Key], not a [ruleset.Service.ID], which each process
+// assigns again. A full delta reads both maps and writes the differences alone.
 package mapplane
 
 import (
@@ -45,14 +42,13 @@ import (
 type Map[K comparable, V any] interface {
 	// Put adds or replaces an entry.
 	Put(K, V) error
-	// Delete removes an entry; that there is none is no error.
+	// Delete removes an entry. Deleting a missing entry is no error.
 	Delete(K) error
-	// All yields all entries. Entries that are deleted while it runs need not be among
-	// them.
+	// All yields all entries. It may omit entries that are deleted during the iteration.
 	All() iter.Seq2[K, V]
 }
 
-// Frontend is where a packet is addressed to.
+// Frontend is the destination of a packet.
 type Frontend struct {
 	Addr   netip.Addr // the zero Addr for a NodePort
 	Port   uint16
@@ -60,19 +56,19 @@ type Frontend struct {
 	Family tracker.Family
 }
 
-// Action is what becomes of it.
+// Action is the treatment of packets to a frontend.
 type Action struct {
 	Service tracker.Key
-	// Target is which of the Service's pools it is sent to, or that it is refused or
-	// dropped; Near is the same for packets from this node.
-	Target, Near ruleset.Target
-	// Size and NearSize are the sizes of the two pools.
-	Size, NearSize int
-	Masquerade     ruleset.Masquerade
-	Affinity       time.Duration
+	// Target is the pool of the Service that packets are sent to, or refuses or drops them.
+	// Internal is the target of packets from this node.
+	Target, Internal ruleset.Target
+	// Size and InternalSize are the sizes of the two pools.
+	Size, InternalSize int
+	Masquerade         ruleset.Masquerade
+	Affinity           time.Duration
 }
 
-// Pool names a pool of a Service.
+// Pool identifies a pool of a Service.
 type Pool struct {
 	Service tracker.Key
 	Target  ruleset.Target
@@ -84,13 +80,13 @@ type Member struct {
 	Slot int
 }
 
-// Endpoint is what a slot holds.
+// Endpoint is the content of a slot.
 type Endpoint struct {
 	Addr   netip.AddrPort
 	Weight uint16
 }
 
-// Plane is the backend.
+// Plane is a [ruleset.Backend] that writes two maps.
 type Plane struct {
 	Frontends Map[Frontend, Action]
 	Members   Map[Member, Endpoint]
@@ -99,19 +95,18 @@ type Plane struct {
 
 var targets = [...]ruleset.Target{ruleset.ToCluster, ruleset.ToLocal}
 
-// Apply writes what a delta has. It fails for single Services, unless the delta
-// is full.
+// Apply applies a delta. A failure affects one Service, or a full delta as a whole.
 func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var found map[Frontend]Action // what is there, if the delta is full
+	var found map[Frontend]Action // the entries before a full delta
 	if d.Full {
 		found = maps.Collect(p.Frontends.All())
 		p.adopt()
 	}
 	failed := map[tracker.Key]error{}
-	// step does something for each Service that has not failed.
+	// step calls f for each Service that has not failed.
 	step := func(f func(c *ruleset.Change) error) {
 		for i := range d.Changes {
 			c := &d.Changes[i]
@@ -157,8 +152,8 @@ func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 		return nil
 	})
 	if d.Full {
-		// While a Service has failed, what an earlier process left may still be in
-		// use. An error that is no PartialError makes the next delta full again.
+		// A failed Service may still use entries of an earlier process. With an error
+		// other than PartialError the next delta is full again.
 		if len(failed) != 0 {
 			return errors.Join(slices.Collect(maps.Values(failed))...)
 		}
@@ -184,8 +179,7 @@ func (p *Plane) Apply(ctx context.Context, d *ruleset.Delta) error {
 }
 
 // frontendsDiffer reports whether the entry of a frontend may change. FieldCluster and
-// FieldLocal matter for the sizes in the entry only, and most changes of a pool keep its
-// size.
+// FieldLocal affect only the sizes in the entry, and most changes of a pool keep its size.
 func frontendsDiffer(c *ruleset.Change) bool {
 	if c.What&(ruleset.FieldFrontends|ruleset.FieldAffinity) != 0 {
 		return true
@@ -207,7 +201,7 @@ func (p *Plane) table(pool Pool) *slots.Table[netip.AddrPort, uint16] {
 	return t
 }
 
-// adopt takes the pools from the map, as this process or an earlier one left them.
+// adopt reads the pools that this process or an earlier one wrote from the map.
 func (p *Plane) adopt() {
 	clear(p.pools)
 	for m, ep := range p.Members.All() {
@@ -215,8 +209,7 @@ func (p *Plane) adopt() {
 	}
 }
 
-// fill writes the endpoints of a pool that a Change brings. A pool without any is left
-// for trim.
+// fill writes the new endpoints of a pool. It leaves an empty pool to trim.
 func (p *Plane) fill(c *ruleset.Change, target ruleset.Target, full bool) error {
 	pool := Pool{c.Key, target}
 	t := p.table(pool)
@@ -244,7 +237,7 @@ func (p *Plane) fill(c *ruleset.Change, target ruleset.Target, full bool) error 
 	})
 }
 
-// trim deletes the entries above a pool's size, when no frontend's size covers them.
+// trim deletes the entries above a pool's size. No frontend's size may cover them.
 func (p *Plane) trim(pool Pool) error {
 	t := p.table(pool)
 	err := t.Trim(func(slot int) error { return p.Members.Delete(Member{pool, slot}) })
@@ -254,10 +247,10 @@ func (p *Plane) trim(pool Pool) error {
 	return err
 }
 
-// prune deletes what a full delta does not call for: frontends first, because those of
-// an earlier process may lead to any entry that it left. found is the frontends that
-// were there before. The pools of Services in the delta are up to date but for the
-// entries above their size.
+// prune deletes the entries that are not in a full delta: frontends first, because a
+// frontend of an earlier process may lead to any of its entries. found holds the earlier
+// frontends. The pools of Services in the delta are up to date except for entries above
+// their size.
 func (p *Plane) prune(d *ruleset.Delta, found map[Frontend]Action) error {
 	frontends, services := map[Frontend]bool{}, map[tracker.Key]bool{}
 	for i := range d.Changes {
@@ -275,7 +268,7 @@ func (p *Plane) prune(d *ruleset.Delta, found map[Frontend]Action) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // a frontend that is left may need its members
+		return err // a remaining frontend may need its members
 	}
 	for pool, t := range p.pools {
 		if !services[pool.Service] {
@@ -294,8 +287,8 @@ func frontendOf(k tracker.Key, f *ruleset.Frontend) Frontend {
 
 func actionOf(s *ruleset.Service, f *ruleset.Frontend) Action {
 	return Action{
-		Service: s.Key, Target: f.Target, Near: f.Internal,
-		Size: len(s.Pool(f.Target)), NearSize: len(s.Pool(f.Internal)),
+		Service: s.Key, Target: f.Target, Internal: f.Internal,
+		Size: len(s.Pool(f.Target)), InternalSize: len(s.Pool(f.Internal)),
 		Masquerade: f.Masquerade, Affinity: s.Port.Affinity,
 	}
 }

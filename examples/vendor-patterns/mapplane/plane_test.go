@@ -18,7 +18,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// fake is a map that looks at everything after each write, and may fail.
+// fake is a map whose writes may fail. It calls a check after each write.
 type fake[K comparable, V any] struct {
 	m      map[K]V
 	fails  func() bool
@@ -50,7 +50,7 @@ func (f *fake[K, V]) Delete(k K) error {
 
 func (f *fake[K, V]) All() iter.Seq2[K, V] { return maps.All(maps.Clone(f.m)) }
 
-// world is a Plane that is driven at random.
+// world is a Plane with random changes.
 type world struct {
 	tracker   *tracker.Tracker
 	engine    *ruleset.Engine
@@ -62,11 +62,11 @@ type world struct {
 func newWorld(t *testing.T, fails func() bool) *world {
 	t.Helper()
 	w := &world{}
-	// What a packet may meet at any moment: a frontend that forwards leads to a pool of
-	// the size it states, without gaps.
+	// At any moment a frontend that forwards must lead to a pool without gaps that has at
+	// least the size in the frontend's entry.
 	look := func() {
 		for f, a := range w.frontends.m {
-			for target, size := range map[ruleset.Target]int{a.Target: a.Size, a.Near: a.NearSize} {
+			for target, size := range map[ruleset.Target]int{a.Target: a.Size, a.Internal: a.InternalSize} {
 				if target != ruleset.ToCluster && target != ruleset.ToLocal {
 					continue
 				}
@@ -87,7 +87,7 @@ func newWorld(t *testing.T, fails func() bool) *world {
 	return w
 }
 
-// restart makes a new process, that finds the maps as they are.
+// restart starts a new Plane with the same maps.
 func (w *world) restart(t *testing.T) {
 	t.Helper()
 	var err error
@@ -101,8 +101,7 @@ func (w *world) restart(t *testing.T) {
 	w.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 }
 
-// change does something at random to one of a few Services, which have external
-// addresses in common.
+// change makes a random change to one of a few Services, which share external addresses.
 func (w *world) change(r *rand.Rand) {
 	i := r.IntN(4)
 	name := types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("s", i)}
@@ -167,9 +166,9 @@ func (w *world) agree(t *testing.T) {
 	}
 }
 
-// TestPlane: whatever changes, no frontend ever leads to nothing, and in the end
-// the maps are what the ruleset is.
-func TestPlane(t *testing.T) {
+// TestNoFrontendLeadsToAMissingEndpoint makes random changes. In the end the maps must agree
+// with the ruleset.
+func TestNoFrontendLeadsToAMissingEndpoint(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		w := newWorld(t, func() bool { return false })
@@ -191,9 +190,9 @@ func TestPlane(t *testing.T) {
 	}
 }
 
-// TestFailures: writes fail at random, are tried again, and nothing is left over.
-// A process that ends meanwhile leaves the maps to the next.
-func TestFailures(t *testing.T) {
+// TestFailedWritesAreRetried makes random writes fail and restarts the process at random. No
+// entry may be left over.
+func TestFailedWritesAreRetried(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		failing := true
@@ -226,8 +225,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestRestartWritesNothing: a process that finds the maps as they must be leaves them
-// alone, and a changed endpoint costs one write.
+// TestRestartWritesNothing also checks that a changed endpoint costs one write.
 func TestRestartWritesNothing(t *testing.T) {
 	w := newWorld(t, func() bool { return false })
 	feed := func(last int) {
@@ -269,8 +267,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 }
 
-// TestDrift: a full delta repairs what somebody else did to the maps.
-func TestDrift(t *testing.T) {
+func TestFullDeltaRepairsForeignChanges(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
 	w := newWorld(t, func() bool { return false })
 	for range 100 {

@@ -2,8 +2,8 @@ package main
 
 import "fmt"
 
-// The addresses of a cluster. They exist in its own network namespaces only, so two
-// clusters can have the same.
+// The addresses of a cluster. They exist in the cluster's own network namespaces only, so
+// two clusters can use the same addresses.
 const (
 	maxNodes = 9
 
@@ -12,12 +12,12 @@ const (
 
 	podRange      = "10.244.0.0/16,fd00:10:244::/48"
 	serviceRange  = "10.96.0.0/16,fd00:10:96::/112"
-	apiServiceIP  = "10.96.0.1" // the first of serviceRange, which the API server takes
+	apiServiceIP  = "10.96.0.1" // the API server's Service takes the first address of serviceRange
 	dnsServiceIP  = "10.96.0.10"
 	clusterDomain = "cluster.local"
 
-	// balancerRange has the addresses of load balancers. Upstream's tests take every
-	// source address in the /16 of a node's address for a node, so clients of load
+	// balancerRange holds the addresses of load balancers. Upstream's tests treat every
+	// source address in the /16 of a node's address as a node, so clients of load
 	// balancers have an address elsewhere.
 	balancerRange  = "198.51.100.0/24"
 	balancerClient = "198.18.0.1"

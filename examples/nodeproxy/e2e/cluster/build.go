@@ -16,8 +16,8 @@ import (
 
 const upstream = "k8s.io/kubernetes"
 
-// corednsModule is CoreDNS in the version that Kubernetes v1.36 deploys. It is built as a
-// module of its own, as its dependencies have other versions than those of Kubernetes.
+// corednsModule is CoreDNS in the version that Kubernetes v1.36 deploys. It is built
+// outside of this module, because it needs other versions of dependencies than Kubernetes.
 const corednsModule = "github.com/coredns/coredns@v1.14.2"
 
 // kubernetesVersion returns the version of Kubernetes that go.mod requires.
@@ -30,11 +30,11 @@ func kubernetesVersion() (string, error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("this program was built without module %s", upstream)
+	return "", fmt.Errorf("cannot determine the version of Kubernetes: this program was built without module %s", upstream)
 }
 
-// programs lists the programs of a cluster. The flags they are built with are those with
-// which ../apiserver is built elsewhere, so that Go's build cache has what they share.
+// programs lists the packages of a cluster's programs. Their build flags are those of CI's
+// build of ../apiserver, so both use the same entries of Go's build cache.
 var programs = []string{
 	upstream + "/cmd/kube-apiserver",
 	upstream + "/cmd/kube-proxy",
@@ -47,7 +47,8 @@ var programs = []string{
 	"github.com/onsi/ginkgo/v2/ginkgo",
 }
 
-// build builds what the cache folder lacks and returns the settings of a cluster of it.
+// build builds the programs and images that the cache folder lacks, and returns the settings
+// of a cluster that uses them.
 func build(ctx context.Context, o options) (settings, error) {
 	s, err := o.settings()
 	if err != nil {
@@ -76,30 +77,30 @@ func build(ctx context.Context, o options) (settings, error) {
 	return s, s.makeImages(ctx)
 }
 
-// buildNodeproxy builds nodeproxy from the tree that this module is in. It is always
-// built again, as only Go can tell whether the sources changed.
+// buildNodeproxy builds nodeproxy from the tree that holds this module. It always runs the
+// go command, which checks whether the sources changed.
 func (s settings) buildNodeproxy(ctx context.Context) error {
 	dir, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}")
 	if err != nil {
-		return fmt.Errorf("find nodeproxy's sources, of which this must be run in folder e2e/cluster: %w", err)
+		return fmt.Errorf("cannot find nodeproxy's sources (run this in folder e2e/cluster): %w", err)
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(s.bin(), "nodeproxy"), ".")
 	cmd.Dir = filepath.Join(dir, "..", "..")
 	cmd.Env = append(os.Environ(), "GOWORK=") // in the workspace, so with this tree's library
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build nodeproxy: %w\n%s", err, out)
+		return fmt.Errorf("cannot build nodeproxy: %w\n%s", err, out)
 	}
 	return nil
 }
 
-// compile has the go command make a program, if there is none yet. It reports progress
-// by the number of packages that are compiled.
+// compile builds a program with the go command unless the cache folder already has the
+// program. It prints the number of compiled packages from time to time.
 func (s settings) compile(ctx context.Context, name string, args ...string) error {
 	target := filepath.Join(s.bin(), name)
 	if _, err := os.Stat(target); err == nil {
 		return nil
 	}
-	// Below the target's folder, so that an interrupted build leaves no program there.
+	// An interrupted build must leave no program in the target's folder.
 	tmp, err := os.MkdirTemp(s.bin(), ".build-")
 	if err != nil {
 		return err
@@ -107,7 +108,7 @@ func (s settings) compile(ctx context.Context, name string, args ...string) erro
 	defer os.RemoveAll(tmp)
 	verb, args := args[0], args[1:]
 	env := append(os.Environ(), "GOWORK=off")
-	if verb == "install" { // takes a module's version, but no -o
+	if verb == "install" { // accepts a module's version, but not -o
 		env = append(env, "GOBIN="+tmp)
 	} else {
 		args = append([]string{"-o", filepath.Join(tmp, name)}, args...)
@@ -143,7 +144,7 @@ func (s settings) compile(ctx context.Context, name string, args ...string) erro
 		select {
 		case <-ticker.C:
 			progress := ""
-			if verb != "test" { // whose -v is another flag
+			if verb != "test" { // -v does not list packages there
 				progress = fmt.Sprintf("%d packages compiled in ", packages.Load())
 			}
 			fmt.Printf("building %s: %s%s\n", name, progress, time.Since(start).Round(time.Second))
@@ -154,13 +155,13 @@ func (s settings) compile(ctx context.Context, name string, args ...string) erro
 		break
 	}
 	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", name, err, messages.Bytes())
+		return fmt.Errorf("cannot build %s: %w\n%s", name, err, messages.Bytes())
 	}
 	fmt.Printf("built %s in %s\n", name, time.Since(start).Round(time.Second))
 	return os.Rename(filepath.Join(tmp, name), target)
 }
 
-// output runs a command and returns what it printed, without white space around it.
+// output runs a command and returns its output without white space around it.
 func output(ctx context.Context, args ...string) (string, error) {
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)

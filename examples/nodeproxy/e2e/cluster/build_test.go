@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The end-to-end test of nodeproxy and the cluster are to have the same API server.
+// The end-to-end test of nodeproxy and the cluster must use the same API server.
 func TestVersionIsThatOfTheAPIServerModule(t *testing.T) {
 	pin := regexp.MustCompile(`(?m)^\tk8s\.io/kubernetes (\S+)`)
 	var versions []string

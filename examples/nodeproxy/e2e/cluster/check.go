@@ -11,11 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cniPlugins is where Debian's package containernetworking-plugins has its programs.
+// cniPlugins is the folder of the programs of Debian's package containernetworking-plugins.
 const cniPlugins = "/usr/lib/cni"
 
-// needed lists the programs that a cluster runs from the machine, with the Debian
-// packages that have them.
+// needed lists the machine's programs that a cluster runs, with their Debian packages.
 var needed = []struct{ program, pkg string }{
 	{"conntrack", "conntrack"},
 	{"containerd", "containerd"},
@@ -65,15 +64,15 @@ func check() error {
 	return nil
 }
 
-// An exclusion is an expression that matches names of tests that cannot run.
+// exclusion is an expression that matches names of tests that cannot run.
 type exclusion struct{ expression, why string }
 
-// unsupported returns which tests cannot run in a cluster on this machine.
+// unsupported returns the tests that cannot run in a cluster on this machine.
 func unsupported() []exclusion {
 	e := []exclusion{
 		{`Feature:Networking-(IPv4|IPv6|DNS)`, "no internet"},
-		{`Disruptive`, "no SSH to nodes, and the proxy is in no pod"},
-		{`DNS configMap nameserver`, "CoreDNS is in no pod, and has no ConfigMap"},
+		{`Disruptive`, "no SSH to nodes, and the proxy does not run in a pod"},
+		{`DNS configMap nameserver`, "CoreDNS does not run in a pod, and has no ConfigMap"},
 		{`Netpol (NetworkPolicy|\[LinuxOnly\]|\[Feature)`, "CNI plugin ptp has no network policies"},
 	}
 	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP); err == nil {

@@ -20,11 +20,11 @@ import (
 // startTimeout bounds each wait while the cluster starts, on a slow machine.
 const startTimeout = 5 * time.Minute
 
-// A plane is the control plane while it runs: the state of role control.
+// plane is the state of role control, the running control plane.
 type plane struct {
 	settings
 	progress *os.File
-	ended    chan error // why a process ended that should not have
+	ended    chan error // receives the error of the first process that ends
 }
 
 // control is the role of a cluster's process 1.
@@ -45,23 +45,23 @@ func control() error {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		p.say("%v", err)
+		p.report("%v", err)
 		return err
 	}
-	p.say(readyLine)
+	p.report(readyLine)
 	p.progress.Close()
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
 
-// say reports progress to "up", and to the log.
-func (p *plane) say(format string, args ...any) {
+// report writes progress to "up", and to the log.
+func (p *plane) report(format string, args ...any) {
 	fmt.Printf("%s %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
 	fmt.Fprintf(p.progress, format+"\n", args...)
 }
 
-// mounts gives the process a /proc of its PID namespace, the cache folder at cacheInside,
-// and an empty /tmp. Nothing of this is seen outside of its mount namespace.
+// mounts mounts a /proc of the process's PID namespace, the cache folder at cacheInside, and
+// an empty /tmp. The mounts are not visible outside of its mount namespace.
 func (p *plane) mounts() error {
 	if err := unix.Sethostname([]byte("control")); err != nil {
 		return os.NewSyscallError("sethostname", err)
@@ -74,27 +74,27 @@ func (p *plane) mounts() error {
 	})
 }
 
-// A mount is one call of mount(2).
+// mount is one call of mount(2).
 type mount struct {
 	source, target, fstype string
 	flags                  uintptr
 	data                   string
 }
 
-// mountAll stops at the first error, so that nothing is mounted after a failure to make
-// mounts private.
+// mountAll makes mounts in order. It stops at the first error: nothing may be mounted if
+// mounts could not be made private.
 func mountAll(mounts []mount) error {
 	for _, m := range mounts {
 		if err := unix.Mount(m.source, m.target, m.fstype, m.flags, m.data); err != nil {
-			return fmt.Errorf("mount %s at %s: %w", m.source, m.target, err)
+			return fmt.Errorf("cannot mount %s at %s: %w", m.source, m.target, err)
 		}
 	}
 	return nil
 }
 
-// start starts everything, and returns when all nodes are ready.
+// start starts all components and waits until all nodes are ready.
 func (p *plane) start(ctx context.Context) error {
-	p.say("starting the control plane")
+	p.report("starting the control plane")
 	if err := p.network(); err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (p *plane) start(ctx context.Context) error {
 	if err := p.daemon("coredns", p.bin("coredns"), "-conf", p.state("Corefile")); err != nil {
 		return err
 	}
-	// The API server makes namespace kube-system soon after it is ready.
+	// The API server creates namespace kube-system soon after it is ready.
 	if err := p.wait(ctx, "namespace kube-system", func(ctx context.Context) error {
 		return p.kubectl(ctx, p.objects(), "apply", "-f", "-")
 	}); err != nil {
@@ -151,7 +151,7 @@ func (p *plane) start(ctx context.Context) error {
 		return err
 	}
 	for n := 1; n <= p.Nodes; n++ {
-		p.say("starting node %s", nodeName(n))
+		p.report("starting node %s", nodeName(n))
 		if err := p.startNode(n); err != nil {
 			return err
 		}
@@ -164,7 +164,7 @@ func (p *plane) start(ctx context.Context) error {
 	return os.WriteFile(p.state("settings.json"), []byte(p.json()), 0o644)
 }
 
-// daemon starts a program that has to run as long as the cluster does.
+// daemon starts a program that must run as long as the cluster.
 func (p *plane) daemon(name, path string, args ...string) error {
 	log, err := os.Create(p.log(name + ".log"))
 	if err != nil {
@@ -175,10 +175,10 @@ func (p *plane) daemon(name, path string, args ...string) error {
 	return p.watch(name, cmd)
 }
 
-// watch starts a command whose end is the cluster's.
+// watch starts a command. The end of the command ends the cluster.
 func (p *plane) watch(name string, cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start %s: %w", name, err)
+		return fmt.Errorf("cannot start %s: %w", name, err)
 	}
 	go func() {
 		err := cmd.Wait()
@@ -193,7 +193,7 @@ func (p *plane) watch(name string, cmd *exec.Cmd) error {
 	return nil
 }
 
-// wait calls ready until it returns nil.
+// wait calls ready until it returns nil, for startTimeout at most.
 func (p *plane) wait(ctx context.Context, what string, ready func(context.Context) error) error {
 	start := time.Now()
 	for {
@@ -202,7 +202,7 @@ func (p *plane) wait(ctx context.Context, what string, ready func(context.Contex
 			return nil
 		}
 		if time.Since(start) > startTimeout {
-			return fmt.Errorf("%s: not ready after %s: %w", what, startTimeout, err)
+			return fmt.Errorf("%s not ready after %s: %w", what, startTimeout, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -213,7 +213,7 @@ func (p *plane) wait(ctx context.Context, what string, ready func(context.Contex
 }
 
 func (p *plane) apiServerReady(ctx context.Context) error {
-	// Health is served to everyone. The certificate is checked by all others.
+	// /readyz needs no authentication. All other clients verify the certificate.
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
 	r, err := client.Get("https://" + controlIP + ":6443/readyz")
@@ -227,7 +227,8 @@ func (p *plane) apiServerReady(ctx context.Context) error {
 	return nil
 }
 
-// authentication is the flags by which a component of the control plane is an administrator.
+// authentication returns the flags that make a component of the control plane an
+// administrator.
 func (p *plane) authentication() []string {
 	c := p.state("admin.conf")
 	return []string{"--kubeconfig", c, "--authentication-kubeconfig", c, "--authorization-kubeconfig", c}
@@ -243,7 +244,8 @@ func (p *plane) kubectl(ctx context.Context, stdin string, args ...string) error
 	return nil
 }
 
-// corefile has CoreDNS answer as in clusters by kubeadm. There is no other DNS server to ask.
+// corefile returns a configuration with which CoreDNS answers as in a cluster of kubeadm,
+// but without an upstream DNS server.
 func (p *plane) corefile() string {
 	return fmt.Sprintf(`.:53 {
     bind %s
@@ -258,8 +260,8 @@ func (p *plane) corefile() string {
 `, controlIP, clusterDomain, p.state("admin.conf"))
 }
 
-// objects returns, in YAML, the API objects that a cluster starts with. Nodes are among
-// them, as each must have the pod addresses that its CNI configuration says.
+// objects returns the first API objects of a cluster as YAML. They include the Nodes, which
+// must have the pod addresses of their CNI configurations.
 func (p *plane) objects() string {
 	var b strings.Builder
 	for n := 1; n <= p.Nodes; n++ {
@@ -274,7 +276,7 @@ spec:
   podCIDRs: [%q, %q]
 `, nodeName(n), v1.LabelTopologyZone, zone(n), podIPs(n), podIPs(n), podIP6s(n))
 	}
-	// CoreDNS runs next to the API server, and so is the endpoint of a Service without selector.
+	// CoreDNS runs outside of pods, so its Service has no selector and its slice is written here.
 	const ports = `
 - {name: dns, port: 53, protocol: UDP}
 - {name: dns-tcp, port: 53, protocol: TCP}`
@@ -296,7 +298,7 @@ ports:%s
 	return b.String()
 }
 
-// startNode starts the role node and connects it.
+// startNode starts a process in role node and connects the node to the network.
 func (p *plane) startNode(n int) error {
 	name := nodeName(n)
 	if err := os.MkdirAll(p.state(name), 0o755); err != nil {
@@ -310,7 +312,7 @@ func (p *plane) startNode(n int) error {
 	cmd := inRole("node", p.json(), strconv.Itoa(n))
 	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, p.environment()
 	cmd.SysProcAttr = nodeNamespaces()
-	connected, err := cmd.StdinPipe() // which the node waits for
+	connected, err := cmd.StdinPipe() // the node waits until it is closed
 	if err != nil {
 		return err
 	}

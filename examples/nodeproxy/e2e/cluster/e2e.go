@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// A run is what its folder says of it, beside upstream's report.
+// run describes one run of tests. The run's folder holds it in runFile, beside upstream's
+// report.
 type run struct {
 	Proxy, Mode, Focus, Skip string
 	Kubernetes               string
@@ -25,7 +26,7 @@ type run struct {
 
 const runFile = "run.json"
 
-// test is the command of that name.
+// test is the command "test".
 func test(ctx context.Context, o options, mode, focus string) error {
 	return withProxy(ctx, o, mode, func(ctx context.Context, s settings, control place) error {
 		// Ginkgo gets time to report what the timeout interrupted.
@@ -94,7 +95,7 @@ func test(ctx context.Context, o options, mode, focus string) error {
 		}
 		results, err := readResults(dir)
 		if err != nil {
-			return fmt.Errorf("the tests left no report (see %s): %w", log.Name(), err)
+			return fmt.Errorf("cannot read the tests' report (see %s): %w", log.Name(), err)
 		}
 		fmt.Printf("%s %s: %s in %s\n", r.Proxy, r.Mode, results.sums(), r.Took)
 		var failed []string
@@ -114,14 +115,14 @@ func test(ctx context.Context, o options, mode, focus string) error {
 	})
 }
 
-// ending matches the line by which Ginkgo reports that a test has ended, before the line
-// with the test's name.
+// ending matches the line that Ginkgo prints when a test has ended. The next line is the
+// test's name.
 var ending = regexp.MustCompile(`^(•|S|P)? ?(\[(FAILED|SKIPPED|TIMEDOUT|PANICKED|INTERRUPTED)\] )?\[([0-9.]+) seconds\]$`)
 
 // labels matches a test's labels, which Ginkgo adds to its name.
 var labels = regexp.MustCompile(` \[sig-[^\[\]]*\]$`)
 
-// printProgress copies lines of Ginkgo's output that say how a test ended.
+// printProgress prints a line for each test whose end Ginkgo's output reports.
 func printProgress(w io.Writer, r io.Reader) {
 	lines := bufio.NewReader(r)
 	count := 0

@@ -2,6 +2,6 @@
 
 package main
 
-// e2e.test is a test binary, which go.mod's tool directives cannot name. This import makes
-// "go mod tidy" require what it is built from.
+// e2e.test is a test binary, and go.mod's tool directives cannot name a test binary. This
+// import makes "go mod tidy" require the binary's dependencies.
 import _ "k8s.io/kubernetes/test/e2e"

@@ -17,8 +17,8 @@ import (
 	"k8s.io/kubernetes/test/utils/image"
 )
 
-// debian is what upstream's test images have installed, and two proxies use, in Debian's
-// packages. Upstream's images are of Alpine Linux and not to be had without a registry.
+// debian lists the Debian packages of the programs that upstream's test images contain, and
+// of those that the two proxies use. Upstream's images use Alpine Linux and need a registry.
 var debian = []string{
 	"bash", "bind9-dnsutils", "busybox", "ca-certificates", "conntrack", "curl", "iperf", "iproute2", "iptables",
 	"iputils-ping", "netcat-openbsd", "nftables", "procps", "socat", "wget",
@@ -26,27 +26,27 @@ var debian = []string{
 
 const debianSuite = "bookworm"
 
-// pauseImage returns the name of the image of which containerd makes a pod's sandbox.
+// pauseImage returns the name of the image that containerd uses for a pod's sandbox.
 func pauseImage() string { return image.GetE2EImage(image.Pause) }
 
-// A containerImage is one image of the archive.
+// containerImage is one image of the archive.
 type containerImage struct {
 	names           []string
 	layers          []string // folders
 	entrypoint, cmd []string
 }
 
-// makeImages makes the archive of all container images that tests of [sig-network] use, if
-// there is none yet.
+// makeImages writes the archive of all container images that tests of [sig-network] use,
+// unless the archive exists.
 func (s settings) makeImages(ctx context.Context) (err error) {
 	archive := s.imageArchive()
 	if _, err := os.Stat(archive); err == nil {
 		return nil
 	}
-	fmt.Println("making container images")
+	fmt.Println("building container images")
 	base := filepath.Join(s.Dir, "rootfs-"+debianSuite)
 	if _, err := os.Stat(base); err != nil {
-		fmt.Println("making a Debian file system for them")
+		fmt.Println("building a Debian file system for the images")
 		os.RemoveAll(base + ".tmp")
 		cmd := exec.CommandContext(ctx, "debootstrap", "--variant=minbase", "--include="+strings.Join(debian, ","), debianSuite, base+".tmp")
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -58,7 +58,7 @@ func (s settings) makeImages(ctx context.Context) (err error) {
 	}
 	source, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}", upstream)
 	if err != nil {
-		return fmt.Errorf("find the sources of Kubernetes, of which this must be run in folder e2e/cluster: %w", err)
+		return fmt.Errorf("cannot find the sources of Kubernetes (run this in folder e2e/cluster): %w", err)
 	}
 	tmp, err := os.MkdirTemp(s.Dir, ".images-")
 	if err != nil {
@@ -90,7 +90,7 @@ func (s settings) makeImages(ctx context.Context) (err error) {
 	if err := os.MkdirAll(layer("agnhost/etc"), 0o755); err != nil {
 		return err
 	}
-	// The tests mean BusyBox's wget, which tries once. GNU's, which is installed here,
+	// The tests expect BusyBox's wget, which tries once. GNU wget, which is installed here,
 	// tries 20 times by default.
 	if err := os.WriteFile(layer("agnhost/etc/wgetrc"), []byte("tries = 1\n"), 0o644); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (s settings) makeImages(ctx context.Context) (err error) {
 }
 
 // writeArchive writes images in the format of "docker save": a manifest, and for each
-// image its configuration and layers, of which an image's configuration has the digests.
+// image its layers and its configuration, which holds the layers' digests.
 func writeArchive(ctx context.Context, path, tmp string, images []containerImage) (err error) {
 	f, err := os.Create(filepath.Join(tmp, "images.tar"))
 	if err != nil {
@@ -133,7 +133,7 @@ func writeArchive(ctx context.Context, path, tmp string, images []containerImage
 		Layers   []string
 	}
 	var manifest []entry
-	digests := map[string]string{} // of the layers that are written, by folder
+	digests := map[string]string{} // of the layers written so far, by folder
 	for _, i := range images {
 		e := entry{RepoTags: i.names}
 		var diffIDs []string
@@ -184,7 +184,7 @@ func writeArchive(ctx context.Context, path, tmp string, images []containerImage
 }
 
 // addLayer adds a folder's files as a layer and returns the layer's SHA-256 digest. It
-// leaves out what Debian's packages bring for people to read.
+// leaves out documentation and the package manager's caches.
 func addLayer(ctx context.Context, w *tar.Writer, tmp, dir string) (digest string, err error) {
 	layer := filepath.Join(tmp, "layer.tar")
 	args := []string{"tar", "-C", dir, "--numeric-owner", "--sort=name", "-cf", layer}

@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// readTar returns the content of a tar archive's files by name, and fails on one that is
-// there twice.
+// readTar returns the content of a tar archive's files by name. It reports duplicate names
+// as errors.
 func readTar(t *testing.T, r io.Reader) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -78,7 +78,7 @@ func TestImagesOfOneArchiveShareLayers(t *testing.T) {
 		t.Fatalf("the manifest is %+v", manifest)
 	}
 	if !slices.Equal(manifest[0].Layers[:1], manifest[1].Layers) {
-		t.Errorf("layers %q and %q, of which the first is the same", manifest[0].Layers, manifest[1].Layers)
+		t.Errorf("the images' first layers differ: %q and %q", manifest[0].Layers, manifest[1].Layers)
 	}
 	for _, m := range manifest {
 		var config struct {
@@ -100,7 +100,7 @@ func TestImagesOfOneArchiveShareLayers(t *testing.T) {
 	}
 	content := readTar(t, bytes.NewReader([]byte(files[manifest[1].Layers[0]])))
 	if content["./usr/bin/sh"] != "shell" {
-		t.Errorf("the layer lacks a file; it has %q", content)
+		t.Errorf("the layer lacks usr/bin/sh: %q", content)
 	}
 	for name := range content {
 		if strings.HasPrefix(name, "./usr/share/doc/") && name != "./usr/share/doc/" {

@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// An authority signs the cluster's certificates.
+// authority signs the cluster's certificates.
 type authority struct {
 	certificate *x509.Certificate
 	key         crypto.Signer
 	serial      int64
 }
 
-// keys makes the cluster's authority, the API server's certificate, and certificates and
-// kubeconfigs for its users. The authority's key also signs the tokens of ServiceAccounts.
+// keys writes the cluster's authority, the API server's certificate, and certificates and
+// kubeconfigs of its users. The authority's key also signs the tokens of ServiceAccounts.
 func (p *plane) keys() error {
 	ca := &authority{}
 	if err := ca.issue(p.state("ca"), &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true,
@@ -57,8 +57,8 @@ func (p *plane) keys() error {
 	return nil
 }
 
-// writeKubeconfig writes a kubeconfig for processes inside of the cluster. user is the
-// content of its field of that name.
+// writeKubeconfig writes a kubeconfig for processes inside the cluster. user is the content
+// of the kubeconfig's field user.
 func (s settings) writeKubeconfig(name, user string) error {
 	inside := s.inside()
 	return os.WriteFile(s.state(name+".conf"), fmt.Appendf(nil, `apiVersion: v1
@@ -70,8 +70,8 @@ current-context: context
 `, controlIP, inside.state("ca.crt"), user), 0o600)
 }
 
-// issue writes a new key and its certificate to path.key and path.crt. The first
-// certificate is that of the authority itself.
+// issue writes a new key and its certificate to path.key and path.crt. The first call
+// issues the authority's own certificate.
 func (a *authority) issue(path string, c *x509.Certificate) error {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	cmmetrics "k8s.io/component-base/metrics/prometheus/controllers"
 )
 
-// serveLoadBalancers runs upstream's service controller with balancers as its cloud, until
-// the end of ctx.
+// serveLoadBalancers starts upstream's service controller with balancers as its cloud. The
+// controller runs until ctx ends.
 func serveLoadBalancers(ctx context.Context, config *rest.Config) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -38,15 +38,15 @@ func serveLoadBalancers(ctx context.Context, config *rest.Config) error {
 	return nil
 }
 
-// balancers is a cloud that has load balancers and nothing else. A load balancer is a
-// route in the control plane's network namespace, from where clients come, to the nodes
-// whose health check succeeds. Packets reach the nodes with the load balancer's address
-// as destination, and the client's as source.
+// balancers is a cloud that has load balancers alone. A load balancer is a route in the
+// control plane's network namespace to the nodes whose health check succeeds. Clients run
+// in that namespace. Packets reach the nodes with the load balancer's address as
+// destination and the client's address as source.
 type balancers struct {
 	mu  sync.Mutex
 	all map[string]*balancer // by the Service's UID
-	// made counts the load balancers that were ever made; an address is not used again
-	// before all others were.
+	// made counts the load balancers created so far. An address is reused only after all
+	// other addresses were used.
 	made int
 }
 
@@ -93,7 +93,7 @@ func (b *balancers) EnsureLoadBalancer(_ context.Context, _ string, s *v1.Servic
 		b.made++
 		b.all[string(s.UID)] = l
 	}
-	l.check = ":10256/healthz" // kube-proxy's, of which nodeproxy's is the same
+	l.check = ":10256/healthz" // of kube-proxy, and of nodeproxy
 	if p := s.Spec.HealthCheckNodePort; p != 0 {
 		l.check = fmt.Sprintf(":%d/", p)
 	}
@@ -130,7 +130,7 @@ func (l *balancer) status() *v1.LoadBalancerStatus {
 	return &v1.LoadBalancerStatus{Ingress: []v1.LoadBalancerIngress{{IP: l.ip}}}
 }
 
-// route asks nodes for their health twice a second, and routes accordingly.
+// route checks the health of all nodes twice a second and updates the routes.
 func (b *balancers) route(ctx context.Context) {
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	for ticker := time.NewTicker(500 * time.Millisecond); ; {
@@ -140,7 +140,7 @@ func (b *balancers) route(ctx context.Context) {
 		case <-ticker.C:
 		}
 		b.mu.Lock()
-		now := map[string]balancer{} // a copy, as health checks take time
+		now := map[string]balancer{} // a copy: the lock is not held during health checks
 		for uid, l := range b.all {
 			now[uid] = *l
 		}
@@ -148,7 +148,7 @@ func (b *balancers) route(ctx context.Context) {
 		for uid, l := range now {
 			healthy := l.healthy(client)
 			b.mu.Lock()
-			// It may have been deleted, or its nodes may have changed, since the copy.
+			// The load balancer may have been deleted or changed since the copy.
 			if cur := b.all[uid]; cur != nil && cur.check == l.check {
 				if err := cur.routeTo(healthy); err != nil {
 					fmt.Println(err)
@@ -159,7 +159,7 @@ func (b *balancers) route(ctx context.Context) {
 	}
 }
 
-// healthy returns the nodes that packets should go to.
+// healthy returns the nodes that packets must be routed to.
 func (l balancer) healthy(client *http.Client) []string {
 	var healthy []string
 	for _, n := range l.nodes {
@@ -170,7 +170,7 @@ func (l balancer) healthy(client *http.Client) []string {
 		r.Body.Close()
 		if r.StatusCode == http.StatusOK {
 			healthy = append(healthy, n)
-			if l.affinity { // there is one client address
+			if l.affinity { // all clients have the same address
 				break
 			}
 		}

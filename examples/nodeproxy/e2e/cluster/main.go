@@ -15,15 +15,15 @@
 //
 // The cluster has real components: etcd, kube-apiserver, kube-controller-manager,
 // kube-scheduler, kubelet, containerd, runc and CoreDNS. A node is a process with
-// mount, network, PID, UTS and IPC namespaces of its own. The nodes run in the PID
+// its own mount, network, PID, UTS and IPC namespaces. The nodes run in the PID
 // namespace of the control plane, so killing the control plane's first process, even
-// with SIGKILL, ends everything in the cluster. No namespace has a name, and nothing
-// is mounted or configured outside of the cluster's namespaces: when the processes
-// are gone, the kernel removes the rest, except for files in the cache folder and empty
-// control groups. "up" and "down" remove those.
+// with SIGKILL, ends every process of the cluster. No namespace has a name, and nothing
+// is mounted or configured outside of the cluster's namespaces, so the kernel removes
+// everything with the last process, except files in the cache folder and empty control
+// groups. "up" and "down" remove those.
 //
-// All files are in one folder (--dir): what was built in a folder for each version of
-// Kubernetes, results of tests in "runs", logs in "logs".
+// All files are in one folder (--dir): programs and images in a folder for each version
+// of Kubernetes, results of tests in "runs", logs in "logs".
 package main
 
 import (
@@ -42,7 +42,7 @@ import (
 )
 
 // The kernel signals a child with Pdeathsig when the thread that started it ends. The
-// main thread lasts as long as the process, so children are started from it.
+// main thread lives as long as the process, so the main thread starts children.
 func init() { runtime.LockOSThread() }
 
 const usage = `usage: cluster COMMAND [flags]
@@ -96,14 +96,14 @@ func command(ctx context.Context, args []string) error {
 	f := pflag.NewFlagSet("cluster", pflag.ContinueOnError)
 	f.StringVar(&o.dir, "dir", "", "folder for all files; by default proxier/cluster in the user's cache folder")
 	f.StringVar(&o.name, "name", "cluster", "name of the cluster, for more than one at a time")
-	f.IntVar(&o.nodes, "nodes", 3, "up: number of nodes, 9 at most; they are in three zones in turn")
+	f.IntVar(&o.nodes, "nodes", 3, "up: number of nodes, 9 at most, spread over three zones")
 	f.DurationVar(&o.limit, "for", 6*time.Hour, "up: stop the cluster after this time")
-	f.StringSliceVar(&o.images, "images", nil, "up: archives of container images (by \"docker save\" or \"skopeo copy\"), which take the place of those made here where they have the same names")
+	f.StringSliceVar(&o.images, "images", nil, "up: archives of container images (by \"docker save\" or \"skopeo copy\"), which replace the built images of the same names")
 	f.StringVar(&o.proxy, "proxy", "nodeproxy", "test, proxy: nodeproxy or kube-proxy")
 	f.IntVar(&o.procs, "procs", 2*runtime.NumCPU(), "test: number of tests that run at a time")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "test: stop after this time")
 	f.StringVar(&o.skip, "skip", "", "test: leave out tests whose names match this expression")
-	f.IntVar(&o.flakeAttempts, "flake-attempts", 1, "test: run a failing test so many times before it counts as failed")
+	f.IntVar(&o.flakeAttempts, "flake-attempts", 1, "test: number of attempts before a failing test counts as failed")
 	f.Usage = func() { fmt.Fprint(os.Stderr, usage+f.FlagUsages()) }
 	parse := func(args []string, interspersed bool) ([]string, error) {
 		f.SetInterspersed(interspersed)

@@ -15,21 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A place is a set of namespaces that a command can run in: a node's, or those of the
-// control plane.
+// place is a set of namespaces that a command can run in: of a node, or of the control
+// plane.
 type place struct {
 	name string
 	proc string // the folder in /proc of its process 1
 }
 
-// place returns where commands for a node, or for "control", are to run. The control
-// plane's process 1 has the PID pid.
+// place returns the place of a node, or of "control". pid is the PID of the control plane's
+// process 1.
 func (s settings) place(pid int, name string) (place, error) {
 	proc := fmt.Sprintf("/proc/%d", pid)
 	if name == "control" {
 		return place{name, proc}, nil
 	}
-	// The node's PID is one in the cluster's PID namespace, of which control has a /proc.
+	// The node's PID belongs to the cluster's PID namespace. control has that namespace's
+	// /proc.
 	b, err := os.ReadFile(s.state(name, "pid"))
 	if err != nil {
 		return place{}, fmt.Errorf("cluster %q has no node %q: %w", s.Name, name, err)
@@ -37,19 +38,19 @@ func (s settings) place(pid int, name string) (place, error) {
 	return place{name, filepath.Join(proc, "root", "proc", string(b))}, nil
 }
 
-// A process is a command that was started in a place.
+// process is a command that was started in a place.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended
 	err  error         // of cmd.Wait
 }
 
-// start starts a command in the place's namespaces. The command's path is one in its
-// mount namespace. The kernel kills it when this process ends.
+// start starts a command in the place's namespaces. The command's path is a path in the
+// place's mount namespace. The kernel kills the command when this process ends.
 func (p place) start(cmd *exec.Cmd) (*process, error) {
 	started := make(chan error)
 	proc := &process{cmd: cmd, done: make(chan struct{})}
-	// Role inside sees by this pipe whether this process still lives.
+	// Role inside polls this pipe to check that this process still lives.
 	lifeline, held, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -60,8 +61,8 @@ func (p place) start(cmd *exec.Cmd) (*process, error) {
 	cmd.Path, cmd.Dir, cmd.ExtraFiles = "/proc/self/exe", "/", []*os.File{lifeline}
 	go func() {
 		defer held.Close()
-		// The thread is not unlocked and so ends with the goroutine. The kernel takes its end
-		// for that of the command's parent, so it must last as long as the command.
+		// The thread is not unlocked and so ends with the goroutine. For the kernel its end is
+		// the end of the command's parent, so the thread must live as long as the command.
 		runtime.LockOSThread()
 		err := p.enter()
 		if err == nil {
@@ -74,18 +75,17 @@ func (p place) start(cmd *exec.Cmd) (*process, error) {
 		}
 	}()
 	if err := <-started; err != nil {
-		return nil, fmt.Errorf("run %s in %s: %w", what, p.name, err)
+		return nil, fmt.Errorf("cannot start %s in %s: %w", what, p.name, err)
 	}
 	return proc, nil
 }
 
-// insideFD is the file by which role inside sees whether its parent lives.
+// insideFD is the pipe that role inside polls to check that its parent lives.
 const insideFD = 3
 
-// inside is the role of a process in the namespaces of a place. It becomes its command,
-// after asking the kernel to kill it when its parent ends. That is what Pdeathsig is for,
-// but Go's os/exec does not find the parent from another PID namespace, and takes it for
-// dead.
+// inside is the role of a process in the namespaces of a place. It asks the kernel to kill
+// it when its parent ends, and then executes its command. Pdeathsig of Go's os/exec would
+// do the same, but does not find a parent in another PID namespace and takes it for dead.
 func inside() error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return os.NewSyscallError("prctl", err)
@@ -99,10 +99,10 @@ func inside() error {
 		return errors.New("the parent process has ended")
 	}
 	unix.CloseOnExec(insideFD)
-	return fmt.Errorf("run %s: %w", os.Args[1], unix.Exec(os.Args[1], os.Args[2:], os.Environ()))
+	return fmt.Errorf("cannot run %s: %w", os.Args[1], unix.Exec(os.Args[1], os.Args[2:], os.Environ()))
 }
 
-// run runs a command to its end, or kills it at the end of ctx.
+// run runs a command to its end. It kills the command when ctx ends.
 func (p place) run(ctx context.Context, cmd *exec.Cmd) error {
 	proc, err := p.start(cmd)
 	if err != nil {
@@ -118,7 +118,7 @@ func (p place) run(ctx context.Context, cmd *exec.Cmd) error {
 	return proc.err
 }
 
-// enter puts the calling thread into the place's namespaces; of the PID namespace,
+// enter moves the calling thread into the place's namespaces. The PID namespace applies to
 // the processes that the thread starts.
 func (p place) enter() error {
 	// A thread that shares its working directory with others cannot change its mount namespace.
@@ -143,8 +143,8 @@ func (p place) enter() error {
 	return nil
 }
 
-// environment is that of commands in the cluster: they find its programs and its API
-// server. It is called with settings for the inside.
+// environment returns the environment of commands in the cluster, with paths of the
+// cluster's programs and kubeconfig. s must be the settings for the inside.
 func (s settings) environment() []string {
 	return []string{
 		"PATH=" + s.bin() + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -164,14 +164,14 @@ func runIn(ctx context.Context, o options, name string, args []string) error {
 	if err != nil {
 		return err
 	}
-	// env finds the program by the PATH of the place.
+	// env searches the program in the PATH of the place.
 	cmd := &exec.Cmd{Path: "/usr/bin/env", Args: append([]string{"env"}, args...), Env: s.inside().environment()}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	return p.run(ctx, cmd)
 }
 
-// bounded is the role of a process that runs a command as process 1 of a PID namespace,
-// so that everything that the command started ends with it. It passes SIGINT and SIGTERM on.
+// bounded is the role of a process that runs a command as process 1 of a PID namespace. The
+// command's end ends every process that it started. bounded forwards SIGINT and SIGTERM.
 func bounded() error {
 	cmd := exec.Command(os.Args[1], os.Args[2:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr

@@ -28,8 +28,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// enters is a role of tests. It runs a command in the namespaces of process 1 of a "cluster",
-// whose PID is its argument, as command "test" runs Ginkgo: the shell stands for it, and has a child.
+// enters is a role of tests. It runs a shell with a child in the namespaces of a "cluster", as
+// command "test" runs Ginkgo. Its argument is the PID of the cluster's process 1.
 func enters() error {
 	p := place{"cluster", "/proc/" + os.Args[1]}
 	proc, err := p.start(&exec.Cmd{Path: "/proc/self/exe", Stdout: os.Stdout, Stderr: os.Stderr,
@@ -41,8 +41,8 @@ func enters() error {
 	return proc.err
 }
 
-// A killed command "test" must not leave tests running, nor a test's processes.
-func TestNothingOutlivesItsStarter(t *testing.T) {
+// A killed command "test" must leave neither tests nor a test's processes running.
+func TestKilledStarterEndsItsCommands(t *testing.T) {
 	cluster := exec.Command("unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount-proc",
 		"sh", "-c", "hostname inside; echo $$; exec sleep 1000")
 	cluster.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -94,7 +94,7 @@ func TestNothingOutlivesItsStarter(t *testing.T) {
 	}
 }
 
-// child waits until a process has a child, and returns its PID.
+// child waits until a process has a child, and returns the child's PID.
 func child(t *testing.T, pid int) int {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// ip runs the program of that name with what is in the text, split at white space.
+// ip runs the program ip. It splits the formatted text into arguments at white space.
 func ip(format string, args ...any) error {
 	_, err := output(context.Background(), append([]string{"ip"}, strings.Fields(fmt.Sprintf(format, args...))...)...)
 	return err
@@ -20,8 +20,9 @@ func sysctl(name, value string) error {
 	return os.WriteFile(filepath.Join("/proc/sys/net", name), []byte(value), 0o644)
 }
 
-// router makes the network namespace one that forwards packets. A new namespace may have
-// IPv6 turned off, as the one it was made from, and would use addresses a second late.
+// router enables forwarding of packets in the network namespace. It also enables IPv6, which
+// a new namespace may inherit turned off, and disables duplicate address detection, which
+// would delay the use of addresses by a second.
 func router() error {
 	for _, p := range [][2]string{
 		{"ipv4/ip_forward", "1"},
@@ -40,7 +41,7 @@ func router() error {
 	return ip("link set lo up")
 }
 
-// bridge is the control plane's interface that all nodes are connected to.
+// bridge is the control plane's interface that connects all nodes.
 const bridge = "nodes"
 
 // network prepares the control plane's network namespace: a bridge for the nodes, and
@@ -49,7 +50,7 @@ func (p *plane) network() error {
 	if err := router(); err != nil {
 		return err
 	}
-	// Packets to a load balancer may go to several nodes, each connection to one.
+	// A load balancer may have several nodes. Each connection goes to one of them.
 	if err := sysctl("ipv4/fib_multipath_hash_policy", "1"); err != nil {
 		return err
 	}
@@ -59,8 +60,8 @@ func (p *plane) network() error {
 		"addr add " + controlIP6 + "/64 dev " + bridge + " nodad",
 		"link set " + bridge + " up",
 		"addr add " + balancerClient + "/32 dev lo",
-		// Packets to a load balancer without nodes are lost: the peer of this interface drops
-		// them, as without ARP they have another destination than its hardware address.
+		// Packets to a load balancer without nodes must be lost. The peer of this interface
+		// drops them: without ARP they are not addressed to its hardware address.
 		"link add lost type veth peer name lost-peer",
 		"link set lost arp off up",
 		"link set lost-peer up",
@@ -88,7 +89,7 @@ func (p *plane) connect(n, pid int) error {
 	return ip("route add %s via %s", podIP6s(n), nodeIP6(n))
 }
 
-// nodeNetwork configures a node's network namespace, in which there is eth0.
+// nodeNetwork configures a node's network namespace, which must have eth0.
 func nodeNetwork(n, nodes int) error {
 	if err := router(); err != nil {
 		return err
@@ -113,9 +114,9 @@ func nodeNetwork(n, nodes int) error {
 	return nil
 }
 
-// cniConfig has pods connected by routes, each by a veth. With a bridge, the replies
-// of an endpoint to a client on its node would take the bridge past connection tracking
-// where the kernel's br_netfilter is missing.
+// cniConfig returns a CNI configuration that connects each pod by a veth and routes. With a
+// bridge, and without the kernel's br_netfilter, the replies of an endpoint to a client on
+// its node would bypass connection tracking.
 func cniConfig(n int) string {
 	return `{
   "cniVersion": "0.4.0",

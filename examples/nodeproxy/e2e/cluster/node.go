@@ -23,9 +23,9 @@ func nodeNamespaces() *syscall.SysProcAttr {
 	}
 }
 
-// machineParameters are the kernel parameters, below /proc/sys, that kubelet sets although
-// they are the whole machine's. In a node there are files in their place that have these
-// values already, so kubelet leaves the machine's parameters alone.
+// machineParameters holds the kernel parameters of the whole machine, below /proc/sys, that
+// kubelet sets, with kubelet's values. A node has files with these values in their place,
+// so kubelet leaves the machine's parameters alone.
 var machineParameters = map[string]string{
 	"vm/overcommit_memory":      "1",
 	"vm/panic_on_oom":           "0",
@@ -52,7 +52,7 @@ func node() error {
 	if err := nodeMounts(dir); err != nil {
 		return err
 	}
-	if _, err := io.ReadAll(os.Stdin); err != nil { // until it is connected
+	if _, err := io.ReadAll(os.Stdin); err != nil { // ends when the node is connected
 		return err
 	}
 	if err := nodeNetwork(n, s.Nodes); err != nil {
@@ -100,8 +100,8 @@ func node() error {
 		"--hostname-override", nodeName(n), "--node-ip", nodeIP(n)+","+nodeIP6(n)); err != nil {
 		return err
 	}
-	// Process 1 also has to wait for processes that lost their parents, as containerd's
-	// shims do. No other command is waited for from here on.
+	// Process 1 must also reap processes that lost their parents, such as containerd's
+	// shims. From here on no other code waits for a command.
 	for {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(-1, &status, 0, nil)
@@ -117,7 +117,7 @@ func node() error {
 	}
 }
 
-// nodeMounts gives a node folders of its own where kubelet and containerd keep their files.
+// nodeMounts mounts a node's own folders for the files of kubelet and containerd.
 func nodeMounts(dir func(...string) string) error {
 	for _, d := range []string{"cgroup", "lib", "log", "parameters"} {
 		if err := os.MkdirAll(dir(d), 0o755); err != nil {
@@ -142,7 +142,7 @@ func nodeMounts(dir func(...string) string) error {
 	for name, value := range machineParameters {
 		target := filepath.Join("/proc/sys", name)
 		if _, err := os.Stat(target); err != nil {
-			continue // a kernel without it
+			continue // the kernel does not have it
 		}
 		file := dir("parameters", strings.ReplaceAll(name, "/", "."))
 		if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
@@ -156,7 +156,7 @@ func nodeMounts(dir func(...string) string) error {
 	return mountAll([]mount{{target: "/", flags: unix.MS_REC | unix.MS_SHARED}})
 }
 
-// importImages hands containerd all images, once it answers.
+// importImages waits until containerd answers and imports all images.
 func (s settings) importImages() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
@@ -166,7 +166,7 @@ func (s settings) importImages() error {
 			break
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("containerd does not answer: %w", err)
+			return fmt.Errorf("cannot reach containerd: %w", err)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
@@ -217,9 +217,9 @@ disabled_plugins = [
 `, containerdSocket, pauseImage(), cniPlugins, cni)
 }
 
-// kubeletConfig returns kubelet's configuration file. Kubelet runs with either version of
-// control groups, does not limit pods as a whole, and does not care how full the machine's
-// disk is.
+// kubeletConfig returns kubelet's configuration file. Kubelet accepts either version of
+// control groups, does not limit pods as a whole, and ignores how full the machine's disk
+// is.
 func (s settings) kubeletConfig(n int) string {
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration

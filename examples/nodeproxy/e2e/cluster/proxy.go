@@ -23,16 +23,16 @@ func runProxy(ctx context.Context, o options, mode string) error {
 	})
 }
 
-// withProxy runs the proxy in this mode on all nodes of a cluster while f runs. The rules
-// that it leaves in the end stay until the next call.
+// withProxy runs the proxy in this mode on all nodes of a cluster while f runs. The proxy's
+// rules remain until the next call.
 func withProxy(ctx context.Context, o options, mode string, f func(context.Context, settings, place) error) error {
 	if !slices.Contains([]string{"nftables", "iptables", "ipvs"}, mode) {
 		return fmt.Errorf("unknown mode %q", mode)
 	}
 	if mode == "ipvs" {
-		// A node's kernel is the machine's.
+		// Nodes share the machine's kernel.
 		if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
-			return fmt.Errorf("this machine's kernel has no IPVS: %w", err)
+			return fmt.Errorf("cannot use mode ipvs: this machine's kernel has no IPVS: %w", err)
 		}
 	}
 	s, pid, err := o.running()
@@ -113,7 +113,7 @@ func withProxy(ctx context.Context, o options, mode string, f func(context.Conte
 	return err
 }
 
-// cleanUp removes from a node all rules of either proxy, and all tracked connections.
+// cleanUp removes the rules of both proxies and all tracked connections from a node.
 func (s settings) cleanUp(ctx context.Context, node place) error {
 	bin := s.inside().bin
 	var commands [][]string
@@ -125,7 +125,7 @@ func (s settings) cleanUp(ctx context.Context, node place) error {
 	for _, c := range commands {
 		var out bytes.Buffer
 		if err := node.run(ctx, &exec.Cmd{Path: c[0], Args: c, Env: s.inside().environment(), Stdout: &out, Stderr: &out}); err != nil {
-			return fmt.Errorf("clean up %s: %s: %w: %s", node.name, strings.Join(c, " "), err, out.Bytes())
+			return fmt.Errorf("cannot clean up %s: %s: %w: %s", node.name, strings.Join(c, " "), err, out.Bytes())
 		}
 	}
 	return nil
@@ -142,8 +142,8 @@ func (s settings) kubectl(ctx context.Context, control place, stdin io.Reader, a
 	return strings.TrimSpace(stdout.String()), err
 }
 
-// authorizeNodeproxy gives nodeproxy the rights that its manifest lists and no others:
-// it writes a kubeconfig with a token of the manifest's ServiceAccount.
+// authorizeNodeproxy applies nodeproxy's manifest and writes a kubeconfig with a token of the
+// manifest's ServiceAccount. nodeproxy has the rights of the manifest and no others.
 func (s settings) authorizeNodeproxy(ctx context.Context, control place) error {
 	dir, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}")
 	if err != nil {
@@ -165,7 +165,7 @@ func (s settings) authorizeNodeproxy(ctx context.Context, control place) error {
 }
 
 // waitHealthy waits until the proxy of a node is healthy. It asks through the API server,
-// as only the cluster can reach its nodes.
+// because this process cannot reach the nodes.
 func (s settings) waitHealthy(ctx context.Context, control place, node string) error {
 	start := time.Now()
 	for {

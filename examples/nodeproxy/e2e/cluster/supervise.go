@@ -20,24 +20,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A cluster's processes, which are this program in different roles and what they start:
+// A cluster's processes run this program in different roles:
 //
 //	monitor   outside of the cluster's namespaces; enforces the time limit, and removes the
-//	          cluster's files and control groups in the end
+//	          cluster's files and control groups at the end
 //	control   process 1 of the cluster; starts the control plane and the nodes
 //	node      process 1 of a node; starts containerd and kubelet
 //	inside    becomes a command that another process runs in the cluster's namespaces
 //	bounded   runs a command so that all its processes end with it
 //
-// The kernel kills control when monitor ends (Pdeathsig), and every process of the cluster
-// when control ends, as it is process 1 of their PID namespace.
+// The kernel kills control when monitor ends (Pdeathsig). It kills every process of the
+// cluster when control ends, because control is process 1 of their PID namespace.
 var roles map[string]func() error
 
 func init() {
 	roles = map[string]func() error{"monitor": monitor, "control": control, "node": node, "inside": inside, "bounded": bounded}
 }
 
-// rolePrefix and a role's name are the name of the process, and so what ps shows.
+// rolePrefix and a role's name form the name of a process, which ps shows.
 const rolePrefix = "proxier-cluster-"
 
 // inRole returns a command that runs this program in a role.
@@ -45,7 +45,7 @@ func inRole(role string, args ...string) *exec.Cmd {
 	return &exec.Cmd{Path: "/proc/self/exe", Args: append([]string{rolePrefix + role}, args...)}
 }
 
-// settings are what a cluster's processes have to know. They are passed as JSON.
+// settings are the settings of a cluster. Its processes receive them as JSON.
 type settings struct {
 	Dir, Name, Version string
 	Nodes              int
@@ -53,8 +53,8 @@ type settings struct {
 	Images             []string // more archives to import
 }
 
-// cacheInside is where the cluster's processes see the cache folder: they have a mount
-// namespace in which other folders are covered.
+// cacheInside is the path of the cache folder in the cluster's mount namespace, in which
+// mounts cover other folders.
 const cacheInside = "/mnt"
 
 func (o options) settings() (settings, error) {
@@ -73,23 +73,24 @@ func (s settings) bin(name ...string) string {
 }
 func (s settings) imageArchive() string { return s.bin("images.tar") }
 
-// state returns the path of a file that lasts as long as the cluster.
+// state returns the path of a file that exists as long as the cluster.
 func (s settings) state(name ...string) string {
 	return filepath.Join(append([]string{s.Dir, "clusters", s.Name}, name...)...)
 }
 func (s settings) log(name string) string { return filepath.Join(s.Dir, "logs", s.Name, name) }
 
-// lockFile is locked by the monitor as long as it runs, and holds its PID.
+// lockFile returns the path of the lock file. The monitor locks the file as long as it
+// runs, and writes its PID to it.
 func (s settings) lockFile() string { return s.state() + ".lock" }
 
-// cgroup is the control group above those of the cluster's containers, as kubelet wants
-// its path.
+// cgroup returns the parent of the control groups of the cluster's containers, in the form
+// that kubelet's configuration uses.
 func (s settings) cgroup() string { return "/proxier-" + s.Name }
 
 func (s settings) json() string {
 	b, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // There is nothing in it that JSON cannot express.
+		panic(err) // all fields can be encoded
 	}
 	return string(b)
 }
@@ -98,8 +99,8 @@ func parseSettings(text string) (s settings, err error) {
 	return s, json.Unmarshal([]byte(text), &s)
 }
 
-// lock locks the cluster's lock file, and reports the PID of the monitor that has it
-// locked already, if any.
+// lock locks the cluster's lock file. If a monitor has locked the file, lock returns no file
+// and the monitor's PID.
 func (s settings) lock() (f *os.File, holder int, err error) {
 	if err := os.MkdirAll(filepath.Dir(s.lockFile()), 0o755); err != nil {
 		return nil, 0, err
@@ -120,7 +121,7 @@ func (s settings) lock() (f *os.File, holder int, err error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	// 0 for the moment between the monitor's lock and its PID.
+	// 0 if the monitor has locked the file but not yet written its PID.
 	holder, _ = strconv.Atoi(strings.TrimSpace(string(b)))
 	return nil, holder, nil
 }
@@ -136,7 +137,7 @@ func up(ctx context.Context, o options) error {
 		return err
 	}
 	if lock == nil {
-		return fmt.Errorf("cluster %q is up already (process %d)", s.Name, holder)
+		return fmt.Errorf("cluster %q is already up (process %d)", s.Name, holder)
 	}
 	s.remove()
 	if err := os.MkdirAll(s.state(), 0o755); err != nil {
@@ -169,8 +170,8 @@ func up(ctx context.Context, o options) error {
 	cmd.Stdout, cmd.Stderr = monitorLog, monitorLog
 	cmd.ExtraFiles = []*os.File{lock, progressWriter}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// The monitor ends the cluster if this is closed before a byte was written to it, as
-	// it is when this process ends.
+	// The monitor ends the cluster if this pipe is closed before a byte was written to it.
+	// The end of this process closes the pipe.
 	lifeline, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -203,7 +204,7 @@ func up(ctx context.Context, o options) error {
 	return cmd.Process.Release()
 }
 
-// Open files that the monitor and control have from the process that started them.
+// Open files that the monitor and control inherit from the process that starts them.
 const (
 	lockFD     = 3 // monitor
 	progressFD = 4 // monitor
@@ -225,7 +226,7 @@ func monitor() (err error) {
 	defer cancelLimit()
 	lock, progress := os.NewFile(lockFD, "lock"), os.NewFile(progressFD, "progress")
 	syscall.CloseOnExec(lockFD)
-	defer lock.Close() // also keeps the garbage collector from closing it
+	defer lock.Close() // the reference also keeps the garbage collector from closing it
 	if err := lock.Truncate(0); err != nil {
 		return err
 	}
@@ -260,11 +261,11 @@ func monitor() (err error) {
 	if err := os.WriteFile(s.state("control.pid"), []byte(strconv.Itoa(cmd.Process.Pid)), 0o644); err != nil {
 		cmd.Process.Kill()
 	}
-	// It returns when every process of the PID namespace is gone.
+	// Wait returns when every process of the PID namespace has ended.
 	return cmd.Wait()
 }
 
-// remove removes what is left of a cluster of which no process is left.
+// remove removes the files and control groups of a cluster that has no processes.
 func (s settings) remove() {
 	if err := os.RemoveAll(s.state()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -286,7 +287,7 @@ func (s settings) remove() {
 	}
 }
 
-// down stops a cluster, and removes what a killed one left.
+// down stops a cluster. It also removes the remains of a killed cluster.
 func down(o options) error {
 	s, err := o.settings()
 	if err != nil {
@@ -304,7 +305,7 @@ func down(o options) error {
 		}
 		if !asked && holder != 0 {
 			if err := syscall.Kill(holder, syscall.SIGTERM); err != nil {
-				return fmt.Errorf("stop process %d: %w", holder, err)
+				return fmt.Errorf("cannot stop process %d: %w", holder, err)
 			}
 			asked = true
 		}

@@ -12,17 +12,16 @@ import (
 	"strings"
 )
 
-// results are how the tests of a run ended, by name. Tests that the run left out are not
-// in it.
+// results holds the results of a run's tests by name, without tests that the run left out.
 type results map[string]result
 
 type result struct {
 	status  string
 	seconds float64
-	why     string // a test was skipped
+	why     string // the reason of a skip
 }
 
-// Ginkgo's words for how a test ended.
+// Ginkgo's names for results.
 const (
 	passedStatus  = "passed"
 	failedStatus  = "failed"
@@ -70,7 +69,7 @@ func (r results) parse(junit []byte) error {
 	for _, s := range report.Suites {
 		for _, c := range s.Cases {
 			name, ok := strings.CutPrefix(c.Name, "[It] ")
-			if !ok { // what runs before and after all tests counts if it failed
+			if !ok { // setup and teardown count only if they failed
 				if c.Status == passedStatus || c.Status == skippedStatus {
 					continue
 				}
@@ -87,7 +86,7 @@ func (r results) parse(junit []byte) error {
 			}
 			status := c.Status
 			if status != passedStatus && status != skippedStatus {
-				status = failedStatus // also interrupted, timed out, and the like
+				status = failedStatus // such as interrupted or timed out
 			}
 			r[name] = result{status, c.Seconds, why}
 		}
@@ -95,7 +94,7 @@ func (r results) parse(junit []byte) error {
 	return nil
 }
 
-// sums counts the results by how the tests ended.
+// sums returns the numbers of passed, failed and skipped tests.
 func (r results) sums() string {
 	n := map[string]int{}
 	for _, t := range r {
@@ -104,8 +103,8 @@ func (r results) sums() string {
 	return fmt.Sprintf("%d passed, %d failed, %d skipped", n[passedStatus], n[failedStatus], n[skippedStatus])
 }
 
-// table is the command of that name. It prints a row for each test, and a column for each
-// proxy and mode. Of several runs with the same proxy and mode, the last that ran a test
+// table is the command "table". It prints a row for each test, and a column for each proxy
+// and mode. If several runs have the same proxy and mode, the last one that ran a test
 // counts.
 func table(w io.Writer, dirs []string) error {
 	columns := map[string]results{}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// writeRun makes the folder of a run, with a report as upstream's e2e.test writes it.
+// writeRun writes the folder of a run, with a report as upstream's e2e.test writes it.
 func writeRun(t *testing.T, r run, cases string) string {
 	t.Helper()
 	dir := t.TempDir()

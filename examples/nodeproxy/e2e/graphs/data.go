@@ -16,12 +16,12 @@ import (
 // endpoints is the number of endpoints of each Service in the graphs.
 const endpoints = 10
 
-// data is the figures, by what was measured and of what.
+// data holds the figures of cold starts and of changes, by kind.
 type data struct {
 	start, change [kinds]points
 }
 
-// kind is what a line of a graph is about.
+// kind is the subject of a line in a graph.
 type kind int
 
 const (
@@ -37,7 +37,7 @@ type point struct{ services, seconds float64 }
 
 type points []point
 
-// read has a function read a file.
+// read opens a file and calls add with it.
 func (d *data) read(file string, add func(io.Reader, string) error) error {
 	if file == "" {
 		return errors.New("--bench and --rival need a file each")
@@ -50,8 +50,8 @@ func (d *data) read(file string, add func(io.Reader, string) error) error {
 	return add(f, file)
 }
 
-// addBench adds the output of go test -bench. Of a benchmark that was run several times
-// the median counts.
+// addBench adds the output of go test -bench. If a benchmark ran several times, the median
+// counts.
 func (d *data) addBench(r io.Reader, file string) error {
 	type key struct {
 		to       *points
@@ -143,7 +143,7 @@ func (d *data) addRival(r io.Reader, file string) error {
 		case run.Services <= 0:
 			return fmt.Errorf("%s: %s: %d Services", file, run.Proxy, run.Services)
 		}
-		// What was measured before a run failed counts.
+		// A failed run counts with its measurements before the failure.
 		if run.Start.Seconds > 0 {
 			d.start[k].add(float64(run.Services), run.Start.Seconds)
 			n++
@@ -161,7 +161,8 @@ func (d *data) addRival(r io.Reader, file string) error {
 	return nil
 }
 
-// add adds a point in its place.
+// add inserts a point in the order of Services, or replaces the point with the same number
+// of Services.
 func (l *points) add(services, seconds float64) {
 	i, found := slices.BinarySearchFunc(*l, services, func(p point, n float64) int {
 		switch {

@@ -55,15 +55,15 @@ PASS
 ]}`
 )
 
-// TestSameInputGivesSameBytes draws twice, and compares the pictures in the tree with what
-// is drawn from the data beside them.
+// TestSameInputGivesSameBytes draws twice, and compares the pictures in the tree with
+// pictures drawn from the data beside them.
 func TestSameInputGivesSameBytes(t *testing.T) {
 	first, err := draw(t, benchText, rivalText)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(first) != 4 {
-		t.Errorf("%d pictures", len(first))
+		t.Errorf("%d pictures, want 4", len(first))
 	}
 	again, err := draw(t, benchText, rivalText)
 	if err != nil {
@@ -88,7 +88,7 @@ func TestSameInputGivesSameBytes(t *testing.T) {
 		}
 	}
 	if strings.Contains(first["cold-start-light.svg"], "45,000") {
-		t.Error("it mixes numbers of endpoints")
+		t.Error("a graph mixes numbers of endpoints")
 	}
 
 	bench, err := os.ReadFile("data/nftables.txt")
@@ -106,12 +106,12 @@ func TestSameInputGivesSameBytes(t *testing.T) {
 	for name, text := range kept {
 		got, err := os.ReadFile(name)
 		if err != nil || !bytes.Equal(got, []byte(text)) {
-			t.Errorf("%s is not what go generate draws (error %v)", name, err)
+			t.Errorf("%s differs from the picture that go generate draws (error %v)", name, err)
 		}
 	}
 }
 
-func TestBadInput(t *testing.T) {
+func TestBadInputIsRejected(t *testing.T) {
 	for _, tt := range []struct{ bench, rival, want string }{
 		{"", rivalText, "bench: no ColdStart or OneEndpointChanged with 10 endpoints"},
 		{"BenchmarkColdStart/services=100/endpoints=10-2 10 soon ns/op\n", rivalText, "bench:1: parsing measurement"},

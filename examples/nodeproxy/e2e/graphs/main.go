@@ -1,17 +1,17 @@
-// Graphs draws what the benchmarks measured, for the README: cold start and one change
-// against the number of Services, for a light and a dark background.
+// Graphs draws the results of benchmarks for the README: cold start and one change against
+// the number of Services, for a light and a dark background.
 //
 //	graphs --bench FILE --rival FILE --out FOLDER
 //
-// FILE of --bench is the output of package nftables' benchmarks, which measure the library
-// alone, from objects in memory to the kernel's commit, beside the floor:
+// FILE of --bench is the output of package nftables' benchmarks. They measure the library
+// alone, from objects in memory to the kernel's commit, and the floor:
 //
 //	go test -run '^$' -bench 'ColdStart|OneEndpointChanged' -benchtime 10x \
 //		-sizes 100x10,1000x10,3000x10,10000x10,45000x10 ./nftables
 //
-// FILE of --rival is the JSON of ../rival, which measures nodeproxy and kube-proxy with an
-// API server, to the first connection that is answered. The same input gives the same
-// bytes. The graphs beside this file are drawn from data/, by
+// FILE of --rival is the JSON of ../rival. It measures nodeproxy and kube-proxy with an API
+// server, until an endpoint answers the first connection. The same input gives the same
+// bytes. This command draws the graphs beside this file from data/:
 //
 //	go generate ./examples/nodeproxy/e2e/graphs
 package main

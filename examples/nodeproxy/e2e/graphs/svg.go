@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// theme is the colours for a background.
+// theme holds the colours for a background.
 type theme struct {
 	name, text, faint, grid string
-	background              string // behind labels, so that no line crosses them
+	background              string // drawn behind labels, over lines
 	lines                   [kinds]string
 }
 
@@ -35,7 +35,7 @@ type line struct {
 	points
 }
 
-// graphs returns the graphs with what there is to draw.
+// graphs returns the graphs of all kinds with data.
 func (d *data) graphs() []graph {
 	labels := [kinds]string{
 		kubeProxy: "kube-proxy", nodeproxy: "nodeproxy", library: "library alone", floor: "floor",
@@ -113,7 +113,7 @@ func (g graph) svg(t theme) []byte {
 		l := g.lines[i]
 		last := l.points[len(l.points)-1]
 		lx, ly, anchor := x(last.services)+10, at+4.5, "start"
-		if len(l.points) > 1 && math.Log10(last.services) < x1 { // other lines go on to the right of it
+		if len(l.points) > 1 && math.Log10(last.services) < x1 { // other lines continue to the right of it
 			lx, ly, anchor = lx-10, y(last.seconds)-12, "middle"
 		}
 		p(`<text x="%.1f" y="%.1f" font-size="14" text-anchor="%s" fill="%s" stroke="%s" stroke-width="5" stroke-linejoin="round" paint-order="stroke"><tspan font-weight="600">%s</tspan> %s</text>`, lx, ly, anchor, t.lines[l.kind], t.background, l.label, duration(last.seconds, 2))
@@ -125,8 +125,8 @@ func (g graph) svg(t theme) []byte {
 	return b.Bytes()
 }
 
-// labelHeights returns how high the label of each line is: beside its last point, or
-// further away from others that it would overlap.
+// labelHeights returns the vertical position of each line's label: beside the last point, or
+// shifted if labels would overlap.
 func (g graph) labelHeights(y func(float64) float64) []float64 {
 	const apart = 19
 	at := make([]float64, len(g.lines))
@@ -135,7 +135,7 @@ func (g graph) labelHeights(y func(float64) float64) []float64 {
 		at[i], order[i] = y(l.points[len(l.points)-1].seconds), i
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return int(math.Copysign(1, at[a]-at[b])) })
-	for range 50 { // labels push each other until all have their place
+	for range 50 { // shift labels apart until none overlap
 		for i := 1; i < len(order); i++ {
 			a, b := order[i-1], order[i]
 			if g.lines[a].points[len(g.lines[a].points)-1].services != g.lines[b].points[len(g.lines[b].points)-1].services {
@@ -149,7 +149,8 @@ func (g graph) labelHeights(y func(float64) float64) []float64 {
 	return at
 }
 
-// bounds returns the decimal logarithms of the axes' ends. Those of the time are whole.
+// bounds returns the decimal logarithms of the axes' ends. The ends of the time axis are
+// whole numbers.
 func (g graph) bounds() (x0, x1, y0, y1 float64) {
 	x0, x1, y0, y1 = math.Inf(1), math.Inf(-1), math.Inf(1), math.Inf(-1)
 	for _, l := range g.lines {
@@ -179,7 +180,7 @@ func (g graph) ticks() (out []float64) {
 	return slices.Compact(out)
 }
 
-// describe returns the figures in words.
+// describe returns the figures as text.
 func (g graph) describe() string {
 	var b strings.Builder
 	b.WriteString(g.subtitle + ".")

@@ -5,12 +5,12 @@
 //	rival [flags]            measure; JSON and a table go to files or standard output
 //	rival --table FILE       print the table of an earlier run's JSON
 //
-// Each proxy runs alone in a network namespace of its own, one after the other in one
-// run, against the same kube-apiserver and etcd. The Services have no selector, and their
-// EndpointSlices are written by rival. All endpoint addresses are local to the proxy's
-// namespace, and one server answers at all of them with the address that a connection was
-// sent to: every measured connection is made of real packets, and shows its endpoint.
-// Both proxies get the same flags, and their defaults for everything else.
+// One run measures the proxies one after the other, each alone in its own network
+// namespace, against the same kube-apiserver and etcd. The Services have no selector; rival
+// writes their EndpointSlices. All endpoint addresses are local to the proxy's namespace. One
+// server answers at all of them and sends the address that the connection reached, so
+// every measured connection consists of real packets and shows its endpoint. Both proxies
+// get the same flags, and their defaults for everything else.
 //
 // It needs three binaries besides nodeproxy:
 //
@@ -20,7 +20,7 @@
 //	GOWORK=off go build -o /tmp/rival/kube-proxy k8s.io/kubernetes/cmd/kube-proxy
 //
 // and root, or user namespaces. Without kube-proxy it measures nodeproxy alone.
-// The types in report.go document what is measured and the JSON.
+// The types in report.go document the measurements and the JSON.
 //
 // kube-proxy is measured with at most 3,000 Services: its nftables mode can hold a kernel
 // lock for minutes with more.
@@ -43,12 +43,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// options are what the flags set.
+// options holds the values of the flags.
 type options struct {
-	apiserver, etcd  string
+	apiserver, etcd  string // as the flags name them
+	control          controlplane.Programs
 	nodeproxy, rival string
 	modes            []string
 	services         []int // for both proxies
@@ -113,7 +115,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if report == nil {
 		return err
 	}
-	// What was measured before a failure is written, too.
+	// After a failure the earlier measurements are still written.
 	text, failed := json.MarshalIndent(report, "", "  ")
 	err = errors.Join(err, failed)
 	if o.jsonFile != "" {
@@ -133,20 +135,20 @@ func parse(args []string) (*options, string, error) {
 	o := &options{}
 	f := flag.NewFlagSet("rival", flag.ExitOnError)
 	table := f.String("table", "", "print the table of this JSON file and measure nothing")
-	f.StringVar(&o.apiserver, "kube-apiserver", os.Getenv("PROXIER_KUBE_APISERVER"), "kube-apiserver's binary")
-	f.StringVar(&o.etcd, "etcd", "", "etcd's binary")
-	f.StringVar(&o.nodeproxy, "nodeproxy", "", "nodeproxy's binary; built from source if empty")
-	f.StringVar(&o.rival, "kube-proxy", os.Getenv("PROXIER_KUBE_PROXY"), "kube-proxy's binary; nodeproxy is measured alone if there is none")
+	f.StringVar(&o.apiserver, "kube-apiserver", os.Getenv(controlplane.Env), "path of kube-apiserver; if empty, the one in PATH")
+	f.StringVar(&o.etcd, "etcd", "", "path of etcd; if empty, the one in PATH")
+	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
+	f.StringVar(&o.rival, "kube-proxy", os.Getenv("PROXIER_KUBE_PROXY"), "path of kube-proxy; if empty, the one in PATH; without any, only nodeproxy is measured")
 	modes := f.String("modes", "nftables,iptables", "proxy modes")
 	services := f.String("services", "100,1000,3000", "numbers of Services to measure both proxies with")
 	alone := f.String("alone", "10000,45000", "numbers of Services to measure nodeproxy alone with")
 	f.IntVar(&o.endpoints, "endpoints", 10, "endpoints of each Service")
 	f.IntVar(&o.changes, "changes", 200, "changes to measure one by one")
-	f.IntVar(&o.kubeProxyChanges, "kube-proxy-changes", 30, "the same for kube-proxy, which takes a second for each")
+	f.IntVar(&o.kubeProxyChanges, "kube-proxy-changes", 30, "changes to measure one by one for kube-proxy, which takes a second for each")
 	f.IntVar(&o.rated, "burst", 1000, "changes to measure at a rate")
-	f.IntVar(&o.rate, "rate", 1000, "changes a second in the burst, if the API server takes as many")
-	f.DurationVar(&o.idle, "idle", 10*time.Minute, "how long to measure idle proxies")
-	f.DurationVar(&o.gap, "gap", 50*time.Millisecond, "time between a change that is in effect and the next")
+	f.IntVar(&o.rate, "rate", 1000, "changes per second in the burst; the API server may limit it")
+	f.DurationVar(&o.idle, "idle", 10*time.Minute, "duration of the measurement of idle proxies")
+	f.DurationVar(&o.gap, "gap", 50*time.Millisecond, "pause between a change that is in effect and the next change")
 	f.StringVar(&o.jsonFile, "json", "", "file for the JSON")
 	f.StringVar(&o.mdFile, "markdown", "", "file for the table; standard output if empty")
 	f.StringVar(&o.logs, "logs", "", "folder for the logs of all processes")
@@ -209,23 +211,11 @@ func numbers(s string) (out []int, err error) {
 	return out, nil
 }
 
-// find finds the binaries, and builds nodeproxy if none is named.
+// find finds the binaries. It builds nodeproxy if no flag names one.
 func (o *options) find(ctx context.Context, dir string) error {
-	for _, b := range []struct {
-		path         *string
-		name, advice string
-	}{
-		{&o.apiserver, "kube-apiserver", "build it in examples/nodeproxy/e2e/apiserver"},
-		{&o.etcd, "etcd", "apt-get install etcd-server"},
-	} {
-		if *b.path == "" {
-			*b.path = b.name
-		}
-		path, err := exec.LookPath(*b.path)
-		if err != nil {
-			return fmt.Errorf("%w (%s)", err, b.advice)
-		}
-		*b.path = path
+	var err error
+	if o.control, err = controlplane.Find(o.apiserver, o.etcd); err != nil {
+		return err
 	}
 	if o.rival == "" {
 		o.rival, _ = exec.LookPath("kube-proxy")

@@ -26,13 +26,13 @@ const (
 	kubeProxy = "kube-proxy"
 )
 
-// Bounds of what a proxy may take.
+// Bounds of the time until a proxy has started, and until a change is in effect.
 const (
 	startTimeout  = 3 * time.Minute
 	changeTimeout = time.Minute
 )
 
-// measureAll makes all runs. The report is nil if none was made.
+// measureAll makes all runs. It returns a nil report if it could not begin.
 func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
 	lab, err := netlab.New()
 	if err != nil {
@@ -96,8 +96,9 @@ func (c *control) measure(ctx context.Context, o *options, proxy, mode string, n
 	if text, err := exec.Command(bin, "--version").Output(); err == nil {
 		r.Version = strings.TrimSpace(string(text))
 	}
-	args = append(args, "--kubeconfig", c.kubeconfig, "--hostname-override", nodeName, "--proxy-mode", mode,
-		// The limits of connection tracking are the whole machine's.
+	args = append(args, "--kubeconfig", c.server.Kubeconfig(), "--hostname-override", nodeName, "--proxy-mode", mode,
+		// The proxies must not change the limits of connection tracking, which apply to the
+		// whole machine.
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0")
 	if proxy == nodeproxy {
 		args = append(args, o.extra...)
@@ -137,14 +138,14 @@ type measurement struct {
 	last spent
 }
 
-// used ends a phase of the proxy's.
+// used ends a phase and stores the proxy's resource usage since the last call.
 func (m *measurement) used(u *Usage) (err error) {
 	*u, m.last, err = m.process.since(m.last)
 	m.process.resetPeak()
 	return err
 }
 
-// sampled is how many Services are waited for.
+// sampled is the number of Services that measure the start.
 const sampled = 64
 
 func (m *measurement) start(ctx context.Context, began time.Time) error {
@@ -188,8 +189,8 @@ func (m *measurement) start(ctx context.Context, began time.Time) error {
 	if err != nil {
 		return err
 	}
-	// What the start goes on with behind the scenes counts as the start's CPU time.
-	time.Sleep(settle)
+	// The start's background work counts as the start's CPU time.
+	time.Sleep(phaseRest)
 	before := m.run.Start.Usage
 	if err := m.used(&m.run.Start.Usage); err != nil {
 		return err
@@ -199,12 +200,12 @@ func (m *measurement) start(ctx context.Context, began time.Time) error {
 	return nil
 }
 
-// settle is how long a proxy is left alone after a phase, so that what it does later
-// counts, such as the sync at the end of a pause.
-const settle = 1500 * time.Millisecond
+// phaseRest is the pause after a phase. The phase's deferred work, such as the sync at the
+// end of a proxy's rate limit, counts as part of the phase.
+const phaseRest = 1500 * time.Millisecond
 
-// idleSettle is the same before the idle time, when what the burst led to is over.
-const idleSettle = 8 * time.Second
+// burstRest is the pause before the idle phase. After it the burst's deferred work is over.
+const burstRest = 8 * time.Second
 
 func (m *measurement) connections() (err error) {
 	const clients, length = 2, 2 * time.Second
@@ -217,12 +218,12 @@ func (m *measurement) connections() (err error) {
 	return err
 }
 
-// latencies are what one-by-one changes took.
+// latencies summarizes the durations of changes made one by one.
 func latencies(list []time.Duration) Latency {
 	return Latency{Count: len(list), P50ms: quantile(list, 0.5), P99ms: quantile(list, 0.99), MaxMs: quantile(list, 1)}
 }
 
-// quantile returns a quantile in milliseconds, of the nearest rank.
+// quantile returns the nearest-rank quantile in milliseconds.
 func quantile(list []time.Duration, q float64) float64 {
 	if len(list) == 0 {
 		return 0
@@ -232,12 +233,12 @@ func quantile(list []time.Duration, q float64) float64 {
 	return sorted[i].Seconds() * 1000
 }
 
-// spread returns the i-th of all Services in an order that jumps about.
-func (m *measurement) spread(i int) int { return i * 7919 % m.services }
+// scattered returns the i-th Service in an order that jumps between distant Services.
+func (m *measurement) scattered(i int) int { return i * 7919 % m.services }
 
 func (m *measurement) changes(ctx context.Context, n int, gap time.Duration) error {
 	l, err := m.oneByOne(ctx, n, gap, func(i int) (int, int, error) {
-		s := m.spread(i)
+		s := m.scattered(i)
 		set, err := m.change(ctx, s)
 		return s, set, err
 	})
@@ -254,21 +255,21 @@ func (m *measurement) resizes(ctx context.Context, gap time.Duration) error {
 		}
 	}
 	l, err := m.oneByOne(ctx, len(sizes), gap, func(i int) (int, int, error) {
-		s := m.spread(i)
+		s := m.scattered(i)
 		return s, resized, m.resize(ctx, s, sizes[i])
 	})
 	m.run.Resize = l
 	for i := range sizes {
-		if _, e := m.change(ctx, m.spread(i)); e != nil { // as many endpoints as before
+		if _, e := m.change(ctx, m.scattered(i)); e != nil { // as many endpoints as before
 			err = errors.Join(err, e)
 		}
 	}
-	time.Sleep(settle)
+	time.Sleep(phaseRest)
 	return errors.Join(err, m.used(new(Usage)))
 }
 
-// oneByOne measures how long each of n changes takes. change makes one, and returns the
-// Service and the set of endpoints that it has afterwards.
+// oneByOne measures how long each of n changes takes. change makes one change, and returns
+// the Service and its new set of endpoints.
 func (m *measurement) oneByOne(ctx context.Context, n int, gap time.Duration, change func(int) (service, set int, err error)) (Latency, error) {
 	if err := m.used(new(Usage)); err != nil {
 		return Latency{}, err
@@ -291,10 +292,10 @@ func (m *measurement) oneByOne(ctx context.Context, n int, gap time.Duration, ch
 	return l, m.used(&l.Usage)
 }
 
-// watchedChanges is how many changes of a burst are watched.
+// watchedChanges is the number of changes in a burst whose latency is measured.
 const watchedChanges = 50
 
-// watched is a change that is waited for.
+// watched is a change whose latency is measured.
 type watched struct {
 	service, set int
 	answered     time.Time
@@ -314,8 +315,8 @@ func (m *measurement) burst(ctx context.Context, n, rate int) error {
 			return err
 		})
 	})
-	// Watched Services change once, the others as often as it takes. One worker makes all
-	// changes of a Service, so that they are made in order.
+	// Watched Services change once, the others as often as necessary. One worker makes all
+	// changes of a Service, so they are made in order.
 	others := m.services - watchedChanges
 	every := n / watchedChanges
 	began := time.Now()
@@ -356,15 +357,15 @@ func (m *measurement) burst(ctx context.Context, n, rate int) error {
 	b := Burst{Changes: n, Seconds: time.Since(began).Seconds(), P50ms: quantile(took, 0.5), P99ms: quantile(took, 0.99), MaxMs: quantile(took, 1)}
 	sent := time.Duration(last.Load())
 	b.PerSecond = float64(n) / sent.Seconds()
-	time.Sleep(settle)
+	time.Sleep(phaseRest)
 	err = m.used(&b.Usage)
 	b.Core = b.CPUSeconds / sent.Seconds()
 	m.run.Burst = b
 	return err
 }
 
-// watchAll connects to the Services of all changes in turn until each is in effect. It
-// returns how long each took.
+// watchAll connects to the Services of the changes in turn until each change is in effect.
+// It returns the latencies.
 func watchAll(ctx context.Context, made <-chan watched) (took []time.Duration, err error) {
 	var pending []watched
 	for open := true; open || len(pending) != 0; {
@@ -397,7 +398,7 @@ func watchAll(ctx context.Context, made <-chan watched) (took []time.Duration, e
 			return true
 		})
 		if len(pending) != 0 && time.Since(pending[0].answered) > changeTimeout {
-			return took, fmt.Errorf("a change of service %d is not in effect", pending[0].service)
+			return took, fmt.Errorf("a change of service %d is not in effect after %s", pending[0].service, changeTimeout)
 		}
 		if ctx.Err() != nil {
 			return took, ctx.Err()
@@ -410,7 +411,7 @@ func (m *measurement) idle(ctx context.Context, length time.Duration) error {
 	if length <= 0 {
 		return nil
 	}
-	time.Sleep(idleSettle)
+	time.Sleep(burstRest)
 	if err := m.used(new(Usage)); err != nil {
 		return err
 	}

@@ -21,8 +21,7 @@ import (
 // nodeAddr is the address of every node.
 const nodeAddr = "10.0.0.1"
 
-// node is the host of one proxy, with a server that answers at the addresses of all
-// endpoints.
+// node is the host of one proxy, with a server at the addresses of all endpoints.
 type node struct {
 	lab      *netlab.Lab
 	host     *netlab.Host
@@ -50,8 +49,8 @@ func newNode(c *control, n int) (_ *node, err error) {
 		func() error { return d.host.AddAddr("lo", netip.MustParsePrefix(nodeAddr+"/32")) },
 		func() error { return d.host.AddAddr("eth0", netip.PrefixFrom(own, 24)) },
 		func() error { return c.host.AddAddr(there, netip.PrefixFrom(other, 24)) },
-		// Packets to cluster IPs need a route to meet the proxy's rules. Without rules they
-		// end at the API server's host, which forwards nothing.
+		// Packets to cluster IPs need a route to reach the proxy's rules. Without rules they
+		// end at the API server's host, which does not forward them.
 		func() error { return d.host.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), other, "") },
 		func() error { return d.host.Forward() },
 		func() error { return d.host.Do(localRoute) },
@@ -84,7 +83,7 @@ func localRoute() error {
 	})
 }
 
-// serve sends each connection the address that it was made to.
+// serve sends each client the address that its connection reached.
 func serve(l net.Listener) {
 	for {
 		conn, err := l.Accept()
@@ -131,16 +130,16 @@ func probe(to netip.AddrPort, timeout time.Duration) (netip.Addr, error) {
 	}
 	var b [4]byte
 	if n, err := unix.Read(fd, b[:]); n != len(b) {
-		return none, fmt.Errorf("no answer: %d bytes, %w", n, err)
+		return none, fmt.Errorf("bad answer: %d bytes, error %w", n, err)
 	}
 	return netip.AddrFrom4(b), nil
 }
 
-// noAnswer is how long a connection through rules that are in effect may take at most. A
-// connection whose first packet was lost is given up after it.
+// noAnswer bounds a connection through rules that are in effect. A connection whose first
+// packet was lost is abandoned after this time.
 const noAnswer = 20 * time.Millisecond
 
-// visit connects to a Service.
+// visit connects to a Service and returns the endpoint that answers.
 func visit(service int) (netip.Addr, error) {
 	a, err := probe(netip.AddrPortFrom(clusterIP(service), servicePort), noAnswer)
 	if err != nil {
@@ -166,12 +165,12 @@ func arrives(ctx context.Context, service, set int, end time.Time) error {
 			return ctx.Err()
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("a change of service %d is not in effect: last answered by %v, %v", service, a, err)
+			return fmt.Errorf("a change of service %d is not in effect: last answer from %v, error %v", service, a, err)
 		}
 	}
 }
 
-// connections counts connections a second to an address.
+// connections returns the number of connections per second to an address.
 func (d *node) connections(to netip.AddrPort, clients int, length time.Duration) (float64, error) {
 	var n atomic.Int64
 	var wg sync.WaitGroup

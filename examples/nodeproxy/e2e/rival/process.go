@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a proxy that runs.
+// process is a running proxy.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -53,7 +53,7 @@ func (p *process) ended() error {
 	}
 }
 
-// stop ends the process.
+// stop ends the process with SIGTERM, or after five seconds with SIGKILL.
 func (p *process) stop() {
 	p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
@@ -65,7 +65,7 @@ func (p *process) stop() {
 	p.log.Close()
 }
 
-// spent is what a process has used since its start.
+// spent is the resource usage of a process since its start.
 type spent struct {
 	cpu         time.Duration // with ended children
 	childFaults uint64        // page faults of ended children: more of them mean that a program ran
@@ -74,11 +74,11 @@ type spent struct {
 	when        time.Time
 }
 
-// userHZ is the unit of times in /proc/PID/stat, which is the same on every architecture
-// that Go supports (linux/asm-generic/param.h).
+// userHZ is the number of ticks per second in /proc/PID/stat. It is the same on every
+// architecture that Go supports (linux/asm-generic/param.h).
 const userHZ = 100
 
-// spent reads what the process has used.
+// spent reads the resource usage of the process.
 func (p *process) spent() (s spent, err error) {
 	s.when = time.Now()
 	proc := fmt.Sprintf("/proc/%d", p.cmd.Process.Pid)
@@ -108,7 +108,7 @@ func (p *process) spent() (s spent, err error) {
 	return s, err
 }
 
-// status returns a number of /proc/PID/status.
+// status returns a number in /proc/PID/status, or 0.
 func status(file, field string) uint64 {
 	text, _ := os.ReadFile(file)
 	for line := range strings.Lines(string(text)) {
@@ -125,13 +125,13 @@ func (p *process) resetPeak() {
 	os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.cmd.Process.Pid), []byte("5"), 0)
 }
 
-// since returns what was used since an earlier reading.
+// since returns the usage since an earlier reading, and the new reading.
 func (p *process) since(before spent) (Usage, spent, error) {
 	now, err := p.spent()
 	return Usage{CPUSeconds: (now.cpu - before.cpu).Seconds(), PeakMiB: now.peakMiB}, now, err
 }
 
-// wakeupsSince counts wake-ups between two readings.
+// wakeupsSince returns the number of wake-ups since an earlier reading.
 func (s spent) wakeupsSince(before spent) (n uint64) {
 	for t, w := range s.wakeups {
 		n += w - before.wakeups[t]

@@ -10,9 +10,9 @@ import (
 
 // Report is the JSON output. Fields may be added, but none is renamed or removed.
 type Report struct {
-	// Date is when the measurement began, in RFC 3339.
+	// Date is the begin of the measurement, in RFC 3339.
 	Date string `json:"date"`
-	// Kernel is the kernel's release, CPUs the number of CPUs, which the API server,
+	// Kernel is the kernel's release. CPUs is the number of CPUs, which the API server,
 	// etcd, the clients and the proxy share.
 	Kernel string `json:"kernel"`
 	CPUs   int    `json:"cpus"`
@@ -22,13 +22,13 @@ type Report struct {
 
 // Run is one proxy in one mode with one number of Services.
 type Run struct {
-	// Proxy is "nodeproxy" or "kube-proxy", Version what it prints for --version, if
-	// anything.
+	// Proxy is "nodeproxy" or "kube-proxy". Version is its output for --version.
 	Proxy   string `json:"proxy"`
 	Version string `json:"version,omitempty"`
 	// Mode is "nftables" or "iptables".
 	Mode string `json:"mode"`
-	// Services is the number of Services, Endpoints that of each Service's endpoints.
+	// Services is the number of Services. Endpoints is the number of each Service's
+	// endpoints.
 	Services  int `json:"services"`
 	Endpoints int `json:"endpoints"`
 
@@ -38,31 +38,31 @@ type Run struct {
 	Burst       Burst       `json:"burst"`
 	Connections Connections `json:"connections"`
 	Idle        Idle        `json:"idle"`
-	// Failed is the error that ended the run early: what follows it was not measured.
+	// Failed is the error that ended the run early. Later phases were not measured.
 	Failed string `json:"failed,omitempty"`
 }
 
-// Usage is what a phase took of the machine.
+// Usage is the resource usage of a phase.
 type Usage struct {
-	// CPUSeconds is CPU time, user and system, that of ended child processes included.
+	// CPUSeconds is CPU time, user and system, including ended child processes.
 	CPUSeconds float64 `json:"cpuSeconds"`
 	// PeakMiB is the largest resident set of the proxy's process in the phase, without
-	// its children and without what the kernel holds for it.
+	// child processes and without the kernel's memory.
 	PeakMiB float64 `json:"peakMiB"`
 }
 
-// Start is from the start of the process until every Service answers.
+// Start is the phase from the start of the process until every Service answers.
 type Start struct {
-	// Seconds is until each of 64 Services, spread evenly with the first and the last among
-	// them, has answered a connection. Afterwards all Services must answer at once, or this
-	// is the time until they did.
+	// Seconds is the time until each of 64 evenly spread Services, among them the first and
+	// the last, has answered a connection. Then all Services are tried once. If one does not
+	// answer at once, Seconds is the time until all have answered.
 	Seconds float64 `json:"seconds"`
 	Usage
 }
 
-// Latency is how long changes took, made one by one: from the API server's answer to
-// the update of an EndpointSlice to the first connection that an endpoint of the update
-// answers. Each update of Change replaces all endpoints of a Service by as many others.
+// Latency is the latency of changes made one by one: from the API server's answer to the
+// update of an EndpointSlice until an endpoint of the update answers a connection. Each
+// update of Change replaces all endpoints of a Service by as many others.
 // Each update of Resize leaves a Service with a number of endpoints that no Service has
 // had since the start.
 type Latency struct {
@@ -73,35 +73,37 @@ type Latency struct {
 	Usage
 }
 
-// Burst is many changes, each of the endpoints of one Service, at a given rate.
+// Burst is a phase of many changes, each of the endpoints of one Service, at a given rate.
 type Burst struct {
 	Changes int `json:"changes"`
-	// PerSecond is the rate that was reached: the API server limits it.
+	// PerSecond is the rate that was reached. The API server may limit it.
 	PerSecond float64 `json:"perSecond"`
-	// Seconds is from the first update until all are in effect.
+	// Seconds is the time from the first update until all are in effect.
 	Seconds float64 `json:"seconds"`
-	// The latencies are those of 50 changes, spread evenly.
+	// The latencies of 50 evenly spread changes.
 	P50ms float64 `json:"p50Ms"`
 	P99ms float64 `json:"p99Ms"`
 	MaxMs float64 `json:"maxMs"`
-	// Core is the proxy's CPU time as a part of the time of the updates: 1 is one core.
+	// Core is the proxy's CPU time divided by the duration of the updates. 1 is one core.
 	Core float64 `json:"core"`
 	Usage
 }
 
-// Connections is TCP connections a second that two clients make one after another: each
-// connects, reads four bytes and resets the connection.
+// Connections is the number of TCP connections per second that two clients reach together.
+// Each client makes one connection after another: it connects, reads four bytes and resets
+// the connection.
 type Connections struct {
-	// PerSecond is through the last Service, and DirectPerSecond to one of its endpoints.
+	// PerSecond is the rate through the last Service, and DirectPerSecond the rate to one of
+	// its endpoints.
 	PerSecond       float64 `json:"perSecond"`
 	DirectPerSecond float64 `json:"directPerSecond"`
 }
 
-// Idle is a time without changes.
+// Idle is a phase without changes.
 type Idle struct {
 	Seconds float64 `json:"seconds"`
-	// WakeupsPerSecond is how often a thread of the proxy's process began to wait for
-	// something, per second: its voluntary context switches.
+	// WakeupsPerSecond is the number of voluntary context switches of the proxy's process
+	// per second, over all threads.
 	WakeupsPerSecond float64 `json:"wakeupsPerSecond"`
 	// Programs reports that the proxy ran other programs.
 	Programs bool `json:"programs"`

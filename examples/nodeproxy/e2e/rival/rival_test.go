@@ -5,17 +5,16 @@ package main
 import (
 	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// TestEndpointsLeadBack checks that an endpoint's address leads back to its Service and
-// set, for the first and the last Service.
-func TestEndpointsLeadBack(t *testing.T) {
+// TestSetOfInvertsEndpoint tests the first and the last Service.
+func TestSetOfInvertsEndpoint(t *testing.T) {
 	for _, service := range []int{0, 1, maxServices - 1} {
 		for set := range 3 {
 			for _, n := range []int{0, maxEndpoints - 1} {
@@ -24,27 +23,24 @@ func TestEndpointsLeadBack(t *testing.T) {
 					t.Errorf("%s is not within %s", a, endpointRange)
 				}
 				if gotService, gotSet := setOf(a); gotService != service || gotSet != set {
-					t.Errorf("%s is of service %d, set %d, want %d, %d", a, gotService, gotSet, service, set)
+					t.Errorf("setOf(%s) = %d, %d, want %d, %d", a, gotService, gotSet, service, set)
 				}
 			}
 		}
 	}
 }
 
-// TestShortForm makes the short form in both modes, with kube-proxy where
-// PROXIER_KUBE_PROXY names it. Every phase of every run must end.
-func TestShortForm(t *testing.T) {
+// TestEveryPhaseIsMeasured makes short runs in both modes, with kube-proxy if
+// PROXIER_KUBE_PROXY names it.
+func TestEveryPhaseIsMeasured(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
 	}
-	apiserver := os.Getenv("PROXIER_KUBE_APISERVER")
-	netlab.Need(t, apiserver != "", "kube-apiserver, named by PROXIER_KUBE_APISERVER (build it in examples/nodeproxy/e2e/apiserver)")
-	_, err := exec.LookPath("etcd")
-	netlab.Need(t, err == nil, "etcd")
+	programs := controlplane.Need(t)
 	dir := t.TempDir()
 	var out strings.Builder
 	file := filepath.Join(dir, "rival.json")
-	if err := run(t.Context(), []string{"--short", "--idle", "1s", "--kube-apiserver", apiserver, "--json", file, "--logs", dir}, &out); err != nil {
+	if err := run(t.Context(), []string{"--short", "--idle", "1s", "--kube-apiserver", programs.APIServer, "--json", file, "--logs", dir}, &out); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(file)
@@ -56,14 +52,14 @@ func TestShortForm(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(r.Runs) < 2 {
-		t.Errorf("%d runs", len(r.Runs))
+		t.Errorf("%d runs, want at least 2", len(r.Runs))
 	}
 	for _, run := range r.Runs {
 		if run.Failed != "" {
 			t.Errorf("%s in mode %s: %s", run.Proxy, run.Mode, run.Failed)
 		}
 		if run.Start.Seconds == 0 || run.Change.Count == 0 || run.Resize.Count == 0 || run.Burst.Changes == 0 || run.Connections.PerSecond == 0 || run.Idle.Seconds == 0 {
-			t.Errorf("not everything was measured: %+v", run)
+			t.Errorf("a phase was not measured: %+v", run)
 		}
 		if row := "| " + run.Mode + " | 100 | " + run.Proxy + " |"; !strings.Contains(out.String(), row) {
 			t.Errorf("no row %q in the table:\n%s", row, &out)

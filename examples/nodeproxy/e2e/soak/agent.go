@@ -20,12 +20,12 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// agent is nodeproxy on the node, as a process.
+// agent is the process nodeproxy on the node.
 type agent struct {
 	host *netlab.Host
 	bin  string
 	args []string
-	// dir is its folder for temporary files, which is to stay empty.
+	// dir is its folder for temporary files, which must be empty at the end.
 	dir  string
 	log  *os.File
 	env  []string
@@ -33,11 +33,11 @@ type agent struct {
 
 	cmd  *exec.Cmd
 	done chan struct{}
-	// ended is called with the error of an agent that ends by itself.
+	// ended is called with an error if the agent ends unexpectedly.
 	ended func(error)
 }
 
-// metricsAddr is where the agent serves its metrics and profiles.
+// metricsAddr is the address of the agent's metrics and profiles.
 const metricsAddr = "127.0.0.1:10249"
 
 func newAgent(o *options, h *netlab.Host, src source, dir string, ended func(error)) (*agent, error) {
@@ -67,8 +67,8 @@ func newAgent(o *options, h *netlab.Host, src source, dir string, ended func(err
 	return a, err
 }
 
-// flavourPath returns a PATH on which the programs called iptables-restore and so on are
-// those of a flavour.
+// flavourPath returns a PATH in which iptables, iptables-save and so on are the programs
+// of a flavour.
 func flavourPath(dir, flavour string) (string, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return "", err
@@ -87,7 +87,7 @@ func flavourPath(dir, flavour string) (string, error) {
 	return dir + ":" + os.Getenv("PATH"), nil
 }
 
-// start starts the agent. It does not wait until it is ready.
+// start starts the agent. It does not wait until the agent is ready.
 func (a *agent) start() error {
 	fmt.Fprintf(a.log, "== %s start\n", time.Now().UTC().Format("15:04:05.000"))
 	a.cmd = exec.Command(a.bin, a.args...)
@@ -109,7 +109,7 @@ func (a *agent) start() error {
 	return nil
 }
 
-// stop ends the agent by a signal.
+// stop ends the agent with a signal and waits for its end.
 func (a *agent) stop(s syscall.Signal) {
 	if a.cmd == nil {
 		return
@@ -118,7 +118,7 @@ func (a *agent) stop(s syscall.Signal) {
 	select {
 	case <-a.done:
 	case <-time.After(30 * time.Second):
-		a.ended(fmt.Errorf("the agent does not end by %v", s))
+		a.ended(fmt.Errorf("the agent did not end after signal %v", s))
 		a.cmd.Process.Kill()
 		<-a.done
 	}
@@ -162,7 +162,7 @@ var (
 	goroutines = regexp.MustCompile(`^goroutine profile: total (\d+)`)
 )
 
-// usage measures what the agent uses.
+// usage measures the agent's resource usage.
 func (a *agent) usage() (u Usage, err error) {
 	numberIn := func(path string, r *regexp.Regexp) (n int) {
 		text, e := a.get(path)
@@ -174,7 +174,7 @@ func (a *agent) usage() (u Usage, err error) {
 		n, _ = strconv.Atoi(m[1])
 		return n
 	}
-	for range 3 { // finalizers, and what they let go of
+	for range 3 { // a collection runs finalizers, which release more memory for the next one
 		u.HeapBytes = numberIn("/debug/pprof/heap?gc=1&debug=1", heapAlloc)
 	}
 	u.Goroutine = numberIn("/debug/pprof/goroutine?debug=1", goroutines)

@@ -12,27 +12,28 @@ import (
 	"time"
 )
 
-// event is something that happens in the life of a cluster.
+// event is one kind of change in a cluster, or of interference by other programs.
 type event struct {
 	name   string
 	weight int
-	// modes is the first letters of the modes in which it happens, "" for all.
+	// modes holds the letters of the modes in which the event happens; all if empty.
 	modes string
-	// begins returns what happens, and a function that does it. It returns when all is
-	// handed in, or done; what follows waits until it is in effect.
+	// begins returns a description of one event and a function that makes it. The
+	// function returns when all changes are committed; the caller waits until they are
+	// in effect.
 	begins func(s *soak) (detail string, do func(context.Context) error)
-	// kills reports that it ends the agent's process: there are no such events in the
-	// last part of a run, so that the last agent has lived for long when its memory is
+	// kills reports that the event ends the agent's process. There are no such events in
+	// the last part of a run, so the last agent has lived for long when its memory is
 	// measured.
 	kills bool
-	// outage reports that the rules are gone for a while.
+	// outage reports that the event removes rules, which the agent must repair.
 	outage bool
 }
 
 // lastPart is the part of a run in which the agent is not killed.
 const lastPart = 0.4
 
-// allEvents is what happens in a run.
+// allEvents holds every event.
 var allEvents = []event{
 	{name: "rollout", weight: 20, begins: (*soak).rollout},
 	{name: "scale-up", weight: 8, begins: (*soak).scaleUp},
@@ -67,7 +68,7 @@ func letter(mode string) string {
 	return map[string]string{"nftables": "n", "iptables": "i", "ipvs": "v"}[mode]
 }
 
-// events has one event happen after another until the time is over.
+// events runs random events until the deadline.
 func (s *soak) events(ctx context.Context) error {
 	begun := time.Now()
 	for ctx.Err() == nil && time.Now().Before(s.deadline) {
@@ -81,7 +82,7 @@ func (s *soak) events(ctx context.Context) error {
 			}
 		}
 		if len(list) == 0 {
-			return fmt.Errorf("there is no event to happen")
+			return fmt.Errorf("no event is left to choose from (see -only)")
 		}
 		if err := s.happen(ctx, list[s.rng.IntN(len(list))]); err != nil {
 			return err
@@ -91,13 +92,13 @@ func (s *soak) events(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// happen has an event happen, waits until it is in effect, and judges some connections.
+// happen makes an event, waits until it is in effect, and judges some connections.
 func (s *soak) happen(ctx context.Context, e event) error {
 	detail, do := e.begins(s)
 	s.rec.begin(e.name, detail)
 	over := func() {}
 	if e.outage {
-		over = s.rec.outage("as rules were gone: " + e.name)
+		over = s.rec.outage("while rules were missing: " + e.name)
 	}
 	defer over()
 	if err := do(ctx); err != nil {
@@ -116,7 +117,7 @@ func (s *soak) happen(ctx context.Context, e event) error {
 	return s.judge(ctx, judgedEach)
 }
 
-// edited returns copies of some Services for which ok reports true.
+// edited returns copies of random Services for which ok reports true.
 func (s *soak) edited(most int, ok func(*service) bool) []*service {
 	var out []*service
 	for _, svc := range s.pop.pick(1 + s.rng.IntN(most)) {
@@ -143,7 +144,7 @@ func names(list []*service) string {
 	return strings.Join(out, ", ")
 }
 
-// step commits the Services with an edit made to a copy of each.
+// step edits a copy of each Service and commits the copies.
 func (s *soak) step(ctx context.Context, list []*service, edit func(*service)) error {
 	for i := range list {
 		list[i] = list[i].clone()
@@ -152,31 +153,31 @@ func (s *soak) step(ctx context.Context, list []*service, edit func(*service)) e
 	return s.set(ctx, list...)
 }
 
-// retire takes those endpoints away that terminate: their connections end first, as those
-// of a pod do when it ends.
+// retire removes the terminating endpoints. Their connections are closed first, as a pod
+// does when it ends.
 func (s *soak) retire(ctx context.Context, list []*service) error {
 	if err := s.barrier(ctx); err != nil {
 		return err
 	}
-	leaving := map[int]map[netip.AddrPort]bool{}
+	removed := map[int]map[netip.AddrPort]bool{}
 	for _, svc := range list {
-		leaving[svc.id] = map[netip.AddrPort]bool{}
+		removed[svc.id] = map[netip.AddrPort]bool{}
 		for _, e := range svc.endpoints {
 			if e.state != ready {
 				for f := range families {
-					leaving[svc.id][netip.AddrPortFrom(podAddr(e.pod, f), podPort)] = true
+					removed[svc.id][netip.AddrPortFrom(podAddr(e.pod, f), podPort)] = true
 				}
 			}
 		}
 	}
-	s.traffic.drain(idsOf(list), func(id int, server netip.AddrPort) bool { return leaving[id][server] })
+	s.traffic.drain(idsOf(list), func(id int, server netip.AddrPort) bool { return removed[id][server] })
 	return s.step(ctx, list, func(svc *service) {
 		svc.endpoints = slices.DeleteFunc(svc.endpoints, func(e endpoint) bool { return e.state != ready })
 	})
 }
 
-// rollout replaces the endpoints of some Services, a quarter at a time: new ones come,
-// old ones terminate, and go.
+// rollout replaces the endpoints of some Services, a quarter at a time: new endpoints are
+// added, and old ones terminate and are removed.
 func (s *soak) rollout() (string, func(context.Context) error) {
 	list := s.edited(20, func(svc *service) bool { return len(svc.endpoints) > 0 })
 	return names(list), func(ctx context.Context) error {
@@ -229,7 +230,7 @@ func (s *soak) scaleDown() (string, func(context.Context) error) {
 	}
 }
 
-// scaleToZero takes all endpoints away, and gives others after a while.
+// scaleToZero removes all endpoints of some Services and adds others later.
 func (s *soak) scaleToZero() (string, func(context.Context) error) {
 	list := s.edited(5, func(svc *service) bool { return len(svc.endpoints) > 0 })
 	return names(list), func(ctx context.Context) error {
@@ -253,7 +254,7 @@ func (s *soak) scaleToZero() (string, func(context.Context) error) {
 	}
 }
 
-// nodeReboot has another node go away with all its pods, and come back.
+// nodeReboot makes all pods of another node not ready, and ready again later.
 func (s *soak) nodeReboot() (string, func(context.Context) error) {
 	first := localPods + s.rng.IntN(farPods/nodePods)*nodePods
 	node := nodeOf(first)
@@ -288,7 +289,7 @@ func (s *soak) nodeReboot() (string, func(context.Context) error) {
 	}
 }
 
-// churn deletes Services and makes others, which may get their addresses and ports.
+// churn deletes Services and creates others, which may get their addresses and ports.
 func (s *soak) churn() (string, func(context.Context) error) {
 	list := s.pop.pick(1 + s.rng.IntN(50))
 	return names(list), func(ctx context.Context) error {
@@ -308,7 +309,7 @@ func (s *soak) churn() (string, func(context.Context) error) {
 	}
 }
 
-// edit changes what Services are.
+// edit changes a property of some Services.
 func (s *soak) edit() (string, func(context.Context) error) {
 	list := s.edited(20, func(*service) bool { return true })
 	var what []string
@@ -330,15 +331,14 @@ func (s *soak) edit() (string, func(context.Context) error) {
 		what = append(what, fmt.Sprintf("%s of %s", e, svc.name()))
 	}
 	return strings.Join(what, ", "), func(ctx context.Context) error {
-		if s.o.mode == "ipvs" { // a virtual server that is gone takes its connections along
+		if s.o.mode == "ipvs" { // a deleted virtual server ends its connections
 			s.traffic.drain(idsOf(list), nil)
 		}
 		return s.set(ctx, list...)
 	}
 }
 
-// moveSlices has endpoints move between the slices of a Service, in which they are twice
-// for a moment.
+// moveSlices moves endpoints between the slices of a Service. For a moment they are in both.
 func (s *soak) moveSlices() (string, func(context.Context) error) {
 	list := s.edited(20, func(*service) bool { return true })
 	return names(list), func(ctx context.Context) error {
@@ -354,14 +354,13 @@ func (s *soak) moveSlices() (string, func(context.Context) error) {
 	}
 }
 
-// sourceAway kills the API server and starts it again, or takes the folder away for a
-// while.
+// sourceAway kills the API server and starts it again, or renames the folder for a while.
 func (s *soak) sourceAway() (string, func(context.Context) error) {
 	d := time.Duration(s.rng.IntN(4000)) * time.Millisecond
 	return d.String(), func(ctx context.Context) error { return s.src.interrupt(ctx, d) }
 }
 
-// kill kills the agent while it is at work, and starts another.
+// kill kills the agent while it applies changes, and starts another.
 func (s *soak) kill() (string, func(context.Context) error) {
 	list := s.edited(50, func(*service) bool { return true })
 	after, down := time.Duration(s.rng.IntN(1500))*time.Millisecond, time.Duration(s.rng.IntN(2000))*time.Millisecond
@@ -385,7 +384,7 @@ func (s *soak) kill() (string, func(context.Context) error) {
 	}
 }
 
-// upgrade ends the agent, and starts another at once.
+// upgrade stops the agent and starts another at once.
 func (s *soak) upgrade() (string, func(context.Context) error) {
 	return "", func(context.Context) error {
 		s.agent.stop(syscall.SIGTERM)
@@ -393,7 +392,7 @@ func (s *soak) upgrade() (string, func(context.Context) error) {
 	}
 }
 
-// agentAway has Services change while there is no agent.
+// agentAway changes Services while no agent runs.
 func (s *soak) agentAway() (string, func(context.Context) error) {
 	list := s.edited(50, func(*service) bool { return true })
 	return fmt.Sprintf("while %d Services are scaled", len(list)), func(ctx context.Context) error {
@@ -410,7 +409,7 @@ func (s *soak) agentAway() (string, func(context.Context) error) {
 	}
 }
 
-// coldStart has this node start again: all rules are gone.
+// coldStart imitates a restart of this node: it removes all rules of the agent.
 func (s *soak) coldStart() (string, func(context.Context) error) {
 	return "", func(context.Context) error {
 		s.agent.stop(syscall.SIGKILL)
@@ -421,7 +420,7 @@ func (s *soak) coldStart() (string, func(context.Context) error) {
 	}
 }
 
-// othersRules are rules that other programs have on a node, and how they go.
+// othersRules holds pairs of commands that add and remove rules as other programs do.
 var othersRules = [][2]string{
 	{
 		"nft add table inet others; nft add chain inet others pre {type nat hook prerouting priority -150;}; " +
@@ -443,7 +442,7 @@ var othersRules = [][2]string{
 	},
 }
 
-// others has other programs add their rules, and remove them.
+// others adds rules of other programs and removes them later.
 func (s *soak) others() (string, func(context.Context) error) {
 	r := othersRules[s.rng.IntN(len(othersRules))]
 	d := time.Duration(s.rng.IntN(2000)) * time.Millisecond
@@ -469,8 +468,8 @@ func command(text string) func(*soak) (string, func(context.Context) error) {
 	}
 }
 
-// commands runs programs on the node, with "; " between them. IPTABLES stands for the
-// iptables of the agent.
+// commands runs commands on the node, which "; " separates. IPTABLES stands for the
+// agent's iptables.
 func (s *soak) commands(text string) error {
 	flavour := ""
 	if s.o.iptables != "" {
@@ -480,7 +479,7 @@ func (s *soak) commands(text string) error {
 	for c := range strings.SplitSeq(text, "; ") {
 		name, rest, _ := strings.Cut(c, " ")
 		args := strings.Fields(rest)
-		if name == "nft" { // it takes its command as one argument or many
+		if name == "nft" { // it accepts its command as one argument
 			args = []string{rest}
 		}
 		if out, err := s.net.node.Output(name, args...); err != nil {

@@ -18,11 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelState is what the kernel holds on the node: lines by what they are in, such as
-// "nft: ip proxier map services" or "ipset: KUBE-CLUSTER-IP".
+// kernelState is the state of the node's kernel as programs list it: the lines of each object,
+// such as "nft: ip proxier map services" or "ipset: KUBE-CLUSTER-IP".
 type kernelState map[string][]string
 
-// lists is the programs that list it, as far as they are installed.
+// lists holds the commands that list the kernel's state. Programs that are not installed
+// are left out.
 var lists = [][]string{
 	{"nft", "-s", "list", "ruleset"},
 	{"iptables-legacy-save"}, {"ip6tables-legacy-save"},
@@ -32,18 +33,18 @@ var lists = [][]string{
 }
 
 var (
-	// volatile matches what is different each time: counters, times and comments of the
-	// programs.
+	// volatile matches text that differs in each listing: counters, times and the programs'
+	// comments.
 	volatile = regexp.MustCompile(`(?m)^# .*\n|\[\d+:\d+\]| packets \d+ bytes \d+| expires \S+`)
 	// canary matches the canaries of mode iptables, which have a new comment each time.
 	canary = regexp.MustCompile(`KUBE-\w+-CANARY`)
-	// nothing matches what the programs print where there is nothing of theirs.
+	// nothing matches the programs' errors if the kernel has no such objects.
 	nothing = regexp.MustCompile(`does not exist|Protocol not available|Can't initialize ipvs`)
 	// builtIn matches the lines of iptables-save that do not depend on any rule.
 	builtIn = regexp.MustCompile(`^(\*.*|COMMIT|:[A-Z]+ ACCEPT ?)$`)
 )
 
-// dump lists what the kernel holds.
+// dump lists the kernel's state.
 func (s *soak) dump(ctx context.Context) (kernelState, error) {
 	out := kernelState{}
 	for _, args := range lists {
@@ -67,7 +68,7 @@ func (s *soak) dump(ctx context.Context) (kernelState, error) {
 			f := strings.Fields(line)
 			switch {
 			case builtIn.MatchString(line), canary.MatchString(line):
-			case len(f) > 1 && (f[0] == "add" || f[0] == "-A" || f[0] == "-a"): // a set's, a chain's or a virtual server's
+			case len(f) > 1 && (f[0] == "add" || f[0] == "-A" || f[0] == "-a"): // of a set, a chain or a virtual server
 				out.add(args[0]+": "+f[1], line)
 			default:
 				out.add(args[0], line)
@@ -82,22 +83,22 @@ func (k kernelState) add(what, line string) { k[what] = append(k[what], line) }
 var (
 	nftObject = regexp.MustCompile(`^\t(\w+ \S+) \{$`)
 	nftTable  = regexp.MustCompile(`^table (.*) \{$`)
-	// shared matches what mode nftables makes when the first Service needs it and keeps
-	// for the next one until the table is written again, by design: the chains of which
-	// many Services share one, at most some hundreds, and the maps that lead to them.
+	// shared matches the objects that mode nftables creates for the first Service that
+	// needs one and keeps until it writes the table again, by design: chains that many
+	// Services share, at most some hundreds, and the maps that lead to them.
 	shared = regexp.MustCompile(`proxier (chain ((firewall-)?((cluster-ip|external|local|sticky|pool)-\S+|no-endpoints|no-local-endpoints))|map (internal-|own-)?handlers)$`)
-	// counters matches the sets with counters of traffic: their elements depend on which
-	// Services had any.
+	// counters matches the sets that count traffic: their elements depend on which
+	// Services had traffic.
 	counters = regexp.MustCompile(`proxier set (connections|refused-packets|dropped-packets)$`)
-	// size matches the room that a set has, which grows with it.
+	// size matches the capacity of a set, which grows with the set.
 	size = regexp.MustCompile(`^size \d+$`)
-	// sources matches the sets that it keeps likewise, one for each length of prefix of
-	// source ranges. Only their elements count.
+	// sources matches the sets of source ranges, one for each prefix length, which are kept
+	// like shared objects. Only their elements count.
 	sources = regexp.MustCompile(`proxier set allowed-sources-\d+$`)
 )
 
-// addNFT adds a listing of nftables, without what is shared and without chains of other
-// tables in which there are no rules.
+// addNFT adds a listing of nftables, without shared objects and without other tables' base
+// chains that hold no rule.
 func (k kernelState) addNFT(listing string) {
 	table, object := "", ""
 	var lines []string
@@ -158,8 +159,9 @@ func (k kernelState) differences(want kernelState) []string {
 
 var quoted = regexp.MustCompile(`"[^"]*"`)
 
-// objects counts what there is of each object: the elements of sets and maps of nftables,
-// and the lines of all else. Those whose elements expire are left out.
+// objects returns the size of each object: the number of elements of an nftables set or
+// map, and the number of lines of any other object. Sets and maps whose elements expire
+// are left out.
 func (k kernelState) objects() map[string]int {
 	out := map[string]int{}
 	for what, lines := range k {
@@ -185,7 +187,7 @@ func (k kernelState) objects() map[string]int {
 	return out
 }
 
-// measure measures what the agent uses and what the kernel holds.
+// measure measures the agent's resource usage and lists the kernel's state.
 func (s *soak) measure(ctx context.Context, when string) (m measured, err error) {
 	if m.kernel, err = s.dump(ctx); err != nil {
 		return m, err
@@ -201,31 +203,31 @@ func (s *soak) measure(ctx context.Context, when string) (m measured, err error)
 type measured struct {
 	kernel kernelState
 	usage  Usage
-	// room is how many bytes more the heap may have in use.
+	// room is how many bytes more the heap may use in a later measurement.
 	room int
 }
 
 const (
-	// heapShare and heapSlack is what the heap of an agent may have in use beyond what
-	// it had after a cold start: Go's maps do not shrink, and buffers are kept for the
-	// next change.
+	// heapShare and heapSlack bound the growth of the agent's heap since its cold start, as
+	// a share and in bytes: Go's maps do not shrink, and buffers are kept for the next
+	// change.
 	heapShare, heapSlack = 0.25, 8 << 20
-	// roomShare is what may be left in use, once all Services are removed, of the heap with
-	// all of them: the room of maps and lists that were as long.
+	// roomShare is the share of the heap with all Services that may stay in use after they
+	// are deleted: the capacity of maps and lists.
 	roomShare = 0.05
-	// more is how many goroutines, files and sockets there may be beyond those of then.
-	// Connections of clients of its servers, and sockets of watches, come and go.
+	// The agent may have so many more goroutines, files and sockets than before.
+	// Connections of its servers' clients, and sockets of watches, come and go.
 	moreGoroutines, moreFiles, moreSockets = 4, 1, 4
 )
 
-// heapProfile is the file with the profile of the agent's heap, if something is left over.
+// heapProfile is the file that receives the agent's heap profile if something is left over.
 const heapProfile = "heap.pprof"
 
-// same compares the agent and the kernel with what they were, and notes what is left over.
+// same compares the agent and the kernel with an earlier measurement and records leftovers.
 func (s *soak) same(ctx context.Context, when string, want measured) error {
 	var got measured
 	var left []string
-	for end := time.Now().Add(s.o.settle); ; sleep(ctx, time.Second) {
+	for end := time.Now().Add(s.o.drain); ; sleep(ctx, time.Second) {
 		var err error
 		if got, err = s.measure(ctx, when); err != nil {
 			return err
@@ -252,11 +254,11 @@ func (s *soak) same(ctx context.Context, when string, want measured) error {
 	return nil
 }
 
-// leftOver returns what there is more of than there was, in the kernel line by line if
-// all is to be as it was.
+// leftOver returns the leftovers since an earlier measurement. It compares the kernel's
+// state line by line if exactly is set, and the sizes of objects otherwise.
 func (got measured) leftOver(want measured, exactly bool) (out []string) {
 	if limit := int(float64(want.usage.HeapBytes)*(1+heapShare)) + heapSlack + want.room; got.usage.HeapBytes > limit {
-		out = append(out, fmt.Sprintf("the heap has %.1f MB in use, %.1f MB then", float64(got.usage.HeapBytes)/1e6, float64(want.usage.HeapBytes)/1e6))
+		out = append(out, fmt.Sprintf("the heap has %.1f MB in use, %.1f MB before", float64(got.usage.HeapBytes)/1e6, float64(want.usage.HeapBytes)/1e6))
 	}
 	for _, c := range []struct {
 		what            string
@@ -267,7 +269,7 @@ func (got measured) leftOver(want measured, exactly bool) (out []string) {
 		{"sockets", got.usage.Sockets, want.usage.Sockets, moreSockets},
 	} {
 		if c.got > c.want+c.more {
-			out = append(out, fmt.Sprintf("%d %s, %d then", c.got, c.what, c.want))
+			out = append(out, fmt.Sprintf("%d %s, %d before", c.got, c.what, c.want))
 		}
 	}
 	if exactly {
@@ -276,19 +278,18 @@ func (got measured) leftOver(want measured, exactly bool) (out []string) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(got.usage.Objects)) {
 		if n, m := got.usage.Objects[name], want.usage.Objects[name]; n != m {
-			out = append(out, fmt.Sprintf("%s: %d, %d then", name, n, m))
+			out = append(out, fmt.Sprintf("%s: %d, %d before", name, n, m))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(want.usage.Objects)) {
 		if _, ok := got.usage.Objects[name]; !ok {
-			out = append(out, name+" is gone")
+			out = append(out, name+" is missing")
 		}
 	}
 	return out
 }
 
-// flows notes UDP flows that the kernel still sends to endpoints of Services, of which
-// there are none any more.
+// flows records UDP flows that the kernel still translates after all Services are deleted.
 func (s *soak) flows() error {
 	return s.net.node.Do(func() error {
 		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
@@ -309,7 +310,7 @@ func (s *soak) flows() error {
 	})
 }
 
-// pristine compares the kernel with what it was before the agent was started first.
+// pristine compares the kernel's state with its state before the agent first started.
 func (s *soak) pristine(ctx context.Context, want kernelState) error {
 	got, err := s.dump(ctx)
 	if err != nil {

@@ -1,79 +1,80 @@
 //go:build linux
 
-// Soak runs nodeproxy for a long time in the life of a cluster, and finds out whether a
-// connection is lost or anything is left over.
+// Soak runs nodeproxy for a long time under constant change, and reports lost connections
+// and leftovers.
 //
 //	soak -for 1h                          10,000 Services in mode nftables
 //	soak -for 1h -mode iptables -iptables legacy -services 2000 -o report.json
-//	soak -only 'rollout,SIGKILL' -seed 7  some kinds of events, as chosen before
+//	soak -only 'rollout,SIGKILL' -seed 7  these kinds of events alone, chosen with this seed
 //	soak -help                            all flags
 //
-// It builds a network of namespaces of its own (network.go): the node, clients, pods of the
-// node, and one host that has all pods of 128 other nodes, so that each of the endpoints
-// answers. It starts the real nodeproxy on the node, built or named by -nodeproxy. Objects
-// come from a real API server, which -apiserver or PROXIER_KUBE_APISERVER names (build it
-// in examples/nodeproxy/e2e/apiserver; etcd must be installed), or from a folder of
-// manifests. It needs the right to make user namespaces, or root; nft; in mode iptables its
-// programs.
+// Soak builds its own network of namespaces (network.go): the node, clients, pods of the
+// node, and one host that holds all pods of 128 other nodes. Every endpoint answers. The
+// real nodeproxy, built or named by -nodeproxy, runs on the node. It reads its objects from
+// a real API server, which -apiserver or PROXIER_KUBE_APISERVER names (build it in
+// examples/nodeproxy/e2e/apiserver; etcd must be installed), or from a folder of manifests.
+// Soak needs the right to create user namespaces, or root. It needs nft, and in mode
+// iptables the iptables programs.
 //
-// Mode ipvs takes a kernel with IPVS and root. Where there is none, a test runs the same in
+// Mode ipvs needs root and a kernel with IPVS. On other kernels a test runs the same soak in
 // a virtual machine:
 //
 //	go test -run TestSoakIPVS -v -timeout 1h . -for 30m -services 300
 //
-// # What happens
+// # Events
 //
-// One event follows another, chosen by chance from events.go: rollouts, scaling up and
-// down and to zero, reboots of other nodes and of this one, Services that come, go and
-// change, slices that are rearranged, API servers that are killed and started again (or
-// the folder gone for a while), agents that are killed at work, or changed for another, or
-// away while much changes; and other programs that add rules of their own, or flush all,
-// with nft, iptables, ipset and ipvsadm. After each event it waits until everything is in
-// effect, which it sees by packets alone, and judges some connections: from anywhere, to
-// anything, also to closed ports and addresses that no Service has.
+// Soak runs random events from events.go, one after another: rollouts; scaling up, down and
+// to zero; reboots of other nodes and of this one; Services that are created, deleted and
+// changed; slices that are rearranged; an API server that is killed and started again, or a
+// folder that disappears for a while; agents that are killed at work, replaced, or absent
+// during many changes; and other programs that add their own rules or flush all rules with
+// nft, iptables, ipset and ipvsadm. After each event soak waits until packets show that
+// everything is in effect. Then it judges some connections from random places to random
+// targets, among them closed ports and addresses that no Service has.
 //
-// All the time connections are opened, half of them to Services that were changed lately;
-// some stay open, and a line goes through each every second; and UDP sockets stay open,
-// which must be moved from endpoints that go.
+// During the whole run soak opens connections, half of them to recently changed Services.
+// Some connections stay open and carry a line each second. Some UDP sockets stay open, and
+// the agent must move them away from endpoints that are removed.
 //
-// # What is lost
+// # What counts as lost
 //
-// [ruleset.Snapshot.Trace] judges each connection, by objects that its tracker gets before
-// the agent does: which endpoints may answer, by what address they see the client, what is
-// refused and what gets no answer. While a change is not known to be in effect, anything
-// between the ruleset before and the latest one will do. A TCP connection is lost also if
-// it came about only after a packet had to be sent again. One that stays open is lost if it
-// breaks, unless its endpoint goes: then it ends before, as those of a pod do.
+// [ruleset.Snapshot.Trace] judges each connection: which endpoints may answer, which client
+// address they see, what is refused and what gets no answer. Its tracker receives each
+// object before the agent does. Until a change is known to be in effect, the verdict of any
+// ruleset between the previous and the latest one is accepted. A TCP connection also counts
+// as lost if it was established only after a retransmission. A connection that stays open
+// counts as lost if it breaks. Soak closes it itself before its endpoint is removed, as a
+// pod does when it ends.
 //
-// There are two reasons for a loss, both counted in the report. The rules were gone, as
-// others had flushed them: from then until the agent has repaired them, for which it has as
-// long as -repair says. And the machine stood still, as measured by a goroutine that only
-// polls the clock (package internal/stall): that excuses packets sent again, and UDP
-// requests without an answer, and nothing else.
+// The report excuses a loss for two reasons and counts each. The rules were missing because
+// another program had flushed them: this holds from the flush until the agent has repaired
+// the rules, within the time that -repair allows. Or the machine stalled, as package
+// internal/stall measures it: this excuses retransmissions and unanswered UDP requests
+// alone.
 //
-// # What is left over
+// # What counts as left over
 //
-// In the end all Services are made what they were in the beginning. The agent's memory,
-// goroutines, files and sockets, and the numbers of the kernel's objects, must be what they
-// were after its cold start with the same Services. Then all are removed, and the kernel
-// must have, line by line, what it had when the agent had started without any. After
-// "nodeproxy run --cleanup" it must have what it had before, and the agent's folder for
-// temporary files must be empty. In the last part of a run no agent is killed, so that the
-// last one has lived through much of it when it is measured.
+// At the end soak restores the Services of the beginning. The agent's memory, goroutines,
+// files and sockets, and the numbers of the kernel's objects, must be what they were after
+// its cold start with the same Services. Then soak deletes all Services, and the kernel must
+// hold, line by line, what it held after the agent had started without Services. After
+// "nodeproxy run --cleanup" the kernel must hold what it held before the first start, and
+// the agent's folder for temporary files must be empty. Soak kills no agent in the last
+// part of a run, so the measured agent has lived through much of it.
 //
-// The heap, after a collection, may be a quarter and 8 MB more than it was, and without
-// Services another twentieth of what it was with all of them: Go's maps do not shrink, and
-// buffers are kept for the next change. Some goroutines and a file or
-// socket more are let pass, as clients of the agent's servers come and go (leftovers.go).
-// Chains that many Services share, which mode nftables keeps by design, do not count.
+// The heap, after a collection, may exceed its earlier size by a quarter and 8 MB, and
+// without Services by another twentieth of its size with all of them: Go's maps do not
+// shrink, and buffers are kept for the next change. A few more goroutines, files and sockets
+// are accepted, because clients of the agent's servers come and go (leftovers.go). Chains
+// that many Services share do not count: mode nftables keeps them by design.
 //
-// # What it prints
+// # Output
 //
-// A line every ten seconds, and in the end a table; the report as JSON with -o. Each event
-// and each failure is in the log with its time (-log), a failure with the event that went on
-// or was the last. The exit status is 1 if anything was lost without a reason or is left
-// over. With the same -seed, the same is chosen: the objects, the events and their order.
-// When things happen beside each other it is still the machine that decides.
+// Soak prints a line every ten seconds and a table at the end, and writes the report as JSON
+// with -o. The log (-log) holds each event and each failure with its time; a failure names
+// the current or last event. The exit status is 1 if anything was lost without an excuse or
+// left over. The same -seed chooses the same objects and the same events in the same order;
+// the timing of concurrent actions still varies.
 //
 // [ruleset.Snapshot.Trace]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Snapshot.Trace
 package main
@@ -92,6 +93,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
@@ -99,42 +101,42 @@ func main() {
 	os.Exit(soakCommand(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// newFlags returns the flags and what they set.
+// newFlags defines the flags and returns the options that they set.
 func newFlags(f *flag.FlagSet) *options {
-	o := &options{events: allEvents, settle: 30 * time.Second}
-	f.DurationVar(&o.length, "for", 10*time.Minute, "for how long there are events")
-	f.IntVar(&o.services, "services", 10000, "how many Services there are")
-	f.IntVar(&o.endpoints, "endpoints", 10, "how many endpoints a Service has on average")
+	o := &options{events: allEvents, drain: 30 * time.Second}
+	f.DurationVar(&o.length, "for", 10*time.Minute, "duration of the events")
+	f.IntVar(&o.services, "services", 10000, "number of Services")
+	f.IntVar(&o.endpoints, "endpoints", 10, "average number of endpoints per Service")
 	f.StringVar(&o.mode, "mode", "nftables", "the agent's mode: nftables, iptables or ipvs")
 	f.StringVar(&o.iptables, "iptables", "", "the flavour of iptables that the agent uses: nft or legacy; the system's if empty")
-	f.Uint64Var(&o.seed, "seed", uint64(time.Now().Unix()), "what all choices follow from")
-	f.IntVar(&o.rate, "rate", 200, "how many connections are opened in a second")
-	f.IntVar(&o.workers, "workers", 16, "how many connections are opened at a time")
-	f.IntVar(&o.held, "held", 60, "how many connections stay open")
-	f.IntVar(&o.talks, "talks", 20, "how many UDP sockets stay open")
-	f.DurationVar(&o.pause, "pause", 500*time.Millisecond, "how long it is quiet between two events, on average")
-	f.DurationVar(&o.repair, "repair", 90*time.Second, "how long it may take until a change is in effect, or rules are repaired")
-	f.StringVar(&o.nodeproxy, "nodeproxy", "", "the agent's program; built if empty")
-	f.StringVar(&o.apiserver, "apiserver", os.Getenv("PROXIER_KUBE_APISERVER"), "the program kube-apiserver, for which etcd must be installed; a folder of manifests serves if empty")
-	f.StringVar(&o.logFile, "log", "soak.log", "the file for the log")
-	f.StringVar(&o.out, "o", "", "a file for the report as JSON")
-	f.StringVar(&o.only, "only", "", "the names of the events that happen, with commas between them; all if empty")
+	f.Uint64Var(&o.seed, "seed", uint64(time.Now().Unix()), "seed of all random choices")
+	f.IntVar(&o.rate, "rate", 200, "connections opened per second")
+	f.IntVar(&o.workers, "workers", 16, "connections opened at a time")
+	f.IntVar(&o.held, "held", 60, "number of connections that stay open")
+	f.IntVar(&o.talks, "talks", 20, "number of UDP sockets that stay open")
+	f.DurationVar(&o.pause, "pause", 500*time.Millisecond, "average pause between two events")
+	f.DurationVar(&o.repair, "repair", 90*time.Second, "longest time until a change is in effect or rules are repaired")
+	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
+	f.StringVar(&o.apiserver, "apiserver", os.Getenv(controlplane.Env), "path of kube-apiserver, which needs etcd; if empty, the agent reads a folder of manifests")
+	f.StringVar(&o.logFile, "log", "soak.log", "file for the log")
+	f.StringVar(&o.out, "o", "", "file for the report as JSON")
+	f.StringVar(&o.only, "only", "", "names of the events to run, separated by commas; all if empty")
 	return o
 }
 
-// check returns what is wrong with the options.
+// check returns an error for invalid options.
 func (o *options) check() error {
 	switch {
 	case letter(o.mode) == "":
-		return fmt.Errorf("there is no mode %q", o.mode)
+		return fmt.Errorf("unknown mode %q", o.mode)
 	case !slices.Contains([]string{"", "nft", "legacy"}, o.iptables):
-		return fmt.Errorf("there is no flavour %q of iptables", o.iptables)
+		return fmt.Errorf("unknown flavour %q of iptables", o.iptables)
 	case o.services < 1 || o.services > 15000:
 		return errors.New("-services must be from 1 to 15000")
 	case o.endpoints < 1 || o.endpoints > 100:
 		return errors.New("-endpoints must be from 1 to 100")
 	case o.rate < 1 || o.workers < 1 || o.held < 0 || o.talks < 0 || o.length < 0 || o.pause < 0:
-		return errors.New("a number is too small")
+		return errors.New("-rate and -workers must be positive, and -held, -talks, -for and -pause not negative")
 	}
 	return nil
 }
@@ -173,7 +175,7 @@ func soakCommand(args []string, out, diag io.Writer) int {
 	return 0
 }
 
-// run runs a soak with its files, prints the report, and returns whether all was well.
+// run runs a soak with its files and prints the report. ok is the report's result.
 func (o *options) run(ctx context.Context, out io.Writer) (ok bool, err error) {
 	dir, err := os.MkdirTemp("", "soak-")
 	if err != nil {
@@ -222,7 +224,8 @@ func buildAgent(ctx context.Context, file string, env []string) error {
 	return nil
 }
 
-// keepLogs copies the logs of the processes, and the heap profile, to where the run's log is.
+// keepLogs copies the logs of the processes and the heap profile to the folder of the
+// run's log.
 func keepLogs(dir, beside string) error {
 	var errs []error
 	for _, name := range []string{"agent.log", "apiserver.log", heapProfile} {

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// change is a Service that takes the place of another. Either may be nil.
+// change replaces the Service old by now. Either may be nil.
 type change struct{ old, now *service }
 
 func (c change) id() int {
@@ -24,27 +24,27 @@ func (c change) id() int {
 	return c.old.id
 }
 
-// source is where the agent has its objects from.
+// source provides the agent's objects.
 type source interface {
-	// args is the agent's arguments.
+	// args returns the agent's arguments for the source.
 	args() []string
-	// write hands in changes of different Services, several at a time.
+	// write writes changes of different Services.
 	write(ctx context.Context, changes []change) error
-	// interrupt takes the source away from the agent for a while.
+	// interrupt makes the source unavailable for the duration.
 	interrupt(ctx context.Context, d time.Duration) error
 	close()
 }
 
-// folder is the source --manifests: a folder with some Services in each file.
+// folder is the source for --manifests: a folder with several Services in each file.
 type folder struct {
 	dir string
-	// text is the objects of each Service.
+	// text holds the objects of each Service.
 	text map[int][]byte
-	// files is the Services of each file.
+	// files holds the Services of each file.
 	files map[int]map[int]bool
 }
 
-// perFile is how many Services a file has: all of it is written for one of them.
+// perFile is the number of Services in a file. A change of one rewrites the file.
 const perFile = 50
 
 func newFolder(dir string) (*folder, error) {
@@ -96,7 +96,7 @@ func (f *folder) write(_ context.Context, changes []change) error {
 	}
 	for _, file := range slices.Sorted(maps.Keys(dirty)) {
 		name := fmt.Sprintf("services-%04d.yaml", file)
-		if len(f.files[file]) == 0 { // an empty file would count as one that is being written
+		if len(f.files[file]) == 0 { // the agent would take an empty file for one that is being written
 			if err := os.Remove(filepath.Join(f.dir, name)); err != nil {
 				return err
 			}
@@ -123,7 +123,7 @@ func (f *folder) put(name string, text []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// interrupt has the folder gone for a while.
+// interrupt renames the folder for a while.
 func (f *folder) interrupt(ctx context.Context, d time.Duration) error {
 	if err := os.Rename(f.dir, f.dir+".away"); err != nil {
 		return err
@@ -134,7 +134,7 @@ func (f *folder) interrupt(ctx context.Context, d time.Duration) error {
 
 func (f *folder) close() {}
 
-// sleep waits, but no longer than until ctx ends.
+// sleep waits for the duration or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

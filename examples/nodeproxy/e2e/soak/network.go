@@ -22,9 +22,8 @@ import (
 //	        | veth-pod1 ...                 | eth2 172.31.0.1
 //	   10.244.1.11-13, pods of this node    control 172.31.0.2, with the API server
 //
-// All routes lead through the node. Far has one address of each of its pods without
-// being given any: the whole range is local to it, and its servers answer at every
-// address of it.
+// All routes lead through the node. The whole range of far's pods is local to far, and its
+// servers answer at every address of the range.
 type network struct {
 	lab                        *netlab.Lab
 	node, client, far, control *netlab.Host
@@ -32,35 +31,33 @@ type network struct {
 	places                     []*place
 }
 
-// place is where connections come from: one address in each family of one namespace.
+// place is a source of connections: one address of each family in one namespace.
 type place struct {
 	name string
 	host *netlab.Host
-	// in is the node's interface that the packets come in by, "" for the node's own.
+	// in is the interface by which the node receives the packets; empty for the node itself.
 	in   string
 	addr [2]netip.Addr
-	// ports counts the source ports given out.
+	// ports counts the source ports that were used.
 	ports atomic.Uint32
 }
 
 const (
 	nodeName = "node-1"
-	// clients and localPods are how many there are.
+	// Numbers of clients and of pods on this node.
 	clients, localPods = 4, 3
-	// farPods is how many addresses far has, and nodePods how many of them are on one
-	// node.
+	// farPods is the number of pods on other nodes, and nodePods that on each of them.
 	farPods, nodePods = 1 << 15, 1 << 8
-	// podPort is where every pod answers, over TCP and UDP.
+	// podPort is the TCP and UDP port at which every pod answers.
 	podPort = 8080
-	// controlAddr is the API server's.
+	// controlAddr is the API server's address.
 	controlAddr = "172.31.0.2"
 )
 
-// local returns a source port that the place has not used for long. The node's
-// connection tracking remembers for a while where packets from a port were sent, and
-// sends the next ones there as well.
+// local returns a source address and port that the place has not used recently. For a
+// while the node's connection tracking sends packets from a used port to the same endpoint.
 func (p *place) local(f int) netip.AddrPort {
-	const first, count = 10000, 22000 // below what the kernel gives out
+	const first, count = 10000, 22000 // below the kernel's ephemeral ports
 	return netip.AddrPortFrom(p.addr[f], uint16(first+p.ports.Add(1)%count))
 }
 
@@ -74,7 +71,7 @@ func familyOf(a netip.Addr) int {
 
 var families = []tracker.Family{tracker.IPv4, tracker.IPv6}
 
-// number returns the address that is n after another.
+// number returns the n-th address after base.
 func number(base string, n int) netip.Addr {
 	b := netip.MustParseAddr(base).AsSlice()
 	for i := len(b) - 1; n != 0; i-- {
@@ -86,7 +83,7 @@ func number(base string, n int) netip.Addr {
 	return a
 }
 
-// podAddr returns the address of a pod: those of this node come first.
+// podAddr returns the address of a pod. Pods of this node have the lowest numbers.
 func podAddr(pod, f int) netip.Addr {
 	if pod < localPods {
 		return number([]string{"10.244.1.11", "fd00:10:244:1::11"}[f], pod)
@@ -102,13 +99,13 @@ func nodeOf(pod int) string {
 	return fmt.Sprintf("node-%d", 2+(pod-localPods)/nodePods)
 }
 
-// nodeAddresses is all of the node's own addresses.
+// nodeAddresses holds all addresses of the node, by family.
 var nodeAddresses = [2][]netip.Addr{
 	{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("10.244.1.1"), netip.MustParseAddr("172.31.0.1"), netip.MustParseAddr("127.0.0.1")},
 	{netip.MustParseAddr("2001:db8:1::1"), netip.MustParseAddr("2001:db8:2::1"), netip.MustParseAddr("fd00:10:244:1::1"), netip.MustParseAddr("::1")},
 }
 
-// single returns the prefix of one address.
+// single returns the prefix that holds one address.
 func single(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
 // newNetwork builds the network and starts the servers.
@@ -194,7 +191,7 @@ func (n *network) close() {
 	}
 }
 
-// anyIP makes whole ranges local to a host.
+// anyIP makes ranges of addresses local to a host.
 func anyIP(h *netlab.Host, ranges ...string) error {
 	return h.Do(func() error {
 		nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -219,7 +216,7 @@ func anyIP(h *netlab.Host, ranges ...string) error {
 	})
 }
 
-// builder does one thing after another until something fails.
+// builder runs steps until one fails, and holds its error.
 type builder struct {
 	lab *netlab.Lab
 	err error
@@ -231,8 +228,8 @@ func (b *builder) do(f func() error) {
 	}
 }
 
-// host makes a host that holds no ICMP error back and follows no redirect: every refusal
-// counts, and all packets are to go through the node.
+// host makes a host without a rate limit on ICMP errors, because every refusal counts, and
+// without redirects, because all packets must pass the node.
 func (b *builder) host(name string) (h *netlab.Host) {
 	b.do(func() (err error) {
 		if h, err = b.lab.Host(name); err != nil {
@@ -260,7 +257,7 @@ func (b *builder) addrs(h *netlab.Host, ifname string, prefixes ...string) {
 	}
 }
 
-// route adds a route by way of via, or directly if that is "".
+// route adds a route through via, or a direct one if via is empty.
 func (b *builder) route(h *netlab.Host, ifname, dst, via string) {
 	b.do(func() error {
 		var gw netip.Addr

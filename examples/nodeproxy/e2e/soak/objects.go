@@ -15,27 +15,26 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// namespace is that of all Services.
+// namespace is the namespace of all Services.
 const namespace = "default"
 
 // The ranges of addresses and ports.
 var (
 	serviceCIDRs = []string{"10.96.0.0/16", "fd00:10:96::/112"}
-	// vips is the first cluster IPs, external IPs and load-balancer IPs.
+	// The first cluster IPs, external IPs and load-balancer IPs.
 	clusterIPs  = [2]string{"10.96.1.0", "fd00:10:96::100"}
 	externalIPs = [2]string{"198.18.0.1", "2001:db8:e::1"}
 	balancerIPs = [2]string{"198.19.0.1", "2001:db8:b::1"}
-	// allowed is who may use load balancers that are not for everybody: the first two
-	// clients.
+	// allowed holds the source ranges of restricted load balancers: the first two clients.
 	allowed = []string{"192.0.2.10/31", "2001:db8:1::10/127"}
 )
 
 const (
 	firstNodePort, lastNodePort = 33000, 60000
-	// affinitySeconds is how long a client that is gone is remembered: not for long, since
-	// nothing is to be left of it at the end.
+	// affinitySeconds is the timeout of session affinity. It is short, because entries must
+	// have expired at the end.
 	affinitySeconds int32 = 10
-	// barrierID is the Service by which it is seen that everything is in effect.
+	// barrierID is the id of the Service of [soak.barrier].
 	barrierID = 0
 )
 
@@ -50,16 +49,15 @@ const (
 	kinds
 )
 
-// service is a Service with its endpoints. A value that was committed is not changed.
+// service is a Service with its endpoints. A committed value must not be changed.
 type service struct {
 	id   int
-	vip  int // from which its addresses follow
+	vip  int // determines its addresses
 	kind kind
 	// udp adds a UDP port of the same number.
 	udp  bool
 	port int32
-	// nodePort and udpNodePort are 0 for none; healthPort is for load balancers that
-	// are local.
+	// Ports of the node, or 0. healthPort is for load balancers with externalLocal.
 	nodePort, udpNodePort, healthPort int32
 	dual                              bool
 	externalLocal, internalLocal      bool
@@ -69,14 +67,16 @@ type service struct {
 	endpoints                         []endpoint
 }
 
-// split is how the endpoints are divided between two slices: the second one has those of
-// odd number.
+// split is how the endpoints are divided between two slices.
 type split int
 
 const (
+	// whole: one slice has all endpoints.
 	whole split = iota
-	// copied: the second slice has them, and the first one has all, as while they move.
+	// copied: the first slice has all endpoints, the second one the endpoints of odd
+	// number, as while endpoints move.
 	copied
+	// halved: the first slice has the endpoints of even number, the second one the others.
 	halved
 )
 
@@ -85,7 +85,7 @@ type endpoint struct {
 	state state
 }
 
-// state is what an endpoint's conditions say.
+// state stands for an endpoint's conditions.
 type state int
 
 const (
@@ -198,10 +198,10 @@ func (s *service) slices() []*discovery.EndpointSlice {
 				es.Ports = append(es.Ports, discovery.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &number})
 			}
 			for _, e := range part {
-				node, isReady, serving, leaving := nodeOf(e.pod), e.state == ready, e.state != notReady, e.state == terminating
+				node, isReady, serving, terminating := nodeOf(e.pod), e.state == ready, e.state != notReady, e.state == terminating
 				es.Endpoints = append(es.Endpoints, discovery.Endpoint{
 					Addresses: []string{podAddr(e.pod, f).String()}, NodeName: &node,
-					Conditions: discovery.EndpointConditions{Ready: &isReady, Serving: &serving, Terminating: &leaving},
+					Conditions: discovery.EndpointConditions{Ready: &isReady, Serving: &serving, Terminating: &terminating},
 				})
 			}
 			out = append(out, es)
@@ -238,17 +238,17 @@ func (s *service) targets() []target {
 	return out
 }
 
-// population makes and keeps the Services. It is used by one goroutine.
+// population creates and holds the Services. It is not safe for concurrent use.
 type population struct {
 	rng  *rand.Rand
 	each int // endpoints of a Service, on average
-	// now is the Services as they were committed last, by id. first is those of the
+	// now holds the last committed Services by id. first holds the Services at the
 	// beginning.
 	now, first map[int]*service
-	// ids is the keys of now in the order that they came in, for choosing by chance.
+	// ids holds the ids of the Services in now in the order of creation, for random choices.
 	ids    []int
 	nextID int
-	// freeVIPs and freePorts may be used again.
+	// freeVIPs and freePorts can be used again.
 	freeVIPs  []int
 	freePorts []int32
 	nextVIP   int
@@ -259,14 +259,14 @@ func newPopulation(rng *rand.Rand, each int) *population {
 	return &population{rng: rng, each: each, now: map[int]*service{}, nextID: barrierID + 1, nextVIP: 1, nextPort: firstNodePort}
 }
 
-// barrier returns the Service of the barrier: each number has another port and another
-// endpoint than the one before.
+// barrier returns the Service of the n-th barrier. Its port and its endpoint differ from the
+// port and the endpoint of the barrier before.
 func (p *population) barrier(n int) *service {
 	return &service{id: barrierID, port: int32(10000 + n%20000), endpoints: []endpoint{{pod: n % localPods}}}
 }
 
 func (p *population) takePort() int32 {
-	// Sometimes one that another had before.
+	// Sometimes reuse a port.
 	if n := len(p.freePorts); n > 0 && (p.rng.IntN(2) == 0 || p.nextPort > lastNodePort) {
 		i := p.rng.IntN(n)
 		port := p.freePorts[i]
@@ -277,7 +277,7 @@ func (p *population) takePort() int32 {
 	return p.nextPort - 1
 }
 
-// One of so many Services is of that kind, or has that property.
+// One in so many Services has the kind or property.
 const (
 	perNodePort, perLoadBalancer, perExternal = 8, 16, 32
 	perDual, perUDP, perAffinity              = 4, 8, 10
@@ -285,7 +285,7 @@ const (
 	perRanges, perEmpty, perSplit             = 4, 50, 20
 )
 
-// create makes a new Service.
+// create returns a new random Service.
 func (p *population) create() *service {
 	one := func(of int) bool { return p.rng.IntN(of) == 0 }
 	s := &service{id: p.nextID, port: 80}
@@ -340,7 +340,7 @@ func (p *population) setKind(s *service, k kind) {
 	}
 }
 
-// newPod returns a pod that the Service does not have: one in eight is on this node.
+// newPod returns a random pod that the Service does not have. One in eight is on this node.
 func (p *population) newPod(s *service) int {
 	for {
 		pod := localPods + p.rng.IntN(farPods)
@@ -353,7 +353,7 @@ func (p *population) newPod(s *service) int {
 	}
 }
 
-// resize gives the Service n ready endpoints: those it has first.
+// resize gives the Service n endpoints. It keeps the first ones and adds ready ones.
 func (p *population) resize(s *service, n int) {
 	s.endpoints = s.endpoints[:min(n, len(s.endpoints))]
 	for len(s.endpoints) < n {
@@ -361,7 +361,7 @@ func (p *population) resize(s *service, n int) {
 	}
 }
 
-// pick returns some Services, different ones.
+// pick returns n different random Services, or all if there are fewer.
 func (p *population) pick(n int) []*service {
 	var out []*service
 	for _, i := range p.rng.Perm(len(p.ids))[:min(n, len(p.ids))] {
@@ -370,13 +370,13 @@ func (p *population) pick(n int) []*service {
 	return out
 }
 
-// keepFirst stores the Services as those of the beginning.
+// keepFirst stores the Services for [soak.restore].
 func (p *population) keepFirst() {
 	p.first = maps.Clone(p.now)
 	delete(p.first, barrierID)
 }
 
-// ports returns the node's ports that the Service has.
+// ports returns the ports of the node that the Service uses.
 func (s *service) ports() []int32 {
 	if s == nil {
 		return nil
@@ -384,8 +384,8 @@ func (s *service) ports() []int32 {
 	return slices.DeleteFunc([]int32{s.nodePort, s.udpNodePort, s.healthPort}, func(n int32) bool { return n == 0 })
 }
 
-// note stores a Service that was committed, nil for one that was deleted. Addresses and
-// ports that it no longer has may be used again from then on.
+// note stores a committed Service; nil deletes it. The addresses and ports that the Service
+// no longer uses become free.
 func (p *population) note(id int, s *service) {
 	old := p.now[id]
 	for _, port := range old.ports() {

@@ -13,15 +13,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// oracle decides what must become of a packet. It has a tracker and an engine of its own,
-// which get each object before the agent does.
+// oracle decides which outcomes of a connection are right. It has its own tracker and
+// engine, which receive each object before the agent does.
 type oracle struct {
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
 
 	mu sync.Mutex
-	// base is what is known to be in effect; latest is what was handed in last. In
-	// between the agent may have anything in effect.
+	// base is the version known to be in effect, and latest the version of the last
+	// commit. Any version from base to latest may be in effect.
 	base, latest *version
 }
 
@@ -58,10 +58,10 @@ func newOracle() (*oracle, error) {
 	return o, nil
 }
 
-// localPodCIDRs is the ranges of this node's pods.
+// localPodCIDRs holds the ranges of this node's pods.
 var localPodCIDRs = [2]string{"10.244.1.0/24", "fd00:10:244:1::/64"}
 
-// commit takes a Service that takes the place of old. Either may be nil.
+// commit replaces the Service old by now. Either may be nil.
 func (o *oracle) commit(old, now *service) {
 	keep := map[string]bool{}
 	if now != nil {
@@ -84,7 +84,7 @@ func (o *oracle) commit(old, now *service) {
 	}
 }
 
-// publish makes what was committed a version.
+// publish appends a version with all committed Services.
 func (o *oracle) publish() {
 	v := &version{Snapshot: o.engine.Snapshot()}
 	o.mu.Lock()
@@ -118,10 +118,10 @@ func (o *oracle) until(v *version) []*version {
 	return out
 }
 
-// judge returns what is wrong with the outcome of a connection that began when v was
-// known to be in effect, or nil if any version since then allows it. A Service and its
-// slices come to the agent by different ways: where one of the versions does not forward,
-// the connection may be refused or get no answer, whichever it is.
+// judge returns nil if any version from v to the latest allows the outcome of a connection,
+// and otherwise an error. v was known to be in effect when the connection began. A Service
+// and its slices reach the agent by different watches: if one of several versions does not
+// forward, the connection may be refused or get no answer.
 func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
 	var first error
 	right, drops := false, false
@@ -141,7 +141,7 @@ func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
 		}
 	}
 	if right {
-		return fmt.Errorf("%v, which is right otherwise", got)
+		return fmt.Errorf("%v: right but for the retransmission", got)
 	}
 	return first
 }

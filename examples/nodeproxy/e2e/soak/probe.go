@@ -20,7 +20,7 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// target is what connections are made to.
+// target is the destination of a connection.
 type target struct {
 	to    netip.AddrPort
 	proto v1.Protocol
@@ -28,14 +28,14 @@ type target struct {
 
 func (t target) String() string { return fmt.Sprintf("%s %s", t.proto, t.to) }
 
-// outcome is what became of a connection.
+// outcome is the result of a connection attempt or of a request.
 type outcome struct {
 	begun time.Time
 	kind  outcomeKind
-	// server and source are who answered, and by what address it saw the client.
+	// server is the address that answered, and source the client address that it saw.
 	server netip.AddrPort
 	source netip.Addr
-	// again is how many packets were sent again before it was accepted or refused.
+	// again is the number of retransmissions before the connection was accepted or refused.
 	again int
 	err   error
 }
@@ -64,13 +64,13 @@ func (o outcome) String() string {
 }
 
 const (
-	// patience is how long a connection is waited for that must come about or be refused.
-	patience = 20 * time.Second
-	// silence is how long one is waited for that must get no answer.
-	silence = 250 * time.Millisecond
+	// connectTimeout bounds a connection that must be accepted or refused.
+	connectTimeout = 20 * time.Second
+	// silenceTimeout bounds a connection that must get no answer.
+	silenceTimeout = 250 * time.Millisecond
 )
 
-// probe makes one connection, and hangs up.
+// probe makes one connection and closes it.
 func (p *place) probe(ctx context.Context, t target, wait time.Duration) outcome {
 	o := outcome{begun: time.Now()}
 	ctx, cancel := context.WithTimeout(ctx, wait)
@@ -92,7 +92,7 @@ func (p *place) probe(ctx context.Context, t target, wait time.Duration) outcome
 	return o
 }
 
-// finish fills in what is known from the greeting or the error.
+// finish fills in the outcome from the server's greeting or the error.
 func (o *outcome) finish(text string) {
 	var timeout net.Error
 	switch {
@@ -114,7 +114,7 @@ func (o *outcome) finish(text string) {
 	}
 }
 
-// connect opens a TCP connection on which the server's greeting has arrived.
+// connect opens a TCP connection and reads the server's greeting.
 func (p *place) connect(ctx context.Context, to netip.AddrPort) (c *net.TCPConn, r *bufio.Reader, text string, again int, err error) {
 	for range 10 {
 		c, again, err = p.host.DialTCP(ctx, p.local(familyOf(to.Addr())), to)
@@ -125,7 +125,7 @@ func (p *place) connect(ctx context.Context, to netip.AddrPort) (c *net.TCPConn,
 	if err != nil {
 		return nil, nil, "", again, err
 	}
-	// Close with a reset: nothing stays in TIME_WAIT.
+	// Close resets the connection, so no socket stays in TIME_WAIT.
 	err = c.SetLinger(0)
 	if deadline, ok := ctx.Deadline(); ok {
 		c.SetDeadline(deadline)
@@ -155,8 +155,8 @@ func (p *place) dialUDP(ctx context.Context, to netip.AddrPort) (c net.Conn, err
 // ask sends one datagram and returns the answer.
 func ask(c net.Conn, deadline time.Time) (string, error) {
 	c.SetDeadline(deadline)
-	// A sender on the node itself gets EPERM for a packet that is dropped, and for one
-	// that is refused, which the socket reports next.
+	// A sender on the node itself gets EPERM for a dropped or refused packet. The socket
+	// reports a refusal next.
 	if _, err := c.Write([]byte("hello\n")); err != nil && !errors.Is(err, unix.EPERM) {
 		return "", err
 	}
@@ -171,8 +171,8 @@ func (p *place) packet(t target) ruleset.Packet {
 	return ruleset.Packet{From: p.addr[f], InInterface: p.in, Protocol: t.proto, To: t.to, NodeAddresses: nodeAddresses[f]}
 }
 
-// check compares the outcome of a connection from the place with a verdict. It returns nil
-// if they agree.
+// check returns an error unless the outcome of a connection from the place agrees with the
+// verdict.
 func (p *place) check(o outcome, v ruleset.Verdict) error {
 	want := ""
 	switch v.Action {

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Report is what a run found, as JSON.
+// Report is the result of a run, as JSON.
 type Report struct {
 	Mode, Source string
 	Services     int
@@ -22,62 +22,61 @@ type Report struct {
 	Seed         uint64
 	Begun        time.Time
 	Seconds      float64
-	// Connections is by kind: tcp and udp (one request each), held (lines through
-	// connections that stay open), talk (requests from sockets that stay open), judged
-	// (between two events, when everything is in effect).
+	// Connections counts connections by kind: tcp and udp (one request each), held (lines
+	// through connections that stay open), talk (requests from sockets that stay open),
+	// judged (between two events, when everything is in effect).
 	Connections map[string]*Count
-	// Stalls is how often the machine stood still, and for how many seconds in all.
+	// Stalls is the number of the machine's stalls, and StallSeconds their total length.
 	Stalls       int
 	StallSeconds float64
 	Events       map[string]*Event
-	// Leftovers is what was left over at the end.
+	// Leftovers describes what was left over at the end.
 	Leftovers []string
-	// Usage is what the agent used at four times: without Services, after a cold
-	// start with all, at the end with the same ones, and at the end without any.
+	// Usage holds the agent's resource usage at four times: without Services, after a cold
+	// start with all Services, at the end with the same Services, and at the end without
+	// Services.
 	Usage map[string]Usage
-	// Failures is what was lost without a reason, the first of them.
+	// Failures holds the first failures. Lost is the number of all.
 	Failures []Failure
 	Lost     int
 }
 
-// Count is how many connections of a kind there were.
+// Count counts the connections of a kind.
 type Count struct {
 	Made, Lost int
-	// Excused is how many of the made ones failed for a reason, by the reason.
+	// Excused counts failed connections by the reason that excuses them. Made includes them.
 	Excused map[string]int `json:",omitempty"`
 }
 
-// Event is what is known of all events of a kind.
+// Event describes all events of a kind.
 type Event struct {
 	Times int
-	// Milliseconds is from the last object that was handed in, or what others did, until
-	// it was seen to be in effect, or repaired: for each event.
+	// Milliseconds holds for each event the time from the last commit, or from the other
+	// program's action, until the change was in effect or the rules were repaired.
 	Milliseconds []float64
 }
 
-// Usage is what the agent uses. HeapBytes is what is in use after a collection.
+// Usage is the agent's resource usage. HeapBytes is the heap in use after a collection.
 type Usage struct {
 	HeapBytes, RSSBytes       int
 	Files, Sockets, Goroutine int
-	// Objects is how many of each the kernel has.
+	// Objects holds the sizes of the kernel's objects.
 	Objects map[string]int `json:",omitempty"`
 }
 
-// Failure is something that was lost without a reason.
+// Failure is a loss without an excuse, or an error of the agent.
 type Failure struct {
 	At time.Time
-	// Event is the event that went on, or was the last, and After how long before it
-	// had begun, in seconds.
+	// Event is the current or last event, and After the time since its begin in seconds.
 	Event string
 	After float64
 	What  string
 }
 
-// maxFailures is how many failures are kept.
+// maxFailures is the most failures that a report holds.
 const maxFailures = 200
 
-// recorder collects the Report and writes the log. It may be used by several goroutines
-// at once.
+// recorder collects the Report and writes the log. It is safe for concurrent use.
 type recorder struct {
 	mu     sync.Mutex
 	r      Report
@@ -85,12 +84,12 @@ type recorder struct {
 	event  string
 	begun  time.Time
 	events int
-	// outages is the times in which connections may be lost, the last one may go on.
+	// outages holds the times in which losses are excused.
 	outages []outage
 }
 
 type outage struct {
-	from, to time.Time // to is zero while it goes on
+	from, to time.Time // to is zero until the end
 	reason   string
 }
 
@@ -111,7 +110,7 @@ func (r *recorder) write(format string, args ...any) {
 	fmt.Fprintf(r.log, "%s %s\n", time.Now().UTC().Format("15:04:05.000"), fmt.Sprintf(format, args...))
 }
 
-// begin notes that an event begins.
+// begin records the begin of an event.
 func (r *recorder) begin(name, detail string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -120,7 +119,7 @@ func (r *recorder) begin(name, detail string) {
 	r.write("event %s: %s", r.event, detail)
 }
 
-// end notes that an event is over, and how long after the last change all was in effect.
+// end records the end of an event, and how long after its last change all was in effect.
 func (r *recorder) end(name string, took time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,15 +142,16 @@ func (r *recorder) count(kind string) *Count {
 	return c
 }
 
-// made counts a connection that was as it had to be.
+// made counts a connection with the right outcome.
 func (r *recorder) made(kind string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.count(kind).Made++
 }
 
-// lost counts a connection that was not. There is a reason if reason is not "", or if it
-// was open during an outage. lost reports whether there was none.
+// lost counts a connection with a wrong outcome. The reason excuses it if that is not
+// empty; an outage while the connection was open excuses it too. lost reports whether
+// nothing excuses it.
 func (r *recorder) lost(kind string, begun time.Time, reason string, err error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -171,23 +171,23 @@ func (r *recorder) lost(kind string, begun time.Time, reason string, err error) 
 	return true
 }
 
-// excusedPercent is how many percent of the connections of a kind may be excused because
-// the machine stood still, and freeExcuses how many in any case: beyond that it is too busy
-// to tell an agent that loses connections from one that does not.
+// excusedPercent is the largest percentage of a kind's connections that stalls may excuse,
+// and freeExcuses a number that they may excuse in any case. With more, the machine is too
+// busy to distinguish an agent that loses connections from one that does not.
 const excusedPercent, freeExcuses = 1, 20
 
-// limitExcuses notes a failure for each kind of which too many were excused.
+// limitExcuses records a failure for each kind with too many excused connections.
 func (r *recorder) limitExcuses() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for kind, c := range r.r.Connections {
-		if n := c.Excused[stood]; n > max(freeExcuses, c.Made*excusedPercent/100) {
-			r.fail("%s: %d of %d were excused %s: the machine is too busy, or connections are lost", kind, n, c.Made, stood)
+		if n := c.Excused[stalled]; n > max(freeExcuses, c.Made*excusedPercent/100) {
+			r.fail("%s: %d of %d were excused %s: the machine is too busy, or connections are lost", kind, n, c.Made, stalled)
 		}
 	}
 }
 
-// failf notes a failure that is not about one connection.
+// failf records a failure that does not concern one connection.
 func (r *recorder) failf(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,8 +203,7 @@ func (r *recorder) fail(format string, args ...any) {
 	r.write("FAILURE %.3f s into event %s: %s", f.After, f.Event, f.What)
 }
 
-// outage begins a time in which connections may be lost; the function that it returns
-// ends it.
+// outage begins a time in which losses are excused. end ends it.
 func (r *recorder) outage(reason string) (end func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -217,7 +216,7 @@ func (r *recorder) outage(reason string) (end func()) {
 	}
 }
 
-// leftover notes what is left over.
+// leftover records something that is left over.
 func (r *recorder) leftover(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -233,7 +232,7 @@ func (r *recorder) usage(when string, u Usage) {
 	r.write("usage %s: %+v", when, u)
 }
 
-// progress returns a line about the run so far.
+// progress returns a line that sums up the run so far.
 func (r *recorder) progress() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -260,7 +259,7 @@ func (r *Report) writeJSON(file string) error {
 	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
-// table writes the report for people.
+// table writes the report as text.
 func (r *Report) table(out io.Writer) {
 	fmt.Fprintf(out, "\nmode %s, %d Services of %d endpoints, objects from %s, seed %d, %v\n\n",
 		r.Mode, r.Services, r.Endpoints, r.Source, r.Seed, time.Duration(r.Seconds*float64(time.Second)).Round(time.Second))
@@ -284,7 +283,7 @@ func (r *Report) table(out io.Writer) {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t\n", kind, c.Made, c.Lost, why)
 	}
 	w.Flush()
-	fmt.Fprintf(out, "\nThe machine stood still %d times, %.1f s in all.\n\n", r.Stalls, r.StallSeconds)
+	fmt.Fprintf(out, "\nThe machine stalled %d times, %.1f s in all.\n\n", r.Stalls, r.StallSeconds)
 	fmt.Fprintln(w, "the agent\theap, MB\tresident, MB\tfiles\tsockets\tgoroutines\t")
 	for _, when := range usageTimes {
 		if u, ok := r.Usage[when]; ok {
@@ -304,8 +303,8 @@ func (r *Report) table(out io.Writer) {
 		fmt.Fprintf(out, "FAILURE at %s, %.3f s into event %s: %s\n", f.At.UTC().Format("15:04:05.000"), f.After, f.Event, f.What)
 	}
 	if r.ok() {
-		fmt.Fprintln(out, "Nothing was lost without a reason, and nothing is left over.")
+		fmt.Fprintln(out, "Nothing was lost without an excuse, and nothing is left over.")
 	} else {
-		fmt.Fprintf(out, "%d lost without a reason, %d left over.\n", r.Lost, len(r.Leftovers))
+		fmt.Fprintf(out, "%d failures, %d left over.\n", r.Lost, len(r.Leftovers))
 	}
 }

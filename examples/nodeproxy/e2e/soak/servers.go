@@ -15,10 +15,10 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// serve starts the servers of a host, which end with the process. Each answers a connection
-// or a datagram with a line that holds the address it was reached at and the client's
-// address as it sees it: "10.244.1.11:8080 192.0.2.10:40000". Over TCP it then sends back
-// what it receives.
+// serve starts the servers of a host, which run until the process ends. A server answers a
+// connection or a datagram with a line that holds its own address and the client's address
+// as it sees them: "10.244.1.11:8080 192.0.2.10:40000". Over TCP it then echoes what it
+// receives.
 func serve(h *netlab.Host) error {
 	l, err := h.Listen("tcp", fmt.Sprintf("[::]:%d", podPort))
 	if err != nil {
@@ -53,7 +53,7 @@ func plain(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(p.Addr().Unmap(), p.Port())
 }
 
-// serveUDP answers datagrams, from the address that each was sent to.
+// serveUDP answers each datagram from the address that it was sent to.
 func serveUDP(h *netlab.Host, network string) error {
 	host := "0.0.0.0"
 	if network == "udp6" {
@@ -71,8 +71,8 @@ func serveUDP(h *netlab.Host, network string) error {
 	var serr error
 	if err := raw.Control(func(fd uintptr) {
 		if network == "udp6" {
-			// Addresses of a range that is local are no interface's: an answer may be sent
-			// from one by a socket that may be bound to any (IPV6_FREEBIND of linux/in6.h).
+			// The addresses of a local range belong to no interface. IPV6_FREEBIND
+			// (linux/in6.h) allows the socket to send from them.
 			serr = errors.Join(
 				unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1),
 				unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1))
@@ -92,7 +92,7 @@ func serveUDP(h *netlab.Host, network string) error {
 			if err != nil {
 				return
 			}
-			// A client that cannot be answered notices by getting no answer.
+			// The client reports a missing answer.
 			if self, reply, ok := packetInfo(oob[:m]); ok {
 				_, _, _ = c.WriteMsgUDPAddrPort(fmt.Appendf(nil, "%s %s\n", netip.AddrPortFrom(self, podPort), netip.AddrPortFrom(from.Addr().Unmap(), from.Port())), reply, from)
 			}
@@ -101,8 +101,8 @@ func serveUDP(h *netlab.Host, network string) error {
 	return nil
 }
 
-// packetInfo returns the address that a datagram was sent to, and the control message
-// that has the answer sent from there (ip(7), IP_PKTINFO; ipv6(7), IPV6_PKTINFO).
+// packetInfo returns the address that a datagram was sent to, and the control message for
+// an answer from that address (ip(7), IP_PKTINFO; ipv6(7), IPV6_PKTINFO).
 func packetInfo(oob []byte) (self netip.Addr, reply []byte, ok bool) {
 	list, err := unix.ParseSocketControlMessage(oob)
 	if err != nil || len(list) == 0 {

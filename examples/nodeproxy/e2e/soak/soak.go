@@ -20,7 +20,7 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// options are what the flags set.
+// options holds the values of the flags.
 type options struct {
 	length              time.Duration
 	services, endpoints int
@@ -29,14 +29,13 @@ type options struct {
 	rate, workers       int
 	held, talks         int
 	pause, repair       time.Duration
-	// settle is how long the end waits for grace periods and timeouts.
-	settle       time.Duration
+	// drain is the longest time that the end waits for grace periods and timeouts.
+	drain        time.Duration
 	nodeproxy    string
 	apiserver    string
 	logFile, out string
 	only         string
-	// events is what happens.
-	events []event
+	events       []event
 }
 
 // soak is one run.
@@ -51,15 +50,15 @@ type soak struct {
 	stalls    *stall.Detector
 	traffic   *traffic
 	catalogue *catalogue
-	// rng chooses what happens, samples what is judged: how much that is depends on time.
+	// rng chooses objects and events. samples chooses the connections to judge, whose
+	// number depends on time.
 	rng, samples *rand.Rand
-	// barriers counts the barriers.
-	barriers int
-	deadline time.Time
+	barriers     int // counts the barriers
+	deadline     time.Time
 }
 
-// run does everything. The error is about what cannot be done; what was lost is in the
-// report.
+// run makes a whole run. It returns an error if the run could not continue; losses are in
+// the report.
 func run(ctx context.Context, o *options, dir string, log, out io.Writer) (*Report, error) {
 	s := &soak{
 		o: o, rec: newRecorder(log), stalls: stall.Start(), catalogue: &catalogue{of: map[int][]target{}},
@@ -145,7 +144,7 @@ const (
 
 var usageTimes = []string{whenEmpty, whenCold, whenEnd, whenEndsEmpty}
 
-// life is a cluster's life from an empty node to an empty node.
+// life runs the soak from an empty node to an empty node.
 func (s *soak) life(ctx context.Context, out io.Writer) error {
 	pristine, err := s.dump(ctx)
 	if err != nil {
@@ -165,7 +164,7 @@ func (s *soak) life(ctx context.Context, out io.Writer) error {
 	}
 	s.agent.stop(syscall.SIGTERM)
 
-	fmt.Fprintf(out, "Making %d Services.\n", s.o.services)
+	fmt.Fprintf(out, "Creating %d Services.\n", s.o.services)
 	var all []*service
 	for range s.o.services {
 		all = append(all, s.pop.create())
@@ -204,8 +203,8 @@ func (s *soak) life(ctx context.Context, out io.Writer) error {
 		return err
 	}
 
-	fmt.Fprintln(out, "Restoring what there was.")
-	s.rec.begin("end", "all Services are as they were in the beginning")
+	fmt.Fprintln(out, "Restoring the Services of the beginning.")
+	s.rec.begin("end", "the Services of the beginning are restored")
 	if err := s.restore(ctx); err != nil {
 		return err
 	}
@@ -220,7 +219,7 @@ func (s *soak) life(ctx context.Context, out io.Writer) error {
 		return err
 	}
 
-	fmt.Fprintln(out, "Removing all Services.")
+	fmt.Fprintln(out, "Deleting all Services.")
 	var gone []change
 	for id, old := range s.pop.now {
 		if id != barrierID {
@@ -253,11 +252,11 @@ func (s *soak) life(ctx context.Context, out io.Writer) error {
 // drained waits, in mode ipvs, until the virtual servers of earlier barriers have drained.
 func (s *soak) drained(ctx context.Context) {
 	if s.o.mode == "ipvs" {
-		sleep(ctx, s.o.settle)
+		sleep(ctx, s.o.drain)
 	}
 }
 
-// set commits Services as they are now to be.
+// set commits new versions of Services.
 func (s *soak) set(ctx context.Context, services ...*service) error {
 	var list []change
 	for _, svc := range services {
@@ -266,7 +265,7 @@ func (s *soak) set(ctx context.Context, services ...*service) error {
 	return s.commit(ctx, list...)
 }
 
-// commit hands in changes of different Services, to the oracle first.
+// commit writes changes of different Services, to the oracle first.
 func (s *soak) commit(ctx context.Context, changes ...change) error {
 	slices.SortFunc(changes, func(a, b change) int { return a.id() - b.id() })
 	for _, c := range changes {
@@ -290,9 +289,9 @@ func (s *soak) commit(ctx context.Context, changes ...change) error {
 	return nil
 }
 
-// barrier waits until all that was handed in is in effect. What is synced together may come
-// into effect one after the other, in any order: when a change that was made after the
-// first barrier has come into effect is in effect, the sync with the first is over.
+// barrier waits until every committed change is in effect. The changes of one sync may take
+// effect one after the other, in any order. When the second ping is in effect, the sync
+// with the first one is over.
 func (s *soak) barrier(ctx context.Context) error {
 	for range 2 {
 		if err := s.ping(ctx); err != nil {
@@ -303,10 +302,9 @@ func (s *soak) barrier(ctx context.Context) error {
 	return nil
 }
 
-// ping waits until a change is in effect, and with it what was synced before: the port and
-// the endpoint of a Service are changed, and connections are made to it until the new one
-// answers at the new one. The API server sends changes of Services, and those of slices,
-// in order.
+// ping changes the port and the endpoint of the barrier's Service and connects until the
+// new endpoint answers at the new port. Earlier syncs are in effect by then: the API server
+// sends changes of Services in order, and changes of slices in order.
 func (s *soak) ping(ctx context.Context) error {
 	begun := time.Now()
 	s.barriers++
@@ -329,14 +327,14 @@ func (s *soak) ping(ctx context.Context) error {
 			s.rec.failf("not in effect after %v: %s", s.o.repair, o)
 		}
 		if time.Since(begun) > s.o.repair+2*time.Minute {
-			return errors.New("the agent does not bring changes into effect any more")
+			return errors.New("the agent stopped applying changes")
 		}
 	}
 	return nil
 }
 
 // barrierReset is a barrier that ends with the same objects each time, some time after
-// the last endpoint went: mode nftables keeps an entry for an endpoint that is gone until
+// the last endpoint was removed: mode nftables keeps an entry for a removed endpoint until
 // the first change after its grace period of a second.
 func (s *soak) barrierReset(ctx context.Context) error {
 	for _, n := range []int{1, 2, 2 + localPods} { // the last two have the same endpoint
@@ -353,13 +351,13 @@ func (s *soak) barrierReset(ctx context.Context) error {
 }
 
 const (
-	// judgedEach and judgedAtEnds are how many places are judged after an event, and
-	// at the beginning and the end.
+	// judgedEach is the number of connections judged after an event, and judgedAtEnds
+	// that at the beginning and the end.
 	judgedEach, judgedAtEnds = 30, 100
 )
 
-// judge makes connections from random places to random targets and judges each by Trace.
-// Everything must be in effect.
+// judge makes n connections from random places to random targets and judges each by Trace.
+// Every change must be in effect.
 func (s *soak) judge(ctx context.Context, n int) error {
 	for _, j := range s.sample(n) {
 		s.judgeOne(ctx, j, func(v *version, o outcome) bool { return s.count("judged", v, j.from, j.to, o) })
@@ -373,7 +371,7 @@ type judged struct {
 	to   target
 }
 
-// sample chooses connections: one in ten to what is no Service's.
+// sample chooses n connections. One in ten goes to a port or an address that no Service has.
 func (s *soak) sample(n int) (out []judged) {
 	for range n {
 		j := judged{from: s.net.places[s.samples.IntN(len(s.net.places))]}
@@ -382,7 +380,7 @@ func (s *soak) sample(n int) (out []judged) {
 			continue
 		}
 		switch f := familyOf(t.to.Addr()); {
-		case s.o.mode == "ipvs": // closed ports are not refused alike
+		case s.o.mode == "ipvs": // it does not refuse closed ports as the other modes do
 		case s.samples.IntN(20) == 0:
 			t.to = netip.AddrPortFrom(t.to.Addr(), uint16(7000+s.samples.IntN(1000)))
 		case s.samples.IntN(20) == 0:
@@ -399,9 +397,9 @@ func (s *soak) sample(n int) (out []judged) {
 func (s *soak) judgeOne(ctx context.Context, j judged, right func(*version, outcome) bool) bool {
 	v := s.oracle.since()
 	verdict := v.Trace(j.from.packet(j.to))
-	wait := patience
+	wait := connectTimeout
 	if verdict.Action == ruleset.ActionDrop || verdict.Action == ruleset.ActionPass {
-		wait = silence
+		wait = silenceTimeout
 	}
 	o := j.from.probe(ctx, j.to, wait)
 	if ctx.Err() != nil || !right(v, o) {
@@ -418,8 +416,8 @@ func (s *soak) judgeOne(ctx context.Context, j judged, right func(*version, outc
 	return right(v, again)
 }
 
-// repaired waits until what others did is repaired: until a number of connections are as
-// they must be.
+// repaired waits until the agent has repaired the rules: until a number of connections in
+// a row are right.
 func (s *soak) repaired(ctx context.Context) error {
 	begun := time.Now()
 	for complained := false; ; sleep(ctx, 50*time.Millisecond) {
@@ -448,7 +446,7 @@ func (s *soak) repaired(ctx context.Context) error {
 	return s.barrier(ctx)
 }
 
-// restore makes all Services what they were in the beginning.
+// restore restores the Services of the beginning.
 func (s *soak) restore(ctx context.Context) error {
 	var gone, bare, last []change
 	for id, now := range s.pop.now {
@@ -459,7 +457,7 @@ func (s *soak) restore(ctx context.Context) error {
 	if err := s.commit(ctx, gone...); err != nil {
 		return err
 	}
-	// Ports of the node go from one to another: all let go of theirs first.
+	// Services exchange node ports: all release theirs first.
 	for id, first := range s.pop.first {
 		if now := s.pop.now[id]; now != nil && now != first && len(now.ports()) != 0 {
 			b := now.clone()

@@ -18,16 +18,16 @@ import (
 	"github.com/go-proxier/proxier/internal/vm"
 )
 
-// flags is the command's flags: all of them for TestSoakIPVS, -nodeproxy for the others.
+// flags are the command's flags. TestSoakIPVS uses all, the other tests -nodeproxy alone.
 var flags = newFlags(flag.CommandLine)
 
 func TestMain(m *testing.M) { netlab.Main(m) }
 
-// short returns the options of a run of some seconds with an agent that is built.
+// short builds the agent and returns the options of a run of some seconds.
 func short(t *testing.T) *options {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("takes some ten seconds")
+		t.Skip("takes tens of seconds")
 	}
 	netlab.Require(t)
 	_, err := exec.LookPath("nft")
@@ -44,7 +44,7 @@ func short(t *testing.T) *options {
 	return o
 }
 
-// soak runs one and logs the report.
+// soak makes a run and logs the report.
 func (o *options) soak(t *testing.T) *Report {
 	t.Helper()
 	dir := t.TempDir()
@@ -59,13 +59,13 @@ func (o *options) soak(t *testing.T) *Report {
 	r.table(log)
 	if t.Failed() || !r.ok() {
 		text, _ := os.ReadFile(filepath.Join(dir, "agent.log"))
-		t.Logf("the agent's log:\n%s", text[max(0, len(text)-8000):])
+		t.Logf("end of the agent's log:\n%s", text[max(0, len(text)-8000):])
 	}
 	return r
 }
 
-// TestShortSoak is a short form of the command in two modes at once.
-func TestShortSoak(t *testing.T) {
+// TestNothingIsLostOrLeftOver runs a short soak in two modes at once.
+func TestNothingIsLostOrLeftOver(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -78,29 +78,30 @@ func TestShortSoak(t *testing.T) {
 				t.Error("something was lost or left over")
 			}
 			if len(r.Events) < 2 || r.Connections["held"].Made == 0 || r.Connections["talk"].Made == 0 {
-				t.Errorf("only %d kinds of events, connections %v", len(r.Events), r.Connections)
+				t.Errorf("%d kinds of events and connections %v, want at least 2 kinds, and connections of kinds held and talk", len(r.Events), r.Connections)
 			}
 		})
 	}
 }
 
-// TestLossesAndLeftoversAreFound has rules flushed without a word, and something left.
+// TestLossesAndLeftoversAreFound flushes rules in an event that is not declared as an
+// outage, and leaves a set behind.
 func TestLossesAndLeftoversAreFound(t *testing.T) {
 	t.Parallel()
 	o := short(t)
-	o.length, o.settle = time.Millisecond, 0
+	o.length, o.drain = time.Millisecond, 0
 	o.events = []event{{name: "flush", weight: 1, begins: command("nft flush table ip proxier; nft add table inet left; nft add set inet left mine {type ipv4_addr;}")}}
 	r := o.soak(t)
 	if r.Lost == 0 || !strings.HasPrefix(r.Failures[0].Event, "2 flush") {
-		t.Errorf("lost %d, failures %v", r.Lost, r.Failures)
+		t.Errorf("%d failures %v, want failures in event 2 flush", r.Lost, r.Failures)
 	}
 	if !strings.Contains(strings.Join(r.Leftovers, "\n"), "nft: inet left set mine") {
-		t.Errorf("left over: %q", r.Leftovers)
+		t.Errorf("leftovers %q, want set inet left mine", r.Leftovers)
 	}
 }
 
-// TestSoakIPVS is the command in mode ipvs, in a virtual machine where the kernel has no
-// IPVS: go test -run TestSoakIPVS -v -timeout 45m . -for 30m -services 300
+// TestSoakIPVS runs the command in mode ipvs, in a virtual machine if the kernel has no
+// IPVS: go test -run TestSoakIPVS -v -timeout 1h . -for 30m -services 300
 func TestSoakIPVS(t *testing.T) {
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "for" })
@@ -109,7 +110,7 @@ func TestSoakIPVS(t *testing.T) {
 	}
 	const agent = "testdata/nodeproxy"
 	if os.Getenv("PROXIER_VM_INSIDE") == "" {
-		// What is in testdata comes along: an agent without libraries that the machine lacks.
+		// The machine gets the folder testdata. It lacks shared libraries.
 		dir := t.TempDir()
 		if err := buildAgent(t.Context(), filepath.Join(dir, agent), append(os.Environ(), "CGO_ENABLED=0")); err != nil {
 			t.Fatal(err)
@@ -132,8 +133,8 @@ func TestSoakIPVS(t *testing.T) {
 	}
 }
 
-// TestServersAnswer asks pods at their own addresses.
-func TestServersAnswer(t *testing.T) {
+// TestPodsAnswerAtTheirOwnAddresses asks pods directly, over TCP and UDP.
+func TestPodsAnswerAtTheirOwnAddresses(t *testing.T) {
 	t.Parallel()
 	netlab.Require(t)
 	n, err := newNetwork()
@@ -150,15 +151,14 @@ func TestServersAnswer(t *testing.T) {
 		for f := range families {
 			for _, proto := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
 				at := netip.AddrPortFrom(podAddr(pod, f), podPort)
-				if o := from.probe(t.Context(), target{at, proto}, patience); o.kind != reached || o.server != at || o.source != from.addr[f] {
-					t.Errorf("%s %s: %v", proto, at, o)
+				if o := from.probe(t.Context(), target{at, proto}, connectTimeout); o.kind != reached || o.server != at || o.source != from.addr[f] {
+					t.Errorf("%s %s: %v, want reached with source %s", proto, at, o, from.addr[f])
 				}
 			}
 		}
 	}
 }
 
-// TestKernelObjectsAreCounted reads listings.
 func TestKernelObjectsAreCounted(t *testing.T) {
 	listing := `table ip proxier {
 	comment "x"
@@ -193,11 +193,11 @@ table ip nat {
 	k.addNFT(listing)
 	got := k.objects()
 	if len(got) != 3 || got["nft: ip proxier map endpoints"] != 3 || got["nft: ip proxier chain services"] != 1 {
-		t.Errorf("%v", got)
+		t.Errorf("objects %v, want 3 endpoints, 1 rule in services, and 3 objects in all", got)
 	}
 	other := kernelState{}
 	other.addNFT(strings.Replace(listing, "10.0.0.2 : accept, ", "", 1))
 	if d := k.differences(other); len(d) != 2 {
-		t.Errorf("%q", d)
+		t.Errorf("differences %q, want 2", d)
 	}
 }

@@ -18,20 +18,19 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// catalogue is where there are Services to connect to. It may be used by several
-// goroutines at once.
+// catalogue holds the targets of connections. It is safe for concurrent use.
 type catalogue struct {
 	mu  sync.Mutex
-	of  map[int][]target
+	of  map[int][]target // by Service
 	ids []int
-	// hot is the Services that were changed last: half of all connections go there.
+	// hot holds the Services that were changed last. Half of all connections go there.
 	hot []int
 }
 
-// hotServices is how many count as changed lately.
+// hotServices is the number of hot Services.
 const hotServices = 100
 
-// set stores a Service's targets, nil for one that is gone.
+// set stores a Service's targets; nil deletes the Service.
 func (c *catalogue) set(id int, targets []target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -41,7 +40,7 @@ func (c *catalogue) set(id int, targets []target) {
 	if targets == nil {
 		delete(c.of, id)
 		c.ids = slices.DeleteFunc(c.ids, func(i int) bool { return i == id })
-		return // it stays hot: what is gone must not be reached
+		return // it stays hot: connections to a deleted Service must fail
 	}
 	c.of[id] = targets
 	c.hot = append(c.hot, id)
@@ -50,7 +49,7 @@ func (c *catalogue) set(id int, targets []target) {
 	}
 }
 
-// pick chooses a Service and one of its targets by chance.
+// pick chooses a random Service and one of its targets.
 func (c *catalogue) pick(rng *rand.Rand) (id int, t target, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,7 +67,7 @@ func (c *catalogue) pick(rng *rand.Rand) (id int, t target, ok bool) {
 	return id, c.of[id][rng.IntN(len(c.of[id]))], true
 }
 
-// traffic is all that goes on while Services change.
+// traffic is the traffic while Services change.
 type traffic struct {
 	*soak
 	ctx  context.Context
@@ -77,8 +76,8 @@ type traffic struct {
 
 	mu   sync.Mutex
 	held map[*held]bool
-	// opening counts, by Service, the connections that are being opened. opened is
-	// signalled when one of them was.
+	// opening counts, by Service, the connections that are being opened. opened signals
+	// every change of opening.
 	opening map[int]int
 	opened  *sync.Cond
 }
@@ -91,12 +90,12 @@ type held struct {
 	server  netip.AddrPort
 	net.Conn
 	r *bufio.Reader
-	n int // lines
-	// leave is closed when it is to be closed, and left when it was.
+	n int // lines sent
+	// leave is closed to ask for the end of the connection, and left at its end.
 	leave, left chan struct{}
 }
 
-// startTraffic starts all of it.
+// startTraffic starts all traffic.
 func (s *soak) startTraffic(ctx context.Context) *traffic {
 	t := &traffic{soak: s, held: map[*held]bool{}, opening: map[int]int{}}
 	t.opened = sync.NewCond(&t.mu)
@@ -112,7 +111,7 @@ func (s *soak) startTraffic(ctx context.Context) *traffic {
 	return t
 }
 
-// end ends it: connections that are open must work to the end.
+// end ends the traffic. Open connections must work until then.
 func (t *traffic) end() {
 	t.drain(nil, nil)
 	t.stop()
@@ -134,9 +133,9 @@ func (t *traffic) visit(rng *rand.Rand) {
 // connect makes one connection and judges it.
 func (t *traffic) connect(from *place, to target) {
 	v := t.oracle.since()
-	wait := patience
+	wait := connectTimeout
 	if v.Trace(from.packet(to)).Action == ruleset.ActionDrop {
-		wait = silence
+		wait = silenceTimeout
 	}
 	o := from.probe(t.ctx, to, wait)
 	if t.ctx.Err() != nil {
@@ -149,13 +148,13 @@ func (t *traffic) connect(from *place, to target) {
 	t.count(kind, v, from, to, o)
 }
 
-// slow is how long a connection may take without a line in the log.
+// slow is the duration above which a connection is logged.
 const slow = 2 * time.Second
 
-// stood is the reason of a loss for which the data plane is not to blame.
-const stood = "as the machine stood still"
+// stalled excuses a loss that a stall of the machine caused, not the data plane.
+const stalled = "while the machine stalled"
 
-// count judges a connection and counts it. It reports whether all was right.
+// count judges a connection and counts it. It reports whether the outcome was right.
 func (s *soak) count(kind string, v *version, from *place, to target, o outcome) bool {
 	err := s.oracle.judge(v, from, to, o)
 	if err == nil {
@@ -170,15 +169,15 @@ func (s *soak) count(kind string, v *version, from *place, to target, o outcome)
 		intime := o
 		intime.again = 0
 		late := to.proto == v1.ProtocolUDP && o.kind == silent || o.again > 0 && s.oracle.judge(v, from, to, intime) == nil
-		if late { // and nothing else is wrong
-			reason = stood
+		if late { // and not wrong otherwise
+			reason = stalled
 		}
 	}
 	s.rec.lost(kind, o.begun, reason, fmt.Errorf("%s from %s to %s: %w", to.proto, from.name, to.to, err))
 	return false
 }
 
-// hold keeps a connection open, and opens another one when it has to end.
+// hold keeps a connection open, and opens another one when it ends.
 func (t *traffic) hold(rng *rand.Rand) {
 	for t.ctx.Err() == nil {
 		if h := t.open(rng); h != nil {
@@ -200,7 +199,7 @@ func (t *traffic) open(rng *rand.Rand) *held {
 		return nil
 	}
 	h := &held{service: id, from: from, to: to, leave: make(chan struct{}), left: make(chan struct{})}
-	ctx, cancel := context.WithTimeout(t.ctx, patience)
+	ctx, cancel := context.WithTimeout(t.ctx, connectTimeout)
 	defer cancel()
 	o := outcome{begun: time.Now()}
 	t.began(id, +1)
@@ -225,7 +224,7 @@ func (t *traffic) open(rng *rand.Rand) *held {
 	return h
 }
 
-// began counts a connection to a Service that is being opened, or was.
+// began adds to the number of connections to a Service that are being opened.
 func (t *traffic) began(service, by int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -233,11 +232,11 @@ func (t *traffic) began(service, by int) {
 	t.opened.Broadcast()
 }
 
-// heldTimeout is how long an answer through an open connection may take: longer than TCP
-// takes to send again what was sent while rules were gone.
+// heldTimeout bounds the wait for an answer through an open connection. It is longer than
+// TCP takes to retransmit what it sent while rules were missing.
 const heldTimeout = 90 * time.Second
 
-// use sends lines through a connection until it is to leave.
+// use sends lines through a connection until leave is closed.
 func (t *traffic) use(h *held, rng *rand.Rand) {
 	good := time.Now()
 	defer func() {
@@ -264,7 +263,7 @@ func (t *traffic) use(h *held, rng *rand.Rand) {
 	}
 }
 
-// echo has the server send back a line.
+// echo sends a line and reads it back from the server.
 func (h *held) echo() error {
 	h.n++
 	line := fmt.Sprintf("line %d\n", h.n)
@@ -279,12 +278,12 @@ func (h *held) echo() error {
 	return err
 }
 
-// drain closes the connections to some Services that are served by an endpoint which is
-// about to go, as a pod does that ends, after a last line through each. Nil stands for
-// all Services, or all endpoints.
+// drain closes connections to the Services after a last line through each, as a pod does
+// when it ends. leaves reports whether an endpoint is about to be removed; drain closes the
+// connections that such an endpoint serves. Nil stands for all Services, or all endpoints.
 func (t *traffic) drain(services map[int]bool, leaves func(service int, server netip.AddrPort) bool) {
 	t.mu.Lock()
-	for id := range services { // the endpoint of what is being opened is not known yet
+	for id := range services { // a connection's endpoint is unknown until it is open
 		for t.opening[id] > 0 {
 			t.opened.Wait()
 		}
@@ -306,15 +305,16 @@ func (t *traffic) drain(services map[int]bool, leaves func(service int, server n
 }
 
 const (
-	// talkInterval is the time between two requests of a socket, and talkTries how often
-	// one is repeated, each time after talkTimeout, before it counts as lost.
+	// talkInterval is the average time between two requests of a socket. A request counts
+	// as lost after talkTries attempts, each with talkTimeout.
 	talkInterval = time.Second
 	talkTries    = 3
 	talkTimeout  = 2 * time.Second
 )
 
-// talk sends requests from one UDP socket after another. Connection tracking keeps a
-// socket with its endpoint, so it depends on the agent to have it moved when that goes.
+// talk sends requests from one UDP socket after another. Connection tracking keeps sending
+// a socket's packets to the same endpoint, so the agent must delete the flow when the
+// endpoint is removed.
 func (t *traffic) talk(rng *rand.Rand) {
 	for t.ctx.Err() == nil {
 		_, to, ok := t.catalogue.pick(rng)
@@ -335,8 +335,8 @@ func (t *traffic) talk(rng *rand.Rand) {
 	}
 }
 
-// request sends a request until it is answered by an endpoint, and reports whether the
-// socket may go on.
+// request sends a request until an endpoint answers. It reports whether the socket can send
+// another request.
 func (t *traffic) request(c net.Conn, from *place, to target) bool {
 	v := t.oracle.since()
 	begun := time.Now()
@@ -349,7 +349,7 @@ func (t *traffic) request(c net.Conn, from *place, to target) bool {
 		if t.ctx.Err() != nil {
 			return false
 		}
-		// One that is known may go on with an endpoint that gets no new connections.
+		// A known flow may stay with an endpoint that gets no new connections.
 		if o.kind == reached && t.oracle.hasEndpoint(v, from, to, o.server) {
 			t.rec.made("talk")
 			return true
