@@ -6,7 +6,8 @@ import (
 	"github.com/go-proxier/proxier/endpointslice"
 )
 
-// One endpoint moves from one slice of its Service to another, and one is added.
+// Move an endpoint from one slice of its Service to another and add one. Only the new
+// endpoint is a change.
 func Example() {
 	c := endpointslice.New(endpointslice.Plain(nil))
 	c.Set(slice("web-1", "web", ep("10.0.0.1"), ep("10.0.0.2")))

@@ -16,11 +16,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestNothingIsLeft makes and removes Services by the thousand, with names that
+// TestDeletedServicesAreFreed makes and removes Services by the thousand, with names that
 // never come back, that take each other's frontends, under cursors of which one is
 // refused things and one comes and goes: in the end the engine and the cursors hold
 // what they held before.
-func TestNothingIsLeft(t *testing.T) {
+func TestDeletedServicesAreFreed(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	rng := rand.New(rand.NewPCG(1, 2))
 	ctx := context.Background()

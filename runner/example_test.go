@@ -9,7 +9,7 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
-// A function that fails once, triggered twice before it runs.
+// Run a function that fails once. Two triggers before Run lead to one run.
 func Example() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -36,7 +36,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	r.Trigger() // e.g. from tracker.Tracker.Notify
+	r.Trigger() // tracker.Tracker.Notify would call it
 	r.Trigger()
 	fmt.Println(r.Run(ctx))
 	// Output:

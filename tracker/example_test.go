@@ -8,8 +8,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A whole round: objects in, what has changed out, and which endpoints this node
-// may use.
+// Set a Service and its EndpointSlice, take the changes, and select the endpoints
+// that this node may use.
 func Example() {
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}})
 	if err != nil {
@@ -35,8 +35,7 @@ func Example() {
 	// ns/web:http/TCP/IPv4 10.96.0.1:80/TCP has [10.0.0.1:8080 10.0.0.2:8080] uses [10.0.0.1:8080]
 }
 
-// An agent that wants endpoints and nothing else: it is told what came and went,
-// in the manner of those who feed it from a watch.
+// Print the endpoints that are added and removed, without any Services.
 func ExampleEndpointsChangeTracker() {
 	t, err := tracker.NewEndpointsChangeTracker(tracker.Config{})
 	if err != nil {
@@ -80,11 +79,11 @@ func ExampleEndpointsChangeTracker() {
 // mode is a vendor's own setting of a Service.
 type mode struct{ dsr bool }
 
-// Equal is how a change of the setting is noticed.
+// Equal lets the tracker detect changes of the setting.
 func (m mode) Equal(o tracker.Extension) bool { return o == m }
 
-// A caller that reads its own annotation of Services, wants the local endpoints of
-// some, and leaves others to somebody else.
+// Read an annotation of Services, request local endpoints for some of them, and leave
+// others to another proxy.
 func ExampleConfig_extension() {
 	t, err := tracker.New(tracker.Config{
 		Selector: tracker.Selector{Filter: func(s *v1.Service) bool {
@@ -127,7 +126,7 @@ func ExampleConfig_extension() {
 	t.SetService(web)
 	print()
 	fmt.Println("again:", t.SetService(web))
-	web.Annotations["example.com/mode"] = "unheard of"
+	web.Annotations["example.com/mode"] = "unknown"
 	t.SetService(web)
 	print()
 	// Output:
@@ -137,7 +136,7 @@ func ExampleConfig_extension() {
 	// ns/web is gone
 }
 
-// ServiceChangeTracker alone, fed in the manner of kube-proxy's.
+// Use only a ServiceChangeTracker, with kube-proxy's style of updates.
 func ExampleServiceChangeTracker() {
 	t, err := tracker.NewServiceChangeTracker(tracker.Config{})
 	if err != nil {
