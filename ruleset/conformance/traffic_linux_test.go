@@ -8,7 +8,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestTallyComparesCounters hands in readings of a backend that counts rightly and wrongly.
+// TestTallyComparesCounters passes readings of backends with correct and with wrong
+// counters.
 func TestTallyComparesCounters(t *testing.T) {
 	a, b := tracker.Key{Family: tracker.IPv4}, tracker.Key{Family: tracker.IPv6}
 	var made tally
