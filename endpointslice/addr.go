@@ -8,8 +8,8 @@ import (
 
 // ParseAddr parses an IP address in the forms that Kubernetes APIs accept. Parts of
 // an IPv4 address may have leading zeros, which do not mean octal: "172.30.0.041" is
-// 172.30.0.41 (KEP-4858). An IPv4-mapped IPv6 address becomes the IPv4 address. IPv6
-// zones are rejected.
+// 172.30.0.41 (KEP-4858). An IPv4-mapped IPv6 address becomes the IPv4 address. Other
+// text and IPv6 zones are errors.
 func ParseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {

@@ -409,8 +409,8 @@ func TestDuplicatesIgnoreArrivalOrder(t *testing.T) {
 		{"unready but not terminating", terminating(at("a")), unready(at("b")), "http/TCP/IPv4 10.0.0.1:80@b-unready"},
 		{"unready first", unready(at("a")), at("b"), "http/TCP/IPv4 10.0.0.1:80@b"},
 		{"unready second", at("a"), unready(at("b")), "http/TCP/IPv4 10.0.0.1:80@a"},
-		{"alike", at("a"), at("b"), "http/TCP/IPv4 10.0.0.1:80@a"},
-		{"alike, nodes the other way", at("b"), at("a"), "http/TCP/IPv4 10.0.0.1:80@b"},
+		{"equal", at("a"), at("b"), "http/TCP/IPv4 10.0.0.1:80@a"},
+		{"equal, nodes in reverse order", at("b"), at("a"), "http/TCP/IPv4 10.0.0.1:80@b"},
 		{"both terminating", terminating(at("a")), terminating(at("b")), "http/TCP/IPv4 10.0.0.1:80@a-unready-terminating"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

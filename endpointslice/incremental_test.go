@@ -82,16 +82,16 @@ func TestIncrementalMergeMatchesFullMerge(t *testing.T) {
 			changes := c.Take()
 			after := c.Ports(named("svc"))
 
-			anew := endpointslice.New(endpointslice.Plain(nil))
+			full := endpointslice.New(endpointslice.Plain(nil))
 			for _, s := range objects {
-				anew.Set(s)
+				full.Set(s)
 			}
-			anew.Take()
+			full.Take()
 			equal := func(a, b endpointslice.Port[endpointslice.Endpoint]) bool {
 				return a.Name == b.Name && a.Protocol == b.Protocol && a.Type == b.Type &&
 					slices.EqualFunc(a.Endpoints, b.Endpoints, (*endpointslice.Endpoint).Equal)
 			}
-			if want := anew.Ports(named("svc")); !slices.EqualFunc(after, want, equal) {
+			if want := full.Ports(named("svc")); !slices.EqualFunc(after, want, equal) {
 				t.Fatalf("seed %d step %d: the result differs from a full merge", seed, step)
 			}
 			if same := slices.EqualFunc(before, after, equal); same != (len(changes) == 0) {

@@ -40,7 +40,7 @@
 //     [tracker.ReasonFrontendConflict] name the winner.
 //   - No backend is called before all sources of the tracker are synced
 //     ([tracker.Config].Sources). The first early Sync returns a [*NotSyncedError].
-//   - The package starts no goroutine and holds no lock while a backend runs.
+//   - The package starts no goroutine. While a backend runs, the Engine is not locked.
 //
 // # Applying a delta
 //

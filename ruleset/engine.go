@@ -33,7 +33,7 @@ type Config struct {
 	// [Engine.SetServiceCIDRs]. Empty means unknown.
 	ServiceCIDRs []netip.Prefix
 	// HashSeed becomes [Node].HashSeed. Nodes choose the same endpoints only with the
-	// same HashSeed.
+	// same HashSeed. 0 is a seed like any other.
 	HashSeed uint64
 	// Log receives frontends that several Services ask for, and Services that exceed
 	// the [Limits] of a backend. Nil discards them. The Tracker also reports both as

@@ -74,7 +74,7 @@ func TestDeletedServicesAreFreed(t *testing.T) {
 		}
 		late.Detach()
 	}
-	settle := func() {
+	retry := func() {
 		t.Helper()
 		refusing = false
 		for _, c := range []*Cursor{always, sometimes} {
@@ -87,12 +87,12 @@ func TestDeletedServicesAreFreed(t *testing.T) {
 	for n := range cycles {
 		cycle(n)
 	}
-	settle()
+	retry()
 	lengths, before := holdings.Lengths(e), holdings.Now()
 	for n := range cycles {
 		cycle(cycles + n)
 	}
-	settle()
+	retry()
 	now := holdings.Lengths(e)
 	for _, ids := range []string{".slots", ".free", ".cursors[].states"} {
 		// The state per ID is small. The number of IDs depends on chance: on how many

@@ -8,7 +8,7 @@ import (
 
 // Service is the compiled rule of one Service port in one family. It has everything
 // that a backend needs to forward the Service's packets. A published Service never
-// changes.
+// changes and may be read from any goroutine.
 type Service struct {
 	// ID is a small positive number that stays with Key while the Service exists. No
 	// two Services of an [Engine] share an ID. An ID is reused only after every

@@ -9,10 +9,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TrafficReader is a [Backend] whose data plane counts traffic by Service port. A backend
-// need not implement it. The kernel backends of this module do, and each of their packages
-// has a function Traffic, which takes a context and the package's Config and reads the same
-// counters without a Backend: beside a running agent, or without one.
+// TrafficReader is a [Backend] whose data plane counts traffic by Service port. A
+// backend need not implement it. The kernel backends of this module do. Each of their
+// packages also has a function Traffic, which takes a context and the package's
+// Config and reads the same counters without a Backend, whether an agent is running
+// or not.
 type TrafficReader interface {
 	// Traffic reads the counters of all Service ports. It may be called concurrently with
 	// the Backend's other methods, and is safe to call at any rate that its cost allows: it

@@ -296,7 +296,7 @@ func backend(t *testing.T) Options {
 }
 
 // referenceSkips lists the features that the reference lacks.
-var referenceSkips = map[Feature]string{ConsistentHash: "a table of slots is no plain rule"}
+var referenceSkips = map[Feature]string{ConsistentHash: "plain rules have no table of buckets"}
 
 // equalWeights returns copies of endpoints with equal weights.
 func equalWeights(eps []*tracker.Endpoint) []*tracker.Endpoint {

@@ -85,7 +85,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	}
 	v := s.Trace(p)
 	if got := w.describe(v, f); got != sortWords(r.want) {
-		return fmt.Errorf("Trace returns %q (%s), but the world expects %q: one of them is wrong", got, v.Rule, r.want)
+		return fmt.Errorf("the verdict of Trace is %q (%s), but the world expects %q: one of them is wrong", got, v.Rule, r.want)
 	}
 	ctx, timeout, silence := w.tb.Context(), w.timeout(), cmp.Or(w.options.silence, silence)
 	complain := func(o outcome, want string) error {

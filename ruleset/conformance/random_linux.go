@@ -116,8 +116,8 @@ func (w *randomWorld) generator(world *World) *worldgen.Generator {
 	return worldgen.New(w.seed, randomParams(world.Env.Families, w.options.Skip, w.config))
 }
 
-// mishap is a failure.
-type mishap struct {
+// failure is the failure of a step.
+type failure struct {
 	err error
 	// packets holds the failed connections, if the failure is about connections.
 	packets []packet
@@ -155,7 +155,7 @@ func (w *randomWorld) run() {
 }
 
 // fails reports whether the steps, in a new world, fail like m.
-func (w *randomWorld) fails(steps worldgen.Steps, m mishap) bool {
+func (w *randomWorld) fails(steps worldgen.Steps, m failure) bool {
 	failed := false
 	inner := &quiet{TB: w.TB}
 	func() {
@@ -180,17 +180,17 @@ func (w *randomWorld) fails(steps worldgen.Steps, m mishap) bool {
 
 // step applies changes and checks connections afterwards: the given ones or random
 // ones.
-func (w *randomWorld) step(world *World, ops []worldgen.Op, packets []packet) mishap {
+func (w *randomWorld) step(world *World, ops []worldgen.Op, packets []packet) failure {
 	for _, o := range ops {
 		o.Apply(world.Tracker)
 	}
 	if err := world.Do(func() error { return world.Cursor.Sync(context.Background()) }); err != nil {
-		return mishap{err: fmt.Errorf("sync: %w", err)}
+		return failure{err: fmt.Errorf("sync: %w", err)}
 	}
 	if packets == nil {
 		if w.random.Dump != nil {
 			if err := w.compare(world); err != nil {
-				return mishap{err: err}
+				return failure{err: err}
 			}
 		}
 		packets = w.packets(world)
@@ -288,7 +288,7 @@ func (w *World) trace(s *ruleset.Snapshot, p packet) ruleset.Verdict {
 
 // judgeAll makes connections. It makes those to the same Service one after another:
 // two concurrent connections of a client could store two affinities.
-func (w *World) judgeAll(packets []packet) mishap {
+func (w *World) judgeAll(packets []packet) failure {
 	snapshot := w.Engine.Snapshot()
 	groups := map[string][]packet{}
 	for i, p := range packets {
@@ -300,7 +300,7 @@ func (w *World) judgeAll(packets []packet) mishap {
 	}
 	var (
 		mu    sync.Mutex
-		out   mishap
+		out   failure
 		wg    sync.WaitGroup
 		limit = make(chan struct{}, concurrentChecks)
 	)

@@ -27,14 +27,14 @@ func TestSimulatedPlanesPass(t *testing.T) {
 type recorder struct {
 	testing.TB
 	mu   sync.Mutex
-	said strings.Builder
+	text strings.Builder
 	undo []func()
 }
 
 func (r *recorder) Errorf(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	fmt.Fprintf(&r.said, format+"\n", args...)
+	fmt.Fprintf(&r.text, format+"\n", args...)
 }
 
 func (r *recorder) Fatalf(format string, args ...any) {
@@ -58,7 +58,7 @@ func complaints(t *testing.T, f func(tb testing.TB)) string {
 	for _, f := range r.undo {
 		f()
 	}
-	return r.said.String()
+	return r.text.String()
 }
 
 // TestSimulateFindsFaults checks that random worlds find each broken backend, and
@@ -96,17 +96,17 @@ func TestSimulateFindsFaults(t *testing.T) {
 				if world.name != test.world {
 					continue
 				}
-				if said := complaints(t, func(tb testing.TB) { s.script(tb, world, test.mode) }); !want.MatchString(said) {
-					t.Errorf("%q (%s) reports %q, want %s", world.name, test.mode, said, want)
+				if failures := complaints(t, func(tb testing.TB) { s.script(tb, world, test.mode) }); !want.MatchString(failures) {
+					t.Errorf("%q (%s) reports %q, want %s", world.name, test.mode, failures, want)
 				}
 			}
 			for seed := range uint64(s.Worlds) {
-				said := complaints(t, func(tb testing.TB) { s.random(tb, seed) })
-				if said == "" {
+				failures := complaints(t, func(tb testing.TB) { s.random(tb, seed) })
+				if failures == "" {
 					continue
 				}
-				if !strings.Contains(said, "changes suffice") {
-					t.Errorf("seed %d was not minimised: %s", seed, said)
+				if !strings.Contains(failures, "changes suffice") {
+					t.Errorf("seed %d was not minimised: %s", seed, failures)
 				}
 				return
 			}

@@ -253,7 +253,7 @@ func (w *simWorld) check(rows ...row) {
 				v := s.Trace(p)
 				err := w.compare(v, p)
 				if got := describe(v, func(a netip.Addr) string { return w.podAt(f, a) }); got != sortWords(r.want) {
-					err = fmt.Errorf("Trace returns %q (%s), but the world expects %q: one of them is wrong", got, v.Rule, r.want)
+					err = fmt.Errorf("the verdict of Trace is %q (%s), but the world expects %q: one of them is wrong", got, v.Rule, r.want)
 				}
 				if err != nil && failed < enough {
 					failed++

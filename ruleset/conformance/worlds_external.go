@@ -169,13 +169,13 @@ func externalWorlds() []world {
 				row{from: "client2 pod1 node", to: to, want: "drop"},
 			)...)
 
-			for _, everybody := range [][]string{{"192.0.2.10/32", "0.0.0.0/0", "::/0"}, nil} {
+			for _, open := range [][]string{{"192.0.2.10/32", "0.0.0.0/0", "::/0"}, nil} {
 				w.change("web", func(s *service) {
 					s.sources, s.endpoints = []string{"192.0.2.99/32", "2001:db8:1::99/128"}, on("pod1", "remote1")
 				})
 				w.Sync()
 				w.check(overUDP(row{from: everyone, to: to, want: "drop"})...)
-				w.change("web", func(s *service) { s.sources = everybody })
+				w.change("web", func(s *service) { s.sources = open })
 				w.Sync()
 				w.check(overUDP(row{from: everyone + " client2", to: to, want: "pod1* remote1*"})...)
 			}

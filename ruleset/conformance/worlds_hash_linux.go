@@ -77,7 +77,7 @@ func hashPacketWorlds() []world {
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
 			w.Sync()
 			if now := w.chosen(tcp, to); w.does(HashOfEndpoints) {
-				w.same("by an endpoint that went and came back", before, now)
+				w.same("after an endpoint was removed and added", before, now)
 			}
 		})},
 

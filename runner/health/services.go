@@ -135,9 +135,9 @@ func (e *service) count(node string) {
 	}
 }
 
-// Get returns a Service's health-check node port and the number of local ready
-// endpoints that a client of the family is told. ok is false if there is no such
-// Service. [Services.Handler] explains the role of the family.
+// Get returns a Service's health-check node port and its number of local ready
+// endpoints for clients of the family. ok is false if there is no such Service.
+// [Services.Handler] explains the role of the family.
 func (s *Services) Get(name types.NamespacedName, family tracker.Family) (port uint16, localEndpoints int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
