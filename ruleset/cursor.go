@@ -158,10 +158,10 @@ func (e *Engine) Attach(name string, b Backend) *Cursor {
 	return c
 }
 
-// OnSync sets the function f to be called at the end of each Sync, except after a
-// Sync that fails before it looks for changes. The goroutine of Sync calls f before
-// the next Sync begins. f must not call Sync. It replaces the previous function; nil
-// removes it.
+// OnSync sets the function f to be called at the end of each Sync that compared the
+// ruleset with what the backend has. The goroutine of Sync calls f before the next
+// Sync begins. f must not call Sync. It replaces the previous function; nil removes
+// it.
 func (c *Cursor) OnSync(f func(SyncInfo)) {
 	c.engine.mu.Lock()
 	defer c.engine.mu.Unlock()

@@ -12,6 +12,20 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
+// The network of a world:
+//
+//	clients 192.0.2.10-            remote node 198.51.100.2, with its
+//	        |                      pods 10.244.2.21-
+//	        | eth0 192.0.2.1        | eth1 198.51.100.1
+//	      +-------------- node --------------+
+//	        | veth-pod1     | veth-pod2    | veth-pod3
+//	   10.244.1.11     10.244.1.12     10.244.1.13     gateway 10.244.1.1
+//
+// The node is the default router of all other hosts, so a reply comes back through it
+// whether the source was preserved or masqueraded, and the source shows which. The node's
+// own default route leads to the clients' host, which drops packets that are not for it:
+// packets to a virtual address that the backend passes get no reply.
+
 // nodeAddresses returns all local addresses of the node.
 func (n *network) nodeAddresses(f tracker.Family) []netip.Addr {
 	out := nodeAddresses(f)

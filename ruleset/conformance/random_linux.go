@@ -243,10 +243,10 @@ func (w *randomWorld) packets(world *World) []packet {
 	add := func(proto v1.Protocol, a netip.AddrPort) {
 		p := packet{
 			from: hosts[w.rng.IntN(len(hosts))], f: tracker.FamilyOf(a.Addr()),
-			row: row{proto: proto, to: target{name: "it", at: func(tracker.Family) netip.AddrPort { return a }}},
+			row: row{proto: proto, to: target{name: "address", at: func(tracker.Family) netip.AddrPort { return a }}},
 		}
-		// An answer from the other node to its own pod would not come by this one, and
-		// a pod's connection to itself begins at its own node.
+		// A reply from the other node to its own pod would bypass this node, and a
+		// pod's connection to itself starts at the pod's own node.
 		v := world.trace(snapshot, p)
 		if strings.HasPrefix(p.from, remoteName) && slices.ContainsFunc(v.Endpoints, func(ep *tracker.Endpoint) bool {
 			return ep.Node == remoteName && (!v.MasqueradeTo(ep) || ep.Addr.Addr() == world.net.hosts[p.from].addr(p.f))

@@ -140,13 +140,13 @@ func Example() {
 	fmt.Println("api needs it installed:", l.Claim("api", "10.0.0.1:80"))
 	l.Installed("10.0.0.1:80")
 	fmt.Println("web needs it installed:", l.Claim("web", "10.0.0.1:80"))
-	fmt.Println("without web it can go:", l.Release("web", "10.0.0.1:80"))
-	fmt.Println("without api it can go:", l.Release("api", "10.0.0.1:80"))
+	fmt.Println("without web it must be removed:", l.Release("web", "10.0.0.1:80"))
+	fmt.Println("without api it must be removed:", l.Release("api", "10.0.0.1:80"))
 	l.Removed("10.0.0.1:80")
 	// Output:
 	// web needs it installed: true
 	// api needs it installed: true
 	// web needs it installed: false
-	// without web it can go: false
-	// without api it can go: true
+	// without web it must be removed: false
+	// without api it must be removed: true
 }
