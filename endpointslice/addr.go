@@ -6,11 +6,10 @@ import (
 	"strings"
 )
 
-// ParseAddr parses an IP address as Kubernetes has always accepted them in its
-// APIs: parts of an IPv4 address may have leading zeros, which are ignored and do
-// not mean octal ("172.30.0.041" is 172.30.0.41; KEP-4858), and an IPv4-mapped
-// IPv6 address is the IPv4 address. An IPv6 zone is not accepted.
-// The error says what s is, and is for people.
+// ParseAddr parses an IP address in the forms that Kubernetes APIs accept. Parts of
+// an IPv4 address may have leading zeros, which do not mean octal: "172.30.0.041" is
+// 172.30.0.41 (KEP-4858). An IPv4-mapped IPv6 address becomes the IPv4 address. Other
+// text and IPv6 zones are errors.
 func ParseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
@@ -20,13 +19,13 @@ func ParseAddr(s string) (netip.Addr, error) {
 		return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
 	}
 	if a.Zone() != "" {
-		return netip.Addr{}, fmt.Errorf("%q: an address with a zone cannot be used", s)
+		return netip.Addr{}, fmt.Errorf("%q: addresses with a zone are not supported", s)
 	}
 	return a.Unmap(), nil
 }
 
-// parseSloppy parses what netip refuses for the leading zeros of its IPv4 part,
-// which may be the tail of an IPv6 address.
+// parseSloppy parses addresses that netip rejects for leading zeros in the IPv4 part,
+// which may end an IPv6 address.
 func parseSloppy(s string) (netip.Addr, bool) {
 	tail := strings.LastIndexByte(s, ':') + 1
 	var ip [4]byte

@@ -15,33 +15,35 @@ import (
 	"github.com/go-proxier/proxier/internal/byname"
 )
 
-// Config says what a [Cache] makes of endpoints. [Plain] returns a complete one.
+// Config configures a [Cache] for endpoints of type E. [Plain] returns a complete
+// Config for [Endpoint].
 type Config[E any] struct {
-	// Make sets *e, which is zero, to what is kept of one endpoint in one port.
-	// The slice and the endpoint are the caller's own and must not be written to;
-	// neither they nor from nor e may be kept. An error skips the endpoint and is
-	// reported. It must not change the address. Required.
+	// Make sets *e, which is zero, to the value to store for one endpoint in one
+	// port. from holds the parsed endpoint. The slice and the endpoint belong to the
+	// caller. Make must not modify them, and must not keep them, from or e. It must
+	// not change the address. If it returns an error, the cache skips the endpoint
+	// and reports the error. Make is required.
 	Make func(s *discovery.EndpointSlice, ep *discovery.Endpoint, from *Endpoint, e *E) error
-	// Equal reports whether a and b say the same. Required.
+	// Equal reports whether a and b are equal. It is required.
 	Equal func(a, b *E) bool
-	// Key returns e's address and port, as in Endpoint.Addr, and its rank among
-	// endpoints that have the same. Required.
+	// Key returns e's address and port, which must be those of Endpoint.Addr, and its
+	// rank among endpoints with the same address and port. It is required.
 	Key func(e *E) (netip.AddrPort, Rank)
-	// Report, if not nil, is told of what was skipped: an error that is
-	// [ErrInvalid] if the object is at fault, else one that wraps Make's. The slice
-	// is nil if it was nil that was handed in.
+	// Report, if not nil, is called for skipped items. The error wraps [ErrInvalid]
+	// if the object is at fault, and otherwise wraps the error of Make. The slice is
+	// nil if Set was called with nil.
 	Report func(*discovery.EndpointSlice, error)
 }
 
-// Port is the endpoints of one port of one Service in one family.
+// Port holds the endpoints of one port of one Service in one family.
 type Port[E any] struct {
-	// Name is the port's name; "" is a name.
+	// Name is the port's name, which may be "".
 	Name string
 	// Protocol is TCP, UDP or SCTP.
 	Protocol v1.Protocol
 	// Type is [discovery.AddressTypeIPv4] or [discovery.AddressTypeIPv6].
 	Type discovery.AddressType
-	// Endpoints is sorted by address and never empty. It must not be written to.
+	// Endpoints is sorted by address and never empty. It must not be modified.
 	Endpoints []*E
 }
 
@@ -55,26 +57,26 @@ func (p *Port[E]) compare(o *Port[E]) int {
 	return strings.Compare(string(p.Type), string(o.Type))
 }
 
-// Change is what happened to one Service's endpoints.
+// Change describes the change of one Service's endpoints.
 type Change[E any] struct {
-	// Service is the Service's name, from the slices' label.
+	// Service is the name of the Service, from the slices' label.
 	Service types.NamespacedName
-	// Old is what the Service had at the Take before, New what it has. They are
-	// sorted by name, protocol and type, and have no port without endpoints. Lists
-	// that are the same in both share their memory.
+	// Old holds the endpoints at the previous Take and New the current ones, sorted
+	// by port name, protocol and type. Ports without endpoints are left out.
+	// Unchanged lists share their memory.
 	Old, New []Port[E]
 }
 
-// Cache holds the endpoints of all Services. It is not safe for concurrent use.
-// Make one with [New].
+// Cache holds the endpoints of all Services. It is not safe for concurrent use. [New]
+// returns a Cache; the zero value is not usable.
 type Cache[E any] struct {
 	config   Config[E]
 	slices   byname.Map[*slice[E]]
 	services byname.Map[*service[E]]
-	pending  []*service[E] // in the order they came, but for removals
+	pending  []*service[E] // in order of arrival, except after removals
 	interned interned
 
-	// What follows is scratch space, empty between calls.
+	// Scratch space, empty between calls.
 	numbers []parsedPort
 	parsed  []parsedEndpoint
 	values  []E
@@ -82,26 +84,26 @@ type Cache[E any] struct {
 	lists   []*Port[E]
 }
 
-// slice is what is kept of an EndpointSlice: only those that hold endpoints are.
+// slice holds an EndpointSlice that has endpoints. The cache does not store others.
 type slice[E any] struct {
 	name    types.NamespacedName
 	service *service[E]
-	ports   []Port[E] // sorted; never written to once it is set
+	ports   []Port[E] // sorted; never modified once set
 }
 
 type service[E any] struct {
 	name    types.NamespacedName
 	slices  []*slice[E]  // sorted by name
-	one     [1]*slice[E] // room for slices, which is most often enough
-	taken   []Port[E]    // as of the last Take
+	one     [1]*slice[E] // memory for slices; usually sufficient
+	taken   []Port[E]    // at the last Take
 	pending int          // 1 + the index in Cache.pending, or 0
-	edit    *edit[E]     // nil if not pending, or for more than an edit
+	edit    *edit[E]     // nil if not pending, or if other slices changed too
 }
 
-// Name is for [byname.Map].
+// Name implements the element type of [byname.Map].
 func (s *slice[E]) Name() types.NamespacedName { return s.name }
 
-// Name is for [byname.Map].
+// Name implements the element type of [byname.Map].
 func (s *service[E]) Name() types.NamespacedName { return s.name }
 
 // New returns an empty cache. It panics if a required function is missing.
@@ -117,8 +119,8 @@ func New[E any](c Config[E]) *Cache[E] {
 	}
 }
 
-// Set takes note of a slice as it is now, new or not, and reports whether that
-// changes the endpoints of a Service.
+// Set stores the current state of a slice and reports whether a Service's endpoints
+// changed.
 func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 	if s == nil {
 		c.fail(nil, fmt.Errorf("%w: nil EndpointSlice", ErrInvalid))
@@ -126,7 +128,7 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 	}
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	if name.Namespace == "" || name.Name == "" {
-		c.fail(s, fmt.Errorf("%w: name %q in namespace %q", ErrInvalid, name.Name, name.Namespace))
+		c.fail(s, fmt.Errorf("%w: missing name or namespace (name %q, namespace %q)", ErrInvalid, name.Name, name.Namespace))
 		return false
 	}
 	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discovery.LabelServiceName]}
@@ -165,8 +167,7 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 	return old != nil || len(ports) > 0
 }
 
-// Delete forgets a slice and reports whether that changes the endpoints of a
-// Service.
+// Delete removes a slice and reports whether a Service's endpoints changed.
 func (c *Cache[E]) Delete(name types.NamespacedName) (changed bool) {
 	old := c.slices.Get(name)
 	if old == nil {
@@ -176,8 +177,8 @@ func (c *Cache[E]) Delete(name types.NamespacedName) (changed bool) {
 	return true
 }
 
-// Owner returns the Service that the named slice's endpoints are counted to. It
-// is false for a slice that has none.
+// Owner returns the Service of the named slice. ok is false if the slice has no
+// endpoints in the cache.
 func (c *Cache[E]) Owner(slice types.NamespacedName) (service types.NamespacedName, ok bool) {
 	if s := c.slices.Get(slice); s != nil {
 		return s.service.name, true
@@ -185,8 +186,8 @@ func (c *Cache[E]) Owner(slice types.NamespacedName) (service types.NamespacedNa
 	return types.NamespacedName{}, false
 }
 
-// Pending returns the Services that may differ from what they were at the last
-// [Cache.Take], in no order.
+// Pending returns the Services that may have changed since the last [Cache.Take], in
+// no particular order.
 func (c *Cache[E]) Pending() iter.Seq[types.NamespacedName] {
 	return func(yield func(types.NamespacedName) bool) {
 		for _, s := range c.pending {
@@ -197,8 +198,8 @@ func (c *Cache[E]) Pending() iter.Seq[types.NamespacedName] {
 	}
 }
 
-// Take returns what has changed since the last Take, sorted by Service. What was
-// changed and changed back is not in it.
+// Take returns the changes since the previous Take, sorted by Service. A Service that
+// changed and changed back is left out.
 func (c *Cache[E]) Take() []Change[E] {
 	var out []Change[E]
 	c.TakeFunc(func(ch Change[E]) { out = append(out, ch) })
@@ -206,8 +207,8 @@ func (c *Cache[E]) Take() []Change[E] {
 	return out
 }
 
-// TakeFunc is [Cache.Take] without a list: it calls f for each change, in no
-// particular order. f must not change the cache.
+// TakeFunc does the work of [Cache.Take], but calls f for each change, in no
+// particular order, instead of returning a list. f must not change the cache.
 func (c *Cache[E]) TakeFunc(f func(Change[E])) {
 	for _, s := range c.pending {
 		was := s.taken
@@ -222,8 +223,7 @@ func (c *Cache[E]) TakeFunc(f func(Change[E])) {
 	c.pending = tidied(c.pending)
 }
 
-// Ports returns a Service's endpoints as of the last [Cache.Take], as in
-// [Change.New].
+// Ports returns a Service's endpoints at the last [Cache.Take], as in [Change].New.
 func (c *Cache[E]) Ports(service types.NamespacedName) []Port[E] {
 	if s := c.services.Get(service); s != nil {
 		return s.taken
@@ -232,7 +232,7 @@ func (c *Cache[E]) Ports(service types.NamespacedName) []Port[E] {
 }
 
 // All returns every Service that had endpoints at the last [Cache.Take], in no
-// order. The cache must not be changed while it is read.
+// particular order. The cache must not be changed during the iteration.
 func (c *Cache[E]) All() iter.Seq2[types.NamespacedName, []Port[E]] {
 	return func(yield func(types.NamespacedName, []Port[E]) bool) {
 		for s := range c.services.All() {
@@ -243,11 +243,11 @@ func (c *Cache[E]) All() iter.Seq2[types.NamespacedName, []Port[E]] {
 	}
 }
 
-// add puts in a slice that is not there.
+// add adds a slice that is not in the cache.
 func (c *Cache[E]) add(name, owner types.NamespacedName, ports []Port[E]) {
-	// Names are copied: the caller's may be a part of something bigger. The
-	// EndpointSlice controller has a slice's name begin with its Service's, so one
-	// copy most often does for both.
+	// Copy the names: the caller's strings may keep a larger buffer alive. The
+	// EndpointSlice controller starts a slice's name with the name of its Service, so
+	// one copy usually serves both.
 	name = types.NamespacedName{Namespace: c.interned.name(name.Namespace), Name: strings.Clone(name.Name)}
 	svc := c.services.Get(owner)
 	if svc == nil {
@@ -268,23 +268,23 @@ func (c *Cache[E]) add(name, owner types.NamespacedName, ports []Port[E]) {
 	if len(svc.slices) > 1 {
 		svc.one[0] = nil // no longer in use
 	}
-	c.mark(svc)
+	c.addPending(svc)
 }
 
-// remove takes out a slice that is there.
+// remove removes a slice that is in the cache.
 func (c *Cache[E]) remove(s *slice[E]) {
 	c.slices.Delete(s)
 	svc := s.service
 	i, _ := svc.find(s)
 	svc.slices = slices.Delete(svc.slices, i, i+1)
 	if c.drop(svc) {
-		c.unmark(svc)
+		c.removePending(svc)
 	} else {
-		c.mark(svc)
+		c.addPending(svc)
 	}
 }
 
-// edit gives a slice other ports.
+// edit replaces the ports of a slice.
 func (c *Cache[E]) edit(s *slice[E], ports []Port[E]) {
 	svc := s.service
 	e := svc.edit
@@ -294,12 +294,12 @@ func (c *Cache[E]) edit(s *slice[E], ports []Port[E]) {
 		e = nil
 	}
 	s.ports = ports
-	c.mark(svc)
+	c.addPending(svc)
 	svc.edit = e
 }
 
-// mark notes that the Service is to be looked at by the next Take.
-func (c *Cache[E]) mark(svc *service[E]) {
+// addPending adds the Service to those that the next Take examines.
+func (c *Cache[E]) addPending(svc *service[E]) {
 	svc.edit = nil
 	if svc.pending == 0 {
 		c.pending = append(c.pending, svc)
@@ -307,8 +307,8 @@ func (c *Cache[E]) mark(svc *service[E]) {
 	}
 }
 
-// unmark takes that back.
-func (c *Cache[E]) unmark(svc *service[E]) {
+// removePending reverts addPending.
+func (c *Cache[E]) removePending(svc *service[E]) {
 	if svc.pending == 0 {
 		return
 	}
@@ -320,7 +320,8 @@ func (c *Cache[E]) unmark(svc *service[E]) {
 	svc.pending = 0
 }
 
-// drop forgets a Service that has nothing, and had nothing at the last Take.
+// drop removes a Service that has no slices now and had no endpoints at the last
+// Take. It reports whether it did.
 func (c *Cache[E]) drop(svc *service[E]) bool {
 	if len(svc.slices) > 0 || len(svc.taken) > 0 {
 		return false
@@ -335,8 +336,8 @@ func (svc *service[E]) find(s *slice[E]) (int, bool) {
 	})
 }
 
-// parse returns the slice's ports and whether they differ from what it had
-// before. Endpoints that do not differ are those of before.
+// parse returns the slice's ports and whether they differ from was, its previous
+// ports. It reuses unchanged endpoints of was.
 func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Port[E], changed bool) {
 	numbers := c.parsePorts(s)
 	var eps []parsedEndpoint
@@ -396,8 +397,8 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 	return ports, true
 }
 
-// addressType returns a constant equal to t, so as not to keep the object's
-// string.
+// addressType returns the constant equal to t, so that the object's string is not
+// kept.
 func addressType(t discovery.AddressType) discovery.AddressType {
 	if t == discovery.AddressTypeIPv6 {
 		return discovery.AddressTypeIPv6
@@ -405,8 +406,8 @@ func addressType(t discovery.AddressType) discovery.AddressType {
 	return discovery.AddressTypeIPv4
 }
 
-// keep returns c.values as a list of pointers: the one in old for each value
-// that is there, and old itself if all are.
+// keep returns c.values as a list of pointers. It reuses the pointers in old for
+// equal values, and old itself if all are equal.
 func (c *Cache[E]) keep(old []*E) []*E {
 	fresh := 0
 	list := c.list
@@ -436,7 +437,7 @@ func (c *Cache[E]) keep(old []*E) []*E {
 		return old
 	}
 	if len(list) == 1 && fresh == 1 {
-		// By far the most common length costs one allocation.
+		// Most lists have one element: use one allocation.
 		one := &struct {
 			value E
 			list  [1]*E
@@ -447,8 +448,8 @@ func (c *Cache[E]) keep(old []*E) []*E {
 	out := slices.Clone(list)
 	most := blockLen[E]()
 	if fresh < len(list) {
-		// In a slice that changes in part, again and again, each block would end up
-		// with one endpoint that is still there.
+		// If a slice changed a few endpoints at a time, each block would in the end
+		// hold one live endpoint.
 		most = 1
 	}
 	var block []E
@@ -467,22 +468,23 @@ func (c *Cache[E]) keep(old []*E) []*E {
 	return out
 }
 
-// blockLen is how many endpoints are allocated at once. The new ones of a slice
-// are, to save what the allocator adds to each; but not too many, since all of a
-// block stays for as long as one of its endpoints is in use.
+// blockLen returns the number of new endpoints to allocate at once. A block saves the
+// allocator's overhead for each endpoint. Blocks are small because one live endpoint
+// keeps the whole block in memory.
 func blockLen[E any]() int {
 	var e E
 	return max(1, 2048/max(1, int(unsafe.Sizeof(e))))
 }
 
-// tidy clears the scratch space, so that nothing of an object is kept in it.
+// tidy clears the scratch space, so that it keeps no parts of an object.
 func (c *Cache[E]) tidy() {
 	c.numbers = tidied(c.numbers)
 	c.parsed = tidied(c.parsed)
 	c.values = tidied(c.values)
 }
 
-// tidied returns an empty slice with s's room, unless that is uncommonly much.
+// tidied returns s with length 0, or nil if its capacity is large, to free the
+// memory.
 func tidied[T any](s []T) []T {
 	if cap(s) > 4096 {
 		return nil

@@ -58,14 +58,14 @@ func terminating(e discovery.Endpoint) discovery.Endpoint {
 
 type cache = endpointslice.Cache[endpointslice.Endpoint]
 
-// newCache returns a cache and the errors it reported.
+// newCache returns a cache and the list of errors that it reports.
 func newCache() (*cache, *[]error) {
 	var errs []error
 	return endpointslice.New(endpointslice.Plain(func(_ *discovery.EndpointSlice, err error) { errs = append(errs, err) })), &errs
 }
 
 // dump renders a Service's ports: "http/TCP/IPv4 10.0.0.1:80 ...", with the
-// endpoint's node, and marks for what is not a plain ready endpoint.
+// endpoint's node, and marks for endpoints that are not simply ready.
 func dump(ports []endpointslice.Port[endpointslice.Endpoint]) string {
 	var out []string
 	for _, p := range ports {
@@ -107,7 +107,7 @@ func TestSliceContents(t *testing.T) {
 		name    string
 		slice   *discovery.EndpointSlice
 		want    string
-		reports string // a part of the one error, "" for none
+		reports string // a part of the only error, "" for none
 	}{
 		{name: "sorted by number, not by text", slice: slice("s", "svc", ep("10.0.0.10"), ep("10.0.0.9")),
 			want: "http/TCP/IPv4 10.0.0.9:80 10.0.0.10:80"},
@@ -115,23 +115,23 @@ func TestSliceContents(t *testing.T) {
 		{name: "no address", slice: slice("s", "svc", ep(), ep("10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80", reports: "has no address"},
 		{name: "leading zeros", slice: slice("s", "svc", ep("010.000.0.041")), want: "http/TCP/IPv4 10.0.0.41:80"},
 		{name: "malformed address", slice: slice("s", "svc", ep("10.0.0.x"), ep("10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80", reports: "not an IP address"},
-		{name: "many malformed are one report", slice: slice("s", "svc", ep("x"), ep("y"), ep("z")), reports: "and 2 more"},
+		{name: "many malformed addresses are one report", slice: slice("s", "svc", ep("x"), ep("y"), ep("z")), reports: "and 2 more"},
 		{name: "IPv6 in an IPv4 slice", slice: slice("s", "svc", ep("fd00::1"), ep("10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80", reports: "in a slice of type IPv4"},
 		{name: "IPv4 in an IPv6 slice", slice: v6(slice("s", "svc", ep("fd00::1"), ep("10.0.0.1"))), want: "http/TCP/IPv6 [fd00::1]:80", reports: "in a slice of type IPv6"},
 		{name: "IPv4-mapped is IPv4", slice: slice("s", "svc", ep("::ffff:10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80"},
 		{name: "zone", slice: v6(slice("s", "svc", ep("fe80::1%eth0"))), reports: "with a zone"},
-		{name: "unspecified", slice: slice("s", "svc", ep("0.0.0.0")), reports: "cannot be an endpoint"},
-		{name: "multicast", slice: slice("s", "svc", ep("224.0.0.1")), reports: "cannot be an endpoint"},
+		{name: "unspecified", slice: slice("s", "svc", ep("0.0.0.0")), reports: "not a unicast address"},
+		{name: "multicast", slice: slice("s", "svc", ep("224.0.0.1")), reports: "not a unicast address"},
 		{name: "FQDN", slice: edit(slice("s", "svc", ep("example.com")), func(s *discovery.EndpointSlice) { s.AddressType = discovery.AddressTypeFQDN })},
 		{name: "unknown type", slice: edit(slice("s", "svc", ep("10.0.0.1")), func(s *discovery.EndpointSlice) { s.AddressType = "IPX" }), reports: "unknown address type"},
 		{name: "no label", slice: edit(slice("s", "svc", ep("10.0.0.1")), func(s *discovery.EndpointSlice) { s.Labels = nil }), reports: "no label"},
-		{name: "no namespace", slice: edit(slice("s", "svc", ep("10.0.0.1")), func(s *discovery.EndpointSlice) { s.Namespace = "" }), reports: "in namespace"},
-		{name: "no name", slice: slice("", "svc", ep("10.0.0.1")), reports: "in namespace"},
+		{name: "no namespace", slice: edit(slice("s", "svc", ep("10.0.0.1")), func(s *discovery.EndpointSlice) { s.Namespace = "" }), reports: "missing name"},
+		{name: "no name", slice: slice("", "svc", ep("10.0.0.1")), reports: "missing name"},
 		{name: "nil", reports: "nil EndpointSlice"},
 
 		{name: "no ports", slice: ports(slice("s", "svc", ep("10.0.0.1")))},
 		{name: "nil port name", slice: ports(slice("s", "svc", ep("10.0.0.1")), discovery.EndpointPort{Port: ptr(int32(80))}, port("a", 1)),
-			want: "a/TCP/IPv4 10.0.0.1:1", reports: "has no name"},
+			want: "a/TCP/IPv4 10.0.0.1:1", reports: "nil name"},
 		{name: "unnamed port", slice: ports(slice("s", "svc", ep("10.0.0.1")), port("", 80)), want: "/TCP/IPv4 10.0.0.1:80"},
 		{name: "nil and zero port", slice: ports(slice("s", "svc", ep("10.0.0.1")), discovery.EndpointPort{Name: ptr("n")}, port("z", 0))},
 		{name: "port too large", slice: ports(slice("s", "svc", ep("10.0.0.1")), port("a", 65536), port("b", 65535)), want: "b/TCP/IPv4 10.0.0.1:65535", reports: "65536"},
@@ -154,7 +154,7 @@ func TestSliceContents(t *testing.T) {
 			want: "http/TCP/IPv4 10.0.0.1:80@b"},
 		{name: "duplicate then prefers the ready one", slice: slice("s", "svc", onNode(conditions(ep("10.0.0.1"), ptr(false), nil, nil), "a"), onNode(ep("10.0.0.1"), "b")),
 			want: "http/TCP/IPv4 10.0.0.1:80@b"},
-		{name: "duplicate then goes by node", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "b"), onNode(ep("10.0.0.01"), "a")),
+		{name: "duplicate then prefers the first node", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "b"), onNode(ep("10.0.0.01"), "a")),
 			want: "http/TCP/IPv4 10.0.0.1:80@a"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -201,8 +201,8 @@ func TestEndpointFields(t *testing.T) {
 	}
 }
 
-// TestNoChange is what rewrites of a slice are no change.
-func TestNoChange(t *testing.T) {
+// TestRewriteIsNoChange rewrites a slice in ways that do not change its endpoints.
+func TestRewriteIsNoChange(t *testing.T) {
 	base := func() *discovery.EndpointSlice {
 		s := slice("s", "svc", onNode(ep("10.0.0.1"), "a"), onNode(terminating(ep("10.0.0.2")), "b"), onNode(ep("10.0.0.1"), "c"))
 		s.Ports = append(s.Ports, port("b", 81))
@@ -240,20 +240,21 @@ func TestNoChange(t *testing.T) {
 			s := base()
 			edit(s)
 			if c.Set(s) {
-				t.Error("Set says that something changed")
+				t.Error("Set reports a change")
 			}
 			if got := c.Take(); got != nil {
 				t.Errorf("Take() = %v", got)
 			}
 			if after := c.Ports(named("svc")); &after[0] != &before[0] {
-				t.Error("the ports were made anew")
+				t.Error("unchanged ports got new memory")
 			}
 		})
 	}
 }
 
-// TestChange is what must be a change, and of nothing else.
-func TestChange(t *testing.T) {
+// TestFieldChangesAreReported changes one field of one endpoint. Only that endpoint
+// may change.
+func TestFieldChangesAreReported(t *testing.T) {
 	base := func() *discovery.EndpointSlice { return slice("s", "svc", ep("10.0.0.1"), ep("10.0.0.2")) }
 	for name, edit := range map[string]func(*discovery.EndpointSlice){
 		"ready":       func(s *discovery.EndpointSlice) { s.Endpoints[1].Conditions.Ready = ptr(false) },
@@ -278,17 +279,17 @@ func TestChange(t *testing.T) {
 			s := base()
 			edit(s)
 			if !c.Set(s) {
-				t.Error("Set says that nothing changed")
+				t.Error("Set reports no change")
 			}
 			got := c.Take()
 			if len(got) != 1 {
 				t.Fatalf("Take() = %v", got)
 			}
 			if !slices.Contains(got[0].New[0].Endpoints, first) {
-				t.Error("an endpoint that did not change lost its pointer")
+				t.Error("an unchanged endpoint got a new pointer")
 			}
 			if !c.Set(base()) {
-				t.Error("Set says that changing back is nothing")
+				t.Error("Set reports no change when the change is reverted")
 			}
 			c.Take()
 			if got := dump(c.Ports(named("svc"))); got != "http/TCP/IPv4 10.0.0.1:80 10.0.0.2:80" {
@@ -311,16 +312,16 @@ func TestChange(t *testing.T) {
 			s := base()
 			edit(s)
 			if !c.Set(s) || len(c.Take()) == 0 {
-				t.Error("no change")
+				t.Error("Set reports no change")
 			}
 			if dump(c.Ports(named("svc"))) == before {
-				t.Error("nothing changed")
+				t.Error("Take returns no change")
 			}
 		})
 	}
 }
 
-func TestChangedBack(t *testing.T) {
+func TestRevertedChangeIsNotReported(t *testing.T) {
 	c, _ := newCache()
 	c.Set(slice("s", "svc", ep("10.0.0.1"), ep("10.0.0.2")))
 	c.Take()
@@ -336,15 +337,15 @@ func TestChangedBack(t *testing.T) {
 		t.Errorf("after moving to another slice Take() = %v", got)
 	}
 	if after := c.Ports(named("svc")); &after[0] != &before[0] {
-		t.Error("the ports were made anew")
+		t.Error("unchanged ports got new memory")
 	}
 	c.Set(slice("new", "other", ep("10.0.0.1")))
 	c.Delete(named("new"))
 	if got := c.Take(); got != nil {
-		t.Errorf("after coming and going Take() = %v", got)
+		t.Errorf("after adding and deleting, Take() = %v", got)
 	}
 	if c.Delete(named("new")) {
-		t.Error("deleting what is not there is a change")
+		t.Error("deleting a missing slice counts as a change")
 	}
 }
 
@@ -382,19 +383,20 @@ func TestMergeAndMove(t *testing.T) {
 	unowned := slice("b", "moved", ep("10.0.0.1"))
 	delete(unowned.Labels, discovery.LabelServiceName)
 	if !c.Set(unowned) {
-		t.Error("losing the owner is no change")
+		t.Error("losing the owner does not count as a change")
 	}
 	want("moved", "")
 	c.Delete(named("c"))
 	c.Delete(named("a"))
 	want("svc", "")
 	for range c.All() {
-		t.Error("something is left")
+		t.Error("the cache is not empty")
 	}
 }
 
-// TestDuplicates has the same endpoint in two slices, in either order of arrival.
-func TestDuplicates(t *testing.T) {
+// TestDuplicatesIgnoreArrivalOrder adds the same endpoint in two slices, in both
+// orders.
+func TestDuplicatesIgnoreArrivalOrder(t *testing.T) {
 	at := func(node string) discovery.Endpoint { return onNode(ep("10.0.0.1"), node) }
 	unready := func(e discovery.Endpoint) discovery.Endpoint { return conditions(e, ptr(false), nil, nil) }
 	for _, tt := range []struct {
@@ -407,8 +409,8 @@ func TestDuplicates(t *testing.T) {
 		{"unready but not terminating", terminating(at("a")), unready(at("b")), "http/TCP/IPv4 10.0.0.1:80@b-unready"},
 		{"unready first", unready(at("a")), at("b"), "http/TCP/IPv4 10.0.0.1:80@b"},
 		{"unready second", at("a"), unready(at("b")), "http/TCP/IPv4 10.0.0.1:80@a"},
-		{"alike", at("a"), at("b"), "http/TCP/IPv4 10.0.0.1:80@a"},
-		{"alike, nodes the other way", at("b"), at("a"), "http/TCP/IPv4 10.0.0.1:80@b"},
+		{"equal", at("a"), at("b"), "http/TCP/IPv4 10.0.0.1:80@a"},
+		{"equal, nodes in reverse order", at("b"), at("a"), "http/TCP/IPv4 10.0.0.1:80@b"},
 		{"both terminating", terminating(at("a")), terminating(at("b")), "http/TCP/IPv4 10.0.0.1:80@a-unready-terminating"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -424,16 +426,16 @@ func TestDuplicates(t *testing.T) {
 				c.Delete(named("a"))
 				c.Delete(named("b"))
 				if c.Take(); len(c.Ports(named("svc"))) != 0 {
-					t.Error("an endpoint is left")
+					t.Error("the cache still has an endpoint")
 				}
 			}
 		})
 	}
 }
 
-// TestManyDuplicates is more than small sorts, which are stable by accident, can
-// hide.
-func TestManyDuplicates(t *testing.T) {
+// TestManyDuplicatesAreMergedStably uses more slices than a small sort, which is
+// stable by accident, would need.
+func TestManyDuplicatesAreMergedStably(t *testing.T) {
 	c, _ := newCache()
 	for i := range 50 {
 		name := fmt.Sprintf("s%02d", i*37%50)
@@ -450,9 +452,9 @@ func TestManyDuplicates(t *testing.T) {
 	}
 }
 
-// TestListsStay has a slice's own list, once handed out, come back after another
-// endpoint with the same address was seen in the meantime.
-func TestListsStay(t *testing.T) {
+// TestReturnedListsAreNotModified makes a list that the cache returned current again,
+// after a Take in which another endpoint had its address.
+func TestReturnedListsAreNotModified(t *testing.T) {
 	c, _ := newCache()
 	c.Set(slice("b", "svc", onNode(ep("10.0.0.1"), "n"), ep("10.0.0.2")))
 	ports := c.Take()[0].New
@@ -465,14 +467,14 @@ func TestListsStay(t *testing.T) {
 	c.Delete(named("a"))
 	now := c.Take()[0].New[0].Endpoints
 	if now[0] != seen[0] || now[1] != seen[1] {
-		t.Error("an endpoint that did not change lost its pointer")
+		t.Error("an unchanged endpoint got a new pointer")
 	}
 	if !slices.Equal(list, want) || &ports[0].Endpoints[0] != &wantPort.Endpoints[0] {
-		t.Error("a list that was handed out has changed")
+		t.Error("a returned list was modified")
 	}
 }
 
-func TestMakeFails(t *testing.T) {
+func TestMakeErrorSkipsEndpoint(t *testing.T) {
 	broken := errors.New("broken")
 	config := endpointslice.Plain(nil)
 	plain := config.Make
@@ -505,7 +507,7 @@ func TestMakeFails(t *testing.T) {
 	}
 }
 
-func TestPending(t *testing.T) {
+func TestPendingListsChangedServices(t *testing.T) {
 	c, _ := newCache()
 	c.Set(slice("a", "x", ep("10.0.0.1")))
 	c.Set(slice("b", "y", ep("10.0.0.1")))

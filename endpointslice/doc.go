@@ -1,10 +1,6 @@
 // Package endpointslice merges the EndpointSlices of a Service into one list of
-// endpoints for each of its ports.
-//
-// A Service's endpoints are spread over any number of EndpointSlices, whose
-// division changes without the endpoints changing. A [Cache] is given each slice
-// as it is now and answers with the Services whose endpoints have changed, old
-// and new:
+// endpoints for each of its ports. A [Cache] takes each slice in its current state
+// and returns the Services whose endpoints changed:
 //
 //	c := endpointslice.New(endpointslice.Plain(nil))
 //	c.Set(slice)
@@ -12,33 +8,36 @@
 //		fmt.Println(change.Service, len(change.Old), len(change.New))
 //	}
 //
-// # What it promises
+// A Service's endpoints are distributed over any number of EndpointSlices, and the
+// distribution may change without a change of the endpoints.
 //
-// Objects are compared by what they say of endpoints: a slice whose metadata,
-// ports or endpoints were only rewritten or reordered is no change, and neither
-// is an endpoint that moves from one slice to another. An unchanged endpoint
-// keeps its pointer, and an unchanged list its memory, through any number of
-// updates. Nothing handed out is ever written to again. Nothing handed in is
-// kept or written to.
+// # Guarantees
 //
-// The outcome depends only on the slices there are, never on the order they came
-// in. Two slices that name the same address and port (as they do for a moment
-// when an endpoint moves) give one endpoint: one that is not terminating is
-// preferred to one that is, then a ready one to one that is not, then that of the
-// slice whose name sorts first; and within a slice, the node and zone that sort
-// first, then the one listed first.
+// Only differences in the resulting endpoints count as changes. Rewriting or
+// reordering the metadata, ports or endpoints of a slice does not, and neither does
+// moving an endpoint from one slice to another. An unchanged endpoint keeps its
+// pointer and an unchanged list its memory. The cache never modifies values that it
+// has returned, and neither keeps nor modifies the objects it is given.
 //
-// A slice that changes its owner (label kubernetes.io/service-name) moves. A
-// slice that cannot be attributed, or of an address type that is not an IP
-// family, holds nothing. What cannot be used in a slice (an address that is none,
-// a port out of range or without a name) costs only itself and is reported to
-// [Config.Report]. An endpoint with several addresses is reached at the first.
+// The result depends only on the current slices, not on the order of their arrival.
+// Two slices can list the same address and port, for example while an endpoint
+// moves. The cache then keeps one endpoint: it prefers endpoints that are not
+// terminating, then ready ones, then the slice whose name sorts first. Within a slice
+// it prefers the node and zone that sort first, then the endpoint listed first.
+//
+// A slice whose owner (label kubernetes.io/service-name) changes moves to the new
+// Service. A slice without an owner, or of an address type that is not an IP family,
+// counts as empty. An invalid part of a slice, such as a malformed address or a port
+// that is out of range or unnamed, is skipped and reported to [Config].Report; the
+// rest of the slice is used. An endpoint with several addresses is used with its
+// first.
 //
 // # Cost
 //
-// Set and Delete cost what the slice holds; Take costs what the Services that
-// changed hold. Names and hints that endpoints have in common are stored once.
-// The cache knows nothing of the endpoint type it is used with beyond the
-// functions of [Config], so it can be used with any: package tracker uses it with
-// its own, and [Plain] is for those who need none.
+// Set and Delete take time proportional to the slice, and Take to the Services that
+// changed. Names and hints that endpoints have in common are stored once.
+//
+// The cache works with any endpoint type, through the functions of [Config]. Package
+// tracker uses it with its own type. [Plain] is for callers that need no type of
+// their own.
 package endpointslice

@@ -7,25 +7,24 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// Endpoint is what an EndpointSlice says of one endpoint and one port, with
-// every default filled in. Its strings and slices are shared with other endpoints
-// and are not those of the API object: they may be kept, and must not be written
-// to.
+// Endpoint is one endpoint of an EndpointSlice together with one port, with all
+// defaults filled in. Endpoints share its strings and slices, which are not those of
+// the API object. They may be kept and must not be modified.
 type Endpoint struct {
-	// Addr is the endpoint's first address and the port. It is of the slice's
-	// family, IPv4 never in its IPv6-mapped form.
+	// Addr is the endpoint's first address and the port. The address is of the
+	// slice's family and never an IPv4-mapped IPv6 address.
 	Addr netip.AddrPort
-	// Node and Zone are where it runs, "" if not known.
+	// Node and Zone are the names of the endpoint's node and zone, or "" if unknown.
 	Node, Zone string
-	// ForNodes and ForZones are the hints, sorted and without duplicates, nil for
+	// ForNodes and ForZones are the hints, sorted and without duplicates, or nil for
 	// none (KEP-3015, KEP-2433).
 	ForNodes, ForZones []string
-	// Ready, Serving and Terminating are the conditions; an unset one counts as
-	// true, true and false, as discovery/v1's EndpointConditions demands.
+	// Ready, Serving and Terminating are the conditions. Unset conditions count as
+	// true, true and false, as EndpointConditions of discovery/v1 specifies.
 	Ready, Serving, Terminating bool
 }
 
-// Equal reports whether e and o say the same.
+// Equal reports whether all fields of e and o are equal.
 func (e *Endpoint) Equal(o *Endpoint) bool {
 	return e.Addr == o.Addr &&
 		e.Ready == o.Ready && e.Serving == o.Serving && e.Terminating == o.Terminating &&
@@ -33,8 +32,8 @@ func (e *Endpoint) Equal(o *Endpoint) bool {
 		slices.Equal(e.ForNodes, o.ForNodes) && slices.Equal(e.ForZones, o.ForZones)
 }
 
-// Plain is the [Config] of a cache of [Endpoint] values. The report function may
-// be nil.
+// Plain returns the [Config] of a cache of [Endpoint] values. report becomes
+// Config.Report and may be nil.
 func Plain(report func(*discovery.EndpointSlice, error)) Config[Endpoint] {
 	return Config[Endpoint]{
 		Make: func(_ *discovery.EndpointSlice, _ *discovery.Endpoint, from *Endpoint, e *Endpoint) error {
@@ -49,12 +48,13 @@ func Plain(report func(*discovery.EndpointSlice, error)) Config[Endpoint] {
 	}
 }
 
-// Rank says which of two endpoints with the same address and port is preferred:
-// the greater.
+// Rank orders endpoints with the same address and port. The cache keeps the endpoint
+// with the greater rank.
 type Rank uint8
 
-// RankOf returns the rank of an endpoint by its conditions: one that is not
-// terminating before one that is, then one that is ready before one that is not.
+// RankOf returns the rank of an endpoint with these conditions. Endpoints that are
+// not terminating rank above terminating ones; among these, ready ones rank above
+// others.
 func RankOf(ready, terminating bool) Rank {
 	var r Rank
 	if !terminating {

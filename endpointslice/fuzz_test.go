@@ -8,9 +8,9 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// FuzzSet gives a cache whatever decodes as a slice, besides a sound one of the
-// same Service: it must not panic, must not write to the object, must find no
-// change in the same object again, and must be empty when both are gone.
+// FuzzSet sets any decodable slice in a cache with a valid slice of the same Service.
+// Set must not panic and must not modify the object. Setting the object again must
+// not be a change, and the cache must be empty after both are deleted.
 func FuzzSet(f *testing.F) {
 	for _, seed := range []string{
 		`{"metadata":{"namespace":"ns","name":"s","labels":{"kubernetes.io/service-name":"svc"}},"addressType":"IPv4",
@@ -36,13 +36,13 @@ func FuzzSet(f *testing.F) {
 		before := s.DeepCopy()
 		c.Set(s)
 		if !reflect.DeepEqual(s, before) {
-			t.Fatal("the object was written to")
+			t.Fatal("the object was modified")
 		}
 		for _, change := range c.Take() {
 			portsState(t, change.New)
 		}
 		if c.Set(s) || len(c.Take()) > 0 {
-			t.Fatal("the same object again is a change")
+			t.Fatal("setting the same object again counts as a change")
 		}
 		c.Delete(named("sound"))
 		if s != nil {
@@ -52,7 +52,7 @@ func FuzzSet(f *testing.F) {
 		}
 		c.Take()
 		for range c.All() {
-			t.Fatal("something is left")
+			t.Fatal("the cache is not empty")
 		}
 	})
 }

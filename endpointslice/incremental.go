@@ -11,9 +11,9 @@ type edit[E any] struct {
 	was   []Port[E] // the slice's ports at the last Take
 }
 
-// mergedChange returns what merged does, from the result of the last Take and the edit, in
-// time proportional to the one slice. It is not ok if the slice has other ports now, or if
-// an address is in several slices.
+// mergedChange returns the result of merged, computed from the last Take and the edit
+// in time proportional to the one slice. ok is false if the slice's set of ports
+// changed, or if several slices have the same address.
 func (c *Cache[E]) mergedChange(svc *service[E]) (ports []Port[E], changed, ok bool) {
 	was, now := svc.edit.was, svc.edit.slice.ports
 	same := func(a, b Port[E]) bool { return a.compare(&b) == 0 }
@@ -41,8 +41,8 @@ func (c *Cache[E]) mergedChange(svc *service[E]) (ports []Port[E], changed, ok b
 	return ports, changed, true
 }
 
-// count returns how many endpoints the Service's slices have for the port. It counts an
-// endpoint of two slices twice.
+// count returns the number of endpoints for the port in the Service's slices. It
+// counts an endpoint in two slices twice.
 func (svc *service[E]) count(p *Port[E]) (n int) {
 	for _, s := range svc.slices {
 		if i, ok := findPort(s.ports, p); ok {
@@ -56,18 +56,19 @@ func findPort[E any](ports []Port[E], p *Port[E]) (int, bool) {
 	return slices.BinarySearchFunc(ports, p, func(a Port[E], b *Port[E]) int { return a.compare(b) })
 }
 
-// mergeChange returns taken, which has every address of was, with now in the place
-// of was. It is not ok if an address would be there twice.
+// mergeChange returns taken with the endpoints of was replaced by those of now. taken
+// must contain every address of was. ok is false if the result would contain an
+// address twice.
 func (c *Cache[E]) mergeChange(taken, was, now []*E) (out []*E, changed, ok bool) {
 	out = make([]*E, 0, len(taken)-len(was)+len(now))
 	rest := taken
 	for len(was) > 0 || len(now) > 0 {
-		// Most of was and now is the same.
+		// Most endpoints are in both was and now.
 		if len(was) > 0 && len(now) > 0 && was[0] == now[0] {
 			was, now = was[1:], now[1:]
 			continue
 		}
-		d := -1 // which of them has the lower address
+		d := -1 // compares the addresses of was[0] and now[0]
 		var addr netip.AddrPort
 		if len(was) > 0 {
 			addr, _ = c.config.Key(was[0])

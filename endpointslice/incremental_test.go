@@ -12,10 +12,10 @@ import (
 	"github.com/go-proxier/proxier/endpointslice"
 )
 
-// A Service of many slices of which one changes is the same as if all had been
-// merged anew, keeps the pointers of what stays, and changes if and only if its
-// endpoints do.
-func TestEditOneOfMany(t *testing.T) {
+// TestIncrementalMergeMatchesFullMerge changes one of many slices of a Service. The
+// result must equal a full merge and keep the pointers of unchanged endpoints. It
+// must count as a change exactly if the endpoints differ.
+func TestIncrementalMergeMatchesFullMerge(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(1, seed))
 		const count = 6
@@ -82,17 +82,17 @@ func TestEditOneOfMany(t *testing.T) {
 			changes := c.Take()
 			after := c.Ports(named("svc"))
 
-			anew := endpointslice.New(endpointslice.Plain(nil))
+			full := endpointslice.New(endpointslice.Plain(nil))
 			for _, s := range objects {
-				anew.Set(s)
+				full.Set(s)
 			}
-			anew.Take()
+			full.Take()
 			equal := func(a, b endpointslice.Port[endpointslice.Endpoint]) bool {
 				return a.Name == b.Name && a.Protocol == b.Protocol && a.Type == b.Type &&
 					slices.EqualFunc(a.Endpoints, b.Endpoints, (*endpointslice.Endpoint).Equal)
 			}
-			if want := anew.Ports(named("svc")); !slices.EqualFunc(after, want, equal) {
-				t.Fatalf("seed %d step %d: not what a merge of all gives", seed, step)
+			if want := full.Ports(named("svc")); !slices.EqualFunc(after, want, equal) {
+				t.Fatalf("seed %d step %d: the result differs from a full merge", seed, step)
 			}
 			if same := slices.EqualFunc(before, after, equal); same != (len(changes) == 0) {
 				t.Fatalf("seed %d step %d: %d changes, same %v", seed, step, len(changes), same)
@@ -106,12 +106,12 @@ func TestEditOneOfMany(t *testing.T) {
 				}
 				old := before[j]
 				if equal(old, p) && &old.Endpoints[0] != &p.Endpoints[0] {
-					t.Fatalf("seed %d step %d: a list that did not change is another", seed, step)
+					t.Fatalf("seed %d step %d: an unchanged list got new memory", seed, step)
 				}
 				for _, e := range p.Endpoints {
 					k := slices.IndexFunc(old.Endpoints, func(o *endpointslice.Endpoint) bool { return o.Equal(e) })
 					if k >= 0 && old.Endpoints[k] != e {
-						t.Fatalf("seed %d step %d: %v did not change and has another pointer", seed, step, e.Addr)
+						t.Fatalf("seed %d step %d: %v is unchanged and got a new pointer", seed, step, e.Addr)
 					}
 				}
 			}

@@ -6,15 +6,16 @@ import (
 	"strings"
 )
 
-// recent holds the values it was asked for most recently: at least the last limit and
-// at most twice as many. Dropping a value costs sharing, never correctness, so references
-// need not be counted, and memory stays bounded.
+// recent holds the most recently used values: at least the last limit and at most
+// twice as many. Dropping a value only loses sharing, so references need not be
+// counted and memory is bounded.
 type recent[V any] struct {
 	young, old map[string]V
 	limit      int
 }
 
-// lookup takes the key as bytes too, so that one can be built without allocating.
+// lookup returns the value of key. The key may be a byte slice, so that callers can
+// build it without allocating.
 func lookup[V any, K string | []byte](r *recent[V], key K) (V, bool) {
 	v, ok := r.young[string(key)]
 	if ok {
@@ -33,8 +34,8 @@ func (r *recent[V]) put(key string, v V) {
 	r.young[key] = v
 }
 
-// shared bounds the tables of names and of hints. Clusters have up to 5,000 nodes
-// (the size Kubernetes is tested to), a few zones, and about as many hint lists.
+// shared bounds the tables of names and of hints. Kubernetes is tested with up to
+// 5,000 nodes; a cluster has a few zones and about as many hint lists.
 const shared = 1 << 14
 
 // interned shares the memory of equal strings and of equal lists of strings. Strings in

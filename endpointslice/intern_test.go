@@ -8,20 +8,20 @@ import (
 	"unsafe"
 )
 
-func TestNamesShareAndForget(t *testing.T) {
+func TestNamesAreSharedAndDropped(t *testing.T) {
 	n := interned{one: recent[string]{limit: 4}, many: recent[[]string]{limit: 4}}
 	big := strings.Repeat("x", 100) + "node"
 	first := n.name(big[100:])
 	if first != "node" || unsafe.StringData(first) == unsafe.StringData(big[100:]) {
-		t.Error("the name is a part of the caller's string")
+		t.Error("the name shares memory with the caller's string")
 	}
 	for i := range 1000 {
 		n.name(fmt.Sprint("other-", i))
 		if i%3 == 0 && unsafe.StringData(n.name("node")) != unsafe.StringData(first) {
-			t.Fatal("a name in use was forgotten")
+			t.Fatal("a name in use was dropped")
 		}
 		if len(n.one.young)+len(n.one.old) > 8 {
-			t.Fatal("names are never forgotten")
+			t.Fatal("names are never dropped")
 		}
 	}
 	if n.name("") != "" {
@@ -29,7 +29,7 @@ func TestNamesShareAndForget(t *testing.T) {
 	}
 }
 
-func TestSets(t *testing.T) {
+func TestEqualSetsAreShared(t *testing.T) {
 	n := interned{one: recent[string]{limit: 4}, many: recent[[]string]{limit: 4}}
 	set := func(s ...string) []string {
 		n.list = append(n.list, s...)
@@ -45,7 +45,7 @@ func TestSets(t *testing.T) {
 	if again := set("a", "b"); &again[0] != &ab[0] {
 		t.Error("equal sets are not shared")
 	}
-	// Sets that are the same when written one after the other.
+	// Different sets whose concatenations are equal.
 	if got := set("ab"); !slices.Equal(got, []string{"ab"}) {
 		t.Error(got)
 	}

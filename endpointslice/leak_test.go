@@ -10,7 +10,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// heap is what is in use after a collection.
+// heap returns the heap in use after a garbage collection.
 func heap() int {
 	for range 2 {
 		runtime.GC()
@@ -25,8 +25,8 @@ func numbered(n int) string {
 }
 
 // TestGradualChangeKeepsNoMemory replaces all endpoints of large slices several
-// times over, a few at a time: what the cache then takes is about what one takes
-// that was given the result at once.
+// times, a few at a time. The cache must then use about as much memory as one that
+// was filled once.
 func TestGradualChangeKeepsNoMemory(t *testing.T) {
 	const services, endpoints, each = 50, 100, 7
 	rng := rand.New(rand.NewPCG(4, 4))
@@ -76,10 +76,10 @@ func TestGradualChangeKeepsNoMemory(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeft adds and removes slices with names, nodes and addresses that
-// never come back: more of them than the cache remembers to share their memory.
-func TestNothingIsLeft(t *testing.T) {
-	const cycles, each = 1024, 48 // a multiple of what is remembered, which comes and goes as a whole
+// TestDeletedSlicesAreFreed adds and removes slices whose names, nodes and addresses
+// are used once. There are more of them than the cache's tables of shared names hold.
+func TestDeletedSlicesAreFreed(t *testing.T) {
+	const cycles, each = 1024, 48 // a multiple of the table size, because tables are dropped as a whole
 	c, _ := newCache()
 	cycle := func(n int) {
 		for i := range each {

@@ -3,7 +3,8 @@ package endpointslice
 import "slices"
 
 // merged returns the endpoints of all slices of a Service and whether they differ
-// from those taken. What does not differ is what was taken.
+// from those at the last Take. It reuses unchanged endpoints and lists of the last
+// Take.
 func (c *Cache[E]) merged(svc *service[E]) (ports []Port[E], changed bool) {
 	if svc.edit != nil {
 		if ports, changed, ok := c.mergedChange(svc); ok {
@@ -15,10 +16,11 @@ func (c *Cache[E]) merged(svc *service[E]) (ports []Port[E], changed bool) {
 	} else {
 		ports = c.mergeSlices(svc.slices)
 	}
-	return c.settle(ports, svc.taken)
+	return c.reuse(ports, svc.taken)
 }
 
-// mergeSlices returns new ports; lists that only one slice has are that slice's.
+// mergeSlices returns the merged ports of several slices. The list of a port that
+// only one slice has is shared with that slice.
 func (c *Cache[E]) mergeSlices(from []*slice[E]) []Port[E] {
 	all := c.lists
 	for _, s := range from {
@@ -27,8 +29,7 @@ func (c *Cache[E]) mergeSlices(from []*slice[E]) []Port[E] {
 		}
 	}
 	c.lists = all
-	// The sort is stable, so that ports that are the same stay in order of their
-	// slices' names.
+	// A stable sort keeps equal ports in the order of their slices' names.
 	slices.SortStableFunc(all, (*Port[E]).compare)
 	var out []Port[E]
 	for len(all) > 0 {
@@ -47,9 +48,9 @@ func (c *Cache[E]) mergeSlices(from []*slice[E]) []Port[E] {
 	return out
 }
 
-// mergeLists merges the sorted lists of a port, given in order of their slices'
-// names. Of endpoints with the same address the preferred one survives, or else
-// the first.
+// mergeLists merges the sorted lists of one port, which are in the order of their
+// slices' names. Of endpoints with the same address it keeps the one with the highest
+// rank, or else the first.
 func (c *Cache[E]) mergeLists(ports []*Port[E]) []*E {
 	if len(ports) == 1 {
 		return ports[0].Endpoints
@@ -74,12 +75,11 @@ func (c *Cache[E]) mergeLists(ports []*Port[E]) []*E {
 	return append(append(out, a...), b...)
 }
 
-// settle replaces in ports whatever was already taken by what was, so that an
-// endpoint that was changed and changed back, or that moved to another slice, is
-// still the same one.
-func (c *Cache[E]) settle(ports, taken []Port[E]) (out []Port[E], changed bool) {
+// reuse replaces endpoints and lists in ports by equal ones in taken. An endpoint
+// that changed and changed back, or moved to another slice, keeps its pointer.
+func (c *Cache[E]) reuse(ports, taken []Port[E]) (out []Port[E], changed bool) {
 	changed = len(ports) != len(taken)
-	cloned := false // ports may be a slice's own
+	cloned := false // ports may belong to a slice
 	j := 0
 	for i := range ports {
 		p := &ports[i]
@@ -90,7 +90,7 @@ func (c *Cache[E]) settle(ports, taken []Port[E]) (out []Port[E], changed bool) 
 			changed = true
 			continue
 		}
-		list := c.settleList(p.Endpoints, taken[j].Endpoints)
+		list := c.reuseList(p.Endpoints, taken[j].Endpoints)
 		if &list[0] != &taken[j].Endpoints[0] {
 			changed = true
 		}
@@ -107,9 +107,9 @@ func (c *Cache[E]) settle(ports, taken []Port[E]) (out []Port[E], changed bool) 
 	return ports, true
 }
 
-// settleList returns taken if list says the same, else list, or a copy of it if
-// something in it is to be replaced.
-func (c *Cache[E]) settleList(list, taken []*E) []*E {
+// reuseList returns taken if list equals it. Otherwise it returns list, or a copy of
+// list that shares equal endpoints with taken.
+func (c *Cache[E]) reuseList(list, taken []*E) []*E {
 	if len(list) == len(taken) && &list[0] == &taken[0] {
 		return taken
 	}
@@ -118,7 +118,7 @@ func (c *Cache[E]) settleList(list, taken []*E) []*E {
 	j := 0
 	for i, e := range list {
 		if i < len(taken) && taken[i] == e {
-			// By far the most common case costs no look at the endpoint.
+			// Most endpoints are identical: skip the comparison.
 			continue
 		}
 		addr, _ := c.config.Key(e)

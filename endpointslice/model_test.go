@@ -19,7 +19,8 @@ import (
 	"github.com/go-proxier/proxier/endpointslice"
 )
 
-// model is the obvious, slow way: keep the objects, and look at all of them.
+// model is a simple, slow cache: it keeps all objects and computes everything from
+// them.
 type model map[types.NamespacedName]*discovery.EndpointSlice
 
 type portKey struct {
@@ -95,7 +96,7 @@ func (m model) state() state {
 		for k, addrs := range ports {
 			out[owner][k] = map[netip.AddrPort]endpointslice.Endpoint{}
 			for a, all := range addrs {
-				// Within one slice the map's order is that of the slice.
+				// Within one slice the first endpoint wins.
 				slices.SortStableFunc(all, func(x, y candidate) int {
 					return cmp.Or(
 						cmp.Compare(no(!x.Terminating), no(!y.Terminating)),
@@ -172,11 +173,11 @@ func randomSlice(r *rand.Rand, name types.NamespacedName) *discovery.EndpointSli
 	return s
 }
 
-// TestAgainstModel gives random slices to a cache, and checks after every Take
-// that it holds what the model does, that the changes lead there and are changes,
-// that what did not change is the same memory, and that nothing handed out or in
-// was written to.
-func TestAgainstModel(t *testing.T) {
+// TestCacheMatchesModel sets random slices. After every Take it checks that the cache
+// equals the model, that the changes are real and lead to the model's state, that
+// unchanged values keep their memory, and that neither objects nor returned values
+// are modified.
+func TestCacheMatchesModel(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		c, _ := newCache()
@@ -193,7 +194,7 @@ func TestAgainstModel(t *testing.T) {
 			} else {
 				s := randomSlice(r, name)
 				if old := objects[name]; old != nil && r.IntN(2) == 0 {
-					// A small change of what is there.
+					// A small change of an existing slice.
 					s = old.DeepCopy()
 					if n := len(s.Endpoints); n > 0 {
 						s.Endpoints[r.IntN(n)].Conditions.Ready = ptr(r.IntN(2) == 0)
@@ -203,7 +204,7 @@ func TestAgainstModel(t *testing.T) {
 				before := s.DeepCopy()
 				c.Set(s)
 				if !reflect.DeepEqual(s, before) {
-					t.Fatal("the slice was written to")
+					t.Fatal("the slice was modified")
 				}
 				scramble(s)
 			}
@@ -246,7 +247,7 @@ func TestAgainstModel(t *testing.T) {
 					for _, e := range p.Endpoints {
 						id := fmt.Sprint(service, p.Name, p.Protocol, e.Addr)
 						if was := pointers[id]; was != nil && was.Equal(e) && was != e {
-							t.Fatalf("seed %d step %d: %s lost its pointer", seed, step, id)
+							t.Fatalf("seed %d step %d: %s got a new pointer", seed, step, id)
 						}
 						now[id] = e
 						if _, ok := kept[e]; !ok {
@@ -277,14 +278,14 @@ func TestAgainstModel(t *testing.T) {
 		rebuilt.Take()
 		c.Take()
 		if !reflect.DeepEqual(stateOf(t, rebuilt), stateOf(t, c)) {
-			t.Fatalf("seed %d: not what a new cache has", seed)
+			t.Fatalf("seed %d: the result differs from that of a new cache", seed)
 		}
 		for name := range objects {
 			c.Delete(name)
 		}
 		c.Take()
 		if len(stateOf(t, c)) != 0 {
-			t.Fatalf("seed %d: something is left", seed)
+			t.Fatalf("seed %d: the cache is not empty", seed)
 		}
 	}
 }
@@ -295,7 +296,7 @@ func clone(e *endpointslice.Endpoint) endpointslice.Endpoint {
 	return c
 }
 
-// scramble writes over everything that a caller could write to.
+// scramble overwrites every field that a caller could write to.
 func scramble(s *discovery.EndpointSlice) {
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]

@@ -12,18 +12,18 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// ErrInvalid is what every error given to [Config.Report] is that is about the
-// object itself, and no error that [Config.Make] returned.
+// ErrInvalid is wrapped by the errors passed to [Config].Report that concern invalid
+// objects. Errors returned by [Config].Make do not wrap it.
 var ErrInvalid = errors.New("endpointslice: invalid")
 
-// parsedEndpoint is an endpoint of the slice at hand, with whatever port it was
-// last looked at for.
+// parsedEndpoint is an endpoint of the slice being parsed. The port of its Addr
+// changes while parse iterates over the ports.
 type parsedEndpoint struct {
 	Endpoint
 	index int // in the slice's Endpoints
 }
 
-// parsedPort is a usable port of the slice at hand.
+// parsedPort is a valid port of the slice being parsed.
 type parsedPort struct {
 	name     string
 	protocol v1.Protocol
@@ -38,8 +38,8 @@ func (p parsedPort) compare(o parsedPort) int {
 	)
 }
 
-// problems collects what was wrong with one slice, so that a slice of a thousand
-// bad endpoints is reported once and not a thousand times.
+// problems collects the errors of one slice, so that a slice with a thousand invalid
+// endpoints is reported once.
 type problems struct {
 	first error
 	more  int
@@ -55,32 +55,32 @@ func (p *problems) add(err error) {
 
 func (p *problems) err() error {
 	if p.more > 0 {
-		return fmt.Errorf("%w (and %d more like it)", p.first, p.more)
+		return fmt.Errorf("%w (and %d more)", p.first, p.more)
 	}
 	return p.first
 }
 
-// parsePorts returns the usable ports, sorted, each once.
+// parsePorts returns the valid ports, sorted and without duplicates.
 func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 	out := c.numbers
 	var bad problems
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		if p.Name == nil {
-			bad.add(fmt.Errorf("%w: port %d has no name, not even an empty one", ErrInvalid, i))
+			bad.add(fmt.Errorf("%w: port %d has a nil name", ErrInvalid, i))
 			continue
 		}
 		if p.Port == nil || *p.Port == 0 {
-			// It stands for all ports, which is of no use behind a Service.
+			// No port number means all ports, which a Service cannot use.
 			continue
 		}
 		if *p.Port < 0 || *p.Port > 65535 {
-			bad.add(fmt.Errorf("%w: port %q has the number %d", ErrInvalid, *p.Name, *p.Port))
+			bad.add(fmt.Errorf("%w: port %q: number %d is out of range", ErrInvalid, *p.Name, *p.Port))
 			continue
 		}
 		proto := v1.ProtocolTCP
 		if p.Protocol != nil && *p.Protocol != "" {
-			// A constant, so as not to keep the object's string.
+			// Use a constant, so that the object's string is not kept.
 			switch *p.Protocol {
 			case v1.ProtocolTCP:
 			case v1.ProtocolUDP:
@@ -88,7 +88,7 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 			case v1.ProtocolSCTP:
 				proto = v1.ProtocolSCTP
 			default:
-				bad.add(fmt.Errorf("%w: port %q has the unknown protocol %q", ErrInvalid, *p.Name, *p.Protocol))
+				bad.add(fmt.Errorf("%w: port %q: unknown protocol %q", ErrInvalid, *p.Name, *p.Protocol))
 				continue
 			}
 		}
@@ -100,7 +100,8 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 	return c.numbers
 }
 
-// parseEndpoints returns the usable endpoints, sorted by address, each once.
+// parseEndpoints returns the valid endpoints, sorted by address and without
+// duplicates.
 func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 	out := slices.Grow(c.parsed, len(s.Endpoints))
 	var bad problems
@@ -120,10 +121,11 @@ func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 			continue
 		}
 		if a.IsUnspecified() || a.IsMulticast() {
-			bad.add(fmt.Errorf("%w: endpoint %d: %s cannot be an endpoint", ErrInvalid, i, a))
+			bad.add(fmt.Errorf("%w: endpoint %d: %s is not a unicast address", ErrInvalid, i, a))
 			continue
 		}
-		// Filled in place, and field by field: copies of something this big show.
+		// Fill the element in place: benchmarks show the cost of copying a struct of
+		// this size.
 		out = append(out, parsedEndpoint{})
 		p := &out[len(out)-1]
 		p.index = i
@@ -156,9 +158,9 @@ func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 	return slices.CompactFunc(out, func(a, b parsedEndpoint) bool { return a.Addr == b.Addr })
 }
 
-// compareParsed orders by address, and among endpoints with the same address puts
-// the preferred one first. That it does not go by their place in the slice, as
-// far as they differ in anything else, keeps a reordering from being a change.
+// compareParsed orders endpoints by address and puts the preferred one of several
+// with the same address first. The preference does not depend on the position in the
+// slice, so reordering a slice is not a change.
 func compareParsed(a, b parsedEndpoint) int {
 	if c := a.Addr.Compare(b.Addr); c != 0 {
 		return c

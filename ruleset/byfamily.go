@@ -8,23 +8,22 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ByFamily joins two backends, each for one address family, into one. Each is
-// given the changes of its own family; the rest of the delta is the same for
-// both, Triggers included. A nil one stands for a family that is not served.
-// Both are always tried, v4 first, so that one family goes on while the other
-// fails.
+// ByFamily joins two backends, one for each address family. Each gets the changes of
+// its own family. The rest of the delta, including Triggers, is the same for both.
+// Nil means that the family is not served. Apply always calls both, v4 first, so that
+// one family continues while the other fails.
 //
-// When one of them fails altogether, its family's Services are reported failed
-// as in a [*PartialError], and the other's count as accepted. Where that would
-// acknowledge too much, because the delta is Full or changes the Node, both get
-// the delta again, as both do after either's [ErrNeedFull].
+// If one of them fails, Apply reports the Services of its family as failed in a
+// [*PartialError] and accepts those of the other. If the delta is Full or changes the
+// Node, this would acknowledge too much; both then get the delta again, as both do
+// after an [ErrNeedFull] of either.
 func ByFamily(v4, v6 Backend) Backend {
 	return &byFamily{v4: v4, v6: v6}
 }
 
 type byFamily struct{ v4, v6 Backend }
 
-// Limits returns those of the family's backend.
+// Limits returns the limits of the family's backend.
 func (b *byFamily) Limits(f tracker.Family) Limits {
 	side := b.v4
 	if f == tracker.IPv6 {
@@ -75,8 +74,8 @@ func (b *byFamily) Apply(ctx context.Context, d *Delta) error {
 	return nil
 }
 
-// Traffic joins the counters of both backends. Known has the counters that both have. A
-// backend that is not a [TrafficReader] has none.
+// Traffic joins the counters of both backends. Known holds the counters that both
+// have. A backend that is not a [TrafficReader] has no counters.
 func (b *byFamily) Traffic(ctx context.Context) (*Traffic, error) {
 	var out *Traffic
 	for _, side := range []Backend{b.v4, b.v6} {
@@ -105,7 +104,8 @@ func (b *byFamily) Traffic(ctx context.Context) (*Traffic, error) {
 	return out, nil
 }
 
-// changesOf returns the changes of one family, without copying if that is all.
+// changesOf returns the changes of one family. It does not copy if all are of the
+// family.
 func changesOf(all []Change, f tracker.Family) []Change {
 	n := 0
 	for i := range all {

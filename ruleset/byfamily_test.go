@@ -7,7 +7,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestByFamily(t *testing.T) {
+func TestByFamilySplitsDeltas(t *testing.T) {
 	k4, k6 := key("a", tracker.IPv4), key("a", tracker.IPv6)
 	node := &Node{}
 	delta := func(full bool, old *Node, keys ...tracker.Key) *Delta {
@@ -30,7 +30,7 @@ func TestByFamily(t *testing.T) {
 		name     string
 		d        *Delta
 		e4, e6   error
-		n4, n6   int // changes each is given, -1 if not called
+		n4, n6   int // changes for each, -1 if not called
 		want     outcome
 		failed   []tracker.Key
 		contains error
@@ -61,7 +61,7 @@ func TestByFamily(t *testing.T) {
 				n = len(d.Changes)
 				for _, ch := range d.Changes {
 					if ch.Key.Family != f {
-						t.Errorf("%s: %s given to %s", c.name, ch.Key, f)
+						t.Errorf("%s: %s passed to %s", c.name, ch.Key, f)
 					}
 				}
 				if d.Node != c.d.Node || d.Full != c.d.Full {
@@ -96,7 +96,7 @@ func TestByFamily(t *testing.T) {
 			}
 		}
 	}
-	// A family without a backend is not served, and nobody minds.
+	// A family without a backend is not served, and this is not an error.
 	b4 := &recorder{}
 	if err := ByFamily(b4, nil).Apply(t.Context(), delta(false, node, k4, k6)); err != nil || len(b4.deltas[0].Changes) != 1 {
 		t.Errorf("without IPv6: %v", err)
@@ -106,13 +106,13 @@ func TestByFamily(t *testing.T) {
 	}
 }
 
-// The text names a few Services, always the same.
+// TestPartialErrorText checks that the text names the first few Services.
 func TestPartialErrorText(t *testing.T) {
 	e := &PartialError{Failed: map[tracker.Key]error{}}
 	for _, s := range []string{"d", "c", "b", "a"} {
-		e.Failed[key(s, tracker.IPv4)] = errTrouble
+		e.Failed[key(s, tracker.IPv4)] = errInjected
 	}
-	want := "4 services failed; default/a:p/TCP/IPv4: trouble; default/b:p/TCP/IPv4: trouble; default/c:p/TCP/IPv4: trouble; ..."
+	want := "4 services failed; default/a:p/TCP/IPv4: injected failure; default/b:p/TCP/IPv4: injected failure; default/c:p/TCP/IPv4: injected failure; ..."
 	if got := e.Error(); got != want {
 		t.Errorf("got %q", got)
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ID returns the [Service.ID] that the change is about: that of Old, New and every
-// one Attempted, whichever there are. It is 0 for the zero Change.
+// ID returns the [Service].ID of the change, which Old, New and all of Attempted
+// share. It is 0 for the zero Change.
 func (c Change) ID() uint32 {
 	switch {
 	case c.New != nil:
@@ -22,19 +22,17 @@ func (c Change) ID() uint32 {
 	return 0
 }
 
-// Upserted yields the endpoints that new connections may be sent to now and
-// that were not known before, or were but differ: those of
-// New.Selection.Reachable that Old does not have equally. If What is FieldAll, as
-// after a failed attempt, it yields all of them. It does not tell which pools an
-// endpoint is in: see UpsertedIn, FieldCluster and FieldLocal for that.
+// Upserted yields the endpoints in New.Selection.Reachable that are missing from Old
+// or differ from it. If What is FieldAll, as after a failed attempt, it yields all
+// endpoints in New.Selection.Reachable. It does not report the pools of an endpoint:
+// see UpsertedIn, FieldCluster and FieldLocal.
 //
-// It does not allocate for what is the same.
+// It does not allocate for unchanged endpoints.
 func (c Change) Upserted() iter.Seq[*tracker.Endpoint] { return c.upserted(reachable) }
 
-// UpsertedIn is Upserted for the pool that t stands for, [ToCluster] or [ToLocal],
-// alone: for a data plane that has an entry for each endpoint of each pool. An
-// endpoint that came into this pool and was in the other before is among them. For
-// other targets it yields nothing.
+// UpsertedIn does the same as Upserted for one pool, [ToCluster] or [ToLocal]. It is
+// meant for data planes with an entry per pool and endpoint. It includes endpoints
+// that were in the other pool before. For other targets it yields nothing.
 func (c Change) UpsertedIn(t Target) iter.Seq[*tracker.Endpoint] {
 	return c.upserted(func(s *Service) []*tracker.Endpoint { return s.Pool(t) })
 }
@@ -61,21 +59,19 @@ func (c Change) upserted(list func(*Service) []*tracker.Endpoint) iter.Seq[*trac
 	}
 }
 
-// Removed yields the endpoints that are to be forgotten, each address once:
-// those of the Selection.Reachable of Old and of every one Attempted whose
-// address New does not have. It covers everything that was ever offered for the
-// Service and not taken back.
+// Removed yields the endpoints to remove, each address once: those in the
+// Selection.Reachable of Old and of all Attempted whose address is missing from New.
+// It covers every endpoint that was ever offered for the Service and not removed.
 func (c Change) Removed() iter.Seq[*tracker.Endpoint] { return c.removed(reachable) }
 
-// RemovedFrom is Removed for the pool that t stands for, [ToCluster] or
-// [ToLocal], alone, as UpsertedIn is Upserted. An endpoint that left this pool and
-// is still in the other is among them.
+// RemovedFrom does the same as Removed for one pool, [ToCluster] or [ToLocal]. It
+// includes endpoints that are still in the other pool.
 func (c Change) RemovedFrom(t Target) iter.Seq[*tracker.Endpoint] {
 	return c.removed(func(s *Service) []*tracker.Endpoint { return s.Pool(t) })
 }
 
-// Before yields the states of the Service that may be in effect, in whole or in part,
-// until New is: Old unless it is nil, and then every one Attempted, oldest first.
+// Before yields the versions of the Service that may be fully or partly in effect
+// before New: Old, unless it is nil, and then all Attempted, oldest first.
 func (c Change) Before() iter.Seq[*Service] {
 	return func(yield func(*Service) bool) {
 		if c.Old != nil && !yield(c.Old) {
@@ -126,12 +122,11 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 	}
 }
 
-// GoneFrontends yields the frontends to take away because no Service has them any
-// more, each address and port once: those of Old and of every one Attempted whose
-// address and port neither New nor another Service has. Together with
-// LostFrontends it covers everything that was ever offered for the Service and not
-// taken back. Two Changes may yield the same frontend, and the data plane may no
-// longer have it.
+// GoneFrontends yields the frontends to delete because no Service has them any more,
+// each address and port once: those of Old and of all Attempted whose address and
+// port neither New nor another Service has. Together with LostFrontends it covers
+// every frontend that was ever offered for the Service and not deleted. Two Changes
+// may yield the same frontend, and the data plane may not have it any more.
 func (c Change) GoneFrontends() iter.Seq[Frontend] {
 	return func(yield func(Frontend) bool) {
 		var lost map[l4Key]bool
@@ -149,16 +144,16 @@ func (c Change) GoneFrontends() iter.Seq[Frontend] {
 	}
 }
 
-// LostFrontends yields the frontends that another Service has now, each address
-// and port once, with the key of that Service: those of Old and of every one
-// Attempted that New does not have and that are not among the GoneFrontends.
+// LostFrontends yields the frontends that another Service has now, each address and
+// port once, with the key of that Service: those of Old and of all Attempted that New
+// does not have and that are not in GoneFrontends.
 //
-// The frontend must stay usable throughout. A data plane that finds frontends by
-// address alone must not delete it: the new owner's entry replaces the old one. A
-// data plane whose keys contain the Service deletes this Service's entry once the
-// new owner's is in place. The new owner is usually in the same delta and lists the
-// frontend in its TakenFrontends. It is missing there if the backend accepted it
-// before and only this Service's Change failed.
+// The frontend must work throughout. A data plane that finds frontends by address
+// alone must not delete it: the entry of the new owner replaces the old one. A data
+// plane whose keys contain the Service deletes this Service's entry once the entry of
+// the new owner is in place. The new owner is usually in the same delta and has the
+// frontend in its TakenFrontends. It is missing if the backend accepted it before and
+// only this Service's Change failed.
 func (c Change) LostFrontends() iter.Seq2[Frontend, tracker.Key] {
 	return func(yield func(Frontend, tracker.Key) bool) {
 		if len(c.lost) == 0 {
@@ -177,9 +172,9 @@ func (c Change) LostFrontends() iter.Seq2[Frontend, tracker.Key] {
 }
 
 // TakenFrontends yields the frontends of New that the backend may still have for
-// another Service, each with the key of that Service. A frontend is yielded once
-// for each such Service: after failed attempts there may be several. All of them
-// have a Change in the same delta, which yields the frontend from LostFrontends.
+// another Service, each with the key of that Service. After failed attempts several
+// Services may have a frontend; it is then yielded once for each. All of them have a
+// Change in the same delta, whose LostFrontends yields the frontend.
 func (c Change) TakenFrontends() iter.Seq2[Frontend, tracker.Key] {
 	return func(yield func(Frontend, tracker.Key) bool) {
 		for _, m := range c.taken {
@@ -196,8 +191,8 @@ func (c Change) TakenFrontends() iter.Seq2[Frontend, tracker.Key] {
 	}
 }
 
-// dropped yields the frontends of Old and of every one Attempted that New does not
-// have, each key once.
+// dropped yields the frontends of Old and of all Attempted that New does not have,
+// each key once.
 func (c Change) dropped() iter.Seq2[l4Key, *Frontend] {
 	return func(yield func(l4Key, *Frontend) bool) {
 		if c.Old == nil && len(c.Attempted) == 0 {

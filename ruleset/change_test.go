@@ -10,9 +10,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestChange holds Upserted, Removed and GoneFrontends against the sets they are
-// defined by.
-func TestChange(t *testing.T) {
+// TestChangeYieldsWhatDiffers compares Upserted, Removed and GoneFrontends with their
+// definitions.
+func TestChangeYieldsWhatDiffers(t *testing.T) {
 	for seed := range uint64(2000) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		pool := make([]*tracker.Endpoint, 40)
@@ -115,7 +115,7 @@ func TestChange(t *testing.T) {
 				t.Fatalf("seed %d: %s\n got %v\nwant %v", seed, x.what, x.got, x.want)
 			}
 		}
-		// Stopping early is allowed.
+		// Iterations may stop early.
 		for range c.Upserted() {
 			break
 		}
@@ -128,7 +128,7 @@ func TestChange(t *testing.T) {
 	}
 }
 
-func TestDiff(t *testing.T) {
+func TestDiffSetsFieldOfEachPart(t *testing.T) {
 	base := func() *Service {
 		a, b, c := endpoint("10.0.0.1:80", "n1"), endpoint("10.0.0.2:80", "n2"), endpoint("10.0.0.3:80", "n2")
 		c.Ready = false
@@ -189,9 +189,9 @@ type ext int
 
 func (e ext) Equal(o tracker.Extension) bool { x, ok := o.(ext); return ok && x == e }
 
-// TestChangeByPool holds UpsertedIn and RemovedFrom against what they are defined
-// by, for pools that overlap.
-func TestChangeByPool(t *testing.T) {
+// TestChangeYieldsWhatDiffersInPool compares UpsertedIn and RemovedFrom with their
+// definitions, for overlapping pools.
+func TestChangeYieldsWhatDiffersInPool(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		all := make([]*tracker.Endpoint, 12)
@@ -251,7 +251,7 @@ func TestChangeByPool(t *testing.T) {
 			got := map[netip.AddrPort]bool{}
 			for ep := range c.UpsertedIn(target) {
 				if now[ep.Addr] != ep || got[ep.Addr] {
-					t.Fatalf("seed %d: %s: upserted %s, which is not in the pool or was already", seed, target, ep)
+					t.Fatalf("seed %d: %s: upserted %s, which is not in the pool or is unchanged", seed, target, ep)
 				}
 				got[ep.Addr] = true
 			}
@@ -274,7 +274,7 @@ func TestChangeByPool(t *testing.T) {
 				delete(gone, a)
 			}
 			if len(gone) != 0 {
-				t.Fatalf("seed %d: %s: removed %v, which were never there", seed, target, gone)
+				t.Fatalf("seed %d: %s: removed %v, which were never in the pool", seed, target, gone)
 			}
 		}
 	}

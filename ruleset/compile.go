@@ -8,16 +8,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Compile answers every question of Service semantics for one Service port on
-// node n: which endpoints are used, where the port is reached, and what happens
-// to a connection there. It depends on nothing but its arguments and does not
-// change them; the result shares their slices. Its ID is 0, and it has every
-// frontend the port asks for, also those another Service has too: giving out
-// numbers and settling such conflicts is the [Engine]'s work.
+// Compile compiles one Service port for node n: its endpoints, its frontends, and
+// what happens to connections there. It depends only on its arguments and does not
+// change them; the result shares their slices. The ID of the result is 0. The result
+// has every frontend that the port asks for, even if another Service has it too: the
+// [Engine] assigns IDs and resolves conflicts.
 //
-// Of n it uses Info, LocalTraffic and MasqueradeAll; nil stands for the zero
-// Node. It returns nil if p.Port is nil. The cost is that of [tracker.Select] and
-// a few steps for each frontend.
+// Compile uses the fields Info, LocalTraffic and MasqueradeAll of n. Nil means the
+// zero Node. Compile returns nil if p.Port is nil. It costs a call of
+// [tracker.Select] and a few steps per frontend.
 func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Service {
 	if p.Port == nil {
 		return nil
@@ -30,7 +29,7 @@ func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Service {
 		s = &Service{}
 		s.Frontends = make([]Frontend, 0, 2+len(p.Port.ExternalIPs)+len(p.Port.LoadBalancerIPs))
 	} else {
-		// By far the most common number costs one allocation.
+		// Most Services have one frontend: use one allocation.
 		one := &struct {
 			service  Service
 			frontend [1]Frontend
@@ -47,8 +46,8 @@ func Compile(p tracker.PortState, n *Node, o tracker.TopologyOptions) *Service {
 	return s
 }
 
-// weighted returns the endpoints that may take new connections as far as their
-// weights go. One of weight 0 counts as one that neither is ready nor serves.
+// weighted returns the endpoints of non-zero weight. Others count as neither ready
+// nor serving.
 func weighted(eps []*tracker.Endpoint, uniform bool) []*tracker.Endpoint {
 	none := func(ep *tracker.Endpoint) bool { return ep != nil && ep.Weight == 0 }
 	if uniform && (len(eps) == 0 || eps[0] != nil && eps[0].Weight != 0) || !slices.ContainsFunc(eps, none) {
@@ -57,7 +56,7 @@ func weighted(eps []*tracker.Endpoint, uniform bool) []*tracker.Endpoint {
 	return slices.DeleteFunc(slices.Clone(eps), none)
 }
 
-// frontends appends to out where p is reached.
+// frontends appends the frontends of p to out.
 func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n *Node) []Frontend {
 	external := external(p, sel)
 	var sources []netip.Prefix
@@ -87,12 +86,12 @@ func frontends(out []Frontend, p *tracker.ServicePort, sel *tracker.Selection, n
 	return out
 }
 
-// addresses yields the addresses at which p is reached, each once, in the order
-// of [Service.Frontends]; the NodePort, if there is one, comes last with the zero
-// Addr. They depend on nothing but p.
+// addresses yields the addresses of p, each once, in the order of
+// [Service].Frontends. The NodePort, if there is one, comes last with the zero Addr.
+// The result depends only on p.
 //
-// An address that is given as both an external and a load-balancer IP is a
-// load-balancer IP, because only that restricts its sources.
+// An address that is both an external and a load-balancer IP counts as a
+// load-balancer IP, because only that kind restricts its sources.
 func addresses(p *tracker.ServicePort) iter.Seq2[Kind, netip.Addr] {
 	return func(yield func(Kind, netip.Addr) bool) {
 		if p.ClusterIP.IsValid() && !yield(ClusterIP, p.ClusterIP) {
@@ -122,7 +121,7 @@ func addresses(p *tracker.ServicePort) iter.Seq2[Kind, netip.Addr] {
 	}
 }
 
-// internal is what happens at the cluster IP.
+// internal returns the rules of the cluster IP.
 func internal(p *tracker.ServicePort, sel *tracker.Selection, n *Node) Frontend {
 	var f Frontend
 	if p.InternalLocal {
@@ -140,19 +139,19 @@ func internal(p *tracker.ServicePort, sel *tracker.Selection, n *Node) Frontend 
 	return f
 }
 
-// external is what happens at every other address.
+// external returns the rules of all other addresses.
 func external(p *tracker.ServicePort, sel *tracker.Selection) Frontend {
 	if p.ExternalLocal {
-		// The load balancer chose this node for having endpoints, and they see the
-		// client's address. A connection from this node or its pods never met the
-		// load balancer, so it may go where the load balancer could have sent it.
+		// The load balancer chose this node because it has endpoints, and they see
+		// the client's address. A connection from this node or its pods did not pass
+		// the load balancer, so it may use every endpoint.
 		return Frontend{Target: local(sel), Internal: cluster(sel), Masquerade: MasqueradeNode}
 	}
 	t := cluster(sel)
 	return Frontend{Target: t, Internal: t, Masquerade: MasqueradeAlways}
 }
 
-// cluster is what a policy of Cluster comes to.
+// cluster returns the target of a policy of Cluster.
 func cluster(sel *tracker.Selection) Target {
 	if len(sel.Cluster) != 0 {
 		return ToCluster
@@ -160,7 +159,7 @@ func cluster(sel *tracker.Selection) Target {
 	return none(sel)
 }
 
-// local is what a policy of Local comes to.
+// local returns the target of a policy of Local.
 func local(sel *tracker.Selection) Target {
 	if len(sel.Local) != 0 {
 		return ToLocal
@@ -168,7 +167,7 @@ func local(sel *tracker.Selection) Target {
 	return none(sel)
 }
 
-// none is what happens where there is no endpoint to use.
+// none returns the target if there is no usable endpoint.
 func none(sel *tracker.Selection) Target {
 	if sel.HasAny {
 		return Drop
@@ -176,7 +175,7 @@ func none(sel *tracker.Selection) Target {
 	return Reject
 }
 
-// allowedSources returns the sources that ranges let in, nil for every source.
+// allowedSources returns the allowed sources, nil for every source.
 func allowedSources(ranges []netip.Prefix) []netip.Prefix {
 	for _, r := range ranges {
 		if r.IsValid() && r.Bits() == 0 {
@@ -193,10 +192,9 @@ func containsNode(sources []netip.Prefix, n *Node) bool {
 	})
 }
 
-// withOwn adds the frontend's own address to its sources. A node that is allowed
-// may reach its own load balancer with the load balancer's address as source:
-// where the address is bound to the node, as some load balancers do, the kernel
-// chooses it.
+// withOwn adds the frontend's own address to its sources. If the node is allowed, it
+// may reach its own load balancer with the load balancer's address as the source:
+// some load balancers bind the address to the node, and the kernel then chooses it.
 func withOwn(sources []netip.Prefix, own netip.Addr) []netip.Prefix {
 	if containsAddr(sources, own) {
 		return sources

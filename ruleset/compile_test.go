@@ -10,9 +10,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestTargets tries every combination of policies and of what endpoints there
-// are, against the table of what must come out.
-func TestTargets(t *testing.T) {
+// TestTargetsMatchTable tries every combination of policies and kinds of endpoints
+// and compares with a table.
+func TestTargetsMatchTable(t *testing.T) {
 	here, there := endpoint("10.0.0.1:80", "n1"), endpoint("10.0.0.2:80", "n2")
 	dead := endpoint("10.0.0.3:80", "n2")
 	dead.Ready, dead.Serving = false, false
@@ -26,7 +26,7 @@ func TestTargets(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		endpoints []*tracker.Endpoint
-		// cluster and local are what policies of Cluster and Local come to.
+		// cluster and local are the targets of policies Cluster and Local.
 		cluster, local Target
 	}{
 		{"no endpoints", nil, Reject, Reject},
@@ -90,8 +90,8 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// Only a cluster IP's masquerading depends on how the node is configured.
-func TestMasquerade(t *testing.T) {
+// TestMasqueradeDependsOnNode checks that only a cluster IP's masquerading depends on the configuration of the node.
+func TestMasqueradeDependsOnNode(t *testing.T) {
 	pods4 := LocalTraffic{CIDRs: prefixes("10.0.0.0/8")}
 	for _, c := range []struct {
 		name          string
@@ -129,7 +129,7 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
-func TestSources(t *testing.T) {
+func TestSourceRangesRestrictLoadBalancerIPs(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		ranges []netip.Prefix
@@ -167,9 +167,9 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// TestNodeWithinSources has a node inside a Service's source ranges: each
-// load-balancer IP admits itself as a source, and not the others.
-func TestNodeWithinSources(t *testing.T) {
+// TestLoadBalancerIPAdmitsItself has a node inside a Service's source ranges. Each
+// load-balancer IP must admit itself as a source, and not the others.
+func TestLoadBalancerIPAdmitsItself(t *testing.T) {
 	p := &tracker.ServicePort{
 		Key: key("s", tracker.IPv4), ClusterIP: netip.MustParseAddr("172.30.0.1"), Port: 80,
 		LoadBalancerIPs: addrs("203.0.113.1", "203.0.113.2"), SourceRanges: prefixes("192.0.2.0/24"),
@@ -195,8 +195,8 @@ func TestNodeWithinSources(t *testing.T) {
 	}
 }
 
-// An address asked for twice is one frontend, the more restricted one.
-func TestOwnDuplicates(t *testing.T) {
+// TestRepeatedAddressIsOneFrontend checks that a repeated address gives one frontend, the more restricted one.
+func TestRepeatedAddressIsOneFrontend(t *testing.T) {
 	p := &tracker.ServicePort{
 		Key: key("s", tracker.IPv4), ClusterIP: netip.MustParseAddr("172.30.0.1"), Port: 80,
 		ExternalIPs:     addrs("192.0.2.1", "203.0.113.1", "192.0.2.1", "172.30.0.1", "0.0.0.0"),
@@ -218,13 +218,13 @@ func TestOwnDuplicates(t *testing.T) {
 	}
 }
 
-func TestCompileNothing(t *testing.T) {
+func TestCompileWithoutPortReturnsNil(t *testing.T) {
 	if s := Compile(tracker.PortState{}, nil, tracker.TopologyOptions{}); s != nil {
 		t.Errorf("compiled %v from no port", s)
 	}
 }
 
-// randomPort makes up a port from few values, so that they collide.
+// randomPort returns a random port. It uses few values, so that they collide.
 func randomPort(r *rand.Rand) *tracker.ServicePort {
 	family, base := tracker.IPv4, []string{"172.30.0.1", "192.0.2.1", "192.0.2.2", "203.0.113.1", "203.0.113.2", "0.0.0.0"}
 	ranges := []string{"0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "192.0.2.0/24", "192.0.2.1/32"}
@@ -267,7 +267,7 @@ func randomEndpoints(r *rand.Rand, f tracker.Family) []*tracker.Endpoint {
 	return out
 }
 
-// FuzzCompile checks what holds for every compiled Service.
+// FuzzCompile checks the invariants of every compiled Service.
 func FuzzCompile(f *testing.F) {
 	for seed := range uint64(32) {
 		f.Add(seed, seed*7)
@@ -318,21 +318,21 @@ func FuzzCompile(f *testing.F) {
 			if !slices.IsSortedFunc(fe.Sources, comparePrefixes) || !slices.Equal(fe.Sources, reducePrefixes(fe.Sources)) {
 				t.Errorf("%s: sources not reduced", show(*fe))
 			}
-			// What the ranges let in, and only that, is let in.
+			// Sources admits exactly the addresses in the ranges.
 			for _, from := range addrs("10.0.0.1", "10.1.0.1", "192.0.2.1", "192.0.2.77", "1.1.1.1", "2001:db8::1", "2001:db8:1::9", "fd00::7", "::2") {
 				if fe.Kind != LoadBalancerIP || tracker.FamilyOf(from) != p.Key.Family || from == fe.Addr {
 					continue
 				}
 				want := len(p.SourceRanges) == 0 || containsAddr(p.SourceRanges, from)
 				if got := len(fe.Sources) == 0 || containsAddr(fe.Sources, from); got != want {
-					t.Errorf("%s: lets in %s: %v, want %v (ranges %v)", show(*fe), from, got, want, p.SourceRanges)
+					t.Errorf("%s: admits %s: %v, want %v (ranges %v)", show(*fe), from, got, want, p.SourceRanges)
 				}
 			}
 		}
 	})
 }
 
-// TestMasqueradeApplies lists for each kind of Masquerade the sources that are replaced.
+// TestMasqueradeApplies lists the replaced sources for each value of Masquerade.
 func TestMasqueradeApplies(t *testing.T) {
 	type source struct{ pod, node bool }
 	remote, pod, node, nodeAsPod := source{}, source{pod: true}, source{node: true}, source{true, true}

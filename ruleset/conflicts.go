@@ -19,8 +19,8 @@ type l4Key struct {
 	proto uint16
 }
 
-// l4KeyAt returns the key of a valid address without a zone. All protocols that the API
-// does not have get the same number; no [Service] has them.
+// l4KeyAt returns the key of a valid address without a zone. All protocols that the
+// API does not define get the same number; no [Service] has them.
 func l4KeyAt(a netip.Addr, port uint16, proto v1.Protocol) l4Key {
 	p := l4Key{addr: a.As16(), port: port}
 	switch proto {
@@ -73,18 +73,18 @@ func sameFrontends(a, b *tracker.ServicePort) bool {
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs)
 }
 
-// ownership decides which Service owns a frontend that several ask for. The API allows
-// two Services the same external IP and port, and while the deletion of one object and the
-// creation of another are both in flight, two Services can have the same frontend of any
-// kind. Backends' maps have room for one.
+// ownership decides which Service owns a frontend that several ask for. The API
+// allows two Services with the same external IP and port. While one object is being
+// deleted and another created, two Services can have the same frontend of any kind.
+// Backends' maps have room for one.
 //
-// A cluster IP wins over other kinds, so that no Service takes another's cluster IP by an
-// external IP. Then the lowest key wins. The result depends on the contenders alone, so it
-// is the same on every node and after every restart.
+// A cluster IP wins over other kinds, so that no Service takes another's cluster IP
+// with an external IP. Then the lowest key wins. The result depends only on the
+// contenders, so it is the same on every node and after every restart.
 type ownership struct {
 	key   func(id uint32) tracker.Key
 	owner map[l4Key]contender
-	// conflicts has the other contenders in order, for the frontends that have any.
+	// conflicts holds the other contenders in order, for frontends with several.
 	conflicts map[l4Key][]contender
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// size is how big a world is.
+// size is the size of a world.
 type size struct{ services, endpoints int }
 
 func (s size) String() string {
@@ -37,7 +37,7 @@ func sliceN(i, endpoints int, node string) *discovery.EndpointSlice {
 	return sliceOn(fmt.Sprintf("s%05d", i), node, list...)
 }
 
-// fill makes a world of a size that is synced.
+// fill returns a synced world of a size.
 func fill(t testing.TB, s size) (*tracker.Tracker, *Engine) {
 	t.Helper()
 	tr, e := world(t, Config{LocalTraffic: LocalTraffic{Bridge: "cni0"}}, tracker.NodeInfo{Name: "n1"})
@@ -50,9 +50,9 @@ func fill(t testing.TB, s size) (*tracker.Tracker, *Engine) {
 
 var discard = BackendFunc(func(context.Context, *Delta) error { return nil })
 
-// A change of one endpoint touches one Service, and allocates as much with many
-// Services as with few.
-func TestChangeCost(t *testing.T) {
+// TestChangeCostIsConstant checks that a change of one endpoint touches one Service,
+// and allocates as much with many Services as with few.
+func TestChangeCostIsConstant(t *testing.T) {
 	type cost struct{ allocs, bytes, changes, recompiled float64 }
 	measure := func(s size) cost {
 		tr, e := fill(t, s)
@@ -104,8 +104,9 @@ func TestChangeCost(t *testing.T) {
 	}
 }
 
-// Everything at once, for the race detector. In the end all agree.
-func TestConcurrent(t *testing.T) {
+// TestConcurrentUseConverges is for the race detector: it uses everything
+// concurrently. In the end all cursors must agree.
+func TestConcurrentUseConverges(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	var wg sync.WaitGroup
 	work := func(f func(i int)) {
@@ -116,22 +117,22 @@ func TestConcurrent(t *testing.T) {
 		})
 	}
 	e.Notify(func() {})
-	trouble := BackendFunc(func(_ context.Context, d *Delta) error {
+	failing := BackendFunc(func(_ context.Context, d *Delta) error {
 		for _, c := range d.Changes {
 			for range c.Removed() {
 			}
 			for range c.GoneFrontends() {
 			}
 			if c.Key.Name == "s00003" && d.Gen%3 == 0 {
-				return &PartialError{Failed: map[tracker.Key]error{c.Key: errTrouble}}
+				return &PartialError{Failed: map[tracker.Key]error{c.Key: errInjected}}
 			}
 		}
 		if d.Gen%7 == 0 {
-			return errTrouble
+			return errInjected
 		}
 		return nil
 	})
-	c1, c2 := e.Attach("1", trouble), e.Attach("2", discard)
+	c1, c2 := e.Attach("1", failing), e.Attach("2", discard)
 	work(func(i int) { tr.SetService(serviceN(i % 10)) })
 	work(func(i int) { tr.DeleteService(name(serviceN(i % 10).Name)) })
 	work(func(i int) { tr.SetSlice(sliceN(i%10, i%4, "n2")) })
@@ -191,8 +192,8 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// BenchmarkOneEndpointChanged is the whole way from an EndpointSlice handed in to
-// the end of a Sync with a backend that does nothing.
+// BenchmarkOneEndpointChanged measures the time from setting an EndpointSlice to the
+// end of a Sync with a backend that does nothing.
 func BenchmarkOneEndpointChanged(b *testing.B) {
 	for _, s := range sizes {
 		b.Run(s.String(), func(b *testing.B) {
@@ -243,8 +244,8 @@ func BenchmarkNoOpSync(b *testing.B) {
 	}
 }
 
-// BenchmarkFullSync compiles everything for a new engine (first) and offers all
-// of it again to a backend (again).
+// BenchmarkFullSync compiles everything for a new engine (first) and offers all of it
+// to a backend again (again).
 func BenchmarkFullSync(b *testing.B) {
 	for _, s := range sizes {
 		b.Run("again/"+s.String(), func(b *testing.B) {
@@ -276,7 +277,7 @@ func BenchmarkFullSync(b *testing.B) {
 	}
 }
 
-// BenchmarkHeap reports what an engine and one cursor hold beyond the tracker.
+// BenchmarkHeap reports the heap of an engine and one cursor, without the tracker.
 func BenchmarkHeap(b *testing.B) {
 	for _, s := range sizes {
 		b.Run(s.String(), func(b *testing.B) {
@@ -290,7 +291,7 @@ func BenchmarkHeap(b *testing.B) {
 			for b.Loop() {
 				empty := heap()
 				tr, e := fill(b, s)
-				tr.Take() // what waits to be taken is not kept
+				tr.Take() // discards pending changes
 				alone := heap() - empty
 				runtime.KeepAlive(tr)
 				runtime.KeepAlive(e)

@@ -16,18 +16,18 @@ import (
 // ErrDetached is returned by [Cursor.Sync] after [Cursor.Detach].
 var ErrDetached = errors.New("ruleset: cursor is detached")
 
-// ErrNotSynced is what a [*NotSyncedError] is.
+// ErrNotSynced is wrapped by [*NotSyncedError].
 var ErrNotSynced = errors.New("ruleset: tracker is not synced")
 
-// NotSyncedError is returned by a [Cursor.Sync] that offers nothing because the
-// tracker still lacks some of its sources. It is [ErrNotSynced].
+// NotSyncedError is returned by a [Cursor.Sync] that did nothing because some sources
+// of the tracker are not synced. It wraps [ErrNotSynced].
 type NotSyncedError struct {
-	// Missing is the sources that [tracker.Tracker.MarkSynced] has yet to be called
-	// for, at least one.
+	// Missing holds the sources for which [tracker.Tracker.MarkSynced] has not been
+	// called, at least one.
 	Missing []tracker.Source
 }
 
-// Error names the sources that are missing.
+// Error returns a message with the missing sources.
 func (e *NotSyncedError) Error() string {
 	return fmt.Sprintf("%v: MarkSynced has not been called for %v", ErrNotSynced, e.Missing)
 }
@@ -35,27 +35,26 @@ func (e *NotSyncedError) Error() string {
 // Unwrap returns [ErrNotSynced].
 func (e *NotSyncedError) Unwrap() error { return ErrNotSynced }
 
-// errUnfinished stands for the result of an Apply that did not return.
+// errUnfinished is the result of an Apply that did not return.
 var errUnfinished = errors.New("ruleset: Apply did not return")
 
 const (
-	// maxAttempts is how many different failed attempts are remembered for one
-	// Service before the backend is given the whole state instead.
+	// maxAttempts bounds the failed attempts stored for one Service. After more, the
+	// backend gets the whole state instead.
 	maxAttempts = 64
-	// maxTriggers is how many triggers are remembered while a backend fails.
+	// maxTriggers bounds the triggers stored while a backend fails.
 	maxTriggers = 8192
 )
 
-// Cursor is one backend's position in the changes of an [Engine]: what it last
-// accepted, and so what it has yet to be told. Its methods are safe for
-// concurrent use.
+// Cursor is one backend's position in the changes of an [Engine]: it records what the
+// backend last accepted. Its methods are safe for concurrent use.
 type Cursor struct {
 	name    string
 	engine  *Engine
 	backend Backend
 
-	// syncing is held for the whole of a Sync. It is taken before engine.mu, which
-	// guards everything below and is never held during Apply.
+	// syncing is held during a Sync. It is locked before engine.mu. engine.mu guards
+	// the fields below and is never held during Apply.
 	syncing sync.Mutex
 
 	onSync   func(SyncInfo)
@@ -63,69 +62,70 @@ type Cursor struct {
 	early    bool      // a Sync has returned a NotSyncedError
 	detached bool
 	full     bool  // the next delta is Full
-	node     *Node // as acknowledged
+	node     *Node // last acknowledged
 	states   []state
 	dirty    []uint32
-	// tried has an entry for each ID whose last attempt failed: what was offered
-	// since states[id].acked, perhaps nothing but its removal.
+	// tried has an entry for each ID whose last attempt failed: the versions offered
+	// since states[id].acked. The entry is empty if only the removal was offered.
 	tried    map[uint32][]*Service
 	triggers []Trigger
 	effect   effect
 }
 
-// state is what a Cursor knows of one ID.
+// state is the state of one ID in a Cursor.
 type state struct {
 	acked *Service
-	// held: the backend may have something of the ID.
+	// held reports whether the backend may have parts of the ID.
 	held bool
-	// dirty: the ID is in Cursor.dirty.
+	// dirty reports whether the ID is in Cursor.dirty.
 	dirty bool
-	// over is the limits that were reported as exceeded.
+	// over holds the limits that were reported as exceeded.
 	over excess
 }
 
-// SyncInfo is what one [Cursor.Sync] came to.
+// SyncInfo describes the result of one [Cursor.Sync].
 type SyncInfo struct {
-	// Name is the cursor's, from [Engine.Attach].
+	// Name is the name of the cursor, from [Engine.Attach].
 	Name string
-	// Gen is the ruleset's generation that was offered.
+	// Gen is the generation of the ruleset that was offered.
 	Gen uint64
-	// Applied reports whether there was anything to offer to the backend. If not,
-	// what the backend has is up to date as it is.
+	// Applied reports whether Sync called the backend. If not, the backend was up to
+	// date.
 	Applied bool
-	// Full reports whether the (last) delta was full.
+	// Full reports whether the last delta was full.
 	Full bool
-	// Changes is the number of changes in the (last) delta, Failed how many of them
-	// were not acknowledged.
+	// Changes is the number of changes in the last delta, and Failed the number of
+	// them that were not acknowledged.
 	Changes, Failed int
-	// Triggers is the causes of the changes that were acknowledged.
+	// Triggers holds the triggers of the acknowledged changes.
 	Triggers []Trigger
-	// Services is how many Services have anything compiled, Ports how many
-	// [Service] values that makes (one for each port and family), Endpoints how
-	// many endpoints they can reach in all.
+	// Services is the number of compiled Services. Ports is the number of their
+	// [Service] values, one per port and family. Endpoints is the number of endpoints
+	// that these can reach.
 	Services, Ports, Endpoints int
-	// IPv4 and IPv6 are the numbers of each family. A Service of both families
-	// counts in both.
+	// IPv4 and IPv6 are the numbers per family. A Service of both families counts in
+	// both.
 	IPv4, IPv6 FamilyInfo
-	// Start is when the Sync began, and Took how long it was until the backend's
+	// Start is the time at which the Sync began. Took is the time until the backend's
 	// Apply returned.
 	Start time.Time
 	Took  time.Duration
-	// Err is what Sync returns.
+	// Err is the result of Sync.
 	Err error
 }
 
-// FamilyInfo is the part of a [SyncInfo] that concerns one address family. Its
-// fields are parts of those in SyncInfo.
+// FamilyInfo is the part of a [SyncInfo] for one address family.
 type FamilyInfo struct {
-	// Changes is the number of changes, Failed how many were not acknowledged.
+	// Changes is the number of changes, and Failed the number of them that were not
+	// acknowledged.
 	Changes, Failed int
-	// Services is how many Services have a port of the family, Ports the number of
-	// [Service] values, Endpoints the number of endpoints they can reach.
+	// Services is the number of Services with a port of the family, Ports the number
+	// of [Service] values, and Endpoints the number of endpoints that these can
+	// reach.
 	Services, Ports, Endpoints int
 }
 
-// Family returns IPv4 or IPv6, the zero value for no family.
+// Family returns i.IPv4 or i.IPv6, or the zero value if f is not a family.
 func (i *SyncInfo) Family(f tracker.Family) FamilyInfo {
 	switch f {
 	case tracker.IPv4:
@@ -136,7 +136,7 @@ func (i *SyncInfo) Family(f tracker.Family) FamilyInfo {
 	return FamilyInfo{}
 }
 
-// familyIndex is where arrays by family have f.
+// familyIndex returns the index of f in arrays by family.
 func familyIndex(f tracker.Family) int {
 	if f == tracker.IPv6 {
 		return 1
@@ -144,8 +144,9 @@ func familyIndex(f tracker.Family) int {
 	return 0
 }
 
-// Attach adds a backend, to be brought up to date by [Cursor.Sync]. The name is
-// for errors, reports and [SyncInfo]. b must not be nil; it may be a [Limiter].
+// Attach adds a backend and returns its Cursor. [Cursor.Sync] brings the backend up
+// to date. The name appears in errors, logs and [SyncInfo]. b must not be nil. It may
+// be a [Limiter].
 func (e *Engine) Attach(name string, b Backend) *Cursor {
 	c := &Cursor{name: name, engine: e, backend: b, full: true, tried: map[uint32][]*Service{}}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
@@ -157,25 +158,26 @@ func (e *Engine) Attach(name string, b Backend) *Cursor {
 	return c
 }
 
-// OnSync has f called at the end of each Sync that got as far as asking what
-// there is to do, on its goroutine and before the next Sync begins; f must not
-// call Sync. It replaces the function set before; nil removes it.
+// OnSync sets the function f to be called at the end of each Sync that compared the
+// ruleset with what the backend has. The goroutine of Sync calls f before the next
+// Sync begins. f must not call Sync. It replaces the previous function; nil removes
+// it.
 func (c *Cursor) OnSync(f func(SyncInfo)) {
 	c.engine.mu.Lock()
 	defer c.engine.mu.Unlock()
 	c.onSync = f
 }
 
-// Resync makes the next Sync offer the whole state: a Full delta, by which the
-// backend also removes what should not be there. A cursor begins so.
+// Resync makes the next Sync offer the whole state in a Full delta, so that the
+// backend also removes stale entries. The first delta of a Cursor is Full too.
 func (c *Cursor) Resync() {
 	c.engine.mu.Lock()
 	defer c.engine.mu.Unlock()
 	c.full = true
 }
 
-// Detach ends the cursor: Sync does nothing from now on, and the Engine forgets
-// what the backend has. It does not wait for a Sync under way.
+// Detach removes the cursor from its Engine. Later calls of Sync return
+// [ErrDetached]. Detach does not wait for a Sync in progress.
 func (c *Cursor) Detach() {
 	e := c.engine
 	e.mu.Lock()
@@ -193,24 +195,23 @@ func (c *Cursor) Detach() {
 	c.states, c.dirty, c.tried, c.triggers, c.node, c.effect = nil, nil, nil, nil, nil, effect{}
 }
 
-// Sync brings the backend up to date: it takes what changed in the tracker,
-// compiles it, offers the backend what differs from what it last accepted, and
-// notes what it accepts now. It does not call the backend if there is nothing to
-// tell it.
+// Sync brings the backend up to date. It takes the changes from the tracker, compiles
+// them, and offers the backend the difference to what it last accepted. It does not
+// call the backend if there is none.
 //
-// While the tracker is not Synced, Sync does nothing. The first time it returns a
-// [*NotSyncedError] that names the missing sources, and after that nil, so that a
-// loop that syncs too early neither fails over and over nor waits forever for a
-// source that nothing marks without a word. [tracker.Tracker.Missing] returns the
-// same at any time.
+// While the tracker is not Synced, Sync does nothing. The first time, it returns a
+// [*NotSyncedError] with the missing sources, so that a source that is never marked
+// does not go unnoticed. After that it returns nil, so that a loop that starts early
+// does not fail repeatedly. [tracker.Tracker.Missing] returns the missing sources at
+// any time.
 //
-// The error is the backend's, wrapped with the cursor's name; whatever was not
-// accepted is offered again by the next Sync, so all there is to do about an
-// error is to call Sync again after a while. A backend that asks for the full
-// state with [ErrNeedFull] gets it once within the same Sync. One Sync of a
-// Cursor runs at a time; those of different Cursors run side by side.
+// Sync returns the error of the backend, wrapped with the name of the cursor. The
+// next Sync offers again what was not accepted, so the caller only needs to call Sync
+// again after a while. If the backend returns [ErrNeedFull], the same Sync offers the
+// full state once. Only one Sync of a Cursor runs at a time. Syncs of different
+// Cursors run concurrently.
 //
-// The work is proportional to what changed, except for a Full delta.
+// The work is proportional to the changes, except for a Full delta.
 func (c *Cursor) Sync(ctx context.Context) error {
 	c.syncing.Lock()
 	defer c.syncing.Unlock()
@@ -246,20 +247,20 @@ func (c *Cursor) Sync(ctx context.Context) error {
 	return err
 }
 
-// round makes one delta and has it applied.
+// round builds one delta and applies it.
 func (c *Cursor) round(ctx context.Context, info *SyncInfo) (err error) {
 	d, err := c.offer(info)
 	if d == nil || err != nil {
 		return err
 	}
-	// A backend that panics has failed, and the panic goes on.
+	// If Apply panics, record a failure and let the panic continue.
 	err = errUnfinished
 	defer func() { c.acknowledge(d, err, info) }()
 	err = c.backend.Apply(ctx, d)
 	return err
 }
 
-// offer returns what the backend must be told, nil if nothing.
+// offer returns the delta for the backend, or nil if there is none.
 func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
 	e := c.engine
 	e.mu.Lock()
@@ -298,7 +299,7 @@ func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
 		info.of(d.Changes[i].Key.Family).Changes++
 	}
 	if !d.Full && len(d.Changes) == 0 && d.Node == d.OldNode {
-		// Whatever the triggers stood for is in effect without a change.
+		// The triggers' changes needed no update of the backend.
 		info.Triggers, c.triggers = c.triggers, nil
 		return nil, nil
 	}
@@ -306,8 +307,8 @@ func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
 	return d, nil
 }
 
-// add puts what there is to say of id into d, if anything, and notes that the
-// backend may have it from now on.
+// add adds the change of id, if any, to d. It records that the backend may have the
+// ID from now on.
 func (c *Cursor) add(d *Delta, id uint32) {
 	s, now := &c.states[id], c.engine.desired(id)
 	tried, failed := c.tried[id]
@@ -319,7 +320,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		what = diff(s.acked, now)
 	}
 	if what == 0 && !d.Full {
-		s.acked = now // changed and changed back
+		s.acked = now // equal to what the backend has
 		return
 	}
 	ch := Change{Old: s.acked, New: now, What: what, Attempted: tried}
@@ -346,7 +347,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	d.Changes = append(d.Changes, ch)
 }
 
-// of returns the part that concerns a family.
+// of returns the FamilyInfo of a family.
 func (i *SyncInfo) of(f tracker.Family) *FamilyInfo {
 	if f == tracker.IPv6 {
 		return &i.IPv6
@@ -354,7 +355,8 @@ func (i *SyncInfo) of(f tracker.Family) *FamilyInfo {
 	return &i.IPv4
 }
 
-// acknowledge records how an Apply of d ended, and in info what that acknowledges.
+// acknowledge records the result of Apply for d, and stores the acknowledged parts in
+// info.
 func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	e := c.engine
 	e.mu.Lock()
@@ -378,8 +380,8 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 		failed := !all && !some
 		if some {
 			_, failed = partial.Failed[ch.Key]
-			// The data plane may still serve a frontend by this Service that a failed one
-			// is to take over. Its ID must not be given to another Service meanwhile.
+			// The data plane may still serve this Service's frontend, which a failed
+			// Service was to take over. Its ID must not be reused before that.
 			for _, m := range ch.lost {
 				if _, waits := partial.Failed[m.key]; waits {
 					failed = true
@@ -398,7 +400,7 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	if !all && !some {
 		return
 	}
-	// What came in during Apply is behind what was offered.
+	// Triggers that arrived during Apply follow those that were offered.
 	later := c.triggers[min(len(d.Triggers), len(c.triggers)):]
 	var kept []Trigger
 	for _, t := range d.Triggers {
@@ -411,7 +413,7 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	c.triggers = append(kept, later...)
 }
 
-// ack notes that the backend accepted ch.
+// ack records that the backend accepted ch.
 func (c *Cursor) ack(ch *Change) {
 	id := ch.ID()
 	s := &c.states[id]
@@ -424,8 +426,8 @@ func (c *Cursor) ack(ch *Change) {
 	}
 }
 
-// fail notes that ch may be in effect in part. After a Full delta failed as a
-// whole another is to come, so there it is enough to remember what was new.
+// fail records that ch may be partly in effect. After a failed Full delta another
+// Full delta follows, so only new versions must be stored.
 func (c *Cursor) fail(ch *Change, again bool) {
 	id := ch.ID()
 	tried, ok := c.tried[id]
@@ -436,14 +438,14 @@ func (c *Cursor) fail(ch *Change, again bool) {
 		if len(tried) >= maxAttempts {
 			c.full, tried = true, nil
 		}
-		// Deltas handed out before hold the old slice.
+		// Earlier deltas still refer to the old slice.
 		tried = append(slices.Clip(tried), n)
 	}
 	c.tried[id] = tried
-	c.mark(id)
+	c.markDirty(id)
 }
 
-// drop notes that one cursor's backend has nothing of id any more.
+// drop records that one cursor's backend has nothing of id any more.
 func (e *Engine) drop(id uint32) {
 	s := &e.slots[id]
 	if s.holders--; s.holders == 0 && !s.live {
@@ -451,10 +453,10 @@ func (e *Engine) drop(id uint32) {
 	}
 }
 
-// mark notes that there may be something to say of id.
-func (c *Cursor) mark(id uint32) {
+// markDirty records that id may have changed.
+func (c *Cursor) markDirty(id uint32) {
 	if c.full {
-		return // as of everything
+		return // the next delta has all IDs
 	}
 	c.grow(int(id) + 1)
 	if s := &c.states[id]; !s.dirty {
@@ -470,7 +472,7 @@ func (c *Cursor) grow(n int) {
 	}
 }
 
-// trigger remembers a cause.
+// trigger stores a trigger.
 func (c *Cursor) trigger(t Trigger) {
 	if len(c.triggers) < maxTriggers {
 		c.triggers = append(c.triggers, t)

@@ -14,9 +14,9 @@ import (
 // the package's Config, and its Backend has the methods Apply, Check, Watch and Close.
 // This file has the types that they share.
 
-// MasqueradeMark is the packet mark by which rules tell each other that a connection
-// must be masqueraded. It has one bit; other programs may use all other bits. The zero
-// value means [DefaultMasqueradeMark].
+// MasqueradeMark is the packet mark of connections that must be masqueraded. It has
+// one bit; other programs may use all other bits. The zero value means
+// [DefaultMasqueradeMark].
 type MasqueradeMark uint32
 
 // DefaultMasqueradeMark is bit 14, the default of kube-proxy's --iptables-masquerade-bit.
@@ -31,8 +31,9 @@ func MasqueradeBit(bit int) MasqueradeMark {
 	return 1 << bit
 }
 
-// Value returns the mark as a number, that of [DefaultMasqueradeMark] for the zero
-// value. The error wraps [ErrConfig] if the mark has more than one bit.
+// Value returns the mark as a number. For the zero value it returns
+// [DefaultMasqueradeMark]. The error wraps [ErrConfig] if the mark has more than one
+// bit.
 func (m MasqueradeMark) Value() (uint32, error) {
 	if m == 0 {
 		m = DefaultMasqueradeMark
@@ -43,13 +44,12 @@ func (m MasqueradeMark) Value() (uint32, error) {
 	return uint32(m), nil
 }
 
-// ErrConfig is wrapped by errors of [NewEngine], and of the kernel backends' functions,
-// about their Config.
-// Trying again with the same Config is of no use.
+// ErrConfig is wrapped by errors about a Config from [NewEngine] and from the kernel
+// backends' functions. Retrying with the same Config is useless.
 var ErrConfig = errors.New("invalid configuration")
 
-// ErrUnsupported is wrapped by errors about a kernel feature, a program or a privilege
-// that a backend needs and this system lacks. Trying again is of no use until the
+// ErrUnsupported is wrapped by errors about a kernel feature, a program or a
+// privilege that a backend needs and this system lacks. Retrying is useless until the
 // system changes. The error is an [*UnsupportedError].
 var ErrUnsupported = errors.New("not supported on this system")
 
@@ -57,7 +57,7 @@ var ErrUnsupported = errors.New("not supported on this system")
 type UnsupportedError struct {
 	// Backend is the package that needs the feature, such as "nftables".
 	Backend string
-	// Family is the address family for which it is needed, 0 if for both.
+	// Family is the address family that needs the feature, or 0 for both.
 	Family tracker.Family
 	// Feature is the missing feature: a kernel object, module, program or capability.
 	Feature string
@@ -91,32 +91,33 @@ func (e *UnsupportedError) Unwrap() []error {
 	return []error{ErrUnsupported, e.Err}
 }
 
-// Query asks a kernel backend's Lookup what the kernel does with the first packet of a
-// connection.
+// Query is the argument of a kernel backend's Lookup, which reports what the kernel
+// does with the first packet of a connection.
 type Query struct {
-	// Packet is that packet.
+	// Packet is the first packet of the connection.
 	Packet Packet
-	// Internal reports that the packet is internal traffic: from the node or, as
+	// Internal reports whether the packet is internal traffic: from the node or, as
 	// [LocalTraffic] recognises it, from one of its pods. Frontends with
-	// externalTrafficPolicy Local treat it otherwise (see [Frontend.ShortCircuit]).
+	// externalTrafficPolicy Local handle internal traffic differently (see
+	// [Frontend.ShortCircuit]).
 	Internal bool
-	// NodePort reports that the packet's destination is a NodePort, so that the entry
-	// is looked up by its port alone.
+	// NodePort reports whether the packet's destination is a NodePort, so that the
+	// entry is found by its port alone.
 	NodePort bool
 }
 
-// Found is what Lookup read from the kernel. The zero value means that the kernel has
-// no entry for the packet.
+// Found is the result of Lookup: the entry that it read from the kernel. The zero
+// value means that the kernel has no entry for the packet.
 type Found struct {
 	// Entry reports whether there is an entry.
 	Entry bool
-	// Where describes the entry for an operator, in the words of the backend's own
-	// tools: its table, chain or virtual server.
+	// Where describes the entry for an operator, in terms of the backend's own tools:
+	// its table, chain or virtual server.
 	Where string
-	// Service is the Service port's name, "" where the kernel does not have it.
+	// Service is the name of the Service port, or "" if the kernel does not store it.
 	Service string
-	// Endpoints are those that new connections are sent to, sorted, each once. There
-	// are none where connections are refused or dropped.
+	// Endpoints holds the endpoints of new connections, sorted and without
+	// duplicates. It is empty if connections are refused or dropped.
 	Endpoints []netip.AddrPort
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestMasqueradeMark(t *testing.T) {
+func TestMasqueradeMarkHasOneBit(t *testing.T) {
 	for m, want := range map[ruleset.MasqueradeMark]uint32{0: 0x4000, ruleset.MasqueradeBit(0): 1, ruleset.MasqueradeBit(31): 1 << 31, 0x80: 0x80} {
 		if got, err := m.Value(); got != want || err != nil {
 			t.Errorf("%#x: %#x, %v, want %#x", uint32(m), got, err, want)
@@ -22,7 +22,7 @@ func TestMasqueradeMark(t *testing.T) {
 	}
 }
 
-func TestUnsupportedError(t *testing.T) {
+func TestUnsupportedErrorText(t *testing.T) {
 	for want, e := range map[string]*ruleset.UnsupportedError{
 		"ipvs: module ip_vs is not supported on this system": {Backend: "ipvs", Feature: "module ip_vs"},
 		"nftables: map with timeout for IPv6 is not supported on this system (Linux 5.15 or later is needed): file does not exist": {

@@ -6,8 +6,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// diff says in what two Services of the same key differ, FieldAll if one is nil
-// and the other is not. Values that share memory are told by their pointers.
+// diff returns the parts in which two Services of the same key differ, or FieldAll if
+// only one of them is nil. It compares pointers first, because unchanged values share
+// memory.
 func diff(a, b *Service) Field {
 	if a == b {
 		return 0
@@ -43,7 +44,8 @@ func diff(a, b *Service) Field {
 	return f
 }
 
-// equalOther compares what the other bits do not stand for. found is those.
+// equalOther compares the parts that FieldOther covers. found holds the other bits
+// that differ.
 func equalOther(a, b *Service, found Field) bool {
 	if a.Selection.HasAny != b.Selection.HasAny || a.Selection.Mode != b.Selection.Mode {
 		return false

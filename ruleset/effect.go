@@ -10,22 +10,23 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// effect finds the Services that a backend has acknowledged by address. Its maps
-// are made when they are first needed, and then follow each acknowledgement.
+// effect is an index of the Services that a backend has acknowledged, by address. Its
+// maps are built on first use and updated with each acknowledgement.
 type effect struct {
-	// frontends is the ID of the Service that was last acknowledged with each frontend.
-	// Two may have the same one while what should take it from one of them fails.
+	// frontends maps each frontend to the ID of the Service last acknowledged with
+	// it. Two Services may have the same frontend while the removal from one of them
+	// fails.
 	frontends map[l4Key]uint32
-	// endpoints is the ID of a Service with each endpoint, shared those of further
-	// Services with it.
+	// endpoints maps each endpoint to the ID of a Service with it. shared maps it to
+	// the IDs of further such Services.
 	endpoints map[l4Key]uint32
 	shared    map[l4Key][]uint32
 }
 
-// Service returns what the backend has acknowledged for a Service port, nil for
-// nothing. It is what [Engine.Snapshot] would have if nothing were outstanding:
-// changes that were not offered yet, are being applied or have failed do not
-// count. It costs a look-up among the Service's ports.
+// Service returns the version of a Service port that the backend has acknowledged, or
+// nil. Changes that were not offered yet, are being applied or have failed do not
+// count. Without such changes the result equals that of [Engine.Snapshot]. It costs a
+// look-up among the Service's ports.
 func (c *Cursor) Service(k tracker.Key) *Service {
 	e := c.engine
 	e.mu.Lock()
@@ -41,14 +42,14 @@ func (c *Cursor) Service(k tracker.Key) *Service {
 	return nil
 }
 
-// Lookup returns the Service that the backend has acknowledged at an address, port
-// and protocol, and the frontend, like [Snapshot.Lookup]. If two acknowledged
-// Services have the frontend, because taking it from one of them failed, it is the
-// one acknowledged last.
+// Lookup returns the acknowledged Service at an address, port and protocol, and its
+// frontend, like [Snapshot.Lookup]. If two acknowledged Services have the frontend
+// because its removal from one of them failed, Lookup returns the one acknowledged
+// last.
 //
-// The first Lookup builds an index of all frontends. It costs some 50 bytes for each
-// and is kept up to date from then on, at the cost of the frontends of the Services
-// that are acknowledged. Further Lookups take the same short time whatever there is.
+// The first Lookup builds an index of all frontends, some 50 bytes each. Each
+// acknowledgement then updates the index at a cost proportional to the frontends of
+// the Services concerned. Further Lookups take constant time.
 func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
 	if !to.IsValid() {
 		return nil, nil
@@ -80,9 +81,9 @@ func (c *Cursor) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) 
 }
 
 // LookupEndpoint returns the acknowledged Services that have an endpoint at an
-// address, port and protocol, whatever its conditions, sorted by key; nil if there
-// is no such Service. The first call builds an index of all endpoints, some 50 bytes for each,
-// that is kept up to date as [Cursor.Lookup] has it.
+// address, port and protocol, whatever its conditions, sorted by key. It returns nil
+// if there are none. The first call builds an index of all endpoints, some 50 bytes
+// each, which is updated like that of [Cursor.Lookup].
 func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 	if !at.IsValid() {
 		return nil
@@ -113,8 +114,7 @@ func (c *Cursor) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 	return out
 }
 
-// acked returns what the backend has acknowledged of an ID. The caller holds
-// Engine.mu.
+// acked returns the acknowledged version of an ID. The caller holds Engine.mu.
 func (c *Cursor) acked(id uint32) *Service {
 	if int(id) < len(c.states) {
 		return c.states[id].acked
@@ -122,7 +122,7 @@ func (c *Cursor) acked(id uint32) *Service {
 	return nil
 }
 
-// set notes that the backend acknowledged now for an ID, where it had old.
+// set records that the backend acknowledged now for an ID in place of old.
 func (x *effect) set(id uint32, old, now *Service) {
 	if x.frontends != nil {
 		x.setFrontends(id, old, now)
@@ -141,7 +141,7 @@ func (x *effect) setFrontends(id uint32, old, now *Service) {
 		}
 	}
 	if now != nil {
-		// Also those that are not new: in between they may have been another's.
+		// Set unchanged frontends too: another Service may have had them in between.
 		for i := range now.Frontends {
 			x.frontends[l4KeyOf(now, &now.Frontends[i])] = id
 		}

@@ -13,7 +13,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// checkEffect holds a cursor's look-ups against what its backend accepted.
+// checkEffect compares a cursor's look-ups with the Services that its backend
+// accepted.
 func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Service) {
 	t.Helper()
 	type at struct {
@@ -41,7 +42,7 @@ func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Service) {
 	for f, all := range frontends {
 		s, got := c.Lookup(f.addr, f.proto)
 		if s == nil && slices.ContainsFunc(all, func(s *Service) bool { _, failed := c.tried[s.ID]; return failed }) {
-			continue // it is to go, and another had it meanwhile
+			continue // it is being removed, and another Service had it in between
 		}
 		if !slices.ContainsFunc(all, func(o *Service) bool { return diff(o, s) == 0 && o.Key == s.Key }) || addrOf(l4KeyOf(s, got)) != f {
 			t.Fatalf("%v: found %v of %v, want one of %v", f, got, s, all)
@@ -62,19 +63,19 @@ func checkEffect(t *testing.T, c *Cursor, acked map[tracker.Key]*Service) {
 		t.Fatalf("%d endpoints are found, want %d", len(c.effect.endpoints), len(endpoints))
 	}
 	if c.Service(key("no such service", tracker.IPv4)) != nil {
-		t.Fatal("found a Service that there is not")
+		t.Fatal("found a Service that does not exist")
 	}
 }
 
-// TestEffect: a cursor answers with what its backend accepted, not with what is
-// wanted.
-func TestEffect(t *testing.T) {
+// TestCursorFindsAcknowledgedServices checks that look-ups return what the backend
+// accepted, not what is wanted.
+func TestCursorFindsAcknowledgedServices(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	b := &recorder{}
 	c := e.Attach("b", b)
 	show := func() string {
 		s, f := c.Lookup(netip.MustParseAddrPort("[::ffff:192.0.2.1]:80"), v1.ProtocolTCP)
-		out := "nobody"
+		out := "none"
 		if f != nil {
 			out = s.Key.Name + " " + f.Kind.String()
 		}
@@ -94,25 +95,25 @@ func TestEffect(t *testing.T) {
 		}
 	}
 	external := func(s *v1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1"} }
-	if got := show(); got != "nobody" {
+	if got := show(); got != "none" {
 		t.Errorf("before the first sync: %q", got)
 	}
 	tr.SetService(service("m", "172.30.0.1", external))
 	tr.SetSlice(slice("m", "10.0.0.1"))
-	step(errTrouble, "nobody")
+	step(errInjected, "none")
 	step(nil, "m external IP m")
 	tr.SetService(service("a", "172.30.0.2", external))
 	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
 	if got := show(); got != "m external IP m" {
 		t.Errorf("before the sync: %q", got)
 	}
-	step(&PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errTrouble}}, "m external IP m")
+	step(&PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errInjected}}, "m external IP m")
 	step(nil, "a external IP a m")
 	if s := c.Service(key("a", tracker.IPv4)); s == nil || s != e.Snapshot().Services[1] {
 		t.Errorf("Service a is %v", s)
 	}
 	tr.DeleteService(name("a"))
-	step(errTrouble, "a external IP a m")
+	step(errInjected, "a external IP a m")
 	if c.Service(key("a", tracker.IPv4)) == nil {
 		t.Error("a Service whose removal failed is not found")
 	}
@@ -123,14 +124,14 @@ func TestEffect(t *testing.T) {
 		t.Error("the zero AddrPort is found")
 	}
 	c.Detach()
-	if got := show(); got != "nobody" || c.Service(key("m", tracker.IPv4)) != nil {
+	if got := show(); got != "none" || c.Service(key("m", tracker.IPv4)) != nil {
 		t.Errorf("after Detach: %q", got)
 	}
 }
 
-// TestEffectCost: with its indexes in use, a change costs as much with many
-// Services as with few.
-func TestEffectCost(t *testing.T) {
+// TestIndexUpdateCostIsConstant checks that, with indexes in use, a change costs as
+// much with many Services as with few.
+func TestIndexUpdateCostIsConstant(t *testing.T) {
 	measure := func(s size) (allocs float64) {
 		tr, e := fill(t, s)
 		c := e.Attach("b", discard)
@@ -163,8 +164,8 @@ func TestEffectCost(t *testing.T) {
 	}
 }
 
-// BenchmarkEffect is the cost of what is in effect: of a look-up after a change, of
-// a change with and without indexes, and of their memory.
+// BenchmarkEffect measures look-ups after a change, changes with and without indexes,
+// and the memory of the indexes.
 func BenchmarkEffect(b *testing.B) {
 	for _, s := range sizes {
 		begin := func(b *testing.B) (*tracker.Tracker, *Cursor) {

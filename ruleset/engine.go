@@ -18,8 +18,8 @@ type Config struct {
 	// Tracker is the source of Services and endpoints; required. The Engine must be
 	// its only consumer.
 	Tracker *tracker.Tracker
-	// Topology changes how endpoints are chosen; it should be what the Tracker was
-	// given. The zero value is kube-proxy's behaviour.
+	// Topology holds the options for choosing endpoints. It should equal that of the
+	// Tracker. The zero value is kube-proxy's behaviour.
 	Topology tracker.TopologyOptions
 	// MasqueradeAll becomes [Node.MasqueradeAll].
 	MasqueradeAll bool
@@ -29,14 +29,15 @@ type Config struct {
 	// NodePortAddresses becomes [Node.NodePorts4] and [Node.NodePorts6]. The zero
 	// value is all addresses.
 	NodePortAddresses NodePortAddresses
-	// ServiceCIDRs is the [Node.ServiceCIDRs] to begin with; see
-	// [Engine.SetServiceCIDRs]. Empty means not known.
+	// ServiceCIDRs is the initial value of [Node].ServiceCIDRs; see
+	// [Engine.SetServiceCIDRs]. Empty means unknown.
 	ServiceCIDRs []netip.Prefix
-	// HashSeed becomes [Node.HashSeed]. Nodes must have the same to choose alike.
+	// HashSeed becomes [Node].HashSeed. Nodes choose the same endpoints only with the
+	// same HashSeed. 0 is a seed like any other.
 	HashSeed uint64
-	// Log receives frontends that several Services ask for and Services that exceed the
-	// [Limits] of a backend; nil discards them. The Tracker reports both as events, too, to
-	// its [tracker.Config.Events].
+	// Log receives frontends that several Services ask for, and Services that exceed
+	// the [Limits] of a backend. Nil discards them. The Tracker also reports both as
+	// events to its [tracker.Config].Events.
 	Log *slog.Logger
 }
 
@@ -45,11 +46,11 @@ type Config struct {
 const maxInterfaceName = 15
 
 // Engine keeps the ruleset, every [Service] compiled, in step with a
-// [tracker.Tracker], and gives each attached [Backend] the difference to what that
+// [tracker.Tracker]. It offers each attached [Backend] the difference to what that
 // backend last accepted. Its methods are safe for concurrent use.
 //
-// The Engine works when a [Cursor] is synced or a [Snapshot] is taken, and only on the
-// Services that changed.
+// The Engine works only when a [Cursor] is synced or a [Snapshot] is taken, and only
+// on the Services that changed.
 type Engine struct {
 	tracker  *tracker.Tracker
 	topology tracker.TopologyOptions
@@ -61,25 +62,25 @@ type Engine struct {
 	node   *Node
 	notify []func()
 
-	// slots is the Services by ID; slots[0] is not used.
+	// slots holds the Services by ID. slots[0] is unused.
 	slots []slot
-	// names is the IDs of each Service that has any, in the order of their keys.
+	// names holds the IDs of each Service that has any, in the order of their keys.
 	names map[types.NamespacedName][]uint32
-	// room is memory for what names holds.
+	// room is memory for the slices in names.
 	room []uint32
-	// gone is the IDs of keys that are not live but that the backend of a cursor may still
-	// have.
+	// gone holds the IDs of keys that are not live but that the backend of a cursor
+	// may still have.
 	gone map[tracker.Key]uint32
-	// free is the unused IDs, the longest unused first.
+	// free holds the unused IDs, the longest unused first.
 	free []uint32
-	// restricted is the IDs of those with source ranges, the only ones that
-	// depend on the node's addresses.
+	// restricted holds the IDs of the Services with source ranges. Only these depend
+	// on the node's addresses.
 	restricted map[uint32]struct{}
 	ownership  ownership
-	// jobs is what is to be compiled before the lock is released.
+	// jobs holds the Services to compile before the lock is released.
 	jobs []job
-	// totals counts, by familyIndex, the names with an ID of the family, the live slots
-	// and their reachable endpoints.
+	// totals counts, by familyIndex, the names with an ID of the family, the live
+	// slots and their reachable endpoints.
 	totals [2]FamilyInfo
 
 	cursors []*Cursor
@@ -87,13 +88,13 @@ type Engine struct {
 
 // slot is the state of one ID.
 type slot struct {
-	// svc is the compiled Service, the last one if the ID is not live.
+	// svc is the compiled Service, or the last one if the ID is not live.
 	svc *Service
-	// port is the port whose frontends are in Engine.ownership, nil if none.
+	// port is the port whose frontends are in Engine.ownership, or nil.
 	port *tracker.ServicePort
-	// holders is how many cursors' backends may have something of svc.
+	// holders is the number of cursors whose backend may have parts of svc.
 	holders int32
-	// job is 1 + the index into Engine.jobs of the slot's job, or 0 for none.
+	// job is 1 + the index of the slot's job in Engine.jobs, or 0 for none.
 	job int32
 	// live reports whether svc is part of the ruleset.
 	live bool
@@ -194,9 +195,9 @@ func (e *Engine) SetServiceCIDRs(cidrs []netip.Prefix) {
 	}
 }
 
-// Notify registers f, which is called after each change that a Sync may have to apply: in
-// the tracker or in the Engine. No lock is held during the call. The function f must return
-// soon, and must not call [Cursor.Sync] but trigger it.
+// Notify registers f, which is called after each change in the tracker or in the
+// Engine that a Sync may have to apply. No lock is held during the call. f must
+// return quickly. It must not call [Cursor.Sync], but may trigger it.
 func (e *Engine) Notify(f func()) {
 	e.mu.Lock()
 	e.notify = append(e.notify, f)
@@ -233,7 +234,7 @@ func (e *Engine) pull() {
 			}
 		}
 	}
-	// Only now does each frontend have its final owner.
+	// Compile last: only now does each frontend have its final owner.
 	for i := range e.jobs {
 		if e.compile(e.jobs[i]) {
 			changed = true
@@ -249,8 +250,9 @@ func (e *Engine) pull() {
 	}
 }
 
-// reserve makes room for the first updates, which have all Services. Growing step by step
-// would be a quarter of what a first Sync allocates (BenchmarkFullSync/first).
+// reserve makes room for the first updates, which have all Services. Growing step by
+// step would be a quarter of the allocations of a first Sync
+// (BenchmarkFullSync/first).
 func (e *Engine) reserve(updates []tracker.Update) {
 	ports := 0
 	for i := range updates {
@@ -266,8 +268,8 @@ func (e *Engine) reserve(updates []tracker.Update) {
 	}
 }
 
-// update applies the tracker's update of one Service. It reports whether one of the ports
-// is gone. Ports that are new or may differ become jobs.
+// update applies the tracker's update of one Service. It queues a job for each port
+// that is new or may differ, and reports whether a port was removed.
 func (e *Engine) update(u tracker.Update) (removed bool) {
 	ports := e.sorted(u)
 	before := e.names[u.Name]
@@ -339,14 +341,14 @@ func (e *Engine) sorted(u tracker.Update) []tracker.PortState {
 	slices.SortStableFunc(out, func(a, b tracker.PortState) int { return a.Port.Key.Compare(b.Port.Key) })
 	out = slices.CompactFunc(out, func(a, b tracker.PortState) bool { return a.Port.Key == b.Port.Key })
 	if len(out) != len(u.Ports) {
-		e.log.Warn("left out service ports without an identity of their own",
+		e.log.Warn("ignored service ports with a missing, foreign or repeated key",
 			"service", u.Name, "ports", len(u.Ports)-len(out))
 	}
 	return out
 }
 
-// add returns an ID for a key that is not live: the previous one if a backend may still
-// have what it stands for.
+// add returns an ID for a key that is not live. It reuses the key's previous ID if a
+// backend may still have the Service.
 func (e *Engine) add(k tracker.Key) uint32 {
 	if id, ok := e.gone[k]; ok {
 		delete(e.gone, k)
@@ -361,7 +363,7 @@ func (e *Engine) add(k tracker.Key) uint32 {
 	return uint32(len(e.slots) - 1)
 }
 
-// remove takes a Service out of the ruleset.
+// remove removes a Service from the ruleset.
 func (e *Engine) remove(id uint32) {
 	e.own(id, nil)
 	s := &e.slots[id]
@@ -376,7 +378,7 @@ func (e *Engine) remove(id uint32) {
 		e.release(id)
 	default:
 		e.gone[s.svc.Key] = id
-		e.mark(id)
+		e.markDirty(id)
 	}
 }
 
@@ -388,7 +390,8 @@ func (e *Engine) release(id uint32) {
 	e.free = append(e.free, id)
 }
 
-// own replaces the frontends that id asks for by those of p, nil for none.
+// own replaces the frontends that id asks for by the frontends of p, or by none if p
+// is nil.
 func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 	s := &e.slots[id]
 	before := s.port
@@ -432,12 +435,12 @@ func (e *Engine) recompile(id uint32) {
 	}
 }
 
-// compile does a job and reports whether the ruleset changed.
+// compile performs a job and reports whether the ruleset changed.
 func (e *Engine) compile(j job) bool {
 	s := &e.slots[j.id]
 	s.job = 0
 	if s.port == nil {
-		return false // removed since
+		return false // the port was removed after it was queued
 	}
 	now := Compile(*j.state, e.node, e.topology)
 	now.ID = j.id
@@ -452,11 +455,12 @@ func (e *Engine) compile(j job) bool {
 	}
 	s.svc, s.live = now, true
 	e.count(now, 1)
-	e.mark(j.id)
+	e.markDirty(j.id)
 	return true
 }
 
-// count adds a live Service to the totals, or takes it out if sign is -1.
+// count adds a live Service to the totals if sign is 1, and subtracts it if sign is
+// -1.
 func (e *Engine) count(s *Service, sign int) {
 	t := &e.totals[familyIndex(s.Key.Family)]
 	t.Ports += sign
@@ -479,7 +483,7 @@ func (e *Engine) strip(now *Service, s *slot) {
 		})
 		if !s.live || had || !sameFrontends(s.svc.Port, now.Port) {
 			winner := e.slots[owner].port.Key
-			e.log.Warn("two services ask for the same frontend; only one gets it",
+			e.log.Warn("cannot use a frontend that another service owns",
 				"kind", f.Kind, "address", f.Addr, "port", f.Port, "protocol", now.Key.Protocol,
 				"service", now.Key, "winner", winner)
 			text := fmt.Sprintf("%s %s port %d (%s)", f.Kind, f.Addr, f.Port, now.Key.Protocol)
@@ -493,10 +497,10 @@ func (e *Engine) strip(now *Service, s *slot) {
 	})
 }
 
-// mark marks a Service as changed for every cursor.
-func (e *Engine) mark(id uint32) {
+// markDirty marks a Service as changed for every cursor.
+func (e *Engine) markDirty(id uint32) {
 	for _, c := range e.cursors {
-		c.mark(id)
+		c.markDirty(id)
 	}
 }
 

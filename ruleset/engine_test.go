@@ -17,7 +17,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// recorder is a backend that keeps the deltas it gets and answers as told.
+// recorder is a backend that stores its deltas and returns the configured errors.
 type recorder struct {
 	deltas []*Delta
 	answer func(*Delta) error
@@ -31,7 +31,7 @@ func (r *recorder) Apply(_ context.Context, d *Delta) error {
 	return nil
 }
 
-// take returns the deltas since the last take.
+// take returns the deltas since the previous take.
 func (r *recorder) take() []*Delta {
 	d := r.deltas
 	r.deltas = nil
@@ -42,7 +42,7 @@ func name(s string) types.NamespacedName {
 	return types.NamespacedName{Namespace: "default", Name: s}
 }
 
-func TestConfigErrors(t *testing.T) {
+func TestInvalidEngineConfigIsRejected(t *testing.T) {
 	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}})
 	if err != nil {
 		t.Fatal(err)
@@ -68,8 +68,9 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// Nothing is offered before everything is listed, then everything at once.
-func TestGate(t *testing.T) {
+// TestNothingIsOfferedBeforeSync checks that the first delta has everything and comes
+// after all sources are synced.
+func TestNothingIsOfferedBeforeSync(t *testing.T) {
 	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}})
 	if err != nil {
 		t.Fatal(err)
@@ -87,10 +88,10 @@ func TestGate(t *testing.T) {
 	var early *NotSyncedError
 	if err := c.Sync(t.Context()); !errors.Is(err, ErrNotSynced) || !errors.As(err, &early) || !slices.Equal(early.Missing, []tracker.Source{tracker.Slices, tracker.Nodes}) ||
 		!strings.Contains(err.Error(), "sync b") || !strings.Contains(err.Error(), "[Slices Nodes]") {
-		t.Fatalf("first sync before the gate opened: %v", err)
+		t.Fatalf("first sync before the sources are synced: %v", err)
 	}
 	if err := c.Sync(t.Context()); err != nil || len(b.deltas) != 0 || notified != 0 || len(e.Snapshot().Services) != 0 {
-		t.Fatalf("before the gate opened: %v, %d deltas, %d notifications", err, len(b.deltas), notified)
+		t.Fatalf("before the sources are synced: %v, %d deltas, %d notifications", err, len(b.deltas), notified)
 	}
 	tr.MarkSynced(tracker.Slices, tracker.Nodes)
 	if notified != 1 {
@@ -103,7 +104,7 @@ func TestGate(t *testing.T) {
 	if len(d) != 1 || !d[0].Full || len(d[0].Changes) != 1 || d[0].OldNode != nil || d[0].Node == nil {
 		t.Fatalf("first: %+v", d)
 	}
-	// With no Service at all the first delta is offered too: it prunes.
+	// The first delta is offered without any Service too, so that the backend removes stale entries.
 	empty := &recorder{}
 	tr.DeleteService(name("a"))
 	if err := e.Attach("empty", empty).Sync(t.Context()); err != nil || len(empty.deltas) != 1 || !empty.deltas[0].Full {
@@ -111,7 +112,7 @@ func TestGate(t *testing.T) {
 	}
 }
 
-func TestNothingToDo(t *testing.T) {
+func TestUnchangedRulesetIsNotOffered(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	b := &recorder{}
 	c := e.Attach("b", b)
@@ -127,12 +128,12 @@ func TestNothingToDo(t *testing.T) {
 	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
 	sync()
 	sync()
-	// There and back again.
+	// A change that is reverted.
 	tr.SetSlice(slice("a", "10.0.0.1"))
 	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
 	sync()
 	tr.SetSlice(slice("a", "10.0.0.1"))
-	e.Snapshot() // has it compiled
+	e.Snapshot() // compiles the change
 	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
 	sync()
 	tr.SetService(service("b", "172.30.0.2"))
@@ -168,7 +169,7 @@ func TestNothingToDo(t *testing.T) {
 	}
 }
 
-func TestErrors(t *testing.T) {
+func TestFailedChangesAreOfferedAgain(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	b := &recorder{}
 	c := e.Attach("bee", b)
@@ -182,7 +183,7 @@ func TestErrors(t *testing.T) {
 	b.take()
 	boom := errors.New("boom")
 
-	// One Service fails, then it is offered alone, with all there is to undo.
+	// One Service fails. It is then offered alone, with everything to undo.
 	tr.SetSlice(slice("a", "10.0.0.2"))
 	tr.SetSlice(slice("b", "10.0.0.2"))
 	failA := func(*Delta) error {
@@ -199,7 +200,7 @@ func TestErrors(t *testing.T) {
 	if err := c.Sync(t.Context()); err == nil {
 		t.Fatal("no error")
 	}
-	tr.SetSlice(slice("a", "10.0.0.1")) // as it was before all this
+	tr.SetSlice(slice("a", "10.0.0.1")) // the initial state
 	b.answer = nil
 	if err := c.Sync(t.Context()); err != nil {
 		t.Fatal(err)
@@ -222,7 +223,7 @@ func TestErrors(t *testing.T) {
 		t.Errorf("after failing: %+v, removed %v, upserted %v", ch, gone, come)
 	}
 
-	// A failed deletion is offered again, and the ID waits for it.
+	// A failed deletion is offered again, and the ID is not reused before it succeeds.
 	id := ch.New.ID
 	b.answer = func(*Delta) error { return boom }
 	tr.DeleteService(name("a"))
@@ -241,7 +242,7 @@ func TestErrors(t *testing.T) {
 	if len(d[0].Changes) != 2 || d[0].Changes[0].New != nil || d[0].Changes[0].Old.ID != id || d[0].Changes[1].New.ID == id {
 		t.Errorf("deletion: %+v", d[0].Changes)
 	}
-	// Now it is free.
+	// Now the ID is free.
 	tr.SetService(service("d", "172.30.0.10"))
 	if err := c.Sync(t.Context()); err != nil {
 		t.Fatal(err)
@@ -250,7 +251,7 @@ func TestErrors(t *testing.T) {
 		t.Errorf("id %d, want %d again", got, id)
 	}
 
-	// A backend that lost everything gets everything, once.
+	// A backend that needs the full state gets it once.
 	calls := 0
 	b.answer = func(d *Delta) error {
 		if calls++; calls == 1 {
@@ -276,7 +277,7 @@ func TestErrors(t *testing.T) {
 		t.Errorf("then: %v", err)
 	}
 
-	// A done context is not the backend's fault.
+	// A context that is done is not a failure of the backend.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	tr.DeleteService(name("b"))
@@ -288,11 +289,12 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A Service that fails for ever must not make the engine remember for ever.
-func TestManyAttempts(t *testing.T) {
+// TestAttemptsAreBounded checks that the stored attempts of a Service that always
+// fails are bounded.
+func TestAttemptsAreBounded(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	b := &recorder{answer: func(d *Delta) error {
-		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errTrouble}}
+		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errInjected}}
 	}}
 	c := e.Attach("b", b)
 	tr.SetService(service("a", "172.30.0.1"))
@@ -310,11 +312,11 @@ func TestManyAttempts(t *testing.T) {
 		}
 	}
 	if most > maxAttempts || full != 4 {
-		t.Errorf("at most %d attempts were remembered, %d full deltas", most, full)
+		t.Errorf("at most %d attempts were stored, %d full deltas", most, full)
 	}
 }
 
-func TestTriggers(t *testing.T) {
+func TestTriggersAreAcknowledged(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	b := &recorder{}
 	c := e.Attach("b", b)
@@ -338,7 +340,7 @@ func TestTriggers(t *testing.T) {
 	}
 	set("a", "10.0.0.1", "2096-01-02T03:04:05Z")
 	set("b", "10.0.0.1", "2096-01-02T03:04:06Z")
-	b.answer = func(*Delta) error { return errTrouble }
+	b.answer = func(*Delta) error { return errInjected }
 	for range 2 {
 		b.take()
 		if err := c.Sync(t.Context()); err == nil || len(acked) != 0 {
@@ -351,7 +353,7 @@ func TestTriggers(t *testing.T) {
 	b.answer = func(*Delta) error {
 		set("b", "10.0.0.2", "2096-01-02T03:04:07Z")
 		e.Snapshot()
-		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errTrouble}}
+		return &PartialError{Failed: map[tracker.Key]error{key("a", tracker.IPv4): errInjected}}
 	}
 	if err := c.Sync(t.Context()); err == nil || !slices.Equal(acked, []string{"b1"}) {
 		t.Fatalf("error %v, acknowledged %v", err, acked)
@@ -387,8 +389,9 @@ func TestDetachDuringApply(t *testing.T) {
 	}
 }
 
-// TestConflicts follows one address through every Service that asks for it.
-func TestConflicts(t *testing.T) {
+// TestConflictsHaveOneOwner follows one address through every Service that asks for
+// it.
+func TestConflictsHaveOneOwner(t *testing.T) {
 	var logged bytes.Buffer
 	tr, e := world(t, Config{Log: slog.New(slog.NewTextHandler(&logged, nil))}, tracker.NodeInfo{Name: "n1"})
 	external := func(ip string, nodePort int32) func(*v1.Service) {
@@ -416,7 +419,7 @@ func TestConflicts(t *testing.T) {
 				}
 			}
 			if n > 1 {
-				t.Errorf("%s is %d services'", at, n)
+				t.Errorf("%s belongs to %d services", at, n)
 			}
 			out = append(out, owner)
 		}
@@ -429,12 +432,12 @@ func TestConflicts(t *testing.T) {
 	}{
 		{func() { tr.SetService(service("m", "172.30.0.1", external("192.0.2.1", 30080))) }, "m - m", 0},
 		{func() { tr.SetService(service("z", "172.30.0.2", external("192.0.2.1", 30080))) }, "m - m", 2},
-		{func() { tr.SetSlice(slice("z", "10.0.0.1")) }, "m - m", 0}, // the same conflict is no news
+		{func() { tr.SetSlice(slice("z", "10.0.0.1")) }, "m - m", 0}, // the same conflict is logged once
 		{func() { tr.SetService(service("a", "172.30.0.3", external("192.0.2.1", 30080))) }, "a - a", 2},
 		{func() { tr.DeleteService(name("m")) }, "a - a", 0},
 		{func() { tr.DeleteService(name("a")) }, "z - z", 0},
 		{func() { tr.SetService(service("z", "172.30.0.2")) }, "- - -", 0},
-		// A cluster IP cannot be taken by another's external IP, whatever the names.
+		// An external IP never takes another Service's cluster IP, whatever the names.
 		{func() { tr.SetService(service("a", "172.30.0.3", external("172.30.0.9", 0))) }, "- a -", 0},
 		{func() { tr.SetService(service("z", "172.30.0.9")) }, "- z -", 1},
 		{func() { tr.SetService(service("a", "172.30.0.3", external("172.30.0.9", 30080))) }, "- z a", 1},
@@ -443,16 +446,17 @@ func TestConflicts(t *testing.T) {
 		logged.Reset()
 		step.what()
 		if got := who(); got != step.want {
-			t.Errorf("frontends are of %q, want %q", got, step.want)
+			t.Errorf("frontends belong to %q, want %q", got, step.want)
 		}
-		if n := strings.Count(logged.String(), "two services"); n != step.logs {
+		if n := strings.Count(logged.String(), "another service owns"); n != step.logs {
 			t.Errorf("%q: %d messages, want %d: %s", step.want, n, step.logs, &logged)
 		}
 	}
 }
 
-// An update with ports that must not be there costs only those.
-func TestSorted(t *testing.T) {
+// TestInvalidPortsAreIgnored passes an update with invalid ports. Only these are
+// ignored.
+func TestInvalidPortsAreIgnored(t *testing.T) {
 	_, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	port := func(svc, p string) tracker.PortState {
 		k := key(svc, tracker.IPv4)

@@ -13,9 +13,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// mapPlane is a backend for a data plane with two maps, as a BPF program might
-// have them: a frontend leads to a pool by the Service's number, and a pool is one
-// value, replaced as a whole.
+// mapPlane is a backend for a data plane with two maps, as a BPF program might use. A
+// frontend refers to a pool by the ID of the Service. A pool is one value and is
+// replaced as a whole.
 type mapPlane struct {
 	frontends map[frontendKey]frontendValue
 	pools     map[poolKey][]netip.AddrPort
@@ -29,11 +29,11 @@ type frontendKey struct {
 }
 
 type frontendValue struct {
-	service      uint32
-	target, near ruleset.Target
-	masquerade   ruleset.Masquerade
-	sources      []netip.Prefix
-	affinity     int // seconds
+	service          uint32
+	target, internal ruleset.Target
+	masquerade       ruleset.Masquerade
+	sources          []netip.Prefix
+	affinity         int // seconds
 }
 
 type poolKey struct {
@@ -46,7 +46,7 @@ func keyOf(k tracker.Key, f ruleset.Frontend) frontendKey {
 }
 
 func (m *mapPlane) Apply(_ context.Context, d *ruleset.Delta) error {
-	frontends, pools := map[frontendKey]bool{}, map[poolKey]bool{} // all there are, if Full
+	frontends, pools := map[frontendKey]bool{}, map[poolKey]bool{} // the wanted entries, if d.Full
 	for _, c := range d.Changes {
 		for f := range c.GoneFrontends() {
 			delete(m.frontends, keyOf(c.Key, f))
@@ -94,7 +94,7 @@ func (m *mapPlane) setPool(c ruleset.Change, full bool, t ruleset.Target, f rule
 	m.pools[k] = pool
 }
 
-// A whole backend, for an imaginary data plane that consists of maps.
+// A complete backend for a data plane that consists of maps.
 func Example_mapBackend() {
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
 	if err != nil {
@@ -118,7 +118,7 @@ func Example_mapBackend() {
 	}
 	f := plane.frontends[frontendKey{port: 30080, proto: v1.ProtocolTCP, Family: tracker.IPv4}]
 	fmt.Println("from outside:", plane.pools[poolKey{f.service, f.target}])
-	fmt.Println("from a pod:", plane.pools[poolKey{f.service, f.near}])
+	fmt.Println("from a pod:", plane.pools[poolKey{f.service, f.internal}])
 
 	t.DeleteService(types.NamespacedName{Namespace: web.Namespace, Name: web.Name})
 	if err := cursor.Sync(context.Background()); err != nil {

@@ -11,14 +11,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A hook has a Service's endpoints follow from a hash, and another gives one of them
-// more weight. Where a client's connection leads to can then be computed: it is what a
-// data plane in software does, and what package nftables has the kernel do.
+// Choose endpoints by a hash of the client's address and port, with a higher weight
+// for one of them. The endpoint of a connection can then be computed, as a data plane
+// in software does and as package nftables makes the kernel do.
 func ExampleService_HashOf() {
 	t, err := tracker.New(tracker.Config{
 		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 			p.Hash = tracker.HashSourcePort
-			p.HashSlots = 1000 // stays, however many endpoints there will be
+			p.HashSlots = 1000 // fixed, whatever the number of endpoints
 			return nil
 		},
 		OnEndpoint: func(_ *discovery.EndpointSlice, _ *discovery.Endpoint, ep *tracker.Endpoint) error {
@@ -32,7 +32,7 @@ func ExampleService_HashOf() {
 		fmt.Println(err)
 		return
 	}
-	const seed = 42 // that of all nodes
+	const seed = 42 // the same on all nodes
 	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: t, HashSeed: seed})
 	if err != nil {
 		fmt.Println(err)
@@ -50,12 +50,12 @@ func ExampleService_HashOf() {
 		ep := pool[table.Find(svc.HashOf(client, seed))]
 		count[ep.Node] += 100
 	}
-	fmt.Println(table.Len(), "slots")
+	fmt.Println(table.Len(), "buckets")
 	for _, node := range []string{"node-a", "node-b"} {
-		fmt.Println(node, (count[node]/4000+2)/5*5, "%") // by steps of five
+		fmt.Println(node, (count[node]/4000+2)/5*5, "%") // in steps of five
 	}
 	// Output:
-	// 1021 slots
+	// 1021 buckets
 	// node-a 25 %
 	// node-b 75 %
 }

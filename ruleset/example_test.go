@@ -29,7 +29,8 @@ var web = &v1.Service{
 // ptr returns a pointer to a copy of v.
 func ptr[T any](v T) *T { return &v }
 
-// webSlice holds one endpoint on each of two nodes, and perhaps a third.
+// webSlice returns a slice with one endpoint on each of two nodes and one for each
+// address in more.
 func webSlice(more ...string) *discovery.EndpointSlice {
 	s := &discovery.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -49,7 +50,7 @@ func webSlice(more ...string) *discovery.EndpointSlice {
 	return s
 }
 
-// A backend that prints what it is told.
+// Attach a backend that prints the changes of each delta.
 func Example() {
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
 	if err != nil {
@@ -79,7 +80,7 @@ func Example() {
 		return nil
 	}))
 
-	// Informers would do this, and a runner would call Sync.
+	// In an agent, informers set the objects and a runner calls Sync.
 	ctx := context.Background()
 	t.SetService(web)
 	t.SetSlice(webSlice())
@@ -106,7 +107,7 @@ func Example() {
 	//   - 10.3.0.1:8080
 }
 
-// What becomes of a packet, and why?
+// Find out what happens to a packet, and why.
 func ExampleSnapshot_Trace() {
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
 	if err != nil {
@@ -142,6 +143,7 @@ func ExampleSnapshot_Trace() {
 	//   TCP 81 is a closed port of a cluster IP (of shop/web)
 }
 
+// Restrict NodePorts to one IPv4 range. IPv6 stays unrestricted.
 func ExampleParseNodePortAddresses() {
 	n, err := ruleset.ParseNodePortAddresses([]string{"192.0.2.0/24"})
 	if err != nil {

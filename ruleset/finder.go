@@ -2,9 +2,8 @@ package ruleset
 
 import "slices"
 
-// finder finds the first element of a list that has a given key, without
-// allocating for the short lists that are the rule and without quadratic work
-// for the long ones that are possible.
+// finder finds the first element of a list with a given key. It does not allocate for
+// short lists, which are the rule, and does no quadratic work for long ones.
 type finder[T any, K comparable] struct {
 	list  []T
 	key   func(T) K

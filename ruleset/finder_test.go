@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Long lists are searched otherwise than short ones, with the same result.
-func TestFinder(t *testing.T) {
+// TestFinderFindsFirst compares the two ways of searching, for long and for short lists.
+func TestFinderFindsFirst(t *testing.T) {
 	for n := range 40 {
 		list := make([]int, n)
 		for i := range list {

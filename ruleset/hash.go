@@ -7,9 +7,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Hash returns from what of a connection its endpoint follows:
-// [tracker.ServicePort.Hash], with [tracker.HashNone] for what is none of its
-// constants.
+// Hash returns [tracker.ServicePort].Hash, or [tracker.HashNone] if that is not one
+// of its constants.
 func (s *Service) Hash() tracker.Hash {
 	switch h := s.Port.Hash; h {
 	case tracker.HashSource, tracker.HashSourcePort:
@@ -18,10 +17,11 @@ func (s *Service) Hash() tracker.Hash {
 	return tracker.HashNone
 }
 
-// HashOf returns the hash of a connection from source, by which [maglev.Table.Find]
-// finds its endpoint in what Maglev returns for the same seed: of the address, or
-// of address and port, as Hash says. It is 0 if that is [tracker.HashNone]. Package
-// nftables has the kernel make the same, see [maglev.HashAddr].
+// HashOf returns the hash of a connection from source: of the address, or of the
+// address and port, depending on Hash. [maglev.Table.Find] finds the connection's
+// endpoint by this hash in the result of Maglev for the same seed. HashOf returns 0
+// if Hash is [tracker.HashNone]. Package nftables makes the kernel compute the same
+// hash; see [maglev.HashAddr].
 func (s *Service) HashOf(source netip.AddrPort, seed uint64) uint32 {
 	switch s.Hash() {
 	case tracker.HashSource:
@@ -32,9 +32,9 @@ func (s *Service) HashOf(source netip.AddrPort, seed uint64) uint32 {
 	return 0
 }
 
-// HashSlots returns the size of the table that [Service.Maglev] makes for a
-// target: at least Port.HashSlots, or what suits the number of endpoints. It is 0
-// if Maglev returns nil.
+// HashSlots returns the number of buckets in the table that [Service.Maglev] makes
+// for a target: at least Port.HashSlots, or a size that suits the number of
+// endpoints. It returns 0 if Maglev returns nil.
 func (s *Service) HashSlots(t Target) int {
 	n := len(s.Pool(t))
 	switch {
@@ -46,12 +46,12 @@ func (s *Service) HashSlots(t Target) int {
 	return maglev.SizeFor(n)
 }
 
-// Maglev returns the table by which the endpoints of a pool are chosen: a slot's
-// member is an index into [Service.Pool] of t. It is nil if Hash is
-// [tracker.HashNone] or the pool is empty. It depends on nothing but the pool's
-// addresses and weights, the size and the seed, which is [Node.HashSeed]. It is
-// computed again by each call, at the cost that package maglev states. Of more than
-// [maglev.MaxSize] endpoints only the first so many share in it.
+// Maglev returns the table that chooses the endpoints of a pool: the member in a
+// bucket is an index into [Service.Pool] of t. Maglev returns nil if Hash is
+// [tracker.HashNone] or the pool is empty. The table depends only on the addresses
+// and weights of the pool, the size and the seed, which is [Node].HashSeed. Each call
+// computes the table again, at the cost that package maglev documents. Only the first
+// [maglev.MaxSize] endpoints of a pool are in the table.
 func (s *Service) Maglev(t Target, seed uint64) *maglev.Table {
 	size := s.HashSlots(t)
 	if size == 0 {

@@ -25,7 +25,7 @@ func hashed(h tracker.Hash, slots uint16, weights ...uint16) *Service {
 	return Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
 }
 
-func TestMaglev(t *testing.T) {
+func TestServiceMaglevCoversPool(t *testing.T) {
 	for _, c := range []struct {
 		s              *Service
 		cluster, local int
@@ -42,38 +42,38 @@ func TestMaglev(t *testing.T) {
 		for target, want := range map[Target]int{ToCluster: c.cluster, ToLocal: c.local, Reject: 0, Drop: 0} {
 			tab := c.s.Maglev(target, 1)
 			if tab.Len() != want || c.s.HashSlots(target) != want {
-				t.Errorf("%v, %v: %d slots, %d announced, want %d", c.s.Hash(), target, tab.Len(), c.s.HashSlots(target), want)
+				t.Errorf("%v, %v: %d buckets, HashSlots %d, want %d", c.s.Hash(), target, tab.Len(), c.s.HashSlots(target), want)
 			}
 			for i := range tab.Len() {
 				if m := tab.At(i); m >= len(c.s.Pool(target)) {
-					t.Fatalf("slot %d is of endpoint %d of %d", i, m, len(c.s.Pool(target)))
+					t.Fatalf("bucket %d has endpoint %d of %d", i, m, len(c.s.Pool(target)))
 				}
 			}
 		}
 	}
 }
 
-// TestHashOf looks at what of a source counts.
+// TestHashOf checks which parts of a source affect the hash.
 func TestHashOf(t *testing.T) {
 	from := netip.MustParseAddrPort
 	for h, want := range map[tracker.Hash][2]bool{tracker.HashSource: {true, false}, tracker.HashSourcePort: {true, true}, tracker.HashNone: {}, 99: {}} {
 		s := hashed(h, 0, 1, 1)
 		one := s.HashOf(from("192.0.2.1:1000"), 7)
 		if got := one != s.HashOf(from("192.0.2.2:1000"), 7); got != want[0] {
-			t.Errorf("%v: another address makes another hash: %t", h, got)
+			t.Errorf("%v: the address affects the hash: %t", h, got)
 		}
 		if got := one != s.HashOf(from("192.0.2.1:1001"), 7); got != want[1] {
-			t.Errorf("%v: another port makes another hash: %t", h, got)
+			t.Errorf("%v: the port affects the hash: %t", h, got)
 		}
 		if got := one != s.HashOf(from("192.0.2.1:1000"), 8); got != want[0] {
-			t.Errorf("%v: another seed makes another hash: %t", h, got)
+			t.Errorf("%v: the seed affects the hash: %t", h, got)
 		}
 	}
 }
 
-// TestHashByHook has an engine's Services take weights and hashes from hooks, and
-// looks at what a delta says of a change.
-func TestHashByHook(t *testing.T) {
+// TestHooksSetWeightsAndHash sets weights and hashes in hooks and checks the
+// resulting changes.
+func TestHooksSetWeightsAndHash(t *testing.T) {
 	weights, hash := map[string]uint16{}, tracker.HashNone
 	trk, err := tracker.New(tracker.Config{
 		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
@@ -134,7 +134,7 @@ func TestHashByHook(t *testing.T) {
 	if ch := sync(); ch.What != FieldCluster|FieldEndpoints || ch.New.Selection.Cluster[0].Weight != 5 {
 		t.Errorf("what %s: %v", ch.What, ch.New.Selection.Cluster)
 	}
-	// Without weight it leaves the pool, but is known.
+	// With weight 0 it leaves the pool but stays known.
 	weights["10.0.0.1"] = 0
 	trk.SetSlice(slice("web", "10.0.0.1", "10.0.0.2"))
 	ch := sync()

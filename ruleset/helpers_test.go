@@ -67,8 +67,8 @@ func service(name, clusterIP string, edit ...func(*v1.Service)) *v1.Service {
 	return s
 }
 
-// slice returns an EndpointSlice of a Service with endpoints on node "n1" at
-// port 8080 of the addresses.
+// slice returns an EndpointSlice of a Service with endpoints at the addresses, on
+// node "n1", port 8080.
 func slice(service string, addresses ...string) *discovery.EndpointSlice {
 	return sliceOn(service, "n1", addresses...)
 }
@@ -92,7 +92,7 @@ func sliceOn(service, node string, addresses ...string) *discovery.EndpointSlice
 	return s
 }
 
-// world is a tracker and an engine that are synced.
+// world returns a synced tracker and an engine.
 func world(t testing.TB, c Config, node tracker.NodeInfo) (*tracker.Tracker, *Engine) {
 	t.Helper()
 	tr, err := tracker.New(tracker.Config{Node: node, Topology: c.Topology})
@@ -108,7 +108,7 @@ func world(t testing.TB, c Config, node tracker.NodeInfo) (*tracker.Tracker, *En
 	return tr, e
 }
 
-// show writes a frontend in one line.
+// show formats a frontend in one line.
 func show(f Frontend) string {
 	s := fmt.Sprintf("%s %s:%d to %s", f.Kind, f.Addr, f.Port, f.Target)
 	if f.Kind == NodePort {

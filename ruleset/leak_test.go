@@ -16,11 +16,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestNothingIsLeft makes and removes Services by the thousand, with names that
-// never come back, that take each other's frontends, under cursors of which one is
-// refused things and one comes and goes: in the end the engine and the cursors hold
-// what they held before.
-func TestNothingIsLeft(t *testing.T) {
+// TestDeletedServicesAreFreed creates and deletes thousands of Services with names
+// that are used once and that take each other's frontends. One cursor's backend
+// fails, and one cursor is attached and detached. Afterwards the engine and the
+// cursors must hold no more than before.
+func TestDeletedServicesAreFreed(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	rng := rand.New(rand.NewPCG(1, 2))
 	ctx := context.Background()
@@ -54,7 +54,7 @@ func TestNothingIsLeft(t *testing.T) {
 		for i := range each {
 			tr.SetService(service(name(i), fmt.Sprintf("10.%d.%d.%d", n>>8, n&255, i+1), func(s *v1.Service) {
 				s.Spec.Type = v1.ServiceTypeLoadBalancer
-				s.Spec.Ports[0].NodePort = int32(30000 + i%15) // some ask for the same
+				s.Spec.Ports[0].NodePort = int32(30000 + i%15) // some NodePorts conflict
 				s.Spec.ExternalIPs = []string{fmt.Sprint("198.51.100.", i%7)}
 				s.Spec.LoadBalancerSourceRanges = []string{"172.16.0.0/12"}
 				s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: fmt.Sprint("203.0.113.", i)}}
@@ -62,7 +62,7 @@ func TestNothingIsLeft(t *testing.T) {
 			tr.SetSlice(slice(name(i), fmt.Sprintf("11.%d.%d.%d", n>>8, n&255, i+1), fmt.Sprintf("12.%d.%d.%d", n>>8, n&255, i+1)))
 		}
 		late := e.Attach("late", good)
-		// What goes wrong here is tried again below.
+		// Failures here are retried below.
 		_, _, _ = always.Sync(ctx), sometimes.Sync(ctx), late.Sync(ctx)
 		tr.SetNode(tracker.NodeInfo{Name: "n1", Addresses: []netip.Addr{netip.AddrFrom4([4]byte{172, 16, 0, byte(n)})}})
 		for i := range each {
@@ -74,7 +74,7 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 		late.Detach()
 	}
-	settle := func() {
+	retry := func() {
 		t.Helper()
 		refusing = false
 		for _, c := range []*Cursor{always, sometimes} {
@@ -87,28 +87,28 @@ func TestNothingIsLeft(t *testing.T) {
 	for n := range cycles {
 		cycle(n)
 	}
-	settle()
+	retry()
 	lengths, before := holdings.Lengths(e), holdings.Now()
 	for n := range cycles {
 		cycle(cycles + n)
 	}
-	settle()
+	retry()
 	now := holdings.Lengths(e)
 	for _, ids := range []string{".slots", ".free", ".cursors[].states"} {
-		// Of each ID there is a little, and as many of them as backends had at once, who
-		// were refused the removal of some: that is chance.
+		// The state per ID is small. The number of IDs depends on chance: on how many
+		// removals failed at the same time.
 		if n := now[ids]; n > 10*each {
-			t.Errorf("%s holds %d elements of nothing", ids, n)
+			t.Errorf("%s holds %d unused elements", ids, n)
 		}
 		delete(now, ids)
 		delete(lengths, ids)
 	}
 	for at, n := range now {
 		if n != lengths[at] || n > each {
-			t.Errorf("%s holds %d elements, held %d", at, n, lengths[at])
+			t.Errorf("%s holds %d elements, held %d before", at, n, lengths[at])
 		}
 	}
-	// 3,000 Services: less than 40 bytes for each.
+	// Less than 40 bytes for each of the 3,000 Services.
 	before.Keep(t, 100<<10)
 	runtime.KeepAlive(e)
 }

@@ -8,26 +8,28 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Limits is what a data plane can do at most for one Service, in one address
-// family. A zero field means no limit. What happens to a Service that exceeds a
-// limit is the backend's choice: it does as much as it can, or refuses the Service
-// with a [*PartialError].
+// Limits holds the limits of a data plane for one Service in one address family. A
+// zero field means no limit. The backend decides what happens to a Service that
+// exceeds a limit: it programs as much as possible, or rejects the Service with a
+// [*PartialError].
 type Limits struct {
-	// Affinity is the longest affinity timeout.
+	// Affinity is the maximum affinity timeout.
 	Affinity time.Duration
-	// Endpoints is the most endpoints of a pool.
+	// Endpoints is the maximum number of endpoints in a pool.
 	Endpoints int
-	// AffinityEndpoints is the most endpoints of a pool with client affinity.
+	// AffinityEndpoints is the maximum number of endpoints in a pool with client
+	// affinity.
 	AffinityEndpoints int
-	// WeightedEndpoints is the most endpoints of a pool in which endpoints have
-	// different weights or are chosen by a hash.
+	// WeightedEndpoints is the maximum number of endpoints in a pool whose endpoints
+	// have different weights or are chosen by a hash.
 	WeightedEndpoints int
 }
 
-// Limiter is a [Backend] that declares its limits. [Engine.Attach] asks for them
-// once. A Service that is offered to the backend and exceeds a limit is reported to
-// [Config.Log] and as an event with [tracker.ReasonLimitExceeded], once until it
-// no longer exceeds that limit.
+// Limiter is a [Backend] that declares its limits. [Engine.Attach] calls Limits once
+// per family. When a Service that exceeds a limit is offered to the backend, the
+// Engine logs it to [Config].Log and sends an event with
+// [tracker.ReasonLimitExceeded]. It does so once, until the Service no longer exceeds
+// the limit.
 //
 // A Backend that wraps another should have the limits of that one: see
 // [WithLimitsOf].
@@ -35,7 +37,8 @@ type Limiter interface {
 	Limits(tracker.Family) Limits
 }
 
-// LimitsOf returns the limits of b in a family, the zero Limits if b is no [Limiter].
+// LimitsOf returns the limits of b in a family, or the zero Limits if b is not a
+// [Limiter].
 func LimitsOf(b Backend, f tracker.Family) Limits {
 	if l, ok := b.(Limiter); ok {
 		return l.Limits(f)
@@ -43,8 +46,8 @@ func LimitsOf(b Backend, f tracker.Family) Limits {
 	return Limits{}
 }
 
-// WithLimitsOf returns a backend that applies b and declares the limits of inner,
-// for a b that wraps inner.
+// WithLimitsOf returns a backend that applies deltas with b and has the limits of
+// inner. It is for a b that wraps inner.
 func WithLimitsOf(inner, b Backend) Backend { return withLimits{b, inner} }
 
 type withLimits struct {
@@ -54,7 +57,7 @@ type withLimits struct {
 
 func (w withLimits) Limits(f tracker.Family) Limits { return LimitsOf(w.inner, f) }
 
-// excess is a set of bits that stand for the fields of Limits.
+// excess is a set of bits, one for each field of Limits.
 type excess uint8
 
 const (
@@ -64,7 +67,7 @@ const (
 	excessWeightedEndpoints
 )
 
-// exceeded returns which limits s exceeds. Nearly always that takes a few
+// exceeded returns the limits that s exceeds. For most Services it takes a few
 // comparisons.
 func (l *Limits) exceeded(s *Service) (x excess) {
 	over := func(limit, n int) bool { return limit != 0 && n > limit }
@@ -88,7 +91,7 @@ func (l *Limits) exceeded(s *Service) (x excess) {
 	return x
 }
 
-// describe names the limits of x that s exceeds.
+// describe returns a text that names the limits in x, which s exceeds.
 func (l *Limits) describe(s *Service, x excess) string {
 	var out []string
 	n := max(len(s.Selection.Cluster), len(s.Selection.Local))
@@ -111,7 +114,8 @@ func (l *Limits) describe(s *Service, x excess) string {
 	return strings.Join(out, "; ")
 }
 
-// limited reports what s exceeds and did not exceed before.
+// limited logs and reports the limits that s exceeds and did not exceed before. It
+// returns all limits that s exceeds.
 func (c *Cursor) limited(s *Service, before excess) excess {
 	l := &c.limits[familyIndex(s.Key.Family)]
 	if *l == (Limits{}) {

@@ -25,7 +25,7 @@ type limitedBackend struct {
 
 func (l *limitedBackend) Limits(tracker.Family) Limits { return l.limits }
 
-// events keeps events as text.
+// events stores events as text.
 type events []string
 
 func (e *events) Event(ref v1.ObjectReference, warning bool, reason, message string) {
@@ -66,9 +66,9 @@ func worldWithEvents(t *testing.T, log *slog.Logger) (*tracker.Tracker, *Engine,
 	return tr, engine, e
 }
 
-// TestLimits: what exceeds a declared limit is reported, once until it no longer
-// does, and offered all the same.
-func TestLimits(t *testing.T) {
+// TestExceededLimitIsReportedOnce checks that a Service that exceeds a limit is
+// reported once until it no longer does, and is offered anyway.
+func TestExceededLimitIsReportedOnce(t *testing.T) {
 	var logged bytes.Buffer
 	tr, e, ev := worldWithEvents(t, slog.New(slog.NewTextHandler(&logged, nil)))
 	b := &limitedBackend{limits: Limits{Affinity: time.Hour, Endpoints: 4, AffinityEndpoints: 3, WeightedEndpoints: 2}}
@@ -90,7 +90,7 @@ func TestLimits(t *testing.T) {
 	step := func(what string, want ...string) {
 		t.Helper()
 		logged.Reset()
-		if err := c.Sync(t.Context()); err != nil && !errors.Is(err, errTrouble) {
+		if err := c.Sync(t.Context()); err != nil && !errors.Is(err, errInjected) {
 			t.Fatal(err)
 		}
 		for i := range want {
@@ -110,7 +110,7 @@ func TestLimits(t *testing.T) {
 	tr.SetSlice(slice("a", addresses(3)...))
 	step("nothing exceeded")
 	tr.SetService(service("a", "172.30.0.1", sticky(7200)))
-	b.answer = func(*Delta) error { return errTrouble }
+	b.answer = func(*Delta) error { return errInjected }
 	step("affinity", "affinity timeout 2h0m0s is longer than 1h0m0s")
 	step("offered again")
 	b.answer = nil
@@ -131,12 +131,12 @@ func TestLimits(t *testing.T) {
 	c.Resync()
 	step("in a full delta")
 	tr.DeleteService(name("a"))
-	step("gone")
+	step("deleted")
 	tr.SetService(service("a", "172.30.0.1", sticky(7200)))
 	step("back", "affinity timeout 2h0m0s is longer than 1h0m0s")
 }
 
-// TestConflictEvents: the Service that loses a frontend gets an event.
+// TestConflictEvents checks that the Service that loses a frontend gets an event.
 func TestConflictEvents(t *testing.T) {
 	tr, e, ev := worldWithEvents(t, nil)
 	c := e.Attach("b", discard)
@@ -170,7 +170,7 @@ func TestConflictEvents(t *testing.T) {
 	}
 }
 
-// TestSyncInfoByFamily holds the numbers of each family against the snapshot.
+// TestSyncInfoByFamily compares the numbers of each family with the snapshot.
 func TestSyncInfoByFamily(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	fail := map[tracker.Key]error{}
@@ -203,7 +203,7 @@ func TestSyncInfoByFamily(t *testing.T) {
 	tr.SetService(service("c", "fd00::9"))
 	tr.SetSlice(slice("a", "10.0.0.1", "10.0.0.2"))
 	tr.SetSlice(slice("c", "fd01::1"))
-	fail[key("c", tracker.IPv6)] = errTrouble
+	fail[key("c", tracker.IPv6)] = errInjected
 	step("first", FamilyInfo{3, 0, 2, 3, 2}, FamilyInfo{3, 1, 2, 3, 1}, 3)
 	clear(fail)
 	step("again", FamilyInfo{0, 0, 2, 3, 2}, FamilyInfo{1, 0, 2, 3, 1}, 3)

@@ -20,17 +20,17 @@ import (
 )
 
 // plane is a model data plane: maps keyed by frontend, by Service and by endpoint.
-// Its backend does only what a delta tells it to, so that the maps are right only
-// if deltas are.
+// Its backend applies only what a delta contains, so the maps are correct only if
+// deltas are.
 type plane struct {
 	t    *testing.T
 	r    *rand.Rand
 	name string
-	// prunes: a Full delta empties the maps of what is not in it. Without, what is
-	// offered must be enough to leave nothing behind.
+	// prunes: a Full delta removes everything that it does not contain. Without
+	// prunes, the changes alone must leave nothing behind.
 	prunes bool
-	// trouble is how often an Apply goes wrong, in percent.
-	trouble int
+	// failures is the percentage of Applies that fail.
+	failures int
 	// during, if not nil, is called in the middle of an Apply.
 	during func()
 
@@ -39,7 +39,7 @@ type plane struct {
 	eps    map[epKey]*tracker.Endpoint
 	ids    map[uint32]tracker.Key
 
-	acked    map[tracker.Key]*Service // as this backend accepted it
+	acked    map[tracker.Key]*Service // as accepted by this backend
 	node     *Node
 	gen      uint64
 	needFull bool
@@ -55,9 +55,9 @@ type epKey struct {
 	addr netip.AddrPort
 }
 
-func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, trouble int) *plane {
+func newPlane(t *testing.T, r *rand.Rand, name string, prunes bool, failures int) *plane {
 	return &plane{
-		t: t, r: r, name: name, prunes: prunes, trouble: trouble,
+		t: t, r: r, name: name, prunes: prunes, failures: failures,
 		fronts: map[l4Key]string{}, pools: map[poolKey]string{}, eps: map[epKey]*tracker.Endpoint{},
 		ids: map[uint32]tracker.Key{}, acked: map[tracker.Key]*Service{}, needFull: true,
 	}
@@ -73,16 +73,16 @@ func pool(s *Service, t Target) string {
 	return b.String()
 }
 
-// op is one write to the maps, on behalf of a Service.
+// op is one write to the maps for a Service.
 type op struct {
 	key tracker.Key
 	do  func()
 }
 
-// check holds a delta against what this backend accepted before.
+// check compares a delta with the Services that this backend accepted before.
 func (p *plane) check(d *Delta) {
 	if p.needFull && !d.Full {
-		p.t.Fatalf("%s: asked for a full delta, got another", p.name)
+		p.t.Fatalf("%s: requested a full delta, got another", p.name)
 	}
 	if d.Gen < p.gen || d.OldNode != p.node || d.Node == nil {
 		p.t.Fatalf("%s: gen %d after %d; old node %p, accepted %p", p.name, d.Gen, p.gen, d.OldNode, p.node)
@@ -157,7 +157,7 @@ func (p *plane) plan(d *Delta) []op {
 		}
 		ops = append(ops, op{c.Key, func() {
 			if k, ok := p.ids[c.New.ID]; ok && k != c.Key {
-				p.t.Fatalf("%s: id %d of %s given to %s", p.name, c.New.ID, k, c.Key)
+				p.t.Fatalf("%s: id %d of %s assigned to %s", p.name, c.New.ID, k, c.Key)
 			}
 			p.ids[c.New.ID] = c.Key
 		}})
@@ -214,7 +214,7 @@ func (p *plane) accept(d *Delta, failed map[tracker.Key]error) {
 	}
 }
 
-var errTrouble = errors.New("trouble")
+var errInjected = errors.New("injected failure")
 
 func (p *plane) Apply(_ context.Context, d *Delta) error {
 	p.check(d)
@@ -222,7 +222,7 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 	if p.during != nil {
 		p.during()
 	}
-	if p.r.IntN(100) >= p.trouble {
+	if p.r.IntN(100) >= p.failures {
 		for _, o := range ops {
 			o.do()
 		}
@@ -235,7 +235,7 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 		left := map[tracker.Key]int{}
 		for _, c := range d.Changes {
 			if p.r.IntN(2) == 0 {
-				failed[c.Key], left[c.Key] = errTrouble, p.r.IntN(8)
+				failed[c.Key], left[c.Key] = errInjected, p.r.IntN(8)
 			}
 		}
 		for _, o := range ops {
@@ -253,13 +253,13 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 			o.do()
 		}
 		p.needFull = d.Full
-		return errTrouble
+		return errInjected
 	case 3:
 		for _, o := range ops[:p.r.IntN(len(ops)+1)] {
 			o.do()
 		}
 		p.needFull = d.Full
-		panic(errTrouble)
+		panic(errInjected)
 	default: // everything is lost
 		clear(p.fronts)
 		clear(p.pools)
@@ -270,7 +270,7 @@ func (p *plane) Apply(_ context.Context, d *Delta) error {
 	}
 }
 
-// compare holds the maps against a snapshot.
+// compare compares the maps with a snapshot.
 func (p *plane) compare(s *Snapshot) {
 	p.t.Helper()
 	want := newPlane(p.t, nil, "", false, 0)
@@ -280,7 +280,7 @@ func (p *plane) compare(s *Snapshot) {
 		for i, f := range svc.Frontends {
 			at := l4KeyOf(svc, &svc.Frontends[i])
 			if _, twice := want.fronts[at]; twice {
-				p.t.Fatalf("%v is two services'", at)
+				p.t.Fatalf("%v belongs to two services", at)
 			}
 			want.fronts[at] = front(svc, f)
 		}
@@ -306,14 +306,14 @@ func (p *plane) compare(s *Snapshot) {
 		p.t.Fatalf("%s: ids\n got %v\nwant %v", p.name, p.ids, want.ids)
 	}
 	if !maps.EqualFunc(p.acked, want.acked, func(a, b *Service) bool { return diff(a, b) == 0 }) {
-		p.t.Fatalf("%s: what was accepted is not what is", p.name)
+		p.t.Fatalf("%s: the accepted Services differ from the snapshot", p.name)
 	}
 	if p.node != s.Node {
 		p.t.Fatalf("%s: node", p.name)
 	}
 }
 
-// objects is the API objects of a random world, as they are now.
+// objects holds the current API objects of a random world.
 type objects struct {
 	r        *rand.Rand
 	services map[types.NamespacedName]*v1.Service
@@ -324,8 +324,8 @@ type objects struct {
 
 func pick[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
 
-// randomService makes up a Service whose addresses and NodePorts others ask for
-// as well.
+// randomService returns a random Service whose addresses and NodePorts other Services
+// also use.
 func (o *objects) randomService(i int) *v1.Service {
 	r := o.r
 	four, six := fmt.Sprintf("172.30.0.%d", i+1), fmt.Sprintf("fd00::%d", i+1)
@@ -415,7 +415,7 @@ func (o *objects) randomSlice(i, j int) *discovery.EndpointSlice {
 	return s
 }
 
-// step changes something at random, in both the objects and what follows them.
+// step makes a random change, in both the objects and the tracker.
 func (o *objects) step(tr *tracker.Tracker, e *Engine) {
 	r := o.r
 	const n = 6
@@ -448,7 +448,7 @@ func (o *objects) step(tr *tracker.Tracker, e *Engine) {
 	}
 }
 
-// fresh builds the world anew, in another order.
+// fresh builds the world again, in another order.
 func (o *objects) fresh(t *testing.T) *Snapshot {
 	tr, e := world(t, modelConfig, tracker.NodeInfo{Name: "n1"})
 	var do []func()
@@ -468,7 +468,7 @@ func (o *objects) fresh(t *testing.T) *Snapshot {
 
 var modelConfig = Config{LocalTraffic: LocalTraffic{Bridge: "cni0"}, NodePortAddresses: NodePortAddresses{primary: true}}
 
-// same holds what an engine came to against what a fresh one does.
+// same compares the result of an engine with that of a new one.
 func same(t *testing.T, got, want *Snapshot) {
 	t.Helper()
 	byKey := func(s *Snapshot) map[tracker.Key]*Service {
@@ -499,23 +499,22 @@ func same(t *testing.T, got, want *Snapshot) {
 func syncs(t *testing.T, c *Cursor) (ok bool) {
 	t.Helper()
 	defer func() {
-		if r := recover(); r != nil && r != errTrouble {
+		if r := recover(); r != nil && r != errInjected {
 			panic(r)
 		}
 	}()
 	var partial *PartialError
 	err := c.Sync(context.Background())
-	if err != nil && !errors.Is(err, errTrouble) && !errors.Is(err, ErrNeedFull) && !errors.As(err, &partial) {
+	if err != nil && !errors.Is(err, errInjected) && !errors.Is(err, ErrNeedFull) && !errors.As(err, &partial) {
 		t.Fatal(err)
 	}
 	return err == nil
 }
 
-// TestRandom drives model data planes that fail in every way through random
-// events. Whenever a Sync succeeds, the plane must hold exactly what is to be
-// there; and what is there must be what a fresh start from the same objects
-// comes to.
-func TestRandom(t *testing.T) {
+// TestPlanesMatchRuleset runs model data planes that fail in every way through random
+// events. After each successful Sync the plane must equal the ruleset, and the
+// ruleset must equal that of a new engine with the same objects.
+func TestPlanesMatchRuleset(t *testing.T) {
 	worlds, steps := 60, 120
 	if testing.Short() {
 		worlds = 10
@@ -548,15 +547,15 @@ func TestRandom(t *testing.T) {
 					t.Fatalf("sync of a detached cursor: %v", err)
 				}
 				p := planes[i]
-				planes[i] = newPlane(t, r, p.name, p.prunes, p.trouble)
+				planes[i] = newPlane(t, r, p.name, p.prunes, p.failures)
 				cursors[i] = e.Attach(p.name, planes[i])
 			}
-			// The world does not wait for a data plane.
+			// The world changes during Apply.
 			before, moved := e.Snapshot(), false
 			planes[i].during = nil
 			if r.IntN(4) == 0 {
 				planes[i].during = func() {
-					// After ErrNeedFull this is the second time.
+					// After ErrNeedFull this is the second Apply.
 					before, moved = e.Snapshot(), true
 					o.step(tr, e)
 					e.Snapshot()
@@ -578,20 +577,20 @@ func TestRandom(t *testing.T) {
 		}
 		same(t, e.Snapshot(), o.fresh(t))
 		for i := range planes {
-			planes[i].trouble, planes[i].during = 0, nil
+			planes[i].failures, planes[i].during = 0, nil
 			if !syncs(t, cursors[i]) {
-				t.Fatal("failed without trouble")
+				t.Fatal("an Apply without failing writes failed")
 			}
 			planes[i].compare(e.Snapshot())
 		}
 
-		// With everything gone and accepted, nothing is left behind.
+		// After everything is removed and accepted, the engine is empty.
 		for name := range o.services {
 			tr.DeleteService(name)
 		}
 		for i := range planes {
 			if !syncs(t, cursors[i]) {
-				t.Fatal("failed without trouble")
+				t.Fatal("an Apply without failing writes failed")
 			}
 			planes[i].compare(e.Snapshot())
 		}
@@ -613,6 +612,6 @@ func TestRandom(t *testing.T) {
 		}
 	}
 	if succeeded < worlds*steps/4 {
-		t.Errorf("only %d syncs succeeded: the test proves little", succeeded)
+		t.Errorf("only %d syncs succeeded, too few for this test", succeeded)
 	}
 }

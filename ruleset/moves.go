@@ -2,9 +2,9 @@ package ruleset
 
 import "github.com/go-proxier/proxier/tracker"
 
-// link records in the changes that take over frontends which Services they take them
-// from, and puts each before the change that loses the frontend. It costs nothing
-// in a delta without such changes.
+// link finds frontends that move between two changes. It records in the change that
+// gains a frontend which Service loses it, and moves that change before the one that
+// loses it. Without such changes it returns at once.
 func link(changes []Change) {
 	winners := 0
 	for i := range changes {
@@ -25,8 +25,9 @@ func link(changes []Change) {
 		}
 	}
 
-	// Depth first: a change comes after those to which it loses a frontend. One that
-	// is still open closes a circle, which has no such order.
+	// Depth first: a change comes after the changes to which it loses a frontend. If
+	// one of these is still being visited, the changes form a circle, which has no
+	// such order.
 	out := make([]Change, 0, len(changes))
 	opened := make([]bool, len(changes))
 	var visit func(i int)

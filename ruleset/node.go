@@ -7,24 +7,22 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Node is what holds for the node as a whole rather than for one Service. A
-// backend gets it with every [Delta]; it is never changed once handed out.
+// Node holds the settings of the node as a whole. A backend gets it with every
+// [Delta]. A published Node never changes.
 type Node struct {
-	// Info is the node as the tracker knows it.
+	// Info is the tracker's information about the node.
 	Info tracker.NodeInfo
-	// NodePorts4 and NodePorts6 say at which of the node's addresses NodePorts
-	// answer.
+	// NodePorts4 and NodePorts6 are the node's addresses that serve NodePorts.
 	NodePorts4, NodePorts6 NodePorts
-	// ServiceCIDRs is the ranges cluster IPs are taken from, masked. Packets to an
-	// address in them that no Service has are dropped. Empty means not known.
+	// ServiceCIDRs holds the ranges of cluster IPs, masked. Packets to an address in
+	// them that no Service has are dropped. Empty means unknown.
 	ServiceCIDRs []netip.Prefix
-	// LocalTraffic tells pod traffic from other traffic.
+	// LocalTraffic distinguishes pod traffic from other traffic.
 	LocalTraffic LocalTraffic
-	// MasqueradeAll replaces the source address of everything sent to a cluster
-	// IP.
+	// MasqueradeAll replaces the source address of all traffic to cluster IPs.
 	MasqueradeAll bool
-	// HashSeed is what the choice of endpoints by hash (see [Service.Hash]) depends
-	// on besides the endpoints and the connection, 0 as good as any other.
+	// HashSeed is the seed for choosing endpoints by hash (see [Service.Hash]). 0 is
+	// as good as any other value.
 	HashSeed uint64
 }
 
@@ -36,29 +34,31 @@ func (n *Node) NodePorts(f tracker.Family) NodePorts {
 	return n.NodePorts4
 }
 
-// NodePorts says at which of the node's own addresses of one family NodePorts
-// answer. Loopback addresses are never among them. The zero value is none.
+// NodePorts is the set of the node's own addresses of one family that serve
+// NodePorts. It never includes loopback addresses. The zero value is empty.
 type NodePorts struct {
-	// All is every address of the node.
+	// All means every address of the node.
 	All bool
-	// Prefixes, if not All, is every address of the node that is in one of them.
+	// Prefixes, if All is false, means every address of the node in one of these
+	// prefixes.
 	Prefixes []netip.Prefix
 }
 
-// LocalTraffic tells packets sent by this node's pods from others. Exactly one
-// of its fields is set, or none: the zero value recognises no traffic as local,
-// as when the cluster's pod ranges are not known.
+// LocalTraffic distinguishes packets of this node's pods from others. At most one of
+// its fields is set. The zero value recognises no traffic as local; use it if the
+// cluster's pod ranges are unknown.
 type LocalTraffic struct {
-	// CIDRs: packets from an address in one of them. Families without one
-	// recognise no traffic as local.
+	// CIDRs means packets from an address in one of these ranges. In a family without
+	// ranges no traffic is recognised as local.
 	CIDRs []netip.Prefix
-	// Bridge: packets that come in by the interface of this name.
+	// Bridge means packets that arrive on the interface with this name.
 	Bridge string
-	// InterfacePrefix: packets that come in by an interface whose name begins so.
+	// InterfacePrefix means packets that arrive on an interface whose name has this
+	// prefix.
 	InterfacePrefix string
 }
 
-// Detects reports whether pod traffic of the family can be told from other
+// Detects reports whether l can distinguish pod traffic of the family from other
 // traffic.
 func (l LocalTraffic) Detects(f tracker.Family) bool {
 	if l.Bridge != "" || l.InterfacePrefix != "" {
@@ -72,10 +72,11 @@ func (l LocalTraffic) Detects(f tracker.Family) bool {
 	return false
 }
 
-// Recognises reports whether a packet with this source, that came in by the
-// interface of this name ("" if the node itself sent it), comes from one of this
-// node's pods, as far as can be told. Its source counts though the node itself
-// sent it: an address of the pods' is answered through the node in any case.
+// Recognises reports whether l recognises a packet as coming from one of this node's
+// pods. from is its source address, and in the name of the interface on which it
+// arrived, or "" if the node itself sent it. With CIDRs the source address counts
+// even if the node itself sent the packet, because replies to a pod address pass
+// through the node in any case.
 func (l LocalTraffic) Recognises(from netip.Addr, in string) bool {
 	switch {
 	case l.Bridge != "":

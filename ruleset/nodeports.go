@@ -8,8 +8,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// NodePortAddresses is the choice of a node's own addresses at which NodePorts
-// answer (kube-proxy's --nodeport-addresses). The zero value is all of them.
+// NodePortAddresses selects the node's own addresses that serve NodePorts
+// (kube-proxy's --nodeport-addresses). The zero value selects all of them.
 type NodePortAddresses struct {
 	primary  bool
 	prefixes []netip.Prefix
@@ -17,14 +17,14 @@ type NodePortAddresses struct {
 
 // ErrNodePortAddresses is wrapped by the errors of [ParseNodePortAddresses] and
 // [NewNodePortAddresses].
-var ErrNodePortAddresses = errors.New("ruleset: bad NodePort addresses")
+var ErrNodePortAddresses = errors.New("ruleset: invalid NodePort addresses")
 
-// ParseNodePortAddresses reads the choice as kube-proxy's --nodeport-addresses
-// has it: nothing for all addresses, or any combination of CIDRs, for the addresses
-// within them, and of the keywords "primary", for the addresses the Node object
-// gives, "all", for 0.0.0.0/0 and ::/0, and "localhost", for 127.0.0.0/8 and
-// ::1/128. A family that nothing in the list is of is not restricted. The error is
-// an [ErrNodePortAddresses] that names the bad value.
+// ParseNodePortAddresses parses a list of values in the format of kube-proxy's
+// --nodeport-addresses. An empty list selects all addresses. A CIDR selects the
+// addresses in it. The keyword "primary" selects the addresses in the Node object.
+// "all" means 0.0.0.0/0 and ::/0, and "localhost" means 127.0.0.0/8 and ::1/128. A
+// family is not restricted if the list has no value for it. The error wraps
+// [ErrNodePortAddresses] and contains the invalid value.
 func ParseNodePortAddresses(values []string) (NodePortAddresses, error) {
 	primary := false
 	var prefixes []netip.Prefix
@@ -49,12 +49,12 @@ func ParseNodePortAddresses(values []string) (NodePortAddresses, error) {
 	return NewNodePortAddresses(primary, prefixes...)
 }
 
-// NewNodePortAddresses returns the choice that consists of the node's addresses
-// within prefixes and, if primary is set, the addresses that the Node object
-// gives. A single address a is netip.PrefixFrom(a, a.BitLen()). As in
-// [ParseNodePortAddresses], a family that has no prefix is not restricted unless
-// primary is set. The error wraps [ErrNodePortAddresses] and names a prefix that is
-// invalid or IPv4-mapped.
+// NewNodePortAddresses returns a NodePortAddresses that selects the node's addresses
+// in prefixes and, if primary is set, the addresses in the Node object. For a single
+// address a, pass netip.PrefixFrom(a, a.BitLen()). As in [ParseNodePortAddresses], a
+// family without a prefix is not restricted unless primary is set. If a prefix is
+// invalid or IPv4-mapped, the error wraps [ErrNodePortAddresses] and contains the
+// prefix.
 func NewNodePortAddresses(primary bool, prefixes ...netip.Prefix) (NodePortAddresses, error) {
 	n := NodePortAddresses{primary: primary}
 	for _, p := range prefixes {
@@ -69,8 +69,8 @@ func NewNodePortAddresses(primary bool, prefixes ...netip.Prefix) (NodePortAddre
 	return n, nil
 }
 
-// Resolve returns what the choice comes to on a node, in one family. Loopback
-// addresses are never part of it. A /0 stands for all addresses whatever else is
+// Resolve returns the selected addresses of a node in one family. They never include
+// loopback addresses. A prefix of length 0 selects all addresses, whatever else is
 // given.
 func (n NodePortAddresses) Resolve(info tracker.NodeInfo, f tracker.Family) NodePorts {
 	given := n.primary
@@ -100,8 +100,8 @@ func (n NodePortAddresses) Resolve(info tracker.NodeInfo, f tracker.Family) Node
 	return NodePorts{Prefixes: reducePrefixes(within)}
 }
 
-// Allows reports whether NodePorts answer at a, which must be one of the node's
-// own addresses.
+// Allows reports whether a serves NodePorts. a must be one of the node's own
+// addresses.
 func (n NodePorts) Allows(a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
 	return !a.IsLoopback() && (n.All || containsAddr(n.Prefixes, a))

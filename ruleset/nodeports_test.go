@@ -9,7 +9,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestNodePortAddresses(t *testing.T) {
+func TestParsedNodePortAddressesResolve(t *testing.T) {
 	info := tracker.NodeInfo{Addresses: addrs("192.0.2.1", "127.0.0.1", "192.0.2.1", "2001:db8::1")}
 	all := NodePorts{All: true}
 	some := func(list ...string) NodePorts {
@@ -59,7 +59,7 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
-func TestNodePortsAllows(t *testing.T) {
+func TestNodePortsAllowOnlyTheirAddresses(t *testing.T) {
 	within := NodePorts{Prefixes: prefixes("192.0.2.0/24", "126.0.0.0/7")}
 	for _, c := range []struct {
 		n    NodePorts
@@ -81,9 +81,9 @@ func TestNodePortsAllows(t *testing.T) {
 	}
 }
 
-// TestNewNodePortAddresses compares choices made from netip values with the same
-// ones made from strings.
-func TestNewNodePortAddresses(t *testing.T) {
+// TestNewNodePortAddressesMatchesParse compares values made from netip prefixes with
+// the same values parsed from strings.
+func TestNewNodePortAddressesMatchesParse(t *testing.T) {
 	for _, c := range []struct {
 		primary  bool
 		prefixes []netip.Prefix
@@ -122,6 +122,6 @@ func TestNewNodePortAddresses(t *testing.T) {
 	}
 	given[0] = prefixes("10.0.0.0/8")[0]
 	if got := n.Resolve(tracker.NodeInfo{}, tracker.IPv4); !got.Allows(netip.MustParseAddr("192.0.2.9")) {
-		t.Errorf("the choice changed with the caller's slice: %+v", got)
+		t.Errorf("the result changed with the caller's slice: %+v", got)
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// reducePrefixes returns in masked and sorted, without invalid prefixes,
-// duplicates and those contained in another. It does not write to in.
+// reducePrefixes returns the prefixes of in, masked and sorted, without invalid ones,
+// duplicates and those contained in another. It does not modify in.
 func reducePrefixes(in []netip.Prefix) []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(in))
 	for _, p := range in {
@@ -16,8 +16,8 @@ func reducePrefixes(in []netip.Prefix) []netip.Prefix {
 		}
 	}
 	slices.SortFunc(out, comparePrefixes)
-	// Prefixes are nested or disjoint, and one that contains others sorts right
-	// before them: only the last one kept can contain the next.
+	// Prefixes are nested or disjoint, and a prefix sorts right before those that it
+	// contains. So only the last prefix kept can contain the next.
 	kept := out[:0]
 	for _, p := range out {
 		if n := len(kept); n > 0 && kept[n-1].Overlaps(p) {
@@ -28,7 +28,7 @@ func reducePrefixes(in []netip.Prefix) []netip.Prefix {
 	return slices.Clip(kept)
 }
 
-// comparePrefixes orders by address, and the shorter (wider) prefix first.
+// comparePrefixes orders prefixes by address, and then the wider one first.
 func comparePrefixes(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }

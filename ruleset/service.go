@@ -6,36 +6,36 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Service is the compiled rule for one Service port in one family: everything a
-// backend needs to forward its packets, with every question of Service semantics
-// answered. It is never changed once handed out.
+// Service is the compiled rule of one Service port in one family. It has everything
+// that a backend needs to forward the Service's packets. A published Service never
+// changes and may be read from any goroutine.
 type Service struct {
-	// ID is a small positive number that stays with Key as long as it is live. No
-	// two live Services of an [Engine] share one, and one is used again only after
-	// every attached backend has accepted that its last owner is gone.
+	// ID is a small positive number that stays with Key while the Service exists. No
+	// two Services of an [Engine] share an ID. An ID is reused only after every
+	// attached backend has accepted the removal of its last owner.
 	ID uint32
 	// Key is Port.Key.
 	Key tracker.Key
-	// Port is the Service port this was compiled from.
+	// Port is the Service port from which this Service was compiled.
 	Port *tracker.ServicePort
-	// Selection is the endpoints: Selection.Cluster and Selection.Local are the
-	// two pools a [Frontend] can send to.
+	// Selection holds the selected endpoints: Selection.Cluster and Selection.Local
+	// are the two pools of a [Frontend].
 	Selection tracker.Selection
-	// Endpoints is every known endpoint of the port, whatever its conditions:
-	// also those in no pool, such as one that is terminating and still serves the
-	// connections it has. It is shared with the tracker.
+	// Endpoints holds every known endpoint of the port, whatever its conditions. It
+	// includes endpoints outside the pools, such as a terminating one that still
+	// serves its connections. It is shared with the tracker.
 	Endpoints []*tracker.Endpoint
-	// Frontends is where clients reach the Service: the cluster IP first, then
-	// external IPs, load-balancer IPs and the NodePort. No two have the same
-	// address and port.
+	// Frontends holds the addresses of the Service: the cluster IP first, then
+	// external IPs, load-balancer IPs and the NodePort. No two have the same address
+	// and port.
 	Frontends []Frontend
 
-	// uniform: all of Endpoints have the same weight. It is a shortcut of Weighted,
-	// and false in a Service that was made by hand.
+	// uniform reports whether all of Endpoints have the same weight. It is a shortcut
+	// for Weighted, and false in a Service that was not made by Compile.
 	uniform bool
 }
 
-// Pool returns the endpoints that t stands for: nil for [Reject] and [Drop].
+// Pool returns the endpoints of target t. It returns nil for [Reject] and [Drop].
 func (s *Service) Pool(t Target) []*tracker.Endpoint {
 	switch t {
 	case ToCluster:
@@ -46,41 +46,41 @@ func (s *Service) Pool(t Target) []*tracker.Endpoint {
 	return nil
 }
 
-// Frontend is one address and port at which a Service is reached, and what
-// happens to a new connection there. The protocol is the Service's Key.Protocol.
+// Frontend is one address and port of a Service, and what happens to new connections
+// there. The protocol is the Service's Key.Protocol.
 //
-// A connection that Sources does not admit is dropped. Otherwise it meets Internal if it is
-// internal, from one of this node's pods or the node itself, and Target if not. The source
-// address is replaced (masqueraded) as Masquerade says and, in every Service, when the
-// chosen endpoint is the connection's own source (hairpin).
+// A connection that Sources does not admit is dropped. Otherwise Internal applies to
+// internal connections, which come from one of this node's pods or from the node
+// itself, and Target to all others. Masquerade determines whether the source address
+// is replaced (masqueraded). It is always replaced if the chosen endpoint is the
+// source of the connection (hairpin).
 type Frontend struct {
-	// Kind is what sort of address it is, never 0.
+	// Kind is the kind of address, never 0.
 	Kind Kind
 	// Port is the destination port.
 	Port uint16
-	// Addr is the destination address; for a NodePort it is the zero Addr and
-	// stands for the addresses of [Node.NodePorts].
+	// Addr is the destination address. For a NodePort it is the zero Addr, which
+	// means the addresses of [Node.NodePorts].
 	Addr netip.Addr
-	// Sources, if not empty, is the only sources that may connect, masked.
+	// Sources, if not empty, lists the only allowed sources, masked.
 	Sources []netip.Prefix
-	// Target is what a connection meets.
+	// Target is the target of external connections.
 	Target Target
-	// Internal is what a connection from one of this node's pods (which
-	// [Node.LocalTraffic] recognises) or from the node itself meets. It differs from
-	// Target only under externalTrafficPolicy Local, where such a connection
-	// "short-circuits": it may use every endpoint, as through the cluster IP. See
-	// ShortCircuit.
+	// Internal is the target of connections from one of this node's pods (which
+	// [Node].LocalTraffic recognises) or from the node itself. It differs from Target
+	// only under externalTrafficPolicy Local: such connections may use every
+	// endpoint, as through the cluster IP. See ShortCircuit.
 	Internal Target
-	// Masquerade is when the connection's source address is replaced.
+	// Masquerade determines which connections get a new source address.
 	Masquerade Masquerade
 }
 
-// ShortCircuit reports whether connections from this node's pods and from the
-// node itself are treated otherwise than others.
+// ShortCircuit reports whether the frontend handles connections from this node's pods
+// and from the node itself differently from others.
 func (f *Frontend) ShortCircuit() bool { return f.Masquerade == MasqueradeNode }
 
-// TargetFor returns what a connection meets: Internal if it is internal, from one of this
-// node's pods or the node itself, and Target otherwise.
+// TargetFor returns Internal if internal is true (the connection comes from one of
+// this node's pods or the node itself), and Target otherwise.
 func (f *Frontend) TargetFor(internal bool) Target {
 	if internal {
 		return f.Internal
@@ -88,7 +88,7 @@ func (f *Frontend) TargetFor(internal bool) Target {
 	return f.Target
 }
 
-// Admits reports whether Sources lets a connection from this address in.
+// Admits reports whether Sources allows connections from this address.
 func (f *Frontend) Admits(from netip.Addr) bool {
 	return len(f.Sources) == 0 || containsAddr(f.Sources, canonical(from))
 }
@@ -123,14 +123,17 @@ func (k Kind) String() string {
 type Target uint8
 
 const (
-	// ToCluster sends it to one of [tracker.Selection.Cluster], which is not empty.
+	// ToCluster sends the connection to one of [tracker.Selection].Cluster, which is
+	// not empty.
 	ToCluster Target = iota + 1
-	// ToLocal sends it to one of [tracker.Selection.Local], which is not empty.
+	// ToLocal sends the connection to one of [tracker.Selection].Local, which is not
+	// empty.
 	ToLocal
-	// Reject refuses it (ICMP port unreachable): no node has an endpoint.
+	// Reject refuses the connection (ICMP port unreachable): no node has an endpoint.
 	Reject
-	// Drop loses it silently: other nodes have endpoints, this one has none that
-	// the traffic policy allows, and a load balancer should try elsewhere.
+	// Drop drops the connection silently: other nodes have endpoints, but this node
+	// has none that the traffic policy allows, and a load balancer should try another
+	// node.
 	Drop
 )
 
@@ -149,30 +152,30 @@ func (t Target) String() string {
 	return "unknown target"
 }
 
-// Masquerade is when a connection's source address is replaced by the node's,
-// so that replies come back through this node.
+// Masquerade determines when the node replaces a connection's source address by its
+// own, so that replies come back through this node.
 type Masquerade uint8
 
 const (
-	// MasqueradeNever keeps every source: a cluster IP where pod traffic cannot be
-	// told from other traffic.
+	// MasqueradeNever keeps every source: for cluster IPs if pod traffic cannot be
+	// distinguished from other traffic.
 	MasqueradeNever Masquerade = iota
-	// MasqueradeAlways replaces every source: external traffic under a policy of
-	// Cluster, and cluster IPs under [Node.MasqueradeAll].
+	// MasqueradeAlways replaces every source: for external traffic under a policy of
+	// Cluster, and for cluster IPs under [Node].MasqueradeAll.
 	MasqueradeAlways
-	// MasqueradeNotPods replaces sources that [Node.LocalTraffic] does not
-	// recognise: a cluster IP used from off the node or by the node itself.
+	// MasqueradeNotPods replaces sources that [Node].LocalTraffic does not recognise:
+	// for cluster IPs used from other machines or by the node itself.
 	MasqueradeNotPods
-	// MasqueradeNode replaces the source only of connections from the node itself,
-	// unless [Node.LocalTraffic] takes it for a pod's: external traffic under a
+	// MasqueradeNode replaces only the source of connections from the node itself,
+	// unless [Node].LocalTraffic recognises it as a pod: for external traffic under a
 	// policy of Local.
 	MasqueradeNode
 )
 
-// Applies reports whether the source of a connection is replaced: one that
-// [Node.LocalTraffic] recognises as a local pod's (fromPod), one that the node itself
-// opens (fromNode), or one from off the node (neither). Values other than the
-// constants replace no source.
+// Applies reports whether the source of a connection is replaced. fromPod reports
+// whether [Node].LocalTraffic recognises it as a local pod's, and fromNode whether
+// the node itself opens it. Both are false for connections from other machines. For
+// values other than the constants it returns false.
 func (m Masquerade) Applies(fromPod, fromNode bool) bool {
 	switch m {
 	case MasqueradeAlways:

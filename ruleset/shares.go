@@ -7,8 +7,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// mostShares is how many slots n endpoints with weights have at the most: 16 each
-// on average, and as many as make one in the hundred of a few.
+// mostShares returns the maximum number of shares of n endpoints with weights: an
+// average of 16 each, but at least 256, so that few endpoints get shares accurate to
+// about one per cent.
 func mostShares(n int) int { return max(256, 16*n) }
 
 // reduced returns the sum of the weights and their greatest common divisor.
@@ -26,21 +27,22 @@ func reduced(eps []*tracker.Endpoint) (sum, divisor int) {
 	return sum, divisor
 }
 
-// TotalShares returns the sum of what [Shares] returns, at a lower cost.
+// TotalShares returns the sum of the result of [Shares], at a lower cost.
 func TotalShares(eps []*tracker.Endpoint) int {
 	sum, divisor := reduced(eps)
 	return min(sum/max(divisor, 1), mostShares(len(eps)))
 }
 
-// Shares returns what each endpoint of a pool counts for where weights have to be
-// small whole numbers, such as numbers of slots in a table: at least 1 each. Their
-// sum is 256 at the most, or 16 for each endpoint where that is more. Weights are
-// divided by what they have in common; if that makes too much,
-// so many shares as are allowed are given out by the method of largest remainders,
-// but at least one to each. Then no endpoint has more than one share beyond what
-// its weight comes to, and none has more than one less, apart from what those have
-// together that were raised to one. It does not depend on the order of the
-// endpoints, whose addresses must differ. The result is the caller's own.
+// Shares converts the weights of a pool's endpoints to small integers, for uses such
+// as numbers of buckets in a table. Each share is at least 1. The sum is at most 256,
+// or 16 per endpoint if that is more.
+//
+// Shares divides the weights by their greatest common divisor. If the sum is still
+// too large, it distributes the maximum number of shares by the method of largest
+// remainders, with at least one for each endpoint. No endpoint then has more than one
+// share above its exact proportion. None has more than one share below it, apart from
+// the shares that raised other endpoints to one. The result does not depend on the
+// order of the endpoints, whose addresses must differ. The caller owns the result.
 func Shares(eps []*tracker.Endpoint) []int {
 	out := make([]int, len(eps))
 	sum, divisor := reduced(eps)
@@ -51,7 +53,8 @@ func Shares(eps []*tracker.Endpoint) []int {
 		}
 		return out
 	}
-	// Who is too light for a slot gets one, which may make others too light.
+	// Raise endpoints with less than one share to one, which may leave others with
+	// less than one.
 	for raised := true; raised; {
 		raised = false
 		weights, rest := sum, slots

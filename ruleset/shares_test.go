@@ -9,7 +9,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// weighing returns endpoints with the weights.
+// weighing returns endpoints with the given weights.
 func weighing(weights ...uint16) []*tracker.Endpoint {
 	var out []*tracker.Endpoint
 	for i, w := range weights {
@@ -19,9 +19,8 @@ func weighing(weights ...uint16) []*tracker.Endpoint {
 	return out
 }
 
-// TestShares holds the numbers of slots to the weights, with the error that is
-// documented.
-func TestShares(t *testing.T) {
+// TestSharesFollowWeights compares shares with weights, within the documented error.
+func TestSharesFollowWeights(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 2000 {
 		n := 1 + rng.IntN([]int{3, 30, 500}[rng.IntN(3)])
@@ -44,20 +43,20 @@ func TestShares(t *testing.T) {
 				raised++
 			}
 			if s < 1 {
-				t.Fatalf("weight %d of %d: no slot", weights[i], sum)
+				t.Fatalf("weight %d of %d: no share", weights[i], sum)
 			}
 		}
 		if total != TotalShares(eps) || total > mostShares(n) {
-			t.Fatalf("%d slots for %v, %d announced, at most %d", total, weights, TotalShares(eps), mostShares(n))
+			t.Fatalf("%d shares for %v, TotalShares %d, at most %d", total, weights, TotalShares(eps), mostShares(n))
 		}
 		for i, s := range got {
-			// One slot more or less, and what those take that are raised to one.
+			// One share more or less, and those taken by endpoints raised to one.
 			want := float64(weights[i]) / float64(sum) * float64(total)
 			if off := float64(s) - want; off > 1 || off < -1-want*float64(raised)/float64(total) {
-				t.Fatalf("weight %d of %d: %d of %d slots", weights[i], sum, s, total)
+				t.Fatalf("weight %d of %d: %d of %d shares", weights[i], sum, s, total)
 			}
 			if total < mostShares(n) && math.Abs(float64(s)-want) > 1e-6 {
-				t.Fatalf("weight %d of %d: %d of %d slots, though there were enough to be exact", weights[i], sum, s, total)
+				t.Fatalf("weight %d of %d: %d of %d shares, though the exact number was possible", weights[i], sum, s, total)
 			}
 		}
 		// The order of endpoints does not matter.
@@ -68,7 +67,7 @@ func TestShares(t *testing.T) {
 		}
 		for i, s := range Shares(other) {
 			if s != got[order[i]] {
-				t.Fatalf("in another order weight %d has %d slots, had %d", other[i].Weight, s, got[order[i]])
+				t.Fatalf("in another order weight %d has %d shares, had %d", other[i].Weight, s, got[order[i]])
 			}
 		}
 	}

@@ -8,24 +8,24 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Snapshot is the whole ruleset at one moment. It must not be changed once it is
-// in use; it is then safe for concurrent use and may be kept for as long as
-// wanted. One made by hand needs Services and Node.
+// Snapshot is the whole ruleset at one time. It must not be changed after its first
+// use; it is then safe for concurrent use. A Snapshot that is not made by an [Engine]
+// needs Services and Node.
 type Snapshot struct {
-	// Gen is the ruleset's generation, as in [Delta].
+	// Gen is the generation of the ruleset, as in [Delta].
 	Gen uint64
 	// Node is the node, never nil in a snapshot of an [Engine].
 	Node *Node
-	// Services is every compiled Service, in no particular order.
+	// Services holds every compiled Service, in no particular order.
 	Services []*Service
 
 	once sync.Once
-	// at finds the frontends by their keys; clusterIPs is the cluster IPs in use.
+	// at maps keys to frontends. clusterIPs holds the cluster IPs in use.
 	at         map[l4Key]found
 	clusterIPs map[netip.Addr]*Service
 
 	onceEndpoints sync.Once
-	// endpoints finds the Services by the keys of their endpoints.
+	// endpoints maps keys of endpoints to the Services that have them.
 	endpoints map[l4Key][]*Service
 }
 
@@ -34,11 +34,11 @@ type found struct {
 	frontend *Frontend
 }
 
-// Snapshot brings the ruleset up to date with the tracker, as a [Cursor.Sync]
-// does, and returns it. While the tracker is not Synced it is empty. It costs a
-// pointer for each Service; the first [Snapshot.Lookup] or [Snapshot.Trace] on it
-// builds an index, which costs some hundred bytes and nanoseconds for each
-// frontend. Later ones take the same short time whatever there is.
+// Snapshot brings the ruleset up to date with the tracker, as [Cursor.Sync] does, and
+// returns it. It is empty while the tracker is not Synced. It costs a pointer per
+// Service. The first [Snapshot.Lookup] or [Snapshot.Trace] builds an index, which
+// costs on the order of a hundred bytes and nanoseconds per frontend. Later calls
+// take constant time.
 func (e *Engine) Snapshot() *Snapshot {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -52,11 +52,10 @@ func (e *Engine) Snapshot() *Snapshot {
 	return s
 }
 
-// Lookup returns the Service reached at an address, port and protocol, and the
-// frontend by which it is, or nil. An IPv4-mapped IPv6 address stands for the
-// IPv4 address. A NodePort is found at the unspecified address of its family:
-// whether an address is the node's own is more than a Snapshot knows, see
-// [Snapshot.Trace].
+// Lookup returns the Service at an address, port and protocol, and its frontend, or
+// nil. An IPv4-mapped IPv6 address means the IPv4 address. A NodePort is found at the
+// unspecified address of its family, because a Snapshot does not know the addresses
+// of the node; see [Snapshot.Trace].
 func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend) {
 	if !to.IsValid() {
 		return nil, nil
@@ -66,11 +65,11 @@ func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend
 	return f.service, f.frontend
 }
 
-// LookupEndpoint returns the Services that have an endpoint at an address, port
-// and protocol, whatever its conditions, sorted by key; nil if there is none. An
-// IPv4-mapped IPv6 address stands for the IPv4 address. The first one builds an
-// index of all endpoints, like the first [Snapshot.Lookup] for frontends. The
-// result is shared and must not be written to.
+// LookupEndpoint returns the Services that have an endpoint at an address, port and
+// protocol, whatever its conditions, sorted by key. It returns nil if there are none.
+// An IPv4-mapped IPv6 address means the IPv4 address. The first call builds an index
+// of all endpoints, like the first [Snapshot.Lookup] for frontends. The result is
+// shared and must not be modified.
 func (s *Snapshot) LookupEndpoint(at netip.AddrPort, p v1.Protocol) []*Service {
 	if !at.IsValid() {
 		return nil
@@ -109,5 +108,6 @@ func (s *Snapshot) index() {
 	})
 }
 
-// canonical returns a as addresses are written everywhere in the ruleset.
+// canonical returns a in the form used everywhere in the ruleset: unmapped and
+// without a zone.
 func canonical(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

@@ -17,39 +17,39 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// stepPlane is a data plane that applies deltas by the letter of the numbered
-// steps in the package documentation. It writes one entry at a time, any write may
-// fail, and it rewrites only what Field names. After every write each frontend that
-// the plane served when Apply began, and that the ruleset still wants, must be
+// stepPlane is a data plane that applies deltas exactly by the numbered steps of the
+// package documentation. It writes one entry at a time, any write may fail, and it
+// rewrites only the parts in Field. After every write it checks each frontend that
+// the plane served when Apply began and that the ruleset still wants: it must be
 // served.
 type stepPlane struct {
 	t    *testing.T
 	r    *rand.Rand
 	name string
-	// owners: the key of a frontend's entry contains its Service, so two Services
-	// can have entries for one address. Without, there is one entry for an address,
+	// owners: the key of a frontend's entry contains its Service, so two Services can
+	// have entries for one address. Without owners there is one entry per address,
 	// and writing replaces it.
 	owners bool
-	// trouble is how often an Apply goes wrong, in percent.
-	trouble int
+	// failures is the percentage of Applies that fail.
+	failures int
 
 	fronts map[entryKey]entry
-	// counts holds the sizes of both pools beside each frontend.
+	// counts holds the sizes of both pools with each frontend.
 	counts map[entryKey][2]int
-	// pools holds the pools that exist, perhaps empty.
+	// pools holds the pools that exist, which may be empty.
 	pools map[poolKey]string
-	// Each of the others holds what one bit of Field stands for, by Service.
+	// Each map below holds the part of one Field bit, by Service.
 	ids                                         map[uint32]tracker.Key
 	affinity, hash, ext, known, other, policies map[uint32]string
 
 	acked map[tracker.Key]*Service
-	// keep is the frontends that must be served during this Apply.
+	// keep holds the frontends that must be served during this Apply.
 	keep map[l4Key]bool
-	// moved counts the takeovers seen, swapped those in a circle.
+	// moved counts takeovers, swapped the takeovers in a circle.
 	moved, swapped int
 }
 
-// entryKey is the key of a frontend's entry. The owner is 0 without owners.
+// entryKey is the key of a frontend's entry. owner is 0 without owners.
 type entryKey struct {
 	owner uint32
 	at    l4Key
@@ -62,8 +62,8 @@ type entry struct {
 	text         string
 }
 
-func newStepPlane(t *testing.T, r *rand.Rand, name string, owners bool, trouble int) *stepPlane {
-	p := &stepPlane{t: t, r: r, name: name, owners: owners, trouble: trouble, acked: map[tracker.Key]*Service{}}
+func newStepPlane(t *testing.T, r *rand.Rand, name string, owners bool, failures int) *stepPlane {
+	p := &stepPlane{t: t, r: r, name: name, owners: owners, failures: failures, acked: map[tracker.Key]*Service{}}
 	p.clear()
 	return p
 }
@@ -88,8 +88,8 @@ func (p *stepPlane) keyOf(s *Service, f *Frontend) entryKey {
 	return k
 }
 
-// works reports whether an entry leads where it should: to a pool of its own
-// Service with an endpoint in it, or to a refusal.
+// works reports whether an entry is valid: it refers to a non-empty pool of its own
+// Service, or refuses connections.
 func (p *stepPlane) works(e entry) bool {
 	for _, t := range []Target{e.target, e.near} {
 		if (t == ToCluster || t == ToLocal) && p.pools[poolKey{e.id, t}] == "" {
@@ -109,7 +109,7 @@ func (p *stepPlane) served() map[l4Key]bool {
 	return out
 }
 
-// begin notes which frontends must not be missing from now on.
+// begin records the frontends that must not be missing from now on.
 func (p *stepPlane) begin(d *Delta) {
 	now := maps.Clone(p.acked)
 	for _, c := range d.Changes {
@@ -129,7 +129,7 @@ func (p *stepPlane) begin(d *Delta) {
 	}
 }
 
-// wrote checks that nothing is missing after a write.
+// wrote checks that no frontend is missing after a write.
 func (p *stepPlane) wrote(what string) {
 	p.t.Helper()
 	served := p.served()
@@ -140,7 +140,7 @@ func (p *stepPlane) wrote(what string) {
 	}
 }
 
-// checkLinks holds the takeovers of a delta against their definition, and the
+// checkLinks compares the takeovers of a delta with their definition, and checks the
 // order of the changes.
 func (p *stepPlane) checkLinks(d *Delta) {
 	p.t.Helper()
@@ -178,8 +178,9 @@ func (p *stepPlane) checkLinks(d *Delta) {
 	if !maps.Equal(got, want) {
 		p.t.Fatalf("%s: taken %v, lost %v", p.name, got, want)
 	}
-	// Independently of how link works: one that is taken from may come first only if
-	// it takes from the other in turn, perhaps by way of others.
+	// Independent of the implementation of link: the losing Service may come first
+	// only if it takes a frontend from the gaining one in turn, perhaps through
+	// others.
 	reaches := func(a, b tracker.Key) bool {
 		seen := map[tracker.Key]bool{}
 		var walk func(k tracker.Key) bool
@@ -224,9 +225,9 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 		}
 	}
 	p.begin(d)
-	// How many more writes succeed: of all, and of each Service that is to fail.
+	// The number of writes that still succeed, in total and for each Service that must fail.
 	all, left := 1<<30, map[tracker.Key]int{}
-	if p.r.IntN(100) < p.trouble {
+	if p.r.IntN(100) < p.failures {
 		switch p.r.IntN(4) {
 		case 0, 1:
 			for _, c := range d.Changes {
@@ -245,7 +246,7 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 	write := func(c *Change, what string, f func()) error {
 		if n, ok := left[c.Key]; ok {
 			if n == 0 {
-				return errTrouble
+				return errInjected
 			}
 			left[c.Key]--
 		}
@@ -347,11 +348,11 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 	})
 	if d.Full {
 		if len(failed) != 0 { // steps 6 and 7 are left out
-			return errTrouble
+			return errInjected
 		}
 		p.pruneFrontends(d)
 	}
-	// A Service that loses a frontend to one that failed stays as it is.
+	// A Service that loses a frontend to a failed one is not changed.
 	waits := func(c *Change) bool {
 		for _, to := range c.LostFrontends() {
 			if failed[to] != nil {
@@ -405,7 +406,7 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 	})
 	switch {
 	case stopped, d.Full && len(failed) != 0:
-		return errTrouble
+		return errInjected
 	case d.Full:
 		p.prune(d)
 	}
@@ -425,7 +426,7 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 	return nil
 }
 
-// wanted returns a plane with what a full delta calls for.
+// wanted returns a plane with the contents that a full delta asks for.
 func (p *stepPlane) wanted(d *Delta) *stepPlane {
 	want := newStepPlane(p.t, p.r, "", p.owners, 0)
 	for _, c := range d.Changes {
@@ -436,7 +437,7 @@ func (p *stepPlane) wanted(d *Delta) *stepPlane {
 	return want
 }
 
-// pruneFrontends removes the frontends that a full delta does not call for.
+// pruneFrontends removes the frontends that a full delta does not ask for.
 func (p *stepPlane) pruneFrontends(d *Delta) {
 	want := p.wanted(d)
 	maps.DeleteFunc(p.fronts, func(k entryKey, _ entry) bool { _, ok := want.fronts[k]; return !ok })
@@ -444,7 +445,7 @@ func (p *stepPlane) pruneFrontends(d *Delta) {
 	p.wrote("pruning frontends")
 }
 
-// prune removes everything else that a full delta does not call for.
+// prune removes everything else that a full delta does not ask for.
 func (p *stepPlane) prune(d *Delta) {
 	want := p.wanted(d)
 	maps.DeleteFunc(p.pools, func(k poolKey, _ string) bool { _, ok := want.pools[k]; return !ok })
@@ -482,7 +483,7 @@ func policyText(s *Service) string {
 	return fmt.Sprint(s.Port.InternalLocal, s.Port.ExternalLocal, s.Port.ClusterIP, s.Port.ExternalIPs, s.Port.LoadBalancerIPs, s.Port.SourceRanges)
 }
 
-// add puts in a Service at once.
+// add adds a Service in one step.
 func (p *stepPlane) add(s *Service) {
 	p.ids[s.ID] = s.Key
 	for i := range s.Frontends {
@@ -504,7 +505,7 @@ func (p *stepPlane) add(s *Service) {
 	p.policies[s.ID] = policyText(s)
 }
 
-// compare holds the plane against a snapshot.
+// compare compares the plane with a snapshot.
 func (p *stepPlane) compare(s *Snapshot) {
 	p.t.Helper()
 	want := newStepPlane(p.t, nil, "", p.owners, 0)
@@ -532,7 +533,7 @@ func (p *stepPlane) compare(s *Snapshot) {
 	}
 }
 
-// steppedWorld is a tracker whose hooks set what objects cannot ask for.
+// steppedWorld returns a tracker whose hooks set fields without an API field.
 func steppedWorld(t *testing.T) (*tracker.Tracker, *Engine) {
 	t.Helper()
 	tr, err := tracker.New(tracker.Config{
@@ -559,10 +560,10 @@ func steppedWorld(t *testing.T) (*tracker.Tracker, *Engine) {
 	return tr, e
 }
 
-// TestSteps drives planes of both kinds through random worlds in which Services
-// share and exchange addresses, with writes that fail. No frontend goes missing on
-// the way, and whenever a Sync succeeds the plane is what the ruleset is.
-func TestSteps(t *testing.T) {
+// TestStepsKeepFrontendsServed runs planes of both kinds in random worlds where
+// Services share and exchange addresses and writes fail. No frontend may be missing
+// on the way. After each successful Sync the plane must equal the ruleset.
+func TestStepsKeepFrontendsServed(t *testing.T) {
 	worlds, steps := 60, 120
 	if testing.Short() {
 		worlds = 20
@@ -608,9 +609,9 @@ func TestSteps(t *testing.T) {
 			}
 		}
 		for i, p := range planes {
-			p.trouble = 0
+			p.failures = 0
 			if !syncs(t, cursors[i]) {
-				t.Fatal("failed without trouble")
+				t.Fatal("an Apply without failing writes failed")
 			}
 			p.compare(e.Snapshot())
 			moved, swapped = moved+p.moved, swapped+p.swapped
@@ -618,12 +619,12 @@ func TestSteps(t *testing.T) {
 	}
 	t.Logf("%d frontends moved, %d of them in a circle", moved, swapped)
 	if moved < 20*worlds || swapped < worlds {
-		t.Errorf("%d frontends moved, %d of them in a circle: the test proves little", moved, swapped)
+		t.Errorf("%d frontends moved, %d of them in a circle: too few for this test", moved, swapped)
 	}
 }
 
-// exchange has two Services exchange what they ask for, or moves an address along
-// a row of Services.
+// exchange makes two Services exchange their addresses, or moves an address along a
+// row of Services.
 func (o *objects) exchange(tr *tracker.Tracker) {
 	var names []types.NamespacedName
 	for n := range o.services {

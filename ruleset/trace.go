@@ -11,36 +11,36 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Packet is the first packet of a connection, as it arrives at the node or
-// leaves a process on it, before any address in it is replaced.
+// Packet is the first packet of a connection, as it arrives at the node or leaves a
+// process on it, before any address is replaced.
 type Packet struct {
 	// From is the source address.
 	From netip.Addr
-	// InInterface is the name of the interface it came in by, "" if the node
-	// itself sent it.
+	// InInterface is the name of the interface on which the packet arrived, or "" if
+	// the node itself sent it.
 	InInterface string
 	// Protocol is TCP, UDP or SCTP.
 	Protocol v1.Protocol
 	// To is the destination.
 	To netip.AddrPort
-	// NodeAddresses is all of the node's own addresses, on every interface: what
-	// the kernel calls local.
+	// NodeAddresses holds all of the node's own addresses, on every interface: the
+	// addresses that the kernel treats as local.
 	NodeAddresses []netip.Addr
 }
 
-// Action is what becomes of a [Packet].
+// Action is what happens to a [Packet].
 type Action uint8
 
 // The actions.
 const (
-	// ActionPass: it is none of ours, and goes where it would without us.
+	// ActionPass: the packet is not for a Service and continues unchanged.
 	ActionPass Action = iota + 1
-	// ActionForward: it is sent to one of [Verdict.Endpoints].
+	// ActionForward: the packet is sent to one of [Verdict].Endpoints.
 	ActionForward
-	// ActionReject: it is refused (ICMP port unreachable), which a connected UDP
-	// socket gets as ECONNREFUSED. See also [Verdict].MayFailSend.
+	// ActionReject: the packet is refused (ICMP port unreachable). A connected UDP
+	// socket gets ECONNREFUSED. See also [Verdict].MayFailSend.
 	ActionReject
-	// ActionDrop: it is lost without an answer.
+	// ActionDrop: the packet is dropped without a reply.
 	ActionDrop
 )
 
@@ -59,61 +59,63 @@ func (a Action) String() string {
 	return "unknown action"
 }
 
-// Verdict is what must become of a [Packet].
+// Verdict is what must happen to a [Packet].
 type Verdict struct {
-	// Action is what becomes of it, never 0.
+	// Action is what happens to the packet, never 0.
 	Action Action
-	// Rule says, in a sentence for a reader, which rule decided.
+	// Rule is a sentence for people that names the rule that decided.
 	Rule string
-	// Service and Frontend are those the packet was meant for, nil if for none.
+	// Service and Frontend are the destination of the packet, nil if it is not for a
+	// Service.
 	Service  *Service
 	Frontend *Frontend
-	// Endpoints is, under ActionForward, those of which one gets the packet, each
-	// as likely as its weight.
+	// Endpoints holds, under ActionForward, the possible endpoints. Each gets the
+	// packet with a probability proportional to its weight.
 	Endpoints []*tracker.Endpoint
-	// Affinity is how long the client must be sent to the same endpoint again, as
-	// long as that is one of Endpoints; 0 means that nothing is remembered.
+	// Affinity is the time for which the client must be sent to the same endpoint
+	// again while that is one of Endpoints; 0 means that no endpoint is remembered.
 	Affinity time.Duration
-	// Hash, if not [tracker.HashNone], is what alone of the connection decides which
-	// of Endpoints it is sent to, as long as they stay and nothing is remembered.
+	// Hash, if not [tracker.HashNone], is the part of the connection that determines
+	// the endpoint, as long as Endpoints does not change and no endpoint is
+	// remembered.
 	Hash tracker.Hash
 	// MayFailSend is true, under ActionReject and ActionDrop, if a socket on the node
-	// itself may get EPERM from sending the packet. The kernel returns EPERM for a
-	// packet that rules stop on its way out, and a packet that is not for one of the
-	// node's own addresses cannot be stopped later. It is also true for cluster IPs
+	// itself may get EPERM when it sends the packet. The kernel returns EPERM for a
+	// packet that rules stop on its way out. A packet to an address that is not the
+	// node's own can only be stopped there. MayFailSend is also true for cluster IPs
 	// that are the node's own, and for sources that are not allowed: kube-proxy stops
 	// these packets on their way out, too.
 	MayFailSend bool
 
 	masquerade bool
 	from       netip.Addr
-	// here is the node's own addresses, if the packet came from elsewhere.
+	// here holds the node's own addresses, if the packet came from another machine.
 	here []netip.Addr
 }
 
-// MasqueradeTo reports whether the packet's source address is replaced by the
-// node's if it is sent to ep.
+// MasqueradeTo reports whether the node replaces the packet's source address by its
+// own if it sends the packet to ep.
 func (v Verdict) MasqueradeTo(ep *tracker.Endpoint) bool {
 	if v.Action != ActionForward {
 		return false
 	}
-	// What comes in and is for the node itself is never sent on, and the answer
-	// starts here.
+	// A packet that arrives for the node itself is not sent on, and the reply starts
+	// here.
 	if slices.ContainsFunc(v.here, func(a netip.Addr) bool { return canonical(a) == canonical(ep.Addr.Addr()) }) {
 		return false
 	}
-	// Hairpin: an endpoint that gets its own packet back would answer itself
-	// directly, and drop the answer that does not come from the Service.
+	// Hairpin: an endpoint that gets its own packet back would reply to itself
+	// directly, and drop the reply because it does not come from the Service.
 	hairpin := canonical(ep.Addr.Addr()) == v.from
 	return v.masquerade || hairpin
 }
 
-// Trace says what must become of a packet. It is the specification of a backend,
-// to be read from top to bottom: the first rule that applies decides. Backends
-// are judged by it; they need not go about it the same way.
+// Trace returns what must happen to a packet. It is the specification of a backend,
+// to be read from top to bottom: the first rule that applies decides. Backends may be
+// implemented in any way that has the same result.
 //
-// It looks a few things up in an index (see [Engine.Snapshot]); the cost does not
-// depend on how many Services there are.
+// Trace uses an index (see [Engine.Snapshot]). Its cost does not depend on the number
+// of Services.
 func (s *Snapshot) Trace(p Packet) Verdict {
 	p.From = canonical(p.From)
 	p.To = netip.AddrPortFrom(canonical(p.To.Addr()), p.To.Port())
@@ -121,46 +123,46 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 
 	fromNode := p.InInterface == ""
 
-	// 1. A Service has the very address and port.
+	// 1. A Service has this address and port.
 	if svc, f := s.Lookup(p.To, p.Protocol); f != nil && f.Kind != NodePort {
 		return s.traceFrontend(p, toNode, svc, f)
 	}
 
-	// 2. The address is one of the node's own at which NodePorts answer, and the
-	// port is a NodePort. Loopback addresses never are: what is sent from one
-	// cannot leave the node.
+	// 2. The address is one of the node's own that serve NodePorts, and the port is a
+	// NodePort. Loopback addresses never serve NodePorts: packets from them cannot
+	// leave the node.
 	if toNode && s.Node.NodePorts(tracker.FamilyOf(p.To.Addr())).Allows(p.To.Addr()) {
 		if svc, f := s.nodePort(p); f != nil {
 			return s.traceFrontend(p, toNode, svc, f)
 		}
 	}
 
-	// What the node itself is asked for is the node's own business from here on.
+	// All other packets to the node itself are not for a Service.
 	if toNode {
 		return Verdict{Action: ActionPass, Rule: fmt.Sprintf(
 			"%s is the node's own address, and %s %d is not the port of a Service there", p.To.Addr(), p.Protocol, p.To.Port())}
 	}
 
-	// 3. A cluster IP is not a host: where there is no such port, no other host
-	// could answer, and the packet would wander off by the default route.
+	// 3. A cluster IP is not a host: no other host could reply on a closed port, and
+	// the packet would leave by the default route.
 	if svc := s.clusterIP(p.To.Addr()); svc != nil {
 		return Verdict{Action: ActionReject, MayFailSend: fromNode, Rule: fmt.Sprintf(
 			"%s %d is a closed port of a cluster IP (of %s)", p.Protocol, p.To.Port(), svc.Key.NamespacedName)}
 	}
 
-	// 4. The same goes for an address kept for cluster IPs that no Service has (yet):
-	// no answer, so that a client that is ahead of us tries again.
+	// 4. The same is true of an address reserved for cluster IPs that no Service has
+	// yet: drop the packet, so that a client with newer information tries again.
 	if containsAddr(s.Node.ServiceCIDRs, p.To.Addr()) {
 		return Verdict{Action: ActionDrop, MayFailSend: fromNode, Rule: fmt.Sprintf(
 			"%s is in a Service CIDR, but is no Service's cluster IP", p.To.Addr())}
 	}
 
-	// 5. Everything else is not for us.
+	// 5. All other packets are not for a Service.
 	return Verdict{Action: ActionPass, Rule: fmt.Sprintf("%s is no Service's address", p.To.Addr())}
 }
 
-// traceFrontend says what must become of a packet that is for frontend f of svc.
-// toNode reports whether its destination is one of the node's own addresses.
+// traceFrontend returns what must happen to a packet for frontend f of svc. toNode
+// reports whether its destination is one of the node's own addresses.
 func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Frontend) Verdict {
 	v := Verdict{Service: svc, Frontend: f, from: p.From}
 	if p.InInterface != "" {
@@ -169,19 +171,20 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 	name := fmt.Sprintf("%s of %s", f.Kind, svc.Key)
 	fromNode := p.InInterface == ""
 
-	// 1. A source that may not connect learns nothing, not even that there is no endpoint.
+	// 1. A source that is not allowed gets no information, not even that there is no
+	// endpoint.
 	if !f.Admits(p.From) {
 		v.Action, v.MayFailSend = ActionDrop, fromNode
 		v.Rule = fmt.Sprintf("%s is not among the source ranges of the %s", p.From, name)
 		return v
 	}
 
-	// 2. Where did it start? A pod's packet is told by the source address or by
-	// the interface, as configured; the node's own comes in by no interface.
+	// 2. Find the origin. The source address or the interface identifies a pod, as
+	// configured; the node's own packets arrive on no interface.
 	fromPod := s.Node.LocalTraffic.Recognises(p.From, p.InInterface)
 
-	// 3. Under externalTrafficPolicy Local, pods and the node itself may use
-	// every endpoint; others only those on this node.
+	// 3. Under externalTrafficPolicy Local, pods and the node itself may use every
+	// endpoint; others only the endpoints on this node.
 	internal, whom := fromPod || fromNode, ""
 	if internal && f.ShortCircuit() {
 		whom = ", used from this node or one of its pods"
@@ -204,21 +207,21 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 		return v
 	}
 
-	// 4. Would the answer find its way back through this node? If not, or if
-	// the node cannot tell, the source is replaced by the node's.
+	// 4. Replace the source by the node's unless the reply is known to come back
+	// through this node.
 	v.masquerade = f.Masquerade.Applies(fromPod, fromNode)
 	v.Rule = fmt.Sprintf("%s%s goes to its %s", name, whom, target)
 	return v
 }
 
-// nodePort returns the Service with the packet's port as NodePort, or nil.
+// nodePort returns the Service whose NodePort is the packet's port, or nil.
 func (s *Snapshot) nodePort(p Packet) (*Service, *Frontend) {
 	s.index()
 	f := s.at[nodePortKey(tracker.FamilyOf(p.To.Addr()), p.To.Port(), p.Protocol)]
 	return f.service, f.frontend
 }
 
-// clusterIP returns some Service with the cluster IP, or nil.
+// clusterIP returns a Service with the cluster IP, or nil.
 func (s *Snapshot) clusterIP(a netip.Addr) *Service {
 	s.index()
 	return s.clusterIPs[a]

@@ -13,9 +13,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestTrace goes through the oracle rule by rule. Its world: a node 192.168.0.1
-// with pods in 10.1.0.0/16, endpoint 10.1.0.1 on it and 10.2.0.1 elsewhere.
-func TestTrace(t *testing.T) {
+// TestTraceFollowsItsRules checks Trace rule by rule. Node 192.168.0.1 has pods in
+// 10.1.0.0/16; endpoint 10.1.0.1 is on it, and 10.2.0.1 on another node.
+func TestTraceFollowsItsRules(t *testing.T) {
 	node := tracker.NodeInfo{Name: "n1", Addresses: addrs("192.168.0.1", "2001:db8::1")}
 	own := addrs("127.0.0.1", "192.168.0.1", "10.1.255.1", "::1", "2001:db8::1")
 	tr, e := world(t, Config{
@@ -79,7 +79,7 @@ func TestTrace(t *testing.T) {
 		{pod, "172.30.0.2:80", "forward 10.1.0.1|local endpoints"},
 		{pod, "172.30.0.3:80", "drop|none this node may use"},
 		{pod, "172.30.0.4:80", "reject|no endpoints"},
-		// Ports that cluster IPs do not have, and addresses that nobody has.
+		// Closed ports of cluster IPs, and addresses without a Service.
 		{pod, "172.30.0.1:81", "reject|closed port"},
 		{self, "172.30.0.1:81", "reject|closed port"},
 		{pod, "172.30.9.9:80", "drop|in a Service CIDR"},
@@ -140,14 +140,14 @@ func TestTrace(t *testing.T) {
 	if v := s.Trace(Packet{From: addrs("10.1.0.9")[0], InInterface: "veth1", Protocol: v1.ProtocolUDP, To: netip.MustParseAddrPort("172.30.0.1:80")}); v.Action != ActionReject {
 		t.Errorf("other protocol: %+v", v)
 	}
-	// Nonsense is passed.
+	// Malformed packets pass.
 	if v := s.Trace(Packet{}); v.Action != ActionPass {
 		t.Errorf("zero packet: %+v", v)
 	}
 }
 
-// TestTraceMayFailSend looks at where a socket on the node may get EPERM: not where
-// its packet is for the node itself, but for what kube-proxy stops on its way out.
+// TestTraceMayFailSend checks when a socket on the node may get EPERM: not for
+// packets to the node itself, but for packets that kube-proxy stops on their way out.
 func TestTraceMayFailSend(t *testing.T) {
 	node := tracker.NodeInfo{Name: "n1", Addresses: addrs("192.168.0.1")}
 	tr, e := world(t, Config{ServiceCIDRs: prefixes("172.30.0.0/16")}, node)
@@ -186,19 +186,19 @@ func TestTraceMayFailSend(t *testing.T) {
 		}
 		p.InInterface = "eth0"
 		if v := s.Trace(p); v.MayFailSend {
-			t.Errorf("%s to %s from elsewhere: sending may fail", c.from, c.to)
+			t.Errorf("%s to %s from another machine: sending may fail", c.from, c.to)
 		}
 	}
 }
 
-// A packet of a pod's is told by its interface, if so configured.
-func TestTraceLocalTraffic(t *testing.T) {
+// TestTraceRecognisesPodsByInterface configures LocalTraffic by interface.
+func TestTraceRecognisesPodsByInterface(t *testing.T) {
 	for _, c := range []struct {
 		local LocalTraffic
 		in    string
 		masq  bool
 	}{
-		{LocalTraffic{}, "veth1", false}, // not known: never
+		{LocalTraffic{}, "veth1", false}, // unknown: never
 		{LocalTraffic{Bridge: "cni0"}, "cni0", false},
 		{LocalTraffic{Bridge: "cni0"}, "cni01", true},
 		{LocalTraffic{InterfacePrefix: "veth"}, "veth1", false},
@@ -217,8 +217,9 @@ func TestTraceLocalTraffic(t *testing.T) {
 	}
 }
 
-// Where NodePorts answer at all addresses, those are still only the node's own.
-func TestTraceAllNodePorts(t *testing.T) {
+// TestAllNodePortsMeansNodeAddresses checks that NodePorts at all addresses include
+// only the node's own addresses.
+func TestAllNodePortsMeansNodeAddresses(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	tr.SetService(service("a", "172.30.0.1", func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeNodePort
@@ -237,7 +238,7 @@ func TestTraceAllNodePorts(t *testing.T) {
 	}
 }
 
-func TestLookup(t *testing.T) {
+func TestSnapshotLookupFindsFrontends(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	tr.SetService(service("a", "172.30.0.1", func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeNodePort
@@ -261,7 +262,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-func TestLookupEndpoint(t *testing.T) {
+func TestSnapshotLookupFindsEndpoints(t *testing.T) {
 	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
 	tr.SetService(service("b", "10.96.0.2"))
 	tr.SetService(service("a", "10.96.0.1"))
@@ -284,21 +285,21 @@ func TestLookupEndpoint(t *testing.T) {
 			got = append(got, svc.Key.Name)
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("%s is of %v, want %v", at, got, want)
+			t.Errorf("endpoint %s has Services %v, want %v", at, got, want)
 		}
 	}
 	if s.LookupEndpoint(netip.MustParseAddrPort("10.0.0.1:8080"), v1.ProtocolUDP) != nil || s.LookupEndpoint(netip.AddrPort{}, v1.ProtocolTCP) != nil {
-		t.Error("found what is not there")
+		t.Error("found a missing endpoint")
 	}
-	// Endpoints made by hand may be missing.
+	// Hand-made Services may have nil endpoints.
 	p := &tracker.ServicePort{Key: key("c", tracker.IPv4)}
 	byHand := &Snapshot{Node: &Node{}, Services: []*Service{Compile(tracker.PortState{Port: p, Endpoints: []*tracker.Endpoint{nil}}, nil, tracker.TopologyOptions{})}}
 	if byHand.LookupEndpoint(netip.MustParseAddrPort("10.0.0.1:8080"), v1.ProtocolTCP) != nil {
-		t.Error("found an endpoint that is nil")
+		t.Error("found a nil endpoint")
 	}
 }
 
-func TestAdmits(t *testing.T) {
+func TestFrontendAdmitsItsSources(t *testing.T) {
 	open, some := &Frontend{}, &Frontend{Sources: prefixes("192.0.2.0/24", "2001:db8::/32")}
 	for from, want := range map[string]bool{
 		"192.0.2.7": true, "::ffff:192.0.2.7": true, "192.0.3.7": false, "2001:db8::1": true, "2001:db9::1": false,

@@ -9,10 +9,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TrafficReader is a [Backend] whose data plane counts traffic by Service port. A backend
-// need not implement it. The kernel backends of this module do, and each of their packages
-// has a function Traffic, which takes a context and the package's Config and reads the same
-// counters without a Backend: beside a running agent, or without one.
+// TrafficReader is a [Backend] whose data plane counts traffic by Service port. A
+// backend need not implement it. The kernel backends of this module do. Each of their
+// packages also has a function Traffic, which takes a context and the package's
+// Config and reads the same counters without a Backend, whether an agent is running
+// or not.
 type TrafficReader interface {
 	// Traffic reads the counters of all Service ports. It may be called concurrently with
 	// the Backend's other methods, and is safe to call at any rate that its cost allows: it
@@ -20,26 +21,27 @@ type TrafficReader interface {
 	Traffic(ctx context.Context) (*Traffic, error)
 }
 
-// Traffic is what a data plane counted.
+// Traffic holds the counters of a data plane.
 //
-// Counters only grow while a Service port exists: changes of Services and endpoints, full
-// deltas and a restart of the process keep them. They start again at 0 when the Service
-// port is deleted, or when its rules are lost, for example because the node was restarted.
-// The documentation of each backend lists what else it may miss. The zero value has
-// no counters.
+// Counters only grow while a Service port exists: changes of Services and endpoints,
+// full deltas and a restart of the process keep them. They restart at 0 when the
+// Service port is deleted or when its rules are lost, for example because the node
+// was restarted. The documentation of each backend lists other traffic that it may
+// miss. The zero value has no counters.
 type Traffic struct {
-	// Known are the counters that the data plane has. All others are 0.
+	// Known is the set of counters that the data plane has. All others are 0.
 	Known CounterSet
-	// Services are the counters by Service port, protocol and family. Service ports without
-	// traffic may be missing.
+	// Services holds the counters by Service port, protocol and family. Service ports
+	// without traffic may be missing.
 	Services map[tracker.Key]Counters
-	// Unnamed are the counters of frontends whose Service is not known. Only functions
-	// that read without a [Backend] have any, if the kernel does not store names of
-	// Services: see package ipvs.
+	// Unnamed holds the counters of frontends whose Service is unknown. Only
+	// functions that read without a [Backend] return any, if the kernel does not
+	// store names of Services: see package ipvs.
 	Unnamed map[Destination]Counters
 }
 
-// Destination is what clients of a Service connect to. The zero value is none.
+// Destination is an address to which clients of a Service connect. The zero value is
+// no address.
 type Destination struct {
 	// Addr is the address and port.
 	Addr netip.AddrPort
@@ -47,22 +49,22 @@ type Destination struct {
 	Protocol v1.Protocol
 }
 
-// Counters count the traffic of one Service port in one address family. The zero value is
-// that of a Service port without traffic.
+// Counters holds the traffic of one Service port in one address family. The zero
+// value means no traffic.
 type Counters struct {
-	// Connections is the number of connections that were sent to an endpoint. For UDP it
-	// is the number of flows in connection tracking.
+	// Connections is the number of connections sent to an endpoint. For UDP it is the
+	// number of flows in connection tracking.
 	Connections uint64
 	// Packets and Bytes count all packets of these connections in both directions. Bytes
 	// include the IP header.
 	Packets, Bytes uint64
-	// Refused is the number of packets that were refused because the Service port had no
-	// endpoints. A client that repeats its packet is counted again.
+	// Refused is the number of packets refused because the Service port had no
+	// endpoints. Each packet counts, including those that a client repeats.
 	Refused uint64
-	// Dropped is the number of packets that were dropped because their source was outside
-	// the load balancer's source ranges, or because the Service port had no endpoints on
-	// this node under a Local traffic policy. A client that repeats its packet is counted
-	// again.
+	// Dropped is the number of packets dropped because their source was outside the
+	// load balancer's source ranges, or because the Service port had no endpoints on
+	// this node under a Local traffic policy. Each packet counts, including those
+	// that a client repeats.
 	Dropped uint64
 }
 
@@ -75,7 +77,8 @@ func (c *Counters) Add(o Counters) {
 	c.Dropped += o.Dropped
 }
 
-// CounterSet is a set of the counters in [Counters], as bits. The zero value is none.
+// CounterSet is a set of the counters in [Counters], as bits. The zero value is the
+// empty set.
 type CounterSet uint8
 
 // The fields of [Counters].

@@ -9,7 +9,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// counting is a backend that counts.
+// counting is a backend with counters.
 type counting struct {
 	ruleset.BackendFunc
 	traffic *ruleset.Traffic

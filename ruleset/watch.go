@@ -10,19 +10,19 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// DriftError is the error of a backend that finds that another process altered what the
-// backend had written. It wraps [ErrNeedFull]: a full delta repairs it. The zero value
-// names nothing.
+// DriftError is the error of a backend that finds that another process changed the
+// backend's objects. It wraps [ErrNeedFull]: a full delta repairs the change. The
+// zero value names no object.
 type DriftError struct {
-	// Backend is the kind of backend, as "nftables".
+	// Backend is the kind of backend, such as "nftables".
 	Backend string
-	// Family is the address family in which something was altered.
+	// Family is the address family of the change.
 	Family tracker.Family
-	// What describes the alteration for people.
+	// What describes the change for people.
 	What string
 }
 
-// Error names the backend, the family and what was found.
+// Error returns the backend, the family and the change.
 func (e *DriftError) Error() string {
 	return fmt.Sprintf("%s: %s was altered by another process: %s", e.Backend, e.Family, e.What)
 }
@@ -30,11 +30,11 @@ func (e *DriftError) Error() string {
 // Unwrap returns [ErrNeedFull].
 func (e *DriftError) Unwrap() error { return ErrNeedFull }
 
-// Watch calls check at the interval until ctx is done or check returns [os.ErrClosed],
-// and returns ctx's error or that one. It calls failed with each other error of check,
-// except after ctx is done. It starts no goroutine and never calls check and failed
-// concurrently. An interval that is not positive is an error. The Watch methods of
-// packages nftables, iptables and ipvs use it.
+// Watch calls check at the interval until ctx is done or check returns
+// [os.ErrClosed]. It returns ctx's error or that of check. It calls failed with every
+// other error of check, except after ctx is done. It starts no goroutine and never
+// calls check and failed concurrently. It returns an error at once if the interval is
+// not positive. The Watch methods of packages nftables, iptables and ipvs use it.
 func Watch(ctx context.Context, interval time.Duration, check func(context.Context) error, failed func(error)) error {
 	if interval <= 0 {
 		return fmt.Errorf("ruleset: watch: interval %v is not positive", interval)

@@ -15,22 +15,22 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestDriftError(t *testing.T) {
+func TestDriftErrorRequestsFullDelta(t *testing.T) {
 	err := error(&ruleset.DriftError{Backend: "nftables", Family: tracker.IPv6, What: "it is gone"})
 	if !errors.Is(err, ruleset.ErrNeedFull) {
-		t.Error("it is not ErrNeedFull")
+		t.Error("it does not wrap ErrNeedFull")
 	}
 	if got, want := err.Error(), "nftables: IPv6 was altered by another process: it is gone"; got != want {
-		t.Errorf("it says %q, want %q", got, want)
+		t.Errorf("text %q, want %q", got, want)
 	}
 }
 
-func TestWatch(t *testing.T) {
+func TestWatchReportsFailedChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 59*time.Minute)
 		defer cancel()
-		var checks, told []string
+		var checks, reported []string
 		n := 0
 		check := func(context.Context) error {
 			checks = append(checks, time.Since(begin).String())
@@ -39,25 +39,25 @@ func TestWatch(t *testing.T) {
 			}
 			return nil
 		}
-		err := ruleset.Watch(ctx, 10*time.Minute, check, func(err error) { told = append(told, err.Error()) })
+		err := ruleset.Watch(ctx, 10*time.Minute, check, func(err error) { reported = append(reported, err.Error()) })
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Watch returns %v", err)
 		}
 		if want := []string{"10m0s", "20m0s", "30m0s", "40m0s", "50m0s"}; !slices.Equal(checks, want) {
 			t.Errorf("checks at %v, want %v", checks, want)
 		}
-		if want := []string{"wrong at 20m0s", "wrong at 40m0s"}; !slices.Equal(told, want) {
-			t.Errorf("told %v, want %v", told, want)
+		if want := []string{"wrong at 20m0s", "wrong at 40m0s"}; !slices.Equal(reported, want) {
+			t.Errorf("reported %v, want %v", reported, want)
 		}
 	})
 }
 
-// TestWatchEnds: a check that fails because its context is done is no news, and
-// what is closed is watched no longer.
-func TestWatchEnds(t *testing.T) {
+// TestWatchEndsWhenClosed checks that a failure caused by a done context is not
+// reported, and that Watch ends with os.ErrClosed.
+func TestWatchEndsWhenClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		fail := func(err error) { t.Errorf("told of %v", err) }
+		fail := func(err error) { t.Errorf("reported %v", err) }
 		err := ruleset.Watch(ctx, time.Second, func(ctx context.Context) error { cancel(); return ctx.Err() }, fail)
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("Watch returns %v", err)

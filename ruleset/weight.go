@@ -2,9 +2,8 @@ package ruleset
 
 import "github.com/go-proxier/proxier/tracker"
 
-// Weighted reports whether some endpoint of the pool for a target gets more new
-// connections than another. It is quick where all endpoints of the Service have the
-// same weight.
+// Weighted reports whether the endpoints of the pool for a target have different
+// weights. It is fast if all endpoints of the Service have the same weight.
 func (s *Service) Weighted(t Target) bool {
 	return !s.uniform && !uniform(s.Pool(t))
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
-// BenchmarkTrigger is the cost to whoever reports a change.
+// BenchmarkTrigger measures Trigger.
 func BenchmarkTrigger(b *testing.B) {
-	b.Run("pending", func(b *testing.B) { // a run was asked for already
+	b.Run("pending", func(b *testing.B) { // a run is already requested
 		r := benchRunner(b)
 		b.ReportAllocs()
 		for b.Loop() {
@@ -25,7 +25,7 @@ func BenchmarkTrigger(b *testing.B) {
 			}
 		})
 	})
-	b.Run("running", func(b *testing.B) { // while Run takes them up
+	b.Run("running", func(b *testing.B) { // while Run serves the triggers
 		r := benchRunner(b)
 		ctx, cancel := context.WithCancel(b.Context())
 		done := make(chan struct{})
@@ -39,7 +39,7 @@ func BenchmarkTrigger(b *testing.B) {
 	})
 }
 
-// BenchmarkRun is one trigger, its run, and back.
+// BenchmarkRun measures one trigger with its run.
 func BenchmarkRun(b *testing.B) {
 	ran := make(chan struct{})
 	r, err := runner.New(runner.Config{}, func(context.Context) error { ran <- struct{}{}; return nil })

@@ -2,21 +2,20 @@ package runner
 
 import "time"
 
-// Clock is where a [Runner] gets the time from. It must be safe for concurrent
-// use.
+// Clock supplies the time to a [Runner]. It must be safe for concurrent use.
 type Clock interface {
-	// Now returns the time, never less than an earlier answer.
+	// Now returns the current time. It must not go backwards.
 	Now() time.Time
-	// NewTimer returns a timer that fires once, after d, which is positive.
+	// NewTimer returns a timer that fires once, after d. d is positive.
 	NewTimer(d time.Duration) Timer
 }
 
-// Timer is a timer of a [Clock]. It is used by one goroutine.
+// Timer is a timer of a [Clock]. Only one goroutine uses it.
 type Timer interface {
-	// C returns the channel, always the same, on which one value is sent when the
-	// timer fires.
+	// C returns the channel on which the timer sends one value when it fires. It
+	// always returns the same channel.
 	C() <-chan time.Time
-	// Stop gives the timer up: it need not fire any more.
+	// Stop releases the timer. The timer need not fire after that.
 	Stop()
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
-// leaping is a clock that can be set on, as one that counts the time a machine
-// was asleep.
+// leaping is a clock that can be set forward, like a clock that counts the time a
+// machine sleeps.
 type leaping struct {
 	mu     sync.Mutex
 	on     time.Duration
@@ -61,7 +61,7 @@ func (t *leapTimer) Stop() {
 	delete(t.clock.timers, t)
 }
 
-// leap sets the clock on; timers that are then due fire.
+// leap sets the clock forward and fires the timers that are then due.
 func (c *leaping) leap(d time.Duration) {
 	c.mu.Lock()
 	c.on += d
@@ -77,10 +77,9 @@ func (c *leaping) leap(d time.Duration) {
 	}
 }
 
-// TestClockLeaps has the clock leap a day on between and during runs: what became
-// due is done once, not once for every time that it was missed, and everything
-// goes on at its intervals.
-func TestClockLeaps(t *testing.T) {
+// TestMissedRunsHappenOnce sets the clock forward by a day between runs and during a
+// run. Runs that became due must happen once, and the intervals must continue.
+func TestMissedRunsHappenOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clock := &leaping{timers: map[*leapTimer]bool{}}
 		during := false
@@ -102,7 +101,7 @@ func TestClockLeaps(t *testing.T) {
 		during = true
 		s.Trigger()
 		time.Sleep(2 * time.Second)
-		// It has not met the periodic run that came due meanwhile, which follows.
+		// The periodic run that became due during this run follows.
 		expect(t, "with a leap in it", s.reasons(), runner.Periodic, runner.Periodic, runner.Triggered, runner.Periodic)
 		s.Trigger()
 		time.Sleep(2 * time.Second)
@@ -113,8 +112,8 @@ func TestClockLeaps(t *testing.T) {
 	})
 }
 
-// TestWallClockDoesNotMatter: the times of the system's clock that a Runner goes
-// by carry a monotonic reading, so that setting the date moves nothing.
+// TestWallClockDoesNotMatter checks that the times from the system clock have a
+// monotonic reading, so that setting the date has no effect.
 func TestWallClockDoesNotMatter(t *testing.T) {
 	done := make(chan runner.Info, 1)
 	r, err := runner.New(runner.Config{Trace: &runner.Trace{SyncDone: func(i runner.Info) { done <- i }}}, succeed)
@@ -135,8 +134,8 @@ func TestWallClockDoesNotMatter(t *testing.T) {
 	<-ended
 }
 
-// TestRunnersLeaveNothing runs and stops runners by the thousand.
-func TestRunnersLeaveNothing(t *testing.T) {
+// TestStoppedRunnersAreFreed runs and stops thousands of runners.
+func TestStoppedRunnersAreFreed(t *testing.T) {
 	round := func(n int) {
 		for range n {
 			r, err := runner.New(runner.Config{Min: time.Hour, Max: 2 * time.Hour}, succeed)

@@ -1,10 +1,5 @@
-// Package runner decides when a function that brings something into agreement
-// is run: soon after it was asked for, not too often, again after it failed, and
-// once in a while in any case.
-//
-// A [Runner] is the part that kube-proxy calls BoundedFrequencyRunner. It knows
-// nothing of Services: [ruleset.Cursor.Sync] is the function it was made for,
-// and [tracker.Tracker.Notify] takes its Trigger.
+// Package runner calls a function that synchronizes something: soon after a
+// trigger, not too often, again after a failure, and periodically.
 //
 //	r, err := runner.New(runner.Config{
 //		Min: time.Second, Retry: 10 * time.Second, Max: time.Hour,
@@ -14,43 +9,45 @@
 //	tr.Notify(r.Trigger)
 //	return r.Run(ctx)
 //
-// # When it runs
+// [Runner] replaces kube-proxy's BoundedFrequencyRunner. It is not specific to
+// Services. It was made for [ruleset.Cursor.Sync] as the function and
+// [tracker.Tracker.Notify] as the source of triggers.
 //
-// A run starts at the earliest of
+// # When a run starts
 //
-//   - when [Runner.Trigger] was called, if that was since the last run started;
-//   - [Config.Retry] after the end of a run that failed;
-//   - [Config.Max] after the end of the last periodic run that did not fail,
-//     counted from the start of Run at first,
+// A run starts at the earliest of these times:
 //
-// but not before a pause has passed since the end of the last run: [Config.Min] or,
-// with a [Pace], a multiple of what that run took. So the first trigger of a quiet time
-// is served at once, and any number of triggers during a run, or in the pause after
-// it, lead to one more run.
+//   - the call of [Runner.Trigger], if it came after the start of the last run;
+//   - [Config].Retry after the end of a failed run;
+//   - [Config].Max after the end of the last successful periodic run or, before the
+//     first one, after the start of Run.
 //
-// A constant Min has to suit the most expensive run there may be, and delays every
-// change by as much. With a Pace, cheap runs follow each other closely:
+// A run does not start before a pause has passed since the end of the last run. The
+// pause is [Config].Min or, with a [Pace], a multiple of that run's duration. The
+// first trigger after a quiet period therefore starts a run at once. Any number of
+// triggers during a run and the pause after it lead to one more run.
+//
+// A constant Min must suit the most expensive run and delays every change by as
+// much. With a Pace, cheap runs follow each other closely:
 //
 //	Min: time.Millisecond, Pace: runner.Pace{Factor: 1, Most: time.Second}
 //
-// This differs from kube-proxy's runner, which has the same three intervals, in
-// that
+// # Differences from kube-proxy's runner
 //
-//   - a trigger before Run is kept, and one after Run has returned is harmless
-//     and kept for the next Run;
-//   - Max is not put off by other runs: a node that is busy all day has its full
-//     resync every Max too;
-//   - a panic in the function is an error like any other: it is reported as a
-//     [PanicError], and the function is run again after Retry;
-//   - intervals survive Run: a second Run respects the pause and Retry of the
-//     first;
-//   - the pause can follow the cost of a run.
+//   - A trigger before Run is kept. One after Run has returned is kept for the next
+//     Run.
+//   - Other runs do not postpone periodic runs: a node that is always busy still gets
+//     its full resync every Max.
+//   - A panic in the function counts as an error: it is reported as a [PanicError],
+//     and the function runs again after Retry.
+//   - A second Run respects the pause and the Retry of the first.
+//   - The pause can depend on the duration of a run.
 //
-// # Watching it
+// # Observability and time
 //
-// [Trace] has hooks for latency, counts and health checks, and [Config.Log] gets
-// a line for each failure. Time comes from [Config.Clock], so that a test, or a
-// simulation, may bring its own.
+// [Trace] has hooks for latencies, counts and health checks. [Config].Log receives
+// one line for each failure. [Config].Clock supplies the time, so tests and
+// simulations can use their own clock.
 //
 // [ruleset.Cursor.Sync]: https://pkg.go.dev/github.com/go-proxier/proxier/ruleset#Cursor.Sync
 // [tracker.Tracker.Notify]: https://pkg.go.dev/github.com/go-proxier/proxier/tracker#Tracker.Notify

@@ -5,22 +5,22 @@ import (
 	"fmt"
 )
 
-// ErrRunning is returned by [Runner.Run] while another call of it is under way.
+// ErrRunning is returned by [Runner.Run] if another call of Run is in progress.
 var ErrRunning = errors.New("runner: already running")
 
-// PanicError is a panic of the function that a [Runner] runs, as an error.
+// PanicError reports a panic in the function that a [Runner] runs.
 type PanicError struct {
-	// Value is what was given to panic.
+	// Value is the argument of panic.
 	Value any
-	// Stack is the goroutine's stack at the panic, as [runtime/debug.Stack] formats
-	// it.
+	// Stack is the stack trace of the panic, formatted as by [runtime/debug.Stack].
 	Stack []byte
 }
 
-// Error returns the value, without the stack.
+// Error returns the value as text, without the stack.
 func (e *PanicError) Error() string { return fmt.Sprintf("runner: panic: %v", e.Value) }
 
-// Unwrap returns the value if it is an error, as that of a runtime panic is.
+// Unwrap returns the value if it is an error, as for a runtime panic, and nil
+// otherwise.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err

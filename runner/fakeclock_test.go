@@ -6,23 +6,23 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
-// scriptClock is a clock on which a story happens: whoever asks for a timer, or
-// sleeps, lives through all events until then, at the events' own times. With it
-// a Runner needs no other goroutine, and the same story gives the same runs.
+// scriptClock is a clock with scripted events. Waiting for a timer, or sleeping,
+// processes all events until then, at the events' own times. A Runner on it needs no
+// other goroutine, and the same script gives the same runs.
 type scriptClock struct {
 	now    time.Time
 	script []time.Time // when event is called; ascending
 	event  func()
-	// end is when the story ends: done is called then.
+	// end is when the script ends and done is called.
 	end  time.Time
 	done func()
 }
 
 func (c *scriptClock) Now() time.Time { return c.now }
 
-// NewTimer lives through the next event or until the timer fires, whichever is
-// first. An event at the very time the timer fires comes before it. The timer
-// fires after an event too: that is too early, and the Runner must ask again.
+// NewTimer processes the next event, or waits until the timer fires if that is
+// earlier. An event at the time at which the timer fires comes first. The timer fires
+// after an event too: that is early, and the Runner must check the time.
 func (c *scriptClock) NewTimer(d time.Duration) runner.Timer {
 	fires := c.now.Add(d)
 	switch {
@@ -39,7 +39,7 @@ func (c *scriptClock) NewTimer(d time.Duration) runner.Timer {
 	return scriptTimer(fired)
 }
 
-// Sleep lives through everything in the next d.
+// Sleep processes all events in the next d.
 func (c *scriptClock) Sleep(d time.Duration) {
 	until := c.now.Add(d)
 	for len(c.script) > 0 && !c.script[0].After(until) {
@@ -48,7 +48,7 @@ func (c *scriptClock) Sleep(d time.Duration) {
 	c.now = until
 }
 
-// next lives through all events of the next event's time.
+// next processes all events at the time of the next event.
 func (c *scriptClock) next() {
 	c.now = c.script[0]
 	for len(c.script) > 0 && c.script[0].Equal(c.now) {

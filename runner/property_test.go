@@ -12,7 +12,7 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
-// outcome is how one run ends.
+// outcome is the result of one run.
 type outcome uint8
 
 const (
@@ -21,9 +21,9 @@ const (
 	panics
 )
 
-// TestSpacing drives random stories through a Runner and holds every start
-// against the package documentation's rules, computed anew from what happened.
-func TestSpacing(t *testing.T) {
+// TestRunsStartWhenDue runs random scripts. It checks every start against the rules
+// of the package documentation, recomputed from the events.
+func TestRunsStartWhenDue(t *testing.T) {
 	for seed := range uint64(400) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { spacing(t, rand.New(rand.NewPCG(seed, 1))) })
 	}
@@ -31,7 +31,7 @@ func TestSpacing(t *testing.T) {
 
 func spacing(t *testing.T, rng *rand.Rand) {
 	const ms = time.Millisecond
-	// Small numbers, so that things often happen at the same time.
+	// Small numbers, so that events often coincide.
 	minGap := time.Duration(rng.IntN(6)) * ms
 	retry := time.Duration(1+rng.IntN(12)) * ms
 	maxGap := minGap + time.Duration(1+rng.IntN(40))*ms
@@ -86,7 +86,7 @@ func spacing(t *testing.T, rng *rand.Rand) {
 		pauseEnds  time.Duration // after the last run
 		retryDue   = never
 		periodic   = maxGap
-		taken      = 0 // triggers that runs have answered
+		taken      = 0 // triggers that runs have served
 		wantResync = 0
 	)
 	for i, run := range runs {
@@ -137,7 +137,7 @@ func spacing(t *testing.T, rng *rand.Rand) {
 	if resyncs != wantResync {
 		t.Fatalf("%d resyncs, want %d", resyncs, wantResync)
 	}
-	// The story must not have ended while something was due.
+	// No run may be due at the end of the script.
 	last := pauseEnds
 	if last < since(clock.end) {
 		due := min(retryDue, periodic)

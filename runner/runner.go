@@ -11,48 +11,47 @@ import (
 	"time"
 )
 
-// DefaultRetry is what [Config.Retry] is when it is 0.
+// DefaultRetry is the value of [Config].Retry if it is 0.
 const DefaultRetry = time.Second
 
-// Config says how often a [Runner] runs.
+// Config configures a [Runner].
 type Config struct {
-	// Min is the least time between the end of a run and the start of the next,
-	// for whatever reason. 0 means none; it must not be negative.
+	// Min is the minimum time between the end of a run and the start of the next,
+	// whatever its reason. 0 means no minimum. It must not be negative.
 	Min time.Duration
-	// Pace lengthens that pause as runs get more expensive. The zero value leaves it at
-	// Min.
+	// Pace lengthens this pause after expensive runs. With the zero value the pause
+	// is Min.
 	Pace Pace
-	// Retry is how long after a failed run the function is run again, if no trigger
-	// is earlier. 0 means [DefaultRetry]; it must not be negative. If it is less
-	// than Min, Min decides.
+	// Retry is the time after a failed run at which the function runs again, unless a
+	// trigger comes first. 0 means [DefaultRetry]. It must not be negative. If it is
+	// less than Min, Min applies.
 	Retry time.Duration
-	// Max is how long after a periodic run the next is due, whatever other runs
-	// there were. 0 means that there are no periodic runs; otherwise it must not be
-	// less than Min.
+	// Max is the time between periodic runs, independent of other runs. 0 disables
+	// periodic runs. Otherwise it must not be less than Min.
 	Max time.Duration
-	// Resync, if not nil, is called before each periodic run, by the goroutine that
-	// called Run and as part of the run: a panic in it is treated alike. If the run
-	// fails it is called again before the periodic run that makes up for it. ruleset's Cursor.Resync fits: with
-	// it each periodic run compares everything.
+	// Resync, if not nil, is called before the function in each periodic run, and
+	// again before its retry if the run fails. It runs in the goroutine of Run, and a
+	// panic in it counts as a panic of the run. With ruleset's Cursor.Resync, each
+	// periodic run compares everything.
 	Resync func()
-	// Log gets one line for each run that fails. Nil discards.
+	// Log receives one line for each failed run. Nil discards them.
 	Log *slog.Logger
-	// Trace is told of each run. It may be nil.
+	// Trace observes each run. It may be nil.
 	Trace *Trace
-	// Clock is where the time comes from. Nil means package time.
+	// Clock supplies the time. Nil means package time.
 	Clock Clock
 }
 
-// Pace makes the pause after a run follow what the run cost: the pause is Factor times
-// the run's duration, but at least [Config.Min] and at most Most. While triggers keep
-// coming, runs then take about 1/(1+Factor) of the time, however expensive they are, and
-// a trigger after quiet is served at once.
+// Pace makes the pause after a run proportional to its duration: Factor times the
+// duration, but at least [Config].Min and at most Most. While triggers keep coming,
+// runs take about 1/(1+Factor) of the time, however expensive they are. A trigger
+// after a quiet period still starts a run at once.
 type Pace struct {
 	// Factor is the pause in multiples of the last run's duration. 0 means that the
-	// pause is Config.Min; Factor must not be negative.
+	// pause is Config.Min. It must not be negative.
 	Factor float64
-	// Most bounds the pause. It must not be less than Config.Min, nor greater than
-	// Config.Max unless that is 0.
+	// Most is the maximum pause. It must not be less than Config.Min, nor greater
+	// than Config.Max unless that is 0.
 	Most time.Duration
 }
 
@@ -61,44 +60,45 @@ func (c *Config) pause(took time.Duration) time.Duration {
 	if c.Pace.Factor == 0 {
 		return c.Min
 	}
-	// In floating point, which a long run times a large factor does not overflow.
+	// Floating point, because a duration could overflow.
 	if d := c.Pace.Factor * float64(took); d < float64(c.Pace.Most) {
 		return max(c.Min, time.Duration(d))
 	}
 	return c.Pace.Most
 }
 
-// Runner runs a function when it is asked to, within the bounds of a [Config].
-// It is made by [New]. Trigger may be called by any goroutine at any time.
+// Runner runs a function when triggered, within the bounds of a [Config]. [New] makes
+// a Runner. Trigger is safe for concurrent use at any time.
 type Runner struct {
 	cfg Config
 	fn  func(context.Context) error
 
-	// wake has room for one token, put there by the first trigger after a run
-	// started. A token may be left over; it only makes Run look again.
+	// wake holds one token, sent by the first trigger after the start of a run. A
+	// leftover token only makes Run recompute when the next run is due.
 	wake chan struct{}
 	mu   sync.Mutex
-	// triggers since the last run started, and when the first was made.
+	// triggers counts the triggers since the last run started. queuedAt is the time
+	// of the first of them.
 	triggers int
 	queuedAt time.Time
 
 	running atomic.Bool
-	// What follows belongs to the goroutine in Run.
+	// The goroutine in Run owns the fields below.
 
 	// notBefore is the end of the pause after the last run.
 	notBefore time.Time
-	// retryAt is when a failed run is tried again, zero after one that succeeded.
+	// retryAt is the time to retry a failed run, zero after a success.
 	retryAt time.Time
-	// periodicAt is when the next periodic run is due, zero before the first Run.
+	// periodicAt is the time of the next periodic run, zero before the first Run.
 	periodicAt time.Time
 }
 
-// New returns a Runner of fn. It starts nothing. It fails if fn is nil or an
-// interval is not as [Config] demands.
+// New returns a Runner for fn. It starts no goroutine. It returns an error if fn is
+// nil or an interval violates the rules of [Config].
 func New(cfg Config, fn func(context.Context) error) (*Runner, error) {
 	switch {
 	case fn == nil:
-		return nil, errors.New("runner: no function to run")
+		return nil, errors.New("runner: the function is nil")
 	case cfg.Min < 0:
 		return nil, fmt.Errorf("runner: Min is negative: %v", cfg.Min)
 	case cfg.Retry < 0:
@@ -126,9 +126,9 @@ func New(cfg Config, fn func(context.Context) error) (*Runner, error) {
 	return &Runner{cfg: cfg, fn: fn, wake: make(chan struct{}, 1)}, nil
 }
 
-// Trigger asks for a run that starts after this call. It never blocks on a run
-// and may be called before, during and after Run: what was asked for before Run,
-// or too late for it, is kept for the next Run. Many calls lead to one run.
+// Trigger requests a run that starts after this call. It does not wait for the run,
+// and may be called before, during and after Run. A trigger that no run has served
+// when Run returns is kept for the next Run. Several triggers may lead to one run.
 func (r *Runner) Trigger() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -137,7 +137,8 @@ func (r *Runner) Trigger() {
 		return
 	}
 	r.queuedAt = r.cfg.Clock.Now()
-	// With the lock held, so that the run this leads to cannot be told of first.
+	// Hold the lock, so that Queued is called before the SyncStart of the resulting
+	// run.
 	r.cfg.Trace.queued(r.queuedAt)
 	select {
 	case r.wake <- struct{}{}:
@@ -145,10 +146,10 @@ func (r *Runner) Trigger() {
 	}
 }
 
-// Run runs the function as the package documentation says until ctx is done, and
-// then returns ctx.Err(). A run that is under way when that happens has ctx and
-// is waited for. It returns [ErrRunning] at once if another Run is under way.
-// When it has returned it may be called again.
+// Run runs the function at the times that the package documentation describes, until
+// ctx is done. It then returns ctx.Err(). A run in progress gets ctx, and Run waits
+// for it. If another Run is in progress, Run returns [ErrRunning] at once. Run may be
+// called again after it has returned.
 func (r *Runner) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return ErrRunning
@@ -175,7 +176,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// wait returns when a trigger came, or the timer fired, or ctx is done.
+// wait returns after a trigger, when the timer fires, or when ctx is done.
 func (r *Runner) wait(ctx context.Context, timer <-chan time.Time) {
 	select {
 	case <-ctx.Done():
@@ -184,7 +185,7 @@ func (r *Runner) wait(ctx context.Context, timer <-chan time.Time) {
 	}
 }
 
-// due returns when the next run is to start, or false if only a trigger can tell.
+// due returns the time of the next run. ok is false if there is none until a trigger.
 func (r *Runner) due() (at time.Time, ok bool) {
 	earliest := func(t time.Time) {
 		if !t.IsZero() && (!ok || t.Before(at)) {
@@ -202,7 +203,7 @@ func (r *Runner) due() (at time.Time, ok bool) {
 	return at, ok
 }
 
-// sync does one run and sets when the next is due.
+// sync performs one run and computes when the next is due.
 func (r *Runner) sync(ctx context.Context) {
 	info := Info{Start: r.cfg.Clock.Now()}
 	r.mu.Lock()
@@ -228,8 +229,8 @@ func (r *Runner) sync(ctx context.Context) {
 	switch {
 	case info.Err != nil:
 		r.retryAt = end.Add(r.cfg.Retry)
-		// A periodic run that failed stays due, so that what is run again is
-		// periodic too, but must wait like any other failure.
+		// A failed periodic run stays due, so that its retry is periodic too, but
+		// waits for Retry like any other failure.
 		if info.Reason == Periodic {
 			r.periodicAt = r.retryAt
 		}
@@ -242,7 +243,7 @@ func (r *Runner) sync(ctx context.Context) {
 	r.cfg.Trace.syncDone(info)
 }
 
-// call calls the function and makes a panic an error.
+// call calls the function and converts a panic to an error.
 func (r *Runner) call(ctx context.Context, why Reason) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -268,7 +269,7 @@ func (r *Runner) report(ctx context.Context, info Info) {
 		return
 	}
 	if ctx.Err() != nil {
-		return // it was told to stop
+		return // the failure is the effect of stopping
 	}
 	attrs = append(attrs, slog.Duration("retry", r.cfg.Retry))
 	r.cfg.Log.LogAttrs(ctx, slog.LevelWarn, "sync failed", attrs...)

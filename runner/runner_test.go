@@ -18,7 +18,7 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
-func TestNewRefuses(t *testing.T) {
+func TestInvalidIntervalsAreRejected(t *testing.T) {
 	fn := func(context.Context) error { return nil }
 	for name, c := range map[string]struct {
 		cfg runner.Config
@@ -43,8 +43,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// story runs a Runner in a bubble of package time and notes when each run
-// started, since the beginning.
+// story runs a Runner in a synctest bubble and records the time of each start since
+// the beginning.
 type story struct {
 	*runner.Runner
 	begin time.Time
@@ -54,7 +54,7 @@ type story struct {
 	done []runner.Info
 }
 
-// runs returns the runs there were until now.
+// runs returns the runs so far.
 func (s *story) runs() []runner.Info {
 	synctest.Wait()
 	s.mu.Lock()
@@ -145,7 +145,7 @@ func TestTriggersCoalesce(t *testing.T) {
 			s.Trigger()
 		}
 		time.Sleep(time.Hour)
-		s.Trigger() // long after: at once
+		s.Trigger() // long after: runs at once
 		time.Sleep(time.Minute)
 		expect(t, "starts", s.starts(), 0, 13*time.Second, time.Hour+10*time.Second)
 		expect(t, "triggers", []int{s.runs()[0].Triggers, s.runs()[1].Triggers, s.runs()[2].Triggers}, 1, 5, 1)
@@ -159,7 +159,7 @@ func TestTriggersCoalesce(t *testing.T) {
 	})
 }
 
-func TestRetry(t *testing.T) {
+func TestFailedRunIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		left := 2
 		s := tell(t, runner.Config{Min: time.Second, Retry: 10 * time.Second}, func(context.Context) error {
@@ -187,13 +187,13 @@ func TestTriggerBeatsRetryButNotMin(t *testing.T) {
 		time.Sleep(time.Second)
 		s.Trigger()
 		time.Sleep(time.Hour)
-		expect(t, "starts", s.starts(), 0, 3*time.Second) // and no retry once it succeeded
+		expect(t, "starts", s.starts(), 0, 3*time.Second) // and no retry after a success
 		s.stop()
 	})
 }
 
-// TestPauseFollowsCost has runs of different durations, and triggers all the time: the
-// pause is a multiple of each run, within its bounds.
+// TestPauseFollowsCost triggers continuously while runs have different durations. The
+// pause must be a multiple of each run within its bounds.
 func TestPauseFollowsCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const ms = time.Millisecond
@@ -212,12 +212,12 @@ func TestPauseFollowsCost(t *testing.T) {
 		time.Sleep(time.Hour)
 		// Pauses of 5 (Min), 20, 100 (Most), 40, 5 ms.
 		expect(t, "starts", s.starts(), 0, 5*ms, 35*ms, 435*ms, 495*ms, 500*ms)
-		// After quiet, a trigger is served at once.
+		// After a quiet period a trigger is served at once.
 		before := time.Now()
 		s.Trigger()
 		runs := s.runs()
 		if last := runs[len(runs)-1].Start; !last.Equal(before) {
-			t.Errorf("a trigger after quiet was served after %v", last.Sub(before))
+			t.Errorf("a trigger after a quiet period was served after %v", last.Sub(before))
 		}
 		s.stop()
 	})
@@ -255,7 +255,7 @@ func TestFailedPeriodicIsRetriedAsPeriodic(t *testing.T) {
 	})
 }
 
-func TestPanic(t *testing.T) {
+func TestPanicCountsAsFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		cause := errors.New("a cause")
@@ -275,7 +275,7 @@ func TestPanic(t *testing.T) {
 		expect(t, "starts", s.starts(), 0, 5*time.Second, 10*time.Second, 15*time.Second)
 
 		var p *runner.PanicError
-		if !errors.As(s.runs()[0].Err, &p) || p.Value != "oops" || !bytes.Contains(p.Stack, []byte("TestPanic")) {
+		if !errors.As(s.runs()[0].Err, &p) || p.Value != "oops" || !bytes.Contains(p.Stack, []byte("TestPanicCountsAsFailure")) {
 			t.Errorf("first error: %#v", s.runs()[0].Err)
 		}
 		if !errors.Is(s.runs()[1].Err, cause) {
@@ -287,11 +287,11 @@ func TestPanic(t *testing.T) {
 		if s.runs()[3].Err != nil {
 			t.Error(s.runs()[3].Err)
 		}
-		if n := strings.Count(log.String(), "sync panicked"); n != 3 || !strings.Contains(log.String(), "TestPanic") {
+		if n := strings.Count(log.String(), "sync panicked"); n != 3 || !strings.Contains(log.String(), "TestPanicCountsAsFailure") {
 			t.Errorf("%d lines in the log:\n%s", n, &log)
 		}
 
-		time.Sleep(2 * time.Hour) // and the timers are right afterwards
+		time.Sleep(2 * time.Hour) // the timers still work
 		if r := s.runs()[len(s.runs())-1].Reason; r != runner.Periodic {
 			t.Errorf("last run is %v, want periodic", r)
 		}
@@ -299,22 +299,22 @@ func TestPanic(t *testing.T) {
 	})
 }
 
-func TestShutdown(t *testing.T) {
+func TestRunWaitsForTheRunInProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		s := tell(t, runner.Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, func(ctx context.Context) error {
 			<-ctx.Done()
-			time.Sleep(time.Second) // it may tidy up
+			time.Sleep(time.Second) // the function may clean up
 			return ctx.Err()
 		}, (*runner.Runner).Trigger)
 		if err := s.stop(); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 		if len(s.runs()) != 1 || s.runs()[0].Duration != time.Second {
-			t.Errorf("the run under way was not waited for: %v", s.runs())
+			t.Errorf("Run did not wait for the run in progress: %v", s.runs())
 		}
 		if log.Len() != 0 {
-			t.Errorf("being told to stop is no failure: %s", &log)
+			t.Errorf("stopping was logged as a failure: %s", &log)
 		}
 	})
 }
@@ -323,7 +323,7 @@ func TestDoneContextRunsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	r, err := runner.New(runner.Config{}, func(context.Context) error {
-		t.Error("it ran")
+		t.Error("the function ran")
 		return nil
 	})
 	if err != nil {
@@ -335,11 +335,11 @@ func TestDoneContextRunsNothing(t *testing.T) {
 	}
 }
 
-func TestRunTwice(t *testing.T) {
+func TestSecondRunKeepsIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tell(t, runner.Config{Min: 10 * time.Second}, succeed, (*runner.Runner).Trigger)
 		if err := s.Run(t.Context()); !errors.Is(err, runner.ErrRunning) {
-			t.Errorf("a second Run at once: %v", err)
+			t.Errorf("a concurrent second Run: %v", err)
 		}
 		s.stop()
 
@@ -347,13 +347,13 @@ func TestRunTwice(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := s.Run(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("a second Run afterwards: %v", err)
+			t.Errorf("a later second Run: %v", err)
 		}
-		expect(t, "starts", s.starts(), 0, 10*time.Second) // Min holds across Runs
+		expect(t, "starts", s.starts(), 0, 10*time.Second) // Min applies across Runs
 	})
 }
 
-func TestTraceHooks(t *testing.T) {
+func TestTraceSeesEveryRun(t *testing.T) {
 	var got []string
 	ctx, cancel := context.WithCancel(t.Context())
 	trace := &runner.Trace{
@@ -376,9 +376,9 @@ func TestTraceHooks(t *testing.T) {
 	expect(t, "calls", got, "queued", "start triggered", "done")
 }
 
-// TestConcurrentTriggers is for the race detector, and checks that no trigger is
-// lost: each must be followed by a run that starts after it.
-func TestConcurrentTriggers(t *testing.T) {
+// TestNoConcurrentTriggerIsLost is for the race detector. Each trigger must be
+// followed by a run that starts after it.
+func TestNoConcurrentTriggerIsLost(t *testing.T) {
 	var done, seen atomic.Int64 // triggers made; made when the last run started
 	ctx, cancel := context.WithCancel(t.Context())
 	counted := 0

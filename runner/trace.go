@@ -2,47 +2,49 @@ package runner
 
 import "time"
 
-// Trace is a set of functions that are told what a [Runner] does, for metrics
-// and health checks. Any of them, and the *Trace itself, may be nil. They must
-// return soon, and must not call the Runner's Run.
+// Trace holds functions that a [Runner] calls, for metrics and health checks. Each of
+// them, and the *Trace itself, may be nil. They must return quickly and must not call
+// [Runner.Run].
 type Trace struct {
-	// Queued is called when a trigger asks for a run and none was asked for
-	// already, with the time. Until SyncStart there is something to do that is not
-	// being done. It is called by the goroutine that triggers, before the SyncStart
-	// of the run this leads to, and must not call Trigger.
+	// Queued is called with the time when a trigger requests a run and none is
+	// requested yet. The request is pending until SyncStart. The goroutine that
+	// triggers calls Queued, before the SyncStart of the resulting run. Queued must
+	// not call Trigger.
 	Queued func(at time.Time)
-	// SyncStart is called before each run, with Err and Duration unset. It and
-	// SyncDone are called by the goroutine that called Run.
+	// SyncStart is called before each run. Err and Duration are unset. The goroutine
+	// in Run calls SyncStart and SyncDone.
 	SyncStart func(Info)
 	// SyncDone is called after each run.
 	SyncDone func(Info)
 }
 
-// Info is what is known of one run.
+// Info describes one run.
 type Info struct {
-	// Reason is why the run happens.
+	// Reason is the reason for the run.
 	Reason Reason
-	// Triggers is how many calls of [Runner.Trigger] the run answers, 0 for none.
+	// Triggers is the number of calls of [Runner.Trigger] that the run serves.
 	Triggers int
-	// QueuedAt is when the oldest of them was made, the zero Time for none.
+	// QueuedAt is the time of the oldest of these calls, or the zero Time if there
+	// are none.
 	QueuedAt time.Time
-	// Start is when the run started.
+	// Start is the time at which the run started.
 	Start time.Time
-	// Duration is how long it took.
+	// Duration is the duration of the run.
 	Duration time.Duration
-	// Err is what the function returned, or a [*PanicError].
+	// Err is the error of the function, or a [*PanicError].
 	Err error
 }
 
-// Reason is why a run happens. Where several apply it is the last in order.
+// Reason is the reason for a run. If several apply, the Reason is the last of them in
+// the order of the constants.
 type Reason uint8
 
 const (
-	// Retry: the run before failed.
+	// Retry means that the previous run failed.
 	Retry Reason = iota + 1
-	// Triggered: [Runner.Trigger] was called.
+	// Triggered means that [Runner.Trigger] was called.
 	Triggered
-	// Periodic: [Config.Max] has passed.
+	// Periodic means that [Config].Max has passed.
 	Periodic
 )
 

@@ -13,7 +13,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// world is objects for n Services of m endpoints each, all in one slice.
+// world holds the objects of n Services with m endpoints each, in one slice per
+// Service.
 type world struct {
 	services []*v1.Service
 	slices   []*discovery.EndpointSlice
@@ -62,7 +63,7 @@ func eachWorld(b *testing.B, f func(*testing.B, *world)) {
 	}
 }
 
-// BenchmarkIntake is a tracker filled from nothing, up to and including the Take.
+// BenchmarkIntake fills an empty tracker and takes the result.
 func BenchmarkIntake(b *testing.B) {
 	eachWorld(b, func(b *testing.B, w *world) {
 		b.ReportAllocs()
@@ -83,8 +84,8 @@ func BenchmarkIntake(b *testing.B) {
 	})
 }
 
-// BenchmarkOneSliceChanged is one endpoint of one slice becoming unready and ready
-// again, with a Take each time.
+// BenchmarkOneSliceChanged makes one endpoint unready and ready again, with a Take
+// each time.
 func BenchmarkOneSliceChanged(b *testing.B) {
 	eachWorld(b, func(b *testing.B, w *world) {
 		t := newSynced(b, tracker.Config{})
@@ -106,7 +107,7 @@ func BenchmarkOneSliceChanged(b *testing.B) {
 	})
 }
 
-// BenchmarkSliceUnchanged is a slice handed in again as it was.
+// BenchmarkSliceUnchanged sets an unchanged slice.
 func BenchmarkSliceUnchanged(b *testing.B) {
 	w := newWorld(1000, 10)
 	t := newSynced(b, tracker.Config{})
@@ -120,7 +121,7 @@ func BenchmarkSliceUnchanged(b *testing.B) {
 	}
 }
 
-// BenchmarkServiceChanged is a Service added and removed again.
+// BenchmarkServiceChanged adds and removes a Service.
 func BenchmarkServiceChanged(b *testing.B) {
 	eachWorld(b, func(b *testing.B, w *world) {
 		t := newSynced(b, tracker.Config{})
@@ -138,8 +139,8 @@ func BenchmarkServiceChanged(b *testing.B) {
 	})
 }
 
-// BenchmarkHeap is not about time: it reports the heap that a filled tracker
-// holds, beyond the objects it was filled from.
+// BenchmarkHeap reports the heap of a filled tracker, without the objects that filled
+// it.
 func BenchmarkHeap(b *testing.B) {
 	eachWorld(b, func(b *testing.B, w *world) {
 		var held float64
@@ -165,7 +166,7 @@ func liveHeap() uint64 {
 	return m.HeapAlloc
 }
 
-// BenchmarkSelect is the choice for a Service of 1,000 endpoints on 100 nodes.
+// BenchmarkSelect selects from 1,000 endpoints on 100 nodes.
 func BenchmarkSelect(b *testing.B) {
 	w := newWorld(1, 1000)
 	t := newSynced(b, tracker.Config{})
@@ -196,8 +197,9 @@ func newSynced(tb testing.TB, c tracker.Config) *tracker.Tracker {
 	return t
 }
 
-// BenchmarkOneSliceOfMany is an endpoint of a Service with very many, in slices
-// of 100 as the EndpointSlice controller makes them, whose addresses interleave.
+// BenchmarkOneSliceOfMany changes an endpoint of a very large Service. Its slices
+// have 100 endpoints, as the EndpointSlice controller makes them, and their addresses
+// interleave.
 func BenchmarkOneSliceOfMany(b *testing.B) {
 	for _, count := range []int{10, 100} {
 		b.Run(fmt.Sprintf("slices=%d/endpoints=100", count), func(b *testing.B) {

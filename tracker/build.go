@@ -14,24 +14,23 @@ import (
 	"github.com/go-proxier/proxier/endpointslice"
 )
 
-// defaultAffinity is what an unset sessionAffinityConfig.clientIP.timeoutSeconds
-// stands for.
+// defaultAffinity is the default of sessionAffinityConfig.clientIP.timeoutSeconds.
 const defaultAffinity = time.Duration(v1.DefaultClientIPServiceAffinitySeconds) * time.Second
 
-// builder turns one Service into ServicePorts.
+// builder converts a Service to ServicePorts.
 type builder struct {
 	families      []Family
 	noExternalIPs bool
 	hook          func(*v1.Service, *v1.ServicePort, *ServicePort) error
 	reporter      reporter
 
-	// What follows is scratch space, empty between calls.
+	// Scratch space, empty between calls.
 	usable []usablePort
 	text   []byte
 }
 
-// build returns a Service's ports in every family, sorted by key; none for a
-// Service that nothing is forwarded for. None of s's memory is kept.
+// build returns a Service's ports in every family, sorted by key. It returns none for
+// a Service that is not forwarded. It keeps none of s's memory.
 func (b *builder) build(s *v1.Service) []*ServicePort {
 	if s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == "" || s.Spec.ClusterIP == v1.ClusterIPNone {
 		return nil
@@ -55,7 +54,7 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	var out []*ServicePort
 	var only *ServicePort
 	if len(ips)*len(ports) == 1 {
-		// By far the most common number costs one allocation.
+		// Most Services have one port: use one allocation.
 		one := &struct {
 			port ServicePort
 			list [1]*ServicePort
@@ -71,9 +70,9 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 		common.LoadBalancerIPs = inFamily(ingress, f, FamilyOf)
 		common.SourceRanges = inFamily(ranges, f, func(p netip.Prefix) Family { return FamilyOf(p.Addr()) })
 		if badRange && len(common.SourceRanges) == 0 {
-			// Empty would mean that everyone may connect, which is what somebody meant
-			// to prevent.
-			common.SourceRanges = []netip.Prefix{nobody(f)}
+			// Empty would allow every source, although the Service asks for a
+			// restriction.
+			common.SourceRanges = []netip.Prefix{noSource(f)}
 			if len(common.LoadBalancerIPs) > 0 {
 				b.reporter.service(s, ReasonClosed, fmt.Errorf("no usable %s range in loadBalancerSourceRanges: the load-balancer addresses are closed to everyone", f))
 			}
@@ -106,8 +105,8 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	return out
 }
 
-// name returns the Service's name and sets those of its ports, all in one copy of
-// the text: the object's may be a part of something bigger.
+// name returns the Service's name and sets the names of its ports. All are parts of
+// one copy of the text, because the object's strings may keep a larger buffer alive.
 func (b *builder) name(s *v1.Service, ports []usablePort) types.NamespacedName {
 	b.text = append(append(b.text[:0], s.Namespace...), s.Name...)
 	for i := range ports {
@@ -125,26 +124,26 @@ func (b *builder) name(s *v1.Service, ports []usablePort) types.NamespacedName {
 	return name
 }
 
-// usablePort is a port that was found good.
+// usablePort is a valid port of a Service.
 type usablePort struct {
 	source         *v1.ServicePort
 	name           string // a copy of its name, set by builder.name
 	protocol       v1.Protocol
-	port, nodePort uint16 // nodePort 0 also for one that is not good
+	port, nodePort uint16 // nodePort is 0 if unset or invalid
 }
 
-// ports returns the usable ports, with the room of b.usable.
+// ports returns the valid ports. It reuses the memory of b.usable.
 func (b *builder) ports(s *v1.Service) []usablePort {
 	out := b.usable
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
 		if p.Port <= 0 || p.Port > 65535 {
-			b.invalid(s, "port %q has the number %d", p.Name, p.Port)
+			b.invalid(s, "port %q: number %d is out of range", p.Name, p.Port)
 			continue
 		}
 		u := usablePort{source: p, protocol: protocol(p.Protocol), port: uint16(p.Port)}
 		if u.protocol == "" {
-			b.invalid(s, "port %q has the unknown protocol %q", p.Name, p.Protocol)
+			b.invalid(s, "port %q: unknown protocol %q", p.Name, p.Protocol)
 			continue
 		}
 		if j := slices.IndexFunc(out, func(o usablePort) bool {
@@ -154,7 +153,7 @@ func (b *builder) ports(s *v1.Service) []usablePort {
 			continue
 		}
 		if p.NodePort < 0 || p.NodePort > 65535 {
-			b.invalid(s, "port %q has the node port %d", p.Name, p.NodePort)
+			b.invalid(s, "port %q: node port %d is out of range", p.Name, p.NodePort)
 		} else {
 			u.nodePort = uint16(p.NodePort)
 		}
@@ -163,8 +162,8 @@ func (b *builder) ports(s *v1.Service) []usablePort {
 	return out
 }
 
-// protocol returns p with its default filled in, always one of the API's
-// constants, or "" if it is not known.
+// protocol returns the API's constant for p, TCP if p is empty, or "" if p is
+// unknown.
 func protocol(p v1.Protocol) v1.Protocol {
 	switch p {
 	case v1.ProtocolTCP, "":
@@ -177,18 +176,17 @@ func protocol(p v1.Protocol) v1.Protocol {
 	return ""
 }
 
-// clusterIPs returns the Service's cluster IPs of the families tracked, at most
-// one of each: spec.clusterIPs corresponds to spec.ipFamilies one by one. A
-// Service without ipFamilies (the API server sets them, but not every manifest
-// has them) has its clusterIP only. They are
-// appended to out.
+// clusterIPs appends the Service's cluster IPs in the tracked families to out, at
+// most one per family. Entry i of spec.ipFamilies is the family of entry i of
+// spec.clusterIPs. The API server always sets ipFamilies, but hand-made manifests may
+// lack it; then only spec.clusterIP is used.
 func (b *builder) clusterIPs(s *v1.Service, out []netip.Addr) []netip.Addr {
 	texts := s.Spec.ClusterIPs
 	if len(texts) == 0 || len(s.Spec.IPFamilies) == 0 {
 		texts = []string{s.Spec.ClusterIP}
 	}
 	if len(s.Spec.IPFamilies) > len(texts) {
-		b.invalid(s, "%d ipFamilies have %d cluster IPs", len(s.Spec.IPFamilies), len(texts))
+		b.invalid(s, "%d ipFamilies but %d cluster IPs", len(s.Spec.IPFamilies), len(texts))
 	}
 	for i, text := range texts {
 		ip, err := parseAddr(text)
@@ -197,9 +195,9 @@ func (b *builder) clusterIPs(s *v1.Service, out []netip.Addr) []netip.Addr {
 		case err != nil:
 			b.invalid(s, "cluster IP: %w", err)
 		case len(s.Spec.IPFamilies) > 0 && (i >= len(s.Spec.IPFamilies) || string(s.Spec.IPFamilies[i]) != f.String()):
-			b.invalid(s, "ipFamilies does not have %s in the place of the cluster IP %s", f, ip)
+			b.invalid(s, "cluster IP %[2]s: its entry in ipFamilies is not %[1]s", f, ip)
 		case slices.ContainsFunc(out, func(o netip.Addr) bool { return FamilyOf(o) == f }):
-			b.invalid(s, "cluster IP %s is the second %s address", ip, f)
+			b.invalid(s, "cluster IP %s: there is another %s cluster IP before it", ip, f)
 		case slices.Contains(b.families, f):
 			out = append(out, ip)
 		}
@@ -207,20 +205,20 @@ func (b *builder) clusterIPs(s *v1.Service, out []netip.Addr) []netip.Addr {
 	return out
 }
 
-// parseAddr parses an address that packets can be sent to.
+// parseAddr parses a unicast address.
 func parseAddr(s string) (netip.Addr, error) {
 	a, err := endpointslice.ParseAddr(s)
 	if err != nil {
 		return a, err
 	}
 	if a.IsUnspecified() || a.IsMulticast() {
-		return netip.Addr{}, fmt.Errorf("%s is not the address of a host", a)
+		return netip.Addr{}, fmt.Errorf("%s is not a unicast address", a)
 	}
 	return a, nil
 }
 
-// ingressIPs returns the addresses of status.loadBalancer.ingress whose packets
-// arrive here with that destination.
+// ingressIPs returns the status.loadBalancer.ingress addresses whose packets arrive
+// at the node with that destination.
 func ingressIPs(s *v1.Service) []string {
 	var out []string
 	for i := range s.Status.LoadBalancer.Ingress {
@@ -232,7 +230,7 @@ func ingressIPs(s *v1.Service) []string {
 	return out
 }
 
-// addrs parses a list of addresses of any family and leaves out duplicates.
+// addrs parses a list of addresses of any family and removes duplicates.
 func (b *builder) addrs(s *v1.Service, what string, texts []string) []netip.Addr {
 	var out []netip.Addr
 	for _, text := range texts {
@@ -246,8 +244,8 @@ func (b *builder) addrs(s *v1.Service, what string, texts []string) []netip.Addr
 	return out
 }
 
-// ranges parses spec.loadBalancerSourceRanges and reports whether some could not
-// be used.
+// ranges parses spec.loadBalancerSourceRanges and reports whether some entries are
+// invalid.
 func (b *builder) ranges(s *v1.Service) (out []netip.Prefix, bad bool) {
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
 		p, err := parsePrefix(strings.TrimSpace(text))
@@ -261,8 +259,8 @@ func (b *builder) ranges(s *v1.Service) (out []netip.Prefix, bad bool) {
 	return out, bad
 }
 
-// parsePrefix parses a range as [endpointslice.ParseAddr] does an address, and
-// masks it.
+// parsePrefix parses an address range and masks it. It accepts the addresses that
+// [endpointslice.ParseAddr] accepts.
 func parsePrefix(s string) (netip.Prefix, error) {
 	ip, length, ok := strings.Cut(s, "/")
 	if !ok {
@@ -272,7 +270,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	if err != nil {
 		return netip.Prefix{}, fmt.Errorf("%q is not a range of addresses", s)
 	}
-	// ParseUint takes leading zeros, but no sign.
+	// ParseUint accepts leading zeros and rejects signs.
 	n, err := strconv.ParseUint(length, 10, 8)
 	if err == nil && a.Is4() && strings.Contains(ip, ":") {
 		// An IPv4-mapped range counts the 96 bits before the IPv4 address.
@@ -284,17 +282,17 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return netip.PrefixFrom(a, int(n)).Masked(), nil
 }
 
-// nobody returns a range that no packet comes from: the unspecified address, which
-// is never a source of routed packets (RFC 1122 section 3.2.1.3, RFC 4291 section
+// noSource returns a range that no packet comes from: the unspecified address, which
+// is never the source of a routed packet (RFC 1122 section 3.2.1.3, RFC 4291 section
 // 2.5.2).
-func nobody(f Family) netip.Prefix {
+func noSource(f Family) netip.Prefix {
 	if f == IPv6 {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 128)
 	}
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 32)
 }
 
-// inFamily returns those of list that are of the family, nil if there are none.
+// inFamily returns the elements of list in family f, or nil if there are none.
 func inFamily[T any](list []T, f Family, of func(T) Family) []T {
 	var out []T
 	for _, x := range list {
@@ -314,7 +312,7 @@ func (b *builder) affinity(s *v1.Service) time.Duration {
 		return defaultAffinity
 	}
 	if *c.ClientIP.TimeoutSeconds <= 0 {
-		b.invalid(s, "session affinity of %d seconds", *c.ClientIP.TimeoutSeconds)
+		b.invalid(s, "session affinity timeout of %d seconds is not positive", *c.ClientIP.TimeoutSeconds)
 		return defaultAffinity
 	}
 	return time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
@@ -328,9 +326,9 @@ func (b *builder) externalIPs(s *v1.Service) []string {
 	return s.Spec.ExternalIPs
 }
 
-// externalLocal reports whether externalTrafficPolicy Local is asked for and
-// means anything: there is external traffic only to a NodePort or LoadBalancer
-// Service, and to one with external IPs.
+// externalLocal reports whether externalTrafficPolicy Local is set and has an effect.
+// Only NodePort and LoadBalancer Services and Services with external IPs have
+// external traffic.
 func (b *builder) externalLocal(s *v1.Service) bool {
 	if s.Spec.ExternalTrafficPolicy != v1.ServiceExternalTrafficPolicyLocal {
 		return false
@@ -348,7 +346,7 @@ func (b *builder) healthCheckNodePort(s *v1.Service) uint16 {
 	}
 	n := s.Spec.HealthCheckNodePort
 	if n <= 0 || n > 65535 {
-		b.invalid(s, "health check node port %d", n)
+		b.invalid(s, "health-check node port %d is out of range", n)
 		return 0
 	}
 	return uint16(n)

@@ -5,18 +5,17 @@ import (
 	"slices"
 )
 
-// completed is what [Config.OnServiceEndpoint] made of one port's endpoints.
+// completed holds the results of [Config.OnServiceEndpoint] for one port.
 type completed struct {
 	port *ServicePort
-	// in is the endpoints of the port's slices. made is what the hook made of each,
-	// nil if it left the endpoint out. out is made without these. They share their
-	// memory as far as they are equal.
+	// in holds the endpoints from the port's slices. made holds the hook's result for
+	// each, or nil if the hook rejected the endpoint. out is made without the nils.
+	// The three share memory where they are equal.
 	in, made, out []*Endpoint
 }
 
-// complete has the hook complete the endpoints of an update. Results for endpoints
-// and ports that did not change are used again. The caller holds t.mu and that of
-// t.services.
+// complete runs the hook on the endpoints of an update. It reuses the results for
+// endpoints and ports that did not change. The caller holds t.mu and t.services.mu.
 func (t *Tracker) complete(u Update) {
 	if len(u.Ports) == 0 {
 		delete(t.completed, u.Name)
@@ -46,7 +45,7 @@ func (t *Tracker) complete(u Update) {
 	}
 }
 
-// completePort has the hook complete the endpoints in of port p. was is the last
+// completePort runs the hook on the endpoints in of port p. was is the previous
 // result for the port.
 func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, warned, failed *warnings) completed {
 	same := was.port == p

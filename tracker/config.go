@@ -11,71 +11,75 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 )
 
-// Config is what a [Tracker], a [ServiceChangeTracker] or an
-// [EndpointsChangeTracker] is made from. Its zero value is kube-proxy's behaviour
-// on a node without a name, which has no local endpoints.
+// Config configures a [Tracker], a [ServiceChangeTracker] or an
+// [EndpointsChangeTracker]. The zero value gives kube-proxy's behaviour on a node
+// without a name, which has no local endpoints.
 //
-// Hooks, Filter, Log and Events are called with the tracker's lock held: they
-// must not call the tracker, and are never called concurrently by one tracker.
+// The tracker calls the hooks, Filter, Log and Events with its lock held and never
+// concurrently. They must not call the tracker.
 type Config struct {
-	// Node is the node as far as it is known at the start; the
-	// zero value is a node of which nothing is known. Only [Tracker] uses it.
+	// Node is the initial node information. The zero value means that nothing is
+	// known yet. Only [Tracker] uses it.
 	Node NodeInfo
-	// Families is which address families to track. Nil means both.
+	// Families lists the address families to track. Nil means both.
 	Families []Family
-	// Selector says which Services are tracked. The zero value is kube-proxy's.
+	// Selector selects the Services to track. The zero value selects those that
+	// kube-proxy selects.
 	Selector Selector
 	// IgnoreExternalIPs makes the tracker treat every Service as if its
 	// spec.externalIPs were empty, as kube-proxy does when its feature gate
 	// AllowServiceExternalIPs is off (KEP-5707).
 	IgnoreExternalIPs bool
-	// Topology is what endpoints will be selected by; the zero value is
-	// kube-proxy's. Only [Tracker] uses it, to
-	// tell which Services a change of the node affects.
+	// Topology holds the options that the caller will pass to [Select]. The zero
+	// value is kube-proxy's behaviour. [Tracker] uses it to find the Services that a
+	// change of the node affects; the other trackers ignore it.
 	Topology TopologyOptions
-	// OnService, if not nil, is called for each ServicePort that is built, before
-	// it is published, and may change any of its fields but Key. The objects are
-	// the caller's own: a hook must not change or keep them, nor keep the
-	// ServicePort. An error leaves that port out in that family, and is logged and
-	// reported. A [*WarningError] is logged and reported but leaves nothing out. Only
-	// [Tracker] and [ServiceChangeTracker] use it.
+	// OnService, if not nil, is called for each new ServicePort before it is
+	// published. It may change any field except Key. The API objects belong to the
+	// caller: the hook must not change or keep them, and must not keep the
+	// ServicePort. If it returns an error, the tracker leaves the port out in that
+	// family, and logs and reports the error. A [*WarningError] is logged and
+	// reported, and the port is kept. Only [Tracker] and [ServiceChangeTracker] use
+	// it.
 	OnService func(*v1.Service, *v1.ServicePort, *ServicePort) error
-	// OnEndpoint, if not nil, is the same for each endpoint, once for each port of the slice,
-	// and may change any field of the Endpoint but Addr. It does not see the Service,
-	// which may not be known yet: see OnServiceEndpoint. Only [Tracker] and
-	// [EndpointsChangeTracker] use it.
+	// OnEndpoint, if not nil, is called for each endpoint, once per port of the
+	// slice. It may change any field of the Endpoint except Addr. The rules for
+	// OnService apply. The Service may not be known yet: see OnServiceEndpoint. Only
+	// [Tracker] and [EndpointsChangeTracker] use it.
 	OnEndpoint func(*discovery.EndpointSlice, *discovery.Endpoint, *Endpoint) error
-	// OnServiceEndpoint, if not nil, is called for each endpoint together with the
-	// Service port it is behind, and may change any field of the Endpoint but Addr
-	// for this port. [Tracker.Take] calls it, when both are known: the ServicePort is
-	// the one that OnService has completed, the Endpoint is a copy of the one that
-	// OnEndpoint has completed. What the hook needs of the objects themselves, the
-	// other two hooks put into Ext. An error leaves the endpoint out of this port, and
-	// is logged and reported for the Service; a [*WarningError] leaves nothing out.
+	// OnServiceEndpoint, if not nil, is called by [Tracker.Take] for each endpoint
+	// together with its Service port, once both are known. It may change any field of
+	// the Endpoint except Addr; the change applies to this port only. OnService has
+	// already run on the ServicePort, and the Endpoint is a copy of the one that
+	// OnEndpoint has processed. The other two hooks can pass on data from the API
+	// objects in Ext. If the hook returns an error, the tracker leaves the endpoint
+	// out of this port, and logs and reports the error for the Service. After a
+	// [*WarningError] the endpoint is kept.
 	//
-	// The result must follow from the arguments alone. The hook is called again for an
-	// endpoint that changed, and for all of a port's endpoints if the ServicePort
-	// changed in any field; results are kept otherwise, so the cost is that of the
-	// Services that changed. The hook must not keep or change the ServicePort, nor
-	// keep the Endpoint. Only [Tracker] uses it.
+	// The result must depend on the arguments alone. The tracker keeps the results
+	// and calls the hook again for an endpoint that changed, and for all endpoints of
+	// a port if the ServicePort changed in any field. The cost is therefore that of
+	// the changed Services. The hook must not keep or change the ServicePort, and
+	// must not keep the Endpoint. Only [Tracker] uses it.
 	OnServiceEndpoint func(*ServicePort, *Endpoint) error
-	// Sources is the kinds of objects that will be handed in and that
-	// [Tracker.MarkSynced] must be called for. Nil means all of them. A caller that
-	// has no Node object, for example, leaves out [Nodes]. Only [Tracker] uses it.
+	// Sources lists the kinds of objects that [Tracker.MarkSynced] must be called
+	// for. Nil means all of them. A caller without Node objects, for example, leaves
+	// out [Nodes]. Only [Tracker] uses it.
 	Sources []Source
-	// Log is told of what is skipped. Nil discards.
+	// Log receives a warning for each part of an object that is skipped. Nil discards
+	// the warnings.
 	Log *slog.Logger
-	// Events is told of it too. Nil drops.
+	// Events receives the same as events. Nil discards them.
 	Events EventSink
-	// Now is the clock, used only to tell which trigger times lie before the
-	// tracker was made. Nil means [time.Now].
+	// Now returns the current time. The tracker uses it to ignore trigger times from
+	// before its own creation. Nil means [time.Now].
 	Now func() time.Time
 }
 
-// ErrConfig is what every error about a [Config] is.
+// ErrConfig is wrapped by every error about a [Config].
 var ErrConfig = errors.New("tracker: invalid config")
 
-// complete checks c and fills in its defaults.
+// complete validates c and fills in its defaults.
 func (c Config) complete() (Config, error) {
 	if c.Families == nil {
 		c.Families = []Family{IPv4, IPv6}

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestDependencies checks that these packages cost their importers no module that
-// the API types themselves do not.
-func TestDependencies(t *testing.T) {
+// TestOnlyAPIModulesAreImported checks that the packages add no modules to those that
+// the API types need.
+func TestOnlyAPIModulesAreImported(t *testing.T) {
 	goTool, err := exec.LookPath("go")
 	if err != nil {
 		t.Skip("no go tool")

@@ -1,6 +1,6 @@
 // Package tracker turns Kubernetes Services and EndpointSlices into plain values
-// and says what has changed. It is what every kind of service proxy, DNS server
-// or policy agent needs first, and knows nothing of kernels.
+// and reports which Services changed. Service proxies, DNS servers and policy
+// agents can all build on it. It has no kernel code.
 //
 //	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
 //	...
@@ -11,117 +11,88 @@
 //		fmt.Println(u.Name, u.Ports)
 //	}
 //
-// [Tracker] takes objects as they are now, and their names when they are gone; it
-// does not need to be told what they were. [Tracker.Take] yields each Service that
-// may differ, whole, in every family. [Select] chooses from a port's endpoints
-// those that a node may use. [ServiceChangeTracker] and [EndpointsChangeTracker]
-// are its halves, for those who need only one.
+// A [Tracker] takes each object in its current state, and the names of deleted
+// objects. It needs no previous state. [Tracker.Take] returns every Service that
+// may have changed, complete and in all families. [Select] chooses the endpoints
+// of a port that a node may use. [ServiceChangeTracker] and
+// [EndpointsChangeTracker] are the two halves of a Tracker, for callers that need
+// only one.
 //
-// # What it promises
+// # Guarantees
 //
-// Values that are handed out ([ServicePort], [Endpoint], slices of them) are never
-// changed afterwards: they may be kept, and read from any goroutine. Objects that
-// are handed in are neither kept nor changed, nor is any part of their memory
-// kept. What an update leaves as it was keeps its pointer and its slice.
+//   - Published values ([ServicePort], [Endpoint] and slices of them) never
+//     change. Callers may keep them and read them from any goroutine. A value that
+//     an update does not change keeps its pointer.
+//   - The tracker neither modifies the objects it is given nor keeps any of their
+//     memory.
+//   - Only differences in the resulting values count as changes. Rewriting or
+//     reordering an object does not.
+//   - An unusable part of an object affects that part only. The tracker reports it
+//     to [Config.Log] and [Config.Events] and never panics.
+//   - An update costs work for the changed object and, in Take, for its Service.
+//     Only [Tracker.SetNode] visits all endpoints, and only if the node's name or
+//     zone changes.
 //
-// A change is one of what the values say: rewriting or reordering an object, or
-// changing what no value tells, is none.
+// # Services and ports
 //
-// What cannot be used in an object costs only itself, is told to [Config.Log] and
-// [Config.Events], and never panics.
+// A Service has ports if [Selector] selects it, it has a cluster IP and its type is
+// not ExternalName. Each entry of spec.ports becomes one [ServicePort] per family
+// of the Service. Package [endpointslice] describes how endpoints are merged.
+// Slices of a Service that is missing or not selected are kept until the Service
+// is selected. The following rules go beyond the fields of ServicePort:
 //
-// Incremental work is that of the object that changed and, at the Take, of its
-// Service. Nothing else that exists is looked at, except by [Tracker.SetNode] when
-// the node's name or zone changes.
-//
-// # Which Services have ports
-//
-// Those that [Selector] selects and that have a cluster IP; never those of type
-// ExternalName. Each entry of spec.ports makes one [ServicePort] in each family
-// the Service has. Beyond what the fields of ServicePort say:
-//
-//   - Addresses may be written with leading zeros ([endpointslice.ParseAddr]), and
-//     source ranges with spaces around them. Unspecified and multicast addresses
-//     are not accepted.
-//   - A port whose protocol is not TCP, UDP or SCTP, whose number is out of range,
-//     or which repeats the name or number of one before it with the same protocol,
-//     is left out.
-//   - Load-balancer addresses count whatever spec.loadBalancerClass and
-//     spec.type, as in kube-proxy; spec.externalTrafficPolicy Local counts only
-//     for NodePort and LoadBalancer Services and those with external IPs, and
-//     spec.healthCheckNodePort only for LoadBalancer Services that have it.
-//   - Source ranges restrict the family they are of. If there are some but none
-//     of a family, the family's load-balancer addresses are open to all, as in
-//     kube-proxy. But if some could not be parsed and none is left for a family,
-//     they are closed to all: ServicePort.SourceRanges is then an address that no
-//     packet comes from. kube-proxy ignores a range that it cannot parse, which
-//     opens what was meant to be restricted.
-//
-// # How endpoints are merged
-//
-// See package [endpointslice]. Slices of a Service that is not there, or not
-// selected, are kept for when it is.
+//   - Addresses may have leading zeros ([endpointslice.ParseAddr]), and source
+//     ranges may have spaces around them. Unspecified and multicast addresses are
+//     rejected.
+//   - A port is skipped if its protocol is not TCP, UDP or SCTP, if its number is
+//     out of range, or if it repeats the name or number of an earlier port with the
+//     same protocol.
+//   - Load-balancer addresses apply whatever spec.loadBalancerClass and spec.type
+//     are, as in kube-proxy. spec.externalTrafficPolicy Local applies only to
+//     NodePort and LoadBalancer Services and to Services with external IPs.
+//     spec.healthCheckNodePort applies only to LoadBalancer Services with that
+//     policy.
+//   - Source ranges restrict only their own family. A family without ranges is open,
+//     as in kube-proxy. If a range is invalid and no valid range is left for a
+//     family, the load-balancer addresses of that family are closed:
+//     ServicePort.SourceRanges is then an address that no packet comes from.
+//     kube-proxy ignores an invalid range, which opens a restricted Service.
 //
 // # Extensions
 //
-// [Config.OnService] and [Config.OnEndpoint] see the objects themselves and may
-// change the values made from them, or add to them: see [Extension]. An EndpointSlice
-// may arrive before its Service, and the tracker keeps neither object, so OnEndpoint
-// cannot see the Service. [Config.OnServiceEndpoint] can: it is called when both are
-// known, with the values the other two hooks made, and again when either changes. A
-// hook that accepts a value but wants the operator to know something returns
-// [Warning].
+// [Config.OnService] and [Config.OnEndpoint] see the API objects and may change the
+// values made from them or attach an [Extension]. An EndpointSlice may arrive before
+// its Service, so OnEndpoint cannot see the Service. [Config.OnServiceEndpoint] runs
+// when both are known. A hook that accepts a value and still has something to report
+// returns [Warning].
 //
-// # Coming from kube-proxy's trackers
+// # Migrating from kube-proxy's trackers
 //
-// For those who carry a copy of kube-proxy's trackers, or import them. What it was
-// called there, what it is here, and what is different:
+// Example (ComingFromKubeProxy) shows event handlers and a sync loop of kube-proxy's
+// shape on this package. The names map as follows:
 //
-//   - ServicePortName: [ServicePortName], and [Key] with the address family.
-//   - ServicePort, BaseServicePortInfo: [ServicePort], a struct whose fields are
-//     exported, for tests and hooks to write. String, ExternallyAccessible,
-//     UsesClusterEndpoints and UsesLocalEndpoints are methods as before; addresses
-//     are netip's.
-//   - Endpoint, BaseEndpointInfo: [Endpoint], likewise. IsLocal is asked with a
-//     node's name, since nothing here belongs to one node.
-//   - makeServicePortFunc, makeEndpointFunc: [Config.OnService] and
-//     [Config.OnEndpoint]. What your type had besides goes into Ext, an
-//     [Extension], and comes out by [ExtAs]. No type assertions on every use, and
-//     a change of it is noticed by its Equal, where one of an interface value was
-//     noticed by comparing pointers.
-//   - ServiceChangeTracker.Update(previous, current): the same; or Set and Delete,
-//     which need no previous. It reports whether this call changed anything.
-//   - ServicePortMap.Update(tracker), with processServiceMapChange:
-//     [ServiceChangeTracker.Take] yields old and new of each Service that differs.
-//     Nothing has to be merged, and what is yielded never changes.
-//     [ServiceChangeTracker.Map] is the whole map, if it must be.
-//   - HealthCheckNodePorts: the same.
-//   - EndpointsChangeTracker.EndpointSliceUpdate(slice, remove): the same; or Set
-//     and Delete.
-//   - EndpointsMap.Update(tracker): [EndpointsChangeTracker.Take].
-//     LastChangeTriggerTimes are the Triggers of each change; whether flows are to
-//     be cleaned up is found by package conntrack, which does not forget it when a
-//     sync fails.
-//   - LocalReadyEndpoints: the same, asked for a node. Kube-proxy's tracker has one
-//     family; a tracker with both counts the family with more.
-//   - EndpointSliceCache: package endpointslice. It compares what slices say of
-//     endpoints, not whole objects, and may be used with an endpoint type of yours.
-//   - CategorizeEndpoints(endpoints, service, node, labels): [Select]. Its nil for
-//     "not used" and empty for "none" are the booleans [Selection].UsesCluster and
-//     UsesLocal.
-//   - Two trackers, one for each family, behind a meta proxier: one [Tracker] with
-//     the family in its keys; ruleset.ByFamily joins two backends.
-//   - NodeManager and the node topology handler: [Tracker.SetNode] with
-//     [NodeInfoOf]; only Services that it matters to come up again, and nothing
-//     needs a restart. A deleted Node object, after which kube-proxy exits, leaves
-//     the node as it was.
-//   - The gate until informers have synced: [Tracker.MarkSynced].
-//   - BoundedFrequencyRunner: package runner; a trigger before Run is kept.
-//   - The service health server and the proxier's: package runner/health.
-//   - The metrics, klog and event recorder inside: hooks, a slog.Logger and
-//     [EventSink].
+//	kube-proxy                              proxier
+//	ServicePortName                         ServicePortName; Key adds the family
+//	ServicePort, BaseServicePortInfo        ServicePort: exported fields, netip addresses
+//	Endpoint, BaseEndpointInfo              Endpoint; IsLocal takes a node name
+//	makeServicePortFunc, makeEndpointFunc   Config.OnService, Config.OnEndpoint; own data in Ext
+//	ServiceChangeTracker.Update             the same; or Set and Delete
+//	ServicePortMap.Update(tracker)          ServiceChangeTracker.Take: old and new ports; or Map
+//	HealthCheckNodePorts                    the same
+//	EndpointSliceUpdate(slice, remove)      the same; or Set and Delete
+//	EndpointsMap.Update(tracker)            EndpointsChangeTracker.Take: old, new and Triggers; or Map
+//	LocalReadyEndpoints                     the same; takes a node name
+//	EndpointSliceCache                      endpointslice.Cache, for any endpoint type
+//	CategorizeEndpoints                     Select; nil for "unused" is UsesCluster, UsesLocal
+//	conntrack clean-up by endpoint changes  package conntrack; remembers it when a sync fails
+//	one tracker per family, meta proxier    one Tracker; ruleset.ByFamily joins two backends
+//	NodeManager, topology handler           Tracker.SetNode, NodeInfoOf; needs no restart
+//	waiting for informers to sync           Tracker.MarkSynced
+//	BoundedFrequencyRunner                  package runner
+//	healthcheck servers                     package runner/health
+//	metrics, klog, event recorder           hooks, *slog.Logger, EventSink
 //
-// The example ComingFromKubeProxy has event handlers and a sync loop of that shape
-// on this package; the next step is to have a ruleset.Engine take the changes, and
-// to drop what retries, compares and remembers.
+// The documentation of [ServiceChangeTracker], [EndpointsChangeTracker] and
+// [Tracker.SetNode] describes the differences in behaviour. After the move, give the
+// changes to a ruleset.Engine: it replaces code that retries and compares.
 package tracker

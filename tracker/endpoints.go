@@ -15,38 +15,41 @@ import (
 	"github.com/go-proxier/proxier/endpointslice"
 )
 
-// EndpointsMap is endpoints by the port they are behind.
+// EndpointsMap maps each Service port to its endpoints.
 type EndpointsMap map[Key][]*Endpoint
 
-// PortEndpoints is the endpoints of one port of a Service in one family.
+// PortEndpoints holds the endpoints of one port of a Service in one family.
 type PortEndpoints = endpointslice.Port[Endpoint]
 
-// EndpointsChange is what happened to one Service's endpoints.
+// EndpointsChange describes the change of one Service's endpoints.
 type EndpointsChange struct {
-	// Name is the Service's.
+	// Name is the name of the Service.
 	Name types.NamespacedName
-	// Old is what the Service had at the Take before, New what it has, sorted by
-	// port name, protocol and family. A port without endpoints is not in it, a
-	// list that did not change shares its memory, and so does an endpoint.
+	// Old holds the endpoints at the previous Take and New the current ones, sorted
+	// by port name, protocol and family. Ports without endpoints are left out. Old
+	// and New share unchanged endpoints, and the memory of unchanged lists.
 	Old, New []PortEndpoints
-	// Triggers is when the changes were caused, as far as their slices say; see
-	// [Update].
+	// Triggers holds the times at which the changes were caused, where the slices
+	// have the annotation; see [Update].
 	Triggers []time.Time
 }
 
-// EndpointsChangeTracker turns EndpointSlices into [Endpoint] values by Service
-// port and says which Services' endpoints have changed. It is a part of [Tracker]
-// that can be used alone, with no Services at all; all its methods are safe for
-// concurrent use.
+// EndpointsChangeTracker turns EndpointSlices into [Endpoint] values for each Service
+// port and reports which Services' endpoints changed. It is the endpoints half of
+// [Tracker] and needs no Services. All methods are safe for concurrent use.
 //
-// Those who know kube-proxy's type of this name will find these differences:
-// there is one tracker for both families; what is compared is what a slice says of
-// endpoints, not the whole object; a slice that changes its owner moves; an
-// endpoint named twice always gives the same result; changes are taken with old
-// and new values and their trigger times, in place of a map that has to be updated
-// and may not be kept; whether conntrack entries need cleaning is left to those
-// who look at the changes; and which endpoints are local is asked of the endpoint,
-// by node name.
+// Differences from kube-proxy's type of this name:
+//
+//   - One tracker handles both families.
+//   - Only differences in the resulting endpoints count as changes, not differences
+//     between objects.
+//   - A slice whose owner label changes moves to the new Service.
+//   - The result for an address that several slices list does not depend on the order
+//     of events.
+//   - Take returns old and new values with their trigger times. There is no map to
+//     update.
+//   - Package conntrack, not the tracker, decides which conntrack entries to delete.
+//   - Locality is a method of the endpoint that takes a node name.
 type EndpointsChangeTracker struct {
 	mu       sync.Mutex
 	selector Selector
@@ -55,16 +58,15 @@ type EndpointsChangeTracker struct {
 	cache    *endpointslice.Cache[Endpoint]
 	triggers map[types.NamespacedName][]time.Time
 	start    time.Time
-	// warned is the hook's warnings about the slice that is being handed in.
+	// warned collects the hook's warnings about the slice that Set is processing.
 	warned warnings
 }
 
-// maxTriggers bounds the trigger times kept for one Service while nobody takes
-// them. The first are kept: they are those who waited longest.
+// maxTriggers bounds the trigger times kept for one Service between calls of Take.
+// The earliest are kept, since they show the longest delay.
 const maxTriggers = 256
 
-// NewEndpointsChangeTracker returns a tracker that knows no endpoints. It fails
-// only with [ErrConfig].
+// NewEndpointsChangeTracker returns an empty tracker. Its errors wrap [ErrConfig].
 func NewEndpointsChangeTracker(c Config) (*EndpointsChangeTracker, error) {
 	c, err := c.complete()
 	if err != nil {
@@ -118,8 +120,8 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 	return t
 }
 
-// EndpointSliceUpdate is [EndpointsChangeTracker.Set] of the slice, or Delete of
-// it if remove is true.
+// EndpointSliceUpdate calls [EndpointsChangeTracker.Delete] for the slice if remove
+// is true, and [EndpointsChangeTracker.Set] otherwise.
 func (t *EndpointsChangeTracker) EndpointSliceUpdate(s *discovery.EndpointSlice, remove bool) (changed bool) {
 	if s != nil && remove {
 		return t.Delete(types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
@@ -127,9 +129,9 @@ func (t *EndpointsChangeTracker) EndpointSliceUpdate(s *discovery.EndpointSlice,
 	return t.Set(s)
 }
 
-// Set takes note of a slice as it is now, new or not, and reports whether that
-// changes the endpoints of a Service. s is not kept. A slice of a family that is
-// not tracked, or that is not selected, holds nothing.
+// Set stores the current state of a slice and reports whether a Service's endpoints
+// changed. Set does not keep s. A slice of an untracked family, or one that is not
+// selected, counts as empty.
 func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -143,7 +145,7 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discovery.LabelServiceName]}
 	var was types.NamespacedName
 	had := false
-	if len(t.triggers) > 0 { // seldom so, and a look-up shows at the start
+	if len(t.triggers) > 0 { // rare; a look-up for every slice would slow the start
 		was, had = t.cache.Owner(name)
 	}
 	t.warned = warnings{}
@@ -164,8 +166,8 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 	return true
 }
 
-// tracks reports whether slices of the type are looked at. Types that are no
-// family are, for the cache to report.
+// tracks reports whether the tracker handles slices of this type. It returns true for
+// types that are not IP families, so that the cache reports them.
 func (t *EndpointsChangeTracker) tracks(a discovery.AddressType) bool {
 	switch a {
 	case discovery.AddressTypeIPv4:
@@ -176,8 +178,9 @@ func (t *EndpointsChangeTracker) tracks(a discovery.AddressType) bool {
 	return true
 }
 
-// trigger returns the time a slice says its change was caused, unless that is
-// older than the tracker: then it says how long the tracker was not there.
+// trigger returns the time in the slice's trigger annotation, and whether to use it.
+// A time from before the tracker started is not used: it would measure how long the
+// tracker was not running.
 func (t *EndpointsChangeTracker) trigger(s *discovery.EndpointSlice) (time.Time, bool) {
 	text, ok := s.Annotations[v1.EndpointsLastChangeTriggerTime]
 	if !ok {
@@ -191,9 +194,9 @@ func (t *EndpointsChangeTracker) trigger(s *discovery.EndpointSlice) (time.Time,
 	return at, at.After(t.start)
 }
 
-// Delete forgets a slice and reports whether that changes the endpoints of a
-// Service. It forgets the Service's trigger times too: nothing tells when the
-// removal was caused, and what they belong to can no longer be told from it.
+// Delete removes a slice and reports whether a Service's endpoints changed. It also
+// discards the Service's pending trigger times, because a removal carries no trigger
+// time of its own.
 func (t *EndpointsChangeTracker) Delete(name types.NamespacedName) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -208,15 +211,16 @@ func (t *EndpointsChangeTracker) delete(name types.NamespacedName) bool {
 	return t.cache.Delete(name)
 }
 
-// PendingChanges returns the names of the Services that the next Take may have.
+// PendingChanges returns the names of the Services that the next Take may return,
+// sorted.
 func (t *EndpointsChangeTracker) PendingChanges() []types.NamespacedName {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.SortedFunc(t.cache.Pending(), compareNames)
 }
 
-// Take returns what has changed since the last Take, sorted by name. What was
-// changed and changed back is not in it.
+// Take returns the changes since the previous Take, sorted by name. A Service that
+// changed and changed back is left out.
 func (t *EndpointsChangeTracker) Take() []EndpointsChange {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -229,7 +233,7 @@ func (t *EndpointsChangeTracker) Take() []EndpointsChange {
 	return out
 }
 
-// forgetTriggers does so without keeping the room that very many once took.
+// forgetTriggers removes all trigger times. It frees the memory of a large map.
 func (t *EndpointsChangeTracker) forgetTriggers() {
 	if len(t.triggers) > 1024 {
 		t.triggers = map[types.NamespacedName][]time.Time{}
@@ -238,16 +242,16 @@ func (t *EndpointsChangeTracker) forgetTriggers() {
 	}
 }
 
-// Get returns a Service's endpoints as of the last Take, as in
-// [EndpointsChange.New]. They must not be written to.
+// Get returns a Service's endpoints at the last Take, as in [EndpointsChange].New.
+// They must not be modified.
 func (t *EndpointsChangeTracker) Get(service types.NamespacedName) []PortEndpoints {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.cache.Ports(service)
 }
 
-// Map returns all endpoints as of the last Take, in a new map. It costs a step
-// for each port.
+// Map returns all endpoints at the last Take in a new map. Its cost is proportional
+// to the number of ports.
 func (t *EndpointsChangeTracker) Map() EndpointsMap {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -260,7 +264,8 @@ func (t *EndpointsChangeTracker) Map() EndpointsMap {
 	return out
 }
 
-// KeyOf returns the key under which a Service's port meets its endpoints.
+// KeyOf returns the key of port p of a Service, which is also the key of the matching
+// [ServicePort].
 func KeyOf(service types.NamespacedName, p *PortEndpoints) Key {
 	return Key{ServicePortName{service, p.Name, p.Protocol}, familyOf(p.Type)}
 }
@@ -272,13 +277,13 @@ func familyOf(a discovery.AddressType) Family {
 	return IPv4
 }
 
-// LocalReadyEndpoints returns, for every Service that has one, how many distinct
-// addresses of ready endpoints it had on the named node at the last Take: what a
-// health-check node port answers with. An endpoint behind several ports counts
-// once. If the tracker has both families, the one with more is counted; a
-// health-check node port answers by family, so a caller that answers with this
-// count needs a tracker for each family ([Config.Families]), or package
-// runner/health. It costs a step for each endpoint there is, on any node.
+// LocalReadyEndpoints returns the number of ready endpoints on the named node for
+// every Service that has one, at the last Take. A health-check node port responds
+// with this number. It counts distinct addresses: an endpoint behind several ports
+// counts once. If the tracker has both families, it counts the family with more
+// endpoints. A health-check node port responds per family, so a caller that uses this
+// count for it needs one tracker per family ([Config.Families]), or package
+// runner/health. The cost is proportional to the number of endpoints on all nodes.
 func (t *EndpointsChangeTracker) LocalReadyEndpoints(node string) map[types.NamespacedName]int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -291,7 +296,8 @@ func (t *EndpointsChangeTracker) LocalReadyEndpoints(node string) map[types.Name
 	return out
 }
 
-// LocalReady is [EndpointsChangeTracker.LocalReadyEndpoints] for one Service.
+// LocalReady returns the count of [EndpointsChangeTracker.LocalReadyEndpoints] for
+// one Service.
 func LocalReady(ports []PortEndpoints, node string) int {
 	var seen map[netip.Addr]struct{}
 	count := map[Family]int{}

@@ -41,7 +41,7 @@ func six(s *discovery.EndpointSlice) *discovery.EndpointSlice {
 func TestEndpointChanges(t *testing.T) {
 	et, e := newEndpoints(t, tracker.Config{})
 	if !et.EndpointSliceUpdate(with(slice("ns", "a", "svc"), "10.0.0.1", "10.0.0.2"), false) || !et.Set(six(with(slice("ns", "b", "svc"), "fd00::1"))) {
-		t.Error("a new slice is no change")
+		t.Error("a new slice does not count as a change")
 	}
 	if got := et.PendingChanges(); !slices.Equal(got, []types.NamespacedName{named("svc")}) {
 		t.Error(got)
@@ -58,16 +58,16 @@ func TestEndpointChanges(t *testing.T) {
 		t.Error("weight", w)
 	}
 	if et.Set(with(slice("ns", "a", "svc"), "10.0.0.2", "10.0.0.1")) {
-		t.Error("a reordering is a change")
+		t.Error("a reordering counts as a change")
 	}
 	if !et.EndpointSliceUpdate(slice("ns", "a", "svc"), true) || et.EndpointSliceUpdate(slice("ns", "a", "svc"), true) {
-		t.Error("removal")
+		t.Error("a removal does not count as a change")
 	}
 	if got := et.Take(); len(got) != 1 || len(got[0].Old) != 2 || len(got[0].New) != 1 || &got[0].New[0].Endpoints[0] != &got[0].Old[1].Endpoints[0] {
 		t.Error(got)
 	}
-	if et.Set(nil) || et.EndpointSliceUpdate(nil, true) || et.Delete(named("nobody")) {
-		t.Error("nothing is a change")
+	if et.Set(nil) || et.EndpointSliceUpdate(nil, true) || et.Delete(named("missing")) {
+		t.Error("deleting a missing slice counts as a change")
 	}
 	if len(*e) != 0 {
 		t.Error(*e)
@@ -82,10 +82,10 @@ func TestEndpointChanges(t *testing.T) {
 func TestFamiliesAndSelectedSlices(t *testing.T) {
 	et, e := newEndpoints(t, tracker.Config{Families: []tracker.Family{tracker.IPv6}})
 	if et.Set(with(slice("ns", "a", "svc"), "10.0.0.1")) || !et.Set(six(with(slice("ns", "a", "svc"), "fd00::1"))) || !et.Set(with(slice("ns", "a", "svc"), "10.0.0.1")) {
-		t.Error("family")
+		t.Error("a slice of an untracked family counts as a change")
 	}
 	if len(et.Take()) != 0 || len(*e) != 0 {
-		t.Error("IPv4 is tracked, or reported", *e)
+		t.Error("an IPv4 slice is tracked or reported", *e)
 	}
 
 	labelled := func(label string) *discovery.EndpointSlice {
@@ -107,8 +107,8 @@ func TestFamiliesAndSelectedSlices(t *testing.T) {
 	}
 }
 
-// TestProxyNameCountsOnServicesOnly has a Service without the label whose slice
-// carries it, and a Service with the label whose slice does not.
+// TestProxyNameCountsOnServicesOnly has an unlabelled Service with a labelled slice,
+// and a labelled Service with an unlabelled slice.
 func TestProxyNameCountsOnServicesOnly(t *testing.T) {
 	for _, tt := range []struct {
 		name                 string
@@ -146,7 +146,7 @@ func TestProxyNameCountsOnServicesOnly(t *testing.T) {
 	}
 }
 
-func TestTriggers(t *testing.T) {
+func TestTriggerTimesAreTaken(t *testing.T) {
 	later := func(n int) string { return start.Add(time.Duration(n) * time.Millisecond).Format(time.RFC3339Nano) }
 	et, e := newEndpoints(t, tracker.Config{})
 	take := func(want ...int) {
@@ -180,7 +180,7 @@ func TestTriggers(t *testing.T) {
 		t.Error(*e)
 	}
 	et.Set(triggered(with(slice("ns", "a", "svc"), "10.0.0.7"), later(5)))
-	et.Delete(named("b")) // drops what was recorded
+	et.Delete(named("b")) // drops the recorded times
 	take()
 	et.Set(triggered(with(slice("ns", "a", "svc"), "10.0.0.8"), later(6)))
 	et.Set(triggered(with(slice("ns", "a", "other"), "10.0.0.8"), later(7))) // so does a move
@@ -218,11 +218,11 @@ func TestOnEndpoint(t *testing.T) {
 		t.Error(*e)
 	}
 	if et.Set(s) {
-		t.Error("an equal extension is a change")
+		t.Error("an equal extension counts as a change")
 	}
 	s.Annotations["color"] = "blue"
 	if !et.Set(s) {
-		t.Error("another extension is no change")
+		t.Error("another extension does not count as a change")
 	}
 }
 
@@ -237,7 +237,7 @@ func TestLocalReadyEndpoints(t *testing.T) {
 	et.Set(six(with(slice("ns", "b", "svc"), "fd00::1")))
 	et.Set(six(with(slice("ns", "c", "six"), "fd00::1", "fd00::2")))
 	if got := et.LocalReadyEndpoints("node-1"); len(got) != 0 {
-		t.Error("not taken yet:", got)
+		t.Error("endpoints are counted before Take:", got)
 	}
 	et.Take()
 	if got := et.LocalReadyEndpoints("node-1"); len(got) != 2 || got[named("svc")] != 2 || got[named("six")] != 2 {

@@ -9,8 +9,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// proxier has the shape of kube-proxy's: handlers that informers call, and a
-// function that is called to bring the data plane up to date.
+// proxier is shaped like kube-proxy's: handlers for informers, and a function that
+// brings the data plane up to date.
 type proxier struct {
 	services  *tracker.ServiceChangeTracker
 	endpoints *tracker.EndpointsChangeTracker
@@ -36,7 +36,7 @@ func (p *proxier) slice(s *discovery.EndpointSlice, remove bool) {
 	}
 }
 
-// syncProxyRules looks at all that exists, as kube-proxy's does.
+// syncProxyRules processes all Services, as kube-proxy's does.
 func (p *proxier) syncProxyRules() {
 	services := p.services.Take()
 	endpoints := p.endpoints.Take()
@@ -49,8 +49,7 @@ func (p *proxier) syncProxyRules() {
 	}
 }
 
-// What is left of a proxier that was built on kube-proxy's trackers: names and
-// shapes are as they were.
+// A proxier that was built on kube-proxy's trackers keeps its names and shape.
 func Example_comingFromKubeProxy() {
 	services, err := tracker.NewServiceChangeTracker(tracker.Config{})
 	if err != nil {

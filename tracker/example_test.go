@@ -2,14 +2,17 @@ package tracker_test
 
 import (
 	"fmt"
+	"net/netip"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A whole round: objects in, what has changed out, and which endpoints this node
-// may use.
+// Set a Service and its EndpointSlice, take the changes, and select the endpoints
+// that this node may use.
 func Example() {
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-1"}})
 	if err != nil {
@@ -35,8 +38,7 @@ func Example() {
 	// ns/web:http/TCP/IPv4 10.96.0.1:80/TCP has [10.0.0.1:8080 10.0.0.2:8080] uses [10.0.0.1:8080]
 }
 
-// An agent that wants endpoints and nothing else: it is told what came and went,
-// in the manner of those who feed it from a watch.
+// Print the endpoints that are added and removed, without any Services.
 func ExampleEndpointsChangeTracker() {
 	t, err := tracker.NewEndpointsChangeTracker(tracker.Config{})
 	if err != nil {
@@ -80,11 +82,11 @@ func ExampleEndpointsChangeTracker() {
 // mode is a vendor's own setting of a Service.
 type mode struct{ dsr bool }
 
-// Equal is how a change of the setting is noticed.
+// Equal lets the tracker detect changes of the setting.
 func (m mode) Equal(o tracker.Extension) bool { return o == m }
 
-// A caller that reads its own annotation of Services, wants the local endpoints of
-// some, and leaves others to somebody else.
+// Read an annotation of Services, request local endpoints for some of them, and leave
+// others to another proxy.
 func ExampleConfig_extension() {
 	t, err := tracker.New(tracker.Config{
 		Selector: tracker.Selector{Filter: func(s *v1.Service) bool {
@@ -114,7 +116,7 @@ func ExampleConfig_extension() {
 				fmt.Println(u.Name, "dsr:", m.dsr)
 			}
 			if len(u.Ports) == 0 {
-				fmt.Println(u.Name, "is gone")
+				fmt.Println(u.Name, "was removed")
 			}
 		}
 	}
@@ -127,17 +129,17 @@ func ExampleConfig_extension() {
 	t.SetService(web)
 	print()
 	fmt.Println("again:", t.SetService(web))
-	web.Annotations["example.com/mode"] = "unheard of"
+	web.Annotations["example.com/mode"] = "unknown"
 	t.SetService(web)
 	print()
 	// Output:
 	// ns/web dsr: false
 	// ns/web dsr: true
 	// again: false
-	// ns/web is gone
+	// ns/web was removed
 }
 
-// ServiceChangeTracker alone, fed in the manner of kube-proxy's.
+// Use only a ServiceChangeTracker, with kube-proxy's style of updates.
 func ExampleServiceChangeTracker() {
 	t, err := tracker.NewServiceChangeTracker(tracker.Config{})
 	if err != nil {
@@ -153,4 +155,110 @@ func ExampleServiceChangeTracker() {
 		fmt.Println(c.Name, c.Old, c.New)
 	}
 	// Output: ns/web [10.96.0.1:80/TCP] [10.96.0.1:8080/TCP]
+}
+
+// Choose the endpoints that a node uses under topology hints. The choice for another
+// node needs no other state.
+func ExampleSelect() {
+	port := &tracker.ServicePort{}
+	eps := []*tracker.Endpoint{
+		{Addr: netip.MustParseAddrPort("10.0.0.1:8080"), Ready: true, ForZones: []string{"zone-a"}},
+		{Addr: netip.MustParseAddrPort("10.0.0.2:8080"), Ready: true, ForZones: []string{"zone-b"}},
+	}
+	for _, zone := range []string{"zone-a", "zone-b", "zone-c"} {
+		use := tracker.Select(port, eps, tracker.NodeInfo{Zone: zone}, tracker.TopologyOptions{})
+		fmt.Println(zone, use.Mode, use.Cluster)
+	}
+	// Output:
+	// zone-a same zone [10.0.0.1:8080]
+	// zone-b same zone [10.0.0.2:8080]
+	// zone-c all [10.0.0.1:8080 10.0.0.2:8080]
+}
+
+// Take changes when the tracker reports some. In an agent, package runner calls Take.
+func ExampleTracker_Notify() {
+	t, err := tracker.New(tracker.Config{Sources: []tracker.Source{tracker.Services, tracker.Slices}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	t.Notify(func() {
+		for _, u := range t.Take().Updates {
+			fmt.Println(u.Name, "has", len(u.Ports), "ports")
+		}
+	})
+	t.SetService(service("ns", "web", "10.96.0.1"))
+	fmt.Println("waiting for", t.Missing())
+	t.MarkSynced(tracker.Services, tracker.Slices)
+	t.DeleteService(types.NamespacedName{Namespace: "ns", Name: "web"})
+	// Output:
+	// waiting for [Services Slices]
+	// ns/web has 1 ports
+	// ns/web has 0 ports
+}
+
+// Read the node's facts from its Node object.
+func ExampleNodeInfoOf() {
+	node := &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{v1.LabelTopologyZone: "zone-a"}},
+		Status: v1.NodeStatus{Addresses: []v1.NodeAddress{
+			{Type: v1.NodeHostName, Address: "node-1"},
+			{Type: v1.NodeExternalIP, Address: "192.0.2.1"},
+			{Type: v1.NodeInternalIP, Address: "10.0.0.1"},
+		}},
+	}
+	info := tracker.NodeInfoOf(node)
+	fmt.Println(info.Name, info.Zone, info.Addresses)
+	// Output: node-1 zone-a [10.0.0.1]
+}
+
+// List only the Services of a proxy named "mesh".
+func ExampleSelector() {
+	s := tracker.Selector{ProxyName: "mesh"}
+	labels, fields := s.ServiceListOptions()
+	fmt.Println(labels)
+	fmt.Println(fields)
+	// Output:
+	// service.kubernetes.io/service-proxy-name=mesh,!service.kubernetes.io/headless
+	// spec.clusterIP!=None
+}
+
+// drained is the name of a node that gets no new connections of a Service.
+type drained string
+
+// Equal lets the tracker detect changes of the name.
+func (d drained) Equal(o tracker.Extension) bool { return o == d }
+
+// Set weights from an annotation of the Service. OnService reads the annotation, and
+// OnServiceEndpoint applies it to each endpoint of the port.
+func ExampleConfig_onServiceEndpoint() {
+	t, err := tracker.New(tracker.Config{
+		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
+			p.Ext = drained(s.Annotations["example.com/drain"])
+			return nil
+		},
+		OnServiceEndpoint: func(p *tracker.ServicePort, e *tracker.Endpoint) error {
+			if node, ok := tracker.ExtAs[drained](p.Ext); ok && e.IsLocal(string(node)) {
+				e.Weight = 0
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	web := service("ns", "web", "10.96.0.1")
+	web.Annotations = map[string]string{"example.com/drain": "node-2"}
+	t.SetService(web)
+	s := with(slice("ns", "web-abcde", "web"), "10.0.0.1", "10.0.0.2")
+	*s.Endpoints[1].NodeName = "node-2"
+	t.SetSlice(s)
+	t.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	for _, e := range t.Take().Updates[0].Ports[0].Endpoints {
+		fmt.Println(e, e.Weight)
+	}
+	// Output:
+	// 10.0.0.1:8080 1
+	// 10.0.0.2:8080 0
 }

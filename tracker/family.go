@@ -2,8 +2,8 @@ package tracker
 
 import "net/netip"
 
-// Family is an IP address family. The zero value is no family and is never
-// found in a published value.
+// Family is an IP address family. The zero value is not a family and never occurs in
+// a published value.
 type Family uint8
 
 // The address families, numbered as IP's version field (RFC 791, RFC 8200).
@@ -12,8 +12,8 @@ const (
 	IPv6 Family = 6
 )
 
-// FamilyOf returns the family of a, with an IPv4-mapped IPv6 address counted as
-// IPv4, and 0 for the zero Addr.
+// FamilyOf returns the family of a, or 0 for the zero Addr. An IPv4-mapped IPv6
+// address counts as IPv4.
 func FamilyOf(a netip.Addr) Family {
 	switch {
 	case a.Is4(), a.Is4In6():
@@ -36,8 +36,8 @@ func (f Family) String() string {
 	return "none"
 }
 
-// Bits returns the length of an address of the family in bits: 32, 128, or 0 for
-// no family.
+// Bits returns the length of the family's addresses in bits: 32, 128, or 0 if f is
+// not a family.
 func (f Family) Bits() int {
 	switch f {
 	case IPv4:

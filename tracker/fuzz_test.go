@@ -12,8 +12,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// FuzzService gives a tracker whatever decodes as a Service, beside a sound one
-// that must not suffer.
+// FuzzService passes any decodable Service to a tracker that also has a valid one.
+// The valid one must not change.
 func FuzzService(f *testing.F) {
 	for _, seed := range []string{
 		`{"metadata":{"namespace":"ns","name":"svc"},"spec":{"type":"LoadBalancer","clusterIP":"10.96.0.1","clusterIPs":["10.96.0.1","fd00::1"],"ipFamilies":["IPv4","IPv6"],
@@ -37,7 +37,7 @@ func FuzzService(f *testing.F) {
 		before := s.DeepCopy()
 		tr.SetService(s)
 		if !reflect.DeepEqual(s, before) {
-			t.Fatal("the Service was written to")
+			t.Fatal("the Service was modified")
 		}
 		sound := false
 		for _, u := range tr.Take().Updates {
@@ -47,24 +47,24 @@ func FuzzService(f *testing.F) {
 			}
 		}
 		if !sound && (s == nil || s.Namespace != "sound") {
-			t.Fatal("another Service suffered")
+			t.Fatal("another Service changed")
 		}
 		if tr.SetService(s) {
-			t.Fatal("the same object again is a change")
+			t.Fatal("setting the same object again counts as a change")
 		}
 		if s != nil {
 			name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 			tr.DeleteService(name)
 			for _, u := range tr.Take().Updates {
 				if u.Name == name && len(u.Ports) > 0 {
-					t.Fatal("ports of a Service that is gone")
+					t.Fatal("a deleted Service has ports")
 				}
 			}
 		}
 	})
 }
 
-// checkPort checks what is promised of every ServicePort.
+// checkPort checks the guarantees for every ServicePort.
 func checkPort(t *testing.T, p *tracker.ServicePort) {
 	t.Helper()
 	f := p.Key.Family
@@ -88,8 +88,8 @@ func checkPort(t *testing.T, p *tracker.ServicePort) {
 	}
 }
 
-// FuzzSlice gives a tracker whatever decodes as an EndpointSlice of a Service
-// that has every kind of port.
+// FuzzSlice passes any decodable EndpointSlice to a tracker, for a Service with every
+// kind of port.
 func FuzzSlice(f *testing.F) {
 	for _, seed := range []string{
 		`{"metadata":{"namespace":"ns","name":"s","labels":{"kubernetes.io/service-name":"svc"},"annotations":{"endpoints.kubernetes.io/last-change-trigger-time":"2099-01-01T00:00:00.5Z"}},
@@ -113,7 +113,7 @@ func FuzzSlice(f *testing.F) {
 		before := s.DeepCopy()
 		tr.SetSlice(s)
 		if !reflect.DeepEqual(s, before) {
-			t.Fatal("the slice was written to")
+			t.Fatal("the slice was modified")
 		}
 		for _, u := range tr.Take().Updates {
 			for _, p := range u.Ports {
@@ -130,7 +130,7 @@ func FuzzSlice(f *testing.F) {
 			}
 		}
 		if tr.SetSlice(s) {
-			t.Fatal("the same object again is a change")
+			t.Fatal("setting the same object again counts as a change")
 		}
 	})
 }

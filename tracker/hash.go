@@ -1,19 +1,18 @@
 package tracker
 
-// Hash says from what of a new connection its endpoint follows. Kubernetes has no
-// field for it: only hooks set it (see [Config.OnService]).
+// Hash selects the part of a new connection that determines its endpoint. Kubernetes
+// has no field for it; only hooks set it (see [Config.OnService]).
 type Hash uint8
 
 const (
-	// HashNone: from nothing. Endpoints are drawn at random, each as likely as its
-	// weight.
+	// HashNone chooses endpoints at random, in proportion to their weights.
 	HashNone Hash = iota
-	// HashSource: from the client's address. All connections of a client lead to one
+	// HashSource hashes the client's address. All connections of a client use one
 	// endpoint.
 	HashSource
-	// HashSourcePort: from the client's address and port. Nodes that know the same
-	// endpoints send the packets of a connection to the same one, also if they did
-	// not see its beginning.
+	// HashSourcePort hashes the client's address and port. Nodes with the same
+	// endpoints send the packets of a connection to the same endpoint, even if they
+	// did not see its first packet.
 	HashSourcePort
 )
 

@@ -16,15 +16,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// mark has OnService store the annotation "color" in the port.
+// mark is an OnService hook that stores the annotation "color" in the port.
 func mark(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 	p.Ext = color(s.Annotations["color"])
 	return nil
 }
 
-// TestServiceEndpoint follows the endpoints of one Service that a hook completes
-// from the Service's annotation.
-func TestServiceEndpoint(t *testing.T) {
+// TestOnServiceEndpointFollowsChanges checks the endpoints of one Service with a hook
+// that depends on the Service's annotation.
+func TestOnServiceEndpointFollowsChanges(t *testing.T) {
 	var e events
 	calls := 0
 	tr := newSynced(t, tracker.Config{
@@ -78,16 +78,16 @@ func TestServiceEndpoint(t *testing.T) {
 	tr.SetService(colored("heavy"))
 	heavy := step("the Service changes", 3, "10.0.0.1:8080*9 10.0.0.2:8080*9 10.0.0.3:8080*9")
 	if plain[0].Weight != 1 {
-		t.Error("a published endpoint was changed")
+		t.Error("a published endpoint was modified")
 	}
 	slice.Endpoints[2].Conditions.Ready = ptr(false)
 	tr.SetSlice(slice)
 	again := step("an endpoint changes", 1, "10.0.0.1:8080*9 10.0.0.2:8080*9 10.0.0.3:8080*9")
 	if again[0] != heavy[0] || again[1] != heavy[1] || again[2] == heavy[2] || again[2].Ready {
-		t.Error("what did not change has another pointer, or what did has the same")
+		t.Error("an unchanged endpoint got a new pointer, or a changed one kept its pointer")
 	}
 	tr.SetService(colored("heavy"))
-	step("the Service is handed in again", 0, "nothing")
+	step("the same Service is set again", 0, "nothing")
 
 	tr.SetService(colored("refuse"))
 	step("one is refused", 3, "10.0.0.1:8080*1 10.0.0.3:8080*1")
@@ -110,9 +110,9 @@ func TestServiceEndpoint(t *testing.T) {
 	step("and is back", 3, "10.0.0.1:8080*9 10.0.0.2:8080*9 10.0.0.3:8080*9")
 }
 
-// TestServiceEndpointMoves holds a hook that moves endpoints to other nodes against
-// SetNode, which looks for the Services that a change of node concerns.
-func TestServiceEndpointMoves(t *testing.T) {
+// TestSetNodeUsesHookedEndpoints has a hook that moves endpoints to other nodes.
+// SetNode must use the hook's results to find the affected Services.
+func TestSetNodeUsesHookedEndpoints(t *testing.T) {
 	tr := newSynced(t, tracker.Config{
 		Node: tracker.NodeInfo{Name: "node-9"},
 		OnServiceEndpoint: func(_ *tracker.ServicePort, ep *tracker.Endpoint) error {
@@ -127,17 +127,17 @@ func TestServiceEndpointMoves(t *testing.T) {
 	tr.Take()
 	tr.SetNode(tracker.NodeInfo{Name: "node-1"})
 	if c := tr.Take(); len(c.Updates) != 0 {
-		t.Error("node-1, which the hook left no endpoint:", show(c))
+		t.Error("node-1, where the hook left no endpoint:", show(c))
 	}
 	tr.SetNode(tracker.NodeInfo{Name: "moved"})
 	if c := tr.Take(); len(c.Updates) != 1 {
-		t.Error("the node that the hook moved the endpoint to:", show(c))
+		t.Error("the node to which the hook moved the endpoint:", show(c))
 	}
 }
 
-// TestServiceEndpointRandom compares what a hook made step by step with what it
-// makes at once.
-func TestServiceEndpointRandom(t *testing.T) {
+// TestHookedEndpointsMatchRebuild compares the results of incremental changes with
+// those of a new tracker.
+func TestHookedEndpointsMatchRebuild(t *testing.T) {
 	calls := 0
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 4))
@@ -215,12 +215,13 @@ func TestServiceEndpointRandom(t *testing.T) {
 		}
 	}
 	if calls < 1000 {
-		t.Fatalf("the hook was called %d times: the test proves little", calls)
+		t.Fatalf("the hook was called %d times, too few for this test", calls)
 	}
 }
 
-// TestServiceEndpointCost: what a hook made of other endpoints is used again.
-func TestServiceEndpointCost(t *testing.T) {
+// TestHookResultsAreReused checks that a change of one endpoint calls the hook for
+// that endpoint only.
+func TestHookResultsAreReused(t *testing.T) {
 	calls := 0
 	tr := newSynced(t, tracker.Config{OnServiceEndpoint: func(_ *tracker.ServicePort, ep *tracker.Endpoint) error {
 		calls++
@@ -250,9 +251,9 @@ func TestServiceEndpointCost(t *testing.T) {
 	}
 }
 
-// TestHookWarnings: a hook's warning leaves nothing out, and is reported once for
-// each object.
-func TestHookWarnings(t *testing.T) {
+// TestHookWarningsSkipNothing checks that warnings leave nothing out and are reported
+// once per object.
+func TestHookWarningsSkipNothing(t *testing.T) {
 	var e events
 	tr := newSynced(t, tracker.Config{
 		Events: &e,
@@ -285,13 +286,14 @@ func TestHookWarnings(t *testing.T) {
 	}
 }
 
-// refs keeps what events refer to.
+// refs collects the references of events.
 type refs []v1.ObjectReference
 
 func (r *refs) Event(ref v1.ObjectReference, _ bool, _, _ string) { *r = append(*r, ref) }
 
-// TestEvent: an event about a Service refers to the object handed in last.
-func TestEvent(t *testing.T) {
+// TestEventRefersToLatestObject checks that an event refers to the Service that was
+// set last.
+func TestEventRefersToLatestObject(t *testing.T) {
 	var r refs
 	tr := newSynced(t, tracker.Config{Events: &r})
 	s := service("ns", "svc", "10.96.0.1")
@@ -313,9 +315,9 @@ func TestEvent(t *testing.T) {
 	}
 }
 
-// TestSources: a source that is left out need not be marked, and what is missing
-// can be asked for.
-func TestSources(t *testing.T) {
+// TestUnlistedSourcesAreNotRequired checks that only the sources of Config.Sources
+// must be marked, and that Missing lists them.
+func TestUnlistedSourcesAreNotRequired(t *testing.T) {
 	tr, err := tracker.New(tracker.Config{Sources: []tracker.Source{tracker.Slices, tracker.Services}})
 	if err != nil {
 		t.Fatal(err)

@@ -15,10 +15,10 @@ import (
 	"github.com/go-proxier/proxier/internal/holdings"
 )
 
-// TestNothingIsLeft makes and removes Services and slices by the thousand, with
-// names and addresses that never come back, and moves the node about: in the end
-// the tracker holds what it held before.
-func TestNothingIsLeft(t *testing.T) {
+// TestDeletedObjectsAreFreed creates and deletes thousands of Services and slices,
+// with names and addresses that are used once, and changes the node. Afterwards the
+// tracker must hold no more than before.
+func TestDeletedObjectsAreFreed(t *testing.T) {
 	tr, err := New(Config{Node: NodeInfo{Name: "node-0", Zone: "zone-0"}})
 	if err != nil {
 		t.Fatal(err)
@@ -63,12 +63,12 @@ func TestNothingIsLeft(t *testing.T) {
 				tr.SetService(s)
 				tr.SetSlice(es)
 			}
-			if i%5 == 4 { // some are gone before anybody has looked
+			if i%5 == 4 { // some are deleted before the Take
 				tr.DeleteService(name(i))
 				tr.DeleteSlice(name(i))
 			}
-			if i%7 == 6 { // some slices are another Service's
-				es.Labels[discovery.LabelServiceName] = "nobody"
+			if i%7 == 6 { // some slices move to another Service
+				es.Labels[discovery.LabelServiceName] = "missing"
 				tr.SetSlice(es)
 			}
 		}
@@ -89,10 +89,10 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 	for at, n := range holdings.Lengths(tr) {
 		if n != lengths[at] || n > 2*each {
-			t.Errorf("%s holds %d elements, held %d", at, n, lengths[at])
+			t.Errorf("%s holds %d elements, held %d before", at, n, lengths[at])
 		}
 	}
-	// 3,000 Services and slices: less than 40 bytes for each.
+	// Less than 40 bytes for each of the 3,000 Services and slices.
 	before.Keep(t, 100<<10)
 	runtime.KeepAlive(tr)
 }

@@ -18,14 +18,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// model is the obvious, slow way: keep the objects and look at all of them. It
-// knows only what the generators below make.
+// model is a simple, slow tracker: it keeps all objects and computes everything from
+// them. It supports only the objects that the generators below make.
 type model struct {
 	services map[types.NamespacedName]*v1.Service
 	slices   map[types.NamespacedName]*discovery.EndpointSlice
 }
 
-// state is, for each port, its essentials and its endpoints.
+// state maps each port to its main fields and its endpoints.
 type state map[tracker.Key]string
 
 func (m model) state() state {
@@ -53,7 +53,7 @@ func (m model) state() state {
 						}
 						for _, e := range es.Endpoints {
 							a := netip.AddrPortFrom(netip.MustParseAddr(e.Addresses[0]), uint16(*port.Port))
-							// All are alike but for the node, so the first slice's counts.
+							// Duplicates differ in the node only: the first slice wins.
 							if was, ok := from[a]; !ok || sliceName.Name < was {
 								from[a], eps[a] = sliceName.Name, fmt.Sprintf(" %s@%s ready=%v", a, *e.NodeName, *e.Conditions.Ready)
 							}
@@ -121,11 +121,11 @@ func randomSlice(r *rand.Rand, name types.NamespacedName) *discovery.EndpointSli
 	return s
 }
 
-// TestAgainstModel feeds random objects and checks after every Take that those
-// who follow the updates have what the model has, that nothing is offered that
-// was not touched, and that nothing that was handed out changes afterwards.
-func TestAgainstModel(t *testing.T) {
-	type handedOut struct {
+// TestTrackerMatchesModel sets random objects. After every Take it checks that the
+// accumulated updates equal the model, that no untouched Service is returned, and
+// that published values do not change.
+func TestTrackerMatchesModel(t *testing.T) {
+	type published struct {
 		update tracker.Update
 		text   string
 	}
@@ -141,7 +141,7 @@ func TestAgainstModel(t *testing.T) {
 		tr := newSynced(t, tracker.Config{})
 		m := model{map[types.NamespacedName]*v1.Service{}, map[types.NamespacedName]*discovery.EndpointSlice{}}
 		followed := map[types.NamespacedName]tracker.Update{}
-		var history []handedOut
+		var history []published
 		touched := map[types.NamespacedName]bool{}
 		for step := range 400 {
 			ns := pick(r, "a", "b")
@@ -175,7 +175,7 @@ func TestAgainstModel(t *testing.T) {
 			case 4, 5, 6:
 				touch(m.slices[es])
 				s := randomSlice(r, es)
-				// Whether an endpoint terminates would decide between duplicates.
+				// The conditions would change which duplicate wins.
 				for _, o := range m.slices {
 					for i := range s.Endpoints {
 						for _, e := range o.Endpoints {
@@ -204,11 +204,11 @@ func TestAgainstModel(t *testing.T) {
 						t.Fatal("not sorted by key")
 					}
 					if !touched[u.Name] {
-						t.Fatalf("seed %d step %d: %v is in the changes for nothing", seed, step, u.Name)
+						t.Fatalf("seed %d step %d: %v was not changed and is in the changes", seed, step, u.Name)
 					}
 					checkKept(t, followed[u.Name], u)
 					followed[u.Name] = u
-					history = append(history, handedOut{u, text(u)})
+					history = append(history, published{u, text(u)})
 				}
 				clear(touched)
 				got := state{}
@@ -224,11 +224,11 @@ func TestAgainstModel(t *testing.T) {
 		}
 		for _, h := range history {
 			if got := text(h.update); got != h.text {
-				t.Fatalf("seed %d: handed out\n%s\nnow\n%s", seed, h.text, got)
+				t.Fatalf("seed %d: published\n%s\nnow\n%s", seed, h.text, got)
 			}
 		}
 
-		// A tracker that is given only what there is in the end says the same.
+		// A new tracker with the final objects has the same result.
 		for _, u := range tr.Take().Updates {
 			followed[u.Name] = u
 		}
@@ -245,7 +245,7 @@ func TestAgainstModel(t *testing.T) {
 		}
 		for name, u := range followed {
 			if rebuilt[name] != text(u) {
-				t.Fatalf("seed %d: %v is\n%s\nand built anew\n%s", seed, name, text(u), rebuilt[name])
+				t.Fatalf("seed %d: %v is\n%s\nin a new tracker\n%s", seed, name, text(u), rebuilt[name])
 			}
 			delete(rebuilt, name)
 		}
@@ -255,7 +255,7 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-// checkKept checks that what is equal in two updates is the same.
+// checkKept checks that equal values in two updates have the same pointers.
 func checkKept(t *testing.T, old, now tracker.Update) {
 	t.Helper()
 	for _, p := range now.Ports {
@@ -265,24 +265,24 @@ func checkKept(t *testing.T, old, now tracker.Update) {
 		}
 		o := old.Ports[i]
 		if o.Port.Equal(p.Port) && o.Port != p.Port {
-			t.Fatalf("%v was made anew", p.Port.Key)
+			t.Fatalf("%v got a new pointer", p.Port.Key)
 		}
 		if len(p.Endpoints) > 0 && slices.EqualFunc(o.Endpoints, p.Endpoints, (*tracker.Endpoint).Equal) && &o.Endpoints[0] != &p.Endpoints[0] {
-			t.Fatalf("the endpoints of %v were made anew", p.Port.Key)
+			t.Fatalf("the endpoints of %v got a new slice", p.Port.Key)
 		}
 		for _, e := range p.Endpoints {
 			for _, was := range o.Endpoints {
 				if was != e && was.Equal(e) {
-					t.Fatalf("endpoint %v of %v was made anew", e, p.Port.Key)
+					t.Fatalf("endpoint %v of %v got a new pointer", e, p.Port.Key)
 				}
 			}
 		}
 	}
 }
 
-// TestConcurrentUse is for the race detector, and checks that nothing is lost:
-// goroutines that feed and change their own objects, one that takes and reads.
-func TestConcurrentUse(t *testing.T) {
+// TestConcurrentTrackerLosesNothing is for the race detector. Several goroutines set
+// and change their own objects while one takes and reads; no change may be lost.
+func TestConcurrentTrackerLosesNothing(t *testing.T) {
 	tr := newSynced(t, tracker.Config{})
 	wake := make(chan struct{}, 1)
 	tr.Notify(func() {

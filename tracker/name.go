@@ -8,19 +8,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ServicePortName names one port of one Service: the identity under which
-// Services and their endpoints meet. It is comparable.
+// ServicePortName names one port of one Service. It links Service ports to their
+// endpoints. It is comparable.
 type ServicePortName struct {
 	types.NamespacedName
-	// Port is the port's name; "" is the name of a Service's only, unnamed, port.
+	// Port is the port's name. It is "" for the only port of a Service, if unnamed.
 	Port string
-	// Protocol is part of the identity: a Service may have the same port name
-	// and number for TCP and for UDP.
+	// Protocol is part of the name: a Service may use the same port name and number
+	// for TCP and UDP.
 	Protocol v1.Protocol
 }
 
-// String returns "namespace/name" or "namespace/name:port". As in kube-proxy
-// the protocol is not part of it, so it names a port to a reader but is no key.
+// String returns "namespace/name" or "namespace/name:port". As in kube-proxy it omits
+// the protocol, so the text is not unique.
 func (n ServicePortName) String() string {
 	if n.Port == "" {
 		return n.NamespacedName.String()
@@ -28,7 +28,7 @@ func (n ServicePortName) String() string {
 	return n.NamespacedName.String() + ":" + n.Port
 }
 
-// Compare orders by namespace, name, port name and protocol.
+// Compare orders names by namespace, name, port name and protocol.
 func (n ServicePortName) Compare(o ServicePortName) int {
 	return cmp.Or(
 		strings.Compare(n.Namespace, o.Namespace),
@@ -38,20 +38,20 @@ func (n ServicePortName) Compare(o ServicePortName) int {
 	)
 }
 
-// Key names one port of one Service in one address family: a dual-stack Service
-// has two keys for each of its ports. It is comparable.
+// Key names one port of one Service in one address family. A dual-stack Service has
+// two keys for each port. It is comparable.
 type Key struct {
 	ServicePortName
 	// Family is IPv4 or IPv6.
 	Family Family
 }
 
-// String returns "namespace/name:port/PROTOCOL/IPv4", unique for the key.
+// String returns "namespace/name:port/PROTOCOL/IPv4", which is unique for the key.
 func (k Key) String() string {
 	return k.ServicePortName.String() + "/" + string(k.Protocol) + "/" + k.Family.String()
 }
 
-// Compare orders as [ServicePortName.Compare] and then IPv4 before IPv6.
+// Compare orders keys as [ServicePortName.Compare] does, then by family.
 func (k Key) Compare(o Key) int {
 	return cmp.Or(k.ServicePortName.Compare(o.ServicePortName), cmp.Compare(k.Family, o.Family))
 }

@@ -7,27 +7,28 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// NodeInfo is what the choice of endpoints and the node's own frontends depend
-// on. It is a plain value; its slice must not be changed after it was handed in.
+// NodeInfo describes the node: the facts that endpoint selection and the node's own
+// frontends depend on. It is a plain value. Addresses must not be modified after the
+// NodeInfo is passed on.
 type NodeInfo struct {
-	// Name is the Node's name, as in an endpoint's nodeName. "" makes no endpoint
-	// local. Given to [Tracker.SetNode], "" stands for the name that the tracker has.
+	// Name is the Node's name, as in the nodeName of an endpoint. With "" no endpoint
+	// is local. [Tracker.SetNode] replaces "" with the name that the tracker already
+	// has.
 	Name string
 	// Zone is the Node's topology.kubernetes.io/zone label, or "" for none.
 	Zone string
-	// Addresses is the node's own addresses as its Node object gives them
-	// (InternalIP first, at most one or two a family in practice). They are what
-	// "primary" NodePort addresses stand for, and decide whether the node itself
-	// is within a load balancer's source ranges.
+	// Addresses holds the node's own addresses from its Node object, usually one or
+	// two per family, InternalIP first. They are the "primary" NodePort addresses.
+	// They also decide whether the node itself is within a load balancer's source
+	// ranges.
 	Addresses []netip.Addr
 }
 
-// NodeInfoOf returns what a Node object says: its name, its
-// topology.kubernetes.io/zone label, and its address in each family, which is the
-// first InternalIP of status.addresses, or else the first ExternalIP, in that
-// order. What is not an address is left out. For nil, which stands for a Node that
-// was deleted or not seen yet, it returns the zero value, and [Tracker.SetNode]
-// ignores that value.
+// NodeInfoOf returns the name of a Node, its topology.kubernetes.io/zone label, and
+// its address in each family: the first InternalIP of status.addresses, or else the
+// first ExternalIP. It skips entries that are not IP addresses. For nil, which means
+// that the Node was deleted or not seen yet, it returns the zero value.
+// [Tracker.SetNode] ignores the zero value.
 func NodeInfoOf(n *v1.Node) NodeInfo {
 	if n == nil {
 		return NodeInfo{}
@@ -47,7 +48,7 @@ func NodeInfoOf(n *v1.Node) NodeInfo {
 	return info
 }
 
-// Equal reports whether n and o say the same.
+// Equal reports whether all fields of n and o are equal.
 func (n NodeInfo) Equal(o NodeInfo) bool {
 	return n.Name == o.Name && n.Zone == o.Zone && slices.Equal(n.Addresses, o.Addresses)
 }

@@ -10,46 +10,45 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// EventSink is told of what an operator should see at the object itself, as a
-// Kubernetes Event. Event must not block, and must not call the tracker nor anything
-// that uses it, such as a ruleset.Engine.
+// EventSink receives messages that an operator should see at an object, as a
+// Kubernetes Event. Event must not block. It must not call the tracker or anything
+// that uses the tracker, such as a ruleset.Engine.
 type EventSink interface {
-	// Event says that something was noticed about the object ref. The reason is one
-	// of the Reason constants, the message is for people.
+	// Event reports a message about the object ref. The reason is one of the Reason
+	// constants. The message is free text for people.
 	Event(ref v1.ObjectReference, warning bool, reason, message string)
 }
 
 // The reasons of events.
 const (
-	// ReasonInvalid: something in the object cannot be used and was skipped.
+	// ReasonInvalid: a part of the object is unusable and was skipped.
 	ReasonInvalid = "ProxyInvalidObject"
-	// ReasonHookFailed: a hook of [Config] refused a port or an endpoint, which was
-	// skipped.
+	// ReasonHookFailed: a hook of [Config] rejected a port or an endpoint.
 	ReasonHookFailed = "ProxyHookFailed"
 	// ReasonHookWarning: a hook of [Config] accepted a port or an endpoint with a
 	// [*WarningError].
 	ReasonHookWarning = "ProxyHookWarning"
-	// ReasonFrontendConflict: another Service has an address and port that the
-	// Service asks for, which does without it. Package ruleset finds this.
+	// ReasonFrontendConflict: another Service already uses an address and port of
+	// this Service. Package ruleset reports it.
 	ReasonFrontendConflict = "ProxyFrontendConflict"
-	// ReasonLimitExceeded: the Service asks for more than a data plane can do.
-	// Package ruleset finds this.
+	// ReasonLimitExceeded: the Service exceeds a limit of the data plane. Package
+	// ruleset reports it.
 	ReasonLimitExceeded = "ProxyLimitExceeded"
-	// ReasonClosed: no source range of the Service can be used though some are
-	// given, so that its load-balancer addresses are closed to everyone.
+	// ReasonClosed: none of the Service's source ranges is usable, so its
+	// load-balancer addresses accept no traffic.
 	ReasonClosed = "ProxySourceRangesUnusable"
 )
 
-// WarningError is returned by a hook of [Config] that accepts a port or an endpoint
-// but has something to report about it. It is logged, and becomes an event with
-// [ReasonHookWarning]. It counts when it is wrapped, too; it must not be joined
-// with an error that is to leave something out.
+// WarningError is the error of a hook of [Config] that accepts a port or an endpoint
+// and has something to report about it. The tracker logs it and sends an event with
+// [ReasonHookWarning]. A wrapped WarningError counts as well. It must not be joined
+// with an error that should leave the port or endpoint out.
 type WarningError struct {
-	// Err is what to report, never nil.
+	// Err is the error to report. It is never nil.
 	Err error
 }
 
-// Warning returns a [*WarningError] for a formatted message, as [fmt.Errorf] does.
+// Warning returns a [*WarningError] whose message is formatted as by [fmt.Errorf].
 func Warning(format string, args ...any) error {
 	return &WarningError{fmt.Errorf(format, args...)}
 }
@@ -65,11 +64,10 @@ func isWarning(err error) bool {
 	return errors.As(err, &w)
 }
 
-// Event passes something about a Service to [Config.Events], for callers that find
-// what the tracker itself does not. The reason is a word in CamelCase, such as one
-// of the Reason constants; the message is for people. The event refers to the
-// Service as it was last handed in, or by its name alone if the tracker does not
-// have it.
+// Event sends a message about a Service to [Config.Events], for callers that find
+// problems outside the tracker. The reason is a word in CamelCase, such as one of the
+// Reason constants. The message is free text for people. The event's reference has
+// the UID of the Service if the tracker has the Service, and otherwise its name only.
 func (t *Tracker) Event(service types.NamespacedName, warning bool, reason, message string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -80,13 +78,13 @@ func (t *Tracker) Event(service types.NamespacedName, warning bool, reason, mess
 	}
 }
 
-// reporter logs what is skipped and makes it an event.
+// reporter logs skipped parts of objects and sends events for them.
 type reporter struct {
 	log    *slog.Logger
 	events EventSink
 }
 
-// endpoints reports something about endpoints of the Service that ref refers to.
+// endpoints reports err about endpoints of the Service in ref.
 func (r reporter) endpoints(ref v1.ObjectReference, reason string, err error) {
 	text := "Skipped endpoints of a Service"
 	if reason == ReasonHookWarning {
@@ -126,7 +124,8 @@ func (r reporter) slice(s *discovery.EndpointSlice, reason string, err error) {
 	}
 }
 
-// warnings collects the warnings of a hook about one object, to be reported once.
+// warnings collects a hook's warnings about one object, so that they are reported
+// once.
 type warnings struct {
 	first error
 	n     int
@@ -138,7 +137,8 @@ func (w *warnings) add(err error) {
 	}
 }
 
-// err returns the first warning and how many there were, nil for none.
+// err returns the first warning with the number of further ones, or nil if there are
+// none.
 func (w *warnings) err() error {
 	if w.n > 1 {
 		return fmt.Errorf("%w (and %d more)", w.first, w.n-1)

@@ -2,20 +2,21 @@ package tracker
 
 import "slices"
 
-// Select chooses from a Service port's endpoints those that a node may use. It is
-// a pure function of its arguments, so it can be asked for any node. Nothing is
-// allocated unless something is to be filtered out.
+// Select returns the endpoints of a Service port that a node may use. It is a pure
+// function of its arguments and works for any node. It allocates only if it leaves
+// out endpoints.
 //
-// For traffic under a policy of Cluster these are the ready endpoints, narrowed to
-// those hinted for the node, or else for its zone, if every ready endpoint has
-// such hints and at least one names the node (or zone); and if no endpoint is
-// ready, all that still serve while they terminate, on whatever node (KEP-1669).
-// For traffic under a policy of Local they are the ready endpoints of the node,
-// whatever the hints, or else its serving and terminating ones. As in kube-proxy
-// the two fall back independently.
+// Traffic under policy Cluster uses the ready endpoints. If every ready endpoint has
+// node hints and at least one of them names the node, it uses those that name the
+// node. Otherwise the same applies to zone hints and the node's zone. If no endpoint
+// is ready, it uses the serving terminating endpoints on all nodes (KEP-1669).
 //
-// [Endpoint.Weight] plays no part in it. A nil p selects nothing, a nil endpoint
-// is never selected.
+// Traffic under policy Local uses the node's ready endpoints, whatever their hints.
+// If there are none, it uses the node's serving terminating endpoints. As in
+// kube-proxy, the two policies fall back independently.
+//
+// Select ignores [Endpoint.Weight]. If p is nil, it selects nothing. It skips nil
+// endpoints.
 func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) Selection {
 	if p == nil {
 		return Selection{}
@@ -25,10 +26,10 @@ func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) S
 		return s
 	}
 
-	// One look at each endpoint tells how many there are of each kind.
+	// Count the endpoints of each kind in one pass.
 	var ready, serving, localReady, localServing int
-	nodeHints, zoneHints := !o.IgnoreHints, !o.IgnoreHints // has every ready endpoint some?
-	var hintedNode, hintedZone int                         // and how many are for us?
+	nodeHints, zoneHints := !o.IgnoreHints, !o.IgnoreHints // every ready endpoint so far has hints
+	var hintedNode, hintedZone int                         // endpoints hinted for this node or zone
 	for _, e := range eps {
 		switch {
 		case e == nil:
@@ -101,7 +102,7 @@ func Select(p *ServicePort, eps []*Endpoint, node NodeInfo, o TopologyOptions) S
 	return s
 }
 
-// kind is a kind of endpoint that a set is made of.
+// kind selects the endpoints of a set.
 type kind uint8
 
 const (
@@ -136,7 +137,7 @@ func hinted(hints []string, name string) bool {
 	return name != "" && slices.Contains(hints, name)
 }
 
-// pick returns the n endpoints of eps that are wanted.
+// pick returns the n endpoints that wanted accepts.
 func pick(eps []*Endpoint, n int, wanted func(*Endpoint) bool) []*Endpoint {
 	switch n {
 	case 0:

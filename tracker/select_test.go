@@ -11,10 +11,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// endpoint makes an endpoint from a short description: "1" is 10.0.0.1, ready;
-// "1@n" is on node n; then ",z=a+b" and ",n=a+b" are hints for zones and nodes,
-// ",term" serving while terminating, ",dead" terminating and not serving, ",not"
-// not ready, ",readyterm" ready though terminating.
+// endpoint parses a short description of an endpoint. "1" is 10.0.0.1, ready. "1@n"
+// is on node n. Options follow: ",z=a+b" and ",n=a+b" are hints for zones and nodes,
+// ",term" is serving and terminating, ",dead" is terminating and not serving, ",not"
+// is not ready, and ",readyterm" is ready and terminating.
 func endpoint(text string) *tracker.Endpoint {
 	fields := strings.Split(text, ",")
 	id, node, _ := strings.Cut(fields[0], "@")
@@ -49,7 +49,7 @@ func ids(eps []*tracker.Endpoint) string {
 	return strings.Join(out, " ")
 }
 
-// TestSelect asks for the node "me" in the zone "z".
+// TestSelect selects for the node "me" in the zone "z".
 func TestSelect(t *testing.T) {
 	plain := tracker.ServicePort{}
 	internal := tracker.ServicePort{InternalLocal: true}
@@ -135,7 +135,7 @@ func TestSelectOptionsAndNamelessNode(t *testing.T) {
 	if ids(got.Cluster) != "1 2" || ids(got.Local) != "1" || got.Mode != tracker.AllEndpoints {
 		t.Error(got)
 	}
-	// Names that are empty on both sides are no match.
+	// Two empty names do not match.
 	empty := []*tracker.Endpoint{endpoint("1,z=,n="), endpoint("2,z=y,n=x")}
 	got = tracker.Select(&p, empty, tracker.NodeInfo{}, tracker.TopologyOptions{})
 	if ids(got.Cluster) != "1 2" || ids(got.Local) != "" || got.Mode != tracker.AllEndpoints {
@@ -160,7 +160,8 @@ func TestSelectSharesMemory(t *testing.T) {
 	}
 }
 
-// TestSelectAgainstModel compares with the rules written down set by set.
+// TestSelectAgainstModel compares Select with a direct implementation of each set's
+// rules.
 func TestSelectAgainstModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	filter := func(eps []*tracker.Endpoint, f func(*tracker.Endpoint) bool) (out []*tracker.Endpoint) {
@@ -211,7 +212,7 @@ func TestSelectAgainstModel(t *testing.T) {
 			t.Fatalf("%+v of %s: got %+v, want cluster %s, local %s, mode %v", p, ids(eps), got, ids(cluster), ids(local), mode)
 		}
 		if !slices.Equal(in, eps) {
-			t.Fatal("the endpoints were written to")
+			t.Fatal("the endpoints were modified")
 		}
 	}
 }

@@ -9,32 +9,32 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// LabelServiceProxyName is the label that hands a Service to another proxy than
-// the cluster's usual one (KEP-2447).
+// LabelServiceProxyName is the label that assigns a Service to a proxy other than the
+// cluster's default one (KEP-2447).
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// Selector says which Services a proxy is for. The zero value is kube-proxy's:
-// all that no other proxy is named for. It can be given to an informer or other
-// list call by [Selector.ServiceListOptions] and [Selector.SliceListOptions], to
-// save what need not be sent; the trackers apply it in any case, so that a Service
-// whose labels change comes and goes as it should.
+// Selector selects the Services of a proxy. The zero value is kube-proxy's: every
+// Service that is not assigned to another proxy. [Selector.ServiceListOptions] and
+// [Selector.SliceListOptions] return equivalent list options, so that the API server
+// sends fewer objects. The trackers apply the Selector in any case: a Service whose
+// labels change is added or removed.
 //
-// Services and slices labelled service.kubernetes.io/headless are never selected.
-// No other label of a slice matters: the label
-// service.kubernetes.io/service-proxy-name only counts on a Service.
+// A Selector never selects Services and slices labelled
+// service.kubernetes.io/headless. It ignores all other labels of slices:
+// service.kubernetes.io/service-proxy-name counts only on a Service.
 type Selector struct {
 	// ProxyName selects the Services whose label
-	// service.kubernetes.io/service-proxy-name has this value; "" those without
-	// the label.
+	// service.kubernetes.io/service-proxy-name has this value. "" selects the
+	// Services without the label.
 	ProxyName string
-	// Filter, if not nil, must also be true of a Service. It must not change or
-	// keep it, and must be a pure function of it: it is asked only when the Service
-	// is handed in.
+	// Filter, if not nil, further restricts the selection to Services for which it
+	// returns true. It must not change or keep the Service and must be a pure
+	// function of it: the tracker calls it only when the Service is set.
 	Filter func(*v1.Service) bool
 }
 
-// ServiceListOptions returns the label and field selectors, as in metav1's
-// ListOptions, for a list or watch of Services. Filter is not in them.
+// ServiceListOptions returns label and field selectors for metav1.ListOptions in a
+// list or watch of Services. They do not include Filter.
 func (s Selector) ServiceListOptions() (labelSelector, fieldSelector string) {
 	label := "!" + LabelServiceProxyName
 	if s.ProxyName != "" {
@@ -43,17 +43,17 @@ func (s Selector) ServiceListOptions() (labelSelector, fieldSelector string) {
 	return label + ",!" + v1.IsHeadlessService, "spec.clusterIP!=" + v1.ClusterIPNone
 }
 
-// SliceListOptions returns the label and field selectors for a list or watch of
-// EndpointSlices. They exclude slices labelled service.kubernetes.io/headless and
-// nothing else, as in kube-proxy. In particular they ignore the label
+// SliceListOptions returns label and field selectors for a list or watch of
+// EndpointSlices. As in kube-proxy, they exclude only slices labelled
+// service.kubernetes.io/headless. They ignore the label
 // service.kubernetes.io/service-proxy-name: the EndpointSlice controller copies it
-// from the Service, but a slice made by hand may lack it or carry another value. A
-// slice whose Service is not selected costs memory and has no other effect.
+// from the Service, but a hand-made slice may lack it or have another value. A slice
+// of an unselected Service costs memory and has no other effect.
 func (s Selector) SliceListOptions() (labelSelector, fieldSelector string) {
 	return "!" + v1.IsHeadlessService, ""
 }
 
-// MatchesService reports whether s is selected.
+// MatchesService reports whether s selects svc.
 func (s Selector) MatchesService(svc *v1.Service) bool {
 	name, named := svc.Labels[LabelServiceProxyName]
 	if named != (s.ProxyName != "") || name != s.ProxyName {
@@ -66,7 +66,7 @@ func (s Selector) MatchesService(svc *v1.Service) bool {
 }
 
 // MatchesSlice reports whether slice matches the selectors of
-// [Selector.SliceListOptions]. It does not look at the Service that owns slice.
+// [Selector.SliceListOptions]. It ignores the Service that owns slice.
 func (s Selector) MatchesSlice(slice *discovery.EndpointSlice) bool {
 	_, headless := slice.Labels[v1.IsHeadlessService]
 	return !headless

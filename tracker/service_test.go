@@ -16,7 +16,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// events collects what an EventSink is told.
+// events collects the events sent to an EventSink.
 type events []string
 
 func (e *events) Event(ref v1.ObjectReference, warning bool, reason, message string) {
@@ -56,8 +56,7 @@ func addrs(s ...string) (out []netip.Addr) {
 	return out
 }
 
-// TestServicePorts is what becomes of one Service: it starts from a dual-stack
-// one whose two ports come out as plain as can be.
+// TestServicePorts edits a plain dual-stack Service and checks the resulting ports.
 func TestServicePorts(t *testing.T) {
 	type edit = func(*v1.Service)
 	type ports = map[tracker.Key]*tracker.ServicePort
@@ -84,13 +83,13 @@ func TestServicePorts(t *testing.T) {
 	}{
 		{name: "plain", edit: func(s *v1.Service) {}, want: plain()},
 
-		// Services that nothing is forwarded for.
+		// Services that are not forwarded.
 		{name: "headless", edit: func(s *v1.Service) { s.Spec.ClusterIP = "None"; s.Spec.ClusterIPs = []string{"None"} }},
 		{name: "no cluster IP", edit: func(s *v1.Service) { s.Spec.ClusterIP = ""; s.Spec.ClusterIPs = nil }},
 		{name: "ExternalName with a cluster IP", edit: func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeExternalName }},
 		{name: "no ports", edit: func(s *v1.Service) { s.Spec.Ports = nil }},
 		{name: "no name", edit: func(s *v1.Service) { s.Name = "" }},
-		{name: "no namespace", edit: func(s *v1.Service) { s.Namespace = "" }, reports: []string{"in namespace"}},
+		{name: "no namespace", edit: func(s *v1.Service) { s.Namespace = "" }, reports: []string{"missing name"}},
 		{name: "headless label", edit: func(s *v1.Service) { s.Labels = map[string]string{v1.IsHeadlessService: ""} }},
 		{name: "another proxy", edit: func(s *v1.Service) { s.Labels = map[string]string{tracker.LabelServiceProxyName: "other"} }},
 		{name: "another proxy without a name", edit: func(s *v1.Service) { s.Labels = map[string]string{tracker.LabelServiceProxyName: ""} }},
@@ -106,14 +105,14 @@ func TestServicePorts(t *testing.T) {
 		}, want: only(six)},
 		{name: "no ipFamilies: clusterIP only", edit: func(s *v1.Service) { s.Spec.IPFamilies = nil }, want: only(four)},
 		{name: "no clusterIPs", edit: func(s *v1.Service) { s.Spec.IPFamilies, s.Spec.ClusterIPs = s.Spec.IPFamilies[:1], nil }, want: only(four)},
-		{name: "a family too many", edit: func(s *v1.Service) { s.Spec.ClusterIPs = s.Spec.ClusterIPs[:1] }, want: only(four), reports: []string{"2 ipFamilies have 1"}},
-		{name: "an address too many", edit: func(s *v1.Service) { s.Spec.IPFamilies = s.Spec.IPFamilies[:1] }, want: only(four), reports: []string{"in the place of"}},
-		{name: "families crossed", edit: func(s *v1.Service) { slices.Reverse(s.Spec.IPFamilies) }, reports: []string{"in the place of", "in the place of"}},
+		{name: "more families than addresses", edit: func(s *v1.Service) { s.Spec.ClusterIPs = s.Spec.ClusterIPs[:1] }, want: only(four), reports: []string{"2 ipFamilies but 1"}},
+		{name: "more addresses than families", edit: func(s *v1.Service) { s.Spec.IPFamilies = s.Spec.IPFamilies[:1] }, want: only(four), reports: []string{"its entry in ipFamilies"}},
+		{name: "families in another order than addresses", edit: func(s *v1.Service) { slices.Reverse(s.Spec.IPFamilies) }, reports: []string{"its entry in ipFamilies", "its entry in ipFamilies"}},
 		{name: "two of one family", edit: func(s *v1.Service) {
 			s.Spec.IPFamilies[1], s.Spec.ClusterIPs[1] = v1.IPv4Protocol, "10.96.0.2"
-		}, want: only(four), reports: []string{"second IPv4"}},
+		}, want: only(four), reports: []string{"another IPv4"}},
 		{name: "malformed cluster IP", edit: func(s *v1.Service) { s.Spec.ClusterIPs[0] = "10.96.0.300" }, want: only(six), reports: []string{"10.96.0.300"}},
-		{name: "unspecified cluster IP", edit: func(s *v1.Service) { s.Spec.ClusterIPs[1] = "::" }, want: only(four), reports: []string{"not the address of a host"}},
+		{name: "unspecified cluster IP", edit: func(s *v1.Service) { s.Spec.ClusterIPs[1] = "::" }, want: only(four), reports: []string{"not a unicast address"}},
 		{name: "leading zeros", edit: func(s *v1.Service) { s.Spec.ClusterIPs[0] = "010.096.000.001" }, want: plain()},
 
 		// Ports.
@@ -123,7 +122,7 @@ func TestServicePorts(t *testing.T) {
 		}},
 		{name: "unusable ports", edit: func(s *v1.Service) {
 			s.Spec.Ports = append([]v1.ServicePort{{Name: "a"}, {Name: "b", Port: -1}, {Name: "c", Port: 65536}, {Name: "d", Port: 1, Protocol: "ICMP"}}, s.Spec.Ports...)
-		}, want: plain(), reports: []string{`"a" has the number 0`, "-1", "65536", "ICMP"}},
+		}, want: plain(), reports: []string{`"a": number 0`, "-1", "65536", "ICMP"}},
 		{name: "repeated name and number", edit: func(s *v1.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "http", Port: 81}, v1.ServicePort{Name: "https", Port: 80})
 		}, want: plain(), reports: []string{"repeats", "repeats"}},
@@ -158,7 +157,7 @@ func TestServicePorts(t *testing.T) {
 			four: {Key: four, ClusterIP: addr("10.96.0.1"), Port: 80, SourceRanges: prefixes("203.0.113.0/25")},
 			six:  plain()[six],
 		}},
-		{name: "source ranges of one family only restrict that", edit: func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"203.0.113.0/25"} }, want: ports{
+		{name: "source ranges of one family restrict only that family", edit: func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"203.0.113.0/25"} }, want: ports{
 			four: {Key: four, ClusterIP: addr("10.96.0.1"), Port: 80, SourceRanges: prefixes("203.0.113.0/25")},
 			six:  plain()[six],
 		}},
@@ -188,7 +187,7 @@ func TestServicePorts(t *testing.T) {
 			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{}}
 		}, want: both(func(p *tracker.ServicePort) { p.Affinity = 10800 * time.Second })},
-		{name: "affinity of no time", edit: func(s *v1.Service) {
+		{name: "affinity timeout of zero", edit: func(s *v1.Service) {
 			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr(int32(0))}}
 		}, want: both(func(p *tracker.ServicePort) { p.Affinity = 10800 * time.Second }), reports: []string{"0 seconds"}},
@@ -219,7 +218,7 @@ func TestServicePorts(t *testing.T) {
 		}, want: plain()},
 		{name: "no health-check node port", edit: func(s *v1.Service) {
 			s.Spec.Type, s.Spec.ExternalTrafficPolicy = v1.ServiceTypeLoadBalancer, "Local"
-		}, want: both(func(p *tracker.ServicePort) { p.ExternalLocal = true }), reports: []string{"health check node port 0"}},
+		}, want: both(func(p *tracker.ServicePort) { p.ExternalLocal = true }), reports: []string{"health-check node port 0"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, e := newServices(t, tracker.Config{})
@@ -228,7 +227,7 @@ func TestServicePorts(t *testing.T) {
 			before := obj.DeepCopy()
 			changed := s.Set(obj)
 			if !reflect.DeepEqual(obj, before) {
-				t.Error("the Service was written to")
+				t.Error("the Service was modified")
 			}
 			if changed != (len(tt.want) > 0) {
 				t.Errorf("Set() = %v", changed)
@@ -252,13 +251,13 @@ func TestServicePorts(t *testing.T) {
 				}
 			}
 			if s.Set(before) {
-				t.Error("the same again is a change")
+				t.Error("setting the same Service again counts as a change")
 			}
 		})
 	}
 }
 
-func TestOneFamily(t *testing.T) {
+func TestUntrackedFamilyIsIgnored(t *testing.T) {
 	s, e := newServices(t, tracker.Config{Families: []tracker.Family{tracker.IPv6}})
 	s.Set(dualStack())
 	s.Take()
@@ -270,8 +269,8 @@ func TestOneFamily(t *testing.T) {
 	}
 }
 
-// TestIgnoreExternalIPs checks that the ports are those of a Service without
-// external IPs, and that nothing is reported about the ignored field.
+// TestIgnoreExternalIPs checks that a Service has the ports of one without external
+// IPs, and that the ignored field is not reported.
 func TestIgnoreExternalIPs(t *testing.T) {
 	with := dualStack()
 	with.Spec.Type = v1.ServiceTypeClusterIP
@@ -293,7 +292,7 @@ func TestIgnoreExternalIPs(t *testing.T) {
 		t.Errorf("events: %v", *e)
 	}
 	if s.Set(without) {
-		t.Error("removing the ignored addresses is a change")
+		t.Error("removing the ignored addresses counts as a change")
 	}
 }
 
@@ -305,60 +304,60 @@ func TestServiceChanges(t *testing.T) {
 		return obj
 	}
 	if !s.Update(nil, two(81)) {
-		t.Error("a new Service is no change")
+		t.Error("a new Service does not count as a change")
 	}
 	if got := s.PendingChanges(); !slices.Equal(got, []types.NamespacedName{named("svc")}) {
 		t.Error(got)
 	}
 	if got := s.Get(named("svc")); got != nil {
-		t.Error("Get has what was not taken:", got)
+		t.Error("Get returns untaken ports:", got)
 	}
 	first := s.Take()
 	if len(first) != 1 || first[0].Old != nil || len(first[0].New) != 2 || first[0].New[0].Key.Port != "b" {
 		t.Fatal(first)
 	}
 
-	// What no port tells.
+	// Fields that do not affect any port.
 	labelled := two(81)
 	labelled.Labels = map[string]string{"a": "b"}
 	labelled.ResourceVersion = "2"
 	labelled.Spec.Selector = map[string]string{"a": "b"}
 	if s.Update(two(81), labelled) || s.Take() != nil {
-		t.Error("a change of labels is a change")
+		t.Error("a new label counts as a change")
 	}
 
 	if !s.Update(two(81), two(82)) || !s.Update(two(82), two(81)) {
-		t.Error("Update says nothing changed")
+		t.Error("Update reports no change")
 	}
 	if got := s.Take(); got != nil {
-		t.Error("changed and changed back:", got)
+		t.Error("a reverted change is taken:", got)
 	}
 	if got := s.Get(named("svc")); !slices.Equal(got, first[0].New) {
-		t.Error("pointers were lost")
+		t.Error("unchanged ports got new pointers")
 	}
 
 	s.Set(two(82))
 	got := s.Take()
 	if len(got) != 1 || got[0].New[0] == got[0].Old[0] || got[0].New[1] != got[0].Old[1] || got[0].Old[0].Port != 81 || got[0].New[0].Port != 82 {
-		t.Error("the change is not of one port", got)
+		t.Error("not exactly one port changed", got)
 	}
 
 	s.Delete(named("svc"))
 	s.Set(two(82))
 	if got := s.Take(); got != nil {
-		t.Error("deleted and made again:", got)
+		t.Error("a deletion that was reverted is taken:", got)
 	}
-	// Another name is another Service.
+	// A Service with another name is another Service.
 	renamed := two(82)
 	renamed.Name = "renamed"
 	if !s.Update(two(82), renamed) {
-		t.Error("a rename is no change")
+		t.Error("a rename does not count as a change")
 	}
 	if got := s.Take(); len(got) != 2 || got[0].Name != named("renamed") || got[1].New != nil {
 		t.Error(got)
 	}
-	if !s.Update(renamed, nil) || s.Update(renamed, nil) || s.Update(nil, nil) || s.Set(nil) || s.Delete(named("nobody")) {
-		t.Error("wrong word on what changed")
+	if !s.Update(renamed, nil) || s.Update(renamed, nil) || s.Update(nil, nil) || s.Set(nil) || s.Delete(named("missing")) {
+		t.Error("wrong result for whether anything changed")
 	}
 	if got := s.Take(); len(got) != 1 || len(s.Map()) != 0 {
 		t.Error(got, s.Map())
@@ -366,12 +365,12 @@ func TestServiceChanges(t *testing.T) {
 	s.Set(two(1))
 	s.Delete(named("svc"))
 	if got := s.Take(); got != nil || len(s.PendingChanges()) != 0 {
-		t.Error("came and gone:", got)
+		t.Error("a Service that was added and deleted is taken:", got)
 	}
 }
 
-// TestTypeChanges takes one Service through all types and back.
-func TestTypeChanges(t *testing.T) {
+// TestServiceTypeChanges changes one Service through all types and back.
+func TestServiceTypeChanges(t *testing.T) {
 	s, _ := newServices(t, tracker.Config{})
 	lb := func() *v1.Service {
 		obj := service("ns", "svc", "10.96.0.1")
@@ -430,11 +429,11 @@ func TestOnService(t *testing.T) {
 		t.Error(*e)
 	}
 	if s.Set(obj) {
-		t.Error("an equal extension is a change")
+		t.Error("an equal extension counts as a change")
 	}
 	obj.Annotations["color"] = "blue"
 	if !s.Set(obj) {
-		t.Error("another extension is no change")
+		t.Error("another extension does not count as a change")
 	}
 }
 
@@ -465,12 +464,12 @@ func TestSelector(t *testing.T) {
 	}
 	s, _ = newServices(t, tracker.Config{Selector: tracker.Selector{Filter: func(s *v1.Service) bool { return s.Annotations == nil }}})
 	if !s.Set(unlabelled) {
-		t.Error("the filter does not let it in")
+		t.Error("the filter rejects the Service")
 	}
 	annotated := unlabelled.DeepCopy()
 	annotated.Annotations = map[string]string{}
 	if !s.Set(annotated) || len(s.Take()) != 0 {
-		t.Error("the filter does not put it out")
+		t.Error("the filter does not remove the Service")
 	}
 
 	for _, tt := range []struct {
@@ -490,7 +489,7 @@ func TestSelector(t *testing.T) {
 	}
 }
 
-func TestConfigErrors(t *testing.T) {
+func TestInvalidConfigIsRejected(t *testing.T) {
 	for _, c := range []tracker.Config{
 		{Families: []tracker.Family{}},
 		{Families: []tracker.Family{5}},

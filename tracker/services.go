@@ -15,49 +15,51 @@ import (
 	"github.com/go-proxier/proxier/internal/byname"
 )
 
-// ServicePortMap is Service ports by key.
+// ServicePortMap maps keys to Service ports.
 type ServicePortMap map[Key]*ServicePort
 
-// ServiceChange is what happened to one Service.
+// ServiceChange describes the change of one Service.
 type ServiceChange struct {
-	// Name is the Service's.
+	// Name is the name of the Service.
 	Name types.NamespacedName
-	// Old is the ports the Service had at the Take before, New those it has,
-	// sorted by key. A port that did not change is the same pointer in both.
+	// Old holds the Service's ports at the previous Take and New the current ones,
+	// sorted by key. An unchanged port is the same pointer in both.
 	Old, New []*ServicePort
 }
 
-// ServiceChangeTracker turns Services into [ServicePort] values and says which
-// have changed. It is a part of [Tracker] that can be used alone; all its methods
-// are safe for concurrent use.
+// ServiceChangeTracker turns Services into [ServicePort] values and reports which
+// changed. It is the Service half of [Tracker]. All methods are safe for concurrent
+// use.
 //
-// Those who know kube-proxy's type of this name will find these differences:
-// there is one tracker for both families; [ServiceChangeTracker.Update] reports
-// whether this call changed something, where kube-proxy's reports whether anything
-// at all is pending, because "should I schedule a sync" is answered by either and
-// "did this matter" only by ours; what is compared is the ports a Service leads
-// to, so that a change of labels is none; changes are taken from the tracker with
-// old and new values, in place of a map that has to be updated and may not be
-// kept; and the objects before a change are not needed.
+// Differences from kube-proxy's type of this name:
+//
+//   - One tracker handles both families.
+//   - [ServiceChangeTracker.Update] reports whether this call changed a port.
+//     kube-proxy's reports whether any change is pending. Both work as the condition
+//     for scheduling a sync.
+//   - Only differences in the resulting ports count as changes; a change of labels
+//     does not.
+//   - Take returns old and new values. There is no map to update, and no previous
+//     object to pass.
 type ServiceChangeTracker struct {
 	mu       sync.Mutex
 	selector Selector
 	builder  builder
 	services byname.Map[*trackedService]
-	pending  []*trackedService               // in the order they came, but for removals
-	health   map[types.NamespacedName]uint16 // as of the last Take
+	pending  []*trackedService               // in order of arrival, except after removals
+	health   map[types.NamespacedName]uint16 // at the last Take
 }
 
-// trackedService is a Service that has ports, or had at the last Take.
+// trackedService is a Service that has ports, or had some at the last Take.
 type trackedService struct {
-	// taken is as of the last Take, current as of now. They are the same, as
-	// pointers, unless the Service is pending.
+	// taken holds the ports at the last Take and current the ports now. They hold the
+	// same pointers unless the Service is pending.
 	taken, current []*ServicePort
 	pending        int       // 1 + the index in ServiceChangeTracker.pending, or 0
 	uid            types.UID // of the object, if there is an EventSink
 }
 
-// Name is for [byname.Map].
+// Name implements the element type of [byname.Map].
 func (s *trackedService) Name() types.NamespacedName {
 	if len(s.current) > 0 {
 		return s.current[0].Key.NamespacedName
@@ -65,8 +67,7 @@ func (s *trackedService) Name() types.NamespacedName {
 	return s.taken[0].Key.NamespacedName
 }
 
-// NewServiceChangeTracker returns a tracker that knows no Services. It fails only
-// with [ErrConfig].
+// NewServiceChangeTracker returns an empty tracker. Its errors wrap [ErrConfig].
 func NewServiceChangeTracker(c Config) (*ServiceChangeTracker, error) {
 	c, err := c.complete()
 	if err != nil {
@@ -84,8 +85,8 @@ func newServices(c Config) *ServiceChangeTracker {
 	}
 }
 
-// Update is [ServiceChangeTracker.Set] of current, and Delete of previous if that
-// is another Service or current is nil, for callers that are given both.
+// Update stores current as [ServiceChangeTracker.Set] does. It deletes previous if
+// current is nil or has another name. Either may be nil.
 func (t *ServiceChangeTracker) Update(previous, current *v1.Service) (changed bool) {
 	if previous != nil {
 		name := types.NamespacedName{Namespace: previous.Namespace, Name: previous.Name}
@@ -99,8 +100,8 @@ func (t *ServiceChangeTracker) Update(previous, current *v1.Service) (changed bo
 	return changed
 }
 
-// Set takes note of a Service as it is now, new or not, and reports whether that
-// changes any of its ports. s is not kept.
+// Set stores the current state of a Service and reports whether any of its ports
+// changed. Set does not keep s.
 func (t *ServiceChangeTracker) Set(s *v1.Service) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +110,7 @@ func (t *ServiceChangeTracker) Set(s *v1.Service) (changed bool) {
 		return false
 	}
 	if s.Namespace == "" || s.Name == "" {
-		t.builder.reporter.service(s, ReasonInvalid, fmt.Errorf("name %q in namespace %q", s.Name, s.Namespace))
+		t.builder.reporter.service(s, ReasonInvalid, fmt.Errorf("missing name or namespace (name %q, namespace %q)", s.Name, s.Namespace))
 		return false
 	}
 	var ports []*ServicePort
@@ -126,7 +127,7 @@ func (t *ServiceChangeTracker) Set(s *v1.Service) (changed bool) {
 	return changed
 }
 
-// reference returns what events about a Service refer to.
+// reference returns the object reference for events about a Service.
 func (t *ServiceChangeTracker) reference(name types.NamespacedName) v1.ObjectReference {
 	ref := v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: name.Namespace, Name: name.Name}
 	if s := t.services.Get(name); s != nil {
@@ -135,7 +136,7 @@ func (t *ServiceChangeTracker) reference(name types.NamespacedName) v1.ObjectRef
 	return ref
 }
 
-// Delete forgets a Service and reports whether it had ports.
+// Delete removes a Service and reports whether it had ports.
 func (t *ServiceChangeTracker) Delete(name types.NamespacedName) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -150,25 +151,25 @@ func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePo
 		}
 		s = &trackedService{current: ports}
 		t.services.Put(s)
-		t.mark(s)
+		t.addPending(s)
 		return true
 	}
 	for i, p := range ports {
-		ports[i] = known(known(p, s.current), s.taken)
+		ports[i] = reuse(reuse(p, s.current), s.taken)
 	}
 	if slices.Equal(ports, s.current) {
 		return false
 	}
 	if !slices.Equal(ports, s.taken) {
 		s.current = ports
-		t.mark(s)
+		t.addPending(s)
 		return true
 	}
-	// Changed and changed back.
+	// The Service changed and changed back.
 	if len(s.taken) == 0 {
 		t.services.Delete(s)
 	}
-	s.current = s.taken // one array will do
+	s.current = s.taken // free the second array
 	if s.pending != 0 {
 		last := len(t.pending) - 1
 		t.pending[s.pending-1] = t.pending[last]
@@ -180,16 +181,16 @@ func (t *ServiceChangeTracker) set(name types.NamespacedName, ports []*ServicePo
 	return true
 }
 
-// mark notes that the next Take will have s.
-func (t *ServiceChangeTracker) mark(s *trackedService) {
+// addPending adds s to the Services that the next Take returns.
+func (t *ServiceChangeTracker) addPending(s *trackedService) {
 	if s.pending == 0 {
 		t.pending = append(t.pending, s)
 		s.pending = len(t.pending)
 	}
 }
 
-// known returns the port of ports that says the same as p, else p.
-func known(p *ServicePort, ports []*ServicePort) *ServicePort {
+// reuse returns the element of ports that equals p, or p if there is none.
+func reuse(p *ServicePort, ports []*ServicePort) *ServicePort {
 	i, ok := slices.BinarySearchFunc(ports, p.Key, func(p *ServicePort, k Key) int { return p.Key.Compare(k) })
 	if ok && ports[i].Equal(p) {
 		return ports[i]
@@ -197,7 +198,8 @@ func known(p *ServicePort, ports []*ServicePort) *ServicePort {
 	return p
 }
 
-// PendingChanges returns the names of the Services that the next Take will have.
+// PendingChanges returns the names of the Services that the next Take will return,
+// sorted.
 func (t *ServiceChangeTracker) PendingChanges() []types.NamespacedName {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -209,8 +211,8 @@ func (t *ServiceChangeTracker) PendingChanges() []types.NamespacedName {
 	return out
 }
 
-// Take returns what has changed since the last Take, sorted by name. What was
-// changed and changed back is not in it.
+// Take returns the changes since the previous Take, sorted by name. A Service that
+// changed and changed back is left out.
 func (t *ServiceChangeTracker) Take() []ServiceChange {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -227,8 +229,8 @@ func (t *ServiceChangeTracker) Take() []ServiceChange {
 	return out
 }
 
-// take makes what a pending Service is now what it was at the last Take. It stays
-// in t.pending, which is the caller's to empty.
+// take makes the current ports of a pending Service those of the last Take. The
+// caller removes the Service from t.pending.
 func (t *ServiceChangeTracker) take(s *trackedService) {
 	name := s.Name()
 	if len(s.current) == 0 {
@@ -242,8 +244,8 @@ func (t *ServiceChangeTracker) take(s *trackedService) {
 	}
 }
 
-// Get returns a Service's ports as of the last Take, sorted by key. The slice
-// must not be written to.
+// Get returns a Service's ports at the last Take, sorted by key. The slice must not
+// be modified.
 func (t *ServiceChangeTracker) Get(name types.NamespacedName) []*ServicePort {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -253,8 +255,8 @@ func (t *ServiceChangeTracker) Get(name types.NamespacedName) []*ServicePort {
 	return nil
 }
 
-// Map returns all ports as of the last Take, in a new map. It costs a step for
-// each.
+// Map returns all ports at the last Take in a new map. Its cost is proportional to
+// the number of ports.
 func (t *ServiceChangeTracker) Map() ServicePortMap {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -267,7 +269,7 @@ func (t *ServiceChangeTracker) Map() ServicePortMap {
 	return out
 }
 
-// all returns every Service that had ports at the last Take, in no order.
+// all returns every Service that had ports at the last Take, in no particular order.
 func (t *ServiceChangeTracker) all() iter.Seq2[types.NamespacedName, []*ServicePort] {
 	return func(yield func(types.NamespacedName, []*ServicePort) bool) {
 		t.mu.Lock()
@@ -288,8 +290,8 @@ func (t *ServiceChangeTracker) HealthCheckNodePorts() map[types.NamespacedName]u
 	return maps.Clone(t.health)
 }
 
-// healthCheckNodePort returns the one that all of a Service's ports share, unless
-// a hook took it from some.
+// healthCheckNodePort returns the first non-zero health-check node port. All ports of
+// a Service have the same one unless a hook removed it from some.
 func healthCheckNodePort(ports []*ServicePort) uint16 {
 	for _, p := range ports {
 		if p.HealthCheckNodePort != 0 {
@@ -306,8 +308,8 @@ func compareNames(a, b types.NamespacedName) int {
 	return strings.Compare(a.Name, b.Name)
 }
 
-// emptied returns an empty list, without keeping the room that very many elements
-// once took.
+// emptied returns list with length 0, or nil if its capacity is large, to free the
+// memory.
 func emptied[T any](list []T) []T {
 	if cap(list) > 1024 {
 		return nil

@@ -1,15 +1,15 @@
 package tracker
 
-// TopologyMode says which hints, if any, narrowed [Selection.Cluster].
+// TopologyMode is the kind of hint that restricted [Selection].Cluster.
 type TopologyMode uint8
 
 const (
-	// AllEndpoints: no hints were used.
+	// AllEndpoints means that no hints were used.
 	AllEndpoints TopologyMode = iota
-	// SameNode: endpoints hinted for this node (trafficDistribution
+	// SameNode means endpoints hinted for this node (trafficDistribution
 	// PreferSameNode, KEP-3015).
 	SameNode
-	// SameZone: endpoints hinted for this zone (trafficDistribution
+	// SameZone means endpoints hinted for this zone (trafficDistribution
 	// PreferSameZone and topology aware routing, KEP-2433).
 	SameZone
 )
@@ -25,30 +25,29 @@ func (m TopologyMode) String() string {
 	return "all"
 }
 
-// TopologyOptions changes how [Select] works. The zero value is kube-proxy's
-// behaviour.
+// TopologyOptions are options for [Select]. The zero value is kube-proxy's behaviour.
 type TopologyOptions struct {
-	// IgnoreHints makes every node use every endpoint.
+	// IgnoreHints makes every node use endpoints on all nodes, whatever their hints.
 	IgnoreHints bool
 }
 
-// Selection is what one node may use of a Service port's endpoints. Its slices
-// may share memory with each other and with the slice given to [Select], keep
-// its order, and must not be written to.
+// Selection holds the endpoints of a Service port that one node may use. Its slices
+// keep the order of the slice passed to [Select] and may share memory with it and
+// with each other. They must not be modified.
 type Selection struct {
-	// Cluster serves traffic under a policy of Cluster, if UsesCluster.
+	// Cluster holds the endpoints for traffic under policy Cluster, if UsesCluster.
 	Cluster []*Endpoint
-	// Local serves traffic under a policy of Local, if UsesLocal.
+	// Local holds the endpoints for traffic under policy Local, if UsesLocal.
 	Local []*Endpoint
 	// Reachable is the union of Cluster and Local: every endpoint this node may
 	// send a new connection to.
 	Reachable []*Endpoint
-	// UsesCluster and UsesLocal tell an unused set from an empty one.
+	// UsesCluster and UsesLocal distinguish an unused set from an empty one.
 	UsesCluster, UsesLocal bool
-	// HasAny reports whether any node could serve the port: false means refuse the
-	// connection, true with an empty set means drop it, because another node may
-	// have an endpoint where this one has none.
+	// HasAny reports whether any node has a usable endpoint. If it is false, reject
+	// connections. If it is true and the set is empty, drop them: another node may
+	// have an endpoint.
 	HasAny bool
-	// Mode is the topology that narrowed Cluster.
+	// Mode is the kind of hint that restricted Cluster.
 	Mode TopologyMode
 }

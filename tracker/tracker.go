@@ -15,8 +15,8 @@ import (
 	"github.com/go-proxier/proxier/endpointslice"
 )
 
-// Source is a kind of object that must have been listed before anything that a
-// tracker knows can be relied on.
+// Source is a kind of object that the caller must have listed completely before the
+// tracker's results are reliable.
 type Source uint8
 
 // The sources.
@@ -39,12 +39,13 @@ func (s Source) String() string {
 	return fmt.Sprintf("Source(%d)", uint8(s))
 }
 
-// Tracker joins Services, their endpoints and the node. It is fed with objects as
-// they are, and yields what has changed, Service by Service, to one consumer.
+// Tracker joins Services, their endpoints and the node. The caller passes the current
+// state of objects. One consumer calls [Tracker.Take], which returns the Services
+// that changed.
 //
-// Nothing is yielded before [Tracker.MarkSynced] was called for every [Source] of
-// [Config.Sources]: a proxy that acted on half of what exists would remove what the
-// other half needs.
+// Take returns no updates before [Tracker.MarkSynced] was called for every [Source]
+// of [Config.Sources]. A proxy that acted on an incomplete view would remove rules
+// that are still needed.
 //
 // All methods are safe for concurrent use.
 type Tracker struct {
@@ -53,8 +54,8 @@ type Tracker struct {
 	endpoints *EndpointsChangeTracker
 	topology  TopologyOptions
 	node      NodeInfo
-	takenNode NodeInfo                          // as of the last Take
-	affected  map[types.NamespacedName]struct{} // by changes of the node, nil if none
+	takenNode NodeInfo                          // at the last Take
+	affected  map[types.NamespacedName]struct{} // Services affected by node changes; nil if none
 	synced    uint8                             // a bit for each Source
 	sources   uint8                             // the bits of Config.Sources
 	hook      func(*ServicePort, *Endpoint) error
@@ -62,7 +63,7 @@ type Tracker struct {
 	notify    []func()                             // only ever appended to
 }
 
-// New returns a tracker that knows nothing but c.Node. It fails only with
+// New returns a tracker that holds c.Node and no other objects. Its errors wrap
 // [ErrConfig].
 func New(c Config) (*Tracker, error) {
 	c, err := c.complete()
@@ -86,43 +87,43 @@ func New(c Config) (*Tracker, error) {
 	return t, nil
 }
 
-// SetService takes note of a Service as it is now, new or not, and reports
-// whether that changes anything. s is not kept. What is wrong with s costs only
-// what it is about, and is reported to [Config.Log] and [Config.Events].
+// SetService stores the current state of a Service and reports whether anything
+// changed. It does not keep s. Unusable parts of s are skipped and reported to
+// [Config.Log] and [Config.Events].
 func (t *Tracker) SetService(s *v1.Service) (changed bool) {
 	return t.change(func() bool { return t.services.Set(s) })
 }
 
-// DeleteService forgets a Service and reports whether that changes anything.
+// DeleteService removes a Service and reports whether anything changed.
 func (t *Tracker) DeleteService(name types.NamespacedName) (changed bool) {
 	return t.change(func() bool { return t.services.Delete(name) })
 }
 
-// SetSlice takes note of an EndpointSlice as it is now, new or not, and reports
-// whether that changes the endpoints of a Service. It may come before its Service,
-// and is kept whether that is selected or not. s is not kept. What is wrong with
-// it is treated as by SetService.
+// SetSlice stores the current state of an EndpointSlice and reports whether a
+// Service's endpoints changed. The slice may arrive before its Service, and is kept
+// even if the Service is not selected. SetSlice does not keep s. Unusable parts are
+// reported as by SetService.
 func (t *Tracker) SetSlice(s *discovery.EndpointSlice) (changed bool) {
 	return t.change(func() bool { return t.endpoints.Set(s) })
 }
 
-// DeleteSlice forgets an EndpointSlice and reports whether that changes the
-// endpoints of a Service.
+// DeleteSlice removes an EndpointSlice and reports whether a Service's endpoints
+// changed.
 func (t *Tracker) DeleteSlice(name types.NamespacedName) (changed bool) {
 	return t.change(func() bool { return t.endpoints.Delete(name) })
 }
 
-// SetNode takes note of the node as it is now and reports whether that is news.
+// SetNode stores the current node information and reports whether it changed.
 //
-// The tracker does not lose its node by accident. If n.Name is empty, the tracker
-// keeps the name that it has. If n is the zero value, which [NodeInfoOf] returns
-// for a Node object that was deleted, SetNode changes nothing: without its object
-// the machine still has its endpoints, its addresses and its zone. To remove the
-// zone and the addresses, pass a NodeInfo that has a Name and nothing else.
+// SetNode does not lose the node by accident. If n.Name is empty, the tracker keeps
+// the name that it has. If n is the zero value, which [NodeInfoOf] returns for a
+// deleted Node object, SetNode changes nothing: the machine still has its endpoints,
+// addresses and zone. (kube-proxy exits when its Node object is deleted.) To remove
+// the zone and the addresses, pass a NodeInfo with a Name only.
 //
-// Services come up again only if what [Select] chooses for the node may change by
-// it. To find them, every endpoint is looked at if the name or zone changes, which
-// is when a node is first known and hardly ever after.
+// The next Take returns a Service again only if the result of [Select] for it may
+// differ. To find these Services, SetNode visits every endpoint if the name or zone
+// changed, which normally happens once, when the node is first known.
 func (t *Tracker) SetNode(n NodeInfo) (changed bool) {
 	if n.Equal(NodeInfo{}) {
 		return false
@@ -141,15 +142,15 @@ func (t *Tracker) SetNode(n NodeInfo) (changed bool) {
 	})
 }
 
-// Node returns the node as it is now.
+// Node returns the current node information.
 func (t *Tracker) Node() NodeInfo {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.node
 }
 
-// MarkSynced says that everything there is of the sources has been handed in.
-// Values that are not in [Config.Sources] are ignored.
+// MarkSynced declares that the caller has passed all existing objects of the sources.
+// It ignores sources that are not in [Config.Sources].
 func (t *Tracker) MarkSynced(sources ...Source) {
 	t.change(func() bool {
 		was := t.synced
@@ -160,8 +161,8 @@ func (t *Tracker) MarkSynced(sources ...Source) {
 	})
 }
 
-// Missing returns the sources that [Tracker.MarkSynced] has yet to be called for, in
-// the order of the constants; nil once the tracker is Synced.
+// Missing returns the sources for which [Tracker.MarkSynced] has not been called yet,
+// in the order of the constants. It returns nil once Synced returns true.
 func (t *Tracker) Missing() []Source {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -174,24 +175,25 @@ func (t *Tracker) Missing() []Source {
 	return out
 }
 
-// Synced reports whether all of [Config.Sources] have been marked.
+// Synced reports whether MarkSynced was called for all of [Config.Sources].
 func (t *Tracker) Synced() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.synced == t.sources
 }
 
-// Notify has f called after each change from now on, once all sources are synced,
-// and when that becomes so. f is called by the goroutine that made the change,
-// without the tracker's lock, perhaps by several at once; it should return soon,
-// as the runner's Trigger does. Several may be registered; there is no way back.
+// Notify registers f to be called after each later change once all sources are
+// synced, and when the last source is synced. The goroutine that made the change
+// calls f without the tracker's lock, so calls may be concurrent. f should return
+// quickly, as the runner's Trigger does. Several functions can be registered. They
+// cannot be removed.
 func (t *Tracker) Notify(f func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.notify = append(t.notify, f)
 }
 
-// change calls f with the lock held, and tells if it changed something.
+// change calls f with the lock held and calls the notify functions if f returns true.
 func (t *Tracker) change(f func() bool) (changed bool) {
 	notify := func() []func() {
 		t.mu.Lock()
@@ -208,11 +210,11 @@ func (t *Tracker) change(f func() bool) (changed bool) {
 	return changed
 }
 
-// Take returns what has changed since the last Take. It is for one consumer: what
-// it returns is not returned again. Before all sources are synced only
-// [Changes.Node] is set, and everything is kept for later.
+// Take returns the changes since the previous Take. It is meant for one consumer:
+// each change is returned once. Before all sources are synced it sets only
+// [Changes].Node, and keeps all changes for later.
 //
-// Its cost depends on the Services that have changed and their endpoints alone.
+// Its cost is proportional to the changed Services and their endpoints.
 func (t *Tracker) Take() Changes {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -231,7 +233,7 @@ func (t *Tracker) Take() Changes {
 	if n := len(services.pending); n > 0 {
 		c.Updates = make([]Update, 0, n)
 	}
-	var room []PortState // for some updates at once
+	var room []PortState // one allocation for several updates
 	add := func(s *trackedService, eps []PortEndpoints, triggers []time.Time) {
 		u := Update{Name: s.Name(), Triggers: triggers}
 		if s.pending != 0 {
@@ -250,9 +252,9 @@ func (t *Tracker) Take() Changes {
 		delete(t.affected, u.Name)
 		c.Updates = append(c.Updates, u)
 	}
-	// A Service that has changed as well comes with its endpoints, so that its name
-	// is looked up once. Endpoints of one that nothing is forwarded for concern
-	// nobody.
+	// A Service that changed as well is added here together with its endpoints, so
+	// that its name is looked up once. Endpoints without a forwarded Service are
+	// skipped.
 	endpoints.cache.TakeFunc(func(ch endpointslice.Change[Endpoint]) {
 		if s := services.services.Get(ch.Service); s != nil {
 			add(s, ch.New, endpoints.triggers[ch.Service])
@@ -274,7 +276,7 @@ func (t *Tracker) Take() Changes {
 	return c
 }
 
-// join puts a Service's ports and endpoints together. Both are sorted alike.
+// join combines a Service's ports and endpoints. Both have the same order.
 func join(out []PortState, ports []*ServicePort, endpoints []PortEndpoints) {
 	for i, p := range ports {
 		out[i].Port = p
@@ -291,7 +293,7 @@ func join(out []PortState, ports []*ServicePort, endpoints []PortEndpoints) {
 	}
 }
 
-// comparePort is [Key.Compare] for a port of the Service that k is of.
+// comparePort is [Key.Compare] for p, a port of the Service in k.
 func comparePort(p *PortEndpoints, k *Key) int {
 	if c := strings.Compare(p.Name, k.Port); c != 0 {
 		return c
@@ -302,9 +304,9 @@ func comparePort(p *PortEndpoints, k *Key) int {
 	return cmp.Compare(familyOf(p.Type), k.Family)
 }
 
-// affectedBy notes the Services of the last Take that are served otherwise on one
-// node than on the other. The others, and what is still to be taken, come up in
-// any case.
+// affectedBy records the Services of the last Take whose selected endpoints differ
+// between the nodes a and b. Pending Services need no record: the next Take returns
+// them anyway.
 func (t *Tracker) affectedBy(a, b NodeInfo) {
 	if a.Name == b.Name && a.Zone == b.Zone {
 		return
@@ -312,7 +314,7 @@ func (t *Tracker) affectedBy(a, b NodeInfo) {
 	for name, ports := range t.services.all() {
 		states := make([]PortState, len(ports))
 		join(states, ports, t.endpoints.Get(name))
-		for i, done := range t.completed[name] { // of the last Take, as ports is
+		for i, done := range t.completed[name] { // of the last Take, like ports
 			states[i].Endpoints = done.out
 		}
 		for _, s := range states {

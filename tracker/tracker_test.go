@@ -28,7 +28,7 @@ func show(c tracker.Changes) string {
 	return strings.Join(out, "; ")
 }
 
-func TestGateAndNotify(t *testing.T) {
+func TestNothingIsTakenBeforeSync(t *testing.T) {
 	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "me"}})
 	if err != nil {
 		t.Fatal(err)
@@ -40,11 +40,11 @@ func TestGateAndNotify(t *testing.T) {
 	tr.MarkSynced(tracker.Services, tracker.Slices)
 	tr.MarkSynced(tracker.Source(77))
 	if c := tr.Take(); tr.Synced() || c.Updates != nil || c.NodeChanged || c.Node.Name != "me" || calls[0] != 0 {
-		t.Fatal("open before all are synced", c, calls)
+		t.Fatal("changes or calls before all sources are synced", c, calls)
 	}
 	tr.MarkSynced(tracker.Nodes)
 	if !tr.Synced() || calls[0] != 1 {
-		t.Fatal("not open", calls)
+		t.Fatal("no notification after the sources are synced", calls)
 	}
 	tr.MarkSynced(tracker.Nodes)
 	tr.Notify(func() { calls[1]++ })
@@ -56,7 +56,7 @@ func TestGateAndNotify(t *testing.T) {
 	}
 	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
 	if calls != [2]int{1, 0} {
-		t.Error("told of no change", calls)
+		t.Error("notified without a change", calls)
 	}
 	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.2"))
 	tr.DeleteSlice(named("a"))
@@ -68,7 +68,7 @@ func TestGateAndNotify(t *testing.T) {
 	}
 }
 
-func TestJoin(t *testing.T) {
+func TestPortsGetTheirEndpoints(t *testing.T) {
 	tr := newSynced(t, tracker.Config{})
 	step := func(want string) {
 		t.Helper()
@@ -76,7 +76,7 @@ func TestJoin(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	// Endpoints of a Service that is not there concern nobody.
+	// Endpoints without a Service are not reported.
 	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1"))
 	step("")
 	obj := dualStack()
@@ -86,7 +86,7 @@ func TestJoin(t *testing.T) {
 	tr.SetSlice(six(with(slice("ns", "b", "svc"), "fd00::1", "fd00::2")))
 	tr.SetService(dualStack())
 	step("svc http/IPv4=1 http/IPv6=2")
-	// The wrong protocol is another port.
+	// Endpoints with another protocol belong to another port.
 	udp := with(slice("ns", "a", "svc"), "10.0.0.1")
 	udp.Ports[0].Protocol = ptr(v1.ProtocolUDP)
 	tr.SetSlice(udp)
@@ -98,7 +98,7 @@ func TestJoin(t *testing.T) {
 	step("svc")
 	tr.DeleteSlice(named("a"))
 	step("")
-	// A Service that moves to another proxy is gone, and comes back with its
+	// A Service that moves to another proxy is removed, and comes back with its
 	// endpoints.
 	tr.SetSlice(with(slice("ns", "c", "another"), "10.0.0.1"))
 	step("another http/IPv4=1")
@@ -124,12 +124,13 @@ func TestUnchangedKeepsMemory(t *testing.T) {
 	after := tr.Take().Updates[0].Ports
 	if after[0].Port != before[0].Port || after[1].Port != before[1].Port ||
 		&after[0].Endpoints[0] != &before[0].Endpoints[0] || after[1].Endpoints[0] != before[1].Endpoints[0] {
-		t.Error("what did not change was made anew")
+		t.Error("unchanged values got new pointers")
 	}
 }
 
-// TestSetNode is which Services come up when the node changes.
-func TestSetNode(t *testing.T) {
+// TestSetNodeUpdatesAffectedServices checks which Services are returned after the
+// node changed.
+func TestSetNodeUpdatesAffectedServices(t *testing.T) {
 	local := v1.ServiceInternalTrafficPolicyLocal
 	hints := func(s *discovery.EndpointSlice, h *discovery.EndpointHints) *discovery.EndpointSlice {
 		for i := range s.Endpoints {
@@ -173,13 +174,13 @@ func TestSetNode(t *testing.T) {
 		want     string
 	}{
 		{"name", tracker.NodeInfo{Name: "x"}, tracker.NodeInfo{Name: "node-1"}, false, "local node-hints"},
-		{"name, nothing on either", tracker.NodeInfo{Name: "x"}, tracker.NodeInfo{Name: "y"}, false, ""},
-		{"name, one to the other", tracker.NodeInfo{Name: "node-1"}, tracker.NodeInfo{Name: "elsewhere"}, false, "local local-elsewhere node-hints"},
+		{"name, no endpoints on either", tracker.NodeInfo{Name: "x"}, tracker.NodeInfo{Name: "y"}, false, ""},
+		{"name, between nodes with endpoints", tracker.NodeInfo{Name: "node-1"}, tracker.NodeInfo{Name: "elsewhere"}, false, "local local-elsewhere node-hints"},
 		{"zone", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "a"}, false, "zone-a"},
-		{"zone, from one to the other", tracker.NodeInfo{Zone: "a"}, tracker.NodeInfo{Zone: "b"}, false, "zone-a"},
+		{"zone, between hinted zones", tracker.NodeInfo{Zone: "a"}, tracker.NodeInfo{Zone: "b"}, false, "zone-a"},
 		{"zone without hints", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "y"}, false, ""},
 		{"zone with hints ignored", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "a"}, true, ""},
-		{"zone that only names the mode", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "c"}, false, "zone-c"},
+		{"zone that changes only the mode", tracker.NodeInfo{Zone: "x"}, tracker.NodeInfo{Zone: "c"}, false, "zone-c"},
 		{"addresses", tracker.NodeInfo{}, tracker.NodeInfo{Addresses: []netip.Addr{addr("192.0.2.1")}}, false, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -187,7 +188,7 @@ func TestSetNode(t *testing.T) {
 			fill(tr)
 			tr.Take()
 			if tr.SetNode(tt.from) || !tr.SetNode(tt.to) || !tr.Node().Equal(tt.to) {
-				t.Error("wrong word on what changed")
+				t.Error("wrong result of SetNode or Node")
 			}
 			c := tr.Take()
 			var got []string
@@ -201,14 +202,14 @@ func TestSetNode(t *testing.T) {
 			tr.SetNode(tt.from)
 			tr.SetNode(tt.to)
 			if c := tr.Take(); c.NodeChanged {
-				t.Error("the node changed and changed back, and it is said to have changed")
+				t.Error("NodeChanged is set after the node changed back")
 			}
 		})
 	}
 }
 
-// TestDeletedNodeStays hands in what a handler of Node deletions gets, and a node
-// without a name.
+// TestDeletedNodeStays calls SetNode as a handler of Node deletions does, and with a
+// node without a name.
 func TestDeletedNodeStays(t *testing.T) {
 	me := tracker.NodeInfo{Name: "node-1", Zone: "a", Addresses: addrs("192.0.2.1")}
 	elsewhere := tracker.NodeInfo{Name: "node-1", Addresses: addrs("192.0.2.2")}
@@ -238,7 +239,7 @@ func TestDeletedNodeStays(t *testing.T) {
 				t.Fatalf("updates %v", u)
 			}
 			if got := tr.SetNode(tt.set); got != tt.changed {
-				t.Errorf("SetNode reports %v", got)
+				t.Errorf("SetNode() = %v", got)
 			}
 			if got := tr.Node(); !got.Equal(tt.want) {
 				t.Errorf("the node is %+v, want %+v", got, tt.want)
@@ -254,7 +255,7 @@ func TestDeletedNodeStays(t *testing.T) {
 		})
 	}
 
-	// A tracker that has no name yet takes what it gets.
+	// A tracker without a node name stores what it gets.
 	tr := newSynced(t, tracker.Config{})
 	if !tr.SetNode(tracker.NodeInfo{Zone: "a"}) || !tr.Node().Equal(tracker.NodeInfo{Zone: "a"}) {
 		t.Errorf("without a name: %+v", tr.Node())
@@ -274,8 +275,8 @@ func TestNodeIsCopied(t *testing.T) {
 	}
 }
 
-// TestHookPanic checks that a hook that panics leaves the tracker usable.
-func TestHookPanic(t *testing.T) {
+// TestTrackerSurvivesHookPanic checks that a hook that panics leaves the tracker usable.
+func TestTrackerSurvivesHookPanic(t *testing.T) {
 	tr := newSynced(t, tracker.Config{OnService: func(s *v1.Service, _ *v1.ServicePort, _ *tracker.ServicePort) error {
 		if s.Annotations != nil {
 			panic("hook")

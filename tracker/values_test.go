@@ -10,8 +10,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestEqualMissesNoField sets each field in turn, so that one that is added and
-// forgotten in Equal, whose changes would never reach a kernel, is found.
+// TestEqualMissesNoField sets each field in turn. It finds new fields that Equal does
+// not compare; their changes would never reach the kernel.
 func TestEqualMissesNoField(t *testing.T) {
 	eachField(t, (*tracker.ServicePort).Equal)
 	eachField(t, (*tracker.Endpoint).Equal)
@@ -48,7 +48,7 @@ func eachField[T any](t *testing.T, equal func(a, b *T) bool) {
 			case reflect.Slice:
 				v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 			default:
-				t.Fatalf("%v: give it a value here", field)
+				t.Fatalf("%v: this test needs a value for the type", field)
 			}
 		}
 		if equal(&a, &b) || equal(&b, &a) {

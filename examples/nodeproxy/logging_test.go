@@ -125,7 +125,7 @@ func TestVerbosityAtRunTime(t *testing.T) {
 	if code, text, _ := get(t, s.client, "http://192.0.2.1:10249/statusz"); code != 200 || strings.Contains(text, "/flagz") || !strings.Contains(text, "/debug/flags/v") {
 		t.Errorf("/statusz: status %d\n%s", code, text)
 	}
-	const debug = `"no longer answering health checks"`
+	const debug = `"closed a health-check node port"`
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	put(t, dir, "web.yaml", healthChecked+"---\n"+webSlice(podIPs[0]))

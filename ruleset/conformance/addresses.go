@@ -12,20 +12,19 @@ const (
 	remoteName = "remote"
 	zone       = "zone-a"
 
-	// podPort and podPort2 are the ports at which every pod answers.
+	// podPort and podPort2 are the ports of every pod.
 	podPort, podPort2 = 8080, 8081
-	// nodePortOwn is the port of a server of the node itself, in its own
-	// namespace, which is no Service.
+	// nodePortOwn is the port of a server on the node itself that is not a Service.
 	nodePortOwn = 9000
 
 	localPods = 3
-	// defaultRemotePods is how many pods the remote node has if a world does not say.
+	// defaultRemotePods is the default number of pods on the remote node.
 	defaultRemotePods = 3
 	bridgeName        = "cni0"
 	interfacePrefix   = "veth-"
 )
 
-// pick returns the address of the family.
+// pick returns the address of family f.
 func pick(f tracker.Family, v4, v6 string) netip.Addr {
 	if f == tracker.IPv6 {
 		return netip.MustParseAddr(v6)
@@ -33,7 +32,7 @@ func pick(f tracker.Family, v4, v6 string) netip.Addr {
 	return netip.MustParseAddr(v4)
 }
 
-// numbered returns the address that is n after a base address, n below 200.
+// numbered returns the base address plus n, for n below 200.
 func numbered(f tracker.Family, v4, v6 string, n int) netip.Addr {
 	b := pick(f, v4, v6).AsSlice()
 	b[len(b)-1] += byte(n)
@@ -41,15 +40,15 @@ func numbered(f tracker.Family, v4, v6 string, n int) netip.Addr {
 	return a
 }
 
-// The node's addresses: its primary one, by which the Node object knows it, its
-// second one, and the pods' gateway.
+// The node's addresses: the primary one, which the Node object has, a second one, and
+// the pods' gateway.
 func primary(f tracker.Family) netip.Addr   { return pick(f, "192.0.2.1", "2001:db8:1::1") }
 func secondary(f tracker.Family) netip.Addr { return pick(f, "198.51.100.1", "2001:db8:2::1") }
 func gateway(f tracker.Family) netip.Addr   { return pick(f, "10.244.1.1", "fd00:10:244:1::1") }
 func loopback(f tracker.Family) netip.Addr  { return pick(f, "127.0.0.1", "::1") }
 
-// nodeAddresses is everything that the node's kernel calls local in a world without
-// addresses of its own.
+// nodeAddresses returns all local addresses of the node in a world without further
+// ones.
 func nodeAddresses(f tracker.Family) []netip.Addr {
 	return []netip.Addr{primary(f), secondary(f), gateway(f), loopback(f)}
 }
@@ -69,7 +68,7 @@ func remoteAddr(f tracker.Family, n int) netip.Addr {
 	return numbered(f, "10.244.2.20", "fd00:10:244:2::20", n)
 }
 
-// The ranges that the addresses are from.
+// The ranges of the addresses.
 func localPodCIDR(f tracker.Family) netip.Prefix {
 	if f == tracker.IPv6 {
 		return netip.MustParsePrefix("fd00:10:244:1::/64")
@@ -91,7 +90,7 @@ func serviceCIDR(f tracker.Family) netip.Prefix {
 	return netip.MustParsePrefix("10.96.0.0/16")
 }
 
-// podNamed returns the node of the pod that has a name, and its addresses.
+// podNamed returns the node and the addresses of the named pod.
 func podNamed(name string) (node string, addr func(tracker.Family) netip.Addr) {
 	var n int
 	if _, err := fmt.Sscanf(name, "pod%d", &n); err == nil {
@@ -103,7 +102,7 @@ func podNamed(name string) (node string, addr func(tracker.Family) netip.Addr) {
 	panic("conformance: no pod " + name)
 }
 
-// podNames returns the names of the pods, those of this node first.
+// podNames returns the names of the pods, local ones first.
 func podNames(remotePods int) (names []string) {
 	for i := range localPods {
 		names = append(names, fmt.Sprint("pod", i+1))

@@ -17,24 +17,24 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// brokenEnv names the broken backend that TestReference is to run against.
+// brokenEnv names the broken backend for TestReferencePasses.
 const brokenEnv = "CONFORMANCE_TEST_BROKEN"
 
-// hurryEnv tells whether it is to wait shortly, "1", or generously, also for what a
-// broken backend lets through.
+// hurryEnv selects short timeouts ("1") or long ones, also for connections that a
+// broken backend accepts.
 const hurryEnv = "CONFORMANCE_TEST_HURRY"
 
-// broken is a backend with one thing wrong, and what must come of it.
+// broken is a backend with one fault, and the failure that it must cause.
 type broken struct {
 	name string
-	// backend has faults of its own, or distorts what it is told.
+	// faults are faults of the backend itself. distort changes its deltas.
 	faults  faults
 	distort func(*ruleset.Delta)
-	// skip is what it declares not to do, nil for what the reference does not.
+	// skip is its Options.Skip, nil for that of the reference.
 	skip map[Feature]string
-	// world is one that must fail, and complaint what it must say.
+	// world is a world that must fail, and complaint its expected message.
 	world, complaint string
-	// stalled and delay are those of Options.
+	// stalled and delay are fields of Options.
 	stalled bool
 	delay   time.Duration
 }
@@ -42,8 +42,8 @@ type broken struct {
 func brokenBackends() []broken {
 	return []broken{
 		{
-			name: "is right, on a machine that is too slow to tell", delay: 400 * time.Millisecond,
-			world: "affinity expires", complaint: `not judged: the machine was too busy for any of 16 clients`,
+			name: "is correct, on a machine that is too slow for a result", delay: 400 * time.Millisecond,
+			world: "affinity expires", complaint: `not checked: the machine was too busy for any of 16 clients`,
 		}, {
 			name: "loses the first packet of a connection", faults: faults{losesFirst: true},
 			world: "cluster IP", complaint: `failed: the first packet was lost, must be forwarded|\(the first packet was lost\)`,
@@ -68,11 +68,11 @@ func brokenBackends() []broken {
 			}),
 			world: "external policy Local", complaint: `pod3 .* only 1 were ever used|pod3 .*no answer, must be forwarded`,
 		}, {
-			name:    "drops for refusing",
+			name:    "drops instead of refusing",
 			distort: eachFrontend(func(f *ruleset.Frontend) { f.Target, f.Internal = swap(f.Target), swap(f.Internal) }),
 			world:   "no endpoints", complaint: `no answer, must be refused`,
 		}, {
-			name:    "refuses for dropping",
+			name:    "refuses instead of dropping",
 			distort: eachFrontend(func(f *ruleset.Frontend) { f.Target, f.Internal = swap(f.Target), swap(f.Internal) }),
 			world:   "internal policy Local", complaint: `refused, must get no answer`,
 		}, {
@@ -84,15 +84,15 @@ func brokenBackends() []broken {
 			distort: eachFrontend(func(f *ruleset.Frontend) { f.Masquerade = ruleset.MasqueradeAlways }),
 			world:   "external policy Local", complaint: `client1 .*must keep its source`,
 		}, {
-			name:    "forgets the node's own connections",
+			name:    "does not masquerade the node's own connections",
 			distort: eachFrontend(func(f *ruleset.Frontend) { f.Masquerade = ruleset.MasqueradeNever }),
 			world:   "external IP", complaint: `must be masqueraded`,
 		}, {
-			name:  "keeps the sources that it says it cannot keep",
-			skip:  map[Feature]string{SourceAddress: "it says"},
+			name:  "keeps sources although it skips SourceAddress",
+			skip:  map[Feature]string{SourceAddress: "declared"},
 			world: "external policy Local", complaint: `client1 .*must be masqueraded`,
 		}, {
-			name: "takes pods for others", distort: func(d *ruleset.Delta) {
+			name: "does not recognise pods", distort: func(d *ruleset.Delta) {
 				n := *d.Node
 				n.LocalTraffic = ruleset.LocalTraffic{}
 				d.Node = &n
@@ -118,23 +118,23 @@ func brokenBackends() []broken {
 			}),
 			world: "cluster IP", complaint: `of 3 endpoints only 2 were ever used`,
 		}, {
-			name: "keeps endpoints that go", distort: keepEndpoints(),
+			name: "keeps removed endpoints", distort: keepEndpoints(),
 			world: "no endpoints", complaint: `reached .*, must be refused|must be refused`,
 		}, {
-			name: "keeps services that go",
+			name: "keeps deleted services",
 			distort: func(d *ruleset.Delta) {
 				d.Changes = slices.DeleteFunc(d.Changes, func(c ruleset.Change) bool { return c.New == nil })
 			},
 			world: "service CIDR", complaint: `reached .*, must get no answer`,
 		}, {
-			name: "knows one family only", distort: eachService(func(s *ruleset.Service) {
+			name: "serves IPv4 only", distort: eachService(func(s *ruleset.Service) {
 				if s.Key.Family == tracker.IPv6 {
 					s.Frontends = nil
 				}
 			}),
 			world: "cluster IP", complaint: `fd00:10:96::1.*must be forwarded`,
 		}, {
-			name: "knows TCP only", distort: eachService(func(s *ruleset.Service) {
+			name: "serves TCP only", distort: eachService(func(s *ruleset.Service) {
 				if s.Key.Protocol != tcp {
 					s.Frontends = nil
 				}
@@ -148,17 +148,17 @@ func brokenBackends() []broken {
 			world: "affinity", complaint: `was moved from .* though only another service changed`,
 		}, {
 			name: "never forgets clients", distort: eachService(func(s *ruleset.Service) { reAffinity(s, time.Hour) }),
-			world: "affinity expires", complaint: `after more than the timeout`,
+			world: "affinity expires", complaint: `after the timeout`,
 		}, {
 			name: "forgets clients too early", distort: eachService(func(s *ruleset.Service) { reAffinity(s, time.Second/4) }),
-			world: "affinity expires", complaint: `was moved from .* while it kept coming`,
+			world: "affinity expires", complaint: `was moved from .* before its affinity timeout`,
 		}, {
-			name: "answers NodePorts everywhere", distort: func(d *ruleset.Delta) {
+			name: "serves NodePorts at all addresses", distort: func(d *ruleset.Delta) {
 				n := *d.Node
 				n.NodePorts4.All, n.NodePorts6.All = true, true
 				d.Node = &n
 			},
-			world: "node port at primary addresses", complaint: `reached .*must be let pass`,
+			world: "node port at primary addresses", complaint: `reached .*must pass`,
 		}, {
 			name: "stops the node's own packets to itself on their way out", faults: faults{stopsOwn: true},
 			world: "no endpoints", complaint: `refused, sending failed with EPERM, must be refused: node port`,
@@ -174,7 +174,7 @@ func brokenBackends() []broken {
 			faults: faults{refuseUnknown: true},
 			world:  "service CIDR", complaint: `refused, must get no answer`,
 		}, {
-			name: "ignores external policy Local where there is affinity",
+			name: "ignores external policy Local with affinity",
 			distort: eachService(func(s *ruleset.Service) {
 				if s.Port.Affinity != 0 {
 					retarget(s, ruleset.NodePort, ruleset.ToLocal, ruleset.ToCluster)
@@ -183,20 +183,20 @@ func brokenBackends() []broken {
 			world: "everything together", complaint: `not among the endpoints allowed`,
 		}, {
 			name: "is uneven", faults: faults{uneven: true},
-			world: "distribution", complaint: `went to 5 endpoints otherwise than by weight`,
+			world: "distribution", complaint: `over 5 endpoints does not match their weights`,
 		}, {
 			name: "ignores weights", distort: eachService(func(s *ruleset.Service) { s.Selection.Cluster = equalWeights(s.Selection.Cluster) }),
-			world: "weights", complaint: `went to 5 endpoints otherwise than by weight`,
+			world: "weights", complaint: `over 5 endpoints does not match their weights`,
 		}, {
 			name: "sends to endpoints of weight 0", distort: eachService(func(s *ruleset.Service) {
 				s.Selection.Cluster = equalWeights(s.Endpoints)
 			}),
 			world: "weight 0", complaint: `not among the endpoints allowed`,
 		}, {
-			name: "says it hashes and does not", skip: map[Feature]string{},
+			name: "does not hash although it declares it", skip: map[Feature]string{},
 			world: "hash of the source", complaint: `was moved from .* for no reason`,
 		}, {
-			name: "says clients may be moved now and then, and moves them all the time", skip: map[Feature]string{HashOfEndpoints: "it says"},
+			name: "always moves clients although it may move them only after changes", skip: map[Feature]string{HashOfEndpoints: "declared"},
 			world: "hash and policies", complaint: `a hash of the source, but connections went to [23] endpoints`,
 		}, {
 			name: "has gaps", faults: faults{gap: 20 * time.Millisecond},
@@ -208,7 +208,7 @@ func brokenBackends() []broken {
 	}
 }
 
-// deleteMoved takes moved frontends from their new owner, as a backend does that
+// deleteMoved removes moved frontends from their new owner, like a backend that
 // deletes the old owner's entry by its address last.
 func deleteMoved(d *ruleset.Delta) {
 	moved := map[tracker.Key][]ruleset.Frontend{}
@@ -226,43 +226,43 @@ func deleteMoved(d *ruleset.Delta) {
 	})(d)
 }
 
-// TestBroken runs the suite against broken backends, each in a process of its own,
-// and looks for the complaint that must come of it.
-func TestBroken(t *testing.T) {
+// TestBrokenBackendsFail runs the suite against broken backends, each in its own
+// process, and checks for the expected message.
+func TestBrokenBackendsFail(t *testing.T) {
 	netlab.Require(t)
 	needNft(t)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	// They mostly wait.
+	// The processes mostly wait.
 	limit := make(chan struct{}, 6)
 	for _, b := range brokenBackends() {
 		limit <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-limit }()
 			complaint := regexp.MustCompile(b.complaint)
-			// On a busy machine some connections take longer than a backend that is to fail
-			// is worth: then the usual time is taken.
+			// On a busy machine short timeouts can cause other failures. Then the
+			// test is repeated with the usual timeouts.
 			for _, hurry := range []string{"1", "0"} {
 				cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run",
-					"^TestReference$/^"+strings.ReplaceAll(b.world, " ", "_")+"$")
+					"^TestReferencePasses$/^"+strings.ReplaceAll(b.world, " ", "_")+"$")
 				cmd.Env = append(os.Environ(), brokenEnv+"="+b.name, hurryEnv+"="+hurry)
 				out, err := cmd.CombinedOutput()
 				switch {
 				case err != nil && complaint.Match(out):
 					return
 				case hurry == "1":
-					t.Logf("a backend that %s is given more time (%v)", b.name, err)
+					t.Logf("a backend that %s gets longer timeouts (%v)", b.name, err)
 				case err == nil:
-					t.Errorf("a backend that %s: the world %q found nothing wrong", b.name, b.world)
+					t.Errorf("a backend that %s: the world %q reports no failure", b.name, b.world)
 				default:
-					t.Errorf("a backend that %s: the world %q does not complain of %q but says:\n%s", b.name, b.world, b.complaint, out)
+					t.Errorf("a backend that %s: the world %q does not report %q but:\n%s", b.name, b.world, b.complaint, out)
 				}
 			}
 		})
 	}
 }
 
-// backend returns what TestReference is to test.
+// backend returns the options for TestReferencePasses.
 func backend(t *testing.T) Options {
 	name := os.Getenv(brokenEnv)
 	if name == "" {
@@ -271,7 +271,7 @@ func backend(t *testing.T) Options {
 	all := brokenBackends()
 	i := slices.IndexFunc(all, func(b broken) bool { return b.name == name })
 	if i < 0 {
-		t.Fatalf("no broken backend is named %q", name)
+		t.Fatalf("no broken backend has the name %q", name)
 	}
 	b := all[i]
 	if b.skip == nil {
@@ -295,10 +295,10 @@ func backend(t *testing.T) Options {
 	}}
 }
 
-// referenceSkips is what the reference does not do.
-var referenceSkips = map[Feature]string{ConsistentHash: "a table of slots is no plain rule"}
+// referenceSkips lists the features that the reference lacks.
+var referenceSkips = map[Feature]string{ConsistentHash: "plain rules have no table of buckets"}
 
-// equalWeights returns copies of endpoints that count alike.
+// equalWeights returns copies of endpoints with equal weights.
 func equalWeights(eps []*tracker.Endpoint) []*tracker.Endpoint {
 	out := make([]*tracker.Endpoint, len(eps))
 	for i, ep := range eps {
@@ -309,7 +309,7 @@ func equalWeights(eps []*tracker.Endpoint) []*tracker.Endpoint {
 	return out
 }
 
-// eachService distorts copies of the Services in a delta.
+// eachService changes copies of the Services in a delta.
 func eachService(f func(*ruleset.Service)) func(*ruleset.Delta) {
 	return func(d *ruleset.Delta) {
 		for i, c := range d.Changes {
@@ -323,7 +323,7 @@ func eachService(f func(*ruleset.Service)) func(*ruleset.Delta) {
 	}
 }
 
-// eachFrontend distorts copies of the frontends in a delta.
+// eachFrontend changes copies of the frontends in a delta.
 func eachFrontend(f func(*ruleset.Frontend)) func(*ruleset.Delta) {
 	return eachService(func(s *ruleset.Service) {
 		for i := range s.Frontends {
@@ -332,9 +332,9 @@ func eachFrontend(f func(*ruleset.Frontend)) func(*ruleset.Delta) {
 	})
 }
 
-// retarget has frontends of a kind do one thing in place of another.
+// retarget replaces a target of frontends of a kind by another.
 func retarget(s *ruleset.Service, k ruleset.Kind, from, to ruleset.Target) {
-	// What no policy can use is not selected.
+	// Endpoints that no policy uses are not selected.
 	s.Selection.Cluster, s.Selection.Reachable = s.Endpoints, s.Endpoints
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.Kind == k && f.Target == from {
@@ -343,7 +343,7 @@ func retarget(s *ruleset.Service, k ruleset.Kind, from, to ruleset.Target) {
 	}
 }
 
-// swap confuses refusing and dropping.
+// swap exchanges refusing and dropping.
 func swap(t ruleset.Target) ruleset.Target {
 	switch t {
 	case ruleset.Reject:
@@ -367,7 +367,7 @@ func restrictAll(s *ruleset.Service) {
 	}
 }
 
-// keepEndpoints forgets to take away the last endpoints of a Service.
+// keepEndpoints does not remove the last endpoints of a Service.
 func keepEndpoints() func(*ruleset.Delta) {
 	had := map[tracker.Key]*ruleset.Service{}
 	return func(d *ruleset.Delta) {
@@ -380,7 +380,7 @@ func keepEndpoints() func(*ruleset.Delta) {
 	}
 }
 
-// reAffinity gives a Service that has client affinity another timeout.
+// reAffinity changes the affinity timeout of a Service with client affinity.
 func reAffinity(s *ruleset.Service, timeout time.Duration) {
 	if s.Port.Affinity != 0 {
 		p := *s.Port

@@ -9,30 +9,30 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Churn is what became of the connections of [World.Churn].
+// Churn is the result of [World.Churn].
 type Churn struct {
-	// Opened is how many connections and UDP requests were answered.
+	// Opened is the number of successful connections and UDP requests.
 	Opened int
-	// Failures has an entry for each one that was not: refused, reset, without an
-	// answer, or answered only because TCP repeated a packet that had been lost. Packets
-	// repeated, and UDP requests lost, while the machine stood still are excused, see
-	// [NewWorld].
+	// Failures has an entry for each failed connection: refused, reset, without a
+	// reply, or successful only because TCP retransmitted a lost packet.
+	// Retransmissions and lost UDP requests during a stall of the machine are
+	// excused, see [NewWorld].
 	Failures []error
 }
 
-// lossTime is how long after a request was sent a stall can have lost it or its answer: the
-// kernel drops packets that wait for the address of a neighbour that does not answer three
-// times, once a second (ip-sysctl, neigh/default/mcast_solicit and retrans_time_ms).
+// lossTime is the time after a request in which a stall can lose it or its reply: the
+// kernel drops packets that wait for the address of a neighbour that does not answer
+// three times, once a second (ip-sysctl, neigh/default/mcast_solicit and
+// retrans_time_ms).
 const lossTime = 4 * time.Second
 
-// maxFailures is how many failures of one kind of connection are kept.
+// maxFailures bounds the failures stored for one kind of connection.
 const maxFailures = 100
 
-// Churn opens connections all the while that f runs: from a client outside and
-// from a local pod to each target, one after the other for each of these pairs. f
-// is called when every pair has connected once, and each connects once more after
-// it has returned. UDP connections are one request and its answer, from a new
-// port.
+// Churn opens connections continuously while f runs: from an external client and from
+// a local pod to each target, one after another for each of these pairs. It calls f
+// when every pair has connected once, and each pair connects once more after f has
+// returned. A UDP connection is one request with its reply, from a new port.
 func (w *World) Churn(to []Target, f func()) Churn {
 	ctx := w.tb.Context()
 	var (
@@ -64,7 +64,7 @@ func (w *World) Churn(to []Target, f func()) Churn {
 	return out
 }
 
-// churn connects until done, and calls started after the first time.
+// churn connects until done is closed, and calls started after the first connection.
 func (h host) churn(ctx context.Context, t Target, timeout time.Duration, done <-chan struct{}, started func()) (opened int, failures []error) {
 	for first, last := true, false; ; first = false {
 		begun := time.Now()

@@ -1,21 +1,6 @@
-// Package conformance tests that a [ruleset.Backend] treats packets as
-// Kubernetes defines it, in the manner of testing/fstest: the caller says how the
-// backend is made, and [Run] drives it through a series of worlds.
-//
-// A world is a small cluster around one node, built of real network namespaces,
-// for which no privileges are needed but the right to make user namespaces: local
-// pods, the pods of another node, and clients outside. Services and
-// EndpointSlices are handed to a real [tracker.Tracker], the backend is driven
-// by a real [ruleset.Engine] and [ruleset.Cursor], and then connections are made
-// from everywhere to everything. Every one of them is judged by
-// [ruleset.Snapshot.Trace]: which endpoints may answer, and all of them must in
-// turn; whether they see the client's address or the node's; whether a
-// connection is refused or gets no answer. Each world is a sub-test, and ends with
-// the first of its steps in which something was wrong; both address
-// families are tested in it.
-//
-// A vendor's test of a backend of its own is this, in a package with nothing else
-// in it that minds running in a namespace of its own:
+// Package conformance tests that a [ruleset.Backend] handles packets as Kubernetes
+// specifies, in the manner of testing/fstest. A vendor's test of a backend is this, in
+// a package whose other tests can run in a network namespace:
 //
 //	func TestMain(m *testing.M) { conformance.Main(m) }
 //
@@ -35,29 +20,40 @@
 //		})
 //	}
 //
-// A backend programs whatever it likes in the node's namespace ([Env.NetNS]), where
-// New and every Apply are called on a thread inside of it: a program that is
-// started there, or a socket opened, belongs to the node; [Env.Do] leads there at
-// other times. The node routes for the others. Worlds run in parallel, each with a
-// backend and namespaces of its own; they mostly wait, and -parallel 8 makes the
-// suite a matter of ten seconds on two processors.
+// [Run] tests the backend in a series of worlds. A world is a small cluster around one
+// node: local pods, the pods of another node, and external clients, each in a real
+// network namespace. It needs no privilege except that of making user namespaces. The
+// world sets Services and EndpointSlices in a real [tracker.Tracker], a real
+// [ruleset.Engine] and [ruleset.Cursor] drive the backend, and then every kind of host
+// connects to every address. The world compares each connection with
+// [ruleset.Snapshot.Trace]: which endpoints may respond (each of them must in turn),
+// whether they see the client's address or the node's, and whether a connection is
+// refused or gets no reply.
 //
-// What a data plane cannot do is declared in [Options.Skip], by [Feature]; its
-// worlds are then reported as skipped, with the reason. Where namespaces cannot be
-// made, all are.
+// Each world is a sub-test and tests both address families. It ends with its first
+// failed step. Worlds run in parallel, each with its own backend and namespaces. They
+// mostly wait, so a high -parallel makes the suite faster.
 //
-// A backend's author has more to prove than the suite knows: for that there is
-// [NewWorld], and above all [World.Churn], which makes connections without end
-// while something is done to the backend, and reports each one that failed.
+// New and every Apply are called on a thread in the node's namespace ([Env.NetNS]): a
+// program started there, or a socket opened there, belongs to the node. [Env.Do] enters
+// the namespace at other times. The backend may program anything in this namespace. The
+// node is the router of all other hosts.
+//
+// [Options].Skip declares what a data plane does not support, by [Feature]. Worlds about
+// these features are skipped with the given reason. All worlds are skipped if namespaces
+// cannot be made.
+//
+// Use [NewWorld] for further tests of a backend. [World.Churn] opens connections
+// continuously while a function runs, and reports each one that failed.
 //
 // # Without packets
 //
-// [Simulate] needs neither privileges nor Linux and takes seconds. It drives a backend
-// through the same worlds, and through random ones, and asks a function of the
-// caller's, [Plane.Handle], what becomes of a packet. That function looks the packet up
-// in what the backend has written, in a map in memory in place of the kernel's or the
-// switch's tables. Writes fail, processes restart, frontends move between Services,
-// and each state between two writes is judged as well:
+// [Simulate] needs neither privileges nor Linux and takes seconds. It runs the backend
+// in the same worlds and in random ones. Instead of making connections it calls a
+// function of the caller, [Plane].Handle, which looks a packet up in what the backend
+// wrote: a map in memory that replaces the tables of the kernel or the switch. Writes
+// fail, processes restart, frontends move between Services, and Simulate also checks the
+// state between any two writes:
 //
 //	func TestSimulation(t *testing.T) {
 //		conformance.Simulate(t, conformance.Simulation{
@@ -71,10 +67,9 @@
 //		})
 //	}
 //
-// It shows that the backend writes the right things in the right order. That the data
-// plane does the right thing with them is for [Run]. The random worlds are those of
-// package worldgen, which can be used alone.
+// This shows that the backend writes the right entries in the right order. Run shows that
+// the data plane handles packets correctly with them. Package worldgen generates the
+// random worlds and can be used alone.
 //
-// On systems other than Linux the package has the parts that Simulate needs and no
-// others.
+// On systems other than Linux the package has only the parts that Simulate needs.
 package conformance

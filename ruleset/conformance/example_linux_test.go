@@ -10,7 +10,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// dataPlane stands for a vendor's backend.
+// dataPlane represents a vendor's backend.
 type dataPlane struct{ netns *os.File }
 
 func newDataPlane(netns *os.File, _ []tracker.Family) (*dataPlane, error) {
@@ -21,7 +21,7 @@ func (*dataPlane) Apply(context.Context, *ruleset.Delta) error { return nil }
 
 func (*dataPlane) Close() error { return nil }
 
-// A vendor's test of a backend. Its package has besides
+// Test a vendor's backend. The test's package also has
 //
 //	func TestMain(m *testing.M) { conformance.Main(m) }
 func Example() {
@@ -43,17 +43,16 @@ func Example() {
 	}
 }
 
-// A test of its own in a world of the suite: no connection is lost while the
-// data plane does something.
+// Check that no connection is lost while the data plane does something.
 func ExampleWorld_Churn() {
 	_ = func(t *testing.T) {
 		w := conformance.NewWorld(t, conformance.Options{
 			New: func(testing.TB, conformance.Env) ruleset.Backend { return &dataPlane{} },
 		})
-		// Hand Services, and EndpointSlices with the addresses of w.Pods, to
+		// Set Services, and EndpointSlices with the addresses of w.Pods, in
 		// w.Tracker; then:
 		w.Sync()
-		var targets []conformance.Target // where the Services are reached
+		var targets []conformance.Target // the addresses of the Services
 		c := w.Churn(targets, func() {
 			w.Cursor.Resync()
 			w.Sync()

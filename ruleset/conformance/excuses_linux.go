@@ -6,19 +6,19 @@ import (
 	"testing"
 )
 
-// excuses counts the TCP connections of a world and the UDP requests of its Churn, and those
-// of them that are excused because of a stall: connections in which a packet was
-// retransmitted, and requests without an answer. It may be used by several goroutines at
-// once.
+// excuses counts the TCP connections of a world and the UDP requests of its Churn,
+// and those excused because of a stall: connections with a retransmitted packet and
+// requests without a reply. It is safe for concurrent use.
 type excuses struct{ connections, excused atomic.Int64 }
 
 const (
-	// maxExcusedPercent is how many percent of the connections of a run, or of a world
-	// outside of a run, may be excused: beyond that the machine is too busy to tell a
-	// data plane that loses packets from one that does not.
+	// maxExcusedPercent is the maximum percentage of excused connections of a run, or
+	// of a world outside of a run. With more, the machine is too busy to detect a
+	// data plane that loses packets.
 	maxExcusedPercent = 1
-	// freeExcuses may be excused however few the connections are. It is the number of
-	// connections that a world checks at a time, all of which one stall can hit.
+	// freeExcuses is the number of connections that may be excused in any case. It is
+	// the number of connections that a world checks concurrently, all of which one
+	// stall can hit.
 	freeExcuses = concurrentChecks
 )
 

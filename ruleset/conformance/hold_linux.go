@@ -15,23 +15,24 @@ import (
 )
 
 const (
-	// heldEach is how many connections [World.Hold] opens to a target from each place.
+	// heldEach is the number of connections that [World.Hold] opens to a target from
+	// each host.
 	heldEach = 3
-	// heldTimeout is how long is waited for the answers of all of them: longer than
-	// TCP ever takes to repeat what it has sent while the way was cut off, two minutes
-	// (TCP_RTO_MAX of include/net/tcp.h).
+	// heldTimeout is the time to wait for the replies of all connections: longer than
+	// the longest TCP retransmission timeout, two minutes (TCP_RTO_MAX in
+	// include/net/tcp.h), after an interruption.
 	heldTimeout = 150 * time.Second
 )
 
-// Held is connections that stay open. It is made by [World.Hold] and used by one
-// goroutine at a time.
+// Held holds open connections. [World.Hold] makes it. It is not safe for concurrent
+// use.
 type Held struct{ connections []*connection }
 
-// Hold opens TCP connections that stay open until the test ends, a few from a
-// client outside and a few from a local pod to each TCP target; UDP targets are
-// passed over. Whatever a data plane does afterwards, those to endpoints that go
-// on serving must live: [Held.Check] tells. It fails the test if one does not come
-// about.
+// Hold opens TCP connections that stay open until the test ends, a few from an
+// external client and a few from a local pod to each TCP target. It ignores UDP
+// targets. It fails the test if a connection cannot be opened. Whatever a data plane
+// does later, connections to endpoints that still serve must keep working:
+// [Held.Check] checks that.
 func (w *World) Hold(to []Target) *Held {
 	w.tb.Helper()
 	h := &Held{}
@@ -48,12 +49,12 @@ func (w *World) Hold(to []Target) *Held {
 	return h
 }
 
-// Len returns how many connections there are.
+// Len returns the number of connections.
 func (h *Held) Len() int { return len(h.connections) }
 
-// Check sends a line through every connection and waits for the server to send it
-// back, some minutes at most for all of them. The error joins one for each connection
-// that is broken; nil is none.
+// Check sends a line through every connection and waits until the server has sent it
+// back, for some minutes at most in total. The error joins one for each broken
+// connection. It is nil if there are none.
 func (h *Held) Check() error {
 	var errs []error
 	deadline := time.Now().Add(heldTimeout)
@@ -65,10 +66,10 @@ func (h *Held) Check() error {
 	return errors.Join(errs...)
 }
 
-// Send sends a line through every connection and does not wait for the answer, which
-// the next [Held.Check] does: so there is traffic while something is amiss that is
-// put right before the clients give up. The error joins one for each connection that
-// is broken already.
+// Send sends a line through every connection without waiting for the reply, for which
+// the next [Held.Check] waits. It creates traffic during a fault that is repaired
+// before the clients give up. The error joins one for each connection that is already
+// broken.
 func (h *Held) Send() error {
 	var errs []error
 	for _, c := range h.connections {
@@ -79,9 +80,8 @@ func (h *Held) Send() error {
 	return errors.Join(errs...)
 }
 
-// Split returns those connections in which the server does not see the client's own
-// address, and the others. They are the same ones: a line through one of them is one
-// through one of h.
+// Split returns the connections in which the server does not see the client's own
+// address, and the others. Both share their connections with h.
 func (h *Held) Split() (masqueraded, others *Held) {
 	masqueraded, others = &Held{}, &Held{}
 	for _, c := range h.connections {
@@ -94,20 +94,20 @@ func (h *Held) Split() (masqueraded, others *Held) {
 	return masqueraded, others
 }
 
-// connection is one that stays open.
+// connection is an open connection.
 type connection struct {
 	net.Conn
 	r      *bufio.Reader
 	from   string
 	to     netip.AddrPort
 	server netip.AddrPort
-	// client is the client's address, and source what the server sees of it.
+	// client is the client's address, and source the address that the server sees.
 	client, source netip.Addr
-	// sent and received are numbers of lines.
+	// sent and received count lines.
 	sent, received int
 }
 
-// open connects over TCP, and fails the test if it cannot.
+// open opens a TCP connection. It fails the test on an error.
 func (w *World) open(from string, to netip.AddrPort) *connection {
 	w.tb.Helper()
 	ctx, cancel := context.WithTimeout(w.tb.Context(), w.timeout())
@@ -121,7 +121,7 @@ func (w *World) open(from string, to netip.AddrPort) *connection {
 	return &connection{Conn: c, r: r, from: from, to: to, server: o.server, client: client, source: o.source}
 }
 
-// send has the server asked to send back a line.
+// send sends a line, which the server will send back.
 func (c *connection) send(deadline time.Time) error {
 	c.sent++
 	c.SetDeadline(deadline)
@@ -129,7 +129,7 @@ func (c *connection) send(deadline time.Time) error {
 	return err
 }
 
-// echo has the server send back a line, and all that it was asked for before.
+// echo sends a line and waits for the server to return it and all earlier ones.
 func (c *connection) echo(deadline time.Time) error {
 	if err := c.send(deadline); err != nil {
 		return err

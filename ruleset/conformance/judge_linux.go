@@ -16,14 +16,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// concurrentChecks is how many connections a world checks at a time. Most of the time
-// is spent waiting for what must not come.
+// concurrentChecks is the number of connections that a world checks concurrently.
+// Most of the time it waits for replies that must not arrive.
 const concurrentChecks = 16
 
-// check makes the connections of the rows, in every family, and compares what
-// becomes of them with the oracle's verdict, and what the backend counted with
-// both. If something was wrong the world ends: what follows would most likely only
-// say it again.
+// check makes the connections of the rows in every family. It compares the results
+// with Trace, and the backend's counters with both. If a connection fails, the world
+// ends, because later failures would mostly be the same.
 func (w *World) check(rows ...row) {
 	w.tb.Helper()
 	snapshot := w.Engine.Snapshot()
@@ -32,8 +31,8 @@ func (w *World) check(rows ...row) {
 	var wg sync.WaitGroup
 	var failures atomic.Int32
 	limit := make(chan struct{}, concurrentChecks)
-	// An ICMP error goes to every raw socket between the two addresses: one SCTP
-	// probe at a time.
+	// An ICMP error reaches every raw socket between the two addresses, so probe SCTP
+	// one at a time.
 	var raw sync.Mutex
 	one := func(from host, r row, f tracker.Family) {
 		if r.proto == sctp {
@@ -68,11 +67,11 @@ func (w *World) check(rows ...row) {
 	}
 }
 
-// checkFor is check for what is about a feature.
+// checkFor calls check unless the backend lacks the feature.
 func (w *World) checkFor(f Feature, rows ...row) {
 	w.tb.Helper()
 	if why, ok := w.options.Skip[f]; ok {
-		w.tb.Logf("not looked at, as the backend does not do %s: %s", f, why)
+		w.tb.Logf("not checked: the backend does not support %s: %s", f, why)
 		return
 	}
 	w.check(rows...)
@@ -86,7 +85,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	}
 	v := s.Trace(p)
 	if got := w.describe(v, f); got != sortWords(r.want) {
-		return fmt.Errorf("the oracle says %q (%s), this world %q: one of them is wrong", got, v.Rule, r.want)
+		return fmt.Errorf("the verdict of Trace is %q (%s), but the world expects %q: one of them is wrong", got, v.Rule, r.want)
 	}
 	ctx, timeout, silence := w.tb.Context(), w.timeout(), cmp.Or(w.options.silence, silence)
 	complain := func(o outcome, want string) error {
@@ -111,7 +110,7 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 			wait = silence
 		}
 		if o := from.probe(ctx, r.proto, to, wait); o.kind != want.kind || o.server != want.server || o.source != want.source {
-			return complain(o, fmt.Sprintf("be let pass (%s)", want))
+			return complain(o, fmt.Sprintf("pass (%s)", want))
 		}
 	case ruleset.ActionForward:
 		return w.judgeForward(from, p, v)
@@ -119,9 +118,9 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	return nil
 }
 
-// judgeForward connects until every endpoint was reached. One of n that is used
-// as often as the others is missed by 30n connections with a probability of e^-30;
-// where there are weights, n is that of the lightest among as many of its kind.
+// judgeForward connects until every endpoint was reached. The probability that 30n
+// connections miss one of n equally used endpoints is e^-30. With weights, n is the
+// total weight divided by the least weight.
 func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) error {
 	n := len(v.Endpoints)
 	sum, least := w.totalWeight(v)
@@ -130,8 +129,8 @@ func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) err
 	var last netip.AddrPort
 	moves := -1
 	for i := 0; i < 30*((sum+least-1)/least) && (len(seen) < n || i < n+2); i++ {
-		// A backend that takes turns may be in step with several hosts, each of which
-		// then always gets the same endpoint.
+		// A round-robin backend may be in step with several hosts, each of which then
+		// always gets the same endpoint.
 		if i > 3*n {
 			time.Sleep(rand.N(time.Millisecond))
 		}
@@ -145,12 +144,12 @@ func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) err
 		if ep.Addr != last {
 			last, moves = ep.Addr, moves+1
 		}
-		// Who stays with an endpoint sees no other, but will stay.
+		// A client with a fixed endpoint sees no other one.
 		if fixed && i == n+1 {
 			break
 		}
 	}
-	// Who is moved does not come back.
+	// A client that is moved must not return to its previous endpoint.
 	if fixed && moves != 0 && (moves != len(seen)-1 || !w.mayMove(v)) {
 		return fmt.Errorf("client affinity or a hash of the source, but connections went to %d endpoints (%s)", len(seen), counts(seen))
 	}
@@ -160,24 +159,24 @@ func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) err
 	return nil
 }
 
-// does reports whether the backend does what the feature is.
+// does reports whether the backend supports the feature.
 func (w *World) does(f Feature) bool {
 	_, skipped := w.options.Skip[f]
 	return !skipped
 }
 
-// mayMove reports whether a client that is to stay with an endpoint may be moved by
-// what became of other endpoints a while ago.
+// mayMove reports whether an earlier change of other endpoints may move a client that
+// has a fixed endpoint.
 func (w *World) mayMove(v ruleset.Verdict) bool {
 	if v.Affinity == 0 {
 		return !w.does(HashOfEndpoints)
 	}
 	f := v.Frontend
-	near := f.ShortCircuit() && f.Internal != f.Target && slices.Equal(v.Endpoints, v.Service.Pool(f.Internal))
-	return near && !w.does(AffinityNear)
+	internal := f.ShortCircuit() && f.Internal != f.Target && slices.Equal(v.Endpoints, v.Service.Pool(f.Internal))
+	return internal && !w.does(AffinityNear)
 }
 
-// permitted returns the endpoint that was reached, or what is wrong with that.
+// permitted returns the endpoint that was reached, or an error if it must not be.
 func (w *World) permitted(o outcome, p ruleset.Packet, v ruleset.Verdict) (*tracker.Endpoint, error) {
 	switch {
 	case o.kind == silent:
@@ -209,7 +208,7 @@ func counts(seen map[netip.AddrPort]int) string {
 	return strings.Join(b, ", ")
 }
 
-// unhandled is what becomes of a packet that no Service has anything to do with.
+// unhandled returns the expected outcome for a packet that is not for a Service.
 func (w *World) unhandled(from host, to netip.AddrPort) outcome {
 	f := tracker.FamilyOf(to.Addr())
 	if slices.Contains(w.net.nodeAddresses(f), to.Addr()) {
@@ -223,11 +222,11 @@ func (w *World) unhandled(from host, to netip.AddrPort) outcome {
 			return outcome{kind: reached, server: to, source: from.addr(f)}
 		}
 	}
-	// It goes by the default route to a host that does not know it.
+	// The default route leads to a host that drops the packet.
 	return outcome{kind: silent}
 }
 
-// describe puts a verdict as [row] does.
+// describe formats a verdict like row.want.
 func (w *World) describe(v ruleset.Verdict, f tracker.Family) string {
 	return describe(v, func(a netip.Addr) string { return w.podAt(f, a) })
 }

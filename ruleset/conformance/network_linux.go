@@ -21,12 +21,12 @@ import (
 //	        | veth-pod1     | veth-pod2    | veth-pod3
 //	   10.244.1.11     10.244.1.12     10.244.1.13     gateway 10.244.1.1
 //
-// Everybody's default route is by way of the node, so an answer finds its way
-// back through it whether the source was preserved or masqueraded, and the
-// source tells the two apart. The node's own default route leads to the clients'
-// host, which swallows what is not for it: packets to a virtual address that the
-// backend let pass get no answer.
-// nodeAddresses is everything that the node's kernel calls local.
+// The node is the default router of all other hosts, so a reply comes back through it
+// whether the source was preserved or masqueraded, and the source shows which. The node's
+// own default route leads to the clients' host, which drops packets that are not for it:
+// packets to a virtual address that the backend passes get no reply.
+
+// nodeAddresses returns all local addresses of the node.
 func (n *network) nodeAddresses(f tracker.Family) []netip.Addr {
 	out := nodeAddresses(f)
 	for _, t := range n.bound {
@@ -35,7 +35,7 @@ func (n *network) nodeAddresses(f tracker.Family) []netip.Addr {
 	return out
 }
 
-// bind gives the node further addresses.
+// bind adds addresses to the node.
 func (n *network) bind(tb testing.TB, families []tracker.Family, addresses []target) {
 	tb.Helper()
 	n.bound = addresses
@@ -48,15 +48,14 @@ func (n *network) bind(tb testing.TB, families []tracker.Family, addresses []tar
 	}
 }
 
-// host is where connections come from: one address of one namespace.
+// host is a source of connections: one address of one namespace.
 type host struct {
 	name string
 	ns   *netlab.Host
-	// in is the interface of the node that its packets come in by, "" for the
-	// node's own.
+	// in is the node's interface on which its packets arrive, "" for the node itself.
 	in   string
 	addr func(tracker.Family) netip.Addr
-	// ports counts the source ports given out.
+	// ports counts the allocated source ports.
 	ports   *atomic.Uint32
 	stalls  *stall.Detector
 	excuses *excuses
@@ -72,34 +71,34 @@ func (h host) open(f func() error) error {
 	return f()
 }
 
-// firstPort is the first of the source ports for UDP and SCTP, and portCount how
-// many there are.
+// firstPort is the first source port for UDP and SCTP, and portCount the number of
+// ports.
 const firstPort, portCount = 10000, 50000
 
-// port returns a source port that has not been used for long. The node's
-// connection tracking remembers for half a minute where the last datagrams from a
-// port were sent, and sends the next ones there as well.
+// port returns a source port that was not used for a long time. The node's connection
+// tracking remembers for half a minute where the last datagrams from a port were
+// sent, and sends the next ones there too.
 func (h host) port() uint16 { return uint16(firstPort + h.ports.Add(1)%portCount) }
 
-// pod is where connections go to.
+// pod is a server that connections can reach.
 type pod struct {
 	name, node string
 	ns         *netlab.Host
 	addr       func(tracker.Family) netip.Addr
 }
 
-// network is the namespaces of a world.
+// network holds the namespaces of a world.
 type network struct {
 	node  *netlab.Host
 	hosts map[string]host
 	pods  []pod
-	// bound is further addresses of the node.
+	// bound holds further addresses of the node.
 	bound []target
 }
 
-// newNetwork builds the network, with so many clients and remote pods, and with
-// the local pods behind a bridge or without. Connections are excused because of stalls
-// and counted in counts.
+// newNetwork builds the network with the given numbers of clients and remote pods.
+// bridge puts the local pods behind a bridge. Connections are excused because of
+// stalls and counted in counts.
 func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods int, bridge bool, stalls *stall.Detector, counts *excuses) *network {
 	tb.Helper()
 	netlab.Require(tb)
@@ -118,13 +117,13 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 		tb.Helper()
 		h, err := lab.Host(name)
 		must(err)
-		// Refusals are ICMP errors: every one counts, so none may be held back.
+		// Refusals are ICMP errors, which must not be rate-limited.
 		must(
 			h.Sysctl("net/ipv4/icmp_ratemask", "0"),
 			h.Sysctl("net/ipv6/icmp/ratemask", "0"),
-			// Replies from pod to pod go out of the node by the bridge that they came in
-			// by, of which it tells the pods by a redirect, in IPv6 whatever its settings.
-			// A pod that heeded it would answer past the node's address translation.
+			// Replies from pod to pod leave the node on the bridge on which they
+			// arrived. The node then sends a redirect, in IPv6 whatever its settings.
+			// A pod that followed it would bypass the node's address translation.
 			h.Sysctl("net/ipv6/conf/default/accept_redirects", "0"))
 		return h
 	}
@@ -136,8 +135,8 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 
 	must(node.Forward())
 	must(
-		// A hairpin goes out by the interface that it came in by: no cause for an
-		// ICMP redirect.
+		// A hairpin packet leaves on the interface on which it arrived. This must not
+		// cause an ICMP redirect.
 		node.Sysctl("net/ipv4/conf/all/send_redirects", "0"),
 		node.Sysctl("net/ipv4/conf/default/send_redirects", "0"))
 	must(
@@ -153,8 +152,8 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 	}
 	if bridge {
 		must(node.AddBridge(bridgeName, names...))
-		// Bridged frames are not to meet the rules for packets: everything is
-		// routed, through the bridge's own address.
+		// Bridged frames must not pass the rules for packets: everything is routed,
+		// through the bridge's own address.
 		for _, s := range []string{"ip", "ip6"} {
 			path := "net/bridge/bridge-nf-call-" + s + "tables"
 			if _, err := os.Stat("/proc/sys/" + path); err == nil {

@@ -15,14 +15,14 @@ import (
 
 const namespace = "conformance"
 
-// service is a Service with its endpoints, as a world writes it down.
+// service is the short form of a Service with its endpoints in a world.
 type service struct {
 	name string
 	// number chooses its cluster IPs, external IPs and load-balancer IPs.
 	number int
 	kind   v1.ServiceType // "" is ClusterIP
 	ports  []port         // nil is one TCP port 80
-	// Where else it is reached: at how many external and load-balancer IPs.
+	// Whether it has external and load-balancer IPs.
 	externalIPs, loadBalancerIPs bool
 	// externalNumber, if not 0, chooses the external IPs in place of number.
 	externalNumber int
@@ -44,17 +44,17 @@ type port struct {
 	target   int32 // 0 is podPort
 }
 
-// endpoint is an endpoint of a Service, by the name of its pod.
+// endpoint is an endpoint of a Service, with the name of its pod.
 type endpoint struct {
 	pod string
-	// unready and terminating are as in the EndpointSlice's conditions; an
-	// endpoint serves if it is ready, or if serving is set.
+	// unready and terminating are conditions of the EndpointSlice. An endpoint serves
+	// if it is ready or serving is set.
 	unready, serving, terminating bool
 	zones, nodes                  []string
 	weight                        *int // nil is 1
 }
 
-// on returns ready endpoints.
+// on returns ready endpoints on the named pods.
 func on(pods ...string) []endpoint {
 	out := make([]endpoint, 0, len(pods))
 	for _, p := range pods {
@@ -92,7 +92,7 @@ func (s service) complete() *service {
 
 func sliceName(service string, f tracker.Family) string { return fmt.Sprintf("%s-%d", service, f) }
 
-// object returns the Service as the API has it.
+// object returns the API object of the Service.
 func (s *service) object(families []tracker.Family) *v1.Service {
 	o := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: s.name},
@@ -137,7 +137,7 @@ func (s *service) object(families []tracker.Family) *v1.Service {
 	return o
 }
 
-// slice returns the Service's endpoints in one family as the API has them.
+// slice returns the EndpointSlice of the Service in one family.
 func (s *service) slice(f tracker.Family) *discovery.EndpointSlice {
 	o := &discovery.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{

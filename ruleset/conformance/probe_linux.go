@@ -17,22 +17,22 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// silence is how long a connection is waited for that is not to come about. What must
-// come about or be refused gets [testtime.Timeout]; a TCP connection that was accepted
-// or refused only after a packet was retransmitted fails nevertheless, unless the
-// machine stalled.
+// silence is the time to wait for a connection that must get no reply. Connections
+// that must be accepted or refused get [testtime.Timeout]. A TCP connection that is
+// accepted or refused only after a retransmission fails even so, unless the machine
+// stalled.
 const silence = 250 * time.Millisecond
 
-// outcome is what became of a connection.
+// outcome is the result of a connection.
 type outcome struct {
 	kind outcomeKind
-	// server and source are who answered and by what address it saw the client,
+	// server is the server that responded and source the client address that it saw,
 	// if reached.
 	server netip.AddrPort
 	source netip.Addr
-	// notSent: sending failed with EPERM.
+	// notSent reports whether sending failed with EPERM.
 	notSent bool
-	// err says more of what failed.
+	// err is the cause of a failure.
 	err error
 }
 
@@ -58,7 +58,7 @@ func (o outcome) String() string {
 	return string(o.kind)
 }
 
-// probe makes one connection and says what became of it within the time.
+// probe makes one connection and returns its result within the given time.
 func (h host) probe(ctx context.Context, proto v1.Protocol, to netip.AddrPort, wait time.Duration) outcome {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -89,21 +89,21 @@ func parseGreeting(text string) outcome {
 	server, err1 := netip.ParseAddrPort(self)
 	source, err2 := netip.ParseAddrPort(peer)
 	if err := errors.Join(err1, err2); err != nil {
-		return outcome{kind: failed, err: fmt.Errorf("strange answer %q: %w", text, err)}
+		return outcome{kind: failed, err: fmt.Errorf("unexpected reply %q: %w", text, err)}
 	}
 	return outcome{kind: reached, server: server, source: source.Addr().Unmap()}
 }
 
-// local returns the address that the host connects from, with a port or 0.
+// local returns the host's source address, with a port or 0.
 func (h host) local(to netip.AddrPort, port uint16) string {
 	return netip.AddrPortFrom(h.addr(tracker.FamilyOf(to.Addr())), port).String()
 }
 
-// errRetransmitted means that a connection was accepted or refused only after the
-// client's kernel had sent a packet again: the first one was lost.
+// errRetransmitted means that a connection was accepted or refused only after a
+// retransmission by the client's kernel: the first packet was lost.
 var errRetransmitted = errors.New("the first packet was lost")
 
-// connect opens a TCP connection, on which the server's greeting has arrived.
+// connect opens a TCP connection and reads the server's greeting.
 func (h host) connect(ctx context.Context, to netip.AddrPort) (*net.TCPConn, *bufio.Reader, string, error) {
 	c, err := h.dialTCP(ctx, to)
 	if err != nil {
@@ -119,7 +119,7 @@ func (h host) connect(ctx context.Context, to netip.AddrPort) (*net.TCPConn, *bu
 }
 
 func receiveGreeting(ctx context.Context, c *net.TCPConn, r *bufio.Reader) (string, error) {
-	// Close with a reset: no port is left in TIME_WAIT, neither here nor in the
+	// Close with a reset, so that no port stays in TIME_WAIT, neither here nor in the
 	// node's connection tracking.
 	if err := c.SetLinger(0); err != nil {
 		return "", err
@@ -178,8 +178,8 @@ func (h host) probeUDP(ctx context.Context, to netip.AddrPort) (string, error) {
 	}
 	defer c.Close()
 	var text string
-	// A socket that is refused may try again: address translation sees only the first
-	// packet of a flow, and the others must be refused as well.
+	// A refused socket sends again: address translation sees only the first packet of
+	// a flow, and the others must be refused too.
 	for range 3 {
 		text, err = ask(ctx, c.(packetConn), []byte("hello\n"), func(b []byte) (string, bool) {
 			return strings.TrimSpace(string(b)), true
@@ -191,21 +191,21 @@ func (h host) probeUDP(ctx context.Context, to netip.AddrPort) (string, error) {
 	return text, err
 }
 
-// packetConn is a connected socket. Only ReadFrom takes the IP header off what a
-// raw socket receives.
+// packetConn is a connected socket. Only ReadFrom removes the IP header from packets
+// of a raw socket.
 type packetConn interface {
 	net.Conn
 	net.PacketConn
 }
 
-// ask sends one packet and returns the first answer that is one. If sending failed
-// with EPERM, the error wraps that as well as what the socket reported next.
+// ask sends one packet and returns the first valid reply. If sending failed with
+// EPERM, the error wraps that and the next error of the socket.
 func ask(ctx context.Context, c packetConn, packet []byte, isAnswer func([]byte) (string, bool)) (string, error) {
 	if deadline, ok := ctx.Deadline(); ok {
 		c.SetDeadline(deadline)
 	}
-	// A sender on the node itself may get EPERM for a packet that was dropped. If it
-	// was refused, the socket reports that next.
+	// A sender on the node itself may get EPERM for a dropped packet. If the packet
+	// was refused, the socket's next error reports that.
 	_, notSent := c.Write(packet)
 	if notSent != nil && !errors.Is(notSent, unix.EPERM) {
 		return "", notSent

@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// randomConfig makes up what a random world has of its own.
+// randomConfig returns the configuration of a random world.
 func randomConfig(rng *rand.Rand, skip map[Feature]string, sctp bool) (c config) {
 	does := func(f Feature) bool { _, skipped := skip[f]; return !skipped }
 	c.masqueradeAll = does(MasqueradeAll) && rng.IntN(6) == 0
@@ -29,13 +29,13 @@ func randomConfig(rng *rand.Rand, skip map[Feature]string, sctp bool) (c config)
 		case 1:
 			c.localTraffic = &ruleset.LocalTraffic{InterfacePrefix: interfacePrefix}
 		case 2:
-			c.localTraffic = &ruleset.LocalTraffic{} // not known
+			c.localTraffic = &ruleset.LocalTraffic{} // unknown
 		}
 	}
 	return c
 }
 
-// randomParams returns what random worlds are made of.
+// randomParams returns the parameters of random worlds.
 func randomParams(families []tracker.Family, skip map[Feature]string, c config) worldgen.Params {
 	does := func(f Feature) bool { _, skipped := skip[f]; return !skipped }
 	p := worldgen.Params{
@@ -54,7 +54,7 @@ func randomParams(families []tracker.Family, skip map[Feature]string, c config) 
 		p.Backends = append(p.Backends, worldgen.Backend{Node: node, Addr: addr, Ports: []uint16{podPort, podPort2}})
 	}
 	if !c.sctp {
-		// The node itself is an endpoint, too. It does not answer SCTP.
+		// The node itself is an endpoint too. It does not respond to SCTP.
 		p.Backends = append(p.Backends, worldgen.Backend{Node: nodeName, Addr: primary, Ports: []uint16{nodePortOwn}})
 	}
 	if does(SourceRanges) {
@@ -63,7 +63,7 @@ func randomParams(families []tracker.Family, skip map[Feature]string, c config) 
 	return p
 }
 
-// quiet is a test within a test: what is to be cleaned up is before it goes on.
+// quiet is a test within a test. Its clean-up runs when it ends.
 type quiet struct {
 	testing.TB
 	undo []func()
@@ -77,7 +77,7 @@ func (q *quiet) cleanup() {
 	}
 }
 
-// difference returns the lines that only one of two texts has.
+// difference returns the lines that occur in only one of two texts.
 func difference(got, want string) string {
 	count := map[string]int{}
 	for l := range strings.Lines(got) {

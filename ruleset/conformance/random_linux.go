@@ -20,22 +20,22 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Random says how [RunRandom] makes up worlds.
+// Random configures [RunRandom].
 type Random struct {
-	// First is the seed of the first world; each further one has the next. The same
-	// seed makes the same world.
+	// First is the seed of the first world. Each further world has the next seed. The
+	// same seed makes the same world.
 	First uint64
-	// Worlds is how many worlds there are, 0 for 10, and Steps how often each is
-	// changed, 0 for 4.
+	// Worlds is the number of worlds, 0 for 10, and Steps the number of changes of
+	// each, 0 for 4.
 	Worlds, Steps int
-	// For, if not 0, is for how long further worlds are made, whatever Worlds says.
+	// For, if not 0, is the duration for which worlds are made, whatever Worlds is.
 	For time.Duration
-	// Packets is how many connections are tried after each step, 0 for 60.
+	// Packets is the number of connections after each step, 0 for 60.
 	Packets int
-	// Dump, if not nil, returns what a backend has programmed, so that after each
-	// step it can be compared with what another one programs that is made, in a
-	// namespace of its own, when all has already happened. What may differ without
-	// meaning anything, such as numbers given out, must not be in it.
+	// Dump, if not nil, returns what a backend has programmed. After each step it is
+	// compared with the result of another backend, made in its own namespace, that
+	// gets the final state at once. The text must not contain values that may differ,
+	// such as allocated numbers.
 	Dump func(tb testing.TB, env Env, b ruleset.Backend) string
 }
 
@@ -52,10 +52,10 @@ func (r Random) withDefaults() Random {
 	return r
 }
 
-// RunRandom tests a backend in worlds that are made up at random, each a parallel
-// sub-test named by its seed. After each step of a series of changes, connections
-// from everywhere to anywhere meet what the oracle says. Of a world that fails, as
-// few of the changes as it takes are printed. Retransmissions are excused as by [Run].
+// RunRandom tests a backend in random worlds, each a parallel sub-test named by its
+// seed. After each step of a series of changes, random connections must have the
+// result of Trace. If a world fails, RunRandom prints a small set of changes with
+// which it still fails. Retransmissions are excused as by [Run].
 func RunRandom(t *testing.T, o Options, r Random) {
 	t.Helper()
 	if err := o.validate(); err != nil {
@@ -80,7 +80,7 @@ func RunRandom(t *testing.T, o Options, r Random) {
 		}
 		return
 	}
-	// A handful at a time, each group of them ended before the next.
+	// Run eight worlds at a time.
 	for seed := r.First; time.Since(start) < r.For && !t.Failed(); {
 		t.Run(fmt.Sprintf("after=%v", time.Since(start).Round(time.Second)), func(t *testing.T) {
 			for range 8 {
@@ -94,14 +94,14 @@ func RunRandom(t *testing.T, o Options, r Random) {
 	}
 }
 
-// randomWorld is a world that is made up.
+// randomWorld is a random world.
 type randomWorld struct {
 	testing.TB
 	options Options
 	random  Random
 	seed    uint64
 	rng     *rand.Rand
-	// config is of the network, the same whenever the world is made again.
+	// config is the configuration of the network, the same each time the world is made.
 	config config
 }
 
@@ -111,20 +111,19 @@ func newRandomWorld(tb testing.TB, o Options, r Random, seed uint64) *randomWorl
 	return w
 }
 
-// generator makes up what happens in a world.
+// generator returns the generator of a world's changes.
 func (w *randomWorld) generator(world *World) *worldgen.Generator {
 	return worldgen.New(w.seed, randomParams(world.Env.Families, w.options.Skip, w.config))
 }
 
-// mishap is what went wrong.
-type mishap struct {
+// failure is the failure of a step.
+type failure struct {
 	err error
-	// packets is the connections that met something else than they should, if that
-	// is what it was.
+	// packets holds the failed connections, if the failure is about connections.
 	packets []packet
 }
 
-// packet is one connection that is tried.
+// packet is one connection to make.
 type packet struct {
 	from string
 	row  row
@@ -149,14 +148,14 @@ func (w *randomWorld) run() {
 		w.Errorf("seed %d, step %d: %v", w.seed, i, m.err)
 		deadline := time.Now().Add(time.Minute)
 		fewer := worldgen.Minimise(steps, func(s worldgen.Steps) bool { return w.fails(s, m) }, func() bool { return time.Now().After(deadline) })
-		w.Errorf("%d of %d changes are enough (local traffic %+v, NodePort addresses %v, masquerade all %v):\n%s",
+		w.Errorf("%d of %d changes suffice to fail (local traffic %+v, NodePort addresses %v, masquerade all %v):\n%s",
 			fewer.Ops(), steps.Ops(), world.Engine.Snapshot().Node.LocalTraffic, w.config.nodePortAddresses, w.config.masqueradeAll, fewer)
 		return
 	}
 }
 
-// fails reports whether the steps, in a new world, end like m.
-func (w *randomWorld) fails(steps worldgen.Steps, m mishap) bool {
+// fails reports whether the steps, in a new world, fail like m.
+func (w *randomWorld) fails(steps worldgen.Steps, m failure) bool {
 	failed := false
 	inner := &quiet{TB: w.TB}
 	func() {
@@ -179,19 +178,19 @@ func (w *randomWorld) fails(steps worldgen.Steps, m mishap) bool {
 	return failed
 }
 
-// step makes changes, and says what was wrong afterwards: with the packets given,
-// or with random ones.
-func (w *randomWorld) step(world *World, ops []worldgen.Op, packets []packet) mishap {
+// step applies changes and checks connections afterwards: the given ones or random
+// ones.
+func (w *randomWorld) step(world *World, ops []worldgen.Op, packets []packet) failure {
 	for _, o := range ops {
 		o.Apply(world.Tracker)
 	}
 	if err := world.Do(func() error { return world.Cursor.Sync(context.Background()) }); err != nil {
-		return mishap{err: fmt.Errorf("sync: %w", err)}
+		return failure{err: fmt.Errorf("sync: %w", err)}
 	}
 	if packets == nil {
 		if w.random.Dump != nil {
 			if err := w.compare(world); err != nil {
-				return mishap{err: err}
+				return failure{err: err}
 			}
 		}
 		packets = w.packets(world)
@@ -199,7 +198,7 @@ func (w *randomWorld) step(world *World, ops []worldgen.Op, packets []packet) mi
 	return world.judgeAll(packets)
 }
 
-// compare compares what was programmed step by step with what is at once.
+// compare compares the result of programming step by step with that of programming everything at once.
 func (w *randomWorld) compare(world *World) error {
 	inner := &quiet{TB: w.TB}
 	defer inner.cleanup()
@@ -231,11 +230,11 @@ func (w *randomWorld) compare(world *World) error {
 	if got == want {
 		return nil
 	}
-	return fmt.Errorf("what was programmed step by step differs from what is at once:\n%s", difference(got, want))
+	return fmt.Errorf("the incremental result differs from that of a cold start:\n%s", difference(got, want))
 }
 
-// packets makes up connections: to every frontend from somebody, and to addresses
-// around them.
+// packets returns random connections: to every frontend from some host, and to
+// addresses around them.
 func (w *randomWorld) packets(world *World) []packet {
 	skip := func(f Feature) bool { _, ok := w.options.Skip[f]; return ok }
 	hosts := []string{"client1", "client2", "remote1", "remote3", "pod1", "pod2", "pod3", nodeName}
@@ -244,10 +243,10 @@ func (w *randomWorld) packets(world *World) []packet {
 	add := func(proto v1.Protocol, a netip.AddrPort) {
 		p := packet{
 			from: hosts[w.rng.IntN(len(hosts))], f: tracker.FamilyOf(a.Addr()),
-			row: row{proto: proto, to: target{name: "it", at: func(tracker.Family) netip.AddrPort { return a }}},
+			row: row{proto: proto, to: target{name: "address", at: func(tracker.Family) netip.AddrPort { return a }}},
 		}
-		// An answer from the other node to its own pod would not come by this one, and
-		// a pod's connection to itself begins at its own node.
+		// A reply from the other node to its own pod would bypass this node, and a
+		// pod's connection to itself starts at the pod's own node.
 		v := world.trace(snapshot, p)
 		if strings.HasPrefix(p.from, remoteName) && slices.ContainsFunc(v.Endpoints, func(ep *tracker.Endpoint) bool {
 			return ep.Node == remoteName && (!v.MasqueradeTo(ep) || ep.Addr.Addr() == world.net.hosts[p.from].addr(p.f))
@@ -281,15 +280,15 @@ func (w *randomWorld) packets(world *World) []packet {
 	return out[:min(len(out), w.random.Packets)]
 }
 
-// trace returns what must become of a connection.
+// trace returns the expected result of a connection.
 func (w *World) trace(s *ruleset.Snapshot, p packet) ruleset.Verdict {
 	from := w.net.hosts[p.from]
 	return s.Trace(ruleset.Packet{From: from.addr(p.f), InInterface: from.in, Protocol: p.row.proto, To: p.row.to.at(p.f), NodeAddresses: w.net.nodeAddresses(p.f)})
 }
 
-// judgeAll tries connections. Those that are for the same Service are tried one
-// after the other: who is remembered must not be two at once.
-func (w *World) judgeAll(packets []packet) mishap {
+// judgeAll makes connections. It makes those to the same Service one after another:
+// two concurrent connections of a client could store two affinities.
+func (w *World) judgeAll(packets []packet) failure {
 	snapshot := w.Engine.Snapshot()
 	groups := map[string][]packet{}
 	for i, p := range packets {
@@ -301,7 +300,7 @@ func (w *World) judgeAll(packets []packet) mishap {
 	}
 	var (
 		mu    sync.Mutex
-		out   mishap
+		out   failure
 		wg    sync.WaitGroup
 		limit = make(chan struct{}, concurrentChecks)
 	)

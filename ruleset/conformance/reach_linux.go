@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Reach connects once, from a client outside, and returns the server that has
-// answered. The error says what became of the connection otherwise, within the time:
-// it was refused, or has had no answer. Over UDP it is one request and its answer,
-// from a new port. It may be called by any goroutine.
+// Reach connects once from an external client and returns the server that responded.
+// It returns an error if the connection is refused or gets no reply within the time.
+// A UDP connection is one request with its reply, from a new port. Reach is safe for
+// concurrent use.
 func (w *World) Reach(to Target, wait time.Duration) (netip.AddrPort, error) {
 	from := w.net.hosts["client1"]
 	o := from.probe(w.tb.Context(), to.Protocol, to.Addr, wait)

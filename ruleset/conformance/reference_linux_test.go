@@ -14,32 +14,32 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// reference is a backend as plain as can be: it writes the whole ruleset as a
-// script for the nft program, a chain for every pool, on every change. It proves the suite, and the suite proves it; it shares nothing with
-// the backend of package nftables.
+// reference is a very simple backend: on every change it writes the whole ruleset as
+// a script for the nft program, with a chain for every pool. It validates the suite,
+// and the suite validates it. It shares no code with package nftables.
 //
-// It uses no anonymous sets: one that a transaction replaces is empty for packets
-// that are on their way through the chain at that moment.
+// It uses no anonymous sets: a replaced set is empty for packets that traverse the
+// chain at that moment.
 type reference struct {
 	faults   faults
 	node     *ruleset.Node
 	services map[tracker.Key]*ruleset.Service
-	// chains and sets are those of the last script.
+	// chains and sets hold the names in the last script.
 	chains, sets map[string]bool
 }
 
-// faults is what a broken reference does wrong, by itself; see also broken.
+// faults are the faults of a broken reference; see also broken.
 type faults struct {
 	noHairpin, noClosedPorts, noUnallocated, uneven bool
-	// losesFirst drops the first packet of every TCP connection from elsewhere.
+	// losesFirst drops the first packet of every TCP connection from other hosts.
 	losesFirst bool
-	// stopsOwn stops what the node sends to its own addresses on its way out.
+	// stopsOwn drops packets of the node to its own addresses on their way out.
 	stopsOwn bool
-	// refuseUnknown refuses whatever is not known in place of dropping it.
+	// refuseUnknown refuses packets to unknown addresses instead of dropping them.
 	refuseUnknown bool
-	// forgetful makes everything afresh on every change.
+	// forgetful rebuilds everything on every change.
 	forgetful bool
-	// gap is how long there are no rules at all on every change.
+	// gap is the time without any rules on every change.
 	gap time.Duration
 }
 
@@ -121,8 +121,8 @@ func nft(ctx context.Context, script string) error {
 	return nil
 }
 
-// hooks is the base chains, by where their packets come from: in from the wire,
-// out from the node itself.
+// hooks lists the base chains, by the origin of their packets: from the network, or
+// from the node itself.
 var hooks = map[string]string{
 	"firewall_in":  "{ type filter hook prerouting priority -110; }",
 	"firewall_out": "{ type filter hook output priority -110; }",
@@ -203,7 +203,7 @@ func ip(f tracker.Family) string {
 	return "ip"
 }
 
-// nodePortMatches returns matches of the addresses at which NodePorts answer.
+// nodePortMatches returns matches of the addresses that serve NodePorts.
 func (r *reference) nodePortMatches(f tracker.Family) (out []string) {
 	n := r.node.NodePorts(f)
 	if n.All {
@@ -219,8 +219,8 @@ func (r *reference) nodePortMatches(f tracker.Family) (out []string) {
 	return out
 }
 
-// frontend writes the rules of one frontend; addr is the match of its address,
-// "" for its own.
+// frontend writes the rules of one frontend. addr matches its address; "" means the
+// frontend's own.
 func (r *reference) frontend(s *script, svc *ruleset.Service, f *ruleset.Frontend, addr string) {
 	fam := ip(svc.Key.Family)
 	if addr == "" {
@@ -239,7 +239,7 @@ func (r *reference) frontend(s *script, svc *ruleset.Service, f *ruleset.Fronten
 	}
 	for _, hook := range []string{"in", "out"} {
 		fromNode := hook == "out"
-		// The last one is of everybody else.
+		// The last rule is for all other clients.
 		for _, who := range append(r.fromPods(svc.Key.Family, fromNode), "") {
 			pods := who != ""
 			target, do := f.TargetFor(pods || fromNode), ""
@@ -252,14 +252,14 @@ func (r *reference) frontend(s *script, svc *ruleset.Service, f *ruleset.Fronten
 			case ruleset.ToLocal:
 				s.add("nat_"+hook, "%s %s %s goto s%d_local", match, who, do, svc.ID)
 			case ruleset.Reject, ruleset.Drop:
-				// Left as it is, it comes by the filters.
+				// The unchanged packet passes the filters.
 				s.add("nat_"+hook, "%s %s return", match, who)
 				verdict := "drop"
 				if target == ruleset.Reject {
 					verdict = "reject"
 				}
 				if fromNode {
-					// What the node sends to itself comes by filter_in.
+					// Packets of the node to itself pass filter_in.
 					leaves := "fib daddr type != local"
 					if r.faults.stopsOwn {
 						leaves = ""
@@ -339,12 +339,12 @@ func (r *reference) pools(s *script, svc *ruleset.Service) {
 	}
 }
 
-// clients names the set of the clients that stay with an endpoint.
+// clients returns the name of the set of clients with affinity to an endpoint.
 func clients(svc *ruleset.Service, ep *tracker.Endpoint) string {
 	return fmt.Sprintf("s%d_%dms_%s", svc.ID, svc.Port.Affinity.Milliseconds(), sanitize(ep.Addr))
 }
 
-// sanitize makes part of a name of an address.
+// sanitize converts an address to a part of a name.
 func sanitize(addr fmt.Stringer) string {
 	return strings.NewReplacer(":", "_", "[", "", "]", "", " ", "_").Replace(addr.String())
 }

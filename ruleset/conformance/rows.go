@@ -17,24 +17,24 @@ const (
 	sctp = v1.ProtocolSCTP
 )
 
-// row is one line of a world: connections of a kind and what must become of
-// them. What must become of them is the oracle's to say; want is there for the
-// reader, and to see that a world is about what it means to be about.
+// row is one line of a world: connections of one kind and their expected result.
+// Trace determines the result. want documents it, and detects worlds that do not test
+// what they should.
 type row struct {
 	// from lists the hosts, by name.
 	from  string
 	proto v1.Protocol
 	to    target
-	// want is "reject", "drop", "pass", or the names of the pods of which each
-	// may be reached, with ":port" if it is not podPort, and with a * if it sees
-	// the node's address in place of the source.
+	// want is "reject", "drop", "pass", or the names of the pods that may be reached,
+	// with ":port" if the port is not podPort, and with a * if the pod sees the
+	// node's address in place of the source.
 	want string
 }
 
-// enough is how many failures of one check are reported.
+// enough bounds the failures reported for one check.
 const enough = 8
 
-// describe puts a verdict as [row] does. name returns the name of the pod that has an
+// describe formats a verdict like row.want. name returns the name of the pod with an
 // address, or "".
 func describe(v ruleset.Verdict, name func(netip.Addr) string) string {
 	if v.Action != ruleset.ActionForward {

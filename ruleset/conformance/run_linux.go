@@ -10,14 +10,14 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// Run tests a backend in every world of the suite, each a parallel sub-test. A backend
-// that forwards nothing at all fails in the first one, after a second, and the others
-// are not run: most of them would wait for answers that do not come.
+// Run tests a backend in every world of the suite, each a parallel sub-test. The
+// first sub-test fails within a second if the backend forwards nothing; Run then
+// skips all others, which would mostly wait for timeouts.
 //
-// TCP connections in which a packet was retransmitted fail, and so do UDP requests without
-// an answer. [World.Churn] excuses requests, and every world connections, if the machine
-// stalled. Each world logs how many it excused, and Run fails if it excused
-// more than 1 % of all connections (and more than 16, which one stall can cost).
+// TCP connections with a retransmitted packet fail, and so do UDP requests without a
+// reply. If the machine stalled, [World.Churn] excuses such requests and every world
+// such connections. Each world logs the number of excused ones, and Run fails if they
+// exceed 1 % of all connections (and 16, the cost of a single stall).
 func Run(t *testing.T, o Options) {
 	t.Helper()
 	if err := o.validate(); err != nil {
@@ -29,7 +29,7 @@ func Run(t *testing.T, o Options) {
 		return
 	}
 	worlds := slices.Concat(
-		// Those that wait come first.
+		// Worlds that wait come first.
 		affinityPacketWorlds(),
 		changePacketWorlds(),
 		bridgeWorlds(),
@@ -42,7 +42,7 @@ func Run(t *testing.T, o Options) {
 		t.Run(world.name, func(t *testing.T) {
 			for _, f := range world.needs {
 				if why, ok := o.Skip[f]; ok {
-					t.Skipf("the backend does not do %s: %s", f, why)
+					t.Skipf("the backend does not support %s: %s", f, why)
 				}
 			}
 			if world.config.sctp {
@@ -54,29 +54,29 @@ func Run(t *testing.T, o Options) {
 	}
 }
 
-// packets is the script of a world that needs real packets.
+// packets returns the script of a world that needs real packets.
 func packets(run func(*World)) func(cluster) { return func(w cluster) { run(w.(*World)) } }
 
-// shortly is how long a backend has to forward one connection of two.
+// shortly is the time for the backend to forward one of two connections.
 const shortly = 500 * time.Millisecond
 
-// forwards is the first sub-test: it fails if the node refuses connections to a NodePort
-// and a connection to the cluster IP gets no answer, shortly after the backend has
-// reported success.
+// forwards is the first sub-test. It fails if, shortly after the backend reported
+// success, the node refuses connections to a NodePort and a connection to the cluster
+// IP gets no reply.
 func forwards(t *testing.T, o Options) bool {
 	return t.Run("something is forwarded", func(t *testing.T) {
 		w := newWorld(t, o, config{})
 		w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1")})
 		w.Sync()
 		client, f := w.net.hosts["client1"], w.Env.Families[0]
-		var said []string
+		var results []string
 		for _, to := range []target{atPrimary(30080), clusterIP(1, 80)} {
 			o := client.probe(t.Context(), tcp, to.at(f), shortly)
 			if o.kind == reached || to.at(f).Addr() == primary(f) && o.kind != refused {
 				return
 			}
-			said = append(said, fmt.Sprintf("TCP from %s to %s (%s): %s, must be forwarded", client.name, to.name, to.at(f), o))
+			results = append(results, fmt.Sprintf("TCP from %s to %s (%s): %s, must be forwarded", client.name, to.name, to.at(f), o))
 		}
-		t.Errorf("the backend forwards nothing; no other world is run:\n%s", strings.Join(said, "\n"))
+		t.Errorf("the backend forwards nothing; all other worlds are skipped:\n%s", strings.Join(results, "\n"))
 	})
 }

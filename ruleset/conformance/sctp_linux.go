@@ -15,22 +15,22 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// SCTP is spoken here as far as the first two packets of an association (RFC
-// 9260 section 5.1), through raw sockets: that is all a data plane forwards by,
-// and needs no SCTP in the kernel but its connection tracking and NAT.
+// Probes use only the first two packets of an SCTP association (RFC 9260 section
+// 5.1), through raw sockets. A data plane needs no more to forward it, and the kernel
+// needs only connection tracking and NAT for SCTP.
 
 const (
 	protoSCTP = "132"
-	// Chunk types (RFC 9260 section 3.2) and the parameter that an answer carries
-	// the server's greeting in (section 3.3.3.1).
+	// Chunk types (RFC 9260 section 3.2) and the parameter of a reply that carries
+	// the server's greeting (section 3.3.3.1).
 	chunkInit, chunkInitAck = 1, 2
 	paramStateCookie        = 7
-	// The offset of the first parameter of either chunk: the common header, the
+	// The offset of the first parameter of both chunks: the common header, the
 	// chunk's header and its fixed part.
 	initParams = 12 + 4 + 16
 )
 
-// sctpTracked reports whether the kernel tracks, and so can translate, SCTP.
+// sctpTracked reports whether the kernel can track and translate SCTP.
 func sctpTracked() bool {
 	_, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_closed")
 	return err == nil
@@ -62,7 +62,7 @@ func sctpPacket(from, to uint16, verification uint32, chunk byte, tag uint32, co
 			b = append(b, 0)
 		}
 	}
-	// The one field that is little-endian (appendix A).
+	// The only little-endian field (appendix A).
 	binary.LittleEndian.PutUint32(b[8:], sctpChecksum(b))
 	return b
 }
@@ -73,7 +73,7 @@ func sctpChecksum(packet []byte) uint32 {
 	return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))
 }
 
-// sctpHeader is what of a packet matters here.
+// sctpHeader holds the fields of a packet that matter here.
 type sctpHeader struct {
 	from, to          uint16
 	verification, tag uint32
@@ -81,8 +81,8 @@ type sctpHeader struct {
 	cookie            []byte
 }
 
-// parseSCTP reads a packet, and reports whether it is one of ours and its
-// checksum is right.
+// parseSCTP parses a packet. ok reports whether it has a chunk that these probes use
+// and a correct checksum.
 func parseSCTP(b []byte) (h sctpHeader, ok bool) {
 	be := binary.BigEndian
 	if len(b) < initParams || binary.LittleEndian.Uint32(b[8:]) != sctpChecksum(b) {
@@ -102,7 +102,7 @@ func parseSCTP(b []byte) (h sctpHeader, ok bool) {
 	return h, true
 }
 
-// serveSCTP has every pod answer INITs to its ports with its greeting.
+// serveSCTP makes every pod respond to INITs to its ports with its greeting.
 func (n *network) serveSCTP(tb testing.TB, families []tracker.Family) {
 	tb.Helper()
 	for _, f := range families {
@@ -138,7 +138,7 @@ func answerSCTP(c *net.IPConn, self netip.Addr) {
 	}
 }
 
-// probeSCTP asks for an association and returns the server's greeting.
+// probeSCTP sends an INIT and returns the server's greeting.
 func (h host) probeSCTP(ctx context.Context, to netip.AddrPort) (string, error) {
 	f := tracker.FamilyOf(to.Addr())
 	var c *net.IPConn

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestSCTPPackets(t *testing.T) {
+func TestSCTPPacketsAreParsed(t *testing.T) {
 	for n := range 9 {
 		cookie := []byte(strings.Repeat("x", n))
 		b := sctpPacket(1234, 80, 7, chunkInitAck, 9, cookie)
@@ -17,12 +17,12 @@ func TestSCTPPackets(t *testing.T) {
 		}
 		b[1]++
 		if _, ok := parseSCTP(b); ok {
-			t.Errorf("%d bytes: a wrong checksum passed", n)
+			t.Errorf("%d bytes: a wrong checksum is accepted", n)
 		}
 	}
 }
 
-// FuzzSCTP looks for packets that parseSCTP trips over.
+// FuzzSCTP looks for packets that make parseSCTP fail.
 func FuzzSCTP(f *testing.F) {
 	f.Add(sctpPacket(1, 2, 3, chunkInit, 4, nil))
 	f.Add(sctpPacket(1, 2, 3, chunkInitAck, 4, []byte("cookie")))

@@ -12,10 +12,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Every server greets whoever connects, or sends a datagram, with a line that
-// says who it is and by what address it sees the other: "10.244.1.11:8080
-// 192.0.2.10:40000". A TCP server then sends back whatever it gets, until the
-// connection is closed.
+// Every server greets a new TCP connection or a datagram with a line of its own
+// address and the client's address that it sees: "10.244.1.11:8080 192.0.2.10:40000".
+// A TCP server then sends back everything it receives, until the connection is
+// closed.
 
 // serve starts the servers of all pods and of the node itself.
 func (n *network) serve(tb testing.TB, families []tracker.Family) {
@@ -101,7 +101,7 @@ func serveUDP(tb testing.TB, ns *netlab.Host, at netip.AddrPort) {
 			if err != nil {
 				return
 			}
-			// Who cannot be answered notices by getting no answer.
+			// A client without a reply reports that itself.
 			_, _ = c.WriteTo(greeting(at, from), from)
 		}
 	}()

@@ -14,12 +14,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// simHosts lists the hosts from which packets are sent to everything.
+// simHosts lists the hosts that send packets to every destination.
 var simHosts = []string{"client1", "client2", "remote1", "pod1", "pod2", "pod3", nodeName}
 
-// judge compares what packets meet with what they must: from everywhere to every
-// frontend, from somewhere to every frontend that there was, and to addresses around
-// them.
+// judge compares the handling of packets with the expected one: from every kind of
+// host to every frontend, from some host to every former frontend, and to addresses
+// around them.
 func (w *simWorld) judge(s *ruleset.Snapshot) error {
 	var hosts []simHost
 	for _, name := range simHosts {
@@ -55,7 +55,7 @@ func (w *simWorld) judge(s *ruleset.Snapshot) error {
 		}
 		n++
 		if err := try(hosts[n%len(hosts)], w.concrete(t, n)); err != nil {
-			return fmt.Errorf("where a frontend was: %w", err)
+			return fmt.Errorf("at a former frontend: %w", err)
 		}
 	}
 	for _, f := range w.o.Families {
@@ -71,7 +71,7 @@ func (w *simWorld) judge(s *ruleset.Snapshot) error {
 	return nil
 }
 
-// targetsOf returns where there are frontends, in an order of its own.
+// targetsOf returns the targets of the frontends, in a fixed order.
 func targetsOf(s *ruleset.Snapshot) []simTarget {
 	var out []simTarget
 	for _, svc := range s.Services {
@@ -101,7 +101,7 @@ func (w *simWorld) concrete(t simTarget, n int) simTarget {
 	return t
 }
 
-// judged reports whether a verdict depends on nothing that the backend does without.
+// judged reports whether a verdict does not depend on a feature that the backend lacks.
 func (w *simWorld) judged(v ruleset.Verdict, p ruleset.Packet) bool {
 	toNode := slices.Contains(p.NodeAddresses, p.To.Addr())
 	switch {
@@ -117,7 +117,7 @@ func (w *simWorld) judged(v ruleset.Verdict, p ruleset.Packet) bool {
 	return true
 }
 
-// compare compares what a packet meets with what it must.
+// compare compares the outcome of a packet with its verdict.
 func (w *simWorld) compare(v ruleset.Verdict, p ruleset.Packet) error {
 	if !w.judged(v, p) {
 		return nil
@@ -149,7 +149,7 @@ func (w *simWorld) compare(v ruleset.Verdict, p ruleset.Packet) error {
 		}
 		ep := v.Endpoints[j]
 		must := v.MasqueradeTo(ep) || !w.does(SourceAddress)
-		// Nothing is replaced on the way to the node itself.
+		// Packets to the node itself are not masqueraded.
 		if here := slices.Contains(p.NodeAddresses, ep.Addr.Addr()); !here && c.Masquerade != must {
 			return fail("to %s masquerade is %t, must be %t", c.Addr, c.Masquerade, must)
 		}
@@ -168,7 +168,7 @@ func (w *simWorld) compare(v ruleset.Verdict, p ruleset.Packet) error {
 	return nil
 }
 
-// handle asks the data plane.
+// handle calls the data plane's Handle.
 func (w *simWorld) handle(p ruleset.Packet) Outcome {
 	o := w.plane.Handle(p)
 	o.Action = cmp.Or(o.Action, ruleset.ActionPass)
@@ -188,23 +188,23 @@ func (o Outcome) String() string {
 	return fmt.Sprintf("forward to [%s]", strings.Join(to, " "))
 }
 
-// watched is a packet that is sent at each Look, with what must become of it by each of
-// the pending rulesets.
+// watched is a packet that is checked at each Look, with the verdict of each pending
+// ruleset.
 type watched struct {
 	packet   ruleset.Packet
 	from     string
 	verdicts []ruleset.Verdict
-	// forwards is how many of the verdicts forward.
+	// forwards is the number of verdicts that forward.
 	forwards int
-	// endpoints holds those that the Services of the verdicts have in any of the
-	// rulesets: what leads to a Service and its pools need not change at once.
+	// endpoints holds the endpoints of the verdicts' Services in any of the rulesets:
+	// the references to a Service and its pools need not change at the same time.
 	endpoints map[netip.AddrPort]bool
 }
 
-// watchedOthers is how many frontends of Services that do not change are watched.
+// watchedOthers bounds the watched frontends of unchanged Services.
 const watchedOthers = 8
 
-// look is SimEnv.Look.
+// look implements SimEnv.Look.
 func (w *simWorld) look() {
 	if w.looked != nil || w.engine == nil {
 		return
@@ -272,7 +272,7 @@ func (w *simWorld) watch() []watched {
 	return out
 }
 
-// between judges an outcome while an Apply is under way.
+// between checks an outcome during an Apply.
 func between(p watched, o Outcome) error {
 	switch {
 	case o.Action != ruleset.ActionForward && p.forwards == len(p.verdicts):

@@ -17,10 +17,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// fault is what is wrong with a simPlane's backend.
+// fault is the fault of a simPlane's backend.
 type fault string
 
-// simPlane is a data plane of two tables, written to entry by entry.
+// simPlane is a data plane of two tables, written entry by entry.
 type simPlane struct {
 	env SimEnv
 	// owners: the key of a frontend contains its Service.
@@ -47,21 +47,21 @@ type simFront struct {
 
 type simEntry struct {
 	service  tracker.Key
-	pools    simPool // .service is what pools are named by
+	pools    simPool // .service is the name of the pools
 	frontend ruleset.Frontend
 	affinity time.Duration
 	hash     tracker.Hash
-	// since orders entries: of several for one address the oldest counts.
+	// since orders entries: of several for one address the oldest is used.
 	since int
 }
 
 type simPool struct {
 	service tracker.Key
-	id      uint32 // in place of service, for a backend at fault
+	id      uint32 // replaces service, for a faulty backend
 	target  ruleset.Target
 }
 
-// simPlanes returns the New of a Simulation.
+// simPlanes returns the New function of a Simulation.
 func simPlanes(owners bool, fault fault) func(testing.TB, SimEnv) Plane {
 	return func(_ testing.TB, env SimEnv) Plane {
 		p := &simPlane{env: env, owners: owners, fault: fault, fronts: map[simAddr]map[tracker.Key]simEntry{}, pools: map[simPool][]*tracker.Endpoint{}}
@@ -103,7 +103,7 @@ func (p *simPlane) pool(s *ruleset.Service, k tracker.Key, t ruleset.Target) sim
 
 var simTargets = [...]ruleset.Target{ruleset.ToCluster, ruleset.ToLocal}
 
-// apply follows the numbered steps of package ruleset, but for its fault.
+// apply performs the numbered steps of package ruleset, except for its fault.
 func (p *simPlane) apply(_ context.Context, d *ruleset.Delta) error {
 	failed := map[tracker.Key]error{}
 	step := func(f func(c *ruleset.Change) error) {
@@ -170,7 +170,7 @@ func (p *simPlane) apply(_ context.Context, d *ruleset.Delta) error {
 		step(fill(false))
 	}
 	if d.Full && len(failed) == 0 && p.fault != "leaves what an earlier process wrote" {
-		// They may lead to pools that are emptied next.
+		// They may refer to pools that are emptied next.
 		if err := p.prune(d); err != nil {
 			return err
 		}
@@ -278,7 +278,7 @@ func (p *simPlane) find(addr netip.Addr, pk ruleset.Packet) (e simEntry, ok bool
 	return e, ok
 }
 
-// clusterIP reports whether an address is a Service's cluster IP.
+// clusterIP reports whether an address is a cluster IP.
 func (p *simPlane) clusterIP(a netip.Addr) bool {
 	for at, entries := range p.fronts {
 		if at.addr != a {

@@ -15,94 +15,94 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Simulation says how [Simulate] tests a backend.
+// Simulation configures [Simulate].
 type Simulation struct {
-	// New makes an empty data plane for one world; required.
+	// New makes an empty data plane for one world. It is required.
 	New func(tb testing.TB, env SimEnv) Plane
-	// Families is the address families to test, nil for both.
+	// Families lists the address families to test. Nil means both.
 	Families []tracker.Family
-	// Skip lists the features that the backend does without, and why, as in
-	// [Options.Skip]. What such a feature is about is not judged.
+	// Skip lists the features that the backend lacks, with a reason, as in
+	// [Options].Skip. Simulate does not check behaviour about these features.
 	Skip map[Feature]string
-	// First is the seed of the first random world; each further one has the next. The
-	// same seed makes the same world.
+	// First is the seed of the first random world. Each further world has the next
+	// seed. The same seed makes the same world.
 	First uint64
-	// Worlds is the number of random worlds, 0 for 24, and Steps is how often each is
-	// changed, 0 for 24.
+	// Worlds is the number of random worlds, and Steps the number of changes of each.
+	// 0 means 24.
 	Worlds, Steps int
 }
 
-// SimEnv is what a simulated data plane is made with.
+// SimEnv is the environment of a simulated data plane.
 type SimEnv struct {
-	// Families is the address families in use.
+	// Families lists the address families in use.
 	Families []tracker.Family
 	// Fail returns an error if a write must fail, and nil otherwise. The data plane
-	// calls it in each write and returns its error. Whether a write that fails takes
-	// effect is the data plane's choice. Fail and Look must be called within Apply, by
-	// one goroutine at a time.
+	// calls it in each write and returns its error. A failed write may or may not
+	// take effect. Fail and Look must be called within Apply, by one goroutine at a
+	// time.
 	Fail func() error
-	// Look judges what packets meet at this moment. A data plane that is written to
-	// entry by entry calls it after each write. One that replaces everything in one step
+	// Look checks the current handling of packets. A data plane that is written entry
+	// by entry calls it after each write. One that replaces everything in one step
 	// need not call it.
 	Look func()
 }
 
 // Plane is a simulated data plane, with the backends that write to it.
 type Plane struct {
-	// Backend makes a backend that writes to the data plane; required. It is called
-	// again for each restart: the backend made before is then no longer used, and the
-	// new one finds the data plane as that one left it.
+	// Backend makes a backend that writes to the data plane. It is required. It is
+	// called again for each restart: the previous backend is then no longer used, and
+	// the new one gets the data plane in its current state.
 	Backend func() ruleset.Backend
-	// Handle returns what the data plane does with a packet; required. It looks the
-	// packet up in what has been written and must not change anything. It is called by
+	// Handle returns what the data plane does with a packet. It is required. It looks
+	// the packet up in the data plane and must not change anything. It is called by
 	// one goroutine at a time, also from within Look.
 	Handle func(ruleset.Packet) Outcome
-	// Dump, if not nil, returns what has been written, a line an entry. After each step
-	// of a random world it is compared with that of another data plane, whose backend
-	// is given everything at once. What may differ without meaning, such as IDs, must not
-	// be in it. It finds entries that no packet meets.
+	// Dump, if not nil, returns the contents of the data plane, one line per entry.
+	// After each step of a random world it is compared with the contents of another
+	// data plane, whose backend gets everything at once. This finds entries that no
+	// packet uses. The text must not contain values that may differ, such as IDs.
 	Dump func() string
 }
 
-// Outcome is what a data plane does with the first packet of a connection.
+// Outcome is the handling of the first packet of a connection by a data plane.
 type Outcome struct {
-	// Action is what becomes of the packet. 0 counts as [ruleset.ActionPass].
+	// Action is what happens to the packet. 0 counts as [ruleset.ActionPass].
 	Action ruleset.Action
-	// Endpoints holds, if the packet is forwarded, every endpoint that may get it.
+	// Endpoints holds the endpoints that may get the packet, if it is forwarded.
 	Endpoints []Choice
-	// Affinity is for how long the client stays with its endpoint, 0 for not at all.
+	// Affinity is the time for which the client keeps its endpoint, 0 for none.
 	Affinity time.Duration
-	// Hash is what of the connection the endpoint follows from.
+	// Hash is the part of the connection that determines the endpoint.
 	Hash tracker.Hash
 }
 
 // Choice is an endpoint that may get a packet.
 type Choice struct {
-	// Addr is the endpoint's address. The zero AddrPort stands for an endpoint that the
+	// Addr is the endpoint's address. The zero AddrPort means an endpoint that the
 	// data plane chooses and does not find.
 	Addr netip.AddrPort
-	// Weight is its weight among the others.
+	// Weight is the endpoint's weight relative to the others.
 	Weight int
-	// Masquerade reports whether it gets the packet with an address of the node's as
-	// the source: because of [ruleset.Frontend.Masquerade], or because the endpoint is
-	// the packet's source. It is not judged for endpoints at the node's own addresses.
+	// Masquerade reports whether the endpoint sees an address of the node as the
+	// source, either because of [ruleset.Frontend].Masquerade or because the endpoint
+	// is the packet's source. It is ignored for endpoints at the node's own
+	// addresses.
 	Masquerade bool
 }
 
-// Simulate tests a backend without packets: it calls [Plane.Handle] where [Run] and
+// Simulate tests a backend without packets. It calls [Plane].Handle where [Run] and
 // RunRandom make connections, and compares the [Outcome] with
 // [ruleset.Snapshot.Trace]. It needs no privileges and runs on every system.
 //
-// Every scripted world is run three times: as it is, with writes that fail before
-// each step, and with a restart before each step. Random worlds do all of that by
-// chance, and frontends move between Services in most of their steps. After each
-// step that succeeded, packets from everywhere to every frontend, and to those that
-// there were, must meet exactly what the oracle returns. At each [SimEnv.Look]
-// a frontend that forwards before and after must forward, to endpoints that there are
-// before or after.
+// Simulate runs every scripted world three times: unchanged, with failing writes
+// before each step, and with a restart before each step. Random worlds do all of this
+// at random, and in most of their steps frontends move between Services. After each
+// successful step, packets from every kind of host to every current and former
+// frontend must get the result of Trace. At each [SimEnv].Look a frontend that
+// forwards before and after must forward, to endpoints that exist before or after.
 //
-// Affinity, hashes and weights are judged by what an Outcome states. Whether the data
-// plane keeps to it only packets can show.
+// Affinity, hashes and weights are compared with the Outcome. Only packets can show
+// whether the data plane implements them.
 func Simulate(t *testing.T, s Simulation) {
 	t.Helper()
 	s, err := s.complete()
@@ -113,7 +113,7 @@ func Simulate(t *testing.T, s Simulation) {
 		t.Run(world.name, func(t *testing.T) {
 			for _, f := range world.needs {
 				if why, ok := s.Skip[f]; ok {
-					t.Skipf("the backend does not do %s: %s", f, why)
+					t.Skipf("the backend does not support %s: %s", f, why)
 				}
 			}
 			t.Parallel()
@@ -134,7 +134,7 @@ func Simulate(t *testing.T, s Simulation) {
 	}
 }
 
-// complete checks the simulation and returns it with the defaults filled in.
+// complete validates the simulation and fills in the defaults.
 func (s Simulation) complete() (Simulation, error) {
 	if s.New == nil {
 		return s, errors.New("conformance: Simulation.New is required")
@@ -150,7 +150,7 @@ func (s Simulation) complete() (Simulation, error) {
 	return s, err
 }
 
-// simMode is what a simulated world does besides its script.
+// simMode is what a simulated world does in addition to its script.
 type simMode string
 
 const (
@@ -168,8 +168,8 @@ func (s Simulation) script(tb testing.TB, world world, mode simMode) {
 	world.run(w)
 }
 
-// random runs a random world. Of one that fails, as few of the changes as it takes are
-// printed.
+// random runs a random world. If it fails, random prints a small set of changes with
+// which it still fails.
 func (s Simulation) random(tb testing.TB, seed uint64) {
 	tb.Helper()
 	steps := worldgen.Steps{}
@@ -199,18 +199,17 @@ func (s Simulation) random(tb testing.TB, seed uint64) {
 		return err != nil
 	}, func() bool { return time.Now().After(deadline) })
 	_, err = s.try(tb, seed, config, fewer)
-	tb.Errorf("%d of %d changes are enough (local traffic %+v, NodePort addresses %v, masquerade all %v): %v\n%s",
+	tb.Errorf("%d of %d changes suffice to fail (local traffic %+v, NodePort addresses %v, masquerade all %v): %v\n%s",
 		fewer.Ops(), steps.Ops(), config.localTraffic, config.nodePortAddresses, config.masqueradeAll, err, fewer)
 }
 
-// try goes through steps in a new world. It returns the step after which something was
-// wrong.
+// try performs steps in a new world. It returns the step that failed, if any.
 func (s Simulation) try(tb testing.TB, seed uint64, c config, steps worldgen.Steps) (int, error) {
 	inner := &quiet{TB: tb}
 	defer inner.cleanup()
 	w := newSimWorld(inner, s, c, nil)
 	for i, ops := range steps {
-		// What happens in a step depends on its number alone, so that it happens again
+		// The random choices of a step depend on its number only, so that they repeat
 		// in a world with fewer changes.
 		w.rng = rand.New(rand.NewPCG(seed, uint64(i)))
 		restart := w.does(Restart) && w.rng.IntN(8) == 0
@@ -240,7 +239,8 @@ func (s Simulation) try(tb testing.TB, seed uint64, c config, steps worldgen.Ste
 	return 0, nil
 }
 
-// compareDump compares what was written step by step with what is written at once.
+// compareDump compares the result of writing step by step with that of writing
+// everything at once.
 func (w *simWorld) compareDump() error {
 	if w.plane.Dump == nil {
 		return nil
@@ -255,19 +255,19 @@ func (w *simWorld) compareDump() error {
 	}
 	if got, want := w.plane.Dump(), cold.Dump(); got != want {
 		if d := difference(got, want); d != "" {
-			return fmt.Errorf("what was written step by step differs from what is at once:\n%s", d)
+			return fmt.Errorf("the incremental contents differ from those of a new data plane:\n%s", d)
 		}
 	}
 	return nil
 }
 
-// simHost is where packets come from.
+// simHost is a source of packets.
 type simHost struct {
 	name, in string
 	addr     func(tracker.Family) netip.Addr
 }
 
-// host returns the host of a name, as in [row].
+// host returns the host with a name, as in [row].
 func (w *simWorld) host(name string) simHost {
 	var n int
 	switch {

@@ -13,9 +13,9 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// TestSimulate runs the suite against data planes with and without owners in the keys
-// of frontends.
-func TestSimulate(t *testing.T) {
+// TestSimulatedPlanesPass runs the suite against data planes with and without owners
+// in the keys of frontends.
+func TestSimulatedPlanesPass(t *testing.T) {
 	for _, owners := range []bool{false, true} {
 		t.Run(fmt.Sprintf("owners=%t", owners), func(t *testing.T) {
 			Simulate(t, Simulation{New: simPlanes(owners, "")})
@@ -23,18 +23,18 @@ func TestSimulate(t *testing.T) {
 	}
 }
 
-// recorder is a test whose failures are kept and do no harm.
+// recorder is a test whose failures are stored and have no effect.
 type recorder struct {
 	testing.TB
 	mu   sync.Mutex
-	said strings.Builder
+	text strings.Builder
 	undo []func()
 }
 
 func (r *recorder) Errorf(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	fmt.Fprintf(&r.said, format+"\n", args...)
+	fmt.Fprintf(&r.text, format+"\n", args...)
 }
 
 func (r *recorder) Fatalf(format string, args ...any) {
@@ -46,7 +46,7 @@ func (r *recorder) FailNow()          { runtime.Goexit() }
 func (r *recorder) Helper()           {}
 func (r *recorder) Cleanup(f func())  { r.undo = append(r.undo, f) }
 
-// complaints runs f as a test and returns what it complains of.
+// complaints runs f as a test and returns its failure messages.
 func complaints(t *testing.T, f func(tb testing.TB)) string {
 	r := &recorder{TB: t}
 	done := make(chan struct{})
@@ -58,29 +58,29 @@ func complaints(t *testing.T, f func(tb testing.TB)) string {
 	for _, f := range r.undo {
 		f()
 	}
-	return r.said.String()
+	return r.text.String()
 }
 
-// TestSimulateFindsFaults: each broken backend is found, by a scripted world and mode
-// where one is named and by random worlds.
+// TestSimulateFindsFaults checks that random worlds find each broken backend, and
+// that the named scripted world and mode does.
 func TestSimulateFindsFaults(t *testing.T) {
 	for _, test := range []struct {
 		fault  fault
 		owners bool
-		// world and mode are of a script that must complain, "" for none.
+		// world and mode name a script that must fail, "" for none.
 		world     string
 		mode      simMode
 		complaint string
 	}{
 		{"ignores errors", false, "node port", failing, `must be|forward`},
 		{"ignores errors", true, "node port", failing, `must be|forward`},
-		{"writes frontends before pools", false, "node port", plain, `in the midst of Apply: .*forwarded, but to no endpoint`},
-		{"empties pools first", false, "internal policy Local", plain, `in the midst of Apply: .*forwarded, but to no endpoint`},
+		{"writes frontends before pools", false, "node port", plain, `during Apply: .*forwarded, but to no endpoint`},
+		{"empties pools first", false, "internal policy Local", plain, `during Apply: .*forwarded, but to no endpoint`},
 		{"ignores frontends that move", true, "frontends move between services", plain, `is not among the endpoints allowed`},
 		{"deletes frontends that move", false, "frontends move between services", plain, `must be forward|forwarded before and after`},
 		{"ignores affinity that changes", false, "affinity switched on and off", plain, `affinity is 0s, must be 1m0s`},
 		{"leaves what an earlier process wrote", true, "restart", plain, `forward to .*, must be`},
-		{"leaves pools", false, "", plain, `what was written step by step differs`},
+		{"leaves pools", false, "", plain, `the incremental contents differ`},
 		{"names pools by ID", false, "", plain, `endpoint`},
 		{"ignores source ranges", false, "source ranges", plain, `source ranges`},
 		{"has no hairpin", false, "cluster IP", plain, `masquerade is false, must be true`},
@@ -96,28 +96,28 @@ func TestSimulateFindsFaults(t *testing.T) {
 				if world.name != test.world {
 					continue
 				}
-				if said := complaints(t, func(tb testing.TB) { s.script(tb, world, test.mode) }); !want.MatchString(said) {
-					t.Errorf("%q (%s) says %q, want %s", world.name, test.mode, said, want)
+				if failures := complaints(t, func(tb testing.TB) { s.script(tb, world, test.mode) }); !want.MatchString(failures) {
+					t.Errorf("%q (%s) reports %q, want %s", world.name, test.mode, failures, want)
 				}
 			}
 			for seed := range uint64(s.Worlds) {
-				said := complaints(t, func(tb testing.TB) { s.random(tb, seed) })
-				if said == "" {
+				failures := complaints(t, func(tb testing.TB) { s.random(tb, seed) })
+				if failures == "" {
 					continue
 				}
-				if !strings.Contains(said, "changes are enough") {
-					t.Errorf("seed %d was not minimised: %s", seed, said)
+				if !strings.Contains(failures, "changes suffice") {
+					t.Errorf("seed %d was not minimised: %s", seed, failures)
 				}
 				return
 			}
-			t.Errorf("no random world complains")
+			t.Errorf("no random world fails")
 		})
 	}
 }
 
-// TestSimulateNothing: a backend that does nothing gets its first complaint from the
+// TestIdleBackendFailsSimulation checks that a backend that does nothing fails in the
 // first world.
-func TestSimulateNothing(t *testing.T) {
+func TestIdleBackendFailsSimulation(t *testing.T) {
 	s, err := Simulation{New: func(testing.TB, SimEnv) Plane {
 		return Plane{
 			Backend: func() ruleset.Backend {
@@ -133,14 +133,14 @@ func TestSimulateNothing(t *testing.T) {
 	for _, world := range scriptedWorlds() {
 		for _, mode := range simModes {
 			if complaints(t, func(tb testing.TB) { s.script(tb, world, mode) }) == "" {
-				t.Errorf("%q (%s) does not complain", world.name, mode)
+				t.Errorf("%q (%s) does not fail", world.name, mode)
 			}
 		}
 	}
 	for seed := range uint64(s.Worlds) {
 		if complaints(t, func(tb testing.TB) { s.random(tb, seed) }) == "" {
-			t.Errorf("seed %d does not complain", seed)
+			t.Errorf("seed %d does not fail", seed)
 		}
 	}
-	t.Logf("all complaints within %v", time.Since(start))
+	t.Logf("all failures within %v", time.Since(start))
 }

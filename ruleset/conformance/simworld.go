@@ -20,8 +20,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// errWrite is what a write fails with.
-var errWrite = errors.New("conformance: a write fails for the test's sake")
+// errWrite is the error of a failing write.
+var errWrite = errors.New("conformance: injected write failure")
 
 // simWorld is a simulated [cluster].
 type simWorld struct {
@@ -33,33 +33,34 @@ type simWorld struct {
 	plane  Plane
 	pods   []string
 
-	// What the API server has, for a process that starts.
+	// The objects of the API server, for a new process.
 	services map[types.NamespacedName]*v1.Service
 	slices   map[types.NamespacedName]*discovery.EndpointSlice
 	info     tracker.NodeInfo
 	cidrs    []netip.Prefix
-	// scripted is what set was last given.
+	// scripted holds the services last passed to set.
 	scripted map[string]*service
 
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
 	cursor  *ruleset.Cursor
 
-	// pending is the ruleset that the backend last acknowledged, and those that it was
-	// offered since.
+	// pending holds the ruleset that the backend last acknowledged, and those offered
+	// since.
 	pending []*ruleset.Snapshot
-	// seen is where there was a frontend once.
+	// seen holds every target that ever was a frontend.
 	seen map[simTarget]bool
-	// failRate is the probability that a write fails, and failures counts those that did.
+	// failRate is the probability that a write fails. failures counts the failed
+	// writes.
 	failRate float64
 	failures int
-	// watched is the packets of each Look, nil before the first of a Sync, and looked is
-	// what the first bad Look found.
+	// watched holds the packets checked at each Look, nil before the first Look of a
+	// Sync. looked is the first error that a Look found.
 	watched []watched
 	looked  error
 }
 
-// simTarget is where packets go to. For a NodePort the address is unspecified.
+// simTarget is the destination of packets. For a NodePort the address is unspecified.
 type simTarget struct {
 	at    netip.AddrPort
 	proto v1.Protocol
@@ -86,7 +87,7 @@ func newSimWorld(tb testing.TB, o Simulation, c config, rng *rand.Rand) *simWorl
 	return w
 }
 
-// apply makes a change.
+// apply applies a change.
 func (w *simWorld) apply(o worldgen.Op) {
 	switch {
 	case o.SetService != nil:
@@ -140,8 +141,8 @@ func (w *simWorld) families() []tracker.Family { return w.o.Families }
 func (w *simWorld) resync()                    { w.cursor.Resync() }
 func (w *simWorld) detach()                    { w.cursor.Detach() }
 
-// attach starts a process: a tracker and an engine that know nothing of an earlier
-// one, the objects in any order, and a backend on the data plane as it is.
+// attach starts a process: a new tracker and engine, all objects in any order, and a
+// backend on the data plane in its current state.
 func (w *simWorld) attach() {
 	w.tb.Helper()
 	must := func(err error) {
@@ -191,14 +192,14 @@ func (w *simWorld) Sync() {
 	}
 }
 
-// sync has the backend apply what has changed, as the mode says, and judges what comes
-// of it.
+// sync syncs the backend, with failures or restarts depending on the mode, and checks
+// the result.
 func (w *simWorld) sync() error {
 	switch w.mode {
 	case failing:
 		for range 1 + w.rng.IntN(3) {
 			if err := w.attempt([]float64{0.02, 0.1, 0.4}[w.rng.IntN(3)]); err != nil {
-				return fmt.Errorf("with writes that fail: %w", err)
+				return fmt.Errorf("with failing writes: %w", err)
 			}
 		}
 	case restarting:
@@ -208,7 +209,7 @@ func (w *simWorld) sync() error {
 	return w.attempt(0)
 }
 
-// attempt calls Sync once, with a probability that a write fails.
+// attempt calls Sync once, with the given probability of failing writes.
 func (w *simWorld) attempt(failRate float64) error {
 	s := w.engine.Snapshot()
 	w.pending = append(w.pending, s)
@@ -217,9 +218,9 @@ func (w *simWorld) attempt(failRate float64) error {
 	w.failRate = 0
 	switch {
 	case w.looked != nil:
-		return fmt.Errorf("in the midst of Apply: %w", w.looked)
+		return fmt.Errorf("during Apply: %w", w.looked)
 	case err != nil && w.failures == 0:
-		return fmt.Errorf("sync failed, but no write: %w", err)
+		return fmt.Errorf("sync failed without a failing write: %w", err)
 	case err != nil:
 		return nil
 	}
@@ -227,7 +228,7 @@ func (w *simWorld) attempt(failRate float64) error {
 	return w.judge(s)
 }
 
-// fail is SimEnv.Fail.
+// fail implements SimEnv.Fail.
 func (w *simWorld) fail() error {
 	if w.failRate == 0 || w.rng.Float64() >= w.failRate {
 		return nil
@@ -252,7 +253,7 @@ func (w *simWorld) check(rows ...row) {
 				v := s.Trace(p)
 				err := w.compare(v, p)
 				if got := describe(v, func(a netip.Addr) string { return w.podAt(f, a) }); got != sortWords(r.want) {
-					err = fmt.Errorf("the oracle returns %q (%s), this world %q: one of them is wrong", got, v.Rule, r.want)
+					err = fmt.Errorf("the verdict of Trace is %q (%s), but the world expects %q: one of them is wrong", got, v.Rule, r.want)
 				}
 				if err != nil && failed < enough {
 					failed++

@@ -7,7 +7,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// target is where connections go to, in every family.
+// target is the destination of connections, in every family.
 type target struct {
 	name string
 	at   func(tracker.Family) netip.AddrPort
@@ -20,8 +20,8 @@ func at(name string, port int, addr func(tracker.Family) netip.Addr) target {
 	}
 }
 
-// clusterIP, externalIP and loadBalancerIP are the addresses of the service of
-// that number.
+// clusterIP, externalIP and loadBalancerIP return the addresses of the service with
+// the given number.
 func clusterIP(number, port int) target {
 	return at(fmt.Sprint("cluster IP ", number), port, func(f tracker.Family) netip.Addr {
 		return numbered(f, "10.96.0.0", "fd00:10:96::", number)

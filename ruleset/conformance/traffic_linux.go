@@ -11,8 +11,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// tally counts what became of a world's connections, to be compared with what the backend
-// counted.
+// tally counts the results of a world's connections, for comparison with the
+// backend's counters.
 type tally struct {
 	mu       sync.Mutex
 	services map[tracker.Key]ruleset.Counters
@@ -58,8 +58,8 @@ func (w *World) traffic() *ruleset.Traffic {
 	return t
 }
 
-// compare returns what the backend counted otherwise than t, between two readings. Packets
-// that are refused or dropped may be repeated.
+// compare returns an error if the difference of two readings of the backend's
+// counters differs from t. Refused or dropped packets may be repeated.
 func (t *tally) compare(before, after *ruleset.Traffic) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -70,7 +70,7 @@ func (t *tally) compare(before, after *ruleset.Traffic) error {
 	for k := range keys {
 		want, b, a := t.services[k], before.Services[k], after.Services[k]
 		wrong := func(what string, counted, want uint64) {
-			errs = append(errs, fmt.Errorf("%s: the backend counted %d %s, there were %d", k, counted, what, want))
+			errs = append(errs, fmt.Errorf("%s: the backend counted %d %s instead of %d", k, counted, what, want))
 		}
 		if n := a.Connections - b.Connections; after.Known.Has(ruleset.CountsConnections) && n != want.Connections {
 			wrong("connections", n, want.Connections)

@@ -8,7 +8,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestTallyComparesCounters hands in readings of a backend that counts rightly and wrongly.
+// TestTallyComparesCounters passes readings of backends with correct and with wrong
+// counters.
 func TestTallyComparesCounters(t *testing.T) {
 	a, b := tracker.Key{Family: tracker.IPv4}, tracker.Key{Family: tracker.IPv6}
 	var made tally
@@ -30,14 +31,14 @@ func TestTallyComparesCounters(t *testing.T) {
 		{func(t *ruleset.Traffic) { t.Known, t.Services = 0, nil }, ""},
 		{func(t *ruleset.Traffic) {
 			t.Services[a] = ruleset.Counters{Connections: 8, Packets: 70, Bytes: 700, Refused: 6, Dropped: 7}
-		}, "counted 3 connections, there were 2"},
+		}, "counted 3 connections instead of 2"},
 		{func(t *ruleset.Traffic) {
 			t.Services[a] = ruleset.Counters{Connections: 7, Packets: 50, Bytes: 700, Refused: 6, Dropped: 7}
 		}, "counted 0 packets"},
 		{func(t *ruleset.Traffic) {
 			t.Services[a] = ruleset.Counters{Connections: 7, Packets: 70, Bytes: 700, Refused: 5, Dropped: 7}
 		}, "counted 0 refused packets"},
-		{func(t *ruleset.Traffic) { t.Services[b] = ruleset.Counters{Dropped: 1} }, "counted 1 dropped packets, there were 0"},
+		{func(t *ruleset.Traffic) { t.Services[b] = ruleset.Counters{Dropped: 1} }, "counted 1 dropped packets instead of 0"},
 	} {
 		after := reading(all, right)
 		c.edit(after)

@@ -16,34 +16,33 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// World is a small cluster around one node, in network namespaces, with a
-// backend at work in it. See the package documentation for what it looks like.
-// Sync and Churn must not be called by several goroutines at once, and not Sync by
-// another than the test's own.
+// World is a small cluster around one node, in network namespaces, with a backend.
+// The package documentation describes it. Sync and Churn are not safe for concurrent
+// use, and Sync must be called by the goroutine of the test.
 type World struct {
-	// Tracker is to be given Services and EndpointSlices; the node and that all is
-	// synced it knows already. Engine and Cursor lead from it to the backend.
+	// Tracker takes Services and EndpointSlices. It already has the node and is
+	// synced. Engine and Cursor connect it to the backend.
 	Tracker *tracker.Tracker
 	Engine  *ruleset.Engine
 	Cursor  *ruleset.Cursor
-	// Env is what the backend was made with.
+	// Env is the environment of the backend.
 	Env Env
 
 	tb      testing.TB
 	options Options
 	net     *network
 	backend ruleset.Backend
-	// services is what setService was last given.
+	// services holds the services last passed to set.
 	services map[string]*service
-	// made is what became of the connections of the last check.
+	// made counts the results of the last check's connections.
 	made tally
 }
 
-// NewWorld makes a World without Services, for tests beyond those of [Run]: pods
-// on the node and on another, and clients outside. Local traffic is told by the
-// local pods' CIDRs, NodePorts answer at all of the node's addresses, and no
-// Options.Skip matters. It skips the test where namespaces cannot be made.
-// Everything is taken down when the test ends. Retransmissions in a stall of the
+// NewWorld makes a World without Services, for tests beyond those of [Run]: pods on
+// the node and on another one, and external clients. The CIDRs of the local pods
+// determine local traffic, and NodePorts are served at all of the node's addresses.
+// Options.Skip has no effect. NewWorld skips the test if namespaces cannot be made.
+// The World is removed when the test ends. Retransmissions during a stall of the
 // machine are excused, counted and limited as by [Run], but for this World alone.
 func NewWorld(tb testing.TB, o Options) *World {
 	tb.Helper()
@@ -103,7 +102,7 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 	w.Tracker, err = tracker.New(tracker.Config{
 		Node:     tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(families, primary)},
 		Families: families,
-		// Objects say by annotations what the API has no fields for.
+		// Annotations carry the settings without an API field.
 		OnService:  worldgen.OnService,
 		OnEndpoint: worldgen.OnEndpoint,
 	})
@@ -126,10 +125,10 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 	return w
 }
 
-// timeout returns how long a connection is waited for that must be accepted or refused.
+// timeout returns the time to wait for a connection that must be accepted or refused.
 func (w *World) timeout() time.Duration { return cmp.Or(w.options.timeout, testtime.Timeout) }
 
-// attach makes a backend and has it follow the ruleset.
+// attach makes a backend and attaches it to the Engine.
 func (w *World) attach() {
 	w.tb.Helper()
 	var backend ruleset.Backend
@@ -146,12 +145,11 @@ func (w *World) attach() {
 	w.Cursor = w.Engine.Attach("conformance", backend)
 }
 
-// Do runs f on a thread inside the node's network namespace. Goroutines that f
-// starts do not run inside. The error is f's, or why the namespace could not be
-// entered.
+// Do runs f on a thread in the node's network namespace. Goroutines that f starts run
+// outside. Do returns the error of f, or an error if it cannot enter the namespace.
 func (w *World) Do(f func() error) error { return w.net.node.Do(f) }
 
-// Sync has the backend apply what has changed, and fails the test if it cannot.
+// Sync calls the Cursor's Sync and fails the test on an error.
 func (w *World) Sync() {
 	w.tb.Helper()
 	if err := w.Do(func() error { return w.Cursor.Sync(context.Background()) }); err != nil {
@@ -159,10 +157,9 @@ func (w *World) Sync() {
 	}
 }
 
-// Pod is a server that Services can send to: it answers TCP and UDP at
-// [Pod.Ports].
+// Pod is a server that Services can send to. It serves TCP and UDP at [Pod.Ports].
 type Pod struct {
-	// Name is the pod's, Node its node's.
+	// Name is the name of the pod, and Node that of its node.
 	Name, Node string
 	addr       func(tracker.Family) netip.Addr
 }
@@ -170,10 +167,10 @@ type Pod struct {
 // Addr returns the pod's address.
 func (p Pod) Addr(f tracker.Family) netip.Addr { return p.addr(f) }
 
-// Ports returns the two ports at which every pod answers.
+// Ports returns the two ports of every pod.
 func (Pod) Ports() [2]uint16 { return [2]uint16{podPort, podPort2} }
 
-// Pods returns the pods of the world, those of this node first.
+// Pods returns the pods of the world, local ones first.
 func (w *World) Pods() []Pod {
 	out := make([]Pod, 0, len(w.net.pods))
 	for _, p := range w.net.pods {

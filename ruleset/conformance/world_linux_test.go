@@ -20,13 +20,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// nothing is a backend that does nothing.
+// nothing returns a backend that does nothing.
 func nothing(testing.TB, conformance.Env) ruleset.Backend {
 	return ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return nil })
 }
 
-// TestChurn sends connections to addresses that need no backend: pods' own.
-func TestChurn(t *testing.T) {
+// TestChurnReportsFailures connects to addresses that need no backend: those of pods.
+func TestChurnReportsFailures(t *testing.T) {
 	w := conformance.NewWorld(t, conformance.Options{New: nothing})
 	var served, closed []conformance.Target
 	for _, p := range w.Pods() {
@@ -54,8 +54,8 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// TestHold keeps connections to pods, of which one is then cut off.
-func TestHold(t *testing.T) {
+// TestHeldConnectionBreaks holds connections to pods and disconnects one pod.
+func TestHeldConnectionBreaks(t *testing.T) {
 	w := conformance.NewWorld(t, conformance.Options{New: nothing, Families: []tracker.Family{tracker.IPv4}})
 	var to []conformance.Target
 	for _, p := range w.Pods() {
@@ -75,7 +75,7 @@ func TestHold(t *testing.T) {
 	}
 	err = h.Check()
 	if err == nil {
-		t.Fatal("a pod was cut off, and its connections live")
+		t.Fatal("the connections of a disconnected pod still work")
 	}
 	for line := range strings.Lines(err.Error()) {
 		if !strings.Contains(line, "served by "+to[1].Addr.String()) {
@@ -84,9 +84,9 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestHeldTraffic has traffic on connections while a pod is cut off, and tells those
-// apart that are masqueraded.
-func TestHeldTraffic(t *testing.T) {
+// TestHeldTrafficSurvivesInterruption sends on connections while a pod is
+// disconnected, and splits them by masquerading.
+func TestHeldTrafficSurvivesInterruption(t *testing.T) {
 	w := conformance.NewWorld(t, conformance.Options{New: nothing, Families: []tracker.Family{tracker.IPv4}})
 	_, err := exec.LookPath("nft")
 	netlab.Need(t, err == nil, "the nft tool")
@@ -122,18 +122,19 @@ func TestHeldTraffic(t *testing.T) {
 	}
 	nft("add rule ip t c ip daddr " + first + " reject with tcp reset")
 	if err := others.Check(); err == nil {
-		t.Error("a pod was cut off, and its connections live")
+		t.Error("the connections of a disconnected pod still work")
 	}
 	if err := others.Send(); err == nil {
-		t.Error("a line was sent through a connection that is broken")
+		t.Error("Send succeeded on a broken connection")
 	}
 	if err := masqueraded.Check(); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestWorld drives a backend that only looks, through the exported fields.
-func TestWorld(t *testing.T) {
+// TestWorldDrivesBackend uses a World through its exported fields, with a backend
+// that only reads.
+func TestWorldDrivesBackend(t *testing.T) {
 	for _, families := range [][]tracker.Family{{tracker.IPv4}, {tracker.IPv6}, nil} {
 		var got *ruleset.Delta
 		var ns, here string
@@ -181,12 +182,12 @@ func TestWorld(t *testing.T) {
 	}
 }
 
-// TestSkip looks at what is reported of a backend that cannot do much.
-func TestSkip(t *testing.T) {
+// TestSkippedFeaturesAreReported checks the output for a backend with few features.
+func TestSkippedFeaturesAreReported(t *testing.T) {
 	netlab.Require(t)
 	const env = "CONFORMANCE_TEST_SKIP"
 	if os.Getenv(env) != "" {
-		// It says so, since for one that does nothing all connections would be waited for.
+		// The backend returns errors, because with an idle one all connections would time out.
 		fails := func(testing.TB, conformance.Env) ruleset.Backend {
 			return ruleset.BackendFunc(func(context.Context, *ruleset.Delta) error { return errors.ErrUnsupported })
 		}
@@ -195,16 +196,16 @@ func TestSkip(t *testing.T) {
 		}})
 		return
 	}
-	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run", "^TestSkip$/^(source_ranges|cluster_IP_over_SCTP|both_policies_Local)$")
+	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run", "^TestSkippedFeaturesAreReported$/^(source_ranges|cluster_IP_over_SCTP|both_policies_Local)$")
 	cmd.Env = append(os.Environ(), env+"=1")
 	out, err := cmd.CombinedOutput()
 	if err == nil {
-		t.Error("a backend that can do nothing has passed")
+		t.Error("a backend without features has passed")
 	}
 	for _, want := range []string{
-		"the backend does not do SCTP: no need", "--- SKIP: TestSkip/cluster_IP_over_SCTP",
-		"the backend does not do source ranges: not yet", "--- SKIP: TestSkip/source_ranges",
-		"--- FAIL: TestSkip/both_policies_Local", errors.ErrUnsupported.Error(),
+		"the backend does not support SCTP: no need", "--- SKIP: TestSkippedFeaturesAreReported/cluster_IP_over_SCTP",
+		"the backend does not support source ranges: not yet", "--- SKIP: TestSkippedFeaturesAreReported/source_ranges",
+		"--- FAIL: TestSkippedFeaturesAreReported/both_policies_Local", errors.ErrUnsupported.Error(),
 	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("%q is missing in:\n%s", want, out)
@@ -212,9 +213,9 @@ func TestSkip(t *testing.T) {
 	}
 }
 
-// TestNothing: a backend that does nothing gets its first complaint at once, and is
-// not waited for.
-func TestNothing(t *testing.T) {
+// TestIdleBackendFailsAtOnce checks that a backend that does nothing fails in the
+// first sub-test, and that the others are skipped.
+func TestIdleBackendFailsAtOnce(t *testing.T) {
 	netlab.Require(t)
 	const env = "CONFORMANCE_TEST_NOTHING"
 	if os.Getenv(env) != "" {
@@ -223,17 +224,17 @@ func TestNothing(t *testing.T) {
 		t.Run("RunRandom", func(t *testing.T) { conformance.RunRandom(t, o, conformance.Random{}) })
 		return
 	}
-	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run", "^TestNothing$")
+	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run", "^TestIdleBackendFailsAtOnce$")
 	cmd.Env = append(os.Environ(), env+"=1")
 	start := time.Now()
 	out, err := cmd.CombinedOutput()
 	t.Logf("took %v", time.Since(start))
 	if n := strings.Count(string(out), "the backend forwards nothing"); err == nil || n != 2 {
-		t.Errorf("%d of 2 complaints (%v):\n%s", n, err, out)
+		t.Errorf("%d of 2 messages (%v):\n%s", n, err, out)
 	}
-	for _, not := range []string{"TestNothing/Run/cluster_IP", "seed="} {
+	for _, not := range []string{"TestIdleBackendFailsAtOnce/Run/cluster_IP", "seed="} {
 		if strings.Contains(string(out), not) {
-			t.Errorf("%q is run as well:\n%s", not, out)
+			t.Errorf("%q runs too:\n%s", not, out)
 		}
 	}
 }

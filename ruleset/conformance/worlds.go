@@ -12,71 +12,71 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// world is one of the suite's.
+// world is a world of the suite.
 type world struct {
 	name string
-	// needs is what the backend must do for it.
+	// needs lists the features that the world requires.
 	needs  []Feature
 	config config
 	run    func(cluster)
 }
 
-// hashSeed is every world's.
+// hashSeed is the hash seed of every world.
 const hashSeed = 0x70726f78696572
 
-// config is what a world has of its own.
+// config is the configuration of a world.
 type config struct {
-	// clients and remotePods are how many there are, 0 for a few.
+	// clients and remotePods are the numbers of hosts, 0 for the default.
 	clients           int
 	remotePods        int
 	bridge            bool
 	sctp              bool
 	masqueradeAll     bool
 	nodePortAddresses []string
-	// bound is further addresses of the node; the ports do not matter.
+	// bound lists further addresses of the node; the ports are ignored.
 	bound []target
-	// localTraffic is nil for the local pods' CIDR.
+	// localTraffic nil means the CIDR of the local pods.
 	localTraffic *ruleset.LocalTraffic
 }
 
-// cluster is what a world's script works on: a [World] or a simulated one.
+// cluster is the cluster of a world's script: a [World] or a simulated one.
 type cluster interface {
-	// set hands Services with their endpoints to the tracker, new or not. change edits
-	// one that was set before, and remove deletes one with its endpoints.
+	// set adds or replaces Services with their endpoints. change edits one that was
+	// set before, and remove deletes one with its endpoints.
 	set(services ...service)
 	change(name string, edit func(*service))
 	remove(name string)
-	// node returns the node as the tracker has it, and setNode changes it.
+	// node returns the node information of the tracker, and setNode changes it.
 	node() tracker.NodeInfo
 	setNode(tracker.NodeInfo)
 	setServiceCIDRs([]netip.Prefix)
 	families() []tracker.Family
 
-	// Sync has the backend apply what has changed, and fails the test if it cannot.
+	// Sync syncs the backend and fails the test on an error.
 	Sync()
-	// resync makes the next delta full. detach ends the agent's process, and attach
-	// starts another.
+	// resync makes the next delta full. detach stops the agent's process, and attach
+	// starts a new one.
 	resync()
 	detach()
 	attach()
 
-	// check fails the test if what becomes of connections is not what the oracle and
-	// the rows call for. checkFor does so unless the backend does without the feature.
+	// check fails the test if connections do not match Trace and the rows. checkFor
+	// does the same unless the backend lacks the feature.
 	check(rows ...row)
 	checkFor(f Feature, rows ...row)
-	// chosen returns the endpoint of each client, and same fails the test if one is not
-	// what it was. A simulated data plane has no clients: it states in an [Outcome] that
+	// chosen returns the endpoint of each client. same fails the test if one differs
+	// from before. A simulated data plane has no clients: its [Outcome] states that
 	// they stay.
 	chosen(p v1.Protocol, to target) map[client]netip.AddrPort
 	same(why string, before, now map[client]netip.AddrPort)
 	// undisturbed fails the test if a connection fails while f runs.
 	undisturbed(to []Target, f func())
-	// hold opens connections. The function that it returns reports whether they live.
+	// hold opens connections and returns a function that checks that they still work.
 	hold(to []Target) (check func() error)
 	errorf(format string, args ...any)
 }
 
-// client is one of the clients outside, in one family.
+// client is an external client in one family.
 type client struct {
 	family tracker.Family
 	number int
@@ -84,9 +84,9 @@ type client struct {
 
 func (c client) String() string { return fmt.Sprintf("client%d (%s)", c.number, c.family) }
 
-// Target is an address at which a Service has endpoints.
+// Target is an address of a Service with endpoints.
 type Target struct {
-	// Addr is a frontend's, or a NodePort at one of the node's addresses.
+	// Addr is the address of a frontend, or a NodePort at one of the node's addresses.
 	Addr netip.AddrPort
 	// Protocol is TCP or UDP.
 	Protocol v1.Protocol
@@ -121,12 +121,12 @@ func overUDP(rows ...row) []row {
 	return out
 }
 
-// everyone is one host of every sort; of its pods, only pod1 is an endpoint in
+// everyone lists one host of every kind. Of its pods, only pod1 is an endpoint in
 // most worlds.
 const everyone = "client1 remote3 pod1 pod3 node"
 
-// tcpAndUDP returns a Service's ports: port 80 over both protocols, with node
-// ports unless 0.
+// tcpAndUDP returns the ports of a Service: port 80 over both protocols, with a node
+// port unless it is 0.
 func tcpAndUDP(nodePort int32) []port {
 	return []port{
 		{name: "tcp", protocol: tcp, nodePort: nodePort},
@@ -134,7 +134,7 @@ func tcpAndUDP(nodePort int32) []port {
 	}
 }
 
-// each returns f of every family.
+// each returns the results of f for every family.
 func each[T any](families []tracker.Family, f func(tracker.Family) T) []T {
 	out := make([]T, 0, len(families))
 	for _, x := range families {
@@ -143,7 +143,7 @@ func each[T any](families []tracker.Family, f func(tracker.Family) T) []T {
 	return out
 }
 
-// validFamilies returns the families to test, both if none are given.
+// validFamilies validates the families to test. Nil means both.
 func validFamilies(families []tracker.Family) ([]tracker.Family, error) {
 	if families == nil {
 		return []tracker.Family{tracker.IPv4, tracker.IPv6}, nil
@@ -153,7 +153,7 @@ func validFamilies(families []tracker.Family) ([]tracker.Family, error) {
 	}
 	for i, f := range families {
 		if f != tracker.IPv4 && f != tracker.IPv6 || slices.Contains(families[:i], f) {
-			return nil, fmt.Errorf("conformance: Options.Families %v are not one or both of IPv4 and IPv6", families)
+			return nil, fmt.Errorf("conformance: Options.Families %v must be one or both of IPv4 and IPv6", families)
 		}
 	}
 	return families, nil

@@ -1,11 +1,11 @@
 package conformance
 
-// affinityClients is the number of clients in worlds about affinity: if they all
-// choose the same of six endpoints, or none of them chooses another one when it is
-// free to, that is no accident (one in 10^11).
+// affinityClients is the number of clients in worlds about affinity. That all of them
+// choose the same of six endpoints by accident has a probability of one in 10^11, and
+// so has that none of them chooses another one when free to do so.
 const affinityClients = 16
 
-// affinityWorlds are about sessionAffinity ClientIP.
+// affinityWorlds returns worlds about sessionAffinity ClientIP.
 func affinityWorlds() []world {
 	pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
 	c := config{clients: affinityClients}
@@ -28,8 +28,8 @@ func affinityWorlds() []world {
 		}},
 
 		{name: "affinity and policy Local", needs: need, config: c, run: func(w cluster) {
-			// What is remembered from a time when every endpoint could be used must
-			// not lead out of those that can be used now.
+			// Affinity from the time when every endpoint was usable must not send
+			// clients to endpoints that the policy now excludes.
 			s := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), affinity: 10800, endpoints: on(pods...)}
 			w.set(s)
 			w.Sync()

@@ -12,7 +12,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// affinityPacketWorlds are about clients under sessionAffinity ClientIP.
+// affinityPacketWorlds returns worlds about clients under sessionAffinity ClientIP.
 func affinityPacketWorlds() []world {
 	pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
 	c := config{clients: affinityClients}
@@ -23,16 +23,16 @@ func affinityPacketWorlds() []world {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), affinity: int32(timeout / time.Second), endpoints: on(pods...)})
 			w.Sync()
 			var mu sync.Mutex
-			moved, judged := map[tracker.Family]bool{}, map[tracker.Family]int{}
+			moved, checked := map[tracker.Family]bool{}, map[tracker.Family]int{}
 			var wait sync.WaitGroup
 			for _, f := range w.Env.Families {
 				for i := 1; i <= affinityClients; i++ {
 					wait.Go(func() {
-						was, elsewhere := w.outstay(client{f, i}, clusterIP(1, 80), timeout)
+						ok, elsewhere := w.outlive(client{f, i}, clusterIP(1, 80), timeout)
 						mu.Lock()
 						defer mu.Unlock()
-						if was {
-							judged[f]++
+						if ok {
+							checked[f]++
 						}
 						moved[f] = moved[f] || elsewhere
 					})
@@ -40,14 +40,14 @@ func affinityPacketWorlds() []world {
 			}
 			wait.Wait()
 			for _, f := range w.Env.Families {
-				switch n := judged[f]; {
+				switch n := checked[f]; {
 				case n == 0:
-					w.tb.Errorf("%s: not judged: the machine was too busy for any of %d clients to come back within the timeout of %s", f, affinityClients, timeout)
+					w.tb.Errorf("%s: not checked: the machine was too busy for any of %d clients to return within the timeout of %s", f, affinityClients, timeout)
 				case n != affinityClients:
-					w.tb.Logf("%s: %d of %d clients were not judged: the machine was too busy for them to come back within the timeout of %s", f, affinityClients-n, affinityClients, timeout)
+					w.tb.Logf("%s: %d of %d clients were not checked: the machine was too busy for them to return within the timeout of %s", f, affinityClients-n, affinityClients, timeout)
 				}
 				if !moved[f] {
-					w.tb.Errorf("%s: after more than the timeout of %s every client still has its endpoint", f, timeout)
+					w.tb.Errorf("%s: after the timeout of %s every client still has its endpoint", f, timeout)
 				}
 			}
 		})},
@@ -76,7 +76,7 @@ func affinityPacketWorlds() []world {
 			}
 			w.check(overUDP(row{from: "client1 pod3 pod1 node", to: externalIP(1, 80), want: "pod1* pod2* pod3* remote1* remote2* remote3*"})...)
 
-			// Changes of others, and a full resync.
+			// Changes of another Service, and a full resync.
 			to := clusterIP(1, 80)
 			before := w.chosen(tcp, to)
 			w.change("other", func(s *service) { s.endpoints = on("pod2") })
@@ -89,7 +89,7 @@ func affinityPacketWorlds() []world {
 			w.Sync()
 			w.same("by a full resync", before, w.chosen(tcp, to))
 
-			// An endpoint goes: its clients move, once; the others stay.
+			// An endpoint is removed: its clients move once; the others stay.
 			gone := before[client{w.Env.Families[0], 1}].Addr()
 			var rest []string
 			for _, p := range w.net.pods {
@@ -115,7 +115,7 @@ func affinityPacketWorlds() []world {
 			for range 5 {
 				w.same("after it had moved", moved, w.chosen(tcp, to))
 			}
-			// It comes back: nobody has a reason to move.
+			// The endpoint is added again: no client has a reason to move.
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
 			w.Sync()
 			w.same("when an endpoint was added", moved, w.chosen(tcp, to))
@@ -123,20 +123,21 @@ func affinityPacketWorlds() []world {
 	}
 }
 
-// sure is by how much longer or shorter than a timeout it must have been, as
-// measured here, to be so for the kernel, whose clock ticks.
+// sure is the margin by which a measured time must differ from a timeout to be
+// certain also for the kernel's clock, which ticks.
 const sure = 250 * time.Millisecond
 
-// affinityTries is how often a client tries to come back in time twice in a row.
+// affinityTries bounds the attempts of a client to return in time twice in a row.
 const affinityTries = 8
 
-// outstay has a client come back shortly before it would be forgotten, each time
-// counted from the connection before, until that adds up to more than the timeout;
-// and then once shortly after. moved reports whether the client went elsewhere then,
-// as it was free to do. Only what is certain is judged: a client that comes back too
-// late because the machine is busy need not keep its endpoint. judged reports whether
-// it came back in time twice in a row, and so would have been caught moving.
-func (w *World) outstay(c client, to target, timeout time.Duration) (judged, moved bool) {
+// outlive makes a client return shortly before its affinity times out, counted from
+// its previous connection, until these times add up to more than the timeout. The
+// client must keep its endpoint. Then it makes the client return shortly after the
+// timeout. moved reports whether the client got another endpoint then, which it may.
+// A client that returns too late because the machine is busy need not keep its
+// endpoint. judged reports whether it returned in time twice in a row, so that a move
+// would have been detected.
+func (w *World) outlive(c client, to target, timeout time.Duration) (judged, moved bool) {
 	type visit struct {
 		server     netip.AddrPort
 		begun, end time.Time
@@ -162,7 +163,7 @@ func (w *World) outstay(c client, to target, timeout time.Duration) (judged, mov
 		if at := now.end.Sub(last.begun); at >= timeout-sure {
 			kept = 0
 		} else if now.server != last.server {
-			w.tb.Errorf("%s was moved from %s to %s while it kept coming: %s after it had been there", c, last.server, now.server, at.Round(time.Millisecond))
+			w.tb.Errorf("%s was moved from %s to %s before its affinity timeout: %s after its last connection", c, last.server, now.server, at.Round(time.Millisecond))
 			return true, false
 		}
 		judged = kept == 2
@@ -173,7 +174,7 @@ func (w *World) outstay(c client, to target, timeout time.Duration) (judged, mov
 	return judged, ok && now.server != last.server
 }
 
-// chosen has every client connect once and returns who answered it.
+// chosen connects every client once and returns the endpoint that each reached.
 func (w *World) chosen(p v1.Protocol, to target) map[client]netip.AddrPort {
 	w.tb.Helper()
 	out := map[client]netip.AddrPort{}
@@ -190,7 +191,7 @@ func (w *World) chosen(p v1.Protocol, to target) map[client]netip.AddrPort {
 	return out
 }
 
-// same fails the test if a client was sent to another endpoint than before.
+// same fails the test if a client reached another endpoint than before.
 func (w *World) same(why string, before, now map[client]netip.AddrPort) {
 	w.tb.Helper()
 	for c, ep := range before {

@@ -1,6 +1,6 @@
 package conformance
 
-// changeWorlds are about what changes leave undisturbed.
+// changeWorlds returns worlds about changes that must not affect other Services.
 func changeWorlds() []world {
 	return []world{
 		{name: "full resync", run: func(w cluster) {
@@ -40,7 +40,7 @@ func changeWorlds() []world {
 					Target{atPrimary(30080).at(f), tcp})
 			}
 			w.undisturbed(to, func() {
-				// What happens while the agent is away.
+				// Changes while the agent does not run.
 				w.detach()
 				w.remove("gone")
 				w.change("changed", func(s *service) { s.endpoints = on("pod3", "remote2") })

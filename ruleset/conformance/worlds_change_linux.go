@@ -9,7 +9,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// changePacketWorlds are about what changes leave undisturbed.
+// changePacketWorlds returns worlds about connections that changes must not disturb.
 func changePacketWorlds() []world {
 	return []world{
 		{name: "changes under load", run: packets(func(w *World) {
@@ -45,8 +45,8 @@ func changePacketWorlds() []world {
 		})},
 
 		{name: "frontends that move", run: packets(func(w *World) {
-			// An external IP and a NodePort go from one Service to the next, along a row of
-			// them and round in a circle, with all of the Services and with some deleted.
+			// An external IP and a NodePort move from one Service to the next, along
+			// a row and in a circle, with all Services present and with some deleted.
 			names := []string{"a", "b", "c"}
 			has := func(i int, owns bool) service {
 				s := service{name: names[i], number: 1 + i, ports: tcpAndUDP(0), endpoints: on([]string{"pod1", "pod2", "remote1"}[i])}
@@ -116,7 +116,7 @@ func changePacketWorlds() []world {
 			w.Sync()
 			live("an endpoint was added", all)
 
-			// Connections to the endpoint that goes are its own affair.
+			// Connections to the removed endpoint are not checked.
 			w.change("web", func(s *service) { s.endpoints = on("pod1", "pod3", "remote1") })
 			w.Sync()
 			live("an endpoint was removed", func(c *connection) bool {

@@ -5,20 +5,20 @@ import (
 	"strings"
 )
 
-// clusterIPWorlds are about what is reached by cluster IPs.
+// clusterIPWorlds returns worlds about cluster IPs.
 func clusterIPWorlds() []world {
 	return []world{
 		{name: "cluster IP", run: func(w cluster) {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "pod2", "remote1")})
 			w.Sync()
 			w.check(overUDP(
-				// Who is not known as a local pod gets its answers through the node.
+				// Clients that are not recognised as local pods get their replies through the node.
 				row{from: "client1 remote2 remote1 node", to: clusterIP(1, 80), want: "pod1* pod2* remote1*"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 pod2 remote1"},
-				// Hairpin: a pod that reaches itself.
+				// Hairpin: a pod connects to itself.
 				row{from: "pod1", to: clusterIP(1, 80), want: "pod1* pod2 remote1"},
 				row{from: "pod2", to: clusterIP(1, 80), want: "pod1 pod2* remote1"},
-				// What is no Service's is left alone.
+				// Packets that are not for a Service pass.
 				row{from: everyone, to: atPod(2, podPort), want: "pass"},
 				row{from: everyone, to: atPrimary(nodePortOwn), want: "pass"},
 				row{from: everyone, to: atSecondary(nodePortOwn), want: "pass"},
@@ -65,7 +65,7 @@ func clusterIPWorlds() []world {
 				row{"pod3", udp, clusterIP(1, 53), "pod1 remote1"},
 				row{"pod3", tcp, clusterIP(1, 53), "pod1:8081 remote1:8081"},
 			)
-			// A port moves, one goes, one gets another target.
+			// One port moves, one is removed, and one gets another target.
 			w.change("web", func(s *service) {
 				s.ports = []port{
 					{name: "http", protocol: tcp, port: 8000, target: podPort},
@@ -188,7 +188,7 @@ func clusterIPWorlds() []world {
 	}
 }
 
-// manyPods is a number of endpoints above those that a data plane may treat
+// manyPods is more than any number of endpoints that data planes may handle
 // specially.
 const manyPods = 23
 

@@ -8,7 +8,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// distributionWorlds are about how connections are distributed over endpoints.
+// distributionWorlds returns worlds about the distribution of connections over endpoints.
 func distributionWorlds() []world {
 	return []world{
 		{name: "distribution", needs: []Feature{Distribution}, run: packets(func(w *World) {
@@ -30,13 +30,13 @@ func distributionWorlds() []world {
 	}
 }
 
-// unlikely is the probability of an outcome that is not taken for an accident. A suite
-// looks at a dozen, in each of its runs.
+// unlikely is the probability below which an outcome is a failure. A run of the suite
+// checks about a dozen outcomes.
 const unlikely = 1e-10
 
-// distribution sends many UDP requests and fails if an outcome so far from the
-// pods' weights is unlikely, by Pearson's chi-squared test. The number of those that
-// are not 0 must be odd.
+// distribution sends many UDP requests and compares their distribution with the pods'
+// weights by Pearson's chi-squared test. It fails if the outcome is unlikely. The
+// number of non-zero weights must be odd.
 func (w *World) distribution(f tracker.Family, to netip.AddrPort, weights map[string]int) {
 	w.tb.Helper()
 	n, sum := 0, 0
@@ -75,7 +75,7 @@ func (w *World) distribution(f tracker.Family, to netip.AddrPort, weights map[st
 			return
 		}
 		want := float64(requests) * float64(weight) / float64(sum)
-		// What an endpoint without requests adds is made up for below.
+		// Endpoints without requests are accounted for below.
 		chi2 += (float64(got)-want)*(float64(got)-want)/want - want
 	}
 	chi2 += requests
@@ -87,6 +87,6 @@ func (w *World) distribution(f tracker.Family, to netip.AddrPort, weights map[st
 		term *= chi2 / 2 / float64(i+1)
 	}
 	if p < unlikely {
-		w.tb.Errorf("%s: %d requests went to %d endpoints otherwise than by weight: %s (chi-squared %.1f)", f, requests, n, counts(seen), chi2)
+		w.tb.Errorf("%s: the distribution of %d requests over %d endpoints does not match their weights: %s (chi-squared %.1f)", f, requests, n, counts(seen), chi2)
 	}
 }

@@ -2,7 +2,7 @@ package conformance
 
 import v1 "k8s.io/api/core/v1"
 
-// externalWorlds are about external and load-balancer IPs.
+// externalWorlds returns worlds about external and load-balancer IPs.
 func externalWorlds() []world {
 	return []world{
 		{name: "external IP", run: func(w cluster) {
@@ -12,7 +12,7 @@ func externalWorlds() []world {
 				row{from: everyone, to: externalIP(1, 80), want: "pod1* remote1*"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
 			)...)
-			// An external IP may be a real host's: its other ports are its own.
+			// An external IP may belong to a real host: other ports are not affected.
 			w.checkFor(OtherPorts, overUDP(row{from: everyone, to: externalIP(1, 81), want: "pass"})...)
 			w.change("web", func(s *service) { s.externalIPs = false })
 			w.Sync()
@@ -30,7 +30,7 @@ func externalWorlds() []world {
 				for _, to := range []target{externalIP(1, 80), loadBalancerIP(1, 80)} {
 					w.check(overUDP(row{from: everyone, to: to, want: "reject"})...)
 				}
-				// Only some may connect.
+				// Restrict the sources.
 				w.change("web", func(s *service) { s.sources = []string{"192.0.2.0/24", "2001:db8:1::/64"} })
 				w.Sync()
 				w.checkFor(RefuseBySource, overUDP(
@@ -68,8 +68,8 @@ func externalWorlds() []world {
 
 		{name: "frontends move between services", run: func(w cluster) {
 			pods := map[string]string{"a": "pod1", "b": "pod2", "c": "pod3"}
-			// hold sets the Services so that each has the external IP and the NodePort of a
-			// number, or none for 0.
+			// hold sets the Services so that each has the external IP and the
+			// NodePort of the given number, or none for 0.
 			hold := func(a, b, c int) {
 				var rows []row
 				for i, name := range []string{"a", "b", "c"} {
@@ -87,13 +87,13 @@ func externalWorlds() []world {
 				w.check(rows...)
 			}
 			hold(1, 0, 0)
-			hold(0, 1, 0) // from one to another
+			hold(0, 1, 0) // from one Service to another
 			hold(1, 2, 0)
-			hold(2, 1, 0) // two exchange theirs
+			hold(2, 1, 0) // two Services exchange theirs
 			hold(2, 1, 3)
 			hold(1, 3, 2) // in a circle
 			hold(0, 1, 3) // a chain
-			// The Service that has it goes, and the one that goes without gets it.
+			// The owner is deleted, and the other Service gets the frontends.
 			w.remove("a")
 			w.change("c", func(s *service) { s.externalNumber = 11 })
 			w.Sync()
@@ -112,7 +112,7 @@ func externalWorlds() []world {
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
 			)...)
 			w.checkFor(OtherPorts, overUDP(row{from: everyone, to: loadBalancerIP(1, 30080), want: "pass"})...)
-			// A load balancer that is a proxy is to be met itself.
+			// Packets to a load balancer that is a proxy must reach the proxy itself.
 			w.change("web", func(s *service) { s.ipMode = v1.LoadBalancerIPModeProxy })
 			w.Sync()
 			w.check(overUDP(
@@ -140,7 +140,7 @@ func externalWorlds() []world {
 			)...)
 			w.check(unrestricted...)
 
-			// The node itself is let in with its address, and so is its neighbourhood.
+			// Allow the node's address and its network.
 			w.change("web", func(s *service) { s.sources = []string{"192.0.2.0/24", "2001:db8:1::/64"} })
 			w.Sync()
 			w.check(overUDP(
@@ -159,7 +159,7 @@ func externalWorlds() []world {
 			)...)
 			w.check(unrestricted...)
 
-			// Whoever may not connect does not learn that nobody is there.
+			// Sources that are not allowed get no reply even without endpoints.
 			w.change("web", func(s *service) {
 				s.sources, s.endpoints = []string{"192.0.2.10/32", "2001:db8:1::a/128"}, nil
 			})
@@ -169,13 +169,13 @@ func externalWorlds() []world {
 				row{from: "client2 pod1 node", to: to, want: "drop"},
 			)...)
 
-			for _, everybody := range [][]string{{"192.0.2.10/32", "0.0.0.0/0", "::/0"}, nil} {
+			for _, open := range [][]string{{"192.0.2.10/32", "0.0.0.0/0", "::/0"}, nil} {
 				w.change("web", func(s *service) {
 					s.sources, s.endpoints = []string{"192.0.2.99/32", "2001:db8:1::99/128"}, on("pod1", "remote1")
 				})
 				w.Sync()
 				w.check(overUDP(row{from: everyone, to: to, want: "drop"})...)
-				w.change("web", func(s *service) { s.sources = everybody })
+				w.change("web", func(s *service) { s.sources = open })
 				w.Sync()
 				w.check(overUDP(row{from: everyone + " client2", to: to, want: "pod1* remote1*"})...)
 			}
@@ -210,7 +210,7 @@ func externalWorlds() []world {
 					row{from: "client1 pod3 node", to: loadBalancerIP(1, 80), want: lb},
 				)...)
 			}
-			// Another cluster IP, as a Service has that was deleted and made again.
+			// Another cluster IP, as after a Service is deleted and created again.
 			s.number = 2
 			w.set(s)
 			w.Sync()

@@ -2,7 +2,7 @@ package conformance
 
 import "github.com/go-proxier/proxier/tracker"
 
-// hashWorlds are about endpoints that follow from where a connection comes from.
+// hashWorlds returns worlds about endpoints chosen by a hash of the source.
 func hashWorlds() []world {
 	pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
 	need := []Feature{ConsistentHash}
@@ -51,7 +51,7 @@ func hashWorlds() []world {
 			to := clusterIP(1, 80)
 			before := w.chosen(tcp, to)
 			w.same("by affinity, though nothing was remembered", w.chosen(tcp, clusterIP(2, 80)), before)
-			// Who is remembered stays where the hash would move some.
+			// Clients with affinity keep endpoints that the hash would change.
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
 			w.Sync()
 			w.same("though it is remembered", before, w.chosen(tcp, to))

@@ -11,7 +11,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// hashPacketWorlds are about endpoints that follow from where a connection comes from.
+// hashPacketWorlds returns worlds about endpoints chosen by a hash of the source.
 func hashPacketWorlds() []world {
 	pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
 	reversed := slices.Clone(pods)
@@ -23,7 +23,7 @@ func hashPacketWorlds() []world {
 			s := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, hash: tracker.HashSource, endpoints: on(pods...)}
 			w.set(s, service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
 			w.Sync()
-			// Another node that heard of the endpoints in another order.
+			// Another node that learned of the endpoints in another order.
 			other := newWorld(w.tb, w.options, c)
 			t := s
 			t.endpoints = on(reversed...)
@@ -47,7 +47,7 @@ func hashPacketWorlds() []world {
 			}
 			w.check(overUDP(row{from: "client1 pod3 pod1 node", to: externalIP(1, 80), want: "pod1* pod2* pod3* remote1* remote2* remote3*"})...)
 
-			// Changes of others, and a full resync.
+			// Changes of another Service, and a full resync.
 			to := clusterIP(1, 80)
 			before := w.chosen(tcp, to)
 			w.change("other", func(s *service) { s.endpoints = on("pod2") })
@@ -57,8 +57,8 @@ func hashPacketWorlds() []world {
 			w.Sync()
 			w.same("by a full resync", before, w.chosen(tcp, to))
 
-			// An endpoint goes: its clients move, and hardly any other. It comes back,
-			// and so do they.
+			// An endpoint is removed: its clients move, and few others do. When it is
+			// added again, they return.
 			w.change("web", func(s *service) { s.endpoints = on(pods[1:]...) })
 			w.Sync()
 			moved := 0
@@ -77,7 +77,7 @@ func hashPacketWorlds() []world {
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
 			w.Sync()
 			if now := w.chosen(tcp, to); w.does(HashOfEndpoints) {
-				w.same("by an endpoint that went and came back", before, now)
+				w.same("after an endpoint was removed and added", before, now)
 			}
 		})},
 
@@ -122,7 +122,7 @@ func hashPacketWorlds() []world {
 					most = flows / 5
 				}
 				if differ > most {
-					w.tb.Errorf("%s: %d of %d flows lead elsewhere by a node that has been through changes", f, differ, flows)
+					w.tb.Errorf("%s: %d of %d flows get another endpoint on a node whose endpoints changed before", f, differ, flows)
 				}
 			}
 		})},
@@ -142,8 +142,8 @@ func hashPacketWorlds() []world {
 	}
 }
 
-// flows sends a datagram from each of n source ports of a client and returns who
-// answered.
+// flows sends a datagram from each of n source ports of a client and returns the
+// servers that responded.
 func (w *World) flows(f tracker.Family, to target, first, n int) []netip.AddrPort {
 	w.tb.Helper()
 	from := w.net.hosts["client1"]
@@ -158,7 +158,7 @@ func (w *World) flows(f tracker.Family, to target, first, n int) []netip.AddrPor
 	return out
 }
 
-// askFrom sends a datagram from a given port and returns what comes back.
+// askFrom sends a datagram from a given port and returns the result.
 func (h host) askFrom(ctx context.Context, port uint16, to netip.AddrPort) outcome {
 	ctx, cancel := context.WithTimeout(ctx, testtime.Timeout)
 	defer cancel()

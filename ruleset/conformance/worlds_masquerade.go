@@ -5,8 +5,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// masqueradeWorlds are about whose source address is replaced, and about telling
-// pod traffic from other traffic.
+// masqueradeWorlds returns worlds about which source addresses are replaced, and
+// about recognising pod traffic.
 func masqueradeWorlds() []world {
 	var cidrs ruleset.LocalTraffic
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
@@ -36,18 +36,18 @@ func masqueradeWorlds() []world {
 			w.check(overUDP(
 				row{from: everyone, to: clusterIP(1, 80), want: "pod1* remote1*"},
 				row{from: everyone, to: atPod(2, podPort), want: "pass"},
-				// It is about cluster IPs only.
+				// It affects cluster IPs only.
 				row{from: "client1", to: atPrimary(30080), want: "pod1"},
 				row{from: "pod3", to: atPrimary(30080), want: "pod1 remote1"},
 			)...)
 		}},
 
-		// The cluster's range takes the other nodes' pods for local: their answers
-		// find back as well.
+		// The cluster's range includes the other nodes' pods: replies to them need no
+		// masquerading either.
 		{name: "local traffic by cluster CIDR", config: config{localTraffic: &cidrs}, run: func(w cluster) {
 			start(w)
-			// (Sent from one pod of the other node to another one there, a packet that
-			// keeps its source is answered without coming by here.)
+			// (A packet between two pods of the other node that keeps its source
+			// would be answered directly, bypassing this node.)
 			w.set(service{name: "here", number: 3, ports: tcpAndUDP(0), endpoints: on("pod1", "pod2")})
 			w.Sync()
 			w.check(overUDP(
@@ -65,7 +65,7 @@ func masqueradeWorlds() []world {
 		{name: "local traffic by interface prefix", needs: []Feature{InterfaceDetection},
 			config: config{localTraffic: &ruleset.LocalTraffic{InterfacePrefix: interfacePrefix}}, run: detected},
 
-		{name: "local traffic not told", config: config{localTraffic: &ruleset.LocalTraffic{}}, run: func(w cluster) {
+		{name: "local traffic not recognised", config: config{localTraffic: &ruleset.LocalTraffic{}}, run: func(w cluster) {
 			start(w)
 			w.check(overUDP(
 				row{from: "client1 pod3 node", to: clusterIP(1, 80), want: "pod1 remote1"},

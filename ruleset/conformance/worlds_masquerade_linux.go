@@ -7,19 +7,19 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// bridgeWorlds are about pods on a bridge.
+// bridgeWorlds returns worlds about pods on a bridge.
 func bridgeWorlds() []world {
 	return []world{
 		{name: "neighbours on a bridge", needs: []Feature{InterfaceDetection},
 			config: config{bridge: true, localTraffic: &ruleset.LocalTraffic{Bridge: bridgeName}}, run: packets(func(w *World) {
 				w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
 				w.Sync()
-				// The node may tell pod1, once it sends on an established connection, that
-				// pod3 is its neighbour.
+				// When pod1 sends on an established connection, the node may send it
+				// a redirect to its neighbour pod3.
 				for _, f := range w.Env.Families {
 					for range 2 {
 						c := w.open("pod3", clusterIP(1, 80).at(f))
-						time.Sleep(1100 * time.Millisecond) // redirects are one a second
+						time.Sleep(1100 * time.Millisecond) // redirects are limited to one a second
 						if err := c.echo(time.Now().Add(testtime.Timeout)); err != nil {
 							w.tb.Errorf("%s: %v", f, err)
 						}

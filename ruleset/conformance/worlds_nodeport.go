@@ -1,6 +1,6 @@
 package conformance
 
-// nodePortWorlds are about NodePorts.
+// nodePortWorlds returns worlds about NodePorts.
 func nodePortWorlds() []world {
 	web := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1", "remote1")}
 	return []world{
@@ -12,7 +12,7 @@ func nodePortWorlds() []world {
 				row{from: everyone, to: atSecondary(30080), want: "pod1* remote1*"},
 				row{from: everyone, to: atGateway(30080), want: "pod1* remote1*"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
-				// Not at loopback, not at other ports, not at the ports of others.
+				// Not at loopback, at other ports, or at ports of other servers.
 				row{from: "loopback", to: atLoopback(30080), want: "pass"},
 				row{from: everyone, to: atPrimary(30081), want: "pass"},
 				row{from: everyone, to: atPrimary(nodePortOwn), want: "pass"},
@@ -38,7 +38,7 @@ func nodePortWorlds() []world {
 					row{from: everyone, to: atSecondary(30080), want: "pass"},
 					row{from: everyone, to: atGateway(30080), want: "pass"},
 				)...)
-				// The node gets another address for its primary one.
+				// The node's primary address changes.
 				n := w.node()
 				n.Addresses = each(w.families(), secondary)
 				w.setNode(n)

@@ -1,6 +1,6 @@
 package conformance
 
-// policyWorlds are about internalTrafficPolicy and externalTrafficPolicy Local.
+// policyWorlds returns worlds about internalTrafficPolicy and externalTrafficPolicy Local.
 func policyWorlds() []world {
 	return []world{
 		{name: "internal policy Local", run: func(w cluster) {
@@ -12,11 +12,11 @@ func policyWorlds() []world {
 				row{from: "pod3", to: to, want: "pod1 pod2"},
 				row{from: "pod1", to: to, want: "pod1* pod2"},
 			)...)
-			// Other nodes have endpoints, this one has none.
+			// Only other nodes have endpoints.
 			w.change("web", func(s *service) { s.endpoints = on("remote1", "remote2") })
 			w.Sync()
 			w.check(overUDP(row{from: everyone, to: to, want: "drop"})...)
-			// Nobody has any.
+			// No node has endpoints.
 			w.change("web", func(s *service) { s.endpoints = nil })
 			w.Sync()
 			w.check(overUDP(row{from: everyone, to: to, want: "reject"})...)
@@ -43,9 +43,9 @@ func policyWorlds() []world {
 				externalIPs: true, loadBalancerIPs: true, endpoints: on("pod1", "remote1")})
 			w.Sync()
 			w.check(everywhere(
-				// From outside: local endpoints, which see who it is.
+				// External clients: local endpoints, which see the client's address.
 				row{from: "client1 remote3", want: "pod1"},
-				// From the node and its pods as by the cluster IP.
+				// The node and its pods: as through the cluster IP.
 				row{from: "pod3", want: "pod1 remote1"},
 				row{from: "pod1", want: "pod1* remote1"},
 				row{from: "node", want: "pod1* remote1*"},
@@ -64,7 +64,7 @@ func policyWorlds() []world {
 				row{from: "node", want: "remote1* remote2*"},
 			)...)
 
-			// Only this node has.
+			// Only this node has endpoints.
 			w.change("web", func(s *service) { s.endpoints = on("pod1", "pod2") })
 			w.Sync()
 			w.check(everywhere(
@@ -73,7 +73,7 @@ func policyWorlds() []world {
 				row{from: "node", want: "pod1* pod2*"},
 			)...)
 
-			// Nobody has.
+			// No node has endpoints.
 			w.change("web", func(s *service) { s.endpoints = nil })
 			w.Sync()
 			w.check(everywhere(row{from: everyone, want: "reject"})...)

@@ -6,24 +6,24 @@ import (
 	"strings"
 )
 
-// togetherWorlds are about what a Service asks for all at once: whatever works by
-// itself must work beside the rest, and be taken back beside the rest.
+// togetherWorlds returns worlds about a Service with many features at once. Each
+// feature must work together with the others, and must be removable.
 func togetherWorlds() []world {
-	// The source ranges let client1 and pod3 in, and keep these out.
+	// The source ranges allow client1 and pod3 and exclude these hosts.
 	const others = "client2 pod1 node"
 	ranges := []string{"192.0.2.10/32", "10.244.1.13/32", "2001:db8:1::a/128", "fd00:10:244:1::13/128"}
-	// wants is what the frontends of a Service do, by who asks.
+	// wants holds the expected results at the frontends of a Service, by client.
 	type wants struct {
 		outside, nearby string // externally, for clients and for a local pod
 		node            string // … and for the node
 		cluster         string // by the cluster IP, for a client
 		inside          string // … and for a local pod
 	}
-	// masqueraded has every endpoint see the node's address.
+	// masqueraded marks every endpoint as seeing the node's address.
 	masqueraded := func(pods string) string { return strings.ReplaceAll(pods+" ", " ", "* ") }
-	// rows checks every frontend of the Service's two ports, those of each sort in
-	// one group: a client that connects to several at the same moment may be
-	// remembered twice.
+	// rows checks every frontend of the Service's two ports, one group per kind of
+	// frontend: a client that connects to several at the same time may get two
+	// affinities.
 	rows := func(restricted bool, x wants) (groups [4][]row) {
 		for i, proto := range tcpAndUDP(0) {
 			port, nodePort, suffix := 80+i, 30080+i, ""
@@ -77,7 +77,7 @@ func togetherWorlds() []world {
 					endpoints: on("pod1", "pod2", "remote1", "remote2")},
 				service{name: "bystander", number: 2, kind: "LoadBalancer", externalLocal: true, affinity: 10800,
 					ports: tcpAndUDP(30090), loadBalancerIPs: true, sources: ranges, endpoints: on("pod2", "remote2")})
-			// The other Service is the same all the time, whatever is done to this one.
+			// The other Service must not be affected by changes of this one.
 			bystander := [][]row{
 				overUDP(row{from: "pod3", to: atPrimary(30090), want: "pod2 remote2"}), {},
 				overUDP(row{from: "client1", to: loadBalancerIP(2, 80), want: "pod2"},
@@ -87,7 +87,7 @@ func togetherWorlds() []world {
 			check := func(restricted bool, x wants) {
 				w.Sync()
 				groups := rows(restricted, x)
-				if x.cluster == "reject" { // nothing to be remembered
+				if x.cluster == "reject" { // there is no affinity
 					w.check(slices.Concat(groups[:]...)...)
 					return
 				}
@@ -98,7 +98,7 @@ func togetherWorlds() []world {
 			first := wants{outside: local, nearby: all, node: masqueraded(all), cluster: masqueraded(all), inside: all}
 			check(true, first)
 
-			// What is somebody else's affair, or none of the clients', moves no client.
+			// Changes of another Service, and changes that do not affect endpoints, move no client.
 			before := w.chosen(tcp, atPrimary(30080))
 			w.change("bystander", func(s *service) { s.affinity = 600 })
 			w.Sync()
@@ -112,7 +112,7 @@ func togetherWorlds() []world {
 			w.change("web", func(s *service) { s.sources = ranges })
 			check(true, first)
 
-			// The endpoints move: to other nodes, and one back.
+			// The endpoints move to other nodes, and one moves back.
 			w.change("web", func(s *service) { s.endpoints = on("remote1", "remote2") })
 			far := "remote1 remote2"
 			check(true, wants{outside: "drop", nearby: far, node: masqueraded(far), cluster: masqueraded(far), inside: far})
@@ -120,7 +120,7 @@ func togetherWorlds() []world {
 			mixed := "pod2 remote3"
 			check(true, wants{outside: "pod2", nearby: mixed, node: masqueraded(mixed), cluster: masqueraded(mixed), inside: mixed})
 
-			// The policies flip, and the endpoints with them.
+			// The policies and the endpoints change together.
 			w.change("web", func(s *service) { s.externalLocal = false })
 			star := masqueraded(mixed)
 			check(true, wants{outside: star, nearby: star, node: star, cluster: star, inside: mixed})
@@ -129,7 +129,7 @@ func togetherWorlds() []world {
 			})
 			check(true, wants{outside: local, nearby: all, node: masqueraded(all), cluster: masqueraded(local), inside: local})
 
-			// Affinity goes, while the policies stay and while they go.
+			// Affinity is removed, with the policies and without them.
 			w.change("web", func(s *service) { s.affinity = 0 })
 			check(true, wants{outside: local, nearby: all, node: masqueraded(all), cluster: masqueraded(local), inside: local})
 			w.change("web", func(s *service) { s.affinity, s.endpoints = 60, on("pod2", "remote3") })
@@ -139,7 +139,7 @@ func togetherWorlds() []world {
 			})
 			check(false, wants{outside: star, nearby: star, node: star, cluster: star, inside: mixed})
 
-			// Nothing is left, and everything is back.
+			// All endpoints are removed and added again.
 			w.change("web", func(s *service) { s.endpoints = nil })
 			check(false, wants{outside: "reject", nearby: "reject", node: "reject", cluster: "reject", inside: "reject"})
 			w.change("web", func(s *service) {

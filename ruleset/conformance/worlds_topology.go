@@ -1,6 +1,6 @@
 package conformance
 
-// topologyWorlds are about zone and node hints.
+// topologyWorlds returns worlds about zone and node hints.
 func topologyWorlds() []world {
 	return []world{
 		{name: "topology hints", run: func(w cluster) {
@@ -26,7 +26,7 @@ func topologyWorlds() []world {
 				plain,
 			)...)
 
-			// The node turns out to be in another zone, and none that is known.
+			// The node is in another zone, then in none.
 			n := w.node()
 			n.Zone = "zone-b"
 			w.setNode(n)
@@ -46,7 +46,7 @@ func topologyWorlds() []world {
 			n.Zone = zone
 			w.setNode(n)
 
-			// One endpoint without a hint makes hints useless.
+			// One endpoint without a hint disables hints.
 			w.change("zones", func(s *service) {
 				s.endpoints = append(on("pod2"), s.endpoints...)
 			})
@@ -56,7 +56,7 @@ func topologyWorlds() []world {
 				plain,
 			)...)
 
-			// The only ready endpoint of the zone goes.
+			// The only ready endpoint of the zone is removed.
 			w.change("zones", func(s *service) {
 				s.endpoints = zones[2:]
 			})
@@ -68,8 +68,8 @@ func topologyWorlds() []world {
 		}},
 
 		{name: "topology hints and policies", run: func(w cluster) {
-			// Hints are about traffic that may go anywhere; Local means every local
-			// endpoint, whatever it is hinted for.
+			// Hints restrict only traffic that may use every endpoint. Local means
+			// every local endpoint, whatever its hints.
 			w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, endpoints: []endpoint{
 				{pod: "pod1", zones: []string{"zone-b"}},
 				{pod: "pod2", zones: []string{"zone-b"}},

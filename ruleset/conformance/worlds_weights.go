@@ -1,10 +1,10 @@
 package conformance
 
-// weightWorlds are about endpoints with weights.
+// weightWorlds returns worlds about endpoints with weights.
 func weightWorlds() []world {
 	need := []Feature{WeightedEndpoints}
 	return []world{
-		{name: "weights come and go", needs: need, run: func(w cluster) {
+		{name: "weights switched on and off", needs: need, run: func(w cluster) {
 			row := func(want string) row { return row{"client1", tcp, clusterIP(1, 80), want} }
 			for _, weights := range []map[string]int{
 				{}, {"pod1": 3}, {"pod1": 5, "pod2": 5, "remote1": 5}, {"pod1": 5, "pod2": 4, "remote1": 3}, {"remote1": 2}, {},
@@ -34,7 +34,7 @@ func weightWorlds() []world {
 			w.check(
 				row{"client1", tcp, clusterIP(1, 80), "remote1*"},
 				row{"pod3", tcp, clusterIP(1, 80), "remote1"},
-				// As if no endpoint were here.
+				// As without local endpoints.
 				row{"client1", udp, atPrimary(30080), "drop"},
 				row{"client1", tcp, externalIP(1, 80), "drop"},
 			)
@@ -58,7 +58,7 @@ func weightWorlds() []world {
 	}
 }
 
-// weighing returns ready endpoints with weights; those that are not named have 1.
+// weighing returns ready endpoints with the given weights, 1 by default.
 func weighing(weights map[string]int, pods ...string) []endpoint {
 	out := on(pods...)
 	for i := range out {

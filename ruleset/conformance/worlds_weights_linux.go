@@ -7,7 +7,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// weightPacketWorlds are about endpoints with weights.
+// weightPacketWorlds returns worlds about endpoints with weights.
 func weightPacketWorlds() []world {
 	need := []Feature{WeightedEndpoints}
 	some := map[string]int{"pod1": 1, "pod2": 2, "pod3": 3, "remote1": 4, "remote2": 6}
@@ -18,7 +18,7 @@ func weightPacketWorlds() []world {
 			for _, f := range w.Env.Families {
 				w.distribution(f, clusterIP(1, 80).at(f), some)
 			}
-			// One endpoint gets another weight, one none.
+			// One endpoint gets another weight, one gets 0.
 			now := map[string]int{"pod1": 1, "pod2": 0, "pod3": 7, "remote1": 4, "remote2": 6, "remote3": 1}
 			w.change("web", func(s *service) {
 				s.endpoints = weighing(now, "pod1", "pod2", "pod3", "remote1", "remote2", "remote3")
@@ -51,7 +51,7 @@ func weightPacketWorlds() []world {
 		})},
 
 		{name: "weights and affinity", needs: append(need, Affinity), config: config{clients: affinityClients}, run: packets(func(w *World) {
-			// Which endpoint is remembered goes before weights, but not before 0.
+			// Affinity takes precedence over weights other than 0.
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), affinity: 10800, endpoints: weighing(some, "pod1", "pod2", "pod3", "remote1", "remote2")})
 			w.Sync()
 			to := clusterIP(1, 80)
@@ -92,7 +92,7 @@ func (w *World) podAt(f tracker.Family, a netip.Addr) string {
 }
 
 // totalWeight returns the sum of the endpoints' weights and the least of them, as
-// the judge of a forwarded connection counts them.
+// judgeForward needs them.
 func (w *World) totalWeight(v ruleset.Verdict) (sum, least int) {
 	if _, never := w.options.Skip[WeightedEndpoints]; never {
 		return len(v.Endpoints), 1

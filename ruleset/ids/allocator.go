@@ -10,30 +10,30 @@ import (
 var (
 	// ErrExhausted means that every ID of the range is in use.
 	ErrExhausted = errors.New("ids: no free ID")
-	// ErrConflict means that a key and an ID that were found together cannot both be
-	// adopted: the ID is another key's, the key has another ID, or the ID is reserved
-	// or out of range.
+	// ErrConflict means that a key and an ID found in the data plane cannot both be
+	// adopted: the ID belongs to another key, the key has another ID, or the ID is
+	// reserved or out of range.
 	ErrConflict = errors.New("ids: conflict")
 )
 
-// Allocator gives each key an ID of its own. It must not be used by several
-// goroutines at once. [New] returns one.
+// Allocator assigns a unique ID to each key. It is not safe for concurrent use. [New]
+// returns an Allocator; the zero value is not usable.
 type Allocator[K comparable] struct {
 	low, high uint32
 	ids       map[K]uint32
 	keys      map[uint32]K
 	reserved  map[uint32]struct{}
-	// freed holds IDs that were released, oldest first. Some may be in use again.
+	// freed holds released IDs, oldest first. Some may be in use again.
 	freed []uint32
-	// next is the lowest number that was not tried yet, beyond 32 bits after the last.
+	// next is the lowest number not tried yet. It exceeds 32 bits after the last one.
 	next uint64
 }
 
-// New returns an Allocator of the IDs from low to high, inclusive. It returns an
+// New returns an Allocator for the IDs from low to high, inclusive. It returns an
 // error if low is greater than high.
 func New[K comparable](low, high uint32) (*Allocator[K], error) {
 	if low > high {
-		return nil, fmt.Errorf("ids: empty range %d to %d", low, high)
+		return nil, fmt.Errorf("ids: range %d to %d is empty", low, high)
 	}
 	return &Allocator[K]{
 		low: low, high: high, next: uint64(low),
@@ -41,18 +41,18 @@ func New[K comparable](low, high uint32) (*Allocator[K], error) {
 	}, nil
 }
 
-// Adopt records that the data plane has key under id, as an earlier process left it.
-// It returns an error that wraps [ErrConflict] and changes nothing if the two cannot
-// go together with what is recorded. To adopt the same again is no error.
+// Adopt records that the data plane has key under id, left by an earlier process. If
+// this conflicts with an earlier record, it returns an error that wraps [ErrConflict]
+// and changes nothing. Adopting the same pair again is not an error.
 func (a *Allocator[K]) Adopt(key K, id uint32) error {
 	if id < a.low || id > a.high {
-		return fmt.Errorf("%w: ID %d is not in the range %d to %d", ErrConflict, id, a.low, a.high)
+		return fmt.Errorf("%w: ID %d is out of the range %d to %d", ErrConflict, id, a.low, a.high)
 	}
 	if other, ok := a.keys[id]; ok {
 		if other == key {
 			return nil
 		}
-		return fmt.Errorf("%w: ID %d of %v is taken by %v", ErrConflict, id, key, other)
+		return fmt.Errorf("%w: ID %d of %v belongs to %v", ErrConflict, id, key, other)
 	}
 	if _, ok := a.reserved[id]; ok {
 		return fmt.Errorf("%w: ID %d of %v is reserved", ErrConflict, id, key)
@@ -64,7 +64,7 @@ func (a *Allocator[K]) Adopt(key K, id uint32) error {
 	return nil
 }
 
-// Get returns the ID of key. A key without one gets a free ID. The error is
+// Get returns the ID of key. It allocates a free ID if key has none, and returns
 // [ErrExhausted] if no ID is free.
 func (a *Allocator[K]) Get(key K) (uint32, error) {
 	if id, ok := a.ids[key]; ok {
@@ -105,20 +105,20 @@ func (a *Allocator[K]) used(id uint32) bool {
 	return ok
 }
 
-// Lookup returns the ID of key, and false if it has none.
+// Lookup returns the ID of key. The bool is false if key has none.
 func (a *Allocator[K]) Lookup(key K) (uint32, bool) {
 	id, ok := a.ids[key]
 	return id, ok
 }
 
-// Key returns the key that has id, and false if no key has it.
+// Key returns the key with the given ID. The bool is false if there is none.
 func (a *Allocator[K]) Key(id uint32) (K, bool) {
 	k, ok := a.keys[id]
 	return k, ok
 }
 
 // Release frees the ID of key, if it has one. It must be called only after the data
-// plane has nothing under the ID.
+// plane has removed the object with this ID.
 func (a *Allocator[K]) Release(key K) {
 	if id, ok := a.ids[key]; ok {
 		delete(a.ids, key)
@@ -127,12 +127,12 @@ func (a *Allocator[K]) Release(key K) {
 	}
 }
 
-// Reserve keeps id from being given out, though no key has it: for what was found in
-// the data plane and belongs to no key that is known. An ID that a key has stays
-// with it, and is reserved after its release.
+// Reserve excludes id from allocation. Use it for objects in the data plane without a
+// known key. If a key has the ID, it keeps the ID, which becomes reserved after its
+// release.
 func (a *Allocator[K]) Reserve(id uint32) { a.reserved[id] = struct{}{} }
 
-// Unreserve undoes Reserve, after what was found has been removed.
+// Unreserve reverts Reserve, after the object has been removed.
 func (a *Allocator[K]) Unreserve(id uint32) {
 	if _, ok := a.reserved[id]; !ok {
 		return
@@ -143,8 +143,9 @@ func (a *Allocator[K]) Unreserve(id uint32) {
 	}
 }
 
-// Len returns how many keys have an ID.
+// Len returns the number of keys with an ID.
 func (a *Allocator[K]) Len() int { return len(a.ids) }
 
-// All yields the keys and their IDs in no order. Keys may be released while it runs.
+// All yields the keys and their IDs in no particular order. Keys may be released
+// during the iteration.
 func (a *Allocator[K]) All() iter.Seq2[K, uint32] { return maps.All(a.ids) }

@@ -9,9 +9,9 @@ import (
 	"github.com/go-proxier/proxier/ruleset/ids"
 )
 
-// TestAllocator drives allocators at random against maps, with processes that end
-// and hand their IDs to the next.
-func TestAllocator(t *testing.T) {
+// TestAllocatorMatchesMaps performs random operations on allocators and maps. New
+// processes adopt the IDs.
+func TestAllocatorMatchesMaps(t *testing.T) {
 	const low, high, keys = 3, 12, 14
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 5))
@@ -50,7 +50,7 @@ func TestAllocator(t *testing.T) {
 					}
 				case free == 0:
 					if !errors.Is(err, ids.ErrExhausted) {
-						t.Fatalf("get %d of none left: %d, %v", k, got, err)
+						t.Fatalf("get %d without free IDs: %d, %v", k, got, err)
 					}
 				case err != nil || got < low || got > high || used(got):
 					t.Fatalf("get %d: %d, %v; in use are %v and %v", k, got, err, model, reserved)
@@ -68,7 +68,7 @@ func TestAllocator(t *testing.T) {
 					a.Unreserve(id)
 				}
 				clear(reserved)
-			case 11: // another process, which reserves nothing
+			case 11: // a new process, without reservations
 				if a, err = ids.New[int](low, high); err != nil {
 					t.Fatal(err)
 				}
@@ -93,7 +93,7 @@ func TestAllocator(t *testing.T) {
 	}
 }
 
-func TestAdoptConflicts(t *testing.T) {
+func TestAdoptRejectsConflicts(t *testing.T) {
 	a, err := ids.New[string](1, 10)
 	if err != nil {
 		t.Fatal(err)
@@ -118,9 +118,9 @@ func TestAdoptConflicts(t *testing.T) {
 	}
 }
 
-// TestReuse: a released ID waits until the ones released before it are given out,
-// and the last number of the whole range can be.
-func TestReuse(t *testing.T) {
+// TestLongestUnusedIDIsReused checks that released IDs are allocated in the order of
+// their release, and that the last number of the whole range can be allocated.
+func TestLongestUnusedIDIsReused(t *testing.T) {
 	a, err := ids.New[int](1<<32-3, 1<<32-1)
 	if err != nil {
 		t.Fatal(err)

@@ -1,11 +1,11 @@
-// Package ids gives out small numbers that name things in a data plane and that
-// survive a restart: group IDs of a switch, indexes of a BPF array.
+// Package ids allocates small numbers for objects in a data plane, such as group IDs of
+// a switch or indexes of a BPF array, and keeps them across restarts.
 //
 //	a, err := ids.New[Group](1, 65535)
 //	...
-//	for id, group := range found { // what an earlier process left
+//	for id, group := range found { // objects of an earlier process
 //		if err := a.Adopt(group, id); err != nil {
-//			a.Reserve(id) // two IDs for one group: not given out until it is removed
+//			a.Reserve(id) // a second ID of one group: not allocated until it is removed
 //		}
 //	}
 //	...
@@ -15,13 +15,12 @@
 //		a.Release(group)
 //	}
 //
-// [ruleset.Service.ID] is not such a number: each Engine numbers its Services again.
-// A data plane that finds its tables after a restart names what is in them by
-// something that stays, such as [tracker.Key], or by IDs from here.
+// [ruleset.Service.ID] does not survive a restart: each Engine numbers its Services from
+// the start. A data plane that reads its tables after a restart must name the contents by
+// something permanent, such as [tracker.Key], or by IDs of this package.
 //
-// [Allocator.Get] returns the same ID for the same key until it is released, so a
-// step that failed is simply done again. An ID must be released only after the data
-// plane has nothing under it: a caller whose removal failed does not call Release,
-// and the ID stays with its key. IDs that were released are given out again, the one
-// released first before others, and before numbers that were never used.
+// [Allocator.Get] returns the same ID for a key until the key is released, so a failed
+// step can be repeated. Release an ID only after the data plane has removed its object:
+// if the removal fails, do not call Release, and the ID stays with its key. Released IDs
+// are allocated again, the longest unused first, before numbers that were never used.
 package ids

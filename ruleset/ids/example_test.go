@@ -6,7 +6,7 @@ import (
 	"github.com/go-proxier/proxier/ruleset/ids"
 )
 
-// A process that finds the groups of an earlier one.
+// Keep the group IDs of an earlier process.
 func Example() {
 	a, err := ids.New[string](1, 100)
 	if err != nil {
@@ -23,11 +23,11 @@ func Example() {
 		id, err := a.Get(group)
 		fmt.Println(group, id, err)
 	}
-	a.Release("web") // after it is gone from the data plane
+	a.Release("web") // after its removal from the data plane
 	id, err := a.Get("db")
 	fmt.Println("db", id, err)
 	// Output:
-	// ids: conflict: ID 1 of api is taken by web
+	// ids: conflict: ID 1 of api belongs to web
 	// api 2 <nil>
 	// web 1 <nil>
 	// api 2 <nil>

@@ -6,26 +6,26 @@ import (
 )
 
 // Ledger records which owners use which items, and which items are installed. The
-// zero value has no claims and no items. It must not be copied, nor used by several
-// goroutines at once.
+// zero value has no claims and no items. A Ledger must not be copied and is not safe
+// for concurrent use.
 type Ledger[Owner, Item comparable] struct {
 	items  map[Item]record
 	claims map[Owner]map[Item]struct{}
-	// unused holds the items that have no users.
+	// unused holds the items without users.
 	unused map[Item]struct{}
 }
 
-// record is what is known of an item. An item without users that is not installed
-// has none.
+// record is the state of an item. An item without users that is not installed has no
+// record.
 type record struct {
 	users int
-	// installed is false also if that is not known.
+	// installed is false if the item is not installed or its state is unknown.
 	installed bool
 }
 
-// Claim records that owner uses item. It reports whether the item must be installed:
-// whether it is not known to be. The caller that installs it reports success by
-// Installed.
+// Claim records that owner uses item. It returns true if the item must be installed,
+// that is, if it is not known to be installed. A caller that installs it reports
+// success with Installed.
 func (l *Ledger[Owner, Item]) Claim(owner Owner, item Item) (install bool) {
 	if l.items == nil {
 		l.items, l.claims, l.unused = map[Item]record{}, map[Owner]map[Item]struct{}{}, map[Item]struct{}{}
@@ -43,9 +43,9 @@ func (l *Ledger[Owner, Item]) Claim(owner Owner, item Item) (install bool) {
 	return !r.installed
 }
 
-// Release takes back a Claim. It reports whether the item must be removed: whether
-// no other owner uses it. The caller that removes it reports success by Removed; until
-// then [Ledger.Unused] yields the item. Release reports false if there was no such
+// Release reverts a Claim. It returns true if the item must be removed because no
+// other owner uses it. A caller that removes it reports success with Removed. Until
+// then [Ledger.Unused] yields the item. Release returns false if there is no such
 // claim.
 func (l *Ledger[Owner, Item]) Release(owner Owner, item Item) (remove bool) {
 	mine := l.claims[owner]
@@ -58,7 +58,7 @@ func (l *Ledger[Owner, Item]) Release(owner Owner, item Item) (remove bool) {
 	r := l.items[item]
 	r.users--
 	if r.users == 0 {
-		// A removal that fails may have taken effect.
+		// A failed removal may have taken effect.
 		r.installed = false
 		l.unused[item] = struct{}{}
 	}
@@ -66,7 +66,7 @@ func (l *Ledger[Owner, Item]) Release(owner Owner, item Item) (remove bool) {
 	return r.users == 0
 }
 
-// Installed records that the data plane has item, whether or not it is claimed.
+// Installed records that the data plane has item, claimed or not.
 func (l *Ledger[Owner, Item]) Installed(item Item) {
 	if l.items == nil {
 		l.items, l.claims, l.unused = map[Item]record{}, map[Owner]map[Item]struct{}{}, map[Item]struct{}{}
@@ -79,8 +79,8 @@ func (l *Ledger[Owner, Item]) Installed(item Item) {
 	}
 }
 
-// Removed records that the data plane does not have item. If it is claimed, the next
-// Claim asks for it to be installed.
+// Removed records that the data plane does not have item. If the item is claimed, the
+// next Claim requests its installation.
 func (l *Ledger[Owner, Item]) Removed(item Item) {
 	r, ok := l.items[item]
 	if !ok {
@@ -95,12 +95,13 @@ func (l *Ledger[Owner, Item]) Removed(item Item) {
 	l.items[item] = r
 }
 
-// Items yields what owner uses, in no order. Items may be released while it runs.
+// Items yields the items that owner uses, in no particular order. Items may be
+// released during the iteration.
 func (l *Ledger[Owner, Item]) Items(owner Owner) iter.Seq[Item] { return maps.Keys(l.claims[owner]) }
 
-// Users returns how many owners use item.
+// Users returns the number of owners that use item.
 func (l *Ledger[Owner, Item]) Users(item Item) int { return l.items[item].users }
 
 // Unused yields the items that no owner uses and that the data plane may have, in no
-// order. Removed may be called while it runs.
+// particular order. Removed may be called during the iteration.
 func (l *Ledger[Owner, Item]) Unused() iter.Seq[Item] { return maps.Keys(l.unused) }

@@ -10,10 +10,10 @@ import (
 	"github.com/go-proxier/proxier/ruleset/ledger"
 )
 
-// TestLedger drives a ledger at random against a set of claims and a data plane in
-// which writes fail and take effect all the same or not. A write that the ledger does
-// not ask for is not made, so the data plane shows whether it asks for enough.
-func TestLedger(t *testing.T) {
+// TestLedgerRequestsEveryWrite performs random operations on a ledger, a set of
+// claims and a data plane. Writes fail, with or without effect. The test makes only
+// the writes that the ledger requests, so the data plane shows whether these suffice.
+func TestLedgerRequestsEveryWrite(t *testing.T) {
 	type claim struct{ owner, item int }
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -26,7 +26,7 @@ func TestLedger(t *testing.T) {
 			}
 			return n
 		}
-		// write changes the data plane, and reports whether the caller may know.
+		// write changes the data plane and reports whether the caller sees a success.
 		write := func(item int, have bool) bool {
 			failed := r.IntN(4) == 0
 			if !failed || r.IntN(2) == 0 {
@@ -47,7 +47,7 @@ func TestLedger(t *testing.T) {
 				if l.Claim(c.owner, c.item) {
 					install(c.item)
 				} else if !plane[c.item] {
-					t.Fatalf("seed %d: %d is not there and not asked for", seed, c.item)
+					t.Fatalf("seed %d: %d is missing and not requested", seed, c.item)
 				}
 			case 4, 5, 6, 7:
 				had, others := claims[c], users(c.item)
@@ -61,14 +61,14 @@ func TestLedger(t *testing.T) {
 				} else if remove && r.IntN(2) == 0 { // undo
 					claims[c] = true
 					if !l.Claim(c.owner, c.item) {
-						t.Fatalf("claim %v after a removal that failed: not to be installed", c)
+						t.Fatalf("claim %v after a failed removal does not request an install", c)
 					}
 					install(c.item)
 				}
-			case 8: // another program removes it, and the caller finds out
+			case 8: // another program removes it, and the caller notices
 				plane[c.item] = false
 				l.Removed(c.item)
-			case 9: // another process
+			case 9: // a new process
 				l = &ledger.Ledger[int, int]{}
 				for item, have := range plane {
 					if have {
@@ -94,7 +94,7 @@ func TestLedger(t *testing.T) {
 			if got := slices.Sorted(l.Items(c.owner)); !slices.Equal(got, want) {
 				t.Fatalf("items of %d: %v, want %v", c.owner, got, want)
 			}
-			// What is in the data plane without users is known.
+			// The ledger lists unused items in the data plane.
 			unused := maps.Collect(func(yield func(int, bool) bool) {
 				for i := range l.Unused() {
 					if !yield(i, true) {
@@ -104,14 +104,14 @@ func TestLedger(t *testing.T) {
 			})
 			for item, have := range plane {
 				if have && users(item) == 0 && !unused[item] {
-					t.Fatalf("seed %d: %d is left over and not known", seed, item)
+					t.Fatalf("seed %d: %d is unused and not listed", seed, item)
 				}
 				if unused[item] && users(item) != 0 {
 					t.Fatalf("seed %d: %d is in use", seed, item)
 				}
 			}
 		}
-		// In the end a caller can bring everything about.
+		// In the end a caller can complete all writes.
 		for c := range claims {
 			if l.Claim(c.owner, c.item) {
 				plane[c.item] = true
@@ -136,17 +136,17 @@ func TestLedger(t *testing.T) {
 // Two Services share an endpoint, and one install of it fails.
 func Example() {
 	var l ledger.Ledger[string, string]
-	fmt.Println("web needs it installed:", l.Claim("web", "10.0.0.1:80")) // which fails
+	fmt.Println("web needs it installed:", l.Claim("web", "10.0.0.1:80")) // the install fails
 	fmt.Println("api needs it installed:", l.Claim("api", "10.0.0.1:80"))
 	l.Installed("10.0.0.1:80")
-	fmt.Println("web, again:", l.Claim("web", "10.0.0.1:80"))
-	fmt.Println("without web it can go:", l.Release("web", "10.0.0.1:80"))
-	fmt.Println("without api it can go:", l.Release("api", "10.0.0.1:80"))
+	fmt.Println("web needs it installed:", l.Claim("web", "10.0.0.1:80"))
+	fmt.Println("without web it must be removed:", l.Release("web", "10.0.0.1:80"))
+	fmt.Println("without api it must be removed:", l.Release("api", "10.0.0.1:80"))
 	l.Removed("10.0.0.1:80")
 	// Output:
 	// web needs it installed: true
 	// api needs it installed: true
-	// web, again: false
-	// without web it can go: false
-	// without api it can go: true
+	// web needs it installed: false
+	// without web it must be removed: false
+	// without api it must be removed: true
 }

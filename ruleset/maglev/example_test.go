@@ -7,8 +7,8 @@ import (
 	"github.com/go-proxier/proxier/ruleset/maglev"
 )
 
-// Two nodes that heard of the same endpoints in another order send a connection
-// to the same one.
+// Two nodes choose the same endpoint for a connection, although they learned of the
+// endpoints in another order.
 func Example() {
 	a := maglev.Member{Addr: netip.MustParseAddrPort("10.244.1.7:8080"), Weight: 1}
 	b := maglev.Member{Addr: netip.MustParseAddrPort("10.244.2.4:8080"), Weight: 1}

@@ -6,28 +6,27 @@ import (
 	"net/netip"
 )
 
-// HashAddr returns a hash of a client's address for [Table.Find], where all
-// connections of a client are to lead to one member. It is the one that package
-// nftables has the kernel make of the same seed, the Jenkins hash of the address's
-// bytes in the order of the network (linux/jhash.h, jhash), on machines with the
-// least significant byte first; the others differ in IPv6. An IPv4-mapped IPv6
-// address stands for the IPv4 address.
+// HashAddr returns a hash of a client's address for [Table.Find]. It sends all
+// connections of a client to one member. It equals the hash that package nftables
+// makes the kernel compute for the same seed: the Jenkins hash of the address in
+// network byte order (linux/jhash.h, jhash). On big-endian machines the kernel's hash
+// of IPv6 addresses differs. An IPv4-mapped IPv6 address means the IPv4 address.
 func HashAddr(seed uint64, client netip.Addr) uint32 {
 	var b [16]byte
 	return jenkins(put(b[:0], client), Seed32(seed))
 }
 
-// HashAddrPort is [HashAddr] of the client's address and port, where each
-// connection is to have a member of its own. The kernel has two bytes of zeros
-// behind the port.
+// HashAddrPort returns a hash of a client's address and port for [Table.Find]. It
+// distributes the connections of a client over the members. As in the kernel, two
+// zero bytes follow the port. Otherwise it equals [HashAddr].
 func HashAddrPort(seed uint64, client netip.AddrPort) uint32 {
 	var b [20]byte
 	key := binary.BigEndian.AppendUint16(put(b[:0], client.Addr()), client.Port())
 	return jenkins(append(key, 0, 0), Seed32(seed))
 }
 
-// Seed32 makes of a seed the one of 32 bits that [HashAddr] and [HashAddrPort]
-// have. It is never 0, by which nf_tables means any.
+// Seed32 returns the 32-bit seed that [HashAddr] and [HashAddrPort] derive from seed.
+// It is never 0, which nf_tables treats as a request for a random seed.
 func Seed32(seed uint64) uint32 {
 	if s := uint32(seed) ^ uint32(seed>>32); s != 0 {
 		return s
@@ -35,7 +34,7 @@ func Seed32(seed uint64) uint32 {
 	return 1
 }
 
-// put appends an address as it stands in a packet.
+// put appends an address in network byte order.
 func put(b []byte, a netip.Addr) []byte {
 	if a = a.Unmap(); a.Is4() {
 		four := a.As4()
@@ -45,8 +44,8 @@ func put(b []byte, a netip.Addr) []byte {
 	return append(b, sixteen[:]...)
 }
 
-// jenkins is lookup3 as linux/jhash.h has it, of a key whose length is a multiple
-// of 4 and not 0.
+// jenkins is lookup3 as in linux/jhash.h, for a key whose length is a non-zero
+// multiple of 4.
 func jenkins(key []byte, seed uint32) uint32 {
 	a := 0xdeadbeef + uint32(len(key)) + seed
 	b, c := a, a
@@ -82,8 +81,8 @@ func jenkins(key []byte, seed uint32) uint32 {
 	return c
 }
 
-// hash makes 64 bits of an address and port in which every bit depends on all of
-// theirs and the seed's.
+// hash returns a 64-bit hash of an address and port. Every bit depends on all bits of
+// the input and the seed.
 func hash(seed uint64, a netip.AddrPort) uint64 {
 	b := a.Addr().As16()
 	h := mix(seed)

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestKnownHashes holds the hashes to what they were when this was written, and
-// package nftables had seen that the kernel's are the same.
-func TestKnownHashes(t *testing.T) {
+// TestHashesMatchKernel compares the hashes with known values, which package nftables
+// has found equal to the kernel's.
+func TestHashesMatchKernel(t *testing.T) {
 	for _, c := range []struct {
 		seed           uint64
 		source         string
@@ -28,7 +28,7 @@ func TestKnownHashes(t *testing.T) {
 	}
 }
 
-// TestHashIsEven spreads neighbouring sources over a table.
+// TestHashIsEven distributes neighbouring sources over a table.
 func TestHashIsEven(t *testing.T) {
 	const n, sources = 5, 20000
 	tab := Build(1, 1021, members(n))

@@ -1,17 +1,18 @@
 package maglev
 
-// sizes is the sizes of tables: each the largest prime below a power of two. They
-// are those of the kernel's IPVS scheduler mh, as far as slots can be numbered by
-// 16 bits (net/netfilter/ipvs/ip_vs_mh.c).
+// sizes lists the sizes of tables: each is the largest prime below a power of two.
+// They are the sizes of the kernel's IPVS scheduler mh
+// (net/netfilter/ipvs/ip_vs_mh.c) up to 16 bits.
 var sizes = [...]int{251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521}
 
-// Sizes returns the sizes that tables can have, the smallest first.
+// Sizes returns the possible sizes of tables in ascending order, in a new slice.
 func Sizes() []int { return append([]int(nil), sizes[:]...) }
 
 // MaxSize is the largest size.
 const MaxSize = 65521
 
-// SizeAtLeast returns the smallest size of at least so many slots, or [MaxSize].
+// SizeAtLeast returns the smallest size with at least the given number of buckets, or
+// [MaxSize].
 func SizeAtLeast(slots int) int {
 	for _, s := range sizes {
 		if s >= slots {
@@ -21,10 +22,11 @@ func SizeAtLeast(slots int) int {
 	return MaxSize
 }
 
-// SizeFor returns the size that suits n members of equal weight: at least 25 slots
-// each, as long as there are sizes. It changes beyond 15, 150 and 650 members: sizes
-// lie far apart because another one moves nearly all connections. Where the number
-// of members varies about one of these, or a table is to be smaller, fix the size.
+// SizeFor returns a size that suits n members of equal weight, with at least 25
+// buckets per member while sizes last. It changes at 15, 150 and 650 members. There
+// are few sizes because a change of the size moves nearly all connections. Use a
+// fixed size if the number of members varies around one of these limits, or if a
+// smaller table is needed.
 func SizeFor(n int) int {
 	switch {
 	case n <= 15:

@@ -7,26 +7,26 @@ import (
 	"slices"
 )
 
-// Member is an endpoint that shares in a table.
+// Member is an endpoint in a table.
 type Member struct {
-	// Addr tells it from the others; of several with the same the first counts. An
-	// IPv4-mapped IPv6 address stands for the IPv4 address.
+	// Addr identifies the member. Of several members with the same Addr only the
+	// first is used. An IPv4-mapped IPv6 address means the IPv4 address.
 	Addr netip.AddrPort
-	// Weight is its share of the slots relative to the others'. 0 is none.
+	// Weight is the member's share of the buckets relative to the others. With 0 it
+	// gets none.
 	Weight uint16
 }
 
-// Table says which member each slot belongs to. It is never changed once it is
-// made, and safe for concurrent use. A nil Table has no slots.
+// Table maps each bucket to a member. It never changes and is safe for concurrent
+// use. A nil Table has no buckets.
 type Table struct {
 	slots []uint16
 }
 
-// Build makes a table. The size is that of [SizeAtLeast] the given one; members
-// are numbered as they are in the list. It returns nil if no member has a weight.
-// Of more members than there are slots, those with the lowest addresses get one
-// each. What is beyond the first 65,535 of the list is left out: there are no slots
-// for more.
+// Build returns a table of the size [SizeAtLeast](size). Members are numbered by
+// their index. Build returns nil if no member has a weight. If there are more members
+// than buckets, those with the lowest addresses get one each. Build ignores members
+// after the first 65,535: no table has buckets for them.
 func Build(seed uint64, size int, members []Member) *Table {
 	members = members[:min(len(members), maxMembers)]
 	size = SizeAtLeast(size)
@@ -39,7 +39,7 @@ func Build(seed uint64, size int, members []Member) *Table {
 		heaviest = max(heaviest, w[i].weight)
 	}
 	for i := range w {
-		w[i].credit = heaviest // everybody has a turn in the first round
+		w[i].credit = heaviest // every member gets a turn in the first round
 	}
 	t := &Table{slots: make([]uint16, size)}
 	for i := range t.slots {
@@ -48,8 +48,8 @@ func Build(seed uint64, size int, members []Member) *Table {
 	for left := size; ; {
 		for i := range w {
 			m := &w[i]
-			// The heaviest has a turn in every round, the others as often as their
-			// weight says, spread evenly over the rounds.
+			// The heaviest members get a turn in every round, the others in
+			// proportion to their weight, evenly distributed over the rounds.
 			due := m.credit >= heaviest
 			m.credit += m.weight
 			if !due {
@@ -68,20 +68,19 @@ func Build(seed uint64, size int, members []Member) *Table {
 	}
 }
 
-// free marks a slot that nobody has yet.
+// free marks a bucket without a member.
 const (
 	free       = 1<<16 - 1
 	maxMembers = free
 )
 
-// walk is a member on its way through all slots, in an order of its own.
+// walk is a member's iteration over all buckets in its own order.
 type walk struct {
 	number         uint16
 	weight, credit uint32
-	// step is how many numbers below a power of two were gone through. The order is
-	// that of the numbers, each put through a bijection that the factors and addends
-	// make one of very many: those of two members have nothing to do with each
-	// other.
+	// step counts the numbers below a power of two that were visited. The order is
+	// that of the numbers after a bijection, which the factors and addends select
+	// from very many. So the orders of two members are unrelated.
 	step    uint32
 	factors [3]uint32
 	addends [3]uint32
@@ -89,7 +88,7 @@ type walk struct {
 	shift   uint8
 }
 
-// next returns the next slot of a table of the size.
+// next returns the next bucket of a table of the given size.
 func (w *walk) next(size uint32) uint32 {
 	for {
 		x := w.step
@@ -98,13 +97,14 @@ func (w *walk) next(size uint32) uint32 {
 			x = (x*w.factors[i] + w.addends[i]) & w.mask
 			x ^= x >> w.shift
 		}
-		if x < size { // the size is little less than the power of two
+		if x < size { // the size is slightly below the power of two
 			return x
 		}
 	}
 }
 
-// newWalks returns the members with a weight, sorted by address, each address once.
+// newWalks returns the walks of the members with a weight, sorted by address, each
+// address once.
 func newWalks(seed uint64, size uint32, members []Member) []walk {
 	order := make([]uint16, len(members))
 	for i := range order {
@@ -132,7 +132,7 @@ func canonical(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// Len returns the number of slots.
+// Len returns the number of buckets.
 func (t *Table) Len() int {
 	if t == nil {
 		return 0
@@ -140,12 +140,12 @@ func (t *Table) Len() int {
 	return len(t.slots)
 }
 
-// At returns the number of the member that a slot from 0 to Len()-1 belongs to.
+// At returns the number of the member of a bucket from 0 to Len()-1.
 func (t *Table) At(slot int) int { return int(t.slots[slot]) }
 
-// Find returns the number of the member that a hash leads to: that of the slot
-// hash * Len() / 2^32, as the kernel's own hash expressions have it
-// (linux/kernel.h, reciprocal_scale). It is 0 for a table without slots.
+// Find returns the number of the member for a hash: that of the bucket hash * Len() /
+// 2^32, as in the kernel's hash expressions (linux/kernel.h, reciprocal_scale). It
+// returns 0 for a table without buckets.
 func (t *Table) Find(hash uint32) int {
 	if t.Len() == 0 {
 		return 0

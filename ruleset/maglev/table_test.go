@@ -22,7 +22,7 @@ func members(n int) []Member {
 	return out
 }
 
-// owners resolves a table to addresses.
+// owners returns the address of each bucket's member.
 func owners(t *Table, list []Member) []netip.AddrPort {
 	out := make([]netip.AddrPort, t.Len())
 	for i := range out {
@@ -41,8 +41,8 @@ func differ(a, b []netip.AddrPort) int {
 	return n
 }
 
-// TestShares looks at how many slots members have.
-func TestShares(t *testing.T) {
+// TestBucketsFollowWeights checks the number of buckets of each member.
+func TestBucketsFollowWeights(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for i := range 300 {
 		n := 1 + rng.IntN([]int{3, 20, 200}[rng.IntN(3)])
@@ -68,7 +68,7 @@ func TestShares(t *testing.T) {
 		for s := range tab.Len() {
 			count[tab.At(s)]++
 		}
-		raised := 0 // those that have a slot though their share is less
+		raised := 0 // members raised to one bucket
 		for _, m := range list {
 			if m.Weight != 0 && int(m.Weight)*size < sum {
 				raised++
@@ -88,9 +88,9 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// TestDependsOnMembersOnly gives the same members in another order, and as
+// TestTableIgnoresOrder builds tables of the same members in another order, and as
 // IPv4-mapped addresses.
-func TestDependsOnMembersOnly(t *testing.T) {
+func TestTableIgnoresOrder(t *testing.T) {
 	list := members(40)
 	for i := range list {
 		list[i].Weight = uint16(i % 4)
@@ -117,9 +117,9 @@ func TestDependsOnMembersOnly(t *testing.T) {
 	}
 }
 
-// TestKnownTable holds a table to what it was when this was written: nodes of
-// different versions must choose alike.
-func TestKnownTable(t *testing.T) {
+// TestTableIsStable compares a table with a known checksum: nodes with different
+// versions must choose the same endpoints.
+func TestTableIsStable(t *testing.T) {
 	tab := Build(1, 251, members(5))
 	sum := uint32(0)
 	for i := range tab.Len() {
@@ -132,37 +132,37 @@ func TestKnownTable(t *testing.T) {
 
 const knownSum = 2691674326
 
-func TestOddMembers(t *testing.T) {
+func TestUnusualMembers(t *testing.T) {
 	if tab := Build(1, 251, nil); tab != nil || tab.Len() != 0 || tab.Find(3) != 0 {
-		t.Error("a table of nobody")
+		t.Error("a table without members is not nil")
 	}
 	if tab := Build(1, 251, []Member{member(1, 0), member(2, 0)}); tab != nil {
-		t.Error("a table of members without weight")
+		t.Error("a table of members without weight is not nil")
 	}
 	one := Build(1, -5, []Member{member(1, 0), member(2, 65535)})
 	if one.Len() != 251 || one.Find(0) != 1 || one.Find(math.MaxUint32) != 1 {
-		t.Error("a table of one")
+		t.Error("wrong table of one member")
 	}
 	many := Build(1, 251, members(1000))
 	seen := map[int]bool{}
 	for i := range many.Len() {
 		if seen[many.At(i)] {
-			t.Error("of too many members one has two slots")
+			t.Error("with more members than buckets one member has two")
 		}
 		seen[many.At(i)] = true
 	}
-	// More than can be numbered, and an address twice.
+	// More members than numbers, and a repeated address.
 	if all := members(1<<16 + 2); differ(owners(Build(1, 251, all), all), owners(many, members(1000))) != 0 {
-		t.Error("of 65538 members others have slots than of 1000")
+		t.Error("the table of 65538 members differs")
 	}
 	twice := []Member{member(1, 3), member(2, 4), {netip.MustParseAddrPort("[::ffff:10.244.0.1]:8080"), 9}, member(3, 0), member(3, 7)}
 	once := Build(1, 251, twice[:2])
 	for i := range once.Len() {
 		if Build(1, 251, twice).At(i) != once.At(i) {
-			t.Fatal("an address that comes twice counts twice")
+			t.Fatal("a repeated address counts twice")
 		}
 	}
-	// A walk passes over the numbers between the size and the next power of two.
+	// A walk skips the numbers between the size and the next power of two.
 	for _, size := range Sizes() {
 		if over := 1<<bits.Len(uint(size)) - size; over > size/40 {
 			t.Errorf("%d is far below a power of two", size)
@@ -173,8 +173,8 @@ func TestOddMembers(t *testing.T) {
 	}
 }
 
-// moved returns the share of slots that change hands, beyond those of the member
-// that goes, on average and at the most.
+// moved returns the share of buckets that move when a member is removed, without the
+// member's own: the average and the maximum.
 func moved(n, size int) (average, most float64) {
 	list := members(n)
 	tries := 0
@@ -192,13 +192,13 @@ func moved(n, size int) (average, most float64) {
 	return average / float64(tries), most
 }
 
-// TestDisruption measures what the package documentation states, and holds it to
-// the bounds there. An endpoint that comes is one that goes, seen from the end.
-func TestDisruption(t *testing.T) {
+// TestRemovedMemberMovesFewBuckets checks the bounds of the package documentation.
+// Adding an endpoint is the reverse of a removal.
+func TestRemovedMemberMovesFewBuckets(t *testing.T) {
 	t.Parallel()
 	for _, size := range Sizes() {
 		if size > 4093 && !testing.Verbose() {
-			break // only to be looked at
+			break // logged only
 		}
 		line := fmt.Sprintf("%5d ", size)
 		for _, n := range []int{3, 10, 100} {
@@ -218,9 +218,9 @@ func TestDisruption(t *testing.T) {
 	}
 }
 
-// TestDisruptionByWeight gives one member another weight and looks at how many slots
-// change hands beyond those that it has to get or give.
-func TestDisruptionByWeight(t *testing.T) {
+// TestChangedWeightMovesFewBuckets changes the weight of one member. It checks how
+// many buckets move beyond those that the member gains or loses.
+func TestChangedWeightMovesFewBuckets(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{3, 10, 100} {
 		for _, to := range []uint16{0, 1, 9, 11, 20} {
@@ -257,8 +257,8 @@ func TestDisruptionByWeight(t *testing.T) {
 	}
 }
 
-// TestWalks looks at the order in which a member comes by the slots: each once.
-func TestWalks(t *testing.T) {
+// TestWalkVisitsEveryBucketOnce checks the order of a member's buckets.
+func TestWalkVisitsEveryBucketOnce(t *testing.T) {
 	for _, size := range Sizes() {
 		w := newWalks(uint64(size), uint32(size), members(1))[0]
 		seen := make([]bool, size)

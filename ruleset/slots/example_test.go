@@ -6,7 +6,7 @@ import (
 	"github.com/go-proxier/proxier/ruleset/slots"
 )
 
-// A pool of three endpoints, of which one goes.
+// Remove one of three endpoints. The last one moves to its slot.
 func Example() {
 	var pool slots.Table[string, int] // endpoint to weight
 	sync := func() {
@@ -15,7 +15,7 @@ func Example() {
 			return nil
 		})
 		if err != nil {
-			fmt.Println(err) // another Write goes on from there
+			fmt.Println(err) // another Write continues from there
 			return
 		}
 		fmt.Println("size", pool.Len())

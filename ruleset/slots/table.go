@@ -7,16 +7,16 @@ import (
 )
 
 // Table assigns the keys of a pool to the slots from 0 to Len-1 and records which
-// slots have to be written. The zero value is an empty table of which the data plane
-// has nothing. It must not be copied, nor used by several goroutines at once.
+// slots must be written. The zero value is an empty table for an empty data plane. A
+// Table must not be copied and is not safe for concurrent use.
 type Table[K, V comparable] struct {
 	slots []entry[K, V]
 	at    map[K]int // the slot of each key
-	// gaps holds each slot that is not used, and perhaps others.
+	// gaps holds each unused slot, and perhaps others.
 	gaps []int
-	// dirty holds the slots that the data plane may have otherwise.
+	// dirty holds the slots that may differ in the data plane.
 	dirty map[int]struct{}
-	// high is the slot above the last one that the data plane may have.
+	// high is one more than the last slot that the data plane may have.
 	high int
 }
 
@@ -30,7 +30,8 @@ type entry[K, V comparable] struct {
 // Len returns the number of keys, which is the size of the pool after a Write.
 func (t *Table[K, V]) Len() int { return len(t.at) }
 
-// Get returns the value of a key, and false if the table does not have the key.
+// Get returns the value of a key. The bool is false if the table does not have the
+// key.
 func (t *Table[K, V]) Get(k K) (V, bool) {
 	i, ok := t.at[k]
 	if !ok {
@@ -40,15 +41,15 @@ func (t *Table[K, V]) Get(k K) (V, bool) {
 	return t.slots[i].value, true
 }
 
-// Slot returns the slot of a key, and false if the table does not have the key. A
-// later Write may move the key to a lower slot.
+// Slot returns the slot of a key. The bool is false if the table does not have the
+// key. A later Write may move the key to a lower slot.
 func (t *Table[K, V]) Slot(k K) (int, bool) {
 	i, ok := t.at[k]
 	return i, ok
 }
 
-// All yields the keys and their values in no order. Keys may be deleted while it
-// runs.
+// All yields the keys and their values in no particular order. Keys may be deleted
+// during the iteration.
 func (t *Table[K, V]) All() iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		for k, i := range t.at {
@@ -59,7 +60,7 @@ func (t *Table[K, V]) All() iter.Seq2[K, V] {
 	}
 }
 
-// Set adds a key or changes its value. To set what the table has already is not a
+// Set adds a key or changes its value. Setting a key to its current value is not a
 // change.
 func (t *Table[K, V]) Set(k K, v V) {
 	i, ok := t.at[k]
@@ -71,7 +72,7 @@ func (t *Table[K, V]) Set(k K, v V) {
 		t.put(i, k)
 	}
 	t.slots[i].value = v
-	t.mark(i)
+	t.markDirty(i)
 }
 
 // Delete removes a key, if the table has it.
@@ -86,12 +87,12 @@ func (t *Table[K, V]) Delete(k K) {
 	t.gaps = append(t.gaps, i)
 }
 
-// Replace makes the table hold what want yields and nothing else, for a Full delta.
-// It takes time proportional to the whole table; the writes that follow are
-// proportional to what differs.
+// Replace makes the contents of the table equal to want, for a Full delta. It takes
+// time proportional to the whole table. The resulting writes are proportional to the
+// differences.
 func (t *Table[K, V]) Replace(want iter.Seq2[K, V]) {
 	now := map[K]V{}
-	var order []K // the caller's, so that new slots follow it
+	var order []K // the order of want, which new slots follow
 	for k, v := range want {
 		now[k] = v
 		order = append(order, k)
@@ -106,10 +107,10 @@ func (t *Table[K, V]) Replace(want iter.Seq2[K, V]) {
 	}
 }
 
-// Adopt records that the data plane holds a key in a slot, as an earlier process
-// left it. It must be called before anything else, in any order of slots, and not
-// twice for a slot. A key that was adopted in another slot already, as when a
-// process ended while it moved the key, keeps that other slot. It panics if slot is
+// Adopt records that the data plane holds a key in a slot, left by an earlier
+// process. It must be called before all other methods, at most once per slot, in any
+// order of slots. A key may be in two slots if a process ended while it moved the
+// key; it then keeps the slot that was adopted first. Adopt panics if slot is
 // negative.
 func (t *Table[K, V]) Adopt(slot int, k K, v V) {
 	for slot >= len(t.slots) {
@@ -124,18 +125,17 @@ func (t *Table[K, V]) Adopt(slot int, k K, v V) {
 	t.slots[slot].value = v
 }
 
-// Rewrite has the next Write write every slot, for a data plane that other programs
+// Rewrite makes the next Write write every slot, for a data plane that other programs
 // may have changed.
 func (t *Table[K, V]) Rewrite() {
 	for _, i := range t.at {
-		t.mark(i)
+		t.markDirty(i)
 	}
 }
 
-// Write calls put for each slot whose entry the data plane may not have, in
-// ascending order. It returns the first error of put, after which the failed slot and
-// those after it are still to be written. Keys may move to lower slots first, so that
-// no gaps are left.
+// Write calls put, in ascending order, for each slot that may differ in the data
+// plane. Before that it moves keys to lower slots to fill gaps. It returns the first
+// error of put. The failed slot and those after it remain to be written.
 func (t *Table[K, V]) Write(put func(slot int, k K, v V) error) error {
 	t.compact()
 	for _, i := range slices.Sorted(maps.Keys(t.dirty)) {
@@ -148,10 +148,10 @@ func (t *Table[K, V]) Write(put func(slot int, k K, v V) error) error {
 	return nil
 }
 
-// Trim calls del for each slot at or above the size that the data plane may have, in
-// descending order. It must be called only while the size that is in effect is Len,
-// after a Write that succeeded. It returns the first error of del; another Trim goes
-// on from there.
+// Trim calls del, in descending order, for each slot at or above Len that the data
+// plane may have. It must be called only after a successful Write, while Len is the
+// size stored in the data plane. It returns the first error of del; another Trim
+// continues from there.
 func (t *Table[K, V]) Trim(del func(slot int) error) error {
 	for t.high > len(t.slots) {
 		if err := del(t.high - 1); err != nil {
@@ -176,15 +176,15 @@ func (t *Table[K, V]) put(slot int, k K) {
 	t.slots[slot].key, t.slots[slot].used = k, true
 }
 
-// mark notes that a slot has to be written.
-func (t *Table[K, V]) mark(slot int) {
+// markDirty records that a slot must be written.
+func (t *Table[K, V]) markDirty(slot int) {
 	if t.dirty == nil {
 		t.dirty = map[int]struct{}{}
 	}
 	t.dirty[slot] = struct{}{}
 }
 
-// free returns a slot that is not used: a gap, or a new last one.
+// free returns an unused slot: a gap, or a new last slot.
 func (t *Table[K, V]) free() int {
 	for n := len(t.gaps); n > 0; n = len(t.gaps) {
 		i := t.gaps[n-1]
@@ -215,7 +215,7 @@ func (t *Table[K, V]) compact() {
 		delete(t.dirty, last)
 		t.put(gap, e.key)
 		t.slots[gap].value = e.value
-		t.mark(gap)
+		t.markDirty(gap)
 		cut()
 	}
 	t.gaps = nil

@@ -11,17 +11,17 @@ import (
 
 var errFake = errors.New("write failed")
 
-// plane is a data plane: entries, and the size that is in effect.
+// plane is a data plane with entries and a stored size.
 type plane struct {
 	t       *testing.T
 	entries map[int][2]int // key and value
 	size    int
 	fails   func() bool
-	half    func() bool // whether a write that fails takes effect
+	half    func() bool // whether a failed write takes effect
 	writes  int
 }
 
-// look checks what a packet may meet at any moment.
+// look checks that a packet finds an entry in every slot below the size.
 func (p *plane) look() {
 	p.t.Helper()
 	for i := range p.size {
@@ -45,7 +45,7 @@ func (p *plane) do(f func()) error {
 	return nil
 }
 
-// sync brings a table into the data plane.
+// sync writes a table to the data plane.
 func (p *plane) sync(s *slots.Table[int, int]) error {
 	if err := s.Write(func(slot, k, v int) error {
 		return p.do(func() { p.entries[slot] = [2]int{k, v} })
@@ -58,7 +58,7 @@ func (p *plane) sync(s *slots.Table[int, int]) error {
 	return s.Trim(func(slot int) error { return p.do(func() { delete(p.entries, slot) }) })
 }
 
-// agree checks that the data plane holds exactly the model.
+// agree checks that the data plane equals the model.
 func (p *plane) agree(s *slots.Table[int, int], model map[int]int) {
 	p.t.Helper()
 	got := map[int]int{}
@@ -76,14 +76,13 @@ func (p *plane) agree(s *slots.Table[int, int], model map[int]int) {
 		p.t.Errorf("the table has %v, want %v", got, model)
 	}
 	if s.Pending() {
-		p.t.Error("something is pending after everything was written")
+		p.t.Error("Pending is true after everything was written")
 	}
 }
 
-// TestTable drives tables at random against a map, with writes that fail and take
-// effect all the same or not, and with processes that end and leave their entries to
-// the next.
-func TestTable(t *testing.T) {
+// TestTableMatchesMap performs random operations on tables and a map. Writes fail,
+// with or without effect, and new processes adopt the entries.
+func TestTableMatchesMap(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		failing := true
@@ -106,7 +105,7 @@ func TestTable(t *testing.T) {
 				}
 			}
 			switch r.IntN(12) {
-			case 0: // another process
+			case 0: // a new process
 				s = &slots.Table[int, int]{}
 				for i, e := range p.entries {
 					s.Adopt(i, e[0], e[1])
@@ -141,9 +140,9 @@ func TestTable(t *testing.T) {
 
 func has(m map[int]int, k int) bool { _, ok := m[k]; return ok }
 
-// TestWrites: what has to be written is proportional to what changed, and a key that
-// takes another's place costs one write.
-func TestWrites(t *testing.T) {
+// TestWritesAreProportionalToChanges counts the writes. A key that replaces another
+// one costs one write.
+func TestWritesAreProportionalToChanges(t *testing.T) {
 	p := &plane{t: t, entries: map[int][2]int{}, fails: func() bool { return false }}
 	s := &slots.Table[int, int]{}
 	expect := func(what string, writes int) {
@@ -169,10 +168,10 @@ func TestWrites(t *testing.T) {
 	s.Set(1000, 1)
 	expect("a key in place of another", 1)
 	s.Delete(50)
-	expect("a key gone", 2) // the last takes its slot, and the last slot goes
+	expect("one key deleted", 2) // the last key moves to its slot, and the last slot is deleted
 	s.Delete(98)
 	s.Delete(1000)
-	expect("two keys gone", 3) // one of them was the last
+	expect("two keys deleted", 3) // one of them was the last
 	s.Rewrite()
 	expect("everything", 97)
 

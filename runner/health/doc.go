@@ -1,19 +1,6 @@
-// Package health tells others whether a node should get Service traffic: the
-// probes that ask for the proxy as a whole (/healthz and /livez), and external
-// load balancers that ask at a Service's health-check node port whether this node
-// has endpoints of it.
-//
-// There are three parts, each of use without the others:
-//
-//   - [Proxy] is the proxy's health: whether what there is to do gets done in time.
-//     [Proxy.Trace] has a [runner.Runner] tell it, [Proxy.Healthz] and [Proxy.Livez]
-//     answer with it.
-//   - [Services] is a [ruleset.Backend] that counts each Service's local endpoints.
-//     [Services.Handler] answers for one Service in one family. It opens no port.
-//   - [NodePorts] is a ruleset.Backend that opens and closes the health-check node
-//     ports as Services come and go, and answers there with Services.
-//
-// A node agent has all of them:
+// Package health serves health checks: the proxy's own probes (/healthz and /livez),
+// and the health-check node ports where external load balancers ask whether the node
+// has endpoints of a Service. A node agent uses all parts:
 //
 //	proxy, err := health.NewProxy(health.ProxyConfig{Timeout: 2 * syncPeriod})
 //	...
@@ -24,7 +11,7 @@
 //	checks := engine.Attach("health", ports)
 //	r, err := runner.New(runner.Config{..., Trace: proxy.Trace()},
 //		func(ctx context.Context) error {
-//			// Load balancers are told of what is in effect, and not before.
+//			// Report endpoints to load balancers once they are in effect.
 //			if err := rules.Sync(ctx); err != nil {
 //				return err
 //			}
@@ -33,44 +20,51 @@
 //	mux.Handle("/healthz", proxy.Healthz())
 //	mux.Handle("/livez", proxy.Livez())
 //
-// # What is answered
+// Each part can be used alone:
 //
-// As by kube-proxy, so that probes and load balancers need not care. /livez is 200
-// as long as no update has waited longer than the timeout to come into effect, in
-// any address family, and 503 otherwise. /healthz is the same but 503 also while
-// the node is not eligible for load-balancer traffic ([Eligible]). Both have a
-// JSON body, [Status].
+//   - [Proxy] tracks whether updates come into effect in time. [Proxy.Trace] returns
+//     hooks for a [runner.Runner]. [Proxy.Healthz] and [Proxy.Livez] serve the result.
+//   - [Services] is a [ruleset.Backend] that counts each Service's local endpoints.
+//     [Services.Handler] serves the count of one Service in one family. Services
+//     opens no ports.
+//   - [NodePorts] is a ruleset.Backend that opens and closes the health-check node
+//     ports and serves the counts of a Services there.
 //
-// A Service's health check is 200 if the node has a local ready endpoint and the
-// proxy is healthy, and 503 otherwise; that the node is not eligible makes no
-// difference. The body is
+// # Responses
+//
+// The responses are kube-proxy's. /livez returns 503 if an update has waited longer
+// than the timeout in any address family, and 200 otherwise. /healthz also returns
+// 503 while the node is not eligible for load-balancer traffic ([Eligible]). The body
+// of both is a [Status] in JSON.
+//
+// A Service's health check returns 200 if the node has a local ready endpoint and the
+// proxy is healthy, and 503 otherwise. It ignores whether the node is eligible. The
+// body is
 //
 //	{"service":{"namespace":"ns","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}
 //
-// and the header X-Load-Balancing-Endpoint-Weight has the number of endpoints.
-// Endpoints are counted by distinct address; one that serves while it terminates
-// does not count.
+// The header X-Load-Balancing-Endpoint-Weight holds the number of endpoints. Endpoints
+// are counted by distinct address. Serving terminating endpoints do not count.
 //
-// The answer depends on the family of the address that was asked. If the Service
-// has that family, which means that it has a cluster IP in it, the answer counts
-// the endpoints of that family alone: a dual-stack Service whose only local
-// endpoints are IPv4 answers 503 with weight 0 at the node's IPv6 addresses. If
-// the Service has only the other family, the answer is the same as at that
-// family's addresses.
+// The response depends on the family of the node's address that received the request.
+// If the Service has a cluster IP in that family, only endpoints of that family count:
+// a dual-stack Service whose local endpoints are all IPv4 gets 503 and weight 0 at
+// IPv6 addresses. If the Service has only the other family, that family's endpoints
+// count.
 //
 // # Differences from kube-proxy
 //
-// kube-proxy answers for a single-stack Service at the addresses of its own family
-// only, so that a load balancer that checks a node at the other family's address
-// takes the node out of service.
-//
-// Loopback addresses are no NodePort addresses here. If all NodePort addresses of
-// a family are loopback addresses, such as 127.0.0.0/8, no health-check node port is
-// opened in that family; kube-proxy opens them at those addresses.
-//
-// An update that is queued while a sync runs counts from when it was queued, also
-// if that sync succeeds. A port that moves from one Service to another is closed
-// before it is opened. A port that cannot be opened is tried again, by the error
-// that NodePorts.Apply returns, and reported once. Servers are shut down, not
-// abandoned. No goroutine is started but those that serve an open port.
+//   - kube-proxy serves the check of a single-stack Service only at addresses of the
+//     Service's family. A load balancer that checks an address of the other family
+//     takes the node out of service.
+//   - Loopback addresses are not NodePort addresses. If all NodePort addresses of a
+//     family are loopback addresses, such as 127.0.0.0/8, this package opens no
+//     health-check node port in that family. kube-proxy opens one at these addresses.
+//   - An update that is queued during a sync waits from the time it was queued, even
+//     if that sync succeeds.
+//   - A port that moves between Services is closed before it is opened again.
+//   - If a port cannot be opened, the failure is reported once, and NodePorts.Apply
+//     returns an error so that it is retried.
+//   - Servers are shut down when their port closes. The only goroutines serve open
+//     ports.
 package health

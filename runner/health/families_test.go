@@ -22,7 +22,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// needIPv6 skips the test where the loopback interface has no IPv6 address.
+// needIPv6 skips the test if the loopback interface has no IPv6 address.
 func needIPv6(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("tcp6", "[::1]:0")
@@ -35,14 +35,14 @@ func needIPv6(t *testing.T) {
 	l.Close()
 }
 
-// sockets opens ports that the kernel chooses, at the address that was asked for or
-// at another one.
+// sockets opens ports that the kernel chooses, at the requested address or at another
+// one.
 type sockets struct {
-	// instead, if not nil, returns what to open in place of network and host.
+	// instead, if not nil, returns the network and host to open in place of those requested.
 	instead func(network, host string) (string, string)
 
 	mu    sync.Mutex
-	ports map[string]int // by network and host asked for
+	ports map[string]int // by requested network and host
 }
 
 func (s *sockets) listen(ctx context.Context, network, address string) (net.Listener, error) {
@@ -65,7 +65,7 @@ func (s *sockets) listen(ctx context.Context, network, address string) (net.List
 }
 
 // answer connects to host, at the port that was opened for key, and returns the
-// summary of the answer.
+// summary of the response.
 func (s *sockets) answer(t *testing.T, key, host string) string {
 	t.Helper()
 	s.mu.Lock()
@@ -83,7 +83,7 @@ func (s *sockets) answer(t *testing.T, key, host string) string {
 	return summary(t, r.StatusCode, r.Header, r.Body)
 }
 
-// summary returns the status, the weight and the body's number of endpoints.
+// summary returns the status, the weight and the number of endpoints in the body.
 func summary(t *testing.T, code int, h http.Header, r io.Reader) string {
 	t.Helper()
 	var body struct{ LocalEndpoints int }
@@ -93,8 +93,8 @@ func summary(t *testing.T, code int, h http.Header, r io.Reader) string {
 	return fmt.Sprint(code, " ", h.Get("X-Load-Balancing-Endpoint-Weight"), " ", body.LocalEndpoints)
 }
 
-// familySteps changes the families and endpoints of a Service, and has the answers
-// to expect from each family's addresses.
+// familySteps changes the families and endpoints of a Service and lists the responses
+// expected at each family's addresses.
 var familySteps = []struct {
 	name              string
 	families          string // of the Service
@@ -114,8 +114,8 @@ var familySteps = []struct {
 	{"becomes dual-stack again", "IPv6 IPv4", "", "fd01::1 node-a", "503 0 0", "200 1 1"},
 }
 
-// TestNodePortsAnswerByFamily connects to health-check node ports in both families.
-func TestNodePortsAnswerByFamily(t *testing.T) {
+// TestNodePortsRespondByFamily connects to health-check node ports in both families.
+func TestNodePortsRespondByFamily(t *testing.T) {
 	needIPv6(t)
 	fixed := func(host4, host6 string) func(string, string) (string, string) {
 		return func(network, host string) (string, string) {
@@ -196,9 +196,9 @@ func setFamilies(c *cluster, families, four, six string) {
 	c.slice("web", discovery.AddressTypeIPv6, split(six)...)
 }
 
-// TestNodePortsByDefaultListener has NodePorts open its ports by itself, in both
+// TestDefaultListenerOpensNodePorts lets NodePorts open its ports itself, in both
 // families.
-func TestNodePortsByDefaultListener(t *testing.T) {
+func TestDefaultListenerOpensNodePorts(t *testing.T) {
 	needIPv6(t)
 	c := newCluster(t)
 	n := health.NewNodePorts(health.NodePortsConfig{Services: health.NewServices(health.ServicesConfig{})})
@@ -238,8 +238,8 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// TestHandlerAnswersByFamily asks handlers without listeners.
-func TestHandlerAnswersByFamily(t *testing.T) {
+// TestHandlerRespondsByFamily calls handlers without listeners.
+func TestHandlerRespondsByFamily(t *testing.T) {
 	c := newCluster(t)
 	s := health.NewServices(health.ServicesConfig{})
 	cur := c.engine.Attach("health", s)

@@ -21,43 +21,45 @@ import (
 // ErrClosed is returned by [NodePorts.Apply] after [NodePorts.Close].
 var ErrClosed = errors.New("health: closed")
 
-// NodePortsConfig is what a [NodePorts] is made of.
+// NodePortsConfig configures a [NodePorts].
 type NodePortsConfig struct {
-	// Services counts and answers; required. It must not be attached by itself too.
+	// Services counts the endpoints and is required. It must not be attached to an
+	// Engine itself.
 	Services *Services
-	// Families is the address families to listen in. Nil means both.
+	// Families lists the address families to listen in. Nil means both.
 	Families []tracker.Family
-	// Listen opens a port. Nil means [net.ListenConfig.Listen]. The network is tcp4 or
+	// Listen opens a port. Nil means [net.ListenConfig.Listen]. network is tcp4 or
 	// tcp6. A listener for all addresses may accept connections of both families.
 	Listen func(ctx context.Context, network, address string) (net.Listener, error)
-	// LocalAddrs returns the node's own addresses. It is asked where NodePorts
-	// answer at some addresses only ([ruleset.Node.NodePorts4]). Nil means those of
-	// the interfaces.
+	// LocalAddrs returns the node's own addresses. NodePorts calls it if the NodePort
+	// addresses are restricted ([ruleset.Node].NodePorts4). Nil means the addresses
+	// of the interfaces.
 	LocalAddrs func() ([]netip.Addr, error)
-	// Failed, if not nil, is told of a port that cannot be opened: once, until it
-	// can or fails otherwise. It must return soon and must not call the NodePorts.
+	// Failed, if not nil, is called when a port cannot be opened, and again only if
+	// the port fails with another error or after it was open. It must return quickly
+	// and must not call the NodePorts.
 	Failed func(service types.NamespacedName, port uint16, err error)
-	// Log gets what is opened, closed and fails. Nil discards.
+	// Log receives opened, closed and failed ports. Nil discards them.
 	Log *slog.Logger
 }
 
-// NodePorts answers at the health-check node ports of the Services there are: at
-// IPv4 addresses as [Services.Handler] does for IPv4, at IPv6 addresses as it does
-// for IPv6. It is a [ruleset.Backend]. Ports are open from the Apply that brings a Service to
-// the one that takes it away, or to Close; no other goroutines run than those that
-// serve them. Its methods are safe for concurrent use.
+// NodePorts serves the health-check node ports of all Services. At IPv4 addresses it
+// responds as [Services.Handler] does for IPv4, at IPv6 addresses as for IPv6. It is
+// a [ruleset.Backend]. A port is open from the Apply that adds its Service until the
+// Apply that removes it, or until Close. The only goroutines serve open ports. The
+// methods are safe for concurrent use.
 type NodePorts struct {
 	cfg NodePortsConfig
 	log *slog.Logger
 
 	mu     sync.Mutex
 	closed bool
-	addrs  []netip.Addr // those to listen at, sorted; unspecified for all of a family
+	addrs  []netip.Addr // listen addresses, sorted; unspecified means all of a family
 	open   map[types.NamespacedName]*openPort
-	failed map[types.NamespacedName]string // what Failed was told
+	failed map[types.NamespacedName]string // the last error reported by Failed
 }
 
-// openPort is a Service's servers.
+// openPort holds the server of a Service.
 type openPort struct {
 	port   uint16
 	addrs  []netip.Addr
@@ -65,8 +67,8 @@ type openPort struct {
 	ended  sync.WaitGroup
 }
 
-// NewNodePorts returns a NodePorts that listens nowhere yet. It panics if
-// c.Services is nil.
+// NewNodePorts returns a NodePorts without open ports. It panics if c.Services is
+// nil.
 func NewNodePorts(c NodePortsConfig) *NodePorts {
 	if c.Services == nil {
 		panic("health: NodePortsConfig.Services is nil")
@@ -106,10 +108,10 @@ func interfaceAddrs() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// Apply opens and closes ports as the delta has it, as [ruleset.Backend] says. It
-// returns a [*ruleset.PartialError] that names the Services of d whose port could
-// not be opened, so that they are offered again; each has been told to
-// NodePortsConfig.Failed. Services are counted in any case.
+// Apply opens and closes ports for a delta, as [ruleset.Backend] specifies. If some
+// ports cannot be opened, it reports them to NodePortsConfig.Failed and returns a
+// [*ruleset.PartialError] with the Services of d concerned, so that the Engine offers
+// them again. The endpoints are counted in any case.
 func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -120,7 +122,7 @@ func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if d.Full || d.Node != d.OldNode {
 		addrs, err := n.listenAddrs(d.Node)
 		if err != nil {
-			return fmt.Errorf("addresses to answer health checks at: %w", err)
+			return fmt.Errorf("cannot list the addresses for health checks: %w", err)
 		}
 		if !slices.Equal(addrs, n.addrs) {
 			n.addrs = addrs
@@ -132,7 +134,7 @@ func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 			}
 		}
 	}
-	// Closing all before opening any lets a port move between Services.
+	// Close all ports before opening any, so that a port can move between Services.
 	for name := range touched {
 		port, ok := n.cfg.Services.port(name)
 		o := n.open[name]
@@ -156,7 +158,8 @@ func (n *NodePorts) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return n.partial(d, failed)
 }
 
-// partial returns the error for a delta after which some Services failed.
+// partial returns the error for a delta after which the ports of some Services could
+// not be opened.
 func (n *NodePorts) partial(d *ruleset.Delta, failed map[types.NamespacedName]error) error {
 	if len(failed) == 0 {
 		return nil
@@ -173,8 +176,9 @@ func (n *NodePorts) partial(d *ruleset.Delta, failed map[types.NamespacedName]er
 	if len(covered) == len(failed) {
 		return p
 	}
-	// Some failed because the addresses changed, not they. If the Node is not
-	// acknowledged it is offered again, and so are they.
+	// Some failed because the addresses changed, although d does not contain them.
+	// Return a plain error: the Engine then offers the Node again, and Apply retries
+	// them.
 	n.addrs = nil
 	errs := make([]error, 0, len(failed))
 	for name, err := range failed {
@@ -183,7 +187,7 @@ func (n *NodePorts) partial(d *ruleset.Delta, failed map[types.NamespacedName]er
 	return errors.Join(errs...)
 }
 
-// listenAddrs returns the addresses to listen at, sorted.
+// listenAddrs returns the addresses to listen on, sorted.
 func (n *NodePorts) listenAddrs(node *ruleset.Node) ([]netip.Addr, error) {
 	var out, local []netip.Addr
 	for _, f := range n.cfg.Families {
@@ -212,15 +216,15 @@ func (n *NodePorts) listenAddrs(node *ruleset.Node) ([]netip.Addr, error) {
 	return slices.Compact(out), nil
 }
 
-// listen opens a Service's port at every address. At some but not all of them is
-// better than at none, but an error all the same.
+// listen opens a Service's port at every address. If it fails at some addresses, it
+// keeps the others open and returns an error.
 func (n *NodePorts) listen(ctx context.Context, name types.NamespacedName, port uint16) error {
 	o := &openPort{port: port, addrs: n.addrs, server: &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			n.cfg.Services.serve(w, name, askedIn(r.Context()))
+			n.cfg.Services.serve(w, name, requestFamily(r.Context()))
 		}),
 		BaseContext: listenerContext,
-		// A health check is a line; who sends it slowly is no load balancer.
+		// A health check is one short request.
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       time.Minute,
 		ErrorLog:          slog.NewLogLogger(n.log.Handler(), slog.LevelDebug),
@@ -238,24 +242,24 @@ func (n *NodePorts) listen(ctx context.Context, name types.NamespacedName, port 
 			continue
 		}
 		opened++
-		o.ended.Go(func() { _ = o.server.Serve(&listener{l, a}) }) // ends with the server
+		o.ended.Go(func() { _ = o.server.Serve(&listener{l, a}) }) // returns when the server closes
 	}
 	err := errors.Join(errs...)
 	if err == nil {
 		delete(n.failed, name)
-		n.log.Debug("answering health checks", "service", name, "port", port)
+		n.log.Debug("opened a health-check node port", "service", name, "port", port)
 		n.open[name] = o
 		return nil
 	}
 	if opened > 0 {
-		// Not in n.open with these addresses, the next Apply tries the rest: keep what
-		// is open until then under addresses that are not the wanted ones.
+		// Record no addresses, so that the next Apply sees a difference and tries
+		// again. The open listeners serve until then.
 		o.addrs = nil
 		n.open[name] = o
 	}
 	if n.failed[name] != err.Error() {
 		n.failed[name] = err.Error()
-		n.log.Warn("health checks cannot be answered", "service", name, "port", port, "error", err)
+		n.log.Warn("cannot open a health-check node port", "service", name, "port", port, "error", err)
 		if n.cfg.Failed != nil {
 			n.cfg.Failed(name, port, err)
 		}
@@ -263,23 +267,23 @@ func (n *NodePorts) listen(ctx context.Context, name types.NamespacedName, port 
 	return err
 }
 
-// listener is a listener and the address that was asked for.
+// listener is a listener with the address that was requested.
 type listener struct {
 	net.Listener
 	at netip.Addr
 }
 
-// listenerKey is the key under which a request's context has its listener's at.
+// listenerKey is the context key of the requested address.
 type listenerKey struct{}
 
 func listenerContext(l net.Listener) context.Context {
 	return context.WithValue(context.Background(), listenerKey{}, l.(*listener).at)
 }
 
-// askedIn returns the family in which a request with this context came in: that of
-// the listener's address. If the listener is at all addresses, which may be those
-// of both families, it is that of the address that the client connected to.
-func askedIn(ctx context.Context) tracker.Family {
+// requestFamily returns the family in which the request with this context arrived:
+// that of the listener's address. For a listener at all addresses, which may accept
+// both families, it is that of the address that the client connected to.
+func requestFamily(ctx context.Context) tracker.Family {
 	at, _ := ctx.Value(listenerKey{}).(netip.Addr)
 	if local, ok := ctx.Value(http.LocalAddrContextKey).(*net.TCPAddr); ok && at.IsUnspecified() {
 		if f := tracker.FamilyOf(local.AddrPort().Addr()); f != 0 {
@@ -289,18 +293,18 @@ func askedIn(ctx context.Context) tracker.Family {
 	return tracker.FamilyOf(at)
 }
 
-// close closes a Service's port at once. Answers take no time, so that there is no
-// point in waiting for them.
+// close closes a Service's port at once. It does not wait for responses, which are
+// short.
 func (n *NodePorts) close(name types.NamespacedName, o *openPort) {
 	delete(n.open, name)
 	o.server.Close()
 	o.ended.Wait()
-	n.log.Debug("no longer answering health checks", "service", name, "port", o.port)
+	n.log.Debug("closed a health-check node port", "service", name, "port", o.port)
 }
 
-// Close shuts all servers down: no new connection is accepted, answers under way
-// are waited for until ctx ends, and then cut off. No goroutine is left behind.
-// Apply returns [ErrClosed] afterwards.
+// Close shuts down all servers. They accept no new connections, finish the requests
+// in progress until ctx is done, and then close the rest. All goroutines have ended
+// when Close returns. Apply returns [ErrClosed] afterwards.
 func (n *NodePorts) Close(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

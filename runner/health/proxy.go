@@ -16,35 +16,34 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// ErrConfig is what errors of [NewProxy] are.
-var ErrConfig = errors.New("health: bad configuration")
+// ErrConfig is wrapped by the errors of [NewProxy].
+var ErrConfig = errors.New("health: invalid configuration")
 
-// ProxyConfig says when a proxy is healthy.
+// ProxyConfig configures a [Proxy].
 type ProxyConfig struct {
-	// Timeout is how long an update may wait until it is in effect; required.
-	// kube-proxy's is twice its sync period.
+	// Timeout is the time within which an update must come into effect. It is
+	// required. kube-proxy uses twice its sync period.
 	Timeout time.Duration
-	// Families is the address families that are reported. Nil means both.
+	// Families lists the address families to report. Nil means both.
 	Families []tracker.Family
-	// Now is the clock. Nil means [time.Now].
+	// Now returns the current time. Nil means [time.Now].
 	Now func() time.Time
-	// Answered, if not nil, is called after each answer of [Proxy.Healthz] and
-	// [Proxy.Livez], with the status code. It may be called concurrently.
+	// Answered, if not nil, is called with the status code after each response of
+	// [Proxy.Healthz] and [Proxy.Livez]. Calls may be concurrent.
 	Answered func(check Check, code int)
 }
 
-// Check is one of the two questions that a [Proxy] answers.
+// Check is one of the two health checks of a [Proxy].
 type Check string
 
-// The checks, named as their paths are.
+// The checks, named like their paths.
 const (
 	Healthz Check = "healthz"
 	Livez   Check = "livez"
 )
 
-// Proxy is the health of a proxy: whether updates come into effect in time, and
-// whether the node is eligible for traffic. Its methods are safe for concurrent
-// use.
+// Proxy tracks the health of a proxy: whether updates come into effect in time, and
+// whether the node is eligible for traffic. Its methods are safe for concurrent use.
 type Proxy struct {
 	cfg ProxyConfig
 
@@ -53,15 +52,15 @@ type Proxy struct {
 	families   map[tracker.Family]*progress
 }
 
-// progress is what is known of one family.
+// progress is the state of one family.
 type progress struct {
-	queued  time.Time // the oldest update that no sync has begun with; zero for none
-	syncing time.Time // the oldest update in the sync that is under way
-	updated time.Time // the end of the last sync that succeeded; zero for none
+	queued  time.Time // the oldest update that no sync has started to apply; zero for none
+	syncing time.Time // the oldest update in the current sync
+	updated time.Time // the end of the last successful sync; zero for none
 }
 
-// NewProxy returns a Proxy that is healthy, of an eligible node. It fails only
-// with [ErrConfig].
+// NewProxy returns a Proxy that is healthy and whose node is eligible. Its errors
+// wrap [ErrConfig].
 func NewProxy(c ProxyConfig) (*Proxy, error) {
 	if c.Timeout <= 0 {
 		return nil, fmt.Errorf("%w: Timeout (%v) must be positive", ErrConfig, c.Timeout)
@@ -75,18 +74,18 @@ func NewProxy(c ProxyConfig) (*Proxy, error) {
 	p := &Proxy{cfg: c, families: map[tracker.Family]*progress{}}
 	for _, f := range c.Families {
 		if f.Bits() == 0 {
-			return nil, fmt.Errorf("%w: Families has %v", ErrConfig, f)
+			return nil, fmt.Errorf("%w: unknown family %d", ErrConfig, f)
 		}
 		p.families[f] = &progress{}
 	}
 	return p, nil
 }
 
-// Trace returns hooks for a [runner.Runner] whose function brings every family up
-// to date. A run that ends in a [*ruleset.PartialError] alone counts as one that
-// succeeded: what cannot be done for one Service is no reason to take the node's
-// others away. Where families fail apart, as under [ruleset.ByFamily], call
-// [Proxy.Queued], [Proxy.Started] and [Proxy.Done] instead.
+// Trace returns hooks for a [runner.Runner] whose function updates every family. A
+// run that fails with a [*ruleset.PartialError] counts as a success: one Service that
+// cannot be programmed must not take the node out of service. If families can fail
+// independently, as under [ruleset.ByFamily], call [Proxy.Queued], [Proxy.Started]
+// and [Proxy.Done] instead.
 func (p *Proxy) Trace() *runner.Trace {
 	return &runner.Trace{
 		Queued:    func(time.Time) { p.Queued() },
@@ -97,7 +96,7 @@ func (p *Proxy) Trace() *runner.Trace {
 	}
 }
 
-// each calls f for the families given, all if none.
+// each calls f for the given families, or for all if none are given.
 func (p *Proxy) each(families []tracker.Family, f func(*progress)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,8 +107,8 @@ func (p *Proxy) each(families []tracker.Family, f func(*progress)) {
 	}
 }
 
-// Queued says that there is something to bring into effect, in the families given
-// or all if none.
+// Queued records that an update is waiting in the given families, or in all if none
+// are given.
 func (p *Proxy) Queued(families ...tracker.Family) {
 	now := p.cfg.Now()
 	p.each(families, func(s *progress) {
@@ -119,11 +118,12 @@ func (p *Proxy) Queued(families ...tracker.Family) {
 	})
 }
 
-// Started says that a sync has begun, which takes in what was queued before.
+// Started records that a sync of the queued updates has started, in the given
+// families or in all if none are given.
 func (p *Proxy) Started(families ...tracker.Family) {
 	now := p.cfg.Now()
 	p.each(families, func(s *progress) {
-		// After a sync that was not Done the oldest still counts.
+		// If the previous sync did not call Done, its oldest update still counts.
 		for _, t := range []time.Time{s.queued, now} {
 			if s.syncing.IsZero() {
 				s.syncing = t
@@ -133,8 +133,8 @@ func (p *Proxy) Started(families ...tracker.Family) {
 	})
 }
 
-// Done says how the sync ended that was Started last. What was to be brought into
-// effect by one that failed goes on waiting.
+// Done records the end of the sync that was Started last, in the given families or in
+// all if none are given. After a failure its updates continue to wait.
 func (p *Proxy) Done(ok bool, families ...tracker.Family) {
 	now := p.cfg.Now()
 	p.each(families, func(s *progress) {
@@ -147,53 +147,52 @@ func (p *Proxy) Done(ok bool, families ...tracker.Family) {
 	})
 }
 
-// SetEligible says whether the node may get load-balancer traffic; see [Eligible].
+// SetEligible records whether the node may get load-balancer traffic; see [Eligible].
 func (p *Proxy) SetEligible(eligible bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ineligible = !eligible
 }
 
-// Healthy reports whether no update has waited too long in any family. It is what
-// /livez answers.
+// Healthy reports whether no update has waited too long in any family. /livez serves
+// this result.
 func (p *Proxy) Healthy() bool {
 	return p.Status(Livez).Healthy
 }
 
-// FamilyStatus is the health of one address family, in JSON as kube-proxy has it.
+// FamilyStatus is the health of one address family, in kube-proxy's JSON format.
 type FamilyStatus struct {
-	// LastUpdated is when a sync last succeeded in the family.
+	// LastUpdated is the time of the last successful sync in the family.
 	LastUpdated time.Time `json:"lastUpdated"`
-	// Healthy reports whether no update of the family has waited for as long as the
-	// timeout.
+	// Healthy reports whether no update of the family has waited for the timeout or
+	// longer.
 	Healthy bool `json:"healthy"`
 }
 
-// Status is the body of an answer, in JSON as kube-proxy has it.
+// Status is the body of a response, in kube-proxy's JSON format.
 type Status struct {
-	// LastUpdated is CurrentTime if the answer is yes. Otherwise it is the latest
+	// LastUpdated is CurrentTime if OK returns true. Otherwise it is the latest
 	// LastUpdated in Status, or the zero time if Status is empty.
 	LastUpdated time.Time `json:"lastUpdated"`
-	// CurrentTime is the time of asking.
+	// CurrentTime is the time of the check.
 	CurrentTime time.Time `json:"currentTime"`
-	// NodeEligible reports whether the node may get load-balancer traffic. It is nil,
-	// and not in the JSON, in an answer of /livez.
+	// NodeEligible reports whether the node may get load-balancer traffic. For /livez
+	// it is nil and not part of the JSON.
 	NodeEligible *bool `json:"nodeEligible,omitempty"`
 	// Healthy reports whether every family in Status is healthy.
 	Healthy bool `json:"healthy"`
-	// Status has an entry for each family in which a sync has succeeded. If there is
-	// none, it is not in the JSON.
+	// Status has an entry for each family with a successful sync. If it is empty, it
+	// is not part of the JSON.
 	Status map[v1.IPFamily]FamilyStatus `json:"status,omitempty"`
 }
 
-// OK reports whether the answer is yes.
+// OK reports whether the check succeeds.
 func (s Status) OK() bool {
 	return s.Healthy && (s.NodeEligible == nil || *s.NodeEligible)
 }
 
-// Status returns what a check is answered with at this moment. A family in which
-// no sync has succeeded yet is not looked at, as by kube-proxy: a proxy that
-// waits for the API server is alive.
+// Status returns the current result of a check. As in kube-proxy, it ignores a family
+// without a successful sync: a proxy that waits for the API server is alive.
 func (p *Proxy) Status(c Check) Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -224,11 +223,11 @@ func (p *Proxy) Status(c Check) Status {
 	return out
 }
 
-// Healthz returns a handler that answers whether the node should get load-balancer
+// Healthz returns a handler that reports whether the node should get load-balancer
 // traffic: 200 or 503, with a [Status].
 func (p *Proxy) Healthz() http.Handler { return p.handler(Healthz) }
 
-// Livez returns a handler that answers whether the proxy works: 200 or 503, with a
+// Livez returns a handler that reports whether the proxy works: 200 or 503, with a
 // [Status].
 func (p *Proxy) Livez() http.Handler { return p.handler(Livez) }
 
@@ -250,17 +249,17 @@ func writeJSON(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	// There is nobody to tell that the client has gone.
+	// An error means that the client has gone.
 	_ = json.NewEncoder(w).Encode(body)
 }
 
-// taintToBeDeleted is the taint that the cluster autoscaler puts on a node before
-// it removes it.
+// taintToBeDeleted is the taint that the cluster autoscaler sets on a node before it
+// removes the node.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
 // Eligible reports whether a node may get load-balancer traffic: it is not being
 // deleted, and the cluster autoscaler has not marked it for removal (taint
-// ToBeDeletedByClusterAutoscaler; KEP-3836). A nil node is not eligible.
+// ToBeDeletedByClusterAutoscaler; KEP-3836). It returns false for a nil node.
 func Eligible(n *v1.Node) bool {
 	return n != nil && n.DeletionTimestamp == nil &&
 		!slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == taintToBeDeleted })

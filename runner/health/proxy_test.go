@@ -17,7 +17,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// clock is a clock that stands still.
+// clock is a clock that moves only when set.
 type clock struct{ now time.Time }
 
 func (c *clock) Now() time.Time { return c.now }
@@ -32,7 +32,7 @@ func newProxy(t *testing.T) (*health.Proxy, *clock) {
 	return p, c
 }
 
-func TestProxyInTime(t *testing.T) {
+func TestLateUpdateIsUnhealthy(t *testing.T) {
 	both := []tracker.Family(nil)
 	four, six := []tracker.Family{tracker.IPv4}, []tracker.Family{tracker.IPv6}
 	type step struct {
@@ -104,7 +104,7 @@ func TestProxyInTime(t *testing.T) {
 	}
 }
 
-func TestProxyAnswers(t *testing.T) {
+func TestProxyServesStatus(t *testing.T) {
 	c := &clock{time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
 	codes := map[health.Check][]int{}
 	p, err := health.NewProxy(health.ProxyConfig{
@@ -138,14 +138,14 @@ func TestProxyAnswers(t *testing.T) {
 			t.Errorf("%s: %s, want %s", k, g, w)
 		}
 	}
-	// Nothing is in effect yet.
+	// No update is in effect yet.
 	ask(health.Healthz, 200, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","nodeEligible":true,"healthy":true}`)
 	ask(health.Livez, 200, `{"lastUpdated":"2030-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","healthy":true}`)
 	p.SetEligible(false)
 	ask(health.Healthz, 503, `{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"2030-01-01T00:00:00Z","nodeEligible":false,"healthy":true}`)
 	p.SetEligible(true)
 
-	// IPv4 is brought into effect at 0:01, IPv6 at 0:02.
+	// An update takes effect in IPv4 at 0:01, in IPv6 at 0:02.
 	c.now = c.now.Add(time.Second)
 	p.Started()
 	p.Done(true, tracker.IPv4)
@@ -162,7 +162,7 @@ func TestProxyAnswers(t *testing.T) {
 	ask(health.Livez, 200, `{"lastUpdated":"2030-01-01T00:00:03Z","currentTime":"2030-01-01T00:00:03Z","healthy":true,`+families(true, true))
 	p.SetEligible(true)
 
-	// IPv4 waits for too long, then both do.
+	// First IPv4 waits too long, then both do.
 	p.Queued(tracker.IPv4)
 	c.now = c.now.Add(time.Minute)
 	late := `{"lastUpdated":"2030-01-01T00:00:02Z","currentTime":"2030-01-01T00:01:03Z",`
@@ -173,18 +173,18 @@ func TestProxyAnswers(t *testing.T) {
 	c.now = c.now.Add(time.Minute)
 	ask(health.Livez, 503, `{"lastUpdated":"2030-01-01T00:00:02Z","currentTime":"2030-01-01T00:02:03Z","healthy":false,`+families(false, false))
 
-	// One Service that cannot be programmed does not make the node useless.
+	// One Service that cannot be programmed leaves the proxy healthy.
 	tr.SyncStart(runner.Info{})
 	tr.SyncDone(runner.Info{Err: &ruleset.PartialError{Failed: map[tracker.Key]error{{}: errors.New("no")}}})
 	if !p.Healthy() {
-		t.Error("unhealthy by a PartialError")
+		t.Error("unhealthy after a PartialError")
 	}
 	if got, want := fmt.Sprint(codes), "map[healthz:[200 503 200 503 503] livez:[200 200 200 503 503]]"; got != want {
 		t.Errorf("Answered got %v, want %v", got, want)
 	}
 }
 
-func TestNewProxyRefuses(t *testing.T) {
+func TestInvalidProxyConfigIsRejected(t *testing.T) {
 	for _, c := range []health.ProxyConfig{{}, {Timeout: -1}, {Timeout: 1, Families: []tracker.Family{5}}} {
 		if _, err := health.NewProxy(c); !errors.Is(err, health.ErrConfig) {
 			t.Errorf("%+v: error %v", c, err)

@@ -13,19 +13,18 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// weightHeader tells a load balancer how many endpoints the node has.
+// weightHeader holds the number of local endpoints.
 const weightHeader = "X-Load-Balancing-Endpoint-Weight"
 
-// ServicesConfig is what a [Services] is made of. The zero value is useful.
+// ServicesConfig configures a [Services]. The zero value is valid.
 type ServicesConfig struct {
-	// ProxyHealthy reports whether the proxy works: [Proxy.Healthy] fits. It must be
-	// safe for concurrent use. Nil means that it always does.
+	// ProxyHealthy reports whether the proxy works. [Proxy.Healthy] is suitable. It
+	// must be safe for concurrent use. Nil means that the proxy always works.
 	ProxyHealthy func() bool
 }
 
-// Services counts the local ready endpoints of the Services that have a
-// health-check node port. It is a [ruleset.Backend]; its methods are safe for
-// concurrent use.
+// Services counts the local ready endpoints of the Services that have a health-check
+// node port. It is a [ruleset.Backend]. Its methods are safe for concurrent use.
 type Services struct {
 	cfg ServicesConfig
 
@@ -37,15 +36,15 @@ type Services struct {
 // service is one Service with a health-check node port.
 type service struct {
 	rules map[tracker.Key]*ruleset.Service
-	// Made of the above:
+	// Computed from rules:
 	port uint16
 	// local is the number of local ready endpoints. It has an entry for each family
-	// that the Service has.
+	// of the Service.
 	local map[tracker.Family]int
 }
 
-// localIn returns the number of local ready endpoints in a family that the Service
-// has, and those of the whole Service in any other.
+// localIn returns the number of local ready endpoints in family f if the Service has
+// it, and otherwise those in the Service's own family.
 func (e *service) localIn(f tracker.Family) int {
 	if n, ok := e.local[f]; ok {
 		return n
@@ -57,21 +56,21 @@ func (e *service) localIn(f tracker.Family) int {
 	return all
 }
 
-// NewServices returns a Services that knows of none.
+// NewServices returns an empty Services.
 func NewServices(c ServicesConfig) *Services {
 	return &Services{cfg: c, ports: map[types.NamespacedName]*service{}}
 }
 
-// Apply takes note of a delta, as [ruleset.Backend] says. It never fails. It costs
-// a step for each endpoint of the changed Services that have a health-check node
+// Apply applies a delta, as [ruleset.Backend] specifies. It never fails. Its cost is
+// proportional to the endpoints of the changed Services with a health-check node
 // port.
 func (s *Services) Apply(_ context.Context, d *ruleset.Delta) error {
 	s.apply(d)
 	return nil
 }
 
-// apply is Apply, and returns the names of the Services that may have another port
-// than before.
+// apply implements Apply. It returns the names of the Services whose port may have
+// changed.
 func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,18 +114,18 @@ func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
 	return touched
 }
 
-// count makes e.port and e.local.
+// count computes e.port and e.local.
 func (e *service) count(node string) {
 	e.port, e.local = 0, map[tracker.Family]int{}
 	seen := map[netip.Addr]bool{}
 	var from tracker.Key
 	for key, r := range e.rules {
-		// All ports of a Service say the same, but while one change follows another
-		// they may not; then the first by key decides.
+		// All ports of a Service have the same health-check node port, except between
+		// two changes. Then the first by key wins.
 		if e.port == 0 || key.Compare(from) < 0 {
 			e.port, from = r.Port.HealthCheckNodePort, key
 		}
-		e.local[key.Family] += 0 // the Service has the family
+		e.local[key.Family] += 0 // make an entry for the family
 		for _, ep := range r.Endpoints {
 			if a := ep.Addr.Addr(); ep.Ready && ep.IsLocal(node) && !seen[a] {
 				seen[a] = true
@@ -136,9 +135,9 @@ func (e *service) count(node string) {
 	}
 }
 
-// Get returns a Service's health-check node port, how many local ready endpoints
-// it has for clients of a family, and whether there is such a Service. See
-// [Services.Handler] for how the family matters.
+// Get returns a Service's health-check node port and its number of local ready
+// endpoints for clients of the family. ok is false if there is no such Service.
+// [Services.Handler] explains the role of the family.
 func (s *Services) Get(name types.NamespacedName, family tracker.Family) (port uint16, localEndpoints int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,15 +148,15 @@ func (s *Services) Get(name types.NamespacedName, family tracker.Family) (port u
 	return e.port, e.localIn(family), true
 }
 
-// port returns a Service's health-check node port, and whether there is such a
+// port returns a Service's health-check node port. ok is false if there is no such
 // Service.
 func (s *Services) port(name types.NamespacedName) (uint16, bool) {
 	port, _, ok := s.Get(name, 0)
 	return port, ok
 }
 
-// answer is the body of a Service's health check.
-type answer struct {
+// response is the body of a Service's health check.
+type response struct {
 	Service struct {
 		Namespace string `json:"namespace"`
 		Name      string `json:"name"`
@@ -166,23 +165,22 @@ type answer struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// Handler returns a handler that answers the health check of one Service for
-// clients of one family: those that reach the node at an address of that family.
-// If the Service has the family, which means that it has a cluster IP in it, the
-// answer counts the family's local endpoints alone. If it has only the other
-// family, the answer counts that one's, since a load balancer may check a node at
-// another address than it sends traffic to.
+// Handler returns a handler for the health check of one Service, for clients that
+// reach the node at an address of the given family. If the Service has a cluster IP
+// in that family, the handler counts the local endpoints of that family only. If the
+// Service has only the other family, it counts those of the other family, because a
+// load balancer may check a different address than it sends traffic to.
 //
-// The handler may be made before the Service is known. A Service that is not
-// known, or has no health-check node port, has no local endpoints.
+// The Service need not exist yet. A Service that is unknown or has no health-check
+// node port has no local endpoints.
 func (s *Services) Handler(name types.NamespacedName, family tracker.Family) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.serve(w, name, family) })
 }
 
-// serve writes an answer of [Services.Handler].
+// serve writes the response of [Services.Handler].
 func (s *Services) serve(w http.ResponseWriter, name types.NamespacedName, family tracker.Family) {
 	_, local, _ := s.Get(name, family)
-	a := answer{LocalEndpoints: local, ServiceProxyHealthy: s.cfg.ProxyHealthy == nil || s.cfg.ProxyHealthy()}
+	a := response{LocalEndpoints: local, ServiceProxyHealthy: s.cfg.ProxyHealthy == nil || s.cfg.ProxyHealthy()}
 	a.Service.Namespace, a.Service.Name = name.Namespace, name.Name
 	code := http.StatusOK
 	if a.LocalEndpoints == 0 || !a.ServiceProxyHealthy {

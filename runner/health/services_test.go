@@ -26,7 +26,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// cluster is a tracker and an engine for node-a.
+// cluster holds a tracker and an engine for node-a.
 type cluster struct {
 	t *testing.T
 	*tracker.Tracker
@@ -55,8 +55,8 @@ func named(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: "ns", Name: name}
 }
 
-// service sets a Service with two ports; 0 is no health-check node port. Its
-// families are those given, both if none.
+// service sets a Service with two ports; port 0 means no health-check node port. Its
+// families are those given, or both if none are given.
 func (c *cluster) service(name string, ip byte, check uint16, families ...v1.IPFamily) {
 	if families == nil {
 		families = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
@@ -84,7 +84,8 @@ func (c *cluster) service(name string, ip byte, check uint16, families ...v1.IPF
 	c.SetService(s)
 }
 
-// slice sets a Service's endpoints: "address node", and " terminating" behind it.
+// slice sets a Service's endpoints, each "address node" or "address node
+// terminating".
 func (c *cluster) slice(service string, typ discovery.AddressType, endpoints ...string) {
 	s := &discovery.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: service + "-" + string(typ), Labels: map[string]string{discovery.LabelServiceName: service}},
@@ -106,7 +107,7 @@ func (c *cluster) slice(service string, typ discovery.AddressType, endpoints ...
 	c.SetSlice(s)
 }
 
-func TestServices(t *testing.T) {
+func TestServicesCountLocalEndpoints(t *testing.T) {
 	c := newCluster(t)
 	healthy := true
 	s := health.NewServices(health.ServicesConfig{ProxyHealthy: func() bool { return healthy }})
@@ -117,7 +118,7 @@ func TestServices(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// answersIn asks for clients of a family, and checks.
+	// answersIn checks the response for clients of a family.
 	answersIn := func(f tracker.Family, name string, code, local int) {
 		t.Helper()
 		w := httptest.NewRecorder()
@@ -162,7 +163,7 @@ func TestServices(t *testing.T) {
 	c.slice("web", discovery.AddressTypeIPv4, "10.1.0.1 node-b")
 	sync()
 	answers("web", 503, 0)
-	// The node gets its name late.
+	// The node's name becomes known late.
 	c.SetNode(tracker.NodeInfo{Name: "node-b"})
 	sync()
 	answers("web", 200, 1)
@@ -178,8 +179,8 @@ func TestServices(t *testing.T) {
 	answers("web", 503, 0)
 }
 
-// TestServicesAgreeWithTracker compares with the count that goes through all
-// endpoints there are, over many changes.
+// TestServicesAgreeWithTracker compares the counts with those that the tracker
+// computes from all endpoints, over many changes.
 func TestServicesAgreeWithTracker(t *testing.T) {
 	c := newCluster(t)
 	all, err := tracker.NewEndpointsChangeTracker(tracker.Config{})
@@ -223,16 +224,16 @@ func TestServicesAgreeWithTracker(t *testing.T) {
 		}
 	}
 	if n == 0 {
-		t.Error("there never was a local endpoint")
+		t.Error("the test had no local endpoint")
 	}
 }
 
-// listeners opens ports of its own choice and remembers under what address they
-// were asked for.
+// listeners opens ports that the kernel chooses and stores them by the address
+// requested.
 type listeners struct {
 	mu    sync.Mutex
-	at    map[string]net.Listener // by network and address asked for
-	taken map[string]bool         // not to be had
+	at    map[string]net.Listener // by requested network and address
+	taken map[string]bool         // ports that cannot be opened
 }
 
 type counted struct {
@@ -273,7 +274,7 @@ func (l *listeners) open() []string {
 	return out
 }
 
-// ask returns the name and count that a port tells.
+// ask returns the name and count in the response of a port.
 func (l *listeners) ask(t *testing.T, key string) string {
 	t.Helper()
 	l.mu.Lock()
@@ -302,7 +303,7 @@ func (l *listeners) ask(t *testing.T, key string) string {
 	return fmt.Sprint(a.Service.Name, " ", a.LocalEndpoints)
 }
 
-func TestNodePorts(t *testing.T) {
+func TestNodePortsOpenAndClose(t *testing.T) {
 	c := newCluster(t)
 	l := &listeners{at: map[string]net.Listener{}, taken: map[string]bool{}}
 	var failures []string
@@ -332,21 +333,21 @@ func TestNodePorts(t *testing.T) {
 	sync()
 	isOpen("tcp4 0.0.0.0:32001", "tcp4 0.0.0.0:32002", "tcp6 [::]:32001", "tcp6 [::]:32002")
 	if got := l.ask(t, "tcp4 0.0.0.0:32001"); got != "x 1" {
-		t.Errorf("x's port says %q", got)
+		t.Errorf("x's port responds with %q", got)
 	}
-	// Two Services change ports with each other.
+	// Two Services swap their ports.
 	c.service("x", 1, 32002)
 	c.service("y", 2, 32001)
 	sync()
 	isOpen("tcp4 0.0.0.0:32001", "tcp4 0.0.0.0:32002", "tcp6 [::]:32001", "tcp6 [::]:32002")
 	if got := l.ask(t, "tcp6 [::]:32002"); got != "x 1" {
-		t.Errorf("x's new port says %q", got)
+		t.Errorf("x's new port responds with %q", got)
 	}
 	c.DeleteService(named("y"))
 	sync()
 	isOpen("tcp4 0.0.0.0:32002", "tcp6 [::]:32002")
 
-	// A port that is taken is reported once and tried again, and others go on.
+	// A port in use is reported once and retried. Other ports are not affected.
 	l.taken["tcp4 0.0.0.0:32003"] = true
 	c.service("x", 1, 32003)
 	c.service("z", 3, 32004)
@@ -374,9 +375,9 @@ func TestNodePorts(t *testing.T) {
 	}
 }
 
-// TestNodePortsAtAddresses has NodePorts, and so their health checks, answer at the
-// node's own addresses alone, which change.
-func TestNodePortsAtAddresses(t *testing.T) {
+// TestHealthChecksFollowNodePortAddresses restricts NodePorts, and so the health
+// checks, to addresses of the node that change.
+func TestHealthChecksFollowNodePortAddresses(t *testing.T) {
 	c := newCluster(t, "primary")
 	l := &listeners{at: map[string]net.Listener{}, taken: map[string]bool{}}
 	n := health.NewNodePorts(health.NodePortsConfig{
@@ -396,7 +397,7 @@ func TestNodePortsAtAddresses(t *testing.T) {
 		want  []string
 	}{
 		{"192.0.2.1", false, []string{"tcp4 192.0.2.1:32001"}},
-		{"192.0.2.9", false, nil}, // not there
+		{"192.0.2.9", false, nil}, // not an address of the node
 		{"192.0.2.2", true, nil},
 		{"192.0.2.2", false, []string{"tcp4 192.0.2.2:32001"}},
 		{"192.0.2.1", false, []string{"tcp4 192.0.2.1:32001"}},
@@ -412,9 +413,9 @@ func TestNodePortsAtAddresses(t *testing.T) {
 	}
 }
 
-// TestNoNodePortsAtLoopback has NodePort addresses in 127.0.0.0/8 alone, which
-// leaves no address to answer at in IPv4 and does not restrict IPv6.
-func TestNoNodePortsAtLoopback(t *testing.T) {
+// TestLoopbackGetsNoHealthChecks has only NodePort addresses in 127.0.0.0/8. That
+// leaves no address in IPv4 and does not restrict IPv6.
+func TestLoopbackGetsNoHealthChecks(t *testing.T) {
 	c := newCluster(t, "127.0.0.0/8")
 	l := &listeners{at: map[string]net.Listener{}, taken: map[string]bool{}}
 	n := health.NewNodePorts(health.NodePortsConfig{

@@ -11,28 +11,28 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Annotations for what the API has no fields for: a Service's hash, and the weight of
-// the address whose text follows weightPrefix.
+// Annotations for settings without an API field: a Service's hash, and the weight of
+// the address that follows weightPrefix.
 const (
 	hashAnnotation = "hash"
 	weightPrefix   = "weight-of-"
 )
 
-// SetHash annotates a Service so that [OnService] has its endpoints chosen by a hash.
+// SetHash annotates a Service so that [OnService] sets its hash.
 func SetHash(s *v1.Service, h tracker.Hash) {
 	if h != tracker.HashNone {
 		metav1.SetMetaDataAnnotation(&s.ObjectMeta, hashAnnotation, strconv.Itoa(int(h)))
 	}
 }
 
-// SetWeight annotates an EndpointSlice so that [OnEndpoint] gives the endpoint with the
-// address a weight.
+// SetWeight annotates an EndpointSlice so that [OnEndpoint] sets the weight of the
+// endpoint with the address.
 func SetWeight(s *discovery.EndpointSlice, address string, weight int) {
 	metav1.SetMetaDataAnnotation(&s.ObjectMeta, weightPrefix+strings.ReplaceAll(address, ":", "-"), strconv.Itoa(weight))
 }
 
-// OnService is a [tracker.Config].OnService that reads what [SetHash] wrote. It returns
-// an error if the annotation is not a number.
+// OnService is a [tracker.Config].OnService hook that reads the annotation of
+// [SetHash]. It returns an error if the annotation is not a number.
 func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 	if v, ok := s.Annotations[hashAnnotation]; ok {
 		h, err := strconv.ParseUint(v, 10, 8)
@@ -42,8 +42,8 @@ func OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 	return nil
 }
 
-// OnEndpoint is a [tracker.Config].OnEndpoint that reads what [SetWeight] wrote. It
-// returns an error if the annotation is not a number.
+// OnEndpoint is a [tracker.Config].OnEndpoint hook that reads the annotation of
+// [SetWeight]. It returns an error if the annotation is not a number.
 func OnEndpoint(s *discovery.EndpointSlice, ep *discovery.Endpoint, e *tracker.Endpoint) error {
 	if v, ok := s.Annotations[weightPrefix+strings.ReplaceAll(ep.Addresses[0], ":", "-")]; ok {
 		w, err := strconv.ParseUint(v, 10, 16)

@@ -1,6 +1,6 @@
-// Package worldgen makes up Services, EndpointSlices and changes to them, for tests
-// that compare what a data plane does with what it should do. The same seed makes the
-// same world. It is what package conformance uses, for tests of one's own:
+// Package worldgen generates random Services, EndpointSlices and changes of them, for
+// tests that compare the behaviour of a data plane with the expected one. The same seed
+// generates the same world:
 //
 //	g := worldgen.New(seed, worldgen.Params{ ... })
 //	ops := g.Start()
@@ -12,12 +12,14 @@
 //		ops = g.Step()
 //	}
 //
-// Worlds contain odd cases on purpose: addresses and NodePorts that several Services
-// ask for and that move between them, endpoints that are the node's own addresses or
-// are in several slices at once, Services without endpoints or with terminating ones
-// only, hints that only some endpoints have, changes of type. [Minimise] finds the few
-// changes that make a test fail.
+// Worlds contain unusual cases on purpose: addresses and NodePorts that several Services
+// ask for and that move between them, endpoints at the node's own addresses or in several
+// slices at once, Services without endpoints or with terminating ones only, hints on some
+// endpoints only, changes of type. [Minimise] finds a small set of changes with which a
+// test still fails.
 //
 // The API has no fields for weights and hashes. Objects carry them in annotations, which
 // [OnService] and [OnEndpoint] read: set both in the [tracker.Config].
+//
+// Package conformance uses worldgen.
 package worldgen

@@ -14,27 +14,27 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Params is what a world is made of.
+// Params holds the parameters of a world.
 type Params struct {
-	// Families is the families of addresses.
+	// Families lists the families of addresses.
 	Families []tracker.Family
 	// Node is the node. Some steps change its zone.
 	Node tracker.NodeInfo
-	// Backends lists what endpoints are chosen from; there must be one.
+	// Backends lists the servers from which endpoints are chosen, at least one.
 	Backends []Backend
-	// ClusterIP, ExternalIP and LoadBalancerIP return the n-th address of a kind,
-	// for n from 1 to a few dozen.
+	// ClusterIP, ExternalIP and LoadBalancerIP return the n-th address of a kind, for
+	// n from 1 to a few dozen.
 	ClusterIP, ExternalIP, LoadBalancerIP func(f tracker.Family, n int) netip.Addr
-	// Sources lists the ranges that loadBalancerSourceRanges are chosen from, nil for no
-	// source ranges.
+	// Sources lists the ranges from which loadBalancerSourceRanges are chosen. Nil
+	// means no source ranges.
 	Sources []string
-	// Protocols lists the protocols in use; there must be one.
+	// Protocols lists the protocols in use, at least one.
 	Protocols []v1.Protocol
-	// Affinity: some Services have sessionAffinity ClientIP.
+	// Affinity gives some Services sessionAffinity ClientIP.
 	Affinity bool
-	// Weights: some endpoints have weights. Hash: some Services ask for a hash.
+	// Weights gives some endpoints weights. Hash gives some Services a hash.
 	Weights, Hash bool
-	// Services is the largest number of Services, 0 for 6.
+	// Services is the maximum number of Services, 0 for 6.
 	Services int
 }
 
@@ -44,22 +44,22 @@ type Backend struct {
 	Node string
 	// Addr returns its address.
 	Addr func(tracker.Family) netip.Addr
-	// Ports lists the ports at which it answers, in every protocol.
+	// Ports lists the ports that it serves, in every protocol.
 	Ports []uint16
 }
 
-// Generator makes up a world and changes to it. It must not be used by several
-// goroutines at once. [New] returns one.
+// Generator generates a world and changes of it. It is not safe for concurrent use.
+// [New] returns a Generator; the zero value is not usable.
 type Generator struct {
 	p   Params
 	rng *rand.Rand
-	// services and slices is what there is, by name.
+	// services and slices hold the current objects by name.
 	services map[string]*v1.Service
 	slices   map[string]*discovery.EndpointSlice
 	node     tracker.NodeInfo
 }
 
-// New returns a Generator. What it makes depends on the arguments alone.
+// New returns a Generator. Its results depend on the arguments alone.
 func New(seed uint64, p Params) *Generator {
 	if p.Services == 0 {
 		p.Services = 6
@@ -71,7 +71,7 @@ const namespace = "world"
 
 func name(i int) string { return fmt.Sprintf("svc-%d", i) }
 
-// ports is the most ports that Service i has: some have many.
+// ports returns the maximum number of ports of Service i. Some Services have many.
 func ports(i int) int {
 	if i%6 == 5 {
 		return 20
@@ -79,11 +79,11 @@ func ports(i int) int {
 	return 2
 }
 
-// chance is true one time in n.
+// chance returns true with probability 1/n.
 func (g *Generator) chance(n int) bool { return g.rng.IntN(n) == 0 }
 
-// Start returns the changes that make the first state of the world. It is called once,
-// before Step.
+// Start returns the changes that create the first state of the world. It must be
+// called once, before Step.
 func (g *Generator) Start() []Op {
 	var out []Op
 	for i := range g.p.Services {
@@ -95,7 +95,7 @@ func (g *Generator) Start() []Op {
 	return out
 }
 
-// Step returns a few changes that are made together. Their objects must not be changed.
+// Step returns a few changes to apply together. Their objects must not be modified.
 func (g *Generator) Step() []Op {
 	var out []Op
 	for range 1 + g.rng.IntN(4) {
@@ -111,7 +111,7 @@ func (g *Generator) Step() []Op {
 		case 4:
 			out = append(out, g.setNode())
 		case 5:
-			// Two Services change places.
+			// Two Services swap their specifications.
 			j := g.rng.IntN(g.p.Services)
 			if a, b := g.services[name(i)], g.services[name(j)]; a != nil && b != nil && i != j {
 				a, b = a.DeepCopy(), b.DeepCopy()
@@ -132,7 +132,7 @@ func (g *Generator) setNode() Op {
 	return Op{SetNode: &n}
 }
 
-// setService makes up Service i, new or changed.
+// setService generates Service i, new or changed.
 func (g *Generator) setService(i int) Op {
 	s := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name(i)},
@@ -148,7 +148,7 @@ func (g *Generator) setService(i int) Op {
 	if len(families) > 1 && g.chance(4) {
 		families = families[g.rng.IntN(2):][:1]
 	}
-	// Several Services want the same external addresses.
+	// Several Services ask for the same external addresses.
 	external, balancer := 1+g.rng.IntN(3), 1+g.rng.IntN(3)
 	hasExternal := g.chance(3)
 	for _, f := range families {
@@ -170,10 +170,10 @@ func (g *Generator) setService(i int) Op {
 	for n := range 1 + g.rng.IntN(ports(i)) {
 		p := v1.ServicePort{Name: fmt.Sprintf("p%d", n), Protocol: g.p.Protocols[g.rng.IntN(len(g.p.Protocols))], Port: int32(80 + n)}
 		if g.chance(5) {
-			p.Port = 80 // the same port, which another protocol may have, too
+			p.Port = 80 // the same port, which may also exist with another protocol
 		}
 		if s.Spec.Type != v1.ServiceTypeClusterIP && !g.chance(8) {
-			// Often one that another Service has, in some protocol.
+			// Often a NodePort that another Service has with some protocol.
 			p.NodePort = int32(30000 + g.rng.IntN(8))
 			if g.chance(2) {
 				p.NodePort = int32(30100 + 32*i + n)
@@ -214,8 +214,8 @@ func (g *Generator) setService(i int) Op {
 	return Op{SetService: s}
 }
 
-// setSlices makes up the endpoints of Service i, in up to two slices a family, and now
-// and then in none.
+// setSlices generates the endpoints of Service i, in up to two slices per family, and
+// sometimes in none.
 func (g *Generator) setSlices(i int) []Op {
 	var out []Op
 	hints, none := g.rng.IntN(6), g.chance(8)
@@ -242,8 +242,8 @@ func (g *Generator) slice(i int, f tracker.Family, id string, hints int) *discov
 		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: id, Labels: map[string]string{discovery.LabelServiceName: name(i)}},
 		AddressType: discovery.AddressType(f.String()),
 	}
-	// Every port that the Service may have, at one port that some backends answer
-	// at.
+	// Every port that the Service may have, with the number of a port that some
+	// backends serve.
 	any := g.p.Backends[g.rng.IntN(len(g.p.Backends))].Ports
 	at := any[g.rng.IntN(len(any))]
 	for n := range ports(i) {

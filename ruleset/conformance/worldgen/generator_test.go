@@ -14,7 +14,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// params is a world like those in which packets are sent.
+// params returns the parameters of a world like those of package conformance.
 func params() Params {
 	addr := func(four, six string) func(tracker.Family, int) netip.Addr {
 		return func(f tracker.Family, n int) netip.Addr {
@@ -43,7 +43,7 @@ func params() Params {
 	return p
 }
 
-// world returns everything that a seed makes.
+// world returns the steps of a seed.
 func world(seed uint64) Steps {
 	g := New(seed, params())
 	out := Steps{g.Start()}
@@ -53,9 +53,9 @@ func world(seed uint64) Steps {
 	return out
 }
 
-// TestCorners goes through the worlds that the backends are tested in, and counts in
-// how many of them each corner is.
-func TestCorners(t *testing.T) {
+// TestWorldsHaveUnusualCases generates the worlds in which the backends are tested
+// and counts the worlds with each unusual case.
+func TestWorldsHaveUnusualCases(t *testing.T) {
 	const worlds = 50
 	found := map[string]int{}
 	for seed := range uint64(worlds) {
@@ -71,18 +71,18 @@ func TestCorners(t *testing.T) {
 		zone hints, hints of some only, node hints, endpoint at the node's address, endpoint in two slices, two slices, weight 0, weight above 1,
 		Service deleted, deleted Service comes back, slice deleted, slice before its Service, node without zone, node in another zone`, ",") {
 		c = strings.TrimSpace(c)
-		// One world in ten: not the luck of a seed.
+		// One world in ten, so that no case depends on a single seed.
 		if found[c] < worlds/10 {
 			t.Errorf("%q is in %d worlds of %d", c, found[c], worlds)
 		}
 		delete(found, c)
 	}
 	for c := range found {
-		t.Errorf("%q is found and not asked for", c)
+		t.Errorf("%q is found and not in the list", c)
 	}
 }
 
-// corners returns what is special about a world, at any moment.
+// corners returns the unusual cases of a world, at any step.
 func corners(steps Steps) map[string]bool {
 	out := map[string]bool{}
 	services, slicesOf := map[string]*v1.Service{}, map[string]*discovery.EndpointSlice{}
@@ -116,7 +116,7 @@ func corners(steps Steps) map[string]bool {
 				note("node in another zone", o.SetNode.Zone == "zone-b")
 			}
 			if n == 0 {
-				continue // not there all at once
+				continue // the first step is incomplete until its end
 			}
 		}
 		ofServices(services, note)
@@ -177,7 +177,7 @@ func ofServices(services map[string]*v1.Service, note func(string, bool)) {
 	}
 }
 
-// ofEndpoints looks at a Service's endpoints of one family.
+// ofEndpoints notes the unusual cases of a Service's endpoints in one family.
 func ofEndpoints(list []*discovery.EndpointSlice, note func(string, bool)) {
 	note("Service without slices", len(list) == 0)
 	note("two slices", len(list) == 2)
@@ -216,8 +216,9 @@ func ofEndpoints(list []*discovery.EndpointSlice, note func(string, bool)) {
 	note("hints of some only", zones != 0 && zones < all)
 }
 
-// TestSameSeed makes worlds twice: they are the same, and another seed's are others.
-func TestSameSeed(t *testing.T) {
+// TestSameSeedMakesSameWorld generates worlds twice: they must be equal, and differ
+// from those of another seed.
+func TestSameSeedMakesSameWorld(t *testing.T) {
 	for seed := range uint64(20) {
 		a, b, c := world(seed).String(), world(seed).String(), world(seed+1).String()
 		if a != b {
@@ -229,18 +230,19 @@ func TestSameSeed(t *testing.T) {
 	}
 }
 
-// TestMinimise has worlds fail for two changes that they hold: these are left over.
-func TestMinimise(t *testing.T) {
+// TestMinimiseKeepsFailingChanges lets worlds fail because of two of their changes.
+// Only these must remain.
+func TestMinimiseKeepsFailingChanges(t *testing.T) {
 	for seed := range uint64(20) {
 		w := world(seed)
 		a, b := w[0][1].String(), w[0][len(w[0])-1].String()
 		fails := func(s Steps) bool { return strings.Contains(s.String(), a) && strings.Contains(s.String(), b) }
 		got := Minimise(w, fails, func() bool { return false })
 		if !fails(got) || got.Ops() != 2 || len(got) != 1 {
-			t.Errorf("seed %d: of %d changes these are left:\n%s", seed, w.Ops(), got)
+			t.Errorf("seed %d: of %d changes these remain:\n%s", seed, w.Ops(), got)
 		}
 		if stopped := Minimise(w, fails, func() bool { return true }); stopped.Ops() != w.Ops() {
-			t.Errorf("seed %d: it went on though it was told to stop", seed)
+			t.Errorf("seed %d: it continued after stop reported true", seed)
 		}
 	}
 }

@@ -14,17 +14,17 @@ import (
 
 // Op is one change: exactly one of its fields is set.
 type Op struct {
-	// SetService and SetSlice are a new or changed object.
+	// SetService and SetSlice hold a new or changed object.
 	SetService *v1.Service              `json:"setService,omitempty"`
 	SetSlice   *discovery.EndpointSlice `json:"setSlice,omitempty"`
-	// DeleteService and DeleteSlice name an object that is deleted.
+	// DeleteService and DeleteSlice hold the name of a deleted object.
 	DeleteService *types.NamespacedName `json:"deleteService,omitempty"`
 	DeleteSlice   *types.NamespacedName `json:"deleteSlice,omitempty"`
-	// SetNode is the node after a change.
+	// SetNode holds the changed node.
 	SetNode *tracker.NodeInfo `json:"setNode,omitempty"`
 }
 
-// Apply hands the change to a tracker.
+// Apply applies the change to a tracker.
 func (o Op) Apply(t *tracker.Tracker) {
 	switch {
 	case o.SetService != nil:
@@ -49,7 +49,8 @@ func (o Op) String() string {
 	return strings.ReplaceAll(string(b), `"metadata":`, `"meta":`)
 }
 
-// Steps is a world as a list of steps, each of which is changes that are made together.
+// Steps is a world as a list of steps. Each step is a list of changes to apply
+// together.
 type Steps [][]Op
 
 // String returns a line for each step and each change.
@@ -64,7 +65,7 @@ func (s Steps) String() string {
 	return b.String()
 }
 
-// Apply hands the changes of the steps from 0 to n to a tracker.
+// Apply applies the changes of the steps from 0 to n to a tracker.
 func (s Steps) Apply(t *tracker.Tracker, n int) {
 	for _, step := range s[:n+1] {
 		for _, o := range step {
@@ -82,8 +83,8 @@ func (s Steps) Ops() int {
 	return n
 }
 
-// Without returns the steps without the changes from the i-th to before the j-th,
-// counted from 0 through all steps. Steps that become empty stay.
+// Without returns the steps without the changes from i to j-1, counted from 0 through
+// all steps. Steps that become empty stay.
 func (s Steps) Without(i, j int) Steps {
 	out := make(Steps, len(s))
 	n := 0
@@ -98,8 +99,9 @@ func (s Steps) Without(i, j int) Steps {
 	return out
 }
 
-// Minimise returns the fewest changes it can find for which fails still reports true. It
-// leaves out smaller and smaller parts, and returns what it has when stop reports true.
+// Minimise removes changes while fails still reports true for the rest, in smaller
+// and smaller groups, and returns the rest. When stop reports true, it returns its
+// current result.
 func Minimise(s Steps, fails func(Steps) bool, stop func() bool) Steps {
 	for size := s.Ops() / 2; size > 0; size /= 2 {
 		for i := 0; i < s.Ops(); {
@@ -113,7 +115,7 @@ func Minimise(s Steps, fails func(Steps) bool, stop func() bool) Steps {
 			}
 		}
 	}
-	// A step of its own for nothing is only noise.
+	// Remove empty steps.
 	for i := 0; i < len(s); {
 		if len(s[i]) != 0 || stop() {
 			i++
