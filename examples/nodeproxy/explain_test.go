@@ -92,7 +92,7 @@ func TestExplainModes(t *testing.T) {
 	put(t, dir, "web.yaml", annotated(webService, "go-proxier.github.io/balance: source")+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: '10.1.0.2=2,10.1.0.4=0'"))
 	for mode, want := range map[string]string{
 		"nftables": "hash: 192.0.2.9 goes to 10.1.0.",
-		"iptables": "hash: asked for by source address, but mode iptables draws endpoints at random",
+		"iptables": "hash: by source address, which mode iptables does not support: it chooses endpoints at random",
 		"ipvs":     "hash: by source address, in the kernel's own Maglev table",
 	} {
 		var out, diag strings.Builder

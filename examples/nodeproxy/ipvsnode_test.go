@@ -439,11 +439,11 @@ func explainIPVS(t *testing.T) {
 	if _, err := s.node.Output("ipvsadm", "-e", "-t", clusterVIP, "-r", "10.1.0.3:8080", "-m", "-w", "0"); err != nil {
 		t.Fatal(err)
 	}
-	asks(1, client, clusterVIP, "endpoint 10.1.0.2:8080", "DIFFERS from what should be")
+	asks(1, client, clusterVIP, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
 	if _, err := s.node.Output("ip", "addr", "del", "10.96.0.10/32", "dev", "kube-ipvs0"); err != nil {
 		t.Fatal(err)
 	}
-	asks(1, client, clusterVIP, "a virtual server for it, but 10.96.0.10 is bound to no device", "DIFFERS from what should be")
+	asks(1, client, clusterVIP, "a virtual server for it, but 10.96.0.10 is bound to no device", "DIFFERS from what the objects require")
 }
 
 // modprobe is a program in place of modprobe(8): it loads those modules of the

@@ -69,7 +69,7 @@ logging: {format: json}
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	put(t, etc, "config.yaml", string(text)+"\n# Something else.\n")
-	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "the configuration file has changed") {
+	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "configuration file changed: restart needed") {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
 	s.meets(t, clusterVIP, podIPs[1])
@@ -106,7 +106,7 @@ func TestServersTaken(t *testing.T) {
 	}
 	p = start(t, s.node, args...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	p.logged(t, "a server failed and will be started again")
+	p.logged(t, "a server failed and will be restarted")
 	l.Close()
 	eventually(t, "metrics are served when the port is free", func() bool {
 		code, _, _ := get(t, s.client, "http://192.0.2.1:10249/metrics")
@@ -146,7 +146,7 @@ func TestServedFamilies(t *testing.T) {
 		if s := fmt.Sprint(got); (err != nil) != (tt.want == "error") || err == nil && s != tt.want {
 			t.Errorf("%s: %v, error %v, want %s", tt.name, s, err, tt.want)
 		}
-		if warns := strings.Contains(diag.String(), "one address family only"); err == nil && warns != (len(got) == 1) {
+		if warns := strings.Contains(diag.String(), "cannot serve an address family"); err == nil && warns != (len(got) == 1) {
 			t.Errorf("%s: log %q", tt.name, diag.String())
 		}
 	}
@@ -265,7 +265,7 @@ func TestReadOnlyParameters(t *testing.T) {
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	_, err := s.node.Output("test", "-e", "/proc/sys/net/netfilter/nf_conntrack_max")
 	netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
-	for _, want := range []string{"] \"a kernel parameter is not as it should be\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `leftAloneWith="--conntrack-max-per-core=0"`} {
+	for _, want := range []string{"] \"cannot set a kernel parameter\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `leftAloneWith="--conntrack-max-per-core=0"`} {
 		p.logged(t, want)
 	}
 	s.meets(t, clusterVIP, podIPs[0])

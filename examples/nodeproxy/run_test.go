@@ -245,7 +245,7 @@ func TestExplainKernel(t *testing.T) {
 		p.exit(t)
 		// Nobody is there to follow the change.
 		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
-		asks(mode, 1, "endpoint 10.1.0.2:8080", "DIFFERS from what should be")
+		asks(mode, 1, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
 		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
 		asks(mode, 0, "agrees")
 		c := start(t, s.node, "run", "--cleanup")

@@ -89,7 +89,7 @@ func TestClosedSocketsAreReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer flow.Close()
-	replaced := func() int { return strings.Count(p.log(), "closed a netlink socket; all were opened again") }
+	replaced := func() int { return strings.Count(p.log(), "reopened all netlink sockets") }
 	for i, ip := range podIPs[1:] {
 		if name, _, err := flow.ask(); err != nil || name != podIPs[i] {
 			t.Fatalf("the UDP flow meets %q, want %s, error %v", name, podIPs[i], err)

@@ -133,7 +133,7 @@ func testDisabledIPv6(t *testing.T, mode string) {
 	s.meets(t, clusterVIP, podIPs...)
 	s.meets(t, nodePort, podIPs...)
 	p.logged(t, `families="[IPv4]" `)
-	p.logged(t, "this node can serve one address family only")
+	p.logged(t, "this node cannot serve an address family")
 	if log := p.log(); p.loggedErrors() || strings.Contains(log, "net/ipv6/conf/all/forwarding") {
 		t.Errorf("log:\n%s", log)
 	}

@@ -121,7 +121,7 @@ func TestTopErrors(t *testing.T) {
 		want string
 	}{
 		{"--once", nil, 1, "mode nftables has no rules in this network namespace"},
-		{"--once", []string{otherUserEnv + "=1"}, 1, "only processes with CAP_NET_ADMIN in this network namespace"},
+		{"--once", []string{otherUserEnv + "=1"}, 1, "without CAP_NET_ADMIN in this network namespace"},
 		{"--sort size", nil, 2, `--sort "size" is not`},
 		{"-o json", nil, 2, "--output json needs --once"},
 		{"-o xml --once", nil, 2, `--output "xml" is neither`},
@@ -136,7 +136,7 @@ func TestTopErrors(t *testing.T) {
 	put(t, dir, "web.yaml", webService)
 	start(t, s.node, "run", "--manifests", dir).synced(t, "services=1 endpoints=0 changed=1")
 	p := start(t, s.node, "top")
-	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "must be a terminal; --once works without one") {
+	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "are not a terminal; --once works without one") {
 		t.Errorf("without a terminal: exit status %d, log:\n%s", code, p.log())
 	}
 }

@@ -114,7 +114,7 @@ func TestTraceAgrees(t *testing.T) {
 					t.Fatal(err)
 				}
 				code, out := runTrace(t, s.node, func() { s.unanswered(t, clusterVIP) }, append(flags, "--count", "1", clusterVIP)...)
-				contains(t, out, "kernel: lost after these chains, by something that nf_tables does not show: iptables-legacy, ", "DIFFERS: it was not forwarded", "DIFFER for 1")
+				contains(t, out, "kernel: lost after these chains, for a reason that nf_tables does not show: iptables-legacy, ", "DIFFERS: not forwarded", "DIFFER for 1")
 				if code != 1 {
 					t.Errorf("exit status %d", code)
 				}
@@ -216,7 +216,7 @@ func TestTraceWrongRules(t *testing.T) {
 	put(t, other, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
 	start(t, s.node, "run", "--manifests", dir).synced(t, "services=1 endpoints=1 changed=1")
 	code, out := runTrace(t, s.node, func() { s.meets(t, clusterVIP, podIPs[0]) }, "--manifests", other, "--count", "1", clusterVIP)
-	contains(t, out, "must: endpoint 10.1.0.3:8080, source kept\n", "DIFFERS: 10.1.0.2:8080 is none of its endpoints\n", "DIFFER for 1\n")
+	contains(t, out, "must: endpoint 10.1.0.3:8080, source kept\n", "DIFFERS: 10.1.0.2:8080 is not one of the expected endpoints\n", "DIFFER for 1\n")
 	if code != 1 {
 		t.Errorf("exit status %d", code)
 	}
