@@ -26,18 +26,18 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// apiserverEnv names the kube-apiserver for tests. See e2e/apiserver.
+// apiserverEnv is the variable with the path of kube-apiserver. See e2e/apiserver.
 const apiserverEnv = "PROXIER_KUBE_APISERVER"
 
-// cluster is a real API server with a real etcd, on a host of their own.
+// cluster is a real API server with a real etcd, on their own host.
 type cluster struct {
 	t          *testing.T
 	host       *netlab.Host
 	bin, dir   string
-	addr       string // of the API server
+	addr       string // the address of the API server
 	http       *http.Client
 	server     *exec.Cmd
-	kubeconfig string // of the agent
+	kubeconfig string // the file for the agent
 }
 
 // The tokens of the cluster's two users.
@@ -61,7 +61,7 @@ func newCluster(t *testing.T, h *netlab.Host, addr string) *cluster {
 		DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
 			return h.Dial(ctx, network, "", to)
 		},
-		// The certificate is one the server makes for itself.
+		// The server's certificate is self-signed.
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 	}}
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -83,7 +83,7 @@ current-context: x
 	return c
 }
 
-// write writes a file of the cluster's.
+// write writes a file in the cluster's folder and returns its path.
 func (c *cluster) write(name, text string) string {
 	c.t.Helper()
 	path := filepath.Join(c.dir, name)
@@ -93,8 +93,8 @@ func (c *cluster) write(name, text string) string {
 	return path
 }
 
-// start starts a process of the cluster's. It is killed at the end of the test,
-// and its log is shown if the test failed.
+// start starts a process of the cluster. At the end of the test it kills the process, and
+// shows its log if the test failed.
 func (c *cluster) start(name, bin string, args ...string) *exec.Cmd {
 	c.t.Helper()
 	var log tail
@@ -107,13 +107,13 @@ func (c *cluster) start(name, bin string, args ...string) *exec.Cmd {
 		cmd.Process.Kill()
 		cmd.Wait()
 		if c.t.Failed() {
-			c.t.Logf("%s said at last:\n%s", name, log.String())
+			c.t.Logf("the end of the log of %s:\n%s", name, log.String())
 		}
 	})
 	return cmd
 }
 
-// tail is the end of what is written to it.
+// tail is a writer that keeps the end of what is written to it.
 type tail struct {
 	mu sync.Mutex
 	b  []byte
@@ -151,7 +151,7 @@ func (c *cluster) up() {
 			return
 		}
 	}
-	c.t.Fatalf("the API server does not get ready: %v", last)
+	c.t.Fatalf("the API server is not ready in time: %v", last)
 }
 
 // down kills the API server.
@@ -180,8 +180,8 @@ func (c *cluster) ask(method, path, contentType string, body []byte) ([]byte, er
 	return out, err
 }
 
-// do sends a request that has to succeed: a body is YAML, the answer is put into
-// out unless that is nil.
+// do sends a request that must succeed. The body is YAML. Unless out is nil, do decodes the
+// answer into it.
 func (c *cluster) do(method, path, body string, out any) {
 	c.t.Helper()
 	contentType := "application/json"
@@ -210,8 +210,8 @@ func (c *cluster) do(method, path, body string, out any) {
 	}
 }
 
-// validate has the API server look at every object of a file as if it were to be
-// created, and accept no field that it does not know.
+// validate sends every object of a file to the API server for a dry run, with strict
+// validation of fields.
 func (c *cluster) validate(file string) {
 	c.t.Helper()
 	text, err := os.ReadFile(file)
@@ -233,7 +233,7 @@ func (c *cluster) validate(file string) {
 			"ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 		}[o.Kind]
 		if path == "" {
-			c.t.Errorf("%s: what is a %q?", file, o.Kind)
+			c.t.Errorf("%s: unexpected kind %q", file, o.Kind)
 			continue
 		}
 		c.do("POST", path+"?dryRun=All&fieldValidation=Strict", doc, nil)

@@ -20,8 +20,8 @@ import (
 
 const kubeProxyConfig = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// TestRunConfigFile has a configuration file say everything, and change.
-func TestRunConfigFile(t *testing.T) {
+// TestConfigFileIsInEffectUntilItChanges runs with a configuration file, and changes it.
+func TestConfigFileIsInEffectUntilItChanges(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir, etc := t.TempDir(), t.TempDir()
@@ -54,13 +54,13 @@ logging: {format: json}
 		t.Errorf("the timeout is %q, error %v", value, err)
 	}
 	if code, _, _ := get(t, s.client, "http://192.0.2.1:10249/debug/pprof/cmdline"); code != 404 {
-		t.Errorf("pprof is served without being asked for: %d", code)
+		t.Errorf("pprof is served without enableProfiling: %d", code)
 	}
 	if code, _, _ := get(t, s.client, "http://192.0.2.1:10249/debug/flags/v"); code != 404 {
-		t.Errorf("/debug/flags/v is served without being asked for: %d", code)
+		t.Errorf("/debug/flags/v is served without enableProfiling: %d", code)
 	}
 
-	// Written anew as it was it is no other configuration.
+	// The same content in a new file does not count as a change.
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ logging: {format: json}
 	s.meets(t, clusterVIP, podIPs[1])
 }
 
-func TestWriteConfig(t *testing.T) {
+func TestEffectiveConfigIsWritten(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "written.yaml")
 	var both strings.Builder
@@ -89,8 +89,8 @@ func TestWriteConfig(t *testing.T) {
 	}
 }
 
-// TestServersTaken has somebody else use the agent's ports.
-func TestServersTaken(t *testing.T) {
+// TestServersFailOrRetryIfPortsAreTaken starts the agent while its ports are in use.
+func TestServersFailOrRetryIfPortsAreTaken(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
@@ -114,8 +114,8 @@ func TestServersTaken(t *testing.T) {
 	})
 }
 
-// TestServedFamilies goes through nodes that lack a family.
-func TestServedFamilies(t *testing.T) {
+// TestFamiliesThatWorkAreServed checks nodes that lack an address family.
+func TestFamiliesThatWorkAreServed(t *testing.T) {
 	four, six := tracker.IPv4, tracker.IPv6
 	for _, tt := range []struct {
 		name string
@@ -136,7 +136,7 @@ func TestServedFamilies(t *testing.T) {
 	} {
 		m := mode{probe: func(_ context.Context, s settings) error {
 			if s.families[0] == tt.lack {
-				return fmt.Errorf("%v is not to be had", tt.lack)
+				return fmt.Errorf("%v is missing", tt.lack)
 			}
 			return nil
 		}}
@@ -152,8 +152,8 @@ func TestServedFamilies(t *testing.T) {
 	}
 }
 
-// TestNodeAddress checks whose word counts for the node's own addresses.
-func TestNodeAddress(t *testing.T) {
+// TestNodeAddressTakesPrecedenceByFamily checks which source the node's addresses come from.
+func TestNodeAddressTakesPrecedenceByFamily(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1, labels: {topology.kubernetes.io/zone: z}}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: '2001:db8::1'}, {type: ExternalIP, address: 198.51.100.1}]}\n")
 	for _, tt := range []struct{ name, bind, want string }{
@@ -177,9 +177,9 @@ func TestNodeAddress(t *testing.T) {
 	}
 }
 
-// TestLocalhostNodePorts is kube-proxy's rule for when NodePorts answer at
-// loopback addresses.
-func TestLocalhostNodePorts(t *testing.T) {
+// TestLocalhostNodePortsFollowKubeProxysRule checks when NodePorts answer at loopback
+// addresses.
+func TestLocalhostNodePortsFollowKubeProxysRule(t *testing.T) {
 	for _, tt := range []struct {
 		at   string
 		flag string
@@ -203,9 +203,9 @@ func TestLocalhostNodePorts(t *testing.T) {
 	}
 }
 
-// TestLiveSwitch changes from one data plane to another within one process: the
-// new one is attached and synced before the old one's rules go.
-func TestLiveSwitch(t *testing.T) {
+// TestLiveSwitchBreaksNoConnection changes from one data plane to another within one
+// process: it attaches and syncs the new one before it removes the rules of the old one.
+func TestLiveSwitchBreaksNoConnection(t *testing.T) {
 	t.Parallel()
 	needMode(t, "iptables")
 	s := newSite(t)
@@ -254,9 +254,9 @@ func TestLiveSwitch(t *testing.T) {
 	}
 }
 
-// TestReadOnlyParameters runs where the limit of connections cannot be set, as in a
-// container: the agent says so, and how to have it left alone, and serves.
-func TestReadOnlyParameters(t *testing.T) {
+// TestReadOnlyParametersAreLogged runs where the limit of connections cannot be set, as in a
+// container. The agent serves, and logs the flag that leaves the parameter alone.
+func TestReadOnlyParametersAreLogged(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
@@ -277,8 +277,8 @@ func TestReadOnlyParameters(t *testing.T) {
 	}
 }
 
-// TestLeaveAlone has every parameter have a flag by which it is left alone.
-func TestLeaveAlone(t *testing.T) {
+// TestEachParameterCanBeLeftAlone checks that every parameter has a flag that leaves it alone.
+func TestEachParameterCanBeLeftAlone(t *testing.T) {
 	all := conntrack.Tuning{MaxPerCore: 1, TCPEstablishedTimeout: 1, TCPCloseWaitTimeout: 1, UDPTimeout: 1, UDPStreamTimeout: 1, TCPBeLiberal: true}
 	list, err := all.Settings(1)
 	if err != nil {
@@ -297,9 +297,9 @@ func TestLeaveAlone(t *testing.T) {
 	}
 }
 
-// TestAPIServerGone starts the agent without an API server: it waits, and leaves
-// the rules that there are alone.
-func TestAPIServerGone(t *testing.T) {
+// TestAgentWaitsForTheAPIServer starts the agent without an API server. It must not change
+// existing rules.
+func TestAgentWaitsForTheAPIServer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()

@@ -112,7 +112,7 @@ func (s *site) meets(t *testing.T, to string, ips ...string) {
 	}
 }
 
-func TestRun(t *testing.T) {
+func TestRunFollowsManifests(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
@@ -123,17 +123,17 @@ func TestRun(t *testing.T) {
 	p.logged(t, dir+"/bad.yaml:1: has no kind")
 	p.logged(t, dir+"/bad.yaml:3: ")
 	s.meets(t, clusterVIP, podIPs[:2]...)
-	// No Node object tells the node's address: the default route does.
+	// Without a Node object, the node's address comes from the default route.
 	s.meets(t, nodePort, podIPs[:2]...)
 
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
 	p.synced(t, "services=1 endpoints=2 changed=1")
 	s.meets(t, clusterVIP, podIPs[1:]...)
 
-	put(t, dir, "web.yaml", webService+"---\n# Nothing new.\n"+webSlice(podIPs[1:]...))
+	put(t, dir, "web.yaml", webService+"---\n# No change.\n"+webSlice(podIPs[1:]...))
 	p.synced(t, "services=1 endpoints=2 changed=0")
 
-	// A document gone bad is skipped, and what comes after it is read.
+	// An invalid document is skipped, and the documents after it are read.
 	put(t, dir, "web.yaml", "kind: Service\nmetadata: ]\n---\n"+webService+"---\n"+webSlice(podIPs...))
 	p.synced(t, "services=1 endpoints=3 changed=1")
 	p.logged(t, dir+"/web.yaml:2: ")
@@ -147,25 +147,25 @@ func TestRun(t *testing.T) {
 	}
 	p.synced(t, "services=1 endpoints=3 changed=1")
 
-	// Somebody deletes the table. The repair is no change of the manifests.
+	// Another process deletes the table. The repair prints no line.
 	wipe(t, s.node)
 	p.logged(t, "repairing the rules")
 	for end := time.Now().Add(3 * time.Minute); ; {
 		if _, _, err := visitSoon(s.client, clusterVIP); err == nil {
 			break
 		} else if time.Now().After(end) {
-			t.Fatalf("not repaired: %v", err)
+			t.Fatalf("the rules are not repaired: %v", err)
 		}
 	}
 	s.meets(t, clusterVIP, podIPs...)
 
-	// Whoever opens connections does not notice that the agent is killed, that the
-	// manifests change meanwhile, and that another takes over.
+	// No connection fails while the agent is killed, the manifests change, and another
+	// agent takes over.
 	stream := newStream(s.client, clusterVIP, s.client, nodePort)
 	stream.next(20)
 	p.Process.Kill()
 	if _, rest := p.exit(t); len(rest) != 0 {
-		t.Errorf("lines that nothing called for: %q", rest)
+		t.Errorf("unexpected lines: %q", rest)
 	}
 	stream.next(20)
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
@@ -178,7 +178,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("during the restart %d connections failed, first: %v", len(y.errs), y.errs[0])
 	}
 
-	// Rules outlive the agent until they are cleaned up.
+	// The rules stay in effect without the agent until --cleanup.
 	p.Process.Signal(syscall.SIGTERM)
 	if code, rest := p.exit(t); code != 0 || len(rest) != 0 {
 		t.Errorf("exit status %d after SIGTERM, lines %q, log:\n%s", code, rest, p.log())
@@ -193,7 +193,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// wipe deletes the tables as any other process might.
+// wipe deletes the agent's tables behind its back.
 func wipe(t *testing.T, h *netlab.Host) {
 	t.Helper()
 	err := h.Do(func() error { return nftables.Cleanup(context.Background(), nftables.Config{}) })
@@ -211,8 +211,9 @@ func visitSoon(h *netlab.Host, to string) (name, source string, err error) {
 	return c.hear()
 }
 
-// TestExplainKernel has explain find out what somebody did to the rules.
-func TestExplainKernel(t *testing.T) {
+// TestExplainComparesWithTheKernel runs explain after changes of the rules and of the
+// objects.
+func TestExplainComparesWithTheKernel(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
@@ -243,7 +244,7 @@ func TestExplainKernel(t *testing.T) {
 		}
 		p.Process.Kill()
 		p.exit(t)
-		// Nobody is there to follow the change.
+		// No agent follows this change.
 		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
 		asks(mode, 1, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
 		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
@@ -253,12 +254,11 @@ func TestExplainKernel(t *testing.T) {
 	}
 }
 
-// explainedModes is those that any kernel has.
+// explainedModes are the modes that any kernel has.
 var explainedModes = []string{"nftables", "iptables"}
 
-// TestRunNodeObject checks that what depends on the Node follows it, and that the
-// path may be a single file.
-func TestRunNodeObject(t *testing.T) {
+// TestRunFollowsTheNodeObject also checks that --manifests may be a single file.
+func TestRunFollowsTheNodeObject(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
 	const node = "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: 10.1.0.0/24}\nstatus: {addresses: [{type: InternalIP, address: ADDR}]}\n---\n"
@@ -273,7 +273,7 @@ func TestRunNodeObject(t *testing.T) {
 	if _, _, err := visitSoon(s.client, nodePort); err == nil {
 		t.Error("the NodePort answers at an address that is not the Node's")
 	}
-	// The client is no pod, so its source is replaced.
+	// The client is not a pod, so its connection is masqueraded.
 	if _, source, err := visit(s.client, "", clusterVIP); err != nil || source != "10.1.0.1" {
 		t.Errorf("the pod sees %q, error %v", source, err)
 	}
@@ -282,12 +282,12 @@ func TestRunNodeObject(t *testing.T) {
 	s.meets(t, nodePort, podIPs[0])
 
 	with("192.0.2.1", "10.1.0.0/25")
-	if code, rest := p.exit(t); code != 1 || len(rest) != 0 || !strings.Contains(p.log(), "podCIDRs have changed") {
+	if code, rest := p.exit(t); code != 1 || len(rest) != 0 || !strings.Contains(p.log(), "podCIDRs changed: restart needed") {
 		t.Errorf("exit status %d, lines %q, log:\n%s", code, rest, p.log())
 	}
 }
 
-func TestExplain(t *testing.T) {
+func TestExplainPrintsTheVerdict(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0])+"---\n"+
 		"apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
@@ -308,7 +308,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-func TestOwnAddresses(t *testing.T) {
+func TestOwnAddressesComeFromDefaultRoutes(t *testing.T) {
 	netlab.Require(t)
 	lab, err := netlab.New()
 	if err != nil {
@@ -349,14 +349,14 @@ func TestOwnAddresses(t *testing.T) {
 	check("with default routes", "198.51.100.1", "2001:db8:1::1")
 }
 
-// TestExternalIPsGate turns the feature gate AllowServiceExternalIPs off: external IPs
+// TestExternalIPsGateTurnsThemOff turns the feature gate AllowServiceExternalIPs off: external IPs
 // are not served, and everything else is.
-func TestExternalIPsGate(t *testing.T) {
+func TestExternalIPsGateTurnsThemOff(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
 	const external = "10.96.200.1:80"
-	// What is not served ends at once.
+	// The kernel refuses connections to an external IP that is not served.
 	err := s.node.Do(func() error {
 		return netlink.RouteAdd(&netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: &net.IPNet{IP: net.IPv4(10, 96, 200, 1), Mask: net.CIDRMask(32, 32)}})
 	})
