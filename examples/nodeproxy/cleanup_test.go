@@ -24,7 +24,7 @@ func TestCleanupFindsRulesOfEachFlavour(t *testing.T) {
 			p := startWith(t, s.node, []string{lock, "PATH=" + flavourPath(t, flavour)},
 				"run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "iptables")
 			p.synced(t, "services=1 endpoints=1 changed=1")
-			s.meets(t, clusterVIP, podIPs[0])
+			s.answeredBy(t, clusterVIP, podIPs[0])
 			p.Process.Kill()
 			p.exit(t)
 			chains := func() int {

@@ -96,21 +96,21 @@ root, the demo needs no user namespaces.
 func (t *tour) show(ctx context.Context, hold bool) int {
 	defer t.close()
 	if err := t.run(ctx); errors.Is(err, errStopped) || ctx.Err() != nil {
-		t.say("\nStopped.")
+		t.printf("\nStopped.")
 		return exitStopped
 	} else if err != nil {
 		fmt.Fprintf(t.diag, "nodeproxy demo: %v\n", err)
 		return exitFailed
 	}
 	if hold {
-		t.say("\nEverything stays up until you press Ctrl-C. In another terminal:\n%s", t.howToLook())
+		t.printf("\nEverything stays up until you press Ctrl-C. In another terminal:\n%s", t.howToLook())
 		<-ctx.Done()
 	}
 	if t.failed > 0 {
-		t.say("\n%d of %d expectations FAILED", t.failed, t.checked)
+		t.printf("\n%d of %d expectations FAILED", t.failed, t.checked)
 		return exitFailed
 	}
-	t.say("\nAll %d expectations held.", t.checked)
+	t.printf("\nAll %d expectations held.", t.checked)
 	return 0
 }
 
@@ -133,7 +133,7 @@ func newTour(mode string, out, diag io.Writer) (*tour, error) {
 	return &tour{demoLab: lab, mode: mode, out: out, diag: diag, synced: make(chan string, 100)}, nil
 }
 
-func (t *tour) say(format string, args ...any) { fmt.Fprintf(t.out, format+"\n", args...) }
+func (t *tour) printf(format string, args ...any) { fmt.Fprintf(t.out, format+"\n", args...) }
 
 // expect prints an expectation and whether it held.
 func (t *tour) expect(ok bool, format string, args ...any) {
@@ -143,7 +143,7 @@ func (t *tour) expect(ok bool, format string, args ...any) {
 		verdict = "FAILED"
 		t.failed++
 	}
-	t.say("  %-6s  %s", verdict, fmt.Sprintf(format, args...))
+	t.printf("  %-6s  %s", verdict, fmt.Sprintf(format, args...))
 }
 
 // run sets up the cluster and visits the Services.
@@ -164,7 +164,7 @@ func (t *tour) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	t.say(`node-1 has pod-1 and pod-2, node-2 has pod-3 and pod-4, and a client is outside of
+	t.printf(`node-1 has pod-1 and pod-2, node-2 has pod-3 and pod-4, and a client is outside of
 the cluster: each in a network namespace of this process. The tour sends real
 connections through the %s rules of node-1, for IPv4 and IPv6.`, t.mode)
 
@@ -180,7 +180,7 @@ connections through the %s rules of node-1, for IPv4 and IPv6.`, t.mode)
 	if err := t.sockets.wait(ctx); err != nil {
 		return err
 	}
-	t.say("\nThe manifests are in effect: %s", line)
+	t.printf("\nThe manifests are in effect: %s", line)
 
 	for _, stop := range []func(){t.clusterIP, t.nodePort, t.loadBalancer, t.localPolicy, t.affinity, t.noEndpoints} {
 		if ctx.Err() != nil {
@@ -279,7 +279,7 @@ func (t *tour) edit(ctx context.Context, what, file string, change func(line str
 	}
 	line, err := t.waitSynced(ctx)
 	if err == nil {
-		t.say("  %s: %s", what, line)
+		t.printf("  %s: %s", what, line)
 	}
 	return err
 }
@@ -363,7 +363,7 @@ func (y *tally) sourceList() string {
 const connections = 60
 
 func (t *tour) clusterIP() {
-	t.say("\nshop/web by its cluster IP, %d connections from pod-1:", connections)
+	t.printf("\nshop/web by its cluster IP, %d connections from pod-1:", connections)
 	for f, vip := range (dual{"10.96.0.10", "fd00:10:96::10"}) {
 		y := visits(t.pod1, "", port(vip, "80"), connections)
 		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: every endpoint answers: %v", families[f], y)
@@ -380,7 +380,7 @@ func (t *tour) clusterIP() {
 }
 
 func (t *tour) nodePort() {
-	t.say("\nshop/web by the node's port 30080, %d connections from the client:", connections)
+	t.printf("\nshop/web by the node's port 30080, %d connections from the client:", connections)
 	for f, addr := range nodeAddr {
 		y := visits(t.client, clientAddr[f], port(addr, "30080"), connections)
 		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: every endpoint answers: %v", families[f], y)
@@ -390,7 +390,7 @@ func (t *tour) nodePort() {
 }
 
 func (t *tour) loadBalancer() {
-	t.say("\nshop/web by its load balancer's address, for some sources only:")
+	t.printf("\nshop/web by its load balancer's address, for some sources only:")
 	for f, vip := range (dual{"203.0.113.80", "2001:db8:1b::80"}) {
 		y := visits(t.client, clientAddr[f], port(vip, "80"), connections)
 		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: from %s every endpoint answers: %v", families[f], clientAddr[f], y)
@@ -403,7 +403,7 @@ func (t *tour) loadBalancer() {
 }
 
 func (t *tour) localPolicy() {
-	t.say("\nshop/local by its load balancer's address, with externalTrafficPolicy Local:")
+	t.printf("\nshop/local by its load balancer's address, with externalTrafficPolicy Local:")
 	for f, vip := range (dual{"203.0.113.81", "2001:db8:1b::81"}) {
 		y := visits(t.client, clientAddr[f], port(vip, "80"), connections)
 		t.expect(y.answered("pod-1"), "%s: only the endpoint on this node answers the client: %v", families[f], y)
@@ -414,7 +414,7 @@ func (t *tour) localPolicy() {
 }
 
 func (t *tour) affinity() {
-	t.say("\nshop/cart, with session affinity:")
+	t.printf("\nshop/cart, with session affinity:")
 	for f, vip := range (dual{"10.96.0.30", "fd00:10:96::30"}) {
 		y := visits(t.pod2, "", port(vip, "80"), connections)
 		t.expect(len(y.errs) == 0 && len(y.answers) == 1, "%s: pod-2 always meets the same endpoint: %v", families[f], y)
@@ -422,7 +422,7 @@ func (t *tour) affinity() {
 }
 
 func (t *tour) noEndpoints() {
-	t.say("\nDestinations without an answer:")
+	t.printf("\nDestinations without an answer:")
 	for f, vip := range (dual{"10.96.0.40", "fd00:10:96::40"}) {
 		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), testtime.Timeout)
 		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: shop/empty, without endpoints, refuses at once", families[f])
@@ -443,7 +443,7 @@ func isTimeout(err error) bool {
 // udp sends questions to the name server from one socket, removes the endpoint that answers,
 // and sends another question.
 func (t *tour) udp(ctx context.Context) error {
-	t.say("\nkube-system/dns, over UDP, from one socket of pod-2 in each family:")
+	t.printf("\nkube-system/dns, over UDP, from one socket of pod-2 in each family:")
 	var talks [2]*talk
 	var before [2]string
 	for f, vip := range (dual{"10.96.0.53", "fd00:10:96::53"}) {
@@ -476,7 +476,7 @@ func (t *tour) udp(ctx context.Context) error {
 // changes adds an endpoint and removes another while two hosts open connections all the
 // time and one connection stays open.
 func (t *tour) changes(ctx context.Context) error {
-	t.say("\nshop/web changes while the client and pod-1 open connections all the time:")
+	t.printf("\nshop/web changes while the client and pod-1 open connections all the time:")
 	long, err := t.connectionTo("pod-2")
 	if err != nil {
 		return err
@@ -635,14 +635,14 @@ func (t *tour) close() {
 // Service.
 func (t *tour) showRules() {
 	list := t.list()
-	t.say("\nTo list the rules, run %q on a node, or here\nwhile \"nodeproxy demo --hold\" waits. The rules of shop/web:", strings.Join(list, " "))
+	t.printf("\nTo list the rules, run %q on a node, or here\nwhile \"nodeproxy demo --hold\" waits. The rules of shop/web:", strings.Join(list, " "))
 	if _, err := exec.LookPath(list[0]); err != nil {
-		t.say("  (%s is not installed here; the proxy does not need it)", list[0])
+		t.printf("  (%s is not installed here; the proxy does not need it)", list[0])
 		return
 	}
 	listing, err := t.node.Output(list[0], list[1:]...)
 	if err != nil {
-		t.say("  (%v)", err)
+		t.printf("  (%v)", err)
 		return
 	}
 	object := ""
@@ -655,7 +655,7 @@ func (t *tour) showRules() {
 			object = line[1:]
 		}
 		if strings.Contains(line, `"shop/web:`) {
-			t.say("  %s: %s", object, strings.TrimPrefix(strings.TrimSpace(line), "elements = { "))
+			t.printf("  %s: %s", object, strings.TrimPrefix(strings.TrimSpace(line), "elements = { "))
 		}
 	}
 }

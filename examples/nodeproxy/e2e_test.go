@@ -99,8 +99,8 @@ func TestEndToEnd(t *testing.T) {
 		"--min-sync-period", "0s", "--sync-period", "2s", "--metrics-bind-address", "192.0.2.1:10249", "--profiling"}
 	p := start(t, s.node, args...)
 	p.line(t)
-	s.meets(t, vip, podIPs[:2]...)
-	s.meets(t, nodePort, podIPs[:2]...)
+	s.answeredBy(t, vip, podIPs[:2]...)
+	s.answeredBy(t, nodePort, podIPs[:2]...)
 	// The client is not a pod, so its connection is masqueraded.
 	if _, source, err := visit(s.client, "", vip); err != nil || source != "10.1.0.1" {
 		t.Errorf("the pod sees %q, error %v", source, err)
@@ -145,7 +145,7 @@ func TestEndToEnd(t *testing.T) {
 	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[0]+" n1", podIPs[1]+" n2"), nil)
 	// The counts include the API server's own Service, with one endpoint.
 	p.synced(t, "services=2 endpoints=3 changed=1")
-	s.meets(t, vip, podIPs[:2]...)
+	s.answeredBy(t, vip, podIPs[:2]...)
 	if n := len(p.lines); n != 0 {
 		t.Errorf("%d unexpected syncs, the first: %s", n, <-p.lines)
 	}
@@ -189,7 +189,7 @@ func TestEndToEnd(t *testing.T) {
 	// The node's pods still have traffic after the Node is deleted.
 	c.do("DELETE", "/api/v1/nodes/n1", "", nil)
 	eventually(t, "the node is not eligible", func() bool { code, _, _ := get(t, s.client, healthz); return code == 503 })
-	s.meets(t, nodePort, podIPs[2])
+	s.answeredBy(t, nodePort, podIPs[2])
 
 	// A change of podCIDRs requires a restart.
 	c.do("POST", "/api/v1/nodes", `{apiVersion: v1, kind: Node, metadata: {name: n1}, spec: {podCIDR: 10.2.0.0/24}}`, nil)

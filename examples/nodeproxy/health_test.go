@@ -95,10 +95,7 @@ func TestManifestsNeedNoNode(t *testing.T) {
 	t.Parallel()
 	needMode(t, "nftables")
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
-	p.synced(t, "services=1 endpoints=3 changed=1")
+	_, dir := s.serveWeb(t, podIPs, "--min-sync-period", "0s")
 	answers := func(want int, when string) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("/healthz answers %d %s", want, when), func() bool {

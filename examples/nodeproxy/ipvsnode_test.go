@@ -250,8 +250,8 @@ func adoptIPVS(t *testing.T) {
 					t.Fatalf("left when all connections had ended:\n%s\nlog:\n%s", difference(now, want), p.log())
 				}
 			}
-			s.meets(t, clusterVIP, podIPs[0])
-			s.meets(t, nodePort, podIPs[0])
+			s.answeredBy(t, clusterVIP, podIPs[0])
+			s.answeredBy(t, nodePort, podIPs[0])
 			if p.loggedErrors() {
 				t.Errorf("log:\n%s", p.log())
 			}
@@ -371,11 +371,8 @@ func ipv6ForwardingIPVS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs")
-	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.meets(t, clusterVIP, podIPs[0])
+	p, _ := s.serveWeb(t, podIPs[:1], "--proxy-mode", "ipvs")
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	if got := sysctl(t, s.node, "net/ipv6/conf/all/forwarding"); got != "0" {
 		t.Errorf("IPv6 forwarding is %s", got)
 	}
@@ -411,18 +408,18 @@ func explainIPVS(t *testing.T) {
 	node := "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n---\n"
 	here := strings.Replace(webSlice(podIPs[:2]...), "- addresses: [10.1.0.2]\n", "- addresses: [10.1.0.2]\n  nodeName: n1\n", 1)
 	put(t, dir, "web.yaml", node+local+"---\n"+here)
-	asks := func(code int, from, to string, says ...string) {
+	asks := func(code int, from, to string, want ...string) {
 		t.Helper()
 		p := start(t, s.node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs", "--from", from, to)
 		got, out := p.exit(t)
-		for _, line := range says {
+		for _, line := range want {
 			if got != code || !slices.ContainsFunc(out, func(l string) bool { return strings.HasPrefix(l, "kernel: "+line) }) {
 				t.Errorf("from %s to %s: exit status %d, want %d; %q in\n%s\n%s", from, to, got, code, line, strings.Join(out, "\n"), p.log())
 			}
 		}
 		// The output must have no other endpoints.
-		if n, want := strings.Count(strings.Join(out, "\n"), "kernel: endpoint "), strings.Count(strings.Join(says, "\n"), "endpoint "); n != want {
-			t.Errorf("from %s to %s: %d endpoints, want %d, in\n%s", from, to, n, want, strings.Join(out, "\n"))
+		if got, n := strings.Count(strings.Join(out, "\n"), "kernel: endpoint "), strings.Count(strings.Join(want, "\n"), "endpoint "); got != n {
+			t.Errorf("from %s to %s: %d endpoints, want %d, in\n%s", from, to, got, n, strings.Join(out, "\n"))
 		}
 	}
 	const client, own = "192.0.2.9", "192.0.2.1"
@@ -486,7 +483,7 @@ func privilegesIPVS(t *testing.T) {
 			t.Errorf("%s is %x, want %x", set, got, want)
 		}
 	}
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	p.logged(t, "mode ipvs is deprecated")
 
 	// As with kube-proxy, a higher limit of connections is lowered to the configured one,

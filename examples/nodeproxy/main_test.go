@@ -183,7 +183,7 @@ func TestDispatchReturnsTheExitStatus(t *testing.T) {
 	for _, tt := range []struct {
 		args string
 		code int
-		says string
+		want string
 	}{
 		{"", 2, "Usage:"},
 		{"help", 0, "Usage:"},
@@ -216,8 +216,8 @@ func TestDispatchReturnsTheExitStatus(t *testing.T) {
 		var both strings.Builder
 		p := &program{modes: allModes(), out: &both, diag: &both}
 		code := p.dispatch(t.Context(), slices.DeleteFunc(strings.Split(tt.args, " "), func(s string) bool { return s == "" }))
-		if code != tt.code || !strings.Contains(both.String(), tt.says) {
-			t.Errorf("nodeproxy %s: exit status %d, want %d; output:\n%s\nwant %q in it", tt.args, code, tt.code, both.String(), tt.says)
+		if code != tt.code || !strings.Contains(both.String(), tt.want) {
+			t.Errorf("nodeproxy %s: exit status %d, want %d; output:\n%s\nwant %q in it", tt.args, code, tt.code, both.String(), tt.want)
 		}
 	}
 }

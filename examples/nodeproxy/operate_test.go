@@ -39,7 +39,7 @@ logging: {format: json}
 	file := filepath.Join(etc, "config.yaml")
 	p := start(t, s.node, "run", "--manifests", dir, "--config", file, "--masquerade-all")
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	if _, source, err := visit(s.client, "", clusterVIP); err != nil || source != "10.1.0.1" {
 		t.Errorf("the pod sees %q, error %v", source, err)
 	}
@@ -72,7 +72,7 @@ logging: {format: json}
 	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "configuration file changed: restart needed") {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
-	s.meets(t, clusterVIP, podIPs[1])
+	s.answeredBy(t, clusterVIP, podIPs[1])
 }
 
 func TestEffectiveConfigIsWritten(t *testing.T) {
@@ -259,16 +259,13 @@ func TestLiveSwitchBreaksNoConnection(t *testing.T) {
 func TestReadOnlyParametersAreLogged(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1")
-	p.synced(t, "services=1 endpoints=1 changed=1")
+	p, _ := s.serveWeb(t, podIPs[:1])
 	_, err := s.node.Output("test", "-e", "/proc/sys/net/netfilter/nf_conntrack_max")
 	netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
 	for _, want := range []string{"] \"cannot set a kernel parameter\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `leftAloneWith="--conntrack-max-per-core=0"`} {
 		p.logged(t, want)
 	}
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	for args, code := range map[string]int{"--init-only": 1, "--init-only --conntrack-max-per-core=0": 0} {
 		p := start(t, s.node, append([]string{"run"}, strings.Fields(args)...)...)
 		if got, _ := p.exit(t); got != code || (code == 0) == strings.Contains(p.log(), "nf_conntrack_max") {
@@ -302,16 +299,13 @@ func TestEachParameterCanBeLeftAlone(t *testing.T) {
 func TestAgentWaitsForTheAPIServer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1")
-	p.synced(t, "services=1 endpoints=1 changed=1")
+	p, _ := s.serveWeb(t, podIPs[:1])
 	p.Process.Kill()
 	p.exit(t)
 	for _, mode := range []string{"ClusterCIDR", "NodeCIDR"} {
 		p = start(t, s.node, "run", "--master", "http://"+net.JoinHostPort(nodeAddr[0], "1"), "--hostname-override", "n1", "--detect-local-mode", mode)
 		p.logged(t, "connection refused")
-		s.meets(t, clusterVIP, podIPs[0])
+		s.answeredBy(t, clusterVIP, podIPs[0])
 		p.Process.Signal(os.Interrupt)
 		if code, rest := p.exit(t); code != 0 || len(rest) != 0 {
 			t.Errorf("%s: exit status %d, lines %q, log:\n%s", mode, code, rest, p.log())

@@ -14,15 +14,11 @@ func TestPagesBesideTheMetricsAreServed(t *testing.T) {
 	t.Parallel()
 	needMode(t, "iptables")
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
-		"--proxy-mode", "iptables", "--metrics-bind-address", "192.0.2.1:10249")
-	p.synced(t, "services=1 endpoints=3 changed=1")
+	p, dir := s.serveWeb(t, podIPs, "--min-sync-period", "0s", "--proxy-mode", "iptables", "--metrics-bind-address", "192.0.2.1:10249")
 	const at = "http://192.0.2.1:10249"
 	page := func(path string, want ...string) {
 		t.Helper()
-		eventually(t, path+" says "+strings.Join(want, ", "), func() bool {
+		eventually(t, path+" has "+strings.Join(want, ", "), func() bool {
 			code, text, _ := get(t, s.client, at+path)
 			for _, w := range want {
 				if code != 200 || !strings.Contains(text, w) {

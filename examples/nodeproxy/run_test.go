@@ -104,8 +104,19 @@ func put(t *testing.T, dir, name, text string) {
 	}
 }
 
-// meets checks that connections are answered by exactly these endpoints.
-func (s *site) meets(t *testing.T, to string, ips ...string) {
+// serveWeb runs the agent with the Service web, endpoints for it, and flags. It waits until the
+// Service is in effect, and returns the folder of the manifests, too.
+func (s *site) serveWeb(t *testing.T, ips []string, flags ...string) (p *process, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
+	p = start(t, s.node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1"}, flags...)...)
+	p.synced(t, fmt.Sprintf("services=1 endpoints=%d changed=1", len(ips)))
+	return p, dir
+}
+
+// answeredBy checks that connections are answered by exactly these endpoints.
+func (s *site) answeredBy(t *testing.T, to string, ips ...string) {
 	t.Helper()
 	if y := visits(s.client, "", to, 60); !y.answered(ips...) {
 		t.Errorf("%s is answered by %v, want %v", to, y, ips)
@@ -122,13 +133,13 @@ func TestRunFollowsManifests(t *testing.T) {
 	p.synced(t, "services=1 endpoints=2 changed=1")
 	p.logged(t, dir+"/bad.yaml:1: has no kind")
 	p.logged(t, dir+"/bad.yaml:3: ")
-	s.meets(t, clusterVIP, podIPs[:2]...)
+	s.answeredBy(t, clusterVIP, podIPs[:2]...)
 	// Without a Node object, the node's address comes from the default route.
-	s.meets(t, nodePort, podIPs[:2]...)
+	s.answeredBy(t, nodePort, podIPs[:2]...)
 
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
 	p.synced(t, "services=1 endpoints=2 changed=1")
-	s.meets(t, clusterVIP, podIPs[1:]...)
+	s.answeredBy(t, clusterVIP, podIPs[1:]...)
 
 	put(t, dir, "web.yaml", webService+"---\n# No change.\n"+webSlice(podIPs[1:]...))
 	p.synced(t, "services=1 endpoints=2 changed=0")
@@ -137,7 +148,7 @@ func TestRunFollowsManifests(t *testing.T) {
 	put(t, dir, "web.yaml", "kind: Service\nmetadata: ]\n---\n"+webService+"---\n"+webSlice(podIPs...))
 	p.synced(t, "services=1 endpoints=3 changed=1")
 	p.logged(t, dir+"/web.yaml:2: ")
-	s.meets(t, nodePort, podIPs...)
+	s.answeredBy(t, nodePort, podIPs...)
 
 	put(t, dir, "other.json", `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other"},
 		"spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]}}`)
@@ -157,7 +168,7 @@ func TestRunFollowsManifests(t *testing.T) {
 			t.Fatalf("the rules are not repaired: %v", err)
 		}
 	}
-	s.meets(t, clusterVIP, podIPs...)
+	s.answeredBy(t, clusterVIP, podIPs...)
 
 	// No connection fails while the agent is killed, the manifests change, and another
 	// agent takes over.
@@ -183,7 +194,7 @@ func TestRunFollowsManifests(t *testing.T) {
 	if code, rest := p.exit(t); code != 0 || len(rest) != 0 {
 		t.Errorf("exit status %d after SIGTERM, lines %q, log:\n%s", code, rest, p.log())
 	}
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	p = start(t, s.node, "run", "--cleanup")
 	if code, _ := p.exit(t); code != 0 {
 		t.Errorf("--cleanup: exit status %d, log:\n%s", code, p.log())
@@ -218,12 +229,12 @@ func TestExplainComparesWithTheKernel(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
-	asks := func(mode string, code int, says ...string) {
+	asks := func(mode string, code int, want ...string) {
 		t.Helper()
 		for _, to := range []string{clusterVIP, nodePort} {
 			p := start(t, s.node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--from", "192.0.2.9", to)
 			got, out := p.exit(t)
-			for _, line := range says {
+			for _, line := range want {
 				if got != code || !slices.Contains(out, "kernel: "+line) {
 					t.Errorf("mode %s: exit status %d, want %d; %q in\n%s\n%s", mode, got, code, line, strings.Join(out, "\n"), p.log())
 				}
@@ -279,7 +290,7 @@ func TestRunFollowsTheNodeObject(t *testing.T) {
 	}
 	with("192.0.2.1", "10.1.0.0/24")
 	p.synced(t, "services=1 endpoints=1 changed=0")
-	s.meets(t, nodePort, podIPs[0])
+	s.answeredBy(t, nodePort, podIPs[0])
 
 	with("192.0.2.1", "10.1.0.0/25")
 	if code, rest := p.exit(t); code != 1 || len(rest) != 0 || !strings.Contains(p.log(), "podCIDRs changed: restart needed") {
@@ -367,13 +378,13 @@ func TestExternalIPsGateTurnsThemOff(t *testing.T) {
 	args := []string{"run", "--manifests", dir, "--hostname-override", "n1"}
 	p := start(t, s.node, args...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.meets(t, external, podIPs[0])
+	s.answeredBy(t, external, podIPs[0])
 	p.Process.Signal(os.Interrupt)
 	p.exit(t)
 
 	p = start(t, s.node, append(args, "--feature-gates=AllowServiceExternalIPs=false")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	if pod, _, err := visit(s.client, "", external); err == nil {
 		t.Errorf("%s is answered by %s", external, pod)
 	}

@@ -83,7 +83,7 @@ func TestClosedSocketsAreReplaced(t *testing.T) {
 	put(t, dir, "web.yaml", service+"---\n"+slice(podIPs[0]))
 	p := startWith(t, s.node, []string{closeSocketsEnv + "=1"}, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
 	p.synced(t, "services=1 endpoints=2 changed=2")
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	flow, err := dial(s.client, "udp", "", "10.96.0.10:53", testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestClosedSocketsAreReplaced(t *testing.T) {
 		})
 		put(t, dir, "web.yaml", service+"---\n"+slice(ip))
 		p.synced(t, "services=1 endpoints=2 changed=2")
-		s.meets(t, clusterVIP, ip)
+		s.answeredBy(t, clusterVIP, ip)
 		eventually(t, "the UDP flow goes to the new endpoint", func() bool {
 			name, _, err := flow.ask()
 			return err == nil && name == ip
@@ -116,5 +116,5 @@ func TestClosedSocketsAreReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the sockets are replaced", func() bool { return replaced() == len(podIPs) })
-	s.meets(t, clusterVIP, podIPs[2])
+	s.answeredBy(t, clusterVIP, podIPs[2])
 }

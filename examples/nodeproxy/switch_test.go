@@ -157,7 +157,7 @@ func switchModes(t *testing.T, first string, others ...string) {
 		}
 		tidied(p, mode, want...)
 		stream.held(t, "when the other rules are removed, in mode "+mode)
-		s.meets(t, clusterVIP, podIPs...)
+		s.answeredBy(t, clusterVIP, podIPs...)
 		if again, _, err := long.ask(); err != nil || again != name {
 			t.Fatalf("in mode %s the old connection to %s is answered by %q, error %v", mode, name, again, err)
 		}
@@ -265,7 +265,7 @@ func TestAdoptionFromKubeProxyBreaksNoConnection(t *testing.T) {
 				if _, _, err := long.hear(); err != nil {
 					t.Errorf("the old connection: %v", err)
 				}
-				s.meets(t, clusterVIP, podIPs[0])
+				s.answeredBy(t, clusterVIP, podIPs[0])
 				if p.loggedErrors() {
 					t.Errorf("log:\n%s", p.log())
 				}

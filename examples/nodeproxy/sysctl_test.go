@@ -91,8 +91,8 @@ func testInitOnly(t *testing.T, mode string) {
 
 	p = startWith(t, s.node, []string{readOnlyEnv + "=1"}, append([]string{"run", "--manifests", dir, "--hostname-override", "n1"}, flags...)...)
 	p.synced(t, "services=1 endpoints=3 changed=1")
-	s.meets(t, clusterVIP, podIPs...)
-	s.meets(t, nodePort, podIPs...)
+	s.answeredBy(t, clusterVIP, podIPs...)
+	s.answeredBy(t, nodePort, podIPs...)
 	if mode == "iptables" {
 		if y := visits(s.node, "", "127.0.0.1:30080", 60); !y.answered(podIPs...) {
 			t.Errorf("the NodePort at the loopback address is answered by %v, want %v", y, podIPs)
@@ -130,8 +130,8 @@ func testDisabledIPv6(t *testing.T, mode string) {
 	put(t, dir, "web.yaml", dual+"---\n"+webSlice(podIPs...)+"---\n"+six)
 	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode)
 	p.synced(t, "services=1 endpoints=3 changed=1")
-	s.meets(t, clusterVIP, podIPs...)
-	s.meets(t, nodePort, podIPs...)
+	s.answeredBy(t, clusterVIP, podIPs...)
+	s.answeredBy(t, nodePort, podIPs...)
 	p.logged(t, `families="[IPv4]" `)
 	p.logged(t, "this node cannot serve an address family")
 	if log := p.log(); p.loggedErrors() || strings.Contains(log, "net/ipv6/conf/all/forwarding") {

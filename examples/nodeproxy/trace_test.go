@@ -96,7 +96,7 @@ func TestTraceAgrees(t *testing.T) {
 			start("run").synced(t, "services=2 endpoints=2 changed=2")
 
 			for _, by := range []string{"nftrace", "conntrack"} {
-				code, out := runTrace(t, s.node, func() { s.meets(t, clusterVIP, podIPs[:2]...) },
+				code, out := runTrace(t, s.node, func() { s.answeredBy(t, clusterVIP, podIPs[:2]...) },
 					append(flags, "--count", "5", "--by", by, clusterVIP)...)
 				contains(t, out, "connection: 192.0.2.9:", " to 10.96.0.10:80/TCP", "kernel: endpoint 10.1.0.", ":8080, masqueraded",
 					"must: forward: ", "\nagrees\n", ":8080 got ", "\n5 connections: 5 forwarded, 0 refused, 0 neither; kernel and objects AGREE\n")
@@ -164,10 +164,8 @@ func TestTraceNamesForeignChains(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "nft")
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+	_, dir := s.serveWeb(t, podIPs[:2])
 	flags := []string{"--manifests", dir, "--hostname-override", "n1"}
-	start(t, s.node, append([]string{"run"}, flags...)...).synced(t, "services=1 endpoints=2 changed=1")
 	for _, tt := range []struct {
 		hook, rule string
 		want       []string
@@ -215,7 +213,7 @@ func TestTraceFindsWrongRules(t *testing.T) {
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
 	put(t, other, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
 	start(t, s.node, "run", "--manifests", dir).synced(t, "services=1 endpoints=1 changed=1")
-	code, out := runTrace(t, s.node, func() { s.meets(t, clusterVIP, podIPs[0]) }, "--manifests", other, "--count", "1", clusterVIP)
+	code, out := runTrace(t, s.node, func() { s.answeredBy(t, clusterVIP, podIPs[0]) }, "--manifests", other, "--count", "1", clusterVIP)
 	contains(t, out, "must: endpoint 10.1.0.3:8080, source kept\n", "DIFFERS: 10.1.0.2:8080 is not one of the expected endpoints\n", "DIFFER for 1\n")
 	if code != 1 {
 		t.Errorf("exit status %d", code)
@@ -235,15 +233,12 @@ func TestTraceFindsWrongRules(t *testing.T) {
 func TestTraceFollowsChangesOfObjects(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	p := start(t, s.node, "run", "--manifests", dir, "--min-sync-period", "0s")
-	p.synced(t, "services=1 endpoints=1 changed=1")
+	p, dir := s.serveWeb(t, podIPs[:1], "--min-sync-period", "0s")
 	code, out := runTrace(t, s.node, func() {
-		s.meets(t, clusterVIP, podIPs[0])
+		s.answeredBy(t, clusterVIP, podIPs[0])
 		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
 		p.synced(t, "services=1 endpoints=1 changed=1")
-		s.meets(t, clusterVIP, podIPs[1])
+		s.answeredBy(t, clusterVIP, podIPs[1])
 	}, "--manifests", dir, "--count", "100", clusterVIP)
 	contains(t, out, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "100 forwarded", "AGREE")
 	if code != 0 {

@@ -49,10 +49,10 @@ func (t *tracing) outcome(p *follow.Packet) outcome {
 		}
 		if p.LastTo == p.To {
 			o.action = ruleset.ActionPass
-			o.say("destination unchanged, %s%s", sourceKept(o.masqueraded), where)
+			o.addf("destination unchanged, %s%s", sourceKept(o.masqueraded), where)
 			return o
 		}
-		o.say("endpoint %v, %s%s", o.endpoint, sourceKept(o.masqueraded), where)
+		o.addf("endpoint %v, %s%s", o.endpoint, sourceKept(o.masqueraded), where)
 	case follow.Dropped:
 		text, rejects := ruleText(last)
 		o.action = ruleset.ActionDrop
@@ -66,23 +66,23 @@ func (t *tracing) outcome(p *follow.Packet) outcome {
 			verb = strings.ToUpper(verb) + " by a chain of another program"
 		}
 		if last.Rule == 0 {
-			o.say("%s: %s, by its policy", verb, where)
+			o.addf("%s: %s, by its policy", verb, where)
 			break
 		}
-		o.say("%s: %s, rule handle %d", verb, where, last.Rule)
+		o.addf("%s: %s, rule handle %d", verb, where, last.Rule)
 		if text != "" {
-			o.say("that rule: %s", text)
+			o.addf("that rule: %s", text)
 		}
 	case follow.Queued:
 		o.foreign = fmt.Sprintf("%s, chain %s", tableName(last), last.Chain)
-		o.say("queued to a program, which has not returned it: %s, rule handle %d", o.foreign, last.Rule)
+		o.addf("queued to a program, which has not returned it: %s, rule handle %d", o.foreign, last.Rule)
 	default:
-		o.say("lost after these chains, for a reason that nf_tables does not show: iptables-legacy, IPVS, routing (no route, rp_filter) or a full connection table")
+		o.addf("lost after these chains, for a reason that nf_tables does not show: iptables-legacy, IPVS, routing (no route, rp_filter) or a full connection table")
 	}
 	return o
 }
 
-func (o *outcome) say(format string, args ...any) {
+func (o *outcome) addf(format string, args ...any) {
 	o.lines = append(o.lines, fmt.Sprintf(format, args...))
 }
 

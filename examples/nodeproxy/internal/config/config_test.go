@@ -138,7 +138,7 @@ func TestFlagsSetTheConfiguration(t *testing.T) {
 // TestBadValuesAreRejectedByName has invalid values and unsupported options.
 func TestBadValuesAreRejectedByName(t *testing.T) {
 	dir := t.TempDir()
-	for _, tt := range []struct{ args, says string }{
+	for _, tt := range []struct{ args, want string }{
 		{"--proxy-mode kernelspace", "mode: Invalid value"},
 		{"--proxy-mode Nftables", "must be nftables, iptables, ipvs"},
 		{"--proxy-mode iptables --iptables-masquerade-bit 32", "iptables.masqueradeBit: Invalid value: 32"},
@@ -207,8 +207,8 @@ func TestBadValuesAreRejectedByName(t *testing.T) {
 		} else if text, ok := strings.CutPrefix(tt.args, "raw "); ok {
 			args = []string{"--config", write(t, dir, text)}
 		}
-		if _, err := parse(args...); err == nil || !strings.Contains(err.Error(), tt.says) {
-			t.Errorf("%s: error %v, want %q in it", tt.args, err, tt.says)
+		if _, err := parse(args...); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: error %v, want %q in it", tt.args, err, tt.want)
 		}
 	}
 	if _, err := NewFlags("run").config(nil, func() (string, error) { return "", errors.New("no name") }); err == nil || !strings.Contains(err.Error(), "no name") {
