@@ -22,11 +22,11 @@ func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 			return nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
-			return nil, fmt.Errorf("routing table: %w", err)
+			return nil, fmt.Errorf("cannot read the routing table: %w", err)
 		}
 		addrs, err := whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
 		if err != nil {
-			return nil, fmt.Errorf("addresses: %w", err)
+			return nil, fmt.Errorf("cannot list the addresses: %w", err)
 		}
 		addrs = slices.DeleteFunc(addrs, func(a netlink.Addr) bool {
 			return a.Scope != int(netlink.SCOPE_UNIVERSE) || a.IP.IsLoopback() ||

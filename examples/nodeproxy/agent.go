@@ -75,7 +75,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	}
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
 	a.closers = append(a.closers, closeFunc(nl.Close))
 	src, client, err := newSource(cfg, log)

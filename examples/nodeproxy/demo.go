@@ -417,7 +417,7 @@ func (t *tour) affinity() {
 	t.printf("\nshop/cart, with session affinity:")
 	for f, vip := range (dual{"10.96.0.30", "fd00:10:96::30"}) {
 		y := visits(t.pod2, "", port(vip, "80"), connections)
-		t.expect(len(y.errs) == 0 && len(y.answers) == 1, "%s: pod-2 always meets the same endpoint: %v", families[f], y)
+		t.expect(len(y.errs) == 0 && len(y.answers) == 1, "%s: pod-2 always gets the same endpoint: %v", families[f], y)
 	}
 }
 

@@ -29,7 +29,7 @@ protocol is TCP by default.
 
 `
 
-// explain is the verb explain. It compares the ruleset's verdict on a packet with the rules
+// explain runs the verb explain. It compares the ruleset's verdict on a packet with the rules
 // in the kernel.
 func (p *program) explain(ctx context.Context, args []string) error {
 	var from, in string
@@ -122,7 +122,7 @@ func watchWorld(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *l
 	}
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
 	stop = append(stop, nl.Close)
 	w, err := newWorld(cfg, nil, node, worldHooks{

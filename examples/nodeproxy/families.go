@@ -42,7 +42,7 @@ func servedFamilies(ctx context.Context, m mode, c *config.Config, ipv6 bool, lo
 		lacking[f] = err
 	}
 	if len(out) == 0 {
-		// Mostly the same feature is missing for both.
+		// Usually the same feature is missing for both families.
 		return nil, fmt.Errorf("mode %s: %w", m.name, lacking[tracker.IPv4])
 	}
 	for f, err := range lacking {

@@ -17,7 +17,6 @@ type backends struct {
 	cleaner *conntrack.Cleaner
 }
 
-// close closes both.
 func (b *backends) close() error {
 	if b.cleaner == nil {
 		return b.plane.Close()

@@ -24,15 +24,15 @@
 // Run needs Linux 5.10 or later and CAP_NET_ADMIN. Mode iptables with iptables-legacy also
 // needs CAP_NET_RAW. Run loads the kernel modules of its mode and then, before it serves,
 // gives up all capabilities except these two, CAP_NET_BIND_SERVICE, CAP_DAC_READ_SEARCH and
-// those that --socket-lb needs.
+// the capabilities of --socket-lb.
 //
 // "nodeproxy run --init-only" does everything that needs a writable /proc/sys in the
-// configured mode. It sets the parameters of connection tracking, in mode ipvs those that
-// [github.com/go-proxier/proxier/ipvs.SetSysctls] lists, and in mode iptables route_localnet
-// if NodePorts answer at loopback addresses. Afterwards run works with the same flags and
-// configuration file where /proc/sys is read-only: it does not write a parameter that
-// already has its value. No mode writes net.ipv6.conf.all.forwarding; run warns if it is 0
-// and IPv6 is served.
+// configured mode. It sets the parameters of connection tracking, in mode ipvs also the
+// parameters of [github.com/go-proxier/proxier/ipvs.SetSysctls], and in mode iptables
+// route_localnet if NodePorts answer at loopback addresses. Afterwards run works with the
+// same flags and configuration file where /proc/sys is read-only: it does not write a
+// parameter that already has its value. No mode writes net.ipv6.conf.all.forwarding; run
+// warns if it is 0 and IPv6 is served.
 //
 // IPv6 is not served if net.ipv6.conf.all.disable_ipv6 is 1, whatever the settings of the
 // interfaces are, or if the kernel has no IPv6. Run checks this once, when it starts. If

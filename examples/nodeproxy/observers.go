@@ -41,9 +41,9 @@ type observers struct {
 	// manifests reports that the source calls handedIn for each change.
 	manifests bool
 	// due reports that report must write a line about the objects that were handed in at
-	// fed.
-	due bool
-	fed time.Time
+	// handedInAt.
+	due        bool
+	handedInAt time.Time
 	// asked is when the oldest change that no sync has taken was handed in. It is for
 	// sources that do not call handedIn.
 	asked atomicTime
@@ -103,7 +103,7 @@ func (o *observers) begin() (asked time.Time) {
 func (o *observers) done(inEffect bool) { o.proxy.Done(inEffect) }
 
 // handedIn is called when a source has handed in the objects of one change.
-func (o *observers) handedIn() { o.due, o.fed = true, time.Now() }
+func (o *observers) handedIn() { o.due, o.handedInAt = true, time.Now() }
 
 // appliedDelta is called after each Apply.
 func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
@@ -120,9 +120,9 @@ func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
 // with another source, any change of the rules.
 func (o *observers) report(listed bool, failed int, asked time.Time) {
 	if !o.manifests {
-		o.due, o.fed = o.synced.Applied && listed, asked
+		o.due, o.handedInAt = o.synced.Applied && listed, asked
 		if asked.IsZero() {
-			o.fed = o.synced.Start
+			o.handedInAt = o.synced.Start
 		}
 	}
 	if !o.due {
@@ -133,7 +133,7 @@ func (o *observers) report(listed bool, failed int, asked time.Time) {
 		o.applied = time.Now() // the kernel needed no change
 	}
 	line := fmt.Sprintf("synced services=%d endpoints=%d changed=%d took=%v waited=%v",
-		o.synced.Services, o.synced.Endpoints, o.changed, o.applied.Sub(o.began), max(0, o.began.Sub(o.fed)))
+		o.synced.Services, o.synced.Endpoints, o.changed, o.applied.Sub(o.began), max(0, o.began.Sub(o.handedInAt)))
 	if failed != 0 {
 		line += fmt.Sprintf(" failed=%d", failed)
 	}

@@ -262,7 +262,7 @@ func TestReadOnlyParametersAreLogged(t *testing.T) {
 	p, _ := s.serveWeb(t, podIPs[:1])
 	_, err := s.node.Output("test", "-e", "/proc/sys/net/netfilter/nf_conntrack_max")
 	netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
-	for _, want := range []string{"] \"cannot set a kernel parameter\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `leftAloneWith="--conntrack-max-per-core=0"`} {
+	for _, want := range []string{"] \"cannot set a kernel parameter\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `skipWith="--conntrack-max-per-core=0"`} {
 		p.logged(t, want)
 	}
 	s.answeredBy(t, clusterVIP, podIPs[0])
@@ -282,7 +282,7 @@ func TestEachParameterCanBeLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range list {
-		flag := leaveAlone(s)
+		flag := skipFlag(s)
 		if flag == "" {
 			t.Fatalf("%s has no flag", s.Path)
 		}

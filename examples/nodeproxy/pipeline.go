@@ -191,7 +191,7 @@ func (a *agent) drifted() func(error) {
 	return func(err error) {
 		switch {
 		case !a.upToDate.Load():
-			return // a sync runs, or failed and will be tried again
+			return // a sync runs, or failed and will be retried
 		case !errors.Is(err, ruleset.ErrNeedFull):
 			a.log.Warn("cannot check whether the rules were altered", "error", err)
 			return

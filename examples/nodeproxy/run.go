@@ -75,7 +75,7 @@ func parse(flags *config.Flags, args []string, n int) (*config.Config, error) {
 	return c, nil
 }
 
-// run is the verb run.
+// run runs the verb run.
 func (p *program) run(ctx context.Context, args []string) error {
 	cfg, err := parse(newFlags("run", runUsage, p.diag), args, 0)
 	if err != nil {
@@ -167,7 +167,7 @@ func (a *agent) logStart() {
 		"minSyncPeriod", c.MinSyncPeriod, "syncPeriod", c.SyncPeriod,
 		"healthz", c.Effective.HealthzBindAddress, "metrics", c.Effective.MetricsBindAddress)
 	if len(addresses) == 0 && c.PrimaryOnly {
-		a.log.Warn("no address of this node is known, so NodePorts are not served for now")
+		a.log.Warn("NodePorts are not served yet: the node's addresses are not known")
 	}
 	for _, f := range a.families {
 		if len(c.DetectLocal.CIDRs) != 0 && !c.DetectLocal.Detects(f) {

@@ -42,7 +42,7 @@ func (a *agent) watchSockets(ctx context.Context) error {
 	return a.sockets.Watch(ctx, watchSocketsInterval, func(err error) {
 		switch {
 		case !a.upToDate.Load():
-			return // a sync runs, or failed and will be tried again
+			return // a sync runs, or failed and will be retried
 		case !errors.Is(err, ruleset.ErrNeedFull):
 			a.log.Warn("cannot check whether the socket programs were altered", "error", err)
 			return

@@ -23,7 +23,7 @@ func tune(cfg *config.Config, log *slog.Logger) error {
 	for _, r := range conntrack.Tune("", plan) {
 		switch {
 		case r.Err != nil:
-			log.Warn("cannot set a kernel parameter", "error", r.Err, "leftAloneWith", leaveAlone(r.Setting))
+			log.Warn("cannot set a kernel parameter", "error", r.Err, "skipWith", skipFlag(r.Setting))
 			errs = append(errs, r.Err)
 		case r.Changed:
 			log.Info("set a kernel parameter", "path", "/"+r.Setting.Path, "value", r.Setting.Value, "was", r.Old)
@@ -32,8 +32,8 @@ func tune(cfg *config.Config, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// leaveAlone returns the flag that leaves a parameter unchanged.
-func leaveAlone(s conntrack.Setting) string {
+// skipFlag returns the flag that leaves a parameter unchanged.
+func skipFlag(s conntrack.Setting) string {
 	for name, flag := range map[string]string{
 		"nf_conntrack_max":                     "--conntrack-max-per-core=0",
 		"hashsize":                             "--conntrack-max-per-core=0",

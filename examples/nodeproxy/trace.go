@@ -54,7 +54,7 @@ var (
 	errNoConnections = errors.New("no connection was seen")
 )
 
-// trace is the verb trace.
+// trace runs the verb trace.
 func (p *program) trace(ctx context.Context, args []string) error {
 	var from, by string
 	var must bool
@@ -149,12 +149,12 @@ func protocolNumber(p v1.Protocol) uint8 {
 func localAddresses() ([]netip.Addr, error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
 	defer nl.Close()
 	list, err := whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, fmt.Errorf("addresses: %w", err)
+		return nil, fmt.Errorf("cannot list the addresses: %w", err)
 	}
 	var out []netip.Addr
 	for _, a := range list {

@@ -57,8 +57,8 @@ type Config struct {
 
 // Counters counts connections since the maps were created.
 type Counters struct {
-	// Node and Pods are the connections that were translated at the socket: those of
-	// processes in the node's own network namespace, and those of others.
+	// Node counts the translated connections of processes in the node's own network
+	// namespace, and Pods the translated connections of other processes.
 	Node, Pods uint64
 }
 

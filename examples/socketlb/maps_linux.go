@@ -17,8 +17,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The keys and values of the maps, as the programs read them. There are no gaps between
-// fields, so they must not be reordered: see program_linux.go.
+// The keys and values of the maps. The programs read them by offset: their fields must have no
+// gaps and must not be reordered. See program_linux.go.
 
 // serviceID identifies a Service port in the maps. It is the first bytes of the SHA-256 of
 // the port's key, so that it is the same after a restart.

@@ -19,7 +19,7 @@ import (
 //			frontend = frontends[any:to.port]
 //		if none: leave it alone
 //		if socket is in the node's network namespace:
-//			if it is bound to an address, and addresses[that] is no usual source: leave it alone
+//			if it is bound to an address that is no source in addresses: leave it alone
 //			pool = frontend.node
 //		else:
 //			pool = frontend.pods
@@ -52,8 +52,8 @@ const (
 	protocolTCP = 6
 )
 
-// Variables on the stack, by their offset from the frame pointer. Their types are those
-// of keys and values of maps.
+// Variables on the stack, by their offset from the frame pointer. They have the types of
+// keys and values of maps.
 const (
 	stackPeer     = -40              // peer
 	stackTo       = stackPeer        // peer.Service, which is a frontendKey, too
