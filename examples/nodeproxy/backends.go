@@ -48,8 +48,8 @@ type mode struct {
 	name string
 	// watch is the interval of the data plane's Watch.
 	watch time.Duration
-	// takesOver reports that the data plane's objects have the names of kube-proxy's own,
-	// so that its first sync replaces those.
+	// takesOver reports that the data plane's objects have the names of kube-proxy's own
+	// objects, so that the first sync replaces kube-proxy's.
 	takesOver bool
 	// noEntry is what explain prints if the kernel has no entry for a packet.
 	noEntry string

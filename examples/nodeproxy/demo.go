@@ -398,7 +398,7 @@ func (t *tour) loadBalancer() {
 		if err == nil {
 			c.Close()
 		}
-		t.expect(isTimeout(err), "%s: from %s, outside the ranges, there is no answer", families[f], strangerAddr[f])
+		t.expect(isTimeout(err), "%s: from %s, outside the ranges, a connection gets no answer", families[f], strangerAddr[f])
 	}
 }
 
@@ -456,7 +456,7 @@ func (t *tour) udp(ctx context.Context) error {
 		before[f], _, err = c.ask()
 		t.expect(err == nil, "%s: %s answers", families[f], before[f])
 	}
-	err := t.edit(ctx, "now without those endpoints", "endpoints-dns.yaml", func(line string) string {
+	err := t.edit(ctx, "these endpoints are removed", "endpoints-dns.yaml", func(line string) string {
 		f := 0
 		if strings.Contains(line, "fd00:") {
 			f = 1
@@ -587,7 +587,7 @@ func (s *stream) next(n int) *tally {
 	for s.n < n {
 		s.moved.Wait()
 	}
-	s.round++ // what is returned is complete
+	s.round++ // ends the tally that is returned
 	return s.since
 }
 

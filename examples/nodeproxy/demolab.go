@@ -26,7 +26,7 @@ type demoLab struct {
 	closers                       []io.Closer
 }
 
-// The addresses of the demo beyond those in its manifests.
+// The addresses of the demo that are not in its manifests.
 var (
 	nodeAddr   = dual{"192.0.2.1", "2001:db8::1"}
 	clientAddr = dual{"198.51.100.9", "2001:db8:c::9"}

@@ -25,7 +25,7 @@ func needMode(t *testing.T, mode string) {
 	}
 }
 
-// rules reports of which modes a node has rules.
+// rules reports for each mode whether a node has rules of it.
 func rules(t *testing.T, h *netlab.Host) map[string]bool {
 	t.Helper()
 	out := map[string]bool{}

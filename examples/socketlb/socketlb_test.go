@@ -457,7 +457,7 @@ func TestServiceThatDoesNotFitIsLeftAlone(t *testing.T) {
 	if got := l.server(l.pod, "", "10.96.0.1:80"); got == left {
 		t.Error("a is left alone")
 	}
-	// A family of b without room must not be in effect in part.
+	// A family of b that does not fit must have no entries.
 	for k := range partial.Failed {
 		at := "10.96.0.2:80"
 		if k.Family == 6 {
