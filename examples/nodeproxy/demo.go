@@ -407,7 +407,7 @@ func (t *tour) localPolicy() {
 	for f, vip := range (dual{"203.0.113.81", "2001:db8:1b::81"}) {
 		y := visits(t.client, clientAddr[f], port(vip, "80"), connections)
 		t.expect(y.answered("pod-1"), "%s: only the endpoint on this node answers the client: %v", families[f], y)
-		t.expect(y.saw("pod-1", clientAddr[f]), "%s: the source is preserved: it sees %s", families[f], y.sourceList())
+		t.expect(y.saw("pod-1", clientAddr[f]), "%s: the source is preserved: pod-1 sees %s", families[f], y.sourceList())
 		y = visits(t.pod2, "", port(vip, "80"), connections)
 		t.expect(y.answered("pod-1", "pod-3"), "%s: pods of the node may use every endpoint: %v", families[f], y)
 	}
@@ -427,7 +427,7 @@ func (t *tour) noEndpoints() {
 		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), testtime.Timeout)
 		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: shop/empty, without endpoints, refuses at once", families[f])
 		_, err = dial(t.pod1, "tcp", "", port(vip, "81"), testtime.Timeout)
-		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: a closed port of a cluster IP refuses too", families[f])
+		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: a closed port of a cluster IP refuses, too", families[f])
 	}
 	for f, vip := range (dual{"10.96.0.250", "fd00:10:96::250"}) {
 		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), noAnswerTimeout)
@@ -493,7 +493,7 @@ func (t *tour) changes(ctx context.Context) error {
 	}
 	y := s.next(2 * connections)
 	t.expect(y.answers["pod-4"] > 0, "pod-4 gets its share: %v", y)
-	if err := t.edit(ctx, "pod-2 goes", "endpoints-web.yaml", without("pod-2")); err != nil {
+	if err := t.edit(ctx, "pod-2 is removed", "endpoints-web.yaml", without("pod-2")); err != nil {
 		return err
 	}
 	y = s.next(2 * connections)
@@ -505,7 +505,7 @@ func (t *tour) changes(ctx context.Context) error {
 	for _, n := range y.answers {
 		total += n
 	}
-	t.expect(len(y.errs) == 0, "of %d connections none failed%s", total+len(y.errs), firstError(y.errs))
+	t.expect(len(y.errs) == 0, "of %d connections, %d failed%s", total+len(y.errs), len(y.errs), firstError(y.errs))
 	return nil
 }
 
@@ -513,7 +513,7 @@ func firstError(errs []error) string {
 	if len(errs) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", but %d: %v", len(errs), errs[0])
+	return fmt.Sprintf(", first: %v", errs[0])
 }
 
 // connectionTo opens connections from the client to shop/web's NodePort until one

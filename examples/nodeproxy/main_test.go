@@ -249,8 +249,8 @@ func testDemo(t *testing.T, args ...string) {
 	for _, want := range []string{
 		"The manifests are in effect: synced services=5 endpoints=20 changed=10 took=",
 		"ok      IPv4: every endpoint answers: pod-1 ",
-		"ok      IPv6: the source is preserved: it sees 2001:db8:c::9",
-		"connections none failed",
+		"ok      IPv6: the source is preserved: pod-1 sees 2001:db8:c::9",
+		" connections, 0 failed",
 		"expectations held.",
 	} {
 		if !strings.Contains(string(out), want) {
