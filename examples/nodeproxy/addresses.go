@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownAddresses returns the node's addresses by its routing table: in each family
-// the source address of the default route, or, without a default route, every
-// address that is neither a loopback nor a link-local one.
+// ownAddresses returns the node's addresses according to its routing table. In each family
+// that is the source address of the default route. Without a default route it is every
+// address that is neither loopback nor link-local.
 func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -22,11 +22,11 @@ func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 			return nl.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
-			return nil, fmt.Errorf("routing table: %w", err)
+			return nil, fmt.Errorf("cannot read the routing table: %w", err)
 		}
 		addrs, err := whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, family) })
 		if err != nil {
-			return nil, fmt.Errorf("addresses: %w", err)
+			return nil, fmt.Errorf("cannot list the addresses: %w", err)
 		}
 		addrs = slices.DeleteFunc(addrs, func(a netlink.Addr) bool {
 			return a.Scope != int(netlink.SCOPE_UNIVERSE) || a.IP.IsLoopback() ||
@@ -36,7 +36,7 @@ func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 			out = append(out, addr(own))
 			continue
 		}
-		// Sorted, because the kernel's order is no news when it changes.
+		// Sorted, because a change of the kernel's order must not count as a change.
 		slices.SortFunc(addrs, func(a, b netlink.Addr) int { return addr(a.IP).Compare(addr(b.IP)) })
 		for _, a := range addrs {
 			out = append(out, addr(a.IP))
@@ -45,7 +45,7 @@ func ownAddresses(nl *netlink.Handle) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// whole repeats a list that was read while it changed.
+// whole calls list again if the kernel reports that the list changed while it was read.
 func whole[T any](list func() ([]T, error)) (out []T, err error) {
 	for range 10 {
 		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -55,9 +55,9 @@ func whole[T any](list func() ([]T, error)) (out []T, err error) {
 	return out, err
 }
 
-// defaultSource returns the source address of the default route, nil if there is
-// none: that which the route names, or the address that its interface has, if
-// possible in the network of the gateway.
+// defaultSource returns the source address of the default route, or nil without a default
+// route. It is the address that the route names, or else an address of its interface,
+// preferably in the network of the gateway.
 func defaultSource(routes []netlink.Route, addrs []netlink.Addr) net.IP {
 	routes = slices.DeleteFunc(routes, func(r netlink.Route) bool {
 		if r.Dst == nil {

@@ -26,15 +26,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// shutdownTimeout bounds how long servers finish their requests after the agent ended.
+// shutdownTimeout limits how long servers finish their requests after the agent ends.
 const shutdownTimeout = 2 * time.Second
 
 // ipvsDeprecation is the warning to operators of mode ipvs, as kube-proxy's.
 const ipvsDeprecation = "mode ipvs is deprecated in Kubernetes: prefer mode nftables"
 
-// agent keeps a network namespace in agreement with a source. The world has the objects
-// and the engine; pipeline.go connects the engine to the kernel; observers.go reports;
-// takeover.go removes what others have left.
+// agent programs a network namespace with the objects of a source. The world has the
+// objects and the engine; pipeline.go connects the engine to the kernel; observers.go
+// reports; takeover.go removes the rules of other modes.
 type agent struct {
 	*world
 	*observers
@@ -48,14 +48,14 @@ type agent struct {
 
 	kernel *kernelSockets
 	rules  *ruleset.Cursor
-	// followers are synced when the rules are in effect.
+	// followers are synced after the rules are in effect.
 	followers []*ruleset.Cursor
 	// sockets is nil without --socket-lb, and socketRules is its cursor.
 	sockets     *socketlb.Backend
 	socketRules *ruleset.Cursor
 	runner      *runner.Runner
-	// mu is held while objects are handed in and while they are synced, so that what
-	// belongs together is synced together.
+	// mu is held while objects are handed in and while a sync runs, so that objects that
+	// are handed in together are synced together.
 	mu sync.Mutex
 	// upToDate reports that the last sync has brought everything into effect.
 	upToDate atomic.Bool
@@ -75,7 +75,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	}
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
 	a.closers = append(a.closers, closeFunc(nl.Close))
 	src, client, err := newSource(cfg, log)
@@ -88,7 +88,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		f.locked = a.handIn
 	}
 
-	// What may fail for lack of privileges or kernel features comes first.
+	// Steps that may fail because privileges or kernel features are missing come first.
 	if a.families, err = servedFamilies(ctx, a.mode, cfg, hasIPv6(), log); err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	return a, nil
 }
 
-// openKernel opens the data plane and the clean-up of UDP flows.
+// openKernel opens the data plane and the cleaner of UDP flows.
 func (a *agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	netns, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
@@ -200,8 +200,8 @@ func (a *agent) close() {
 	}
 }
 
-// run keeps the kernel in agreement with the source until parent ends or something fails
-// that cannot be tried again. It leaves the rules in place.
+// run keeps the kernel in agreement with the source until parent ends or an error occurs
+// that cannot be retried. It leaves the rules in place.
 func (a *agent) run(parent context.Context) error {
 	defer a.close()
 	ctx, stop := context.WithCancelCause(parent)

@@ -22,7 +22,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// dataplane is a backend that watches its own rules.
+// dataplane is a backend that can watch its own rules.
 type dataplane interface {
 	ruleset.Backend
 	// Watch calls drifted with each alteration by another process, until the context
@@ -31,14 +31,14 @@ type dataplane interface {
 	Close() error
 }
 
-// settings is what the configuration of a backend follows from.
+// settings determine the configuration of a backend.
 type settings struct {
 	*config.Config
 	families []tracker.Family
 	// netns is the network namespace, nil for the calling thread's.
 	netns *os.File
-	// rules is called with the number of rules in a table of iptables, and how many of
-	// them the last sync wrote.
+	// rules is called with the number of rules in a table of iptables, and the number that
+	// the last sync wrote.
 	rules func(f tracker.Family, table string, total, written int)
 	log   *slog.Logger
 }
@@ -48,18 +48,18 @@ type mode struct {
 	name string
 	// watch is the interval of the data plane's Watch.
 	watch time.Duration
-	// takesOver reports that the data plane's objects have the names of kube-proxy's own,
-	// so that its first sync replaces those.
+	// takesOver reports that the data plane's objects have the names of kube-proxy's own
+	// objects, so that the first sync replaces kube-proxy's.
 	takesOver bool
 	// noEntry is what explain prints if the kernel has no entry for a packet.
 	noEntry string
-	// probe returns why the families of the settings cannot be served on this node, or
-	// nil. It changes nothing.
+	// probe returns an error if the families of the settings cannot be served on this node.
+	// It changes nothing.
 	probe func(context.Context, settings) error
-	// setSysctls, if not nil, sets the kernel parameters that the first sync would set
-	// otherwise. Neither writes a parameter that has its value already.
+	// setSysctls, if not nil, sets the kernel parameters that otherwise the first sync
+	// sets. Neither writes a parameter that already has its value.
 	setSysctls func(settings) error
-	// open makes the data plane.
+	// open opens the data plane.
 	open func(context.Context, settings) (dataplane, error)
 	// owned reports whether the agent has left rules in this mode.
 	owned func(context.Context, *slog.Logger) (bool, error)
@@ -67,15 +67,15 @@ type mode struct {
 	cleanup func(context.Context, *slog.Logger) error
 	// cleanupKubeProxy removes the rules that kube-proxy has left in this mode.
 	cleanupKubeProxy func(context.Context, *slog.Logger) error
-	// retire, if not nil, is called in place of the two when the agent changes to
-	// another mode. It returns when the connections that cleanup would break have ended.
+	// retire, if not nil, replaces cleanup and cleanupKubeProxy when the agent changes to
+	// another mode. It waits until the connections that cleanup would break have ended.
 	retire func(ctx context.Context, m mode, adopt bool, log *slog.Logger) error
-	// lookup reads from the kernel where a packet goes.
+	// lookup reads from the kernel where it sends a packet.
 	lookup func(context.Context, ruleset.Query) (ruleset.Found, error)
 }
 
-// contract is the functions that the package of each kernel backend has, with its
-// Config C and its Backend B.
+// contract holds the functions that the package of every kernel backend has. C is its
+// Config and B its Backend.
 type contract[C any, B dataplane] struct {
 	new        func(context.Context, C) (B, error)
 	probe      func(context.Context, C) error
@@ -106,7 +106,7 @@ func (p contract[C, B]) mode(m mode) mode {
 		}
 		b, err := p.new(ctx, c)
 		if err != nil {
-			return nil, err // and not a B that is nil
+			return nil, err // returning b would make a non-nil dataplane of a nil B
 		}
 		return b, nil
 	}
@@ -149,8 +149,8 @@ func (p contract[C, B]) ownedOf(ctx context.Context, log *slog.Logger) (out []C,
 	return out, err
 }
 
-// cleanupAll cleans up each configuration. Rules of one flavour of iptables can hold sets
-// of the other, so it tries a second time if something fails.
+// cleanupAll cleans up each configuration. It retries once after a failure, because rules of
+// one flavour of iptables can refer to sets of the other.
 func (p contract[C, B]) cleanupAll(ctx context.Context, list []C, log *slog.Logger) (err error) {
 	for range 2 {
 		err = nil
@@ -164,11 +164,11 @@ func (p contract[C, B]) cleanupAll(ctx context.Context, list []C, log *slog.Logg
 	return err
 }
 
-// missing returns err, or nil if err is about a feature or program that the node lacks,
-// with which nothing can have been left.
+// missing returns err, or nil if the node lacks a feature or program without which no rules
+// can exist.
 func missing(err error, log *slog.Logger) error {
 	if errors.Is(err, ruleset.ErrUnsupported) && !errors.Is(err, fs.ErrPermission) {
-		log.Debug("no rules to look for", "error", err)
+		log.Debug("skipped looking for rules", "error", err)
 		return nil
 	}
 	return err
@@ -277,13 +277,13 @@ func ipvsMode() mode {
 func (s settings) mark() ruleset.MasqueradeMark { return ruleset.MasqueradeBit(int(s.MasqueradeBit)) }
 
 // flavours returns the flavours of iptables that rules may have been written with. The
-// programs without a flavour in their names may be of another flavour than they were, and
-// kube-proxy's image selects one by itself.
+// flavour of the programs without one in their names may have changed, and kube-proxy's
+// image selects a flavour by itself.
 func flavours() []iptables.Flavour {
 	out := []iptables.Flavour{iptables.NFT, iptables.Legacy}
 	for _, program := range []string{"iptables-nft-save", "iptables-legacy-save"} {
 		if _, err := exec.LookPath(program); err != nil {
-			return append(out, iptables.AnyFlavour) // it may be a third one
+			return append(out, iptables.AnyFlavour) // may be a third one
 		}
 	}
 	return out
@@ -310,7 +310,7 @@ func legacyTables(f tracker.Family) (tables []string, known bool) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, false
 	}
-	return []string{"nat", "filter"}, true // there may be
+	return []string{"nat", "filter"}, true // the file is not readable: both may exist
 }
 
 // loadModules loads the modules that the kernel does not load on demand: ip_tables and
@@ -330,7 +330,7 @@ func (m mode) loadModules(ctx context.Context, c *config.Config, log *slog.Logge
 	}
 }
 
-// counted returns the numbers of packets that the backend's rules have counted.
+// counted returns the packet counters of the backend's rules.
 func counted(b *iptables.Backend) (map[metrics.Counted]uint64, error) {
 	list, err := b.Counters()
 	out := map[metrics.Counted]uint64{}
@@ -345,8 +345,8 @@ func counted(b *iptables.Backend) (map[metrics.Counted]uint64, error) {
 	return out, err
 }
 
-// localhostNodePorts reports whether NodePorts answer at IPv4 loopback addresses:
-// if that is asked for, and such an address is among those they answer at.
+// localhostNodePorts reports whether NodePorts answer at IPv4 loopback addresses: the
+// configuration must enable it, and nodePortAddresses must contain such an address.
 func localhostNodePorts(c *config.Config) bool {
 	if !*c.Effective.IPTables.LocalhostNodePorts {
 		return false
@@ -370,7 +370,7 @@ func localhostNodePorts(c *config.Config) bool {
 func findMode(modes []mode, name string) (mode, error) {
 	i := slices.IndexFunc(modes, func(m mode) bool { return m.name == name })
 	if i < 0 {
-		return mode{}, fmt.Errorf("--proxy-mode %s is not supported by this build", name)
+		return mode{}, fmt.Errorf("this build does not support --proxy-mode %s", name)
 	}
 	return modes[i], nil
 }

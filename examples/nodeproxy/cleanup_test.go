@@ -7,10 +7,9 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// TestCleanupFlavours has --cleanup find rules of either flavour of iptables,
-// whichever the programs without one in their names are of; and make no tables of
-// iptables-legacy where there are none.
-func TestCleanupFlavours(t *testing.T) {
+// TestCleanupFindsRulesOfEachFlavour runs --cleanup while the programs without a flavour in
+// their names have either flavour. It must not create tables of iptables-legacy.
+func TestCleanupFindsRulesOfEachFlavour(t *testing.T) {
 	t.Parallel()
 	for _, flavour := range []string{"nft", "legacy"} {
 		needFlavour(t, flavour)
@@ -25,7 +24,7 @@ func TestCleanupFlavours(t *testing.T) {
 			p := startWith(t, s.node, []string{lock, "PATH=" + flavourPath(t, flavour)},
 				"run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "iptables")
 			p.synced(t, "services=1 endpoints=1 changed=1")
-			s.meets(t, clusterVIP, podIPs[0])
+			s.answeredBy(t, clusterVIP, podIPs[0])
 			p.Process.Kill()
 			p.exit(t)
 			chains := func() int {
@@ -46,7 +45,7 @@ func TestCleanupFlavours(t *testing.T) {
 				t.Errorf("%d chains are left", n)
 			}
 			if flavour == "nft" {
-				// The test's own look above was at nft alone.
+				// The test itself has only used nft above.
 				text, err := s.node.Output("cat", "/proc/thread-self/net/ip_tables_names")
 				if err == nil && text != "" {
 					t.Errorf("there are tables of iptables-legacy now: %q", text)
@@ -56,8 +55,8 @@ func TestCleanupFlavours(t *testing.T) {
 	}
 }
 
-// needFlavour skips the test where a flavour of iptables is not installed, or not in
-// the kernel.
+// needFlavour skips the test if a flavour of iptables is not installed, or the kernel does
+// not support it.
 func needFlavour(t *testing.T, flavour string) {
 	t.Helper()
 	netlab.Require(t)

@@ -11,9 +11,9 @@ import (
 // onlineFile lists the online CPUs (Documentation/admin-guide/cputopology.rst).
 const onlineFile = "/sys/devices/system/cpu/online"
 
-// cpus returns the number of CPUs that connection tracking is sized for: the online
-// CPUs of the machine, whatever CPUs the process may run on. Without a readable
-// sysfs it returns [runtime.NumCPU].
+// cpus returns the number of CPUs by which connection tracking is sized: the online CPUs of
+// the machine, even if the process may not run on all of them. Without a readable sysfs it
+// returns [runtime.NumCPU].
 func cpus() int {
 	text, err := os.ReadFile(onlineFile)
 	if err == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-func TestCountCPUs(t *testing.T) {
+func TestCPUListsAreCounted(t *testing.T) {
 	for list, want := range map[string]int{"0": 1, "0-3": 4, "0-3,8": 5, "1,3,5-6": 4} {
 		if got, err := countCPUs(list); got != want || err != nil {
 			t.Errorf("%q: %d CPUs, error %v, want %d", list, got, err, want)
@@ -26,9 +26,9 @@ func TestCountCPUs(t *testing.T) {
 	}
 }
 
-// TestTuningOfPinnedProcess pins the agent to one CPU: the limit of connections is
-// still sized for all of the machine's.
-func TestTuningOfPinnedProcess(t *testing.T) {
+// TestPinnedProcessCountsAllCPUs pins the agent to one CPU. The limit of connections must
+// still be computed for all CPUs of the machine.
+func TestPinnedProcessCountsAllCPUs(t *testing.T) {
 	netlab.Require(t)
 	const sysctl = "/proc/sys/net/netfilter/nf_conntrack_max"
 	var affinity unix.CPUSet
@@ -42,8 +42,8 @@ func TestTuningOfPinnedProcess(t *testing.T) {
 	online := strings.Count("\n"+string(info), "\nprocessor\t:")
 	netlab.Need(t, online > 1, "two CPUs")
 
-	// A child inherits the affinity of the thread that starts it. The thread ends with
-	// its goroutine, since it stays locked.
+	// A child inherits the affinity of the thread that starts it. The thread stays locked
+	// and ends with its goroutine.
 	type result struct {
 		out []byte
 		err error
@@ -69,8 +69,8 @@ func TestTuningOfPinnedProcess(t *testing.T) {
 		done <- result{out, err}
 	}()
 	r := <-done
-	// The namespace of the tests has no say in the limit, which the agent reports with
-	// the value that it wanted.
+	// The limit cannot be set in the namespace of the tests. The agent logs the limit and the
+	// value that it cannot set.
 	_, err = os.Stat(sysctl)
 	netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
 	want := fmt.Sprintf("%s is ", sysctl)

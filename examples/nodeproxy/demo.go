@@ -25,35 +25,35 @@ import (
 	"github.com/go-proxier/proxier/iptables"
 )
 
-// worldFiles is the manifests that the demo serves.
+// worldFiles are the manifests that the demo serves.
 //
 //go:embed world/*.yaml
 var worldFiles embed.FS
 
-// Exit statuses of demo besides 0: something was not as expected, the demo could
-// not even begin, and it was interrupted before its end.
+// Exit statuses of demo besides 0: an expectation failed, the demo could not begin, and the
+// demo was interrupted.
 const (
 	exitFailed   = 1
 	exitNoSpaces = 3
-	// exitStopped is what shells make of SIGINT.
+	// exitStopped is the status by which shells report SIGINT.
 	exitStopped = 130
 )
 
-// demo is the verb demo.
+// demo runs the verb demo.
 func demo(ctx context.Context, args []string, out, diag io.Writer) int {
 	flags := pflag.NewFlagSet("demo", pflag.ContinueOnError)
 	help(flags, `Usage: nodeproxy demo [flags]
 
-Builds a small cluster out of network namespaces of its own, serves the manifests
-that ship with it, and sends real connections. It needs no privileges, but the
-right to make user namespaces, and touches nothing outside of them. The exit
-status is 0 if everything went as expected, 1 if not, 3 if no namespaces can be
-made here, and 130 if it was interrupted.
+Builds a small cluster of network namespaces, serves the manifests that ship with
+the program, and sends real connections. It needs no privileges except the right to
+create user namespaces, and changes nothing outside of them. The exit status is 0 if
+all expectations held, 1 if one failed, 3 if namespaces cannot be created, and 130 if
+the demo was interrupted.
 
 `, diag)
-	mode := flags.String("proxy-mode", config.ModeNFTables, "what node-1 forwards with: nftables, or iptables, for which its programs must be installed")
+	mode := flags.String("proxy-mode", config.ModeNFTables, "the data plane of node-1: nftables, or iptables, whose programs must be installed")
 	sockets := flags.Bool("socket-lb", false, "translate the TCP connections of node-1 at the socket, as run --socket-lb does; needs root")
-	hold := flags.Bool("hold", false, "keep everything up at the end, to look around, until interrupted")
+	hold := flags.Bool("hold", false, "keep the cluster at the end, to look around, until interrupted")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return 0
@@ -66,7 +66,7 @@ made here, and 130 if it was interrupted.
 		return 2
 	}
 	if *mode != config.ModeNFTables && *mode != config.ModeIPTables {
-		fmt.Fprintf(diag, "nodeproxy demo: there is no demo of proxy mode %q\n", *mode)
+		fmt.Fprintf(diag, "nodeproxy demo: no demo of proxy mode %q\n", *mode)
 		return 2
 	}
 	if *sockets {
@@ -82,35 +82,35 @@ made here, and 130 if it was interrupted.
 	}
 	if err != nil {
 		fmt.Fprintf(diag, `nodeproxy demo: %v
-The demo needs the right to make user and network namespaces. Where it is
-restricted, see sysctl user.max_user_namespaces,
-kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns,
-or a container's seccomp profile; as root it works without user namespaces.
+The demo needs the right to create user and network namespaces. It may be restricted by
+the parameters user.max_user_namespaces, kernel.unprivileged_userns_clone and
+kernel.apparmor_restrict_unprivileged_userns, or by a container's seccomp profile. As
+root, the demo needs no user namespaces.
 `, err)
 		return exitNoSpaces
 	}
 	return t.show(ctx, *hold)
 }
 
-// show runs the tour and returns the exit status.
+// show runs the tour, prints the result and returns the exit status.
 func (t *tour) show(ctx context.Context, hold bool) int {
 	defer t.close()
 	if err := t.run(ctx); errors.Is(err, errStopped) || ctx.Err() != nil {
-		t.say("\nStopped.")
+		t.printf("\nStopped.")
 		return exitStopped
 	} else if err != nil {
 		fmt.Fprintf(t.diag, "nodeproxy demo: %v\n", err)
 		return exitFailed
 	}
 	if hold {
-		t.say("\nEverything stays up until you press Ctrl-C. In another terminal:\n%s", t.howToLook())
+		t.printf("\nEverything stays up until you press Ctrl-C. In another terminal:\n%s", t.howToLook())
 		<-ctx.Done()
 	}
 	if t.failed > 0 {
-		t.say("\n%d of %d expectations FAILED", t.failed, t.checked)
+		t.printf("\n%d of %d expectations FAILED", t.failed, t.checked)
 		return exitFailed
 	}
-	t.say("\nAll %d expectations held.", t.checked)
+	t.printf("\nAll %d expectations held.", t.checked)
 	return 0
 }
 
@@ -119,7 +119,7 @@ type tour struct {
 	*demoLab
 	mode            string
 	out, diag       io.Writer
-	folder          string // of the manifests
+	folder          string // the folder of the manifests
 	synced          chan string
 	sockets         *demoCgroup // nil without --socket-lb
 	checked, failed int
@@ -133,9 +133,9 @@ func newTour(mode string, out, diag io.Writer) (*tour, error) {
 	return &tour{demoLab: lab, mode: mode, out: out, diag: diag, synced: make(chan string, 100)}, nil
 }
 
-func (t *tour) say(format string, args ...any) { fmt.Fprintf(t.out, format+"\n", args...) }
+func (t *tour) printf(format string, args ...any) { fmt.Fprintf(t.out, format+"\n", args...) }
 
-// expect prints what was seen, and whether it is as expected.
+// expect prints an expectation and whether it held.
 func (t *tour) expect(ok bool, format string, args ...any) {
 	t.checked++
 	verdict := "ok"
@@ -143,10 +143,10 @@ func (t *tour) expect(ok bool, format string, args ...any) {
 		verdict = "FAILED"
 		t.failed++
 	}
-	t.say("  %-6s  %s", verdict, fmt.Sprintf(format, args...))
+	t.printf("  %-6s  %s", verdict, fmt.Sprintf(format, args...))
 }
 
-// run is the tour itself.
+// run sets up the cluster and visits the Services.
 func (t *tour) run(ctx context.Context) (err error) {
 	if t.folder, err = os.MkdirTemp("", "nodeproxy-demo-"); err != nil {
 		return err
@@ -164,9 +164,9 @@ func (t *tour) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	t.say(`node-1 has pod-1 and pod-2, node-2 has pod-3 and pod-4, and a client is outside:
-each in a network namespace of this process. What follows are real connections
-through the %s rules of node-1, for IPv4 and IPv6.`, t.mode)
+	t.printf(`node-1 has pod-1 and pod-2, node-2 has pod-3 and pod-4, and a client is outside of
+the cluster: each in a network namespace of this process. The tour sends real
+connections through the %s rules of node-1, for IPv4 and IPv6.`, t.mode)
 
 	stop, err := t.startAgent(ctx)
 	if err != nil {
@@ -180,7 +180,7 @@ through the %s rules of node-1, for IPv4 and IPv6.`, t.mode)
 	if err := t.sockets.wait(ctx); err != nil {
 		return err
 	}
-	t.say("\nThe manifests are in effect: %s", line)
+	t.printf("\nThe manifests are in effect: %s", line)
 
 	for _, stop := range []func(){t.clusterIP, t.nodePort, t.loadBalancer, t.localPolicy, t.affinity, t.noEndpoints} {
 		if ctx.Err() != nil {
@@ -198,11 +198,10 @@ through the %s rules of node-1, for IPv4 and IPv6.`, t.mode)
 	return nil
 }
 
-// startAgent does in the node's namespace what the verb run does. The function
-// it returns ends the agent.
+// startAgent runs the agent of the verb run in the node's namespace. stop ends the agent.
 func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
-	// Servers would be in this namespace, not the node's, and the machine's own
-	// parameters are not the demo's to set.
+	// No servers: they would listen in this namespace, not the node's. No parameters: the
+	// demo must not change the machine's.
 	cfg, err := parse(newFlags("run", "", t.diag), append(t.objectFlags(),
 		"--sync-period", "1s", "--min-sync-period", "0s",
 		"--healthz-bind-address", "", "--metrics-bind-address", "",
@@ -227,17 +226,17 @@ func (t *tour) startAgent(ctx context.Context) (stop func() error, err error) {
 	return func() error { cancel(); return <-ended }, nil
 }
 
-// modes returns the modes that the demo can show.
+// modes returns the modes that the demo supports.
 func (t *tour) modes() []mode {
-	// Programs are started from any thread, and without privileges cannot open the
-	// usual lock file.
+	// The programs of iptables run from any thread, and without privileges they cannot open
+	// the default lock file.
 	m := iptablesModeWith(func(c *iptables.Config) {
 		c.NetNS, c.LockFile = t.node.File(), filepath.Join(t.folder, "xtables.lock")
 	})
 	return []mode{nftablesMode(), m}
 }
 
-// lines passes on what is written to it, a line at a time.
+// lines is an io.Writer that sends each line to a channel.
 type lines chan string
 
 func (l lines) Write(b []byte) (int, error) {
@@ -248,7 +247,7 @@ func (l lines) Write(b []byte) (int, error) {
 // errStopped ends a tour that was interrupted.
 var errStopped = errors.New("interrupted")
 
-// waitSynced returns the agent's line about the next change in effect.
+// waitSynced returns the agent's line about the next change that is in effect.
 func (t *tour) waitSynced(ctx context.Context) (string, error) {
 	select {
 	case line := <-t.synced:
@@ -260,7 +259,7 @@ func (t *tour) waitSynced(ctx context.Context) (string, error) {
 	}
 }
 
-// edit changes a manifest, waits until that is in effect, and tells.
+// edit changes a manifest, waits until the change is in effect, and prints it.
 func (t *tour) edit(ctx context.Context, what, file string, change func(line string) string) error {
 	path := filepath.Join(t.folder, file)
 	text, err := os.ReadFile(path)
@@ -271,7 +270,7 @@ func (t *tour) edit(ctx context.Context, what, file string, change func(line str
 	for line := range strings.Lines(string(text)) {
 		changed.WriteString(change(line))
 	}
-	// Renamed into place, the file is never there in part.
+	// Renamed into place, so that the agent never reads a part of the file.
 	if err := os.WriteFile(path+".new", []byte(changed.String()), 0o644); err != nil {
 		return err
 	}
@@ -280,7 +279,7 @@ func (t *tour) edit(ctx context.Context, what, file string, change func(line str
 	}
 	line, err := t.waitSynced(ctx)
 	if err == nil {
-		t.say("  %s: %s", what, line)
+		t.printf("  %s: %s", what, line)
 	}
 	return err
 }
@@ -295,7 +294,7 @@ func without(pod string) func(string) string {
 	}
 }
 
-// tally counts who answered, and notes whom they saw asking.
+// tally counts the answers of each server, and collects the sources that it saw.
 type tally struct {
 	answers map[string]int             // by server
 	sources map[string]map[string]bool // by server
@@ -318,7 +317,7 @@ func (y *tally) add(name, source string, err error) {
 	y.sources[name][source] = true
 }
 
-// visits makes n connections, or fewer if they fail.
+// visits makes n connections, or fewer if connections fail.
 func visits(h *netlab.Host, from, to string, n int) *tally {
 	y := newTally()
 	for i := 0; i < n && len(y.errs) == 0; i++ {
@@ -337,7 +336,7 @@ func (y *tally) saw(name, source string) bool {
 	return len(y.sources[name]) == 1 && y.sources[name][source]
 }
 
-// String returns the distribution, and the first error if there was one.
+// String returns the distribution, and the first error, if any.
 func (y *tally) String() string {
 	var b strings.Builder
 	for i, name := range slices.Sorted(maps.Keys(y.answers)) {
@@ -352,7 +351,7 @@ func (y *tally) String() string {
 	return b.String()
 }
 
-// sourceList tells whom the servers saw, together.
+// sourceList returns all sources that the servers saw.
 func (y *tally) sourceList() string {
 	all := map[string]bool{}
 	for _, s := range y.sources {
@@ -364,7 +363,7 @@ func (y *tally) sourceList() string {
 const connections = 60
 
 func (t *tour) clusterIP() {
-	t.say("\nshop/web by its cluster IP, %d connections from pod-1:", connections)
+	t.printf("\nshop/web by its cluster IP, %d connections from pod-1:", connections)
 	for f, vip := range (dual{"10.96.0.10", "fd00:10:96::10"}) {
 		y := visits(t.pod1, "", port(vip, "80"), connections)
 		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: every endpoint answers: %v", families[f], y)
@@ -381,7 +380,7 @@ func (t *tour) clusterIP() {
 }
 
 func (t *tour) nodePort() {
-	t.say("\nshop/web by the node's port 30080, %d connections from the client:", connections)
+	t.printf("\nshop/web by the node's port 30080, %d connections from the client:", connections)
 	for f, addr := range nodeAddr {
 		y := visits(t.client, clientAddr[f], port(addr, "30080"), connections)
 		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: every endpoint answers: %v", families[f], y)
@@ -391,7 +390,7 @@ func (t *tour) nodePort() {
 }
 
 func (t *tour) loadBalancer() {
-	t.say("\nshop/web by its load balancer's address, for some sources only:")
+	t.printf("\nshop/web by its load balancer's address, for some sources only:")
 	for f, vip := range (dual{"203.0.113.80", "2001:db8:1b::80"}) {
 		y := visits(t.client, clientAddr[f], port(vip, "80"), connections)
 		t.expect(y.answered("pod-1", "pod-2", "pod-3"), "%s: from %s every endpoint answers: %v", families[f], clientAddr[f], y)
@@ -399,36 +398,36 @@ func (t *tour) loadBalancer() {
 		if err == nil {
 			c.Close()
 		}
-		t.expect(isTimeout(err), "%s: from %s, outside the ranges, there is no answer", families[f], strangerAddr[f])
+		t.expect(isTimeout(err), "%s: from %s, outside the ranges, a connection gets no answer", families[f], strangerAddr[f])
 	}
 }
 
 func (t *tour) localPolicy() {
-	t.say("\nshop/local by its load balancer's address, with externalTrafficPolicy Local:")
+	t.printf("\nshop/local by its load balancer's address, with externalTrafficPolicy Local:")
 	for f, vip := range (dual{"203.0.113.81", "2001:db8:1b::81"}) {
 		y := visits(t.client, clientAddr[f], port(vip, "80"), connections)
 		t.expect(y.answered("pod-1"), "%s: only the endpoint on this node answers the client: %v", families[f], y)
-		t.expect(y.saw("pod-1", clientAddr[f]), "%s: the source is preserved: it sees %s", families[f], y.sourceList())
+		t.expect(y.saw("pod-1", clientAddr[f]), "%s: the source is preserved: pod-1 sees %s", families[f], y.sourceList())
 		y = visits(t.pod2, "", port(vip, "80"), connections)
 		t.expect(y.answered("pod-1", "pod-3"), "%s: pods of the node may use every endpoint: %v", families[f], y)
 	}
 }
 
 func (t *tour) affinity() {
-	t.say("\nshop/cart, with session affinity:")
+	t.printf("\nshop/cart, with session affinity:")
 	for f, vip := range (dual{"10.96.0.30", "fd00:10:96::30"}) {
 		y := visits(t.pod2, "", port(vip, "80"), connections)
-		t.expect(len(y.errs) == 0 && len(y.answers) == 1, "%s: pod-2 always meets the same endpoint: %v", families[f], y)
+		t.expect(len(y.errs) == 0 && len(y.answers) == 1, "%s: pod-2 always gets the same endpoint: %v", families[f], y)
 	}
 }
 
 func (t *tour) noEndpoints() {
-	t.say("\nWhere nobody can answer:")
+	t.printf("\nDestinations without an answer:")
 	for f, vip := range (dual{"10.96.0.40", "fd00:10:96::40"}) {
 		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), testtime.Timeout)
 		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: shop/empty, without endpoints, refuses at once", families[f])
 		_, err = dial(t.pod1, "tcp", "", port(vip, "81"), testtime.Timeout)
-		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: a closed port of a cluster IP refuses too", families[f])
+		t.expect(errors.Is(err, syscall.ECONNREFUSED), "%s: a closed port of a cluster IP refuses, too", families[f])
 	}
 	for f, vip := range (dual{"10.96.0.250", "fd00:10:96::250"}) {
 		_, err := dial(t.pod1, "tcp", "", port(vip, "80"), noAnswerTimeout)
@@ -441,10 +440,10 @@ func isTimeout(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-// udp asks the name server from one socket, takes away the endpoint it is
-// connected to, and asks again.
+// udp sends questions to the name server from one socket, removes the endpoint that answers,
+// and sends another question.
 func (t *tour) udp(ctx context.Context) error {
-	t.say("\nkube-system/dns, over UDP, from one socket of pod-2 in each family:")
+	t.printf("\nkube-system/dns, over UDP, from one socket of pod-2 in each family:")
 	var talks [2]*talk
 	var before [2]string
 	for f, vip := range (dual{"10.96.0.53", "fd00:10:96::53"}) {
@@ -457,7 +456,7 @@ func (t *tour) udp(ctx context.Context) error {
 		before[f], _, err = c.ask()
 		t.expect(err == nil, "%s: %s answers", families[f], before[f])
 	}
-	err := t.edit(ctx, "now without those endpoints", "endpoints-dns.yaml", func(line string) string {
+	err := t.edit(ctx, "these endpoints are removed", "endpoints-dns.yaml", func(line string) string {
 		f := 0
 		if strings.Contains(line, "fd00:") {
 			f = 1
@@ -474,10 +473,10 @@ func (t *tour) udp(ctx context.Context) error {
 	return nil
 }
 
-// changes adds an endpoint and removes another while connections are made all
-// the time, and one stays open.
+// changes adds an endpoint and removes another while two hosts open connections all the
+// time and one connection stays open.
 func (t *tour) changes(ctx context.Context) error {
-	t.say("\nshop/web changes while the client and pod-1 open connections all the time:")
+	t.printf("\nshop/web changes while the client and pod-1 open connections all the time:")
 	long, err := t.connectionTo("pod-2")
 	if err != nil {
 		return err
@@ -494,19 +493,19 @@ func (t *tour) changes(ctx context.Context) error {
 	}
 	y := s.next(2 * connections)
 	t.expect(y.answers["pod-4"] > 0, "pod-4 gets its share: %v", y)
-	if err := t.edit(ctx, "pod-2 goes", "endpoints-web.yaml", without("pod-2")); err != nil {
+	if err := t.edit(ctx, "pod-2 is removed", "endpoints-web.yaml", without("pod-2")); err != nil {
 		return err
 	}
 	y = s.next(2 * connections)
 	t.expect(y.answered("pod-1", "pod-3", "pod-4"), "pod-2 gets no more connections: %v", y)
 	name, _, err := long.ask()
-	t.expect(err == nil && name == "pod-2", "the connection to pod-2 that was open before still works")
+	t.expect(err == nil && name == "pod-2", "the connection to pod-2 that was open before the change still works")
 	y = s.stop()
 	total := 0
 	for _, n := range y.answers {
 		total += n
 	}
-	t.expect(len(y.errs) == 0, "of %d connections none failed%s", total+len(y.errs), firstError(y.errs))
+	t.expect(len(y.errs) == 0, "of %d connections, %d failed%s", total+len(y.errs), len(y.errs), firstError(y.errs))
 	return nil
 }
 
@@ -514,11 +513,11 @@ func firstError(errs []error) string {
 	if len(errs) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", but %d: %v", len(errs), errs[0])
+	return fmt.Sprintf(", first: %v", errs[0])
 }
 
 // connectionTo opens connections from the client to shop/web's NodePort until one
-// meets the pod.
+// gets to the pod.
 func (t *tour) connectionTo(pod string) (*talk, error) {
 	for range 1000 {
 		c, err := dial(t.client, "tcp", "", port(nodeAddr[0], "30080"), testtime.Timeout)
@@ -531,15 +530,15 @@ func (t *tour) connectionTo(pod string) (*talk, error) {
 		}
 		c.Close()
 	}
-	return nil, fmt.Errorf("no connection meets %s", pod)
+	return nil, fmt.Errorf("no connection to shop/web got to %s", pod)
 }
 
-// stream opens connections from two hosts all the time.
+// stream opens connections from two hosts until it is stopped.
 type stream struct {
 	mu    sync.Mutex
 	moved *sync.Cond
-	// all is every connection, and since those that were begun after the last call
-	// of next.
+	// all counts every connection, and since the connections that began after the last
+	// call of next.
 	all, since *tally
 	round, n   int
 	quit       bool
@@ -579,7 +578,7 @@ func (s *stream) loop(h *netlab.Host, to string) {
 	}
 }
 
-// next returns what comes of n connections that begin after the call.
+// next returns the results of n connections that begin after the call.
 func (s *stream) next(n int) *tally {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -588,11 +587,11 @@ func (s *stream) next(n int) *tally {
 	for s.n < n {
 		s.moved.Wait()
 	}
-	s.round++ // what is returned is complete
+	s.round++ // ends the tally that is returned
 	return s.since
 }
 
-// stop ends the stream and returns what came of all connections.
+// stop ends the stream and returns the results of all connections.
 func (s *stream) stop() *tally {
 	s.mu.Lock()
 	s.quit = true
@@ -601,7 +600,7 @@ func (s *stream) stop() *tally {
 	return s.all
 }
 
-// list is the command that lists the rules.
+// list returns the command that lists the rules.
 func (t *tour) list() []string {
 	if t.mode == config.ModeIPTables {
 		return []string{"iptables-save"}
@@ -609,8 +608,8 @@ func (t *tour) list() []string {
 	return []string{"nft", "list", "table", "ip", "proxier"}
 }
 
-// howToLook is commands that set variables for another terminal: to run programs on the
-// node, or in a pod, and to tell the node's objects to nodeproxy.
+// howToLook returns commands that set variables for another terminal: to run programs on the
+// node or in a pod, and with nodeproxy's flags for the node's objects.
 func (t *tour) howToLook() string {
 	enter := func(h *netlab.Host) string {
 		return fmt.Sprintf("nsenter --preserve-credentials --user --target %d --net=%s", os.Getpid(), h.Path())
@@ -619,7 +618,7 @@ func (t *tour) howToLook() string {
 		strings.Join(t.objectFlags(), " "), strings.Join(t.list(), " "))
 }
 
-// objectFlags are the flags of nodeproxy that are about the node's objects.
+// objectFlags returns nodeproxy's flags for the node's objects.
 func (t *tour) objectFlags() []string {
 	return []string{"--manifests", t.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48", "--proxy-mode", t.mode}
 }
@@ -632,17 +631,18 @@ func (t *tour) close() {
 	}
 }
 
-// showRules shows how to find a Service in the rules, with nft if it is there.
+// showRules prints how to list the rules and, if the program is installed, the rules of a
+// Service.
 func (t *tour) showRules() {
 	list := t.list()
-	t.say("\nTo look at such rules: %q on a node; here, while\n\"nodeproxy demo --hold\" waits. What concerns shop/web:", strings.Join(list, " "))
+	t.printf("\nTo list the rules, run %q on a node, or here\nwhile \"nodeproxy demo --hold\" waits. The rules of shop/web:", strings.Join(list, " "))
 	if _, err := exec.LookPath(list[0]); err != nil {
-		t.say("  (%s is not installed here; the proxy does not need it)", list[0])
+		t.printf("  (%s is not installed here; the proxy does not need it)", list[0])
 		return
 	}
 	listing, err := t.node.Output(list[0], list[1:]...)
 	if err != nil {
-		t.say("  (%v)", err)
+		t.printf("  (%v)", err)
 		return
 	}
 	object := ""
@@ -655,7 +655,7 @@ func (t *tour) showRules() {
 			object = line[1:]
 		}
 		if strings.Contains(line, `"shop/web:`) {
-			t.say("  %s: %s", object, strings.TrimPrefix(strings.TrimSpace(line), "elements = { "))
+			t.printf("  %s: %s", object, strings.TrimPrefix(strings.TrimSpace(line), "elements = { "))
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/go-proxier/proxier/internal/testtime"
 )
 
-// demoLab is the network of the demo, and what runs in it.
+// demoLab is the network of the demo and its servers.
 //
 //	pod-1 --+                       +-- far (node-2) with pod-3 and pod-4
 //	        +-- node (node-1) ------+
@@ -26,7 +26,7 @@ type demoLab struct {
 	closers                       []io.Closer
 }
 
-// The addresses of the demo beyond those in its manifests.
+// The addresses of the demo that are not in its manifests.
 var (
 	nodeAddr   = dual{"192.0.2.1", "2001:db8::1"}
 	clientAddr = dual{"198.51.100.9", "2001:db8:c::9"}
@@ -40,10 +40,10 @@ var (
 	}
 )
 
-// dual is an IPv4 address and the IPv6 address that goes with it.
+// dual is an IPv4 address and the corresponding IPv6 address.
 type dual [2]string
 
-// families is what to say of the two.
+// families are the names of the families of a dual.
 var families = [2]string{"IPv4", "IPv6"}
 
 // port returns the address with a port.
@@ -109,7 +109,7 @@ func (d *demoLab) close() {
 	}
 }
 
-// builder does one thing after another until something fails.
+// builder runs steps until one fails.
 type builder struct {
 	lab *netlab.Lab
 	err error
@@ -148,8 +148,8 @@ func (b *builder) routes(h *netlab.Host, ifname, via string, to ...string) {
 	}
 }
 
-// serve starts a pod's servers, which say who they are and who they see asking:
-// over TCP once, and again for each line they get; over UDP for each packet.
+// serve starts a pod's servers. They answer with their name and the client's address: over
+// TCP once, and again for each line that they receive; over UDP for each packet.
 func (d *demoLab) serve(name string, h *netlab.Host, addr string) error {
 	l, err := h.Listen("tcp", port(addr, "8080"))
 	if err != nil {
@@ -202,8 +202,8 @@ func answer(name string, from net.Addr) string {
 	return name + " " + host + "\n"
 }
 
-// noAnswerTimeout is how long to wait for an answer that must not come. Connections
-// that must work get [testtime.Timeout].
+// noAnswerTimeout is the timeout for connections that must not get an answer. Connections
+// that must get one use [testtime.Timeout].
 const noAnswerTimeout = 300 * time.Millisecond
 
 // talk is a connection to one of the servers.
@@ -212,7 +212,7 @@ type talk struct {
 	r *bufio.Reader
 }
 
-// dial connects to a Service. The address it comes from may be "".
+// dial connects to a Service. The source address, from, may be "".
 func dial(h *netlab.Host, network, from, to string, wait time.Duration) (*talk, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
@@ -226,7 +226,7 @@ func dial(h *netlab.Host, network, from, to string, wait time.Duration) (*talk, 
 	return &talk{c, bufio.NewReader(c)}, nil
 }
 
-// hear returns the server's name and whom it sees asking.
+// hear reads an answer: the server's name and the client's address.
 func (t *talk) hear() (name, source string, err error) {
 	t.SetReadDeadline(time.Now().Add(testtime.Timeout))
 	line, err := t.r.ReadString('\n')
@@ -234,7 +234,7 @@ func (t *talk) hear() (name, source string, err error) {
 	return name, source, err
 }
 
-// ask has the server answer again.
+// ask requests another answer and reads it.
 func (t *talk) ask() (name, source string, err error) {
 	if _, err := io.WriteString(t, "?\n"); err != nil {
 		return "", "", err
@@ -242,7 +242,8 @@ func (t *talk) ask() (name, source string, err error) {
 	return t.hear()
 }
 
-// visit connects, listens and hangs up. The address it comes from may be "".
+// visit connects, reads the answer and closes the connection. The source address, from, may
+// be "".
 func visit(h *netlab.Host, from, to string) (name, source string, err error) {
 	t, err := dial(h, "tcp", from, to, testtime.Timeout)
 	if err != nil {
@@ -251,7 +252,7 @@ func visit(h *netlab.Host, from, to string) (name, source string, err error) {
 	defer t.Close()
 	name, source, err = t.hear()
 	if err != nil {
-		err = fmt.Errorf("connected to %s, but: %w", to, err)
+		err = fmt.Errorf("connected to %s, but got no answer: %w", to, err)
 	}
 	return name, source, err
 }

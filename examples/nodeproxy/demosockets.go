@@ -24,14 +24,14 @@ type demoCgroup struct {
 	backend  *socketlb.Backend
 }
 
-// demoSockets is the verb demo with --socket-lb. Programs can be loaded in the initial user
-// namespace alone, so that it makes no namespaces but network namespaces.
+// demoSockets runs the verb demo with --socket-lb. The kernel loads the programs only in the
+// initial user namespace, so it creates only network namespaces.
 func demoSockets(ctx context.Context, mode string, hold bool, out, diag io.Writer) int {
 	c, err := newDemoCgroup(ctx)
 	if err != nil {
 		fmt.Fprintf(diag, `nodeproxy demo: %v
-With --socket-lb the demo loads BPF programs for a cgroup that it makes. It needs root,
-outside of any user namespace, and a writable cgroup2 file system. Without --socket-lb it
+With --socket-lb the demo loads BPF programs for a cgroup that it creates. It needs root in
+the initial user namespace, and a writable cgroup2 file system. Without --socket-lb it
 needs no privileges.
 `, err)
 		return exitNoSpaces
@@ -90,14 +90,14 @@ func (c *demoCgroup) close() (err error) {
 	return err
 }
 
-// configure has the agent use the cgroup.
+// configure makes the agent use the cgroup.
 func (c *demoCgroup) configure(cfg *config.Config) {
 	if c != nil {
 		cfg.SocketLB = config.SocketLB{Enabled: true, Cgroup: c.group.Path(), Dir: c.dir}
 	}
 }
 
-// follow remembers whose counters count reads.
+// follow stores the agent, whose counters count reads.
 func (c *demoCgroup) follow(a *agent) {
 	if c != nil {
 		c.backend = a.sockets
@@ -121,7 +121,7 @@ func (c *demoCgroup) wait(ctx context.Context) error {
 	}
 }
 
-// count expects so many connections of pods to have been translated at the socket.
+// count expects that this number of connections of pods was translated at the socket.
 func (c *demoCgroup) count(t *tour, pods uint64) {
 	if c == nil {
 		return

@@ -28,7 +28,7 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// objects reads the Kubernetes objects of a file, and lets no unknown field pass.
+// objects decodes the Kubernetes objects of a file, and rejects unknown fields.
 func objects(t *testing.T, file string) []runtime.Object {
 	t.Helper()
 	s := runtime.NewScheme()
@@ -69,7 +69,7 @@ func parsed(t *testing.T, args []string) *config.Config {
 	return c
 }
 
-// parameters is what of a configuration decides which kernel parameters are set.
+// parameters is the part of a configuration that determines which kernel parameters are set.
 type parameters struct {
 	mode                          string
 	tuning                        conntrack.Tuning
@@ -80,9 +80,9 @@ func parametersOf(c *config.Config) parameters {
 	return parameters{c.Mode, c.Tuning, localhostNodePorts(c), c.Effective.IPVS.StrictARP}
 }
 
-// TestDaemonSet holds the manifests to the program: what it is told it
-// understands, with the configuration that comes with it.
-func TestDaemonSet(t *testing.T) {
+// TestDaemonSetMatchesTheProgram parses the arguments and the configuration of the manifests
+// as the program does.
+func TestDaemonSetMatchesTheProgram(t *testing.T) {
 	list := objects(t, "daemonset.yaml")
 	var file string
 	var ds *apps.DaemonSet
@@ -123,7 +123,7 @@ func TestDaemonSet(t *testing.T) {
 			t.Errorf("%s: probed at port %v, serves at %s", c.Name, p.HTTPGet.Port.String(), got.Effective.HealthzBindAddress)
 		}
 	}
-	// What the init container sets is what the other one needs, in every mode.
+	// The init container must set the parameters that the other one needs, in every mode.
 	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -150,8 +150,8 @@ func TestDaemonSet(t *testing.T) {
 	}
 }
 
-// TestSocketLBPatch applies the patch as kubectl does. What the agent opens must be mounted.
-func TestSocketLBPatch(t *testing.T) {
+// TestSocketLBPatchMountsWhatTheAgentOpens applies the patch as kubectl does.
+func TestSocketLBPatchMountsWhatTheAgentOpens(t *testing.T) {
 	text, err := os.ReadFile("deploy/socket-lb-patch.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -215,7 +215,8 @@ func TestSocketLBPatch(t *testing.T) {
 	if !got.Enabled {
 		t.Error("without --socket-lb")
 	}
-	// hostOf returns where on the host a folder of the container is, and whether it is writable.
+	// hostOf returns the folder of the host that is mounted at a folder of the container, and
+	// whether it is writable.
 	hostOf := func(folder string) (string, bool) {
 		for _, m := range c.VolumeMounts {
 			rest, ok := strings.CutPrefix(folder, m.MountPath)
@@ -236,9 +237,9 @@ func TestSocketLBPatch(t *testing.T) {
 	}
 }
 
-// TestRBAC holds the rights to what is needed, which TestEndToEnd shows to be
-// enough.
-func TestRBAC(t *testing.T) {
+// TestRBACAllowsOnlyWhatIsNeeded checks the limits of the rights. TestEndToEnd shows that they
+// are sufficient.
+func TestRBACAllowsOnlyWhatIsNeeded(t *testing.T) {
 	for _, o := range objects(t, "rbac.yaml") {
 		role, ok := o.(*rbac.ClusterRole)
 		if !ok {
@@ -258,8 +259,8 @@ func TestRBAC(t *testing.T) {
 	}
 }
 
-// unit is the directives of the systemd unit, by "Section.Name". One that is given
-// again has its values joined by blanks.
+// unit returns the directives of the systemd unit, by "Section.Name". The values of repeated
+// directives are joined by blanks.
 func unit(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile("deploy/nodeproxy.service")
@@ -284,8 +285,8 @@ func unit(t *testing.T) map[string]string {
 	return out
 }
 
-// TestUnit holds the systemd unit to the program.
-func TestUnit(t *testing.T) {
+// TestUnitMatchesTheProgram checks the command line and the capabilities of the systemd unit.
+func TestUnitMatchesTheProgram(t *testing.T) {
 	u := unit(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"), 0o644); err != nil {
@@ -306,8 +307,8 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// TestUnitVerified has systemd read the unit.
-func TestUnitVerified(t *testing.T) {
+// TestSystemdAcceptsTheUnit runs systemd-analyze verify.
+func TestSystemdAcceptsTheUnit(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	netlab.Need(t, err == nil, "systemd-analyze (package systemd)")
 	text, err := os.ReadFile("deploy/nodeproxy.service")
@@ -317,7 +318,7 @@ func TestUnitVerified(t *testing.T) {
 	dir := t.TempDir()
 	verify := func(text string) (string, error) {
 		t.Helper()
-		// The program has to be there.
+		// The program must exist.
 		put(t, dir, "nodeproxy.service", strings.ReplaceAll(text, "/usr/local/bin/nodeproxy", testBinary(t)))
 		cmd := exec.Command(analyze, "verify", "--man=no", "--recursive-errors=no", filepath.Join(dir, "nodeproxy.service"))
 		cmd.Env = append(os.Environ(), "LC_ALL=C")
@@ -327,13 +328,13 @@ func TestUnitVerified(t *testing.T) {
 	if out, err := verify(string(text)); err != nil || out != "" {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// It would have told.
+	// systemd-analyze reports an unknown directive.
 	if out, err := verify(strings.Replace(string(text), "ProtectHome=", "ProtectsHome=", 1)); err == nil && out == "" {
-		t.Error("systemd takes a directive that there is not")
+		t.Error("systemd accepts an unknown directive")
 	}
 }
 
-// instructions returns those of the Containerfile, each as one line.
+// instructions returns the instructions of the Containerfile, each as one line.
 func instructions(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile("deploy/Containerfile")
@@ -349,11 +350,11 @@ func instructions(t *testing.T) []string {
 	return out
 }
 
-var thorough = flag.Bool("thorough", false, "build what the image is made of as its recipe says")
+var thorough = flag.Bool("thorough", false, "build the image's program as the Containerfile does")
 
-// TestContainerfile goes through the recipe of the image: what is built is there,
-// what is copied was built, and what is run is the program.
-func TestContainerfile(t *testing.T) {
+// TestContainerfileBuildsTheProgram checks that the Containerfile builds the program, copies
+// the result, and runs it.
+func TestContainerfileBuildsTheProgram(t *testing.T) {
 	var version, build, built, copied, entry, command string
 	packages := ""
 	for _, line := range instructions(t) {
@@ -374,7 +375,7 @@ func TestContainerfile(t *testing.T) {
 		case name == "CMD":
 			command = strings.Trim(rest, `[]"`)
 		default:
-			t.Errorf("what is %q?", line)
+			t.Errorf("unexpected instruction %q", line)
 		}
 	}
 	mod, err := os.ReadFile("../go.mod")
@@ -382,7 +383,7 @@ func TestContainerfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(mod), "\ngo "+version+".") && !strings.Contains(string(mod), "\ngo "+version+"\n") {
-		t.Errorf("it builds with Go %s, and not with what go.mod asks for", version)
+		t.Errorf("it builds with Go %s, not with the version of go.mod", version)
 	}
 	if entry != copied || command != "run" || !strings.Contains(build, "-o "+built+" ") || !strings.Contains(packages, " iptables ") {
 		t.Errorf("built by %q, %s is copied to %s; %s %s is run, with %q", build, built, copied, entry, command, packages)
@@ -396,7 +397,7 @@ func TestContainerfile(t *testing.T) {
 	netlab.Need(t, err == nil, "go")
 	cmd := exec.Command("sh", "-c", build)
 	cmd.Dir = "../.."
-	// The repository may not be the test's own.
+	// The repository may belong to another user.
 	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", build, err, text)

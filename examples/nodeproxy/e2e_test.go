@@ -18,7 +18,7 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// get asks a host's HTTP server from a host.
+// get sends an HTTP request from a host.
 func get(t *testing.T, h *netlab.Host, url string) (code int, body string, header http.Header) {
 	t.Helper()
 	tr := &http.Transport{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) { return h.Dial(ctx, network, "", to) }}
@@ -36,7 +36,7 @@ func get(t *testing.T, h *netlab.Host, url string) (code int, body string, heade
 	return r.StatusCode, string(b), r.Header
 }
 
-// eventually waits until something is so.
+// eventually waits until f returns true.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for end := time.Now().Add(3 * time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
@@ -48,8 +48,8 @@ func eventually(t *testing.T, what string, f func() bool) {
 
 const slicesPath = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
-// endpoints is a slice of a Service: "address node", and behind it the zone that
-// should use it, if there are such hints.
+// endpoints returns an EndpointSlice of a Service as YAML. Each item of the list is "ADDRESS
+// NODE" or "ADDRESS NODE ZONE", with the zone of a topology hint.
 func endpoints(service string, list ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %s-1, labels: {kubernetes.io/service-name: %s},
@@ -66,8 +66,8 @@ func endpoints(service string, list ...string) string {
 	return b.String() + "]}"
 }
 
-// TestEndToEnd runs the agent against a real API server, with the rights that its
-// manifest gives it and no others, and sends packets.
+// TestEndToEnd runs the agent against a real API server, with only the rights that its
+// manifest gives it, and sends packets.
 func TestEndToEnd(t *testing.T) {
 	s := newSite(t)
 	b := &builder{lab: s.lab}
@@ -97,13 +97,13 @@ func TestEndToEnd(t *testing.T) {
 		"--min-sync-period", "0s", "--sync-period", "2s", "--metrics-bind-address", "192.0.2.1:10249", "--profiling"}
 	p := start(t, s.node, args...)
 	p.line(t)
-	s.meets(t, vip, podIPs[:2]...)
-	s.meets(t, nodePort, podIPs[:2]...)
-	// The client is no pod, so its source is replaced.
+	s.answeredBy(t, vip, podIPs[:2]...)
+	s.answeredBy(t, nodePort, podIPs[:2]...)
+	// The client is not a pod, so its connection is masqueraded.
 	if _, source, err := visit(s.client, "", vip); err != nil || source != "10.1.0.1" {
 		t.Errorf("the pod sees %q, error %v", source, err)
 	}
-	// The ranges of cluster IPs come from the API server too.
+	// The ranges of cluster IPs come from the API server, too.
 	eventually(t, "an address that no Service has does not answer", func() bool {
 		_, err := dial(s.client, "tcp", "", "10.96.200.200:80", noAnswerTimeout)
 		return isTimeout(err)
@@ -112,7 +112,7 @@ func TestEndToEnd(t *testing.T) {
 	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[1]+" n2", podIPs[2]+" n1"), nil)
 	eventually(t, "the endpoints change", func() bool { return visits(s.client, "", vip, 20).answered(podIPs[1:]...) })
 
-	// A load balancer asks where the endpoints are.
+	// A load balancer checks the node's endpoints.
 	var lb v1.Service
 	c.do("POST", "/api/v1/namespaces/default/services", `{apiVersion: v1, kind: Service, metadata: {name: lb},
   spec: {type: LoadBalancer, externalTrafficPolicy: Local, ports: [{name: http, port: 80}]}}`, &lb)
@@ -127,10 +127,10 @@ func TestEndToEnd(t *testing.T) {
 	c.do("DELETE", "/api/v1/namespaces/default/services/lb", "", nil)
 	eventually(t, "the port is closed", func() bool { code, _, _ := get(t, s.client, check); return code == 0 })
 
-	// The API server goes away and comes back. Nobody notices, and nothing is written.
+	// The API server restarts. No connection fails, and no sync writes anything.
 	stream := newStream(s.client, vip, s.client, nodePort)
 	stream.next(20)
-	// What was printed of all that, which may come after it was in effect.
+	// Lines may be printed after their changes are in effect.
 	for _, services := range []string{"services=3 ", "services=2 "} { // with lb, and without
 		for !strings.HasPrefix(p.line(t), "synced "+services) {
 		}
@@ -140,13 +140,14 @@ func TestEndToEnd(t *testing.T) {
 	if err := c.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// Only the new API server knows of this, so that by then all was listed anew.
+	// Only the new API server has this change, so its line means that all objects were
+	// listed again.
 	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[0]+" n1", podIPs[1]+" n2"), nil)
-	// There is the API server's own Service too, with an endpoint.
+	// The counts include the API server's own Service, with one endpoint.
 	p.synced(t, "services=2 endpoints=3 changed=1")
-	s.meets(t, vip, podIPs[:2]...)
+	s.answeredBy(t, vip, podIPs[:2]...)
 	if n := len(p.lines); n != 0 {
-		t.Errorf("%d syncs that nothing called for, the first: %s", n, <-p.lines)
+		t.Errorf("%d unexpected syncs, the first: %s", n, <-p.lines)
 	}
 
 	// The node moves to another zone.
@@ -155,7 +156,7 @@ func TestEndToEnd(t *testing.T) {
 	c.do("PATCH", "/api/v1/nodes/n1", `metadata: {labels: {topology.kubernetes.io/zone: b}}`, nil)
 	eventually(t, "zone b by the other", func() bool { return visits(s.client, "", vip, 20).answered(podIPs[1]) })
 
-	// The autoscaler is about to remove it.
+	// The autoscaler is about to remove the node.
 	healthz, livez := "http://192.0.2.1:10256/healthz", "http://192.0.2.1:10256/livez"
 	if code, body, _ := get(t, s.client, healthz); code != 200 || !strings.Contains(body, `"nodeEligible":true`) {
 		t.Errorf("/healthz: %d %s", code, body)
@@ -167,32 +168,32 @@ func TestEndToEnd(t *testing.T) {
 	}
 	p.watched(t, s.client)
 
-	// The agent is killed, the world changes, and another takes over.
+	// The agent is killed, the objects change, and another agent takes over.
 	p.Process.Kill()
 	p.exit(t)
 	stream.next(20)
 	c.do("PUT", slicesPath+"/web-1", endpoints("web", podIPs[2]+" n1"), nil)
 	c.do("PATCH", "/api/v1/nodes/n1", `spec: {taints: null}`, nil)
 	p = start(t, s.node, args...)
-	eventually(t, "the change made meanwhile is in effect", func() bool { return visits(s.client, "", vip, 20).answered(podIPs[2]) })
+	eventually(t, "the change without an agent is in effect", func() bool { return visits(s.client, "", vip, 20).answered(podIPs[2]) })
 	if y := stream.stop(); len(y.errs) != 0 {
 		t.Errorf("%d connections failed, first: %v", len(y.errs), y.errs[0])
 	}
 
-	// explain has its world from the same place, and the same rights.
+	// explain reads the same objects with the same rights.
 	e := start(t, s.node, "explain", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--detect-local-mode", "NodeCIDR", "--from", "192.0.2.9", vip)
 	if code, out := e.exit(t); code != 0 || !strings.Contains(strings.Join(out, "\n"), "endpoint: "+podIPs[2]+":8080 on node \"n1\", masqueraded") {
 		t.Errorf("explain: exit status %d:\n%s\n%s", code, strings.Join(out, "\n"), e.log())
 	}
 
-	// A deleted Node does not take its pods' traffic with it.
+	// The node's pods still have traffic after the Node is deleted.
 	c.do("DELETE", "/api/v1/nodes/n1", "", nil)
 	eventually(t, "the node is not eligible", func() bool { code, _, _ := get(t, s.client, healthz); return code == 503 })
-	s.meets(t, nodePort, podIPs[2])
+	s.answeredBy(t, nodePort, podIPs[2])
 
-	// Changed pod ranges need a new start.
+	// A change of podCIDRs requires a restart.
 	c.do("POST", "/api/v1/nodes", `{apiVersion: v1, kind: Node, metadata: {name: n1}, spec: {podCIDR: 10.2.0.0/24}}`, nil)
-	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "podCIDRs have changed") {
+	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "podCIDRs changed: restart needed") {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
 	// Events were written.
@@ -202,11 +203,11 @@ func TestEndToEnd(t *testing.T) {
 		t.Errorf("no Event %q among %d", reasonStarting, len(events.Items))
 	}
 	if strings.Contains(p.log(), "forbidden") {
-		t.Errorf("something was forbidden:\n%s", p.log())
+		t.Errorf("a request was forbidden:\n%s", p.log())
 	}
 }
 
-// watched checks what the metrics server says.
+// watched checks the metrics and the other pages of the metrics server.
 func (p *process) watched(t *testing.T, h *netlab.Host) {
 	t.Helper()
 	const at = "http://192.0.2.1:10249"
@@ -236,6 +237,6 @@ func (p *process) watched(t *testing.T, h *netlab.Host) {
 		t.Errorf("/debug/pprof/cmdline: %d", code)
 	}
 	if p.ProcessState != nil || p.Process.Signal(syscall.Signal(0)) != nil {
-		t.Error("it ended")
+		t.Error("the agent ended")
 	}
 }

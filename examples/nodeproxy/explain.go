@@ -22,32 +22,23 @@ import (
 
 const explainUsage = `Usage: nodeproxy explain [flags] ADDR:PORT[/PROTOCOL]
 
-Tells what must happen to the first packet of a connection, and by which rule; and
-compares that with the rules in the kernel of the network namespace it runs in,
-unless --kernel=false. What the world is comes from where run has it from, with the
-same flags. The protocol is TCP unless given.
+Prints what the objects require for the first packet of a connection, and why. Unless
+--kernel=false, it compares that with the rules in the kernel of the network namespace
+it runs in. It reads the objects from where run reads them, with the same flags. The
+protocol is TCP by default.
 
 `
 
-// explain is the verb explain: it asks the ruleset what must happen to a packet,
-// and the kernel what would.
+// explain runs the verb explain. It compares the ruleset's verdict on a packet with the rules
+// in the kernel.
 func (p *program) explain(ctx context.Context, args []string) error {
 	var from, in string
 	var kernel bool
 	flags := newFlags("explain", explainUsage, p.diag)
-	flags.StringVar(&from, "from", "", "the `address` the packet comes from, which its port may follow (ADDR:PORT); the node's own if empty")
-	flags.StringVar(&in, "in-interface", "", "the `interface` the packet comes in by; one that is no pod's if empty and --from is not the node's own address")
-	flags.BoolVar(&kernel, "kernel", true, "compare with what is in the kernel")
-	cfg, err := parse(flags, args, 1)
-	if err != nil {
-		return err
-	}
-	log, err := p.logger(cfg)
-	if err != nil {
-		return err
-	}
-	log = quiet(cfg, log)
-	packet, err := parsePacket(flags.Arg(0))
+	flags.StringVar(&from, "from", "", "the source `address` of the packet, optionally with its port (ADDR:PORT); if empty, the node's own address")
+	flags.StringVar(&in, "in-interface", "", "the `interface` the packet comes in by; if empty and --from is not the node's own address, an interface that belongs to no pod")
+	flags.BoolVar(&kernel, "kernel", true, "compare with the rules in the kernel")
+	cfg, log, packet, err := p.parsePacketArgs(flags, args)
 	if err != nil {
 		return err
 	}
@@ -59,13 +50,10 @@ func (p *program) explain(ctx context.Context, args []string) error {
 	packet.InInterface = in
 	var source netip.AddrPort
 	if from != "" {
-		if source, err = parseSource(from); err != nil {
+		if source, err = parseSource(from, packet.To.Addr()); err != nil {
 			return err
 		}
 		packet.From = source.Addr()
-		if packet.From.Is4() != packet.To.Addr().Is4() {
-			return bad("--from %v and %v are of different address families", packet.From, packet.To)
-		}
 		if in == "" && !slices.Contains(packet.NodeAddresses, packet.From) {
 			packet.InInterface = outside
 		}
@@ -88,10 +76,10 @@ func (p *program) explain(ctx context.Context, args []string) error {
 	return p.compare(ctx, cfg, q)
 }
 
-// peekTimeout is how long to wait for an API server.
+// peekTimeout is how long watchWorld waits for an API server.
 const peekTimeout = 30 * time.Second
 
-// peek returns the world as it is at this moment.
+// peek returns the world in its present state.
 func peek(ctx context.Context, cfg *config.Config, log *slog.Logger) (*world, error) {
 	live, err := watchWorld(ctx, cfg, log)
 	if err != nil {
@@ -104,12 +92,12 @@ func peek(ctx context.Context, cfg *config.Config, log *slog.Logger) (*world, er
 // liveWorld is a world that follows its source until it is closed.
 type liveWorld struct {
 	*world
-	// changed has a value when the world has changed since the last one was taken.
+	// changed has a value if the world has changed since the last value was received.
 	changed <-chan struct{}
 	close   func()
 }
 
-// watchWorld returns the world when it is complete.
+// watchWorld returns the world after all objects are listed.
 func watchWorld(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *liveWorld, err error) {
 	wait, cancelWait := context.WithTimeout(ctx, peekTimeout)
 	defer cancelWait()
@@ -134,7 +122,7 @@ func watchWorld(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *l
 	}
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
 	stop = append(stop, nl.Close)
 	w, err := newWorld(cfg, nil, node, worldHooks{
@@ -162,28 +150,47 @@ func watchWorld(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *l
 		select {
 		case <-changed:
 		case <-wait.Done():
-			return nil, fmt.Errorf("the objects could not be listed: %w", wait.Err())
+			return nil, fmt.Errorf("cannot list the objects: %w", wait.Err())
 		}
 	}
 	return &liveWorld{world: w, changed: changed, close: closeAll}, nil
 }
 
-// parseSource reads "ADDR" or "ADDR:PORT".
-func parseSource(s string) (netip.AddrPort, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.AddrPortFrom(a.Unmap(), 0), nil
-	}
-	a, err := netip.ParseAddrPort(s)
+// parsePacketArgs parses the command line of explain or trace: flags and a destination.
+func (p *program) parsePacketArgs(flags *config.Flags, args []string) (*config.Config, *slog.Logger, ruleset.Packet, error) {
+	cfg, err := parse(flags, args, 1)
 	if err != nil {
-		return a, bad("--from: %q is neither ADDR nor ADDR:PORT", s)
+		return nil, nil, ruleset.Packet{}, err
 	}
-	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), nil
+	log, err := p.logger(cfg)
+	if err != nil {
+		return nil, nil, ruleset.Packet{}, err
+	}
+	packet, err := parsePacket(flags.Arg(0))
+	return cfg, quiet(cfg, log), packet, err
 }
 
-// outside stands for the interface of a packet of which only the source is known.
+// parseSource parses --from, "ADDR" or "ADDR:PORT", for packets to an address.
+func parseSource(from string, to netip.Addr) (netip.AddrPort, error) {
+	a, err := netip.ParseAddrPort(from)
+	if err != nil {
+		addr, err := netip.ParseAddr(from)
+		if err != nil {
+			return a, bad("--from: %q is neither ADDR nor ADDR:PORT", from)
+		}
+		a = netip.AddrPortFrom(addr, 0)
+	}
+	a = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+	if a.Addr().Is4() != to.Is4() {
+		return a, bad("--from %v and %v are of different address families", a.Addr(), to)
+	}
+	return a, nil
+}
+
+// outside stands for the incoming interface of a packet if only its source is known.
 const outside = "(outside)"
 
-// parsePacket reads "ADDR:PORT[/PROTOCOL]".
+// parsePacket parses "ADDR:PORT[/PROTOCOL]".
 func parsePacket(s string) (ruleset.Packet, error) {
 	to, protocol, given := strings.Cut(s, "/")
 	p := ruleset.Packet{Protocol: v1.ProtocolTCP}
@@ -206,20 +213,28 @@ func writeVerdict(out io.Writer, v ruleset.Verdict) {
 	if v.Service != nil {
 		fmt.Fprintf(out, "service: %v, by its %v\n", v.Service.Key, v.Frontend.Kind)
 	}
-	if v.Affinity != 0 {
-		fmt.Fprintf(out, "affinity: to the same endpoint for %v\n", v.Affinity)
-	}
+	writeAffinity(out, "", v)
 	for _, e := range v.Endpoints {
-		source := "source kept"
-		if v.MasqueradeTo(e) {
-			source = "masqueraded"
-		}
-		fmt.Fprintf(out, "endpoint: %v on node %q, %s%s\n", e.Addr, e.Node, source, weightOf(e, v.Endpoints))
+		fmt.Fprintf(out, "endpoint: %v on node %q, %s%s\n", e.Addr, e.Node, sourceKept(v.MasqueradeTo(e)), weightOf(e, v.Endpoints))
 	}
 }
 
-// weightOf says what share of new connections an endpoint gets, if not all get the
-// same.
+// writeAffinity writes the line about a verdict's client affinity, if it has any.
+func writeAffinity(out io.Writer, prefix string, v ruleset.Verdict) {
+	if v.Affinity != 0 {
+		fmt.Fprintf(out, "%saffinity: to the same endpoint for %v\n", prefix, v.Affinity)
+	}
+}
+
+func sourceKept(masqueraded bool) string {
+	if masqueraded {
+		return "masqueraded"
+	}
+	return "source kept"
+}
+
+// weightOf returns the weight of an endpoint and its share of new connections as text, or
+// "" if all endpoints have the same weight.
 func weightOf(e *tracker.Endpoint, all []*tracker.Endpoint) string {
 	sum, same := 0, true
 	for _, o := range all {
@@ -232,12 +247,11 @@ func weightOf(e *tracker.Endpoint, all []*tracker.Endpoint) string {
 	return fmt.Sprintf(", weight %d (%.3g %%)", e.Weight, 100*float64(e.Weight)/float64(sum))
 }
 
-// target is what the packet's frontend has it meet.
+// target returns the frontend's target for the packet.
 func (q question) target() ruleset.Target { return q.verdict.Frontend.TargetFor(q.internal) }
 
-// writeHash says, of a Service whose endpoints follow from a hash, what share of the
-// table each has, and which one is the source's. What is written depends on the mode,
-// as the table and the hash do.
+// writeHash writes, for a Service that chooses endpoints by a hash, each endpoint's share of
+// the hash table, and the endpoint of the source. The table and the hash depend on the mode.
 func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, seed uint64) {
 	v := q.verdict
 	if v.Action != ruleset.ActionForward || v.Service.Hash() == tracker.HashNone {
@@ -250,10 +264,10 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	}
 	switch mode {
 	case config.ModeIPTables:
-		fmt.Fprintf(out, "hash: asked for by %s, but mode iptables draws endpoints at random\n", what)
+		fmt.Fprintf(out, "hash: by %s, which mode iptables does not support: it chooses endpoints at random\n", what)
 		return
 	case config.ModeIPVS:
-		fmt.Fprintf(out, "hash: by %s, in the kernel's own Maglev table (scheduler mh); which endpoint a source gets cannot be told from here\n", what)
+		fmt.Fprintf(out, "hash: by %s, in the kernel's own Maglev table (scheduler mh); explain cannot compute which endpoint a source gets\n", what)
 		return
 	}
 	fmt.Fprintf(out, "hash: by %s, in a Maglev table of %d slots\n", what, table.Len())
@@ -266,11 +280,11 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	}
 	unless := ""
 	if v.Affinity != 0 {
-		unless = ", unless it is remembered with another"
+		unless = ", unless client affinity holds another endpoint"
 	}
 	switch {
 	case v.Hash == tracker.HashSourcePort && source.Port() == 0:
-		fmt.Fprintf(out, "hash: --from %v tells which one the source gets\n", netip.AddrPortFrom(source.Addr(), 40000))
+		fmt.Fprintf(out, "hash: add a port to see the endpoint of the source: --from %v\n", netip.AddrPortFrom(source.Addr(), 40000))
 	case v.Hash == tracker.HashSourcePort:
 		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source, pool[table.Find(v.Service.HashOf(source, seed))].Addr, unless)
 	default:
@@ -278,7 +292,7 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	}
 }
 
-// compare prints what the kernel would do with a packet, and whether that is right.
+// compare compares the verdict with the kernel's rules of the configured mode.
 func (p *program) compare(ctx context.Context, cfg *config.Config, q question) error {
 	m, err := findMode(p.modes, cfg.Mode)
 	if err != nil {

@@ -16,9 +16,9 @@ func annotated(manifest string, list ...string) string {
 	return strings.Replace(manifest, "metadata:\n", "metadata:\n  annotations: {"+strings.Join(list, ", ")+"}\n", 1)
 }
 
-// TestExplainHash compares what explain says about a hash with what becomes of
+// TestExplainPredictsHashedEndpoints compares explain's output with the endpoints of real
 // connections.
-func TestExplainHash(t *testing.T) {
+func TestExplainPredictsHashedEndpoints(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	b := &builder{lab: s.lab}
@@ -61,7 +61,7 @@ func TestExplainHash(t *testing.T) {
 			}
 			all, to := explains(from)
 			if !strings.Contains(all, "hash: by source address") || !strings.Contains(all, fmt.Sprintf("in a Maglev table of %d slots\n", maglev.SizeFor(3))) || !strings.Contains(all, "weight 2 (50 %)") {
-				t.Errorf("it says\n%s", all)
+				t.Errorf("output:\n%s", all)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), testtime.Timeout)
 			c, err := s.client.Dial(ctx, "tcp", local, clusterVIP)
@@ -72,27 +72,27 @@ func TestExplainHash(t *testing.T) {
 			name, _, err := (&talk{c, bufio.NewReader(c)}).hear()
 			c.Close()
 			if err != nil || name != to {
-				t.Errorf("balance %s: %s met %q, error %v, and explain said\n%s", how, from, name, err, all)
+				t.Errorf("balance %s: %s got to %q, error %v; explain's output:\n%s", how, from, name, err, all)
 			}
 			met[name] = true
 		}
 		if len(met) < 2 {
-			t.Errorf("balance %s: all sources met %v", how, met)
+			t.Errorf("balance %s: all sources got to %v", how, met)
 		}
 	}
-	// Without a port nothing can be told.
-	if all, to := explains("192.0.2.9"); to != "" || !strings.Contains(all, "--from 192.0.2.9:40000 tells") {
-		t.Errorf("it says\n%s", all)
+	// Without a port explain cannot compute the hash.
+	if all, to := explains("192.0.2.9"); to != "" || !strings.Contains(all, "add a port to see the endpoint of the source: --from 192.0.2.9:40000\n") {
+		t.Errorf("output:\n%s", all)
 	}
 }
 
-// TestExplainModes has explain say what becomes of a hash in each mode.
-func TestExplainModes(t *testing.T) {
+// TestExplainDescribesTheHashOfEachMode runs explain for a Service with a hash in each mode.
+func TestExplainDescribesTheHashOfEachMode(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", annotated(webService, "go-proxier.github.io/balance: source")+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: '10.1.0.2=2,10.1.0.4=0'"))
 	for mode, want := range map[string]string{
 		"nftables": "hash: 192.0.2.9 goes to 10.1.0.",
-		"iptables": "hash: asked for by source address, but mode iptables draws endpoints at random",
+		"iptables": "hash: by source address, which mode iptables does not support: it chooses endpoints at random",
 		"ipvs":     "hash: by source address, in the kernel's own Maglev table",
 	} {
 		var out, diag strings.Builder

@@ -12,9 +12,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// hasIPv6 reports whether the calling thread's namespace has IPv6: whether the kernel
-// has it, it was not turned off at boot (ipv6.disable=1), and
-// net.ipv6.conf.all.disable_ipv6 is not 1.
+// hasIPv6 reports whether the calling thread's namespace has IPv6. The kernel must have it,
+// not be booted with ipv6.disable=1, and have 0 in net.ipv6.conf.all.disable_ipv6.
 func hasIPv6() bool {
 	if _, err := os.Stat("/proc/thread-self/net/if_inet6"); err != nil {
 		return false
@@ -24,8 +23,7 @@ func hasIPv6() bool {
 }
 
 // servedFamilies returns the address families that the node can serve: both, unless the
-// system lacks one. One that must be served, because the node's own address is of
-// it, is an error if it cannot.
+// system lacks one. It returns an error if the family of --bind-address cannot be served.
 func servedFamilies(ctx context.Context, m mode, c *config.Config, ipv6 bool, log *slog.Logger) ([]tracker.Family, error) {
 	var out []tracker.Family
 	lacking := map[tracker.Family]error{}
@@ -39,16 +37,16 @@ func servedFamilies(ctx context.Context, m mode, c *config.Config, ipv6 bool, lo
 			continue
 		}
 		if tracker.FamilyOf(c.BindAddress) == f {
-			return nil, fmt.Errorf("%v cannot be served, which the node's address %v is of: %w", f, c.BindAddress, err)
+			return nil, fmt.Errorf("%v cannot be served, but the node's address %v requires it: %w", f, c.BindAddress, err)
 		}
 		lacking[f] = err
 	}
 	if len(out) == 0 {
-		// What is missing is mostly the same.
+		// Usually the same feature is missing for both families.
 		return nil, fmt.Errorf("mode %s: %w", m.name, lacking[tracker.IPv4])
 	}
 	for f, err := range lacking {
-		log.Warn("this node can serve one address family only", "without", f, "error", err)
+		log.Warn("this node cannot serve an address family", "family", f, "error", err)
 	}
 	return out, nil
 }

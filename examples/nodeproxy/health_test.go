@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// fakeAPI is an API server without Services and EndpointSlices. Of its Nodes,
-// clients see what is sent to it.
+// fakeAPI is an API server without Services and EndpointSlices. Clients that watch its Nodes
+// receive the events that the test sends.
 type fakeAPI struct {
 	nodes chan string // watch events
 }
@@ -53,8 +53,8 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestHealthzNeedsNode follows /healthz and /livez from the start of the agent to
-// the deletion of its Node.
+// TestHealthzNeedsNode requests /healthz and /livez from the start of the agent to the deletion
+// of its Node.
 func TestHealthzNeedsNode(t *testing.T) {
 	t.Parallel()
 	needMode(t, "nftables")
@@ -82,23 +82,20 @@ func TestHealthzNeedsNode(t *testing.T) {
 	}
 	api.nodes <- node("ADDED", "n2", "2")
 	api.nodes <- node("ADDED", "n1", "3")
-	eventually(t, "/healthz answers 200 once there is the Node", func() bool { code, _, _ := get(t, s.client, healthz); return code == 200 })
+	eventually(t, "/healthz answers 200 with the Node", func() bool { code, _, _ := get(t, s.client, healthz); return code == 200 })
 	api.nodes <- node("DELETED", "n1", "4")
-	eventually(t, "/healthz answers 503 without it", func() bool { code, _, _ := get(t, s.client, healthz); return code == 503 })
+	eventually(t, "/healthz answers 503 without the Node", func() bool { code, _, _ := get(t, s.client, healthz); return code == 503 })
 	if code, body, _ := get(t, s.client, livez); code != 200 {
 		t.Errorf("/livez without a Node: %d %s", code, body)
 	}
 }
 
-// TestManifestsNeedNoNode asks an agent whose manifests have no Node.
+// TestManifestsNeedNoNode requests /healthz from an agent whose manifests have no Node.
 func TestManifestsNeedNoNode(t *testing.T) {
 	t.Parallel()
 	needMode(t, "nftables")
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
-	p.synced(t, "services=1 endpoints=3 changed=1")
+	_, dir := s.serveWeb(t, podIPs, "--min-sync-period", "0s")
 	answers := func(want int, when string) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("/healthz answers %d %s", want, when), func() bool {
@@ -115,9 +112,9 @@ func TestManifestsNeedNoNode(t *testing.T) {
 	answers(200, "without a Node again")
 }
 
-// TestHealthChecksByFamily asks at a Service's health-check node port, at the node's
-// addresses of both families, while the Service's families and endpoints change.
-func TestHealthChecksByFamily(t *testing.T) {
+// TestHealthChecksAnswerByFamily sends requests to a Service's health-check node port, at the
+// node's addresses of both families, while the Service's families and endpoints change.
+func TestHealthChecksAnswerByFamily(t *testing.T) {
 	t.Parallel()
 	needMode(t, "nftables")
 	for _, at := range []string{"primary", "0.0.0.0/0,::/0"} {

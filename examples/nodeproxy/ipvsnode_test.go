@@ -15,9 +15,9 @@ import (
 	"github.com/go-proxier/proxier/internal/vm"
 )
 
-// kubeProxyIPVS is what kube-proxy's ipvs mode leaves on a node of the site, for the
-// Service web with its first endpoint: the sets, chains, rules and order that it has
-// for --cluster-cidr 10.1.0.0/16, with those that only other Services would need.
+// kubeProxyIPVS creates the state that kube-proxy's ipvs mode leaves on a node of the site, for
+// the Service web with its first endpoint and --cluster-cidr 10.1.0.0/16. It has the same sets,
+// chains, rules and order, including sets and chains that only other Services use.
 const kubeProxyIPVS = `set -e
 sysctl() { echo $2 > /proc/sys/net/ipv4/$1; }
 sysctl vs/conntrack 1; sysctl vs/conn_reuse_mode 0; sysctl vs/expire_nodest_conn 1; sysctl vs/expire_quiescent_template 1; sysctl ip_forward 1
@@ -134,7 +134,7 @@ COMMIT
 EOF
 `
 
-// traces lists all that a node has of Services in iptables, ipset, IPVS and devices:
+// traces lists the state that a node has for Services in iptables, ipset, IPVS and devices:
 // chains and rules without counters, names of sets, virtual servers and addresses.
 func traces(t *testing.T, h *netlab.Host) []string {
 	t.Helper()
@@ -142,7 +142,7 @@ func traces(t *testing.T, h *netlab.Host) []string {
 	add := func(keep func(string) (string, bool), name string, args ...string) {
 		t.Helper()
 		var text string
-		// A listing may fail because of what is removed meanwhile.
+		// A listing may fail because of a concurrent removal.
 		eventually(t, name, func() bool {
 			var err error
 			text, err = h.Output(name, args...)
@@ -188,7 +188,7 @@ func adoptIPVS(t *testing.T) {
 			}
 			dir := t.TempDir()
 			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-			// What there is of the agent's own on a node that never had anything else.
+			// The agent's own state on a node that has never had other rules.
 			var want []string
 			if to != "nftables" {
 				fresh := newSite(t)
@@ -216,7 +216,7 @@ func adoptIPVS(t *testing.T) {
 			stream := startStream(&stream{visit: visitBriefly}, s.client, clusterVIP, s.client, nodePort)
 			stream.next(10)
 
-			// Without being asked the agent leaves alone what is kube-proxy's.
+			// Without the flag the agent leaves kube-proxy's state in place.
 			if to == "nftables" {
 				p := start(t, s.node, args(dir)...)
 				p.synced(t, "services=1 endpoints=1 changed=1")
@@ -224,7 +224,7 @@ func adoptIPVS(t *testing.T) {
 				p.Process.Kill()
 				p.exit(t)
 				if now := traces(t, s.node); !slices.Equal(now, before) {
-					t.Errorf("changed without being asked:\n%s", difference(now, before))
+					t.Errorf("changed without the flag:\n%s", difference(now, before))
 				}
 			}
 			p := start(t, s.node, append(args(dir), "--adopt-from-kube-proxy")...)
@@ -250,8 +250,8 @@ func adoptIPVS(t *testing.T) {
 					t.Fatalf("left when all connections had ended:\n%s\nlog:\n%s", difference(now, want), p.log())
 				}
 			}
-			s.meets(t, clusterVIP, podIPs[0])
-			s.meets(t, nodePort, podIPs[0])
+			s.answeredBy(t, clusterVIP, podIPs[0])
+			s.answeredBy(t, nodePort, podIPs[0])
 			if p.loggedErrors() {
 				t.Errorf("log:\n%s", p.log())
 			}
@@ -259,17 +259,17 @@ func adoptIPVS(t *testing.T) {
 	}
 }
 
-// reset closes a connection such that IPVS forgets it after ten seconds, and not two
-// minutes.
+// reset closes a connection by a reset, so that IPVS expires it after ten seconds instead of
+// two minutes.
 func reset(c *talk) {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // or it takes longer
+		_ = tcp.SetLinger(0) // if this fails, the test only takes longer
 	}
 	c.Close()
 }
 
-// visitBriefly is visit with a reset at the end, and a pause, for an emulated machine
-// has other things to do.
+// visitBriefly is visit with a reset at the end, and a pause that leaves an emulated machine
+// time for other work.
 func visitBriefly(h *netlab.Host, from, to string) (name, source string, err error) {
 	defer time.Sleep(50 * time.Millisecond)
 	c, err := dial(h, "tcp", from, to, 2*testtime.Timeout)
@@ -280,7 +280,7 @@ func visitBriefly(h *netlab.Host, from, to string) (name, source string, err err
 	return c.hear()
 }
 
-// difference lists what two sorted lists do not have in common.
+// difference returns the lines that only one of two sorted lists has.
 func difference(got, want []string) string {
 	var b strings.Builder
 	for _, l := range got {
@@ -296,7 +296,7 @@ func difference(got, want []string) string {
 	return b.String()
 }
 
-// cleanupIPVSNode has --cleanup remove what kube-proxy's ipvs mode has left.
+// cleanupIPVSNode checks that --cleanup removes the state of kube-proxy's ipvs mode.
 func cleanupIPVSNode(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
@@ -305,7 +305,7 @@ func cleanupIPVSNode(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	if len(traces(t, s.node)) < 40 {
-		t.Fatalf("only %q is there", traces(t, s.node))
+		t.Fatalf("the state of the test is incomplete: %q", traces(t, s.node))
 	}
 	c := start(t, s.node, "run", "--cleanup", "--adopt-from-kube-proxy")
 	if code, _ := c.exit(t); code != 0 {
@@ -316,8 +316,8 @@ func cleanupIPVSNode(t *testing.T) {
 	}
 }
 
-// TestIPVSNode does what needs a kernel with IPVS, all in one machine: it takes long
-// to boot.
+// TestIPVSNode runs the tests that need a kernel with IPVS in one machine, which takes long to
+// boot.
 func TestIPVSNode(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes in an emulated machine")
@@ -362,8 +362,8 @@ func leaveIPVSWithoutIPv6(t *testing.T) {
 	}
 }
 
-// ipv6ForwardingIPVS has the agent leave IPv6 forwarding off, for the sake of routes
-// that came by router advertisements, and warn of it.
+// ipv6ForwardingIPVS checks that the agent does not enable IPv6 forwarding, which would remove
+// routes from router advertisements, and that it logs a warning.
 func ipv6ForwardingIPVS(t *testing.T) {
 	s := newSite(t)
 	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
@@ -371,11 +371,8 @@ func ipv6ForwardingIPVS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs")
-	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.meets(t, clusterVIP, podIPs[0])
+	p, _ := s.serveWeb(t, podIPs[:1], "--proxy-mode", "ipvs")
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	if got := sysctl(t, s.node, "net/ipv6/conf/all/forwarding"); got != "0" {
 		t.Errorf("IPv6 forwarding is %s", got)
 	}
@@ -385,8 +382,8 @@ func ipv6ForwardingIPVS(t *testing.T) {
 	}
 }
 
-// schedulerIPVS asks for schedulers: one that keeps a client with an endpoint, and one
-// that the kernel does not have.
+// schedulerIPVS configures a scheduler that keeps a client with an endpoint, and one that the
+// kernel does not have.
 func schedulerIPVS(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
@@ -403,7 +400,7 @@ func schedulerIPVS(t *testing.T) {
 	}
 }
 
-// explainIPVS has explain compare with IPVS.
+// explainIPVS checks explain's comparison with IPVS.
 func explainIPVS(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
@@ -411,18 +408,18 @@ func explainIPVS(t *testing.T) {
 	node := "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n---\n"
 	here := strings.Replace(webSlice(podIPs[:2]...), "- addresses: [10.1.0.2]\n", "- addresses: [10.1.0.2]\n  nodeName: n1\n", 1)
 	put(t, dir, "web.yaml", node+local+"---\n"+here)
-	asks := func(code int, from, to string, says ...string) {
+	asks := func(code int, from, to string, want ...string) {
 		t.Helper()
 		p := start(t, s.node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs", "--from", from, to)
 		got, out := p.exit(t)
-		for _, line := range says {
+		for _, line := range want {
 			if got != code || !slices.ContainsFunc(out, func(l string) bool { return strings.HasPrefix(l, "kernel: "+line) }) {
 				t.Errorf("from %s to %s: exit status %d, want %d; %q in\n%s\n%s", from, to, got, code, line, strings.Join(out, "\n"), p.log())
 			}
 		}
-		// And no other endpoints.
-		if n, want := strings.Count(strings.Join(out, "\n"), "kernel: endpoint "), strings.Count(strings.Join(says, "\n"), "endpoint "); n != want {
-			t.Errorf("from %s to %s: %d endpoints, want %d, in\n%s", from, to, n, want, strings.Join(out, "\n"))
+		// The output must have no other endpoints.
+		if got, n := strings.Count(strings.Join(out, "\n"), "kernel: endpoint "), strings.Count(strings.Join(want, "\n"), "endpoint "); got != n {
+			t.Errorf("from %s to %s: %d endpoints, want %d, in\n%s", from, to, got, n, strings.Join(out, "\n"))
 		}
 	}
 	const client, own = "192.0.2.9", "192.0.2.1"
@@ -431,7 +428,7 @@ func explainIPVS(t *testing.T) {
 	p.synced(t, "services=1 endpoints=2 changed=1")
 	asks(0, client, clusterVIP, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
 	asks(0, client, nodePort, "endpoint 10.1.0.2:8080", "agrees")
-	// The node itself may use them all: there is a virtual server for that.
+	// The node itself may use all endpoints, by another virtual server.
 	asks(0, own, nodePort, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "agrees")
 	asks(0, client, "10.96.0.10:81", "no virtual server for it", "agrees")
 	p.Process.Kill()
@@ -439,23 +436,22 @@ func explainIPVS(t *testing.T) {
 	if _, err := s.node.Output("ipvsadm", "-e", "-t", clusterVIP, "-r", "10.1.0.3:8080", "-m", "-w", "0"); err != nil {
 		t.Fatal(err)
 	}
-	asks(1, client, clusterVIP, "endpoint 10.1.0.2:8080", "DIFFERS from what should be")
+	asks(1, client, clusterVIP, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
 	if _, err := s.node.Output("ip", "addr", "del", "10.96.0.10/32", "dev", "kube-ipvs0"); err != nil {
 		t.Fatal(err)
 	}
-	asks(1, client, clusterVIP, "virtual server TCP 10.96.0.10:80 exists, but 10.96.0.10 is bound to no device", "DIFFERS from what should be")
+	asks(1, client, clusterVIP, "virtual server TCP 10.96.0.10:80 exists, but 10.96.0.10 is bound to no device", "DIFFERS from what the objects require")
 }
 
-// modprobe is a program in place of modprobe(8): it loads those modules of the
-// machine's that are missing.
+// modprobe replaces modprobe(8). It loads all missing modules of the machine.
 const modprobe = `#!/bin/sh
 while read -r m; do insmod /modules/$m 2>/dev/null; done </modules/order
 exit 0
 `
 
-// privilegesIPVS starts the agent with every capability where the modules of
-// iptables-legacy are not loaded, which only a privileged process can change. It has
-// the machine's own network namespace serve.
+// privilegesIPVS starts the agent with every capability, in the machine's own network
+// namespace, where the modules of iptables-legacy are not loaded. Only a privileged process
+// can load them.
 func privilegesIPVS(t *testing.T) {
 	dir := t.TempDir()
 	out, err := exec.Command("sh", "-c", "rmmod iptable_nat iptable_filter iptable_mangle iptable_raw iptable_security ip_tables ip6table_nat ip6table_filter ip6table_mangle ip6table_raw ip6table_security ip6_tables 2>&1; ls /proc/net/ip_tables_names /proc/net/ip6_tables_names").CombinedOutput()
@@ -487,11 +483,11 @@ func privilegesIPVS(t *testing.T) {
 			t.Errorf("%s is %x, want %x", set, got, want)
 		}
 	}
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	p.logged(t, "mode ipvs is deprecated")
 
-	// A limit of connections that somebody has raised is set to what is asked for, as
-	// by kube-proxy, unless that is 0.
+	// As with kube-proxy, a higher limit of connections is lowered to the configured one,
+	// unless that is 0.
 	const limit = "/proc/sys/net/netfilter/nf_conntrack_max"
 	for _, tt := range []struct{ perCore, want string }{{"0", "777777\n"}, {"1", "200000\n"}} {
 		if err := os.WriteFile(limit, []byte("777777"), 0); err != nil {

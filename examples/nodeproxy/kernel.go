@@ -13,10 +13,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// errDiffers ends explain when the kernel would treat a packet otherwise.
-var errDiffers = errors.New("the kernel's rules are not what they should be")
+// errDiffers ends explain when the kernel treats a packet differently.
+var errDiffers = errors.New("the kernel's rules differ from what the objects require")
 
-// question is what explain asks about the kernel.
+// question is a packet that explain looks up in the kernel, and its verdict.
 type question struct {
 	packet  ruleset.Packet
 	verdict ruleset.Verdict
@@ -25,8 +25,8 @@ type question struct {
 	internal bool
 }
 
-// compareKernel prints what the kernel would do with a packet in a mode, and whether that
-// is right. The error is errDiffers if not.
+// compareKernel prints where the kernel sends a packet in a mode, and whether that agrees
+// with the verdict. It returns errDiffers if it does not.
 func (q question) compareKernel(ctx context.Context, out io.Writer, m mode) error {
 	f := q.verdict.Frontend
 	found, err := m.lookup(ctx, ruleset.Query{
@@ -38,7 +38,7 @@ func (q question) compareKernel(ctx context.Context, out io.Writer, m mode) erro
 		fmt.Fprintf(out, "kernel: mode %s has no rules in this network namespace\n", m.name)
 		return nil
 	case errors.As(err, &drift):
-		fmt.Fprintf(out, "kernel: %s\nkernel: DIFFERS from what should be\n", drift.What)
+		fmt.Fprintf(out, "kernel: %s\nkernel: DIFFERS from what the objects require\n", drift.What)
 		return errDiffers
 	case err != nil:
 		return err
@@ -52,7 +52,7 @@ func (q question) compareKernel(ctx context.Context, out io.Writer, m mode) erro
 	return q.compare(out, found, expected)
 }
 
-// entry returns the endpoints that the packet's entry should lead to, also if packets of
+// entry returns the endpoints that the packet's entry must lead to, also if packets from
 // its source are dropped.
 func (q question) entry() []*tracker.Endpoint {
 	f := q.verdict.Frontend
@@ -62,7 +62,7 @@ func (q question) entry() []*tracker.Endpoint {
 	return q.verdict.Service.Pool(f.TargetFor(q.internal))
 }
 
-// compare prints what was found in the kernel, and whether that is what is expected.
+// compare prints what was found in the kernel, and whether it agrees with expected.
 func (q question) compare(out io.Writer, found ruleset.Found, expected []*tracker.Endpoint) error {
 	fmt.Fprintf(out, "kernel: %s", found.Where)
 	if found.Service != "" {
@@ -82,15 +82,15 @@ func (q question) compare(out io.Writer, found ruleset.Found, expected []*tracke
 	}
 	slices.SortFunc(want, netip.AddrPort.Compare)
 	if !slices.Equal(found.Endpoints, want) || found.Service != "" && found.Service != wantService {
-		fmt.Fprintln(out, "kernel: DIFFERS from what should be")
+		fmt.Fprintln(out, "kernel: DIFFERS from what the objects require")
 		return errDiffers
 	}
 	fmt.Fprintln(out, "kernel: agrees")
 	return nil
 }
 
-// internal reports whether a frontend treats a packet as coming from the node or its
-// pods, differently from others.
+// internal reports whether a packet comes from the node or its pods and the frontend treats
+// such packets differently from others.
 func internal(n *ruleset.Node, p ruleset.Packet, f *ruleset.Frontend) bool {
 	return f != nil && f.ShortCircuit() && (p.InInterface == "" || n.LocalTraffic.Recognises(p.From, p.InInterface))
 }

@@ -10,14 +10,13 @@ import (
 	"github.com/go-proxier/proxier/conntrack"
 )
 
-// backends is what the agent programs the kernel with. Both have sockets.
+// backends are the backends that program the kernel. Both have sockets.
 type backends struct {
 	plane dataplane
 	// cleaner deletes stale UDP flows. It is nil if the system has no connection tracking.
 	cleaner *conntrack.Cleaner
 }
 
-// close closes both.
 func (b *backends) close() error {
 	if b.cleaner == nil {
 		return b.plane.Close()
@@ -45,7 +44,7 @@ func (k *kernelSockets) open(ctx context.Context) error {
 	}
 	cleaner, err := k.openCleaner()
 	if err != nil {
-		k.log.Warn("stale UDP flows will not be cleaned up", "error", err)
+		k.log.Warn("cannot delete stale UDP flows", "error", err)
 		cleaner = nil
 	}
 	k.current = &backends{plane, cleaner}
@@ -59,22 +58,22 @@ func (k *kernelSockets) get() *backends {
 	return k.current
 }
 
-// replace closes old and opens new backends, unless old is not current any more. If that
+// replace closes old and opens new backends, unless old is no longer current. If that
 // fails, old stays current, and the caller calls replace again later.
 //
-// It closes and replaces all sockets because the kernel reuses descriptors: the number of
-// one dead socket may soon be that of another one's replacement.
+// It replaces all sockets because the kernel reuses file descriptors: the number of a
+// socket that was closed may soon belong to another socket.
 func (k *kernelSockets) replace(ctx context.Context, old *backends) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.current != old {
 		return nil
 	}
-	_ = old.close() // the error is that a socket is closed
+	_ = old.close() // fails because a socket is closed already
 	next := &backends{}
 	var err error
 	if next.plane, err = k.openPlane(ctx); err != nil {
-		return fmt.Errorf("open the data plane again: %w", err)
+		return fmt.Errorf("cannot reopen the data plane: %w", err)
 	}
 	if old.cleaner != nil {
 		if next.cleaner, err = k.openCleaner(); err != nil {
@@ -83,7 +82,7 @@ func (k *kernelSockets) replace(ctx context.Context, old *backends) error {
 		}
 	}
 	k.current = next
-	k.log.Warn("another part of the process closed a netlink socket; all were opened again")
+	k.log.Warn("reopened all netlink sockets: another part of the process closed one")
 	return nil
 }
 

@@ -13,10 +13,9 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 )
 
-// processLogger sets up logging for the whole process, client-go included, as
-// kube-proxy does for the same configuration, and returns a logger in front of it. A
-// process can call it once. Errors, warnings and infos are logged at any verbosity,
-// debugging messages at 4.
+// processLogger sets up logging for the whole process, including client-go, as kube-proxy
+// does for the same configuration, and returns a logger for it. A process can call it once.
+// Errors, warnings and infos are logged at any verbosity, debugging messages at 4.
 func processLogger(c *config.Config, out, diag io.Writer) (*slog.Logger, error) {
 	streams := &logsapi.LoggingOptions{InfoStream: out, ErrorStream: diag}
 	if err := logsapi.ValidateAndApplyWithOptions(&c.Effective.Logging, streams, c.Gates); err != nil {
@@ -25,8 +24,8 @@ func processLogger(c *config.Config, out, diag io.Writer) (*slog.Logger, error) 
 	return inFront(klog.Background()), nil
 }
 
-// ownLogger returns a logger with the configuration's verbosity that shares nothing
-// with others in the process. Its format is text.
+// ownLogger returns a logger in text format with the configuration's verbosity. It shares no
+// state with other loggers of the process.
 func ownLogger(c *config.Config, diag io.Writer) *slog.Logger {
 	return inFront(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(diag), textlogger.Verbosity(int(c.Effective.Logging.Verbosity)))))
 }
@@ -46,7 +45,7 @@ func quiet(c *config.Config, log *slog.Logger) *slog.Logger {
 	return slog.New(warnings{log.Handler()})
 }
 
-// warnings is a handler that takes warnings and errors only.
+// warnings is a handler for warnings and errors only.
 type warnings struct{ slog.Handler }
 
 // Enabled implements [slog.Handler].

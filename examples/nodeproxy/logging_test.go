@@ -12,9 +12,8 @@ import (
 	"k8s.io/klog/v2/textlogger"
 )
 
-// TestVModule checks that --vmodule goes by the file of the caller, and not by one of
-// slog or logr.
-func TestVModule(t *testing.T) {
+// TestVModuleMatchesTheCallersFile checks that --vmodule does not match files of slog or logr.
+func TestVModuleMatchesTheCallersFile(t *testing.T) {
 	for pattern, want := range map[string]string{
 		"logging_test=4":             "debug,info,",
 		"logging_test=3":             "info,",
@@ -32,7 +31,7 @@ func TestVModule(t *testing.T) {
 		got := ""
 		for line := range strings.Lines(diag.String()) {
 			if !strings.Contains(line, " logging_test.go:") {
-				t.Errorf("not from this file: %s", line)
+				t.Errorf("the line names another file: %s", line)
 			}
 			_, message, _ := strings.Cut(line, `] "`)
 			message, _, _ = strings.Cut(message, `"`)
@@ -44,8 +43,8 @@ func TestVModule(t *testing.T) {
 	}
 }
 
-// TestLevels checks which levels are logged at which verbosity, and how.
-func TestLevels(t *testing.T) {
+// TestVerbositySelectsLevels checks which levels are logged at each verbosity, and how.
+func TestVerbositySelectsLevels(t *testing.T) {
 	for _, tt := range []struct {
 		v           string
 		plain, calm string
@@ -88,8 +87,8 @@ spec:
   - {name: http, port: 80, nodePort: 30080}
 `
 
-// TestVerbosityAtRunTime changes --v of a running agent, without one of its pages.
-func TestVerbosityAtRunTime(t *testing.T) {
+// TestVerbosityChangesAtRunTime changes --v of a running agent, without one of its pages.
+func TestVerbosityChangesAtRunTime(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
@@ -115,7 +114,7 @@ func TestVerbosityAtRunTime(t *testing.T) {
 		answer.Body.Close()
 		return answer.StatusCode
 	}
-	eventually(t, "GET is refused", func() bool { return ask(http.MethodGet, "") == http.StatusNotAcceptable })
+	eventually(t, "GET is rejected", func() bool { return ask(http.MethodGet, "") == http.StatusNotAcceptable })
 	if code := ask(http.MethodPut, "many"); code != http.StatusBadRequest {
 		t.Errorf("a bad verbosity: status %d", code)
 	}
@@ -140,9 +139,9 @@ func TestVerbosityAtRunTime(t *testing.T) {
 	p.logged(t, debug)
 }
 
-// TestSplitStream has JSON infos go to standard output, with a buffer, and errors to
-// standard error.
-func TestSplitStream(t *testing.T) {
+// TestJSONInfosGoToStandardOutput also checks that errors go to standard error, and that the
+// buffer of standard output is flushed.
+func TestJSONInfosGoToStandardOutput(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()

@@ -1,97 +1,102 @@
-// Nodeproxy is a complete Service proxy for one node, in place of kube-proxy, and
-// the place to see how the library's packages are put together. It takes Services
-// and EndpointSlices from an API server, or from files.
+// Nodeproxy is a complete Service proxy for one node. It replaces kube-proxy and shows how
+// the library's packages fit together. It reads Services and EndpointSlices from an API
+// server or from files.
 //
 //	nodeproxy run [flags]             program the network namespace it runs in
 //	nodeproxy run --cleanup           remove what run left there
 //	nodeproxy run --init-only         set the kernel parameters that run needs
 //	nodeproxy explain [flags] 10.0.0.10:80
-//	                                  tell what must happen to a packet, why, and
+//	                                  print what must happen to a packet, why, and
 //	                                  whether the kernel agrees
 //	nodeproxy trace [flags] 10.0.0.10:80
 //	                                  follow real connections through the kernel
 //	nodeproxy top [flags]             show the traffic of each Service
-//	nodeproxy demo                    show it all at work; needs no privileges
-//	nodeproxy demo --socket-lb        the same with --socket-lb of run; needs root
+//	nodeproxy demo                    show all of this with real packets, without privileges
+//	nodeproxy demo --socket-lb        the same with --socket-lb of run, as root
 //
-// See "nodeproxy run --help" for its flags: they are kube-proxy's, and a few more;
-// --config takes kube-proxy's configuration file. What kube-proxy would do and this
-// does not is refused by name. A changed configuration file ends it, to be started
-// anew by whoever runs it. It needs CAP_NET_ADMIN and Linux 5.10 or later, and
-// CAP_NET_RAW in mode iptables with iptables-legacy. Other capabilities than these
-// two, CAP_NET_BIND_SERVICE and CAP_DAC_READ_SEARCH it gives up before it serves, once
-// the kernel modules that its mode needs are loaded.
+// "nodeproxy run --help" lists the flags: kube-proxy's and a few more. --config reads
+// kube-proxy's configuration file. Options of kube-proxy that nodeproxy does not support
+// are rejected by name. Run exits when its configuration file changes; its supervisor
+// restarts it.
 //
-// "nodeproxy run --init-only" does all that takes a writable /proc/sys for the
-// configured mode: the parameters of connection tracking, those that
-// [github.com/go-proxier/proxier/ipvs.SetSysctls] lists in mode ipvs, and route_localnet in
-// mode iptables if NodePorts answer at loopback addresses. Afterwards run works with the
-// same flags and configuration file where /proc/sys is read-only, as it does not write
-// a parameter that has its value already. No mode writes
-// net.ipv6.conf.all.forwarding: run warns if it is 0 and IPv6 is served.
+// # Requirements
 //
-// IPv6 is not served on a node where net.ipv6.conf.all.disable_ipv6 is 1, whatever the
-// interfaces' own settings are, nor where the kernel has no IPv6. Run looks at this
-// once, when it starts. If IPv6 is turned on later, run has to be started again to
-// serve it. If it is turned off, the rules for IPv6 stay without effect, and IPv4 is
-// served as before; in mode ipvs each IPv6 Service is reported as failed, and tried again,
-// until run is started again.
+// Run needs Linux 5.10 or later and CAP_NET_ADMIN. Mode iptables with iptables-legacy also
+// needs CAP_NET_RAW. Run loads the kernel modules of its mode and then, before it serves,
+// gives up all capabilities except these two, CAP_NET_BIND_SERVICE, CAP_DAC_READ_SEARCH and
+// the capabilities of --socket-lb.
 //
-// With --manifests, run writes one line to standard output for each change of the
-// manifests that is in effect,
+// "nodeproxy run --init-only" does everything that needs a writable /proc/sys in the
+// configured mode. It sets the parameters of connection tracking, in mode ipvs also the
+// parameters of [github.com/go-proxier/proxier/ipvs.SetSysctls], and in mode iptables
+// route_localnet if NodePorts answer at loopback addresses. Afterwards run works with the
+// same flags and configuration file where /proc/sys is read-only: it does not write a
+// parameter that already has its value. No mode writes net.ipv6.conf.all.forwarding; run
+// warns if it is 0 and IPv6 is served.
+//
+// IPv6 is not served if net.ipv6.conf.all.disable_ipv6 is 1, whatever the settings of the
+// interfaces are, or if the kernel has no IPv6. Run checks this once, when it starts. If
+// IPv6 is turned on later, run must be restarted to serve it. If IPv6 is turned off later,
+// its rules have no effect and IPv4 is served as before. Mode ipvs then reports every IPv6
+// Service as failed, and retries it, until run is restarted.
+//
+// # Output
+//
+// With --manifests, run writes a line to standard output for each change of the manifests
+// that is in effect, even if the kernel needed no change. With an API server, it writes a
+// line for each sync that had something to do:
 //
 //	synced services=2 endpoints=5 changed=1 took=412.3µs waited=1.2ms
 //
-// also if nothing had to be changed in the kernel; with an API server, for each
-// sync that had something to do. Services is the number of Services that have a
-// port to serve, and endpoints the number of endpoints this node may send to, added
-// up over their ports in each address family. Changed is the number of Service
-// ports, in each address family, whose rules are different. Took is the time from the
-// start of the sync to the kernel's commit. Waited is the time before that since the
-// change was handed in (the last object of the manifests, the first change of an API
-// server). A further field failed=N counts Service ports
-// that could not be programmed, which is tried again. Everything else is logged to
-// standard error, as kube-proxy's logging flags have it. Errors, warnings and what an
-// operator wants to know are logged at any verbosity; -v=4 adds debugging messages.
+// "nodeproxy run --help" explains the fields. Run logs everything else to standard error, as
+// kube-proxy's logging flags select. It logs errors, warnings and infos at any verbosity,
+// and debugging messages at -v=4.
 //
-// With an API server, /healthz answers 503 until the agent has seen the Node object
-// of its own name, and again after that object was deleted. /livez does not depend
-// on it, and the rules are in effect without it. With --manifests no Node is needed:
-// without one, the node counts as eligible for load-balancer traffic.
+// With an API server, /healthz answers 503 until the agent has received the Node object
+// of its own name, and again after that object is deleted. /livez and the rules do not
+// depend on the Node. With --manifests no Node is needed: without one, the node counts as
+// eligible for load-balancer traffic.
 //
-// Annotations say what the API has no fields for:
+// # Annotations
 //
-//	go-proxier.github.io/balance        on a Service: "source" or "source-port" has
-//	                                    its endpoints follow from the client's
-//	                                    address, or from address and port, on all
-//	                                    nodes alike; "random" is the default
-//	go-proxier.github.io/balance-slots  on a Service: at least so many slots in the
-//	                                    table for that, if it is to stay the same
-//	                                    while the number of endpoints varies much
-//	go-proxier.github.io/weight         on an EndpointSlice: its endpoints' weight,
-//	                                    1 by default; 0 is no new connections
-//	go-proxier.github.io/weights        on an EndpointSlice: those of some of its
+// Annotations configure what the API has no fields for:
+//
+//	go-proxier.github.io/balance        on a Service: "source" or "source-port" chooses
+//	                                    endpoints by a hash of the client's address, or
+//	                                    of its address and port, equally on all nodes;
+//	                                    "random" is the default
+//	go-proxier.github.io/balance-slots  on a Service: the least number of slots in the
+//	                                    hash table, which keeps its size stable while
+//	                                    the number of endpoints varies much
+//	go-proxier.github.io/weight         on an EndpointSlice: the weight of its endpoints,
+//	                                    1 by default; 0 means no new connections
+//	go-proxier.github.io/weights        on an EndpointSlice: the weights of some of its
 //	                                    endpoints, "10.244.1.7=3,10.244.2.4=0"
 //
-// Mode iptables knows weights only. What an annotation says that cannot be read is
-// logged and ignored.
+// Mode iptables supports weights only. Annotations that cannot be parsed are logged and
+// ignored.
+//
+// # Data planes
 //
 // With --socket-lb, BPF programs translate TCP connections of the node's own processes and
-// of its pods when they are made: see [github.com/go-proxier/proxier/examples/socketlb]. The
-// rules of the mode stay behind them. It takes CAP_BPF, and in a container the host's
-// /sys/fs/bpf and /sys/fs/cgroup. A run without it removes what one with it has left.
+// of its pods when they connect: see [github.com/go-proxier/proxier/examples/socketlb]. The
+// rules of the mode serve all other traffic. --socket-lb needs CAP_BPF and CAP_PERFMON, and
+// in a container the host's /sys/fs/bpf and /sys/fs/cgroup. A run without --socket-lb
+// removes what an earlier run with it left.
 //
-// If --proxy-mode changes between two runs, the new rules are in effect before those of
-// the other mode are removed. With --adopt-from-kube-proxy the same holds for what
-// kube-proxy has left. If another part of the process closes a netlink socket, the agent
-// opens new ones and repairs everything.
+// If --proxy-mode changes between two runs, the new rules are in effect before the rules of
+// the other mode are removed. With --adopt-from-kube-proxy the same holds for the rules of
+// kube-proxy. If another part of the process closes a netlink socket, the agent opens new
+// sockets and repairs all rules.
 //
-// How to read the code: agent.go assembles the agent. source.go is where objects come
-// from; world.go leads from objects to the ruleset; pipeline.go leads from the ruleset to
-// the kernel, with the modes of backends.go and the sockets of kernelsockets.go;
-// observers.go and servers.go are metrics, health checks and output; takeover.go removes
-// what another mode or kube-proxy has left; socketlb.go is for --socket-lb. demo.go is a tour with real packets. deploy
-// has what an operator needs to run it.
+// # Code
+//
+// agent.go assembles the agent. source.go reads objects; world.go turns them into the
+// ruleset; pipeline.go brings the ruleset into the kernel, with the modes of backends.go and
+// the sockets of kernelsockets.go. observers.go and servers.go are metrics, health checks
+// and output. takeover.go removes the rules of another mode or of kube-proxy. socketlb.go
+// serves --socket-lb. demo.go is a tour with real packets. The folder deploy has what an
+// operator needs to run nodeproxy.
 package main
 
 import (
@@ -112,18 +117,18 @@ import (
 )
 
 const usage = `Usage:
-  nodeproxy run [flags]                       serve what the API server says, or,
-                                              with --manifests PATH, what files say
+  nodeproxy run [flags]                       serve the objects of an API server or,
+                                              with --manifests PATH, of files
   nodeproxy run --cleanup                     remove all rules and exit
   nodeproxy explain [flags] ADDR:PORT[/PROTOCOL]
-                                              tell what happens to a packet
+                                              print what happens to a packet
   nodeproxy trace [flags] ADDR:PORT[/PROTOCOL]
                                               follow real connections
   nodeproxy top [flags]                       show each Service's traffic
-  nodeproxy demo                              a tour with real packets, without root
-  nodeproxy version                           tell which version it is
+  nodeproxy demo                              take a tour with real packets, without root
+  nodeproxy version                           print the version
 
-"nodeproxy VERB --help" tells more. Without a verb, flags are those of run.
+"nodeproxy VERB --help" prints the details. If the first argument is a flag, the verb is run.
 `
 
 func main() {
@@ -134,19 +139,19 @@ func main() {
 	os.Exit(code)
 }
 
-// program is what the verbs have in common.
+// program holds what the verbs share.
 type program struct {
 	modes     []mode
 	out, diag io.Writer
-	// restrict gives up all capabilities but those to keep. If there are any, it
-	// calls prepare before, with whether one of them is to load kernel modules. Nil does
-	// nothing; the process is not the program's alone.
+	// restrict gives up all capabilities except keep. If there are any to give up, it
+	// first calls prepare and reports whether CAP_SYS_MODULE is one of them. It is nil if
+	// the program shares its process, as in tests.
 	restrict func(log *slog.Logger, keep []int, prepare func(modules bool))
 	// process allows the program to set up logging for the whole process.
 	process bool
 }
 
-// logger returns the logger that the configuration asks for.
+// logger returns the logger that the configuration selects.
 func (p *program) logger(c *config.Config) (*slog.Logger, error) {
 	if p.process {
 		return processLogger(c, p.out, p.diag)
@@ -156,7 +161,7 @@ func (p *program) logger(c *config.Config) (*slog.Logger, error) {
 
 // dispatch runs the verb that args begin with and returns the exit status.
 func (p *program) dispatch(ctx context.Context, args []string) int {
-	defer klog.Flush() // what --log-text-info-buffer-size holds back
+	defer klog.Flush() // --log-text-info-buffer-size buffers messages
 	if len(args) == 0 {
 		fmt.Fprint(p.diag, usage)
 		return 2

@@ -20,10 +20,10 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// programEnv makes the test binary behave as nodeproxy itself.
+// programEnv makes the test binary run as nodeproxy.
 const programEnv = "NODEPROXY_TEST_PROGRAM"
 
-// otherUserEnv has startWith start a process without rights in the host.
+// otherUserEnv makes startWith start a process without capabilities in the host.
 const otherUserEnv = "NODEPROXY_TEST_OTHER_USER"
 
 func TestMain(m *testing.M) {
@@ -45,22 +45,22 @@ func TestMain(m *testing.M) {
 	os.Exit(p.dispatch(ctx, os.Args[1:]))
 }
 
-// process is nodeproxy as a process of its own.
+// process is nodeproxy in another process.
 type process struct {
 	*exec.Cmd
-	lines chan string // of its standard output; closed at its end
+	lines chan string // standard output; closed at its end
 
 	mu   sync.Mutex
-	diag bytes.Buffer // its standard error
+	diag bytes.Buffer // standard error
 }
 
-// start runs nodeproxy inside a host. It is killed at the end of the test.
+// start runs nodeproxy in a host, and kills it at the end of the test.
 func start(t *testing.T, h *netlab.Host, args ...string) *process {
 	t.Helper()
 	return startWith(t, h, nil, args...)
 }
 
-// startWith is start with more in the environment.
+// startWith is start with additional environment variables.
 func startWith(t *testing.T, h *netlab.Host, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
@@ -89,8 +89,8 @@ func startWith(t *testing.T, h *netlab.Host, env []string, args ...string) *proc
 	return p
 }
 
-// flavourPath returns a PATH on which the programs called iptables-restore and so on
-// are those of a flavour.
+// flavourPath returns a PATH on which iptables-restore and the like are programs of a
+// flavour.
 func flavourPath(t *testing.T, flavour string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -108,7 +108,7 @@ func flavourPath(t *testing.T, flavour string) string {
 	return dir + ":" + os.Getenv("PATH")
 }
 
-// Write takes standard error.
+// Write stores standard error.
 func (p *process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,7 +129,7 @@ func (p *process) line(t *testing.T) string {
 		if ok {
 			return l
 		}
-		t.Fatalf("it ended; log:\n%s", p.log())
+		t.Fatalf("nodeproxy ended; log:\n%s", p.log())
 	case <-time.After(3 * time.Minute):
 		t.Fatalf("no line within three minutes; log:\n%s", p.log())
 	}
@@ -155,7 +155,7 @@ var errorLine = regexp.MustCompile(`(?m)^E[0-9]{4} `)
 // loggedErrors reports whether the log has errors.
 func (p *process) loggedErrors() bool { return errorLine.MatchString(p.log()) }
 
-// logged waits for something in the log.
+// logged waits until the log contains a text.
 func (p *process) logged(t *testing.T, what string) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !strings.Contains(p.log(), what); time.Sleep(5 * time.Millisecond) {
@@ -165,8 +165,8 @@ func (p *process) logged(t *testing.T, what string) {
 	}
 }
 
-// exit waits for the end, and returns the exit status and the lines that were
-// not asked for.
+// exit waits for the end, and returns the exit status and the lines that the test has not
+// read.
 func (p *process) exit(t *testing.T) (int, []string) {
 	t.Helper()
 	var rest []string
@@ -179,11 +179,11 @@ func (p *process) exit(t *testing.T) (int, []string) {
 	return p.ProcessState.ExitCode(), rest
 }
 
-func TestDispatch(t *testing.T) {
+func TestDispatchReturnsTheExitStatus(t *testing.T) {
 	for _, tt := range []struct {
 		args string
 		code int
-		says string
+		want string
 	}{
 		{"", 2, "Usage:"},
 		{"help", 0, "Usage:"},
@@ -216,14 +216,14 @@ func TestDispatch(t *testing.T) {
 		var both strings.Builder
 		p := &program{modes: allModes(), out: &both, diag: &both}
 		code := p.dispatch(t.Context(), slices.DeleteFunc(strings.Split(tt.args, " "), func(s string) bool { return s == "" }))
-		if code != tt.code || !strings.Contains(both.String(), tt.says) {
-			t.Errorf("nodeproxy %s: exit status %d, want %d; says:\n%s\nwithout %q", tt.args, code, tt.code, both.String(), tt.says)
+		if code != tt.code || !strings.Contains(both.String(), tt.want) {
+			t.Errorf("nodeproxy %s: exit status %d, want %d; output:\n%s\nwant %q in it", tt.args, code, tt.code, both.String(), tt.want)
 		}
 	}
 }
 
-// TestDemo runs the demo as a user would, in namespaces of its own.
-func TestDemo(t *testing.T) {
+// TestDemoExpectationsHold runs the demo as a user does, in its own namespaces.
+func TestDemoExpectationsHold(t *testing.T) {
 	netlab.Require(t)
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
@@ -249,8 +249,8 @@ func testDemo(t *testing.T, args ...string) {
 	for _, want := range []string{
 		"The manifests are in effect: synced services=5 endpoints=20 changed=10 took=",
 		"ok      IPv4: every endpoint answers: pod-1 ",
-		"ok      IPv6: the source is preserved: it sees 2001:db8:c::9",
-		"connections none failed",
+		"ok      IPv6: the source is preserved: pod-1 sees 2001:db8:c::9",
+		" connections, 0 failed",
 		"expectations held.",
 	} {
 		if !strings.Contains(string(out), want) {
@@ -262,8 +262,8 @@ func testDemo(t *testing.T, args ...string) {
 	}
 }
 
-// TestDemoInterrupted stops it in the middle.
-func TestDemoInterrupted(t *testing.T) {
+// TestInterruptedDemoReturns130 interrupts the demo in the middle.
+func TestInterruptedDemoReturns130(t *testing.T) {
 	t.Parallel()
 	netlab.Require(t)
 	cmd := exec.Command("/proc/self/exe", "demo")
@@ -279,7 +279,7 @@ func TestDemoInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cmd.Process.Kill()
-	eventually(t, "it has begun", func() bool { return strings.Contains(out.String(), "ok ") })
+	eventually(t, "the demo has begun", func() bool { return strings.Contains(out.String(), "ok ") })
 	cmd.Process.Signal(os.Interrupt)
 	cmd.Wait()
 	if code, text := cmd.ProcessState.ExitCode(), out.String(); code != exitStopped || !strings.HasSuffix(text, "\nStopped.\n") || strings.Contains(text, "FAILED") {
@@ -287,12 +287,12 @@ func TestDemoInterrupted(t *testing.T) {
 	}
 }
 
-// TestDemoWithout runs it where no namespaces can be made.
-func TestDemoWithout(t *testing.T) {
+// TestDemoWithoutNamespacesReturns3 runs the demo where namespaces cannot be created.
+func TestDemoWithoutNamespacesReturns3(t *testing.T) {
 	netlab.Require(t)
 	cmd := exec.Command("/proc/self/exe", "demo")
 	cmd.Env = []string{programEnv + "=1"}
-	// In a user namespace of its own the limits can be set.
+	// The limits can be set in a new user namespace.
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{Size: 1}},
@@ -301,7 +301,7 @@ func TestDemoWithout(t *testing.T) {
 	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c",
 		`echo 0 > /proc/sys/user/max_user_namespaces && echo 0 > /proc/sys/user/max_net_namespaces && exec "$0" demo`, testBinary(t)}
 	out, _ := cmd.CombinedOutput()
-	if code := cmd.ProcessState.ExitCode(); code != exitNoSpaces || !strings.Contains(string(out), "needs the right to make user and network namespaces") {
+	if code := cmd.ProcessState.ExitCode(); code != exitNoSpaces || !strings.Contains(string(out), "needs the right to create user and network namespaces") {
 		t.Errorf("exit status %d, output:\n%s", code, out)
 	}
 }

@@ -29,16 +29,16 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// metricFact is what is known of a metric of kube-proxy.
+// metricFact describes a metric of kube-proxy.
 type metricFact struct {
 	name, kind, labels string
 	modes              string // the first letters of the modes that have it
 	buckets            []float64
 }
 
-// kubeProxyMetrics returns the metrics of kube-proxy 1.36 on Linux. Names, types and
-// labels are those of the Kubernetes Metrics Reference for v1.36, which calls the type of
-// a metric that comes from a collector "custom".
+// kubeProxyMetrics returns the metrics of kube-proxy 1.36 on Linux. Names, types and labels
+// come from the Kubernetes Metrics Reference for v1.36, which calls the type of a metric of a
+// collector "custom".
 func kubeProxyMetrics() []metricFact {
 	const iptables, nftables, all = "i", "n", "inv" // v is ipvs
 	var syncs, latencies []float64
@@ -78,9 +78,9 @@ func kubeProxyMetrics() []metricFact {
 	}
 }
 
-// processMetrics returns metrics that every Kubernetes component has, by the same
-// reference. Those of rest_client_* exist once a client of an API server was made; others
-// of them appear when something happens first.
+// processMetrics returns metrics that every Kubernetes component has, by the same reference.
+// The metrics rest_client_* exist after a client of an API server is created. Some of them
+// appear with their first event.
 func processMetrics() []metricFact {
 	return []metricFact{
 		{"kubernetes_build_info", "gauge", "build_date compiler git_commit git_tree_state git_version go_version major minor platform", "inv", nil},
@@ -96,7 +96,7 @@ func processMetrics() []metricFact {
 	}
 }
 
-// check compares a metric that is served with the fact.
+// check compares a served metric with its description.
 func (f metricFact) check(t *testing.T, m *dto.MetricFamily) {
 	t.Helper()
 	if got := strings.ToLower(m.GetType().String()); got != f.kind {
@@ -134,7 +134,7 @@ func parseMetrics(t *testing.T, text string) map[string]*dto.MetricFamily {
 	return out
 }
 
-// scrape returns what an agent's server of metrics serves.
+// scrape returns the metrics of an agent's metrics server.
 func scrape(t *testing.T, a *agent) map[string]*dto.MetricFamily {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -169,7 +169,7 @@ func (p *fakePlane) Watch(ctx context.Context, _ time.Duration, _ func(error)) e
 	return ctx.Err()
 }
 
-// fake returns a mode of the name whose data plane is p.
+// mode returns a mode of the name whose data plane is p.
 func (p *fakePlane) mode(name string) mode {
 	return mode{
 		name:  name,
@@ -196,8 +196,8 @@ func (s *site) agentIn(t *testing.T, m mode, f func(*agent) error) {
 	}
 }
 
-// dualStack is a Service of both families with two ports, and dualSlice its endpoints of
-// one of them.
+// dualStack returns a Service of both families with two ports, and dualSlice its endpoints in
+// one family.
 func dualStack(name string, n int) *v1.Service {
 	return &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: v1.ServiceSpec{
 		ClusterIP: fmt.Sprintf("10.96.1.%d", n), ClusterIPs: []string{fmt.Sprintf("10.96.1.%d", n), fmt.Sprintf("fd00:96::%d", n)},
@@ -227,7 +227,7 @@ func dualSlice(service string, family discovery.AddressType, addrs ...string) *d
 }
 
 // TestMetricsAreThoseOfKubeProxy compares the metrics of agents in every mode, one after
-// another in one process, with those of kube-proxy.
+// another in one process, with kube-proxy's.
 func TestMetricsAreThoseOfKubeProxy(t *testing.T) {
 	ipvs := (&fakePlane{}).mode("ipvs") // TestIPVSNode has the real one
 	for _, m := range []mode{nftablesMode(), iptablesMode(), ipvs} {
@@ -238,8 +238,8 @@ func TestMetricsAreThoseOfKubeProxy(t *testing.T) {
 	}
 }
 
-// metricsOf compares the metrics of an agent in a mode with kube-proxy's, when it starts
-// and after everything that has a metric has happened.
+// metricsOf compares the metrics of an agent in a mode with kube-proxy's, at the start and
+// after events that every metric counts.
 func metricsOf(t *testing.T, m mode) {
 	s := newSite(t)
 	nfacct := m.name == "iptables" && s.countsInKernel(t)
@@ -262,7 +262,7 @@ func metricsOf(t *testing.T, m mode) {
 		if err := a.sync(t.Context()); err != nil {
 			return err
 		}
-		// New endpoints, and one that is gone has UDP flows looked for.
+		// New endpoints, and a removed endpoint, whose UDP flows are looked up.
 		a.setSlice(dualSlice("x", discovery.AddressTypeIPv4, podIPs[1]))
 		if err := a.sync(t.Context()); err != nil {
 			return err
@@ -324,8 +324,8 @@ func (s *site) countsInKernel(t *testing.T) (yes bool) {
 	return yes
 }
 
-// TestChangesAreCountedOnce hands in Services and EndpointSlices of both families, some
-// of them without a difference.
+// TestChangesAreCountedOnce hands in Services and EndpointSlices of both families, some of
+// them without a change.
 func TestChangesAreCountedOnce(t *testing.T) {
 	s := newSite(t)
 	s.agentIn(t, (&fakePlane{}).mode("nftables"), func(a *agent) error {
@@ -357,9 +357,9 @@ func TestChangesAreCountedOnce(t *testing.T) {
 		want("two slices", 4, 2, 2, 2)
 		a.setSlice(slice6)
 		a.setSlice(dualSlice("x", discovery.AddressTypeFQDN, "x.example"))
-		want("the same one, and one of no address", 4, 2, 3, 2)
+		want("the same slice, and one without addresses", 4, 2, 3, 2)
 		a.starting(runner.Info{})
-		want("a sync before everything is listed", 4, 2, 3, 2)
+		want("a sync before all objects are listed", 4, 2, 3, 2)
 		a.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
 		a.starting(runner.Info{})
 		want("a sync", 4, 0, 3, 0)
@@ -370,7 +370,7 @@ func TestChangesAreCountedOnce(t *testing.T) {
 	})
 }
 
-// TestFailuresAreCounted has syncs fail in every mode.
+// TestFailuresAreCounted makes syncs fail in every mode.
 func TestFailuresAreCounted(t *testing.T) {
 	s := newSite(t)
 	names := map[string]string{
@@ -386,7 +386,7 @@ func TestFailuresAreCounted(t *testing.T) {
 				want := func(what string, v4, v6, partial4 float64) {
 					t.Helper()
 					if mode != "iptables" {
-						partial4 = -1 // there is no such metric
+						partial4 = -1 // the mode has no such metric
 					}
 					m := scrape(t, a)
 					if got := []float64{metric(m, name, "IPv4"), metric(m, name, "IPv6"), metric(m, partial, "IPv4")}; !slices.Equal(got, []float64{v4, v6, partial4}) {
@@ -416,19 +416,19 @@ func TestFailuresAreCounted(t *testing.T) {
 				sync(true, &ruleset.PartialError{Failed: map[tracker.Key]error{key: errors.New("no")}})
 				want("one Service fails in IPv6", 2, 3, 1)
 				a.setService(dualStack("z", 3))
-				// Offered what changed and then everything, the backend asks for it again.
+				// The backend requires a full delta, after a change and after a full delta.
 				sync(true, ruleset.ErrNeedFull)
-				want("the backend wants the full state", 2, 3, 1)
+				want("the backend requires a full delta", 2, 3, 1)
 				sync(true, fmt.Errorf("%w: %w", ruleset.ErrNeedFull, errors.New("no")))
-				want("it fails and wants the full state, twice", 4, 5, 1)
+				want("the backend fails and requires a full delta, twice", 4, 5, 1)
 				return nil
 			})
 		})
 	}
 }
 
-// TestRepairedFailureIsCounted has a sync of a change fail because the rules are gone, and
-// write everything again at once.
+// TestRepairedFailureIsCounted deletes the rules, so that the sync of a change fails and writes
+// all rules again at once.
 func TestRepairedFailureIsCounted(t *testing.T) {
 	for _, m := range []mode{nftablesMode(), iptablesMode()} {
 		t.Run(m.name, func(t *testing.T) {

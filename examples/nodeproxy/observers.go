@@ -28,9 +28,8 @@ const (
 	component                = "nodeproxy"
 )
 
-// observers tell the outside what the agent does: metrics, health checks, Events, and a
-// line on standard output for each change that is in effect. The agent works without
-// them.
+// observers report what the agent does, by metrics, health checks, Events, and a line on
+// standard output for each change that is in effect. The agent works without them.
 type observers struct {
 	metrics  *metrics.Set
 	proxy    *health.Proxy
@@ -41,12 +40,12 @@ type observers struct {
 	out io.Writer
 	// manifests reports that the source calls handedIn for each change.
 	manifests bool
-	// due reports that a line must be written when the objects that were handed in at fed
-	// are in effect.
-	due bool
-	fed time.Time
-	// asked is when the oldest change that no sync has taken was handed in, for other
-	// sources.
+	// due reports that report must write a line about the objects that were handed in at
+	// handedInAt.
+	due        bool
+	handedInAt time.Time
+	// asked is when the oldest change that no sync has taken was handed in. It is for
+	// sources that do not call handedIn.
 	asked atomicTime
 	// began is when the last sync began, applied when its last Apply ended, and changed the
 	// number of Service ports that it changed.
@@ -79,32 +78,32 @@ func newObservers(cfg *config.Config, families []tracker.Family, out io.Writer, 
 	return o, nil
 }
 
-// queued fits [runner.Trace].
+// queued is the Queued function of the [runner.Trace].
 func (o *observers) queued(at time.Time) {
 	o.proxy.Queued()
 	o.metrics.Queued(at)
 }
 
-// onSync fits [ruleset.Cursor.OnSync].
+// onSync is the function for [ruleset.Cursor.OnSync].
 func (o *observers) onSync(i ruleset.SyncInfo) {
 	o.synced = i
 	o.metrics.Synced(i)
 }
 
-// begin is called before a sync. It returns when the oldest change was handed in that the
-// sync takes.
+// begin is called before a sync. It returns the time when the oldest change of the sync was
+// handed in.
 func (o *observers) begin() (asked time.Time) {
 	o.began, o.applied, o.changed = time.Now(), time.Time{}, 0
 	o.proxy.Started()
 	return o.asked.take()
 }
 
-// done is called after a sync that listed everything. A Service that cannot be programmed
+// done is called after a sync if all objects are listed. A Service that cannot be programmed
 // does not make the node unhealthy.
 func (o *observers) done(inEffect bool) { o.proxy.Done(inEffect) }
 
-// handedIn is called when a source has handed in what belongs together.
-func (o *observers) handedIn() { o.due, o.fed = true, time.Now() }
+// handedIn is called when a source has handed in the objects of one change.
+func (o *observers) handedIn() { o.due, o.handedInAt = true, time.Now() }
 
 // appliedDelta is called after each Apply.
 func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
@@ -117,13 +116,13 @@ func (o *observers) appliedDelta(d *ruleset.Delta, err error) {
 	}
 }
 
-// report writes the line about the change that is in effect: a change of the manifests,
-// or, with another source, any that changed the rules.
+// report writes the line about a change that is in effect: a change of the manifests or,
+// with another source, any change of the rules.
 func (o *observers) report(listed bool, failed int, asked time.Time) {
 	if !o.manifests {
-		o.due, o.fed = o.synced.Applied && listed, asked
+		o.due, o.handedInAt = o.synced.Applied && listed, asked
 		if asked.IsZero() {
-			o.fed = o.synced.Start
+			o.handedInAt = o.synced.Start
 		}
 	}
 	if !o.due {
@@ -131,10 +130,10 @@ func (o *observers) report(listed bool, failed int, asked time.Time) {
 	}
 	o.due = false
 	if o.applied.IsZero() {
-		o.applied = time.Now() // the rules were right already
+		o.applied = time.Now() // the kernel needed no change
 	}
 	line := fmt.Sprintf("synced services=%d endpoints=%d changed=%d took=%v waited=%v",
-		o.synced.Services, o.synced.Endpoints, o.changed, o.applied.Sub(o.began), max(0, o.began.Sub(o.fed)))
+		o.synced.Services, o.synced.Endpoints, o.changed, o.applied.Sub(o.began), max(0, o.began.Sub(o.handedInAt)))
 	if failed != 0 {
 		line += fmt.Sprintf(" failed=%d", failed)
 	}

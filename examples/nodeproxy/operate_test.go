@@ -20,8 +20,8 @@ import (
 
 const kubeProxyConfig = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// TestRunConfigFile has a configuration file say everything, and change.
-func TestRunConfigFile(t *testing.T) {
+// TestConfigFileIsInEffectUntilItChanges runs with a configuration file, and changes it.
+func TestConfigFileIsInEffectUntilItChanges(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir, etc := t.TempDir(), t.TempDir()
@@ -39,7 +39,7 @@ logging: {format: json}
 	file := filepath.Join(etc, "config.yaml")
 	p := start(t, s.node, "run", "--manifests", dir, "--config", file, "--masquerade-all")
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	if _, source, err := visit(s.client, "", clusterVIP); err != nil || source != "10.1.0.1" {
 		t.Errorf("the pod sees %q, error %v", source, err)
 	}
@@ -54,13 +54,13 @@ logging: {format: json}
 		t.Errorf("the timeout is %q, error %v", value, err)
 	}
 	if code, _, _ := get(t, s.client, "http://192.0.2.1:10249/debug/pprof/cmdline"); code != 404 {
-		t.Errorf("pprof is served without being asked for: %d", code)
+		t.Errorf("pprof is served without enableProfiling: %d", code)
 	}
 	if code, _, _ := get(t, s.client, "http://192.0.2.1:10249/debug/flags/v"); code != 404 {
-		t.Errorf("/debug/flags/v is served without being asked for: %d", code)
+		t.Errorf("/debug/flags/v is served without enableProfiling: %d", code)
 	}
 
-	// Written anew as it was it is no other configuration.
+	// The same content in a new file does not count as a change.
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -69,13 +69,13 @@ logging: {format: json}
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	put(t, etc, "config.yaml", string(text)+"\n# Something else.\n")
-	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "the configuration file has changed") {
+	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "configuration file changed: restart needed") {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
-	s.meets(t, clusterVIP, podIPs[1])
+	s.answeredBy(t, clusterVIP, podIPs[1])
 }
 
-func TestWriteConfig(t *testing.T) {
+func TestEffectiveConfigIsWritten(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "written.yaml")
 	var both strings.Builder
@@ -89,8 +89,8 @@ func TestWriteConfig(t *testing.T) {
 	}
 }
 
-// TestServersTaken has somebody else use the agent's ports.
-func TestServersTaken(t *testing.T) {
+// TestServersFailOrRetryIfPortsAreTaken starts the agent while its ports are in use.
+func TestServersFailOrRetryIfPortsAreTaken(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
@@ -106,7 +106,7 @@ func TestServersTaken(t *testing.T) {
 	}
 	p = start(t, s.node, args...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	p.logged(t, "a server failed and will be started again")
+	p.logged(t, "a server failed and will be restarted")
 	l.Close()
 	eventually(t, "metrics are served when the port is free", func() bool {
 		code, _, _ := get(t, s.client, "http://192.0.2.1:10249/metrics")
@@ -114,8 +114,8 @@ func TestServersTaken(t *testing.T) {
 	})
 }
 
-// TestServedFamilies goes through nodes that lack a family.
-func TestServedFamilies(t *testing.T) {
+// TestFamiliesThatWorkAreServed checks nodes that lack an address family.
+func TestFamiliesThatWorkAreServed(t *testing.T) {
 	four, six := tracker.IPv4, tracker.IPv6
 	for _, tt := range []struct {
 		name string
@@ -136,7 +136,7 @@ func TestServedFamilies(t *testing.T) {
 	} {
 		m := mode{probe: func(_ context.Context, s settings) error {
 			if s.families[0] == tt.lack {
-				return fmt.Errorf("%v is not to be had", tt.lack)
+				return fmt.Errorf("%v is missing", tt.lack)
 			}
 			return nil
 		}}
@@ -146,14 +146,14 @@ func TestServedFamilies(t *testing.T) {
 		if s := fmt.Sprint(got); (err != nil) != (tt.want == "error") || err == nil && s != tt.want {
 			t.Errorf("%s: %v, error %v, want %s", tt.name, s, err, tt.want)
 		}
-		if warns := strings.Contains(diag.String(), "one address family only"); err == nil && warns != (len(got) == 1) {
+		if warns := strings.Contains(diag.String(), "cannot serve an address family"); err == nil && warns != (len(got) == 1) {
 			t.Errorf("%s: log %q", tt.name, diag.String())
 		}
 	}
 }
 
-// TestNodeAddress checks whose word counts for the node's own addresses.
-func TestNodeAddress(t *testing.T) {
+// TestNodeAddressTakesPrecedenceByFamily checks which source the node's addresses come from.
+func TestNodeAddressTakesPrecedenceByFamily(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1, labels: {topology.kubernetes.io/zone: z}}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: '2001:db8::1'}, {type: ExternalIP, address: 198.51.100.1}]}\n")
 	for _, tt := range []struct{ name, bind, want string }{
@@ -177,9 +177,9 @@ func TestNodeAddress(t *testing.T) {
 	}
 }
 
-// TestLocalhostNodePorts is kube-proxy's rule for when NodePorts answer at
-// loopback addresses.
-func TestLocalhostNodePorts(t *testing.T) {
+// TestLocalhostNodePortsFollowKubeProxysRule checks when NodePorts answer at loopback
+// addresses.
+func TestLocalhostNodePortsFollowKubeProxysRule(t *testing.T) {
 	for _, tt := range []struct {
 		at   string
 		flag string
@@ -203,9 +203,9 @@ func TestLocalhostNodePorts(t *testing.T) {
 	}
 }
 
-// TestLiveSwitch changes from one data plane to another within one process: the
-// new one is attached and synced before the old one's rules go.
-func TestLiveSwitch(t *testing.T) {
+// TestLiveSwitchBreaksNoConnection changes from one data plane to another within one
+// process: it attaches and syncs the new one before it removes the rules of the old one.
+func TestLiveSwitchBreaksNoConnection(t *testing.T) {
 	t.Parallel()
 	needMode(t, "iptables")
 	s := newSite(t)
@@ -254,21 +254,18 @@ func TestLiveSwitch(t *testing.T) {
 	}
 }
 
-// TestReadOnlyParameters runs where the limit of connections cannot be set, as in a
-// container: the agent says so, and how to have it left alone, and serves.
-func TestReadOnlyParameters(t *testing.T) {
+// TestReadOnlyParametersAreLogged runs where the limit of connections cannot be set, as in a
+// container. The agent serves, and logs the flag that leaves the parameter alone.
+func TestReadOnlyParametersAreLogged(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1")
-	p.synced(t, "services=1 endpoints=1 changed=1")
+	p, _ := s.serveWeb(t, podIPs[:1])
 	_, err := s.node.Output("test", "-e", "/proc/sys/net/netfilter/nf_conntrack_max")
 	netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
-	for _, want := range []string{"] \"a kernel parameter is not as it should be\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `leftAloneWith="--conntrack-max-per-core=0"`} {
+	for _, want := range []string{"] \"cannot set a kernel parameter\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `skipWith="--conntrack-max-per-core=0"`} {
 		p.logged(t, want)
 	}
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	for args, code := range map[string]int{"--init-only": 1, "--init-only --conntrack-max-per-core=0": 0} {
 		p := start(t, s.node, append([]string{"run"}, strings.Fields(args)...)...)
 		if got, _ := p.exit(t); got != code || (code == 0) == strings.Contains(p.log(), "nf_conntrack_max") {
@@ -277,15 +274,15 @@ func TestReadOnlyParameters(t *testing.T) {
 	}
 }
 
-// TestLeaveAlone has every parameter have a flag by which it is left alone.
-func TestLeaveAlone(t *testing.T) {
+// TestEachParameterCanBeLeftAlone checks that every parameter has a flag that leaves it alone.
+func TestEachParameterCanBeLeftAlone(t *testing.T) {
 	all := conntrack.Tuning{MaxPerCore: 1, TCPEstablishedTimeout: 1, TCPCloseWaitTimeout: 1, UDPTimeout: 1, UDPStreamTimeout: 1, TCPBeLiberal: true}
 	list, err := all.Settings(1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range list {
-		flag := leaveAlone(s)
+		flag := skipFlag(s)
 		if flag == "" {
 			t.Fatalf("%s has no flag", s.Path)
 		}
@@ -297,21 +294,18 @@ func TestLeaveAlone(t *testing.T) {
 	}
 }
 
-// TestAPIServerGone starts the agent without an API server: it waits, and leaves
-// the rules that there are alone.
-func TestAPIServerGone(t *testing.T) {
+// TestAgentWaitsForTheAPIServer starts the agent without an API server. It must not change
+// existing rules.
+func TestAgentWaitsForTheAPIServer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1")
-	p.synced(t, "services=1 endpoints=1 changed=1")
+	p, _ := s.serveWeb(t, podIPs[:1])
 	p.Process.Kill()
 	p.exit(t)
 	for _, mode := range []string{"ClusterCIDR", "NodeCIDR"} {
 		p = start(t, s.node, "run", "--master", "http://"+net.JoinHostPort(nodeAddr[0], "1"), "--hostname-override", "n1", "--detect-local-mode", mode)
 		p.logged(t, "connection refused")
-		s.meets(t, clusterVIP, podIPs[0])
+		s.answeredBy(t, clusterVIP, podIPs[0])
 		p.Process.Signal(os.Interrupt)
 		if code, rest := p.exit(t); code != 0 || len(rest) != 0 {
 			t.Errorf("%s: exit status %d, lines %q, log:\n%s", mode, code, rest, p.log())

@@ -8,21 +8,17 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// TestPages reads what is served beside the metrics, and compares what metrics say of
-// iptables with the kernel.
-func TestPages(t *testing.T) {
+// TestPagesBesideTheMetricsAreServed reads the pages of the metrics server, and compares the
+// metrics about iptables with the kernel.
+func TestPagesBesideTheMetricsAreServed(t *testing.T) {
 	t.Parallel()
 	needMode(t, "iptables")
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
-	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s",
-		"--proxy-mode", "iptables", "--metrics-bind-address", "192.0.2.1:10249")
-	p.synced(t, "services=1 endpoints=3 changed=1")
+	p, dir := s.serveWeb(t, podIPs, "--min-sync-period", "0s", "--proxy-mode", "iptables", "--metrics-bind-address", "192.0.2.1:10249")
 	const at = "http://192.0.2.1:10249"
 	page := func(path string, want ...string) {
 		t.Helper()
-		eventually(t, path+" says "+strings.Join(want, ", "), func() bool {
+		eventually(t, path+" has "+strings.Join(want, ", "), func() bool {
 			code, text, _ := get(t, s.client, at+path)
 			for _, w := range want {
 				if code != 200 || !strings.Contains(text, w) {
@@ -58,7 +54,7 @@ func TestPages(t *testing.T) {
 	page("/statusz", "nodeproxy statusz\n", "\nMode: iptables\n", "\nFamilies: [IPv4 IPv6]\n", "/metrics/slis")
 	page("/proxyMode", "iptables")
 
-	// What the rules count is read at every scrape.
+	// Every scrape reads the counters of the rules.
 	text, err := s.node.Output("iptables-save", "-t", "filter")
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +63,7 @@ func TestPages(t *testing.T) {
 	for n := range 3 {
 		page("/metrics", "\nkubeproxy_iptables_ct_state_invalid_dropped_packets_total ",
 			fmt.Sprintf("\nkubeproxy_iptables_localhost_nodeports_accepted_packets_total %d\n", n))
-		// Its first packet is counted, however long a busy machine takes to answer it.
+		// The first packet is counted, even if a busy machine answers it too late.
 		if _, _, err := visit(s.node, "", "127.0.0.1:30080"); err != nil {
 			t.Log(err)
 		}

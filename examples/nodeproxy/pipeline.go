@@ -16,8 +16,7 @@ import (
 // does.
 const fullSyncPeriod = time.Hour
 
-// connect connects the engine to the kernel: the data plane with the clean-up of UDP flows
-// is attached to the engine, followers are attached after it, and the runner syncs them
+// connect attaches the data plane and the followers to the engine. The runner syncs them
 // when the engine has a change.
 func (a *agent) connect() (err error) {
 	a.rules = a.engine.Attach(a.cfg.Mode, ruleset.WithLimitsOf(a.kernel.get().plane, ruleset.BackendFunc(a.applyAndFlush)))
@@ -46,16 +45,16 @@ func (a *agent) connect() (err error) {
 	return nil
 }
 
-// followSource hands in what the source has.
+// followSource hands in the objects of the source.
 func (a *agent) followSource(ctx context.Context) error { return a.source.follow(ctx, a.world) }
 
-// handIn calls a function that hands in objects which must be synced together.
-func (a *agent) handIn(what func()) {
+// handIn calls feed, which hands in objects that must be synced together.
+func (a *agent) handIn(feed func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	what()
+	feed()
 	a.handedIn()
-	a.runner.Trigger() // also without a difference, for the line on standard output
+	a.runner.Trigger() // even without a difference, for the line on standard output
 }
 
 // followNode reads the node's addresses regularly, for a node without a Node object.
@@ -72,7 +71,8 @@ func (a *agent) followNode(ctx context.Context) error {
 	}
 }
 
-// starting fits [runner.Trace]. Before everything is listed, a sync takes no changes.
+// starting is the SyncStart function of the [runner.Trace]. Syncs before all objects are
+// listed apply nothing and are not counted.
 func (a *agent) starting(runner.Info) {
 	if a.tracker.Synced() {
 		a.metrics.Starting()
@@ -99,7 +99,7 @@ func (a *agent) sync(ctx context.Context) error {
 		for _, c := range a.followers {
 			err = errors.Join(err, ignoreNotSynced(c.Sync(ctx)))
 		}
-		a.report(listed, failed, asked) // after the followers, as everything must be in effect
+		a.report(listed, failed, asked) // after the followers: everything must be in effect
 		if listed {
 			err = errors.Join(err, a.takeOver.tidy(ctx))
 		}
@@ -107,8 +107,8 @@ func (a *agent) sync(ctx context.Context) error {
 	return errors.Join(err, a.flush(ctx)) // if the flush in applyAndFlush failed
 }
 
-// ignoreNotSynced returns err, or nil if the source has not listed everything yet: then
-// another sync follows.
+// ignoreNotSynced returns err, or nil if the source has not listed all objects yet. Another
+// sync follows then.
 func ignoreNotSynced(err error) error {
 	if errors.Is(err, ruleset.ErrNotSynced) {
 		return nil
@@ -159,7 +159,7 @@ func (a *agent) flush(ctx context.Context) error {
 	return nil
 }
 
-// resync has all rules compared and repaired soon.
+// resync makes the next sync compare and repair all rules.
 func (a *agent) resync() {
 	a.rules.Resync()
 	a.runner.Trigger()
@@ -191,7 +191,7 @@ func (a *agent) drifted() func(error) {
 	return func(err error) {
 		switch {
 		case !a.upToDate.Load():
-			return // a sync runs, or failed and will be tried again
+			return // a sync runs, or failed and will be retried
 		case !errors.Is(err, ruleset.ErrNeedFull):
 			a.log.Warn("cannot check whether the rules were altered", "error", err)
 			return

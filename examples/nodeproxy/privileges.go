@@ -13,12 +13,11 @@ import (
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 )
 
-// needed returns the capabilities that the agent keeps if it has them:
-// CAP_NET_ADMIN for rules, connection tracking and network parameters;
-// CAP_NET_RAW for iptables-legacy; CAP_NET_BIND_SERVICE for the case that its
-// servers are to listen at a privileged port; and CAP_DAC_READ_SEARCH because
-// configuration, manifests and credentials may belong to another user. --socket-lb takes
-// CAP_BPF and CAP_PERFMON.
+// needed returns the capabilities that the agent keeps if it has them. CAP_NET_ADMIN is for
+// rules, connection tracking and network parameters, CAP_NET_RAW for iptables-legacy,
+// CAP_NET_BIND_SERVICE for servers at privileged ports, and CAP_DAC_READ_SEARCH for
+// configuration, manifests and credentials of another user. --socket-lb also needs CAP_BPF
+// and CAP_PERFMON.
 func needed(c *config.Config) []int {
 	if c.SocketLB.Enabled {
 		return append(alwaysNeeded(), unix.CAP_BPF, unix.CAP_PERFMON)
@@ -30,12 +29,11 @@ func alwaysNeeded() []int {
 	return []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_NET_BIND_SERVICE, unix.CAP_DAC_READ_SEARCH}
 }
 
-// superfluous returns the capabilities that this process, or one that it starts,
-// could have, but for those to keep.
+// superfluous returns the capabilities in the bounding set of the process, except keep.
 func superfluous(keep []int) []int {
 	var out []int
 	for c := 0; c <= unix.CAP_LAST_CAP; c++ {
-		// An error is a capability that the kernel does not know.
+		// The kernel returns an error for a capability that it does not have.
 		if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0); err == nil && has == 1 && !slices.Contains(keep, c) {
 			out = append(out, c)
 		}
@@ -43,20 +41,18 @@ func superfluous(keep []int) []int {
 	return out
 }
 
-// dropPrivileges gives up for good what the agent does not need, by becoming the
-// same program once more with a smaller bounding set: there is no other way to do
-// it for all threads of a process at once. Where that is not allowed somebody has
-// already restricted the process, and it stays as it is. It returns only if there
-// is nothing to give up, or it cannot be done. Before, it calls prepare with whether
-// CAP_SYS_MODULE is among what is given up.
+// dropPrivileges gives up all capabilities except keep. It reduces the bounding set and
+// executes the same program again, which is the only way to do so for all threads of the
+// process. It returns if there is nothing to give up, or if that fails: a process that may
+// not reduce its bounding set is restricted already. Before it gives up capabilities, it
+// calls prepare and reports whether CAP_SYS_MODULE is one of them.
 func dropPrivileges(log *slog.Logger, keep []int, prepare func(modules bool)) {
 	drop := superfluous(keep)
 	if len(drop) == 0 {
 		return
 	}
 	prepare(slices.Contains(drop, unix.CAP_SYS_MODULE))
-	// The thread must be the one that becomes the program. If that fails it is of no
-	// more use to others than before.
+	// The bounding set belongs to a thread, and this thread must execute the program.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for _, c := range drop {

@@ -33,9 +33,9 @@ func capabilities(t *testing.T, pid int, set string) uint64 {
 	return 0
 }
 
-// TestPrivileges has the agent, which is started with every capability, serve with
-// those alone that it needs, in each mode that works here.
-func TestPrivileges(t *testing.T) {
+// TestOnlyNeededCapabilitiesAreKept starts the agent with every capability, in each mode that
+// works here.
+func TestOnlyNeededCapabilitiesAreKept(t *testing.T) {
 	netlab.Require(t)
 	var want uint64
 	for _, c := range alwaysNeeded() {

@@ -20,20 +20,23 @@ import (
 
 const runUsage = `Usage: nodeproxy run [flags]
 
-Programs the network namespace it runs in as the Services and EndpointSlices of an
-API server say, or those of --manifests PATH, and follows their changes. Rules stay
-in effect when it ends. What is bad in an object or document is logged and skipped.
+Reads Services and EndpointSlices from an API server, or from --manifests PATH, and
+programs the network namespace it runs in. It follows their changes. The rules stay
+in effect when it ends. Invalid parts of objects and documents are logged and skipped.
 
-Standard output gets a line for each change of the manifests that is in effect, or,
-with an API server, for each sync that had something to do:
+Run prints a line for each change of the manifests that is in effect or, with an API
+server, for each sync that had something to do:
   synced services=2 endpoints=5 changed=1 took=412.3µs waited=1.2ms
-services is the number of Services with a port to serve; endpoints that of the
-endpoints this node may send to, added up over their ports in each address family;
-changed that of the ports, in each address family, whose rules are different; took
-the time from the start of the sync to the kernel's commit; waited the time before
-that since the change was handed in (of manifests the last object, of an API server
-the first); and failed, if there, the number of ports that
-could not be programmed, which is tried again.
+
+  services   Services with a port to serve
+  endpoints  endpoints that this node may send to, summed over the Service ports in
+             each address family
+  changed    Service ports, in each address family, whose rules differ from before
+  took       the time from the start of the sync to the kernel's commit
+  waited     the time from the change to the start of the sync; it counts from the last
+             object of a change of the manifests, or from the first one of an API server
+  failed     Service ports that could not be programmed and will be retried; missing
+             if 0
 
 `
 
@@ -49,15 +52,15 @@ func help(f *pflag.FlagSet, usage string, diag io.Writer) {
 	f.Usage = func() { fmt.Fprintf(diag, "%sFlags:\n%s", usage, f.FlagUsages()) }
 }
 
-// errUsage is in errors of the command line, for which the exit status is 2.
+// errUsage is wrapped by errors of the command line. Their exit status is 2.
 var errUsage = errors.New("see --help")
 
-// bad returns an errUsage.
+// bad returns an error that wraps errUsage.
 func bad(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", fmt.Errorf(format, args...), errUsage)
 }
 
-// parse reads a command line with n arguments besides flags, and what it says.
+// parse returns the configuration of a command line that has n arguments besides flags.
 func parse(flags *config.Flags, args []string, n int) (*config.Config, error) {
 	if err := flags.Parse(args); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, errUsage)
@@ -72,7 +75,7 @@ func parse(flags *config.Flags, args []string, n int) (*config.Config, error) {
 	return c, nil
 }
 
-// run is the verb run.
+// run runs the verb run.
 func (p *program) run(ctx context.Context, args []string) error {
 	cfg, err := parse(newFlags("run", runUsage, p.diag), args, 0)
 	if err != nil {
@@ -88,7 +91,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 	}
 	serves := cfg.WriteConfigTo == "" && !cfg.Cleanup && !cfg.InitOnly
 	if serves && p.restrict != nil {
-		// What it does it may do by starting the program anew, so nothing is said yet.
+		// Log after it: it may execute the program again.
 		p.restrict(log, needed(cfg), func(modules bool) {
 			_ = setOOMScore(*cfg.Effective.OOMScoreAdj)
 			if modules {
@@ -109,7 +112,8 @@ func (p *program) run(ctx context.Context, args []string) error {
 	case cfg.Cleanup:
 		err := leftovers(ctx, p.modes, "", cfg.Adopt, log)
 		if cfg.Adopt {
-			// Rules of kube-proxy's modes lead to each other's: what was held up goes now.
+			// The rules of kube-proxy's modes refer to each other's chains and sets. The
+			// first pass leaves out what is still in use.
 			err = leftovers(ctx, p.modes, "", cfg.Adopt, log)
 		}
 		if err := errors.Join(err, socketlb.Cleanup(ctx, socketlb.Config{})); err != nil {
@@ -118,8 +122,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 		log.Info("removed all rules")
 		return nil
 	case cfg.InitOnly:
-		// Reaching for connection tracking loads its module, without which there are no
-		// parameters.
+		// Opening connection tracking loads its module, which has the parameters.
 		if c, err := conntrack.New(conntrack.Config{}); err == nil {
 			c.Close()
 		}
@@ -138,7 +141,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 	a, err := newAgent(ctx, cfg, p.modes, p.out, log)
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil // stopped while it waited for something
+			return nil // stopped while newAgent waited for something
 		}
 		return err
 	}
@@ -149,7 +152,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 	return err
 }
 
-// logStart tells an operator what is about to happen.
+// logStart logs the configuration for the operator.
 func (a *agent) logStart() {
 	c := a.cfg
 	from := "API server"
@@ -164,16 +167,16 @@ func (a *agent) logStart() {
 		"minSyncPeriod", c.MinSyncPeriod, "syncPeriod", c.SyncPeriod,
 		"healthz", c.Effective.HealthzBindAddress, "metrics", c.Effective.MetricsBindAddress)
 	if len(addresses) == 0 && c.PrimaryOnly {
-		a.log.Warn("no address of this node is known, so NodePorts are not served for now")
+		a.log.Warn("NodePorts are not served yet: the node's addresses are not known")
 	}
 	for _, f := range a.families {
 		if len(c.DetectLocal.CIDRs) != 0 && !c.DetectLocal.Detects(f) {
-			a.log.Warn("--cluster-cidr has no CIDR of a family that is served: its traffic of pods is not told from other traffic", "family", f)
+			a.log.Warn("--cluster-cidr has no CIDR of a served address family: traffic of pods is not recognised in it", "family", f)
 		}
 	}
 }
 
-// version is the program's, as far as the build says.
+// version returns the program's version from the build information.
 func version() string {
 	if i, ok := debug.ReadBuildInfo(); ok && i.Main.Version != "" {
 		return i.Main.Version
@@ -181,16 +184,16 @@ func version() string {
 	return "(devel)"
 }
 
-// setOOMScore tells the kernel how to choose this process when memory runs out.
+// setOOMScore sets this process's oom_score_adj (proc_pid_oom_score_adj(5)).
 func setOOMScore(adj int32) error {
 	return os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(adj))), 0)
 }
 
-// errConfigChanged ends an agent whose configuration file is another than that
-// which it was started with. Whoever runs it starts it anew.
-var errConfigChanged = errors.New("the configuration file has changed; start again")
+// errConfigChanged ends an agent whose configuration file changed since it started. Its
+// supervisor restarts it.
+var errConfigChanged = errors.New("configuration file changed: restart needed")
 
-// watchConfig returns an error when the configuration file says something else.
+// watchConfig returns errConfigChanged when the configuration file has changed.
 func (a *agent) watchConfig(ctx context.Context) error {
 	path := a.cfg.ConfigFile
 	if path == "" {
@@ -203,7 +206,7 @@ func (a *agent) watchConfig(ctx context.Context) error {
 	defer w.Close()
 	was := a.cfg.FileText
 	for {
-		// A file that is gone or cannot be read for now is no other configuration.
+		// A missing or unreadable file does not count as a change.
 		if now, err := os.ReadFile(path); err == nil && !bytes.Equal(was, now) {
 			return errConfigChanged
 		}

@@ -104,15 +104,26 @@ func put(t *testing.T, dir, name, text string) {
 	}
 }
 
-// meets checks that connections are answered by exactly these endpoints.
-func (s *site) meets(t *testing.T, to string, ips ...string) {
+// serveWeb runs the agent with the Service web, endpoints for it, and flags. It waits until the
+// Service is in effect, and returns the folder of the manifests, too.
+func (s *site) serveWeb(t *testing.T, ips []string, flags ...string) (p *process, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(ips...))
+	p = start(t, s.node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1"}, flags...)...)
+	p.synced(t, fmt.Sprintf("services=1 endpoints=%d changed=1", len(ips)))
+	return p, dir
+}
+
+// answeredBy checks that connections are answered by exactly these endpoints.
+func (s *site) answeredBy(t *testing.T, to string, ips ...string) {
 	t.Helper()
 	if y := visits(s.client, "", to, 60); !y.answered(ips...) {
 		t.Errorf("%s is answered by %v, want %v", to, y, ips)
 	}
 }
 
-func TestRun(t *testing.T) {
+func TestRunFollowsManifests(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
@@ -122,22 +133,22 @@ func TestRun(t *testing.T) {
 	p.synced(t, "services=1 endpoints=2 changed=1")
 	p.logged(t, dir+"/bad.yaml:1: has no kind")
 	p.logged(t, dir+"/bad.yaml:3: ")
-	s.meets(t, clusterVIP, podIPs[:2]...)
-	// No Node object tells the node's address: the default route does.
-	s.meets(t, nodePort, podIPs[:2]...)
+	s.answeredBy(t, clusterVIP, podIPs[:2]...)
+	// Without a Node object, the node's address comes from the default route.
+	s.answeredBy(t, nodePort, podIPs[:2]...)
 
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
 	p.synced(t, "services=1 endpoints=2 changed=1")
-	s.meets(t, clusterVIP, podIPs[1:]...)
+	s.answeredBy(t, clusterVIP, podIPs[1:]...)
 
-	put(t, dir, "web.yaml", webService+"---\n# Nothing new.\n"+webSlice(podIPs[1:]...))
+	put(t, dir, "web.yaml", webService+"---\n# No change.\n"+webSlice(podIPs[1:]...))
 	p.synced(t, "services=1 endpoints=2 changed=0")
 
-	// A document gone bad is skipped, and what comes after it is read.
+	// An invalid document is skipped, and the documents after it are read.
 	put(t, dir, "web.yaml", "kind: Service\nmetadata: ]\n---\n"+webService+"---\n"+webSlice(podIPs...))
 	p.synced(t, "services=1 endpoints=3 changed=1")
 	p.logged(t, dir+"/web.yaml:2: ")
-	s.meets(t, nodePort, podIPs...)
+	s.answeredBy(t, nodePort, podIPs...)
 
 	put(t, dir, "other.json", `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "other"},
 		"spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]}}`)
@@ -147,25 +158,25 @@ func TestRun(t *testing.T) {
 	}
 	p.synced(t, "services=1 endpoints=3 changed=1")
 
-	// Somebody deletes the table. The repair is no change of the manifests.
+	// Another process deletes the table. The repair prints no line.
 	wipe(t, s.node)
 	p.logged(t, "repairing the rules")
 	for end := time.Now().Add(3 * time.Minute); ; {
 		if _, _, err := visitSoon(s.client, clusterVIP); err == nil {
 			break
 		} else if time.Now().After(end) {
-			t.Fatalf("not repaired: %v", err)
+			t.Fatalf("the rules are not repaired: %v", err)
 		}
 	}
-	s.meets(t, clusterVIP, podIPs...)
+	s.answeredBy(t, clusterVIP, podIPs...)
 
-	// Whoever opens connections does not notice that the agent is killed, that the
-	// manifests change meanwhile, and that another takes over.
+	// No connection fails while the agent is killed, the manifests change, and another
+	// agent takes over.
 	stream := newStream(s.client, clusterVIP, s.client, nodePort)
 	stream.next(20)
 	p.Process.Kill()
 	if _, rest := p.exit(t); len(rest) != 0 {
-		t.Errorf("lines that nothing called for: %q", rest)
+		t.Errorf("unexpected lines: %q", rest)
 	}
 	stream.next(20)
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
@@ -178,12 +189,12 @@ func TestRun(t *testing.T) {
 		t.Errorf("during the restart %d connections failed, first: %v", len(y.errs), y.errs[0])
 	}
 
-	// Rules outlive the agent until they are cleaned up.
+	// The rules stay in effect without the agent until --cleanup.
 	p.Process.Signal(syscall.SIGTERM)
 	if code, rest := p.exit(t); code != 0 || len(rest) != 0 {
 		t.Errorf("exit status %d after SIGTERM, lines %q, log:\n%s", code, rest, p.log())
 	}
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	p = start(t, s.node, "run", "--cleanup")
 	if code, _ := p.exit(t); code != 0 {
 		t.Errorf("--cleanup: exit status %d, log:\n%s", code, p.log())
@@ -193,7 +204,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// wipe deletes the tables as any other process might.
+// wipe deletes the agent's tables behind its back.
 func wipe(t *testing.T, h *netlab.Host) {
 	t.Helper()
 	err := h.Do(func() error { return nftables.Cleanup(context.Background(), nftables.Config{}) })
@@ -211,18 +222,19 @@ func visitSoon(h *netlab.Host, to string) (name, source string, err error) {
 	return c.hear()
 }
 
-// TestExplainKernel has explain find out what somebody did to the rules.
-func TestExplainKernel(t *testing.T) {
+// TestExplainComparesWithTheKernel runs explain after changes of the rules and of the
+// objects.
+func TestExplainComparesWithTheKernel(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
-	asks := func(mode string, code int, says ...string) {
+	asks := func(mode string, code int, want ...string) {
 		t.Helper()
 		for _, to := range []string{clusterVIP, nodePort} {
 			p := start(t, s.node, "explain", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode, "--from", "192.0.2.9", to)
 			got, out := p.exit(t)
-			for _, line := range says {
+			for _, line := range want {
 				if got != code || !slices.Contains(out, "kernel: "+line) {
 					t.Errorf("mode %s: exit status %d, want %d; %q in\n%s\n%s", mode, got, code, line, strings.Join(out, "\n"), p.log())
 				}
@@ -243,9 +255,9 @@ func TestExplainKernel(t *testing.T) {
 		}
 		p.Process.Kill()
 		p.exit(t)
-		// Nobody is there to follow the change.
+		// No agent follows this change.
 		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
-		asks(mode, 1, "endpoint 10.1.0.2:8080", "DIFFERS from what should be")
+		asks(mode, 1, "endpoint 10.1.0.2:8080", "DIFFERS from what the objects require")
 		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
 		asks(mode, 0, "agrees")
 		c := start(t, s.node, "run", "--cleanup")
@@ -253,12 +265,11 @@ func TestExplainKernel(t *testing.T) {
 	}
 }
 
-// explainedModes is those that any kernel has.
+// explainedModes are the modes that any kernel has.
 var explainedModes = []string{"nftables", "iptables"}
 
-// TestRunNodeObject checks that what depends on the Node follows it, and that the
-// path may be a single file.
-func TestRunNodeObject(t *testing.T) {
+// TestRunFollowsTheNodeObject also checks that --manifests may be a single file.
+func TestRunFollowsTheNodeObject(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
 	const node = "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: {podCIDR: 10.1.0.0/24}\nstatus: {addresses: [{type: InternalIP, address: ADDR}]}\n---\n"
@@ -273,21 +284,21 @@ func TestRunNodeObject(t *testing.T) {
 	if _, _, err := visitSoon(s.client, nodePort); err == nil {
 		t.Error("the NodePort answers at an address that is not the Node's")
 	}
-	// The client is no pod, so its source is replaced.
+	// The client is not a pod, so its connection is masqueraded.
 	if _, source, err := visit(s.client, "", clusterVIP); err != nil || source != "10.1.0.1" {
 		t.Errorf("the pod sees %q, error %v", source, err)
 	}
 	with("192.0.2.1", "10.1.0.0/24")
 	p.synced(t, "services=1 endpoints=1 changed=0")
-	s.meets(t, nodePort, podIPs[0])
+	s.answeredBy(t, nodePort, podIPs[0])
 
 	with("192.0.2.1", "10.1.0.0/25")
-	if code, rest := p.exit(t); code != 1 || len(rest) != 0 || !strings.Contains(p.log(), "podCIDRs have changed") {
+	if code, rest := p.exit(t); code != 1 || len(rest) != 0 || !strings.Contains(p.log(), "podCIDRs changed: restart needed") {
 		t.Errorf("exit status %d, lines %q, log:\n%s", code, rest, p.log())
 	}
 }
 
-func TestExplain(t *testing.T) {
+func TestExplainPrintsTheVerdict(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0])+"---\n"+
 		"apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
@@ -308,7 +319,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-func TestOwnAddresses(t *testing.T) {
+func TestOwnAddressesComeFromDefaultRoutes(t *testing.T) {
 	netlab.Require(t)
 	lab, err := netlab.New()
 	if err != nil {
@@ -349,14 +360,14 @@ func TestOwnAddresses(t *testing.T) {
 	check("with default routes", "198.51.100.1", "2001:db8:1::1")
 }
 
-// TestExternalIPsGate turns the feature gate AllowServiceExternalIPs off: external IPs
+// TestExternalIPsGateTurnsThemOff turns the feature gate AllowServiceExternalIPs off: external IPs
 // are not served, and everything else is.
-func TestExternalIPsGate(t *testing.T) {
+func TestExternalIPsGateTurnsThemOff(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
 	const external = "10.96.200.1:80"
-	// What is not served ends at once.
+	// The kernel refuses connections to an external IP that is not served.
 	err := s.node.Do(func() error {
 		return netlink.RouteAdd(&netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: &net.IPNet{IP: net.IPv4(10, 96, 200, 1), Mask: net.CIDRMask(32, 32)}})
 	})
@@ -367,13 +378,13 @@ func TestExternalIPsGate(t *testing.T) {
 	args := []string{"run", "--manifests", dir, "--hostname-override", "n1"}
 	p := start(t, s.node, args...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.meets(t, external, podIPs[0])
+	s.answeredBy(t, external, podIPs[0])
 	p.Process.Signal(os.Interrupt)
 	p.exit(t)
 
 	p = start(t, s.node, append(args, "--feature-gates=AllowServiceExternalIPs=false")...)
 	p.synced(t, "services=1 endpoints=1 changed=1")
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	if pod, _, err := visit(s.client, "", external); err == nil {
 		t.Errorf("%s is answered by %s", external, pod)
 	}

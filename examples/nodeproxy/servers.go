@@ -13,17 +13,16 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// restartPeriod is how long after a server failed it is started again, as by
-// kube-proxy.
+// restartPeriod is how long after a failure a server is restarted, as in kube-proxy.
 const restartPeriod = 5 * time.Second
 
-// server serves something at an address, again and again if it fails.
+// server is an HTTP server that is restarted when it fails.
 type server struct {
 	name, addr string
 	handler    http.Handler
-	// hardFail has the first failure end the agent.
+	// hardFail makes the first failure end the agent.
 	hardFail bool
-	// failed is told of each failure.
+	// failed is called with each failure.
 	failed func(error)
 	log    *slog.Logger
 }
@@ -40,7 +39,7 @@ func (s *server) run(ctx context.Context) error {
 		if s.hardFail {
 			return err
 		}
-		s.log.Error("a server failed and will be started again", "server", s.name, "address", s.addr, "error", err)
+		s.log.Error("a server failed and will be restarted", "server", s.name, "address", s.addr, "error", err)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -74,7 +73,7 @@ func (s *server) serve(ctx context.Context) error {
 	return err
 }
 
-// newServers returns the servers that the configuration asks for.
+// newServers returns the servers that the configuration enables.
 func (a *agent) newServers() []*server {
 	e := a.cfg.Effective
 	var out []*server
@@ -94,7 +93,7 @@ func (a *agent) newServers() []*server {
 	return out
 }
 
-// metricsHandler serves what kube-proxy serves beside its metrics.
+// metricsHandler serves the metrics and the other pages of kube-proxy's metrics server.
 func (a *agent) metricsHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", a.metrics.Handler())
@@ -109,7 +108,7 @@ func (a *agent) metricsHandler() http.Handler {
 	mux.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		// There is nobody to tell that the client has gone.
+		// An error means that the client has disconnected.
 		_ = json.NewEncoder(w).Encode(map[string]*v1alpha1.KubeProxyConfiguration{v1alpha1.GroupName: a.cfg.Effective})
 	})
 	if a.cfg.Effective.EnableProfiling {

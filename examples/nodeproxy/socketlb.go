@@ -11,11 +11,11 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// watchSocketsInterval is how often everything that the socket programs use is read.
+// watchSocketsInterval is how often the maps and programs of --socket-lb are checked.
 const watchSocketsInterval = 10 * time.Second
 
-// openSockets makes the follower that translates connections at the socket, with
-// --socket-lb. The calling thread must be in the node's network namespace.
+// openSockets opens the backend of --socket-lb, if it is enabled. The calling thread must be
+// in the node's network namespace.
 func (a *agent) openSockets(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	c := cfg.SocketLB
 	if !c.Enabled {
@@ -33,8 +33,8 @@ func (a *agent) openSockets(ctx context.Context, cfg *config.Config, log *slog.L
 }
 
 // watchSockets repairs the socket programs and their maps when another process altered
-// them. Without --socket-lb it removes, once the rules are in effect, what a run with it has
-// left: nothing would keep that up to date.
+// them. Without --socket-lb it removes the programs of an earlier run, which would become
+// outdated.
 func (a *agent) watchSockets(ctx context.Context) error {
 	if a.sockets == nil {
 		return a.removeSockets(ctx)
@@ -42,7 +42,7 @@ func (a *agent) watchSockets(ctx context.Context) error {
 	return a.sockets.Watch(ctx, watchSocketsInterval, func(err error) {
 		switch {
 		case !a.upToDate.Load():
-			return // a sync runs, or failed and will be tried again
+			return // a sync runs, or failed and will be retried
 		case !errors.Is(err, ruleset.ErrNeedFull):
 			a.log.Warn("cannot check whether the socket programs were altered", "error", err)
 			return
@@ -53,6 +53,7 @@ func (a *agent) watchSockets(ctx context.Context) error {
 	})
 }
 
+// removeSockets waits until the rules are in effect and then removes the socket programs.
 func (a *agent) removeSockets(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

@@ -10,8 +10,8 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// TestDemoNeedsRootForSocketLB runs inside the user namespace of the tests, where programs
-// cannot be loaded.
+// TestDemoNeedsRootForSocketLB runs in the user namespace of the tests, where the kernel does
+// not load programs.
 func TestDemoNeedsRootForSocketLB(t *testing.T) {
 	netlab.Require(t)
 	dir, closeDir, err := socketlb.TemporaryDir()
@@ -26,6 +26,6 @@ func TestDemoNeedsRootForSocketLB(t *testing.T) {
 		t.Errorf("status %d", status)
 	}
 	if !strings.Contains(diag.String(), "CAP_BPF") || !strings.Contains(diag.String(), "needs root") {
-		t.Errorf("it says:\n%s", diag.String())
+		t.Errorf("standard error:\n%s", diag.String())
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/go-proxier/proxier/internal/testtime"
 )
 
-// closeSocketsEnv makes nodeproxy close its own sockets to netfilter at each SIGUSR1, as
-// another part of the process might by mistake.
+// closeSocketsEnv makes nodeproxy close its own netfilter sockets at each SIGUSR1, as
+// another part of the process may do by mistake.
 const closeSocketsEnv = "NODEPROXY_TEST_CLOSE_SOCKETS"
 
 // closeSocketsOnSignal never returns.
@@ -29,8 +29,8 @@ func closeSocketsOnSignal() {
 	}
 }
 
-// netfilterSockets is how many sockets to netfilter nodeproxy has in mode nftables: those of
-// the data plane, of its Watch and of the clean-up of UDP flows.
+// netfilterSockets is the number of nodeproxy's netfilter sockets in mode nftables: the data
+// plane, its Watch and the cleaner of UDP flows have one each.
 const netfilterSockets = 3
 
 // closeNetfilterSockets waits until there are n sockets and closes them.
@@ -69,9 +69,9 @@ func listNetfilterSockets() (out []int, err error) {
 	return out, nil
 }
 
-// TestClosedSocketsAreReplaced closes the sockets of the data plane and of the clean-up of
-// UDP flows in a running agent. The next change is in effect nevertheless, and stale UDP
-// flows are deleted.
+// TestClosedSocketsAreReplaced closes the sockets of the data plane and of the cleaner of UDP
+// flows in a running agent. The next change must still come into effect, and stale UDP flows
+// must be deleted.
 func TestClosedSocketsAreReplaced(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -83,16 +83,16 @@ func TestClosedSocketsAreReplaced(t *testing.T) {
 	put(t, dir, "web.yaml", service+"---\n"+slice(podIPs[0]))
 	p := startWith(t, s.node, []string{closeSocketsEnv + "=1"}, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
 	p.synced(t, "services=1 endpoints=2 changed=2")
-	s.meets(t, clusterVIP, podIPs[0])
+	s.answeredBy(t, clusterVIP, podIPs[0])
 	flow, err := dial(s.client, "udp", "", "10.96.0.10:53", testtime.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer flow.Close()
-	replaced := func() int { return strings.Count(p.log(), "closed a netlink socket; all were opened again") }
+	replaced := func() int { return strings.Count(p.log(), "reopened all netlink sockets") }
 	for i, ip := range podIPs[1:] {
 		if name, _, err := flow.ask(); err != nil || name != podIPs[i] {
-			t.Fatalf("the UDP flow meets %q, want %s, error %v", name, podIPs[i], err)
+			t.Fatalf("the UDP flow goes to %q, want %s, error %v", name, podIPs[i], err)
 		}
 		if err := p.Process.Signal(syscall.SIGUSR1); err != nil {
 			t.Fatal(err)
@@ -102,8 +102,8 @@ func TestClosedSocketsAreReplaced(t *testing.T) {
 		})
 		put(t, dir, "web.yaml", service+"---\n"+slice(ip))
 		p.synced(t, "services=1 endpoints=2 changed=2")
-		s.meets(t, clusterVIP, ip)
-		eventually(t, "the UDP flow meets the new endpoint", func() bool {
+		s.answeredBy(t, clusterVIP, ip)
+		eventually(t, "the UDP flow goes to the new endpoint", func() bool {
 			name, _, err := flow.ask()
 			return err == nil && name == ip
 		})
@@ -111,10 +111,10 @@ func TestClosedSocketsAreReplaced(t *testing.T) {
 			t.Errorf("replaced %d times, want %d; log:\n%s", n, i+1, p.log())
 		}
 	}
-	// Without a change, Watch notices.
+	// Without a change, Watch detects it.
 	if err := p.Process.Signal(syscall.SIGUSR1); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the sockets are replaced", func() bool { return replaced() == len(podIPs) })
-	s.meets(t, clusterVIP, podIPs[2])
+	s.answeredBy(t, clusterVIP, podIPs[2])
 }

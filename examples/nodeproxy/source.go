@@ -17,19 +17,19 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// source is where objects come from.
+// source provides the objects.
 type source interface {
-	// node returns this node's object as it is at first, nil if there is none. If
-	// its podCIDRs are needed it waits for them.
+	// node returns this node's Node object at the start, or nil if the source has none. If
+	// needCIDRs is set, it waits until the Node has podCIDRs.
 	node(ctx context.Context, needCIDRs bool) (*v1.Node, error)
-	// follow hands in what there is, says so to the tracker, and goes on with what
-	// changes until ctx ends. It returns an error only if it cannot go on.
+	// follow hands in all objects, marks them as synced in the tracker, and hands in
+	// changes until ctx ends. It returns an error only if it cannot continue.
 	follow(ctx context.Context, w *world) error
 	close()
 }
 
-// newSource returns the source that the configuration names. The client is nil
-// unless that is an API server.
+// newSource returns the source that the configuration selects. The client is nil unless
+// the source is an API server.
 func newSource(cfg *config.Config, log *slog.Logger) (source, *kubeapi.Client, error) {
 	if cfg.Manifests != "" {
 		s, err := newFiles(cfg, log)
@@ -53,7 +53,7 @@ type files struct {
 	reader  *manifests.Reader
 	watcher *manifests.Watcher
 	first   manifests.Changes
-	// locked, if not nil, calls a function that hands in what belongs together.
+	// locked, if not nil, calls a function that hands in the objects of one change.
 	locked func(func())
 }
 
@@ -82,7 +82,7 @@ func (f *files) node(context.Context, bool) (*v1.Node, error) {
 	return nil, nil
 }
 
-// handInFirst hands in what the files held at first.
+// handInFirst hands in the objects that the files had at the start.
 func (f *files) handInFirst(w *world) {
 	f.feed(w, f.first)
 	f.first = manifests.Changes{}
@@ -98,7 +98,7 @@ func (f *files) follow(ctx context.Context, w *world) error {
 		}
 		c, err := f.reader.Read()
 		if err != nil {
-			// What was read before goes on being served.
+			// The objects that were read before stay in effect.
 			if err.Error() != last {
 				f.log.Error("cannot read the manifests", "error", err)
 			}
@@ -112,22 +112,22 @@ func (f *files) follow(ctx context.Context, w *world) error {
 	}
 }
 
-// handIn does something that belongs together, so that it is synced together.
-func (f *files) handIn(what func()) {
+// handIn calls feed, which hands in objects that must be synced together.
+func (f *files) handIn(feed func()) {
 	if f.locked != nil {
-		f.locked(what)
+		f.locked(feed)
 		return
 	}
-	what()
+	feed()
 }
 
-// feed hands in what is different in the files, and logs what was skipped.
+// feed hands in the objects that changed, and logs the problems.
 func (f *files) feed(w *world, c manifests.Changes) {
 	for _, p := range c.Problems {
 		if errors.Is(p, manifests.ErrNotUsed) {
-			f.log.Info("skipped", "object", p)
+			f.log.Info("skipped an object of the manifests", "object", p)
 		} else {
-			f.log.Warn("skipped", "error", p)
+			f.log.Warn("skipped part of the manifests", "error", p)
 		}
 	}
 	for _, o := range c.Set {
@@ -158,7 +158,7 @@ func (f *files) feed(w *world, c manifests.Changes) {
 	}
 }
 
-// apiServer is the source that is an API server.
+// apiServer is the source for an API server.
 type apiServer struct {
 	client *kubeapi.Client
 	cfg    *config.Config
@@ -167,10 +167,10 @@ type apiServer struct {
 
 func (s *apiServer) close() {}
 
-// nodeInterval is how often the Node is asked for while it is waited for.
+// nodeInterval is how often apiServer.node requests the Node.
 const nodeInterval = time.Second
 
-// node waits for podCIDRs only: everything else about a node can come later.
+// node returns nil unless podCIDRs are needed: all else of a Node can come later.
 func (s *apiServer) node(ctx context.Context, needCIDRs bool) (*v1.Node, error) {
 	if !needCIDRs {
 		return nil, nil
@@ -182,7 +182,7 @@ func (s *apiServer) node(ctx context.Context, needCIDRs bool) (*v1.Node, error) 
 			return n, nil
 		}
 		if err == nil {
-			err = fmt.Errorf("the Node object %s has none yet", s.cfg.NodeName)
+			err = fmt.Errorf("the Node object %s has no podCIDRs yet", s.cfg.NodeName)
 		}
 		if err.Error() != last {
 			s.log.Warn("waiting for the node's podCIDRs", "error", err)

@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/internal/vm"
 )
 
-// needMode skips the test unless this machine has what a mode needs.
+// needMode skips the test unless this machine supports a mode.
 func needMode(t *testing.T, mode string) {
 	t.Helper()
 	programs := map[string][]string{
@@ -25,13 +25,13 @@ func needMode(t *testing.T, mode string) {
 	}
 }
 
-// rules lists what a node has of each mode, by what marks it.
+// rules reports for each mode whether a node has rules of it.
 func rules(t *testing.T, h *netlab.Host) map[string]bool {
 	t.Helper()
 	out := map[string]bool{}
 	list := func(name string, args ...string) string {
 		t.Helper()
-		// A listing may fail because of what is changed meanwhile.
+		// A listing may fail because of a concurrent change.
 		var text string
 		eventually(t, name, func() (ok bool) {
 			var err error
@@ -50,7 +50,7 @@ func rules(t *testing.T, h *netlab.Host) map[string]bool {
 	return out
 }
 
-// has checks that a node has rules of exactly these kinds.
+// has checks that a node has rules of exactly these modes.
 func has(t *testing.T, h *netlab.Host, what string, want ...string) {
 	t.Helper()
 	got := rules(t, h)
@@ -61,7 +61,7 @@ func has(t *testing.T, h *netlab.Host, what string, want ...string) {
 	}
 }
 
-// held checks that no connection failed up to now, and opens some more.
+// held opens some more connections and checks that none has failed.
 func (s *stream) held(t *testing.T, when string) {
 	t.Helper()
 	s.next(20)
@@ -73,15 +73,15 @@ func (s *stream) held(t *testing.T, when string) {
 	}
 }
 
-// TestSwitch changes the mode again and again by restarts, while connections are
-// opened all the time and one stays open.
-func TestSwitch(t *testing.T) {
+// TestSwitchingModesBreaksNoConnection changes the mode several times by restarts, while
+// connections are opened all the time and one stays open.
+func TestSwitchingModesBreaksNoConnection(t *testing.T) {
 	t.Parallel()
 	switchModes(t, "nftables", "iptables", "nftables", "iptables", "nftables")
 }
 
-// TestSwitchIPVS does so with mode ipvs, in a kernel that has it.
-func TestSwitchIPVS(t *testing.T) {
+// TestSwitchingIPVSBreaksNoConnection does the same with mode ipvs, in a kernel with IPVS.
+func TestSwitchingIPVSBreaksNoConnection(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute in an emulated machine")
 	}
@@ -120,7 +120,7 @@ func switchModes(t *testing.T, first string, others ...string) {
 	}
 	p := run(first)
 	if first == "ipvs" {
-		// Without connections it goes at once.
+		// Without connections mode ipvs is removed at once.
 		p.Process.Kill()
 		p.exit(t)
 		p = run("nftables")
@@ -153,11 +153,11 @@ func switchModes(t *testing.T, first string, others ...string) {
 		stream.held(t, "when mode "+mode+" comes into effect")
 		want := []string{mode}
 		if first == "ipvs" {
-			want = []string{mode, first} // which has the connection that is open
+			want = []string{mode, first} // the open connection belongs to the first mode
 		}
 		tidied(p, mode, want...)
-		stream.held(t, "when the other rules go, in mode "+mode)
-		s.meets(t, clusterVIP, podIPs...)
+		stream.held(t, "when the other rules are removed, in mode "+mode)
+		s.answeredBy(t, clusterVIP, podIPs...)
 		if again, _, err := long.ask(); err != nil || again != name {
 			t.Fatalf("in mode %s the old connection to %s is answered by %q, error %v", mode, name, again, err)
 		}
@@ -173,8 +173,8 @@ func switchModes(t *testing.T, first string, others ...string) {
 	has(t, s.node, "cleaned up")
 }
 
-// kubeProxyIPTables and kubeProxyNFTables is what kube-proxy might have left for
-// the Service web, in rules of its own.
+// kubeProxyIPTables and kubeProxyNFTables are rules that kube-proxy may have left for the
+// Service web.
 const kubeProxyIPTables = `*nat
 :KUBE-SERVICES - [0:0]
 :KUBE-POSTROUTING - [0:0]
@@ -209,8 +209,9 @@ const kubeProxyNFTables = `table ip kube-proxy {
 }
 `
 
-// TestAdopt takes a node over from kube-proxy, of either kind, in either mode.
-func TestAdopt(t *testing.T) {
+// TestAdoptionFromKubeProxyBreaksNoConnection takes a node over from each mode of kube-proxy,
+// in each mode of the agent.
+func TestAdoptionFromKubeProxyBreaksNoConnection(t *testing.T) {
 	t.Parallel()
 	needMode(t, "iptables")
 	_, err := exec.LookPath("nft")
@@ -243,12 +244,12 @@ func TestAdopt(t *testing.T) {
 				args := []string{"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--min-sync-period", "0s", "--proxy-mode", to}
 
 				if from != to {
-					// Without being asked the agent leaves kube-proxy's rules where they are.
+					// Without the flag the agent leaves kube-proxy's rules in place.
 					p := start(t, s.node, args...)
 					p.synced(t, "services=1 endpoints=1 changed=1")
 					stream.next(20)
 					if got := rules(t, s.node); !got[left] {
-						t.Errorf("removed without being asked: %v", got)
+						t.Errorf("removed without the flag: %v", got)
 					}
 					p.Process.Kill()
 					p.exit(t)
@@ -264,7 +265,7 @@ func TestAdopt(t *testing.T) {
 				if _, _, err := long.hear(); err != nil {
 					t.Errorf("the old connection: %v", err)
 				}
-				s.meets(t, clusterVIP, podIPs[0])
+				s.answeredBy(t, clusterVIP, podIPs[0])
 				if p.loggedErrors() {
 					t.Errorf("log:\n%s", p.log())
 				}

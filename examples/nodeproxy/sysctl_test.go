@@ -12,7 +12,7 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// readOnlyEnv has nodeproxy, started by startWith, find /proc/sys read-only, as in a
+// readOnlyEnv makes /proc/sys read-only for a nodeproxy that startWith starts, as in a
 // container that is not privileged.
 const readOnlyEnv = "NODEPROXY_TEST_READ_ONLY"
 
@@ -41,9 +41,9 @@ func sysctl(t *testing.T, h *netlab.Host, name string) string {
 	return strings.TrimSpace(value)
 }
 
-// TestInitOnly serves where /proc/sys is read-only, after --init-only has set what the
-// mode needs.
-func TestInitOnly(t *testing.T) {
+// TestInitOnlySetsAllParameters serves with a read-only /proc/sys after --init-only has set
+// the parameters.
+func TestInitOnlySetsAllParameters(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -57,7 +57,7 @@ func testInitOnly(t *testing.T, mode string) {
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
-	// The limit of connections is not the namespace's own.
+	// The limit of connections cannot be set in a network namespace.
 	flags := []string{"--proxy-mode", mode, "--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "3h", "--ipvs-strict-arp"}
 	set := map[string]string{"net/netfilter/nf_conntrack_tcp_timeout_established": "10800"}
 	switch mode {
@@ -72,7 +72,7 @@ func testInitOnly(t *testing.T, mode string) {
 			t.Fatal(err)
 		}
 	}
-	// What is set already must not be written.
+	// The second run must not write a parameter that is already set.
 	for range 2 {
 		p := start(t, s.node, append([]string{"run", "--init-only"}, flags...)...)
 		if code, _ := p.exit(t); code != 0 {
@@ -91,8 +91,8 @@ func testInitOnly(t *testing.T, mode string) {
 
 	p = startWith(t, s.node, []string{readOnlyEnv + "=1"}, append([]string{"run", "--manifests", dir, "--hostname-override", "n1"}, flags...)...)
 	p.synced(t, "services=1 endpoints=3 changed=1")
-	s.meets(t, clusterVIP, podIPs...)
-	s.meets(t, nodePort, podIPs...)
+	s.answeredBy(t, clusterVIP, podIPs...)
+	s.answeredBy(t, nodePort, podIPs...)
 	if mode == "iptables" {
 		if y := visits(s.node, "", "127.0.0.1:30080", 60); !y.answered(podIPs...) {
 			t.Errorf("the NodePort at the loopback address is answered by %v, want %v", y, podIPs)
@@ -108,8 +108,8 @@ func testInitOnly(t *testing.T, mode string) {
 	}
 }
 
-// TestDisabledIPv6 serves IPv4 alone on a node where IPv6 is turned off.
-func TestDisabledIPv6(t *testing.T) {
+// TestDisabledIPv6IsNotServed runs on a node where IPv6 is turned off.
+func TestDisabledIPv6IsNotServed(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -130,10 +130,10 @@ func testDisabledIPv6(t *testing.T, mode string) {
 	put(t, dir, "web.yaml", dual+"---\n"+webSlice(podIPs...)+"---\n"+six)
 	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", mode)
 	p.synced(t, "services=1 endpoints=3 changed=1")
-	s.meets(t, clusterVIP, podIPs...)
-	s.meets(t, nodePort, podIPs...)
+	s.answeredBy(t, clusterVIP, podIPs...)
+	s.answeredBy(t, nodePort, podIPs...)
 	p.logged(t, `families="[IPv4]" `)
-	p.logged(t, "this node can serve one address family only")
+	p.logged(t, "this node cannot serve an address family")
 	if log := p.log(); p.loggedErrors() || strings.Contains(log, "net/ipv6/conf/all/forwarding") {
 		t.Errorf("log:\n%s", log)
 	}

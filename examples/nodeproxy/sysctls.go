@@ -12,8 +12,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// tune sets the parameters of connection tracking. It logs those that cannot be set and
-// goes on: a node with a small table serves better than one without rules.
+// tune sets the parameters of connection tracking. It logs a parameter that cannot be set
+// and continues: a node with a small table serves better than a node without rules.
 func tune(cfg *config.Config, log *slog.Logger) error {
 	plan, err := cfg.Tuning.Settings(cpus())
 	if err != nil {
@@ -23,7 +23,7 @@ func tune(cfg *config.Config, log *slog.Logger) error {
 	for _, r := range conntrack.Tune("", plan) {
 		switch {
 		case r.Err != nil:
-			log.Warn("a kernel parameter is not as it should be", "error", r.Err, "leftAloneWith", leaveAlone(r.Setting))
+			log.Warn("cannot set a kernel parameter", "error", r.Err, "skipWith", skipFlag(r.Setting))
 			errs = append(errs, r.Err)
 		case r.Changed:
 			log.Info("set a kernel parameter", "path", "/"+r.Setting.Path, "value", r.Setting.Value, "was", r.Old)
@@ -32,8 +32,8 @@ func tune(cfg *config.Config, log *slog.Logger) error {
 	return errors.Join(errs...)
 }
 
-// leaveAlone returns the flag that leaves a parameter as it is.
-func leaveAlone(s conntrack.Setting) string {
+// skipFlag returns the flag that leaves a parameter unchanged.
+func skipFlag(s conntrack.Setting) string {
 	for name, flag := range map[string]string{
 		"nf_conntrack_max":                     "--conntrack-max-per-core=0",
 		"hashsize":                             "--conntrack-max-per-core=0",
@@ -63,7 +63,7 @@ func checkForwarding(families []tracker.Family, mode string, log *slog.Logger) {
 		}
 		value, err := os.ReadFile("/proc/sys/" + sysctl)
 		if err == nil && strings.TrimSpace(string(value)) == "0" {
-			log.Warn("the kernel does not forward packets, which is needed to reach pods and other nodes from outside", "sysctl", sysctl)
+			log.Warn("the kernel does not forward packets: clients outside cannot reach pods and other nodes through this node", "sysctl", sysctl)
 		}
 	}
 }

@@ -12,8 +12,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// takeOver removes, once the rules of the agent's mode are in effect, those that another
-// mode or, if adopt is set, kube-proxy has left. Until then they carry the traffic.
+// takeOver removes the rules that another mode or, if adopt is set, kube-proxy left. It
+// waits until the rules of the agent's mode are in effect; until then the old rules carry
+// the traffic.
 type takeOver struct {
 	modes []mode
 	inUse string // the agent's mode
@@ -24,13 +25,13 @@ type takeOver struct {
 	failed func()
 	log    *slog.Logger
 
-	// tidied reports that everything is removed that can be removed at once. inEffect is
-	// closed then.
+	// tidied reports that tidy has removed everything. inEffect is closed then.
 	tidied   bool
 	inEffect chan struct{}
 }
 
-// tidy removes what can be removed at once, the first time that it succeeds.
+// tidy removes the rules that can be removed at once. After it has succeeded, it does
+// nothing.
 func (t *takeOver) tidy(ctx context.Context) error {
 	if t.tidied {
 		return nil
@@ -44,8 +45,8 @@ func (t *takeOver) tidy(ctx context.Context) error {
 	return nil
 }
 
-// retireOthers retires, after tidy, each mode that needs it, and tries again what fails.
-// It returns when ctx is done.
+// retireOthers waits for tidy and then retires each mode that has a retire function. It
+// retries after failures and returns when ctx is done.
 func (t *takeOver) retireOthers(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -59,14 +60,14 @@ func (t *takeOver) retireOthers(ctx context.Context) error {
 		for {
 			err := m.retire(ctx, m, t.adopt, t.log)
 			if err == nil && t.adopt {
-				// Rules that only the retired mode's rules led to can be removed now, and then
-				// the sets that those matched.
+				// Chains that only the retired mode's rules used can be removed now, and then
+				// the sets that they used.
 				err = errors.Join(leftovers(ctx, t.modes, t.inUse, true, t.log), m.cleanupKubeProxy(ctx, t.log))
 			}
 			if err == nil {
 				break
 			}
-			t.log.Warn("cannot remove rules of another mode yet", "mode", m.name, "error", err)
+			t.log.Warn("cannot remove the rules of another mode yet", "mode", m.name, "error", err)
 			t.failed()
 			select {
 			case <-ctx.Done():
@@ -79,9 +80,9 @@ func (t *takeOver) retireOthers(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// leftovers removes the rules of every mode except the one in use, "" for none, and
-// kube-proxy's if adopt is set. It goes on after an error. It leaves out modes that retire
-// unless none is in use.
+// leftovers removes the rules of every mode except inUse, and kube-proxy's rules if adopt is
+// set. It continues after an error. If inUse is "", it removes the rules of all modes;
+// otherwise it leaves out modes that have a retire function.
 func leftovers(ctx context.Context, modes []mode, inUse string, adopt bool, log *slog.Logger) error {
 	var errs []error
 	for _, m := range modes {
@@ -90,12 +91,12 @@ func leftovers(ctx context.Context, modes []mode, inUse string, adopt bool, log 
 		}
 		if m.name != inUse {
 			if err := m.cleanup(ctx, log); err != nil {
-				errs = append(errs, fmt.Errorf("rules of mode %s: %w", m.name, err))
+				errs = append(errs, fmt.Errorf("cannot remove the rules of mode %s: %w", m.name, err))
 			}
 		}
 		if adopt && !(m.takesOver && m.name == inUse) {
 			if err := m.cleanupKubeProxy(ctx, log); err != nil {
-				errs = append(errs, fmt.Errorf("kube-proxy's rules of mode %s: %w", m.name, err))
+				errs = append(errs, fmt.Errorf("cannot remove kube-proxy's rules of mode %s: %w", m.name, err))
 			}
 		}
 	}
@@ -105,13 +106,13 @@ func leftovers(ctx context.Context, modes []mode, inUse string, adopt bool, log 
 // drainInterval is how often retireIPVS checks whether connections have ended.
 const drainInterval = time.Second
 
-// retireIPVS removes mode ipvs without breaking connections. In other modes the kernel's
-// connection tracking keeps them, but IPVS keeps them itself. Endpoints get no new
+// retireIPVS removes mode ipvs without breaking connections. In other modes connection
+// tracking keeps established connections; IPVS keeps them itself. Endpoints get no new
 // connections, and everything is removed when the last connection has ended.
 func retireIPVS(ctx context.Context, m mode, adopt bool, log *slog.Logger) error {
 	families := ipvsFamilies(ctx)
 	if len(families) == 0 {
-		return nil // there can be nothing
+		return nil // without IPVS there can be no rules
 	}
 	if owned, err := m.owned(ctx, log); err != nil || !owned && !adopt {
 		return err
@@ -135,7 +136,7 @@ func retireIPVS(ctx context.Context, m mode, adopt bool, log *slog.Logger) error
 			return m.cleanupKubeProxy(ctx, log) // in every flavour of iptables
 		}
 		if !logged {
-			log.Info("mode ipvs goes when its last connections have ended", "endpoints", n)
+			log.Info("waiting for the last connections of mode ipvs before its rules are removed", "endpoints", n)
 		}
 		select {
 		case <-ctx.Done():
@@ -145,8 +146,7 @@ func retireIPVS(ctx context.Context, m mode, adopt bool, log *slog.Logger) error
 	}
 }
 
-// ipvsFamilies returns the address families in which IPVS may have connections: those in
-// which it can be used.
+// ipvsFamilies returns the address families in which the kernel has IPVS.
 func ipvsFamilies(ctx context.Context) []tracker.Family {
 	var out []tracker.Family
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {

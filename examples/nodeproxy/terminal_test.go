@@ -15,16 +15,16 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// pty is nodeproxy in a terminal of its own.
+// pty is nodeproxy in a pseudoterminal.
 type pty struct {
 	*exec.Cmd
 	keys *os.File
 
 	mu   sync.Mutex
-	text strings.Builder // what it has written
+	text strings.Builder // the output
 }
 
-// startPTY runs nodeproxy inside a host in a terminal of a size.
+// startPTY runs nodeproxy in a host, in a terminal of a size.
 func startPTY(t *testing.T, h *netlab.Host, width, height uint16, args ...string) *pty {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -35,7 +35,7 @@ func startPTY(t *testing.T, h *netlab.Host, width, height uint16, args ...string
 	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
 		t.Fatal(err)
 	}
-	// The other end is opened by the master, whatever /dev/pts is here.
+	// The ioctl opens the other end without /dev/pts, which may be another instance.
 	peer, _, errno := unix.Syscall(unix.SYS_IOCTL, master.Fd(), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY)
 	if errno != 0 {
 		t.Fatal(errno)
@@ -68,7 +68,8 @@ func startPTY(t *testing.T, h *netlab.Host, width, height uint16, args ...string
 	return p
 }
 
-// frame returns the last whole frame on the screen, with its colours, "" if there is none.
+// frame returns the last whole frame on the screen, with its colours, or "" before the first
+// one.
 func (p *pty) frame() string {
 	const home, rest = "\x1b[H", "\x1b[J"
 	p.mu.Lock()
@@ -82,7 +83,7 @@ func (p *pty) frame() string {
 	return strings.ReplaceAll(strings.ReplaceAll(text[start+len(home):end], "\x1b[K", ""), "\r\n", "\n")
 }
 
-// sgr are the looks that the program uses, as attributes in SVG.
+// sgr has the SVG attributes of the text styles that the program uses.
 var sgr = map[string]string{
 	"1": `font-weight="700"`, "2": `fill="#8b949e"`, "31": `fill="#ff7b72"`, "33": `fill="#e3b341"`, "36": `fill="#79c0ff"`, "7": `fill="#0d1117"`,
 }
@@ -108,7 +109,7 @@ func screenSVG(t *testing.T, title, frame string, width int) string {
 					t.Fatalf("escape sequence in %q", l)
 				}
 				if look, l = sgr[code], after; look == "" && code != "0" {
-					t.Fatalf("unknown look %q", code)
+					t.Fatalf("unknown style %q", code)
 				}
 				continue
 			}

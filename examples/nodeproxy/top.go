@@ -25,14 +25,14 @@ const topUsage = `Usage: nodeproxy top [flags]
 
 Shows the traffic of each Service port, from the counters in the kernel of the network
 namespace it runs in: beside a running agent, or without one. It needs no objects.
-READY is the number of endpoints that new connections are sent to. REFUSED counts
-packets to Services without endpoints, DROPPED those of sources that are not allowed,
-or for which this node has no endpoint. A dash stands for what the mode's kernel does
-not count.
+READY is the number of endpoints that get new connections. REFUSED counts packets to
+Services without endpoints. DROPPED counts packets from sources that are not allowed,
+and packets for which this node has no endpoint. A dash means that the mode's kernel
+does not count the value.
 
 Keys: c, b, r, e, d and n sort by connections, bytes, ready endpoints, refused, dropped
-or name, and the same key again turns the order; / filters by a part of the name, Esc
-shows all; the arrow keys scroll; q ends it.
+or name; the same key again reverses the order. / filters by a part of the name, and Esc
+shows all. The arrow keys scroll. q quits.
 
 `
 
@@ -43,13 +43,13 @@ type topOptions struct {
 	output   string
 }
 
-// top is the verb top.
+// top runs the verb top.
 func (p *program) top(ctx context.Context, args []string) error {
 	var o topOptions
 	view := toptable.View{}
 	flags := newFlags("top", topUsage, p.diag)
 	flags.DurationVar(&o.interval, "interval", 2*time.Second, "how often to read the counters")
-	flags.BoolVar(&o.once, "once", false, "print the rates of one interval and end")
+	flags.BoolVar(&o.once, "once", false, "print the rates of one interval and exit")
 	flags.StringVarP(&o.output, "output", "o", "text", "with --once: text or json")
 	flags.StringVar(&view.Sort, "sort", toptable.ByConnections, "connections, bytes, ready, refused, dropped or name")
 	flags.StringVar(&view.Filter, "filter", "", "show only Service ports whose names contain this `text`")
@@ -75,7 +75,7 @@ func (p *program) top(ctx context.Context, args []string) error {
 	if !o.once {
 		in, out, ok := terminal(p.out)
 		if !ok {
-			return errors.New("standard input and output must be a terminal; --once works without one")
+			return errors.New("standard input and output are not a terminal; --once works without one")
 		}
 		return toptable.Live(ctx, in, out, cfg.Mode, o.interval, view, first, read)
 	}
@@ -123,11 +123,11 @@ func readTraffic(ctx context.Context, mode string) (s toptable.Sample, err error
 	case errors.Is(err, ruleset.ErrNoRules):
 		return s, fmt.Errorf("mode %s has no rules in this network namespace: %w", mode, err)
 	case errors.Is(err, fs.ErrPermission):
-		return s, fmt.Errorf("the kernel lets only processes with CAP_NET_ADMIN in this network namespace read the counters of mode %s; run it as root: %w", mode, err)
+		return s, fmt.Errorf("cannot read the counters of mode %s without CAP_NET_ADMIN in this network namespace; run top as root: %w", mode, err)
 	case err != nil:
 		return s, err
 	case t.Known == 0:
-		return s, fmt.Errorf("the rules of mode %s in the kernel have no counters: an earlier version wrote them", mode)
+		return s, fmt.Errorf("the rules of mode %s have no counters: an earlier version of the agent wrote them", mode)
 	}
 	s.At, s.Known = time.Now(), t.Known
 	s.Counters = map[toptable.Name]ruleset.Counters{}

@@ -13,8 +13,8 @@ import (
 
 var update = flag.Bool("update", false, "write the picture of top")
 
-// newDemoSite returns the demo's network with an agent that serves its manifests, their
-// folder, and the flags that say so.
+// newDemoSite returns the demo's network with an agent that serves its manifests, the folder
+// of the manifests, and the flags for them.
 func newDemoSite(t *testing.T) (*demoLab, string, []string) {
 	t.Helper()
 	netlab.Require(t)
@@ -56,9 +56,9 @@ func topRows(t *testing.T, h *netlab.Host, args ...string) map[string]map[string
 	return out
 }
 
-// TestTopCounts compares what top prints with the connections that were made, beside the
-// agent and without it.
-func TestTopCounts(t *testing.T) {
+// TestTopCountsRealConnections compares top's output with the connections that were made,
+// beside a running agent and without one.
+func TestTopCountsRealConnections(t *testing.T) {
 	t.Parallel()
 	d, _, _ := newDemoSite(t)
 	visits(d.pod2, "", "10.96.0.10:80", 7)
@@ -97,8 +97,8 @@ func TestTopCounts(t *testing.T) {
 	}
 }
 
-// TestTopCountsEndpointsOnce has an endpoint with a weight, which has several places in the
-// kernel's tables.
+// TestTopCountsEndpointsOnce has an endpoint with a weight, which has several entries in the
+// kernel's maps.
 func TestTopCountsEndpointsOnce(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -110,8 +110,8 @@ func TestTopCountsEndpointsOnce(t *testing.T) {
 	}
 }
 
-// TestTopErrors has top fail where it cannot work.
-func TestTopErrors(t *testing.T) {
+// TestTopFailsWithAReason runs top with bad flags, without rules and without capabilities.
+func TestTopFailsWithAReason(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	for _, tt := range []struct {
@@ -121,7 +121,7 @@ func TestTopErrors(t *testing.T) {
 		want string
 	}{
 		{"--once", nil, 1, "mode nftables has no rules in this network namespace"},
-		{"--once", []string{otherUserEnv + "=1"}, 1, "only processes with CAP_NET_ADMIN in this network namespace"},
+		{"--once", []string{otherUserEnv + "=1"}, 1, "without CAP_NET_ADMIN in this network namespace"},
 		{"--sort size", nil, 2, `--sort "size" is not`},
 		{"-o json", nil, 2, "--output json needs --once"},
 		{"-o xml --once", nil, 2, `--output "xml" is neither`},
@@ -136,14 +136,14 @@ func TestTopErrors(t *testing.T) {
 	put(t, dir, "web.yaml", webService)
 	start(t, s.node, "run", "--manifests", dir).synced(t, "services=1 endpoints=0 changed=1")
 	p := start(t, s.node, "top")
-	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "must be a terminal; --once works without one") {
+	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "are not a terminal; --once works without one") {
 		t.Errorf("without a terminal: exit status %d, log:\n%s", code, p.log())
 	}
 }
 
-// TestTopScreen uses top in a terminal over real traffic. With -update it writes the
-// picture of it.
-func TestTopScreen(t *testing.T) {
+// TestTopScreenSortsAndFilters uses top in a terminal with real traffic. With -update it
+// writes top.svg, a picture of the screen.
+func TestTopScreenSortsAndFilters(t *testing.T) {
 	t.Parallel()
 	d, _, _ := newDemoSite(t)
 	const width, height = 96, 17
@@ -151,7 +151,7 @@ func TestTopScreen(t *testing.T) {
 	traffic := newStream(d.client, port("203.0.113.80", "80"), d.pod1, port("fd00:10:96::10", "80"))
 	more := startStream(&stream{visit: func(h *netlab.Host, from, to string) (string, string, error) {
 		if to == "10.96.0.40:80" {
-			visit(h, from, to) // is refused
+			visit(h, from, to) // refused
 			return "", "", nil
 		}
 		return visit(h, from, to)
@@ -179,7 +179,7 @@ func TestTopScreen(t *testing.T) {
 		}
 	}
 	shows("the table is on the screen", "nodeproxy top", "mode nftables, every 1s", "10\x1b[0m Service ports", "sorted by \x1b[36mconnections", "2 have no endpoints", "\x1b[31mshop/empty:http/TCP")
-	eventually(t, "there are rates", func() bool {
+	eventually(t, "the rates are on the screen", func() bool {
 		f := strings.Fields(strings.Split(p.frame()+"\n\n\n\n\n", "\n")[4])
 		return len(f) == 7 && f[2] != "0"
 	})
@@ -188,7 +188,7 @@ func TestTopScreen(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	screenSVG(t, "nodeproxy top", p.frame(), width) // knows every look
+	screenSVG(t, "nodeproxy top", p.frame(), width) // fails if it does not support a style
 	for i, l := range strings.Split(p.frame(), "\n") {
 		for _, code := range []string{"0", "1", "2", "7", "31", "33", "36"} {
 			l = strings.ReplaceAll(l, "\x1b["+code+"m", "")
@@ -211,7 +211,7 @@ func TestTopScreen(t *testing.T) {
 	if err := p.Wait(); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "the terminal is left as it was", func() bool {
+	eventually(t, "the terminal is restored", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return strings.HasSuffix(p.text.String(), "\x1b[?25h\x1b[?1049l")

@@ -23,69 +23,62 @@ import (
 
 const traceUsage = `Usage: nodeproxy trace [flags] ADDR:PORT[/PROTOCOL]
 
-Follows real connections to a destination through the kernel of the network namespace
-it runs in, for a time. For each it prints which chains its first packet met, which
-endpoint it got or who dropped it, and whether that is what must happen by the
-objects, which come from where run has them from, with the same flags. The last line
-tells whether all agree. The exit status is 1 if not, or if no connection was seen.
-The protocol is TCP unless given.
+Follows real connections to a destination through the kernel, in the network namespace
+it runs in. For each connection it prints the chains that the first packet met, the
+endpoint that the connection got or the rule that stopped it, and whether that agrees
+with the objects. It reads the objects from where run reads them, with the same flags.
+The last line reports whether all connections agree. The exit status is 1 if they do
+not, or if no connection was seen. The protocol is TCP by default.
 
 It needs CAP_NET_ADMIN. With --by nftrace, the default, it installs a table called
-proxier-trace-PID, which follows up to 100 new connections a second and which the
-kernel removes when the program ends, however it ends. It shows chains of nf_tables,
-also those of iptables-nft; of iptables-legacy and IPVS it shows what came of them.
-With --by conntrack it installs nothing and shows connections that got through, but
-none that was refused or dropped. That is also what it does where the kernel has no
-nf_tables.
+proxier-trace-PID, which follows up to 100 new connections a second. The kernel removes
+the table when the program ends, even if it is killed. The output shows the chains of
+nf_tables, including the chains of iptables-nft. It does not show the chains of
+iptables-legacy and the virtual servers of IPVS, only their effect.
+
+With --by conntrack it installs nothing. It shows connections that got through, but not
+connections that were refused or dropped. If the kernel has no nf_tables, trace uses
+--by conntrack.
 
 `
 
-// The ways to follow connections.
+// The values of --by.
 const (
 	byNFTrace   = "nftrace"
 	byConntrack = "conntrack"
 )
 
-// errTrace ends trace when connections did not go where they must, or there were none.
-var errTrace = errors.New("the connections are not what they should be")
+// The errors that end trace after it printed its last line.
+var (
+	errTrace         = errors.New("connections differ from what the objects require")
+	errNoConnections = errors.New("no connection was seen")
+)
 
-// trace is the verb trace.
+// trace runs the verb trace.
 func (p *program) trace(ctx context.Context, args []string) error {
 	var from, by string
 	var must bool
 	var long time.Duration
 	var count int
 	flags := newFlags("trace", traceUsage, p.diag)
-	flags.StringVar(&from, "from", "", "follow connections from this `address` only, which a port may follow (ADDR:PORT)")
-	flags.DurationVar(&long, "for", 10*time.Second, "how long to follow")
-	flags.IntVar(&count, "count", 0, "end after so many connections; 0 is no limit")
-	flags.BoolVar(&must, "must", true, "compare with what must happen; false needs no objects")
-	flags.StringVar(&by, "by", byNFTrace, "what the kernel is asked: nftrace or conntrack")
-	cfg, err := parse(flags, args, 1)
+	flags.StringVar(&from, "from", "", "follow only connections from this `address`, optionally with a port (ADDR:PORT)")
+	flags.DurationVar(&long, "for", 10*time.Second, "how long to follow connections")
+	flags.IntVar(&count, "count", 0, "end after this number of connections; 0 means no limit")
+	flags.BoolVar(&must, "must", true, "compare with what the objects require; --must=false needs no objects")
+	flags.StringVar(&by, "by", byNFTrace, "how to follow connections: by nftrace or conntrack")
+	cfg, log, packet, err := p.parsePacketArgs(flags, args)
 	if err != nil {
 		return err
 	}
-	log, err := p.logger(cfg)
-	if err != nil {
-		return err
-	}
-	log = quiet(cfg, log)
-	what, err := parsePacket(flags.Arg(0))
-	if err != nil {
-		return err
-	}
-	t := &tracing{out: p.out, mode: cfg.Mode, packet: what}
-	filter := follow.Filter{To: netip.AddrPortFrom(what.To.Addr().Unmap(), what.To.Port()), Protocol: protocolNumber(what.Protocol)}
+	t := &tracing{out: p.out, mode: cfg.Mode, packet: packet}
+	filter := follow.Filter{To: netip.AddrPortFrom(packet.To.Addr().Unmap(), packet.To.Port()), Protocol: protocolNumber(packet.Protocol)}
 	if from != "" {
-		if filter.From, err = parseSource(from); err != nil {
+		if filter.From, err = parseSource(from, filter.To.Addr()); err != nil {
 			return err
-		}
-		if filter.From.Addr().Is4() != filter.To.Addr().Is4() {
-			return bad("--from %v and %v are of different address families", filter.From.Addr(), filter.To.Addr())
 		}
 	}
 	if long <= 0 || count < 0 {
-		return bad("--for %v --count %d: must be positive", long, count)
+		return bad("--for %v --count %d: --for must be positive, and --count must not be negative", long, count)
 	}
 	if by != byNFTrace && by != byConntrack {
 		return bad("--by %q is neither nftrace nor conntrack", by)
@@ -106,7 +99,7 @@ func (p *program) trace(ctx context.Context, args []string) error {
 		return err
 	}
 	defer f.Close()
-	fmt.Fprintf(p.out, "following connections to %v/%s for %v\n", filter.To, what.Protocol, long)
+	fmt.Fprintf(p.out, "following connections to %v/%s for %v\n", filter.To, packet.Protocol, long)
 	ctx, cancel := context.WithTimeout(ctx, long)
 	defer cancel()
 	err = f.Follow(ctx, func(packet *follow.Packet) bool {
@@ -114,7 +107,7 @@ func (p *program) trace(ctx context.Context, args []string) error {
 		return count == 0 || t.seen < count
 	})
 	if n := f.Overrun(); n != 0 {
-		fmt.Fprintf(p.out, "note: the kernel's messages came too fast; some connections may be missing or incomplete\n")
+		fmt.Fprintf(p.out, "note: the kernel dropped messages; connections may be missing or incomplete\n")
 	}
 	if err != nil {
 		return err
@@ -122,13 +115,13 @@ func (p *program) trace(ctx context.Context, args []string) error {
 	return t.summary()
 }
 
-// follower begins to follow.
+// follower returns a follower for --by.
 func follower(by string, filter follow.Filter, diag io.Writer) (follow.Follower, error) {
 	var f follow.Follower
 	var err error
 	if by == byNFTrace {
 		if f, err = follow.NFTrace(filter); errors.Is(err, errors.ErrUnsupported) {
-			fmt.Fprintf(diag, "nodeproxy trace: %v; continuing with --by conntrack, which does not show what is refused or dropped\n", err)
+			fmt.Fprintf(diag, "nodeproxy trace: %v; continuing with --by conntrack, which does not show refused or dropped connections\n", err)
 			by = byConntrack
 		}
 	}
@@ -141,7 +134,7 @@ func follower(by string, filter follow.Filter, diag io.Writer) (follow.Follower,
 	return f, err
 }
 
-// protocolNumber returns a protocol's number.
+// protocolNumber returns the protocol's IPPROTO number.
 func protocolNumber(p v1.Protocol) uint8 {
 	switch p {
 	case v1.ProtocolUDP:
@@ -152,16 +145,16 @@ func protocolNumber(p v1.Protocol) uint8 {
 	return unix.IPPROTO_TCP
 }
 
-// localAddresses returns the addresses that the kernel calls local.
+// localAddresses returns the addresses of all interfaces.
 func localAddresses() ([]netip.Addr, error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
 	defer nl.Close()
 	list, err := whole(func() ([]netlink.Addr, error) { return nl.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, fmt.Errorf("addresses: %w", err)
+		return nil, fmt.Errorf("cannot list the addresses: %w", err)
 	}
 	var out []netip.Addr
 	for _, a := range list {
@@ -178,14 +171,14 @@ type tracing struct {
 	addresses []netip.Addr
 	expected  *history // nil if nothing is compared
 
-	known                   map[netip.AddrPort]bool // the sources seen
+	known                   map[netip.AddrPort]bool // the sources that were seen
 	endpoints               map[netip.AddrPort]int  // how many connections each got
 	seen, agreed            int
 	forwarded, refused, not int
 }
 
-// connection prints what became of a connection's first packet. Later packets of the
-// same connection are ignored.
+// connection prints the outcome of a connection's first packet. It ignores later packets of
+// the same connection.
 func (t *tracing) connection(p *follow.Packet) {
 	if t.known[p.From] {
 		return
@@ -226,9 +219,7 @@ func (t *tracing) connection(p *follow.Packet) {
 		return v, o.agrees(v)
 	})
 	fmt.Fprintf(t.out, "must: %v: %s\n", v.Action, v.Rule)
-	if v.Affinity != 0 {
-		fmt.Fprintf(t.out, "must: affinity: to the same endpoint for %v\n", v.Affinity)
-	}
+	writeAffinity(t.out, "must: ", v)
 	if err != nil {
 		for _, e := range v.Endpoints {
 			fmt.Fprintf(t.out, "must: %s\n", describeEndpoint(v, e))
@@ -251,12 +242,12 @@ func (t *tracing) inInterface(p *follow.Packet) string {
 	}
 	name, err := interfaceName(p.In)
 	if err != nil {
-		return outside // it is gone
+		return outside // the interface is gone
 	}
 	return name
 }
 
-// summary prints which endpoints got how much, and the last line.
+// summary prints the number of connections of each endpoint, and the last line.
 func (t *tracing) summary() error {
 	if len(t.endpoints) > 0 {
 		fmt.Fprintln(t.out)
@@ -267,7 +258,7 @@ func (t *tracing) summary() error {
 	switch {
 	case t.seen == 0:
 		fmt.Fprintf(t.out, "\nno new connection to %v was seen\n", t.packet.To)
-		return errTrace
+		return errNoConnections
 	case t.expected == nil:
 		fmt.Fprintf(t.out, "\n%s: %s\n", plural(t.seen, "connection"), t.tally())
 	case t.agreed == t.seen:
@@ -290,8 +281,8 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// history is what the ruleset was in the last seconds: the agent may have a change in
-// effect a little before or after it is known here.
+// history holds the snapshots of the last seconds. The agent may bring a change into effect
+// a little before or after trace receives it.
 type history struct {
 	live   *liveWorld
 	list   []moment  // the newest last
@@ -300,12 +291,12 @@ type history struct {
 
 type moment struct {
 	*ruleset.Snapshot
-	until time.Time // when the next one began, zero for the newest
+	until time.Time // the start of the next one, zero for the newest
 }
 
-// How long connections may be treated by the former state of the objects, and how long
-// to wait for a change that the agent may know already. The agent's --min-sync-period is
-// a second by default.
+// behind is how long the kernel may still apply an earlier state of the objects. ahead is how
+// long to wait for a change that the agent may have received already. The agent's
+// --min-sync-period is a second by default.
 const (
 	behind = 3 * time.Second
 	ahead  = time.Second
@@ -315,9 +306,9 @@ func newHistory(live *liveWorld) *history {
 	return &history{live: live, list: []moment{{Snapshot: live.engine.Snapshot()}}}
 }
 
-// judge calls fn with the present ruleset and, as long as it returns an error, with those
-// that were in effect recently or come into effect soon. It returns what fn returned for
-// the one that it accepted, or for the present one.
+// judge calls fn with the present snapshot. While fn returns an error, judge calls it with
+// earlier snapshots, and then with new ones that arrive soon. It returns the results of fn
+// for the snapshot that fn accepted, or else for the present one.
 func (h *history) judge(fn func(*ruleset.Snapshot) (ruleset.Verdict, error)) (ruleset.Verdict, error) {
 	select {
 	case <-h.live.changed:
@@ -354,13 +345,13 @@ func (h *history) judge(fn func(*ruleset.Snapshot) (ruleset.Verdict, error)) (ru
 	}
 }
 
-// add notes a change.
+// add appends the present snapshot.
 func (h *history) add() {
 	h.list[len(h.list)-1].until = time.Now()
 	h.list = append(h.list, moment{Snapshot: h.live.engine.Snapshot()})
 }
 
-// ownsChain reports whether a chain of nf_tables is one that the agent writes in a mode.
+// ownsChain reports whether the agent writes the step's chain of nf_tables in a mode.
 func ownsChain(mode string, s follow.Step) bool {
 	if mode == config.ModeNFTables {
 		return isOwnTable(s.Table)
@@ -368,14 +359,7 @@ func ownsChain(mode string, s follow.Step) bool {
 	return isKubeChain(s.Chain)
 }
 
-// describeEndpoint says which endpoint a packet is sent to.
+// describeEndpoint returns an endpoint's address and whether its packets are masqueraded.
 func describeEndpoint(v ruleset.Verdict, e *tracker.Endpoint) string {
 	return fmt.Sprintf("endpoint %v, %s", e.Addr, sourceKept(v.MasqueradeTo(e)))
-}
-
-func sourceKept(masqueraded bool) string {
-	if masqueraded {
-		return "masqueraded"
-	}
-	return "source kept"
 }

@@ -13,27 +13,27 @@ import (
 	"github.com/go-proxier/proxier/internal/testtime"
 )
 
-// needProgram skips the test where a program is missing.
+// needProgram skips the test if a program is missing.
 func needProgram(t *testing.T, name string) {
 	t.Helper()
 	_, err := exec.LookPath(name)
 	netlab.Need(t, err == nil, name)
 }
 
-// runTrace runs trace until it has seen as many connections, while connect makes them.
+// runTrace runs trace while connect makes connections, until trace ends.
 func runTrace(t *testing.T, h *netlab.Host, connect func(), args ...string) (code int, out string) {
 	t.Helper()
 	p := start(t, h, append([]string{"trace", "--for", "20s"}, args...)...)
 	first := p.line(t)
 	if !strings.HasPrefix(first, "following connections to ") {
-		t.Fatalf("it begins with %q", first)
+		t.Fatalf("the first line is %q", first)
 	}
 	connect()
 	code, rest := p.exit(t)
 	return code, strings.Join(rest, "\n") + "\n" + p.log()
 }
 
-// contains checks that a text has all the parts.
+// contains checks that a text contains all parts.
 func contains(t *testing.T, text string, parts ...string) {
 	t.Helper()
 	for _, part := range parts {
@@ -43,7 +43,7 @@ func contains(t *testing.T, text string, parts ...string) {
 	}
 }
 
-// refused connects to where it must be refused.
+// refused makes a connection that must be refused.
 func (s *site) refused(t *testing.T, to string) {
 	t.Helper()
 	c, err := dial(s.client, "tcp", "", to, testtime.Timeout)
@@ -55,7 +55,7 @@ func (s *site) refused(t *testing.T, to string) {
 	}
 }
 
-// unanswered connects to where nothing must answer.
+// unanswered makes a connection that must get no answer.
 func (s *site) unanswered(t *testing.T, to string) {
 	t.Helper()
 	c, err := dial(s.client, "tcp", "", to, noAnswerTimeout)
@@ -77,7 +77,7 @@ spec:
   - {name: http, port: 80}
 `
 
-// TestTraceAgrees follows real connections that go where they must, in each mode.
+// TestTraceAgrees follows connections that go where the objects require, in each mode.
 func TestTraceAgrees(t *testing.T) {
 	for _, flavour := range []string{"nftables", "iptables-nft", "iptables-legacy"} {
 		t.Run(flavour, func(t *testing.T) {
@@ -96,7 +96,7 @@ func TestTraceAgrees(t *testing.T) {
 			start("run").synced(t, "services=2 endpoints=2 changed=2")
 
 			for _, by := range []string{"nftrace", "conntrack"} {
-				code, out := runTrace(t, s.node, func() { s.meets(t, clusterVIP, podIPs[:2]...) },
+				code, out := runTrace(t, s.node, func() { s.answeredBy(t, clusterVIP, podIPs[:2]...) },
 					append(flags, "--count", "5", "--by", by, clusterVIP)...)
 				contains(t, out, "connection: 192.0.2.9:", " to 10.96.0.10:80/TCP", "kernel: endpoint 10.1.0.", ":8080, masqueraded",
 					"must: forward: ", "\nagrees\n", ":8080 got ", "\n5 connections: 5 forwarded, 0 refused, 0 neither; kernel and objects AGREE\n")
@@ -108,13 +108,13 @@ func TestTraceAgrees(t *testing.T) {
 				}
 			}
 			if flavour == "iptables-legacy" {
-				// Its rules are not seen, but that a packet does not arrive is.
+				// trace does not show its rules, but it shows that the packet is lost.
 				lock := "XTABLES_LOCKFILE=" + filepath.Join(t.TempDir(), "lock")
 				if _, err := s.node.Output("env", lock, flavour, "-I", "FORWARD", "-p", "tcp", "--dport", "8080", "-j", "DROP"); err != nil {
 					t.Fatal(err)
 				}
 				code, out := runTrace(t, s.node, func() { s.unanswered(t, clusterVIP) }, append(flags, "--count", "1", clusterVIP)...)
-				contains(t, out, "kernel: lost after these chains, by something that nf_tables does not show: iptables-legacy, ", "DIFFERS: it was not forwarded", "DIFFER for 1")
+				contains(t, out, "kernel: lost after these chains, for a reason that nf_tables does not show: iptables-legacy, ", "DIFFERS: not forwarded", "DIFFER for 1")
 				if code != 1 {
 					t.Errorf("exit status %d", code)
 				}
@@ -129,8 +129,8 @@ func TestTraceAgrees(t *testing.T) {
 	}
 }
 
-// TestTraceNode follows connections of the node itself.
-func TestTraceNode(t *testing.T) {
+// TestTraceFollowsTheNodesConnections makes connections from the node itself.
+func TestTraceFollowsTheNodesConnections(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir := t.TempDir()
@@ -142,7 +142,7 @@ func TestTraceNode(t *testing.T) {
 	if code != 0 {
 		t.Errorf("exit status %d", code)
 	}
-	// A connection to itself goes through the loopback interface.
+	// A connection of the node to itself uses the loopback interface.
 	l, err := s.node.Listen("tcp", "192.0.2.1:7000")
 	if err != nil {
 		t.Fatal(err)
@@ -159,15 +159,13 @@ func TestTraceNode(t *testing.T) {
 	}
 }
 
-// TestTraceForeignChain has another program drop, refuse and masquerade packets.
-func TestTraceForeignChain(t *testing.T) {
+// TestTraceNamesForeignChains adds chains that drop, reject and masquerade packets.
+func TestTraceNamesForeignChains(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "nft")
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...))
+	_, dir := s.serveWeb(t, podIPs[:2])
 	flags := []string{"--manifests", dir, "--hostname-override", "n1"}
-	start(t, s.node, append([]string{"run"}, flags...)...).synced(t, "services=1 endpoints=2 changed=1")
 	for _, tt := range []struct {
 		hook, rule string
 		want       []string
@@ -207,20 +205,20 @@ func TestTraceForeignChain(t *testing.T) {
 	}
 }
 
-// TestTraceWrongRules has the agent's rules differ from the objects.
-func TestTraceWrongRules(t *testing.T) {
+// TestTraceFindsWrongRules traces with objects that differ from the agent's.
+func TestTraceFindsWrongRules(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	dir, other := t.TempDir(), t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
 	put(t, other, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
 	start(t, s.node, "run", "--manifests", dir).synced(t, "services=1 endpoints=1 changed=1")
-	code, out := runTrace(t, s.node, func() { s.meets(t, clusterVIP, podIPs[0]) }, "--manifests", other, "--count", "1", clusterVIP)
-	contains(t, out, "must: endpoint 10.1.0.3:8080, source kept\n", "DIFFERS: 10.1.0.2:8080 is none of its endpoints\n", "DIFFER for 1\n")
+	code, out := runTrace(t, s.node, func() { s.answeredBy(t, clusterVIP, podIPs[0]) }, "--manifests", other, "--count", "1", clusterVIP)
+	contains(t, out, "must: endpoint 10.1.0.3:8080, source kept\n", "DIFFERS: 10.1.0.2:8080 is not one of the expected endpoints\n", "DIFFER for 1\n")
 	if code != 1 {
 		t.Errorf("exit status %d", code)
 	}
-	// Without objects nothing is compared, and one source is followed if one is given.
+	// --must=false compares nothing, and --from selects one source.
 	code, out = runTrace(t, s.node, func() {
 		visits(s.client, "", clusterVIP, 1)
 		visits(s.node, "", clusterVIP, 1)
@@ -231,19 +229,16 @@ func TestTraceWrongRules(t *testing.T) {
 	}
 }
 
-// TestTraceChange has the objects change while connections are followed.
-func TestTraceChange(t *testing.T) {
+// TestTraceFollowsChangesOfObjects changes the objects while trace runs.
+func TestTraceFollowsChangesOfObjects(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	dir := t.TempDir()
-	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
-	p := start(t, s.node, "run", "--manifests", dir, "--min-sync-period", "0s")
-	p.synced(t, "services=1 endpoints=1 changed=1")
+	p, dir := s.serveWeb(t, podIPs[:1], "--min-sync-period", "0s")
 	code, out := runTrace(t, s.node, func() {
-		s.meets(t, clusterVIP, podIPs[0])
+		s.answeredBy(t, clusterVIP, podIPs[0])
 		put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
 		p.synced(t, "services=1 endpoints=1 changed=1")
-		s.meets(t, clusterVIP, podIPs[1])
+		s.answeredBy(t, clusterVIP, podIPs[1])
 	}, "--manifests", dir, "--count", "100", clusterVIP)
 	contains(t, out, "endpoint 10.1.0.2:8080", "endpoint 10.1.0.3:8080", "100 forwarded", "AGREE")
 	if code != 0 {
@@ -251,9 +246,9 @@ func TestTraceChange(t *testing.T) {
 	}
 }
 
-// TestTraceUDP follows datagrams over IPv6, of which only the first of a connection
+// TestTraceFollowsUDP sends datagrams over IPv6. Only the first datagram of a connection
 // counts.
-func TestTraceUDP(t *testing.T) {
+func TestTraceFollowsUDP(t *testing.T) {
 	t.Parallel()
 	netlab.Require(t)
 	d, err := newDemoLab()
@@ -289,8 +284,8 @@ func TestTraceUDP(t *testing.T) {
 	}
 }
 
-// TestTraceKilled has what trace installed be gone after SIGKILL.
-func TestTraceKilled(t *testing.T) {
+// TestTraceLeavesNoTable ends trace by signals, such as SIGKILL.
+func TestTraceLeavesNoTable(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "nft")
 	s := newSite(t)
@@ -305,7 +300,7 @@ func TestTraceKilled(t *testing.T) {
 		p := start(t, s.node, "trace", "--must=false", "--for", "20s", clusterVIP)
 		p.line(t)
 		if got := tables(); !strings.HasPrefix(got, "table ip proxier-trace-") {
-			t.Fatalf("tables while it runs:\n%s", got)
+			t.Fatalf("tables while trace runs:\n%s", got)
 		}
 		p.Process.Signal(signal)
 		code, rest := p.exit(t)
@@ -318,8 +313,8 @@ func TestTraceKilled(t *testing.T) {
 	}
 }
 
-// TestTraceWithoutPrivileges runs trace as an ordinary user.
-func TestTraceWithoutPrivileges(t *testing.T) {
+// TestTraceNeedsCapNetAdmin runs trace as an ordinary user.
+func TestTraceNeedsCapNetAdmin(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	for _, by := range []string{"nftrace", "conntrack"} {

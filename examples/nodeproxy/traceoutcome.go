@@ -19,20 +19,20 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// outcome is what became of a connection.
+// outcome is what the kernel did with a connection.
 type outcome struct {
 	lines  []string
-	action ruleset.Action // 0 if none of them
-	// foreign names the chain of others that stopped the packet, "" if none did.
+	action ruleset.Action // 0 if the packet was lost or queued
+	// foreign names the chain of another program that stopped the packet, or is "".
 	foreign     string
 	endpoint    netip.AddrPort // under ActionForward
 	masqueraded bool
 }
 
-// outcome finds out what became of a packet.
+// outcome returns what the kernel did with a packet.
 func (t *tracing) outcome(p *follow.Packet) outcome {
 	var o outcome
-	o.lines = t.way(p.Steps)
+	o.lines = chainLines(p.Steps)
 	last := follow.Step{}
 	if len(p.Steps) > 0 {
 		last = p.Steps[len(p.Steps)-1]
@@ -49,10 +49,10 @@ func (t *tracing) outcome(p *follow.Packet) outcome {
 		}
 		if p.LastTo == p.To {
 			o.action = ruleset.ActionPass
-			o.say("destination unchanged, %s%s", sourceKept(o.masqueraded), where)
+			o.addf("destination unchanged, %s%s", sourceKept(o.masqueraded), where)
 			return o
 		}
-		o.say("endpoint %v, %s%s", o.endpoint, sourceKept(o.masqueraded), where)
+		o.addf("endpoint %v, %s%s", o.endpoint, sourceKept(o.masqueraded), where)
 	case follow.Dropped:
 		text, rejects := ruleText(last)
 		o.action = ruleset.ActionDrop
@@ -66,27 +66,28 @@ func (t *tracing) outcome(p *follow.Packet) outcome {
 			verb = strings.ToUpper(verb) + " by a chain of another program"
 		}
 		if last.Rule == 0 {
-			o.say("%s: %s, by its policy", verb, where)
+			o.addf("%s: %s, by its policy", verb, where)
 			break
 		}
-		o.say("%s: %s, rule handle %d", verb, where, last.Rule)
+		o.addf("%s: %s, rule handle %d", verb, where, last.Rule)
 		if text != "" {
-			o.say("that rule: %s", text)
+			o.addf("that rule: %s", text)
 		}
 	case follow.Queued:
 		o.foreign = fmt.Sprintf("%s, chain %s", tableName(last), last.Chain)
-		o.say("handed to a program and not returned: %s, rule handle %d", o.foreign, last.Rule)
+		o.addf("queued to a program, which has not returned it: %s, rule handle %d", o.foreign, last.Rule)
 	default:
-		o.say("lost after these chains, by something that nf_tables does not show: iptables-legacy, IPVS, routing (no route, rp_filter) or a full connection table")
+		o.addf("lost after these chains, for a reason that nf_tables does not show: iptables-legacy, IPVS, routing (no route, rp_filter) or a full connection table")
 	}
 	return o
 }
 
-func (o *outcome) say(format string, args ...any) {
+func (o *outcome) addf(format string, args ...any) {
 	o.lines = append(o.lines, fmt.Sprintf(format, args...))
 }
 
-// agrees returns an error about how the outcome is not what must happen.
+// agrees returns nil if the outcome is one that the verdict allows, or an error with the
+// difference.
 func (o outcome) agrees(v ruleset.Verdict) error {
 	switch v.Action {
 	case ruleset.ActionForward:
@@ -96,35 +97,35 @@ func (o outcome) agrees(v ruleset.Verdict) error {
 		i := slices.IndexFunc(v.Endpoints, func(e *tracker.Endpoint) bool { return e.Addr == o.endpoint })
 		switch {
 		case o.action != ruleset.ActionForward:
-			return errors.New("it was not forwarded")
+			return errors.New("not forwarded")
 		case i < 0:
-			return fmt.Errorf("%v is none of its endpoints", o.endpoint)
+			return fmt.Errorf("%v is not one of the expected endpoints", o.endpoint)
 		case o.masqueraded != v.MasqueradeTo(v.Endpoints[i]):
 			return fmt.Errorf("%s, but must be: %s", sourceKept(o.masqueraded), sourceKept(!o.masqueraded))
 		}
 	case ruleset.ActionPass:
-		// What others make of a packet that is none of ours is theirs to decide.
+		// Other programs may stop a packet that belongs to no Service.
 		if o.foreign == "" && (o.action == ruleset.ActionReject || o.action == ruleset.ActionDrop) {
-			return errors.New("it was stopped")
+			return errors.New("stopped by a rule of the agent")
 		}
 		if o.action == ruleset.ActionForward {
-			return errors.New("its destination was replaced")
+			return errors.New("destination replaced")
 		}
 	case ruleset.ActionReject, ruleset.ActionDrop:
 		if o.action == v.Action {
 			return nil
 		}
 		if o.foreign != "" {
-			return fmt.Errorf("another program was first: %s", o.foreign)
+			return fmt.Errorf("stopped by another program before: %s", o.foreign)
 		}
-		return fmt.Errorf("it was not stopped by a rule that makes it %v", v.Action)
+		return fmt.Errorf("not stopped by a rule with action %v", v.Action)
 	}
 	return nil
 }
 
-// way says which chains a packet met: those of its own rules, and those of others in
-// which a rule matched.
-func (t *tracing) way(steps []follow.Step) (lines []string) {
+// chainLines returns a line for each table that the packet met, with the chains in which a
+// rule matched.
+func chainLines(steps []follow.Step) (lines []string) {
 	for i := 0; i < len(steps); {
 		first, j := steps[i], i
 		var chains []string
@@ -139,7 +140,7 @@ func (t *tracing) way(steps []follow.Step) (lines []string) {
 	return lines
 }
 
-// familyNames are the names of nf_tables' families as nft has them.
+// familyNames are nft's names of the families of nf_tables.
 var familyNames = map[uint8]string{
 	unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev",
 }
@@ -148,16 +149,16 @@ func tableName(s follow.Step) string {
 	return fmt.Sprintf("table %s %s", familyNames[s.Family], s.Table)
 }
 
-// isOwnTable reports whether a table is that of mode nftables.
+// isOwnTable reports whether a table belongs to mode nftables.
 func isOwnTable(name string) bool {
 	return name == nftables.DefaultTable || name == nftables.DefaultTable+"-shadow"
 }
 
-// isKubeChain reports whether a chain is one that modes iptables and ipvs write.
+// isKubeChain reports whether modes iptables and ipvs write a chain.
 func isKubeChain(name string) bool { return strings.HasPrefix(name, "KUBE-") }
 
-// ruleText returns a rule as nft lists it, "" if there is no nft, and whether it refuses
-// packets with an answer.
+// ruleText returns a rule as nft lists it, or "" if nft is missing, and whether the rule
+// rejects packets.
 func ruleText(s follow.Step) (text string, rejects bool) {
 	if s.Rule == 0 {
 		return "", false
@@ -182,7 +183,7 @@ func ruleText(s follow.Step) (text string, rejects bool) {
 	return "", rejects
 }
 
-// isReject reports whether an expression refuses packets, in a rule of nft or of
+// isReject reports whether an expression rejects packets, in a rule of nft or of
 // iptables-nft.
 func isReject(e expr.Any) bool {
 	switch e := e.(type) {

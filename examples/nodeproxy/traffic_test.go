@@ -8,9 +8,10 @@ import (
 	"testing"
 )
 
-// TestTrafficMetrics makes connections through agents of two modes, one after the other, and
-// compares their metrics with how many there were, also after a restart and without endpoints.
-func TestTrafficMetrics(t *testing.T) {
+// TestTrafficMetricsMatchConnections makes connections through agents of two modes, one after
+// the other, and compares their metrics with the number of connections, also after a restart
+// and without endpoints.
+func TestTrafficMetricsMatchConnections(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {

@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// TestWalk finds, on the demo's cluster and by top and trace alone, a Service whose traffic
-// goes to one endpoint only, one that refuses, and one whose packets another program's
-// chain drops. The README has the same walk.
-func TestWalk(t *testing.T) {
+// TestTopAndTraceFindTheFaultsOfTheReadme follows the commands of the README. With top and
+// trace alone it finds a Service whose traffic goes to one endpoint only, a Service that
+// refuses connections, and a Service whose packets another program's chain drops.
+func TestTopAndTraceFindTheFaultsOfTheReadme(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "nft")
 	d, _, flags := newDemoSite(t)
@@ -21,7 +21,7 @@ func TestWalk(t *testing.T) {
 	s.client = d.pod1
 	const cart, empty, web = "10.96.0.30:80", "10.96.0.40:80", "10.96.0.10:80"
 
-	// top shows that a Service has no endpoints and refuses.
+	// top shows that a Service has no endpoints and refuses connections.
 	s.refused(t, empty)
 	rows := topRows(t, d.node)
 	if r := rows["shop/empty IPv4"]; r["ready"] != 0.0 || r["refused"] != 1.0 {

@@ -20,8 +20,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// world is the way of objects to the ruleset: what any agent built on the library
-// has, whatever it programs.
+// world turns objects into the ruleset. Any agent that is built on the library has such a
+// part, whatever it programs.
 type world struct {
 	cfg     *config.Config
 	log     *slog.Logger
@@ -30,31 +30,30 @@ type world struct {
 	worldHooks
 
 	mu sync.Mutex
-	// node is this node's object, nil if there is none.
+	// node is this node's object, or nil.
 	node *v1.Node
-	// cidrs is the ranges of cluster IPs, by ServiceCIDR object.
+	// cidrs are the ranges of cluster IPs, by the name of the ServiceCIDR object.
 	cidrs map[string][]netip.Prefix
 }
 
-// worldHooks is what a world asks and tells. Functions that are nil are not called.
+// worldHooks are the functions that a world calls. All but failed may be nil.
 type worldHooks struct {
-	// own returns the node's addresses where neither a flag nor a Node object tells
-	// them.
+	// own returns the node's addresses if neither a flag nor a Node object has them.
 	own func() ([]netip.Addr, error)
-	// events is told of what is wrong with objects.
+	// events receives what is wrong with objects.
 	events tracker.EventSink
 	// receiveService and receiveSlice count a Service or EndpointSlice that is received,
 	// or its deletion. They call update, which hands it in and reports whether that made a
 	// difference. addressType is "" for a slice that is deleted.
 	receiveService func(name types.NamespacedName, update func() (changed bool))
 	receiveSlice   func(addressType string, update func() (changed bool))
-	// eligible is told whether the node may get load-balancer traffic.
+	// eligible is called with whether the node may get load-balancer traffic.
 	eligible func(bool)
-	// failed is told that the agent must start again.
+	// failed is called with an error that requires a restart of the agent.
 	failed func(error)
 }
 
-// newWorld makes a world in which nothing is but the node, which may be nil.
+// newWorld returns a world without Services. The Node may be nil.
 func newWorld(cfg *config.Config, families []tracker.Family, node *v1.Node, hooks worldHooks, log *slog.Logger) (*world, error) {
 	w := &world{cfg: cfg, log: log, worldHooks: hooks, node: node, cidrs: map[string][]netip.Prefix{}}
 	// How pod traffic is recognised must be known from the start.
@@ -113,8 +112,7 @@ func (w *world) slice(addressType string, update func() (changed bool)) {
 	w.receiveSlice(addressType, update)
 }
 
-// setNode takes note of this node's object. A change that the agent cannot follow
-// is reported.
+// setNode hands in this node's object. It calls failed if the agent cannot follow a change.
 func (w *world) setNode(n *v1.Node) {
 	if n.Name != w.cfg.NodeName {
 		return
@@ -122,37 +120,37 @@ func (w *world) setNode(n *v1.Node) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.cfg.Effective.DetectLocalMode == config.NodeCIDR && w.node != nil && !slices.Equal(podCIDRs(w.node), podCIDRs(n)) {
-		w.failed(errors.New("the node's podCIDRs have changed; start again"))
+		w.failed(errors.New("the node's podCIDRs changed: restart needed"))
 		return
 	}
 	w.node = n
-	w.tellEligible(health.Eligible(n))
+	w.setEligible(health.Eligible(n))
 	w.tracker.SetNode(w.nodeInfo())
 }
 
-// nodeGone takes note that this node's object is gone. Unless it is to be
-// forgotten, what it said last stays in effect: a node whose object was deleted
-// still has its pods' traffic to carry. A forgotten Node leaves the node as eligible
+// nodeGone handles the deletion of this node's object. If discard is not set, the last state
+// of the object stays in effect, because the node still carries its pods' traffic, and the
+// node is not eligible for load-balancer traffic. If discard is set, the node is as eligible
 // as one that never had an object.
-func (w *world) nodeGone(forget bool) {
+func (w *world) nodeGone(discard bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.tellEligible(forget)
-	if !forget {
-		w.log.Warn("the Node object was deleted; what it said last stays in effect", "node", w.cfg.NodeName)
+	w.setEligible(discard)
+	if !discard {
+		w.log.Warn("the Node object was deleted; its last state stays in effect", "node", w.cfg.NodeName)
 		return
 	}
 	w.node = nil
 	w.tracker.SetNode(w.nodeInfo())
 }
 
-func (w *world) tellEligible(eligible bool) {
+func (w *world) setEligible(eligible bool) {
 	if w.eligible != nil {
 		w.eligible(eligible)
 	}
 }
 
-// refreshNode looks the node's own addresses up again, where they are needed.
+// refreshNode reads the node's own addresses again if neither a flag nor a Node has them.
 func (w *world) refreshNode() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -187,7 +185,7 @@ func (w *world) prefixes(o *networking.ServiceCIDR) []netip.Prefix {
 	for _, s := range o.Spec.CIDRs {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			w.log.Warn("skipped", "serviceCIDR", o.Name, "error", err)
+			w.log.Warn("skipped a range of a ServiceCIDR", "serviceCIDR", o.Name, "error", err)
 			continue
 		}
 		out = append(out, p)
@@ -195,12 +193,12 @@ func (w *world) prefixes(o *networking.ServiceCIDR) []netip.Prefix {
 	return out
 }
 
-// localTraffic says how pod traffic is recognised.
+// localTraffic returns how pod traffic is recognised.
 func (w *world) localTraffic() (ruleset.LocalTraffic, error) {
 	mode := w.cfg.Effective.DetectLocalMode
 	if mode != config.NodeCIDR {
 		if mode == config.ClusterCIDR && len(w.cfg.DetectLocal.CIDRs) == 0 {
-			w.log.Info("no --cluster-cidr: traffic of pods is not told from other traffic, and traffic to cluster IPs is not masqueraded")
+			w.log.Info("no --cluster-cidr: traffic of pods is not recognised, and traffic to cluster IPs is not masqueraded")
 		}
 		return w.cfg.DetectLocal, nil
 	}
@@ -228,9 +226,9 @@ func podCIDRs(n *v1.Node) []string {
 	return n.Spec.PodCIDRs
 }
 
-// nodeInfo returns what is known of the node. In each family its address is that
-// of --bind-address, or else of the Node object; if neither has any, it is what
-// the routing table says.
+// nodeInfo returns the node information. The address in each family is --bind-address, or
+// else the address of the Node object. If neither has any, the addresses come from the
+// routing table.
 func (w *world) nodeInfo() tracker.NodeInfo {
 	info := tracker.NodeInfo{Name: w.cfg.NodeName}
 	bind := w.cfg.BindAddress
@@ -249,7 +247,7 @@ func (w *world) nodeInfo() tracker.NodeInfo {
 	if len(info.Addresses) == 0 && w.own != nil {
 		own, err := w.own()
 		if err != nil {
-			w.log.Warn("the node's addresses are not known", "error", err)
+			w.log.Warn("cannot read the node's addresses", "error", err)
 		}
 		info.Addresses = own
 	}

@@ -13,10 +13,9 @@ import (
 	zpages "k8s.io/component-base/zpages/features"
 )
 
-// The pages that Kubernetes components have for a look at one of them by hand
-// (KEP-4828, KEP-4827). They are for people, and may be put otherwise any time.
-
-// addPages adds the pages that the feature gates allow.
+// addPages adds the pages /flagz and /statusz of Kubernetes components (KEP-4828, KEP-4827),
+// as far as the feature gates enable them. The pages are for people; their format may
+// change.
 func (a *agent) addPages(mux *http.ServeMux) {
 	if a.cfg.Gates.Enabled(zpages.ComponentFlagz) {
 		mux.HandleFunc("/flagz", a.flagz)
@@ -29,11 +28,10 @@ func (a *agent) addPages(mux *http.ServeMux) {
 func page(w http.ResponseWriter, title string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	fmt.Fprintf(w, "%s %s\nNot for programs: what is here, and how, may change.\n\n", component, title)
+	fmt.Fprintf(w, "%s %s\nNot for programs: contents and format may change.\n\n", component, title)
 }
 
-// flagz shows the command line. With --config most of it is without effect: see
-// /configz.
+// flagz shows the command line. With --config most flags have no effect: see /configz.
 func (a *agent) flagz(w http.ResponseWriter, _ *http.Request) {
 	page(w, "flagz")
 	for _, f := range a.cfg.Flags {
@@ -41,7 +39,7 @@ func (a *agent) flagz(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// statusz shows what runs, and since when.
+// statusz shows the version, the start time and the paths of the agent.
 func (a *agent) statusz(w http.ResponseWriter, _ *http.Request) {
 	page(w, "statusz")
 	paths := []string{"/configz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz"}

@@ -30,7 +30,7 @@ type state struct {
 	maps   bpfMaps
 	hooks  hooks
 
-	// The model of what is in the maps. frontends is nil while that is unknown.
+	// The model of the maps' content. frontends is nil while the content is unknown.
 	node      *ruleset.Node
 	frontends map[frontendKey]frontendValue
 	pools     map[poolKey]*slotTable
@@ -47,7 +47,7 @@ type poolKey struct {
 	target  uint32
 }
 
-// share is one of the slots that an endpoint has, as many as its weight is worth.
+// share identifies one of an endpoint's slots. Their number depends on the weight.
 type share struct {
 	endpoint endpoint
 	number   int
@@ -57,7 +57,7 @@ type slotTable = slots.Table[share, struct{}]
 
 var targets = [...]ruleset.Target{ruleset.ToCluster, ruleset.ToLocal}
 
-// poolFields are the bits that tell that the pool of a target may have changed.
+// poolFields are the fields whose change may change the pool of a target.
 var poolFields = map[ruleset.Target]ruleset.Field{
 	ruleset.ToCluster: ruleset.FieldCluster | ruleset.FieldHash,
 	ruleset.ToLocal:   ruleset.FieldLocal | ruleset.FieldHash,
@@ -66,12 +66,11 @@ var poolFields = map[ruleset.Target]ruleset.Field{
 // errClosed is the error of a closed backend.
 var errClosed = fmt.Errorf("socketlb: backend: %w", os.ErrClosed)
 
-// New returns a backend for the cgroup and the network namespace that c names. It opens the
-// maps of an earlier process, if there are any, and loads the programs, but changes
-// nothing. The error is a [*ruleset.UnsupportedError] that names what is missing, wraps
-// [ruleset.ErrConfig], or is another that may pass. Apply fills the maps and attaches the
-// programs when it gets the first full delta. They stay in effect when the backend is
-// closed.
+// New returns a backend for the cgroup and the network namespace of c. It opens the maps of
+// an earlier process, if any, and loads the programs. It attaches nothing: the first full
+// delta makes [Backend.Apply] fill the maps and attach the programs, which stay in effect
+// when the backend is closed. The error is a [*ruleset.UnsupportedError] that names what is
+// missing, wraps [ruleset.ErrConfig], or is another error after which the caller may retry.
 func New(ctx context.Context, c Config) (_ *Backend, err error) {
 	if c, err = c.withDefaults(); err != nil {
 		return nil, err
@@ -97,7 +96,7 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 		return nil, err
 	}
 	if err := b.maps.open(&b.config); err != nil {
-		return nil, unsupported("maps", err)
+		return nil, unsupported("creating BPF maps", err)
 	}
 	if err := b.hooks.load(&b.config, &b.maps, b.host.cookie); err != nil {
 		return nil, err
@@ -105,8 +104,7 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 	return b, nil
 }
 
-// Probe reports whether [New] would succeed, without changing anything. It returns nil,
-// a [*ruleset.UnsupportedError], or an error of the configuration.
+// Probe returns the error that [New] would return, or nil. It changes nothing.
 func Probe(ctx context.Context, c Config) error {
 	b, err := New(ctx, c)
 	if err != nil {
@@ -132,10 +130,10 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// Apply makes the maps agree with d, as [ruleset.Backend] requires, and attaches the
-// programs. A [*ruleset.PartialError] names Services that could not be written: connections
-// to them are left to the backend behind. Other errors wrap [ruleset.ErrNeedFull], but for
-// those of the context and of a closed backend.
+// Apply writes d to the maps, as [ruleset.Backend] requires, and attaches the programs. A
+// [*ruleset.PartialError] names Services that could not be written; their connections are
+// left to the backend behind. It returns ctx's error, or an error that wraps [os.ErrClosed]
+// if the backend is closed. All other errors wrap [ruleset.ErrNeedFull].
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -159,13 +157,14 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return nil
 }
 
-// detects returns what the pools of all frontends follow from, of a node.
+// detects returns, by family, whether the node recognises traffic of pods. The pools of all
+// frontends depend on it.
 func detects(n *ruleset.Node) []bool {
 	return []bool{n.LocalTraffic.Detects(tracker.IPv4), n.LocalTraffic.Detects(tracker.IPv6)}
 }
 
-// apply does the steps of package ruleset's documentation, each for all changes before the
-// next. A frontend may be deleted at any time, as the backend behind serves it then.
+// apply takes the steps of package ruleset's documentation, each for all changes before the
+// next. It may delete a frontend at any time, because the backend behind serves it then.
 func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err error) {
 	if d.Full {
 		if err := b.adopt(); err != nil {
@@ -210,7 +209,7 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 	for _, c := range changes {
 		trim := b.trim
 		if failed[c.Key] != nil {
-			trim = b.forget
+			trim = b.deletePools
 		}
 		if err := trim(c); err != nil {
 			return nil, err
@@ -230,8 +229,8 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 	return failed, nil
 }
 
-// retry writes once more the Services that failed, of which nothing is in the maps: there
-// may be room now that other entries are deleted. It removes those that succeed from failed.
+// retry writes the failed Services again, which have no entries in the maps. There may be
+// room after other entries were deleted. It removes Services that succeed from failed.
 func (b *Backend) retry(changes []*ruleset.Change, failed map[tracker.Key]error) error {
 	for _, c := range changes {
 		if failed[c.Key] == nil {
@@ -246,15 +245,15 @@ func (b *Backend) retry(changes []*ruleset.Change, failed map[tracker.Key]error)
 			continue
 		}
 		failed[c.Key] = err
-		b.config.Log.Error("socketlb: service left to the backend behind", slog.String("service", c.Key.String()), slog.Any("error", err))
-		if err := errors.Join(b.deleteFrontends(c, true), b.forget(c)); err != nil {
+		b.config.Log.Error("socketlb: cannot write a service; the backend behind serves it", slog.String("service", c.Key.String()), slog.Any("error", err))
+		if err := errors.Join(b.deleteFrontends(c, true), b.deletePools(c)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// adopt reads the maps, as this process or an earlier one left them.
+// adopt reads the entries that this process or an earlier one left in the maps.
 func (b *Backend) adopt() (err error) {
 	if b.frontends, err = readMap[frontendKey, frontendValue](b.maps.frontends); err != nil {
 		return err
@@ -265,7 +264,7 @@ func (b *Backend) adopt() (err error) {
 	}
 	b.pools = map[poolKey]*slotTable{}
 	shares := map[poolKey]map[endpoint]int{}
-	// In order, so that the shares of an endpoint are numbered as they were.
+	// In order, so that the shares of an endpoint keep their numbers.
 	for _, k := range slices.SortedFunc(maps.Keys(endpoints), func(x, y slotKey) int { return int(x.Slot) - int(y.Slot) }) {
 		p := poolKey{k.Service, k.Target}
 		if shares[p] == nil {
@@ -287,7 +286,7 @@ func (b *Backend) adopt() (err error) {
 	return err
 }
 
-// serves reports whether connections to a TCP Service are translated at all.
+// serves reports whether connections to a TCP Service can be translated.
 func serves(s *ruleset.Service) bool {
 	return s != nil && s.Hash() == tracker.HashNone
 }
@@ -302,7 +301,7 @@ func (b *Backend) table(k poolKey) *slotTable {
 	return t
 }
 
-// fillPools writes the endpoints that a change brings.
+// fillPools writes the new endpoints of a change.
 func (b *Backend) fillPools(c *ruleset.Change, full bool) error {
 	id := idOf(c.Key)
 	for _, target := range targets {
@@ -337,12 +336,12 @@ func (b *Backend) fillPools(c *ruleset.Change, full bool) error {
 func put[K, V any](b *Backend, m *ebpf.Map, k K, v V) error {
 	b.writes++
 	if err := m.Put(k, v); err != nil {
-		return fmt.Errorf("write to %s: %w", m, err)
+		return fmt.Errorf("cannot write to map %s: %w", m, err)
 	}
 	return nil
 }
 
-// trim deletes what a Service does not need any more. No frontend leads there.
+// trim deletes the entries that a Service no longer needs. No frontend uses them.
 func (b *Backend) trim(c *ruleset.Change) error {
 	id := idOf(c.Key)
 	for _, t := range targets {
@@ -353,8 +352,8 @@ func (b *Backend) trim(c *ruleset.Change) error {
 	return b.trimMembers(id, membersOf(c.New))
 }
 
-// forget deletes the pools and members of a Service that failed. It has no frontends.
-func (b *Backend) forget(c *ruleset.Change) error {
+// deletePools deletes the pools and members of a failed Service, which has no frontends.
+func (b *Backend) deletePools(c *ruleset.Change) error {
 	id := idOf(c.Key)
 	for _, t := range targets {
 		if err := b.emptyPool(poolKey{id, uint32(t)}); err != nil {
@@ -398,7 +397,7 @@ func membersOf(s *ruleset.Service) map[memberKey]struct{} {
 	return out
 }
 
-// fillMembers writes the members that a change brings.
+// fillMembers writes the new members of a change.
 func (b *Backend) fillMembers(c *ruleset.Change) error {
 	for k := range membersOf(c.New) {
 		if _, ok := b.members[k.Service][k]; ok {
@@ -419,7 +418,7 @@ func (b *Backend) noteMember(k memberKey) {
 	b.members[k.Service][k] = struct{}{}
 }
 
-// trimMembers deletes the members of a Service but those wanted.
+// trimMembers deletes the members of a Service that are not in want.
 func (b *Backend) trimMembers(id serviceID, want map[memberKey]struct{}) error {
 	for k := range b.members[id] {
 		if _, ok := want[k]; ok {
@@ -436,9 +435,9 @@ func (b *Backend) trimMembers(id serviceID, want map[memberKey]struct{}) error {
 	return nil
 }
 
-// valueOf returns what becomes of connections to a frontend, and whether any are
-// translated. What cannot be decided when a socket connects is left to the backend behind:
-// see the package documentation.
+// valueOf returns the entry of a frontend, and whether any of its connections are translated.
+// Connections whose endpoint cannot be chosen when a socket connects are left to the backend
+// behind: see the package documentation.
 func (b *Backend) valueOf(s *ruleset.Service, f *ruleset.Frontend) (frontendValue, bool) {
 	if !serves(s) || len(f.Sources) != 0 {
 		return frontendValue{}, false
@@ -461,7 +460,7 @@ func (b *Backend) valueOf(s *ruleset.Service, f *ruleset.Frontend) (frontendValu
 	return v, v.Node.Size != 0 || v.Pods.Size != 0
 }
 
-// writeFrontends writes the frontends that a change brings.
+// writeFrontends writes the new and changed frontends of a change.
 func (b *Backend) writeFrontends(c *ruleset.Change) error {
 	if c.New == nil {
 		return nil
@@ -481,8 +480,8 @@ func (b *Backend) writeFrontends(c *ruleset.Change) error {
 	return nil
 }
 
-// deleteFrontends deletes the frontends of a Service that it does not have any more, or
-// from which nothing is translated. Of a Service that failed it deletes all.
+// deleteFrontends deletes the frontends that a Service no longer has or that translate
+// nothing. If the Service failed, it deletes all its frontends.
 func (b *Backend) deleteFrontends(c *ruleset.Change, failed bool) error {
 	stale := map[frontendKey]bool{}
 	for s := range c.Before() {
@@ -498,8 +497,8 @@ func (b *Backend) deleteFrontends(c *ruleset.Change, failed bool) error {
 	}
 	id := idOf(c.Key)
 	for k, gone := range stale {
-		// Another Service may own the frontend by now. Of one that failed, and of one with
-		// nothing to translate, the entry may be that of the Service that had it before.
+		// Another Service may own the frontend by now. If c.New owns it, but failed or
+		// translates nothing, the entry may be that of its former owner.
 		v, ok := b.frontends[k]
 		if !gone || !ok || v.Service != id && !owns(c.New, k) {
 			continue
@@ -524,7 +523,7 @@ func (b *Backend) deleteFrontend(k frontendKey) error {
 	return nil
 }
 
-// pruneFrontends deletes the frontends that a full delta does not call for.
+// pruneFrontends deletes the frontends that are not in a full delta.
 func (b *Backend) pruneFrontends(changes []*ruleset.Change) error {
 	wanted := map[frontendKey]bool{}
 	for _, c := range changes {
@@ -568,7 +567,7 @@ func (b *Backend) prunePools(changes []*ruleset.Change) error {
 	return nil
 }
 
-// writeAddresses writes the node's addresses, as far as they changed.
+// writeAddresses writes the changes of the node's addresses.
 func (b *Backend) writeAddresses() error {
 	list, err := b.host.addresses()
 	if err != nil {
@@ -610,7 +609,7 @@ func (b *Backend) writeAddresses() error {
 	return nil
 }
 
-// Counters returns how many connections were translated.
+// Counters returns the numbers of translated connections.
 func (b *Backend) Counters() (Counters, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -621,7 +620,7 @@ func (b *Backend) Counters() (Counters, error) {
 	for i := range sums {
 		var each []uint64
 		if err := b.maps.counters.Lookup(uint32(i), &each); err != nil {
-			return Counters{}, fmt.Errorf("socketlb: read counters: %w", err)
+			return Counters{}, fmt.Errorf("socketlb: cannot read the counters: %w", err)
 		}
 		for _, n := range each {
 			sums[i] += n

@@ -25,19 +25,19 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A way leads from a pod to another pod of the same node:
+// A way is how a pod connects to another pod of the same node:
 //
-//   - bare: to its own address, on a node without any rules;
-//   - direct: to its own address, beside the rules of package nftables;
-//   - passing: as direct, but through the programs, which leave the connection alone;
+//   - bare: to the pod's own address, on a node without any rules;
+//   - direct: to the pod's own address, on a node with the rules of package nftables;
+//   - passing: as direct, but with the programs, which leave the connection alone;
 //   - nftables: through a Service, by package nftables;
 //   - socketlb: through a Service, by this package before nftables.
 type way struct {
 	name   string
 	client *netlab.Host
 	group  *threadcgroup.Group
-	// connect and sink are where a server accepts and closes, and where one reads blocks
-	// and answers each with a byte.
+	// connect is the address of a server that accepts and closes connections, and sink the
+	// address of a server that reads blocks and answers each with a byte.
 	connect, sink string
 }
 
@@ -87,7 +87,7 @@ func benchNetwork(b *testing.B) (node, client *netlab.Host) {
 	return node, client
 }
 
-// benchWays makes all ways, with so many Services.
+// benchWays sets up all ways with a number of Services.
 func benchWays(b *testing.B, services int) []way {
 	need(b)
 	n := newNode(b)
@@ -124,7 +124,7 @@ func benchWays(b *testing.B, services int) []way {
 	if err != nil {
 		b.Fatal(err)
 	}
-	// The last one has the server, at port 80 as at port 8080, and at port 81 at 8081.
+	// The last Service leads to the server: port 80 to port 8080, and port 81 to port 8081.
 	vip := func(i int) string { return netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String() }
 	for i := range services {
 		service := name(fmt.Sprint("service-", i))
@@ -167,10 +167,10 @@ func benchWays(b *testing.B, services int) []way {
 	}
 }
 
-// compare runs the ways in turns, in another order each round. It reports the median rate
-// of each, that as a percentage of direct and of bare, and by how much the first percentage
-// is off with a chance of one in twenty (the notch of a box plot, as in BenchmarkConnections
-// of package nftables).
+// compare runs the ways in turns, in another order each round. It reports the median rate of
+// each way, its percentage of the rates of direct and of bare, and the 95 % confidence
+// interval of the first percentage (the notch of a box plot, as in BenchmarkConnections of
+// package nftables).
 func compare(b *testing.B, ways []way, unit string, amount float64, run func(way) error) {
 	took := map[string][]float64{}
 	for b.Loop() {

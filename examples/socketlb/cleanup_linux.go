@@ -14,8 +14,9 @@ import (
 )
 
 // Cleanup detaches the programs and deletes the files of a [Backend] with the same
-// configuration, and nothing else. It does nothing if there are none. Connections that were
-// translated go on. The error is about the configuration or the kernel's.
+// configuration. It changes nothing else, and does nothing if no such files exist.
+// Translated connections continue. The error wraps [ruleset.ErrConfig], or is the kernel's
+// or ctx's error.
 func Cleanup(ctx context.Context, c Config) error {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -28,7 +29,8 @@ func Cleanup(ctx context.Context, c Config) error {
 	for _, path := range files(&c) {
 		if slices.Contains(hookNames, filepath.Base(path)) {
 			if l, err := link.LoadPinnedLink(path, nil); err == nil {
-				// A process may have the link open. Detach fails if the cgroup is gone.
+				// Another process may have the link open. Detach fails if the cgroup was
+				// removed.
 				_ = l.Detach()
 				l.Close()
 			}
@@ -39,13 +41,13 @@ func Cleanup(ctx context.Context, c Config) error {
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("socketlb: clean up: %w", err)
+		return fmt.Errorf("socketlb: cannot clean up: %w", err)
 	}
 	return nil
 }
 
-// Owned reports whether there is anything that [Cleanup] with the same configuration would
-// delete. Its errors are like those of Cleanup.
+// Owned reports whether files exist that [Cleanup] with the same configuration would delete.
+// The error wraps [ruleset.ErrConfig], or is ctx's error.
 func Owned(ctx context.Context, c Config) (bool, error) {
 	c, err := c.withDefaults()
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Backend programs the sockets of one cgroup. It implements [ruleset.Backend]. Its
-// methods are safe for concurrent use. Methods called after [Backend.Close] change
+// Backend translates the connections of one cgroup. It implements [ruleset.Backend]. Its
+// methods are safe for concurrent use. Methods that are called after [Backend.Close] change
 // nothing and return an error that wraps [os.ErrClosed].
 type Backend struct {
 	state
@@ -25,15 +25,15 @@ const DefaultDir = "/sys/fs/bpf/proxier-socketlb"
 // Config is the configuration of a [Backend]. The zero value is a node's usual
 // configuration.
 type Config struct {
-	// Cgroup is the folder of the cgroup whose processes are served, with those of all
-	// cgroups below it; "" means the root of the cgroup2 file system. All its processes
-	// must be in NetNS or in pods of this node.
+	// Cgroup is the folder of the cgroup whose processes are served, including all cgroups
+	// below it; "" means the root of the cgroup2 file system. All its processes must be in
+	// NetNS or in pods of this node.
 	Cgroup string
 	// Dir is the folder in a BPF file system (bpffs) that keeps the maps and links for the
-	// next process; "" means [DefaultDir]. The backend creates it and owns everything in
-	// it. Its parent must exist.
+	// next process; "" means [DefaultDir]. The backend creates the folder and owns
+	// everything in it. Its parent must exist.
 	Dir string
-	// NetNS is an open file of the node's network namespace; nil is the namespace of the
+	// NetNS is an open file of the node's network namespace; nil means the namespace of the
 	// thread that calls [New]. New duplicates the file.
 	NetNS *os.File
 	// Families are the address families to program; nil means both. Services of another
@@ -43,16 +43,17 @@ type Config struct {
 	// which pods redirect their own connections by the Service's address, as the sidecars
 	// of a service mesh do.
 	NodeOnly bool
-	// Endpoints is how many slots of pools there may be, over all Services; 0 means
-	// 262,144. A pool has a slot for each endpoint, more for endpoints with weights. A
-	// Service that does not fit is left to the backend behind.
+	// Endpoints is the number of slots of all pools of all Services; 0 means 262,144. A
+	// pool has a slot for each endpoint, and more for endpoints with weights. A Service
+	// that does not fit is left to the backend behind.
 	Endpoints int
-	// Connections is how many connections are translated at a time; 0 means 65,536. Further ones
-	// are left to the backend behind. Each takes about 100 bytes of kernel memory at all times.
+	// Connections is the number of connections that are translated at a time; 0 means 65,536.
+	// Further connections are left to the backend behind. The kernel allocates about 100 bytes
+	// for each connection in advance.
 	Connections int
-	// Clients is how many clients of Services with affinity are remembered; 0 means 65,536.
-	// The one that was used longest ago makes room for a new one. Each takes about 100 bytes
-	// of kernel memory at all times.
+	// Clients is the number of clients of Services with affinity that are stored; 0 means
+	// 65,536. A new client replaces the least recently used one. The kernel allocates about
+	// 100 bytes for each client in advance.
 	Clients int
 	// Log receives repairs and Services that cannot be programmed; nil discards them.
 	Log *slog.Logger
@@ -60,8 +61,8 @@ type Config struct {
 
 // Counters counts connections since the maps were created.
 type Counters struct {
-	// Node and Pods are the connections that were translated at the socket: those of
-	// processes in the node's own network namespace, and those of others.
+	// Node counts the translated connections of processes in the node's own network
+	// namespace, and Pods the translated connections of other processes.
 	Node, Pods uint64
 }
 

@@ -19,11 +19,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// suite makes the pair of backends for the worlds of a test.
+// suite opens the pair of backends for the worlds of a test.
 type suite struct {
 	mu    sync.Mutex
 	nodes map[*os.File]*node
-	// taken is how many connections were translated at the socket, in all worlds.
+	// taken is the number of connections that were translated at the socket, in all worlds.
 	taken atomic.Uint64
 }
 
@@ -85,9 +85,9 @@ func (s *suite) pair(tb testing.TB, c Config) ruleset.Backend {
 	})
 }
 
-// masquerades is the one difference from the ruleset that the package documents: a pod that
-// reaches itself through a Service sees its own address, unless the connection would be
-// masqueraded in any case or is one of those that are left alone.
+// masquerades reports whether a packet must be masqueraded. It has the documented difference
+// from the ruleset: a pod that reaches itself through a Service sees its own address, unless
+// the connection is left alone or must be masqueraded for another reason.
 func masquerades(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool {
 	pod := p.InInterface == "cni0" || strings.HasPrefix(p.InInterface, "veth-")
 	other := &tracker.Endpoint{Addr: netip.AddrPortFrom(p.From.Next(), 1)}
@@ -98,7 +98,7 @@ func masquerades(p ruleset.Packet, v ruleset.Verdict, ep *tracker.Endpoint) bool
 	return v.MasqueradeTo(ep)
 }
 
-// TestConformance sends packets through everything the ruleset can say.
+// TestConformance runs the worlds of package conformance.
 func TestConformance(t *testing.T) {
 	need(t)
 	s := &suite{}
@@ -110,7 +110,7 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, s.options())
 }
 
-// TestRandomWorlds sends packets through worlds that are made up.
+// TestRandomWorlds runs random worlds of package conformance.
 func TestRandomWorlds(t *testing.T) {
 	need(t)
 	conformance.RunRandom(t, new(suite).options(), conformance.Random{Worlds: 6})

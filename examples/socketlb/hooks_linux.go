@@ -27,7 +27,7 @@ type hook struct {
 
 type hooks []*hook
 
-// hookNames are the names of all hooks, which are those of their links' files.
+// hookNames are the names of all hooks and of the files of their links.
 var hookNames = []string{"connect4", "getpeername4", "connect6", "getpeername6", "release"}
 
 // load loads the programs.
@@ -38,10 +38,11 @@ func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
 		code    asm.Instructions
 		minimum string
 	}{
-		// The oldest kernels with bpf_get_netns_cookie in these programs, and with the others.
+		// The minimum of connect has bpf_get_netns_cookie, and the minimum of getpeername has
+		// that attach type.
 		{hook{name: hookNames[0], attach: ebpf.AttachCGroupInet4Connect}, tracker.IPv4, connect(tracker.IPv4, m, cookie), "Linux 5.7"},
 		{hook{name: hookNames[1], attach: ebpf.AttachCgroupInet4GetPeername}, tracker.IPv4, getpeername(tracker.IPv4, m), "Linux 5.8"},
-		// A socket of IPv6 may connect to IPv4-mapped addresses, whatever the families.
+		// Loaded without IPv6, too: a socket of IPv6 may connect to IPv4-mapped addresses.
 		{hook{name: hookNames[2], attach: ebpf.AttachCGroupInet6Connect}, tracker.IPv6, connect(tracker.IPv6, m, cookie), "Linux 5.7"},
 		{hook{name: hookNames[3], attach: ebpf.AttachCgroupInet6GetPeername}, tracker.IPv6, getpeername(tracker.IPv6, m), "Linux 5.8"},
 		{hook{name: hookNames[4], attach: ebpf.AttachCgroupInetSockRelease}, 0, release(m), "Linux 5.9"},
@@ -54,9 +55,10 @@ func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
 			Name: "proxier_" + k.name[:4], Type: typ, AttachType: k.attach, Instructions: k.code, License: "Apache-2.0",
 		})
 		switch {
-		case errors.Is(err, unix.EPERM):
-			return unsupported("loading programs", err)
-		case err != nil: // EINVAL or a complaint of the verifier
+		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES) && !hasPerfmon():
+			// Some kernels check CAP_PERFMON in the verifier, which returns EACCES.
+			return unsupported("loading BPF programs", err)
+		case err != nil: // EINVAL, or another error of the verifier
 			return &ruleset.UnsupportedError{Backend: "socketlb", Family: k.family, Feature: "a BPF program for " + k.name, Minimum: k.minimum, Err: err}
 		}
 		k.program = p
@@ -65,7 +67,7 @@ func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
 	return nil
 }
 
-// attach has the programs run for the cgroup. A program of an earlier process is replaced in
+// attach attaches the programs to the cgroup. It replaces a program of an earlier process in
 // one step.
 func (h hooks) attach(c *Config) error {
 	cgroup, err := cgroupID(c.Cgroup)
@@ -74,7 +76,7 @@ func (h hooks) attach(c *Config) error {
 	}
 	for _, k := range h {
 		if err := k.put(c, cgroup); err != nil {
-			return fmt.Errorf("socketlb: attach %s to cgroup %s: %w", k.name, c.Cgroup, err)
+			return fmt.Errorf("socketlb: cannot attach %s to cgroup %s: %w", k.name, c.Cgroup, err)
 		}
 	}
 	return nil
@@ -94,7 +96,7 @@ func (k *hook) put(c *Config, cgroup uint64) error {
 	if err != nil {
 		return err
 	}
-	// The link that is replaced is detached when its last file is closed.
+	// The kernel detaches the replaced link when its last file is closed.
 	if err := replaceFile(path, made.Pin); err != nil {
 		made.Close()
 		return err
@@ -104,7 +106,7 @@ func (k *hook) put(c *Config, cgroup uint64) error {
 	return nil
 }
 
-// check returns what is wrong with the link, "" if nothing.
+// check returns what is wrong with the link, or "".
 func (k *hook) check(c *Config) string {
 	if k.link == nil {
 		return "the program is not attached"
@@ -129,11 +131,11 @@ func (k *hook) check(c *Config) string {
 	}
 	found, err := link.LoadPinnedLink(filepath.Join(c.Dir, k.name), nil)
 	if err != nil {
-		return "its file is gone"
+		return "the link's file is missing"
 	}
 	defer found.Close()
 	if other, err := found.Info(); err != nil || other.ID != info.ID {
-		return "its file is another's"
+		return "the link's file belongs to another link"
 	}
 	return ""
 }
@@ -153,7 +155,7 @@ func (h hooks) close() {
 	}
 }
 
-// attachedTo returns the ID of the cgroup that a link attaches its program to, 0 if none.
+// attachedTo returns the ID of the cgroup that a link attaches its program to, or 0.
 func attachedTo(l link.Link) uint64 {
 	info, err := l.Info()
 	if err != nil || info.Cgroup() == nil {
@@ -167,12 +169,12 @@ func attachedTo(l link.Link) uint64 {
 func cgroupID(folder string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(folder, &st); err != nil {
-		return 0, fmt.Errorf("socketlb: cgroup %s: %w", folder, err)
+		return 0, fmt.Errorf("socketlb: cannot read cgroup %s: %w", folder, err)
 	}
 	return st.Ino, nil
 }
 
-// files returns the paths of everything that a backend may have left, links first.
+// files returns the paths of the existing files of a backend, links first.
 func files(c *Config) (out []string) {
 	for _, name := range hookNames {
 		out = append(out, filepath.Join(c.Dir, name))

@@ -3,6 +3,7 @@ package socketlb
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,12 +18,13 @@ import (
 
 // host is the node's network namespace.
 type host struct {
-	// cookie is what bpf_get_netns_cookie returns for its sockets.
+	// cookie is the value of bpf_get_netns_cookie for sockets of the namespace.
 	cookie uint64
 	nl     *netlink.Handle
 }
 
-// openHost returns the network namespace that file is of, the calling thread's if nil.
+// openHost returns the network namespace of the file, or of the calling thread if file is
+// nil.
 func openHost(file *os.File) (*host, error) {
 	ns, err := netns.Open(file)
 	if err != nil {
@@ -57,8 +59,8 @@ func netnsCookie() (uint64, error) {
 // addresses of Services. NodePorts do not answer there.
 const ipvsDevice = "kube-ipvs0"
 
-// addresses returns the node's own addresses. Loopback and link-local addresses are not
-// among them: each network namespace may have the same ones.
+// addresses returns the node's own addresses without loopback and link-local addresses, which
+// other network namespaces may have, too.
 func (h *host) addresses() ([]netip.Addr, error) {
 	skip := 0
 	if link, err := h.nl.LinkByName(ipvsDevice); err == nil {
@@ -66,7 +68,7 @@ func (h *host) addresses() ([]netip.Addr, error) {
 	}
 	list, err := h.nl.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("socketlb: list addresses: %w", err)
+		return nil, fmt.Errorf("socketlb: cannot list the node's addresses: %w", err)
 	}
 	var out []netip.Addr
 	for _, a := range list {
@@ -81,8 +83,8 @@ func (h *host) addresses() ([]netip.Addr, error) {
 func (h *host) close() { h.nl.Close() }
 
 // RootCgroup returns the folder of the root of the cgroup2 file system, the default of
-// Config.Cgroup. The error is a [*ruleset.UnsupportedError] if it is not mounted, as in a
-// container that sees its own cgroup alone.
+// Config.Cgroup. The error is a [*ruleset.UnsupportedError] if the root is not mounted, as in
+// a container that has only its own cgroup.
 func RootCgroup() (string, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -94,8 +96,8 @@ func RootCgroup() (string, error) {
 		if len(fields) < 5 || !strings.HasPrefix(system, "cgroup2 ") {
 			continue
 		}
-		// The inode of the root is 1 (KERNFS_ROOT in fs/kernfs). A container may see the
-		// cgroup of its own in that place.
+		// The inode of the root is 1 (KERNFS_ROOT in fs/kernfs). In a container the
+		// container's own cgroup may be mounted there.
 		var st unix.Stat_t
 		if unix.Stat(fields[4], &st) == nil && st.Ino == 1 {
 			return fields[4], nil
@@ -104,7 +106,7 @@ func RootCgroup() (string, error) {
 	return "", &ruleset.UnsupportedError{Backend: "socketlb", Feature: "finding the root cgroup (in a container, mount the host's /sys/fs/cgroup and name the folder)"}
 }
 
-// checkPlaces returns an error if the cgroup or the BPF file system is not one.
+// checkPlaces returns an error if Cgroup is not a cgroup, or Dir is not in a BPF file system.
 func checkPlaces(c *Config) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(c.Cgroup, &fs); err != nil || fs.Type != unix.CGROUP2_SUPER_MAGIC {
@@ -118,8 +120,8 @@ func checkPlaces(c *Config) error {
 }
 
 // TemporaryDir returns a folder for Config.Dir in a BPF file system that only this process
-// sees and that disappears with it, or when the function is called. It is for tests and
-// demonstrations.
+// can access. The file system is removed when closeDir is called or the process ends. It is
+// for tests and demonstrations. The error is a [*ruleset.UnsupportedError].
 func TemporaryDir() (dir string, closeDir func() error, err error) {
 	fs, err := unix.Fsopen("bpf", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -136,10 +138,23 @@ func TemporaryDir() (dir string, closeDir func() error, err error) {
 	return fmt.Sprintf("/proc/self/fd/%d/socketlb", fd), func() error { return unix.Close(fd) }, nil
 }
 
-// unsupported returns an error about what the kernel or this process's rights lack.
+// unsupported returns an error about a feature that the kernel or the process's capabilities
+// do not allow.
 func unsupported(feature string, err error) error {
-	if errors.Is(err, unix.EPERM) {
-		feature += " (CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the initial user namespace)"
+	if errors.Is(err, fs.ErrPermission) {
+		feature += " without CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN in the initial user namespace"
 	}
 	return &ruleset.UnsupportedError{Backend: "socketlb", Feature: feature, Err: err}
+}
+
+// hasPerfmon reports whether the process has CAP_PERFMON, or CAP_SYS_ADMIN, which includes it
+// (perfmon_capable in include/linux/capability.h).
+func hasPerfmon() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if unix.Capget(&header, &data[0]) != nil {
+		return false
+	}
+	effective := uint64(data[1].Effective)<<32 | uint64(data[0].Effective)
+	return effective&(1<<unix.CAP_PERFMON|1<<unix.CAP_SYS_ADMIN) != 0
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// lab is a node and a pod, both linked to a host that has all endpoints. Nothing is behind
-// the Backend, and there is no route to any Service: a connection that is left alone fails.
+// lab is a node and a pod, both linked to a host that has all endpoints. No backend is behind
+// the Backend, and no route leads to a Service: a connection that is left alone fails.
 type lab struct {
 	testing.TB
 	*node
@@ -34,7 +34,7 @@ type lab struct {
 
 const (
 	nodeAddr4, nodeAddr6 = "192.0.2.1", "2001:db8:1::1"
-	secondAddr4          = "192.0.2.7" // of the node, but not in the Node object
+	secondAddr4          = "192.0.2.7" // an address of the node that the Node object lacks
 )
 
 // endpoints4 and endpoints6 are the addresses of the endpoints. The first one is on the node.
@@ -110,7 +110,7 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 	return l
 }
 
-// start makes a Backend and has it follow the ruleset.
+// start opens a Backend and attaches it to the ruleset.
 func (l *lab) start(c Config) {
 	l.Helper()
 	if c.NetNS = l.nodeNS.File(); l.cursor != nil {
@@ -168,7 +168,7 @@ func (l *lab) dial(h *netlab.Host, network, from, to string) (c net.Conn, err er
 	return c, err
 }
 
-// server connects and returns the endpoint, "" if the connection was left alone.
+// server connects and returns the endpoint, or "" if the connection was left alone.
 func (l *lab) server(h *netlab.Host, from, to string) string {
 	l.Helper()
 	before := l.counters()
@@ -185,7 +185,7 @@ func (l *lab) server(h *netlab.Host, from, to string) string {
 	if own := after.Node - before.Node; taken != 1 || (own == 1) != (h == l.nodeNS) {
 		l.Errorf("%s to %s: counters were %+v and are %+v", h.Name, to, before, after)
 	}
-	// The process sees the Service, the peer is the endpoint.
+	// The process gets the Service's address, but the peer is the endpoint.
 	if c.RemoteAddr().String() != to {
 		l.Errorf("%s to %s: getpeername returns %s", h.Name, to, c.RemoteAddr())
 	}
@@ -215,7 +215,7 @@ func (l *lab) counters() Counters {
 	return n
 }
 
-// reaches returns how often each endpoint was reached.
+// reaches connects and returns how often each endpoint was reached.
 func (l *lab) reaches(h *netlab.Host, from, to string, times int) map[string]int {
 	out := map[string]int{}
 	for range times {

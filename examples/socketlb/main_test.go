@@ -16,8 +16,8 @@ import (
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// privileged reports whether this process may load programs, which takes rights in the
-// initial user namespace.
+// privileged returns an error if this process may not load programs, which needs capabilities
+// in the initial user namespace.
 var privileged = sync.OnceValue(func() error {
 	dir, closeDir, err := TemporaryDir()
 	if err != nil {
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		return Probe(context.Background(), Config{Dir: os.Getenv("PROBE_DIR"), Cgroup: os.Getenv("PROBE_CGROUP")})
 	}}.Enter()
 	if privileged() == nil {
-		// In the user namespace that conformance.Main makes, nobody may load programs.
+		// No process in the user namespace that conformance.Main creates may load programs.
 		os.Setenv(netlab.InsideEnv, "1")
 		code := m.Run()
 		if p, err := testCgroup(); err == nil {
@@ -54,13 +54,13 @@ func need(tb testing.TB) {
 	netlab.Require(tb)
 }
 
-// node is the cgroup of a world's processes, and the place of its maps.
+// node is the cgroup of a world's processes, and the folder of its maps.
 type node struct {
 	*threadcgroup.Group
 	dir string
 }
 
-// newNode makes a cgroup, to which single threads of this process are moved.
+// newNode creates a cgroup, to which single threads of this process are moved.
 func newNode(tb testing.TB) *node {
 	tb.Helper()
 	must := func(err error) {
@@ -86,7 +86,7 @@ func newNode(tb testing.TB) *node {
 
 func (n *node) config() Config { return Config{Cgroup: n.Path(), Dir: n.dir} }
 
-// testCgroup is the cgroup of this process's own for all nodes.
+// testCgroup is this process's cgroup, which contains the cgroups of all nodes.
 var testCgroup = sync.OnceValues(func() (*threadcgroup.Parent, error) {
 	root, err := RootCgroup()
 	if err != nil {

@@ -16,11 +16,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The keys and values of the maps, as the programs read them. There are no gaps between
-// fields, so they must not be reordered: see program_linux.go.
+// The keys and values of the maps. The programs read them by offset: their fields must have no
+// gaps and must not be reordered. See program_linux.go.
 
-// serviceID names a Service port in the maps: the first bytes of the SHA-256 of its key,
-// so that it survives a restart.
+// serviceID identifies a Service port in the maps. It is the first bytes of the SHA-256 of
+// the port's key, so that it is the same after a restart.
 type serviceID uint64
 
 func idOf(k tracker.Key) serviceID {
@@ -28,14 +28,14 @@ func idOf(k tracker.Key) serviceID {
 	return serviceID(binary.NativeEndian.Uint64(sum[:]))
 }
 
-// endpoint is an address and port as in a packet, an IPv4 address as an IPv4-mapped one.
+// endpoint is an address and port in network byte order. An IPv4 address is IPv4-mapped.
 type endpoint struct {
 	Addr [16]byte
 	Port [2]byte
 	Pad  uint16
 }
 
-// frontendKey is a Service's address and port. That of a NodePort is
+// frontendKey is a Service's address and port. The address of a NodePort is
 // [netip.IPv6Unspecified] or ::ffff:0.0.0.0.
 type frontendKey = endpoint
 
@@ -45,7 +45,7 @@ func endpointOf(a netip.AddrPort) endpoint {
 	return e
 }
 
-// String returns the address and port as an operator writes them.
+// String returns the address and port as text, such as "10.0.0.1:80".
 func (e endpoint) String() string {
 	return netip.AddrPortFrom(netip.AddrFrom16(e.Addr).Unmap(), binary.BigEndian.Uint16(e.Port[:])).String()
 }
@@ -60,17 +60,17 @@ func keyOf(f *ruleset.Frontend, family tracker.Family) frontendKey {
 	return endpointOf(netip.AddrPortFrom(addr, f.Port))
 }
 
-// frontendValue is what becomes of connections to a frontend.
+// frontendValue determines the endpoints of connections to a frontend.
 type frontendValue struct {
 	Service serviceID
-	// Affinity is the timeout in nanoseconds, 0 for none.
+	// Affinity is the timeout of client affinity in nanoseconds, or 0.
 	Affinity uint64
 	// Node is for processes in the node's own network namespace, Pods for others.
 	Node, Pods pool
 }
 
-// pool is the slots from which a connection's endpoint is picked. Of size 0, it leaves the
-// connection alone.
+// pool holds the slots from which a connection's endpoint is drawn. A pool of size 0 leaves
+// the connection alone.
 type pool struct {
 	Target, Size uint32
 }
@@ -94,8 +94,8 @@ type clientKey struct {
 	NetNS   uint64
 }
 
-// client is when a client connected last, in nanoseconds of the monotonic clock, and to
-// which endpoint.
+// client holds the time of a client's last connection, in nanoseconds of the monotonic clock,
+// and its endpoint.
 type client struct {
 	Seen     uint64
 	Endpoint endpoint
@@ -107,9 +107,9 @@ type peer struct {
 	Service, Endpoint endpoint
 }
 
-// address is what an address of the node is good for: NodePorts is 1 if they answer there,
-// and Source is 1 if a socket that is bound to it needs no masquerading. Family is the third
-// word of the frontendKey of a NodePort.
+// address holds the properties of an address of the node. NodePorts is 1 if NodePorts answer
+// there, and Source is 1 if a socket that is bound to it needs no masquerading. Family is the
+// third word of the frontendKey of a NodePort.
 type address struct {
 	NodePorts, Source uint32
 	Family            [4]byte
@@ -122,7 +122,7 @@ const (
 	counterCount
 )
 
-// bpfMaps is the maps of a backend.
+// bpfMaps holds the maps of a backend.
 type bpfMaps struct {
 	frontends *ebpf.Map // frontendKey -> frontendValue
 	endpoints *ebpf.Map // slotKey -> endpoint
@@ -161,8 +161,8 @@ func (m *bpfMaps) files(c *Config) []mapFile {
 // noPrealloc is BPF_F_NO_PREALLOC: entries take memory only while they exist.
 const noPrealloc = 1
 
-// open opens the maps that an earlier process left, and creates those that are missing or
-// were made otherwise, without a file yet.
+// open opens the maps that an earlier process left. It creates maps that are missing or have
+// another layout or size, without a file yet.
 func (m *bpfMaps) open(c *Config) error {
 	for _, f := range m.files(c) {
 		f.spec.Name = "proxier_" + f.name[:min(len(f.name), 7)]
@@ -173,7 +173,7 @@ func (m *bpfMaps) open(c *Config) error {
 		}
 		if err == nil {
 			found.Close()
-			c.Log.Warn("socketlb: replacing a map of another layout or size", "map", f.name)
+			c.Log.Warn("socketlb: replacing a map that has another layout or size", "map", f.name)
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			c.Log.Warn("socketlb: replacing a map that cannot be opened", "map", f.name, "error", err)
 		}
@@ -184,25 +184,25 @@ func (m *bpfMaps) open(c *Config) error {
 	return nil
 }
 
-// pin makes the file of each map the map that is in use.
+// pin makes each map's file refer to the map that is in use.
 func (m *bpfMaps) pin(c *Config) error {
 	if err := os.Mkdir(c.Dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("socketlb: make folder: %w", err)
+		return fmt.Errorf("socketlb: cannot create the folder of the maps: %w", err)
 	}
 	for _, f := range m.files(c) {
 		path := filepath.Join(c.Dir, f.name)
 		if m.pinned(path, *f.m) {
 			continue
 		}
-		// Pin does nothing for a map that had this file before.
+		// Without Unpin, Pin does nothing for a map that had this file before.
 		if err := errors.Join((*f.m).Unpin(), replaceFile(path, (*f.m).Pin)); err != nil {
-			return fmt.Errorf("socketlb: pin map %s: %w", f.name, err)
+			return fmt.Errorf("socketlb: cannot pin map %s: %w", f.name, err)
 		}
 	}
 	return nil
 }
 
-// pinned reports whether path is the file of a map.
+// pinned reports whether the file at path refers to the map want.
 func (m *bpfMaps) pinned(path string, want *ebpf.Map) bool {
 	found, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
@@ -219,7 +219,8 @@ func (m *bpfMaps) pinned(path string, want *ebpf.Map) bool {
 	return idA == idB
 }
 
-// replaceFile has pin make a file in a BPF file system, in place of one that may exist.
+// replaceFile calls pin to create a file in a BPF file system. It replaces an existing file
+// at path.
 func replaceFile(path string, pin func(string) error) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -250,7 +251,7 @@ func readMap[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 			return out, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("socketlb: read %s: %w", m, err)
+			return nil, fmt.Errorf("socketlb: cannot read map %s: %w", m, err)
 		}
 	}
 }
@@ -259,7 +260,7 @@ func readMap[K comparable, V any](m *ebpf.Map) (map[K]V, error) {
 func remove[K any](b *Backend, m *ebpf.Map, k K) error {
 	b.writes++
 	if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("delete from %s: %w", m, err)
+		return fmt.Errorf("cannot delete from map %s: %w", m, err)
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The programs, one of each for a family. In pseudocode:
+// Both programs exist for each family. In pseudocode:
 //
 //	connect(socket, to):
 //		if socket is not TCP: leave it alone
@@ -18,7 +18,7 @@ import (
 //			frontend = frontends[any:to.port]
 //		if none: leave it alone
 //		if socket is in the node's network namespace:
-//			if it is bound to an address, and addresses[that] is no usual source: leave it alone
+//			if it is bound to an address that is no source in addresses: leave it alone
 //			pool = frontend.node
 //		else:
 //			pool = frontend.pods
@@ -38,8 +38,8 @@ import (
 //	release(socket):
 //		delete peers[socket], if socket is TCP
 //
-// To leave a connection alone means that the backend behind serves it. So does every
-// lookup that fails, such as one of a slot that is just being removed.
+// A connection that is left alone goes to the backend behind. So does a connection for which
+// a lookup fails, such as the lookup of a slot that is being removed.
 
 // Fields of struct bpf_sock_addr and struct bpf_sock (include/uapi/linux/bpf.h).
 const (
@@ -55,8 +55,8 @@ const (
 	protocolTCP = 6
 )
 
-// Variables on the stack, by their offset from the frame pointer. Their types are those
-// of keys and values of maps.
+// Variables on the stack, by their offset from the frame pointer. They have the types of
+// keys and values of maps.
 const (
 	stackPeer     = -40              // peer
 	stackTo       = stackPeer        // peer.Service, which is a frontendKey, too
@@ -79,14 +79,14 @@ const (
 	size     = asm.R9
 )
 
-// mappedWord is the third word of an IPv4-mapped IPv6 address, as it is in memory.
+// mappedWord is the third word of an IPv4-mapped IPv6 address in memory.
 var mappedWord = int64(int32(binary.NativeEndian.Uint32([]byte{0, 0, 0xff, 0xff})))
 
-// program is a program as it is written down.
+// program is a program under construction.
 type program struct {
 	maps *bpfMaps
-	// ip is the address of the context, and words how many words it has. source is the
-	// address to which the socket is bound.
+	// ip is the offset of the context's address, and words the number of its words. source
+	// is the offset of the address to which the socket is bound.
 	ip, source int16
 	words      int
 	code       asm.Instructions
@@ -104,7 +104,7 @@ func (p *program) add(code ...asm.Instruction) { p.code = append(p.code, code...
 // label makes the next instruction the target of jumps.
 func (p *program) label(name string, next asm.Instruction) { p.add(next.WithSymbol(name)) }
 
-// lookup calls bpf_map_lookup_elem. R0 is the pointer to the value, or 0.
+// lookup calls bpf_map_lookup_elem. Then R0 is the pointer to the value, or 0.
 func (p *program) lookup(m *ebpf.Map, key int32) {
 	p.add(
 		asm.LoadMapPtr(asm.R1, m.FD()),
@@ -114,7 +114,7 @@ func (p *program) lookup(m *ebpf.Map, key int32) {
 	)
 }
 
-// update calls bpf_map_update_elem. If it fails, nothing is remembered.
+// update calls bpf_map_update_elem. It ignores a failure: the entry is then missing.
 func (p *program) update(m *ebpf.Map, key, value int32) {
 	p.add(
 		asm.LoadMapPtr(asm.R1, m.FD()),
@@ -204,7 +204,7 @@ func connect(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
 	return p.code
 }
 
-// findFrontend looks the destination up.
+// findFrontend looks up the destination's frontend.
 func (p *program) findFrontend() {
 	p.lookup(p.maps.frontends, stackTo)
 	p.add(asm.JNE.Imm(asm.R0, 0, "found"))
@@ -225,7 +225,8 @@ func (p *program) findFrontend() {
 	p.label("found", asm.Mov.Reg(frontend, asm.R0))
 }
 
-// choosePool tells the node's own processes from pods.
+// choosePool loads the pool of the node if the socket is in the node's network namespace, or
+// else the pool of pods.
 func (p *program) choosePool(host uint64) {
 	p.add(
 		asm.Mov.Reg(asm.R1, sockAddr),
@@ -273,7 +274,7 @@ func (p *program) chooseEndpoint() {
 		asm.LoadMem(asm.R1, frontend, 8, asm.DWord), // frontendValue.Affinity
 		asm.JEq.Imm(asm.R1, 0, "pick"),
 	)
-	// The endpoint of a client that is remembered.
+	// The endpoint of the client's last connection.
 	p.lookup(p.maps.clients, stackClient)
 	p.add(
 		asm.JEq.Imm(asm.R0, 0, "pick"),
@@ -316,14 +317,14 @@ func (p *program) chooseEndpoint() {
 	p.update(p.maps.clients, stackClient, stackVisit)
 }
 
-// getpeername returns the program that shows the Service's address.
+// getpeername returns the program that replaces the endpoint's address by the Service's.
 func getpeername(f tracker.Family, m *bpfMaps) asm.Instructions {
 	p := newProgram(f, m)
 	p.add(asm.Mov.Reg(sockAddr, asm.R1))
 	p.socketCookie()
 	p.lookup(m.peers, stackCookie)
 	p.add(asm.JEq.Imm(asm.R0, 0, "leave"))
-	// The socket may have been connected again, elsewhere.
+	// The socket may have been connected again to another address.
 	for i := range int16(p.words) {
 		p.add(
 			asm.LoadMem(asm.R1, sockAddr, p.ip+4*i, asm.Word),

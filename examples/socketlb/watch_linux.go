@@ -10,11 +10,11 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// Check compares the maps and programs with what the backend wrote, reading all entries, and
-// follows changes of the node's addresses. It returns nil, a [*ruleset.DriftError] if
-// another process altered or deleted something or if the maps' state is unknown after a
-// failure, [os.ErrClosed], ctx's error, or the error of reading. After any error but ctx's
-// the next delta must be a full one; [Backend.Apply] asks for it.
+// Check reads all entries of the maps, compares them and the programs with what the backend
+// wrote, and follows changes of the node's addresses. It returns a [*ruleset.DriftError] if
+// another process altered or deleted something, or if the state of the maps is unknown after
+// a failure. It can also return [os.ErrClosed], ctx's error, or an error of reading. After
+// any error except ctx's, [Backend.Apply] requires a full delta.
 func (b *Backend) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -31,9 +31,9 @@ func (b *Backend) Check(ctx context.Context) error {
 	return err
 }
 
-// Watch is [ruleset.Watch] with [Backend.Check]: it calls drifted with the errors of Check
-// until ctx is done or the backend is closed, and returns ctx's error or [os.ErrClosed].
-// drifted should have the cursor resync.
+// Watch calls [Backend.Check] at each interval until ctx is done or the backend is closed, and
+// calls drifted with the errors of Check. It returns ctx's error or [os.ErrClosed]. drifted
+// should resync the cursor ([ruleset.Cursor.Resync]). See [ruleset.Watch].
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	return ruleset.Watch(ctx, interval, b.Check, drifted)
 }
@@ -52,7 +52,7 @@ func (b *Backend) check() error {
 	}
 	for _, f := range b.maps.files(&b.config) {
 		if !b.maps.pinned(filepath.Join(b.config.Dir, f.name), *f.m) {
-			return drift("the file of map %s is gone or another's", f.name)
+			return drift("the file of map %s is missing or belongs to another map", f.name)
 		}
 	}
 	frontends, err := readMap[frontendKey, frontendValue](b.maps.frontends)
@@ -60,7 +60,7 @@ func (b *Backend) check() error {
 		return err
 	}
 	if !maps.Equal(frontends, b.frontends) {
-		return drift("frontends: %d entries, some of them not as they were written", len(frontends))
+		return drift("map frontends: entries differ from what was written")
 	}
 	endpoints, err := readMap[slotKey, endpoint](b.maps.endpoints)
 	if err != nil {
@@ -72,12 +72,12 @@ func (b *Backend) check() error {
 		for s := range t.All() {
 			slot, _ := t.Slot(s)
 			if endpoints[slotKey{k.service, k.target, uint32(slot)}] != s.endpoint {
-				return drift("endpoints: %s is not as it was written", s.endpoint)
+				return drift("map endpoints: the entry of %s differs from what was written", s.endpoint)
 			}
 		}
 	}
 	if len(endpoints) != want {
-		return drift("endpoints: %d entries, must be %d", len(endpoints), want)
+		return drift("map endpoints: %d entries, want %d", len(endpoints), want)
 	}
 	members, err := readMap[memberKey, byte](b.maps.members)
 	if err != nil {
@@ -88,19 +88,19 @@ func (b *Backend) check() error {
 		want += len(list)
 		for k := range list {
 			if members[k] == 0 {
-				return drift("members: %s is gone", k.Endpoint)
+				return drift("map members: the entry of %s is missing", k.Endpoint)
 			}
 		}
 	}
 	if len(members) != want {
-		return drift("members: %d entries, must be %d", len(members), want)
+		return drift("map members: %d entries, want %d", len(members), want)
 	}
 	addresses, err := readMap[[16]byte, address](b.maps.addresses)
 	if err != nil {
 		return err
 	}
 	if !maps.Equal(addresses, b.addresses) {
-		return drift("addresses: %d entries, some of them not as they were written", len(addresses))
+		return drift("map addresses: entries differ from what was written")
 	}
 	return b.writeAddresses()
 }

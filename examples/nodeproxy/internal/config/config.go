@@ -18,66 +18,66 @@ import (
 	"github.com/go-proxier/proxier/runner"
 )
 
-// Config is what the agent is to do, checked and complete.
+// Config is a complete and valid configuration of the agent.
 type Config struct {
-	// Effective is the configuration with its defaults, as kube-proxy would have it.
-	// What follows is made of it, or of flags that it has no field for.
+	// Effective is the configuration with its defaults, as kube-proxy has it. The other
+	// fields are derived from it, or from flags that it has no field for.
 	Effective *v1alpha1.KubeProxyConfiguration
-	// Flags is every flag of the command line with its value, "name=value", sorted by
-	// name: those that were not given have their defaults.
+	// Flags is every flag of the command line with its value or default, "name=value",
+	// sorted by name.
 	Flags []string
-	// Notes is what an operator should be told about what was given.
+	// Notes are warnings for the operator, such as options without effect.
 	Notes []string
 
-	// Manifests is where objects are read from, "" for an API server.
+	// Manifests is the file or folder to read objects from, or "" for an API server.
 	Manifests string
 	Master    string
-	// ConfigFile is the configuration file, "" if flags were used.
+	// ConfigFile is the configuration file, or "" if flags were used.
 	ConfigFile string
-	// FileText is what it held.
+	// FileText is the content of the configuration file.
 	FileText      []byte
 	WriteConfigTo string
 	Cleanup       bool
 	Adopt         bool
 	InitOnly      bool
 	SocketLB      SocketLB
-	// Offload is the patterns of the interfaces between which mode nftables offloads
-	// connections, nil for none.
+	// Offload has the patterns of the interfaces between which mode nftables offloads
+	// connections. Nil offloads none.
 	Offload []string
-	// TrafficMetrics asks for metrics of each Service's traffic.
+	// TrafficMetrics enables metrics of each Service's traffic.
 	TrafficMetrics bool
 
 	Mode     string
 	NodeName string
-	// BindAddress is the node's own address, the zero Addr if it is not given.
+	// BindAddress is the node's own address, or the zero Addr if it is not given.
 	BindAddress netip.Addr
-	// DetectLocal is how traffic of pods is recognised. In mode NodeCIDR the Node
-	// has to tell its CIDRs.
+	// DetectLocal is how traffic of pods is recognised. It has no CIDRs in mode NodeCIDR:
+	// they come from the Node object.
 	DetectLocal ruleset.LocalTraffic
 	NodePorts   ruleset.NodePortAddresses
-	// PrimaryOnly reports whether NodePorts are served at the Node's addresses alone.
+	// PrimaryOnly reports that NodePorts are served only at the node's primary addresses.
 	PrimaryOnly   bool
 	MasqueradeAll bool
 	MasqueradeBit uint8
 	Tuning        conntrack.Tuning
 
-	// Gates is the feature gates that the agent honours. They do not change.
+	// Gates are the feature gates that the agent honours. They do not change.
 	Gates featuregate.MutableVersionedFeatureGate
 
 	// SyncPeriod is how long to wait after a failed sync.
 	SyncPeriod time.Duration
-	// MinSyncPeriod is the least pause between syncs, and Pace how the pause follows
-	// what a sync costs, unless the pause was configured.
+	// MinSyncPeriod is the least pause between syncs. Pace lengthens the pause by the
+	// duration of the syncs, unless the pause was configured.
 	MinSyncPeriod time.Duration
 	Pace          runner.Pace
 }
 
-// Config checks what the command line says and returns what comes of it. It reads
-// the configuration file, if one is given.
+// Config validates the command line and returns its configuration. It reads the
+// configuration file, if one is given.
 func (fl *Flags) Config() (*Config, error) { return fl.config(os.ReadFile, os.Hostname) }
 
 func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (string, error)) (*Config, error) {
-	k, err := fl.settle(read)
+	k, err := fl.effective(read)
 	if err != nil {
 		return nil, err
 	}
@@ -100,11 +100,11 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	if len(out.Offload) != 0 && out.Mode != ModeNFTables {
 		out.Notes = append(out.Notes, "--nftables-offload has no effect in mode "+out.Mode)
 	}
-	// As kubelets do, which give nodes their names.
+	// The kubelet derives the name of the Node in the same way.
 	name := k.HostnameOverride
 	if name == "" {
 		if name, err = hostname(); err != nil {
-			return nil, fmt.Errorf("--hostname-override is needed: %w", err)
+			return nil, fmt.Errorf("cannot read the host's name, and --hostname-override is not given: %w", err)
 		}
 	}
 	if out.NodeName = strings.ToLower(strings.TrimSpace(name)); out.NodeName == "" {
@@ -149,13 +149,13 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	return out, nil
 }
 
-// SocketLB is how connections are translated at the socket.
+// SocketLB configures the translation of connections at the socket.
 type SocketLB struct {
 	Enabled bool
-	// Cgroup is the cgroup whose processes are served, "" for all.
+	// Cgroup is the cgroup whose processes are served, or "" for all.
 	Cgroup string
 	// NodeOnly leaves pods to the rules of the mode.
 	NodeOnly bool
-	// Dir is where the maps are kept, "" for the default. There is no flag for it.
+	// Dir is the folder of the maps, or "" for the default. It has no flag.
 	Dir string
 }

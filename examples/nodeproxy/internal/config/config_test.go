@@ -43,8 +43,8 @@ func parse(args ...string) (*Config, error) {
 	return fl.config(os.ReadFile, hostname)
 }
 
-// TestDefaults compares with kube-proxy's documented defaults.
-func TestDefaults(t *testing.T) {
+// TestDefaultsAreKubeProxys compares the defaults with the ones that kube-proxy documents.
+func TestDefaultsAreKubeProxys(t *testing.T) {
 	c := of(t)
 	e := c.Effective
 	for what, ok := range map[string]bool{
@@ -80,9 +80,9 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestPace: the pause between syncs follows their cost, unless the mode's minSyncPeriod
+// TestPauseFollowsSyncsUnlessConfigured checks that Pace is set unless the mode's minSyncPeriod
 // is configured. kubeadm's files do not configure it.
-func TestPace(t *testing.T) {
+func TestPauseFollowsSyncsUnlessConfigured(t *testing.T) {
 	const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 	file := func(text string) []string { return []string{"--config", write(t, t.TempDir(), header+text)} }
 	for name, args := range map[string][]string{
@@ -113,7 +113,7 @@ func TestPace(t *testing.T) {
 	}
 }
 
-func TestFlags(t *testing.T) {
+func TestFlagsSetTheConfiguration(t *testing.T) {
 	c := of(t, "--hostname-override", "B", "--proxy-mode=ipvs", "--ipvs-sync-period=7s", "--ipvs-min-sync-period", "2s", "--iptables-masquerade-bit=3",
 		"--healthz-bind-address=", "--metrics-bind-address=127.0.0.2", "--metrics-port=9", "--cluster-cidr", "10.1.2.3/16, fd00::1/48", "--masquerade-all",
 		"--bind-address=192.0.2.1", "--conntrack-udp-timeout=5s", "--iptables-sync-period=9s", "--feature-gates=NFTablesProxyMode=true,AllAlpha=false")
@@ -135,10 +135,10 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestRefused has each thing that is wrong, or not supported, refused by name.
-func TestRefused(t *testing.T) {
+// TestBadValuesAreRejectedByName has invalid values and unsupported options.
+func TestBadValuesAreRejectedByName(t *testing.T) {
 	dir := t.TempDir()
-	for _, tt := range []struct{ args, says string }{
+	for _, tt := range []struct{ args, want string }{
 		{"--proxy-mode kernelspace", "mode: Invalid value"},
 		{"--proxy-mode Nftables", "must be nftables, iptables, ipvs"},
 		{"--proxy-mode iptables --iptables-masquerade-bit 32", "iptables.masqueradeBit: Invalid value: 32"},
@@ -207,8 +207,8 @@ func TestRefused(t *testing.T) {
 		} else if text, ok := strings.CutPrefix(tt.args, "raw "); ok {
 			args = []string{"--config", write(t, dir, text)}
 		}
-		if _, err := parse(args...); err == nil || !strings.Contains(err.Error(), tt.says) {
-			t.Errorf("%s: error %v, want %q in it", tt.args, err, tt.says)
+		if _, err := parse(args...); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: error %v, want %q in it", tt.args, err, tt.want)
 		}
 	}
 	if _, err := NewFlags("run").config(nil, func() (string, error) { return "", errors.New("no name") }); err == nil || !strings.Contains(err.Error(), "no name") {
@@ -225,10 +225,10 @@ func write(t *testing.T, dir, text string) string {
 	return path
 }
 
-// TestKubeadm reads files as kubeadm puts them into the ConfigMap kube-proxy.
-func TestKubeadm(t *testing.T) {
+// TestKubeadmFilesAreRead reads files as kubeadm puts them into the ConfigMap kube-proxy.
+func TestKubeadmFilesAreRead(t *testing.T) {
 	c := of(t, "--config", "testdata/kubeadm.yaml", "--hostname-override", "node-9")
-	// But for what the file says, it is what flags without a value come to.
+	// All other values must be the flags' defaults.
 	want := of(t, "--hostname-override", "node-9", "--kubeconfig", "/var/lib/kube-proxy/kubeconfig.conf", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56")
 	want.Effective.TypeMeta = c.Effective.TypeMeta
 	if !reflect.DeepEqual(c.Effective, want.Effective) {
@@ -268,8 +268,8 @@ func ofFile(t *testing.T, text string, args ...string) *Config {
 	return of(t, append([]string{"--config", write(t, t.TempDir(), header+text)}, args...)...)
 }
 
-// TestEmptyNodePortAddresses checks that an empty list means what a missing one does.
-func TestEmptyNodePortAddresses(t *testing.T) {
+// TestEmptyNodePortAddressesEqualMissing compares an empty list with a missing one.
+func TestEmptyNodePortAddressesEqualMissing(t *testing.T) {
 	for _, mode := range []string{ModeNFTables, ModeIPTables, ModeIPVS} {
 		missing := of(t, "--proxy-mode", mode)
 		if missing.PrimaryOnly != (mode == ModeNFTables) {
@@ -288,9 +288,8 @@ func TestEmptyNodePortAddresses(t *testing.T) {
 	}
 }
 
-// TestBindAddresses checks where the servers listen, by flags as kube-proxy documents
-// them.
-func TestBindAddresses(t *testing.T) {
+// TestServersListenAsKubeProxyDocuments checks the addresses of the servers.
+func TestServersListenAsKubeProxyDocuments(t *testing.T) {
 	const ignored = " has no effect unless it is 0 or "
 	for _, tt := range []struct {
 		args, healthz, metrics string
@@ -326,8 +325,8 @@ func TestBindAddresses(t *testing.T) {
 	}
 }
 
-// TestGates gives gates of each kind.
-func TestGates(t *testing.T) {
+// TestGatesAreHonouredFixedOrNoted sets gates of each kind.
+func TestGatesAreHonouredFixedOrNoted(t *testing.T) {
 	for _, tt := range []struct {
 		gates string
 		on    map[featuregate.Feature]bool
@@ -361,9 +360,9 @@ func TestGates(t *testing.T) {
 		"feature gates that have no effect here: KubeProxyNFTablesLocalhostNodePorts")
 }
 
-// TestUnusedSections has values that are wrong in sections of modes that are not
-// used. They are not validated, but each field is noted.
-func TestUnusedSections(t *testing.T) {
+// TestUnusedSectionsAreNotedOnly has invalid values in the sections of other modes. They are
+// not validated, but each field is noted.
+func TestUnusedSectionsAreNotedOnly(t *testing.T) {
 	sections := map[string]string{
 		ModeNFTables: "nftables: {masqueradeBit: 99, syncPeriod: -1s}\n",
 		ModeIPTables: "iptables: {syncPeriod: 1s, minSyncPeriod: 1h}\n",
@@ -393,8 +392,8 @@ func TestUnusedSections(t *testing.T) {
 	}
 }
 
-// everything sets every field that is not refused, but for the mode, to something
-// else than its absence means.
+// everything sets every supported field except the mode, to a value that differs from a
+// missing field.
 const everything = `featureGates: {AllowServiceExternalIPs: true}
 clientConnection: {kubeconfig: k, acceptContentTypes: a, contentType: c, qps: 1, burst: 1}
 logging: {format: text, flushFrequency: 1s, verbosity: 1, vmodule: [{filePattern: x, verbosity: 1}],
@@ -419,9 +418,9 @@ configSyncPeriod: 15m
 portRange: 1-2
 `
 
-// TestFieldsWithoutEffect checks that each field that is set and has no effect is
-// noted once, in every mode.
-func TestFieldsWithoutEffect(t *testing.T) {
+// TestFieldsWithoutEffectAreNoted checks that each field that is set and has no effect is noted
+// once, in every mode.
+func TestFieldsWithoutEffectAreNoted(t *testing.T) {
 	always := []string{
 		"detectLocal.interfaceNamePrefix has no effect with detectLocalMode BridgeInterface",
 		"clusterCIDR has no effect with detectLocalMode BridgeInterface",
@@ -454,7 +453,7 @@ func TestFieldsWithoutEffect(t *testing.T) {
 		wantNotes(t, ofFile(t, "mode: "+mode+"\n"+everything), want...)
 	}
 
-	// Flags that take precedence over the file's fields, or make them useless.
+	// Flags that override fields of the file, or take away their effect.
 	wantNotes(t, ofFile(t, "mode: nftables\nhostnameOverride: node\nlogging: {format: text, verbosity: 1, vmodule: [{filePattern: x, verbosity: 1}]}\n"+
 		"nftables: {syncPeriod: 20s, minSyncPeriod: 1s}\nclientConnection: {qps: 1}\n",
 		"--hostname-override=m", "-v=2", "--vmodule=y=2", "--sync-period=10s", "--manifests=x", "--log-json-split-stream=false"),
@@ -464,7 +463,7 @@ func TestFieldsWithoutEffect(t *testing.T) {
 		"in the configuration file: clientConnection.qps has no effect, since --manifests is given",
 		"--log-json-split-stream has no effect with logging.format text")
 
-	// And flags alone.
+	// Flags without a file.
 	wantNotes(t, of(t, "--detect-local-mode=NodeCIDR", "--cluster-cidr=x", "--pod-bridge-interface=b", "--conntrack-max-per-core=0", "--conntrack-min=1",
 		"--metrics-bind-address=", "--profiling", "--config-sync-period=1m", "--proxy-port-range=1", "--ipvs-scheduler=rr", "--iptables-masquerade-bit=3"),
 		"--cluster-cidr has no effect with detectLocalMode NodeCIDR",
@@ -477,9 +476,9 @@ func TestFieldsWithoutEffect(t *testing.T) {
 		"--iptables-masquerade-bit has no effect in mode nftables")
 }
 
-// TestEveryField checks that nothing is left out of the lists of fields and flags.
-func TestEveryField(t *testing.T) {
-	// What everything sets is every field there is.
+// TestListsHaveEveryField checks that the lists of fields and flags are complete.
+func TestListsHaveEveryField(t *testing.T) {
+	// everything must set every field.
 	files, err := newCodec()
 	if err != nil {
 		t.Fatal(err)
@@ -523,8 +522,8 @@ func TestEveryField(t *testing.T) {
 	})
 }
 
-// TestSocketLBWithAFile has the flags in effect beside --config, which has no fields for them.
-func TestSocketLBWithAFile(t *testing.T) {
+// TestSocketLBFlagsWorkWithAFile gives flags that the file has no fields for.
+func TestSocketLBFlagsWorkWithAFile(t *testing.T) {
 	c := ofFile(t, "mode: iptables\n", "--socket-lb", "--socket-lb-cgroup=/c", "--socket-lb-node-only")
 	if (c.SocketLB != SocketLB{Enabled: true, Cgroup: "/c", NodeOnly: true}) {
 		t.Errorf("socket-lb is %+v", c.SocketLB)
@@ -532,7 +531,7 @@ func TestSocketLBWithAFile(t *testing.T) {
 	wantNotes(t, c)
 }
 
-func TestOffload(t *testing.T) {
+func TestOffloadPatternsAreChecked(t *testing.T) {
 	c := of(t, "--nftables-offload", "eth0,veth*")
 	if !slices.Equal(c.Offload, []string{"eth0", "veth*"}) {
 		t.Errorf("patterns are %q", c.Offload)
@@ -563,9 +562,8 @@ func fieldsOf(path string, typ reflect.Type) (out []string) {
 	return out
 }
 
-// TestLoggingFlags checks that each logging flag takes precedence over its own field
-// in a file only.
-func TestLoggingFlags(t *testing.T) {
+// TestLoggingFlagsOverrideTheFile checks that each logging flag overrides only its own field.
+func TestLoggingFlagsOverrideTheFile(t *testing.T) {
 	const file = "mode: nftables\nfeatureGates: {LoggingAlphaOptions: true}\n" +
 		"logging: {format: text, verbosity: 3, flushFrequency: 7s, vmodule: [{filePattern: x, verbosity: 1}], options: {text: {splitStream: true, infoBufferSize: 1Ki}}}\n"
 	l := ofFile(t, file).Effective.Logging
@@ -584,16 +582,16 @@ func TestLoggingFlags(t *testing.T) {
 	}
 }
 
-// TestDefaultMode checks what is noted if no mode is given.
-func TestDefaultMode(t *testing.T) {
+// TestMissingModeIsNoted checks the note about the default mode.
+func TestMissingModeIsNoted(t *testing.T) {
 	const mode = ": mode nftables is used, where kube-proxy's default is iptables, and NodePorts answer "
 	wantNotes(t, ofFile(t, "mode: ''\nnodePortAddresses: [10.0.0.0/8]\n"),
 		"the configuration file names no mode"+mode+"at the addresses in nodePortAddresses, but not at localhost")
 	wantNotes(t, of(t, "--proxy-mode="), "--proxy-mode is empty"+mode+"only at the node's primary addresses, not at its other addresses or at localhost")
 }
 
-// TestRoundTrip writes what is in effect and reads it again.
-func TestRoundTrip(t *testing.T) {
+// TestWrittenConfigIsReadBack writes the effective configuration and reads it again.
+func TestWrittenConfigIsReadBack(t *testing.T) {
 	for _, args := range [][]string{
 		{},
 		{"--config", "testdata/kubeadm.yaml"},
@@ -618,18 +616,18 @@ func TestRoundTrip(t *testing.T) {
 		}
 		again, err := encode(second.Effective)
 		if err != nil || string(again) != string(text) {
-			t.Errorf("%q: error %v, from\n%s\ncomes\n%s", args, err, text, again)
+			t.Errorf("%q: error %v, wrote\n%s\nand read\n%s", args, err, text, again)
 		}
 	}
 	if err := of(t).Write("/nonexistent/x"); err == nil {
-		t.Error("written to a folder that is not there")
+		t.Error("no error for a folder that does not exist")
 	}
 }
 
-// FuzzDecode has no file make the agent panic, and every one that is accepted
-// survive a round trip.
+// FuzzDecode checks that no file makes the agent panic, and that every accepted file survives
+// a round trip.
 func FuzzDecode(f *testing.F) {
-	// Short ones: what the fuzzer finds interesting it makes smaller, a byte at a time.
+	// Short seeds: the fuzzer minimizes interesting inputs byte by byte.
 	for _, text := range []string{
 		"", "mode: ipvs\nipvs: {scheduler: mh, tcpTimeout: 1m, excludeCIDRs: [10.0.0.0/8]}\n", "bindAddress: '::'\nnodePortAddresses: [primary]\n",
 		"conntrack: {maxPerCore: 0, min: null, udpTimeout: 5s}\noomScoreAdj: -1\n", "featureGates: {AllAlpha: true}\nlogging: {format: json}\n",

@@ -26,7 +26,7 @@ const (
 	InterfaceNamePrefix = "InterfaceNamePrefix"
 )
 
-// The ports of kube-proxy's own servers.
+// The default ports of kube-proxy's servers.
 const (
 	healthzPort = 10256
 	metricsPort = 10249
@@ -39,15 +39,15 @@ const protobuf = "application/vnd.kubernetes.protobuf"
 const defaultMinSync = time.Second
 
 // Unless minSyncPeriod is configured, the pause after a sync is as long as the sync was,
-// between paceFloor and defaultMinSync: syncs take at most half of one core's time, and
-// a change waits no longer than about two syncs. The floor lets changes that come
-// together, such as those of a rollout, share a sync.
+// between paceFloor and defaultMinSync. Syncs then use at most half of one core's time, and
+// a change waits no longer than about two syncs. The floor lets changes that arrive
+// together, such as the changes of a rollout, share a sync.
 const (
 	paceFactor = 1
 	paceFloor  = time.Millisecond
 )
 
-// setDefaults fills in what is not given, as kube-proxy does.
+// setDefaults sets kube-proxy's defaults in fields that are not set.
 func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 	if c.Mode == "" {
 		c.Mode = ModeNFTables

@@ -1,32 +1,31 @@
-// Package config is how the agent is told what to do: by kube-proxy's flags, or by
-// its configuration file (KubeProxyConfiguration, kubeproxy.config.k8s.io/v1alpha1)
-// as kubeadm and others write it, and by a few flags of the agent's own.
+// Package config reads the agent's configuration: kube-proxy's flags or its configuration
+// file (KubeProxyConfiguration, kubeproxy.config.k8s.io/v1alpha1), which kubeadm and others
+// write, and a few flags of the agent's own.
 //
 //	f := config.NewFlags("run")
 //	err := f.Parse(os.Args[1:])
 //	...
 //	c, err := f.Config()
 //
-// What kube-proxy does by default is done, and what it would refuse is refused.
-// With a file, as with kube-proxy, flags that the file has a field for are ignored,
-// but for --hostname-override and those of logging; Config.Notes names each one that
-// was given. A file with fields that are not known, or twice there, is accepted
-// with a note about each, as long as the rest can be read.
+// The defaults are kube-proxy's, and values that kube-proxy rejects are rejected. With a
+// file, as with kube-proxy, flags that the file has a field for are ignored, except
+// --hostname-override and the flags of logging. Config.Notes names each ignored flag. A file
+// with unknown or duplicate fields is accepted with a note about each, if the rest can be
+// decoded.
 //
-// Nothing is ignored silently. Each flag that was given and each field of the file
-// that was set, but that has no effect, is named in Config.Notes: those of other
-// modes' sections, for example. Null, 0, false and "" in a file are the same as a
-// missing field. What would have an effect for kube-proxy but is not supported is an
-// error that names it. Values in sections of other modes are not validated, and
-// neither is clusterCIDR with another detectLocalMode.
+// Nothing is ignored silently. Config.Notes names each flag and each field of the file that
+// was set but has no effect, such as the sections of other modes. Null, 0, false and "" in a
+// file are the same as a missing field. A value that has an effect in kube-proxy but is not
+// supported is an error that names it. Values in sections of other modes are not validated,
+// and neither is clusterCIDR with another detectLocalMode.
 //
 // # Feature gates
 //
-// Every feature gate that has the name of one is accepted. The agent honours
-// AllowServiceExternalIPs, KubeProxyIPVS, AllAlpha, AllBeta, and those of logging,
-// /flagz and /statusz. Some others matter to a proxy but cannot be changed, because
-// the agent always does what they ask for, or never does: giving them the other value
-// is an error. The rest has no effect, which is noted.
+// Any name that is a valid name of a feature gate is accepted. The agent honours
+// AllowServiceExternalIPs, KubeProxyIPVS, AllAlpha, AllBeta, and the gates of logging,
+// /flagz and /statusz. Some other gates matter to a proxy but are fixed, because the agent
+// always has the feature or never has it. Setting such a gate to the other value is an
+// error. All other gates have no effect, which a note reports.
 //
 // # Differences from kube-proxy
 //

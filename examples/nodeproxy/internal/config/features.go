@@ -14,8 +14,8 @@ import (
 	zpages "k8s.io/component-base/zpages/features"
 )
 
-// The agent's own feature gates, with kube-proxy's names. [Config.Gates] also has
-// those of component-base's logs and zpages.
+// The agent's own feature gates, with kube-proxy's names. [Config.Gates] also has the gates
+// of component-base's logs and zpages.
 const (
 	// AllowServiceExternalIPs, if off, makes the agent ignore spec.externalIPs of
 	// Services (KEP-5707).
@@ -24,12 +24,12 @@ const (
 	KubeProxyIPVS featuregate.Feature = "KubeProxyIPVS"
 )
 
-// localhostNodePorts needs rules for connections to the loopback interface that
-// only mode iptables has.
+// localhostNodePorts is the gate for NodePorts at loopback addresses, which only mode
+// iptables has rules for.
 const localhostNodePorts = "KubeProxyNFTablesLocalhostNodePorts"
 
-// fixed returns what the agent does in any case about a gate that matters to a
-// proxy in the mode.
+// fixed returns the value of a gate that matters to a proxy but is fixed in the mode. ok is
+// false for other gates.
 func fixed(gate, mode string) (value, ok bool) {
 	switch gate {
 	case "EndpointSlice", "EndpointSliceProxying", "IPv6DualStack", "SCTPSupport",
@@ -45,11 +45,12 @@ func fixed(gate, mode string) (value, ok bool) {
 	return false, false
 }
 
-// gateName matches what can be the name of a feature gate.
+// gateName matches valid names of feature gates.
 var gateName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9]*$`)
 
-// setGates returns the gates that the agent honours, with the values given or their
-// defaults, and notes about given ones that have no effect. The error names a gate that asks for something the agent does not do.
+// setGates returns the gates that the agent honours, with the given values or their
+// defaults, and notes about given gates that have no effect. The error names a gate that
+// selects behaviour that the agent does not support.
 func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersionedFeatureGate, notes []string, err error) {
 	gates := featuregate.NewFeatureGate()
 	err = errors.Join(logsapi.AddFeatureGates(gates), zpages.AddFeatureGates(gates), gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{

@@ -55,16 +55,16 @@ func appendUnless(absent bool, out []string, path string) []string {
 	return append(out, path)
 }
 
-// rule is whether a field, or every field of a section, has an effect.
+// rule reports whether a field, or every field of a section, has an effect.
 type rule struct {
 	field  string
 	effect bool
-	// why follows "has no effect" in the log, and gives the reason.
+	// why is the reason, which follows "has no effect" in the log.
 	why string
 }
 
 // rules returns the rules for a configuration with its defaults, and with the flags
-// that were given. Fields without a rule always have an effect, or are refused.
+// that were given. Fields without a rule always have an effect or are rejected.
 func (fl *Flags) rules(c *v1alpha1.KubeProxyConfiguration, given map[string]bool) []rule {
 	in := func(modes ...string) bool { return slices.Contains(modes, string(c.Mode)) }
 	inMode := " in mode " + string(c.Mode)
@@ -85,7 +85,7 @@ func (fl *Flags) rules(c *v1alpha1.KubeProxyConfiguration, given map[string]bool
 		{"clusterCIDR", detect(ClusterCIDR), detectWith},
 		{"clientConnection", fl.out.Manifests == "", ", since --manifests is given"},
 		{"conntrack.min", *c.Conntrack.MaxPerCore != 0, " with conntrack.maxPerCore 0"},
-		{"bindAddressHardFail", c.HealthzBindAddress != "" || c.MetricsBindAddress != "", ": nothing is listened at"},
+		{"bindAddressHardFail", c.HealthzBindAddress != "" || c.MetricsBindAddress != "", ": there is no server"},
 		{"enableProfiling", c.MetricsBindAddress != "", " without metricsBindAddress"},
 		{"logging.options.text", format("text"), formatWith},
 		{"logging.options.text.infoBufferSize", c.Logging.Options.Text.SplitStream, " without logging.options.text.splitStream"},

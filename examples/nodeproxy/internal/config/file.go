@@ -30,8 +30,8 @@ func newCodec() (*codec, error) {
 	}, nil
 }
 
-// decode reads a configuration file, without defaults. Notes is what a strict
-// reader would have refused.
+// decode decodes a configuration file and sets no defaults. The notes name unknown and
+// duplicate fields, which are ignored.
 func (c *codec) decode(text []byte) (_ *v1alpha1.KubeProxyConfiguration, notes []string, err error) {
 	o, _, err := c.strict.Decode(text, nil, nil)
 	if runtime.IsStrictDecodingError(err) {
@@ -46,7 +46,7 @@ func (c *codec) decode(text []byte) (_ *v1alpha1.KubeProxyConfiguration, notes [
 	}
 	k, ok := o.(*v1alpha1.KubeProxyConfiguration)
 	if !ok {
-		return nil, nil, fmt.Errorf("it is a %T, not a KubeProxyConfiguration", o)
+		return nil, nil, fmt.Errorf("the file has a %T, not a KubeProxyConfiguration", o)
 	}
 	return k, notes, nil
 }
@@ -80,7 +80,7 @@ func (c *Config) Write(path string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // fails once it is renamed
+	defer os.Remove(f.Name()) // fails after the rename
 	_, err = f.Write(text)
 	if cerr := f.Close(); err == nil {
 		err = cerr

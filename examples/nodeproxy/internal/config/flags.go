@@ -15,17 +15,17 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Flags is a command line. It is used once: Parse, then Config.
+// Flags is a command line. Call Parse once, then Config once.
 type Flags struct {
 	*pflag.FlagSet
-	kube v1alpha1.KubeProxyConfiguration // what the flags say, with defaults
+	kube v1alpha1.KubeProxyConfiguration // the values of the flags, with defaults
 	out  Config
 
 	file                    string
 	masqueradeAll           bool
 	healthzPort, metricPort int
 	sync, minSync           time.Duration
-	// paused: the mode's minSyncPeriod was configured.
+	// paused reports that the mode's minSyncPeriod was configured.
 	paused bool
 }
 
@@ -46,9 +46,8 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 	}
 }
 
-// ignored reports whether a flag is ignored, since --config is given and the file
-// has a field for it. The flags of logging and --hostname-override take precedence
-// over the file instead.
+// ignored reports whether a flag is ignored because --config is given and the file has a
+// field for it. The flags of logging and --hostname-override take precedence over the file.
 func (fl *Flags) ignored(name string) bool {
 	own := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
 		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics",
@@ -63,74 +62,74 @@ func NewFlags(verb string) *Flags {
 	fl.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // --proxy_mode is --proxy-mode, as in kube-proxy
 	c := &fl.kube
 	setDefaults(c)
-	c.NodePortAddresses = nil // what the default is depends on the mode
+	c.NodePortAddresses = nil // the default depends on the mode
 	f := fl.FlagSet
 
-	f.StringVar(&fl.out.Manifests, "manifests", "", "take Services, EndpointSlices, Nodes and ServiceCIDRs from a `file`, or a folder with .yaml, .yml and .json files, and not from an API server")
-	f.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "the `file` that tells how to reach the API server; in a pod its service account does")
-	f.StringVar(&fl.out.Master, "master", "", "the `URL` of the API server, before what --kubeconfig says")
-	f.StringVar(&fl.file, "config", "", "a kube-proxy configuration `file` (KubeProxyConfiguration, v1alpha1); flags it has a field for are ignored. When the file changes the agent exits, to be started anew")
-	f.StringVar(&fl.out.WriteConfigTo, "write-config-to", "", "write the configuration that comes of it all to a `file` and exit")
-	f.StringVar(&c.HostnameOverride, "hostname-override", "", "the `name` of this node, as in the Node object and in endpoints; the host's name if empty")
+	f.StringVar(&fl.out.Manifests, "manifests", "", "read Services, EndpointSlices, Nodes and ServiceCIDRs from a `file`, or from a folder with .yaml, .yml and .json files, instead of an API server")
+	f.StringVar(&c.ClientConnection.Kubeconfig, "kubeconfig", "", "the `file` with the address and credentials of the API server; if empty, the service account of the pod")
+	f.StringVar(&fl.out.Master, "master", "", "the `URL` of the API server, overriding --kubeconfig")
+	f.StringVar(&fl.file, "config", "", "a kube-proxy configuration `file` (KubeProxyConfiguration, v1alpha1); flags that it has a field for are ignored. The agent exits when the file changes; its supervisor restarts it")
+	f.StringVar(&fl.out.WriteConfigTo, "write-config-to", "", "write the effective configuration to a `file` and exit")
+	f.StringVar(&c.HostnameOverride, "hostname-override", "", "the `name` of this node, as in the Node object and in endpoints; if empty, the host's name")
 
-	f.StringVar((*string)(&c.Mode), "proxy-mode", ModeNFTables, "what to program: nftables, iptables or ipvs")
+	f.StringVar((*string)(&c.Mode), "proxy-mode", ModeNFTables, "the data plane: nftables, iptables or ipvs")
 	f.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", ClusterCIDR, "how traffic of this node's pods is recognised: ClusterCIDR, NodeCIDR (the Node object's podCIDRs), BridgeInterface or InterfaceNamePrefix")
-	f.StringVar(&c.ClusterCIDR, "cluster-cidr", "", "the `CIDRs` of the cluster's pods, one in each address family at most; without it ClusterCIDR recognises nothing")
+	f.StringVar(&c.ClusterCIDR, "cluster-cidr", "", "the `CIDRs` of the cluster's pods, at most one in each address family; without it ClusterCIDR recognises no traffic")
 	f.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "the bridge that pods are attached to, for BridgeInterface")
-	f.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "how the names of the interfaces of pods begin, for InterfaceNamePrefix")
-	f.BoolVar(&fl.masqueradeAll, "masquerade-all", false, "replace the source address of everything sent to cluster IPs")
-	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "the node's addresses at which NodePorts answer: those in some `CIDRs`, primary (those of the Node object, or else the source addresses of the default routes), all or localhost; primary in mode nftables and all in others if empty")
+	f.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "the prefix of the names of pods' interfaces, for InterfaceNamePrefix")
+	f.BoolVar(&fl.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
+	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "the node's addresses at which NodePorts answer: the addresses in some `CIDRs`, primary (the addresses of the Node object, or else the source addresses of the default routes), all or localhost; if empty, primary in mode nftables and all in other modes")
 	f.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "the node's own primary `address`, if it is neither 0.0.0.0 nor ::; nothing listens there")
-	f.DurationVar(&fl.minSync, "min-sync-period", time.Second, "how long to wait between syncs at least, in any mode; unless configured, as long as the last sync took, at most 1s")
-	f.DurationVar(&fl.sync, "sync-period", 30*time.Second, "how long after a sync that failed it is tried again, in any mode, and how often the node's addresses are looked up if no Node object tells them")
+	f.DurationVar(&fl.minSync, "min-sync-period", time.Second, "the least pause between syncs, in any mode; unless configured, the pause is as long as the last sync took, at most 1s")
+	f.DurationVar(&fl.sync, "sync-period", 30*time.Second, "how long after a failed sync to retry it, in any mode, and how often to read the node's addresses if no Node object has them")
 
-	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", "the `address` and port of /healthz and /livez; empty for none")
-	f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", "127.0.0.1:10249", "the `address` and port of /metrics, /proxyMode and /configz; empty for none")
-	f.BoolVar(&fl.out.TrafficMetrics, "service-traffic-metrics", false, "serve metrics of the traffic of each Service port: connections, packets, bytes, refused and dropped, as far as the mode counts them; 1000 ports in each address family have series of their own and all others share one")
-	f.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "exit if one of them cannot be listened at, in place of trying again")
-	f.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof beside the metrics, and let PUT /debug/flags/v change --v")
+	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", "0.0.0.0:10256", "the `address` and port of /healthz and /livez; empty for no server")
+	f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", "127.0.0.1:10249", "the `address` and port of /metrics, /proxyMode and /configz; empty for no server")
+	f.BoolVar(&fl.out.TrafficMetrics, "service-traffic-metrics", false, "serve metrics of the traffic of each Service port: connections, packets, bytes, refused and dropped, as far as the mode counts them; 1000 ports in each address family have their own series, and all others share one")
+	f.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "exit if the agent cannot listen at --healthz-bind-address or --metrics-bind-address, instead of retrying")
+	f.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof with the metrics, and let PUT /debug/flags/v change --v")
 	f.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "has no effect: no metric is hidden")
 
-	f.BoolVar(&fl.out.Cleanup, "cleanup", false, "remove all rules, of every mode, and exit; with --adopt-from-kube-proxy kube-proxy's too")
-	f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "remove what kube-proxy has left on the node once the rules are in effect, so that none of its traffic is lost; it must not be running")
-	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this takes a writable /proc/sys, and run does not take one afterwards")
+	f.BoolVar(&fl.out.Cleanup, "cleanup", false, "remove all rules of every mode and exit; with --adopt-from-kube-proxy, also kube-proxy's rules")
+	f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "after the agent's rules are in effect, remove the rules that kube-proxy left on the node, so that no traffic is lost; kube-proxy must not be running")
+	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this needs a writable /proc/sys, and run then needs none")
 
-	f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections of this node's processes and pods when they are made, by BPF programs, so that their packets need no translation; the rules of the mode serve all others")
-	f.StringVar(&fl.out.SocketLB.Cgroup, "socket-lb-cgroup", "", "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; the root if empty. In a container, where the host's /sys/fs/cgroup is mounted")
-	f.BoolVar(&fl.out.SocketLB.NodeOnly, "socket-lb-node-only", false, "have --socket-lb leave pods alone, for service meshes that redirect connections in the pod")
+	f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections of this node's processes and pods when they connect, by BPF programs, so that their packets need no translation; the rules of the mode serve all other traffic")
+	f.StringVar(&fl.out.SocketLB.Cgroup, "socket-lb-cgroup", "", "the `folder` of the cgroup, version 2, whose processes --socket-lb serves; if empty, the root. In a container, the folder where the host's /sys/fs/cgroup is mounted")
+	f.BoolVar(&fl.out.SocketLB.NodeOnly, "socket-lb-node-only", false, "do not translate connections of pods with --socket-lb, for service meshes that redirect connections in the pod")
 
 	ct := &c.Conntrack
-	f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "how many connections to track for each CPU; a higher limit is lowered to that, as by kube-proxy, and 0 leaves it as it is")
-	f.Int32Var(ct.Min, "conntrack-min", *ct.Min, "how many connections to track at least, unless --conntrack-max-per-core is 0")
-	f.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "how long an idle TCP connection is remembered; 0 leaves it")
-	f.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "how long one is remembered that the other side has closed; 0 leaves it")
-	f.BoolVar(&ct.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "do not take TCP packets outside of the window for invalid")
-	f.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "how long a UDP flow without replies is remembered; 0 leaves it")
-	f.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "how long a UDP flow with replies is remembered; 0 leaves it")
-	f.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "how the kernel chooses this process when memory runs out, -1000 to 1000")
+	f.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "the limit of tracked connections for each CPU; as with kube-proxy, a higher limit of the kernel is lowered; 0 leaves the limit unchanged")
+	f.Int32Var(ct.Min, "conntrack-min", *ct.Min, "the least limit of tracked connections, unless --conntrack-max-per-core is 0")
+	f.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "how long an idle TCP connection is tracked; 0 leaves the timeout unchanged")
+	f.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "how long a TCP connection in state CLOSE_WAIT is tracked; 0 leaves the timeout unchanged")
+	f.BoolVar(&ct.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "do not treat TCP packets outside of the window as invalid")
+	f.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "how long a UDP flow without replies is tracked; 0 leaves the timeout unchanged")
+	f.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "how long a UDP flow with replies is tracked; 0 leaves the timeout unchanged")
+	f.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "the oom_score_adj of this process, -1000 to 1000: when memory runs out, the kernel kills processes with high scores first")
 
-	f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable if they cross the node between interfaces whose names match one of some `patterns`, such as eth0,veth*; in mode nftables. Network policies see only the first packets of these connections")
+	f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; in mode nftables. Network policies see only the first packets of these connections")
 
-	f.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", 14, "the bit of the packet mark that asks for masquerading, in modes iptables and ipvs")
+	f.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", 14, "the bit of the packet mark that requests masquerading, in modes iptables and ipvs")
 	f.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "serve NodePorts at IPv4 loopback addresses, in mode iptables")
 	f.DurationVar(&c.IPTables.SyncPeriod.Duration, "iptables-sync-period", 30*time.Second, "--sync-period in mode iptables")
 	f.DurationVar(&c.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", time.Second, "--min-sync-period in mode iptables")
 	f.DurationVar(&c.IPVS.SyncPeriod.Duration, "ipvs-sync-period", 30*time.Second, "--sync-period in mode ipvs")
 	f.DurationVar(&c.IPVS.MinSyncPeriod.Duration, "ipvs-min-sync-period", 0, "--min-sync-period in mode ipvs")
 	f.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "rr", "the scheduler, in mode ipvs")
-	f.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "`CIDRs` with virtual servers that are not the agent's, in mode ipvs")
+	f.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "`CIDRs` whose virtual servers belong to other programs, in mode ipvs")
 	f.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, "set arp_ignore to 1 and arp_announce to 2, in mode ipvs")
-	f.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long an idle TCP connection is kept, in mode ipvs; 0 leaves it")
-	f.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long one is kept after a FIN, in mode ipvs; 0 leaves it")
-	f.DurationVar(&c.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long UDP is kept, in mode ipvs; 0 leaves it")
+	f.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long an idle TCP connection is kept, in mode ipvs; 0 leaves the timeout unchanged")
+	f.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long a TCP connection is kept after a FIN, in mode ipvs; 0 leaves the timeout unchanged")
+	f.DurationVar(&c.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long a UDP flow is kept, in mode ipvs; 0 leaves the timeout unchanged")
 
-	f.StringVar(&c.ClientConnection.ContentType, "kube-api-content-type", protobuf, "the `encoding` to ask the API server for")
-	f.Float32Var(&c.ClientConnection.QPS, "kube-api-qps", 5, "requests to the API server a second")
-	f.Int32Var(&c.ClientConnection.Burst, "kube-api-burst", 10, "how many may be sent at once")
-	f.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", 15*time.Minute, "has no effect: the API server tells of every change")
-	f.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "kube-proxy's, as `NAME=BOOL`,...; a gate that asks for something that is not done is an error, and one that does not concern a proxy has no effect")
-	f.IntVar(&fl.healthzPort, "healthz-port", healthzPort, "the port of --healthz-bind-address if that has none; 0 for no server")
-	f.IntVar(&fl.metricPort, "metrics-port", metricsPort, "the port of --metrics-bind-address if that has none; 0 for no server")
+	f.StringVar(&c.ClientConnection.ContentType, "kube-api-content-type", protobuf, "the `encoding` that requests to the API server accept")
+	f.Float32Var(&c.ClientConnection.QPS, "kube-api-qps", 5, "the limit of requests a second to the API server")
+	f.Int32Var(&c.ClientConnection.Burst, "kube-api-burst", 10, "how many requests to the API server may exceed --kube-api-qps for a short time")
+	f.DurationVar(&c.ConfigSyncPeriod.Duration, "config-sync-period", 15*time.Minute, "has no effect: the API server reports every change")
+	f.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "feature gates of kube-proxy, as `NAME=BOOL`,...; a gate that selects unsupported behaviour is an error, and a gate that does not concern a proxy has no effect")
+	f.IntVar(&fl.healthzPort, "healthz-port", healthzPort, "the port of --healthz-bind-address if the address has none; 0 for no server")
+	f.IntVar(&fl.metricPort, "metrics-port", metricsPort, "the port of --metrics-bind-address if the address has none; 0 for no server")
 	f.StringVar(&c.PortRange, "proxy-port-range", "", "")
 	for name, instead := range map[string]string{
 		"healthz-port": "use --healthz-bind-address", "metrics-port": "use --metrics-bind-address", "proxy-port-range": "it has no effect",
@@ -144,13 +143,13 @@ func NewFlags(verb string) *Flags {
 	return fl
 }
 
-// note adds to what an operator should be told.
+// note adds a note for the operator.
 func (fl *Flags) note(format string, args ...any) {
 	fl.out.Notes = append(fl.out.Notes, fmt.Sprintf(format, args...))
 }
 
-// settle makes the configuration in effect of flags or file.
-func (fl *Flags) settle(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyConfiguration, error) {
+// effective returns the effective configuration of the flags or the file.
+func (fl *Flags) effective(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyConfiguration, error) {
 	given := map[string]bool{}
 	fl.Visit(func(f *pflag.Flag) { given[f.Name] = true })
 	if given["master"] && fl.out.Manifests != "" {
@@ -180,7 +179,7 @@ func (fl *Flags) settle(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyC
 		if c.Mode == "" {
 			fl.noteDefaultMode("--proxy-mode is empty", c)
 		}
-		fl.settleFlags(c, given)
+		fl.completeFlags(c, given)
 	}
 	for name, to := range map[string][]*time.Duration{
 		"sync-period":     {&c.NFTables.SyncPeriod.Duration, &c.IPTables.SyncPeriod.Duration, &c.IPVS.SyncPeriod.Duration},
@@ -190,7 +189,8 @@ func (fl *Flags) settle(read func(string) ([]byte, error)) (*v1alpha1.KubeProxyC
 		if name == "min-sync-period" {
 			value = fl.minSync
 		}
-		// One of the two alone must not contradict the other mode's defaults.
+		// Set only the mode in use, so that one of the two flags alone does not violate
+		// the defaults of another mode.
 		for i, mode := range []string{ModeNFTables, ModeIPTables, ModeIPVS} {
 			if given[name] && string(c.Mode) == mode {
 				*to[i] = value
@@ -228,8 +228,8 @@ func (fl *Flags) readFile(read func(string) ([]byte, error)) (*v1alpha1.KubeProx
 	return c, nil
 }
 
-// noteDefaultMode adds a note about a missing mode, as in the files that kubeadm
-// writes, and about what the default means for NodePorts. c has no defaults yet.
+// noteDefaultMode adds a note about a missing mode, as in files that kubeadm writes, and about
+// the effect of the default on NodePorts. c has no defaults yet.
 func (fl *Flags) noteDefaultMode(what string, c *v1alpha1.KubeProxyConfiguration) {
 	where := "only at the node's primary addresses, not at its other addresses or at localhost"
 	if len(c.NodePortAddresses) != 0 {
@@ -238,13 +238,13 @@ func (fl *Flags) noteDefaultMode(what string, c *v1alpha1.KubeProxyConfiguration
 	fl.note("%s: mode %s is used, where kube-proxy's default is %s, and NodePorts answer %s", what, ModeNFTables, ModeIPTables, where)
 }
 
-// kubeProxys reports whether a flag is one of NewFlags, and not added by a verb.
+// kubeProxys reports whether NewFlags, and not a verb, added a flag.
 func (fl *Flags) kubeProxys(name string) bool {
 	return NewFlags("").Lookup(name) != nil
 }
 
-// settleFlags completes what the flags say where one of them means several fields.
-func (fl *Flags) settleFlags(c *v1alpha1.KubeProxyConfiguration, given map[string]bool) {
+// completeFlags sets the defaults, and the fields of flags that stand for several fields.
+func (fl *Flags) completeFlags(c *v1alpha1.KubeProxyConfiguration, given map[string]bool) {
 	c.IPTables.MasqueradeAll, c.NFTables.MasqueradeAll = fl.masqueradeAll, fl.masqueradeAll
 	var off []*string
 	for _, s := range []struct {
@@ -265,14 +265,14 @@ func (fl *Flags) settleFlags(c *v1alpha1.KubeProxyConfiguration, given map[strin
 		case given[s.portFlag] && err == nil:
 			*s.addr = net.JoinHostPort(*s.addr, strconv.Itoa(s.port))
 		case given[s.portFlag]:
-			// As in kube-proxy, where the address by default has a port too.
+			// As in kube-proxy, where the default address has a port too.
 			fl.note("--%s has no effect unless it is 0 or --%s is an address without a port", s.portFlag, s.addrFlag)
 		}
 	}
 	periods := []time.Duration{c.IPTables.MinSyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration}
 	logging := c.Logging
 	setDefaults(c)
-	// What was given as nothing stays nothing.
+	// setDefaults must not replace 0 and "" that were given.
 	c.Logging = logging
 	c.IPTables.MinSyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration = periods[0], periods[1]
 	for _, addr := range off {

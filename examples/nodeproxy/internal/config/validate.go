@@ -20,7 +20,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// validator collects what is wrong with a configuration, by field.
+// validator collects the errors of a configuration, by field.
 type validator struct{ errs field.ErrorList }
 
 func (v *validator) check(ok bool, path string, value any, message string) {
@@ -49,8 +49,8 @@ func (v *validator) periods(path string, sync, least metav1.Duration) {
 		"must not be negative, or longer than syncPeriod")
 }
 
-// cidr checks a CIDR as the API server checks those in new objects, except that
-// bits beyond the prefix length may be set, which are common in configurations.
+// cidr checks a CIDR as the API server checks CIDRs in new objects, except that bits beyond
+// the prefix length may be set, as is common in configurations.
 func (v *validator) cidr(path, s string) netip.Prefix {
 	p, err := netip.ParsePrefix(s)
 	if err != nil || p.Addr().Is4In6() {
@@ -78,8 +78,8 @@ func deref[T any](p *T) any {
 	return *p
 }
 
-// validate returns all that is wrong with a configuration with its defaults, as
-// kube-proxy sees it, and all that it asks for that is not supported.
+// validate returns the errors that kube-proxy would report for a configuration with its
+// defaults, and the options that are not supported.
 func validate(c *v1alpha1.KubeProxyConfiguration, gates featuregate.FeatureGate) error {
 	v := &validator{}
 	modes := []string{ModeNFTables, ModeIPTables, ModeIPVS}
@@ -147,7 +147,7 @@ func duration(d *metav1.Duration) time.Duration {
 	return d.Duration
 }
 
-// clusterCIDRs reads a CIDR, or one in each family with a comma between.
+// clusterCIDRs parses one CIDR, or two of different families with a comma between.
 func (v *validator) clusterCIDRs(path, s string) (out []netip.Prefix) {
 	if strings.TrimSpace(s) == "" {
 		return nil

@@ -40,8 +40,9 @@ type events struct {
 	overrun  int
 }
 
-// Conntrack follows packets by the events of connection tracking. The packets have no
-// steps, their outcome is Sent, and In is Unknown. The errors are as those of [NFTrace].
+// Conntrack returns a Follower that uses the events of connection tracking. Its packets have
+// no steps, their outcome is Sent, and In is Unknown. It returns the same errors as
+// [NFTrace].
 func Conntrack(f Filter) (Follower, error) {
 	c, err := listen(groupNew)
 	if err != nil {
@@ -74,7 +75,7 @@ type tuple struct {
 	src, dst netip.AddrPort
 }
 
-// packet returns the packet that an event is about, nil if the filter does not match it.
+// packet returns the packet of an event, or nil if the filter does not match it.
 func (f Filter) packet(attrs []byte) *Packet {
 	var sent, reply tuple
 	for typ, data := range nfnl.Attributes(attrs) {

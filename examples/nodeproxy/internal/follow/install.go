@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The chains of the table. Their names are those of their hooks.
+// The chains of the table, named after their hooks.
 const (
 	chainPrerouting  = "prerouting"
 	chainOutput      = "output"
@@ -20,14 +20,14 @@ const (
 	chainPostrouting = "postrouting"
 )
 
-// perSecond bounds how many packets a second are followed, so that a busy destination
-// does not slow down. Each packet has the kernel write some twenty messages.
+// perSecond limits how many packets a second are followed, so that tracing does not slow a
+// busy destination down. The kernel writes some twenty messages for each packet.
 const perSecond = 100
 
 // tableName returns the name of this process's table.
 func tableName() string { return fmt.Sprintf("proxier-trace-%d", os.Getpid()) }
 
-// install adds the table to the kernel. It is removed when the connection is closed.
+// install adds the table to the kernel. The kernel removes it when c is closed.
 func install(c *nftables.Conn, f Filter) error {
 	family := nftables.TableFamilyIPv4
 	if f.To.Addr().Is6() {
@@ -40,9 +40,9 @@ func install(c *nftables.Conn, f Filter) error {
 			Hooknum: nftables.ChainHookRef(nftables.ChainHook(hook)), Priority: nftables.ChainPriorityRef(nftables.ChainPriority(priority)),
 		})
 	}
-	// The first two chains mark packets before any other chain sees them. The last two
-	// show the addresses that packets have at the end; connection tracking confirms
-	// connections at the very last priority.
+	// The first two chains mark packets before any other chain. The last two show the final
+	// addresses of packets; only connection tracking, which confirms connections, runs
+	// later.
 	for _, first := range []*nftables.Chain{
 		chain(chainPrerouting, unix.NF_INET_PRE_ROUTING, math.MinInt32),
 		chain(chainOutput, unix.NF_INET_LOCAL_OUT, math.MinInt32),
@@ -54,7 +54,7 @@ func install(c *nftables.Conn, f Filter) error {
 	return c.Flush()
 }
 
-// exprs returns the rule that marks packets.
+// exprs returns the expressions of the rule that marks packets.
 func (f Filter) exprs() []expr.Any {
 	saddr, daddr := uint32(12), uint32(16) // offsets in the IPv4 header
 	if f.To.Addr().Is6() {

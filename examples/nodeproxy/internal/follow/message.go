@@ -11,23 +11,23 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// A message is what the kernel says about one step of a packet.
+// message is a parsed NFT_MSG_TRACE: one step of a packet.
 type message struct {
 	id      uint32 // of the packet
 	family  uint8  // of the table, NFPROTO_*
 	table   string
 	chain   string
-	rule    uint64 // its handle, 0 if this is about the end of a base chain
+	rule    uint64 // the rule's handle, 0 at the end of a base chain
 	kind    uint32 // NFT_TRACETYPE_*
 	verdict int32
 	policy  uint32
 	in, out uint32 // interfaces' indices, 0 if none
-	// from and to are the packet's addresses, if the message has its headers: the first
-	// message of each base chain has them.
+	// from and to are the packet's addresses. Only the first message of each base chain
+	// has them.
 	from, to netip.AddrPort
 }
 
-// parse reads a message behind its nfgenmsg header.
+// parse parses the attributes of a message, which follow its nfgenmsg header.
 func parse(family uint8, attrs []byte) message {
 	m := message{family: family, verdict: -1}
 	var network, transport []byte
@@ -65,8 +65,8 @@ func parse(family uint8, attrs []byte) message {
 	return m
 }
 
-// addresses returns the source and destination of a packet, invalid if the headers are
-// not complete.
+// addresses returns the source and destination of a packet. They are invalid if the headers
+// are not complete.
 func addresses(network, transport []byte) (from, to netip.AddrPort) {
 	if len(network) == 0 || len(transport) < 4 {
 		return from, to

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nftrace follows packets by the kernel's trace messages.
+// nftrace is a Follower that uses the kernel's trace messages.
 type nftrace struct {
 	owner    *nftables.Conn
 	messages *netlink.Conn
@@ -21,13 +21,13 @@ type nftrace struct {
 	overrun  int
 }
 
-// receiveBuffer is the size of the socket's buffer in bytes: messages of a second's
-// packets with more than a hundred steps each.
+// receiveBuffer is the size of the socket's buffer in bytes. It holds the messages of a
+// second's packets with more than a hundred steps each.
 const receiveBuffer = 8 << 20
 
-// NFTrace follows packets by the kernel's trace messages. The error wraps
-// os.ErrPermission without CAP_NET_ADMIN in the network namespace, and
-// errors.ErrUnsupported where the kernel has no nf_tables.
+// NFTrace returns a Follower that uses the kernel's trace messages. The error wraps
+// [os.ErrPermission] without CAP_NET_ADMIN in the network namespace, and
+// [errors.ErrUnsupported] if the kernel has no nf_tables.
 func NFTrace(f Filter) (_ Follower, err error) {
 	t := &nftrace{packets: assembly{table: tableName(), packets: map[uint32]*Packet{}}}
 	defer func() {

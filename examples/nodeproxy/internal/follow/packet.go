@@ -10,25 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Outcome is how a packet's way ended.
+// Outcome is what happened to a packet at the end.
 type Outcome uint8
 
 // The outcomes.
 const (
-	// Lost: no chain dropped it, and it did not get to the end. Something that sends no
-	// messages stopped it: iptables-legacy, routing, or a limit of the kernel's.
+	// Lost means that the packet was stopped by a part of the kernel that sends no trace
+	// messages: iptables-legacy, routing, or a limit.
 	Lost Outcome = iota
-	// Sent: it left by an interface.
+	// Sent means that the packet left by an interface.
 	Sent
-	// Delivered: it was for the node itself.
+	// Delivered means that the packet was for the node itself.
 	Delivered
-	// Dropped: a rule or a chain's policy dropped it.
+	// Dropped means that a rule or a chain's policy dropped the packet.
 	Dropped
-	// Queued: a rule handed it to a program (NFQUEUE), which has not returned it.
+	// Queued means that a rule queued the packet to a program (NFQUEUE), which has not
+	// returned it.
 	Queued
 )
 
-// Unknown is Packet.In if it is not known whether and by which interface a packet came in.
+// Unknown is the value of Packet.In if the incoming interface is not known.
 const Unknown = -1
 
 // Step is a rule that matched a packet, or the policy of a base chain.
@@ -36,25 +37,26 @@ type Step struct {
 	Family uint8 // of the table, unix.NFPROTO_*
 	Table  string
 	Chain  string
-	Rule   uint64 // its handle, 0 for the policy
+	Rule   uint64 // the rule's handle, 0 for the policy
 }
 
-// Packet is a packet and what became of it.
+// Packet is a packet and its outcome.
 type Packet struct {
-	// From and To are its addresses when it was first seen, and LastFrom and LastTo when
-	// it was last seen.
+	// From and To are the addresses in the packet's first message, and LastFrom and LastTo
+	// in its last one.
 	From, To         netip.AddrPort
 	LastFrom, LastTo netip.AddrPort
-	// In is the index of the interface it came in by, 0 if the node sent it, or Unknown.
-	// Out is that of the interface it left by, 0 if it did not or that is not known.
+	// In is the index of the interface by which the packet came in, 0 if the node sent it,
+	// or Unknown. Out is the index of the interface by which it left, or 0 if it did not
+	// leave or the interface is not known.
 	In, Out int
-	// Steps are the rules that matched it, and the policy that dropped it if one did.
-	// Those of the package's own table are not among them.
+	// Steps are the rules that matched the packet, and the policy that dropped it, if any.
+	// They leave out the package's own table.
 	Steps   []Step
 	Outcome Outcome
 
-	seen time.Time // when its last message came
-	// looping reports that it was sent by the loopback interface and will come in again.
+	seen time.Time // when the last message arrived
+	// looping reports that the packet left by the loopback interface and will come in again.
 	looping bool
 }
 
@@ -67,23 +69,23 @@ const (
 // idle is how long to wait for a packet's next message.
 const idle = time.Second
 
-// assembly puts packets together from messages.
+// assembly assembles packets from messages.
 type assembly struct {
-	table    string // the package's own
+	table    string // the package's own table
 	loopback uint32
 	packets  map[uint32]*Packet // by trace ID
 	done     func(*Packet)
 }
 
-// add takes a message that came at a time.
+// add adds a message that arrived at now.
 func (a *assembly) add(m message, now time.Time) {
 	own := m.table == a.table
 	p := a.packets[m.id]
 	if own && m.rule != 0 && (p == nil || m.chain == chainOutput || !p.looping) {
-		// The rule that marks packets matched: a new packet, if not the same again
-		// after the loopback interface, of which some kernels give it a new ID.
+		// The rule that marks packets matched. The packet is new, unless it came in again
+		// by the loopback interface, after which some kernels give it a new ID.
 		if p != nil {
-			a.end(m.id, p, Lost) // the ID is used again
+			a.end(m.id, p, Lost) // the kernel reuses the ID
 		}
 		if p = a.looped(m); p == nil {
 			p = &Packet{From: m.from, To: m.to, LastFrom: m.from, LastTo: m.to, In: int(m.in)}
@@ -126,7 +128,7 @@ func (a *assembly) add(m message, now time.Time) {
 		return // the end of a chain
 	}
 	p.Steps = append(p.Steps, step)
-	switch verdict & 0xff { // above are an error or a queue's number
+	switch verdict & 0xff { // the upper bits are an error or a queue's number
 	case nfDrop:
 		a.end(m.id, p, Dropped)
 	case nfQueue:
@@ -137,7 +139,7 @@ func (a *assembly) add(m message, now time.Time) {
 }
 
 // looped returns the packet that left by the loopback interface and comes in again with
-// this message, nil if there is none.
+// this message, or nil if no packet matches.
 func (a *assembly) looped(m message) *Packet {
 	if m.in != a.loopback {
 		return nil
@@ -152,7 +154,7 @@ func (a *assembly) looped(m message) *Packet {
 	return nil
 }
 
-// expire ends the packets of which no message came for a while.
+// expire ends the packets without a message for the duration after.
 func (a *assembly) expire(now time.Time, after time.Duration) {
 	var old []uint32
 	for id, p := range a.packets {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listen opens a socket that receives the messages of a group.
+// listen returns a socket that receives the messages of a group.
 func listen(group uint32) (*netlink.Conn, error) {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -23,13 +23,13 @@ func listen(group uint32) (*netlink.Conn, error) {
 		c.Close()
 		return nil, unsupported("receive the kernel's messages", err)
 	}
-	// A smaller buffer works as well, as long as few packets are followed.
+	// If this fails, the default buffer is enough for a few packets.
 	_ = c.SetReadBuffer(receiveBuffer)
 	return c, nil
 }
 
-// receive calls fn with the messages of a socket, and several times a second without any,
-// until fn returns false or the context ends. It counts overruns of the socket's buffer.
+// receive calls fn with the messages of a socket until fn returns false or the context ends.
+// Without messages it calls fn several times a second. It counts overruns of the buffer.
 func receive(ctx context.Context, c *netlink.Conn, overrun *int, fn func([]netlink.Message) (more bool)) error {
 	for more := true; more && ctx.Err() == nil; {
 		if err := c.SetReadDeadline(time.Now().Add(idle / 10)); err != nil {
@@ -48,8 +48,8 @@ func receive(ctx context.Context, c *netlink.Conn, overrun *int, fn func([]netli
 	return nil
 }
 
-// unsupported returns an error about what failed. It wraps errors.ErrUnsupported if the
-// kernel lacks something.
+// unsupported returns an error with what failed. It wraps errors.ErrUnsupported if err means
+// that the kernel lacks a feature.
 func unsupported(what string, err error) error {
 	for _, e := range []error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL, unix.ENOENT} {
 		if errors.Is(err, e) {

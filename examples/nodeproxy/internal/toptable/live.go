@@ -9,17 +9,17 @@ import (
 	"golang.org/x/term"
 )
 
-// What the terminal is told besides text (ECMA-48, and xterm's private modes).
+// Control sequences of the terminal (ECMA-48, and xterm's private modes).
 const (
-	begin     = "\x1b[?1049h\x1b[?25l" // another screen, without a cursor
+	begin     = "\x1b[?1049h\x1b[?25l" // switch to the alternate screen, hide the cursor
 	end       = "\x1b[?25h\x1b[?1049l"
 	home      = "\x1b[H"
 	clearLine = "\x1b[K"
 	clearRest = "\x1b[J"
 )
 
-// Live shows the table in a terminal until a key or the context ends it. It reads a sample
-// at each interval. An error of that is shown until a later one succeeds.
+// Live shows the table in a terminal until the user quits or the context ends. It calls read
+// at each interval, and shows an error of read until a later call succeeds.
 func Live(ctx context.Context, in, out *os.File, mode string, interval time.Duration, view View, first Sample, read func() (Sample, error)) error {
 	was, err := term.MakeRaw(int(in.Fd()))
 	if err != nil {
@@ -60,7 +60,7 @@ func Live(ctx context.Context, in, out *os.File, mode string, interval time.Dura
 		if err != nil {
 			return err
 		}
-		// Whole frames, each line over the former: nothing flickers.
+		// Lines are overwritten and not cleared first, so that the screen does not flicker.
 		var b strings.Builder
 		b.WriteString(home)
 		for i, line := range s.frame(s.Rows(first, last), max(width, 20), max(height, 6)) {

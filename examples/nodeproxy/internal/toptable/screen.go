@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// Colours and other looks of text (ECMA-48, SGR).
+// Colours and styles of text (ECMA-48, SGR).
 const (
 	plain  = "\x1b[0m"
 	bold   = "\x1b[1m"
@@ -17,7 +17,7 @@ const (
 	cyan   = "\x1b[36m"
 )
 
-// screen is what the screen shows besides the rows.
+// screen holds what the screen shows besides the rows.
 type screen struct {
 	View
 	mode    string
@@ -27,7 +27,7 @@ type screen struct {
 	problem string
 }
 
-// frame returns a whole screen: lines without the control characters that place them.
+// frame returns the lines of a whole screen, without the control sequences that place them.
 func (s *screen) frame(rows []Row, width, height int) []string {
 	const fixed = 6 + 1 + 9 + 1 + 9 + 1 + 6 + 1 + 8 + 1 + 8 + 1
 	format := columns(max(16, width-fixed))
@@ -99,7 +99,7 @@ func cut(line string, width int) string {
 	return b.String()
 }
 
-// key changes the view by keys that were pressed. It returns false if they end the program.
+// key handles the keys that were pressed. It returns false if they end the program.
 func (s *screen) key(pressed []byte) (more bool) {
 	const (
 		escape, enter, newline, backspace, del, ctrlC = 27, '\r', '\n', 8, 127, 3

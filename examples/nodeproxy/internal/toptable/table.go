@@ -1,5 +1,5 @@
-// Package toptable is the table of "nodeproxy top": rows from two samples of counters, as
-// text, as JSON, and as a screen that is drawn again and again.
+// Package toptable makes the table of "nodeproxy top": rows from two samples of counters, as
+// text, as JSON, and as a screen that is redrawn periodically.
 package toptable
 
 import (
@@ -15,7 +15,7 @@ import (
 
 // Name identifies a row.
 type Name struct {
-	// Service is NAMESPACE/NAME, or ADDR:PORT where the kernel does not store names.
+	// Service is NAMESPACE/NAME, or ADDR:PORT in modes whose kernel does not store names.
 	Service  string `json:"service"`
 	Port     string `json:"port,omitempty"`
 	Protocol string `json:"protocol"`
@@ -31,11 +31,11 @@ func (n Name) String() string {
 	return s + "/" + n.Protocol
 }
 
-// Sample is the counters at one moment.
+// Sample holds the counters at one moment.
 type Sample struct {
 	At    time.Time
 	Known ruleset.CounterSet
-	// Counters are those of the Service ports with traffic, and maybe of others.
+	// Counters has all Service ports with traffic, and may have others.
 	Counters map[Name]ruleset.Counters
 	// Ready is the number of endpoints of each Service port, nil if it is not known.
 	Ready map[tracker.Key]int
@@ -53,11 +53,11 @@ type Row struct {
 	Bytes       *uint64 `json:"bytes"`
 	Refused     *uint64 `json:"refused"`
 	Dropped     *uint64 `json:"dropped"`
-	// refusing and dropping report that those grew between the samples.
+	// refusing and dropping report that Refused and Dropped grew between the samples.
 	refusing, dropping bool
 }
 
-// Document is the JSON of "top --once -o json".
+// Document is the JSON output of "top --once -o json".
 type Document struct {
 	Mode string `json:"mode"`
 	// Seconds is the time between the two samples.
@@ -88,14 +88,14 @@ func Sorts(column string) bool {
 	return false
 }
 
-// View is what of the table is shown, and how. The zero value is everything by name.
+// View selects and sorts rows. The zero value shows all rows by name.
 type View struct {
 	Sort     string
 	Reversed bool
 	Filter   string // a part of the name
 }
 
-// Rows returns the rows of two samples, the largest first or, by name, in its order.
+// Rows returns the rows of two samples in the view's order: the largest first, or by name.
 func (v View) Rows(first, last Sample) []Row {
 	ready := map[Name]int{}
 	for k, n := range last.Ready {
@@ -115,7 +115,7 @@ func (v View) Rows(first, last Sample) []Row {
 			continue
 		}
 		now, before := last.Counters[name], first.Counters[name]
-		// Counters start again at 0 with the Service port.
+		// Counters restart at 0 when a Service port is created again.
 		since := func(now, before uint64) uint64 {
 			if now < before {
 				return now
@@ -170,7 +170,7 @@ func (v View) Rows(first, last Sample) []Row {
 	return rows
 }
 
-// compare compares what may be unknown, which is least.
+// compare compares two values. nil, an unknown value, is the least.
 func compare[T cmp.Ordered](a, b *T) int {
 	switch {
 	case a == nil && b == nil:
@@ -183,7 +183,7 @@ func compare[T cmp.Ordered](a, b *T) int {
 	return cmp.Compare(*a, *b)
 }
 
-// header are the columns' titles, and columns their format.
+// header has the columns' titles, and columns returns their format.
 var header = []any{"SERVICE", "FAMILY", "CONN/S", "BYTES/S", "READY", "REFUSED", "DROPPED"}
 
 func columns(nameWidth int) string {
