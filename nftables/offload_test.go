@@ -37,8 +37,8 @@ func TestOffloadConfigIsChecked(t *testing.T) {
 		offload Offload
 		want    string
 	}{
-		{Offload{}, "without a choice of interfaces"},
-		{Offload{Interfaces: everyInterface, AfterPackets: -1}, "after -1 packets"},
+		{Offload{}, "Offload.Interfaces is nil"},
+		{Offload{Interfaces: everyInterface, AfterPackets: -1}, "Offload.AfterPackets is negative: -1"},
 	} {
 		_, err := New(t.Context(), Config{Offload: &c.offload})
 		if !errors.Is(err, ruleset.ErrConfig) || !strings.Contains(err.Error(), c.want) {

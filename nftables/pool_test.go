@@ -216,7 +216,7 @@ func TestAdoptedPoolNumbersStay(t *testing.T) {
 	if n, ok := tab.sticky.take(); ok {
 		t.Fatalf("number %d of none", n)
 	}
-	tab.disown()
+	tab.releaseAdopted()
 	for range had {
 		if n, ok := tab.sticky.take(); !ok || n != 1 && n != maxSticky && n != 700 {
 			t.Fatalf("number %d, %t", n, ok)

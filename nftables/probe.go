@@ -13,15 +13,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// minimumKernel is the oldest kernel release that the tests run in (.ci/kernels). It only
-// appears in errors: probe tries the features themselves.
+// minimumKernel is the oldest kernel release that the tests run in (.ci/kernels). Only errors
+// use it, because probe tries the features themselves.
 const minimumKernel = "Linux 5.10"
 
-// mark returns the packet mark that asks for masquerading.
+// mark returns the packet mark that requests masquerading.
 func (b *Backend) mark() uint32 { return uint32(b.config.MasqueradeMark) }
 
-// probe has the kernel check a transaction for each family that creates a table with every
-// kind of set, chain and rule, and deletes it.
+// probe makes the kernel check, for each family, a transaction that creates a table with every
+// kind of set, chain and rule, and deletes the table.
 func (b *Backend) probe() error {
 	for _, f := range b.config.Families {
 		w := newWriter(probeTable)
@@ -57,7 +57,7 @@ func (b *Backend) probe() error {
 }
 
 // unsupported returns the error of probing a family: a [*ruleset.UnsupportedError] unless
-// the kernel refused for a reason that may pass.
+// the kernel refused for a temporary reason.
 func unsupported(f tracker.Family, err error) error {
 	var refused *nfnl.Error
 	if !errors.As(err, &refused) {
@@ -74,7 +74,7 @@ func unsupported(f tracker.Family, err error) error {
 }
 
 // unsupportedSocket returns the error of opening a socket: a
-// [*ruleset.UnsupportedError] if the kernel has no such sockets or allows none.
+// [*ruleset.UnsupportedError] if the kernel has no such sockets or does not allow them.
 func unsupportedSocket(err error) error {
 	for _, errno := range []unix.Errno{unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EPERM, unix.EACCES} {
 		if errors.Is(err, errno) {

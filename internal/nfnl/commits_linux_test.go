@@ -60,7 +60,7 @@ func TestCheckFollowsTransactions(t *testing.T) {
 	waitFor(t, "check was not called", func() bool { return calls.Load() > transactions })
 	time.Sleep(100 * time.Millisecond)
 	// A transaction may be seen at once and again after the interval.
-	if n := calls.Load(); n > 2*transactions+1+int32(time.Since(began)/rest) {
+	if n := calls.Load(); n > 2*transactions+1+int32(time.Since(began)/quietInterval) {
 		t.Errorf("%d calls after %d transactions", n, transactions)
 	}
 	over := errors.New("over")
