@@ -17,12 +17,12 @@ import (
 func TestMain(m *testing.M) {
 	confine.Roles{
 		"tell": tell,
-		"fail": func() error { return errors.New("as it was told") },
+		"fail": func() error { return errors.New("the role failed") },
 	}.Enter()
 	netlab.Main(m)
 }
 
-// tell says what the process has.
+// tell prints the capabilities and the limit of files of the process.
 func tell() error {
 	caps, err := confine.Effective()
 	if err != nil {
@@ -36,7 +36,7 @@ func tell() error {
 	return nil
 }
 
-func TestLimits(t *testing.T) {
+func TestCommandRunsWithLimits(t *testing.T) {
 	netlab.Require(t)
 	few := uint64(17)
 	for _, c := range []struct {
@@ -53,9 +53,9 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-func TestErrors(t *testing.T) {
+func TestRoleErrorEndsProcess(t *testing.T) {
 	netlab.Require(t)
-	for role, want := range map[string]string{"fail": "as it was told", "none": `no role "none"`} {
+	for role, want := range map[string]string{"fail": "the role failed", "none": `no role "none"`} {
 		var said strings.Builder
 		cmd := confine.Command(role, confine.Limits{})
 		cmd.Stderr = &said
@@ -63,7 +63,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: %v, %q", role, err, said.String())
 		}
 	}
-	// Without being told, nothing happens.
+	// Without a Command, Enter does nothing.
 	if _, told := os.LookupEnv("PROXIER_CONFINED_ROLE"); told {
 		t.Error("the test itself is confined")
 	}

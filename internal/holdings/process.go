@@ -9,16 +9,16 @@ import (
 	"github.com/go-proxier/proxier/internal/testtime"
 )
 
-// Process is what a process has.
+// Process is the resource usage of a process.
 type Process struct {
 	Goroutines int
-	// Files is how many file descriptors are open, 0 where there is no /proc/self/fd.
+	// Files is the number of open file descriptors, 0 on systems without /proc/self/fd.
 	Files int
 	// Heap is what [Heap] returns.
 	Heap int
 }
 
-// Now returns what this process has.
+// Now returns the resource usage of this process.
 func Now() Process {
 	p := Process{Heap: Heap(), Goroutines: runtime.NumGoroutine()}
 	if list, err := os.ReadDir("/proc/self/fd"); err == nil {
@@ -27,10 +27,10 @@ func Now() Process {
 	return p
 }
 
-// Keep fails the test if this process has more than before: goroutines, files, or
-// heap by more than slack bytes. What is about to end gets time to: a goroutine has
-// told its result before it is gone, and closes files even after that. Tests that
-// are not over must not run beside it.
+// Keep fails the test if this process uses more resources than before: more goroutines or
+// files, or more than slack bytes more of the heap. It waits for goroutines that are about
+// to end: a goroutine may exist, and have open files, after it has sent its result. No other
+// test may run at the same time.
 func (before Process) Keep(tb testing.TB, slack int) {
 	tb.Helper()
 	before.keep(tb, slack, testtime.Timeout)
@@ -46,7 +46,7 @@ func (before Process) keep(tb testing.TB, slack int, timeout time.Duration) {
 		}
 		if time.Now().After(deadline) {
 			buf := make([]byte, 64<<10)
-			tb.Errorf("something is left: before %+v, after %+v, where %d bytes more are allowed; goroutines:\n%s", before, now, slack, buf[:runtime.Stack(buf, true)])
+			tb.Errorf("resource usage has grown: before %+v, after %+v, with %d more bytes allowed; goroutines:\n%s", before, now, slack, buf[:runtime.Stack(buf, true)])
 			return
 		}
 	}

@@ -1,9 +1,8 @@
 // Package listdiff compares lists of which most elements are the same.
 package listdiff
 
-// Trim returns the lists without their common beginning and end. An endpoint that an
-// update leaves as it was keeps its pointer, so little is left of lists of endpoints after
-// a small update.
+// Trim returns the lists without their common beginning and end. An unchanged endpoint keeps
+// its pointer in an update. So little is left of lists of endpoints after a small update.
 func Trim[T comparable](a, b []T) (_, _ []T) {
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]
