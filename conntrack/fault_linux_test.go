@@ -20,11 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/confine"
-	"github.com/go-proxier/proxier/internal/holdings"
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -355,7 +355,7 @@ func TestCleanersDoNotLeak(t *testing.T) {
 		}
 	}
 	work()
-	before := holdings.Now()
+	before := usage.Now()
 	work()
 	before.Keep(t, 200<<10)
 }

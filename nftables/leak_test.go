@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/holdings"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -90,7 +90,7 @@ func TestLeaks(t *testing.T) {
 		cycle(n)
 	}
 	renew(30)
-	tables, before := kernel(), holdings.Now()
+	tables, before := kernel(), usage.Now()
 	for n := range cycles {
 		cycle(cycles + n)
 	}

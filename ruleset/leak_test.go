@@ -12,7 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/holdings"
+	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -88,12 +88,12 @@ func TestNothingIsLeft(t *testing.T) {
 		cycle(n)
 	}
 	settle()
-	lengths, before := holdings.Lengths(e), holdings.Now()
+	lengths, before := usage.Lengths(e), usage.Now()
 	for n := range cycles {
 		cycle(cycles + n)
 	}
 	settle()
-	now := holdings.Lengths(e)
+	now := usage.Lengths(e)
 	for _, ids := range []string{".slots", ".free", ".cursors[].states"} {
 		// Of each ID there is a little, and as many of them as backends had at once, who
 		// were refused the removal of some: that is chance.

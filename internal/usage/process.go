@@ -1,4 +1,6 @@
-package holdings
+// Package usage measures the resource usage of tests: goroutines, files, the heap, and the
+// lengths of the maps and slices of a structure.
+package usage
 
 import (
 	"os"
@@ -14,7 +16,7 @@ type Process struct {
 	Goroutines int
 	// Files is the number of open file descriptors, 0 on systems without /proc/self/fd.
 	Files int
-	// Heap is what [Heap] returns.
+	// Heap is the result of [Heap].
 	Heap int
 }
 
@@ -25,6 +27,16 @@ func Now() Process {
 		p.Files = len(list)
 	}
 	return p
+}
+
+// Heap returns the number of bytes of the heap in use after a collection.
+func Heap() int {
+	for range 3 { // for finalizers, and for objects that finalizers release
+		runtime.GC()
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
 }
 
 // Keep fails the test if this process uses more resources than before: more goroutines or

@@ -1,22 +1,9 @@
-// Package holdings measures what a test has left behind: memory, and what the
-// structures of the tested package still hold.
-package holdings
+package usage
 
 import (
 	"reflect"
-	"runtime"
 	"unsafe"
 )
-
-// Heap returns how many bytes of the heap are in use after a collection.
-func Heap() int {
-	for range 3 { // for finalizers, and for objects that finalizers release
-		runtime.GC()
-	}
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int(m.HeapAlloc)
-}
 
 // Lengths returns the lengths of all maps and slices that are reachable from v, by their
 // path of fields, as in "tracker.services.m". The elements of one map or slice have the

@@ -1,4 +1,4 @@
-package holdings
+package usage
 
 import (
 	"fmt"
@@ -58,5 +58,18 @@ func TestKeepReportsWhatIsLeft(t *testing.T) {
 		if len(r.errors) != 0 {
 			t.Errorf("%s that were about to end: %q", c.what, r.errors)
 		}
+	}
+}
+
+func TestHeapFollowsAllocations(t *testing.T) {
+	before := Heap()
+	b := make([]byte, 1<<20)
+	// The collection may free other objects.
+	if grown := Heap() - before; grown < 1<<20-1<<16 || grown > 2<<20 {
+		t.Errorf("a megabyte takes %d bytes", grown)
+	}
+	runtime.KeepAlive(b)
+	if left := Heap() - before; left > 1<<19 {
+		t.Errorf("%d bytes are left", left)
 	}
 }
