@@ -35,7 +35,8 @@ type Config struct {
 	// address to which the host's rules translate NodePort traffic before the data
 	// plane sees it, or an address of a local route. A flow to a NodePort that was
 	// only translated to one of these addresses, with the same port, is not stale while
-	// the NodePort exists, because the data plane has a flow of its own for it.
+	// the NodePort exists, because the data plane has a flow of its own for it. Nil means
+	// no further addresses.
 	NodePortAddrs []netip.Addr
 	// Filter, if not nil, reports whether a stale flow may be deleted. The Service is the
 	// one that has the flow's frontend or, if no Service has it, the one that last had it,

@@ -39,7 +39,7 @@ type Table interface {
 	Dump(ctx context.Context, family tracker.Family, f func(*Flow)) error
 	// Delete removes flows that Dump reported, and returns the number of removed flows.
 	// It ignores, and does not count, a flow that no longer exists or was replaced by
-	// another with the same addresses.
+	// another with the same addresses. The error is about flows that it could not remove.
 	Delete(ctx context.Context, flows []Flow) (int, error)
 	// LocalAddrs returns the node's own addresses of the family. It returns an error if
 	// the list may be incomplete.

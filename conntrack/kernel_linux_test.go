@@ -51,7 +51,7 @@ func create(tb testing.TB, h *netlab.Host, flows ...Flow) {
 	}
 	defer nl.Close()
 	for _, f := range flows {
-		if f.Zone != 0 { // the library knows no zones
+		if f.Zone != 0 { // the library does not support zones
 			createInZone(tb, h, f)
 			continue
 		}

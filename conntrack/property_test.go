@@ -241,7 +241,7 @@ func (m *model) check(step int) {
 	if err := m.Flush(m.t.Context()); err != nil || m.Pending() {
 		m.t.Fatalf("step %d: %v, pending %v", step, err, m.Pending())
 	}
-	settled := func(f Flow) bool {
+	acknowledged := func(f Flow) bool {
 		for _, tried := range m.tried {
 			for _, s := range tried {
 				for i := range s.Frontends {
@@ -259,7 +259,7 @@ func (m *model) check(step int) {
 	}
 	for _, f := range m.table.flows {
 		m.kept++
-		if settled(f) && !m.right(f) {
+		if acknowledged(f) && !m.right(f) {
 			m.t.Fatalf("step %d: left %+v, owner %v", step, f, m.owner(f.Dst))
 		}
 	}

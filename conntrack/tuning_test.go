@@ -133,7 +133,7 @@ func TestReadOnlyParameterIsRecognised(t *testing.T) {
 		if got := e.ReadOnly(); got != want {
 			t.Errorf("%v: read-only is %v", err, got)
 		}
-		if says := strings.Contains(e.Error(), "is 5 and cannot be set to 9 from here"); says != want {
+		if got := strings.Contains(e.Error(), "is 5 and cannot be set to 9 from here"); got != want {
 			t.Errorf("%v: %v", err, e)
 		}
 	}

@@ -19,7 +19,7 @@ func Cleanup(ctx context.Context, c Config) error {
 		return conn.Commit(batch)
 	})
 	if err != nil {
-		return fmt.Errorf("nftables: clean up: %w", err)
+		return fmt.Errorf("nftables: cannot delete tables: %w", err)
 	}
 	return nil
 }
@@ -32,7 +32,7 @@ func Owned(ctx context.Context, c Config) (owned bool, err error) {
 		return nil
 	})
 	if err != nil {
-		return false, fmt.Errorf("nftables: find tables: %w", err)
+		return false, fmt.Errorf("nftables: cannot find tables: %w", err)
 	}
 	return owned, nil
 }

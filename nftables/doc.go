@@ -47,7 +47,7 @@
 //     usual path;
 //   - the bridge, for packets that leave a bridge by a port that Offload.Interfaces chooses.
 //
-// Offload has the kernel count the packets of all connections that begin later in the network
+// Offload makes the kernel count the packets of all connections that begin later in the network
 // namespace (net.netfilter.nf_conntrack_acct). Connections that began earlier are not
 // offloaded. A connection that is silent for 30 s returns to the usual path and may be
 // offloaded again. A connection that another program translated is offloaded only if that

@@ -201,7 +201,7 @@ func (b *Backend) probeOffload(f tracker.Family) error {
 	t.skeleton(w)
 	batch, err := w.finish()
 	if err != nil {
-		return fmt.Errorf("nftables: probe: %w", err)
+		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 	}
 	w.deleteTable(f)
 	err = b.conn.Commit(batch)

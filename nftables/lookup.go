@@ -28,7 +28,7 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 	to := netip.AddrPortFrom(q.Packet.To.Addr().Unmap(), q.Packet.To.Port())
 	family := tracker.FamilyOf(to.Addr())
 	if family.Bits() == 0 {
-		return ruleset.Found{}, fmt.Errorf("nftables: look up: bad address %v", q.Packet.To)
+		return ruleset.Found{}, fmt.Errorf("nftables: cannot look up invalid address %v", q.Packet.To)
 	}
 	c.Families = []tracker.Family{family}
 	b, err := New(ctx, c)
@@ -50,7 +50,7 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 		}
 		return found, err
 	}
-	return ruleset.Found{}, fmt.Errorf("nftables: look up: %w", ruleset.ErrNoRules)
+	return ruleset.Found{}, fmt.Errorf("nftables: cannot look up packet: %w", ruleset.ErrNoRules)
 }
 
 // lookup is one Lookup in one table.

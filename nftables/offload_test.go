@@ -13,7 +13,7 @@ import (
 
 func everyInterface(string) bool { return true }
 
-// TestOffloadIsNamedWhereMissing asks for flowtables on the running kernel.
+// TestOffloadIsNamedWhereMissing probes offload on the running kernel.
 func TestOffloadIsNamedWhereMissing(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)

@@ -41,7 +41,7 @@ func (b *Backend) probe() error {
 		t.prefix(f.Bits()/2, w)
 		batch, err := w.finish()
 		if err != nil {
-			return fmt.Errorf("nftables: probe: %w", err)
+			return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 		}
 		w.deleteTable(f)
 		if err := b.conn.Commit(batch); err != nil {
@@ -61,12 +61,12 @@ func (b *Backend) probe() error {
 func unsupported(f tracker.Family, err error) error {
 	var refused *nfnl.Error
 	if !errors.As(err, &refused) {
-		return fmt.Errorf("nftables: probe: %w", err)
+		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 	}
 	e := &ruleset.UnsupportedError{Backend: "nftables", Family: f, Feature: refused.What, Minimum: minimumKernel, Err: err}
 	switch refused.Errno {
 	case unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR, unix.EBUSY, unix.EEXIST, unix.EMFILE, unix.ENFILE:
-		return fmt.Errorf("nftables: probe: %s: %w", f, err)
+		return fmt.Errorf("nftables: cannot probe kernel: %s: %w", f, err)
 	case unix.EPERM:
 		e.Feature, e.Minimum = "programming without CAP_NET_ADMIN in the network namespace's user namespace", ""
 	}

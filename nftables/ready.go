@@ -43,11 +43,11 @@ func Ready(ctx context.Context, c Config) (map[tracker.Key]int, error) {
 			err = countReady(ctx, conn, table, f, out)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("nftables: read endpoints: %w", err)
+			return nil, fmt.Errorf("nftables: cannot read endpoints: %w", err)
 		}
 	}
 	if !any {
-		return nil, fmt.Errorf("nftables: read endpoints: %w", ruleset.ErrNoRules)
+		return nil, fmt.Errorf("nftables: cannot read endpoints: %w", ruleset.ErrNoRules)
 	}
 	return out, nil
 }

@@ -85,7 +85,7 @@ func (s set) spec(f tracker.Family) spec {
 	return sp
 }
 
-// byteOrders returns a set's user data, which tells the nft tool that keys or data are in the
+// byteOrders returns a set's user data, by which the nft tool recognises keys or data in the
 // machine's byte order (libnftnl, NFTNL_UDATA_SET_KEYBYTEORDER and _DATABYTEORDER). The tool
 // needs it for a class ID, mark or interface name that is not part of a concatenation.
 func (sp spec) byteOrders() []byte {

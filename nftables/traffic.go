@@ -68,7 +68,7 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 	for _, t := range b.tables {
 		counted, err := readCounters(b.conn, b.name, t.family)
 		if err != nil {
-			return nil, fmt.Errorf("nftables: read traffic: %w", err)
+			return nil, fmt.Errorf("nftables: cannot read traffic: %w", err)
 		}
 		owners := t.owners()
 		b.prune(t, counted, owners)
@@ -125,12 +125,12 @@ func readTraffic(ctx context.Context, conn *nlbatch.Conn, c Config) (*ruleset.Tr
 			owners, err = readOwners(conn, table, f)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("nftables: read traffic: %w", err)
+			return nil, fmt.Errorf("nftables: cannot read traffic: %w", err)
 		}
 		counted.sum(owners, out.Services)
 	}
 	if !any {
-		return nil, fmt.Errorf("nftables: read traffic: %w", ruleset.ErrNoRules)
+		return nil, fmt.Errorf("nftables: cannot read traffic: %w", ruleset.ErrNoRules)
 	}
 	return out, nil
 }
@@ -318,7 +318,7 @@ func (b *Backend) prune(t *table, c counters, o owners) {
 			return b.conn.Commit(batch)
 		})
 		if err != nil {
-			b.config.Log.Info("nftables: counters of earlier Services not deleted", slog.Any("error", err))
+			b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
 		}
 	}
 }
@@ -360,7 +360,7 @@ func (b *Backend) deleteLost(t *table) {
 	})
 	t.lost.Reset()
 	if err != nil {
-		b.config.Log.Info("nftables: counters of earlier Services not deleted", slog.Any("error", err))
+		b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
 	}
 }
 

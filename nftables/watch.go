@@ -124,7 +124,7 @@ func (b *Backend) examine(count bool) error {
 		case errors.Is(err, unix.ENOENT):
 			return drifted(t.family, "the table or one of its sets is missing")
 		case err != nil:
-			return fmt.Errorf("nftables: check: %w", err)
+			return fmt.Errorf("nftables: cannot check tables: %w", err)
 		}
 		b.watched.rules[i] = rules
 	}

@@ -16,14 +16,14 @@ import (
 
 func TestMain(m *testing.M) {
 	confine.Roles{
-		"tell": tell,
-		"fail": func() error { return errors.New("the role failed") },
+		"report": report,
+		"fail":   func() error { return errors.New("the role failed") },
 	}.Enter()
 	netlab.Main(m)
 }
 
-// tell prints the capabilities and the limit of files of the process.
-func tell() error {
+// report prints the capabilities and the limit of files of the process.
+func report() error {
 	caps, err := confine.Effective()
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func TestCommandRunsWithLimits(t *testing.T) {
 		{confine.Limits{Files: &few}, "[] 17"},
 		{confine.Limits{Files: &few, Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}}, "[12 13] 17"},
 	} {
-		out, err := confine.Command("tell", c.limits).Output()
+		out, err := confine.Command("report", c.limits).Output()
 		if err != nil || string(out) != c.want {
 			t.Errorf("%v: %q, %v, want %q", c.limits, out, err, c.want)
 		}

@@ -25,7 +25,7 @@ type Namespace struct {
 func Open(f *os.File) (*Namespace, error) {
 	n, err := open(f)
 	if err != nil {
-		return nil, fmt.Errorf("network namespace: %w", err)
+		return nil, fmt.Errorf("open network namespace: %w", err)
 	}
 	return n, nil
 }
@@ -40,7 +40,7 @@ func New() (*Namespace, error) {
 	var made *Namespace
 	err = home.leave(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("new network namespace: %w", os.NewSyscallError("unshare", err))
+			return fmt.Errorf("create network namespace: %w", os.NewSyscallError("unshare", err))
 		}
 		made, err = Open(nil)
 		return err
