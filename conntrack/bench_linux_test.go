@@ -44,8 +44,8 @@ func fill(b *testing.B, h *netlab.Host, n, every int, protocol uint8) {
 	}
 }
 
-// BenchmarkFlush is a change that has the kernel's table read, with nothing and
-// with a part of it to be deleted.
+// BenchmarkFlush measures a change after which Flush reads the kernel's table, with no
+// stale flows and with some.
 func BenchmarkFlush(b *testing.B) {
 	before, after := dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")
 	for _, flows := range []int{20000, 100000} {
@@ -86,8 +86,8 @@ func fillStale(b *testing.B, h *netlab.Host, flows, every int) {
 }
 
 // BenchmarkLibraryDump reads the kernel's table: UDP flows, as many TCP flows (which the
-// kernel leaves out), and UDP flows by github.com/vishvananda/netlink. It is the reason
-// for the decoder in this package.
+// kernel leaves out), and UDP flows by github.com/vishvananda/netlink. Its result justifies
+// the decoder in this package.
 func BenchmarkLibraryDump(b *testing.B) {
 	const flows = 200000
 	for _, c := range []struct {
@@ -132,8 +132,9 @@ func libraryAt(b *testing.B, h *netlab.Host) *netlink.Handle {
 	return library
 }
 
-// BenchmarkLibraryDelete finds and deletes 1,000 of 200,000 flows: those to one of a
-// Service's endpoints, beside the filtered delete of github.com/vishvananda/netlink.
+// BenchmarkLibraryDelete finds and deletes 1,000 of 200,000 flows, those to one of a
+// Service's endpoints. It compares with the filtered delete of
+// github.com/vishvananda/netlink.
 func BenchmarkLibraryDelete(b *testing.B) {
 	const flows, stale = 200000, 1000
 	gone := netip.MustParseAddr("10.0.0.1")

@@ -8,8 +8,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// BenchmarkRecord is what one changed endpoint of a UDP Service costs when it is
-// noted, whatever other Services there are.
+// BenchmarkRecord measures Record of one changed endpoint of a UDP Service, beside few and
+// many other Services.
 func BenchmarkRecord(b *testing.B) {
 	for _, services := range []int{1, 10000} {
 		for _, endpoints := range []int{10, 1000} {
@@ -43,7 +43,7 @@ func BenchmarkRecord(b *testing.B) {
 	}
 }
 
-// BenchmarkJudge is what one flow costs besides its decoding.
+// BenchmarkJudge measures the cost of one flow without its decoding.
 func BenchmarkJudge(b *testing.B) {
 	p := newStaleFlows(tracker.IPv4)
 	ch := change(nil, dns("10.0.0.1:53", "10.0.0.2:53"))

@@ -16,49 +16,50 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Config says what a [Cleaner] works on. The zero value is the kernel's table in
+// Config is the configuration of a [Cleaner]. The zero value selects the kernel's table in
 // the network namespace of the calling thread.
 type Config struct {
 	// NetNS is an open file of the network namespace to work in; nil is the namespace of
 	// the thread that calls [New]. New duplicates the file, and working in a namespace
 	// other than the process's needs CAP_SYS_ADMIN.
 	NetNS *os.File
-	// Table, if not nil, is worked on in place of the kernel's. NetNS is not used
-	// then. A caller that wraps the kernel's table opens it with [OpenKernelTable].
+	// Table, if not nil, replaces the kernel's table, and NetNS is not used. A caller
+	// that wraps the kernel's table opens it with [OpenKernelTable].
 	Table Table
-	// Zones is the conntrack zones whose flows are judged. Empty means zone 0, the
-	// default zone, alone. A data plane that tracks connections in zones of its own,
-	// such as Open vSwitch, names those.
+	// Zones lists the conntrack zones whose flows are judged. Empty means zone 0, the
+	// default zone, alone. A data plane that tracks connections in its own zones, such
+	// as Open vSwitch, lists these.
 	Zones []uint16
-	// NodePortAddrs is further addresses at which NodePorts answer, whatever
-	// [ruleset.Node.NodePorts] selects, and though no interface has them: a virtual
+	// NodePortAddrs lists further addresses at which NodePorts answer, even if
+	// [ruleset.Node.NodePorts] does not select them and no interface has them: a virtual
 	// address to which the host's rules translate NodePort traffic before the data
 	// plane sees it, or an address of a local route. A flow to a NodePort that was
-	// only translated to one of these, with the same port, is not stale while the
-	// NodePort exists: the data plane's own flow decides. Nil means none.
+	// only translated to one of these addresses, with the same port, is not stale while
+	// the NodePort exists, because the data plane has a flow of its own for it. Nil means
+	// no further addresses.
 	NodePortAddrs []netip.Addr
-	// Filter, if not nil, is asked about each stale flow and reports whether it may be
-	// deleted. The Service is the one that has the flow's frontend or, if no Service
-	// has it, the one that last had it, as last acknowledged. A flow that Filter
-	// spares is judged again only when something changes for its frontend, or by the
-	// next full delta. Filter is called by the goroutine that flushes; it must be
-	// quick and must not call the Cleaner.
+	// Filter, if not nil, reports whether a stale flow may be deleted. The Service is the
+	// one that has the flow's frontend or, if no Service has it, the one that last had it,
+	// as last acknowledged. A flow that Filter spares is judged again only after a change
+	// of its frontend, or by the next full delta. The goroutine that flushes calls Filter,
+	// which must be quick and must not call the Cleaner.
 	Filter func(*ruleset.Service, Flow) bool
-	// Log gets one line for each clean-up that failed inside [After]. Nil discards.
+	// Log receives one line for each clean-up that failed inside [After]; nil discards them.
 	Log *slog.Logger
-	// Trace is told of each clean-up. It may be nil.
+	// Trace has hooks for each clean-up. It may be nil.
 	Trace *Trace
 }
 
 // Cleaner deletes stale UDP flows. [Cleaner.Record] takes the changes of one
-// [ruleset.Cursor] (or of the two sides of a [ruleset.ByFamily] under one), and
-// [Cleaner.Flush] examines the table; [After] does both. Its methods are safe for
-// concurrent use. For each frontend of a UDP Service it holds a pointer to the Service.
+// [ruleset.Cursor] (or of the two sides of a [ruleset.ByFamily] under one cursor), and
+// [Cleaner.Flush] examines the table. [After] calls both. The methods are safe for
+// concurrent use. For each frontend of a UDP Service, a Cleaner holds a pointer to the
+// Service.
 type Cleaner struct {
 	log   *slog.Logger
 	trace *Trace
 	table Table
-	close func() error // what Close does, if the table is our own
+	close func() error // closes the table that New opened
 
 	mu      sync.Mutex // held while flushing
 	closed  bool
@@ -66,16 +67,16 @@ type Cleaner struct {
 	pending atomic.Bool
 }
 
-// New returns a Cleaner. Unless cfg.Table is set, New opens the netlink sockets, which
-// needs CAP_NET_ADMIN in the namespace's user namespace, and fails with a
-// [*ruleset.UnsupportedError] if the system has no such table or netlink does not reach
-// it (CONFIG_NF_CT_NETLINK). If another part of the process closes a socket, Flush
+// New returns a Cleaner. Unless cfg.Table is set, New opens netlink sockets, which needs
+// CAP_NET_ADMIN in the namespace's user namespace. It returns a
+// [*ruleset.UnsupportedError] if the system has no such table or no access to it over
+// netlink (CONFIG_NF_CT_NETLINK). If another part of the process closes a socket, Flush
 // returns an error that wraps [os.ErrClosed], and the caller needs a new Cleaner. New
 // starts no goroutine.
 func New(cfg Config) (*Cleaner, error) {
 	for _, a := range cfg.NodePortAddrs {
 		if !a.IsValid() {
-			return nil, errors.New("conntrack: invalid address in NodePortAddrs")
+			return nil, errors.New("conntrack: NodePortAddrs has an invalid address")
 		}
 	}
 	c := &Cleaner{
@@ -111,11 +112,11 @@ func (c *Cleaner) Close() error {
 	return c.close()
 }
 
-// Record takes a delta and the error of its Apply. If err is nil, all of d is in effect;
-// if err is a [*ruleset.PartialError], all but the Services that failed; otherwise the
-// state is unknown. The next Flush examines the flows that d may have made stale. Record
-// takes time proportional to the changes of UDP Services and keeps only the Services of
-// d.
+// Record takes a delta and the error of its Apply. If err is nil, all of d is in effect. If
+// err is a [*ruleset.PartialError], all of d except the failed Services is in effect. After
+// any other error the state is unknown. The next Flush examines the flows that d may have
+// made stale. Record takes time proportional to the changes of UDP Services and keeps only
+// the Services of d.
 func (c *Cleaner) Record(d *ruleset.Delta, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,8 +146,8 @@ func (c *Cleaner) Record(d *ruleset.Delta, err error) {
 	c.updatePending()
 }
 
-// outcome returns whether an Apply with the error acknowledged its delta, and the Services
-// for which it did not.
+// outcome reports whether an Apply with the error acknowledged its delta. failed holds the
+// Services that are excepted.
 func outcome(err error) (failed map[tracker.Key]error, acked bool) {
 	if err == nil {
 		return nil, true
@@ -158,7 +159,6 @@ func outcome(err error) (failed map[tracker.Key]error, acked bool) {
 	return p.Failed, true
 }
 
-// updatePending sets pending.
 func (c *Cleaner) updatePending() {
 	c.pending.Store(c.stale[0].pending() || c.stale[1].pending())
 }
@@ -168,9 +168,9 @@ func (c *Cleaner) updatePending() {
 func (c *Cleaner) Pending() bool { return c.pending.Load() }
 
 // Flush reads the table once for each family with flows to examine, and deletes those
-// that are stale. If there is no such family it makes no request. What fails, or may be
-// incomplete, stays for the next Flush. The error may wrap [ErrIncomplete], after which
-// the next Flush may succeed.
+// that are stale. Without such a family it makes no request. If reading or deleting fails, or
+// may be incomplete, the family stays pending for the next Flush. After an error that wraps
+// [ErrIncomplete], the next Flush may succeed.
 func (c *Cleaner) Flush(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -226,7 +226,7 @@ func (c *Cleaner) flush(ctx context.Context, p *staleFlows, info *Info) error {
 	if len(doomed) == 0 {
 		return err
 	}
-	// The flows that an incomplete dump found are stale all the same.
+	// Flows from an incomplete dump are stale, too.
 	n, errDelete := c.table.Delete(ctx, doomed)
 	info.Deleted += n
 	return errors.Join(err, errDelete)

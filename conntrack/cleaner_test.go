@@ -15,8 +15,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// bed is a Cleaner of a table in memory behind a backend that returns what it is
-// told to.
+// bed is a Cleaner of a table in memory, behind a backend that returns result.
 type bed struct {
 	*Cleaner
 	table   *memory
@@ -32,7 +31,7 @@ func newBed(t *testing.T, flows ...Flow) *bed {
 	return newBedOf(t, Config{}, flows...)
 }
 
-// newBedOf is newBed with a Cleaner that is configured otherwise.
+// newBedOf is newBed with a configuration of the Cleaner.
 func newBedOf(t *testing.T, cfg Config, flows ...Flow) *bed {
 	t.Helper()
 	b := &bed{table: &memory{flows: flows}}
@@ -41,7 +40,7 @@ func newBedOf(t *testing.T, cfg Config, flows ...Flow) *bed {
 		Flushed: func(i Info) {
 			b.infos = append(b.infos, i)
 			if b.sum.Dumps != i.Dumps || b.sum.Seen != i.Seen || b.sum.Stale != i.Stale || b.sum.Deleted != i.Deleted {
-				t.Errorf("families come to %+v, not %+v", b.sum, i)
+				t.Errorf("families have %+v in all, want %+v", b.sum, i)
 			}
 			b.sum = Info{}
 		},
@@ -85,7 +84,7 @@ func dns(e ...string) *ruleset.Service {
 	return service{name: "dns", cluster: "10.96.0.1:53", endpoints: eps(e...)}.compile(everyAddress())
 }
 
-func TestOneDumpForMany(t *testing.T) {
+func TestManyChangesTakeOneDumpEach(t *testing.T) {
 	b := newBed(t)
 	var before, after []ruleset.Change
 	for i := range 100 {
@@ -103,7 +102,7 @@ func TestOneDumpForMany(t *testing.T) {
 	}
 	b.apply(t, false)
 	if err := b.Flush(t.Context()); err != nil || b.table.dumps != 4 || len(b.infos) != 2 {
-		t.Errorf("nothing changed: %v, %d dumps, %d told of", err, b.table.dumps, len(b.infos))
+		t.Errorf("without a change: %v, %d dumps, %d traced", err, b.table.dumps, len(b.infos))
 	}
 }
 
@@ -122,8 +121,8 @@ func TestFailedApplyCleansNothing(t *testing.T) {
 	b.left(t, toTwo)
 }
 
-// TestResync: a full delta has everything judged, whatever changed.
-func TestResync(t *testing.T) {
+// TestFullDeltaCleansUpEverything applies a full delta in which no Service changed.
+func TestFullDeltaCleansUpEverything(t *testing.T) {
 	b := newBed(t)
 	two := dns("10.0.0.2:53")
 	b.apply(t, true, change(nil, two))
@@ -134,21 +133,21 @@ func TestResync(t *testing.T) {
 	b.left(t, toTwo)
 }
 
-// TestAttempted: what a failed attempt put into effect is cleaned up after it is
-// taken back.
-func TestAttempted(t *testing.T) {
+// TestFailedAttemptIsCleanedUp has flows begin while a change is partly in effect, and takes the
+// change back.
+func TestFailedAttemptIsCleanedUp(t *testing.T) {
 	b := newBed(t)
 	one, two := dns("10.0.0.1:53"), dns("10.0.0.2:53")
 	b.apply(t, true, change(nil, two))
 	b.result = errTest
 	b.apply(t, false, change(two, one))
-	b.table.flows = []Flow{toOne, toTwo} // it was in effect for a while
+	b.table.flows = []Flow{toOne, toTwo} // the attempt was in effect for a while
 	b.result = nil
 	b.apply(t, false, change(two, two, one))
 	b.left(t, toTwo)
 }
 
-func TestPartialError(t *testing.T) {
+func TestFailedServiceKeepsItsFlows(t *testing.T) {
 	other := flow("10.9.0.1:3", "10.96.0.2:53", "10.0.0.1:53")
 	b := newBed(t)
 	compile := func(e ...string) *ruleset.Service {
@@ -156,19 +155,19 @@ func TestPartialError(t *testing.T) {
 	}
 	a1, a2, b1, b2 := dns("10.0.0.1:53"), dns("10.0.0.2:53"), compile("10.0.0.1:53"), compile("10.0.0.2:53")
 	b.apply(t, true, change(nil, a1), change(nil, b1))
-	tried := flow("10.9.0.1:4", "10.96.0.2:53", "10.0.0.2:53") // if b2 is in effect in part
+	tried := flow("10.9.0.1:4", "10.96.0.2:53", "10.0.0.2:53") // if b2 is partly in effect
 	b.table.flows = []Flow{toOne, other, tried}
 	b.result = fmt.Errorf("wrapped: %w", &ruleset.PartialError{Failed: map[tracker.Key]error{b1.Key: errTest}})
 	b.apply(t, false, change(a1, a2), change(b1, b2))
 	b.left(t, other, tried) // their Service failed
 	b.apply(t, true, change(a2, a2), change(b1, b2, b2))
-	b.left(t, other, tried) // even when everything is looked at
+	b.left(t, other, tried) // even if all flows are examined
 	b.result = nil
 	b.apply(t, false, change(b1, b2, b2))
 	b.left(t, tried)
 }
 
-// TestFailedCleanUpIsKept: whatever fails is done by the next Apply, or Flush.
+// TestFailedCleanUpIsKept has the next Apply, or Flush, do a failed clean-up.
 func TestFailedCleanUpIsKept(t *testing.T) {
 	before, after := dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")
 	for name, fail := range map[string]func(*memory){
@@ -179,11 +178,11 @@ func TestFailedCleanUpIsKept(t *testing.T) {
 			t.Run(fmt.Sprint(name, "/byApply=", byApply), func(t *testing.T) {
 				b := newBed(t)
 				b.apply(t, true, change(nil, before))
-				b.table.flows = []Flow{toTwo, toOne} // half a dump does not see toOne
+				b.table.flows = []Flow{toTwo, toOne} // half a dump lacks toOne
 				fail(b.table)
 				b.apply(t, false, change(before, after))
 				b.left(t, toTwo, toOne)
-				if !b.Pending() || b.infos[len(b.infos)-1].Err == nil || !strings.Contains(b.log.String(), "not cleaned up") {
+				if !b.Pending() || b.infos[len(b.infos)-1].Err == nil || !strings.Contains(b.log.String(), "cannot delete stale UDP flows") {
 					t.Errorf("not reported: pending %v, %v, log %q", b.Pending(), b.infos, &b.log)
 				}
 				b.table.refuse = nil
@@ -201,8 +200,8 @@ func TestFailedCleanUpIsKept(t *testing.T) {
 	}
 }
 
-// TestFamiliesFailAlone: a failure in one family does not keep the other from
-// being cleaned up, nor has it done twice.
+// TestFamiliesFailAlone has the clean-up of one family fail. The other is cleaned up, and only
+// once.
 func TestFamiliesFailAlone(t *testing.T) {
 	b := newBed(t)
 	six := service{name: "dns", cluster: "[fd96::1]:53", endpoints: eps("[fd00::1]:53")}.compile(everyAddress())
@@ -214,12 +213,12 @@ func TestFamiliesFailAlone(t *testing.T) {
 	b.left(t, toOne)
 	dumps := b.table.dumps
 	if err := b.Flush(t.Context()); err != nil || b.table.dumps != dumps+1 {
-		t.Errorf("%v, %d dumps more", err, b.table.dumps-dumps)
+		t.Errorf("%v, %d more dumps", err, b.table.dumps-dumps)
 	}
 	b.left(t)
 }
 
-func TestDoneContext(t *testing.T) {
+func TestDoneContextPostponesCleanUp(t *testing.T) {
 	b := newBed(t)
 	b.apply(t, true, change(nil, dns("10.0.0.1:53")))
 	b.table.flows = []Flow{toOne}
@@ -235,7 +234,7 @@ func TestDoneContext(t *testing.T) {
 	b.left(t, toOne)
 }
 
-func TestClose(t *testing.T) {
+func TestClosedCleanerDoesNothing(t *testing.T) {
 	b := newBed(t)
 	b.apply(t, true, change(nil, dns("10.0.0.1:53")))
 	if err := errors.Join(b.Close(), b.Close()); err != nil {

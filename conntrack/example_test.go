@@ -2,8 +2,11 @@ package conntrack_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log"
 	"net/netip"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -14,7 +17,7 @@ import (
 )
 
 // flows is the table of a data plane in userspace. Without Config.Table the
-// Cleaner works on the kernel's.
+// Cleaner works on the kernel's table.
 type flows []conntrack.Flow
 
 func (t flows) Dump(_ context.Context, f tracker.Family, see func(*conntrack.Flow)) error {
@@ -35,7 +38,7 @@ func (t flows) Delete(_ context.Context, doomed []conntrack.Flow) (int, error) {
 
 func (t flows) LocalAddrs(context.Context, tracker.Family) ([]netip.Addr, error) { return nil, nil }
 
-// Two clients of a DNS Service, one of whose two endpoints goes away.
+// Two clients of a DNS Service with two endpoints. One endpoint is removed.
 func Example() {
 	ap := netip.MustParseAddrPort
 	table := flows{
@@ -53,7 +56,7 @@ func Example() {
 		return nil
 	}), cleaner)
 
-	// What a ruleset.Engine would hand to the backend.
+	// The deltas that a ruleset.Engine would pass to the backend.
 	port := &tracker.ServicePort{
 		Key: tracker.Key{
 			ServicePortName: tracker.ServicePortName{
@@ -83,4 +86,85 @@ func Example() {
 	// rules of 1 service in effect
 	// rules of 1 service in effect
 	// delete 10.9.0.1:4000 -> 10.96.0.10:53 that was sent to 10.0.0.1:53
+}
+
+// options is an extension that a hook of the tracker attaches to a Service port.
+type options struct{ keepFlows bool }
+
+func (o options) Equal(other tracker.Extension) bool { return o == other }
+
+// A data plane with its own conntrack zone for each family, a virtual NodePort address in each,
+// and Services whose flows must not be deleted.
+func ExampleConfig() {
+	cleaner, err := conntrack.New(conntrack.Config{
+		Zones: []uint16{65520, 65510},
+		NodePortAddrs: []netip.Addr{
+			netip.MustParseAddr("169.254.0.252"), netip.MustParseAddr("fc01::aabb:ccdd:eefe"),
+		},
+		Filter: func(s *ruleset.Service, _ conntrack.Flow) bool {
+			o, _ := tracker.ExtAs[options](s.Port.Ext)
+			return !o.keepFlows
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cleaner.Close()
+}
+
+// kube-proxy's defaults for a machine with 8 CPUs.
+func ExampleTuning_Settings() {
+	settings, err := conntrack.Tuning{
+		MaxPerCore: 32768, Min: 131072,
+		TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour,
+	}.Settings(8)
+	if err != nil {
+		fmt.Println(err)
+	}
+	for _, s := range settings {
+		fmt.Println(s.Path, s.Value)
+	}
+	// Output:
+	// proc/sys/net/netfilter/nf_conntrack_max 262144
+	// sys/module/nf_conntrack/parameters/hashsize 65536
+	// proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established 86400
+	// proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait 3600
+}
+
+// An agent that raises the timeout of UDP flows. A read-only parameter is no reason to stop.
+func ExampleTune() {
+	settings, err := conntrack.Tuning{UDPTimeout: time.Minute}.Settings(1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, r := range conntrack.Tune("", settings) {
+		var failed *conntrack.SettingError
+		switch {
+		case errors.As(r.Err, &failed) && failed.ReadOnly():
+			log.Print(r.Err)
+		case r.Err != nil:
+			log.Fatal(r.Err)
+		}
+	}
+}
+
+// A table that logs the flows that a Cleaner deletes from the kernel's table.
+func ExampleOpenKernelTable() {
+	table, err := conntrack.OpenKernelTable(conntrack.KernelTableConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer table.Close()
+	cleaner, err := conntrack.New(conntrack.Config{Table: logging{table}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cleaner.Close()
+}
+
+type logging struct{ conntrack.Table }
+
+func (l logging) Delete(ctx context.Context, flows []conntrack.Flow) (int, error) {
+	log.Printf("%d stale flows", len(flows))
+	return l.Table.Delete(ctx, flows)
 }

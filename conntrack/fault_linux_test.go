@@ -20,17 +20,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/confine"
-	"github.com/go-proxier/proxier/internal/holdings"
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// TestLeastPrivilege has a process with nothing but CAP_NET_ADMIN, or without it,
-// clean up.
-func TestLeastPrivilege(t *testing.T) {
+// TestCleanUpNeedsOnlyNetAdmin cleans up in a process that has only CAP_NET_ADMIN, and in one
+// without it.
+func TestCleanUpNeedsOnlyNetAdmin(t *testing.T) {
 	for _, c := range []struct {
 		capabilities []int
 		enough       bool
@@ -61,7 +61,7 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 }
 
-// cleanUp is what a Cleaner does.
+// cleanUp opens a Cleaner and flushes it.
 func cleanUp() error {
 	c, err := New(Config{})
 	if err != nil {
@@ -72,9 +72,9 @@ func cleanUp() error {
 	return c.Flush(context.Background())
 }
 
-// TestClosedSocketIsReported closes the sockets of a Cleaner: Flush returns an error
+// TestFlushReportsClosedSocket closes the sockets of a Cleaner: Flush returns an error
 // that wraps os.ErrClosed and loses nothing, and a new Cleaner does the work.
-func TestClosedSocketIsReported(t *testing.T) {
+func TestFlushReportsClosedSocket(t *testing.T) {
 	h := netlab.NewHost(t)
 	// For NodePorts the node's addresses are listed over the route socket.
 	nodePort := service{name: "np", cluster: "10.96.0.99:53", nodePort: 30099, endpoints: eps("10.0.0.2:53")}.compile(everyAddress())
@@ -135,8 +135,8 @@ func sockets(t *testing.T, protocol int) (out []int) {
 	return out
 }
 
-// TestSignals interrupts every system call that waits.
-func TestSignals(t *testing.T) {
+// TestSignalsDoNotFailFlush interrupts every blocking system call.
+func TestSignalsDoNotFailFlush(t *testing.T) {
 	h := netlab.NewHost(t)
 	got := make(chan os.Signal, 1)
 	signal.Notify(got, unix.SIGALRM)
@@ -171,8 +171,7 @@ const (
 	statusAssured = 2 | 4 | 8
 )
 
-// appendAssured appends the request to put in a UDP flow that the kernel must not
-// drop.
+// appendAssured appends the request to create a UDP flow that the kernel must not drop.
 func appendAssured(req []byte, seq uint32, f Flow) []byte {
 	start := len(req)
 	req = nfnl.Begin(req, subsystem, ctNew, flagAck|unix.NLM_F_CREATE, seq, unix.AF_INET)
@@ -184,8 +183,8 @@ func appendAssured(req []byte, seq uint32, f Flow) []byte {
 	return req
 }
 
-// fillUp puts in flows that the kernel must not drop, until it takes no more or
-// there are so many, and returns how many it took.
+// fillUp creates flows that the kernel must not drop, until the kernel refuses one or there
+// are most, and returns their number.
 func fillUp(tb testing.TB, h *netlab.Host, most int) int {
 	tb.Helper()
 	k := kernelAt(tb, h)
@@ -217,10 +216,9 @@ func fillUp(tb testing.TB, h *netlab.Host, most int) int {
 	return taken
 }
 
-// TestTableFull fills the kernel's table to its last entry. Connections that are
-// in it live, and stale flows can be deleted; new connections have to wait until
-// there is room.
-func TestTableFull(t *testing.T) {
+// TestFullTableCanBeCleanedUp fills the kernel's table to its last entry. Existing connections
+// live, stale flows can be deleted, and new connections work once there is room.
+func TestFullTableCanBeCleanedUp(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some seconds and a hundred megabytes of kernel memory")
 	}
@@ -236,7 +234,7 @@ func TestTableFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	if most > 300000 {
-		t.Skipf("the table has room for %d entries, more than a test should put in", most)
+		t.Skipf("the table has room for %d entries, too many for a test", most)
 	}
 	lab, err := netlab.New()
 	if err != nil {
@@ -283,8 +281,7 @@ func TestTableFull(t *testing.T) {
 		}
 	}
 	lives("before")
-	// One that is not assured might be dropped to make room for the connection that
-	// there must be none for.
+	// The kernel might drop an entry that is not assured to make room for a new connection.
 	k := kernelAt(t, node)
 	for _, f := range []Flow{toOne, toTwo} {
 		seq := k.conn.Sequence(1)
@@ -296,9 +293,9 @@ func TestTableFull(t *testing.T) {
 
 	start := time.Now()
 	taken := fillUp(t, node, most+most/8+1000)
-	t.Logf("%d entries put in, of at most %d, in %v", taken, most, time.Since(start).Round(time.Millisecond))
+	t.Logf("%d entries created, of at most %d, in %v", taken, most, time.Since(start).Round(time.Millisecond))
 	if taken < most/2 || taken > most+most/8 {
-		t.Fatal("that is not what full is")
+		t.Fatal("the table is not full")
 	}
 	if conn, err := dial(500 * time.Millisecond); err == nil {
 		conn.Close()
@@ -321,9 +318,9 @@ func TestTableFull(t *testing.T) {
 	conn.Close()
 }
 
-// TestLeaks makes and closes Cleaners, and records Services that come and go: what
-// is held afterwards is what was held after as many of each.
-func TestLeaks(t *testing.T) {
+// TestCleanersDoNotLeak opens and closes Cleaners, and records Services that come and go. A
+// second round must not use more resources than the first.
+func TestCleanersDoNotLeak(t *testing.T) {
 	h := netlab.NewHost(t)
 	kept := cleanerAt(t, h, nil)
 	rounds := 100
@@ -332,7 +329,7 @@ func TestLeaks(t *testing.T) {
 	}
 	work := func() {
 		for i := range rounds {
-			if i%10 == 0 { // the kernel takes its time to close sockets
+			if i%10 == 0 { // the kernel closes sockets slowly
 				c, err := New(Config{NetNS: h.File()})
 				if err != nil {
 					t.Fatal(err)
@@ -358,7 +355,7 @@ func TestLeaks(t *testing.T) {
 		}
 	}
 	work()
-	before := holdings.Now()
+	before := usage.Now()
 	work()
 	before.Keep(t, 200<<10)
 }

@@ -18,14 +18,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// deleteBatch is how many deletions are sent at once. Their acknowledgements must fit a
-// socket's default receive buffer, which has room for about 200.
+// deleteBatch is the number of deletions to send at once. Their acknowledgements must fit
+// into a socket's default receive buffer, which has room for about 200.
 const deleteBatch = 64
 
-// kernel is the state of a [KernelTable], which decodes flows as they come and keeps none.
+// kernel is the state of a [KernelTable].
 type kernel struct {
 	conn  *nfnl.Conn
-	zones []uint16 // what Dump reports; empty for zone 0 alone
+	zones []uint16 // the zones that Dump reports; empty for zone 0 alone
 	route *netlink.Handle
 }
 
@@ -66,16 +66,15 @@ func unsupported(feature string, err error) error {
 	return &ruleset.UnsupportedError{Backend: "conntrack", Feature: feature, Err: err}
 }
 
-// probe asks for the number of entries, to find out whether the kernel has the
-// subsystem.
+// probe requests the statistics, to find out whether the kernel has the subsystem.
 func (k *KernelTable) probe() error {
 	err := k.conn.Get(context.Background(), nfnl.Request{Subsystem: subsystem, Type: ctGetStats}, func([]byte) error { return nil })
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-		// The answer of nfnetlink about a subsystem that is missing.
+		// nfnetlink returns these errors if a subsystem is missing.
 		return unsupported("conntrack over netlink (CONFIG_NF_CT_NETLINK)", err)
 	case err != nil:
-		return fmt.Errorf("conntrack: read statistics: %w", err)
+		return fmt.Errorf("conntrack: cannot read statistics: %w", err)
 	}
 	return nil
 }
@@ -91,18 +90,17 @@ func (k *KernelTable) Close() error {
 	return nil
 }
 
-// Dump implements [Table]. It reports UDP flows in the configured zones. Kernels
-// from 5.8 on leave out other protocols themselves (CTA_FILTER), and kernels from
-// 6.8 on other zones if a single zone is configured that is not 0 (CTA_ZONE). It
-// returns an error that wraps [ErrIncomplete] if flows may be missing.
-// BenchmarkLibraryDump compares Dump with the library.
+// Dump implements [Table]. It reports UDP flows in the configured zones. If flows may be
+// missing, the error wraps [ErrIncomplete]. Kernels from 5.8 on leave out other protocols
+// (CTA_FILTER). Kernels from 6.8 on leave out other zones if a single zone other than 0 is
+// configured (CTA_ZONE). BenchmarkLibraryDump compares Dump with the library.
 func (k *KernelTable) Dump(ctx context.Context, family tracker.Family, f func(*Flow)) error {
 	var flow Flow
 	err := k.conn.Get(ctx, dumpRequest(family, k.zones), func(attrs []byte) error {
 		if err := decodeFlow(attrs, &flow); err != nil {
 			return err
 		}
-		// Kernels that do not filter report flows of other protocols and zones too.
+		// Some kernels do not filter.
 		if flow.Protocol == inet.UDP && inZones(k.zones, flow.Zone) {
 			f(&flow)
 		}
@@ -124,9 +122,9 @@ func incomplete(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// Delete implements [Table]. A flow that the kernel does not delete does not keep
-// the others from being deleted; the error names the first such flow.
-// BenchmarkLibraryDelete compares Delete with the library.
+// Delete implements [Table]. If the kernel refuses to delete a flow, Delete continues with
+// the others. The error names the first such flow. BenchmarkLibraryDelete compares Delete
+// with the library.
 func (k *KernelTable) Delete(ctx context.Context, flows []Flow) (int, error) {
 	deleted := 0
 	var refused error
@@ -145,10 +143,10 @@ func (k *KernelTable) Delete(ctx context.Context, flows []Flow) (int, error) {
 				return err
 			case err == nil:
 				deleted++
-			case errors.Is(err, unix.ENOENT): // it ended by itself
+			case errors.Is(err, unix.ENOENT): // it has expired
 			case refused == nil:
 				f := &batch[m.Seq-first]
-				refused = fmt.Errorf("delete flow from %v to %v: %w", f.Src, f.Dst, err)
+				refused = fmt.Errorf("cannot delete flow from %v to %v: %w", f.Src, f.Dst, err)
 			}
 			return nil
 		})
@@ -163,7 +161,7 @@ func (k *KernelTable) Delete(ctx context.Context, flows []Flow) (int, error) {
 // error if the kernel does not list them.
 func (k *KernelTable) LocalAddrs(ctx context.Context, family tracker.Family) ([]netip.Addr, error) {
 	var list []netlink.Addr
-	err := error(netlink.ErrDumpInterrupted) // by an address that came or went
+	err := error(netlink.ErrDumpInterrupted)
 	for errors.Is(err, netlink.ErrDumpInterrupted) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -174,7 +172,7 @@ func (k *KernelTable) LocalAddrs(ctx context.Context, family tracker.Family) ([]
 		err = os.ErrClosed
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, fmt.Errorf("cannot list addresses: %w", err)
 	}
 	out := make([]netip.Addr, 0, len(list))
 	for i := range list {

@@ -38,7 +38,7 @@ func cleanerAt(tb testing.TB, h *netlab.Host, trace *Trace) *Cleaner {
 	return c
 }
 
-// create puts flows into the table, by other code than what is tested.
+// create puts flows into the table, by a library.
 func create(tb testing.TB, h *netlab.Host, flows ...Flow) {
 	tb.Helper()
 	var nl *netlink.Handle
@@ -51,7 +51,7 @@ func create(tb testing.TB, h *netlab.Host, flows ...Flow) {
 	}
 	defer nl.Close()
 	for _, f := range flows {
-		if f.Zone != 0 { // the library knows no zones
+		if f.Zone != 0 { // the library does not support zones
 			createInZone(tb, h, f)
 			continue
 		}
@@ -94,8 +94,8 @@ const ctaTimeout = 7 // CTA_TIMEOUT of nfnetlink_conntrack.h
 
 const nlTCPEstablished = 3 // TCP_CONNTRACK_ESTABLISHED of nf_conntrack_tcp.h
 
-// read returns what is in the table, by other code than what is tested, as
-// "protocol client destination reply-source".
+// read returns the table's flows, by a library, as "protocol client destination
+// reply-source".
 func read(tb testing.TB, h *netlab.Host) []string {
 	tb.Helper()
 	var out []string
@@ -135,8 +135,8 @@ func shown(flows ...Flow) []string {
 	return out
 }
 
-// TestKernelDump compares what is decoded with what was put in.
-func TestKernelDump(t *testing.T) {
+// TestKernelDumpReportsUDPFlows compares the decoded flows with the created ones.
+func TestKernelDumpReportsUDPFlows(t *testing.T) {
 	h := netlab.NewHost(t)
 	tcp := flow("10.9.0.1:1000", "10.96.0.1:53", "10.0.0.1:53")
 	tcp.Protocol = unix.IPPROTO_TCP
@@ -168,9 +168,9 @@ func TestKernelDump(t *testing.T) {
 	}
 }
 
-// TestKernelDelete: exactly the entries given are deleted, and not a later one
-// between the same addresses.
-func TestKernelDelete(t *testing.T) {
+// TestKernelDeletesOnlyGivenFlows deletes entries, but not a later one between the same
+// addresses.
+func TestKernelDeletesOnlyGivenFlows(t *testing.T) {
 	h := netlab.NewHost(t)
 	stay := flow("10.9.0.1:1000", "10.96.0.1:53", "10.0.0.1:53")
 	zoned := flow("10.9.0.2:1000", "10.96.0.1:53", "10.0.0.1:53")
@@ -192,7 +192,7 @@ func TestKernelDelete(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := doomed[0]
-	other.ID++ // as if it had been replaced
+	other.ID++ // as if another entry had replaced it
 	if n, err := k.Delete(t.Context(), []Flow{other}); n != 0 || err != nil {
 		t.Errorf("another entry's ID: %d deleted, %v", n, err)
 	}
@@ -207,12 +207,11 @@ func TestKernelDelete(t *testing.T) {
 	}
 }
 
-// TestKernelGivenUp: a dump that was broken off leaves nothing behind that the
-// next one stumbles over.
-func TestKernelGivenUp(t *testing.T) {
+// TestKernelDumpAfterAbandonedDump dumps again after a canceled dump.
+func TestKernelDumpAfterAbandonedDump(t *testing.T) {
 	h := netlab.NewHost(t)
 	var many []Flow
-	for i := range 2000 { // several times what one read gives
+	for i := range 2000 { // several datagrams
 		many = append(many, flow(fmt.Sprintf("10.9.1.1:%d", 1000+i), "10.96.0.1:53", "10.0.0.1:53"))
 	}
 	create(t, h, many...)
@@ -229,9 +228,9 @@ func TestKernelGivenUp(t *testing.T) {
 	}
 }
 
-// TestKernelOverrun: answers that do not fit the receive buffer are an error, and
-// none after that.
-func TestKernelOverrun(t *testing.T) {
+// TestKernelReportsLostAnswers deletes flows with a receive buffer that is too small for the
+// answers, and then with a larger one.
+func TestKernelReportsLostAnswers(t *testing.T) {
 	h := netlab.NewHost(t)
 	var many []Flow
 	for i := range deleteBatch {
@@ -266,8 +265,8 @@ func TestKernelOverrun(t *testing.T) {
 	}
 }
 
-// TestNewHere: without a namespace given, it is the thread's.
-func TestNewHere(t *testing.T) {
+// TestNewUsesTheThreadsNamespace calls New without a namespace.
+func TestNewUsesTheThreadsNamespace(t *testing.T) {
 	h := netlab.NewHost(t)
 	create(t, h, toOne)
 	var c *Cleaner
@@ -284,7 +283,7 @@ func TestNewHere(t *testing.T) {
 	}
 }
 
-func TestKernelLocalAddrs(t *testing.T) {
+func TestKernelListsLocalAddrs(t *testing.T) {
 	h := netlab.NewHost(t)
 	for _, p := range []string{"192.0.2.1/24", "2001:db8::1/64"} {
 		if err := h.AddAddr("lo", netip.MustParsePrefix(p)); err != nil {
@@ -304,22 +303,22 @@ func TestKernelLocalAddrs(t *testing.T) {
 	}
 }
 
-func TestNewInNoNamespace(t *testing.T) {
+func TestNewRejectsFileOfNoNamespace(t *testing.T) {
 	if c, err := New(Config{NetNS: os.Stdin}); err == nil || c != nil {
 		t.Errorf("%v, %v", c, err)
 	}
 }
 
-// TestKernelWorld is every kind of flow at once, in both families, before and
-// after a change of every kind.
-func TestKernelWorld(t *testing.T) {
+// TestKernelLosesOnlyStaleFlows has flows of every kind at once, in both families, and makes a
+// change of every kind.
+func TestKernelLosesOnlyStaleFlows(t *testing.T) {
 	h := netlab.NewHost(t)
 	if err := errors.Join(h.AddAddr("lo", netip.MustParsePrefix("192.0.2.1/32")),
 		h.AddAddr("lo", netip.MustParsePrefix("2001:db8::1/128"))); err != nil {
 		t.Fatal(err)
 	}
 	node := everyAddress()
-	// v gives an address of either family: "s1" is cluster IP 1, "p1" pod 1.
+	// v returns an address of either family: "s1" is cluster IP 1, "p1" pod 1.
 	v := func(six bool, s string, port int) string {
 		four := map[byte]string{'s': "10.96.0.%s", 'p': "10.0.0.%s", 'c': "10.9.0.%s", 'n': "192.0.2.%s", 'x': "198.51.100.%s"}
 		long := map[byte]string{'s': "fd96::%s", 'p': "fd00::%s", 'c': "fd09::%s", 'n': "2001:db8::%s", 'x': "2001:db8:1::%s"}
@@ -377,7 +376,7 @@ func TestKernelWorld(t *testing.T) {
 			f("s2", 53, "p1", 5300),     // the Service that went
 			f("s2", 53, "p3", 5300),     //
 			f("n1", 30054, "p3", 5300),  //
-			f("s3", 53, "s3", 53),       // a black hole that is none any more
+			f("s3", 53, "s3", 53),       // not translated, though there is an endpoint now
 			f("n1", 30055, "n1", 30055), //
 		)
 	}
@@ -399,9 +398,9 @@ func TestKernelWorld(t *testing.T) {
 	}
 }
 
-// TestPackets is one client's socket, which goes on sending while the endpoint it
-// was translated to goes away. In a zone, only a Cleaner for that zone helps it.
-func TestPackets(t *testing.T) {
+// TestKernelClientReachesNextEndpoint has one client's socket send while its endpoint goes away.
+// In a zone, only a Cleaner for that zone helps the client.
+func TestKernelClientReachesNextEndpoint(t *testing.T) {
 	_, err := netlab.NewHost(t).Output("nft", "--version")
 	netlab.Need(t, err == nil, "the nft command")
 	type world struct{ name, client, node, vip, one, two, family, zone string }
@@ -468,7 +467,7 @@ func TestPackets(t *testing.T) {
 				}
 				return string(b[:n])
 			}
-			// The data plane: one rule that sends all to one endpoint.
+			// The data plane is one rule that sends all packets to one endpoint.
 			dataPlane := ruleset.BackendFunc(func(_ context.Context, d *ruleset.Delta) error {
 				to := d.Changes[0].New.Selection.Cluster[0].Addr
 				_, err := node.Output("nft", fmt.Sprintf(`table %[1]s t
@@ -511,7 +510,7 @@ func TestPackets(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := ask(); got != w.one {
-				t.Fatalf("without a clean-up answered by %s, so nothing is proved", got)
+				t.Fatalf("without a clean-up answered by %s, so the test proves nothing", got)
 			}
 			if w.zone != "" {
 				elsewhere.Record(&ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, second)}}, nil)
@@ -519,7 +518,7 @@ func TestPackets(t *testing.T) {
 					t.Fatal(err)
 				}
 				if got := ask(); got != w.one {
-					t.Fatalf("after a clean-up of zone 0 answered by %s, so the flow is in no other", got)
+					t.Fatalf("after a clean-up of zone 0 answered by %s, so the flow was in zone 0", got)
 				}
 			}
 			if err := backend.Apply(t.Context(), next); err != nil {

@@ -47,9 +47,9 @@ const (
 )
 
 // dumpRequest returns the request for the flows of a family in some zones. Kernels from
-// 5.8 on leave out what is not UDP (CTA_FILTER); older ones do not know the attribute
-// and report all. Only one zone can be asked for, by kernels from 6.8 on; older ones
-// ignore the attribute. Zone 0 is not asked for, because a kernel without
+// 5.8 on report UDP flows alone (CTA_FILTER); older ones ignore the attribute. Kernels from
+// 6.8 on report the flows of one zone (CTA_ZONE); older ones ignore the attribute. The
+// request for zone 0 does not name the zone, because a kernel without
 // CONFIG_NF_CONNTRACK_ZONES refuses the attribute.
 func dumpRequest(f tracker.Family, zones []uint16) nfnl.Request {
 	b := nfnl.BeginNested(nil, ctaTupleOrig)
@@ -91,22 +91,21 @@ func appendTuple(b []byte, kind uint16, protocol uint8, src, dst netip.AddrPort)
 	return b
 }
 
-// appendDelete appends a request to delete exactly the entry that f is.
+// appendDelete appends a request to delete the entry of f and no other.
 func appendDelete(b []byte, seq uint32, f *Flow) []byte {
 	start := len(b)
 	b = nfnl.Begin(b, subsystem, ctDelete, flagAck, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
 	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.Src, f.Dst)
-	if f.Zone != 0 && !f.ReplyZone { // the zone of the tuple given
+	if f.Zone != 0 && !f.ReplyZone { // the zone of the original direction
 		b = nfnl.AppendUint16(b, ctaZone, f.Zone)
 	}
-	// With the ID a new entry between the same addresses is not taken for this one.
+	// The ID keeps the kernel from deleting a newer entry with the same addresses.
 	b = nfnl.AppendUint32(b, ctaID, f.ID)
 	nfnl.End(b, start)
 	return b
 }
 
-// inZones reports whether zone is one of zones, which stands for zone 0 if it is
-// empty.
+// inZones reports whether zone is one of zones. Empty zones means zone 0.
 func inZones(zones []uint16, zone uint16) bool {
 	if len(zones) == 0 {
 		return zone == 0
@@ -114,7 +113,7 @@ func inZones(zones []uint16, zone uint16) bool {
 	return slices.Contains(zones, zone)
 }
 
-// decodeFlow reads the attributes of an IPCTNL_MSG_CT_NEW message into f, all of it.
+// decodeFlow reads the attributes of an IPCTNL_MSG_CT_NEW message and sets all fields of f.
 func decodeFlow(attrs []byte, f *Flow) error {
 	*f = Flow{}
 	for kind, value := range nfnl.Attributes(attrs) {
@@ -138,7 +137,7 @@ func decodeFlow(attrs []byte, f *Flow) error {
 	return nil
 }
 
-// decodeTuple reads one direction, and the protocol and zone of the flow into f.
+// decodeTuple returns the addresses of one direction, and sets the protocol and zone of f.
 func decodeTuple(tuple []byte, f *Flow, reply bool) (src, dst netip.AddrPort) {
 	var from, to netip.Addr
 	var sport, dport uint16

@@ -32,7 +32,7 @@ func attrs(t testing.TB, f *Flow) []byte {
 	return m.Attrs()
 }
 
-func TestDecodeFlow(t *testing.T) {
+func TestEncodedFlowIsDecoded(t *testing.T) {
 	for _, f := range []Flow{
 		{Protocol: 17, Src: ap("10.9.0.1:1000"), Dst: ap("10.96.0.1:53"), ReplySrc: ap("10.0.0.1:5353"), ReplyDst: ap("10.9.0.2:2000"), ID: 1 << 31, Zone: 0x1234},
 		{Protocol: 17, Src: ap("[fd09::1]:65535"), Dst: ap("[fd96::1]:53"), ReplySrc: ap("[fd00::1]:1"), ReplyDst: ap("[fd09::1]:65535")},
@@ -53,7 +53,7 @@ func TestDecodeFlow(t *testing.T) {
 	}
 }
 
-func TestMalformed(t *testing.T) {
+func TestMalformedFlowsAreRejected(t *testing.T) {
 	tuple := func(kind uint16, inner []byte) []byte {
 		b := nfnl.BeginNested(nil, ctaTupleOrig)
 		start := len(b)
@@ -79,8 +79,8 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// FuzzDecode reads a buffer of messages as Dump does. Whatever is in it, it ends,
-// and what is understood is a flow that can be sent back.
+// FuzzDecode reads a buffer of messages as Dump does. Reading must end, and each decoded flow
+// must survive encoding.
 func FuzzDecode(f *testing.F) {
 	four := flow("10.9.0.1:1000", "10.96.0.1:53", "10.0.0.1:5353")
 	six := flow("[fd09::1]:1", "[fd96::1]:53", "[fd00::1]:53")

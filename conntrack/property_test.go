@@ -13,10 +13,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestAgainstModel drives random changes, failures and flows through a Cleaner
-// and holds what is left against a model that looks at all flows and all Services
-// each time.
-func TestAgainstModel(t *testing.T) {
+// TestCleanerAgreesWithModel drives random changes, failures and flows through a Cleaner. It
+// compares the remaining flows with a model that examines all flows and all Services each time.
+func TestCleanerAgreesWithModel(t *testing.T) {
 	for seed := range uint64(25) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			m := &model{t: t, rng: rand.New(rand.NewPCG(seed, 7)), acked: map[string]*ruleset.Service{}, tried: map[string][]*ruleset.Service{}, zones: []uint16{0}}
@@ -35,7 +34,7 @@ func TestAgainstModel(t *testing.T) {
 				m.check(step)
 			}
 			if m.deleted == 0 || m.kept == 0 {
-				t.Errorf("nothing proved: %d deleted, %d kept", m.deleted, m.kept)
+				t.Errorf("the test proves nothing: %d deleted, %d kept", m.deleted, m.kept)
 			}
 		})
 	}
@@ -45,10 +44,10 @@ type model struct {
 	t *testing.T
 	*bed
 	rng           *rand.Rand
-	acked         map[string]*ruleset.Service   // what the data plane has
-	tried         map[string][]*ruleset.Service // what it may have besides
+	acked         map[string]*ruleset.Service   // the data plane's Services
+	tried         map[string][]*ruleset.Service // failed attempts that may be in effect
 	port          uint16                        // of the last client
-	zones         []uint16                      // that are judged
+	zones         []uint16                      // the zones that are judged
 	spare         string                        // the Service whose flows are spared
 	deleted, kept int
 }
@@ -58,8 +57,8 @@ const (
 	nodeAddr      = "192.0.2.1"
 )
 
-// random makes a Service: cluster IPs differ, external IPs and NodePorts are
-// taken and given up, and endpoints are shared.
+// random returns a random Service number i. Cluster IPs differ between Services. External IPs,
+// NodePorts and endpoints may be shared.
 func (m *model) random(i int) *ruleset.Service {
 	if m.rng.IntN(5) == 0 {
 		return nil
@@ -80,7 +79,7 @@ func (m *model) random(i int) *ruleset.Service {
 	return s.compile(everyAddress())
 }
 
-// place is where a frontend's packets go to.
+// place returns the address and port of a frontend's packets.
 func place(f *ruleset.Frontend) netip.AddrPort {
 	if f.Kind == ruleset.NodePort {
 		return netip.AddrPortFrom(addr(nodeAddr), f.Port)
@@ -88,8 +87,7 @@ func place(f *ruleset.Frontend) netip.AddrPort {
 	return netip.AddrPortFrom(f.Addr, f.Port)
 }
 
-// named returns the name of the Service that an address belongs to, whether or not
-// the Service exists.
+// named returns the name of the Service of an address, whether or not the Service exists.
 func named(at netip.AddrPort) string {
 	if at.Port() == 53 {
 		return fmt.Sprint("s", at.Addr().As4()[3])
@@ -97,7 +95,7 @@ func named(at netip.AddrPort) string {
 	return fmt.Sprint("s", at.Port()-30000)
 }
 
-// filter is the Config's.
+// filter is Config.Filter.
 func (m *model) filter(s *ruleset.Service, f Flow) bool {
 	if want := named(f.Dst); s.Key.Name != want {
 		m.t.Errorf("flow %+v taken for one of %s, not of %s", f, s.Key.Name, want)
@@ -105,7 +103,7 @@ func (m *model) filter(s *ruleset.Service, f Flow) bool {
 	return s.Key.Name != m.spare
 }
 
-// owner is the Service at an address.
+// owner returns the Service at an address.
 func (m *model) owner(at netip.AddrPort) *ruleset.Service {
 	for _, s := range m.acked {
 		for i := range s.Frontends {
@@ -117,7 +115,7 @@ func (m *model) owner(at netip.AddrPort) *ruleset.Service {
 	return nil
 }
 
-// traffic begins some flows as the data plane would have them now.
+// traffic begins some flows as the data plane would translate them now.
 func (m *model) traffic() {
 	for range 12 {
 		i := m.rng.IntN(modelServices)
@@ -135,7 +133,7 @@ func (m *model) traffic() {
 			f.Zone = 3
 		}
 		if s := m.owner(f.Dst); s != nil {
-			// While an attempt failed it may be either that is in effect.
+			// After a failed attempt, either version may be in effect.
 			if tried := m.tried[s.Key.Name]; len(tried) > 0 && m.rng.IntN(2) == 0 {
 				s = tried[len(tried)-1]
 			}
@@ -200,7 +198,7 @@ func (m *model) change(full bool) {
 			m.acked[c.Key.Name] = c.New
 		}
 	}
-	// Whatever happened, nothing that is right is touched.
+	// No valid flow may be deleted.
 	left := map[Flow]bool{}
 	for _, f := range m.table.flows {
 		left[f] = true
@@ -216,7 +214,7 @@ func (m *model) change(full bool) {
 	m.table.fail, m.table.refuse = nil, nil
 }
 
-// right reports whether f is as it should be.
+// right reports whether f is a valid flow.
 func (m *model) right(f Flow) bool {
 	if f.Protocol != inet.UDP || !slices.Contains(m.zones, f.Zone) || named(f.Dst) == m.spare {
 		return true
@@ -237,13 +235,13 @@ func (m *model) right(f Flow) bool {
 	return f.ReplySrc == f.Dst && valid == 0
 }
 
-// check flushes and finds out whether anything stale is left. Flows of Services
-// that are not settled are let be.
+// check flushes and verifies that no stale flow is left, except flows of Services with an
+// unacknowledged change.
 func (m *model) check(step int) {
 	if err := m.Flush(m.t.Context()); err != nil || m.Pending() {
 		m.t.Fatalf("step %d: %v, pending %v", step, err, m.Pending())
 	}
-	settled := func(f Flow) bool {
+	acknowledged := func(f Flow) bool {
 		for _, tried := range m.tried {
 			for _, s := range tried {
 				for i := range s.Frontends {
@@ -261,16 +259,16 @@ func (m *model) check(step int) {
 	}
 	for _, f := range m.table.flows {
 		m.kept++
-		if settled(f) && !m.right(f) {
+		if acknowledged(f) && !m.right(f) {
 			m.t.Fatalf("step %d: left %+v, owner %v", step, f, m.owner(f.Dst))
 		}
 	}
 }
 
-// TestModelCanFail: the model finds a Cleaner that cleans nothing.
-func TestModelCanFail(t *testing.T) {
+// TestModelDetectsMissingCleanUp runs the model with a Cleaner that deletes nothing.
+func TestModelDetectsMissingCleanUp(t *testing.T) {
 	m := &model{acked: map[string]*ruleset.Service{"dns": dns("10.0.0.2:53")}, zones: []uint16{0}}
 	if m.right(toOne) || !m.right(toTwo) {
-		t.Error(errors.New("the model cannot tell stale from valid"))
+		t.Error(errors.New("the model does not detect stale flows"))
 	}
 }

@@ -16,9 +16,9 @@ import (
 // addrs is a set of endpoint addresses.
 type addrs map[netip.AddrPort]struct{}
 
-// usable returns the endpoints of a Service that flows may go to: those that are ready or
-// serving, and those that new flows are sent to (reachable), which may be others if the
-// Service publishes endpoints that are not ready.
+// usable returns the endpoints of a Service that flows may go to: endpoints that are ready or
+// serving, and reachable ones, which get new flows. A reachable endpoint may be neither ready
+// nor serving if the Service publishes endpoints that are not ready.
 func usable(endpoints, reachable []*tracker.Endpoint) addrs {
 	a := make(addrs, len(endpoints))
 	for _, e := range endpoints {
@@ -80,22 +80,20 @@ func (a addrs) has(p netip.AddrPort) bool {
 }
 
 // staleFlows decides which flows of one family are stale. It holds the UDP Services as
-// the data plane acknowledged them, and what to examine since the last clean-up. It does
-// no I/O: record tells it which changes are in effect, and the caller passes it flows
-// from a dump.
+// the data plane acknowledged them, and a queue of flows to examine. It does no I/O: the
+// caller passes it changes in effect, and flows from a dump.
 type staleFlows struct {
 	family tracker.Family
 	// node is the node as acknowledged, nil at first. It selects the addresses at which
 	// NodePorts answer.
 	node *ruleset.Node
-	// owners is the Service of each frontend. A NodePort is stored with the unspecified
+	// owners holds the Service of each frontend. The key of a NodePort has the unspecified
 	// address.
 	owners map[netip.AddrPort]*ruleset.Service
-	// unacknowledged is the Services whose last change failed and may be in effect in
-	// part. Their flows are left alone until a later change succeeds.
+	// unacknowledged holds the Services whose last change failed and may be partly in
+	// effect. Their flows are left alone until a later change succeeds.
 	unacknowledged map[tracker.Key]struct{}
-	// queue is what to examine since the last clean-up.
-	queue queue
+	queue          queue
 
 	// From the Config; the zero values are the defaults.
 	zones     []uint16
@@ -103,26 +101,25 @@ type staleFlows struct {
 	filter    func(*ruleset.Service, Flow) bool
 }
 
-// queue is the flows to examine.
+// queue selects the flows that the next clean-up examines.
 type queue struct {
 	// all selects every flow to any frontend.
 	all bool
-	// frontends selects the flows to these frontends, some of which may not exist any
-	// more.
+	// frontends selects the flows to these frontends. Some frontends may no longer exist.
 	frontends map[netip.AddrPort]*lost
 }
 
-// lost is what a frontend no longer has.
+// lost holds the Service and the endpoints that a frontend has lost.
 type lost struct {
 	// service is the Service that had the frontend when the frontend last changed.
 	service *ruleset.Service
-	// endpoints is the endpoints that are no longer behind the frontend, each with the
-	// Service that it belonged to.
+	// endpoints holds the endpoints that the frontend no longer has, each with the Service
+	// that it belonged to.
 	endpoints map[netip.AddrPort]*ruleset.Service
 }
 
-// of returns the Service of a flow that was sent to an endpoint, nil if the endpoint was
-// not behind the frontend.
+// of returns the Service of a flow that was sent to an endpoint, or nil if the frontend did
+// not have the endpoint.
 func (l *lost) of(endpoint netip.AddrPort) *ruleset.Service {
 	if l == nil {
 		return nil
@@ -139,7 +136,7 @@ func newStaleFlows(f tracker.Family) *staleFlows {
 	}
 }
 
-// configure sets what c has about flows of the family.
+// configure sets the zones, filter and NodePort addresses of the family from c.
 func (p *staleFlows) configure(c Config) {
 	p.zones, p.filter = slices.Clone(c.Zones), c.Filter
 	p.nodePorts = map[netip.Addr]struct{}{}
@@ -150,7 +147,7 @@ func (p *staleFlows) configure(c Config) {
 	}
 }
 
-// pending reports whether the queue has anything.
+// pending reports whether the queue selects any flow.
 func (p *staleFlows) pending() bool { return p.queue.all || len(p.queue.frontends) > 0 }
 
 // clear empties the queue.
@@ -172,15 +169,15 @@ func (p *staleFlows) at(f *ruleset.Frontend) netip.AddrPort {
 	return netip.AddrPortFrom(f.Addr, f.Port)
 }
 
-// concerns reports whether the Service is one whose flows are cleaned up.
+// concerns reports whether the Service is a UDP Service of the family.
 func (p *staleFlows) concerns(k tracker.Key) bool {
 	return k.Family == p.family && k.Protocol == v1.ProtocolUDP
 }
 
-// recordFailure notes that c failed and may be in effect in part.
+// recordFailure records that c failed and may be partly in effect.
 func (p *staleFlows) recordFailure(c *ruleset.Change) { p.unacknowledged[c.Key] = struct{}{} }
 
-// record notes that c is in effect, and queues the flows that it may have made stale.
+// record records that c is in effect, and queues the flows that it may have made stale.
 func (p *staleFlows) record(c *ruleset.Change) {
 	_, failed := p.unacknowledged[c.Key]
 	delete(p.unacknowledged, c.Key)
@@ -229,12 +226,12 @@ func (p *staleFlows) record(c *ruleset.Change) {
 	}
 }
 
-// examine queues the flows to a frontend of s. gone is the endpoints that are no longer
-// behind it.
+// examine queues the flows to a frontend of s. gone holds the endpoints that the frontend no
+// longer has.
 func (p *staleFlows) examine(at netip.AddrPort, s *ruleset.Service, gone addrs) {
 	if len(p.queue.frontends) >= maxQueue {
-		// Clean-ups have failed for long. Examining all flows finds nearly as much, and
-		// needs no memory.
+		// Clean-ups have failed many times. To examine all flows finds nearly as many stale
+		// ones and needs no memory.
 		p.clear()
 		p.queue.all = true
 	}
@@ -249,7 +246,7 @@ func (p *staleFlows) examine(at netip.AddrPort, s *ruleset.Service, gone addrs) 
 	}
 }
 
-// maxQueue is how many frontends the queue holds one by one.
+// maxQueue is the largest number of frontends in the queue.
 const maxQueue = 1 << 16
 
 // examineAll queues every flow to any frontend.
@@ -290,7 +287,7 @@ func (p *staleFlows) needsLocal() bool {
 	return false
 }
 
-// judge returns a function that reports whether a flow is stale. local is the node's own
+// judge returns a function that reports whether a flow is stale. local holds the node's own
 // addresses. The function is valid until the next call of record, recordFailure, setNode,
 // examineAll or clear.
 func (p *staleFlows) judge(local []netip.Addr) func(*Flow) bool {
@@ -312,7 +309,7 @@ func (p *staleFlows) judge(local []netip.Addr) func(*Flow) bool {
 
 // answers reports whether NodePorts may answer at a, an address of the node. With some
 // backends they answer at IPv4 loopback addresses. With others a local server has the
-// address, and deleting an entry without a translation changes nothing.
+// address. Its entries have no translation, so to delete them does no harm.
 func answers(n ruleset.NodePorts, a netip.Addr) bool {
 	if a.IsLoopback() {
 		return a.Is4()
@@ -327,7 +324,7 @@ type judge struct {
 	valid    map[*ruleset.Service]addrs
 }
 
-// stale reports whether f must be deleted: it is stale and the filter does not spare it.
+// stale reports whether f is stale and the filter does not spare it.
 func (j *judge) stale(f *Flow) bool {
 	if f.Protocol != inet.UDP || !inZones(j.zones, f.Zone) {
 		return false
@@ -336,13 +333,12 @@ func (j *judge) stale(f *Flow) bool {
 	return s != nil && (j.filter == nil || j.filter(s, *f))
 }
 
-// staleOf returns the Service of a stale flow, nil if f is not stale. A flow is stale if
-// it keeps a client with an address that does not answer, or that no longer belongs to the
-// Service.
+// staleOf returns the Service of a stale flow, or nil if f is not stale. A flow is stale if
+// it sends a client to an address that does not answer or no longer belongs to the Service.
 func (j *judge) staleOf(f *Flow) *ruleset.Service {
 	translated := f.ReplySrc != f.Dst
 	// handedOn reports that the flow was only translated to another address at which
-	// NodePorts answer, where the endpoint is still to be chosen.
+	// NodePorts answer. Another entry has the endpoint.
 	_, handedOn := j.nodePorts[f.ReplySrc.Addr()]
 	handedOn = handedOn && translated && f.ReplySrc.Port() == f.Dst.Port()
 	atNodePort := j.staleFlows.nodePort(f.Dst.Port())
@@ -359,9 +355,9 @@ func (j *judge) staleOf(f *Flow) *ruleset.Service {
 		if goneNP, ok := j.queue.frontends[atNodePort]; ok {
 			examined = examined || owner != nil
 			if owner == nil && translated {
-				// NodePorts do not answer at the address any more, or the NodePort is
-				// gone. A flow that was sent to one of the Service's endpoints was the
-				// Service's and not one to another host.
+				// NodePorts no longer answer at the address, or the NodePort is gone. A
+				// flow that was sent to one of the Service's endpoints belonged to the
+				// Service. Other flows may be to another host.
 				if s := goneNP.of(f.ReplySrc); s != nil {
 					return s
 				}
@@ -372,8 +368,8 @@ func (j *judge) staleOf(f *Flow) *ruleset.Service {
 		}
 	}
 	if owner == nil {
-		// The frontend has no Service any more. Only flows that were sent to the last
-		// Service's endpoints were that Service's.
+		// The frontend no longer has a Service. Only flows that were sent to the last
+		// Service's endpoints belonged to that Service.
 		if translated {
 			return gone.of(f.ReplySrc)
 		}

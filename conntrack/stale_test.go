@@ -13,8 +13,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestPlan has a Service change in one way, and looks at one flow.
-func TestStaleFlows(t *testing.T) {
+// TestChangeMakesFlowStale changes a Service in one way and judges one flow.
+func TestChangeMakesFlowStale(t *testing.T) {
 	const (
 		vip    = "10.96.0.1:53"
 		client = "10.9.0.1:1000"
@@ -121,13 +121,13 @@ func TestStaleFlows(t *testing.T) {
 	}
 }
 
-// TestFullDeltaExaminesAllFlows: after a full delta every flow to a known frontend is judged.
+// TestFullDeltaExaminesAllFlows judges every flow to a known frontend after a full delta.
 func TestFullDeltaExaminesAllFlows(t *testing.T) {
 	node := everyAddress()
 	p := newStaleFlows(tracker.IPv4)
 	p.examineAll()
 	if p.pending() {
-		t.Error("there is work though there is no Service")
+		t.Error("pending without a Service")
 	}
 	p.setNode(node)
 	ch := change(nil, service{name: "a", cluster: "10.96.0.1:53", nodePort: 30053, endpoints: eps("10.0.0.1:53")}.compile(node))
@@ -155,7 +155,7 @@ func TestFullDeltaExaminesAllFlows(t *testing.T) {
 	}
 }
 
-// TestFrontendMovesToAnotherService: one Service takes a frontend over from another, in
+// TestFrontendMovesToAnotherService has one Service take a frontend over from another, in
 // either order.
 func TestFrontendMovesToAnotherService(t *testing.T) {
 	node := everyAddress()
@@ -184,7 +184,7 @@ func TestFrontendMovesToAnotherService(t *testing.T) {
 	}
 }
 
-// TestNodePortAddressesChange: an address at which NodePorts answer no longer.
+// TestNodePortAddressesChange takes an address from those at which NodePorts answer.
 func TestNodePortAddressesChange(t *testing.T) {
 	all, some := everyAddress(), everyAddress()
 	some.NodePorts4 = ruleset.NodePorts{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}}
@@ -195,11 +195,11 @@ func TestNodePortAddressesChange(t *testing.T) {
 	p.clear()
 	p.setNode(all)
 	if p.pending() {
-		t.Error("there is work though nothing changed")
+		t.Error("pending without a change")
 	}
 	p.setNode(some)
 	if !p.pending() || !p.needsLocal() {
-		t.Error("there is no work though an address went")
+		t.Error("not pending after an address was removed")
 	}
 	stale := p.judge([]netip.Addr{addr("192.0.2.1"), addr("192.0.2.2")})
 	for dst, want := range map[string]bool{"192.0.2.1:30053": false, "192.0.2.2:30053": true} {
@@ -210,7 +210,7 @@ func TestNodePortAddressesChange(t *testing.T) {
 	}
 }
 
-// TestQueueIsBounded: clean-ups that never succeed do not use ever more memory.
+// TestQueueIsBounded records many changes without a successful clean-up.
 func TestQueueIsBounded(t *testing.T) {
 	node := everyAddress()
 	p := newStaleFlows(tracker.IPv4)
@@ -230,7 +230,7 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 	f := flow("10.9.0.1:1", "10.96.0.1:53", "10.0.0.7:53")
 	if !p.judge(nil)(&f) {
-		t.Error("a stale flow is not found any more")
+		t.Error("a stale flow is not found")
 	}
 }
 

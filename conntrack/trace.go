@@ -7,30 +7,27 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Trace is a set of functions that are told what a [Cleaner] does. Any of them,
-// and the *Trace itself, may be nil. They are called by the goroutine that
-// flushes, and must not call the Cleaner.
+// Trace is a set of hooks that a [Cleaner] calls. Any hook, and the *Trace itself, may be
+// nil. The goroutine that flushes calls the hooks, which must not call the Cleaner.
 type Trace struct {
-	// Flushed is called after each clean-up that had anything to do.
+	// Flushed is called after each clean-up that examined any family.
 	Flushed func(Info)
-	// FlushedFamily is called before it for each family that something was done in,
-	// with what was done there.
+	// FlushedFamily is called for each examined family, before Flushed.
 	FlushedFamily func(tracker.Family, Info)
 }
 
-// Info is what one clean-up did.
+// Info describes one clean-up.
 type Info struct {
-	// Dumps is how many times the table was read: once for each family with
-	// something to do.
+	// Dumps is the number of dumps of the table, one for each examined family.
 	Dumps int
-	// Seen is how many flows were looked at.
+	// Seen is the number of flows in the dumps.
 	Seen int
-	// Stale is how many of them were stale and not spared by [Config.Filter], and
-	// Deleted how many of those were still there to be deleted.
+	// Stale is the number of stale flows that [Config.Filter] did not spare. Deleted is
+	// the number of deleted flows. Some stale flows may have ended by themselves.
 	Stale, Deleted int
-	// Duration is how long it took.
+	// Duration is how long the clean-up took.
 	Duration time.Duration
-	// Err is why it has to be done again, or nil.
+	// Err is the error after which the next Flush repeats the clean-up, or nil.
 	Err error
 }
 
@@ -46,7 +43,7 @@ func (t *Trace) flushedFamily(f tracker.Family, i Info) {
 	}
 }
 
-// add counts what was done in one family.
+// add adds the counts and the error of one family.
 func (i *Info) add(o Info) {
 	i.Dumps += o.Dumps
 	i.Seen += o.Seen

@@ -12,47 +12,46 @@ import (
 	"time"
 )
 
-// MaxEntries is the largest limit that [Tuning.MaxPerCore] can lead to: more
+// MaxEntries bounds the limit that [Tuning.Settings] computes from MaxPerCore. More
 // entries would cost hundreds of megabytes of kernel memory on machines with many
-// CPUs. [Tuning.Min] may ask for more. It is kube-proxy's bound.
+// CPUs. [Tuning.Min] may be larger. It is kube-proxy's bound.
 const MaxEntries = 1 << 20
 
-// Tuning says how the kernel's connection tracking is to be set up. The zero value
-// leaves everything as it is. Defaults are the caller's choice; kube-proxy's are
-// given with each field.
+// Tuning holds parameters of the kernel's connection tracking. The zero value changes
+// nothing. The caller chooses the defaults. The comment of each field gives kube-proxy's.
 type Tuning struct {
-	// MaxPerCore is how many connections may be tracked for each CPU, up to
-	// [MaxEntries] for the whole machine (net.netfilter.nf_conntrack_max). 0 leaves
-	// the limit and the size of the hash table as they are. kube-proxy's default is
-	// 32,768.
+	// MaxPerCore is the number of connections to track for each CPU, up to
+	// [MaxEntries] for the whole machine (net.netfilter.nf_conntrack_max). 0 changes
+	// neither the limit nor the size of the hash table. kube-proxy's default is 32,768.
 	MaxPerCore int
-	// Min is the least limit, whatever MaxPerCore comes to. [MaxEntries] does not
+	// Min is the smallest limit, even if MaxPerCore yields less. [MaxEntries] does not
 	// bound it. It has no effect if MaxPerCore is 0. kube-proxy's default is 131,072.
 	Min int
-	// TCPEstablishedTimeout is how long an established TCP connection is remembered
-	// without a packet (nf_conntrack_tcp_timeout_established); 0 leaves it.
+	// TCPEstablishedTimeout is how long the kernel keeps an established TCP connection
+	// without a packet (nf_conntrack_tcp_timeout_established); 0 changes nothing.
 	// kube-proxy's default is 24 hours, the kernel's 5 days.
 	TCPEstablishedTimeout time.Duration
-	// TCPCloseWaitTimeout is the same for one that the other side has closed
-	// (nf_conntrack_tcp_timeout_close_wait); 0 leaves it. kube-proxy's default is 1
-	// hour, the kernel's 1 minute.
+	// TCPCloseWaitTimeout is how long the kernel keeps a TCP connection that the other
+	// side has closed (nf_conntrack_tcp_timeout_close_wait); 0 changes nothing.
+	// kube-proxy's default is 1 hour, the kernel's 1 minute.
 	TCPCloseWaitTimeout time.Duration
-	// UDPTimeout is how long a UDP flow without replies is remembered
-	// (nf_conntrack_udp_timeout), UDPStreamTimeout one with packets both ways
-	// (nf_conntrack_udp_timeout_stream); 0 leaves them, kube-proxy's default.
+	// UDPTimeout is how long the kernel keeps a UDP flow without replies
+	// (nf_conntrack_udp_timeout). UDPStreamTimeout is how long it keeps a flow with
+	// packets in both directions (nf_conntrack_udp_timeout_stream). 0, kube-proxy's
+	// default, changes nothing.
 	UDPTimeout, UDPStreamTimeout time.Duration
-	// TCPBeLiberal has packets outside of a TCP window not counted as invalid
-	// (nf_conntrack_tcp_be_liberal); false leaves it.
+	// TCPBeLiberal makes the kernel treat packets outside of a TCP window as valid
+	// (nf_conntrack_tcp_be_liberal); false changes nothing.
 	TCPBeLiberal bool
 }
 
-// Setting is a kernel parameter and what it should be.
+// Setting is a kernel parameter and its wanted value.
 type Setting struct {
 	// Path is the parameter's file, below the root folder.
 	Path string
-	// Value is in the parameter's own unit; timeouts are seconds.
+	// Value is in the parameter's own unit; timeouts are in seconds.
 	Value int
-	// AtLeast means that more than Value is fine.
+	// AtLeast means that values above Value are fine.
 	AtLeast bool
 }
 
@@ -64,11 +63,10 @@ const (
 	hashSizeFile = "sys/module/nf_conntrack/parameters/hashsize"
 )
 
-// Settings returns the parameters that t asks for on a machine with that many
-// CPUs, in the order in which they should be set. The limit is the machine's, so
-// cores is the number of its online CPUs (/sys/devices/system/cpu/online), not of
-// those that the process may run on ([runtime.NumCPU]). Settings is a pure function;
-// the error names a field that makes no sense.
+// Settings returns the parameters of t for a machine with the given number of CPUs, in
+// the order in which to set them. The limit applies to the whole machine, so cores is the
+// number of its online CPUs (/sys/devices/system/cpu/online), not the number that the
+// process may run on ([runtime.NumCPU]). The error names an invalid field.
 func (t Tuning) Settings(cores int) ([]Setting, error) {
 	if t.MaxPerCore < 0 || t.Min < 0 {
 		return nil, fmt.Errorf("conntrack: MaxPerCore (%d) and Min (%d) must not be negative", t.MaxPerCore, t.Min)
@@ -83,7 +81,7 @@ func (t Tuning) Settings(cores int) ([]Setting, error) {
 		limit = max(limit, t.Min)
 		out = append(out,
 			Setting{Path: sysctlFolder + "max", Value: limit},
-			// Four entries a bucket is the kernel's own proportion for small machines.
+			// The kernel uses four entries for each bucket on small machines.
 			Setting{Path: hashSizeFile, Value: limit / 4, AtLeast: true})
 	}
 	for _, d := range []struct {
@@ -99,7 +97,7 @@ func (t Tuning) Settings(cores int) ([]Setting, error) {
 			return nil, fmt.Errorf("conntrack: %s (%v) must not be negative", d.field, d.timeout)
 		}
 		if d.timeout > 0 {
-			// A part of a second counts as a whole one: 0 would forget at once.
+			// Round up, because with 0 the kernel would drop entries at once.
 			seconds := (d.timeout + time.Second - 1) / time.Second
 			out = append(out, Setting{Path: sysctlFolder + d.name, Value: int(seconds)})
 		}
@@ -110,11 +108,11 @@ func (t Tuning) Settings(cores int) ([]Setting, error) {
 	return out, nil
 }
 
-// SettingError reports why a parameter does not have the value that it should have.
+// SettingError is the error of a parameter that could not be set.
 type SettingError struct {
 	// Setting is the parameter and the value.
 	Setting Setting
-	// Now is the parameter's value, if Known.
+	// Now is the parameter's value. It is valid only if Known is set.
 	Now   int
 	Known bool
 	// Err is the system's error. It wraps [fs.ErrNotExist] if connection tracking is not
@@ -122,7 +120,7 @@ type SettingError struct {
 	Err error
 }
 
-// Error names the parameter, what it is and what it should be.
+// Error returns the parameter, its value if known, the wanted value and the cause.
 func (e *SettingError) Error() string {
 	what := "at least "
 	if !e.Setting.AtLeast {
@@ -133,7 +131,7 @@ func (e *SettingError) Error() string {
 		return fmt.Sprintf("conntrack: /%s is %d and cannot be set to %s%d from here: %v; set it on the host, or ask for no change",
 			e.Setting.Path, e.Now, what, e.Setting.Value, e.Err)
 	case errors.Is(e.Err, fs.ErrNotExist):
-		return fmt.Sprintf("conntrack: cannot set /%s to %s%d: there is no such parameter; is the kernel module nf_conntrack loaded?",
+		return fmt.Sprintf("conntrack: cannot set /%s to %s%d: the parameter does not exist; is the kernel module nf_conntrack loaded?",
 			e.Setting.Path, what, e.Setting.Value)
 	}
 	return fmt.Sprintf("conntrack: cannot set /%s to %s%d: %v", e.Setting.Path, what, e.Setting.Value, e.Err)
@@ -161,9 +159,9 @@ type Result struct {
 	Err error
 }
 
-// Tune sets parameters below a root folder; "" is "/". It writes only those whose value
-// differs, so it succeeds on a read-only file system if all values are right. It goes on
-// after an error, and returns one result for each setting, in their order.
+// Tune sets parameters below a root folder; "" means "/". It writes only parameters whose
+// value differs, so it succeeds on a read-only file system if all values are right. It
+// continues after an error, and returns one result for each setting, in their order.
 func Tune(root string, settings []Setting) []Result {
 	if root == "" {
 		root = "/"

@@ -10,13 +10,13 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// TestTuneKernel sets the timeouts of a network namespace of its own, and asks for
+// TestKernelParametersAreTuned sets the timeouts of its own network namespace, and fails to set
 // the limit, which only the initial namespace may set.
-func TestTuneKernel(t *testing.T) {
+func TestKernelParametersAreTuned(t *testing.T) {
 	h := netlab.NewHost(t)
 	missing := false
 	err := h.Do(func() error {
-		// The namespace's own conntrack parameters are there once it is in use.
+		// The namespace has conntrack parameters once conntrack is in use.
 		c, err := conntrack.New(conntrack.Config{})
 		if err != nil {
 			return err

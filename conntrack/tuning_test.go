@@ -22,7 +22,7 @@ const (
 	liberalFile = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 )
 
-func TestTuningLimit(t *testing.T) {
+func TestLimitGrowsWithCores(t *testing.T) {
 	for _, tt := range []struct {
 		perCore, least, cores int
 		want                  int // 0: left alone
@@ -52,7 +52,7 @@ func TestTuningLimit(t *testing.T) {
 	}
 }
 
-func TestTuningSettings(t *testing.T) {
+func TestTuningYieldsSettings(t *testing.T) {
 	got, err := conntrack.Tuning{
 		TCPEstablishedTimeout: 24 * time.Hour, TCPCloseWaitTimeout: time.Hour,
 		UDPTimeout: time.Millisecond, UDPStreamTimeout: 3*time.Second + 1, TCPBeLiberal: true,
@@ -91,7 +91,7 @@ func sysctls(t *testing.T, values map[string]string) string {
 	return root
 }
 
-func TestTune(t *testing.T) {
+func TestTuneWritesOnlyDifferences(t *testing.T) {
 	root := sysctls(t, map[string]string{maxFile: "65536\n", hashFile: "40000\n", liberalFile: "many\n"})
 	settings := []conntrack.Setting{
 		{Path: maxFile, Value: 131072},
@@ -123,8 +123,8 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// TestSettingErrorReadOnly does not depend on who runs it: root may write anything.
-func TestSettingErrorReadOnly(t *testing.T) {
+// TestReadOnlyParameterIsRecognised uses made-up errors, because root may write anything.
+func TestReadOnlyParameterIsRecognised(t *testing.T) {
 	e := &conntrack.SettingError{Setting: conntrack.Setting{Path: maxFile, Value: 9}, Now: 5, Known: true}
 	for err, want := range map[error]bool{
 		syscall.EROFS: true, syscall.EACCES: true, syscall.EPERM: true, syscall.EOPNOTSUPP: true, syscall.EINVAL: false,
@@ -133,7 +133,7 @@ func TestSettingErrorReadOnly(t *testing.T) {
 		if got := e.ReadOnly(); got != want {
 			t.Errorf("%v: read-only is %v", err, got)
 		}
-		if says := strings.Contains(e.Error(), "is 5 and cannot be set to 9 from here"); says != want {
+		if got := strings.Contains(e.Error(), "is 5 and cannot be set to 9 from here"); got != want {
 			t.Errorf("%v: %v", err, e)
 		}
 	}

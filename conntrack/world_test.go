@@ -13,14 +13,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// What tests are made of: Services as the ruleset compiles them, and a table in
-// memory.
-
 func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// service is a Service port to be. A test changes a copy and compiles it anew.
+// service describes a Service port. A test changes a copy and compiles it.
 type service struct {
 	name      string
 	protocol  v1.Protocol // UDP if empty
@@ -30,8 +27,8 @@ type service struct {
 	endpoints []*tracker.Endpoint
 }
 
-// ep is an endpoint: "addr:port", and one of "", "terminating" (and serving),
-// "gone" (neither ready nor serving) and "published" (ready though not serving).
+// ep returns an endpoint at "addr:port". how is "", "terminating" (but serving), "gone"
+// (neither ready nor serving) or "published" (ready but not serving).
 func ep(at, how string) *tracker.Endpoint {
 	e := &tracker.Endpoint{Addr: ap(at), Ready: true, Serving: true, Weight: 1, Node: "here"}
 	switch how {
@@ -76,7 +73,7 @@ func (s service) compile(n *ruleset.Node) *ruleset.Service {
 	return ruleset.Compile(tracker.PortState{Port: p, Endpoints: s.endpoints}, n, tracker.TopologyOptions{})
 }
 
-// everyAddress is a node whose NodePorts answer at all its addresses.
+// everyAddress returns a node whose NodePorts answer at all its addresses.
 func everyAddress() *ruleset.Node {
 	return &ruleset.Node{
 		Info:       tracker.NodeInfo{Name: "here"},
@@ -85,7 +82,7 @@ func everyAddress() *ruleset.Node {
 	}
 }
 
-// change is what became of one Service.
+// change returns the change of one Service.
 func change(old, now *ruleset.Service, attempted ...*ruleset.Service) ruleset.Change {
 	c := ruleset.Change{Old: old, New: now, Attempted: attempted, What: ruleset.FieldAll}
 	for _, s := range append([]*ruleset.Service{now, old}, attempted...) {
@@ -101,9 +98,9 @@ type memory struct {
 	flows []Flow
 	local []netip.Addr
 	dumps int
-	// fail, if not nil, is what the next Dump returns after half of the flows.
+	// fail, if not nil, is the error of the next Dump, after half of the flows.
 	fail error
-	// refuse, if not nil, is what Delete returns for everything.
+	// refuse, if not nil, is the error of every Delete.
 	refuse error
 }
 
@@ -140,8 +137,8 @@ func (m *memory) LocalAddrs(_ context.Context, f tracker.Family) ([]netip.Addr, 
 	return slices.DeleteFunc(slices.Clone(m.local), func(a netip.Addr) bool { return tracker.FamilyOf(a) != f }), nil
 }
 
-// flow is a UDP flow from a client to dst that replies come to from src: dst
-// itself if it was not translated.
+// flow returns a UDP flow from a client to dst whose replies come from src. src equals dst if
+// the flow was not translated.
 func flow(client, dst, src string) Flow {
 	return Flow{Protocol: inet.UDP, Src: ap(client), Dst: ap(dst), ReplySrc: ap(src), ReplyDst: ap(client)}
 }

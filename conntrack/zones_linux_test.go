@@ -11,9 +11,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestKernelTableZones: the kernel's table reports the flows of the zones it was
-// opened for, and no others.
-func TestKernelTableZones(t *testing.T) {
+// TestKernelTableReportsItsZonesOnly opens the kernel's table for some zones.
+func TestKernelTableReportsItsZonesOnly(t *testing.T) {
 	h := netlab.NewHost(t)
 	var flows []Flow
 	for i, zone := range []uint16{0, 7, 65520} {
@@ -60,7 +59,7 @@ func TestKernelTableZones(t *testing.T) {
 	}
 }
 
-// logged is a table that notes what is deleted.
+// logged is a table that records deleted flows.
 type logged struct {
 	Table
 	deleted []Flow
@@ -72,9 +71,9 @@ func (l *logged) Delete(ctx context.Context, flows []Flow) (int, error) {
 	return l.Table.Delete(ctx, flows)
 }
 
-// TestKernelTableWrapped: a Cleaner works on the kernel's table through a wrapper,
-// and its Close leaves the table open.
-func TestKernelTableWrapped(t *testing.T) {
+// TestKernelTableCanBeWrapped has a Cleaner work on the kernel's table through a wrapper. Its
+// Close leaves the table open.
+func TestKernelTableCanBeWrapped(t *testing.T) {
 	h := netlab.NewHost(t)
 	create(t, h, in(7, toOne), in(7, toTwo), toOne)
 	table, err := OpenKernelTable(KernelTableConfig{NetNS: h.File(), Zones: []uint16{7}})

@@ -9,14 +9,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// in returns f in a zone.
+// in returns f in the given zone.
 func in(zone uint16, f Flow) Flow {
 	f.Zone = zone
 	return f
 }
 
-// TestZones: flows are judged in the configured zones and in no other.
-func TestZones(t *testing.T) {
+// TestOnlyFlowsInZonesAreJudged has stale flows in configured and in other zones.
+func TestOnlyFlowsInZonesAreJudged(t *testing.T) {
 	for _, c := range []struct {
 		zones []uint16
 		left  []Flow
@@ -41,9 +41,9 @@ func TestZones(t *testing.T) {
 	}
 }
 
-// TestNodePortAddrs: NodePorts answer at further addresses, and a flow that was
-// only translated to one of them is stale when the NodePort is gone.
-func TestNodePortAddrs(t *testing.T) {
+// TestNodePortsAnswerAtFurtherAddrs has NodePorts answer at further addresses. A flow that was
+// only translated to such an address is stale when the NodePort is gone.
+func TestNodePortsAnswerAtFurtherAddrs(t *testing.T) {
 	const virtual, host = "169.254.0.252:30053", "192.0.2.1:30053"
 	service := func(port uint16, e ...string) *ruleset.Service {
 		return service{name: "dns", cluster: "10.96.0.1:53", nodePort: port, endpoints: eps(e...)}.compile(everyAddress())
@@ -72,15 +72,15 @@ func TestNodePortAddrs(t *testing.T) {
 	}
 }
 
-// keep is an extension of a Service whose flows must not be ended.
+// keep is an extension of a Service whose flows must not be deleted.
 type keep struct{}
 
 // Equal implements [tracker.Extension].
 func (keep) Equal(o tracker.Extension) bool { return o == keep{} }
 
-// TestFilter: the caller decides by Service which stale flows are deleted, whether
-// the Service still exists or not.
-func TestFilter(t *testing.T) {
+// TestFilterSparesFlows spares stale flows by their Service, whether or not the Service still
+// exists.
+func TestFilterSparesFlows(t *testing.T) {
 	both, two := dns("10.0.0.1:53", "10.0.0.2:53"), dns("10.0.0.2:53")
 	kept := func(s *ruleset.Service) *ruleset.Service {
 		c, p := *s, *s.Port

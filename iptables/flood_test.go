@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/holdings"
+	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
 	"github.com/go-proxier/proxier/tracker"
@@ -40,7 +40,7 @@ func TestFloodLosesNoConnection(t *testing.T) {
 			w.Tracker.SetSlice(slice(1000+i, tracker.IPv4, rng.Perm(200)[:3]...))
 		}
 		w.Sync()
-		before := holdings.Heap()
+		before := usage.Heap()
 		syncs, longest := 0, time.Duration(0)
 		r, err := runner.New(runner.Config{Min: 50 * time.Millisecond, Retry: time.Second, Max: time.Hour, Trace: &runner.Trace{SyncDone: func(i runner.Info) {
 			syncs++
@@ -81,7 +81,7 @@ func TestFloodLosesNoConnection(t *testing.T) {
 			w.Sync()
 		})
 		t.Logf("%d changes and %d syncs among %d Services, the longest wait was %v; %d connections, %d failed; heap %d MB before, %d after",
-			changes, syncs, *services, longest.Round(time.Millisecond), c.Opened, len(c.Failures), before>>20, holdings.Heap()>>20)
+			changes, syncs, *services, longest.Round(time.Millisecond), c.Opened, len(c.Failures), before>>20, usage.Heap()>>20)
 		for _, err := range append(c.Failures[:min(len(c.Failures), 5)], held.Check()) {
 			if err != nil {
 				t.Error(err)
@@ -159,7 +159,7 @@ func TestChangesLeakNothing(t *testing.T) {
 		}
 		work(0)
 		tables := fmt.Sprint(r.kernel(tracker.IPv4))
-		before := holdings.Now()
+		before := usage.Now()
 		work(cycles)
 		before.Keep(t, 200<<10)
 		if now := fmt.Sprint(r.kernel(tracker.IPv4)); now != tables {

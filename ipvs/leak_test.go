@@ -13,7 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/holdings"
+	"github.com/go-proxier/proxier/internal/usage"
 )
 
 // testChangesLeakNothing creates and removes Services and backends twice. The second time must
@@ -75,7 +75,7 @@ func testChangesLeakNothing(t *testing.T) {
 	}
 	work(0)
 	before := kernel()
-	had := holdings.Now()
+	had := usage.Now()
 	work(cycles)
 	had.Keep(t, 200<<10)
 	if after := kernel(); after != before {

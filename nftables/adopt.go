@@ -14,12 +14,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// stickyOwner identifies a sticky pool beyond the life of this process. It is the comment of
-// the pool's elements.
+// stickyOwner identifies a sticky pool to later processes. It is the comment of the pool's
+// elements.
 type stickyOwner string
 
-// ownerOf identifies the Service's pool for a target. A name that no comment can hold is cut
-// and ends in a part of its SHA-256 sum.
+// ownerOf returns the owner of the Service's pool for a target. A name that does not fit into a
+// comment is cut and ends in a part of its SHA-256 sum.
 func ownerOf(k tracker.Key, target ruleset.Target) stickyOwner {
 	name := k.String()
 	if target == ruleset.ToLocal {
@@ -33,18 +33,18 @@ func ownerOf(k tracker.Key, target ruleset.Target) stickyOwner {
 	return stickyOwner(name)
 }
 
-// adoptedPool is a sticky pool of a table that is being replaced. Its number and its
-// endpoints' numbers stay, because the kernel remembers clients with them.
+// adoptedPool is a sticky pool of a table that is being replaced. The pool and its endpoints
+// keep their numbers, because the kernel remembers clients by these numbers.
 type adoptedPool struct {
 	number  uint32
 	members map[netip.AddrPort]uint16
 }
 
-// adopt makes the sticky pools of an earlier table available to their Services, and keeps
-// their numbers from others. pools is nil if the clients are lost in any case.
+// adopt makes the sticky pools of an earlier table available to their Services, and reserves
+// their numbers. pools is nil if the clients are lost in any case.
 //
-// Clients may be remembered with numbers of pools that are gone, which are not known. New
-// pools most likely get other numbers if these start anywhere.
+// The kernel may remember clients by numbers of pools that are gone, and adopt does not know
+// these numbers. So new numbers start at a random one, which makes a clash unlikely.
 func (t *table) adopt(pools map[stickyOwner]*adoptedPool) {
 	if pools == nil {
 		return
@@ -57,8 +57,8 @@ func (t *table) adopt(pools map[stickyOwner]*adoptedPool) {
 	}
 }
 
-// disown gives back the numbers of pools that no Service has taken over.
-func (t *table) disown() {
+// releaseAdopted gives back the numbers of adopted pools that no Service has taken over.
+func (t *table) releaseAdopted() {
 	for _, p := range t.adopted {
 		t.sticky.give(p.number &^ stickyMark)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// longNamed returns Service number i and a slice of it with names as long as
-// Kubernetes has them, which differ only at the end.
+// longNamed returns Service number i and a slice of it. Their names have the greatest length
+// that Kubernetes allows and differ only at the end.
 func longNamed(i int) (*v1.Service, *discovery.EndpointSlice) {
 	port := strings.Repeat("p", 15)
 	s := svc(i, sticky(1000), func(s *v1.Service) {
@@ -28,8 +28,7 @@ func longNamed(i int) (*v1.Service, *discovery.EndpointSlice) {
 	return s, slice
 }
 
-// TestRestartKeepsLongNames restarts with Services whose names no comment can
-// hold.
+// TestRestartKeepsLongNames restarts with Services whose names do not fit into a comment.
 func TestRestartKeepsLongNames(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
@@ -65,16 +64,16 @@ func TestStickyOwnersDiffer(t *testing.T) {
 				t.Errorf("%q and %q are both %q", name, other, o)
 			}
 			if nlbatch.Printable(string(o)) != string(o) {
-				t.Errorf("%q is no comment", o)
+				t.Errorf("%q does not fit into a comment", o)
 			}
 			seen[o] = name
 		}
 	}
 }
 
-// TestFewerClientsThanThereWere has a new process remember fewer clients than the
-// table of the one before does.
-func TestFewerClientsThanThereWere(t *testing.T) {
+// TestReplacedTableRespectsClientLimit has a new process with a smaller limit of clients than the
+// last one.
+func TestReplacedTableRespectsClientLimit(t *testing.T) {
 	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -8,8 +8,8 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// allocate gives the Service numbers: old's pools where they are of the right kind, new
-// ones, and dispatch keys. It makes the handlers that are missing.
+// allocate returns the Service with its pools and dispatch keys. It reuses old's pools if they
+// are of the right kind. It creates missing pools and handlers.
 func (t *table) allocate(old *service, s *ruleset.Service, w *writer) (*service, error) {
 	now := &service{rule: s}
 	if s == nil {
@@ -77,7 +77,7 @@ func (t *table) freeNumber(p *pool) {
 	}
 }
 
-// missingHandlers returns the handlers that the Service needs and that have no number.
+// missingHandlers returns the handlers that the Service needs and that do not exist.
 func (t *table) missingHandlers(s *ruleset.Service) (missing []handler) {
 	need := func(h handler) {
 		if _, ok := t.handlers.number[h]; !ok && !slices.Contains(missing, h) {
@@ -94,7 +94,7 @@ func (t *table) missingHandlers(s *ruleset.Service) (missing []handler) {
 	return missing
 }
 
-// handler returns the handler's number. It creates the handler's chain if needed.
+// handler returns the handler's number. It creates the handler if needed.
 func (t *table) handler(h handler, w *writer) uint32 {
 	n, ok := t.handlers.number[h]
 	if !ok {
@@ -108,14 +108,14 @@ func (t *table) handler(h handler, w *writer) uint32 {
 	return n
 }
 
-// internalHandler is handler for internal traffic.
+// internalHandler is like handler, for internal traffic.
 func (t *table) internalHandler(h handler, w *writer) uint32 {
 	n := t.handler(h, w)
 	t.addVerdict(setInternalHandlers, n, h, w)
 	return n
 }
 
-// addVerdict has a map lead to the chain of the handler with the number.
+// addVerdict adds an element to a verdict map that leads to the handler's chain.
 func (t *table) addVerdict(s set, number uint32, h handler, w *writer) {
 	key := dispatchKey(number, 0)
 	if t.verdicts[s][key] != "" {
@@ -127,7 +127,7 @@ func (t *table) addVerdict(s set, number uint32, h handler, w *writer) {
 	w.adds(t.family, s).AddVerdict(k.bytes(), h.chain())
 }
 
-// use counts a Service's dispatch keys in or out.
+// use adds by to the use counts of the dispatch keys' handlers.
 func (t *table) use(keys []dispatchKeys, by int) {
 	for _, k := range keys {
 		t.handlers.use(k.any, by)
@@ -135,7 +135,7 @@ func (t *table) use(keys []dispatchKeys, by int) {
 	}
 }
 
-// makeChain makes the handler's chain and those it goes to.
+// makeChain creates the handler's chain and the chains that it goes to.
 func (t *table) makeChain(h handler, w *writer) {
 	name := h.chain()
 	if _, ok := t.chains[name]; ok {
@@ -152,13 +152,13 @@ func (t *table) makeChain(h handler, w *writer) {
 	w.chain(t.family, name, nil, rules)
 }
 
-// numbers allocates the numbers of pools, from 1 to max. A number that was given back is used
-// again only after all others were, so that no packet still carries it for its last owner.
+// numbers allocates the numbers of pools, from 1 to max. It reuses a number only after all
+// others, so that no packet still carries the number for its last owner.
 type numbers struct {
 	max uint32
-	// next counts the numbers given out or skipped, from the one behind start.
+	// next counts the numbers given out or skipped. The first number is start+1.
 	start, next uint32
-	// kept are skipped.
+	// kept holds numbers to skip.
 	kept map[uint32]bool
 	free []uint32
 }

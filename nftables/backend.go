@@ -22,39 +22,39 @@ import (
 type state struct {
 	config Config
 	ns     *netns.Namespace
-	// open is done when the backend is closed, which close does.
+	// close cancels open when the backend is closed.
 	open  context.Context
 	close context.CancelFunc
 
 	mu   sync.Mutex
 	conn *nlbatch.Conn
-	// writer has the transaction that is being written. While the transaction of spare is
-	// being committed, inFlight will receive the result.
+	// writer holds the transaction that is being written. While the transaction of spare is
+	// being committed, inFlight is not nil and receives the result.
 	writer, spare *writer
 	inFlight      chan error
-	// whole has everything written in one transaction, however large it gets.
+	// whole is set while everything must go into one transaction, whatever its size.
 	whole bool
 	// name is the name of the tables in use: the configured name or that of the staging
 	// tables.
 	name string
-	// tables are the models of the tables in the kernel, nil while their state is unknown.
+	// tables holds the models of the tables in the kernel, nil while their state is unknown.
 	tables  []*table
 	watched watched
 	// interfaces lists the namespace's network interfaces, nil without Config.Offload.
 	interfaces *interfaces
-	// inGrace has, by family, the endpoints that previous tables had for their grace period
-	// alone, and since when.
+	// inGrace holds, by family, the endpoints that earlier tables kept only for their grace
+	// period, and when the grace period began.
 	inGrace [2]map[netip.Addr]time.Time
-	// gracePeriod is how long connections of an endpoint that is gone to itself are still
-	// masqueraded.
+	// gracePeriod is how long an endpoint's connections to itself are still masqueraded after
+	// the endpoint is gone.
 	gracePeriod time.Duration
 }
 
 // New returns a backend for the network namespace that c names. It opens a netlink
 // socket and checks, without changing anything, that the kernel has every feature that
 // the package uses. The error is a [*ruleset.UnsupportedError] that names what is missing,
-// wraps [ruleset.ErrConfig], or is another that may pass. Apply writes the tables when it
-// gets the first full delta. They stay in place when the backend is closed.
+// or wraps [ruleset.ErrConfig]. Any other error may be temporary. Apply writes the tables
+// when it gets the first full delta. The tables stay in place when the backend is closed.
 func New(ctx context.Context, c Config) (*Backend, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -96,7 +96,7 @@ func (b *Backend) Close() error {
 	return b.conn.Close()
 }
 
-// chunk is how many elements go into one transaction where they may be divided. Larger
+// chunk is the number of elements in one transaction, if a delta may be divided. Larger
 // transactions are no faster and take more memory.
 const chunk = 10000
 
@@ -105,14 +105,14 @@ const chunk = 10000
 // A delta is committed in one transaction for both families, so a packet meets the rules
 // from before or after it. A very large delta takes several transactions of whole Services
 // each. A full delta replaces the tables' contents in one transaction, even if another
-// process wrote them. Clients that Services with affinity remember are kept: this is how a
-// new process takes over from an earlier one. Without a table, one is written in several
+// process wrote them, and keeps the remembered clients of Services with affinity. So a new
+// process takes over from an earlier one. If no table exists, Apply writes one in several
 // transactions of whole Services each. If the transaction is larger than this process can
-// send, a staging table is filled in several transactions and then swapped in.
+// send, Apply fills a staging table in several transactions and then swaps it in.
 //
-// A [*ruleset.PartialError] names Services that cannot be programmed. They stay as they
-// were last acknowledged, also in a full delta, except for frontends that another Service
-// owns by then. [ruleset.ErrNeedFull] is returned if the kernel refused a transaction
+// A [*ruleset.PartialError] names Services that cannot be programmed. Such a Service stays
+// as it was last acknowledged, also in a full delta, except for frontends that another
+// Service owns now. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction
 // because the tables were not as the backend left them. If the kernel refuses a full delta,
 // the error wraps an [*Error] and the tables are unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
@@ -135,7 +135,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	case err == nil:
 		return partial(failed)
 	case ctx.Err() == nil:
-		b.config.Log.Warn("nftables: replacing all", slog.Any("reason", err))
+		b.config.Log.Warn("nftables: cannot apply change, a full sync is needed", slog.Any("error", err))
 		err = fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 	}
 	b.discardModel(began)
@@ -152,7 +152,7 @@ func (b *Backend) table(f tracker.Family) *table {
 	return nil
 }
 
-// discardModel forgets the state of the tables after a failure that left it unknown. What
+// discardModel discards the models after a failure that left the kernel state unknown. What
 // was written from the given time on may be missing from the kernel.
 func (b *Backend) discardModel(from time.Time) {
 	for _, t := range b.tables {
@@ -172,7 +172,7 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 	}
 	failed, err := b.writeServices(ctx, d.Changes)
 	if err == nil && b.handlersWasted(failed) {
-		err = errTooManyHandlers // a full delta makes only those that are in use
+		err = errTooManyHandlers // a full delta creates only the handlers in use
 	}
 	for _, t := range b.tables {
 		for err == nil && t.expireGrace(b.gracePeriod, b.writer) {
@@ -189,15 +189,15 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 		b.deleteLost(t)
 	}
 	if b.writer.structural {
-		// What another process altered before or during this must not be taken for what was
-		// just written. If nothing can be read now, Check does it later.
+		// Changes that another process made before or during the transaction must not pass
+		// for the backend's own. If the tables cannot be read now, Check reads them later.
 		return failed, ignoreInterrupted(b.examine(false))
 	}
 	return failed, nil
 }
 
-// handlersWasted reports whether a Service failed for want of a handler although many
-// handlers are no longer in use. Right after a full delta all of them are.
+// handlersWasted reports whether a Service failed because no handler was free although many
+// handlers are no longer in use. Right after a full delta, all handlers are in use.
 func (b *Backend) handlersWasted(failed map[tracker.Key]error) bool {
 	for k, err := range failed {
 		if errors.Is(err, errTooManyHandlers) && b.table(k.Family).handlers.wasted() {
@@ -208,7 +208,8 @@ func (b *Backend) handlersWasted(failed map[tracker.Key]error) bool {
 }
 
 // writeServices writes changes for the next commit. It returns the Services that cannot be
-// programmed. After an error the models are wrong. A commit may be running when it returns.
+// programmed. After an error the models differ from the kernel. A commit may be running when
+// writeServices returns.
 func (b *Backend) writeServices(ctx context.Context, changes []ruleset.Change) (failed map[tracker.Key]error, err error) {
 	for i := range changes {
 		c := &changes[i]
@@ -225,14 +226,14 @@ func (b *Backend) writeServices(ctx context.Context, changes []ruleset.Change) (
 				failed = map[tracker.Key]error{}
 			}
 			failed[c.Key] = refused
-			b.config.Log.Error("nftables: service left as it was", slog.String("service", c.Key.String()), slog.Any("error", refused))
+			b.config.Log.Error("nftables: cannot program service, it stays as it was", slog.String("service", c.Key.String()), slog.Any("error", refused))
 		}
 	}
 	return failed, nil
 }
 
-// writeService writes one change. refused is why the Service cannot be programmed: it stays
-// as it was then.
+// writeService writes one change. If the Service cannot be programmed, refused is the reason,
+// and the Service stays as it was.
 func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change) (refused, err error) {
 	if c.New != nil {
 		if refused := t.check(c.New); refused != nil {
@@ -244,7 +245,7 @@ func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change)
 		if old := t.service(c.ID()); old != nil {
 			bytes += t.bytes(old.rule)
 		} else if limit := b.conn.Limit() - emptySize; bytes > limit {
-			// A Service that is there already may change by little enough.
+			// The change of an existing Service may be small enough.
 			return fmt.Errorf("%w: %d bytes, at most %d", errServiceTooLarge, bytes, limit), nil
 		}
 		if err := b.makeRoom(ctx, bytes); err != nil {
@@ -254,22 +255,22 @@ func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change)
 	return t.apply(c.ID(), c.New, b.writer), nil
 }
 
-// emptySize is the size of a writer without anything in it.
+// emptySize is the size of an empty writer.
 const emptySize = 4 * messageSize
 
-// makeRoom commits what was written if there is no room for so many bytes more, or if there
-// is much, unless b.whole is set.
+// makeRoom commits what was written if the transaction lacks room for the given number of
+// bytes or has a chunk of elements, unless b.whole is set.
 func (b *Backend) makeRoom(ctx context.Context, bytes int) error {
 	if b.whole || b.writer.pending < chunk && b.writer.size()+bytes <= b.conn.Limit() || b.writer.empty() {
 		return nil
 	}
-	if err := b.commitBehind(); err != nil {
+	if err := b.commitInBackground(); err != nil {
 		return err
 	}
 	return ctx.Err()
 }
 
-// commit commits what was written, after the transaction that is being committed.
+// commit waits for the running commit, if any, and commits what was written.
 func (b *Backend) commit() error {
 	batch, err := b.finish()
 	if err := errors.Join(err, b.waitCommit()); err != nil {
@@ -287,10 +288,11 @@ func (b *Backend) finish() (*nlbatch.Batch, error) {
 	return b.writer.finish()
 }
 
-// commitBehind commits what was written while more is being written, which is half of the
-// time that many Services take. Its error may be that of the previous commit;
-// [Backend.waitCommit] returns the error of the last.
-func (b *Backend) commitBehind() error {
+// commitInBackground starts to commit what was written and returns at once, so that the
+// caller writes the next transaction at the same time. That nearly halves the time for many
+// Services. Its error may be that of the previous commit; [Backend.waitCommit] returns the
+// error of the last.
+func (b *Backend) commitInBackground() error {
 	batch, err := b.finish()
 	if err := errors.Join(err, b.waitCommit()); err != nil {
 		return err
@@ -326,9 +328,9 @@ func partial(failed map[tracker.Key]error) error {
 
 var (
 	// errServiceTooLarge is the error of a Service that no transaction has room for.
-	errServiceTooLarge = fmt.Errorf("service alone: %w", ErrTooLarge)
+	errServiceTooLarge = fmt.Errorf("service does not fit into one transaction: %w", ErrTooLarge)
 	// errClosed is the error of a closed backend.
 	errClosed = fmt.Errorf("nftables: backend: %w", os.ErrClosed)
-	// errOverflow asks for a full delta, which gives the sets more room.
-	errOverflow = errors.New("a set has more elements than it was made for")
+	// errOverflow requires a full delta, which gives the sets more room.
+	errOverflow = errors.New("a set has more elements than its size")
 )

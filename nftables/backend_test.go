@@ -27,7 +27,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// rig is a pipeline to one kernel, driven by hand.
+// rig is a pipeline to one kernel that a test drives.
 type rig struct {
 	testing.TB
 	host    *netlab.Host
@@ -36,14 +36,14 @@ type rig struct {
 	cursor  *ruleset.Cursor
 	backend *Backend
 	last    ruleset.SyncInfo
-	// limit, if not 0, is the largest batch that can be sent.
+	// limit, if not 0, is the size of the largest batch.
 	limit int
 	// offload is Config.Offload.
 	offload *Offload
 }
 
-// smallLimit is too small for a full delta of more than a few Services, as a large
-// cluster's is for a process without privileges.
+// smallLimit is too small for a full delta of more than a few Services. A process without
+// privileges has the same problem in a large cluster.
 const smallLimit = 40 << 10
 
 func newRig(tb testing.TB, h *netlab.Host) *rig {
@@ -89,7 +89,7 @@ func (r *rig) verify() {
 	snap := r.engine.Snapshot()
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		if d := diffViews(kernelView(r, r.backend, f), rulesetView(snap.Services, snap.Node, f)); d != "" {
-			r.Fatalf("%s table is not what it should be:\n%s", f, d)
+			r.Fatalf("%s table differs from the ruleset:\n%s", f, d)
 		}
 	}
 	if err := r.backend.Check(context.Background()); err != nil {
@@ -117,7 +117,7 @@ func epSlice(i int, f tracker.Family, eps ...int) *discovery.EndpointSlice {
 	return s
 }
 
-// What the tests of all backends have in common.
+// Names that the tests of all backends share.
 const thisNode = backendtest.ThisNode
 
 var (
@@ -127,9 +127,9 @@ var (
 	overUDP  = backendtest.Over(v1.ProtocolUDP)
 )
 
-// TestRandomChanges drives a real kernel through random changes, full deltas and
-// restarts, and compares what it holds with the ruleset after each.
-func TestRandomChanges(t *testing.T) {
+// TestTablesFollowRandomChanges applies random changes, full deltas and restarts to a kernel, and
+// compares its tables with the ruleset after each.
+func TestTablesFollowRandomChanges(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
@@ -174,7 +174,7 @@ func (r *rig) randomChange(rng *rand.Rand) {
 			}
 		}
 		es := epSlice(i, f, eps...)
-		// Tables of many buckets are more than the smallest transactions hold.
+		// A Maglev table does not fit into the smallest transactions.
 		if rng.IntN(3) == 0 && r.limit == 0 {
 			most := []int{2, 5, 65535}[rng.IntN(3)]
 			for _, ep := range es.Endpoints {
@@ -222,8 +222,8 @@ func (r *rig) randomChange(rng *rand.Rand) {
 	}
 }
 
-// TestRestartKeepsClients replaces tables in one transaction and by a staging table, and
-// looks for a client that was remembered before.
+// TestRestartKeepsClients replaces tables in one transaction and by a staging table. A remembered
+// client must stay.
 func TestRestartKeepsClients(t *testing.T) {
 	netlab.Require(t)
 	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
@@ -250,7 +250,7 @@ func TestRestartKeepsClients(t *testing.T) {
 			r.nft(fmt.Sprintf("add element ip %s sticky-clients { \"%s:0\" . 172.16.0.9 timeout 1000s expires 500s : \"%s\" }", first, pool, member))
 			for round := range 4 {
 				switch round {
-				case 0, 1: // others come and go, and would take the numbers
+				case 0, 1: // other Services come and go, and might take the numbers
 					r.tracker.DeleteService(backendtest.ServiceName(round))
 					r.start()
 				case 2:
@@ -279,9 +279,8 @@ func TestRestartKeepsClients(t *testing.T) {
 	}
 }
 
-// remembers reports whether a listing of clients has one, which was put in to be
-// forgotten after 500 seconds, with its endpoint: most of that time is left, and no
-// more than that.
+// remembers reports whether a listing of clients has a client with its endpoint. The client was
+// added with 500 seconds to its expiry, and most of that time must be left.
 func remembers(listing, client, member string) bool {
 	for line := range strings.Lines(listing) {
 		_, rest, ok := strings.Cut(line, client+" expires ")
@@ -294,9 +293,9 @@ func remembers(listing, client, member string) bool {
 	return false
 }
 
-// TestCostOfAChange counts the elements of a transaction, which must not depend
-// on what else there is.
-func TestCostOfAChange(t *testing.T) {
+// TestChangeWritesFewElements counts the elements of a transaction, beside few and many other
+// Services.
+func TestChangeWritesFewElements(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	for _, services := range []int{1, 200} {
@@ -318,7 +317,7 @@ func TestCostOfAChange(t *testing.T) {
 		replaced := upTo(40)
 		replaced[6] = 101 // on another node, as 7 was
 		count("an endpoint replaced", 2, func() { r.tracker.SetSlice(epSlice(0, tracker.IPv4, replaced...)) })
-		// The last bucket moves into the hole; the number of buckets to draw from stays.
+		// The last bucket moves into the hole. The number of buckets to draw from stays.
 		count("an endpoint removed", 3, func() {
 			r.tracker.SetSlice(epSlice(0, tracker.IPv4, slices.DeleteFunc(slices.Clone(replaced), func(e int) bool { return e == 3 })...))
 		})
@@ -348,15 +347,15 @@ func (r *rig) nft(script string) string {
 	return out
 }
 
-// TestCleanup removes exactly the tables that Owned reports.
-func TestCleanup(t *testing.T) {
+// TestCleanupDeletesOnlyOwnTables deletes the tables that Owned reports, and no other.
+func TestCleanupDeletesOnlyOwnTables(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
 	r.nft("add table ip other")
 	r.tracker.SetService(svc(0))
 	r.sync()
-	for _, want := range []bool{true, false} { // there is nothing to remove the second time
+	for _, want := range []bool{true, false} { // the second time, no table is left
 		c := Config{NetNS: r.host.File()}
 		if owned, err := Owned(t.Context(), c); err != nil || owned != want {
 			t.Errorf("Owned returned %v, %v, want %v", owned, err, want)
@@ -370,8 +369,8 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// TestTwoBackends has two backends with tables of their own.
-func TestTwoBackends(t *testing.T) {
+// TestBackendsOfTwoTablesCoexist has two backends with different tables.
+func TestBackendsOfTwoTablesCoexist(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	r.tracker.SetService(svc(0))
@@ -390,9 +389,8 @@ func TestTwoBackends(t *testing.T) {
 	}
 }
 
-// TestServiceThatCannotBe has Services beyond what can be programmed next to one
-// that can.
-func TestServiceThatCannotBe(t *testing.T) {
+// TestServiceBeyondLimitsFailsAlone has Services that cannot be programmed beside one that can.
+func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 	t.Parallel()
 	b, err := New(t.Context(), Config{NetNS: netlab.NewHost(t).File(), Families: []tracker.Family{tracker.IPv4}})
 	if err != nil {
@@ -422,10 +420,10 @@ func TestServiceThatCannotBe(t *testing.T) {
 		err = b.Apply(context.Background(), d)
 		var partial *ruleset.PartialError
 		if !errors.As(err, &partial) || len(partial.Failed) != 3 {
-			t.Fatalf("Apply says %v", err)
+			t.Fatalf("Apply returned %v", err)
 		}
 		if !errors.Is(err, errTooManyNumbered) || !errors.Is(err, errTooManyEndpoints) || !errors.Is(err, errProtocol) {
-			t.Errorf("Apply says %v", err)
+			t.Errorf("Apply returned %v", err)
 		}
 		v := kernelView(t, b, tracker.IPv4)
 		if len(v) != 2 || v["service 10.96.0.2 6 80"] == "" {
@@ -435,18 +433,18 @@ func TestServiceThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestNoRights has a clear refusal where nothing is allowed.
-func TestNoRights(t *testing.T) {
+// TestMissingCapabilityIsUnsupported probes in a thread without capabilities.
+func TestMissingCapabilityIsUnsupported(t *testing.T) {
 	netlab.Require(t)
 	err := withoutCapabilities(func() error { return Probe(t.Context(), Config{}) })
 	var unsupported *ruleset.UnsupportedError
 	if !errors.As(err, &unsupported) || !errors.Is(err, ruleset.ErrUnsupported) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
-		t.Errorf("Probe says %v", err)
+		t.Errorf("Probe returned %v", err)
 	}
 }
 
-// TestProbeTableOfOthers leaves alone what is not the backend's.
-func TestProbeTableOfOthers(t *testing.T) {
+// TestProbeKeepsForeignTable probes while another program has a table of the probe's name.
+func TestProbeKeepsForeignTable(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
 	needNFT(t, h)
@@ -454,15 +452,15 @@ func TestProbeTableOfOthers(t *testing.T) {
 		t.Fatal(err, out)
 	}
 	if err := Probe(t.Context(), Config{NetNS: h.File()}); !errors.Is(err, unix.EEXIST) || errors.Is(err, ruleset.ErrUnsupported) {
-		t.Errorf("Probe says %v", err)
+		t.Errorf("Probe returned %v", err)
 	}
 	if out, err := h.Output("nft", "list table ip proxier-probe"); err != nil || !strings.Contains(out, "chain theirs") {
 		t.Errorf("theirs is %s, %v", out, err)
 	}
 }
 
-// TestUnsupported sorts errors into those that will stay and others.
-func TestUnsupported(t *testing.T) {
+// TestPermanentErrorsAreUnsupported classifies errors as permanent or temporary.
+func TestPermanentErrorsAreUnsupported(t *testing.T) {
 	for errno, want := range map[unix.Errno]bool{
 		unix.EOPNOTSUPP: true, unix.ENOENT: true, unix.EINVAL: true, unix.EPERM: true,
 		unix.ENOMEM: false, unix.ENOBUFS: false, unix.EBUSY: false, unix.EEXIST: false,
@@ -483,7 +481,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// withoutCapabilities runs f on a thread that may do nothing, which then ends.
+// withoutCapabilities runs f on a thread without capabilities, which then ends.
 func withoutCapabilities(f func() error) error {
 	done := make(chan error)
 	go func() {
@@ -522,10 +520,10 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// TestFailedIsServedOn has Services become what cannot be programmed: they are
-// served as they were, also when all has to be written again, but for what is
-// another's by then.
-func TestFailedIsServedOn(t *testing.T) {
+// TestFailedServiceKeepsItsRules changes Services in ways that cannot be programmed. They must
+// be served as before, also after a full delta, except for frontends that another Service owns
+// now.
+func TestFailedServiceKeepsItsRules(t *testing.T) {
 	netlab.Require(t)
 	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
 		t.Run(name, func(t *testing.T) {
@@ -549,7 +547,7 @@ func TestFailedIsServedOn(t *testing.T) {
 			// More endpoints than there may be with a hash.
 			r.tracker.SetSlice(epSlice(3, tracker.IPv4, upTo(maxNumberedEndpoints+1)...))
 			r.tracker.SetService(svc(3, nodePort(30103), func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSource) }))
-			r.tracker.SetService(svc(70, nodePort(30003))) // takes a place of svc-3
+			r.tracker.SetService(svc(70, nodePort(30003))) // takes a frontend of svc-3
 			r.tracker.SetSlice(epSlice(70, tracker.IPv4, 70))
 			for _, step := range []struct {
 				what string
@@ -557,13 +555,13 @@ func TestFailedIsServedOn(t *testing.T) {
 			}{
 				{"a change", func() {}},
 				{"a full delta", r.cursor.Resync},
-				{"tables deleted by somebody else", func() { r.nft("flush ruleset"); r.cursor.Resync() }},
+				{"tables deleted by another process", func() { r.nft("flush ruleset"); r.cursor.Resync() }},
 				{"another full delta", r.cursor.Resync},
 			} {
 				step.do()
 				var p *ruleset.PartialError
 				if err := r.cursor.Sync(context.Background()); !errors.As(err, &p) || len(p.Failed) != 1 {
-					t.Fatalf("%s: %v, want that one failed", step.what, err)
+					t.Fatalf("%s: %v, want one failed Service", step.what, err)
 				}
 				now := kernelView(t, r.backend, tracker.IPv4)
 				for k, want := range before {

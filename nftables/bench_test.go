@@ -26,7 +26,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// sizes is the worlds that benchmarks are run with.
+// sizes lists the worlds of benchmarks.
 var sizes = worldSizes{{1000, 10}, {10000, 10}, {45000, 1}, {5000, 50}}
 
 func init() { flag.Var(&sizes, "sizes", "`worlds` of benchmarks, SERVICESxENDPOINTS,...") }
@@ -102,7 +102,7 @@ func benchSlice(i, endpoints int) *discovery.EndpointSlice {
 	return es
 }
 
-// pipeline is everything from objects to the kernel.
+// pipeline leads from API objects to the kernel.
 type pipeline struct {
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
@@ -127,7 +127,7 @@ func newPipeline(tb testing.TB, netns *os.File) *pipeline {
 	return p
 }
 
-// take hands the world in.
+// take passes the world's objects to the tracker.
 func (p *pipeline) take(w *world) {
 	for _, s := range w.services {
 		p.tracker.SetService(s)
@@ -145,7 +145,7 @@ func (p *pipeline) sync(tb testing.TB) {
 	}
 }
 
-// elements is how many elements the pipeline has programmed.
+// elements returns the number of programmed elements.
 func (p *pipeline) elements() int {
 	n := 0
 	for _, t := range p.backend.tables {
@@ -156,8 +156,8 @@ func (p *pipeline) elements() int {
 	return n
 }
 
-// residentPeak is the process's largest resident memory so far, in bytes
-// (proc(5), VmHWM); resetPeak starts it anew.
+// residentPeak returns the process's largest resident memory since resetPeak, in bytes
+// (proc(5), VmHWM).
 func residentPeak() float64 {
 	data, _ := os.ReadFile("/proc/self/status")
 	for line := range strings.Lines(string(data)) {
@@ -171,7 +171,7 @@ func residentPeak() float64 {
 
 func resetPeak() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
 
-// BenchmarkColdStart is a node's start: from objects in memory to rules in an
+// BenchmarkColdStart measures the start of a node: from objects in memory to rules in an
 // empty kernel.
 func BenchmarkColdStart(b *testing.B) {
 	for _, size := range sizes {
@@ -221,8 +221,8 @@ func clean(b *testing.B, h *netlab.Host) {
 	}
 }
 
-// floorOf is what the kernel takes for a bare set of as many elements, in netlink
-// batches of 10,000.
+// floorOf returns the time that the kernel takes for a bare set of count elements, in
+// netlink batches of 10,000.
 func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 	conn, err := nlbatch.Dial(h.File())
 	if err != nil {
@@ -260,7 +260,7 @@ func floorOf(b *testing.B, h *netlab.Host, count int) time.Duration {
 	return took
 }
 
-// BenchmarkRestart is a new process's start on a world that the kernel has.
+// BenchmarkRestart measures the start of a new process whose world the kernel has already.
 func BenchmarkRestart(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
@@ -292,8 +292,8 @@ func BenchmarkRestart(b *testing.B) {
 	}
 }
 
-// BenchmarkOneEndpointChanged is one endpoint replaced by another, from the
-// EndpointSlice handed in to the kernel's commit.
+// BenchmarkOneEndpointChanged measures the replacement of one endpoint, from the
+// EndpointSlice to the kernel's commit.
 func BenchmarkOneEndpointChanged(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
@@ -323,8 +323,8 @@ func BenchmarkOneEndpointChanged(b *testing.B) {
 	}
 }
 
-// floorTransaction is what the kernel takes for a bare transaction of one
-// element added, the median of many.
+// floorTransaction returns the time that the kernel takes for a bare transaction that adds
+// one element, as a median.
 func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
 	conn, err := nlbatch.Dial(h.File())
 	if err != nil {
@@ -360,8 +360,8 @@ func floorTransaction(b *testing.B, h *netlab.Host) time.Duration {
 	return took
 }
 
-// BenchmarkServiceAddedAndRemoved is one Service with its endpoints, added and
-// removed again: two operations.
+// BenchmarkServiceAddedAndRemoved adds one Service with its endpoints and removes it, in
+// two operations.
 func BenchmarkServiceAddedAndRemoved(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {
@@ -388,8 +388,8 @@ func BenchmarkServiceAddedAndRemoved(b *testing.B) {
 	}
 }
 
-// BenchmarkHeap is not about time: it reports the Go heap that the pipeline
-// holds for each endpoint, without the caller's objects.
+// BenchmarkHeap reports the Go heap that the pipeline holds for each endpoint, without the
+// caller's objects.
 func BenchmarkHeap(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(size.String(), func(b *testing.B) {

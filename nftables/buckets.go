@@ -10,12 +10,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// distribution is how a pool's endpoints share its buckets. The zero value is one bucket each.
+// distribution is how a pool's endpoints share its buckets. The zero value gives each endpoint
+// one bucket.
 type distribution struct {
 	// weighted gives each endpoint buckets by its weight.
 	weighted bool
-	// size, if not 0, is the number of buckets of a Maglev table, which takes weights into
-	// account itself.
+	// size, if not 0, is the number of buckets of a Maglev table. The table takes weights into
+	// account.
 	size int
 }
 
@@ -46,12 +47,12 @@ func handlerBuckets(s *ruleset.Service, t ruleset.Target) int {
 	return bucketsFor(bucketsOf(s, t))
 }
 
-// maxNumberedEndpoints is how many endpoints a pool can have whose endpoints may have several
-// buckets. Half of the numbers are left for endpoints that take their places.
+// maxNumberedEndpoints is the largest number of endpoints of a pool in which an endpoint may
+// have several buckets. Half of the numbers are left for endpoints that replace others.
 const maxNumberedEndpoints = 1<<15 - 1
 
 // set replaces the pool's endpoints old by list and sets how they share the buckets. hashed
-// returns the Maglev table, if there is to be one. As few buckets as possible change.
+// returns the Maglev table, if how has one. set changes as few buckets as possible.
 func (p *pool) set(old, list []*tracker.Endpoint, how distribution, hashed func() *maglev.Table, c *poolChange) {
 	plain := distribution{}
 	if p.distribution == plain && how == plain {
@@ -129,8 +130,7 @@ func (p *pool) addresses() func(bucket int) netip.AddrPort {
 	return func(bucket int) netip.AddrPort { return of[p.table[bucket]] }
 }
 
-// distributeBy returns the table in the pool's own numbers; in t they are places in
-// list.
+// distributeBy returns t with the pool's numbers of endpoints in place of indices into list.
 func (p *pool) distributeBy(t *maglev.Table, list []*tracker.Endpoint) []uint16 {
 	numbers := make(map[netip.AddrPort]uint16, len(p.buckets))
 	for i, ep := range p.buckets {
@@ -147,8 +147,8 @@ func (p *pool) distributeBy(t *maglev.Table, list []*tracker.Endpoint) []uint16 
 	return out
 }
 
-// allot returns the number of each bucket's endpoint if each endpoint has its share of the
-// buckets. As few buckets as possible differ from before.
+// allot returns the number of each bucket's endpoint such that each endpoint has its share of
+// the buckets. As few buckets as possible differ from before.
 func allot(before, members []uint16, shares []int) []uint16 {
 	want := make(map[uint16]int, len(members))
 	for i, n := range members {

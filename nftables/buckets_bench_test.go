@@ -42,7 +42,7 @@ func newHashedPipeline(tb testing.TB, netns *os.File, hook func(*v1.Service, *v1
 	return p
 }
 
-// byPort is a hook that has every Service choose by a hash.
+// byPort returns a hook that makes every Service choose by a hash.
 func byPort(buckets uint16) func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error {
 	return func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 		p.Hash, p.HashSlots = tracker.HashSourcePort, buckets
@@ -50,8 +50,8 @@ func byPort(buckets uint16) func(*v1.Service, *v1.ServicePort, *tracker.ServiceP
 	}
 }
 
-// kernelMemory is what the kernel has for itself, in bytes (proc(5), Slab, VmallocUsed
-// and Percpu). Others' comes and goes, too.
+// kernelMemory returns the kernel's own memory in bytes (proc(5), Slab, VmallocUsed and
+// Percpu). Other processes change it, too.
 func kernelMemory() float64 {
 	text, _ := os.ReadFile("/proc/meminfo")
 	sum := 0.0
@@ -65,8 +65,8 @@ func kernelMemory() float64 {
 	return sum
 }
 
-// BenchmarkHashed measures a cold start of hashed Services with 10 endpoints each,
-// beside as many bare elements, and then one endpoint that comes and goes.
+// BenchmarkHashed measures a cold start of hashed Services with 10 endpoints each, compared
+// with as many bare elements, and then one endpoint that comes and goes.
 func BenchmarkHashed(b *testing.B) {
 	for _, c := range []struct {
 		services int
@@ -123,16 +123,17 @@ func BenchmarkHashed(b *testing.B) {
 	}
 }
 
-// BenchmarkConnections makes TCP connections to 10 endpoints: directly, through
-// Services that choose at random, of which there are two, through some that
-// choose by hashes, and through one of 11 endpoints whose connections are not
-// counted. They take turns, 50 connections each and in another order each time, so that what else the machine does falls on all alike. Besides how many
-// there are in a second (the median of the rounds) it reports them by those of the
-// first at random: the median, and by how much that is off with a chance of one in
-// twenty (the notch of a box plot, 1.57 times the distance of the quartiles by the
-// root of the number of rounds; McGill, Tukey and Larsen, 1978). The other one at
-// random shows what that is worth. It takes some 1,000 rounds (-benchtime 1000x) to
-// tell one in a hundred.
+// BenchmarkConnections makes TCP connections to 10 endpoints: directly, through two Services
+// that choose at random, through Services that choose by hashes, and through a Service of 11
+// endpoints whose connections are not counted. They take turns of 50 connections, in another
+// order each round, so that other load on the machine affects all alike.
+//
+// It reports the connections in a second (the median of the rounds), and their ratio to the
+// first Service that chooses at random: its median and the 95 % error of the median (the notch
+// of a box plot, 1.57 times the distance of the quartiles divided by the root of the number of
+// rounds; McGill, Tukey and Larsen, 1978). The second Service that chooses at random shows how
+// reliable the error is. A difference of one in a hundred shows after about 1,000 rounds
+// (-benchtime 1000x).
 func BenchmarkConnections(b *testing.B) {
 	h := netlab.NewHost(b)
 	es := benchSlice(0, 0)
@@ -144,7 +145,7 @@ func BenchmarkConnections(b *testing.B) {
 		es.Endpoints = append(es.Endpoints, discovery.Endpoint{Addresses: []string{a.String()}})
 		h.ServeTCP(b, netip.AddrPortFrom(a, 8080).String(), func(net.Conn) {})
 	}
-	// The way out that a route to the cluster IP needs.
+	// The cluster IPs need a route.
 	if err := h.AddRoute(netip.MustParsePrefix("10.96.0.0/16"), netip.Addr{}, "lo"); err != nil {
 		b.Fatal(err)
 	}

@@ -18,9 +18,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestDistributedPools changes pools at random, between all ways of sharing buckets, and
-// replays what the changes say on a model of the kernel's map.
-func TestDistributedPools(t *testing.T) {
+// TestDistributedPoolAgreesWithModel changes pools at random, between all distributions, and
+// applies the resulting changes to a model of the kernel's map.
+func TestDistributedPoolAgreesWithModel(t *testing.T) {
 	for _, affinity := range []time.Duration{0, time.Hour} {
 		rng := rand.New(rand.NewPCG(9, uint64(affinity)))
 		p := &pool{number: 3, affinity: affinity}
@@ -106,9 +106,9 @@ func TestDistributedPools(t *testing.T) {
 	}
 }
 
-// TestCostOfADistributedChange counts the elements that a change of a weighted and of a
-// hashed Service takes: those of what moves.
-func TestCostOfADistributedChange(t *testing.T) {
+// TestChangeOfWeightOrHashWritesFewElements counts the elements that a change of a weighted or a
+// hashed Service writes. Only buckets that change are written.
+func TestChangeOfWeightOrHashWritesFewElements(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	hashed := func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSourcePort) }
@@ -140,8 +140,8 @@ func TestCostOfADistributedChange(t *testing.T) {
 	set(2, nil, upTo(10)...)
 	r.sync()
 	r.verify()
-	// The buckets that change hands, and those of one in ten and in twenty more at the
-	// most; each is deleted and added. No other Service is written, nor is a dispatch key.
+	// Each bucket that changes is deleted and added. No other Service and no dispatch key is
+	// written.
 	moved := func(a, b int) int {
 		n, tables := 0, [2][]netip.Addr{}
 		for i, eps := range []int{a, b} {

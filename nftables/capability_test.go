@@ -4,7 +4,6 @@ package nftables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -13,15 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestLeastPrivilege has a process with nothing but CAP_NET_ADMIN, or without
-// it, do all that a Backend does.
-func TestLeastPrivilege(t *testing.T) {
+// TestBackendNeedsOnlyNetAdmin runs all steps of a Backend in a process that has only
+// CAP_NET_ADMIN, and in processes without it.
+func TestBackendNeedsOnlyNetAdmin(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
 	for _, c := range []struct {
@@ -45,7 +45,7 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 }
 
-// everything is what a Backend does from its first day to its last.
+// everything runs all steps of a Backend.
 func everything() error {
 	ctx := context.Background()
 	b, err := New(ctx, Config{})
@@ -61,30 +61,20 @@ func everything() error {
 		p.tracker.SetService(svc(i, sticky(100)))
 		p.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(3)...))
 	}
-	if err := p.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("first full delta: %w", err)
-	}
-	p.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(20)...))
-	if err := p.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("change: %w", err)
-	}
-	if err := b.Check(ctx); err != nil {
-		return fmt.Errorf("check: %w", err)
-	}
-	p.cursor.Resync()
-	if err := p.cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("full delta: %w", err)
-	}
-	if f, err := lookUp(ctx, Config{}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP); err != nil || len(f.Endpoints) != 20 {
-		return fmt.Errorf("lookup: %+v, %w", f, err)
-	}
-	if err := Cleanup(ctx, Config{}); err != nil {
-		return fmt.Errorf("clean-up: %w", err)
-	}
-	if err := b.Check(ctx); !errors.Is(err, ruleset.ErrNeedFull) {
-		return fmt.Errorf("check after clean-up: %w", err)
-	}
-	return nil
+	return backendtest.Life{
+		Cursor: p.cursor,
+		Change: func() { p.tracker.SetSlice(epSlice(0, tracker.IPv4, upTo(20)...)) },
+		Check:  b.Check,
+		Inspect: func(ctx context.Context) error {
+			f, err := lookUp(ctx, Config{}, netip.MustParseAddrPort("10.96.0.1:80"), v1.ProtocolTCP)
+			if err != nil || len(f.Endpoints) != 20 {
+				return fmt.Errorf("lookup: %+v, %w", f, err)
+			}
+			return nil
+		},
+		Owned:   func(ctx context.Context) (bool, error) { return Owned(ctx, Config{}) },
+		Cleanup: func(ctx context.Context) error { return Cleanup(ctx, Config{}) },
+	}.Run(ctx)
 }
 
 // agent is a pipeline in a process of its own.

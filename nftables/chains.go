@@ -27,14 +27,14 @@ const (
 	prioritySrcNAT = 100
 )
 
-// later is how much later a connection is looked at a second time. A packet can meet a
-// transaction that is committed between two look-ups of the same chain: the first result is of
-// the old state, and what it leads to is gone. Another base chain begins with the state of its
-// own moment. It sees only connections that no chain before it translated.
+// later is the distance in priority between the NAT chains and the chains that look up a
+// connection again. If a transaction is committed between two look-ups of a packet, the first
+// result is of the old state, and its target may be gone. Another base chain looks up both in
+// the new state. It sees only connections that no earlier chain translated.
 const later = 1
 
-// fixedChains returns the chains that do not depend on the Services. Chains that others go to
-// come first.
+// fixedChains returns the chains that do not depend on the Services. A chain comes before the
+// chains that go to it.
 func (w rules) fixedChains() []chainSpec {
 	var offload []chainSpec
 	if w.offload != nil {
@@ -60,7 +60,7 @@ func (w rules) fixedChains() []chainSpec {
 	}...)
 }
 
-// baseChains returns how the base chains are hooked in, by name.
+// baseChains returns the hooks of the base chains by name.
 func (w rules) baseChains() map[string]*baseChain {
 	out := map[string]*baseChain{}
 	for _, c := range w.fixedChains() {
@@ -71,7 +71,7 @@ func (w rules) baseChains() map[string]*baseChain {
 	return out
 }
 
-// chainRules returns the rules of the handler's chain. It goes to the chains of the handler's
+// chainRules returns the rules of the handler's chain. These go to the chains of the handler's
 // direct and unguarded forms.
 func (c handler) chainRules(w rules, local ruleset.LocalTraffic) []rule {
 	if c.firewall {
@@ -106,7 +106,8 @@ func (c handler) chainRules(w rules, local ruleset.LocalTraffic) []rule {
 	return w.poolChain(c)
 }
 
-// dispatchBy takes a dispatch key from a map and goes to the chain of its handler.
+// dispatchBy renders a rule that takes a dispatch key from a map and goes to the chain of its
+// handler.
 func dispatchBy(key []part, dispatchKeys, handlers set) rule {
 	r := rule(key).with(found(dispatchKeys), storeDispatch())
 	return r.with(loadDispatch(handlerMask)...).with(dispatch(handlers))
@@ -117,7 +118,7 @@ func (w rules) toNodePort() rule {
 	return rule{w.daddr(firstReg), in(setNodePortIPs)}.with(fib(false)...)
 }
 
-// services finds the Service that a new connection is for.
+// services renders the chain that finds the Service of a new connection.
 func (w rules) services() []rule {
 	return []rule{
 		dispatchBy(w.serviceKey(firstReg), setServiceIPs, setHandlers),
@@ -129,8 +130,8 @@ func (w rules) nodePorts() []rule {
 	return []rule{dispatchBy(nodePortKey(firstReg), setNodePorts, setHandlers)}
 }
 
-// internal gives connections from this node and its pods their dispatch key under
-// externalTrafficPolicy Local.
+// internal renders the chain that gives connections from this node and its pods their dispatch
+// key under externalTrafficPolicy Local.
 func (w rules) internal() []rule {
 	return []rule{
 		dispatchBy(w.serviceKey(firstReg), setInternalIPs, setInternalHandlers),
@@ -138,14 +139,15 @@ func (w rules) internal() []rule {
 	}
 }
 
-// filterBase resets the priority of a new connection behind the NAT chains, and refuses cluster
-// IPs that were not translated.
+// filterBase resets the priority of a new connection after the NAT chains, and rejects packets
+// to cluster IPs that were not translated.
 func (w rules) filterBase() []rule {
 	restore := rule(ctNew()).with(ctDNAT()...).with(hasDispatch()...).with(resetPriority()...)
 	return []rule{restore, rule(ctNew()).with(jump(chainClusterIPs))}
 }
 
-// filterForward is filterBase and, with Config.Offload, the way to the fast path.
+// filterForward renders filterBase and, with Config.Offload, the rule that leads to the fast
+// path.
 func (w rules) filterForward() []rule {
 	if w.offload == nil {
 		return w.filterBase()
@@ -153,7 +155,7 @@ func (w rules) filterForward() []rule {
 	return append(w.filterBase(), w.established())
 }
 
-// resetPriority takes a dispatch key off the packet.
+// resetPriority removes the dispatch key from the packet.
 func resetPriority() []part {
 	return []part{
 		of(&expr.Immediate{Register: firstReg, Data: word(0)}),
@@ -161,15 +163,15 @@ func resetPriority() []part {
 	}
 }
 
-// filterInput stops the connections of the node to itself that stop let pass in the
-// output hook. Unlike the NAT chains, it sees every packet of them.
+// filterInput stops the node's connections to itself that the chains of stop let pass in the
+// output hook. Unlike the NAT chains, it sees every packet of such a connection.
 func (w rules) filterInput() []rule {
 	own := rule(interfaceIs(expr.MetaKeyIIFNAME, loopbackInterface)).with(ctNew()...).with(ctNotDNAT()...)
 	return []rule{own.with(jump(chainOwnServices))}
 }
 
-// ownServices and ownNodePorts look up again which Service a connection of the node
-// to itself is for. The map own-handlers has only the handlers that reject or drop.
+// ownServices and ownNodePorts find the Service of the node's connection to itself again. The
+// map own-handlers has only the handlers that reject or drop.
 func (w rules) ownServices() []rule {
 	return []rule{
 		dispatchBy(w.serviceKey(firstReg), setServiceIPs, setOwnHandlers),
@@ -183,15 +185,16 @@ func (w rules) ownNodePorts() []rule {
 }
 
 // stop renders a chain that counts a packet in a set and ends its connection by the verdict.
-// What the node sends to itself goes on to filter-input, which ends it: the kernel returns
-// EPERM to a socket whose packet is stopped in the output hook.
+// In the output hook, packets from the node to itself go on to filter-input, because the kernel
+// returns EPERM to a socket whose packet is stopped in the output hook.
 func (w rules) stop(counters set, verdict part) []rule {
 	own := rule(toItself()).with(resetPriority()...)
 	return []rule{own.with(returnChain()), w.count(counters), {verdict}}
 }
 
-// count counts a packet that was not translated in the element of its destination. A full set
-// ends the rule, so a verdict that must not depend on it belongs in the next rule.
+// count adds a packet that was not translated to the counter of its destination. If the set is
+// full, the rule ends there. So a verdict that must not depend on the counter belongs in the
+// next rule.
 func (w rules) count(s set) rule {
 	return rule(w.serviceKey(countReg)).with(of(&expr.Dynset{
 		SetName: s.name(), SrcRegKey: countReg, Operation: unix.NFT_DYNSET_OP_UPDATE,
@@ -240,9 +243,9 @@ func (w rules) hashed(h tracker.Hash, n uint32) []part {
 // poolChain counts the connection, draws a bucket or finds it by a hash, and sends the connection
 // to the endpoint in the bucket.
 //
-// The first rule only counts. If there is no room for another counter it does nothing, and the
-// rules behind it forward the connection. Each rule that looks in the map endpoints makes it
-// dearer to fill: the kernel checks every new element against every such rule, for 15 ns each.
+// The first rule only counts, and does nothing if the set of counters is full. It does not look
+// up the map endpoints, because the kernel checks each new element of a map against every rule
+// that looks it up.
 func (w rules) poolChain(c handler) []rule {
 	choose := func(bucket ...part) rule {
 		return rule(loadDispatch(poolMask)).with(bucket...).with(found(setEndpoints), w.dnat())
@@ -255,20 +258,20 @@ func (w rules) poolChain(c handler) []rule {
 	case n <= exactBuckets:
 		return []rule{count, draw(n)}
 	default:
-		// Fewer than one draw in five finds an empty bucket. Should four in a row, the
-		// last is among the buckets that are never empty.
+		// Fewer than one draw in five finds an empty bucket. After four empty buckets, the
+		// last rule draws from the buckets that are never empty.
 		return []rule{count, draw(n), draw(n), draw(n), draw(n), draw(bucketsBelow(n))}
 	}
 }
 
-// send returns two rules that send the connection to the endpoint that was chosen. The first
-// counts it, too. It does nothing if there is no room for another counter.
+// send returns two rules that send the connection to the chosen endpoint. The first also counts
+// the connection, and does nothing if the set of counters is full.
 func (w rules) send(choice rule) []rule {
 	return []rule{choice.with(w.count(setConnections)...).with(w.dnat()), choice.with(w.dnat())}
 }
 
-// stickyChain sends the connection to the endpoint that its client was sent to last, if that is
-// still in the pool. Otherwise it draws an endpoint, or finds it by a hash, and remembers it.
+// stickyChain sends the connection to its client's last endpoint if that is still in the pool.
+// Otherwise it draws an endpoint, or finds it by a hash, and remembers it.
 func (w rules) stickyChain(c handler, timeout time.Duration) []rule {
 	buckets := c.buckets
 	client := append(loadDispatch(stickyMask), w.saddr(firstReg+1))
@@ -295,20 +298,20 @@ func (w rules) stickyChain(c handler, timeout time.Duration) []rule {
 	}
 	rules = append(rules, w.send(rule(known).with(remember(unix.NFT_DYNSET_OP_UPDATE)...).with(endpoint...))...)
 	rules = append(rules,
-		// Not sent on: nothing is remembered, or an endpoint that is gone.
+		// The client is not remembered, or its endpoint is gone.
 		remember(dynsetDelete),
 		rule(loadDispatch(stickyMask)).with(storeDispatch()),
 	)
-	// A draw whose bucket was empty leaves the dispatch key as it was. One that hit turns it
-	// into an endpoint's, whose pool part the next draw would start from again: so
-	// the surest comes first and the most even last.
+	// A draw of an empty bucket leaves the dispatch key as it was. A draw of another bucket
+	// stores its endpoint's key, from whose pool the next rule draws again. So the draw that
+	// always finds an endpoint comes first, and the draws with equal chances come last.
 	if buckets > exactBuckets && c.hash == tracker.HashNone {
 		rules = append(rules, draw(bucketsBelow(buckets)), draw(buckets), draw(buckets), draw(buckets))
 	}
 	rules = append(rules,
 		draw(buckets),
 		remember(unix.NFT_DYNSET_OP_UPDATE),
-		// Another connection of the client's may have been remembered first.
+		// Another connection of the same client may have been remembered first.
 		recall,
 	)
 	return append(rules, w.send(endpoint)...)

@@ -10,8 +10,8 @@ import (
 )
 
 // Cleanup deletes the tables that a [Backend] with the same configuration owns, in all
-// of its families in one transaction, and nothing else. It does nothing if there are
-// none. Connections that were translated stay translated. The error is about the
+// of its families in one transaction, and nothing else. It does nothing if there are no
+// such tables. Connections that were translated stay translated. The error is about the
 // configuration, a [*ruleset.UnsupportedError], or the kernel's.
 func Cleanup(ctx context.Context, c Config) error {
 	err := ownTables(ctx, c, func(conn *nlbatch.Conn, w *writer) error {
@@ -19,7 +19,7 @@ func Cleanup(ctx context.Context, c Config) error {
 		return conn.Commit(batch)
 	})
 	if err != nil {
-		return fmt.Errorf("nftables: clean up: %w", err)
+		return fmt.Errorf("nftables: cannot delete tables: %w", err)
 	}
 	return nil
 }
@@ -32,13 +32,13 @@ func Owned(ctx context.Context, c Config) (owned bool, err error) {
 		return nil
 	})
 	if err != nil {
-		return false, fmt.Errorf("nftables: look for tables: %w", err)
+		return false, fmt.Errorf("nftables: cannot find tables: %w", err)
 	}
 	return owned, nil
 }
 
-// ownTables calls fn with a writer that has the deletion of each existing table of a Backend
-// with the configuration, again if another process changes them concurrently.
+// ownTables calls fn with a writer that deletes each existing table of a Backend with the
+// configuration. It calls fn again if another process changes the tables concurrently.
 func ownTables(ctx context.Context, c Config, fn func(*nlbatch.Conn, *writer) error) error {
 	c, err := c.withDefaults()
 	if err != nil {

@@ -14,15 +14,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestUseAfterClose has a closed backend's file number taken by a socket of
-// another network namespace, which must see nothing of what the backend is told.
-func TestUseAfterClose(t *testing.T) {
-	// Not parallel: nobody else may take the number.
+// TestClosedBackendKeepsReusedDescriptor has a socket of another network namespace take the file
+// number of a closed backend's socket. The backend must not use that socket.
+func TestClosedBackendKeepsReusedDescriptor(t *testing.T) {
+	// Not parallel, because no other test may take the number.
 	r := newRig(t, netlab.NewHost(t))
 	r.tracker.SetService(svc(0))
 	r.sync()
 	other := netlab.NewHost(t)
-	// Sockets until one has the number that the backend's had.
+	// Open sockets until one has the number of the backend's socket.
 	var conns []*nlbatch.Conn
 	defer func() {
 		for _, c := range conns {
@@ -46,27 +46,27 @@ func TestUseAfterClose(t *testing.T) {
 	ctx := context.Background()
 	r.cursor.Resync()
 	if err := r.cursor.Sync(ctx); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Apply of a full delta says %v", err)
+		t.Errorf("Apply of a full delta returned %v", err)
 	}
 	r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1))
 	if err := r.cursor.Sync(ctx); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Apply says %v", err)
+		t.Errorf("Apply returned %v", err)
 	}
 	if err := r.backend.Check(ctx); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Check says %v", err)
+		t.Errorf("Check returned %v", err)
 	}
 	if err := r.backend.Watch(ctx, time.Millisecond, func(err error) { t.Error(err) }); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Watch says %v", err)
+		t.Errorf("Watch returned %v", err)
 	}
 	if err := r.backend.Close(); err != nil {
-		t.Errorf("a second Close says %v", err)
+		t.Errorf("a second Close returned %v", err)
 	}
 	for i, c := range conns {
 		after, err := c.Generation()
 		if err != nil {
-			t.Errorf("somebody else's socket %d: %v", i, err)
+			t.Errorf("another socket, %d: %v", i, err)
 		} else if after != before {
-			t.Errorf("somebody else's network namespace was changed %d times", after-before)
+			t.Errorf("another network namespace was changed %d times", after-before)
 			break
 		}
 	}

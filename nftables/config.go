@@ -42,14 +42,14 @@ type Config struct {
 	// is read or written.
 	MasqueradeMark ruleset.MasqueradeMark
 	// StickyClients is how many clients of Services with client affinity the kernel
-	// remembers at most, in each family; 0 means 1,048,576. New clients beyond it are
+	// remembers at most, in each family; 0 means 1,048,576. Clients beyond the limit are
 	// served without being remembered. A remembered client takes about 130 bytes of
-	// kernel memory. An existing table that is rewritten in place keeps its clients and
-	// its own limit; a table that replaces another one (see [Backend.Apply]) has the new
-	// limit, and gets no more clients than that.
+	// kernel memory. A table that is rewritten in place keeps its clients and its old
+	// limit. A table that replaces another one (see [Backend.Apply]) has the new limit and
+	// takes over no more clients than that.
 	StickyClients int
 	// Offload sends established connections of Services that cross the node through a
-	// flowtable; nil leaves it alone. [New] returns a [*ruleset.UnsupportedError] if the
+	// flowtable; nil means no offload. [New] returns a [*ruleset.UnsupportedError] if the
 	// kernel has no flowtables.
 	Offload *Offload
 	// NetNS is an open file of the network namespace to program; nil is the namespace
@@ -64,8 +64,17 @@ type Config struct {
 // this process can send: see "Requirements" in the package documentation.
 var ErrTooLarge = nlbatch.ErrTooLarge
 
-// Error is the kernel's refusal of a transaction. errors.Is finds its Errno. What names
-// the object that was refused, and Message is the kernel's own explanation, if any.
+// Error is the kernel's refusal of a transaction. [errors.As] finds it in the errors of this
+// package. It has the fields
+//
+//	Errno   syscall.Errno // the kernel's error number
+//	What    string        // the object that was refused, as "create set endpoints", or ""
+//	Message string        // the kernel's explanation (extended acknowledgement), often ""
+//
+// and the methods
+//
+//	Error() string // returns all fields in one line
+//	Unwrap() error // returns Errno, for errors.Is
 type Error = nfnl.Error
 
 // maxName is the longest name of a table, in bytes.
@@ -109,7 +118,7 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // Probe reports whether [New] would succeed, without changing anything. It returns nil,
-// a [*ruleset.UnsupportedError], or an error of the configuration or of reading.
+// a [*ruleset.UnsupportedError], or another error of New.
 func Probe(ctx context.Context, c Config) error {
 	return backendconf.Probe(New(ctx, c))
 }

@@ -10,14 +10,13 @@ import (
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// TestConformance sends packets through everything the ruleset can say.
+// TestConformance sends packets through every world of the conformance suite.
 func TestConformance(t *testing.T) {
 	conformance.Run(t, conformance.Options{New: newForWorld, Skip: skips()})
 }
 
-// skips lists what the suite does not check in a virtual machine: there a set of counters now
-// and then lacks one of some packets, perhaps the one that could not make its element. Why is
-// not known.
+// skips lists the features that the suite does not check in a virtual machine. There, a counter
+// sometimes lacks one packet, for an unknown reason.
 func skips() map[conformance.Feature]string {
 	out := map[conformance.Feature]string{}
 	if os.Getenv("PROXIER_VM_INSIDE") != "" {

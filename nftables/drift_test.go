@@ -18,13 +18,12 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// remakeBase returns a script that makes a base chain anew in another way.
+// remakeBase returns a script that deletes a base chain and adds it with another specification.
 func remakeBase(spec string) string {
 	return "flush chain ip proxier nat-prerouting; delete chain ip proxier nat-prerouting; add chain ip proxier nat-prerouting " + spec
 }
 
-// alterations is scripts that alter tables of the Service that alteredRig makes,
-// each in a way that matters.
+// alterations lists scripts that alter the tables of alteredRig, each in a way that matters.
 var alterations = []string{
 	"delete table ip proxier",
 	"delete table ip6 proxier",
@@ -79,7 +78,7 @@ func alteredRig(t *testing.T) *rig {
 	return r
 }
 
-// alter alters the tables, or skips the test where the tool or kernel refuses.
+// alter alters the tables. It skips the test if the tool or the kernel refuses.
 func (r *rig) alter(script string) {
 	r.Helper()
 	if out, err := r.host.Output("nft", script); err != nil {
@@ -87,22 +86,21 @@ func (r *rig) alter(script string) {
 	}
 }
 
-// checkRepaired compares the tables with the ruleset, and what nft lists of
-// them with what it lists of tables made from nothing.
+// checkRepaired compares the tables with the ruleset, and their listing with that of new tables.
 func (r *rig) checkRepaired() {
 	r.Helper()
 	r.verify()
 	list := func() string {
 		var blocks []string
 		for _, family := range []string{"ip", "ip6"} {
-			for _, s := range trafficSets { // counters are no difference
+			for _, s := range trafficSets { // counters may differ
 				r.nft("flush set " + family + " proxier " + s.name())
 			}
 			for _, block := range strings.Split(normal(r.nft("list table "+family+" proxier")), "\n\t}\n") {
 				blocks = append(blocks, family+strings.TrimPrefix(block, "table "+family+" proxier {"))
 			}
 		}
-		slices.Sort(blocks) // their order tells only what was kept
+		slices.Sort(blocks) // their order depends on the sets that were kept
 		return strings.ReplaceAll(strings.Join(blocks, "\n"), "\n\n", "\n")
 	}
 	repaired := list()
@@ -126,26 +124,26 @@ func TestAlteredTablesAreNoticedAndRepaired(t *testing.T) {
 			r := alteredRig(t)
 			r.nft("add table ip other; add set ip other s { type ipv4_addr; }")
 			if err := r.backend.Check(context.Background()); err != nil {
-				t.Fatalf("a table of others was changed, and Check says: %v", err)
+				t.Fatalf("another program's table was changed, and Check returned %v", err)
 			}
 			r.alter(script)
 			err := r.backend.Check(context.Background())
 			var drift *ruleset.DriftError
 			if !errors.As(err, &drift) || !errors.Is(err, ruleset.ErrNeedFull) {
-				t.Fatalf("Check says %v", err)
+				t.Fatalf("Check returned %v", err)
 			}
 			r.cursor.Resync()
 			r.sync()
 			r.checkRepaired()
 			if out := r.nft("list tables"); !strings.Contains(out, "table ip other") {
-				t.Errorf("a table of others is gone: %s", out)
+				t.Errorf("another program's table is gone: %s", out)
 			}
 		})
 	}
 }
 
-// TestRestartRepairs has a new process meet altered tables.
-func TestRestartRepairs(t *testing.T) {
+// TestRestartRepairsAlteredTables starts a new process with altered tables in the kernel.
+func TestRestartRepairsAlteredTables(t *testing.T) {
 	netlab.Require(t)
 	for _, script := range alterations {
 		t.Run(script, func(t *testing.T) {
@@ -159,8 +157,8 @@ func TestRestartRepairs(t *testing.T) {
 	}
 }
 
-// TestRemadeTableKeepsClients repairs a table that has to be deleted for it.
-func TestRemadeTableKeepsClients(t *testing.T) {
+// TestRebuiltTableKeepsClients repairs a table by deleting it.
+func TestRebuiltTableKeepsClients(t *testing.T) {
 	t.Parallel()
 	r := alteredRig(t)
 	r.nft("add element ip proxier sticky-clients { \"8001:0\" . 172.16.0.9 timeout 600s expires 500s : \"8001:2\" }")
@@ -181,15 +179,14 @@ func stickyEndpoints(r *rig) string {
 	return normal(r.nft("list map ip " + r.backend.name + " sticky-endpoints"))
 }
 
-// TestChangeAfterAlteration has a change meet tables that were altered and not
-// yet noticed.
-func TestChangeAfterAlteration(t *testing.T) {
+// TestChangeDetectsAlteredTables applies a change to altered tables before Check runs.
+func TestChangeDetectsAlteredTables(t *testing.T) {
 	netlab.Require(t)
 	for _, alter := range []string{
 		"delete table ip proxier",
 		"add element ip proxier endpoints { \"0:1\" . 0x3 : 10.0.0.1 . 80 }",
-		// A change that takes a new handler reads the tables afterwards, and must not
-		// take for its own what it finds.
+		// A change with a new handler reads the tables afterwards. It must not take foreign
+		// rules for its own.
 		"insert rule ip proxier nat-output accept",
 		"add chain ip proxier filter-forward { policy drop; }",
 		"flush chain ip proxier pool-3; add rule ip proxier pool-3 drop",
@@ -203,16 +200,16 @@ func TestChangeAfterAlteration(t *testing.T) {
 			r.tracker.SetSlice(epSlice(0, tracker.IPv4, 1, 2, 3, 4))
 			r.sync()
 			if !r.last.Full {
-				t.Error("the change went in as if nothing had happened")
+				t.Error("the change did not detect the alteration")
 			}
 			r.checkRepaired()
 		})
 	}
 }
 
-// TestAlteredElementsStayNoticed alters what a change with a new handler does not
-// read: the next Check must see it all the same.
-func TestAlteredElementsStayNoticed(t *testing.T) {
+// TestCheckDetectsAlterationBeforeChange alters elements that a change with a new handler does not
+// read. The next Check must detect the alteration.
+func TestCheckDetectsAlterationBeforeChange(t *testing.T) {
 	t.Parallel()
 	r := alteredRig(t)
 	r.alter("add element ip proxier cluster-ips { 10.96.0.99 }")
@@ -223,13 +220,13 @@ func TestAlteredElementsStayNoticed(t *testing.T) {
 	}
 	var drift *ruleset.DriftError
 	if err := r.backend.Check(context.Background()); !errors.As(err, &drift) {
-		t.Fatalf("Check says %v", err)
+		t.Fatalf("Check returned %v", err)
 	}
 }
 
-// TestCheckAmidTransactionsOfOthers has somebody else commit without a pause: that
-// is no reason to make the tables anew.
-func TestCheckAmidTransactionsOfOthers(t *testing.T) {
+// TestForeignTransactionsAreNoDrift has another process commit transactions without a pause.
+// Check must not report drift.
+func TestForeignTransactionsAreNoDrift(t *testing.T) {
 	t.Parallel()
 	r := alteredRig(t)
 	for i := range 150 {
@@ -266,7 +263,7 @@ func TestCheckAmidTransactionsOfOthers(t *testing.T) {
 	interrupted := 0
 	for i := range 10 {
 		if err := r.backend.Check(context.Background()); err != nil {
-			t.Errorf("Check %d says %v", i, err)
+			t.Errorf("Check %d returned %v", i, err)
 			break
 		}
 		if errors.Is(r.backend.examine(true), nfnl.ErrInterrupted) {
@@ -284,14 +281,14 @@ func TestCheckAmidTransactionsOfOthers(t *testing.T) {
 	if err := <-stopped; err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d of 10 readings were interrupted, %d transactions of others", interrupted, conn.Commits())
+	t.Logf("%d of 10 reads were interrupted by %d transactions", interrupted, conn.Commits())
 	r.verify()
 	if err := r.backend.Check(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	r.alter("add chain ip proxier filter-forward { policy drop; }")
 	if err := r.backend.Check(context.Background()); !errors.Is(err, ruleset.ErrNeedFull) {
-		t.Fatal(fmt.Sprint("Check says ", err))
+		t.Fatal(fmt.Sprint("Check returned ", err))
 	}
 }
 

@@ -30,13 +30,13 @@ const policyAccept = 1
 
 // kernelChain is a chain as the kernel has it.
 type kernelChain struct {
-	// base is the hook of a base chain, nil for another.
+	// base is the hook of a base chain, nil for other chains.
 	base   *baseChain
 	policy uint32
 }
 
-// is reports whether the chain is hooked in as want says, nil for not at all, and lets
-// packets pass that its rules do not decide about.
+// is reports whether the chain has the hook want, nil for no hook, and accepts packets that its
+// rules do not decide about.
 func (c kernelChain) is(want *baseChain) bool {
 	if c.base == nil || want == nil {
 		return c.base == nil && want == nil
@@ -47,22 +47,21 @@ func (c kernelChain) is(want *baseChain) bool {
 // kernelSet is a set or map as the kernel has it.
 type kernelSet struct {
 	spec
-	// size is its bound, 0 for none, and count the number of its elements, -1 where the
-	// kernel does not report it.
+	// size is the largest number of elements, 0 for any. count is the number of elements, -1 if
+	// the kernel does not report it.
 	size, count int
 }
 
-// is reports whether the set was made as want says.
+// is reports whether the set has the attributes of want.
 func (s kernelSet) is(want spec) bool {
 	have := s.spec
 	if want.dataType == unix.NFT_DATA_VERDICT {
-		have.dataLen = want.dataLen // the kernel's choice
+		have.dataLen = want.dataLen // the kernel chooses it
 	}
 	return have == want
 }
 
-// kernelRule identifies a rule: by its handle, which no other rule gets, and a hash of its
-// expressions.
+// kernelRule identifies a rule by its handle, which is unique, and a hash of its expressions.
 type kernelRule struct {
 	handle, sum uint64
 	chain       string
@@ -72,11 +71,11 @@ type kernelRule struct {
 type kernelHead struct {
 	exists bool
 	flags  uint32 // NFT_TABLE_F_*
-	// handle is larger the later the table was made.
+	// handle is larger than the handles of all older tables.
 	handle uint64
 }
 
-// attributes are the attributes of one object by type, nil for those that it lacks.
+// attributes holds the attributes of one object by type. A missing attribute is nil.
 type attributes [24][]byte
 
 func parse(data []byte) (a attributes) {
@@ -105,9 +104,9 @@ func readTable(conn *nlbatch.Conn, name string, f tracker.Family) (head kernelHe
 	return head, err
 }
 
-// dump calls fn with each of the table's objects of one type. tableAttr is the attribute by
-// which they name their table. It calls begin before each attempt. The library takes eight
-// times as long (BenchmarkLibraryList), and does not report dumps that a change interrupted.
+// dump calls fn with each of the table's objects of one type. tableAttr is the attribute with
+// the name of the table. dump calls begin before each attempt. The library is several times
+// slower (BenchmarkLibraryList) and does not report dumps that a change interrupted.
 func (b *Backend) dump(table string, f tracker.Family, typ, tableAttr uint16, begin func(), fn func(a *attributes)) error {
 	request := nfnl.AppendString(nil, tableAttr, table)
 	var a attributes
@@ -172,7 +171,7 @@ func (b *Backend) readRules(table string, f tracker.Family) (out []kernelRule, e
 // kernelElement is an element of a set or map as the kernel has it.
 type kernelElement struct {
 	key, data []byte
-	// verdict and chain are those of an element of a verdict map.
+	// verdict and chain are set for an element of a verdict map.
 	verdict int32
 	chain   string
 	comment string
@@ -190,7 +189,7 @@ func (b *Backend) elements(table string, f tracker.Family, s set, fn func(kernel
 }
 
 // readElements calls fn with each element of a set. The element is valid only during the
-// call. BenchmarkLibraryReadElements shows why the library does not do this.
+// call. BenchmarkLibraryReadElements compares readElements with the library.
 func readElements(conn *nlbatch.Conn, table string, f tracker.Family, set string, fn func(kernelElement)) error {
 	request := nfnl.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	request = nfnl.AppendString(request, unix.NFTA_SET_ELEM_LIST_SET, set)
@@ -220,7 +219,7 @@ func parseElement(attrs []byte) kernelElement {
 	return e
 }
 
-// dataValue returns the value in a key or in data, nil if it has none.
+// dataValue returns the value in a key or in data, or nil.
 func dataValue(data []byte) (value []byte) {
 	for typ, v := range nfnl.Attributes(data) {
 		if typ == unix.NFTA_DATA_VALUE {
@@ -230,7 +229,7 @@ func dataValue(data []byte) (value []byte) {
 	return value
 }
 
-// parseAddrPort reads an address and port as maps hold them.
+// parseAddrPort reads an address and port from the data of an element.
 func parseAddrPort(data []byte) (netip.AddrPort, bool) {
 	if len(data) != 8 && len(data) != 20 {
 		return netip.AddrPort{}, false

@@ -14,7 +14,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// A node agent: what the tracker is told reaches the kernel.
+// A node agent. Another part of it passes Services and EndpointSlices to the tracker.
 func Example() {
 	ctx := context.Background()
 	t, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "node-a"}})
@@ -27,7 +27,7 @@ func Example() {
 	}
 	backend, err := nftables.New(ctx, nftables.Config{})
 	if errors.Is(err, ruleset.ErrUnsupported) {
-		log.Fatal("this kernel will not do: ", err)
+		log.Fatal("unsupported kernel: ", err)
 	} else if err != nil {
 		log.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func Example() {
 	cursor := engine.Attach("nftables", backend)
 	r, err := runner.New(runner.Config{
 		Min: time.Second, Retry: 30 * time.Second,
-		Max: time.Hour, Resync: cursor.Resync, // everything anew once an hour
+		Max: time.Hour, Resync: cursor.Resync, // a full sync once an hour
 	}, cursor.Sync)
 	if err != nil {
 		log.Fatal(err)
@@ -47,6 +47,6 @@ func Example() {
 		cursor.Resync()
 		r.Trigger()
 	})
-	// Elsewhere: t.SetService, t.SetSlice, …, and once all are in, t.MarkSynced.
+	// The other part calls t.SetService, t.SetSlice, …, and t.MarkSynced after the initial objects.
 	log.Print(r.Run(ctx))
 }

@@ -12,12 +12,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// firstReg is the register that the key of a look-up begins in (NFT_REG32_00). Registers are
-// numbered as 32-bit words; the kernel shows them as 128-bit registers where they coincide.
+// firstReg is the first register of a look-up's key (NFT_REG32_00). Registers are numbered as
+// 32-bit words. The kernel reports the number of a 128-bit register that begins at the same
+// word.
 const firstReg = unix.NFT_REG32_00
 
-// Registers behind the longest key: dynsetDataReg holds the data of an element that is put into
-// sticky-clients, hashReg the beginning of what is hashed, and countReg the key of a counter.
+// Registers after the longest key: dynsetDataReg holds the data of a new element of
+// sticky-clients, hashReg the first word to hash, and countReg the key of a counter.
 const (
 	dynsetDataReg = firstReg + 8
 	hashReg       = firstReg + 8
@@ -34,8 +35,8 @@ const (
 )
 
 // rule is the expressions of a rule. Rules use only sequences of expressions that the nft tool
-// makes of some statement, because it aborts on others (seen with nft 1.0.6: a register passed
-// from one look-up to the next).
+// generates for some statement. The tool aborts on others: nft 1.0.6 does on a register that is
+// passed from one look-up to the next.
 type rule []part
 
 // part is one expression: its attributes (NFTA_EXPR_NAME and _DATA).
@@ -50,9 +51,10 @@ func of(e expr.Any) part {
 // rules renders the rules of one family's table.
 type rules struct {
 	family tracker.Family
-	// mark is the bit of the packet's mark that asks for masquerading.
+	// mark is the bit of the packet mark that requests masquerading.
 	mark uint32
-	// seed is that of the hashes. It is not 0, with which the kernel chooses one.
+	// seed is the seed of the hashes. It is not 0, because the kernel replaces 0 by a random
+	// seed.
 	seed uint32
 	// offload is Config.Offload.
 	offload *Offload
@@ -86,8 +88,8 @@ func port(reg, offset uint32) part {
 // proto loads the transport protocol.
 func proto(reg uint32) part { return of(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}) }
 
-// serviceKey loads the key of the service maps: address, protocol and port. nodePortKey loads that
-// of the NodePort maps.
+// serviceKey loads the key of the service maps: address, protocol and port. nodePortKey loads
+// the key of the NodePort maps: protocol and port.
 func (w rules) serviceKey(reg uint32) []part {
 	return append([]part{w.daddr(reg)}, nodePortKey(reg+w.words())...)
 }
@@ -130,15 +132,15 @@ func differs(reg uint32, data []byte) part {
 	return of(&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: data})
 }
 
-// in matches if s has the key that begins in the first register. found replaces the key by what
-// s maps it to.
+// in matches if s has the key that begins in the first register. found replaces the key by its
+// value in s.
 func in(s set) part { return of(&expr.Lookup{SourceRegister: firstReg, SetName: s.name()}) }
 
 func found(s set) part {
 	return of(&expr.Lookup{SourceRegister: firstReg, SetName: s.name(), IsDestRegSet: true, DestRegister: firstReg})
 }
 
-// dispatch goes to the chain that s, a verdict map, maps the first register to.
+// dispatch goes to the chain of the first register in the verdict map s.
 func dispatch(s set) part {
 	return of(&expr.Lookup{SourceRegister: firstReg, SetName: s.name(), IsDestRegSet: true, DestRegister: unix.NFT_REG_VERDICT})
 }
@@ -160,7 +162,7 @@ func (w rules) reject() part {
 
 func masquerade() part { return of(&expr.Masq{FullyRandom: true}) }
 
-// dnat sends the connection to the address and port that were looked up.
+// dnat sends the connection to the address and port that the last look-up found.
 func (w rules) dnat() part {
 	family := uint32(unix.NFPROTO_IPV4)
 	if w.family == tracker.IPv6 {
@@ -186,19 +188,19 @@ func fib(source bool) []part {
 // addresses go out of the output hook and come in again.
 const loopbackInterface = "lo"
 
-// interfaceIs matches packets by the interface that they come in or go out by.
+// interfaceIs matches packets by their incoming or outgoing interface.
 func interfaceIs(key expr.MetaKey, name string) []part {
 	return []part{load(key, firstReg), equal(firstReg, interfaceName(name))}
 }
 
-// toItself matches, in the output hook alone, what the node sends to one of its own
-// addresses. The interface alone does not show it: packets that another route sends
-// to the loopback interface never come to the input hook.
+// toItself matches packets from the node to one of its own addresses, in the output hook
+// alone. The interface does not suffice: packets that another route sends to the loopback
+// interface never reach the input hook.
 func toItself() []part {
 	return append(interfaceIs(expr.MetaKeyOIFNAME, loopbackInterface), fib(false)...)
 }
 
-// interfaceName is a whole name as rules compare it.
+// interfaceName returns a whole name as rules compare it.
 func interfaceName(name string) []byte {
 	out := make([]byte, unix.IFNAMSIZ)
 	copy(out, name)
@@ -215,8 +217,8 @@ func ctHas(key expr.CtKey, bit uint32) []part {
 
 func ctNew() []part { return ctHas(expr.CtKeySTATE, expr.CtStateBitNEW) }
 
-// ctDNAT matches connections whose destination was changed
-// (linux/netfilter/nf_conntrack_common.h, IPS_DST_NAT), and ctNotDNAT the others.
+// ctDNAT matches connections whose destination was translated
+// (linux/netfilter/nf_conntrack_common.h, IPS_DST_NAT). ctNotDNAT matches the others.
 func ctDNAT() []part { return ctHas(expr.CtKeySTATUS, ctStatusDNAT) }
 
 func ctNotDNAT() []part {
@@ -238,7 +240,7 @@ func hasDispatch() []part {
 	}
 }
 
-// storeDispatch stores what was looked up last as the packet's dispatch key.
+// storeDispatch stores the result of the last look-up as the packet's dispatch key.
 func storeDispatch() part { return store(expr.MetaKeyPRIORITY, firstReg) }
 
 // loadDispatch loads the part of the dispatch key under mask.
@@ -246,7 +248,7 @@ func loadDispatch(mask uint32) []part {
 	return []part{load(expr.MetaKeyPRIORITY, firstReg), masked(firstReg, mask, 0)}
 }
 
-// random loads a random number below n behind a pool's number.
+// random loads a random number below n into the register after a pool's number.
 func random(n uint32) part {
 	return of(&expr.Numgen{Register: firstReg + 1, Modulus: n, Type: unix.NFT_NG_RANDOM})
 }

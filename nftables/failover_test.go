@@ -23,10 +23,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestFailover has the packets of established connections come by another node
-// from some moment on, which knows the same endpoints and nothing of the
-// connections: those of a hashed Service live, those of another do not.
-func TestFailover(t *testing.T) {
+// TestHashedConnectionsSurviveFailover routes the packets of established connections through
+// another node, which has the same endpoints but no entries of the connections. Connections of a
+// hashed Service must survive, and connections of another Service do not.
+func TestHashedConnectionsSurviveFailover(t *testing.T) {
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
@@ -141,14 +141,14 @@ func testFailover(t *testing.T, f tracker.Family) {
 	}
 	slices.Reverse(slice.Endpoints)
 	program(nodes[1])
-	half := func(p netip.Prefix) netip.Prefix { return netip.PrefixFrom(p.Addr(), p.Bits()+1) } // goes before the whole
+	half := func(p netip.Prefix) netip.Prefix { return netip.PrefixFrom(p.Addr(), p.Bits()+1) } // its route is preferred
 	must(client.AddRoute(half(cluster), at(near, 3), ""), server.AddRoute(half(subnet(at(near, 0))), at(far, 3), ""))
 	for _, c := range connections[0] {
 		if err := echo(c, testtime.Timeout); err != nil {
 			t.Errorf("connection from %s: %v", c.LocalAddr(), err)
 		}
 	}
-	// The same without a hash shows that it was the hash.
+	// The other Service shows that the hash matters.
 	broken := 0
 	for _, c := range connections[1] {
 		if echo(c, 4*time.Second) != nil {

@@ -31,7 +31,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-var kills = flag.Int("kills", 40, "how often TestKilledAgent kills an agent")
+var kills = flag.Int("kills", 40, "kill `n` agents in TestKilledAgentsLoseNoConnection")
 
 // busyWorld returns a world with the busy Service in it, and its backend.
 func busyWorld(t *testing.T) (*conformance.World, busy, **Backend) {
@@ -48,22 +48,7 @@ func busyWorld(t *testing.T) (*conformance.World, busy, **Backend) {
 	return w, s, b
 }
 
-// unharmed connects throughout f and fails the test if one connection does not
-// come about, or one that was open before does not live to the end.
-func unharmed(t *testing.T, w *conformance.World, to []conformance.Target, f func()) {
-	t.Helper()
-	start, held := time.Now(), w.Hold(to)
-	c := w.Churn(to, f)
-	t.Logf("%d connections in %v, %d failed; %d stayed open", c.Opened, time.Since(start).Round(time.Millisecond), len(c.Failures), held.Len())
-	if err := held.Check(); err != nil {
-		t.Error(err)
-	}
-	for _, err := range c.Failures[:min(len(c.Failures), 5)] {
-		t.Error(err)
-	}
-}
-
-// takenOver has a new process take over and finds everything as it should be.
+// takenOver has a new backend take over and compares its tables with the ruleset.
 func takenOver(t *testing.T, w *conformance.World) {
 	t.Helper()
 	r := &rig{TB: t, tracker: w.Tracker, engine: w.Engine}
@@ -79,10 +64,10 @@ func takenOver(t *testing.T, w *conformance.World) {
 	r.verify()
 }
 
-// TestKilledAgent kills an agent at random points of its work, again and again,
-// while connections are made to the Service whose endpoints it changes. Every
-// other one can send small transactions only, and replaces tables by staging tables.
-func TestKilledAgent(t *testing.T) {
+// TestKilledAgentsLoseNoConnection kills agents at random points of their work, and makes
+// connections to the Service whose endpoints they change. Every second agent sends only small
+// transactions, and so replaces tables by staging tables.
+func TestKilledAgentsLoseNoConnection(t *testing.T) {
 	t.Parallel()
 	times := *kills
 	if testing.Short() {
@@ -94,40 +79,25 @@ func TestKilledAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	rng := rand.New(rand.NewPCG(9, 9))
-	unharmed(t, w, s.targets(), func() {
-		for i := range times {
+	backendtest.Unharmed(t, w, s.targets(), func() {
+		start := func(i int) *exec.Cmd {
 			agent := exec.Command("/proc/self/exe")
 			agent.Env = append(os.Environ(), agentEnv+"="+string(spec), smallEnv+"="+strconv.Itoa(i%2))
 			agent.Stderr = os.Stderr
-			ready, err := agent.StdoutPipe()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if err := w.Do(agent.Start); err != nil {
-				t.Error(err)
-				return
-			}
-			if i%3 != 0 { // a third is killed while it starts
-				if _, err := ready.Read(make([]byte, 1)); err != nil {
-					t.Errorf("the agent ended by itself: %v", err)
-				}
-			}
-			time.Sleep(time.Duration(rng.IntN(40)) * time.Millisecond)
-			agent.Process.Kill()
-			agent.Wait()
+			return agent
 		}
+		backendtest.KillAgents(t, w, times, start, func(bool) time.Duration { return time.Duration(rng.IntN(40)) * time.Millisecond })
 	})
 	takenOver(t, w)
 }
 
-// smallEnv, set to 1, has the agent send small transactions only.
+// smallEnv, set to 1, makes the agent send only small transactions.
 const smallEnv = "PROXIER_TEST_SMALL"
 
-// TestRefusedAmongMany has the kernel refuse one element among those of several
-// hundred Services: nothing of the transaction is in effect, and right after all
-// of it is.
-func TestRefusedAmongMany(t *testing.T) {
+// TestRefusedTransactionHasNoEffect has the kernel refuse one element in a transaction of several
+// hundred Services. No part of the transaction may be in effect, and the next sync applies all
+// of it.
+func TestRefusedTransactionHasNoEffect(t *testing.T) {
 	t.Parallel()
 	_, err := exec.LookPath("nft")
 	netlab.Need(t, err == nil, "the nft tool")
@@ -185,11 +155,11 @@ func TestRefusedAmongMany(t *testing.T) {
 			w.Tracker.SetSlice(epSlice(1000+i, tracker.IPv6, upTo(endpoints)...))
 		}
 	}
-	unharmed(t, w, s.targets(), func() {
+	backendtest.Unharmed(t, w, s.targets(), func() {
 		for round, script := range []string{
-			// The element that Service 150 is to get is there, and is another's.
+			// The new element of Service 150 exists already.
 			`add element ip proxier service-ips { 10.96.9.150 . tcp . 80 comment "theirs" : 8010:7 }`,
-			// The element that Service 77 has, and that is to be changed, is gone.
+			// The element of Service 77 that the change deletes is missing.
 			`delete element ip proxier service-ips { 10.96.9.77 . tcp . 80 }`,
 		} {
 			refusals, changed = 0, 0
@@ -197,16 +167,16 @@ func TestRefusedAmongMany(t *testing.T) {
 			hand(2 + 3*round)
 			w.Sync()
 			if refusals != 1 || changed != 0 {
-				t.Errorf("%s: %d refusals, of which %d left something", script, refusals, changed)
+				t.Errorf("%s: %d refusals, of which %d changed the tables", script, refusals, changed)
 			}
 		}
 	})
 	takenOver(t, w)
 }
 
-// TestAddressComesAndGoes takes an address of the node away and gives it back:
-// NodePorts there answer at once, and all others as if nothing were.
-func TestAddressComesAndGoes(t *testing.T) {
+// TestNodePortFollowsNodeAddress adds and removes an address of the node. NodePorts must answer
+// there at once, and connections to other addresses must not fail.
+func TestNodePortFollowsNodeAddress(t *testing.T) {
 	t.Parallel()
 	w, s, b := busyWorld(t)
 	extra := netip.MustParseAddr("192.0.2.77")
@@ -227,15 +197,15 @@ func TestAddressComesAndGoes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	unharmed(t, w, s.targets(), func() {
+	backendtest.Unharmed(t, w, s.targets(), func() {
 		for range 3 {
 			set(netlink.AddrAdd)
-			unharmed(t, w, there, func() {})
+			backendtest.Unharmed(t, w, there, func() {})
 			set(netlink.AddrDel)
 			w.Cursor.Resync()
 			w.Sync()
 			if err := (*b).Check(t.Context()); err != nil {
-				t.Errorf("Check says %v", err)
+				t.Errorf("Check returned %v", err)
 			}
 		}
 	})
@@ -244,9 +214,9 @@ func TestAddressComesAndGoes(t *testing.T) {
 	}
 }
 
-// TestSocketFaults has all that a socket and a process can run out of go wrong in
-// a process of its own, while connections are made to the Service that it serves.
-func TestSocketFaults(t *testing.T) {
+// TestBackendRecoversFromSocketFaults runs the faults in a process of their own, and makes
+// connections to the Service that the process serves.
+func TestBackendRecoversFromSocketFaults(t *testing.T) {
 	t.Parallel()
 	w, s, _ := busyWorld(t)
 	spec, err := json.Marshal(s)
@@ -257,7 +227,7 @@ func TestSocketFaults(t *testing.T) {
 	size := uint64(0)
 	cmd := confine.Command("faults", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}, Files: &few, FileSize: &size})
 	cmd.Env = append(cmd.Env, agentEnv+"="+string(spec))
-	unharmed(t, w, s.targets(), func() {
+	backendtest.Unharmed(t, w, s.targets(), func() {
 		if err := w.Do(cmd.Start); err != nil {
 			t.Error(err)
 			return
@@ -269,7 +239,9 @@ func TestSocketFaults(t *testing.T) {
 	takenOver(t, w)
 }
 
-// faults is a process to which all that happens.
+// faults runs a backend without free file descriptors, with signals that interrupt system calls,
+// with a receive buffer that is too small, and with a socket that another part of the process
+// closes.
 func faults() error {
 	ctx := context.Background()
 	var s busy
@@ -298,8 +270,7 @@ func faults() error {
 		}
 		return p.cursor.Sync(ctx)
 	}
-	// recovered is what has to hold after each fault, of whatever was asked for
-	// during it.
+	// recovered verifies the tables after a fault.
 	recovered := func() error {
 		if err := p.cursor.Sync(ctx); err != nil {
 			return err
@@ -325,11 +296,11 @@ func faults() error {
 	for _, fault := range []struct {
 		name    string
 		do      func() (undo func() error, err error)
-		want    []error // what some change may fail with; nil: nothing fails
+		want    []error // errors that changes may return; nil: none
 		changes int
-		certain bool // something fails
+		certain bool // at least one change fails
 	}{
-		{"no file descriptor to spare", func() (func() error, error) {
+		{"no free file descriptor", func() (func() error, error) {
 			var files []*os.File
 			for {
 				f, err := os.Open("/dev/null")
@@ -345,8 +316,8 @@ func faults() error {
 				return nil
 			}, nil
 		}, nil, 5, false},
-		{"signals all the time", func() (func() error, error) {
-			// With a time to wait the system call is not taken up again by itself.
+		{"signals", func() (func() error, error) {
+			// With a timeout, the kernel does not restart the system call.
 			if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60}); err != nil {
 				return nil, err
 			}
@@ -355,12 +326,12 @@ func faults() error {
 				return errors.Join(stop(), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{}))
 			}, err
 		}, nil, 100, false},
-		{"answers that do not fit", func() (func() error, error) {
+		{"answers larger than the buffer", func() (func() error, error) {
 			size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 			if err != nil {
 				return nil, err
 			}
-			// The kernel's notices of every change come in by the same buffer.
+			// The kernel's notifications of changes go to the same buffer.
 			if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES); err != nil {
 				return nil, err
 			}
@@ -388,21 +359,21 @@ func faults() error {
 			return fmt.Errorf("%s: %w, want %v", fault.name, failed, fault.want)
 		}
 		if failed == nil && fault.certain {
-			return fmt.Errorf("%s: nothing failed, want %v", fault.name, fault.want)
+			return fmt.Errorf("%s: no change failed, want %v", fault.name, fault.want)
 		}
 		if err := recovered(); err != nil {
 			return fmt.Errorf("after %s: %w", fault.name, err)
 		}
 	}
 	// Another part of the process closes the socket, or gives its number to another
-	// file: the backend reports that, and a new backend takes over.
+	// file. The backend reports that, and a new backend takes over.
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return err
 	}
 	defer null.Close()
-	for _, discardModel := range []func(fd int) error{unix.Close, func(fd int) error { return unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC) }} {
-		if err := discardModel(fd); err != nil {
+	for _, lose := range []func(fd int) error{unix.Close, func(fd int) error { return unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC) }} {
+		if err := lose(fd); err != nil {
 			return err
 		}
 		if err := change(); !errors.Is(err, os.ErrClosed) {
@@ -412,7 +383,7 @@ func faults() error {
 			return errors.New("check with a lost socket: no error")
 		}
 		p.cursor.Detach()
-		_ = b.Close() // of a descriptor that is not its own
+		_ = b.Close() // fails, because the descriptor is not the backend's
 		if b, err = New(ctx, Config{}); err != nil {
 			return err
 		}
@@ -444,14 +415,14 @@ func netfilterSocket() (int, error) {
 			return fd, nil
 		}
 	}
-	return -1, errors.New("there is no netfilter socket")
+	return -1, errors.New("no netfilter socket is open")
 }
 
-// TestLittleMemory has an agent take on ever more Services until it has no memory
-// left and dies. What it has left serves, and the next one goes on.
-func TestLittleMemory(t *testing.T) {
+// TestRulesOutliveAgentWithoutMemory has an agent add Services until it runs out of memory and
+// dies. Its rules must work, and the next agent must take over.
+func TestRulesOutliveAgentWithoutMemory(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector needs any amount of memory")
+		t.Skip("the race detector needs too much memory")
 	}
 	if testing.Short() {
 		t.Skip("takes some seconds")
@@ -467,7 +438,7 @@ func TestLittleMemory(t *testing.T) {
 	cmd := confine.Command("hungry", confine.Limits{Capabilities: []int{unix.CAP_NET_ADMIN}, Memory: &memory})
 	cmd.Env = append(cmd.Env, agentEnv+"="+string(spec))
 	cmd.Stderr = &said
-	unharmed(t, w, s.targets(), func() {
+	backendtest.Unharmed(t, w, s.targets(), func() {
 		if err := w.Do(cmd.Start); err != nil {
 			t.Error(err)
 			return
@@ -481,7 +452,7 @@ func TestLittleMemory(t *testing.T) {
 	takenOver(t, w)
 }
 
-// noMemory is how Go's runtime, or the C library, says that there is none.
+// noMemory matches the messages of Go's runtime and of the C library about missing memory.
 var noMemory = regexp.MustCompile(`out of memory|allocate|pthread_create failed|failed to create new OS thread|cannot map pages|failed to reserve`)
 
 func hungry() error {

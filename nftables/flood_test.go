@@ -17,7 +17,9 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
@@ -25,12 +27,12 @@ import (
 )
 
 var (
-	flood     = flag.Duration("flood", 3*time.Second, "for how long TestFlood changes objects")
-	floodRate = flag.Int("rate", 1000, "how many objects TestFlood changes in a second")
+	flood     = flag.Duration("flood", 3*time.Second, "change objects for this `time` in TestFloodOfChangesLosesNoConnection")
+	floodRate = flag.Int("rate", 1000, "change `n` objects a second in TestFloodOfChangesLosesNoConnection")
 )
 
-// flooded is a world with very many Services that are not called and some that
-// are, and a runner that keeps the tables up to date.
+// flooded is a world with very many Services and a runner that keeps the tables up to date.
+// Clients connect to a few of the Services.
 type flooded struct {
 	*conformance.World
 	t       *testing.T
@@ -38,7 +40,7 @@ type flooded struct {
 	targets []conformance.Target
 	pods    []netip.AddrPort
 	syncs   atomic.Int64
-	// slowest is the longest that a change had to wait until it was in effect.
+	// slowest is the longest time until a change was in effect.
 	slowest atomic.Int64
 }
 
@@ -47,7 +49,7 @@ const (
 	calledEach     = 10 // endpoints
 )
 
-// newFlooded makes the world, with as many Services that are not called.
+// newFlooded returns the world with the given number of Services that are not called.
 func newFlooded(t *testing.T, services int) *flooded {
 	t.Helper()
 	f := &flooded{t: t}
@@ -77,14 +79,14 @@ func newFlooded(t *testing.T, services int) *flooded {
 	return f
 }
 
-// floodFirst keeps the addresses of Services apart from those that are called.
+// floodFirst separates the addresses of other Services from those that are called.
 const floodFirst = 1000
 
 func floodService(i int) *v1.Service { return benchService(floodFirst + i) }
 
-// roll hands in the endpoints of a called Service after so many have been
-// replaced: consecutive ones of the pods, in slices of one address and port each.
-// leaving is whether the one that goes next still serves.
+// roll sets the endpoints of a called Service after the given number of replacements. They are
+// consecutive pods, in slices of one address and port each. If leaving is set, the next endpoint
+// to go terminates and still serves.
 func (f *flooded) roll(service, replaced int, leaving bool) {
 	name, proto := "p", v1.ProtocolTCP
 	for n := range calledEach + 1 {
@@ -110,7 +112,7 @@ func (f *flooded) roll(service, replaced int, leaving bool) {
 	}
 }
 
-// run keeps the tables up to date while fn runs, and returns when all is.
+// run keeps the tables up to date while fn runs, and returns when they are up to date.
 func (f *flooded) run(fn func()) {
 	f.t.Helper()
 	ctx, stop := context.WithCancel(f.t.Context())
@@ -119,7 +121,7 @@ func (f *flooded) run(fn func()) {
 		if waited := i.Start.Add(i.Duration).Sub(i.QueuedAt); i.Triggers > 0 && int64(waited) > f.slowest.Load() {
 			f.slowest.Store(int64(waited))
 		}
-		// One that the end below interrupts is made again there.
+		// The last sync below repeats an interrupted one.
 		if i.Err != nil && ctx.Err() == nil {
 			f.t.Error(i.Err)
 		}
@@ -141,42 +143,33 @@ func (f *flooded) verify() {
 	f.t.Helper()
 	snap := f.Engine.Snapshot()
 	if d := diffViews(kernelView(f.t, f.backend, tracker.IPv4), rulesetView(snap.Services, snap.Node, tracker.IPv4)); d != "" {
-		f.t.Errorf("the table is not what it should be:\n%.2000s", d)
+		f.t.Errorf("the table differs from the ruleset:\n%.2000s", d)
 	}
 	if err := f.backend.Check(f.t.Context()); err != nil {
 		f.t.Error(err)
 	}
 }
 
-// live is the heap in use after a collection.
-func live() uint64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
-}
-
-// TestFlood changes a thousand objects a second among ten thousand Services while
-// connections are made: none fails, memory stays where it was, the tables keep up
-// and are right in the end.
-func TestFlood(t *testing.T) {
-	// Not parallel: the heap is measured.
+// TestFloodOfChangesLosesNoConnection changes a thousand objects a second among ten thousand
+// Services and makes connections. No connection may fail, memory must not grow, and the tables
+// must be right in the end.
+func TestFloodOfChangesLosesNoConnection(t *testing.T) {
+	// Not parallel, because the test measures the heap.
 	services := 10000
 	if testing.Short() {
 		services = 1000
 	}
 	f := newFlooded(t, services)
 	rng := rand.New(rand.NewPCG(2, 2))
-	before := live()
+	before := uint64(usage.Heap())
 	var peak uint64
 	changes, missed := 0, 0
-	unharmed(t, f.World, f.targets, func() {
+	backendtest.Unharmed(t, f.World, f.targets, func() {
 		f.run(func() {
 			start := time.Now()
 			for last := start; time.Since(start) < *flood; last = time.Now() {
 				due := int(time.Since(start).Seconds()*float64(*floodRate)) - changes
-				// What a loaded machine has no time to send is not made up for.
+				// Leave out changes for which a busy machine has no time.
 				if most := *floodRate / 4; due > most {
 					missed += due - most
 					due = most
@@ -210,30 +203,30 @@ func TestFlood(t *testing.T) {
 			}
 		})
 	})
-	after := live()
+	after := uint64(usage.Heap())
 	t.Logf("%d changes in %v (%d left out) and %d syncs among %d Services; the longest wait was %v; heap %.1f MB before, %.1f at most, %.1f after",
 		changes, *flood, missed, f.syncs.Load(), services, time.Duration(f.slowest.Load()).Round(time.Millisecond), mb(before), mb(peak), mb(after))
 	if after > before+before/4+4<<20 {
 		t.Errorf("the heap has grown from %.1f to %.1f MB", mb(before), mb(after))
 	}
 	if peak > 4*before+64<<20 {
-		t.Errorf("the heap was at %.1f MB, with %.1f to begin with", mb(peak), mb(before))
+		t.Errorf("the heap had up to %.1f MB, and %.1f MB at the beginning", mb(peak), mb(before))
 	}
 	f.verify()
 }
 
 func mb(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
 
-// TestRollingRestart replaces a thousand endpoints one by one, each of them
-// terminating first, while connections are made to their Services.
-func TestRollingRestart(t *testing.T) {
+// TestRollingRestartLosesNoConnection replaces a thousand endpoints one by one and makes
+// connections to their Services. Each endpoint terminates first.
+func TestRollingRestartLosesNoConnection(t *testing.T) {
 	t.Parallel()
 	rounds := calledEach // each endpoint once
 	if testing.Short() {
 		rounds = 2
 	}
 	f := newFlooded(t, 0)
-	unharmed(t, f.World, f.targets, func() {
+	backendtest.Unharmed(t, f.World, f.targets, func() {
 		f.run(func() {
 			for n := range rounds {
 				for i := range calledServices {
@@ -250,9 +243,9 @@ func TestRollingRestart(t *testing.T) {
 	f.verify()
 }
 
-// TestRelist hands in everything anew, as an informer does that has lost its
-// connection: nothing is written.
-func TestRelist(t *testing.T) {
+// TestRelistWritesNothing sets all objects again, as an informer does after it has lost its
+// connection.
+func TestRelistWritesNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	w := newWorld(worldSize{1000, 10})
@@ -271,9 +264,9 @@ func TestRelist(t *testing.T) {
 	hand()
 	r.sync()
 	if n := r.backend.conn.Commits() - before; n != 0 {
-		t.Errorf("%d transactions for nothing", n)
+		t.Errorf("%d transactions without a change", n)
 	}
-	// One that has changed is told from the others.
+	// Only the object that has changed is written.
 	w.slices[500].Endpoints = w.slices[500].Endpoints[1:]
 	hand()
 	r.sync()

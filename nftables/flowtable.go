@@ -15,7 +15,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// fastPath is the name of the flowtable. Some shorter names are words of nft's language.
+// fastPath is the name of the flowtable. Some shorter names are keywords of nft.
 const fastPath = "fast-path"
 
 // Attributes that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h): NFTA_FLOWTABLE_*,
@@ -33,16 +33,16 @@ const (
 	deviceName = 1
 )
 
-// flowtableCounter has the packets of offloaded connections counted in connection tracking
-// (NFT_FLOWTABLE_COUNTER).
+// flowtableCounter requests that connection tracking counts the packets of offloaded
+// connections (NFT_FLOWTABLE_COUNTER).
 const flowtableCounter = 2
 
-// maxDevices is how many devices a message has at most. The kernel takes 255
+// maxDevices is the largest number of devices in a message. The kernel accepts 255
 // (NFT_NETDEVICE_MAX).
 const maxDevices = 128
 
-// newFlowtable creates the flowtable without devices. The library's messages are not used
-// because they cannot be in the transaction that has the rules, and cannot delete one device.
+// newFlowtable creates the flowtable without devices. It does not use the library, whose
+// messages cannot be in the same transaction as the rules and cannot delete one device.
 func (w *writer) newFlowtable(f tracker.Family) {
 	w.structural = true
 	w.openFlowtable("create flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f, fastPath)
@@ -121,8 +121,8 @@ func (b *Backend) readFlowtables(table string, f tracker.Family) (out map[string
 	return out, err
 }
 
-// clearFlowtables deletes the flowtables of an existing table except the one that stays, with
-// its connections. The rules must have been deleted.
+// clearFlowtables deletes the flowtables of an existing table, except a sound fast-path, which
+// stays with its connections. The rules must have been deleted.
 func (b *Backend) clearFlowtables(t *table, k *kernelTable) {
 	for name, ft := range k.flowtables {
 		if name == fastPath && t.offload != nil && ft.sound() {
@@ -144,8 +144,8 @@ func (t *table) has(s set) bool {
 	return true
 }
 
-// compareFlowtables compares the table's flowtables with the model. A device that is missing
-// because its interface is gone, or was renamed, is no drift.
+// compareFlowtables compares the table's flowtables with the model. A device whose interface is
+// gone or was renamed may be missing.
 func (b *Backend) compareFlowtables(t *table) error {
 	found, err := b.readFlowtables(b.name, t.family)
 	if err != nil {
@@ -154,12 +154,12 @@ func (b *Backend) compareFlowtables(t *table) error {
 	ft, ok := found[fastPath]
 	if t.offload != nil {
 		if !ok || !ft.sound() {
-			return drifted(t.family, "flowtable %s is gone or another", fastPath)
+			return drifted(t.family, "flowtable %s is missing or has other attributes", fastPath)
 		}
 		delete(found, fastPath)
 	}
 	for name := range found {
-		return drifted(t.family, "flowtable %s does not belong to it", name)
+		return drifted(t.family, "unexpected flowtable %s", name)
 	}
 	if t.interfaces == nil || sameNames(t.interfaces, ft.devices) {
 		return nil
@@ -171,12 +171,12 @@ func (b *Backend) compareFlowtables(t *table) error {
 	known := map[int]bool{}
 	for name, index := range t.interfaces {
 		if known[index] = true; links[name] == index && !ft.devices[name] {
-			return drifted(t.family, "flowtable %s lacks interface %s", fastPath, name)
+			return drifted(t.family, "flowtable %s has no interface %s", fastPath, name)
 		}
 	}
 	for name := range ft.devices {
 		if index, ok := links[name]; ok && !known[index] {
-			return drifted(t.family, "interface %s of flowtable %s does not belong to it", name, fastPath)
+			return drifted(t.family, "flowtable %s has unexpected interface %s", fastPath, name)
 		}
 	}
 	return nil
@@ -191,7 +191,7 @@ func sameNames(a map[string]int, b map[string]bool) bool {
 	return len(a) == len(b)
 }
 
-// probeOffload has the kernel check the objects and rules of Config.Offload, as probe does.
+// probeOffload makes the kernel check the objects and rules of Config.Offload, as probe does.
 func (b *Backend) probeOffload(f tracker.Family) error {
 	w := newWriter(probeTable)
 	t := newTable(f, &ruleset.Node{}, b.mark())
@@ -201,7 +201,7 @@ func (b *Backend) probeOffload(f tracker.Family) error {
 	t.skeleton(w)
 	batch, err := w.finish()
 	if err != nil {
-		return fmt.Errorf("nftables: probe: %w", err)
+		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 	}
 	w.deleteTable(f)
 	err = b.conn.Commit(batch)
@@ -215,8 +215,8 @@ func (b *Backend) probeOffload(f tracker.Family) error {
 	return err
 }
 
-// established offers connections to the fast path in the forward hook: established ones with
-// a translated destination between chosen interfaces that have had enough packets.
+// established sends connections to the chain to-fast-path if they are established, have a
+// translated destination and enough packets, and run between chosen interfaces.
 func (w rules) established() rule {
 	r := rule(ctHas(expr.CtKeySTATE, expr.CtStateBitESTABLISHED)).with(ctDNAT()...)
 	for _, key := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
@@ -231,8 +231,8 @@ func (w rules) established() rule {
 }
 
 // toFastPath puts connections on the fast path whose original destination is a frontend of a
-// Service. The frontend is looked up as in the NAT chains: the tool can show no rule that
-// looks something up in a map and ignores what is found.
+// Service. Its rules store the dispatch key, as the NAT chains do, because the nft tool cannot
+// show a rule that ignores the result of a map look-up.
 func (w rules) toFastPath() []rule {
 	protocols := []byte{unix.IPPROTO_TCP}
 	if w.offload.UDP {
@@ -251,7 +251,7 @@ func (w rules) toFastPath() []rule {
 	return append(out, rule(hasDispatch()).with(resetPriority()...))
 }
 
-// originalAddr and originalPort load the destination that the connection's client chose.
+// originalAddr and originalPort load the destination before translation.
 func (w rules) originalAddr(reg uint32) part {
 	key := expr.CtKeyDSTIP
 	if w.family == tracker.IPv6 {

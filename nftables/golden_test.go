@@ -22,14 +22,12 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden listings in testdata")
 
-// goldenVersion is the release of the nft tool whose way of writing the golden
-// listings are in.
+// goldenVersion is the release of the nft tool that wrote the golden listings.
 const goldenVersion = "v1.0.6"
 
-// TestListing programs a kernel with a Service of every kind and compares what
-// the nft tool shows of it with testdata: what an operator sees, and proof that
-// the tool can show it.
-func TestListing(t *testing.T) {
+// TestListingMatchesGolden programs a Service of every kind and compares the nft tool's listing
+// with testdata. So an operator can read the listing, and the tool can print it.
+func TestListingMatchesGolden(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
@@ -75,9 +73,9 @@ func TestListing(t *testing.T) {
 	r.compareListing(map[string]string{"ip": "listing-ipv4.nft", "ip6": "listing-ipv6.nft"}, normal)
 }
 
-// TestListingOfChoice is TestListing for Services that choose by weights and by
-// hashes. Which endpoint has which bucket is left out.
-func TestListingOfChoice(t *testing.T) {
+// TestListingOfChoiceMatchesGolden is like TestListingMatchesGolden, for Services that choose by
+// weights and by hashes. It leaves out the endpoints of buckets.
+func TestListingOfChoiceMatchesGolden(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)
@@ -132,8 +130,8 @@ func (r *rig) compareListing(files map[string]string, normal func(string) string
 
 var elements = regexp.MustCompile(`(?s)elements = \{ (.*?) \}\n`)
 
-// normal sorts the elements of each set, which the kernel shows in the order of
-// their hashes, and puts each on a line.
+// normal sorts the elements of each set and puts each on a line. The kernel lists them in the
+// order of their hashes.
 func normal(listing string) string {
 	return elements.ReplaceAllStringFunc(listing, func(m string) string {
 		list := strings.Split(elements.FindStringSubmatch(m)[1], ",")

@@ -13,28 +13,28 @@ import (
 )
 
 // hairpin is the model of the set of endpoints whose connections to themselves are
-// masqueraded. An endpoint that is gone stays in it for a grace period, because the kernel
-// decides about masquerading later than it chooses the endpoint.
+// masqueraded. A removed endpoint stays in the set for a grace period, because the kernel
+// masquerades a connection some time after it chose the endpoint.
 type hairpin struct {
 	// refs counts, by address, the Services' endpoints and the grace entries.
 	refs map[netip.Addr]int
-	// grace is in the order of time.
+	// grace is sorted by time.
 	grace []graceEntry
 }
 
-// graceEntry is the address of an endpoint that is gone, and since when.
+// graceEntry is the address of a removed endpoint and the time of its removal.
 type graceEntry struct {
 	addr  netip.Addr
 	since time.Time
 }
 
 // mayBeHere reports whether connections from the endpoint may pass this node before they
-// are translated: a pod reaches its Services through its own node.
+// are translated. A pod reaches Services through its own node.
 func (t *table) mayBeHere(ep *tracker.Endpoint) bool {
 	return ep.Node == "" || ep.Node == t.node.Info.Name
 }
 
-// applyHairpin writes the endpoints that are new, and notes those that are gone.
+// applyHairpin adds new endpoints to the set and starts the grace period of removed ones.
 func (t *table) applyHairpin(old, now *service, w *writer) {
 	var before, after []*tracker.Endpoint
 	if old.rule != nil {
@@ -71,14 +71,14 @@ func (t *table) countHairpin(a netip.Addr, by int, w *writer) {
 	}
 }
 
-// addGrace adds an endpoint of the table before that is in its grace period.
+// addGrace adds a grace entry of an earlier table.
 func (t *table) addGrace(g graceEntry, w *writer) {
 	t.countHairpin(g.addr, +1, w)
 	t.hairpin.grace = append(t.hairpin.grace, g)
 }
 
-// expireGrace removes the oldest grace entry if it has the given age, and reports whether
-// it has.
+// expireGrace removes the oldest grace entry if it has reached the given age, and reports
+// whether it removed one.
 func (t *table) expireGrace(age time.Duration, w *writer) bool {
 	if len(t.hairpin.grace) == 0 {
 		t.hairpin.grace = nil
@@ -93,8 +93,8 @@ func (t *table) expireGrace(age time.Duration, w *writer) bool {
 	return true
 }
 
-// inGrace returns the endpoints that are in the set for their grace period alone, and
-// since when, except those that are since the given time or later.
+// inGrace returns the endpoints that are in the set only for their grace period, and when it
+// began, except those whose grace period began at the given time or later.
 func (h *hairpin) inGrace(from time.Time) map[netip.Addr]time.Time {
 	entries := map[netip.Addr]int{}
 	last := map[netip.Addr]time.Time{}
@@ -111,8 +111,8 @@ func (h *hairpin) inGrace(from time.Time) map[netip.Addr]time.Time {
 }
 
 // graceEntries returns the grace entries for a table that replaces one with the given
-// endpoints, oldest first. All endpoints get one, because a connection may be on its way to
-// each of them, except those that were in their grace period already and have passed it.
+// endpoints, oldest first. Each endpoint gets an entry, because a connection may be on its way
+// to it, except endpoints whose grace period has ended.
 func (b *Backend) graceEntries(f tracker.Family, endpoints []netip.Addr) []graceEntry {
 	if b.gracePeriod == 0 {
 		return nil

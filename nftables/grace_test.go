@@ -10,14 +10,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestEndpointsInGracePeriod counts the endpoints that connections from themselves
-// are masqueraded to: one that is gone for a while, and then no more, whatever
-// deltas come.
-func TestEndpointsInGracePeriod(t *testing.T) {
+// TestRemovedEndpointsHaveGracePeriod counts the endpoints whose connections to themselves are
+// masqueraded. A removed endpoint stays for its grace period and no longer, whatever deltas
+// follow.
+func TestRemovedEndpointsHaveGracePeriod(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
-	r.backend.gracePeriod = time.Hour // but as long as is said below
-	later := func(d time.Duration) {  // time passes for all that is remembered
+	r.backend.gracePeriod = time.Hour
+	later := func(d time.Duration) { // moves all grace entries into the past
 		r.Helper()
 		for _, tab := range r.backend.tables {
 			for i := range tab.hairpin.grace {
@@ -68,7 +68,7 @@ func TestEndpointsInGracePeriod(t *testing.T) {
 	r.sync()
 	count("a change later", 3)
 
-	// One in its grace period that comes back is no longer gone.
+	// An endpoint that comes back during its grace period is no longer removed.
 	endpoints(2, 4)
 	r.sync()
 	endpoints(2, 4, 40)

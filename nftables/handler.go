@@ -9,17 +9,17 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// handler is how a connection is handled once its frontend is known, apart from the pool
-// that it is sent to. Frontends of many Services share a handler. Each has a chain.
+// handler is how connections to a frontend are handled, apart from the pool of endpoints. The
+// frontends of many Services share a handler. Each handler has a chain.
 type handler struct {
 	handling handling
 	// firewall lets only allowed sources connect.
 	firewall bool
-	// buckets is the number of buckets to choose from, 0 where handling needs no pool.
+	// buckets is the number of buckets to choose from, 0 if handling needs no pool.
 	buckets int
 	// affinity is the timeout of sticky pools, or 0.
 	affinity time.Duration
-	// hash is the part of a connection that its bucket follows from.
+	// hash is the part of a connection that determines its bucket.
 	hash tracker.Hash
 }
 
@@ -60,8 +60,8 @@ func handlerOf(s *ruleset.Service, f *ruleset.Frontend) handler {
 	return h
 }
 
-// internalHandlerOf returns the handler of internal traffic to the frontend, and whether it
-// has one of its own.
+// internalHandlerOf returns the handler of internal traffic to the frontend. It reports false
+// if internal traffic has no handler of its own.
 func internalHandlerOf(s *ruleset.Service, f *ruleset.Frontend) (handler, bool) {
 	if !f.ShortCircuit() || f.Internal != ruleset.ToCluster {
 		return handler{}, false
@@ -126,24 +126,24 @@ func (h handler) choice() string {
 	return out
 }
 
-// maxPlainHandlers is how many handlers without affinity there can be: eight for each of the
-// 80 numbers of buckets that bucketsFor returns for up to 1,048,576 endpoints and for each of
-// the 9 sizes of a table with each of 2 hashes, and six without a pool. Room is kept for all
-// of them, so that users who choose very many affinity timeouts do not leave other Services
-// without a handler. maxStickyHandlers is how many with affinity there can be.
+// maxPlainHandlers is the largest number of handlers without affinity: eight for each of the 80
+// numbers of buckets that bucketsFor returns for up to 1,048,576 endpoints and for each of the 9
+// sizes of a table with each of 2 hashes, and six without a pool. Room is reserved for all of
+// them, so that very many affinity timeouts do not leave other Services without a handler.
+// maxStickyHandlers is the largest number of handlers with affinity.
 const (
 	maxPlainHandlers  = 8*(80+2*9) + 6
 	maxStickyHandlers = maxHandler - maxPlainHandlers
 )
 
-// handlers numbers the handlers that have a chain, from 1. Numbers are given back only when
-// the table is rewritten.
+// handlers numbers the handlers that have a chain, from 1. Only a rewrite of the table frees
+// numbers.
 type handlers struct {
 	number map[handler]uint32
-	// uses is, by number, how many dispatch keys have a handler with affinity. Others have
+	// uses counts, by number, the dispatch keys of a handler with affinity. Other handlers have
 	// noAffinity. No handler has the number 0.
 	uses []int
-	// sticky is how many handlers have affinity, and used how many of them dispatch keys have.
+	// sticky counts the handlers with affinity. used counts those that have dispatch keys.
 	sticky, used int
 }
 
@@ -166,7 +166,7 @@ func (l *handlers) room(more []handler) bool {
 	return plain <= maxPlainHandlers && (sticky <= maxStickyHandlers || sticky == l.sticky)
 }
 
-// wasted reports whether many of the handlers with affinity are no longer in use.
+// wasted reports whether many handlers with affinity are no longer in use.
 func (l *handlers) wasted() bool { return l.sticky-l.used >= maxStickyHandlers/8 }
 
 // add numbers a handler.
@@ -182,7 +182,7 @@ func (l *handlers) add(h handler) uint32 {
 	return n
 }
 
-// use counts a dispatch key, 0 for none, in or out.
+// use adds by to the use count of a dispatch key's handler. The key 0 has no effect.
 func (l *handlers) use(key uint32, by int) {
 	uses := &l.uses[key&^dispatchMark>>handlerShift]
 	if *uses == noAffinity {

@@ -18,8 +18,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestPlainHandlersAreBounded counts the handlers that Services without affinity
-// can have, whatever their endpoints.
+// TestPlainHandlersAreBounded counts the possible handlers of Services without affinity, for all
+// numbers of endpoints.
 func TestPlainHandlersAreBounded(t *testing.T) {
 	sizes := map[int]bool{}
 	for n := 1; n <= maxPool+1; n++ {
@@ -74,10 +74,10 @@ func TestPlainHandlersAreBounded(t *testing.T) {
 	}
 }
 
-// TestAffinityTimeoutsRunOut has more affinity timeouts than there is room for:
-// what there is no room for fails alone, Services without affinity never do, and
-// room is made once enough of them are gone.
-func TestAffinityTimeoutsRunOut(t *testing.T) {
+// TestTooManyAffinityTimeoutsFailAlone has more affinity timeouts than there is room for. Only
+// Services beyond the limit fail, never Services without affinity. Once enough Services are
+// deleted, the others fit.
+func TestTooManyAffinityTimeoutsFailAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	const greedy = 1100 // each takes two handlers
@@ -104,7 +104,7 @@ func TestAffinityTimeoutsRunOut(t *testing.T) {
 		set(i, 1, sticky(int32(1000+i)), nodePort, func(s *v1.Service) { s.Spec.Ports[0].NodePort = int32(30000 + i) })
 	}
 	ctx := context.Background()
-	// failed syncs and returns how many Services failed, which must be for want of a
+	// failed syncs and returns the number of failed Services, each of which must lack a
 	// handler.
 	failed := func(what string) int {
 		t.Helper()
@@ -114,7 +114,7 @@ func TestAffinityTimeoutsRunOut(t *testing.T) {
 		}
 		var partial *ruleset.PartialError
 		if !errors.As(err, &partial) {
-			t.Fatalf("%s: Sync says %v", what, err)
+			t.Fatalf("%s: Sync returned %v", what, err)
 		}
 		for k, err := range partial.Failed {
 			if !errors.Is(err, errTooManyHandlers) {
@@ -130,14 +130,14 @@ func TestAffinityTimeoutsRunOut(t *testing.T) {
 	if n := failed("full delta"); n != want || r.last.Full {
 		t.Errorf("another try: %d Services failed, full: %t", n, r.last.Full)
 	}
-	// Others go on as if nothing was.
+	// Services without affinity do not fail.
 	for i, eps := range []int{1, 2, 3, 5, 18, 40} {
 		set(2000+i, eps, nodePort)
 		if n := failed("others"); n != want || r.last.Full {
 			t.Errorf("a Service without affinity: %d Services failed, full: %t", n, r.last.Full)
 		}
 	}
-	// So do those whose handlers there are.
+	// Services whose handlers exist do not fail.
 	set(2010, 1, sticky(1000))
 	if n := failed("same timeout"); n != want || r.last.Full {
 		t.Errorf("a Service with a timeout in use: %d Services failed, full: %t", n, r.last.Full)
@@ -146,7 +146,7 @@ func TestAffinityTimeoutsRunOut(t *testing.T) {
 	if n := failed("full delta"); n != want {
 		t.Errorf("a full delta: %d Services failed", n)
 	}
-	// Room is made when it is worth it.
+	// A full delta makes room once many handlers are unused.
 	gone, fulls := 0, 0
 	for gone < greedy-100 {
 		for range 20 {

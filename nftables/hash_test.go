@@ -19,10 +19,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestHashIsTheOneInGo sends datagrams from many sources through the kernel and
-// compares who answers with what Go finds in the same table: whoever computes it
-// chooses as the kernel does.
-func TestHashIsTheOneInGo(t *testing.T) {
+// TestKernelHashEqualsGoHash sends datagrams from many sources through the kernel and compares
+// the endpoint that answers with the one that Go finds in the same table.
+func TestKernelHashEqualsGoHash(t *testing.T) {
 	t.Parallel()
 	const seed = 0x1234_5678_9abc_def0
 	h := netlab.NewHost(t)
@@ -107,7 +106,7 @@ func TestHashIsTheOneInGo(t *testing.T) {
 	}
 }
 
-// answer sends a datagram until one comes back, and returns what it says.
+// answer sends a datagram until an answer comes, and returns the answer's text.
 func answer(t *testing.T, c net.Conn) string {
 	t.Helper()
 	buf := make([]byte, 100)

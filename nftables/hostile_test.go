@@ -24,8 +24,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// FuzzAnswers reads anything as the kernel's answers about elements: it is
-// understood or not, and nothing breaks.
+// FuzzAnswers reads arbitrary bytes as the kernel's answers about elements.
 func FuzzAnswers(f *testing.F) {
 	attr := nfnl.AppendBytes
 	value := func(v ...byte) []byte { return attr(nil, unix.NFTA_DATA_VALUE, v) }
@@ -67,8 +66,8 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// FuzzNames programs a Service whose names are anything. But for comments, what nft
-// lists is what it lists of one with plain names.
+// FuzzNames programs a Service with arbitrary names. Except for comments, nft's listing must be
+// the same as for plain names.
 func FuzzNames(f *testing.F) {
 	for _, s := range []string{"svc", `a" : drop; }`, "a\n}\ntable ip evil {", `\"`, "$x", "'`$(reboot)`", "", strings.Repeat("x", 300), "\x00", "ü", "# c", "*/", "@endpoints", "a, 10.0.0.1 . tcp . 22"} {
 		f.Add(s, "ns", "p", int64(10))
@@ -77,7 +76,7 @@ func FuzzNames(f *testing.F) {
 	var host *netlab.Host
 	f.Fuzz(func(t *testing.T, name, namespace, port string, seconds int64) {
 		netlab.Require(t)
-		if host == nil { // one for all, in each of the fuzzer's processes
+		if host == nil { // one host in each process of the fuzzer
 			lab, err := netlab.New()
 			if err != nil {
 				t.Fatal(err)
@@ -104,7 +103,7 @@ func FuzzNames(f *testing.F) {
 			s := ruleset.Compile(p, node, tracker.TopologyOptions{})
 			s.ID = 1
 			c := ruleset.Change{Key: p.Port.Key, New: s, What: ruleset.FieldAll}
-			// From nothing, so that nothing tells how it came about.
+			// Begin without a table, so that the listing depends on the Service alone.
 			if err := Cleanup(t.Context(), Config{NetNS: host.File(), Families: []tracker.Family{tracker.IPv4}}); err != nil {
 				t.Fatal(err)
 			}
@@ -119,7 +118,7 @@ func FuzzNames(f *testing.F) {
 			if err != nil || len(found.Endpoints) != 1 || found.Service != nlbatch.Printable(found.Service) {
 				t.Fatalf("%+v, %v", found, err)
 			}
-			// Some numbers are drawn by lot.
+			// Some numbers are random.
 			return drawnNumbers.ReplaceAllString(comments.ReplaceAllString(listing, "comment"), "number")
 		}
 		if got, want := program(name, namespace, port), program("svc", "ns", "p"); got != want {
@@ -129,15 +128,16 @@ func FuzzNames(f *testing.F) {
 }
 
 var (
-	// comments is what nft shows of a name.
+	// comments matches comments.
 	comments = regexp.MustCompile(`comment "[^"]*"`)
-	// drawnNumbers is dispatch keys and the numbers of endpoints with affinity.
+	// drawnNumbers matches dispatch keys and the numbers of endpoints with affinity.
 	drawnNumbers = regexp.MustCompile(`[0-9a-f]+:[0-9a-f]+`)
 )
 
-// TestLimits hands in Services that are larger than any sound one: what there is
-// room for works, and what there is not fails alone, with an error that says why.
-func TestLimits(t *testing.T) {
+// TestOversizedServiceFailsAlone has Services that are larger than in any real cluster. A Service
+// within the limits works. A Service beyond them fails alone, with an error that gives the
+// reason.
+func TestOversizedServiceFailsAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	netlab.Need(t, r.backend.conn.Limit() >= 8<<20-1<<10, "a socket buffer of 8 MiB (net.core.wmem_max)")
@@ -154,7 +154,7 @@ func TestLimits(t *testing.T) {
 	}
 	r.tracker.SetService(svc(0))
 	many(0, 3)
-	// 2,000 ports, more than etcd has room for.
+	// 2,000 ports, more than fit into etcd.
 	r.tracker.SetService(svc(1, func(s *v1.Service) {
 		s.Spec.Ports = nil
 		for p := range int32(2000) {
@@ -181,7 +181,7 @@ func TestLimits(t *testing.T) {
 	err := r.cursor.Sync(context.Background())
 	var partial *ruleset.PartialError
 	if !errors.As(err, &partial) || len(partial.Failed) != 1 {
-		t.Fatalf("Sync says %v", err)
+		t.Fatalf("Sync returned %v", err)
 	}
 	for k, err := range partial.Failed {
 		if k.Name != "svc-3" || !errors.Is(err, errTooManyEndpoints) || !strings.Contains(err.Error(), "70000 endpoints") {

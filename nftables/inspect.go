@@ -14,32 +14,32 @@ import (
 type kernelTables struct {
 	name     string
 	families map[tracker.Family]*kernelTable
-	// exist and hooked report whether one of the tables exists, and is hooked, and sound
-	// whether all that exist are. handle is the largest of the tables' handles.
+	// exist and hooked report whether a table exists and whether one is hooked. sound reports
+	// whether all existing tables are sound. handle is the largest handle of the tables.
 	exist, hooked, sound bool
 	handle               uint64
 }
 
-// kernelTable is a table in the kernel that an earlier process left, or this one before a
-// failure.
+// kernelTable is a table in the kernel that an earlier process left, or that this process left
+// after a failure.
 type kernelTable struct {
 	kernelHead
-	// sound reports that this package wrote the table in its present layout and that it can be
-	// rewritten in place. A table that is switched off or has a chain that is hooked in
-	// otherwise must be deleted, which is the only way to repair it on every kernel.
+	// sound reports that the table has the present layout of this package and can be rewritten
+	// in place. A dormant table, or one with another hook of a chain, must be deleted: no other
+	// repair works on every kernel.
 	sound bool
 	// hooked reports whether packets meet the table.
 	hooked bool
 	sets   map[string]kernelSet
 	chains map[string]kernelChain
-	// flowtables are the table's flowtables by name.
+	// flowtables holds the table's flowtables by name.
 	flowtables map[string]kernelFlowtable
-	// ranges are the contents of the interval sets that exist.
+	// ranges holds the contents of the existing interval sets.
 	ranges map[set][]addrRange
-	// hairpin are the endpoints whose connections to themselves are masqueraded, nil if they
-	// are very many.
+	// hairpin lists the endpoints whose connections to themselves are masqueraded. It is nil if
+	// the set is very large.
 	hairpin []netip.Addr
-	// sticky are the sticky pools, nil if they cannot be read. stickyNumbers are their
+	// sticky holds the sticky pools, nil if they cannot be read. stickyNumbers holds their
 	// numbers.
 	sticky        map[stickyOwner]*adoptedPool
 	stickyNumbers map[uint32]bool
@@ -60,10 +60,9 @@ func (b *Backend) inspectAll(name string) (*kernelTables, error) {
 	return out, nil
 }
 
-// inspect reads what must be known to replace the family's table of a name. It reads no
-// large map. If other processes interrupt every reading with their commits, the last reading
-// counts: they most likely change something else, and if not, the kernel refuses the
-// transaction.
+// inspect reads the family's table of a name, but no large map, in order to replace it. If
+// commits of other processes interrupt every attempt, inspect uses the last one. The commits
+// most likely concern other tables. If they do not, the kernel refuses the transaction.
 func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err error) {
 	k = &kernelTable{ranges: map[set][]addrRange{}}
 	if k.kernelHead, err = readTable(b.conn, table, f); err != nil || !k.exists {
@@ -121,14 +120,14 @@ func (b *Backend) inspect(table string, f tracker.Family) (k *kernelTable, err e
 	})
 }
 
-// has reports whether the table has the set as this package makes it.
+// has reports whether the table has the set with this package's attributes.
 func (k *kernelTable) has(s set, f tracker.Family) bool {
 	found, ok := k.sets[s.name()]
 	return ok && found.is(s.spec(f))
 }
 
-// readUsable calls begin before each attempt to read a set that the table has, and fn with
-// its elements. A set that it does not have has no elements.
+// readUsable calls fn with the elements of a set, and begin before each attempt. If the table
+// does not have the set, readUsable calls neither.
 func (b *Backend) readUsable(k *kernelTable, table string, f tracker.Family, s set, begin func(), fn func(kernelElement)) error {
 	if !k.has(s, f) {
 		return nil
@@ -151,9 +150,9 @@ func (b *Backend) readRanges(table string, f tracker.Family, s set) ([]addrRange
 	return rangesOf(bounds), err
 }
 
-// keeps reports whether a set stays where the table is rewritten: the set of remembered
-// clients, those whose contents would be missing for a moment if they were rebuilt, and the
-// counters, if they have room for so many elements.
+// keeps reports whether a set stays in place when the table is rewritten. These sets do: the
+// remembered clients, the interval sets, whose elements would be missing for a moment after the
+// transaction, and the counters, if they have room for size elements.
 func (k *kernelTable) keeps(s set, f tracker.Family, size int) bool {
 	if !k.sound || !k.has(s, f) {
 		return false
@@ -183,7 +182,7 @@ func (k *kernelTable) addSticky(e kernelElement) {
 	p, pool := k.sticky[owner], number>>stickyShift
 	if p == nil {
 		if k.stickyNumbers[pool] {
-			return // altered: no two owners have the same number
+			return // the table was altered: two owners have the same number
 		}
 		p = &adoptedPool{number: pool, members: map[netip.AddrPort]uint16{}}
 		k.sticky[owner], k.stickyNumbers[pool] = p, true

@@ -18,8 +18,8 @@ import (
 	"github.com/go-proxier/proxier/internal/netns"
 )
 
-// interfaces lists the network interfaces of a namespace. Its methods, except subscribe, need
-// the backend's lock.
+// interfaces lists the network interfaces of a namespace. The caller of its methods, except
+// subscribe, holds the backend's lock.
 type interfaces struct {
 	ns    *netns.Namespace
 	route *netlink.Handle
@@ -27,7 +27,7 @@ type interfaces struct {
 	stale bool
 }
 
-// openInterfaces opens a socket in a namespace, which must stay open.
+// openInterfaces opens a socket in a namespace. The namespace must stay open.
 func openInterfaces(ns *netns.Namespace) (*interfaces, error) {
 	l := &interfaces{ns: ns}
 	err := ns.Do(func() (err error) {
@@ -35,7 +35,7 @@ func openInterfaces(ns *netns.Namespace) (*interfaces, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("nftables: open route socket: %w", err)
+		return nil, fmt.Errorf("nftables: cannot open route socket: %w", err)
 	}
 	return l, nil
 }
@@ -80,12 +80,12 @@ func (o *Offload) chooses(name string) bool {
 	return name != loopbackInterface && o.Interfaces(name)
 }
 
-// SyncInterfaces adds network interfaces that appeared and that Offload.Interfaces chooses to
-// the fast path, and removes others from it. [Backend.Watch] does so whenever an interface
-// changes, and a full delta does, too, so that only callers of neither need it. Without
+// SyncInterfaces adds new network interfaces that Offload.Interfaces chooses to the fast path,
+// and removes others from it. [Backend.Watch] does the same whenever an interface changes, and
+// so does a full delta. So only callers that do not run Watch need SyncInterfaces. Without
 // Config.Offload, or before the first full delta, it does nothing. The error is ctx's, wraps
-// [os.ErrClosed], is a [*ruleset.DriftError] if the flowtable is gone, or another that may
-// pass.
+// [os.ErrClosed], or is a [*ruleset.DriftError] if the flowtable is gone. Any other error may
+// be temporary.
 func (b *Backend) SyncInterfaces(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -98,8 +98,8 @@ func (b *Backend) SyncInterfaces(ctx context.Context) error {
 	return b.syncInterfaces()
 }
 
-// syncInterfaces makes the flowtables and the sets of interfaces agree with the interfaces
-// that exist. It repeats that if an interface goes concurrently.
+// syncInterfaces makes the flowtables and the sets of interfaces agree with the existing
+// interfaces. It tries again if an interface is deleted concurrently.
 func (b *Backend) syncInterfaces() error {
 	if b.config.Offload == nil || b.tables == nil {
 		return nil
@@ -118,7 +118,7 @@ func (b *Backend) syncInterfaces() error {
 			}
 			ft, ok := found[fastPath]
 			if !ok {
-				return drifted(t.family, "flowtable %s is gone", fastPath)
+				return drifted(t.family, "flowtable %s is missing", fastPath)
 			}
 			w.deleteDevices(t.family, missingNames(ft.devices, links))
 			w.addDevices(t.family, missingNames(links, ft.devices))
@@ -143,12 +143,12 @@ func (b *Backend) syncInterfaces() error {
 	})
 	b.interfaces.stale = err != nil
 	if err != nil {
-		return fmt.Errorf("nftables: interfaces of the fast path: %w", err)
+		return fmt.Errorf("nftables: cannot update interfaces of the fast path: %w", err)
 	}
 	return nil
 }
 
-// missingNames returns the keys of a that b lacks, sorted.
+// missingNames returns the keys of a that are missing from b, sorted.
 func missingNames[A, B any](a map[string]A, b map[string]B) []string {
 	var out []string
 	for name := range a {
@@ -160,9 +160,9 @@ func missingNames[A, B any](a map[string]A, b map[string]B) []string {
 	return out
 }
 
-// followInterfaces calls SyncInterfaces now and whenever an interface changes, on a goroutine
-// that stop ends. It calls failed with the errors. The function that it returns calls failed,
-// too, and not twice at a time. Without Config.Offload it does nothing.
+// followInterfaces starts a goroutine that calls SyncInterfaces now and whenever an interface
+// changes, and calls failed with the errors. stop ends the goroutine. serialized calls failed,
+// but never concurrently with the goroutine. Without Config.Offload no goroutine starts.
 func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (serialized func(error), stop func(), err error) {
 	if b.config.Offload == nil {
 		return failed, func() {}, nil
@@ -172,7 +172,7 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 		return nil, nil, errClosed
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("nftables: watch interfaces: %w", err)
+		return nil, nil, fmt.Errorf("nftables: cannot watch interfaces: %w", err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var mu sync.Mutex
@@ -191,7 +191,7 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 			}
 			if err := b.waitInterfaces(ctx, s); err != nil {
 				if ctx.Err() == nil && !errors.Is(err, os.ErrClosed) {
-					report(fmt.Errorf("nftables: watch interfaces: %w", err))
+					report(fmt.Errorf("nftables: cannot watch interfaces: %w", err))
 				}
 				return
 			}
@@ -207,7 +207,7 @@ func (b *Backend) waitInterfaces(ctx context.Context, s *nl.NetlinkSocket) error
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, unix.ENOBUFS): // there were more than the socket holds
+		case errors.Is(err, unix.ENOBUFS): // the socket lost notifications
 			return nil
 		case errors.Is(err, unix.EINTR):
 			continue
@@ -226,13 +226,13 @@ func (b *Backend) waitInterfaces(ctx context.Context, s *nl.NetlinkSocket) error
 	}
 }
 
-// matters reports whether a change of an interface changes what is chosen. Most changes are of
-// an interface's state, or were seen already.
+// matters reports whether the change of an interface changes the chosen interfaces. Most changes
+// are about an interface's state, or SyncInterfaces has seen them.
 func (b *Backend) matters(gone bool, link *netlink.LinkAttrs) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.tables == nil {
-		return false // a full delta looks at all of them
+		return false // the next full delta lists all interfaces
 	}
 	index, known := b.tables[0].interfaces[link.Name]
 	if gone {
@@ -241,7 +241,7 @@ func (b *Backend) matters(gone bool, link *netlink.LinkAttrs) bool {
 	if b.config.Offload.chooses(link.Name) {
 		return !known || index != link.Index
 	}
-	// It may have had another name before.
+	// The interface may have had another name before.
 	for _, index := range b.tables[0].interfaces {
 		if index == link.Index {
 			return true

@@ -20,8 +20,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// view is what a table does, without the numbers it happens to use: a line for
-// each fact.
+// view describes a table without its arbitrary numbers, with a line for each fact.
 type view map[string]string
 
 // kernelView reads one family's table and resolves its dispatch keys.
@@ -80,7 +79,7 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 				tb.Errorf("pool %x has a hole: %v", pool, pools[pool])
 			}
 			eps := pools[pool]
-			if !strings.Contains(chain, "-by-") { // else it matters which bucket is whose
+			if !strings.Contains(chain, "-by-") { // with a hash, the order of buckets matters
 				eps = slices.Sorted(slices.Values(eps))
 			}
 			v[kind+" "+place(e.key, f)] = fmt.Sprintf("%s %s %v", e.comment, chain, eps)
@@ -97,7 +96,7 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 	}
 	n := f.Bits() / 8
 	all(setClusterIPs, func(e kernelElement) { v["cluster IP "+address(e.key)] = "" })
-	// Endpoints in their grace period are in the set, too, and no others.
+	// The set also has endpoints in their grace period, and no others.
 	inGrace := b.table(f).hairpin.inGrace(time.Now())
 	all(setHairpin, func(e kernelElement) {
 		if a, _ := netip.AddrFromSlice(e.key[:n]); inGrace[a].IsZero() {
@@ -117,7 +116,7 @@ func address(data []byte) string {
 	return a.String()
 }
 
-// place names the address, if there is one, protocol and port in a key.
+// place returns a text of the address, if any, the protocol and the port in a key.
 func place(key []byte, f tracker.Family) string {
 	n := 0
 	addr := "node port"
@@ -154,7 +153,7 @@ func (b *Backend) verdicts(f tracker.Family, s set, fn func(key []byte, chain st
 	})
 }
 
-// rulesetView is what the table should do, from the ruleset.
+// rulesetView returns the view that follows from the ruleset.
 func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Family) view {
 	v := view{}
 	for _, s := range services {
@@ -210,7 +209,7 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 	return v
 }
 
-// diffViews describes how two views differ, "" if not at all.
+// diffViews describes the differences between two views, "" if they are equal.
 func diffViews(have, want view) string {
 	var out []string
 	for k, w := range want {

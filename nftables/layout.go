@@ -10,11 +10,11 @@ import (
 const layoutVersion = 3
 
 // adoptableVersion is the oldest layout whose remembered clients, sticky endpoints and
-// hairpin connections mean the same as in this one.
+// hairpin connections have the same meaning as in this one.
 const adoptableVersion = 1
 
-// The chains that every table has. The base chains have the names and priorities of those
-// with the same purpose in kube-proxy's nftables mode.
+// The chains that every table has. Base chains have the names and priorities of the chains with
+// the same purpose in kube-proxy's nftables mode.
 const (
 	chainNATPrerouting   = "nat-prerouting"
 	chainNATOutput       = "nat-output"
@@ -42,8 +42,8 @@ const (
 // A set is one of the table's named sets and maps.
 type set uint8
 
-// The table's sets. setFastPathInterfaces exists with Config.Offload. firstAllowed and the sets behind it are one set for each prefix length
-// of load-balancer source ranges.
+// The table's sets. setFastPathInterfaces exists with Config.Offload. From firstAllowed on, there
+// is one set for each prefix length of load-balancer source ranges.
 const (
 	setLayout set = iota
 	setServiceIPs
@@ -102,18 +102,18 @@ func (s set) name() string {
 	}[s]
 }
 
-// The element of a frontend has a dispatch key, which the rules keep in the packet's priority
-// between two look-ups: 32 bits that determine what happens to the connection. The priority is
-// the one field of a packet that rules can write, read and look up, and that nothing else uses
-// at this point; nft cannot list a rule that passes a looked-up value on in a register. It is
-// reset before the packet leaves (see resetPriority).
+// The value of a frontend's element is a dispatch key: 32 bits that determine what happens to the
+// connection. Rules keep it in the packet's priority between two look-ups, and reset the priority
+// before the packet leaves (see resetPriority). The priority is the one field of a packet that
+// rules can write, read and look up, and that nothing else uses at this point. A register would
+// do, but nft cannot list a rule that passes a looked-up value on in a register.
 //
-//	bit 31      always set, so that a rule can tell a dispatch key from a priority
+//	bit 31      always set, so that a rule can distinguish a dispatch key from a priority
 //	bits 20-30  the handler's number
 //	bits 0-19   the pool's number
 //
-// A sticky pool's number is 16 bits with the highest set. Its chain shifts the number up, which
-// again sets bit 31 and leaves room for the number of an endpoint in the lower half.
+// A sticky pool's number has 16 bits, the highest of which is set. The pool's chain shifts the
+// number up. This sets bit 31 again and leaves the lower half for the number of an endpoint.
 const (
 	dispatchMark = 1 << 31
 	handlerShift = 20
@@ -125,13 +125,14 @@ const (
 	maxSticky    = stickyMark - 1
 	stickyShift  = 16
 	stickyMask   = 0xffff << stickyShift
-	// maxStickyEndpoints is how many endpoints a Service with client affinity can have.
+	// maxStickyEndpoints is the largest number of endpoints of a Service with client affinity.
 	maxStickyEndpoints = 1<<stickyShift - 1
 )
 
 func dispatchKey(handler, pool uint32) uint32 { return dispatchMark | handler<<handlerShift | pool }
 
-// exactBuckets is the largest number of buckets that grows by one with each endpoint.
+// exactBuckets is the largest number of endpoints up to which every pool has as many buckets
+// as endpoints.
 const exactBuckets = 16
 
 // bucketStep returns the difference between the numbers of buckets around n.
@@ -144,8 +145,8 @@ func bucketStep(n int) int {
 }
 
 // bucketsFor returns the number of buckets that a pool of n endpoints draws from: n itself up
-// to 16 and then the next of four steps between powers of two, so that the number of chains
-// stays small however many sizes there are. A draw of an empty bucket is repeated.
+// to 16, and then the next of four steps between powers of two. So there are few chains for many
+// sizes of pools. After a draw of an empty bucket, the next rule draws again.
 func bucketsFor(n int) int {
 	if n <= exactBuckets {
 		return n
@@ -154,8 +155,8 @@ func bucketsFor(n int) int {
 	return (n + step - 1) / step * step
 }
 
-// bucketsBelow returns the next smaller number of buckets: a pool that draws from the given
-// number has at least one endpoint more than that.
+// bucketsBelow returns the next smaller number of buckets. A pool that draws from the given
+// number has more endpoints than the result.
 func bucketsBelow(buckets int) int {
 	if buckets <= exactBuckets+1 {
 		return buckets - 1
@@ -163,10 +164,10 @@ func bucketsBelow(buckets int) int {
 	return buckets - bucketStep(buckets)
 }
 
-// seconds rounds an affinity timeout up to seconds, as chains' names and rules have it. The
-// kernel has milliseconds, but Kubernetes only seconds.
+// seconds rounds an affinity timeout up to seconds, as in the names of chains and in rules. The
+// kernel has a resolution of milliseconds, but Kubernetes of seconds.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
-// maxAffinity is a timeout with the longest name: Kubernetes has a day at most
+// maxAffinity is the timeout with the longest name. Kubernetes allows a day at most
 // (v1.ClientIPConfig.TimeoutSeconds).
 const maxAffinity = 86400 * time.Second

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// makeOlder gives the tables the version of layout 1, and a chain and a map that layout 1
-// has under other names. do runs a function in the network namespace.
+// makeOlder gives the tables the version of layout 1, and a chain and a map with their names in
+// layout 1. do runs a function in the network namespace.
 func makeOlder(t *testing.T, do func(func() error) error, table string) {
 	t.Helper()
 	script := ""

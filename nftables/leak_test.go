@@ -12,16 +12,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/backendtest"
-	"github.com/go-proxier/proxier/internal/holdings"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestLeaks makes and removes Services by the thousand, and backends by the
-// hundred: what is held afterwards, here and in the kernel, is what was held when
-// as many had been made and removed for the first time.
-func TestLeaks(t *testing.T) {
-	// Not parallel: others have goroutines and files, too.
+// TestServicesAndBackendsDoNotLeak adds and removes thousands of Services, and opens and closes
+// hundreds of backends. A second round must not use more resources, in the process and in the
+// kernel, than the first.
+func TestServicesAndBackendsDoNotLeak(t *testing.T) {
+	// Not parallel, because other tests have goroutines and files.
 	cycles := 100
 	if testing.Short() {
 		cycles = 20
@@ -40,7 +40,7 @@ func TestLeaks(t *testing.T) {
 				s.Spec.Ports[0].NodePort = int32(30000 + i)
 			}}
 			s := svc(i, edits[(n+i)%len(edits)])
-			// Names that never come back, as of a cluster's jobs.
+			// Each name is used once, as for a cluster's jobs.
 			s.Name = fmt.Sprintf("svc-%d-%d", n, i)
 			es := epSlice(i, tracker.IPv4, (n+i)%1000, (n+i)%1000+1, (n+7*i)%1000+2000)
 			es.Name, es.Labels["kubernetes.io/service-name"] = s.Name+"-x", s.Name
@@ -90,16 +90,15 @@ func TestLeaks(t *testing.T) {
 		cycle(n)
 	}
 	renew(30)
-	tables, before := kernel(), holdings.Now()
+	tables, before := kernel(), usage.Now()
 	for n := range cycles {
 		cycle(cycles + n)
 	}
 	renew(30)
-	// Less than 50 bytes for each one that there was; noise is of the order of some
-	// ten kB.
+	// Less than 50 bytes for each Service. Noise has the order of some ten kB.
 	before.Keep(t, 200<<10)
 	if now := kernel(); now != tables {
-		t.Errorf("the kernel's tables are not what they were: %s", backendtest.FirstDifference(now, tables))
+		t.Errorf("the kernel's tables have changed: %s", backendtest.FirstDifference(now, tables))
 	}
-	t.Logf("%d Services made and removed, %d elements in the kernel", services*cycles, strings.Count(tables, ","))
+	t.Logf("%d Services added and removed, %d elements in the kernel", services*cycles, strings.Count(tables, ","))
 }

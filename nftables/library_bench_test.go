@@ -15,10 +15,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// The benchmarks in this file run what this package does with netlink messages of its
-// own beside github.com/google/nftables doing the same in the same kernel. They are the
-// reason for package nlbatch and for the readers in this package: what the library does
-// within twice the time and memory is the library's to do.
+// The benchmarks in this file compare netlink messages of this package with
+// github.com/google/nftables in the same kernel. They justify package nlbatch and the readers
+// in this package. The package uses the library for everything that the library does within
+// twice the time and memory.
 
 // comparison is a table with one map of 32-bit numbers to 32-bit numbers, and a
 // connection of either kind.
@@ -71,7 +71,7 @@ func (c *comparison) write(batch *nlbatch.Batch, typ uint16, from, n int) {
 	batch.Elements(typ, 0, unix.NFPROTO_IPV4, "compared", "numbers", &e)
 }
 
-// elements returns n elements as the library has them.
+// elements returns n elements in the library's form.
 func (c *comparison) elements(from, n int) []gnft.SetElement {
 	out := make([]gnft.SetElement, n)
 	for i := range out {
@@ -144,8 +144,8 @@ func BenchmarkLibraryReadElements(b *testing.B) {
 	}
 }
 
-// BenchmarkLibraryList lists the structure of a backend's table, as a restart and a
-// check after a change of another process do: the table, its sets, chains and rules.
+// BenchmarkLibraryList lists the table of a backend with its sets, chains and rules. A restart
+// does so, and a check after a transaction of another process.
 func BenchmarkLibraryList(b *testing.B) {
 	h := netlab.NewHost(b)
 	p := newPipeline(b, h.File())

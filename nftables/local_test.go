@@ -26,8 +26,8 @@ func TestNodeIsRefused(t *testing.T) {
 	backendtest.NodeIsRefused(t, r.host, own...)
 }
 
-// TestRefusedSocketIsForwardedLater has a socket on the node refused at a NodePort.
-// As soon as the Service has an endpoint, the same socket reaches it.
+// TestRefusedSocketIsForwardedLater has a NodePort refuse a socket on the node. As soon as the
+// Service has an endpoint, the same socket reaches it.
 func TestRefusedSocketIsForwardedLater(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))

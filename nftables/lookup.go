@@ -17,11 +17,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Lookup reads from the kernel's tables what becomes of new connections like the query's
-// packet, in the tables of a [Backend] with the same configuration, in this process or
-// another. Found.Where is the table and the chain that handles the connections; the
-// package documentation explains the chains' names. The error wraps [ruleset.ErrNoRules]
-// if there is no table.
+// Lookup reads how the kernel handles new connections like the query's packet, from the
+// tables of a [Backend] with the same configuration, in this process or another. Found.Where
+// is the table and the chain that handles the connections. DESIGN.md, beside the source,
+// explains the names of chains. The error wraps [ruleset.ErrNoRules] if there is no table.
 //
 // Lookup is a debugging aid. It reads whole maps one after the other, so a concurrent
 // change can yield an inconsistent result.
@@ -29,7 +28,7 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 	to := netip.AddrPortFrom(q.Packet.To.Addr().Unmap(), q.Packet.To.Port())
 	family := tracker.FamilyOf(to.Addr())
 	if family.Bits() == 0 {
-		return ruleset.Found{}, fmt.Errorf("nftables: look up: bad address %v", q.Packet.To)
+		return ruleset.Found{}, fmt.Errorf("nftables: cannot look up invalid address %v", q.Packet.To)
 	}
 	c.Families = []tracker.Family{family}
 	b, err := New(ctx, c)
@@ -51,7 +50,7 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 		}
 		return found, err
 	}
-	return ruleset.Found{}, fmt.Errorf("nftables: look up: %w", ruleset.ErrNoRules)
+	return ruleset.Found{}, fmt.Errorf("nftables: cannot look up packet: %w", ruleset.ErrNoRules)
 }
 
 // lookup is one Lookup in one table.
@@ -63,7 +62,7 @@ type lookup struct {
 	key    string
 }
 
-// find resolves the dispatch key in one map, if there is one.
+// find resolves the packet's dispatch key in one map, if the map has one.
 func (l *lookup) find(dispatchKeys, handlers set) (found ruleset.Found, err error) {
 	var dispatchKey uint32
 	err = l.each(dispatchKeys, func(e kernelElement) {
@@ -94,7 +93,7 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 	if chain == chainNoEndpoints || chain == chainNoLocalEndpoints {
 		return nil, nil
 	}
-	// The names of chains of Services with affinity end in its seconds.
+	// The name of a chain with client affinity ends in the timeout, as in 600s.
 	if !strings.HasSuffix(chain, "s") {
 		err := l.each(setEndpoints, func(e kernelElement) {
 			if a, ok := parseAddrPort(e.data); ok && binary.NativeEndian.Uint32(e.key) == number {
@@ -119,7 +118,8 @@ func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
 	return sorted(out), err
 }
 
-// sorted returns each address once: one may have several buckets.
+// sorted returns the addresses sorted and without duplicates. An endpoint may have several
+// buckets.
 func sorted(list []netip.AddrPort) []netip.AddrPort {
 	slices.SortFunc(list, netip.AddrPort.Compare)
 	return slices.Compact(list)

@@ -19,14 +19,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// lookUp asks Lookup about packets to an address, port and protocol, or to a NodePort if
-// the address is unspecified.
+// lookUp calls Lookup for packets to an address, port and protocol, or to a NodePort if the
+// address is unspecified.
 func lookUp(ctx context.Context, c Config, to netip.AddrPort, p v1.Protocol) (ruleset.Found, error) {
 	return Lookup(ctx, c, ruleset.Query{Packet: ruleset.Packet{To: to, Protocol: p}, NodePort: to.Addr().IsUnspecified()})
 }
 
-// TestLookup compares what is read of each frontend with what the ruleset has.
-func TestLookup(t *testing.T) {
+// TestLookupAgreesWithRuleset compares the result for each frontend with the ruleset.
+func TestLookupAgreesWithRuleset(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
 	c := Config{NetNS: h.File()}

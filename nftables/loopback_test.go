@@ -17,8 +17,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// loopbackRig returns a rig with Service 0 at UDP port 80 of 10.96.0.1, edited,
-// whose one endpoint is a server on the node itself, and a client of it.
+// loopbackRig returns a rig with Service 0 at UDP port 80 of 10.96.0.1, with the edits made. Its
+// one endpoint is a server on the node itself. client is a client of the Service.
 func loopbackRig(t *testing.T, edits ...func(*v1.Service)) (r *rig, client *net.UDPConn, exchange func()) {
 	t.Helper()
 	r = newRig(t, netlab.NewHost(t))
@@ -59,8 +59,8 @@ func loopbackRig(t *testing.T, edits ...func(*v1.Service)) (r *rig, client *net.
 	}
 }
 
-// TestPriorityOfAProcessIsKept sends packets with a priority of their own that
-// looks like a dispatch key: only a connection's first may lose it.
+// TestPriorityOfAProcessIsKept sends packets with a priority that looks like a dispatch key. Only
+// a connection's first packet may lose it.
 func TestPriorityOfAProcessIsKept(t *testing.T) {
 	t.Parallel()
 	r, client, exchange := loopbackRig(t)
@@ -87,9 +87,9 @@ add rule ip spy out udp dport 8080 meta priority 8000:1234 counter`)
 	}
 }
 
-// TestShorterTimeout shortens the affinity timeout of a Service: a client that is
-// remembered already comes under the new one when it connects again.
-func TestShorterTimeout(t *testing.T) {
+// TestShorterAffinityTimeoutApplies shortens the affinity timeout of a Service. The new timeout
+// applies to a remembered client when it connects again.
+func TestShorterAffinityTimeoutApplies(t *testing.T) {
 	t.Parallel()
 	r, _, exchange := loopbackRig(t, sticky(3600))
 	clients := func() string { return r.nft("list map ip proxier sticky-clients") }

@@ -10,8 +10,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// demand is how many elements of a set are needed at most, and how many bytes of a
-// transaction it takes to add them.
+// demand is the largest number of elements that a set needs, and the number of bytes that they
+// take in a transaction.
 type demand struct{ elements, bytes int }
 
 // measure sets the sizes of the sets for the Services in changes and for grace entries. It
@@ -32,7 +32,7 @@ func (t *table) measure(changes []ruleset.Change, clients, grace int) *[setCount
 		t.size[s] = sizeFor(need[s].elements)
 	}
 	t.size[setStickyClients] = clients
-	// The kinds of set that intervals are kept in have no size.
+	// Interval sets have no size.
 	t.size[setNodePortIPs], t.size[setServiceCIDRs] = 0, 0
 	t.size[setFastPathInterfaces] = 0 // not known
 	for _, s := range trafficSets {
@@ -41,8 +41,8 @@ func (t *table) measure(changes []ruleset.Change, clients, grace int) *[setCount
 	return need
 }
 
-// demand calls add with how many elements of a set the Service needs at most, and the
-// bytes of each.
+// demand calls add with the largest number of elements of a set that the Service needs, and
+// the bytes of each.
 func (t *table) demand(s *ruleset.Service, add func(s set, n, bytes int)) {
 	comment := nlbatch.CommentSize(len(s.Key.Namespace) + len(s.Key.Name) + len(s.Key.Port) + len("//:/SCTP/IPv6 local"))
 	buckets := bucketsOf(s, ruleset.ToCluster) + bucketsOf(s, ruleset.ToLocal)
@@ -78,14 +78,14 @@ func (t *table) demand(s *ruleset.Service, add func(s set, n, bytes int)) {
 	add(setHairpin, here, hairpinSize(t.family))
 }
 
-// size returns how many bytes the element takes at most without its comment.
+// size returns the largest number of bytes that the element takes without its comment.
 func (e *element) size() int { return nlbatch.ElementSize(int(e.key.n), int(e.data.n)) }
 
 // hairpinSize returns the size of a hairpinElement.
 func hairpinSize(f tracker.Family) int { return nlbatch.ElementSize(2*f.Bits()/8, 0) }
 
-// bytes returns how many bytes of a transaction it takes at most to write the Service to a
-// table that does not have it.
+// bytes returns the largest number of bytes that the Service takes in a transaction if the table
+// does not have it.
 func (t *table) bytes(s *ruleset.Service) int {
 	if s == nil {
 		return 0
@@ -103,13 +103,13 @@ func (t *table) bytes(s *ruleset.Service) int {
 	return total + prefixes*prefixSize
 }
 
-// prefixSize is about the most bytes that it takes to make a set for the sources of one
-// prefix length and its rule.
+// prefixSize is an upper bound of the bytes that take a set for the sources of one prefix length
+// and its rule.
 const prefixSize = 1 << 10
 
-// handlerBytes returns how many bytes it takes to make the handler.
+// handlerBytes returns the number of bytes that the handler takes in a transaction.
 func (t *table) handlerBytes(h handler) int {
-	// They do not depend on which buckets or timeout, except for the length of names.
+	// The number of buckets and the timeout matter only by the length of names.
 	if h.buckets > exactBuckets {
 		h.buckets = bucketsFor(maxPool)
 	}

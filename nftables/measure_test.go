@@ -19,13 +19,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// unprivileged is the largest transaction that a process without privileges can
-// send where net.core.wmem_max has the kernel's default.
+// unprivileged is the size of the largest transaction of a process without privileges, with the
+// kernel's default of net.core.wmem_max.
 const unprivileged = 2*212992 - 32
 
-// TestBytesOfAService writes random Services and counts the bytes that they take,
-// which must be no more than was expected.
-func TestBytesOfAService(t *testing.T) {
+// TestServiceTakesNoMoreThanMeasured writes random Services and compares their bytes with the
+// measured ones.
+func TestServiceTakesNoMoreThanMeasured(t *testing.T) {
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
 		rng := rand.New(rand.NewPCG(7, uint64(f)))
 		node := &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}
@@ -100,15 +100,15 @@ func TestBytesOfAService(t *testing.T) {
 				t.Fatal(err)
 			}
 			if batch.Len() > size {
-				t.Fatalf("%s, change %d: a transaction of %d bytes, said to be %d", f, i, batch.Len(), size)
+				t.Fatalf("%s, change %d: a transaction of %d bytes, but size is %d", f, i, batch.Len(), size)
 			}
 		}
 	}
 }
 
-// TestSmallSocketBuffer has a process without privileges program many chains, many
+// TestSmallSocketBufferSuffices has a process without privileges program many chains, many
 // endpoints and a Service that is too large for any transaction.
-func TestSmallSocketBuffer(t *testing.T) {
+func TestSmallSocketBufferSuffices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	r.limit = unprivileged
@@ -120,14 +120,14 @@ func TestSmallSocketBuffer(t *testing.T) {
 			r.tracker.SetSlice(epSlice(i, f, upTo(10+i%7)...))
 		}
 	}
-	for range 3 { // at first, by a staging table, and back
+	for range 3 { // the first tables, a staging table, and the first name again
 		r.cursor.Resync()
 		r.sync()
 		r.verify()
 		r.start()
 	}
 	r.sync()
-	for i := range 120 { // all at once
+	for i := range 120 { // in one delta
 		r.tracker.SetService(svc(i, sticky(int32(2000+i))))
 		r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(19)...))
 	}
@@ -149,7 +149,7 @@ func TestSmallSocketBuffer(t *testing.T) {
 		err := r.cursor.Sync(ctx)
 		var partial *ruleset.PartialError
 		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, ErrTooLarge) {
-			t.Fatalf("Sync says %v", err)
+			t.Fatalf("Sync returned %v", err)
 		}
 		if r.last.Full != full {
 			t.Errorf("full: %t, want %t", r.last.Full, full)
@@ -158,22 +158,22 @@ func TestSmallSocketBuffer(t *testing.T) {
 			t.Errorf("the other Service: %q, the large one: %q", v["service 10.96.0.212 6 80"], v["service 10.96.0.211 6 80"])
 		}
 	}
-	// One that grows beyond the limit step by step is changed as long as the
-	// change is small, and goes on failing alone when it is not.
+	// A Service that grows beyond the limit in small changes can be programmed. A large
+	// change of it fails alone.
 	r.tracker.SetSlice(epSlice(210, tracker.IPv4, upTo(6)...))
 	r.sync()
 	r.verify()
 	r.tracker.SetSlice(epSlice(210, tracker.IPv4, upTo(huge)...))
 	if err := r.cursor.Sync(ctx); !errors.Is(err, ErrTooLarge) {
-		t.Fatalf("Sync says %v", err)
+		t.Fatalf("Sync returned %v", err)
 	}
 	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-210"})
 	r.sync()
 	r.verify()
 }
 
-// TestClusterIPsComeLast looks at a cold start in steps: an address is refused
-// only once all of its ports are there.
+// TestClusterIPsComeLast stops a cold start halfway. Packets to a cluster IP may be refused only
+// once all of its ports are in the table.
 func TestClusterIPsComeLast(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
@@ -183,10 +183,10 @@ func TestClusterIPsComeLast(t *testing.T) {
 		r.tracker.SetService(svc(i))
 		r.tracker.SetSlice(epSlice(i, tracker.IPv4, upTo(30)...))
 	}
-	// A context that is done after the second step leaves the rest undone.
+	// The context ends the cold start after the second step.
 	ctx := &countedContext{Context: context.Background(), left: 4}
 	if err := r.cursor.Sync(ctx); !errors.Is(err, context.Canceled) {
-		t.Fatalf("Sync says %v", err)
+		t.Fatalf("Sync returned %v", err)
 	}
 	count := func(s set) (n int) {
 		if err := r.backend.elements(r.backend.name, tracker.IPv4, s, func(kernelElement) { n++ }); err != nil {
@@ -195,13 +195,13 @@ func TestClusterIPsComeLast(t *testing.T) {
 		return n
 	}
 	if services, refused := count(setServiceIPs), count(setClusterIPs); services == 0 || services == 120 || refused != 0 {
-		t.Errorf("half-way there are %d services and %d addresses that refuse", services, refused)
+		t.Errorf("halfway, the table has %d services and %d addresses that refuse", services, refused)
 	}
 	r.sync()
 	r.verify()
 }
 
-// countedContext is done when it was asked so many times.
+// countedContext is done after the given number of calls of Err.
 type countedContext struct {
 	context.Context
 	left int

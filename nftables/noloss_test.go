@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 	netlab.Main(m)
 }
 
-// busy is a dual-stack Service whose endpoints change all the time: every pod of
-// the world goes on serving, so that no connection may fail.
+// busy is a dual-stack Service whose endpoints change all the time. Every pod of the world serves
+// all the time, so that no connection may fail.
 type busy struct {
 	Pods4, Pods6 []netip.Addr
 	Port         uint16
@@ -66,7 +66,7 @@ func (s busy) service() *v1.Service {
 	}
 }
 
-// targets is where the Service is reached.
+// targets returns the frontends of the Service.
 func (s busy) targets() []conformance.Target {
 	vip4, vip6 := netip.MustParseAddrPort("10.96.0.50:80"), netip.MustParseAddrPort("[fd00:10:96::50]:80")
 	return []conformance.Target{
@@ -103,8 +103,8 @@ func (s busy) hand(t *tracker.Tracker, rng *rand.Rand) {
 	}
 }
 
-// TestNoConnectionIsLost opens connections from outside and from a pod, to cluster
-// IPs and a NodePort, throughout everything that a node agent does or suffers.
+// TestNoConnectionIsLost opens connections from outside and from a pod, to cluster IPs and a
+// NodePort, during everything that a node agent does.
 func TestNoConnectionIsLost(t *testing.T) {
 	changes := 2000
 	if testing.Short() {
@@ -143,7 +143,7 @@ func TestNoConnectionIsLost(t *testing.T) {
 	})
 	during("50 full resyncs by a staging table", func() {
 		limit := b.conn.Limit()
-		b.conn.SetLimit(20 << 10) // the skeletons fit, and hardly more
+		b.conn.SetLimit(20 << 10) // the skeletons fit, and little more
 		defer func() { b.conn.SetLimit(limit) }()
 		for range 50 {
 			w.Cursor.Resync()
@@ -159,11 +159,11 @@ func TestNoConnectionIsLost(t *testing.T) {
 			}
 		})
 	}
-	// Somebody else writes the tables.
+	// Another backend writes the tables.
 	takenOver(t, w)
-	// Connections fail while there is no table, and none once it is back.
+	// Connections fail while there is no table. Afterwards, none may fail.
 	if err := b.Check(t.Context()); !errors.Is(err, ruleset.ErrNeedFull) {
-		t.Errorf("another agent wrote the tables, and Check says %v", err)
+		t.Errorf("another backend wrote the tables, and Check returned %v", err)
 	}
 	w.Cursor.Resync()
 	w.Sync()
@@ -183,8 +183,8 @@ func TestNoConnectionIsLost(t *testing.T) {
 	during("after the tables were deleted and repaired", func() { time.Sleep(200 * time.Millisecond) })
 }
 
-// agentEnv in the environment makes the test binary an agent for the Service it
-// describes.
+// agentEnv is an environment variable that describes a Service. It makes the test binary an agent
+// for that Service.
 const agentEnv = "PROXIER_TEST_AGENT"
 
 // runAgent changes the Service's endpoints as fast as it can until it is killed.
@@ -206,7 +206,7 @@ func runAgent(spec string) error {
 		return err
 	}
 	if os.Getenv(smallEnv) == "1" {
-		b.conn.SetLimit(20 << 10) // the skeletons fit, and hardly more
+		b.conn.SetLimit(20 << 10) // the skeletons fit, and little more
 	}
 	c, rng := e.Attach("nftables", b), rand.New(rand.NewPCG(uint64(os.Getpid()), 1))
 	t.SetService(s.service())

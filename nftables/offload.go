@@ -16,17 +16,18 @@ const DefaultOffloadPackets = 20
 type Offload struct {
 	// Interfaces reports whether packets that come in by an interface may take the fast
 	// path. A connection takes it if both its interfaces are chosen. The loopback interface
-	// is never chosen. Required; [InterfacesMatching] makes such a function. It is called
-	// with the backend's lock held, and must always return the same for the same name.
+	// is never chosen. Required; [InterfacesMatching] returns such a function. The backend
+	// calls Interfaces with its lock held. Interfaces must always return the same result for
+	// the same name.
 	Interfaces func(name string) bool
 	// AfterPackets is the number of packets, of both directions together, after which a
 	// connection takes the fast path; 0 means [DefaultOffloadPackets]. It must not be
 	// negative. With 1, connections take the fast path as soon as they are established.
 	AfterPackets int
-	// UDP offloads UDP, too, instead of TCP alone. It needs a kernel that lets other
-	// programs delete connection-tracking entries of offloaded connections, since the
-	// clients of a deleted endpoint depend on that (see package conntrack). Linux 6.4 does,
-	// and so do Debian's 5.10 and 6.1. Others return EBUSY, which cannot be probed.
+	// UDP offloads UDP in addition to TCP. It needs a kernel that lets programs delete the
+	// connection-tracking entries of offloaded connections, because package conntrack must
+	// delete the flows to a removed endpoint. Linux 6.4 does, and so do Debian's 5.10 and
+	// 6.1. Other kernels return EBUSY, which New cannot probe.
 	UDP bool
 }
 
@@ -39,9 +40,9 @@ func (o *Offload) withDefaults() (*Offload, error) {
 	out := *o
 	switch {
 	case o.Interfaces == nil:
-		return nil, fmt.Errorf("%w: offload without a choice of interfaces", ruleset.ErrConfig)
+		return nil, fmt.Errorf("%w: Offload.Interfaces is nil", ruleset.ErrConfig)
 	case o.AfterPackets < 0:
-		return nil, fmt.Errorf("%w: offload after %d packets", ruleset.ErrConfig, o.AfterPackets)
+		return nil, fmt.Errorf("%w: Offload.AfterPackets is negative: %d", ruleset.ErrConfig, o.AfterPackets)
 	case o.AfterPackets == 0:
 		out.AfterPackets = DefaultOffloadPackets
 	}
@@ -49,8 +50,8 @@ func (o *Offload) withDefaults() (*Offload, error) {
 }
 
 // InterfacesMatching returns a function for Offload.Interfaces that chooses the interfaces
-// whose name matches one of the patterns, in the syntax of [path.Match], such as "veth*". The
-// error is about a malformed pattern and wraps [ruleset.ErrConfig].
+// whose name matches one of the patterns, in the syntax of [path.Match], such as "veth*". If a
+// pattern is malformed, the error wraps [ruleset.ErrConfig].
 func InterfacesMatching(patterns ...string) (func(name string) bool, error) {
 	for _, p := range patterns {
 		if _, err := path.Match(p, ""); err != nil || p == "" {

@@ -20,12 +20,12 @@ import (
 
 // BenchmarkOffload sends bytes from a client to a pod across a node, over one TCP connection
 // each: to the pod's own address on a node without rules, to a Service, and to a Service with
-// offload. They take turns of 4 MB. CPU time is that of the whole machine, with the sender and
-// the receiver. In "mtu" the sender cuts the bytes into packets, in "gso" the packets are up to
+// offload. They take turns of 4 MB. CPU time is the time of the whole machine, with the sender
+// and the receiver. In "mtu" the sender cuts the bytes into packets. In "gso" packets have up to
 // 64 kB on their way through the node.
 //
-// It needs a kernel with flowtables and runs in the emulated one, where only the ratios mean
-// anything:
+// It needs a kernel with flowtables and runs in the emulated one, where only the ratios are
+// meaningful:
 //
 //	PROXIER_VM_KERNEL=$(.ci/vm-kernel) go test ./nftables -run '^$' -bench Offload -benchtime 30x
 func BenchmarkOffload(b *testing.B) {
@@ -82,7 +82,7 @@ func BenchmarkOffload(b *testing.B) {
 	}
 }
 
-// way is a way through a node, with what was measured of it.
+// way is a way through a node, with its measurements.
 type way struct {
 	name string
 	*forwarder
@@ -112,7 +112,7 @@ func (f *forwarder) serveSink() {
 	})
 }
 
-// sinkService has the Service send to the sink.
+// sinkService makes the sink the Service's endpoint.
 func (f *forwarder) sinkService() {
 	es := epSlice(0, tracker.IPv4, 1)
 	*es.Ports[0].Port = sinkPort
@@ -120,7 +120,7 @@ func (f *forwarder) sinkService() {
 	f.sync()
 }
 
-// send sends so many bytes, whole MiB, and adds up what it takes.
+// send sends the given number of bytes, whole MiB, and adds up time and CPU time.
 func (w *way) send(b *testing.B, bytes int) {
 	buf := make([]byte, 256<<10)
 	packets, cpu, began := w.crossed(), busyTime(b), time.Now()
@@ -139,7 +139,7 @@ func (w *way) send(b *testing.B, bytes int) {
 	w.packets += w.crossed() - packets
 }
 
-// crossed returns how many packets have come in by the node's interfaces.
+// crossed returns the number of packets that the node's interfaces have received.
 func (w *way) crossed() (n uint64) {
 	w.links(func(h *netlink.Handle) error {
 		for _, name := range []string{"eth0", "veth1"} {

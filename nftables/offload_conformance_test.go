@@ -21,7 +21,7 @@ var notOffload = []conformance.Feature{
 	conformance.ConsistentHash, conformance.HashOfEndpoints, conformance.OtherPorts, conformance.RefuseBySource,
 }
 
-// TestOffloadConformance has connections take the fast path as soon as they are established.
+// TestOffloadConformance puts connections on the fast path as soon as they are established.
 func TestOffloadConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
@@ -35,7 +35,7 @@ func TestOffloadConformance(t *testing.T) {
 			skip[f] = "not concerned by offload (-offload.all runs it)"
 		}
 	}
-	families := []tracker.Family{tracker.IPv4} // TestOffload has both
+	families := []tracker.Family{tracker.IPv4} // TestOffloadByFlowtables tests both
 	if *offloadAll {
 		families = nil
 	}

@@ -13,7 +13,7 @@ import (
 
 func everyInterface(string) bool { return true }
 
-// TestOffloadIsNamedWhereMissing asks for flowtables on the running kernel.
+// TestOffloadIsNamedWhereMissing probes offload on the running kernel.
 func TestOffloadIsNamedWhereMissing(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
@@ -37,8 +37,8 @@ func TestOffloadConfigIsChecked(t *testing.T) {
 		offload Offload
 		want    string
 	}{
-		{Offload{}, "without a choice of interfaces"},
-		{Offload{Interfaces: everyInterface, AfterPackets: -1}, "after -1 packets"},
+		{Offload{}, "Offload.Interfaces is nil"},
+		{Offload{Interfaces: everyInterface, AfterPackets: -1}, "Offload.AfterPackets is negative: -1"},
 	} {
 		_, err := New(t.Context(), Config{Offload: &c.offload})
 		if !errors.Is(err, ruleset.ErrConfig) || !strings.Contains(err.Error(), c.want) {

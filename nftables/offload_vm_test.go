@@ -29,8 +29,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestOffload runs on a kernel that has flowtables.
-func TestOffload(t *testing.T) {
+// TestOffloadByFlowtables runs on a kernel that has flowtables.
+func TestOffloadByFlowtables(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute")
 	}
@@ -167,7 +167,7 @@ type flow struct {
 	family tracker.Family
 }
 
-// dial connects from a host.
+// dial connects from a host to an echo server.
 func (f *forwarder) dial(from *netlab.Host, to netip.AddrPort) *flow {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(f.Context(), testtime.Timeout)
@@ -197,8 +197,8 @@ func (c *flow) echo(n int) {
 	}
 }
 
-// offloaded reports whether connection tracking shows that the connection is offloaded, and how
-// many packets it has had.
+// offloaded reports whether connection tracking lists the connection as offloaded, and the number
+// of its packets.
 func (c *flow) offloaded() (offloaded bool, packets int) {
 	c.Helper()
 	local := c.LocalAddr()
@@ -222,13 +222,13 @@ func (c *flow) expect(offloaded bool) {
 	}
 }
 
-// watchForward counts what the forward hook sees, in a table of another program.
+// watchForward counts the packets in the forward hook, in a table of another program.
 func (f *forwarder) watchForward() {
 	f.Helper()
 	f.nft("add table inet watch; add chain inet watch forward { type filter hook forward priority -10; }; add rule inet watch forward meta l4proto { tcp, udp } counter")
 }
 
-// forwarded returns how many packets the forward hook has seen.
+// forwarded returns the number of packets that the forward hook has seen.
 func (f *forwarder) forwarded() int {
 	f.Helper()
 	m := regexp.MustCompile(`counter packets (\d+)`).FindStringSubmatch(f.nft("list chain inet watch forward"))
@@ -236,8 +236,8 @@ func (f *forwarder) forwarded() int {
 	return n
 }
 
-// onlyAfterEnoughPackets: the packet behind AfterPackets opens the fast path. A few packets may
-// be on their way by then.
+// onlyAfterEnoughPackets verifies that the first packet after AfterPackets opens the fast path. A
+// few packets may be on their way then.
 func onlyAfterEnoughPackets(t *testing.T) {
 	const after, underway = 30, 4
 	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: after})
@@ -260,7 +260,7 @@ func onlyAfterEnoughPackets(t *testing.T) {
 				t.Errorf("%s: the forward hook saw %d packets of an offloaded connection", to, n)
 			}
 			if _, n := c.offloaded(); n < counted+200 {
-				t.Errorf("%s: %d packets were counted before and %d behind 100 on the fast path", to, counted, n)
+				t.Errorf("%s: %d packets were counted before and %d after 100 on the fast path", to, counted, n)
 			}
 			if f.must(c.Close()); f.forwarded() == before {
 				time.Sleep(100 * time.Millisecond)
@@ -273,8 +273,8 @@ func onlyAfterEnoughPackets(t *testing.T) {
 	f.verify()
 }
 
-// onlyConnectionsOfServices: what the backend did not translate, what does not cross the node,
-// and what uses other interfaces, stays on the slow path.
+// onlyConnectionsOfServices verifies that connections stay on the usual path if the backend did
+// not translate them, if they do not cross the node, or if they use other interfaces.
 func onlyConnectionsOfServices(t *testing.T) {
 	chosen, err := InterfacesMatching("eth*", "veth1", "veth3")
 	if err != nil {
@@ -368,7 +368,7 @@ func connectionsLiveThroughChanges(t *testing.T) {
 		t.Error("the tables were replaced in one transaction")
 	}
 	all("swapped tables", true)
-	untouched("behind it")
+	untouched("after the swap")
 	f.limit = 0
 	f.offload = nil
 	f.start()
@@ -383,9 +383,9 @@ func connectionsLiveThroughChanges(t *testing.T) {
 	all("offload turned on", true)
 }
 
-// connectionsLiveThroughInterfaceLoss deletes a pod's interface and makes it again. The client
-// is a pod, whose connections are not masqueraded: the kernel forgets masqueraded connections
-// when their interface goes.
+// connectionsLiveThroughInterfaceLoss deletes a pod's interface and adds it again. The client is a
+// pod, whose connections are not masqueraded, because the kernel deletes the entries of
+// masqueraded connections with their interface.
 func connectionsLiveThroughInterfaceLoss(t *testing.T) {
 	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
 	f.watch()
@@ -450,7 +450,7 @@ func (f *forwarder) eventually(what string, ok func() bool) {
 	f.Helper()
 	for deadline := time.Now().Add(testtime.Timeout); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			f.Fatalf("it does not come to this: %s", what)
+			f.Fatalf("did not happen: %s", what)
 		}
 	}
 }
@@ -474,8 +474,8 @@ func (f *forwarder) devices() map[string]bool {
 	return both[0]
 }
 
-// udpLeavesDeletedEndpoint: package conntrack deletes the entry of an offloaded flow, and its
-// next packets go to another endpoint.
+// udpLeavesDeletedEndpoint has package conntrack delete the entry of an offloaded flow. The
+// flow's next packets must go to another endpoint.
 func udpLeavesDeletedEndpoint(t *testing.T) {
 	f := newForwarder(t, &Offload{Interfaces: everyInterface, UDP: true})
 	cleaner, err := conntrack.New(conntrack.Config{NetNS: f.host.File()})
@@ -519,22 +519,22 @@ func udpLeavesDeletedEndpoint(t *testing.T) {
 		}
 		for range 20 {
 			if got := ask(testtime.Timeout); got != "pod1" {
-				t.Fatalf("%s: the answer is of %q", fam, got)
+				t.Fatalf("%s: the answer is from %q", fam, got)
 			}
 		}
 		c.expect(true)
 		endpoint(2)
-		f.eventually("an answer of the other endpoint", func() bool { return ask(100*time.Millisecond) == "pod2" })
+		f.eventually("an answer from the other endpoint", func() bool { return ask(100*time.Millisecond) == "pod2" })
 		for range 20 {
 			if got := ask(testtime.Timeout); got != "pod2" {
-				t.Fatalf("%s: the answer is of %q", fam, got)
+				t.Fatalf("%s: the answer is from %q", fam, got)
 			}
 		}
 		c.expect(true)
 	}
 }
 
-// interfacesAreFollowed has more interfaces come and go than one message holds.
+// interfacesAreFollowed adds and deletes more interfaces than one message holds.
 func interfacesAreFollowed(t *testing.T) {
 	const many = 2*maxDevices + 10
 	chosen, err := InterfacesMatching("eth*", "pod-*")
@@ -569,7 +569,7 @@ func interfacesAreFollowed(t *testing.T) {
 	f.must(f.backend.SyncInterfaces(t.Context()))
 	expect(append(all, "eth0")...)
 	f.start()
-	f.sync() // as a new process, which finds all of them
+	f.sync() // a full delta, which lists all of them
 	expect(append(all, "eth0")...)
 	f.watch()
 	f.links(func(h *netlink.Handle) error {
@@ -600,7 +600,7 @@ func interfacesAreFollowed(t *testing.T) {
 	expect(append(all[20:], "eth0", "pod-0", "pod-2", "pod-3", "pod-x")...)
 }
 
-// alteredFlowtableIsRepaired has another program alter what belongs to the fast path.
+// alteredFlowtableIsRepaired has another program alter the objects of the fast path.
 func alteredFlowtableIsRepaired(t *testing.T) {
 	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
 	drop := "flush chain ip proxier filter-forward; flush chain ip proxier to-fast-path; delete flowtable ip proxier fast-path; "
@@ -654,7 +654,7 @@ func (f *forwarder) handleOf(family, chain, text string) string {
 	return ""
 }
 
-// offloadListing compares what the nft tool shows with testdata.
+// offloadListing compares the nft tool's listing with testdata.
 func offloadListing(t *testing.T) {
 	f := newForwarder(t, &Offload{Interfaces: everyInterface, UDP: true})
 	version, _ := f.host.Output("nft", "--version")
@@ -662,7 +662,7 @@ func offloadListing(t *testing.T) {
 	f.compareListing(map[string]string{"ip": "offload-ipv4.nft", "ip6": "offload-ipv6.nft"}, normal)
 }
 
-// libraryReadsFlowtable reads with another implementation what the backend wrote.
+// libraryReadsFlowtable reads the backend's flowtables with github.com/google/nftables.
 func libraryReadsFlowtable(t *testing.T) {
 	f := newForwarder(t, &Offload{Interfaces: everyInterface})
 	conn, err := library.New(library.WithNetNSFd(int(f.host.File().Fd())))
@@ -680,11 +680,11 @@ func libraryReadsFlowtable(t *testing.T) {
 	}
 }
 
-// offloadCleanup removes the tables with their flowtables. Connections stay.
+// offloadCleanup deletes the tables with their flowtables. Connections must live.
 func offloadCleanup(t *testing.T) {
 	f := newForwarder(t, &Offload{Interfaces: everyInterface, AfterPackets: 1})
-	// Without NAT chains the kernel stops translating, and without rules that need connection
-	// tracking it stops that.
+	// Without any NAT chain the kernel stops translating, and without any rule that needs
+	// connection tracking it stops tracking.
 	f.nft("add table ip other; add chain ip other in { type nat hook prerouting priority 0; }; add chain ip other out { type nat hook postrouting priority 0; }; add rule ip other in ct state new")
 	c := f.dial(f.client, clusterIP(tracker.IPv4, 80))
 	c.echo(10)

@@ -10,10 +10,10 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// state has no state: there are no backends on other systems than Linux.
+// state is empty: on systems other than Linux there are no backends.
 type state struct{ backendconf.Stub }
 
-// errSystem is the error of every function on other systems than Linux.
+// errSystem is the error of every function on systems other than Linux.
 var errSystem = backendconf.Unsupported("nftables")
 
 // New returns a [*ruleset.UnsupportedError]: the package works on Linux only.

@@ -15,8 +15,8 @@ import (
 // sets from the Service and the numbers that the table allocated for it. They do no I/O
 // and change nothing.
 
-// element is one element of one of the table's sets. Elements can be compared: elements
-// that are equal are the same to the kernel.
+// element is one element of one of the table's sets. Equal elements are the same to the
+// kernel.
 type element struct {
 	set set
 	// named elements have the Service port's name as their comment.
@@ -68,12 +68,12 @@ func (o octets) port(p uint16) octets {
 	return o
 }
 
-// dispatchKeys are the dispatch keys of one frontend: that of most traffic, and under
-// externalTrafficPolicy Local that of internal traffic, else 0.
+// dispatchKeys holds the dispatch keys of one frontend. internal is for internal traffic under
+// externalTrafficPolicy Local, and 0 otherwise. any is for other traffic.
 type dispatchKeys struct{ any, internal uint32 }
 
 // frontendKey returns the maps that hold a frontend's dispatch keys, and its key in them.
-// A NodePort has no address.
+// The key of a NodePort has no address.
 func frontendKey(nodePort bool, addr netip.Addr, p v1.Protocol, port uint16) (all, internal set, key octets) {
 	if nodePort {
 		return setNodePorts, setInternalNodePorts, octets{}.proto(p).port(port)
@@ -81,7 +81,7 @@ func frontendKey(nodePort bool, addr netip.Addr, p v1.Protocol, port uint16) (al
 	return setServiceIPs, setInternalIPs, octets{}.addr(addr).proto(p).port(port)
 }
 
-// frontendElements appends the elements of a Service's frontends to list. keys has the
+// frontendElements appends the elements of a Service's frontends to list. keys holds the
 // dispatch keys of each frontend.
 func frontendElements(list []element, s *ruleset.Service, keys []dispatchKeys) []element {
 	for i := range s.Frontends {
@@ -119,7 +119,7 @@ func emptyBucket(p *pool, bucket int) element {
 	return element{set: setEndpoints, key: octets{}.word(p.number).word(uint32(bucket))}
 }
 
-// bucketElement returns the element of a pool's bucket that the endpoint at addr has.
+// bucketElement returns the element of a pool's bucket with the endpoint at addr.
 func bucketElement(p *pool, bucket int, addr netip.AddrPort) element {
 	e := emptyBucket(p, bucket)
 	if p.affinity != 0 {
@@ -138,9 +138,9 @@ func memberElement(p *pool, number uint16, addr netip.AddrPort) element {
 	}
 }
 
-// diff calls remove with the elements that only before has, and then add with those that
-// only after has. Both lists may be changed afterwards. Most often a Service's frontends
-// stay as they were.
+// diff calls remove with each element that only before has, and then add with each element that
+// only after has. It is fast if the lists are equal, as those of a Service's frontends mostly
+// are.
 func diff(before, after []element, remove, add func(*element)) {
 	for len(before) > 0 && len(after) > 0 && before[0] == after[0] {
 		before, after = before[1:], after[1:]

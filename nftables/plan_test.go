@@ -14,8 +14,8 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestPlanOfFrontends computes the elements of a Service with a frontend of every kind.
-func TestPlanOfFrontends(t *testing.T) {
+// TestElementsOfFrontends computes the elements of a Service with frontends of every kind.
+func TestElementsOfFrontends(t *testing.T) {
 	addr := netip.MustParseAddr
 	s := &ruleset.Service{
 		Frontends: []ruleset.Frontend{
@@ -46,8 +46,8 @@ func TestPlanOfFrontends(t *testing.T) {
 	}
 }
 
-// TestPlanOfPools computes the elements of a bucket and of a numbered endpoint.
-func TestPlanOfPools(t *testing.T) {
+// TestElementsOfPools computes the elements of a bucket and of a numbered endpoint.
+func TestElementsOfPools(t *testing.T) {
 	ep := &tracker.Endpoint{Addr: netip.MustParseAddrPort("[fd00::1]:8080")}
 	data := octets{}.addr(ep.Addr.Addr()).port(8080)
 	var c poolChange
@@ -67,8 +67,8 @@ func TestPlanOfPools(t *testing.T) {
 	}
 }
 
-// TestDiffMakesOneListTheOther applies differences of random lists.
-func TestDiffMakesOneListTheOther(t *testing.T) {
+// TestDiffTurnsOneListIntoTheOther applies differences of random lists.
+func TestDiffTurnsOneListIntoTheOther(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	random := func(most int) []element {
 		var list []element

@@ -10,32 +10,33 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// pool is the endpoints of one Service that one kind of its traffic may use, in numbered
-// buckets without a gap, as they are in the kernel.
+// pool holds the endpoints of one Service for one target, in buckets that are numbered without
+// a gap, as in the kernel.
 type pool struct {
 	number uint32
-	// affinity, if not 0, makes it a sticky pool: the kernel remembers clients with the number
-	// of their endpoint, which an endpoint keeps as long as it is in the pool although its
+	// affinity, if not 0, makes the pool sticky: the kernel remembers clients by the number of
+	// their endpoint. An endpoint keeps its number as long as it is in the pool, although its
 	// bucket may change.
 	affinity time.Duration
-	// buckets has the endpoint of each bucket, unless there is a table.
+	// buckets holds the endpoint of each bucket. If there is a table, it holds each endpoint
+	// once.
 	buckets []*tracker.Endpoint
-	// numbered reports whether endpoints have numbers, as in a sticky pool and in one whose
-	// endpoints may have several buckets. members has the numbers in the order of buckets.
+	// numbered reports whether endpoints have numbers: in a sticky pool, and if an endpoint may
+	// have several buckets. members holds the numbers in the order of buckets.
 	numbered bool
 	members  []uint16
-	// distribution is how endpoints share the buckets. table has the number of each bucket's
-	// endpoint, unless each endpoint has one bucket.
+	// distribution is how endpoints share the buckets. table holds the number of each bucket's
+	// endpoint. It is nil if each endpoint has one bucket.
 	distribution distribution
 	table        []uint16
 	last         uint16 // the number given out last
 	wrapped      bool   // all numbers were given out once
-	// adopted are the numbers that endpoints had in an earlier process, until the pool is
-	// first set.
+	// adopted holds the numbers that endpoints had in an earlier process, until the pool gets
+	// its first endpoints.
 	adopted map[netip.AddrPort]uint16
 }
 
-// newMember returns a number that no endpoint of the pool has, the longest unused first.
+// newMember returns the number that has been unused the longest.
 func (p *pool) newMember() uint16 {
 	for {
 		p.last++
@@ -57,7 +58,7 @@ type poolChange struct {
 	come    []memberChange // numbered endpoints that are new
 }
 
-// reset makes c the change of a pool with so many buckets that stays as it is.
+// reset sets c to no change of a pool with the given number of buckets.
 func (c *poolChange) reset(buckets int) {
 	*c = poolChange{before: buckets, buckets: c.buckets[:0], gone: c.gone[:0], come: c.come[:0]}
 }
@@ -118,7 +119,7 @@ func (p *pool) setEndpoints(old, list []*tracker.Endpoint, c *poolChange) {
 		}
 		c.buckets = append(c.buckets, bucket)
 	}
-	// Holes that nothing fills are closed from the end, the last first.
+	// The last buckets move into the holes that are left.
 	slices.Sort(holes)
 	for _, bucket := range slices.Backward(holes) {
 		p.leave(bucket, c)
@@ -141,7 +142,7 @@ func (p *pool) setEndpoints(old, list []*tracker.Endpoint, c *poolChange) {
 	c.buckets = slices.Compact(c.buckets)
 }
 
-// fill sets an empty pool's endpoints. Those that had a number in an earlier process keep it.
+// fill sets the endpoints of an empty pool. An endpoint keeps its number of an earlier process.
 func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
 	p.buckets = slices.Clone(list)
 	for bucket := range list {
@@ -160,8 +161,8 @@ func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
 		for bucket, ep := range list {
 			p.members[bucket] = p.adopted[ep.Addr]
 		}
-		// Clients may be remembered with numbers of endpoints that were gone by then, which are
-		// not known. New endpoints most likely get other numbers if these start anywhere.
+		// The kernel may remember clients by the unknown numbers of removed endpoints. New
+		// numbers start at a random one, which makes a clash unlikely.
 		p.last, p.wrapped = uint16(rand.N(maxStickyEndpoints)), true
 	}
 	for bucket, ep := range list {
@@ -173,8 +174,8 @@ func (p *pool) fill(list []*tracker.Endpoint, c *poolChange) {
 	p.adopted = nil
 }
 
-// unusedMember returns the next number that is not taken, and takes it. Numbers of endpoints
-// that are gone stay taken as long as there are others.
+// unusedMember returns the next number that is not in taken, and adds it to taken. It reuses
+// the numbers of removed endpoints only after all others.
 func (p *pool) unusedMember(taken map[uint16]bool) uint16 {
 	if taken == nil {
 		return p.newMember()
@@ -191,7 +192,7 @@ func (p *pool) unusedMember(taken map[uint16]bool) uint16 {
 	return p.last
 }
 
-// leave records that the endpoint in the bucket is gone.
+// leave records that the endpoint in the bucket is removed.
 func (p *pool) leave(bucket int, c *poolChange) {
 	if p.numbered {
 		c.gone = append(c.gone, p.members[bucket])
@@ -199,8 +200,8 @@ func (p *pool) leave(bucket int, c *poolChange) {
 	}
 }
 
-// finder returns a function that finds an endpoint's bucket; n says how many will
-// be looked for. Slots do not move while it is in use.
+// finder returns a function that finds an endpoint's bucket. n is the expected number of calls.
+// No bucket may move while the function is in use.
 func (p *pool) finder(n int) func(netip.AddrPort) int {
 	if n <= 4 {
 		return func(a netip.AddrPort) int {

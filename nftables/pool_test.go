@@ -13,9 +13,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestPoolAgainstModel applies random lists of endpoints to a pool and to a map
-// that is changed only by what the pool says changed, as the kernel's is.
-func TestPoolAgainstModel(t *testing.T) {
+// TestPoolAgreesWithModel applies random lists of endpoints to a pool, and the pool's changes to a
+// map, which stands for the kernel's.
+func TestPoolAgreesWithModel(t *testing.T) {
 	for _, affinity := range []time.Duration{0, time.Hour} {
 		rng := rand.New(rand.NewPCG(1, uint64(affinity)))
 		p := &pool{number: 7, affinity: affinity}
@@ -39,7 +39,7 @@ func TestPoolAgainstModel(t *testing.T) {
 				}
 			}
 			if len(next) > 0 && rng.IntN(3) == 0 {
-				// The same endpoint with another condition: a new pointer, no change here.
+				// A new pointer to the same endpoint is not a change.
 				i := rng.IntN(len(next))
 				next[i] = &tracker.Endpoint{Addr: next[i].Addr, Serving: true}
 			}
@@ -123,9 +123,8 @@ func difference(old, list []*tracker.Endpoint) (come, gone int) {
 	return come, gone
 }
 
-// TestPoolNumbersWrap gives an affinity pool more endpoints over time than there
-// are numbers.
-func TestPoolNumbersWrap(t *testing.T) {
+// TestMemberNumbersWrapAround gives a sticky pool more endpoints over time than there are numbers.
+func TestMemberNumbersWrapAround(t *testing.T) {
 	p := &pool{affinity: time.Hour}
 	stays := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:80")}
 	var c poolChange
@@ -141,8 +140,8 @@ func TestPoolNumbersWrap(t *testing.T) {
 	}
 }
 
-// TestAdoptedNumbersStay fills pools whose endpoints had numbers before a restart,
-// the last of all among them.
+// TestAdoptedNumbersStay fills pools whose endpoints had numbers before a restart, including the
+// last number.
 func TestAdoptedNumbersStay(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	addr := func(i int) netip.AddrPort {
@@ -188,7 +187,7 @@ func TestAdoptedNumbersStay(t *testing.T) {
 		if len(seen) != now {
 			t.Fatalf("round %d: %d numbers for %d endpoints", round, len(seen), now)
 		}
-		// What comes later must not clash either.
+		// The numbers of later endpoints must not clash either.
 		next := append(slices.Clone(list[1:]), &tracker.Endpoint{Addr: addr(1 << 20)})
 		p.set(list, next, distribution{}, nil, &c)
 		count := map[uint16]int{}
@@ -200,7 +199,7 @@ func TestAdoptedNumbersStay(t *testing.T) {
 	}
 }
 
-// TestAdoptedPoolNumbersStay takes numbers beside those of an earlier process.
+// TestAdoptedPoolNumbersStay takes numbers for pools beside those of an earlier process.
 func TestAdoptedPoolNumbersStay(t *testing.T) {
 	tab := newTable(tracker.IPv4, &ruleset.Node{}, 1)
 	had := map[stickyOwner]*adoptedPool{"a": {number: stickyMark | 1}, "b": {number: stickyMark | maxSticky}, "c": {number: stickyMark | 700}}
@@ -216,7 +215,7 @@ func TestAdoptedPoolNumbersStay(t *testing.T) {
 	if n, ok := tab.sticky.take(); ok {
 		t.Fatalf("number %d of none", n)
 	}
-	tab.disown()
+	tab.releaseAdopted()
 	for range had {
 		if n, ok := tab.sticky.take(); !ok || n != 1 && n != maxSticky && n != 700 {
 			t.Fatalf("number %d, %t", n, ok)
@@ -246,7 +245,7 @@ func TestNumbersAreReusedLate(t *testing.T) {
 	}
 }
 
-func TestBucketCounts(t *testing.T) {
+func TestBucketsAreNearlyFull(t *testing.T) {
 	for n := 1; n <= 100000; n++ {
 		buckets := bucketsFor(n)
 		below := bucketsBelow(buckets)
@@ -256,7 +255,7 @@ func TestBucketCounts(t *testing.T) {
 		case n > exactBuckets && buckets*4 > n*5:
 			t.Fatalf("%d endpoints get %d buckets: more than a fifth empty", n, buckets)
 		case below >= n:
-			t.Fatalf("%d endpoints: %d buckets are said to be full", n, below)
+			t.Fatalf("%d endpoints: bucketsBelow returned %d", n, below)
 		case below > 0 && bucketsFor(below) != below:
 			t.Fatalf("%d is not a number of buckets", below)
 		}

@@ -13,15 +13,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// minimumKernel is the oldest kernel release that the tests run in (.ci/kernels). It only
-// appears in errors: probe tries the features themselves.
+// minimumKernel is the oldest kernel release that the tests run in (.ci/kernels). Only errors
+// use it, because probe tries the features themselves.
 const minimumKernel = "Linux 5.10"
 
-// mark returns the packet mark that asks for masquerading.
+// mark returns the packet mark that requests masquerading.
 func (b *Backend) mark() uint32 { return uint32(b.config.MasqueradeMark) }
 
-// probe has the kernel check a transaction for each family that creates a table with every
-// kind of set, chain and rule, and deletes it.
+// probe makes the kernel check, for each family, a transaction that creates a table with every
+// kind of set, chain and rule, and deletes the table.
 func (b *Backend) probe() error {
 	for _, f := range b.config.Families {
 		w := newWriter(probeTable)
@@ -41,7 +41,7 @@ func (b *Backend) probe() error {
 		t.prefix(f.Bits()/2, w)
 		batch, err := w.finish()
 		if err != nil {
-			return fmt.Errorf("nftables: probe: %w", err)
+			return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 		}
 		w.deleteTable(f)
 		if err := b.conn.Commit(batch); err != nil {
@@ -57,16 +57,16 @@ func (b *Backend) probe() error {
 }
 
 // unsupported returns the error of probing a family: a [*ruleset.UnsupportedError] unless
-// the kernel refused for a reason that may pass.
+// the kernel refused for a temporary reason.
 func unsupported(f tracker.Family, err error) error {
 	var refused *nfnl.Error
 	if !errors.As(err, &refused) {
-		return fmt.Errorf("nftables: probe: %w", err)
+		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
 	}
 	e := &ruleset.UnsupportedError{Backend: "nftables", Family: f, Feature: refused.What, Minimum: minimumKernel, Err: err}
 	switch refused.Errno {
 	case unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR, unix.EBUSY, unix.EEXIST, unix.EMFILE, unix.ENFILE:
-		return fmt.Errorf("nftables: probe: %s: %w", f, err)
+		return fmt.Errorf("nftables: cannot probe kernel: %s: %w", f, err)
 	case unix.EPERM:
 		e.Feature, e.Minimum = "programming without CAP_NET_ADMIN in the network namespace's user namespace", ""
 	}
@@ -74,7 +74,7 @@ func unsupported(f tracker.Family, err error) error {
 }
 
 // unsupportedSocket returns the error of opening a socket: a
-// [*ruleset.UnsupportedError] if the kernel has no such sockets or allows none.
+// [*ruleset.UnsupportedError] if the kernel has no such sockets or does not allow them.
 func unsupportedSocket(err error) error {
 	for _, errno := range []unix.Errno{unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EPERM, unix.EACCES} {
 		if errors.Is(err, errno) {

@@ -14,8 +14,8 @@ import (
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// TestRandomWorlds sends packets through worlds made up at random, and compares
-// the tables after each change with those of a cold start.
+// TestRandomWorlds sends packets through random worlds, and compares the tables after each change
+// with those of a cold start.
 func TestRandomWorlds(t *testing.T) {
 	worlds := 50
 	if testing.Short() {

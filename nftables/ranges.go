@@ -23,8 +23,8 @@ func rangeOf(p netip.Prefix) addrRange {
 	return addrRange{p.Addr(), addr}
 }
 
-// merged returns the ranges of the prefixes of the family, sorted. Those that overlap or touch
-// are joined, as an interval set needs them.
+// merged returns the ranges of the family's prefixes, sorted. It joins ranges that overlap or
+// touch, as an interval set requires.
 func merged(prefixes []netip.Prefix, f tracker.Family) []addrRange {
 	var ranges []addrRange
 	for _, p := range inet.Prefixes(prefixes, f) {
@@ -44,7 +44,8 @@ func merged(prefixes []netip.Prefix, f tracker.Family) []addrRange {
 	return out
 }
 
-// nodePortRanges returns the addresses at which NodePorts answer if they are the node's own.
+// nodePortRanges returns the ranges of addresses at which NodePorts answer. An address must
+// also be the node's own.
 func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []addrRange {
 	loopback, all := netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("0.0.0.0/0")
 	if f == tracker.IPv6 {
@@ -71,8 +72,9 @@ func nodePortRanges(n ruleset.NodePorts, f tracker.Family) []addrRange {
 	return out
 }
 
-// setRanges makes an interval set hold the ranges. Those that it has already stay: kernels
-// make what is added to such a set visible a moment after the rest of the transaction.
+// setRanges makes an interval set hold the ranges. It does not rewrite existing ranges, because
+// the kernel makes new elements of an interval set visible a moment after the rest of the
+// transaction.
 func (t *table) setRanges(s set, ranges []addrRange, w *writer) {
 	have := t.ranges[s]
 	for _, r := range have {
@@ -90,7 +92,7 @@ func (t *table) setRanges(s set, ranges []addrRange, w *writer) {
 	t.ranges[s] = ranges
 }
 
-// end returns the first address behind the range, or nil if the range ends with the last address.
+// end returns the first address after the range, or nil if the range ends with the last address.
 func (r addrRange) end() []byte {
 	if next := r.last.Next(); next.IsValid() {
 		return next.AsSlice()
@@ -99,7 +101,7 @@ func (r addrRange) end() []byte {
 }
 
 // bound is an element of an interval set: the first address of a range or, if end is set,
-// the first one behind it.
+// the first address after it.
 type bound struct {
 	addr netip.Addr
 	end  bool
@@ -112,7 +114,7 @@ func appendBound(bounds []bound, e kernelElement) []bound {
 	return bounds
 }
 
-// rangesOf returns the ranges that the bounds stand for, and sorts the bounds.
+// rangesOf sorts the bounds and returns their ranges.
 func rangesOf(bounds []bound) []addrRange {
 	slices.SortFunc(bounds, func(a, b bound) int {
 		if a.addr == b.addr && a.end != b.end { // one range ends where another begins
@@ -142,15 +144,15 @@ func rangesOf(bounds []bound) []addrRange {
 	return out
 }
 
-// setNode sets the node and writes what depends on it as a whole.
+// setNode sets the node and writes the interval sets, which depend on the node alone.
 func (t *table) setNode(n *ruleset.Node, w *writer) {
 	t.node = n
 	t.setRanges(setNodePortIPs, nodePortRanges(n.NodePorts(t.family), t.family), w)
 	t.setRanges(setServiceCIDRs, merged(n.ServiceCIDRs, t.family), w)
 }
 
-// needsRewrite reports whether the nodes differ in what rules of many chains contain or what
-// was decided for every endpoint.
+// needsRewrite reports whether the nodes differ in fields that rules of many chains, or the
+// elements of every endpoint, depend on.
 func needsRewrite(old, now *ruleset.Node) bool {
 	return old.Info.Name != now.Info.Name || old.HashSeed != now.HashSeed ||
 		old.LocalTraffic.Bridge != now.LocalTraffic.Bridge ||

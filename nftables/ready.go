@@ -17,14 +17,14 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Ready reads from the kernel's tables to how many endpoints each Service port forwards new
-// connections, in the tables of a [Backend] with the same configuration, in this process or
-// another. Of a Service port whose frontends have different endpoints the largest number
+// Ready returns the number of endpoints to which each Service port forwards new connections.
+// It reads the kernel's tables of a [Backend] with the same configuration, in this process or
+// another. If the frontends of a Service port have different endpoints, the largest number
 // counts. Names of Service ports are as in [Traffic]. The error wraps [ruleset.ErrNoRules] if
 // there is no table.
 //
-// Ready is for people who watch a node. It reads all endpoints, about 0.1 s for 100,000, and
-// without a snapshot, so a concurrent change can yield an inconsistent result.
+// Ready is a debugging aid. It reads all endpoints, without a snapshot, so a concurrent change
+// can yield an inconsistent result.
 func Ready(ctx context.Context, c Config) (map[tracker.Key]int, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -43,16 +43,16 @@ func Ready(ctx context.Context, c Config) (map[tracker.Key]int, error) {
 			err = countReady(ctx, conn, table, f, out)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("nftables: read endpoints: %w", err)
+			return nil, fmt.Errorf("nftables: cannot read endpoints: %w", err)
 		}
 	}
 	if !any {
-		return nil, fmt.Errorf("nftables: read endpoints: %w", ruleset.ErrNoRules)
+		return nil, fmt.Errorf("nftables: cannot read endpoints: %w", ruleset.ErrNoRules)
 	}
 	return out, nil
 }
 
-// countReady adds the Service ports of one table.
+// countReady adds the Service ports of one table to out.
 func countReady(ctx context.Context, conn *nlbatch.Conn, table string, f tracker.Family, out map[tracker.Key]int) error {
 	read := func(s set, fn func(kernelElement)) error {
 		if err := ctx.Err(); err != nil {
@@ -104,7 +104,7 @@ func countReady(ctx context.Context, conn *nlbatch.Conn, table string, f tracker
 		}))
 	}
 	if errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("the table has another layout: %w", ruleset.ErrNoRules)
+		return fmt.Errorf("table has another layout: %w", ruleset.ErrNoRules)
 	}
 	return err
 }

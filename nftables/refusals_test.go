@@ -18,9 +18,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestMoreRefusalsThanFit sends a transaction that is refused in more ways than
-// the socket has room for: the next question must not get one of these answers.
-func TestMoreRefusalsThanFit(t *testing.T) {
+// TestLostRefusalsDoNotReachNextRequest sends a transaction with more refusals than the socket
+// has room for. The next request must not get one of these answers.
+func TestLostRefusalsDoNotReachNextRequest(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
 	conn, err := nlbatch.Dial(h.File())
@@ -39,7 +39,7 @@ func TestMoreRefusalsThanFit(t *testing.T) {
 		}
 		var refused *nfnl.Error
 		if err := conn.Commit(&batch); !errors.As(err, &refused) || refused.Errno != unix.ENOENT || refused.What != "table 0" {
-			t.Fatalf("Commit says %v", err)
+			t.Fatalf("Commit returned %v", err)
 		}
 		for range 100 {
 			if _, err := conn.Generation(); err != nil {
@@ -56,9 +56,9 @@ func TestMoreRefusalsThanFit(t *testing.T) {
 	}
 }
 
-// TestKilledWhileOneTableTakesTheOthersPlace has a new process find both tables in
-// use: the one that was made later is the one that counts.
-func TestKilledWhileOneTableTakesTheOthersPlace(t *testing.T) {
+// TestNewerTableSurvivesKilledSwap starts a new process while both tables are in use. It must
+// keep the newer one.
+func TestNewerTableSurvivesKilledSwap(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
 	needNFT(t, r.host)

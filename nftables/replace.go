@@ -18,9 +18,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// replace makes the tables hold what the full delta d has and nothing else.
+// replace makes the tables hold the Services of the full delta d and nothing else.
 func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
-	// Transactions may be large; their memory is not kept.
+	// Transactions may be large, so replace does not keep their memory.
 	defer func() { b.writer, b.spare = newWriter(b.name), nil }()
 	b.discardModel(time.Now())
 	var failed map[tracker.Key]error
@@ -36,22 +36,22 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 	})
 	if err != nil {
 		b.tables = nil
-		return fmt.Errorf("nftables: replace tables: %w", err)
+		return fmt.Errorf("nftables: cannot replace tables: %w", err)
 	}
 	for _, t := range b.tables {
-		t.disown()
+		t.releaseAdopted()
 		t.lost.Reset()
 	}
 	if err := b.syncInterfaces(); err != nil {
 		// Check tries again.
-		b.config.Log.Warn("nftables: interfaces of the fast path not updated", slog.Any("error", err))
+		b.config.Log.Warn("nftables: interfaces of the fast path are outdated, the next check tries again", slog.Any("error", err))
 	}
 	return partial(failed)
 }
 
-// replaceOnce finds the tables in use and deletes those of the other name. It rewrites the
-// tables in use in place or, if that takes too large a transaction or they are not sound,
-// swaps in tables of the other name.
+// replaceOnce finds the tables in use and deletes the tables of the other name. It rewrites the
+// tables in use in place. If the transaction is too large or the tables are not sound, it swaps
+// in tables of the other name.
 func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracker.Key]error, error) {
 	old, err := b.inspectAll(b.config.Table)
 	if err != nil {
@@ -65,8 +65,8 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 		old, other = other, old
 	}
 	b.name = old.name
-	// The other tables are those of a process that was killed, at worst right after it had
-	// swapped in the tables in use.
+	// A killed process left the other tables, possibly right after it swapped in the tables in
+	// use.
 	if err := b.deleteTables(other); err != nil {
 		return nil, err
 	}
@@ -77,8 +77,8 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 		}
 		return failed, err
 	}
-	// A packet that meets the transaction that deletes a table and creates it again can miss
-	// both. So other tables serve while these are made again.
+	// A packet that meets a transaction that deletes and creates the same table can miss both.
+	// So tables of the other name serve until the new tables exist.
 	failed, err := b.swap(ctx, d, old, other.name)
 	if err != nil || b.name == b.config.Table {
 		return failed, err
@@ -110,9 +110,8 @@ func (b *Backend) deleteTables(k *kernelTables) error {
 	return b.conn.Commit(batch)
 }
 
-// begin writes empty tables for d, and adopts what the kernel remembers clients by from the
-// tables old. whole is b.whole from here on. edit is called before the tables get their sets
-// and chains.
+// begin writes empty tables for d and adopts the sticky pools of the tables old. It sets b.whole
+// to whole. It calls edit before the tables get their sets and chains.
 func (b *Backend) begin(name string, d *ruleset.Delta, old *kernelTables, whole bool, edit func(*table, *kernelTable)) {
 	b.writer, b.spare, b.whole = newWriter(name), nil, whole
 	b.tables = nil
@@ -132,12 +131,12 @@ func (b *Backend) begin(name string, d *ruleset.Delta, old *kernelTables, whole 
 	}
 }
 
-// fill writes the Services to tables that were begun, and commits all of it.
+// fill writes the Services to the tables of begin and commits.
 func (b *Backend) fill(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
 	failed, err := b.fillServices(ctx, d, old)
 	for _, t := range b.tables {
 		if err == nil && !t.unhooked {
-			// What packets count from here to the commit is lost.
+			// Counts between here and the commit are lost.
 			err = b.copyCounters(t, old, func(s set, list *nlbatch.Elements) error {
 				b.writer.addElements(t.family, s, 0, list)
 				return nil
@@ -161,8 +160,8 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kerne
 			}
 			t.addGrace(g, b.writer)
 		}
-		// Packets to cluster IPs that were not translated are refused or dropped only when
-		// every Service is there.
+		// Untranslated packets to cluster IPs are rejected or dropped only once every Service
+		// is in the table.
 		t.deferClusterIPs = true
 	}
 	failed, err := b.writeServices(ctx, d.Changes)
@@ -186,14 +185,15 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kerne
 	return failed, nil
 }
 
-// makeHandlers makes the handlers that the Services need. It is done before the maps have
-// elements, because the kernel walks through all of a map when it gets a chain that looks
-// something up in it.
+// makeHandlers creates the handlers that the Services need. The caller adds elements to the maps
+// later, because the kernel walks through a whole map when it gets a chain with a rule that
+// looks it up.
 //
-// For the same reason it makes the chains of all pools of up to exactBuckets endpoints. Later
-// the first Service with a new number of endpoints would wait for the walk: 8 ms with 100,000
-// endpoints. Each chain costs each element 15 ns, as the kernel checks the element against every
-// rule that looks something up in its map; a cluster with Services of many sizes has them anyway.
+// For the same reason makeHandlers creates the chains of all pools of up to exactBuckets
+// endpoints. Otherwise the first Service with a new number of endpoints would wait for such a
+// walk, several milliseconds in a large cluster. Each of these chains costs each new element
+// about 15 ns, because the kernel checks the element against every rule that looks up its map; a
+// cluster with Services of many sizes needs the chains anyway.
 func (b *Backend) makeHandlers(ctx context.Context, changes []ruleset.Change) error {
 	for _, t := range b.tables {
 		for n := range exactBuckets {
@@ -223,8 +223,8 @@ func (b *Backend) makeHandlers(ctx context.Context, changes []ruleset.Change) er
 	return nil
 }
 
-// keepOld writes Services that failed as they were last acknowledged, without the frontends
-// that another Service owns now.
+// keepOld writes failed Services as they were last acknowledged, without the frontends that
+// another Service owns now.
 func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed map[tracker.Key]error) error {
 	if len(failed) == 0 {
 		return nil
@@ -255,13 +255,13 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 			return err
 		}
 		if refused != nil {
-			b.config.Log.Error("nftables: service is not served", slog.String("service", c.Key.String()), slog.Any("error", refused))
+			b.config.Log.Error("nftables: cannot program service, it is not served", slog.String("service", c.Key.String()), slog.Any("error", refused))
 		}
 	}
 	return nil
 }
 
-// frontend is what only one Service can own: an address, or a NodePort without one.
+// frontend identifies a frontend, which only one Service can own. A NodePort has no address.
 type frontend struct {
 	family   tracker.Family
 	addr     netip.Addr
@@ -277,8 +277,8 @@ func frontendOf(s *ruleset.Service, f *ruleset.Frontend) frontend {
 	return out
 }
 
-// rewrite replaces the contents of the tables in one transaction. If the tables do not
-// exist yet, it writes them in several.
+// rewrite replaces the contents of the tables in one transaction. If no table exists, it
+// writes the tables in several transactions.
 func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTables) (map[tracker.Key]error, error) {
 	b.begin(b.name, d, old, old.exist, func(t *table, k *kernelTable) {
 		for s := range firstAllowed {
@@ -306,21 +306,21 @@ func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTabl
 	return failed, err
 }
 
-// clear empties a table that exists, except for what is kept, or creates it.
+// clear empties a table except for the kept sets. If the table does not exist, clear creates it.
 func (b *Backend) clear(t *table, k *kernelTable) {
 	if !k.exists {
 		b.writer.newTable(t.family, 0)
 		return
 	}
-	// Chains stay: kernels before 6.2 cannot delete one in the transaction that deletes what
-	// refers to it.
+	// Chains stay: kernels before 6.2 cannot delete a chain in the transaction that deletes the
+	// rules and elements that refer to it.
 	b.writer.deleteRules(t.family)
 	kept := map[string]bool{}
 	for s := range firstAllowed {
 		kept[s.name()] = t.kept[s]
 	}
 	for name, s := range k.sets {
-		// Anonymous sets go with the foreign rules that they belong to.
+		// The kernel deletes anonymous sets with the foreign rules that they belong to.
 		if !kept[name] && s.flags&unix.NFT_SET_ANONYMOUS == 0 {
 			b.writer.deleteSet(t.family, name)
 		}
@@ -328,8 +328,8 @@ func (b *Backend) clear(t *table, k *kernelTable) {
 	b.clearFlowtables(t, k)
 }
 
-// deleteUnused deletes the chains of an earlier table that this one does not use. If that
-// fails they stay, which does no harm because nothing goes to them.
+// deleteUnused deletes the chains of an earlier table that this table does not use. If the
+// deletion fails, the chains stay and do no harm, because no rule goes to them.
 func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 	used := t.expectedRules()
 	w := newWriter(b.name)
@@ -343,13 +343,13 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 	batch, _ := w.finish()
 	if err := b.conn.Commit(batch); err != nil {
 		t.unused = unused
-		b.config.Log.Info("nftables: unused chains stay until the next full sync", slog.Any("error", err))
+		b.config.Log.Info("nftables: cannot delete unused chains, they stay until the next full sync", slog.Any("error", err))
 	}
 }
 
-// swapIn writes tables of another name, which no packet meets, in several transactions, and
-// then has packets meet them as well as the old tables, which the caller deletes. The
-// kernel's memory of clients that connect for the first time while swapIn copies it is lost.
+// swapIn writes tables of another name in several transactions and then hooks them in, beside
+// the old tables, which the caller deletes. No packet meets the new tables before. Clients that
+// connect for the first time while swapIn copies the remembered clients are not remembered.
 func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
 	b.begin(name, d, old, false, func(t *table, _ *kernelTable) {
 		t.unhooked = true
@@ -380,8 +380,8 @@ func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTable
 			return nil, err
 		}
 	}
-	// A connection that is looked at during a commit may meet one table as it was before the
-	// commit and the other as it is after it. So both are in use for a moment.
+	// A connection during a commit may meet one table in its state before the commit and the
+	// other table in its state after it. So both tables are in use for a moment.
 	b.writer.begin()
 	for _, t := range b.tables {
 		t.hook(b.writer)
@@ -403,7 +403,7 @@ func (b *Backend) addDivided(table string, f tracker.Family, s set, list *nlbatc
 	})
 }
 
-// readClients reads the clients that the kernel remembers, as many as the new table takes.
+// readClients reads the remembered clients, at most as many as the new table has room for.
 func (b *Backend) readClients(t *table, old *kernelTables) (*nlbatch.Elements, error) {
 	clients := &nlbatch.Elements{}
 	if old.families[t.family].sticky == nil {
@@ -414,6 +414,6 @@ func (b *Backend) readClients(t *table, old *kernelTables) (*nlbatch.Elements, e
 			clients.AddTimed(e.key, e.data, e.timeout, e.expiration)
 		}
 	})
-	// Clients that come and go interrupt the reading, and are no loss.
+	// New and expiring clients interrupt the dump. Their loss does no harm.
 	return clients, ignoreInterrupted(err)
 }

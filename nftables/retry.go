@@ -11,8 +11,7 @@ import (
 	"github.com/go-proxier/proxier/ruleset"
 )
 
-// again repeats a read as long as transactions of other processes interrupt it, at most ten
-// times.
+// again repeats a read while transactions of other processes interrupt it, at most ten times.
 func again(read func() error) (err error) {
 	for range 10 {
 		if err = read(); !errors.Is(err, nfnl.ErrInterrupted) {
@@ -22,8 +21,8 @@ func again(read func() error) (err error) {
 	return err
 }
 
-// ignoreInterrupted returns err, or nil if transactions of other processes interrupted every
-// read.
+// ignoreInterrupted returns nil if transactions of other processes interrupted every read, and
+// err otherwise.
 func ignoreInterrupted(err error) error {
 	if errors.Is(err, nfnl.ErrInterrupted) {
 		return nil

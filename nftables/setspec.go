@@ -19,14 +19,14 @@ type spec struct {
 // field is a part of a key or of data: its type and length in bytes.
 type field struct{ typ, len uint32 }
 
-// The types that are in the kernel's own byte order.
+// The types in the machine's byte order.
 const (
 	typeMark    = 19
 	typeClassID = 23
 	typeIfname  = 41
 )
 
-// typeBits is the width of each type in the type of a concatenation.
+// typeBits is the number of bits of each type in the type of a concatenation.
 const typeBits = 6
 
 func concat(fields []field) (typ, length uint32) {
@@ -37,7 +37,7 @@ func concat(fields []field) (typ, length uint32) {
 	return typ, length
 }
 
-// spec returns how the set is created in a table of the family.
+// spec returns the attributes of the set in a table of the family.
 func (s set) spec(f tracker.Family) spec {
 	addr, proto, port := field{7, 4}, field{12, 1}, field{13, 2} // ipv4_addr, inet_proto, inet_service
 	mark, class, verdict := field{typeMark, 4}, field{typeClassID, 4}, field{unix.NFT_DATA_VERDICT, 0}
@@ -85,10 +85,9 @@ func (s set) spec(f tracker.Family) spec {
 	return sp
 }
 
-// byteOrders returns a set's user data by which the nft tool (libnftnl,
-// NFTNL_UDATA_SET_KEYBYTEORDER and _DATABYTEORDER) recognises keys or data in the kernel's
-// own byte order, where their type leaves that open: a class ID, mark or interface name that is
-// not part of a concatenation.
+// byteOrders returns a set's user data, by which the nft tool recognises keys or data in the
+// machine's byte order (libnftnl, NFTNL_UDATA_SET_KEYBYTEORDER and _DATABYTEORDER). The tool
+// needs it for a class ID, mark or interface name that is not part of a concatenation.
 func (sp spec) byteOrders() []byte {
 	const key, data, hostOrder = 0, 1, 1
 	var out []byte

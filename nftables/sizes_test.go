@@ -10,9 +10,9 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestSmallPoolsNeedNoNewChain checks that a Service that gets any number of endpoints up to
-// exactBuckets needs no chain that looks up endpoints: the kernel would walk through the map
-// of all endpoints.
+// TestSmallPoolsNeedNoNewChain gives a Service each number of endpoints up to exactBuckets. No
+// change may add a chain that looks up endpoints, because the kernel would walk through the map of
+// all endpoints.
 func TestSmallPoolsNeedNoNewChain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, netlab.NewHost(t))
@@ -38,6 +38,6 @@ func TestSmallPoolsNeedNoNewChain(t *testing.T) {
 	}
 	r.verify()
 	if r.backend.table(tracker.IPv4) != ipv4 {
-		t.Error("all was written again")
+		t.Error("the change was a full delta")
 	}
 }

@@ -15,54 +15,53 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// table is the model of one family's table: what is in the kernel, or will be once the
-// transaction that is being written is committed. Changes are applied to the model alone
-// and nothing is read back. It allocates the numbers of pools and handlers, and writes
-// how the elements of a Service differ from those it had.
+// table is the model of one family's table: its state in the kernel after the transaction that
+// is being written. It allocates the numbers of pools and handlers. It applies changes to the
+// model and writes the elements by which a Service differs, without reading from the kernel.
 type table struct {
 	family tracker.Family
 	node   *ruleset.Node
-	// mark is the packet mark that asks for masquerading.
+	// mark is the packet mark that requests masquerading.
 	mark uint32
-	// services is by the Service's ID.
+	// services is indexed by the Service's ID.
 	services []*service
 	plain    numbers
 	sticky   numbers
-	// handlers are those that have a chain. verdicts are the contents of the maps that lead
-	// to the chains.
+	// handlers holds the handlers that have a chain. verdicts holds the contents of the verdict
+	// maps, which lead to the chains.
 	handlers handlers
 	verdicts map[set]map[uint32]string
-	// chains is the number of rules of each handler's chain.
+	// chains holds the number of rules of each handler's chain.
 	chains map[string]int
-	// unused are chains of an earlier table that could not be deleted.
+	// unused holds the chains of an earlier table that could not be deleted.
 	unused map[string]bool
-	// prefixes are the lengths of source prefixes that have a set.
+	// prefixes holds the lengths of source prefixes that have a set.
 	prefixes map[int]bool
-	// clusterIPs counts the Services that need an address in the set of cluster IPs.
-	// Elements are not written while deferClusterIPs is set.
+	// clusterIPs counts the Services that need an address in the set of cluster IPs. While
+	// deferClusterIPs is set, no element of the set is written.
 	clusterIPs      map[netip.Addr]int
 	deferClusterIPs bool
 	hairpin         hairpin
-	// lost are the addresses and ports that Services lost since the last commit, whose counters
-	// are to be deleted.
+	// lost holds the addresses and ports that Services lost since the last commit. Their
+	// counters are deleted after the commit.
 	lost nlbatch.Elements
-	// count and size are the number of elements of each set and its bound.
+	// count and size are each set's number of elements and largest number of elements.
 	count, size [setCount]int
-	// ranges are the contents of the interval sets.
+	// ranges holds the contents of the interval sets.
 	ranges map[set][]addrRange
-	// kept are the sets that an earlier table left.
+	// kept holds the sets that stay from an earlier table.
 	kept map[set]bool
-	// offload is Config.Offload. keptFlowtable is set if an earlier table left the flowtable.
-	// interfaces are those that the flowtable was given, by name, with their indices, nil if
-	// it was given none yet.
+	// offload is Config.Offload. keptFlowtable is set if the flowtable stays from an earlier
+	// table. interfaces holds the flowtable's interfaces by name, with their indices. It is nil
+	// before the first syncInterfaces.
 	offload       *Offload
 	keptFlowtable bool
 	interfaces    map[string]int
-	// unhooked is set as long as no packet meets the table.
+	// unhooked is set while no packet meets the table.
 	unhooked bool
 	// handlerSize caches handlerBytes.
 	handlerSize map[handler]int
-	// adopted are the sticky pools of an earlier table that no Service has taken over.
+	// adopted holds the sticky pools of an earlier table that no Service has taken over.
 	adopted map[stickyOwner]*adoptedPool
 
 	// Buffers.
@@ -71,8 +70,7 @@ type table struct {
 	change        poolChange
 }
 
-// service is a Service as programmed: its numbers are those of its pools and, in the
-// dispatch keys of each frontend, those of its handlers.
+// service is a Service as programmed, with its pools and the dispatch keys of its frontends.
 type service struct {
 	rule           *ruleset.Service
 	cluster, local *pool
@@ -88,7 +86,7 @@ var (
 	errTooManySticky    = errors.New("too many Services with client affinity (at most 32767 pools a family)")
 	errTooManyEndpoints = fmt.Errorf("too many endpoints for client affinity (at most %d)", maxStickyEndpoints)
 	errTooManyNumbered  = fmt.Errorf("too many endpoints for weights or a hash (at most %d)", maxNumberedEndpoints)
-	errTooManyHandlers  = fmt.Errorf("too many different combinations of endpoint counts and affinity timeouts (at most %d a family)", maxStickyHandlers)
+	errTooManyHandlers  = fmt.Errorf("too many combinations of endpoint counts and affinity timeouts (at most %d a family)", maxStickyHandlers)
 	errProtocol         = errors.New("protocol is not TCP, UDP or SCTP")
 )
 
@@ -102,7 +100,7 @@ func newTable(f tracker.Family, n *ruleset.Node, mark uint32) *table {
 	}
 }
 
-// service returns what is programmed for the ID, or nil.
+// service returns the programmed Service with the ID, or nil.
 func (t *table) service(id uint32) *service {
 	if int(id) < len(t.services) {
 		return t.services[id]
@@ -121,7 +119,7 @@ func (s *service) pool(target ruleset.Target) *pool {
 	return nil
 }
 
-// number returns the number of the pool for a target, or 0 if s has no such pool.
+// number returns the number of the Service's pool for a target, or 0.
 func (s *service) number(target ruleset.Target) uint32 {
 	if p := s.pool(target); p != nil {
 		return p.number
@@ -137,9 +135,9 @@ func (s *service) endpoints(target ruleset.Target) []*tracker.Endpoint {
 	return s.rule.Pool(target)
 }
 
-// apply replaces what the table has for the Service's ID by s, which is nil if the
-// Service is gone, and writes the difference to w. Callers must call check first and must
-// not apply a Service that it rejects. After an error nothing is changed.
+// apply replaces the Service with the ID by s, nil to delete it, and writes the difference to
+// w. Callers must call check first and must not apply a Service that it rejects. After an error
+// the table is unchanged.
 func (t *table) apply(id uint32, s *ruleset.Service, w *writer) error {
 	old := t.service(id)
 	if old == nil {
@@ -167,8 +165,8 @@ func (t *table) apply(id uint32, s *ruleset.Service, w *writer) error {
 	return nil
 }
 
-// check returns the error of a Service that cannot be programmed in any transaction. It
-// does not find a lack of pools, which apply does.
+// check returns an error if the Service cannot be programmed in any transaction. It does not
+// check for free pools; apply does.
 func (t *table) check(s *ruleset.Service) error {
 	if inet.Protocol(s.Key.Protocol) == 0 {
 		return fmt.Errorf("%w: %q", errProtocol, s.Key.Protocol)
@@ -188,13 +186,13 @@ func (t *table) check(s *ruleset.Service) error {
 	return nil
 }
 
-// Limits returns what the tables have room for in one Service, the same in both
-// families. A Service that exceeds it is refused with a [*ruleset.PartialError].
+// Limits returns the limits of one Service, which are the same in both families. Apply refuses
+// a Service that exceeds them, with a [*ruleset.PartialError].
 func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 	return ruleset.Limits{AffinityEndpoints: maxStickyEndpoints, WeightedEndpoints: maxNumberedEndpoints}
 }
 
-// applyPool writes the buckets, and numbered endpoints, by which a pool changes.
+// applyPool writes the buckets and the numbered endpoints by which a pool changes.
 func (t *table) applyPool(old, now *service, target ruleset.Target, w *writer) {
 	was, is := old.pool(target), now.pool(target)
 	if was != nil && was != is {
@@ -226,8 +224,7 @@ func sameSlice(a, b []*tracker.Endpoint) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// writePool writes t.change, how the pool changed. The comment is that of endpoints of a
-// sticky pool.
+// writePool writes t.change, the pool's change. comment is for the endpoints of a sticky pool.
 func (t *table) writePool(p *pool, comment string, w *writer) {
 	c := &t.change
 	addr := p.addresses()
@@ -275,8 +272,7 @@ func (t *table) applyFrontends(old, now *service, w *writer) {
 	t.use(old.keys, -1)
 }
 
-// add adds an element with a comment to its set, and makes the set if it is one of allowed
-// sources.
+// add adds an element with a comment to its set. It creates a missing set of allowed sources.
 func (t *table) add(e *element, comment string, w *writer) {
 	switch {
 	case e.set == setClusterIPs:
@@ -303,10 +299,10 @@ func (t *table) remove(e *element, w *writer) {
 	w.remove(t.family, e)
 }
 
-// recount changes by how many an element is needed for an address, and reports whether the
-// set gains or loses it. In one transaction a count may fall to 0 and rise again, because
-// what is deleted comes before what is added. It cannot rise and fall again, since each
-// Service changes once.
+// recount adds by to an address's count of uses, and reports whether the set gains or loses the
+// address. In one transaction a count may fall to 0 and rise again, because the transaction
+// deletes elements before it adds others. A count cannot rise from 0 and fall to 0 again, because
+// each Service changes once.
 func recount(refs map[netip.Addr]int, a netip.Addr, by int) (changed bool) {
 	before := refs[a]
 	if now := before + by; now != 0 {
@@ -317,8 +313,8 @@ func recount(refs map[netip.Addr]int, a netip.Addr, by int) (changed bool) {
 	return true
 }
 
-// prefix creates the set for sources of a prefix length if needed, and the rule for it
-// before the drop that ends chainFirewallCheck.
+// prefix creates the set for sources of a prefix length, if it does not exist, and its rule at
+// the beginning of chainFirewallCheck.
 func (t *table) prefix(length int, w *writer) {
 	if t.prefixes[length] {
 		return
@@ -328,13 +324,13 @@ func (t *table) prefix(length int, w *writer) {
 	w.rule(t.family, chainFirewallCheck, length, 0, t.rules().allowedSource(length))
 }
 
-// rules returns what renders the table's rules.
+// rules returns the renderer of the table's rules.
 func (t *table) rules() rules {
 	return rules{family: t.family, mark: t.mark, seed: maglev.Seed32(t.node.HashSeed), offload: t.offload}
 }
 
-// skeleton writes everything that does not depend on the Services. The sets must have
-// their sizes.
+// skeleton writes all sets, chains and rules that do not depend on the Services. measure must
+// have set the sizes of the sets.
 func (t *table) skeleton(w *writer) {
 	for s := setLayout; s < firstAllowed; s++ {
 		if t.has(s) && !t.kept[s] {
@@ -353,7 +349,7 @@ func (t *table) skeleton(w *writer) {
 	t.setRanges(setNodePortIPs, nodePortRanges(t.node.NodePorts(t.family), t.family), w)
 }
 
-// hook has packets meet a table that they did not.
+// hook adds the base chains of an unhooked table.
 func (t *table) hook(w *writer) {
 	t.unhooked = false
 	for _, c := range t.rules().fixedChains() {
@@ -363,7 +359,7 @@ func (t *table) hook(w *writer) {
 	}
 }
 
-// overflows reports whether a set has more elements than it was made for.
+// overflows reports whether a set has more elements than its size.
 func (t *table) overflows() bool {
 	for s, n := range t.count {
 		if t.size[s] != 0 && n > t.size[s] {
@@ -373,8 +369,8 @@ func (t *table) overflows() bool {
 	return false
 }
 
-// sizeFor returns the size to make a set with for n elements: the kernel takes no more
-// elements than that, and finds them faster for knowing it.
+// sizeFor returns the size of a set for n elements. The kernel accepts no more elements than
+// the size, and finds elements faster in a set with a size.
 func sizeFor(n int) int {
 	return max(1<<12, 1<<bits.Len(uint(2*n)))
 }

@@ -23,34 +23,36 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// trafficSets are the sets in which rules count. Their elements are keyed by the address,
-// protocol and port that a client connects to. Rules add an element for the first packet, so
-// a frontend that is not used takes no memory, and no change of a Service writes any.
+// trafficSets are the sets of counters. Their keys are the address, protocol and port that a
+// client connects to. Rules add an element for the first packet to a destination. So an unused
+// frontend takes no memory, and a change of a Service adds no counters.
 var trafficSets = [...]set{setConnections, setRefused, setDropped}
 
-// nodePortAddresses is for how many of the node's addresses the sets have room, for each
+// nodePortAddresses is the number of node addresses for which the sets have room, for each
 // NodePort.
 const nodePortAddresses = 16
 
 // Traffic reads the counters in the backend's tables. Known is connections, refused and
-// dropped packets: rules see the first packet of a connection only.
+// dropped packets: rules see the first packet of a connection only. [Backend.Apply] blocks while
+// Traffic reads.
 //
-// The tables have room for twice as many counters as the Services have addresses and 16 for each
-// NodePort, at least 4,096 in each family. A connection to another destination is forwarded and
-// not counted. So is one for which the kernel lacks memory. A connection whose endpoint is replaced
-// while the rules handle its first packet may be counted twice.
+// A counter takes about 100 bytes of kernel memory. The tables have room for twice as many
+// counters as the Services have addresses and 16 for each NodePort, at least 4,096 in each
+// family. The kernel forwards a connection that it cannot count: one beyond that room, and one
+// for which it lacks memory. A connection whose endpoint is replaced while the rules handle its
+// first packet may be counted twice.
 //
 // Counters stay in place when the contents of the tables are replaced, also by another process.
 // If the tables themselves must be replaced (see "Requirements" in the package documentation),
-// or have too little room, the counters are copied, and the connections of the milliseconds
-// between reading and the end of the transaction that follows are not counted.
+// or have too little room, Apply copies the counters. It then misses the connections between
+// the reading and the end of the transaction that follows, which takes milliseconds.
 //
-// A Service that loses an address or port loses its counters too, right after the change is
-// committed. There are two exceptions: a frontend that passes to another Service in a full delta
-// takes its counters along, and so does a NodePort that passes before Traffic is called.
+// If a Service loses an address or port, its counters are deleted directly after the change is
+// committed. There are two exceptions. A frontend that passes to another Service in a full delta
+// takes its counters along, and so does a NodePort that passes before the next call of Traffic.
 //
-// Traffic deletes the counters of destinations that are no Service's any more. The error is
-// ctx's, [os.ErrClosed], or that of reading the tables.
+// Traffic deletes the counters of destinations that no longer belong to a Service. The error is
+// ctx's, wraps [os.ErrClosed], or is that of reading the tables.
 func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -67,7 +69,7 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 	for _, t := range b.tables {
 		counted, err := readCounters(b.conn, b.name, t.family)
 		if err != nil {
-			return nil, fmt.Errorf("nftables: read traffic: %w", err)
+			return nil, fmt.Errorf("nftables: cannot read traffic: %w", err)
 		}
 		owners := t.owners()
 		b.prune(t, counted, owners)
@@ -79,7 +81,7 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 // Traffic reads the counters in the tables of a [Backend] with the same configuration, in this
 // process or another, as [Backend.Traffic] does. It changes nothing. Names of Service ports
 // that are longer than 127 bytes are cut to that length. The error wraps [ruleset.ErrNoRules]
-// if there is no table. Known is empty if the table is of a version without counters.
+// if there is no table. Known is empty if a version without counters wrote the table.
 func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -124,18 +126,18 @@ func readTraffic(ctx context.Context, conn *nlbatch.Conn, c Config) (*ruleset.Tr
 			owners, err = readOwners(conn, table, f)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("nftables: read traffic: %w", err)
+			return nil, fmt.Errorf("nftables: cannot read traffic: %w", err)
 		}
 		counted.sum(owners, out.Services)
 	}
 	if !any {
-		return nil, fmt.Errorf("nftables: read traffic: %w", ruleset.ErrNoRules)
+		return nil, fmt.Errorf("nftables: cannot read traffic: %w", ruleset.ErrNoRules)
 	}
 	return out, nil
 }
 
-// tableInUse returns the name of the table that packets meet: the configured name, that of
-// the staging table, or "" for none.
+// tableInUse returns the name of the table that packets meet: the configured name, the name of
+// the staging table, or "" if there is no such table.
 func tableInUse(conn *nlbatch.Conn, name string, f tracker.Family) (string, error) {
 	for _, name := range []string{name, stagingOf(name)} {
 		head, err := readTable(conn, name, f)
@@ -161,10 +163,10 @@ type counterKey struct {
 	at  string
 }
 
-// counter is what the kernel has counted.
+// counter is the value of a counter.
 type counter struct{ packets, bytes uint64 }
 
-// counters are the counters of one table.
+// counters holds the counters of one table.
 type counters map[counterKey]counter
 
 // readCounters reads a table's counters.
@@ -201,7 +203,7 @@ func parseCounter(attrs []byte) (c counter) {
 	return c
 }
 
-// sum adds the counters to those of the Service ports that own their destinations.
+// sum adds the counters to the Service ports that own their destinations.
 func (c counters) sum(o owners, to map[tracker.Key]ruleset.Counters) {
 	for k, n := range c {
 		owner, ok := o.of(k.at)
@@ -221,11 +223,11 @@ func (c counters) sum(o owners, to map[tracker.Key]ruleset.Counters) {
 	}
 }
 
-// owners are the Service ports by frontend. The keys are those of service-ips and
+// owners maps frontends to Service ports. The keys are those of service-ips and
 // service-nodeports.
 type owners map[string]tracker.Key
 
-// portOffset is the length of a protocol and a port, the end of each key.
+// portOffset is the length of the protocol and port at the end of each key.
 const portOffset = 8
 
 // of returns the Service port that gets packets for a destination.
@@ -237,7 +239,7 @@ func (o owners) of(at string) (tracker.Key, bool) {
 	return k, ok
 }
 
-// owners returns the Service ports that the table has.
+// owners returns the Service ports of the table.
 func (t *table) owners() owners {
 	out := owners{}
 	for _, s := range t.services {
@@ -248,7 +250,7 @@ func (t *table) owners() owners {
 	return out
 }
 
-// ownersOf yields the keys of a Service's frontends, none if it is nil.
+// ownersOf yields the keys of a Service's frontends. A nil Service has no frontends.
 func ownersOf(s *ruleset.Service) iter.Seq2[string, tracker.Key] {
 	return func(yield func(string, tracker.Key) bool) {
 		if s == nil {
@@ -296,7 +298,7 @@ func parseName(comment string, protocol byte) tracker.ServicePortName {
 }
 
 // prune deletes the counters of destinations without a Service from c and from the kernel. If
-// that fails they stay until the next time.
+// it fails, the next call deletes them.
 func (b *Backend) prune(t *table, c counters, o owners) {
 	lists := map[set]*nlbatch.Elements{}
 	for k := range c {
@@ -317,14 +319,14 @@ func (b *Backend) prune(t *table, c counters, o owners) {
 			return b.conn.Commit(batch)
 		})
 		if err != nil {
-			b.config.Log.Info("nftables: counters of earlier Services not deleted", slog.Any("error", err))
+			b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
 		}
 	}
 }
 
 // noteLost adds the addresses and ports that a Service loses to t.lost. It leaves out
-// NodePorts: their counters have keys with an address of the node, which the table does not
-// know.
+// NodePorts: the keys of their counters contain an address of the node, which the model does
+// not have.
 func (t *table) noteLost(old, now *ruleset.Service) {
 	if old == nil {
 		return
@@ -341,9 +343,9 @@ func (t *table) noteLost(old, now *ruleset.Service) {
 	}
 }
 
-// deleteLost deletes the counters of t.lost and empties it. The kernel rejects the deletion of
-// an element that is not there, and whether there is one depends on packets: the transaction
-// adds each element before it deletes it.
+// deleteLost deletes the counters of t.lost and empties it. The transaction adds each element
+// before it deletes it, because the kernel rejects the deletion of a missing element, and the
+// element exists only if a packet was counted.
 func (b *Backend) deleteLost(t *table) {
 	if t.lost.Count() == 0 {
 		return
@@ -359,11 +361,11 @@ func (b *Backend) deleteLost(t *table) {
 	})
 	t.lost.Reset()
 	if err != nil {
-		b.config.Log.Info("nftables: counters of earlier Services not deleted", slog.Any("error", err))
+		b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
 	}
 }
 
-// copyCounters calls add with the counters of an earlier table, for each set that was not kept.
+// copyCounters calls add with the counters of an earlier table, for each set that is not kept.
 func (b *Backend) copyCounters(t *table, old *kernelTables, add func(set, *nlbatch.Elements) error) error {
 	for _, s := range trafficSets {
 		if t.kept[s] || !old.families[t.family].has(s, t.family) {

@@ -15,8 +15,8 @@ import (
 )
 
 // BenchmarkTraffic reads the counters of 10,000 Services that all have had connections, with
-// the names in the backend's model and with those in the kernel. It reports what a counter
-// takes in the kernel, on this machine's number of CPUs.
+// the names in the backend's model and with the names in the kernel. It reports the kernel
+// memory of a counter and the number of CPUs, on which it depends.
 func BenchmarkTraffic(b *testing.B) {
 	const services = 10000
 	h := netlab.NewHost(b)

@@ -28,7 +28,7 @@ func total(t *ruleset.Traffic) (sum ruleset.Counters) {
 	return sum
 }
 
-// traffic reads the counters by the backend and by the function Traffic, which must agree.
+// traffic reads the counters by the backend and by the function Traffic. Both must agree.
 func traffic(tb testing.TB, b *Backend) *ruleset.Traffic {
 	tb.Helper()
 	got, err := b.Traffic(tb.Context())
@@ -40,13 +40,13 @@ func traffic(tb testing.TB, b *Backend) *ruleset.Traffic {
 		tb.Fatal(err)
 	}
 	if fmt.Sprint(got) != fmt.Sprint(read) {
-		tb.Errorf("the backend has %v, without it %v is read", got, read)
+		tb.Errorf("Backend.Traffic returned %v, and Traffic %v", got, read)
 	}
 	return got
 }
 
 // TestEveryConnectionIsCounted makes connections while Services change, tables are replaced
-// and other processes take over, and compares how many there were with the counters.
+// and other processes take over, and compares their number with the counters.
 func TestEveryConnectionIsCounted(t *testing.T) {
 	var b *Backend
 	w := conformance.NewWorld(t, conformance.Options{New: func(tb testing.TB, env conformance.Env) ruleset.Backend {
@@ -57,8 +57,8 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 	w.Tracker.SetService(s.service())
 	s.hand(w.Tracker, rng)
 	w.Sync()
-	// lost is how many connections may be missing after each of so many replacements. One
-	// may be counted twice: see Backend.Traffic.
+	// lost is the number of connections that may be missing after each round. One connection of
+	// each round may be counted twice: see Backend.Traffic.
 	during := func(what string, rounds, lost int, f func(i int)) {
 		t.Helper()
 		before := total(traffic(t, b)).Connections
@@ -87,7 +87,7 @@ func TestEveryConnectionIsCounted(t *testing.T) {
 		w.Cursor = w.Engine.Attach("nftables", b)
 	})
 	limit := b.conn.Limit()
-	b.conn.SetLimit(20 << 10) // the skeletons fit, and hardly more
+	b.conn.SetLimit(20 << 10) // the skeletons fit, and little more
 	during("staging tables", 20, 20, func(int) { w.Cursor.Resync() })
 	b.conn.SetLimit(limit)
 	during("sets with more room", 3, 200, func(i int) {
@@ -136,13 +136,13 @@ func TestCountersFollowFrontends(t *testing.T) {
 	count("refused-packets", "10.96.0.2 . tcp . 80", 8)
 	count("dropped-packets", "192.168.7.1 . tcp . 30001", 16)
 	count("connections", "10.96.0.3 . tcp . 80", 32)
-	count("connections", "10.96.0.3 . udp . 80", 64) // no Service's
+	count("connections", "10.96.0.3 . udp . 80", 64) // not a frontend
 	all := map[string]ruleset.Counters{
 		"ns/svc-0:p/TCP/IPv4": {Connections: 7}, "ns/svc-1:p/TCP/IPv4": {Refused: 8, Dropped: 16}, "ns/svc-2:p/TCP/IPv4": {Connections: 32},
 	}
 	wants("as counted", all)
 	if out := r.nft("list set ip proxier connections"); strings.Contains(out, "udp") {
-		t.Errorf("a counter of no Service stays: %s", out)
+		t.Errorf("a counter without a frontend stays: %s", out)
 	}
 
 	// Another number of endpoints gives the frontends other dispatch keys.
@@ -180,7 +180,7 @@ func TestCountersFollowFrontends(t *testing.T) {
 	wants("after frontends passed to another Service", all)
 	r.verify()
 
-	// The counters of a deleted Service's addresses go with the change, not when they are read.
+	// The change deletes the counters of a deleted Service's addresses, before Traffic is called.
 	r.tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "svc-2"})
 	r.sync()
 	if out := r.nft("list set ip proxier connections"); strings.Contains(out, "10.96.0.3 . tcp . 80") {

@@ -18,27 +18,27 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// watched is what the backend read of the tables in the kernel last.
+// watched is the result of the last examination of the tables in the kernel.
 type watched struct {
-	// generation is the network namespace's when the tables were last as they should be, and
-	// commits is how many transactions this backend had committed by then.
+	// generation is the network namespace's generation when the tables were last in their
+	// proper state. commits is the number of transactions that this backend had committed then.
 	generation, commits uint32
-	// rules are the rules of each table, by handle, nil before they were first read.
+	// rules holds the rules of each table by handle. It is nil before the first examination.
 	rules []map[uint64]kernelRule
 }
 
-// Check compares the tables with what the backend wrote. It returns nil, a
-// [*ruleset.DriftError] if another process altered or deleted a table or if the tables'
-// state is unknown after a failure, [os.ErrClosed], ctx's error, or the error of reading
-// the tables. After any error but ctx's the next delta must be a full one;
-// [Backend.Apply] asks for it.
+// Check compares the tables with what the backend wrote. It returns a
+// [*ruleset.DriftError] if another process altered or deleted a table, or if the tables'
+// state is unknown after a failure. Other errors are ctx's, wrap [os.ErrClosed], or are about
+// reading the tables. After any error but ctx's, the next delta must be a full one, and
+// [Backend.Apply] returns [ruleset.ErrNeedFull] for any other.
 //
-// While no other process commits transactions in the network namespace, Check asks the
-// kernel one question. Otherwise it reads chains, rules, sets, the small maps and the
-// number of elements of the large ones, but not the elements of these: a full delta at
-// long intervals repairs them, too. Numbers of elements are compared where the kernel
-// reports them (Linux 6.16) or there are at most 20,000. If other processes commit so fast
-// that nothing can be read in between, Check returns nil, and the next call tries again.
+// While no other process commits transactions in the network namespace, Check makes one small
+// request. Otherwise it reads the chains, rules, sets and small maps, and the numbers of
+// elements of the large maps. It does not read the elements of the large maps; a full delta at
+// long intervals repairs these. It compares numbers of elements if the kernel reports them
+// (Linux 6.16) or there are at most 20,000. If other processes commit so fast that they
+// interrupt every read, Check returns nil, and the next call tries again.
 func (b *Backend) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -49,7 +49,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	case b.conn.Closed():
 		return errClosed
 	case b.tables == nil:
-		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied since the last failure")
+		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied after the last failure")
 	}
 	if b.config.Offload != nil && b.interfaces.stale {
 		if err := b.syncInterfaces(); err != nil {
@@ -57,7 +57,7 @@ func (b *Backend) Check(ctx context.Context) error {
 			return err
 		}
 	}
-	// What is committed from here on is for the next call.
+	// The next call examines later commits.
 	gen, err := b.conn.Generation()
 	if err == nil && gen == b.watched.generation+b.conn.Commits()-b.watched.commits {
 		return nil
@@ -67,7 +67,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	}
 	switch {
 	case errors.Is(err, nfnl.ErrInterrupted):
-		b.config.Log.Info("nftables: tables not checked: too many transactions of other processes")
+		b.config.Log.Info("nftables: cannot check tables, transactions of other processes interrupt every read")
 		return nil
 	case err != nil:
 		b.discardModel(time.Now())
@@ -84,14 +84,14 @@ func drifted(f tracker.Family, format string, args ...any) error {
 
 // Watch calls [Backend.Check] after transactions that any process commits in the network
 // namespace, at most once an interval, until ctx is done or the backend is closed. It calls
-// drifted with the errors of Check, and returns ctx's error or [os.ErrClosed]. drifted
-// should have the cursor resync. While nothing is committed, Watch calls Check every ten
+// drifted with the errors of Check, and returns ctx's error or one that wraps [os.ErrClosed].
+// drifted should make the cursor resync. While no process commits, Watch calls Check every ten
 // seconds. It opens a netlink socket of its own for the kernel's notifications. Without
-// them, it calls Check at the interval.
+// notifications, it calls Check at the interval.
 //
 // With Config.Offload, Watch also calls [Backend.SyncInterfaces] at its start and whenever a
-// network interface comes, goes or is renamed, on a goroutine that ends before Watch returns,
-// and calls drifted with its errors, too. It does not call drifted twice at a time.
+// network interface is created, deleted or renamed, and calls drifted with its errors, too.
+// It does so on a goroutine that ends before Watch returns. Calls of drifted never overlap.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
 	drifted, stop, err := b.followInterfaces(ctx, drifted)
 	if err != nil {
@@ -108,9 +108,9 @@ func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted fun
 	return err
 }
 
-// examine reads the tables, compares them with their models, and remembers their rules.
-// With count it compares numbers of elements, too. It does not look at the generation: the
-// caller must know what it was before.
+// examine reads the tables, compares them with their models, and stores their rules. With count
+// it also compares numbers of elements. It does not read the generation: the caller must read
+// it before.
 func (b *Backend) examine(count bool) error {
 	if b.watched.rules == nil {
 		b.watched.rules = make([]map[uint64]kernelRule, len(b.tables))
@@ -122,9 +122,9 @@ func (b *Backend) examine(count bool) error {
 		case errors.As(err, &drift):
 			return drift
 		case errors.Is(err, unix.ENOENT):
-			return drifted(t.family, "it or one of its sets is gone")
+			return drifted(t.family, "the table or one of its sets is missing")
 		case err != nil:
-			return fmt.Errorf("nftables: check: %w", err)
+			return fmt.Errorf("nftables: cannot check tables: %w", err)
 		}
 		b.watched.rules[i] = rules
 	}
@@ -142,9 +142,9 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 	case err != nil:
 		return nil, err
 	case !head.exists:
-		return drift("it is gone")
+		return drift("the table is missing")
 	case head.flags != 0:
-		return drift("it has flags %#x", head.flags)
+		return drift("the table has flags %#x", head.flags)
 	}
 	sets, err := b.readSets(b.name, t.family)
 	if err != nil {
@@ -156,7 +156,7 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 		}
 		found, ok := sets[s.name()]
 		if !ok || !found.is(s.spec(t.family)) {
-			return drift("%s is gone or another", s.name())
+			return drift("set %s is missing or has other attributes", s.name())
 		}
 		delete(sets, s.name())
 		if count {
@@ -166,7 +166,7 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 		}
 	}
 	for name := range sets {
-		return drift("%s does not belong to it", name)
+		return drift("unexpected set %s", name)
 	}
 	chains, err := b.readChains(b.name, t.family)
 	if err != nil {
@@ -175,13 +175,13 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 	expected, base := t.expectedRules(), t.rules().baseChains()
 	for name := range expected {
 		if c, ok := chains[name]; !ok || !c.is(base[name]) {
-			return drift("chain %s is gone or hooked in otherwise", name)
+			return drift("chain %s is missing or has another hook or policy", name)
 		}
 		delete(chains, name)
 	}
 	for name, c := range chains {
 		if !t.unused[name] || c.base != nil {
-			return drift("chain %s does not belong to it", name)
+			return drift("unexpected chain %s", name)
 		}
 	}
 	list, err := b.readRules(b.name, t.family)
@@ -195,7 +195,7 @@ func (b *Backend) examineTable(t *table, last map[uint64]kernelRule, count bool)
 	}
 	for name, missing := range expected {
 		if missing != 0 {
-			return drift("chain %s lacks %d rules", name, missing)
+			return drift("chain %s has an unexpected number of rules (%+d)", name, -missing)
 		}
 	}
 	for handle, r := range last {
@@ -229,7 +229,7 @@ func (b *Backend) compareMaps(t *table) error {
 				if len(e.key) == 4 && e.verdict == unix.NFT_GOTO {
 					found[binary.NativeEndian.Uint32(e.key)] = e.chain
 				} else {
-					found[0] = "" // no handler has it
+					found[0] = "" // no handler has the key 0, so the maps differ
 				}
 			})
 		})
@@ -237,7 +237,7 @@ func (b *Backend) compareMaps(t *table) error {
 			return err
 		}
 		if !maps.Equal(found, want) {
-			return drifted(t.family, "elements of %s were replaced", s.name())
+			return drifted(t.family, "map %s has other elements", s.name())
 		}
 	}
 	for _, s := range []set{setNodePortIPs, setServiceCIDRs} {
@@ -246,7 +246,7 @@ func (b *Backend) compareMaps(t *table) error {
 			return err
 		}
 		if !slices.Equal(found, t.ranges[s]) {
-			return drifted(t.family, "%s has %v", s.name(), found)
+			return drifted(t.family, "set %s has other elements: %v", s.name(), found)
 		}
 	}
 	return nil
@@ -259,7 +259,7 @@ const countable = 20000
 // kernel does not report it.
 func (b *Backend) compareCount(t *table, s set, count int) error {
 	if s == setStickyClients || s == setNodePortIPs || s == setServiceCIDRs || slices.Contains(trafficSets[:], s) {
-		return nil // dynamic, or compared one by one
+		return nil // packets change it, or compareMaps compares it
 	}
 	want := t.count[s]
 	if count < 0 {
@@ -275,7 +275,7 @@ func (b *Backend) compareCount(t *table, s set, count int) error {
 		}
 	}
 	if count != want {
-		return drifted(t.family, "%s has %d elements instead of %d", s.name(), count, want)
+		return drifted(t.family, "set %s has %d elements, want %d", s.name(), count, want)
 	}
 	return nil
 }

@@ -12,24 +12,24 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// writer encodes one transaction: tables, chains, rules and sets in the order of the
-// calls, and after them the elements, first those to delete. It keeps its memory from
-// one transaction to the next.
+// writer encodes one transaction: tables, chains, rules and sets in the order of the calls,
+// then the elements to delete and the elements to add. It keeps its memory from one transaction
+// to the next.
 type writer struct {
 	table string
 	batch nlbatch.Batch
 	lists [2]struct{ add, remove [setCount]nlbatch.Elements }
-	// touched are the lists that have elements.
+	// touched holds the lists that have elements.
 	touched []list
 	// written counts the elements written so far, and pending those since begin.
 	written, pending int
-	// structural is set when the transaction has more than elements of large sets. The
-	// caller resets it.
+	// structural is set if the transaction changes more than elements of large sets. The caller
+	// resets it.
 	structural bool
 	err        error
 }
 
-// list is the elements of a set to add or delete.
+// list holds the elements to add to a set or to delete from it.
 type list struct {
 	*nlbatch.Elements
 	family   tracker.Family
@@ -52,7 +52,7 @@ func (w *writer) begin() {
 	w.pending, w.touched, w.err = 0, w.touched[:0], nil
 }
 
-// size returns how many bytes the transaction takes so far, or a few more.
+// size returns the number of bytes of the transaction so far, or a little more.
 func (w *writer) size() int {
 	size := 0
 	for _, l := range w.touched {
@@ -65,10 +65,10 @@ func (w *writer) size() int {
 // empty reports whether nothing was written.
 func (w *writer) empty() bool { return w.pending == 0 && w.batch.Empty() }
 
-// messageSize is about the most bytes of a message beside its elements.
+// messageSize is an upper bound of a message's bytes without its elements.
 const messageSize = 160
 
-// finish returns the transaction. Nothing may be added to it.
+// finish returns the transaction. The caller must not add to it afterwards.
 func (w *writer) finish() (*nlbatch.Batch, error) {
 	w.batch.Grow(w.size() - w.batch.Len())
 	for _, l := range w.touched {
@@ -96,8 +96,8 @@ func (w *writer) deleteElements(f tracker.Family, s set, list *nlbatch.Elements)
 	w.batch.Elements(unix.NFT_MSG_DELSETELEM, 0, inet.AF(f), w.table, s.name(), list)
 }
 
-// adds and removes return the list of elements to add to a set or to delete from it, for
-// one element more.
+// adds and removes return the list of elements to add to a set or to delete from it. The caller
+// appends one element.
 func (w *writer) adds(f tracker.Family, s set) *nlbatch.Elements {
 	return w.touch(list{&w.lists[index(f)].add[s], f, s, false})
 }
@@ -125,12 +125,12 @@ func (w *writer) remove(f tracker.Family, e *element) {
 	w.removes(f, e.set).Add(e.key.bytes(), nil, "")
 }
 
-// expect makes room for so many bytes of elements.
+// expect makes room for the given number of bytes of elements.
 func (w *writer) expect(f tracker.Family, s set, bytes int) {
 	w.lists[index(f)].add[s].Grow(bytes)
 }
 
-// index is the index of a family in an array.
+// index returns the index of a family in an array.
 func index(f tracker.Family) int {
 	if f == tracker.IPv6 {
 		return 1
@@ -138,14 +138,15 @@ func index(f tracker.Family) int {
 	return 0
 }
 
-// open begins a message about what, in the table that the attribute tableAttr names.
+// open begins a message with the table's name in the attribute tableAttr. what labels the
+// message in errors.
 func (w *writer) open(what string, typ, flags uint16, f tracker.Family, tableAttr uint16) {
 	w.batch.Note(what)
 	w.batch.Begin(typ, flags, inet.AF(f))
 	w.batch.String(tableAttr, w.table)
 }
 
-// newTable creates the family's table. With unix.NLM_F_EXCL there must be none.
+// newTable creates the family's table. With unix.NLM_F_EXCL the table must not exist.
 func (w *writer) newTable(f tracker.Family, flags uint16) {
 	w.open("create table "+w.table, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|flags, f, unix.NFTA_TABLE_NAME)
 	w.batch.End()
@@ -156,8 +157,8 @@ func (w *writer) deleteTable(f tracker.Family) {
 	w.batch.End()
 }
 
-// newSet creates a set for at most size elements, or any number if that is 0. The set's
-// ID is for the kernel's bookkeeping within the transaction; rules use the name.
+// newSet creates a set for at most size elements, or for any number if size is 0. The kernel
+// needs an ID of the set within the transaction, but rules use the name.
 func (w *writer) newSet(f tracker.Family, s set, size int) {
 	w.structural = true
 	sp := s.spec(f)
@@ -188,14 +189,14 @@ func (w *writer) deleteSet(f tracker.Family, name string) {
 	w.batch.End()
 }
 
-// baseChain is how a chain is hooked in.
+// baseChain is the hook of a base chain.
 type baseChain struct {
 	typ      string
 	hook     uint32
 	priority int32
 }
 
-// chain creates a chain with rules, hooked in as base says, or not at all if that is nil.
+// chain creates a chain with rules and the hook base, nil for no hook.
 func (w *writer) chain(f tracker.Family, name string, base *baseChain, rules []rule) {
 	w.structural = true
 	w.open("create chain "+name, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, f, unix.NFTA_CHAIN_TABLE)
@@ -219,8 +220,8 @@ func (w *writer) deleteChain(f tracker.Family, name string) {
 	w.batch.End()
 }
 
-// rule adds a rule to a chain: at its end with unix.NLM_F_APPEND, else at its beginning.
-// Errors call it by its number, which starts at 0.
+// rule adds a rule to a chain: at its end with unix.NLM_F_APPEND, otherwise at its beginning.
+// number, from 0, identifies the rule in errors.
 func (w *writer) rule(f tracker.Family, chain string, number int, flags uint16, r rule) {
 	w.open("add rule "+strconv.Itoa(number+1)+" of chain "+chain, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, f, unix.NFTA_RULE_TABLE)
 	w.batch.String(unix.NFTA_RULE_CHAIN, chain)

@@ -12,7 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/holdings"
+	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -88,12 +88,12 @@ func TestDeletedServicesAreFreed(t *testing.T) {
 		cycle(n)
 	}
 	retry()
-	lengths, before := holdings.Lengths(e), holdings.Now()
+	lengths, before := usage.Lengths(e), usage.Now()
 	for n := range cycles {
 		cycle(cycles + n)
 	}
 	retry()
-	now := holdings.Lengths(e)
+	now := usage.Lengths(e)
 	for _, ids := range []string{".slots", ".free", ".cursors[].states"} {
 		// The state per ID is small. The number of IDs depends on chance: on how many
 		// removals failed at the same time.

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/go-proxier/proxier/internal/holdings"
+	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/runner"
 )
 
@@ -151,7 +151,7 @@ func TestStoppedRunnersAreFreed(t *testing.T) {
 		}
 	}
 	round(2000)
-	before := holdings.Now()
+	before := usage.Now()
 	round(2000)
 	before.Keep(t, 100<<10)
 }

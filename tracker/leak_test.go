@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/holdings"
+	"github.com/go-proxier/proxier/internal/usage"
 )
 
 // TestDeletedObjectsAreFreed creates and deletes thousands of Services and slices,
@@ -83,11 +83,11 @@ func TestDeletedObjectsAreFreed(t *testing.T) {
 	for n := range cycles {
 		cycle(n)
 	}
-	lengths, before := holdings.Lengths(tr), holdings.Now()
+	lengths, before := usage.Lengths(tr), usage.Now()
 	for n := range cycles {
 		cycle(cycles + n)
 	}
-	for at, n := range holdings.Lengths(tr) {
+	for at, n := range usage.Lengths(tr) {
 		if n != lengths[at] || n > 2*each {
 			t.Errorf("%s holds %d elements, held %d before", at, n, lengths[at])
 		}

@@ -12,15 +12,15 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Families returns the address families to program: a copy of list, or both if list is
-// nil. The error wraps [ruleset.ErrConfig] unless list has one or both families, each
-// once.
+// Families returns the address families to program: a copy of list, or both families if
+// list is nil. If list has other values, or a family twice, the error wraps
+// [ruleset.ErrConfig].
 func Families(list []tracker.Family) ([]tracker.Family, error) {
 	if list == nil {
 		return []tracker.Family{tracker.IPv4, tracker.IPv6}, nil
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("%w: Families is empty", ruleset.ErrConfig)
+		return nil, fmt.Errorf("%w: Families is empty and not nil", ruleset.ErrConfig)
 	}
 	for i, f := range list {
 		if f != tracker.IPv4 && f != tracker.IPv6 || slices.Contains(list[:i], f) {
@@ -30,8 +30,8 @@ func Families(list []tracker.Family) ([]tracker.Family, error) {
 	return slices.Clone(list), nil
 }
 
-// Complete replaces the fields that all kernel backends have in common by their defaults
-// if they are not set. The error wraps [ruleset.ErrConfig].
+// Complete sets defaults for the fields that all kernel backends share. The error wraps
+// [ruleset.ErrConfig].
 func Complete(families *[]tracker.Family, mark *ruleset.MasqueradeMark, log **slog.Logger) error {
 	list, err := Families(*families)
 	if err != nil {
@@ -45,7 +45,7 @@ func Complete(families *[]tracker.Family, mark *ruleset.MasqueradeMark, log **sl
 	return nil
 }
 
-// Probe closes what the New of a backend returned. It returns New's error or that of Close.
+// Probe closes the backend that a New returned. It returns New's error or that of Close.
 func Probe(b io.Closer, err error) error {
 	if err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-func TestFamilies(t *testing.T) {
+func TestFamiliesAreCheckedAndCopied(t *testing.T) {
 	both := []tracker.Family{tracker.IPv4, tracker.IPv6}
 	if got, err := Families(nil); err != nil || !slices.Equal(got, both) {
 		t.Errorf("nil: %v, %v", got, err)
@@ -19,7 +19,7 @@ func TestFamilies(t *testing.T) {
 	got, err := Families(given)
 	given[0] = tracker.IPv4
 	if err != nil || !slices.Equal(got, []tracker.Family{tracker.IPv6}) {
-		t.Errorf("the caller's slice is kept: %v, %v", got, err)
+		t.Errorf("the result shares the caller's slice: %v, %v", got, err)
 	}
 	for _, bad := range [][]tracker.Family{{}, {0}, {3}, {tracker.IPv4, tracker.IPv4}} {
 		if got, err := Families(bad); !errors.Is(err, ruleset.ErrConfig) {
@@ -28,9 +28,9 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-func TestLog(t *testing.T) {
+func TestNilLogDiscards(t *testing.T) {
 	if l := slog.Default(); Log(l) != l {
-		t.Error("a logger is replaced")
+		t.Error("Log replaces a logger")
 	}
 	if Log(nil).Enabled(t.Context(), slog.LevelError) {
 		t.Error("nil does not discard")

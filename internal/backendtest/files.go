@@ -4,7 +4,7 @@ package backendtest
 
 import "os"
 
-// ExhaustFiles opens files until the process can open no more. release closes them.
+// ExhaustFiles opens files until the process cannot open another one. release closes them.
 func ExhaustFiles() (release func()) {
 	var files []*os.File
 	for {

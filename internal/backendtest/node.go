@@ -26,8 +26,8 @@ const ThisNode = "node-a"
 // nodeAddrs are the node's addresses.
 var nodeAddrs = []netip.Addr{netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("fd00:7::1")}
 
-// NewNode returns the pipeline of a dual-stack node that recognises its pods by ranges of
-// addresses. It sets the node of c.
+// NewNode returns the pipeline of a dual-stack node that recognises its pods by address
+// ranges. It sets the node of c.
 func NewNode(tb testing.TB, c tracker.Config) *Pipeline {
 	tb.Helper()
 	c.Node = tracker.NodeInfo{Name: ThisNode, Zone: "z1", Addresses: nodeAddrs}
@@ -55,8 +55,8 @@ func UpTo(n int) []int {
 	return out
 }
 
-// OwnServer gives a host the addresses of the node of [NewNode], and a UDP server of its
-// own at port 30080 of every address. It returns the addresses.
+// OwnServer gives a host the addresses of the node of [NewNode], and starts a UDP server of
+// the node itself at port 30080 of every address. It returns the addresses.
 func OwnServer(t *testing.T, h *netlab.Host) []netip.Addr {
 	t.Helper()
 	for _, a := range nodeAddrs {
@@ -68,8 +68,8 @@ func OwnServer(t *testing.T, h *netlab.Host) []netip.Addr {
 	return nodeAddrs
 }
 
-// NodeIsRefused sends from the node to NodePort 30080 at the addresses: every packet of a
-// UDP socket must be refused as a remote client's would be, and so must a TCP connection.
+// NodeIsRefused sends from the node to NodePort 30080 at the addresses. Every packet of a
+// UDP socket and a TCP connection must be refused, as those of a remote client are.
 func NodeIsRefused(t *testing.T, h *netlab.Host, at ...netip.Addr) {
 	t.Helper()
 	for _, a := range at {

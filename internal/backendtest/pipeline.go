@@ -1,8 +1,8 @@
 //go:build linux
 
-// Package backendtest holds what the tests of the nftables, iptables and ipvs backends
-// have in common: API objects, the pipeline that drives a backend, the steps of a
-// backend's life, and agents that are killed under traffic.
+// Package backendtest holds common parts of the tests of the nftables, iptables and ipvs
+// backends: API objects, the pipeline that drives a backend, the steps of a backend's life,
+// and agents that are killed under traffic.
 package backendtest
 
 import (
@@ -14,13 +14,13 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Pipeline is a tracker with an engine behind it. The tracker counts as synced.
+// Pipeline is a tracker, which is marked as synced, and its engine.
 type Pipeline struct {
 	Tracker *tracker.Tracker
 	Engine  *ruleset.Engine
 }
 
-// NewPipeline makes a Pipeline. It sets the engine's Tracker.
+// NewPipeline returns a Pipeline. It sets the engine's Tracker.
 func NewPipeline(t tracker.Config, e ruleset.Config) (*Pipeline, error) {
 	var p Pipeline
 	var err error
@@ -35,25 +35,25 @@ func NewPipeline(t tracker.Config, e ruleset.Config) (*Pipeline, error) {
 	return &p, nil
 }
 
-// Life is what [Life.Run] has a backend do.
+// Life holds the steps of a backend's life, for [Life.Run].
 type Life struct {
-	// Cursor leads to the backend.
+	// Cursor is the backend's cursor.
 	Cursor *ruleset.Cursor
 	// Change makes a change, after the first full delta.
 	Change func()
 	// Tend, if not nil, is called after the change.
 	Tend func(context.Context) error
-	// Check is the backend's.
+	// Check is the backend's method.
 	Check func(context.Context) error
 	// Inspect, if not nil, is called before the clean-up.
 	Inspect func(context.Context) error
 	// Owned, if not nil, must report true before the clean-up.
 	Owned func(context.Context) (bool, error)
-	// Cleanup removes everything. Check must fail with [ruleset.ErrNeedFull] then.
+	// Cleanup removes everything. Afterwards Check must fail with [ruleset.ErrNeedFull].
 	Cleanup func(context.Context) error
 }
 
-// Run has a backend do all that it does from its first day to its last.
+// Run makes a backend do all its steps, from the first full delta to the clean-up.
 func (l Life) Run(ctx context.Context) error {
 	if err := l.Cursor.Sync(ctx); err != nil {
 		return fmt.Errorf("first full delta: %w", err)

@@ -13,8 +13,8 @@ import (
 	"github.com/go-proxier/proxier/internal/testtime"
 )
 
-// Signals has the process get a signal at the interval, in microseconds, which interrupts
-// system calls. stop fails if no signal came.
+// Signals sends a signal to the process at the interval, in microseconds, to interrupt system
+// calls. stop returns an error if no signal came.
 func Signals(interval int64) (stop func() error, err error) {
 	got := make(chan os.Signal, 1)
 	signal.Notify(got, unix.SIGALRM)

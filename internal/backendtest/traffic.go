@@ -12,7 +12,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// maxReported is how many failed connections are reported.
+// maxReported is the largest number of failed connections to report.
 const maxReported = 5
 
 // Pods returns the IPv4 addresses and ports of the world's pods.
@@ -24,8 +24,8 @@ func Pods(w *conformance.World) []string {
 	return out
 }
 
-// Unharmed connects throughout f and fails the test if one connection does not come
-// about, or one that was open before does not live to the end.
+// Unharmed makes connections while f runs. It fails the test if one of them cannot be made, or if
+// one that was open before does not live to the end.
 func Unharmed(t *testing.T, w *conformance.World, to []conformance.Target, f func()) {
 	t.Helper()
 	start, held := time.Now(), w.Hold(to)
@@ -39,8 +39,9 @@ func Unharmed(t *testing.T, w *conformance.World, to []conformance.Target, f fun
 }
 
 // KillAgents starts one agent after another on the world's node and kills each after a
-// delay. An agent writes to its standard output when it is ready; a third is killed
-// without waiting for that: delay gets false for ready. start must not set Stdout.
+// delay. An agent writes to its standard output when it is ready. KillAgents does not wait
+// for every third agent to be ready; delay gets false for ready then. start must not set
+// Stdout.
 func KillAgents(t *testing.T, w *conformance.World, times int, start func(i int) *exec.Cmd, delay func(ready bool) time.Duration) {
 	t.Helper()
 	waited := 0

@@ -9,22 +9,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Named is a value, a pointer in practice, that knows its name. The name must not
-// change while the value is in a [Map].
+// Named is a value, usually a pointer, with a name. The name must not change while the
+// value is in a [Map].
 type Named interface {
 	comparable
 	Name() types.NamespacedName
 }
 
-// Map holds values by their names. It keeps a hash of each name and not the name,
-// which is in the value: an entry is 16 bytes instead of 40, and a map that grows
-// need not look at names again. It is not safe for concurrent use. Make one with
-// [New].
+// Map holds values by their names. Its keys are hashes of the names, which the values
+// hold: an entry has 16 bytes instead of 40, and a growing map need not read the names.
+// It is not safe for concurrent use. [New] returns one.
 type Map[V Named] struct {
 	hash func(types.NamespacedName) uint64
 	m    map[uint64]V
-	// rest is the values whose hash another's name already had when they were put
-	// in. That is next to impossible, but not quite.
+	// rest holds values whose hash another value already had, which is very unlikely.
 	rest map[types.NamespacedName]V
 }
 
@@ -37,7 +35,7 @@ func New[V Named]() Map[V] {
 	}
 }
 
-// Get returns the value of that name, or the zero V.
+// Get returns the value of the name, or the zero V.
 func (m *Map[V]) Get(n types.NamespacedName) V {
 	var none V
 	if v := m.m[m.hash(n)]; v != none && v.Name() == n {
@@ -63,7 +61,7 @@ func (m *Map[V]) Put(v V) {
 	m.rest[n] = v
 }
 
-// Delete takes out a value if it is there.
+// Delete removes a value if the map has it.
 func (m *Map[V]) Delete(v V) {
 	n := v.Name()
 	if h := m.hash(n); m.m[h] == v {
@@ -76,7 +74,7 @@ func (m *Map[V]) Delete(v V) {
 // Len returns the number of values.
 func (m *Map[V]) Len() int { return len(m.m) + len(m.rest) }
 
-// All yields the values in no order.
+// All yields the values in an unspecified order.
 func (m *Map[V]) All() iter.Seq[V] {
 	return func(yield func(V) bool) {
 		for _, v := range m.m {

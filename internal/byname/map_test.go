@@ -12,8 +12,8 @@ type thing struct{ name types.NamespacedName }
 
 func (t *thing) Name() types.NamespacedName { return t.name }
 
-// The map agrees with Go's own, whether hashes never collide, often or always.
-func TestAgainstMap(t *testing.T) {
+// TestMapAgreesWithGoMap compares with Go's map while hashes collide never, often or always.
+func TestMapAgreesWithGoMap(t *testing.T) {
 	for _, hashes := range []uint64{0, 1, 5} {
 		t.Run(fmt.Sprintf("hashes=%d", hashes), func(t *testing.T) {
 			m := New[*thing]()
@@ -32,7 +32,7 @@ func TestAgainstMap(t *testing.T) {
 				case r.IntN(2) == 0:
 					delete(model, n)
 					m.Delete(v)
-					m.Delete(v) // it may be gone
+					m.Delete(v) // the map may not have it
 				}
 				n = types.NamespacedName{Namespace: fmt.Sprint(r.IntN(3)), Name: fmt.Sprint(r.IntN(10))}
 				if m.Get(n) != model[n] || m.Len() != len(model) {

@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits is what a process may do and have.
+// Limits are the limits of a process.
 type Limits struct {
-	// Capabilities is the only ones (CAP_* of include/uapi/linux/capability.h) that
-	// the process, and what it starts, can have. Nil is none at all.
+	// Capabilities lists the capabilities (CAP_* of include/uapi/linux/capability.h)
+	// that the process and its children have. Nil means no capability.
 	Capabilities []int
-	// Files, Memory and FileSize are RLIMIT_NOFILE, RLIMIT_DATA (bytes; address
-	// space that is only reserved, as Go does, is not counted) and RLIMIT_FSIZE
-	// (bytes); nil leaves them as they are.
+	// Files, Memory and FileSize are RLIMIT_NOFILE, RLIMIT_DATA (in bytes, without
+	// address space that Go only reserves) and RLIMIT_FSIZE (in bytes). Nil changes
+	// nothing.
 	Files, Memory, FileSize *uint64
 }
 
-// Roles is what a confined process can be told to do, by name. The function's
-// error goes to standard error and makes the exit status 1.
+// Roles holds the functions that a confined process can run, by name. If a function
+// returns an error, the process writes it to standard error and exits with status 1.
 type Roles map[string]func() error
 
 const (
@@ -32,12 +32,12 @@ const (
 	limitsEnv = "PROXIER_CONFINED_LIMITS"
 )
 
-// Command returns the command that runs this program in a role, by
-// [Roles.Enter]. The caller adds what else it needs to the environment.
+// Command returns the command that runs this program in a role, by [Roles.Enter]. The
+// caller may add to the environment.
 func Command(role string, l Limits) *exec.Cmd {
 	text, err := json.Marshal(l)
 	if err != nil {
-		panic(err) // it has numbers only
+		panic(err) // Limits has only numbers, which can be encoded
 	}
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), roleEnv+"="+role, limitsEnv+"="+string(text))
@@ -45,9 +45,8 @@ func Command(role string, l Limits) *exec.Cmd {
 	return cmd
 }
 
-// Enter does nothing in a process that was not started by a [Command]. In one
-// that was it takes the role, and does not return. It is for the first line of a
-// TestMain.
+// Enter runs the role of a process that a [Command] started, and exits. In any other
+// process it does nothing. Call it in the first line of a TestMain.
 func (r Roles) Enter() {
 	name, ok := os.LookupEnv(roleEnv)
 	if !ok {
@@ -71,8 +70,8 @@ func (r Roles) enter(name string) error {
 	return role()
 }
 
-// confine gives rights up and becomes this program once more: what a thread has
-// is then what the process has.
+// confine drops the calling thread's privileges and executes this program again, which
+// gives them to the whole process.
 func confine(text string) error {
 	var l Limits
 	if err := json.Unmarshal([]byte(text), &l); err != nil {
@@ -83,7 +82,7 @@ func confine(text string) error {
 		if slices.Contains(l.Capabilities, c) {
 			continue
 		}
-		// EINVAL: an older kernel does not know it.
+		// EINVAL: an older kernel does not have the capability.
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil && err != unix.EINVAL {
 			return fmt.Errorf("confine: drop capability %d: %w", c, err)
 		}
@@ -101,7 +100,7 @@ func confine(text string) error {
 		if r.value == nil {
 			continue
 		}
-		// By syscall, which has os/exec not put the old limit of files back.
+		// Package syscall, not unix: otherwise os/exec restores the old limit of files.
 		if err := syscall.Setrlimit(r.resource, &syscall.Rlimit{Cur: *r.value, Max: *r.value}); err != nil {
 			return fmt.Errorf("confine: resource %d: %w", r.resource, err)
 		}

@@ -16,14 +16,14 @@ import (
 
 func TestMain(m *testing.M) {
 	confine.Roles{
-		"tell": tell,
-		"fail": func() error { return errors.New("as it was told") },
+		"report": report,
+		"fail":   func() error { return errors.New("the role failed") },
 	}.Enter()
 	netlab.Main(m)
 }
 
-// tell says what the process has.
-func tell() error {
+// report prints the capabilities and the limit of files of the process.
+func report() error {
 	caps, err := confine.Effective()
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func tell() error {
 	return nil
 }
 
-func TestLimits(t *testing.T) {
+func TestCommandRunsWithLimits(t *testing.T) {
 	netlab.Require(t)
 	few := uint64(17)
 	for _, c := range []struct {
@@ -46,16 +46,16 @@ func TestLimits(t *testing.T) {
 		{confine.Limits{Files: &few}, "[] 17"},
 		{confine.Limits{Files: &few, Capabilities: []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}}, "[12 13] 17"},
 	} {
-		out, err := confine.Command("tell", c.limits).Output()
+		out, err := confine.Command("report", c.limits).Output()
 		if err != nil || string(out) != c.want {
 			t.Errorf("%v: %q, %v, want %q", c.limits, out, err, c.want)
 		}
 	}
 }
 
-func TestErrors(t *testing.T) {
+func TestRoleErrorEndsProcess(t *testing.T) {
 	netlab.Require(t)
-	for role, want := range map[string]string{"fail": "as it was told", "none": `no role "none"`} {
+	for role, want := range map[string]string{"fail": "the role failed", "none": `no role "none"`} {
 		var said strings.Builder
 		cmd := confine.Command(role, confine.Limits{})
 		cmd.Stderr = &said
@@ -63,7 +63,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: %v, %q", role, err, said.String())
 		}
 	}
-	// Without being told, nothing happens.
+	// Without a Command, Enter does nothing.
 	if _, told := os.LookupEnv("PROXIER_CONFINED_ROLE"); told {
 		t.Error("the test itself is confined")
 	}

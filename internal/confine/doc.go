@@ -1,6 +1,6 @@
-// Package confine runs a test binary again with fewer rights or resources than
-// the test has: some capabilities only, few file descriptors, little memory. What
-// such a process does is a role, a function of the test's own.
+// Package confine runs a test binary again with fewer privileges or resources than
+// the test has: some capabilities only, few file descriptors, little memory. The process
+// runs a role, a function of the test.
 //
 //	func TestMain(m *testing.M) {
 //		confine.Roles{"agent": agent}.Enter()

@@ -19,14 +19,14 @@ const (
 
 // Address family numbers of Linux (include/linux/socket.h). The netfilter
 // subsystems use the same numbers (NFPROTO_* of include/uapi/linux/netfilter.h).
-// They are not taken from golang.org/x/sys/unix because the numbers of other
-// systems differ.
+// golang.org/x/sys/unix would give the numbers of the system for which it is built, and
+// those of other systems differ.
 const (
 	afINET  = 2
 	afINET6 = 10
 )
 
-// Protocol returns the IP protocol number of p, 0 if a Service cannot have that
+// Protocol returns the IP protocol number of p, or 0 if a Service cannot have the
 // protocol.
 func Protocol(p v1.Protocol) uint8 {
 	switch p {
@@ -48,7 +48,7 @@ func AF(f tracker.Family) uint8 {
 	return afINET
 }
 
-// Prefixes returns the valid prefixes of the family, without bits beyond their length.
+// Prefixes returns the valid prefixes of the family, masked to their length.
 func Prefixes(list []netip.Prefix, f tracker.Family) (out []netip.Prefix) {
 	for _, p := range list {
 		if p.IsValid() && tracker.FamilyOf(p.Addr()) == f {

@@ -22,22 +22,23 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestProgramDiesWithAgent kills an agent that waits for a program. The program must
-// die, too: it must not write what the agent wanted when the next agent has taken over.
+// TestProgramDiesWithAgent kills an agent that waits for a program. The program must die,
+// too, so that it does not write after the next agent has taken over.
 func TestProgramDiesWithAgent(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// It keeps the pipe open as long as it lives.
+	// The script keeps the pipe open as long as it lives.
 	script := "#!/bin/sh\n[ \"$1\" = --version ] && { echo 'iptables v1.8.9 (nf_tables)'; exit; }\nexec 3>" + pipe + "\necho $$ >&3\nexec sleep 600\n"
 	for _, name := range []string{"iptables-nft-restore", "iptables-nft-save"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// Both ways, so that opening does not wait, and only then for reading alone.
+	// Open the pipe for both directions, so that the call does not block, and then for
+	// reading alone.
 	both, err := os.OpenFile(pipe, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -71,20 +72,20 @@ func TestProgramDiesWithAgent(t *testing.T) {
 	}
 	both.Close()
 	if text, err := bufio.NewReader(ready).ReadString('\n'); text != "ready\n" {
-		t.Fatalf("the agent says %q, %v", text, err)
+		t.Fatalf("the agent wrote %q, %v", text, err)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	program.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := lines.ReadByte(); !errors.Is(err, io.EOF) {
-		t.Errorf("the program lives on: %v", err)
+		t.Errorf("the program did not die: %v", err)
 		unix.Kill(pid, unix.SIGKILL)
 	}
 }
 
-// restoreForever is an agent that waits for a program. Meanwhile threads come and go,
-// which is no reason for it to die.
+// restoreForever is an agent that waits for a program while other threads start and end. The
+// program must not die with those.
 func restoreForever() error {
 	ns, err := netns.Open(nil)
 	if err != nil {

@@ -11,21 +11,21 @@ import (
 var (
 	// ErrUnsupported is wrapped by errors about a tool that is missing or too old.
 	ErrUnsupported = errors.New("iptables tools cannot be used")
-	// ErrLocked is wrapped by errors about the xtables lock, which another process
-	// held for longer than Config.LockWait. The tool changed nothing.
+	// ErrLocked is wrapped by the error of a tool that waited longer than
+	// Config.LockWait for the xtables lock. The tool changed nothing.
 	ErrLocked = errors.New("another program holds the xtables lock")
 )
 
-// Error is a tool's failure. Unless it was killed, nothing of its input is in effect.
+// Error is the error of a tool. Unless the tool was killed, its input is not in effect.
 type Error struct {
 	// Program is the tool's path.
 	Program string
-	// Status is its exit status, -1 if a signal ended it.
+	// Status is the tool's exit status, -1 if a signal ended it.
 	Status int
-	// Message is what it wrote to standard error, at most 4 KiB.
+	// Message is the tool's standard error, at most 4 KiB.
 	Message string
-	// Line is the line of its input that Message names, counted from 1, 0 if it names
-	// none. Text is that line.
+	// Line is the number of the input's line that Message names, from 1, or 0. Text is
+	// that line.
 	Line int
 	Text string
 	// Cause is [ErrLocked], the error of the context, or nil.
@@ -49,11 +49,11 @@ func (e *Error) Error() string {
 // Unwrap returns Cause.
 func (e *Error) Unwrap() error { return e.Cause }
 
-// Killed reports whether a signal ended the tool, so that it may or may not have done
-// its work.
+// Killed reports whether a signal ended the tool. The input may or may not be in effect
+// then.
 func (e *Error) Killed() bool { return e.Status < 0 }
 
-// TooLarge reports whether the tool could not hand the kernel so much at once.
+// TooLarge reports whether the input was too large for one message to the kernel.
 func (e *Error) TooLarge() bool {
 	return strings.Contains(e.Message, "Message too long") || strings.Contains(e.Message, "No buffer space")
 }

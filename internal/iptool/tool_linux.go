@@ -18,11 +18,11 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// minimum is the oldest version that is supported: 1.6.2 is the first that masquerades
-// to random ports on request (--random-fully).
+// minimum is the oldest supported version, 1.6.2. It is the first that can masquerade to
+// random ports (--random-fully).
 const minimum = 1<<16 | 6<<8 | 2
 
-// Config says which tools to run and how.
+// Config selects the tools and how to run them.
 type Config struct {
 	// Family selects iptables or ip6tables.
 	Family tracker.Family
@@ -31,13 +31,13 @@ type Config struct {
 	// Restore and Save name the tools, or are "" for the names that follow from Family
 	// and Flavour. Names without a slash are looked up on PATH.
 	Restore, Save string
-	// Namespace is where the tools run.
+	// Namespace is the network namespace of the tools.
 	Namespace *netns.Namespace
 	// LockFile replaces the xtables lock file of the legacy tools, unless it is "".
 	LockFile string
 	// LockWait bounds the wait for that lock, in whole seconds.
 	LockWait time.Duration
-	// Timeout bounds a tool's run; 0 is no bound.
+	// Timeout bounds a tool's run; 0 means no bound.
 	Timeout time.Duration
 }
 
@@ -61,7 +61,7 @@ type Tool struct {
 	restoreArgs []string
 }
 
-// Find looks the tools up and asks for their version.
+// Find looks up the tools and checks their version.
 func Find(ctx context.Context, c Config) (*Tool, error) {
 	t := &Tool{config: c, env: os.Environ()}
 	if c.LockFile != "" {
@@ -86,7 +86,7 @@ func Find(ctx context.Context, c Config) (*Tool, error) {
 		return nil, fmt.Errorf("%w: %s prints no version: %q", ErrUnsupported, t.config.Restore, out.Bytes())
 	}
 	if version < minimum {
-		return nil, fmt.Errorf("%w: %s is version %d.%d.%d, 1.6.2 or later is needed",
+		return nil, fmt.Errorf("%w: %s has version %d.%d.%d, want 1.6.2 or later",
 			ErrUnsupported, t.config.Restore, version>>16, version>>8&0xff, version&0xff)
 	}
 	t.nft = nft
@@ -99,8 +99,9 @@ func Find(ctx context.Context, c Config) (*Tool, error) {
 
 var versionPattern = regexp.MustCompile(`v(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?: \((\w+)\))?`)
 
-// parseVersion reads "iptables-restore v1.8.9 (nf_tables)" and returns the version with
-// a byte for each part. Versions before 1.8 name no implementation: there was only one.
+// parseVersion parses a version as in "iptables-restore v1.8.9 (nf_tables)". The result has
+// a byte for each part. Versions before 1.8 name no implementation, because they had only
+// one.
 func parseVersion(out []byte) (version int, nft, ok bool) {
 	m := versionPattern.FindSubmatch(out)
 	if m == nil {
@@ -123,11 +124,11 @@ func (t *Tool) WithTimeout(d time.Duration) *Tool {
 // NFT reports whether the tools program nf_tables, rather than ip_tables.
 func (t *Tool) NFT() bool { return t.nft }
 
-// Do calls f inside the tools' namespace, as [netns.Namespace.Do].
+// Do calls f inside the tools' namespace, as [netns.Namespace.Do] does.
 func (t *Tool) Do(f func() error) error { return t.config.Namespace.Do(f) }
 
-// Save writes to out what iptables-save prints with the options: all tables, or one if table
-// is not "".
+// Save writes the output of iptables-save with the options to out. If table is not "", it
+// prints that table only.
 func (t *Tool) Save(ctx context.Context, table string, out io.Writer, options ...string) error {
 	args := options
 	if table != "" {
@@ -136,14 +137,13 @@ func (t *Tool) Save(ctx context.Context, table string, out io.Writer, options ..
 	return t.run(ctx, t.config.Save, args, nil, out)
 }
 
-// Restore applies an input of iptables-restore without flushing anything that the
-// input does not name. The tool applies each of the input's tables as a whole or not
-// at all.
+// Restore applies an input of iptables-restore. It does not flush chains that the input does
+// not name. The tool applies each of the input's tables as a whole or not at all.
 func (t *Tool) Restore(ctx context.Context, input []byte, options ...string) error {
 	return t.run(ctx, t.config.Restore, append(t.restoreArgs[:len(t.restoreArgs):len(t.restoreArgs)], options...), input, io.Discard)
 }
 
-// maxMessage is how much of a tool's complaints is kept.
+// maxMessage is the number of bytes to keep of a tool's error messages.
 const maxMessage = 4096
 
 // run runs a program to its end.
@@ -156,12 +156,12 @@ func (t *Tool) run(ctx context.Context, path string, args []string, input []byte
 	var message limited
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = t.env, bytes.NewReader(input), out, &message
-	// Reading what a program wrote may go on after its end, for long on a busy machine.
-	// Only a process that the program leaves behind could keep it from ending.
+	// The output may be read long after the program's end on a busy machine. Only a process
+	// that the program left could keep the pipe open for longer.
 	cmd.WaitDelay = 30 * time.Second
-	// If the agent is killed, a program that waits for the lock must not write later,
-	// when the next agent has read the tables already. The signal comes at the end of
-	// the thread that started the program, which Do keeps until the program has ended.
+	// If the agent is killed, a program that waits for the lock must not write after the
+	// next agent has read the tables. The kernel sends the signal when the thread that
+	// started the program ends. Do keeps that thread until the program has ended.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	err := t.Do(cmd.Run)
 	var exit *exec.ExitError
@@ -178,14 +178,14 @@ func (t *Tool) run(ctx context.Context, path string, args []string, input []byte
 	if strings.Contains(e.Message, "xtables lock") {
 		e.Cause = errors.Join(e.Cause, ErrLocked)
 	}
-	if e.Line = complaint(e.Message); e.Line != 0 {
+	if e.Line = failedLine(e.Message); e.Line != 0 {
 		e.Text = line(input, e.Line)
 	}
 	return e
 }
 
-// limited keeps the beginning of what is written to it. It does not embed its buffer,
-// whose ReadFrom would keep everything.
+// limited is a writer that keeps the first maxMessage bytes. It does not embed its buffer,
+// because the buffer's ReadFrom would keep everything.
 type limited struct{ kept bytes.Buffer }
 
 func (l *limited) Write(p []byte) (int, error) {
@@ -195,8 +195,8 @@ func (l *limited) Write(p []byte) (int, error) {
 
 var linePattern = regexp.MustCompile(`\bline:? (\d{1,9})\b`)
 
-// complaint returns the line that a message is about, 0 if it names none.
-func complaint(message string) int {
+// failedLine returns the line number in an error message, or 0.
+func failedLine(message string) int {
 	m := linePattern.FindStringSubmatch(message)
 	if m == nil {
 		return 0

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	netlab.Main(m)
 }
 
-// script returns the path of a program that stands in for a tool.
+// script returns the path of a shell script that replaces a tool.
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "tool")
@@ -31,8 +31,8 @@ func script(t *testing.T, text string) string {
 	return path
 }
 
-// find returns a Tool whose restore and save are a script that prints a version and
-// then does what text says.
+// find returns a Tool whose restore and save are a script that prints a version or
+// executes text.
 func find(t *testing.T, text string) *Tool {
 	t.Helper()
 	path := script(t, "if [ \"$1\" = --version ]; then echo 'iptables v1.8.9 (nf_tables)'; exit; fi\n"+text)
@@ -71,7 +71,7 @@ func TestRulesAreRestoredAndSaved(t *testing.T) {
 	}
 }
 
-func TestFailures(t *testing.T) {
+func TestToolErrorsAreRecognised(t *testing.T) {
 	run := func(text string) *Error {
 		t.Helper()
 		var e *Error
@@ -99,13 +99,13 @@ func TestFailures(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a tool that hangs: %v", err)
 	}
-	// The input is complete, and options come behind the arguments.
+	// The tool gets the complete input, and options after its other arguments.
 	if err := find(t, `[ "$*" = "--noflush --test" ] && [ "$(cat)" = "input" ]`).Restore(t.Context(), []byte("input"), "--test"); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestUnsupportedTools(t *testing.T) {
+func TestUnsupportedToolsAreReported(t *testing.T) {
 	ns := netlab.NewHost(t).Namespace()
 	for name, path := range map[string]string{
 		"missing":    "/nowhere/iptables-restore",
@@ -121,7 +121,7 @@ func TestUnsupportedTools(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestToolNamesFollowFromConfig(t *testing.T) {
 	for want, c := range map[string]Config{
 		"iptables-save":         {Family: tracker.IPv4},
 		"ip6tables-legacy-save": {Family: tracker.IPv6, Flavour: "legacy"},
@@ -133,20 +133,20 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestComplaint(t *testing.T) {
+func TestLineIsFoundInMessage(t *testing.T) {
 	for message, want := range map[string]int{
 		"iptables-restore: line 12 failed":                          12,
 		"x\nError occurred at line: 5\nTry":                         5,
 		"v1.8.9 (nf_tables): \nline 4: RULE_APPEND failed (Invalid": 4,
 		"no idea": 0,
 	} {
-		if got := complaint(message); got != want {
+		if got := failedLine(message); got != want {
 			t.Errorf("%q: %d, want %d", message, got, want)
 		}
 	}
 }
 
-func TestVersion(t *testing.T) {
+func TestVersionIsParsed(t *testing.T) {
 	for text, want := range map[string]string{
 		"iptables-restore v1.8.9 (nf_tables)": "10809 true true",
 		"iptables-restore v1.8.9 (legacy)":    "10809 false true",

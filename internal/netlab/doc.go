@@ -1,13 +1,12 @@
-// Package netlab builds small networks out of real Linux network namespaces, for
-// tests and for the demo: hosts that forward, route, listen and connect, joined
-// by virtual Ethernet links. It needs no privileges beyond the right to make user
-// namespaces.
+// Package netlab builds small networks of Linux network namespaces, for tests and for the
+// demo: hosts that forward, route, listen and connect, joined by virtual Ethernet links.
+// The only privilege it needs is to create user namespaces.
 //
-// A test binary enters its own user and network namespaces by its TestMain:
+// The TestMain of a test binary enters user and network namespaces of its own:
 //
 //	func TestMain(m *testing.M) { netlab.Main(m) }
 //
-// and a test that needs the network says so first:
+// A test that needs the network calls Require first:
 //
 //	netlab.Require(t)
 //	lab, err := netlab.New()
@@ -20,7 +19,7 @@
 //	conn, err := client.Dial(ctx, "tcp", "", "192.0.2.2:80")
 //
 // Every [Host] is a namespace of its own, so any number of labs may be in use at
-// the same time. Nothing outside of them is touched.
+// the same time. A lab changes nothing outside of its hosts.
 //
 // The package exists on Linux only; elsewhere it is empty.
 package netlab

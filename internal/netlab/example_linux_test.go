@@ -7,7 +7,7 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// Two hosts, one of which listens where the other connects.
+// Two hosts with a link. One of them listens.
 func Example() {
 	err := func() error {
 		lab, err := netlab.New()
@@ -36,7 +36,7 @@ func Example() {
 		return err
 	}()
 	if err != nil {
-		fmt.Println("where namespaces cannot be made:", err)
+		fmt.Println("cannot create namespaces:", err)
 	}
 	// Output:
 }

@@ -19,15 +19,14 @@ import (
 type Host struct {
 	// Name is for messages.
 	Name string
-	// Around, if not nil, calls the function that it is given, once and on a thread of its
-	// choice, for each Do: where threads of a cgroup are to be used, for example. It must
-	// be set before the Host is used by several goroutines.
+	// Around, if not nil, wraps each Do. It must call its argument once, on any thread, such
+	// as one in a certain cgroup. Set it before several goroutines use the Host.
 	Around func(func() error) error
 
 	ns *netns.Namespace
 }
 
-// setup makes the namespace's settings what [Lab.Host] says.
+// setup changes the namespace's settings as [Lab.Host] describes.
 func (h *Host) setup() error {
 	return h.Do(func() error {
 		if err := loopbackUp(); err != nil {
@@ -41,8 +40,8 @@ func (h *Host) setup() error {
 			"net/ipv6/conf/all/accept_dad":     "0",
 			"net/ipv6/conf/default/accept_dad": "0",
 			"net/ipv6/conf/default/accept_ra":  "0",
-			// Every refusal is sent, not only the first six and then one a second to each
-			// destination (icmp(7)).
+			// By default the kernel sends six refusals to a destination, and then one a second
+			// (icmp(7)).
 			"net/ipv4/icmp_ratelimit": "0",
 			"net/ipv6/icmp/ratelimit": "0",
 		} {
@@ -54,7 +53,7 @@ func (h *Host) setup() error {
 	})
 }
 
-// close takes the namespace away. Closing again does nothing.
+// close removes the namespace. Further calls do nothing.
 func (h *Host) close() error {
 	if err := h.ns.Close(); !errors.Is(err, os.ErrClosed) {
 		return err
@@ -63,9 +62,9 @@ func (h *Host) close() error {
 }
 
 // Do runs f inside the namespace, on an OS thread that no other goroutine uses until
-// f returns. Sockets that f opens, and processes that it starts, belong to the
-// namespace for good. Goroutines that f starts do not run inside. Once the [Lab] is
-// closed, Do returns an error that wraps [os.ErrClosed].
+// f returns. Sockets that f opens, and processes that it starts, stay in the
+// namespace. Goroutines that f starts do not run inside. After the [Lab] is closed, Do
+// returns an error that wraps [os.ErrClosed].
 func (h *Host) Do(f func() error) error {
 	do := func() error { return h.ns.Do(f) }
 	var err error
@@ -87,12 +86,12 @@ func (h *Host) Namespace() *netns.Namespace { return h.ns }
 // until the [Lab] is closed.
 func (h *Host) File() *os.File { return h.ns.File() }
 
-// Path returns the namespace's descriptor as a file name, good for this process
-// and those it starts.
+// Path returns a file name of the namespace, which is valid for this process and its
+// children.
 func (h *Host) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), h.ns.File().Fd()) }
 
-// Sysctl sets a kernel parameter of the namespace, given as below /proc/sys, e.g.
-// "net/ipv4/ip_forward".
+// Sysctl sets a kernel parameter of the namespace. The path is relative to /proc/sys, as
+// in "net/ipv4/ip_forward".
 func (h *Host) Sysctl(path, value string) error {
 	return h.Do(func() error { return sysctl.Set(path, value) })
 }
@@ -106,8 +105,8 @@ func (h *Host) Forward() error {
 	})
 }
 
-// AddAddr gives an interface, which must be up, an address with the route to its
-// prefix. When it returns the address can be used.
+// AddAddr adds an address, with the route to its prefix, to an interface, which must be up.
+// When it returns, the address can be used.
 func (h *Host) AddAddr(ifname string, p netip.Prefix) error {
 	return h.onLink(ifname, func(nl *netlink.Handle, link netlink.Link) error {
 		a := &netlink.Addr{IPNet: ipNet(p)}
@@ -134,15 +133,15 @@ func (h *Host) AddAddr(ifname string, p netip.Prefix) error {
 func waitLocal(nl *netlink.Handle, a netip.Addr) error {
 	return wait(func() (bool, error) {
 		routes, err := nl.RouteGet(a.AsSlice())
-		if err != nil { // there is no route at all
+		if err != nil { // no route
 			return false, nil
 		}
 		return len(routes) != 0 && routes[0].Type == unix.RTN_LOCAL, nil
 	})
 }
 
-// AddRoute adds a route to dst: by way of via, or directly if that is the zero
-// Addr. With a via, ifname may be "".
+// AddRoute adds a route to dst, through via or directly if via is the zero Addr. With a via,
+// ifname may be "".
 func (h *Host) AddRoute(dst netip.Prefix, via netip.Addr, ifname string) error {
 	r := &netlink.Route{Dst: ipNet(dst)}
 	if via.IsValid() {
@@ -165,7 +164,7 @@ func (h *Host) AddRoute(dst netip.Prefix, via netip.Addr, ifname string) error {
 	})
 }
 
-// AddBridge makes a bridge, up, with the named interfaces as its ports.
+// AddBridge adds a bridge with the named interfaces as its ports, and brings it up.
 func (h *Host) AddBridge(name string, ports ...string) error {
 	err := h.netlink(func(nl *netlink.Handle) error {
 		attrs := netlink.NewLinkAttrs()

@@ -23,15 +23,15 @@ type Lab struct {
 	closed bool
 }
 
-// New makes a Lab without hosts. To be closed by [Lab.Close].
+// New returns a Lab without hosts. The caller must call [Lab.Close].
 func New() (*Lab, error) {
 	return &Lab{hosts: map[string]*Host{}}, nil
 }
 
-// Host makes a host: a new network namespace with the loopback interface up,
-// forwarding off, reverse-path filtering off, IPv6 addresses usable at once (no
-// duplicate address detection) and no limit on the rate of ICMP errors. The name is for messages and must be new in
-// the lab.
+// Host adds a host: a new network namespace with the loopback interface up, forwarding
+// off, reverse-path filtering off, IPv6 addresses usable at once (no duplicate address
+// detection) and no limit on the rate of ICMP errors. The name is for messages and must be
+// unique in the lab.
 func (l *Lab) Host(name string) (*Host, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -39,7 +39,7 @@ func (l *Lab) Host(name string) (*Host, error) {
 		return nil, errors.New("netlab: lab is closed")
 	}
 	if l.hosts[name] != nil {
-		return nil, fmt.Errorf("netlab: there is a host %q already", name)
+		return nil, fmt.Errorf("netlab: host %q exists already", name)
 	}
 	ns, err := netns.New()
 	if err != nil {
@@ -54,8 +54,8 @@ func (l *Lab) Host(name string) (*Host, error) {
 	return h, nil
 }
 
-// Close takes all hosts down, with their links. What still runs or is open in
-// their namespaces keeps those alive, but out of reach. Further calls do nothing.
+// Close removes all hosts and their links. Processes and open sockets in a namespace keep
+// it alive, but nothing can reach it. Further calls do nothing.
 func (l *Lab) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,7 +68,7 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// Link joins two hosts by a pair of virtual Ethernet interfaces, both up when it
+// Link joins two hosts by a pair of virtual Ethernet interfaces. Both are up when Link
 // returns.
 func (l *Lab) Link(a *Host, ifA string, b *Host, ifB string) error {
 	err := a.netlink(func(nl *netlink.Handle) error {
@@ -108,8 +108,8 @@ func (h *Host) linkUp(name string) error {
 	})
 }
 
-// waitUp waits until the interface can send: until kernel workers have passed on
-// the carrier and given it its IPv6 link-local address.
+// waitUp waits until the interface can send. Kernel workers must have passed on the carrier
+// and added the IPv6 link-local address.
 func (h *Host) waitUp(name string) error {
 	var index int
 	var own netip.Addr
@@ -137,21 +137,21 @@ func (h *Host) waitUp(name string) error {
 		err = h.waitSolicited(index, own)
 	}
 	if err != nil {
-		return fmt.Errorf("interface %s does not come up: %w", name, err)
+		return fmt.Errorf("interface %s did not come up: %w", name, err)
 	}
 	return nil
 }
 
-// waitSolicited waits until an interface listens for the neighbour solicitations
-// for one of its IPv6 addresses. A kernel worker has it join their group (RFC 4291
-// section 2.7.1) some time after the address was added; a neighbour that asks
-// before that asks again only a second later.
+// waitSolicited waits until an interface receives the neighbour solicitations for one of its
+// IPv6 addresses. A kernel worker joins their multicast group (RFC 4291 section 2.7.1) some
+// time after the address was added. A neighbour whose solicitation comes before that repeats
+// it only a second later.
 func (h *Host) waitSolicited(index int, addr netip.Addr) error {
 	a := addr.As16()
 	group := fmt.Sprintf("ff0200000000000000000001ff%x", a[13:])
 	return h.Do(func() error {
 		return wait(func() (bool, error) {
-			// Fields: interface index and name, group, and more.
+			// The fields are the interface's index and name, the group, and others.
 			list, err := os.ReadFile("/proc/thread-self/net/igmp6")
 			if err != nil {
 				return false, err
@@ -167,8 +167,8 @@ func (h *Host) waitSolicited(index int, addr netip.Addr) error {
 	})
 }
 
-// wait waits until ready reports true, for at most a minute: kernel workers may have
-// much else to do.
+// wait waits until ready reports true, for at most a minute, because kernel workers may be
+// busy.
 func wait(ready func() (bool, error)) error {
 	deadline := time.Now().Add(time.Minute)
 	for {

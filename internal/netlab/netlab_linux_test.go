@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// pair is a client and a server with a router between them, in both families.
+// pair returns a client and a server with a router between them, in both families.
 func pair(t *testing.T) (client, node, server *Host) {
 	t.Helper()
 	Require(t)
@@ -59,9 +59,8 @@ func pair(t *testing.T) (client, node, server *Host) {
 	return client, node, server
 }
 
-// TestForwarding sends real connections through a router as soon as its links
-// are up.
-func TestForwarding(t *testing.T) {
+// TestRouterForwardsConnections makes connections through a router as soon as its links are up.
+func TestRouterForwardsConnections(t *testing.T) {
 	for i := range 4 {
 		t.Run(fmt.Sprint("lab", i), func(t *testing.T) {
 			t.Parallel()
@@ -88,7 +87,7 @@ func TestForwarding(t *testing.T) {
 	}
 }
 
-func TestPackets(t *testing.T) {
+func TestDatagramsReachTheirHost(t *testing.T) {
 	client, _, server := pair(t)
 	for _, host := range []string{"198.51.100.1", "2001:db8:2::1"} {
 		addr := net.JoinHostPort(host, "53")
@@ -112,9 +111,9 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// TestOutside checks that nothing of a host is seen outside of it, however many
-// goroutines go in and out.
-func TestOutside(t *testing.T) {
+// TestGoroutinesLeaveHosts has many goroutines enter and leave hosts. Outside, none of them may
+// be in a host's namespace.
+func TestGoroutinesLeaveHosts(t *testing.T) {
 	client, node, _ := pair(t)
 	before, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -133,7 +132,7 @@ func TestOutside(t *testing.T) {
 				}
 				return nil
 			})
-			// Wherever this goroutine runs now, it is at home.
+			// Each thread of this goroutine must be in the original namespace.
 			for range 10 {
 				if now, err := os.Readlink("/proc/thread-self/ns/net"); err != nil || now != before {
 					t.Errorf("namespace %s (%v), want %s", now, err, before)
@@ -145,9 +144,9 @@ func TestOutside(t *testing.T) {
 	wg.Wait()
 }
 
-func TestOutput(t *testing.T) {
+func TestCommandsRunOnTheirHost(t *testing.T) {
 	client, node, _ := pair(t)
-	// What a process of the host sees is that host's.
+	// A process of the host sees the host's interfaces.
 	out, err := client.Output("cat", "/proc/self/net/dev")
 	if err != nil || !strings.Contains(out, "eth0:") || strings.Contains(out, " b:") {
 		t.Errorf("interfaces %q, %v", out, err)
@@ -156,7 +155,7 @@ func TestOutput(t *testing.T) {
 		!strings.Contains(err.Error(), "because") || !strings.Contains(err.Error(), "client") {
 		t.Errorf("error %v should name the host and the reason", err)
 	}
-	// The path is good for other processes.
+	// The path is valid for other processes.
 	cmd := exec.Command("stat", "-L", "-c", "%i", node.Path())
 	a, err := cmd.CombinedOutput()
 	if err != nil {
@@ -168,7 +167,7 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-func TestErrors(t *testing.T) {
+func TestErrorsNameTheHost(t *testing.T) {
 	client, node, _ := pair(t)
 	for name, err := range map[string]error{
 		"no interface":  client.AddAddr("eth7", netip.MustParsePrefix("192.0.2.9/24")),
@@ -194,7 +193,7 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := lab.Host("h"); err == nil {
-		t.Error("a name was given twice")
+		t.Error("two hosts have the same name")
 	}
 	if err := errors.Join(lab.Close(), lab.Close()); err != nil {
 		t.Error(err)
@@ -203,11 +202,11 @@ func TestErrors(t *testing.T) {
 		t.Errorf("after Close: %v", err)
 	}
 	if _, err := lab.Host("i"); err == nil {
-		t.Error("a closed lab made a host")
+		t.Error("a closed lab added a host")
 	}
 }
 
-func TestBridge(t *testing.T) {
+func TestBridgeJoinsItsPorts(t *testing.T) {
 	_, node, server := pair(t)
 	if err := node.AddBridge("br0", "b"); err != nil {
 		t.Fatal(err)
@@ -230,16 +229,16 @@ func TestBridge(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.LocalAddr().String() != "203.0.113.2:4321" {
-		t.Errorf("dialled from %v", c.LocalAddr())
+		t.Errorf("the connection is from %v", c.LocalAddr())
 	}
 	c.Close()
 }
 
-// TestReexec runs this binary once more, outside, and looks at what comes of it.
-func TestReexec(t *testing.T) {
+// TestReexecEntersNewNamespaces runs this binary again, outside of its namespaces.
+func TestReexecEntersNewNamespaces(t *testing.T) {
 	Require(t)
 	run := func(env ...string) (string, int) {
-		cmd := exec.Command("/proc/self/exe", "-test.run=^TestChild$", "-test.v")
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestReexecChild$", "-test.v")
 		for _, e := range os.Environ() {
 			if !strings.HasPrefix(e, InsideEnv+"=") && !strings.HasPrefix(e, requireAllEnv+"=") {
 				cmd.Env = append(cmd.Env, e)
@@ -271,8 +270,8 @@ func TestReexec(t *testing.T) {
 	}
 }
 
-// TestChild is what TestReexec runs.
-func TestChild(t *testing.T) {
+// TestReexecChild is the child of TestReexecEntersNewNamespaces.
+func TestReexecChild(t *testing.T) {
 	script := os.Getenv("NETLAB_TEST_CHILD")
 	if script == "" {
 		return

@@ -12,29 +12,28 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// InsideEnv marks a process that has been started in its own namespaces, and is
-// inherited by what it starts: a fuzz worker must not enter another set.
+// InsideEnv marks a process that [Reexec] started in new namespaces. Its children inherit
+// the variable, so that a fuzz worker does not enter other namespaces.
 const InsideEnv = "PROXIER_NETLAB_INSIDE"
 
 // Reexec runs this program again in new user and network namespaces, as root
 // there, with the loopback interface up.
 //
-// In the process that is already inside it returns at once, with inside true. In
-// the one that is not, it starts the same program with the same arguments and
-// streams, passes on the signals it gets, and returns the child's exit code once
-// the child has ended; a child killed by signal n counts as 128+n. The child does
-// not outlive this process. An error means that the namespaces could not be made
-// or set up; inside then still tells where.
+// In the process that is already inside, Reexec returns at once, with inside true. In any
+// other process it starts the same program with the same arguments and streams, passes on
+// signals, and returns the child's exit code when the child has ended. The code of a child
+// that signal n killed is 128+n. The child does not outlive this process. An error means
+// that the namespaces could not be created or set up; inside is valid then, too.
 func Reexec() (inside bool, code int, err error) {
 	if os.Getenv(InsideEnv) != "" {
 		return true, 0, loopbackUp()
 	}
-	// Pdeathsig is sent when the thread that forked ends, so that thread is kept.
+	// Keep the thread, because the kernel sends Pdeathsig when the thread that forked ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd, err := start(syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET)
 	if err != nil && os.Geteuid() == 0 {
-		// Where user namespaces are forbidden, root can do without one.
+		// Root needs no user namespace, and some systems forbid them.
 		cmd, err = start(syscall.CLONE_NEWNET)
 	}
 	if err != nil {
@@ -69,8 +68,7 @@ func Reexec() (inside bool, code int, err error) {
 
 // start runs this program in new namespaces of the given kinds.
 func start(kinds uintptr) (*exec.Cmd, error) {
-	// The link's target may have been replaced since, the link itself is always
-	// the program that runs.
+	// The link, unlike its target, always is the running program.
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = os.Args
 	cmd.Env = append(os.Environ(), InsideEnv+"=1")

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Start starts cmd inside the namespace. It is to be waited for as usual.
+// Start starts cmd inside the namespace. The caller waits for it as usual.
 //
-// Do not set Pdeathsig in it: the thread that starts it may end long before the
-// process does.
+// cmd must not have Pdeathsig, because the thread that starts the process may end long
+// before the process does.
 func (h *Host) Start(cmd *exec.Cmd) error { return h.Do(cmd.Start) }
 
-// Output runs a command inside the namespace and returns what it wrote to
-// standard output. The error holds what it wrote to standard error.
+// Output runs a command inside the namespace and returns its standard output. The error
+// contains its standard error.
 func (h *Host) Output(name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	var out, diag strings.Builder
@@ -36,7 +36,7 @@ func (h *Host) Output(name string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// Listen is net.Listen inside the namespace. The address must be literal.
+// Listen calls net.Listen inside the namespace. The address must be literal.
 func (h *Host) Listen(network, addr string) (l net.Listener, err error) {
 	err = h.Do(func() error {
 		l, err = net.Listen(network, addr)
@@ -45,7 +45,7 @@ func (h *Host) Listen(network, addr string) (l net.Listener, err error) {
 	return l, err
 }
 
-// ListenPacket is net.ListenPacket inside the namespace. The address must be
+// ListenPacket calls net.ListenPacket inside the namespace. The address must be
 // literal.
 func (h *Host) ListenPacket(network, addr string) (c net.PacketConn, err error) {
 	err = h.Do(func() error {
@@ -55,12 +55,12 @@ func (h *Host) ListenPacket(network, addr string) (c net.PacketConn, err error) 
 	return c, err
 }
 
-// Dial connects from inside the namespace, from laddr ("" for any) to raddr, both
-// literal: "tcp" and "udp" take address and port. For a limited time, use a
-// context with a deadline.
+// Dial connects from inside the namespace, from laddr ("" for any) to raddr. Both must be
+// literal. "tcp" and "udp" take address and port. To limit the time, use a context with a
+// deadline.
 func (h *Host) Dial(ctx context.Context, network, laddr, raddr string) (conn net.Conn, err error) {
-	// A name would be looked up, and a host with several addresses connected to,
-	// by other goroutines, outside the namespace.
+	// Other goroutines, outside the namespace, would look up a name and connect to a
+	// host with several addresses.
 	if _, err := netip.ParseAddrPort(raddr); err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}
@@ -87,17 +87,18 @@ func (h *Host) Dial(ctx context.Context, network, laddr, raddr string) (conn net
 }
 
 // DialTCP connects from one of the namespace's addresses, with port 0 for any, to
-// another. It also returns how many packets the kernel sent again until the connection
-// was accepted or refused; 0 if it was neither. conn is nil if there is an error.
+// another address. retransmitted is the number of packets that the kernel sent again until
+// the connection was accepted or refused, and 0 if neither happened. conn is nil if there
+// is an error.
 func (h *Host) DialTCP(ctx context.Context, from, to netip.AddrPort) (conn *net.TCPConn, retransmitted int, err error) {
-	// Dial closes the socket of a connection that is refused. The duplicate can still
-	// be asked for its retransmissions.
+	// Dial closes the socket of a refused connection. A duplicate still has the number of
+	// retransmissions.
 	dup := -1
 	six := to.Addr().Is6()
 	d := net.Dialer{
 		LocalAddr: net.TCPAddrFromAddrPort(from),
 		Control: func(_, _ string, raw syscall.RawConn) error {
-			if dup >= 0 { // Dial tries again if it has connected to itself
+			if dup >= 0 { // Dial tries again if it connected to itself
 				unix.Close(dup)
 			}
 			var err error
@@ -137,10 +138,10 @@ func (h *Host) DialTCP(ctx context.Context, from, to netip.AddrPort) (conn *net.
 	return conn, retransmitted, err
 }
 
-// reportICMPErrors has the socket report ICMP errors at once (ip(7), IP_RECVERR; while
-// it connects since Linux 5.8). Without it the kernel ignores an ICMP error that
-// arrives inside of connect(2), where it arrives if the refusing machine is the same
-// one: such a connection is refused only after a retransmission.
+// reportICMPErrors makes the socket report ICMP errors at once (ip(7), IP_RECVERR; during
+// connect since Linux 5.8). Without it the kernel ignores an ICMP error that arrives during
+// connect(2), as it does if the same machine refuses. Such a connection is refused only after
+// a retransmission.
 func reportICMPErrors(fd int, six, on bool) error {
 	value := 0
 	if on {
@@ -164,7 +165,7 @@ func (h *Host) RefusedUDP(to string, wait time.Duration) error {
 	c.SetDeadline(time.Now().Add(wait))
 	for range 3 {
 		if _, err := c.Write([]byte("hello")); err != nil {
-			return fmt.Errorf("%s: sending to %s: %w", h.Name, to, err)
+			return fmt.Errorf("%s: cannot send to %s: %w", h.Name, to, err)
 		}
 		if n, err := c.Read(make([]byte, 64)); !errors.Is(err, unix.ECONNREFUSED) {
 			return fmt.Errorf("%s: reading from %s: %d bytes and %v, want %v", h.Name, to, n, err, unix.ECONNREFUSED)

@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-// requireAllEnv makes a failure of every skip by [Require] and [Need]. The
-// project's own checks set it, so that no machine leaves tests out unnoticed.
+// requireAllEnv makes [Require] and [Need] fail instead of skip. The project's own checks
+// set it, so that no machine skips tests unnoticed.
 const requireAllEnv = "PROXIER_REQUIRE_ALL"
 
-// Main is for a TestMain. It runs the tests in new user and network namespaces,
-// by [Reexec], and exits with their status. Where that cannot be done it runs
-// them where it is, and those that call [Require] are skipped.
+// Main runs the tests in new user and network namespaces, by [Reexec], and exits with
+// their status. Call it in TestMain. If namespaces are not available, it runs the tests in
+// the present ones, and tests that call [Require] are skipped.
 func Main(m *testing.M) {
 	inside, code, err := Reexec()
 	if err != nil {
@@ -27,9 +27,9 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Parallel is for a TestMain, before [Main]: up to n tests that call t.Parallel run
-// at the same time, unless the flag -parallel says otherwise. Tests that wait for
-// what the kernel does not do take time and hardly any processor.
+// Parallel makes up to n tests that call t.Parallel run at the same time, unless the flag
+// -parallel is set. Call it in TestMain before [Main]. It is for tests that wait, for
+// example to see that the kernel does nothing, and need hardly any processor.
 func Parallel(n int) {
 	const name = "test.parallel"
 	flag.Parse()
@@ -39,19 +39,19 @@ func Parallel(n int) {
 		return
 	}
 	if err := flag.Set(name, strconv.Itoa(n)); err != nil {
-		panic(err) // there is such a flag
+		panic(err) // the flag exists
 	}
 }
 
-// Require skips the test unless it runs inside [Main] and namespaces can be made
-// here. With PROXIER_REQUIRE_ALL=1 in the environment it fails instead.
+// Require skips the test unless it runs inside [Main] and can create namespaces. With
+// PROXIER_REQUIRE_ALL=1 in the environment it fails the test instead.
 func Require(tb testing.TB) {
 	tb.Helper()
 	if os.Getenv(InsideEnv) == "" {
 		Need(tb, false, "its own network namespace (was TestMain netlab.Main, and are user namespaces allowed?)")
 		return
 	}
-	// Some systems let anyone make user namespaces but give no rights in them.
+	// Some systems let anyone create user namespaces but grant no privileges in them.
 	lab, err := New()
 	if err == nil {
 		_, err = lab.Host("probe")
@@ -60,8 +60,8 @@ func Require(tb testing.TB) {
 	Need(tb, err == nil, fmt.Sprintf("network namespaces: %v", err))
 }
 
-// Need skips the test unless ok, saying what it needs. With
-// PROXIER_REQUIRE_ALL=1 in the environment it fails instead.
+// Need skips the test unless ok is set, with a line that names what the test needs. With
+// PROXIER_REQUIRE_ALL=1 in the environment it fails the test instead.
 func Need(tb testing.TB, ok bool, what string) {
 	tb.Helper()
 	switch {
@@ -73,8 +73,8 @@ func Need(tb testing.TB, ok bool, what string) {
 	}
 }
 
-// NewHost returns a host in a lab of its own, which ends with the test. Like
-// [Require] it skips the test where that cannot be.
+// NewHost returns a host in a lab of its own, which ends with the test. It skips the test
+// as [Require] does.
 func NewHost(tb testing.TB) *Host {
 	tb.Helper()
 	Require(tb)
@@ -82,7 +82,7 @@ func NewHost(tb testing.TB) *Host {
 	return hosts["node"]
 }
 
-// NewHosts returns a lab, which ends with the test, and hosts in it by their names.
+// NewHosts returns a lab, which ends with the test, and its hosts by their names.
 func NewHosts(tb testing.TB, names ...string) (*Lab, map[string]*Host) {
 	tb.Helper()
 	lab, err := New()

@@ -25,12 +25,12 @@ type Namespace struct {
 func Open(f *os.File) (*Namespace, error) {
 	n, err := open(f)
 	if err != nil {
-		return nil, fmt.Errorf("network namespace: %w", err)
+		return nil, fmt.Errorf("open network namespace: %w", err)
 	}
 	return n, nil
 }
 
-// New makes a network namespace. The calling thread stays where it is.
+// New creates a network namespace. The calling thread stays in its own.
 func New() (*Namespace, error) {
 	home, err := Open(nil)
 	if err != nil {
@@ -40,7 +40,7 @@ func New() (*Namespace, error) {
 	var made *Namespace
 	err = home.leave(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("new network namespace: %w", os.NewSyscallError("unshare", err))
+			return fmt.Errorf("create network namespace: %w", os.NewSyscallError("unshare", err))
 		}
 		made, err = Open(nil)
 		return err
@@ -88,7 +88,7 @@ func control(file *os.File, f func(fd int) error) error {
 	}
 	var result error
 	if c.Control(func(fd uintptr) { result = f(int(fd)) }) != nil {
-		return os.ErrClosed // the only error there is
+		return os.ErrClosed // SyscallConn returns no other error
 	}
 	return result
 }
@@ -99,10 +99,9 @@ func (n *Namespace) File() *os.File { return n.file }
 // Close releases the namespace. Do fails afterwards.
 func (n *Namespace) Close() error { return n.file.Close() }
 
-// Do calls f on a thread that is in the namespace and that no other goroutine uses
-// until f returns. Processes and sockets that f starts and opens are in the
-// namespace. It needs CAP_SYS_ADMIN unless the calling thread is in the namespace
-// already.
+// Do calls f on a thread in the namespace. No other goroutine uses the thread until f
+// returns. Processes that f starts and sockets that f opens are in the namespace. Do
+// needs CAP_SYS_ADMIN unless the calling thread is in the namespace already.
 func (n *Namespace) Do(f func() error) error {
 	runtime.LockOSThread()
 	var st unix.Stat_t

@@ -87,7 +87,7 @@ func TestNilIsTheThreadsNamespace(t *testing.T) {
 	}
 }
 
-func TestNotANamespace(t *testing.T) {
+func TestDoRejectsFileOfNoNamespace(t *testing.T) {
 	f, err := os.Open("/dev/null")
 	if err != nil {
 		t.Fatal(err)

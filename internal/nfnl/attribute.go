@@ -63,7 +63,7 @@ func AppendNative32(b []byte, typ uint16, v uint32) []byte {
 }
 
 // BeginNested appends the header of an attribute that holds attributes. The caller
-// appends those and then calls EndNested with the length that b had before.
+// appends these attributes and then calls EndNested with the length that b had before.
 func BeginNested(b []byte, typ uint16) []byte { return AppendHeader(b, typ|nested, 0) }
 
 // EndNested sets the length of the attribute whose header is at start.
@@ -72,7 +72,7 @@ func EndNested(b []byte, start int) {
 }
 
 // Attributes returns the types, without flags, and the data of the attributes in b.
-// It stops at the first malformed one. The data is part of b.
+// It stops at the first malformed attribute. The data is part of b.
 func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= 4 {
@@ -85,8 +85,8 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// Uint16 returns the big-endian number that is an attribute's data, 0 if that is not
-// two bytes.
+// Uint16 returns the big-endian number in an attribute's data, 0 if the data does not
+// have two bytes.
 func Uint16(data []byte) uint16 {
 	if len(data) != 2 {
 		return 0
@@ -94,8 +94,8 @@ func Uint16(data []byte) uint16 {
 	return binary.BigEndian.Uint16(data)
 }
 
-// Uint32 returns the big-endian number that is an attribute's data, 0 if that is not
-// four bytes.
+// Uint32 returns the big-endian number in an attribute's data, 0 if the data does not
+// have four bytes.
 func Uint32(data []byte) uint32 {
 	if len(data) != 4 {
 		return 0
@@ -103,8 +103,8 @@ func Uint32(data []byte) uint32 {
 	return binary.BigEndian.Uint32(data)
 }
 
-// Uint64 returns the big-endian number that is an attribute's data, 0 if that is not
-// eight bytes.
+// Uint64 returns the big-endian number in an attribute's data, 0 if the data does not
+// have eight bytes.
 func Uint64(data []byte) uint64 {
 	if len(data) != 8 {
 		return 0
@@ -112,5 +112,5 @@ func Uint64(data []byte) uint64 {
 	return binary.BigEndian.Uint64(data)
 }
 
-// String returns the string that is an attribute's data, without the NULs at its end.
+// String returns the string in an attribute's data, without the NULs at its end.
 func String(data []byte) string { return strings.TrimRight(string(data), "\x00") }

@@ -12,22 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rest is how long WatchCommits waits for a notification before it calls check anyway, in
-// case another part of the process closed a socket.
-const rest = 10 * time.Second
+// quietInterval is how long WatchCommits waits for a notification before it calls check
+// without one, in case another part of the process closed a socket.
+const quietInterval = 10 * time.Second
 
 // WatchCommits calls check after transactions that any process commits to nf_tables in the
 // network namespace that ns is an open file of, at most once an interval. It calls failed
-// with each error of check, except after ctx is done. It returns when ctx is done, with its
-// cause, or when check returns an error that wraps [os.ErrClosed], with that error. While
-// nothing is committed, it calls check every ten seconds. While it cannot listen, it calls
-// check at the interval. An interval that is not positive is an error.
+// with each error of check, except after ctx is done. When ctx is done, it returns ctx's cause.
+// If check returns an error that wraps [os.ErrClosed], WatchCommits returns that error. While
+// no process commits, it calls check every ten seconds. While it cannot listen, it calls check
+// at the interval. An interval that is not positive is an error.
 //
-// The kernel writes a notification of every object of a transaction while a socket listens.
-// So WatchCommits listens only until the next transaction, and then not for one interval.
+// While a socket listens, the kernel writes a notification of every object of a transaction.
+// So WatchCommits listens only until the next transaction, and then pauses for one interval.
 func WatchCommits(ctx context.Context, ns *os.File, interval time.Duration, check func(context.Context) error, failed func(error)) error {
 	if interval <= 0 {
-		return fmt.Errorf("netlink: watch: interval %v is not positive", interval)
+		return fmt.Errorf("netlink: cannot watch: interval %v is not positive", interval)
 	}
 	tick := time.NewTimer(interval)
 	defer tick.Stop()
@@ -70,9 +70,9 @@ func WatchCommits(ctx context.Context, ns *os.File, interval time.Duration, chec
 
 // listener is a socket that can receive the notification at the end of each transaction.
 //
-// The runtime waits for an epoll instance that holds the socket, not for the socket. An
-// [os.File] of the socket would close its descriptor without looking, also after another
-// part of the process closed it and its number belongs to another file. Conn looks.
+// The runtime waits for an epoll instance that holds the socket, not for the socket itself.
+// An [os.File] of the socket would close the descriptor even after another part of the
+// process closed it and another file has its number. Conn checks that first.
 type listener struct {
 	*Conn
 	epoll *os.File
@@ -123,8 +123,9 @@ func (l *listener) close() {
 	}
 }
 
-// onlyGenerations has a socket receive no messages but those of a new generation. The
-// kernel sends each of them by itself (nf_tables_gen_notify of net/netfilter/nf_tables_api.c).
+// onlyGenerations makes a socket receive only messages about a new generation. The kernel
+// sends each of them in a datagram of its own (nf_tables_gen_notify of
+// net/netfilter/nf_tables_api.c).
 func onlyGenerations(fd int) error {
 	const typeOffset = 4 // in struct nlmsghdr (linux/netlink.h)
 	var typ [2]byte
@@ -147,10 +148,10 @@ func (l *listener) member(op int) error {
 	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(l.fd, unix.SOL_NETLINK, op, unix.NFNLGRP_NFTABLES))
 }
 
-// quiet waits for a notification and reports whether none came for as long as rest. It
+// quiet waits for a notification and reports whether none came during quietInterval. It
 // returns early when ctx is done.
 func (l *listener) quiet(ctx context.Context) (bool, error) {
-	if err := l.epoll.SetReadDeadline(time.Now().Add(rest)); err != nil {
+	if err := l.epoll.SetReadDeadline(time.Now().Add(quietInterval)); err != nil {
 		return false, err
 	}
 	defer context.AfterFunc(ctx, func() { l.epoll.SetReadDeadline(time.Unix(1, 0)) })()
@@ -166,8 +167,8 @@ func (l *listener) quiet(ctx context.Context) (bool, error) {
 	return false, errors.Join(err, failed)
 }
 
-// received reads all notifications and reports whether there was one. If notifications were
-// lost, there was one.
+// received reads all notifications and reports whether there was one. A lost notification
+// counts.
 func (l *listener) received() (any bool, err error) {
 	if !l.owned() {
 		return false, errSocketClosed

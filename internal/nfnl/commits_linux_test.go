@@ -14,10 +14,10 @@ import (
 	"github.com/go-proxier/proxier/internal/testtime"
 )
 
-// commit makes a transaction of two objects.
+// commit commits a transaction of two objects.
 func commit(t *testing.T, h *netlab.Host) {
 	t.Helper()
-	if _, err := h.Output("nft", "add table ip somebody; delete table ip somebody"); err != nil {
+	if _, err := h.Output("nft", "add table ip other; delete table ip other"); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -31,8 +31,8 @@ func waitFor(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// TestCheckFollowsTransactions counts the calls of check: none while nothing is committed,
-// and one after each transaction of another process that WatchCommits was listening for.
+// TestCheckFollowsTransactions counts the calls of check: none without a transaction, and one
+// after each transaction for which WatchCommits was listening.
 func TestCheckFollowsTransactions(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
@@ -59,8 +59,8 @@ func TestCheckFollowsTransactions(t *testing.T) {
 	}
 	waitFor(t, "check was not called", func() bool { return calls.Load() > transactions })
 	time.Sleep(100 * time.Millisecond)
-	// A transaction may be seen at once and again after the interval.
-	if n := calls.Load(); n > 2*transactions+1+int32(time.Since(began)/rest) {
+	// A transaction may cause a call at once and another after the interval.
+	if n := calls.Load(); n > 2*transactions+1+int32(time.Since(began)/quietInterval) {
 		t.Errorf("%d calls after %d transactions", n, transactions)
 	}
 	over := errors.New("over")
@@ -70,10 +70,10 @@ func TestCheckFollowsTransactions(t *testing.T) {
 	}
 }
 
-// TestListenerSeesEveryKindOfEnd waits on a listener: for a notification, for notifications
-// that were lost, for the end of the context, and on a socket that another part of the
-// process closed and whose number another file has.
-func TestListenerSeesEveryKindOfEnd(t *testing.T) {
+// TestListenerReturnsForEveryReason waits for a notification, for lost notifications and for the
+// end of the context, and waits on a socket that another part of the process closed and whose
+// number another file has.
+func TestListenerReturnsForEveryReason(t *testing.T) {
 	t.Parallel()
 	h := netlab.NewHost(t)
 	l, err := listen(h.File())

@@ -13,8 +13,7 @@ import (
 )
 
 // answerTimeout bounds the wait for one datagram of an answer. The kernel answers
-// before the request's send returns, so it only guards against an answer that never
-// comes.
+// before the request's send returns, so the timeout matters only if an answer is lost.
 const answerTimeout = 10 * time.Second
 
 // bufferSize holds any datagram of an answer: the kernel fills at most 32 KiB at a
@@ -72,15 +71,16 @@ func (c *Conn) open() (err error) {
 	if err := unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		return os.NewSyscallError("setsockopt", err)
 	}
-	// The kernel's explanation of a refusal, without a copy of what it refused. Older
-	// kernels have neither.
+	// Request the kernel's explanation of a refusal, without a copy of the refused
+	// message. Older kernels support neither option.
 	_ = unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
 	_ = unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	return nil
 }
 
-// Close closes the socket. Closing again does nothing. If another part of the process
-// closed the socket, Close reports it and leaves alone what has the descriptor's number now.
+// Close closes the socket. Further calls do nothing. If another part of the process closed
+// the socket, Close returns an error and does not close the file that has the descriptor's
+// number now.
 func (c *Conn) Close() error {
 	if c.fd < 0 {
 		return nil
@@ -93,8 +93,8 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// owned reports whether the descriptor is that of the socket still. The kernel gives the
-// number of a closed one to the next file that the process opens.
+// owned reports whether the descriptor is still the socket's. The kernel gives the number of
+// a closed descriptor to the next file that the process opens.
 func (c *Conn) owned() bool {
 	var st unix.Stat_t
 	return unix.Fstat(c.fd, &st) == nil && uint64(st.Dev) == c.dev && st.Ino == c.ino
@@ -112,9 +112,9 @@ func (c *Conn) Sequence(n int) uint32 {
 	return first
 }
 
-// SetBuffers asks for socket buffers of the given sizes in bytes and returns how
-// much the socket can send at once. Without CAP_NET_ADMIN in the initial user
-// namespace the kernel gives no more than net.core.wmem_max and rmem_max.
+// SetBuffers requests socket buffers of the given sizes in bytes. It returns the number
+// of bytes that the socket can send at once. Without CAP_NET_ADMIN in the initial user
+// namespace the kernel grants no more than net.core.wmem_max and rmem_max.
 func (c *Conn) SetBuffers(send, receive int) (limit int, err error) {
 	for _, b := range []struct{ force, plain, size int }{
 		{unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, send}, {unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, receive},
@@ -143,8 +143,8 @@ func (c *Conn) Send(b []byte) error {
 	}
 }
 
-// Receive returns one datagram of the kernel's, which is valid until the next call.
-// With unix.MSG_DONTWAIT it returns EAGAIN if no datagram is waiting.
+// Receive returns one datagram from the kernel. The datagram is valid until the next
+// call. With unix.MSG_DONTWAIT, Receive returns EAGAIN if no datagram is waiting.
 func (c *Conn) Receive(flags int) ([]byte, error) {
 	for {
 		n, _, got, from, err := unix.Recvmsg(c.fd, c.buf, nil, flags)
@@ -159,7 +159,7 @@ func (c *Conn) Receive(flags int) ([]byte, error) {
 		if a, ok := from.(*unix.SockaddrNetlink); ok && a.Pid == 0 {
 			return c.buf[:n], nil
 		}
-		// Other processes may send to this socket, too.
+		// Ignore datagrams from other processes, which may send to this socket.
 	}
 }
 
@@ -171,10 +171,10 @@ func (c *Conn) failed(call string, err error) error {
 	return fmt.Errorf("netlink: %w", os.NewSyscallError(call, err))
 }
 
-// Exchange sends requests with the n sequence numbers from first on, and calls fn
-// with each message that answers one of them, until every request has had its last
-// answer or fn returns an error, which Exchange returns. A refusal of a request is
-// for fn to see. ENOBUFS means that the socket could not hold all answers.
+// Exchange sends requests with the n sequence numbers from first on. It calls fn with
+// each message that answers one of them, including refusals, until every request has
+// its last answer. It stops if fn returns an error, and returns that error. ENOBUFS
+// means that the socket could not hold all answers.
 func (c *Conn) Exchange(ctx context.Context, requests []byte, first uint32, n int, fn func(Message) error) error {
 	if err := c.drain(ctx); err != nil {
 		return err
@@ -188,7 +188,7 @@ func (c *Conn) Exchange(ctx context.Context, requests []byte, first uint32, n in
 		}
 		b, err := c.Receive(0)
 		if errors.Is(err, unix.EAGAIN) {
-			return fmt.Errorf("netlink: no answer in %v: %w", answerTimeout, err)
+			return fmt.Errorf("netlink: no answer within %v: %w", answerTimeout, err)
 		}
 		if err != nil {
 			return err
@@ -212,8 +212,8 @@ func (c *Conn) Exchange(ctx context.Context, requests []byte, first uint32, n in
 	return nil
 }
 
-// drain reads what is left of an abandoned exchange. The kernel starts no dump on a
-// socket before the previous dump was read to its end.
+// drain reads the remaining answers of an abandoned exchange. The kernel starts no dump
+// on a socket before the previous dump was read to its end.
 func (c *Conn) drain(ctx context.Context) error {
 	for {
 		if err := ctx.Err(); err != nil {

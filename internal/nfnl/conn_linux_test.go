@@ -26,13 +26,13 @@ func dial(t *testing.T, h *netlab.Host) *Conn {
 	return c
 }
 
-func TestExchange(t *testing.T) {
+func TestSocketWorksAfterErrors(t *testing.T) {
 	c := dial(t, netlab.NewHost(t))
 	objects := 0
 	if err := c.Get(t.Context(), generation, func([]byte) error { objects++; return nil }); err != nil || objects != 1 {
 		t.Fatalf("%d objects, error %v", objects, err)
 	}
-	// A refusal carries the kernel's number, and the socket goes on working.
+	// After a refusal, which has the kernel's number, the socket works.
 	missing := Request{
 		Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: unix.NFPROTO_IPV4,
 		Attrs: AppendString(nil, unix.NFTA_TABLE_NAME, "none"),
@@ -41,7 +41,7 @@ func TestExchange(t *testing.T) {
 	if err := c.Get(t.Context(), missing, nil); !errors.As(err, &refused) || refused.Errno != unix.ENOENT {
 		t.Errorf("missing table: %v", err)
 	}
-	// So it does after an exchange that its caller abandoned.
+	// It also works after an exchange that its caller abandoned.
 	failure := errors.New("failure")
 	if err := c.Get(t.Context(), generation, func([]byte) error { return failure }); err != failure {
 		t.Errorf("abandoned: %v", err)
@@ -99,7 +99,7 @@ func TestClosedSocketIsReported(t *testing.T) {
 	}
 }
 
-func TestNoSuchNamespace(t *testing.T) {
+func TestDialRejectsFileOfNoNamespace(t *testing.T) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)

@@ -3,9 +3,8 @@
 // attributes, dumps that a concurrent change interrupts, and extended
 // acknowledgements.
 //
-// Packages nftables and conntrack use it where the libraries that the module depends on
-// cost several times as much: see BenchmarkLibraryWrite, BenchmarkLibraryReadElements
-// and BenchmarkLibraryList of package nftables and BenchmarkLibraryDump and
-// BenchmarkLibraryDelete of package conntrack. What is not on such a path uses a
-// library.
+// Packages nftables and conntrack use it where libraries are several times slower. See
+// BenchmarkLibraryWrite, BenchmarkLibraryReadElements and BenchmarkLibraryList of package
+// nftables, and BenchmarkLibraryDump and BenchmarkLibraryDelete of package conntrack.
+// Other code uses a library.
 package nfnl

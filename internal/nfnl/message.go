@@ -25,8 +25,7 @@ const (
 
 var (
 	// ErrInterrupted is wrapped by the error of a dump during which the kernel's
-	// objects changed: the dump may show neither the state before the change nor the
-	// state after it.
+	// objects changed. The dump may mix the states before and after the change.
 	ErrInterrupted = errors.New("dump was interrupted by a change")
 	// ErrMalformed is wrapped by errors about an answer that is not a sequence of
 	// netlink messages.
@@ -39,8 +38,8 @@ type Error struct {
 	Errno syscall.Errno
 	// What names the object that was refused, "" if the caller named none.
 	What string
-	// Message is the kernel's explanation from its extended acknowledgement, often
-	// "".
+	// Message is the kernel's explanation from its extended acknowledgement. It is
+	// often "".
 	Message string
 }
 
@@ -60,9 +59,9 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Errno }
 
 // Begin appends the headers of a request to b. The caller appends attributes and
-// then calls End with the length that b had before. subsystem is NFNL_SUBSYS_*, typ
-// the subsystem's own number, flags are NLM_F_* besides NLM_F_REQUEST, and family is
-// NFPROTO_*.
+// then calls End with the length that b had before. subsystem is NFNL_SUBSYS_*, typ is
+// the subsystem's own number, flags are NLM_F_* in addition to NLM_F_REQUEST, and family
+// is NFPROTO_*.
 func Begin(b []byte, subsystem, typ, flags uint16, seq uint32, family uint8) []byte {
 	return begin(b, subsystem<<8|typ, flags, seq, family, 0)
 }
@@ -88,20 +87,20 @@ func End(b []byte, start int) {
 	binary.NativeEndian.PutUint32(b[start:], uint32(len(b)-start))
 }
 
-// Acknowledge has the kernel acknowledge the message at start.
+// Acknowledge requests an acknowledgement of the message at start.
 func Acknowledge(b []byte, start int) {
 	flags := binary.NativeEndian.Uint16(b[start+6:])
 	binary.NativeEndian.PutUint16(b[start+6:], flags|flagAck)
 }
 
-// Message is one message of an answer. It is part of the buffer it was read from.
+// Message is one message of an answer. Its body is part of the buffer that Next read.
 type Message struct {
-	// Type is the subsystem, shifted by 8, and the subsystem's own number, or a
+	// Type is the subsystem, shifted left by 8, plus the subsystem's own number, or a
 	// netlink control type.
 	Type  uint16
 	Flags uint16
 	Seq   uint32
-	// Body is what follows the netlink header.
+	// Body is the message without its netlink header.
 	Body []byte
 }
 
@@ -169,11 +168,11 @@ func (m Message) explanation() string {
 	return ""
 }
 
-// Request is a request for one object or, with Dump, for all of a kind.
+// Request is a request for one object or, with Dump, for all objects of a kind.
 type Request struct {
 	Subsystem, Type uint16
 	Family          uint8
-	// Flags are NLM_F_* besides those of an acknowledgement and a dump.
+	// Flags are NLM_F_* in addition to the flags of an acknowledgement or a dump.
 	Flags uint16
 	Dump  bool
 	// Attrs are the encoded attributes.

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMessagesAgainstLibrary compares an encoded message with the one that
-// github.com/vishvananda/netlink makes of the same request.
+// TestMessagesAgainstLibrary compares an encoded message with the library's,
+// github.com/vishvananda/netlink.
 func TestMessagesAgainstLibrary(t *testing.T) {
 	b := Begin([]byte("before"), unix.NFNL_SUBSYS_CTNETLINK, 2, unix.NLM_F_ACK, 77, unix.NFPROTO_IPV6)
 	b = AppendBytes(b, 1, []byte("12345"))
@@ -75,7 +75,7 @@ func TestAnswersAreRead(t *testing.T) {
 	}
 }
 
-// FuzzAnswers reads answers that the kernel would never send.
+// FuzzAnswers reads answers of arbitrary bytes.
 func FuzzAnswers(f *testing.F) {
 	b := Begin(nil, unix.NFNL_SUBSYS_NFTABLES, 1, 0, 1, 0)
 	b = AppendString(b, 1, "abc")

@@ -1,7 +1,7 @@
-// Package stall detects that the machine stood still. A test that sends packets excuses
-// with it what a data plane is not to blame for: TCP sends a packet again that has not
-// been answered for a second (RFC 6298 section 2), whether it was lost or is still
-// waiting for a processor.
+// Package stall detects periods in which the machine stood still. Tests that send packets
+// use it to ignore retransmissions that the data plane did not cause: TCP sends a packet
+// again that has not been answered for a second (RFC 6298 section 2), whether it was lost or
+// still waits for a processor.
 package stall
 
 import (
@@ -14,12 +14,12 @@ import (
 // not run on time, because the machine stood still or was overloaded. Its methods may
 // be called by several goroutines at once.
 type Detector struct {
-	// Always makes Since and Within report true. It is for tests of what is excused,
-	// and must not be changed while the Detector is in use.
+	// Always makes Since and Within report true, for tests. It must not change while the
+	// Detector is in use.
 	Always bool
 
 	mu sync.Mutex
-	// stalls is in the order of time.
+	// stalls is sorted by time.
 	stalls []period
 	// last is when the clock was last polled.
 	last time.Time
@@ -32,7 +32,7 @@ type period struct{ from, to time.Time }
 const (
 	// pollInterval is the time between two polls of the clock. A poll that is late by
 	// more than threshold is a stall. The threshold is less than TCP's second because
-	// the machine may not have stood still in all its parts for as long.
+	// other parts of the machine may have stood still for longer.
 	pollInterval = 20 * time.Millisecond
 	threshold    = 300 * time.Millisecond
 )

@@ -1,5 +1,5 @@
-// Package sysctl reads and writes kernel parameters. Those below net/ are the ones of
-// the calling thread's network namespace.
+// Package sysctl reads and writes kernel parameters. Parameters below net/ belong to the
+// calling thread's network namespace.
 package sysctl
 
 import (
@@ -11,15 +11,15 @@ import (
 
 func path(name string) string { return filepath.Join("/proc/sys", filepath.FromSlash(name)) }
 
-// Get returns the value of a parameter, named as below /proc/sys, without the end of the
-// line.
+// Get returns the value of a parameter, without the end of the line. The name is the path
+// below /proc/sys.
 func Get(name string) (string, error) {
 	b, err := os.ReadFile(path(name))
 	return strings.TrimSpace(string(b)), err
 }
 
-// Set writes a parameter unless it has the value already, so that it succeeds with a
-// read-only /proc/sys if an earlier process set the parameter.
+// Set writes a parameter unless it has the value already. So it succeeds with a read-only
+// /proc/sys if an earlier process set the parameter.
 func Set(name, value string) error {
 	old, err := Get(name)
 	if err == nil && old == value {
@@ -29,7 +29,7 @@ func Set(name, value string) error {
 		err = os.WriteFile(path(name), []byte(value), 0)
 	}
 	if err != nil {
-		return fmt.Errorf("set %s to %s: %w", name, value, err)
+		return fmt.Errorf("cannot set %s to %s: %w", name, value, err)
 	}
 	return nil
 }

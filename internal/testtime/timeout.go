@@ -1,9 +1,9 @@
-// Package testtime holds how long tests wait.
+// Package testtime holds the timeout of tests.
 package testtime
 
 import "time"
 
-// Timeout is how long a test waits for something that must happen before it fails. It
-// is long enough for an emulated machine on busy processors, and no test passes
-// because of it: what must happen at once is asserted by other means than by time.
+// Timeout is how long a test waits for an event before it fails. It is long enough for an
+// emulated machine on busy processors. No test passes because of it: tests do not assert
+// by time that something happens at once.
 const Timeout = time.Minute

@@ -7,8 +7,8 @@ import (
 	"path"
 )
 
-// archive writes a cpio archive in the "newc" format, the one that kernels unpack
-// at boot (Documentation/driver-api/early-userspace/buffer-format.rst).
+// archive writes a cpio archive in the "newc" format, which kernels unpack at boot
+// (Documentation/driver-api/early-userspace/buffer-format.rst).
 type archive struct {
 	w    *bufio.Writer
 	n    int64
@@ -54,7 +54,7 @@ func (a *archive) pad() {
 	}
 }
 
-// dir makes a directory, and those above it, unless it is there.
+// dir creates a directory and its parents, unless they exist.
 func (a *archive) dir(name string) {
 	if a.dirs[name] {
 		return
@@ -64,7 +64,7 @@ func (a *archive) dir(name string) {
 	a.entry(name, modeDir|0o755, 0, 0, nil)
 }
 
-// file makes a file that everybody may run. Names have no slash in front.
+// file creates a file that everybody may run. Names do not begin with a slash.
 func (a *archive) file(name string, data []byte) {
 	a.dir(path.Dir(name))
 	a.entry(name, modeFile|0o755, 0, 0, data)

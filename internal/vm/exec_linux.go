@@ -50,5 +50,5 @@ func Exec(ctx context.Context, program string, args []string, out io.Writer) (st
 		}
 		return status, copied
 	}
-	return 0, fmt.Errorf("the machine did not start the test, %d times", boots)
+	return 0, fmt.Errorf("the machine did not start the test in %d attempts", boots)
 }

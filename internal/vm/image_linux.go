@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// modules is what the tests may need of a kernel, by name or pattern. All of them
-// are loaded: there is nobody in the machine whom the kernel could ask for more.
+// modules lists the modules that tests may need, by name or pattern. The machine loads all of
+// them at boot, because it has no program that loads modules on demand.
 var modules = []string{
 	"veth", "dummy", "bridge", "crc32c_generic",
 	"nfnetlink", "nf_conntrack_netlink", "nf_tables", "nft_*", "nf_reject_*", "nf_flow_table*",
@@ -23,10 +23,10 @@ var modules = []string{
 	"ip_set_*", "ip_vs", "ip_vs_*", "nf_log_syslog", "ipip", "ip6_tunnel",
 }
 
-// unwanted is what modules would match and nobody needs.
+// unwanted lists modules that match modules but are not needed.
 var unwanted = map[string]bool{"ip_vs_ftp": true, "ip_vs_pe_sip": true}
 
-// tools is what is taken along of what is installed, by name.
+// tools lists the programs to copy from the host if they are installed there.
 var tools = []string{
 	"nft", "conntrack", "ip", "ipset", "ipvsadm", "tcpdump",
 	"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore",
@@ -34,9 +34,9 @@ var tools = []string{
 	"iptables-legacy", "iptables-legacy-save", "iptables-legacy-restore", "ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore",
 }
 
-// initScript is the machine's first program. It runs the test with its output to
-// the second serial port, and reports its status by the third. What goes wrong
-// before is seen on the first one, the console.
+// initScript is the machine's first program. It runs the test, with its output on the second
+// serial port, and reports the status on the third. Earlier errors go to the first serial port,
+// the console.
 const initScript = `#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/sbin:/bin
@@ -83,7 +83,7 @@ func writeImage(w io.Writer, k *kernel, program string, args, env []string) erro
 	}
 	a.file("environment", []byte(exports.String()))
 	a.link("var/run", "/run")
-	// Everything is loaded.
+	// All modules are loaded at boot.
 	a.link("sbin/modprobe", "/bin/true")
 
 	p := packer{a: a, have: map[string]bool{}}
@@ -142,7 +142,7 @@ func without(names []string, unwanted map[string]bool) []string {
 	return out
 }
 
-// lookTool finds a tool, also where an ordinary user's PATH does not lead.
+// lookTool finds a tool, also in folders that are not on an ordinary user's PATH.
 func lookTool(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	for _, dir := range []string{"/usr/sbin", "/sbin"} {
@@ -157,11 +157,11 @@ func lookTool(name string) (string, error) {
 // packer copies files of this machine into an archive.
 type packer struct {
 	a *archive
-	// have is the names of what is there.
+	// have holds the names of copied files.
 	have map[string]bool
 }
 
-// copy copies a file. One that is not there is left out unless it is needed.
+// copy copies a file. A missing file is an error only if needed is set.
 func (p *packer) copy(from, to string, needed bool) error {
 	if p.have[to] {
 		return nil
@@ -220,7 +220,7 @@ func (p *packer) program(from, to string) error {
 	return nil
 }
 
-// findLibrary looks where the loader of Debian does.
+// findLibrary searches the folders of Debian's loader.
 func findLibrary(name string) (string, error) {
 	for _, dir := range []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/lib", "/usr/lib"} {
 		path := filepath.Join(dir, name)
@@ -231,7 +231,7 @@ func findLibrary(name string) (string, error) {
 	return "", fmt.Errorf("library %s: %w", name, fs.ErrNotExist)
 }
 
-// tree copies a folder with what is in it, if it is there.
+// tree copies a folder with its contents, if it exists.
 func (p *packer) tree(from, to string) error {
 	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

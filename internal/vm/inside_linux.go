@@ -21,28 +21,28 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-// Kind is what kind of kernel a test needs.
+// Kind is the kind of kernel that a test needs.
 type Kind int
 
 const (
-	// IPVS is a kernel with IPVS and a process that may use it, which takes root in
-	// the initial user namespace: the running kernel in new network namespace if it
-	// will do, otherwise that of the machine.
+	// IPVS is a kernel with IPVS and a process that may use it, which needs root in
+	// the initial user namespace. It is the running kernel, in a new network namespace,
+	// if possible, and otherwise the machine's.
 	IPVS Kind = iota
-	// Debian is the machine's kernel in any case.
+	// Debian is the machine's kernel.
 	Debian
 )
 
 // insideEnv marks the process that Inside started.
 const insideEnv = "PROXIER_VM_INSIDE"
 
-// Inside reports true in a process that runs in a kernel of the kind, started by
-// Inside. In any other it starts the test binary there, for this test or benchmark
-// alone, waits until it has ended, makes of tb what became of it, and reports
-// false. The command line's flags are passed on, the test's own too, so that -run,
-// -v and -bench mean the same there.
+// Inside reports true in a process that Inside started in a kernel of the kind. In any
+// other process it starts the test binary in such a kernel, for this test or benchmark
+// alone, waits for its end, gives tb the same result, and reports false. It passes the
+// command line's flags on, including the test's own, so that -run, -v and -bench have
+// the same meaning there.
 //
-// It must be called by the top-level test, before t.Parallel.
+// A top-level test must call it, before t.Parallel.
 func Inside(tb testing.TB, kind Kind) bool {
 	tb.Helper()
 	if os.Getenv(insideEnv) != "" {
@@ -75,7 +75,7 @@ func Inside(tb testing.TB, kind Kind) bool {
 			return false
 		}
 	}
-	tb.Fatalf("the machine did not start the test, %d times", boots)
+	tb.Fatalf("the machine did not start the test in %d attempts", boots)
 	return false
 }
 
@@ -85,32 +85,32 @@ func nativeIPVS() bool {
 	if os.Geteuid() != 0 {
 		return false
 	}
-	// The first range is all of them in the initial user namespace only.
+	// Only in the initial user namespace, the first range has all IDs.
 	ids, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil || strings.Join(strings.Fields(string(ids)), " ") != "0 0 4294967295" {
 		return false
 	}
-	// Asking for the family has the kernel load the module.
+	// The request makes the kernel load the module.
 	_, err = netlink.GenlFamilyGet("IPVS")
 	return err == nil
 }
 
-// grace is how long before the test's own deadline the started one has to end.
+// grace is the time between the deadlines of the started process and of this test.
 const grace = 10 * time.Second
 
-// arguments returns the command line for the one test, to be run for that long.
+// arguments returns the command line for the one test, with the given timeout.
 func arguments(tb testing.TB, timeout time.Duration) []string {
 	name := regexp.QuoteMeta(tb.Name())
 	args := []string{"-test.v=true"}
 	selected := func(value string) string {
-		// Of what the user selected, the part behind the first slash is of interest.
+		// Keep the user's selection of subtests, after the first slash.
 		if _, sub, ok := strings.Cut(value, "/"); ok {
 			return "^" + name + "$/" + sub
 		}
 		return "^" + name + "$"
 	}
-	// Tests that wait for something they do at the same time, but not so many that
-	// the emulated processors make them wait.
+	// Tests that wait run in parallel, but not so many that they wait for the emulated
+	// processors.
 	args = append(args, "-test.parallel=4")
 	run, bench := "", ""
 	for i := 1; i < len(os.Args); i++ {
@@ -153,7 +153,7 @@ func remaining(tb testing.TB) time.Duration {
 	return time.Hour
 }
 
-// environment is what the started test gets to know.
+// environment returns the environment of the started test.
 func environment() []string {
 	env := []string{insideEnv + "=1", netlab.InsideEnv + "=1", "HOME=/root"}
 	for _, e := range os.Environ() {
@@ -174,14 +174,14 @@ func native(tb testing.TB) *command {
 	return &command{cmd, 0, func() (int, error) { return cmd.ProcessState.ExitCode(), nil }}
 }
 
-// run waits for the command and makes of tb what became of the test in it. It
-// reports false if the command kept silent, for which it was ended, or to its end.
+// run waits for the command and gives tb the result of its test. It reports false if the
+// command did not start the test in time.
 func (c *command) run(tb testing.TB) bool {
 	tb.Helper()
-	// The process dies with the thread that starts it, which is therefore kept.
+	// Keep the thread that starts the process, because the process dies with it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	lines, spoke, err := c.start()
+	lines, started, err := c.start()
 	if err != nil {
 		tb.Fatalf("vm: %v", err)
 	}
@@ -189,8 +189,8 @@ func (c *command) run(tb testing.TB) bool {
 	werr := c.Wait()
 	code, serr := c.status()
 	switch {
-	case !spoke:
-		tb.Logf("the machine did not start the test within %v: %v", c.silence, serr)
+	case !started:
+		tb.Logf("the machine did not start the test within %v: %v", c.startTimeout, serr)
 		return false
 	case serr != nil:
 		tb.Fatalf("%s%v", text, errors.Join(serr, werr, err))
@@ -201,10 +201,10 @@ func (c *command) run(tb testing.TB) bool {
 	case result == "" && isBenchmark(tb):
 		tb.Skip("-bench selects none of its sub-benchmarks")
 	case result != "PASS":
-		tb.Fatalf("%sit ended well, but did not run", text)
+		tb.Fatalf("%sthe process succeeded but did not run the test", text)
 	}
 	if isBenchmark(tb) {
-		tb.Skip("its results are those above")
+		tb.Skip("the results are above")
 	}
 	return true
 }
@@ -214,9 +214,9 @@ func isBenchmark(tb testing.TB) bool {
 	return ok
 }
 
-// follow reads the output of a test and returns how the test ended: PASS, FAIL,
-// SKIP, or nothing. Output is shown as it comes if it was asked for, and returned
-// otherwise. Results of benchmarks are always shown.
+// follow reads the output of a test and returns the test's result: PASS, FAIL, SKIP, or "".
+// With -v it shows output as it comes; otherwise it returns the output. It always shows
+// results of benchmarks.
 func follow(tb testing.TB, lines *bufio.Reader) (result, text string, err error) {
 	_, bench := tb.(*testing.B)
 	var kept strings.Builder

@@ -13,8 +13,8 @@ import (
 	"github.com/go-proxier/proxier/internal/vm"
 )
 
-// TestInside looks at the machine from inside.
-func TestInside(t *testing.T) {
+// TestMachineHasKernelAndTools runs in the machine.
+func TestMachineHasKernelAndTools(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots a machine")
 	}
@@ -43,19 +43,19 @@ func TestInside(t *testing.T) {
 		}
 	}
 	content, err := os.ReadFile("testdata/sub/file")
-	if err != nil || string(content) != "testdata is taken along\n" {
+	if err != nil || string(content) != "testdata is copied\n" {
 		t.Errorf("%q, %v", content, err)
 	}
 }
 
-// endEnv says how TestEnd is to end.
+// endEnv names the way in which TestMachineChild ends.
 const endEnv = "PROXIER_VM_TEST_END"
 
-// TestEnd ends as it is told to.
-func TestEnd(t *testing.T) {
+// TestMachineChild is the test that other tests run in a machine.
+func TestMachineChild(t *testing.T) {
 	how := os.Getenv(endEnv)
 	if how == "" {
-		t.Skip("for TestEnds")
+		t.Skip("runs as a child of TestEndInMachineIsReported")
 	}
 	if !vm.Inside(t, vm.Debian) {
 		return
@@ -75,28 +75,27 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestEnds has tests in the machine end in every way and looks at what is made of
-// it here.
-func TestEnds(t *testing.T) {
+// TestEndInMachineIsReported has a test in the machine end in every way.
+func TestEndInMachineIsReported(t *testing.T) {
 	if testing.Short() || os.Getenv(endEnv) != "" {
-		t.Skip("boots machines, or is in one")
+		t.Skip("boots machines")
 	}
 	for _, c := range []struct {
 		how  string
 		ok   bool
 		want string
 	}{
-		{"skip", true, "--- SKIP: TestEnd "},
+		{"skip", true, "--- SKIP: TestMachineChild "},
 		{"fail", false, "failed in the machine"},
-		{"exit", false, "it ended well, but did not run"},
+		{"exit", false, "the process succeeded but did not run the test"},
 		{"crash", false, "the machine ended without the test's status"},
 	} {
 		t.Run(c.how, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestEnd$", "-test.v", "-test.paniconexit0")
+			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestMachineChild$", "-test.v", "-test.paniconexit0")
 			cmd.Env = append(os.Environ(), endEnv+"="+c.how)
 			out, err := cmd.CombinedOutput()
-			if bytes.Contains(out, []byte("SKIP: TestEnd ")) && c.how != "skip" {
+			if bytes.Contains(out, []byte("SKIP: TestMachineChild ")) && c.how != "skip" {
 				t.Skipf("%s", out)
 			}
 			if (err == nil) != c.ok || !bytes.Contains(out, []byte(c.want)) {

@@ -15,11 +15,11 @@ import (
 // kernelEnv names the folder with the kernel to boot.
 const kernelEnv = "PROXIER_VM_KERNEL"
 
-// kernel is one to boot.
+// kernel is a kernel to boot.
 type kernel struct {
 	release string
 	image   string
-	// modules is where each one is, by its name with underscores.
+	// modules holds the path of each module, by its name with underscores.
 	modules map[string]string
 }
 
@@ -51,7 +51,7 @@ func findKernel() (*kernel, error) {
 			}
 		}
 	}
-	return nil, fmt.Errorf("no kernel with its modules below %s (get one by .ci/vm-kernel, or name it by %s)",
+	return nil, fmt.Errorf("no kernel with modules below %s (run .ci/vm-kernel, or set %s)",
 		strings.Join(roots, " or "), kernelEnv)
 }
 
@@ -83,8 +83,8 @@ func (k *kernel) matching(patterns ...string) []string {
 	return out
 }
 
-// ordered returns the files of the named modules and of those they depend on, each
-// behind those that it needs. What is not a module is taken to be built in.
+// ordered returns the files of the named modules and of their dependencies. A file comes
+// after the files that it depends on. A name without a file counts as built in.
 func (k *kernel) ordered(names []string) (files []string, err error) {
 	done := map[string]bool{}
 	var add func(string) error
@@ -114,8 +114,8 @@ func (k *kernel) ordered(names []string) (files []string, err error) {
 	return files, nil
 }
 
-// moduleDepends reads what a module needs from the module itself (its .modinfo
-// section, include/linux/module.h): an unpacked package has no modules.dep.
+// moduleDepends returns the dependencies of a module from its .modinfo section
+// (include/linux/module.h), because an unpacked package has no modules.dep.
 func moduleDepends(path string) ([]string, error) {
 	f, err := elf.Open(path)
 	if err != nil {

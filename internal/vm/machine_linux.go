@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// boots is how often a machine is booted that does not come up. An emulated one
-	// hangs on its way now and then.
+	// boots is the number of attempts to boot a machine. An emulated machine sometimes
+	// hangs at boot.
 	boots = 3
-	// bootTime is how long it may take: some seconds, if there are processors for it.
+	// bootTime bounds an attempt, which takes some seconds on idle processors.
 	bootTime = 2 * time.Minute
 )
 
-// command is a test process to be run somewhere.
+// command is a test process in a machine or in a namespace of this one.
 type command struct {
 	*exec.Cmd
-	// silence is how long a machine may take until it starts the test, 0 for a command
-	// that is no machine.
-	silence time.Duration
-	// status returns the test's exit status after the end of Cmd, and what there is
-	// to say if it has none.
+	// startTimeout bounds the time until a machine starts the test. It is 0 for a command that
+	// is not a machine.
+	startTimeout time.Duration
+	// status returns the test's exit status after the end of Cmd, or an error if it has
+	// none.
 	status func() (int, error)
 }
 
@@ -52,10 +52,10 @@ func (c *command) start() (lines *bufio.Reader, ok bool, err error) {
 		return nil, false, err
 	}
 	lines = bufio.NewReader(out)
-	if c.silence == 0 {
+	if c.startTimeout == 0 {
 		return lines, true, nil
 	}
-	timer := time.AfterFunc(c.silence, func() { c.Process.Kill() })
+	timer := time.AfterFunc(c.startTimeout, func() { c.Process.Kill() })
 	first, _ := lines.ReadString('\n')
 	return lines, timer.Stop() && first == started+"\n", nil
 }
@@ -64,13 +64,13 @@ func (c *command) start() (lines *bufio.Reader, ok bool, err error) {
 // system lacks.
 var ErrMissing = errors.New("cannot boot a virtual machine")
 
-// host is what this system has for running virtual machines.
+// host holds this system's means to run virtual machines.
 type host struct {
 	qemu   string
 	kernel *kernel
 }
 
-// findHost returns what this system has. The error wraps ErrMissing.
+// findHost returns this system's host. The error wraps ErrMissing.
 func findHost() (*host, error) {
 	k, err := findKernel()
 	if err != nil {
@@ -103,7 +103,7 @@ func (h *host) boot(ctx context.Context, dir, program string, args []string) (*c
 		"-accel", "tcg,thread=multi", "-smp", "2", "-m", "3072",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", h.kernel.image, "-initrd", "/dev/fd/3",
-		// On a busy host the guest's check of its timer fails.
+		// The guest's check of its timer fails on a busy host.
 		"-append", "console=ttyS0 panic=-1 quiet no_timer_check",
 		"-chardev", "file,id=console,path="+console, "-serial", "chardev:console",
 		"-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out",

@@ -2,7 +2,7 @@
 //
 //	PROXIER_VM_KERNEL=$(.ci/vm-kernel bullseye) go test -exec 'go run ./internal/vm/exec' ./nftables
 //
-// Package vm describes the machine. The test binary's folder of testdata is taken along.
+// Package vm describes the machine, which has a copy of the package's testdata.
 package main
 
 import (

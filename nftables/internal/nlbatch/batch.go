@@ -15,8 +15,8 @@ import (
 // that holds them is 16 bits.
 const maxMessage = 60 << 10
 
-// Batch is one nf_tables transaction being written. The zero value is an empty
-// batch. It keeps its memory between uses and is not safe for concurrent use.
+// Batch is one nf_tables transaction that is being written. Reset begins it. A Batch
+// keeps its memory between uses and is not safe for concurrent use.
 type Batch struct {
 	buf   []byte
 	start int // of the message being written
@@ -25,7 +25,7 @@ type Batch struct {
 	nest  []int
 }
 
-// note says what the messages from a sequence number on are about, for errors.
+// note labels the messages from a sequence number on, for errors.
 type note struct {
 	seq  uint32
 	what string
@@ -46,7 +46,8 @@ func (b *Batch) Grow(n int) { b.buf = slices.Grow(b.buf, n) }
 // Empty reports whether b holds no message.
 func (b *Batch) Empty() bool { return b.seq <= 1 }
 
-// Note labels the messages that follow, until the next Note, for [Error.What].
+// Note labels the messages that follow, until the next Note. The label of a refused
+// message is the field What of its [nfnl.Error].
 func (b *Batch) Note(what string) { b.notes = append(b.notes, note{b.seq, what}) }
 
 func (b *Batch) what(seq uint32) string {
@@ -67,8 +68,8 @@ func (b *Batch) control(typ uint16) {
 	b.seq++
 }
 
-// Begin starts a message of an nf_tables type (NFT_MSG_*) with flags (NLM_F_*)
-// beside NLM_F_REQUEST.
+// Begin starts a message of an nf_tables type (NFT_MSG_*) with flags (NLM_F_*) in
+// addition to NLM_F_REQUEST.
 func (b *Batch) Begin(typ, flags uint16, family byte) {
 	b.start = len(b.buf)
 	b.buf = nfnl.Begin(b.buf, unix.NFNL_SUBSYS_NFTABLES, typ, flags, b.seq, family)
@@ -128,7 +129,7 @@ func (b *Batch) Elements(typ, flags uint16, family byte, table, set string, e *E
 }
 
 // finish asks for an acknowledgement of the last message and ends the batch.
-// Kernels before 6.10 acknowledge no batch at its own end.
+// Kernels before 6.10 do not acknowledge the end of a batch.
 func (b *Batch) finish() {
 	nfnl.Acknowledge(b.buf, b.start)
 	b.control(unix.NFNL_MSG_BATCH_END)

@@ -87,7 +87,7 @@ func nested(t *testing.T, a attribute) []attribute {
 
 func TestBatchIsFramed(t *testing.T) {
 	var b Batch
-	for range 2 { // the second use must not see the first
+	for range 2 { // the second use must not contain the first
 		b.Reset()
 		if !b.Empty() {
 			t.Fatal("a new batch is not empty")
@@ -121,8 +121,7 @@ func TestBatchIsFramed(t *testing.T) {
 	}
 }
 
-// TestElementsAgainstLibrary compares encoded elements with those that the
-// netlink library makes of the same.
+// TestElementsAgainstLibrary compares encoded elements with the netlink library's.
 func TestElementsAgainstLibrary(t *testing.T) {
 	const nest = unix.NLA_F_NESTED
 	value := func(typ uint16, v []byte) attribute {
@@ -198,7 +197,7 @@ func TestManyElementsAreDivided(t *testing.T) {
 	}
 }
 
-func TestComments(t *testing.T) {
+func TestCommentsArePrintable(t *testing.T) {
 	for in, want := range map[string]string{
 		"ns/name:port":           "ns/name:port",
 		"a\"b\\c\nd\x00e\x7fé":   "a?b?c?d?e???",
@@ -223,7 +222,7 @@ func TestComments(t *testing.T) {
 	}
 }
 
-// FuzzComment reads user data that the kernel would never send.
+// FuzzComment reads user data of arbitrary bytes.
 func FuzzComment(f *testing.F) {
 	f.Add([]byte("\x00\x06a/b:c\x00"))
 	f.Add([]byte{3, 0, 0, 0})

@@ -2,8 +2,8 @@ package nlbatch
 
 import "github.com/go-proxier/proxier/internal/nfnl"
 
-// MaxComment is the longest element comment that the nft tool shows; it has to
-// fit a one-byte length with its terminator and the kernel's
+// MaxComment is the length of the longest element comment that the nft tool shows. With
+// its terminator, a comment must fit a one-byte length and the kernel's
 // NFT_USERDATA_MAXLEN.
 const MaxComment = 127
 
@@ -11,8 +11,8 @@ const MaxComment = 127
 // user data (libnftnl, NFTNL_UDATA_SET_ELEM_COMMENT).
 const udataComment = 0
 
-// Printable returns a comment as an element has it: cut to MaxComment bytes, and
-// with what could upset a terminal or a parser replaced.
+// Printable returns a comment as an element stores it: cut to MaxComment bytes, with
+// "?" for bytes that could confuse a terminal or a parser.
 func Printable(s string) string {
 	s = s[:min(len(s), MaxComment)]
 	odd := func(c byte) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
@@ -31,7 +31,8 @@ func Printable(s string) string {
 	return s
 }
 
-// CommentSize is how many bytes a comment of the length adds to an element.
+// CommentSize returns the number of bytes that a comment of the given length adds to an
+// element.
 func CommentSize(length int) int { return 4 + nfnl.Align(2+min(length, MaxComment)+1) }
 
 // Comment returns the comment in an element's user data, or "".

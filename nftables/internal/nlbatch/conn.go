@@ -22,8 +22,8 @@ type Conn struct {
 	commits uint32
 }
 
-// wantBuffer is the socket buffer asked for: enough for a transaction of a
-// million elements. The kernel allocates only what is used.
+// wantBuffer is the size of the send buffer to request, enough for a transaction of
+// a million elements. The kernel allocates memory only as needed.
 const wantBuffer = 256 << 20
 
 // Dial opens a socket as [nfnl.Dial] does.
@@ -43,16 +43,17 @@ func Dial(ns *os.File) (*Conn, error) {
 // Limit is the largest batch, in bytes, that the socket can send.
 func (c *Conn) Limit() int { return c.limit }
 
-// SetLimit changes Limit, so that tests need no large batches. To raise it lets
-// the socket send no more than it could.
+// SetLimit changes the limit, so that tests need no large batches. A limit above the
+// original one has no effect on what the socket can send.
 func (c *Conn) SetLimit(bytes int) { c.limit = bytes }
 
 // Commits returns how many transactions this connection has committed. Each adds
 // one to [Conn.Generation].
 func (c *Conn) Commits() uint32 { return c.commits }
 
-// Commit sends the batch and returns once the kernel has committed it, or refused
-// all of it: the error is then an [*nfnl.Error].
+// Commit sends the batch and returns once the kernel has committed or refused all of
+// it. If the kernel refused it, the error is an [*nfnl.Error]. An empty batch is not
+// sent.
 func (c *Conn) Commit(b *Batch) error {
 	if b.Empty() && !c.Closed() {
 		return nil
@@ -65,9 +66,9 @@ func (c *Conn) Commit(b *Batch) error {
 	if err := c.Send(b.buf); err != nil {
 		return err
 	}
-	// The kernel has done its work by now and its answers are waiting. All of them are
-	// read, so that none is taken for an answer to the next batch, even if there were
-	// more refusals than the socket could hold.
+	// The kernel has processed the batch, and its answers are waiting. Commit reads all
+	// of them, so that the next batch does not get an old answer, even if the socket
+	// could not hold all refusals.
 	var failed *nfnl.Error
 	acked, lost := false, false
 	for {
@@ -110,7 +111,7 @@ func (c *Conn) Commit(b *Batch) error {
 }
 
 // Get sends one request of an nf_tables type and calls fn with the attributes of
-// each object of the answer. With dump it asks for all objects.
+// each object of the answer. With dump it requests all objects.
 func (c *Conn) Get(typ uint16, family byte, dump bool, attrs []byte, fn func(attrs []byte) error) error {
 	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: typ, Family: family, Dump: dump, Attrs: attrs}
 	return c.Conn.Get(context.Background(), r, fn)

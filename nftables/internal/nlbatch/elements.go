@@ -11,8 +11,8 @@ import (
 	"github.com/go-proxier/proxier/internal/nfnl"
 )
 
-// Elements collects encoded elements of one set. The zero value is empty; Reset
-// empties it and keeps its memory.
+// Elements holds encoded elements of one set. The zero value is empty. Reset empties
+// it and keeps its memory.
 type Elements struct {
 	buf []byte
 	n   int
@@ -30,8 +30,8 @@ func (e *Elements) Size() int { return len(e.buf) }
 // Count returns the number of elements.
 func (e *Elements) Count() int { return e.n }
 
-// Divide calls fn with e's elements in parts of at most limit bytes, and stops at
-// its first error.
+// Divide calls fn with the elements in parts of at most limit bytes. It stops at the
+// first error of fn and returns it.
 func (e *Elements) Divide(limit int, fn func(*Elements) error) error {
 	for rest := e.buf; len(rest) > 0; {
 		part := Elements{}
@@ -52,7 +52,7 @@ func (e *Elements) Divide(limit int, fn func(*Elements) error) error {
 	return nil
 }
 
-// Add appends an element: data is empty in a set, comment may be "".
+// Add appends an element. data is empty for an element of a set. comment may be "".
 func (e *Elements) Add(key, data []byte, comment string) {
 	at := e.open(key)
 	if len(data) != 0 {
@@ -64,8 +64,8 @@ func (e *Elements) Add(key, data []byte, comment string) {
 	e.close(at)
 }
 
-// AddTimed appends an element of a map that expires. timeout and expiration, which is the
-// time left, are in the kernel's encoding: big-endian milliseconds.
+// AddTimed appends an element of a map that expires. timeout and expiration, the time left,
+// are in the kernel's encoding, big-endian milliseconds.
 func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
 	at := e.open(key)
 	e.value(unix.NFTA_SET_ELEM_DATA, data)
@@ -74,7 +74,7 @@ func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
 	e.close(at)
 }
 
-// AddCounter appends an element of a set that has a counter, with what was counted so far.
+// AddCounter appends an element of a set with a counter of the given value.
 func (e *Elements) AddCounter(key []byte, packets, bytes uint64) {
 	at := e.open(key)
 	expr := len(e.buf)
@@ -89,7 +89,7 @@ func (e *Elements) AddCounter(key []byte, packets, bytes uint64) {
 	e.close(at)
 }
 
-// AddVerdict appends an element of a verdict map that goes to a chain.
+// AddVerdict appends an element of a verdict map with a goto to a chain.
 func (e *Elements) AddVerdict(key []byte, chain string) {
 	at := e.open(key)
 	data := len(e.buf)
@@ -104,9 +104,9 @@ func (e *Elements) AddVerdict(key []byte, chain string) {
 	e.close(at)
 }
 
-// AddInterval appends the two elements that stand for the addresses from first
-// up to but not including end in an interval set; end is nil for the last
-// address of all.
+// AddInterval appends the two elements of an interval set that represent the addresses
+// from first to the address before end. If end is nil, the interval has no end and takes
+// one element.
 func (e *Elements) AddInterval(first, end []byte) {
 	e.close(e.open(first))
 	if end == nil {
@@ -134,7 +134,7 @@ func (e *Elements) value(typ uint16, v []byte) {
 	e.buf = nfnl.AppendBytes(e.buf, unix.NFTA_DATA_VALUE, v)
 }
 
-// comment appends a comment that is Printable.
+// comment appends a comment in its Printable form.
 func (e *Elements) comment(s string) {
 	s = Printable(s)
 	n := len(s) + 1
@@ -147,7 +147,8 @@ func (e *Elements) comment(s string) {
 	}
 }
 
-// ElementSize is the most bytes that an element without a comment takes.
+// ElementSize returns the number of bytes of an element without a comment. key and data
+// are lengths in bytes.
 func ElementSize(key, data int) int {
 	size := 4 + 8 + nfnl.Align(key)
 	if data != 0 {

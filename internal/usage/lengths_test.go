@@ -1,8 +1,7 @@
-package holdings
+package usage
 
 import (
 	"maps"
-	"runtime"
 	"testing"
 )
 
@@ -13,7 +12,7 @@ type node struct {
 	f     func()
 }
 
-func TestLengths(t *testing.T) {
+func TestLengthsOfEverythingReachable(t *testing.T) {
 	a := &node{names: map[string][]int{"a": {1, 2}, "b": {3}}, fixed: [2][]byte{{1}, nil}, f: func() {}}
 	a.next = &node{next: a, names: map[string][]int{}}
 	want := map[string]int{
@@ -22,18 +21,5 @@ func TestLengths(t *testing.T) {
 	}
 	if got := Lengths(a); !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
-	}
-}
-
-func TestHeap(t *testing.T) {
-	before := Heap()
-	b := make([]byte, 1<<20)
-	// Something else may be freed in between.
-	if grown := Heap() - before; grown < 1<<20-1<<16 || grown > 2<<20 {
-		t.Errorf("a megabyte takes %d bytes", grown)
-	}
-	runtime.KeepAlive(b)
-	if left := Heap() - before; left > 1<<19 {
-		t.Errorf("%d bytes are left of it", left)
 	}
 }

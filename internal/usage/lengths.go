@@ -1,27 +1,14 @@
-// Package holdings measures what a test has left behind: memory, and what the
-// structures of the tested package still hold.
-package holdings
+package usage
 
 import (
 	"reflect"
-	"runtime"
 	"unsafe"
 )
 
-// Heap returns how many bytes of the heap are in use after a collection.
-func Heap() int {
-	for range 3 { // finalizers, and what they let go of
-		runtime.GC()
-	}
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int(m.HeapAlloc)
-}
-
-// Lengths returns how many elements the maps and slices hold that can be reached
-// from v, by where they are: a path of fields, as "tracker.services.m". The
-// elements of one map or slice count together, as "[]". Functions, interfaces and
-// what they hold are left out, but for an interface that v itself is.
+// Lengths returns the lengths of all maps and slices that are reachable from v, by their
+// path of fields, as in "tracker.services.m". The elements of one map or slice have the
+// same path element, "[]", and their lengths add up. Lengths does not follow functions and
+// interfaces, except v itself.
 func Lengths(v any) map[string]int {
 	l := lengths{out: map[string]int{}, seen: map[place]bool{}}
 	l.add("", reflect.ValueOf(v))
@@ -30,11 +17,11 @@ func Lengths(v any) map[string]int {
 
 type lengths struct {
 	out map[string]int
-	// seen is the pointers that were followed.
+	// seen holds the pointers that were followed.
 	seen map[place]bool
 }
 
-// place is what a pointer points to: a struct and its first field are two.
+// place is a pointer's target. A struct and its first field are two places.
 type place struct {
 	at unsafe.Pointer
 	as reflect.Type

@@ -1,4 +1,4 @@
-package holdings
+package usage
 
 import (
 	"fmt"
@@ -11,7 +11,7 @@ import (
 	"github.com/go-proxier/proxier/internal/testtime"
 )
 
-// report is a test that only notes what is said of it.
+// report is a testing.TB that records errors.
 type report struct {
 	testing.TB
 	errors []string
@@ -23,8 +23,8 @@ func (r *report) Errorf(format string, args ...any) {
 	r.errors = append(r.errors, fmt.Sprintf(format, args...))
 }
 
-// TestKeep leaves one thing behind at a time, for good or for a while.
-func TestKeep(t *testing.T) {
+// TestKeepReportsWhatIsLeft leaves one resource at a time, for good or for a while.
+func TestKeepReportsWhatIsLeft(t *testing.T) {
 	var kept []byte
 	var file *os.File
 	stop := make(chan struct{})
@@ -43,7 +43,7 @@ func TestKeep(t *testing.T) {
 	} {
 		before := Now()
 		if c.what == "Files" && before.Files == 0 {
-			continue // nobody tells
+			continue // this system does not list them
 		}
 		c.leave()
 		r := &report{}
@@ -56,7 +56,20 @@ func TestKeep(t *testing.T) {
 		r = &report{}
 		before.keep(r, 1<<20, testtime.Timeout)
 		if len(r.errors) != 0 {
-			t.Errorf("%s, which were about to end: %q", c.what, r.errors)
+			t.Errorf("%s that were about to end: %q", c.what, r.errors)
 		}
+	}
+}
+
+func TestHeapFollowsAllocations(t *testing.T) {
+	before := Heap()
+	b := make([]byte, 1<<20)
+	// The collection may free other objects.
+	if grown := Heap() - before; grown < 1<<20-1<<16 || grown > 2<<20 {
+		t.Errorf("a megabyte takes %d bytes", grown)
+	}
+	runtime.KeepAlive(b)
+	if left := Heap() - before; left > 1<<19 {
+		t.Errorf("%d bytes are left", left)
 	}
 }
