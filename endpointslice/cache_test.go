@@ -109,8 +109,10 @@ func TestSliceContents(t *testing.T) {
 		want    string
 		reports string // a part of the only error, "" for none
 	}{
-		{name: "sorted by number, not by text", slice: slice("s", "svc", ep("10.0.0.10"), ep("10.0.0.9")),
-			want: "http/TCP/IPv4 10.0.0.9:80 10.0.0.10:80"},
+		{
+			name: "sorted by number, not by text", slice: slice("s", "svc", ep("10.0.0.10"), ep("10.0.0.9")),
+			want: "http/TCP/IPv4 10.0.0.9:80 10.0.0.10:80",
+		},
 		{name: "only the first address", slice: slice("s", "svc", ep("10.0.0.1", "10.0.0.2")), want: "http/TCP/IPv4 10.0.0.1:80"},
 		{name: "no address", slice: slice("s", "svc", ep(), ep("10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80", reports: "has no address"},
 		{name: "leading zeros", slice: slice("s", "svc", ep("010.000.0.041")), want: "http/TCP/IPv4 10.0.0.41:80"},
@@ -130,32 +132,46 @@ func TestSliceContents(t *testing.T) {
 		{name: "nil", reports: "nil EndpointSlice"},
 
 		{name: "no ports", slice: ports(slice("s", "svc", ep("10.0.0.1")))},
-		{name: "nil port name", slice: ports(slice("s", "svc", ep("10.0.0.1")), discovery.EndpointPort{Port: ptr(int32(80))}, port("a", 1)),
-			want: "a/TCP/IPv4 10.0.0.1:1", reports: "nil name"},
+		{
+			name: "nil port name", slice: ports(slice("s", "svc", ep("10.0.0.1")), discovery.EndpointPort{Port: ptr(int32(80))}, port("a", 1)),
+			want: "a/TCP/IPv4 10.0.0.1:1", reports: "nil name",
+		},
 		{name: "unnamed port", slice: ports(slice("s", "svc", ep("10.0.0.1")), port("", 80)), want: "/TCP/IPv4 10.0.0.1:80"},
 		{name: "nil and zero port", slice: ports(slice("s", "svc", ep("10.0.0.1")), discovery.EndpointPort{Name: ptr("n")}, port("z", 0))},
 		{name: "port too large", slice: ports(slice("s", "svc", ep("10.0.0.1")), port("a", 65536), port("b", 65535)), want: "b/TCP/IPv4 10.0.0.1:65535", reports: "65536"},
 		{name: "negative port", slice: ports(slice("s", "svc", ep("10.0.0.1")), port("a", -1)), reports: "-1"},
 		{name: "nil protocol is TCP", slice: ports(slice("s", "svc", ep("10.0.0.1")), discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1))}), want: "a/TCP/IPv4 10.0.0.1:1"},
-		{name: "protocols", slice: ports(slice("s", "svc", ep("10.0.0.1")),
-			discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1)), Protocol: ptr(v1.ProtocolUDP)},
-			discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1)), Protocol: ptr(v1.ProtocolSCTP)},
-			discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1)), Protocol: ptr(v1.ProtocolTCP)}),
-			want: "a/SCTP/IPv4 10.0.0.1:1; a/TCP/IPv4 10.0.0.1:1; a/UDP/IPv4 10.0.0.1:1"},
+		{
+			name: "protocols", slice: ports(slice("s", "svc", ep("10.0.0.1")),
+				discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1)), Protocol: ptr(v1.ProtocolUDP)},
+				discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1)), Protocol: ptr(v1.ProtocolSCTP)},
+				discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1)), Protocol: ptr(v1.ProtocolTCP)}),
+			want: "a/SCTP/IPv4 10.0.0.1:1; a/TCP/IPv4 10.0.0.1:1; a/UDP/IPv4 10.0.0.1:1",
+		},
 		{name: "unknown protocol", slice: ports(slice("s", "svc", ep("10.0.0.1")),
 			discovery.EndpointPort{Name: ptr("a"), Port: ptr(int32(1)), Protocol: ptr(v1.Protocol("tcp"))}), reports: "unknown protocol"},
-		{name: "one name, two numbers", slice: ports(slice("s", "svc", ep("10.0.0.2"), ep("10.0.0.1")), port("a", 2), port("a", 1), port("a", 2)),
-			want: "a/TCP/IPv4 10.0.0.1:1 10.0.0.1:2 10.0.0.2:1 10.0.0.2:2"},
+		{
+			name: "one name, two numbers", slice: ports(slice("s", "svc", ep("10.0.0.2"), ep("10.0.0.1")), port("a", 2), port("a", 1), port("a", 2)),
+			want: "a/TCP/IPv4 10.0.0.1:1 10.0.0.1:2 10.0.0.2:1 10.0.0.2:2",
+		},
 
 		{name: "nil conditions", slice: slice("s", "svc", conditions(ep("10.0.0.1"), nil, nil, nil)), want: "http/TCP/IPv4 10.0.0.1:80"},
-		{name: "all conditions", slice: slice("s", "svc", conditions(ep("10.0.0.1"), ptr(false), ptr(false), ptr(true))),
-			want: "http/TCP/IPv4 10.0.0.1:80-unready-unserving-terminating"},
-		{name: "duplicate prefers the one not terminating", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "b"), onNode(terminating(ep("10.0.0.1")), "a")),
-			want: "http/TCP/IPv4 10.0.0.1:80@b"},
-		{name: "duplicate then prefers the ready one", slice: slice("s", "svc", onNode(conditions(ep("10.0.0.1"), ptr(false), nil, nil), "a"), onNode(ep("10.0.0.1"), "b")),
-			want: "http/TCP/IPv4 10.0.0.1:80@b"},
-		{name: "duplicate then prefers the first node", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "b"), onNode(ep("10.0.0.01"), "a")),
-			want: "http/TCP/IPv4 10.0.0.1:80@a"},
+		{
+			name: "all conditions", slice: slice("s", "svc", conditions(ep("10.0.0.1"), ptr(false), ptr(false), ptr(true))),
+			want: "http/TCP/IPv4 10.0.0.1:80-unready-unserving-terminating",
+		},
+		{
+			name: "duplicate prefers the one not terminating", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "b"), onNode(terminating(ep("10.0.0.1")), "a")),
+			want: "http/TCP/IPv4 10.0.0.1:80@b",
+		},
+		{
+			name: "duplicate then prefers the ready one", slice: slice("s", "svc", onNode(conditions(ep("10.0.0.1"), ptr(false), nil, nil), "a"), onNode(ep("10.0.0.1"), "b")),
+			want: "http/TCP/IPv4 10.0.0.1:80@b",
+		},
+		{
+			name: "duplicate then prefers the first node", slice: slice("s", "svc", onNode(ep("10.0.0.1"), "b"), onNode(ep("10.0.0.01"), "a")),
+			want: "http/TCP/IPv4 10.0.0.1:80@a",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, errs := newCache()

@@ -249,8 +249,10 @@ func TestAlteredTablesAreRepaired(t *testing.T) {
 			{"a chain emptied", true, [][]string{{"-t", "nat", "-F", "KUBE-SVC-5CM4KLYDMO5OV66S"}}},
 			{"a rule added", true, [][]string{{"-t", "nat", "-I", "KUBE-SERVICES", "-j", "RETURN"}}},
 			{"a stale chain added", true, [][]string{{"-t", "nat", "-N", "KUBE-SEP-STALE"}, {"-t", "nat", "-A", "KUBE-SEP-STALE", "-j", "KUBE-MARK-MASQ"}}},
-			{"a jump of an earlier version", true, [][]string{{"-A", "OUTPUT", "-m", "conntrack", "--ctstate", "NEW",
-				"-m", "comment", "--comment", "kubernetes externally-visible service portals", "-j", "KUBE-EXTERNAL-SERVICES"}}},
+			{"a jump of an earlier version", true, [][]string{{
+				"-A", "OUTPUT", "-m", "conntrack", "--ctstate", "NEW",
+				"-m", "comment", "--comment", "kubernetes externally-visible service portals", "-j", "KUBE-EXTERNAL-SERVICES",
+			}}},
 			{"a jump doubled", true, [][]string{{"-t", "nat", "-A", "OUTPUT", "-m", "comment", "--comment", "kubernetes service portals", "-j", "KUBE-SERVICES"}}},
 		} {
 			for _, args := range c.args {
@@ -412,10 +414,14 @@ func TestCleanupLeavesForeignRules(t *testing.T) {
 		t.Parallel()
 		r := newRig(t, flavour, func(c *Config) { c.LocalhostNodePorts = true })
 		foreign := [][]string{
-			{"-t", "nat", "-N", "CNI-HOSTPORT"}, {"-t", "nat", "-A", "CNI-HOSTPORT", "-p", "tcp", "--dport", "99", "-j", "RETURN"},
+			{"-t", "nat", "-N", "CNI-HOSTPORT"},
+			{"-t", "nat", "-A", "CNI-HOSTPORT", "-p", "tcp", "--dport", "99", "-j", "RETURN"},
 			{"-t", "nat", "-A", "PREROUTING", "-j", "CNI-HOSTPORT"},
-			{"-N", "KUBE-FIREWALL"}, {"-A", "KUBE-FIREWALL", "-m", "mark", "--mark", "0x8000/0x8000", "-j", "DROP"}, {"-A", "INPUT", "-j", "KUBE-FIREWALL"},
-			{"-N", "KUBE-ROUTER-INPUT"}, {"-A", "INPUT", "-s", "10.1.2.3", "-j", "DROP"},
+			{"-N", "KUBE-FIREWALL"},
+			{"-A", "KUBE-FIREWALL", "-m", "mark", "--mark", "0x8000/0x8000", "-j", "DROP"},
+			{"-A", "INPUT", "-j", "KUBE-FIREWALL"},
+			{"-N", "KUBE-ROUTER-INPUT"},
+			{"-A", "INPUT", "-s", "10.1.2.3", "-j", "DROP"},
 			{"-t", "mangle", "-N", "KUBE-KUBELET-CANARY"},
 		}
 		for _, args := range foreign {
@@ -486,8 +492,14 @@ func TestClosedBackendReturnsErrClosed(t *testing.T) {
 
 func TestInvalidConfigsAreRejected(t *testing.T) {
 	for _, c := range []Config{
-		{Families: []tracker.Family{}}, {Families: []tracker.Family{9}}, {Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
-		{Flavour: "ebtables"}, {MasqueradeMark: 3}, {LockWait: -1}, {Timeout: -1}, {Hash: HashRefused + 1},
+		{Families: []tracker.Family{}},
+		{Families: []tracker.Family{9}},
+		{Families: []tracker.Family{tracker.IPv4, tracker.IPv4}},
+		{Flavour: "ebtables"},
+		{MasqueradeMark: 3},
+		{LockWait: -1},
+		{Timeout: -1},
+		{Hash: HashRefused + 1},
 	} {
 		_, made := New(t.Context(), c)
 		_, owned := Owned(t.Context(), c)

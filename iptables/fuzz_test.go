@@ -50,9 +50,11 @@ func FuzzInjection(f *testing.F) {
 		ep := &tracker.Endpoint{Addr: netip.AddrPortFrom(a, 80), Node: "n", Ready: true, Serving: true, Weight: 1}
 		key := tracker.Key{Family: family}
 		key.Namespace, key.Name, key.Port, key.Protocol = namespace, name, port, v1.ProtocolTCP
-		sp := &tracker.ServicePort{Key: key, ClusterIP: a, Port: 80, NodePort: 30000, Affinity: time.Duration(seconds) * time.Second,
+		sp := &tracker.ServicePort{
+			Key: key, ClusterIP: a, Port: 80, NodePort: 30000, Affinity: time.Duration(seconds) * time.Second,
 			ExternalIPs: []netip.Addr{a.Next()}, LoadBalancerIPs: []netip.Addr{a.Prev()}, SourceRanges: []netip.Prefix{netip.PrefixFrom(a, a.BitLen()/2)},
-			ExternalLocal: seconds%2 == 0, HealthCheckNodePort: 30001}
+			ExternalLocal: seconds%2 == 0, HealthCheckNodePort: 30001,
+		}
 		node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}, LocalTraffic: ruleset.LocalTraffic{Bridge: port}}
 		s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: []*tracker.Endpoint{ep}}, node, tracker.TopologyOptions{})
 		m, err := newModel(&settings{family: family, mark: 1 << 14, endpointComments: true}, node)

@@ -88,27 +88,38 @@ func TestEveryKindOfServiceIsPlanned(t *testing.T) {
 		{"no endpoints", Config{}, func(*tracker.ServicePort) {}, []*tracker.Endpoint{}, cluster("")},
 		{"direct routing", Config{Forwarding: DirectRouting}, func(*tracker.ServicePort) {}, nil, cluster(all)},
 		{"affinity", Config{}, func(p *tracker.ServicePort) { p.Affinity = 3 * time.Hour }, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 rr flags=0x1 timeout=10800 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 rr flags=0x1 timeout=10800 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"affinity beyond the limit", Config{}, func(p *tracker.ServicePort) { p.Affinity = 1 << 62 }, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 rr flags=0x1 timeout=2147483 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 rr flags=0x1 timeout=2147483 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"Maglev", Config{Scheduler: Maglev}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"source hash", Config{Scheduler: SourceHash}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 sh flags=0x8 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 sh flags=0x8 timeout=0 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"source hash with the port", Config{Scheduler: SourceHash, Hash: Hash{Source: tracker.HashSourcePort}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 sh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 sh flags=0x18 timeout=0 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"Maglev without the port", Config{Scheduler: Maglev, Hash: Hash{Source: tracker.HashSource}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 mh flags=0x8 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 mh flags=0x8 timeout=0 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"hash of the source and port without Maglev", Config{noMaglev: true}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 sh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 sh flags=0x18 timeout=0 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"scheduler without a constant", Config{Scheduler: "twos"}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 twos flags=0x0 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 twos flags=0x0 timeout=0 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"source hash without fallback", Config{Scheduler: SourceHash, Hash: Hash{NoFallback: true}}, func(*tracker.ServicePort) {}, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 sh flags=0x0 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 sh flags=0x0 timeout=0 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"hash of the source and port", Config{Scheduler: LeastConnection, Hash: Hash{Source: tracker.HashSource}}, func(p *tracker.ServicePort) { p.Hash = tracker.HashSourcePort }, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 mh flags=0x18 timeout=0 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"hash of the source, with affinity", Config{}, func(p *tracker.ServicePort) { p.Hash, p.Affinity = tracker.HashSource, time.Hour }, nil, slices.Concat([]string{
-			"TCP 10.96.0.1:80 mh flags=0x9 timeout=3600 " + all}, cluster(all)[1:], hairpins)},
+			"TCP 10.96.0.1:80 mh flags=0x9 timeout=3600 " + all,
+		}, cluster(all)[1:], hairpins)},
 		{"weights", Config{}, func(*tracker.ServicePort) {}, []*tracker.Endpoint{
 			{Addr: netip.MustParseAddrPort("10.244.2.1:8080"), Node: "there", Ready: true, Serving: true, Weight: 3},
 			{Addr: netip.MustParseAddrPort("10.244.2.2:8080"), Node: "there", Ready: true, Serving: true, Weight: 1},

@@ -63,6 +63,7 @@ func (w *writer) deleteFlowtable(f tracker.Family, name string) {
 func (w *writer) addDevices(f tracker.Family, names []string) {
 	w.devices("add interfaces to flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f, names)
 }
+
 func (w *writer) deleteDevices(f tracker.Family, names []string) {
 	w.devices("delete interfaces of flowtable "+fastPath, unix.NFT_MSG_DELFLOWTABLE, 0, f, names)
 }

@@ -70,7 +70,8 @@ func (s busy) service() *v1.Service {
 func (s busy) targets() []conformance.Target {
 	vip4, vip6 := netip.MustParseAddrPort("10.96.0.50:80"), netip.MustParseAddrPort("[fd00:10:96::50]:80")
 	return []conformance.Target{
-		{Addr: vip4, Protocol: v1.ProtocolTCP}, {Addr: vip6, Protocol: v1.ProtocolTCP},
+		{Addr: vip4, Protocol: v1.ProtocolTCP},
+		{Addr: vip6, Protocol: v1.ProtocolTCP},
 		{Addr: vip4, Protocol: v1.ProtocolUDP},
 		{Addr: netip.MustParseAddrPort("192.0.2.1:30050"), Protocol: v1.ProtocolTCP},
 	}

@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-
-	"time"
 
 	"github.com/go-proxier/proxier/tracker"
 )

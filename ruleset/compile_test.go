@@ -138,15 +138,21 @@ func TestSourceRangesRestrictLoadBalancerIPs(t *testing.T) {
 	}{
 		{"none", nil, nil, nil},
 		{"one", prefixes("198.51.100.0/24"), nil, prefixes("198.51.100.0/24")},
-		{"sorted, masked, without what is within another",
+		{
+			"sorted, masked, without what is within another",
 			prefixes("198.51.100.7/24", "10.1.0.0/16", "10.0.0.0/8", "10.0.0.0/8", "198.51.100.128/25"), nil,
-			prefixes("10.0.0.0/8", "198.51.100.0/24")},
+			prefixes("10.0.0.0/8", "198.51.100.0/24"),
+		},
 		{"everything", prefixes("198.51.100.0/24", "0.0.0.0/0"), nil, nil},
 		{"node outside", prefixes("198.51.100.0/24"), addrs("192.0.2.9"), prefixes("198.51.100.0/24")},
-		{"node within", prefixes("198.51.100.0/24", "192.0.2.0/24"), addrs("fd00::9", "192.0.2.9"),
-			prefixes("192.0.2.0/24", "198.51.100.0/24", "203.0.113.1/32")},
-		{"node within, frontend too", prefixes("192.0.2.0/24", "203.0.113.0/24"), addrs("192.0.2.9"),
-			prefixes("192.0.2.0/24", "203.0.113.0/24")},
+		{
+			"node within", prefixes("198.51.100.0/24", "192.0.2.0/24"), addrs("fd00::9", "192.0.2.9"),
+			prefixes("192.0.2.0/24", "198.51.100.0/24", "203.0.113.1/32"),
+		},
+		{
+			"node within, frontend too", prefixes("192.0.2.0/24", "203.0.113.0/24"), addrs("192.0.2.9"),
+			prefixes("192.0.2.0/24", "203.0.113.0/24"),
+		},
 	} {
 		for _, eps := range [][]*tracker.Endpoint{nil, {endpoint("10.0.0.1:80", "n1")}} {
 			p := &tracker.ServicePort{

@@ -445,10 +445,8 @@ func (e *Engine) compile(j job) bool {
 	now := Compile(*j.state, e.node, e.topology)
 	now.ID = j.id
 	e.strip(now, s)
-	what := FieldAll
 	if s.live {
-		what = diff(s.svc, now)
-		if what == 0 {
+		if diff(s.svc, now) == 0 {
 			return false
 		}
 		e.count(s.svc, -1)

@@ -41,7 +41,8 @@ func (e *events) take() []string {
 func worldWithEvents(t *testing.T, log *slog.Logger) (*tracker.Tracker, *Engine, *events) {
 	t.Helper()
 	e := &events{}
-	tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "n1"}, Events: e,
+	tr, err := tracker.New(tracker.Config{
+		Node: tracker.NodeInfo{Name: "n1"}, Events: e,
 		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 			if s.Annotations["hash"] != "" {
 				p.Hash = tracker.HashSource

@@ -117,8 +117,10 @@ func TestTraceFollowsItsRules(t *testing.T) {
 		{pod, "203.0.113.3:80", "forward 10.2.0.1|used from this node"},
 	} {
 		addr, in, _ := strings.Cut(c.from, " ")
-		v := s.Trace(Packet{From: netip.MustParseAddr(addr), InInterface: in, Protocol: v1.ProtocolTCP,
-			To: netip.MustParseAddrPort(c.to), NodeAddresses: own})
+		v := s.Trace(Packet{
+			From: netip.MustParseAddr(addr), InInterface: in, Protocol: v1.ProtocolTCP,
+			To: netip.MustParseAddrPort(c.to), NodeAddresses: own,
+		})
 		got := v.Action.String()
 		for _, ep := range v.Endpoints {
 			got += " " + ep.Addr.Addr().String()
@@ -179,8 +181,10 @@ func TestTraceMayFailSend(t *testing.T) {
 		{"192.168.0.1", "192.168.0.1:22", nil, ActionPass, false},
 		{"192.168.0.1", "8.8.8.8:53", nil, ActionPass, false},
 	} {
-		p := Packet{From: addrs(c.from)[0], Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort(c.to),
-			NodeAddresses: append(addrs("192.168.0.1"), c.own...)}
+		p := Packet{
+			From: addrs(c.from)[0], Protocol: v1.ProtocolTCP, To: netip.MustParseAddrPort(c.to),
+			NodeAddresses: append(addrs("192.168.0.1"), c.own...),
+		}
 		if v := s.Trace(p); v.Action != c.action || v.MayFailSend != c.may {
 			t.Errorf("%s to %s, own %v: %v, may fail %v (%s)", c.from, c.to, c.own, v.Action, v.MayFailSend, v.Rule)
 		}
@@ -230,8 +234,10 @@ func TestAllNodePortsMeansNodeAddresses(t *testing.T) {
 		"192.168.0.1:30080": ActionReject, "10.9.9.9:30080": ActionReject,
 		"127.0.0.1:30080": ActionPass, "8.8.8.8:30080": ActionPass,
 	} {
-		v := s.Trace(Packet{From: addrs("1.1.1.1")[0], InInterface: "eth0", Protocol: v1.ProtocolTCP,
-			To: netip.MustParseAddrPort(to), NodeAddresses: addrs("127.0.0.1", "192.168.0.1", "10.9.9.9")})
+		v := s.Trace(Packet{
+			From: addrs("1.1.1.1")[0], InInterface: "eth0", Protocol: v1.ProtocolTCP,
+			To: netip.MustParseAddrPort(to), NodeAddresses: addrs("127.0.0.1", "192.168.0.1", "10.9.9.9"),
+		})
 		if v.Action != want {
 			t.Errorf("%s: %s (%s), want %s", to, v.Action, v.Rule, want)
 		}

@@ -22,7 +22,10 @@ func TestNodeInfoOf(t *testing.T) {
 		{"one", addrs{{Type: in, Address: "192.0.2.1"}}, []string{"192.0.2.1"}},
 		{"the first of each family", addrs{
 			{Type: v1.NodeHostName, Address: "192.0.2.9"},
-			{Type: in, Address: "2001:db8::1"}, {Type: in, Address: "192.0.2.1"}, {Type: in, Address: "192.0.2.2"}, {Type: in, Address: "2001:db8::2"},
+			{Type: in, Address: "2001:db8::1"},
+			{Type: in, Address: "192.0.2.1"},
+			{Type: in, Address: "192.0.2.2"},
+			{Type: in, Address: "2001:db8::2"},
 		}, []string{"2001:db8::1", "192.0.2.1"}},
 		{"internal before external", addrs{
 			{Type: ex, Address: "198.51.100.1"}, {Type: in, Address: "192.0.2.1"}, {Type: ex, Address: "2001:db8::1"},

@@ -126,8 +126,10 @@ func TestServicePorts(t *testing.T) {
 		{name: "repeated name and number", edit: func(s *v1.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "http", Port: 81}, v1.ServicePort{Name: "https", Port: 80})
 		}, want: plain(), reports: []string{"repeats", "repeats"}},
-		{name: "node port", edit: func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeNodePort; s.Spec.Ports[0].NodePort = 30080 },
-			want: both(func(p *tracker.ServicePort) { p.NodePort = 30080 })},
+		{
+			name: "node port", edit: func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeNodePort; s.Spec.Ports[0].NodePort = 30080 },
+			want: both(func(p *tracker.ServicePort) { p.NodePort = 30080 }),
+		},
 		{name: "bad node port", edit: func(s *v1.Service) { s.Spec.Ports[0].NodePort = 70000 }, want: plain(), reports: []string{"70000"}},
 
 		// External addresses.
@@ -139,8 +141,13 @@ func TestServicePorts(t *testing.T) {
 		}, reports: []string{`externalIPs: "x"`}},
 		{name: "load-balancer addresses", edit: func(s *v1.Service) {
 			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{
-				{Hostname: "lb.example.com"}, {IP: "192.0.2.1"}, {IP: "fd01::1", IPMode: ptr(v1.LoadBalancerIPModeVIP)},
-				{IP: "192.0.2.2", IPMode: ptr(v1.LoadBalancerIPModeProxy)}, {IP: "192.0.2.3", IPMode: ptr(v1.LoadBalancerIPMode("Other"))}, {IP: "192.0.2.1"}, {IP: "bad"},
+				{Hostname: "lb.example.com"},
+				{IP: "192.0.2.1"},
+				{IP: "fd01::1", IPMode: ptr(v1.LoadBalancerIPModeVIP)},
+				{IP: "192.0.2.2", IPMode: ptr(v1.LoadBalancerIPModeProxy)},
+				{IP: "192.0.2.3", IPMode: ptr(v1.LoadBalancerIPMode("Other"))},
+				{IP: "192.0.2.1"},
+				{IP: "bad"},
 			}
 			s.Spec.LoadBalancerClass = ptr("example.com/lb")
 		}, want: ports{
@@ -181,8 +188,10 @@ func TestServicePorts(t *testing.T) {
 			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr(int32(5))}}
 		}, want: both(func(p *tracker.ServicePort) { p.Affinity = 5 * time.Second })},
-		{name: "affinity without config", edit: func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP },
-			want: both(func(p *tracker.ServicePort) { p.Affinity = 10800 * time.Second })},
+		{
+			name: "affinity without config", edit: func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP },
+			want: both(func(p *tracker.ServicePort) { p.Affinity = 10800 * time.Second }),
+		},
 		{name: "affinity without timeout", edit: func(s *v1.Service) {
 			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{}}
@@ -197,8 +206,10 @@ func TestServicePorts(t *testing.T) {
 		}, want: plain()},
 
 		// Traffic policies.
-		{name: "internal Local", edit: func(s *v1.Service) { s.Spec.InternalTrafficPolicy = &local },
-			want: both(func(p *tracker.ServicePort) { p.InternalLocal = true })},
+		{
+			name: "internal Local", edit: func(s *v1.Service) { s.Spec.InternalTrafficPolicy = &local },
+			want: both(func(p *tracker.ServicePort) { p.InternalLocal = true }),
+		},
 		{name: "external Local, ClusterIP", edit: func(s *v1.Service) { s.Spec.ExternalTrafficPolicy = "Local" }, want: plain()},
 		{name: "external Local, ClusterIP with external IPs", edit: func(s *v1.Service) {
 			s.Spec.ExternalTrafficPolicy, s.Spec.ExternalIPs = "Local", []string{"192.0.2.1"}
@@ -476,10 +487,16 @@ func TestSelector(t *testing.T) {
 		selector              tracker.Selector
 		service, field, slice string
 	}{
-		{tracker.Selector{}, "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless", "spec.clusterIP!=None",
-			"!service.kubernetes.io/headless"},
-		{tracker.Selector{ProxyName: "mine"}, "service.kubernetes.io/service-proxy-name=mine,!service.kubernetes.io/headless", "spec.clusterIP!=None",
-			"!service.kubernetes.io/headless"},
+		{
+			tracker.Selector{},
+			"!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless", "spec.clusterIP!=None",
+			"!service.kubernetes.io/headless",
+		},
+		{
+			tracker.Selector{ProxyName: "mine"},
+			"service.kubernetes.io/service-proxy-name=mine,!service.kubernetes.io/headless", "spec.clusterIP!=None",
+			"!service.kubernetes.io/headless",
+		},
 	} {
 		label, field := tt.selector.ServiceListOptions()
 		sliceLabel, sliceField := tt.selector.SliceListOptions()

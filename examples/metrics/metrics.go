@@ -219,7 +219,7 @@ func (s *Set) Starting() {
 // Applied counts err, the result of a backend's Apply of d, if it is a failure.
 // [ruleset.ErrNeedFull] alone is no failure: it requests the full state.
 func (s *Set) Applied(d *ruleset.Delta, err error) {
-	if err == nil || err == ruleset.ErrNeedFull || errors.Is(err, context.Canceled) {
+	if err == nil || err == ruleset.ErrNeedFull || errors.Is(err, context.Canceled) { //nolint:errorlint // a wrapped one has a cause, which counts
 		return
 	}
 	partial := (*ruleset.PartialError)(nil)

@@ -209,8 +209,10 @@ func TestDeltasSetEndpointMetrics(t *testing.T) {
 	slice := func(nodes ...string) {
 		name, port := "", int32(80)
 		sl := &discovery.EndpointSlice{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x-1", Labels: map[string]string{discovery.LabelServiceName: "x"},
-				Annotations: map[string]string{v1.EndpointsLastChangeTriggerTime: epoch.Add(-2 * time.Second).Format(time.RFC3339Nano)}},
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns", Name: "x-1", Labels: map[string]string{discovery.LabelServiceName: "x"},
+				Annotations: map[string]string{v1.EndpointsLastChangeTriggerTime: epoch.Add(-2 * time.Second).Format(time.RFC3339Nano)},
+			},
 			AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: &name, Port: &port}},
 		}
 		for i, n := range nodes {

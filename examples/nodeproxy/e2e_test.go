@@ -93,8 +93,10 @@ func TestEndToEnd(t *testing.T) {
 	c.do("POST", slicesPath, endpoints("web", podIPs[0]+" n1", podIPs[1]+" n2"), nil)
 	vip := port(web.Spec.ClusterIP, "80")
 
-	args := []string{"run", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--detect-local-mode", "NodeCIDR",
-		"--min-sync-period", "0s", "--sync-period", "2s", "--metrics-bind-address", "192.0.2.1:10249", "--profiling"}
+	args := []string{
+		"run", "--kubeconfig", c.Kubeconfig(), "--hostname-override", "n1", "--detect-local-mode", "NodeCIDR",
+		"--min-sync-period", "0s", "--sync-period", "2s", "--metrics-bind-address", "192.0.2.1:10249", "--profiling",
+	}
 	p := start(t, s.node, args...)
 	p.line(t)
 	s.answeredBy(t, vip, podIPs[:2]...)

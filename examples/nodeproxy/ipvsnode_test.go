@@ -183,8 +183,10 @@ func adoptIPVS(t *testing.T) {
 	for _, to := range []string{"nftables", "iptables", "ipvs"} {
 		t.Run("to="+to, func(t *testing.T) {
 			args := func(dir string) []string {
-				return []string{"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--min-sync-period", "0s",
-					"--cluster-cidr", "10.1.0.0/16", "--proxy-mode", to}
+				return []string{
+					"run", "--manifests", dir + "/web.yaml", "--hostname-override", "n1", "--min-sync-period", "0s",
+					"--cluster-cidr", "10.1.0.0/16", "--proxy-mode", to,
+				}
 			}
 			dir := t.TempDir()
 			put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))

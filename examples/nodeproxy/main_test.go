@@ -298,8 +298,10 @@ func TestDemoWithoutNamespacesReturns3(t *testing.T) {
 		UidMappings: []syscall.SysProcIDMap{{Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{Size: 1}},
 	}
-	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c",
-		`echo 0 > /proc/sys/user/max_user_namespaces && echo 0 > /proc/sys/user/max_net_namespaces && exec "$0" demo`, testBinary(t)}
+	cmd.Path, cmd.Args = "/bin/sh", []string{
+		"sh", "-c",
+		`echo 0 > /proc/sys/user/max_user_namespaces && echo 0 > /proc/sys/user/max_net_namespaces && exec "$0" demo`, testBinary(t),
+	}
 	out, _ := cmd.CombinedOutput()
 	if code := cmd.ProcessState.ExitCode(); code != exitNoSpaces || !strings.Contains(string(out), "needs the right to create user and network namespaces") {
 		t.Errorf("exit status %d, output:\n%s", code, out)

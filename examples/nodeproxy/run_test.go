@@ -303,10 +303,14 @@ func TestExplainPrintsTheVerdict(t *testing.T) {
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0])+"---\n"+
 		"apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
 	for _, tt := range []struct{ args, want string }{
-		{"--cluster-cidr 10.1.0.0/16 --from 192.0.2.9 10.96.0.10:80",
-			"service: default/web:http/TCP/IPv4, by its cluster IP\nendpoint: 10.1.0.2:8080 on node \"\", masqueraded\n"},
-		{"--cluster-cidr 10.1.0.0/16 --from 10.1.0.3 10.96.0.10:80/tcp",
-			"endpoint: 10.1.0.2:8080 on node \"\", source kept\n"},
+		{
+			"--cluster-cidr 10.1.0.0/16 --from 192.0.2.9 10.96.0.10:80",
+			"service: default/web:http/TCP/IPv4, by its cluster IP\nendpoint: 10.1.0.2:8080 on node \"\", masqueraded\n",
+		},
+		{
+			"--cluster-cidr 10.1.0.0/16 --from 10.1.0.3 10.96.0.10:80/tcp",
+			"endpoint: 10.1.0.2:8080 on node \"\", source kept\n",
+		},
 		{"192.0.2.1:30080", "service: default/web:http/TCP/IPv4, by its node port\n"},
 		{"10.96.0.10:81", "reject: TCP 81 is a closed port of a cluster IP (of default/web)\n"},
 	} {

@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
-
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf/link"
 )

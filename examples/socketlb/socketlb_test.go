@@ -95,8 +95,10 @@ func TestConnectionsAreTranslatedAsDocumented(t *testing.T) {
 		{what: "load balancer", edits: edits(loadBalancer(external)), to: external + ":80", node: all},
 		{what: "load balancer, source ranges", edits: edits(loadBalancer(external, "192.0.2.0/24", "10.0.0.0/8")), to: external + ":80"},
 		{what: "load balancer, policy Local", edits: edits(loadBalancer(external), backendtest.ExternalLocal), to: external + ":80", node: all, pod: all},
-		{what: "load balancer, policy Local, pods not detected", edits: edits(loadBalancer(external), backendtest.ExternalLocal), config: undetected,
-			to: external + ":80", node: all, pod: local},
+		{
+			what: "load balancer, policy Local, pods not detected", edits: edits(loadBalancer(external), backendtest.ExternalLocal), config: undetected,
+			to: external + ":80", node: all, pod: local,
+		},
 		{what: "node port", edits: edits(backendtest.NodePort(30080)), to: nodeAddr4 + ":30080", node: all},
 		{what: "node port, policy Local", edits: edits(backendtest.NodePort(30080), backendtest.ExternalLocal), to: nodeAddr4 + ":30080", node: all, pod: all},
 		{what: "node port, policy Local, IPv6", edits: edits(backendtest.NodePort(30080), backendtest.ExternalLocal), to: "[" + nodeAddr6 + "]:30080", node: all6, pod: all6},
@@ -119,7 +121,7 @@ func TestConnectionsAreTranslatedAsDocumented(t *testing.T) {
 				from, want string
 			}{{l.nodeNS, d.nodeFrom, d.node}, {l.pod, "", d.pod}} {
 				got := l.reaches(c.h, c.from, to, 24)
-				var want = map[string]bool{}
+				want := map[string]bool{}
 				for _, ep := range strings.Fields(c.want) {
 					want[ep] = true
 				}
@@ -642,8 +644,10 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 	defer folder.Close()
 	cmd.ExtraFiles = []*os.File{folder}
 	cmd.Env = append(cmd.Env, "PROBE_DIR=/proc/self/fd/3/socketlb")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{Size: 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1}}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{Size: 1}}, GidMappings: []syscall.SysProcIDMap{{Size: 1}},
+	}
 	if err := cmd.Run(); err == nil || !strings.Contains(unprivileged.String(), "CAP_BPF") {
 		t.Errorf("without privileges: %v, %q", err, unprivileged.String())
 	}

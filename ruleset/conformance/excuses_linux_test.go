@@ -7,8 +7,12 @@ func TestExcusesAreLimited(t *testing.T) {
 		connections, excused int64
 		ok                   bool
 	}{
-		{0, 0, true}, {10, 1, true}, {freeExcuses, freeExcuses, true}, {100, freeExcuses + 1, false},
-		{5000, 50, true}, {5000, 51, false},
+		{0, 0, true},
+		{10, 1, true},
+		{freeExcuses, freeExcuses, true},
+		{100, freeExcuses + 1, false},
+		{5000, 50, true},
+		{5000, 51, false},
 	} {
 		var run, world excuses
 		world.connections.Add(c.connections / 2)

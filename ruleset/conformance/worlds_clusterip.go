@@ -28,9 +28,11 @@ func clusterIPWorlds() []world {
 
 		{name: "cluster IP over SCTP", needs: []Feature{SCTP}, config: config{sctp: true}, run: func(w cluster) {
 			w.set(
-				service{name: "web", number: 1, kind: "NodePort",
+				service{
+					name: "web", number: 1, kind: "NodePort",
 					ports:     []port{{name: "sctp", protocol: sctp, nodePort: 30080}},
-					endpoints: on("pod1", "remote1")},
+					endpoints: on("pod1", "remote1"),
+				},
 				service{name: "empty", number: 2, kind: "NodePort", ports: []port{{protocol: sctp, nodePort: 30081}}})
 			w.Sync()
 			w.check(

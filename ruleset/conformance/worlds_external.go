@@ -22,7 +22,8 @@ func externalWorlds() []world {
 			)...)
 		}},
 
-		{name: "external and load-balancer IPs of the node", config: config{bound: []target{externalIP(1, 80), loadBalancerIP(1, 80)}},
+		{
+			name: "external and load-balancer IPs of the node", config: config{bound: []target{externalIP(1, 80), loadBalancerIP(1, 80)}},
 			run: func(w cluster) {
 				web := service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(0), externalIPs: true, loadBalancerIPs: true}
 				w.set(web)
@@ -41,7 +42,8 @@ func externalWorlds() []world {
 				for _, to := range []target{externalIP(1, 80), loadBalancerIP(1, 80)} {
 					w.check(overUDP(row{from: everyone, to: to, want: "pod1* remote1*"})...)
 				}
-			}},
+			},
+		},
 
 		{name: "external IP of two services", run: func(w cluster) {
 			// Different ports of one address, then the same port.
@@ -130,9 +132,11 @@ func externalWorlds() []world {
 				row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
 				row{from: everyone, to: externalIP(1, 80), want: "pod1* remote1*"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"})
-			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080),
+			w.set(service{
+				name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080),
 				loadBalancerIPs: true, externalIPs: true, endpoints: on("pod1", "remote1"),
-				sources: []string{"192.0.2.10/32", " 198.51.0.0/16 ", "2001:db8:1::a/128", "2001:db8:77::/48"}})
+				sources: []string{"192.0.2.10/32", " 198.51.0.0/16 ", "2001:db8:1::a/128", "2001:db8:77::/48"},
+			})
 			w.Sync()
 			w.check(overUDP(
 				row{from: "client1", to: to, want: "pod1* remote1*"},

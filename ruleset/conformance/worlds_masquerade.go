@@ -59,11 +59,15 @@ func masqueradeWorlds() []world {
 			)...)
 		}},
 
-		{name: "local traffic by bridge", needs: []Feature{InterfaceDetection},
-			config: config{bridge: true, localTraffic: &ruleset.LocalTraffic{Bridge: bridgeName}}, run: detected},
+		{
+			name: "local traffic by bridge", needs: []Feature{InterfaceDetection},
+			config: config{bridge: true, localTraffic: &ruleset.LocalTraffic{Bridge: bridgeName}}, run: detected,
+		},
 
-		{name: "local traffic by interface prefix", needs: []Feature{InterfaceDetection},
-			config: config{localTraffic: &ruleset.LocalTraffic{InterfacePrefix: interfacePrefix}}, run: detected},
+		{
+			name: "local traffic by interface prefix", needs: []Feature{InterfaceDetection},
+			config: config{localTraffic: &ruleset.LocalTraffic{InterfacePrefix: interfacePrefix}}, run: detected,
+		},
 
 		{name: "local traffic not recognised", config: config{localTraffic: &ruleset.LocalTraffic{}}, run: func(w cluster) {
 			start(w)

@@ -10,7 +10,8 @@ import (
 // bridgeWorlds returns worlds about pods on a bridge.
 func bridgeWorlds() []world {
 	return []world{
-		{name: "neighbours on a bridge", needs: []Feature{InterfaceDetection},
+		{
+			name: "neighbours on a bridge", needs: []Feature{InterfaceDetection},
 			config: config{bridge: true, localTraffic: &ruleset.LocalTraffic{Bridge: bridgeName}}, run: packets(func(w *World) {
 				w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
 				w.Sync()
@@ -26,6 +27,7 @@ func bridgeWorlds() []world {
 					}
 				}
 				w.check(overUDP(row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"})...)
-			})},
+			}),
+		},
 	}
 }

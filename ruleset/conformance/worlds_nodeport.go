@@ -29,7 +29,8 @@ func nodePortWorlds() []world {
 			w.check(overUDP(row{from: everyone, to: atPrimary(30081), want: "pass"})...)
 		}},
 
-		{name: "node port at primary addresses", needs: []Feature{NodePortAddresses},
+		{
+			name: "node port at primary addresses", needs: []Feature{NodePortAddresses},
 			config: config{nodePortAddresses: []string{"primary"}}, run: func(w cluster) {
 				w.set(web)
 				w.Sync()
@@ -47,9 +48,11 @@ func nodePortWorlds() []world {
 					row{from: everyone, to: atPrimary(30080), want: "pass"},
 					row{from: everyone, to: atSecondary(30080), want: "pod1* remote1*"},
 				)...)
-			}},
+			},
+		},
 
-		{name: "node port at CIDRs", needs: []Feature{NodePortAddresses},
+		{
+			name: "node port at CIDRs", needs: []Feature{NodePortAddresses},
 			config: config{nodePortAddresses: []string{"198.51.100.0/24", "2001:db8:2::/64", "127.0.0.0/8"}}, run: func(w cluster) {
 				w.set(web)
 				w.Sync()
@@ -59,6 +62,7 @@ func nodePortWorlds() []world {
 					row{from: everyone, to: atGateway(30080), want: "pass"},
 					row{from: "loopback", to: atLoopback(30080), want: "pass"},
 				)...)
-			}},
+			},
+		},
 	}
 }

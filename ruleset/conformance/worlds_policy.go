@@ -39,8 +39,10 @@ func policyWorlds() []world {
 				}
 				return out
 			}
-			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), externalLocal: true,
-				externalIPs: true, loadBalancerIPs: true, endpoints: on("pod1", "remote1")})
+			w.set(service{
+				name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), externalLocal: true,
+				externalIPs: true, loadBalancerIPs: true, endpoints: on("pod1", "remote1"),
+			})
 			w.Sync()
 			w.check(everywhere(
 				// External clients: local endpoints, which see the client's address.
@@ -88,8 +90,10 @@ func policyWorlds() []world {
 		}},
 
 		{name: "both policies Local", run: func(w cluster) {
-			w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, internalLocal: true,
-				endpoints: on("pod1", "remote1")})
+			w.set(service{
+				name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, internalLocal: true,
+				endpoints: on("pod1", "remote1"),
+			})
 			w.Sync()
 			w.check(overUDP(
 				row{from: "client1 node", to: clusterIP(1, 80), want: "pod1*"},
@@ -108,9 +112,11 @@ func policyWorlds() []world {
 		}},
 
 		{name: "source ranges and external policy Local", needs: []Feature{SourceRanges}, run: func(w cluster) {
-			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), externalLocal: true,
+			w.set(service{
+				name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), externalLocal: true,
 				loadBalancerIPs: true, endpoints: on("pod1", "remote1"),
-				sources: []string{"192.0.2.10/32", "10.244.1.13/32", "2001:db8:1::a/128", "fd00:10:244:1::13/128"}})
+				sources: []string{"192.0.2.10/32", "10.244.1.13/32", "2001:db8:1::a/128", "fd00:10:244:1::13/128"},
+			})
 			w.Sync()
 			w.check(overUDP(
 				row{from: "client1", to: loadBalancerIP(1, 80), want: "pod1"},
@@ -125,8 +131,10 @@ func policyWorlds() []world {
 				return endpoint{pod: name, unready: true, serving: true, terminating: true}
 			}
 			left := func(name string) endpoint { return endpoint{pod: name, unready: true, terminating: true} }
-			w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true,
-				endpoints: []endpoint{{pod: "pod1"}, leaving("pod2"), {pod: "remote1"}, leaving("remote2")}})
+			w.set(service{
+				name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true,
+				endpoints: []endpoint{{pod: "pod1"}, leaving("pod2"), {pod: "remote1"}, leaving("remote2")},
+			})
 			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},

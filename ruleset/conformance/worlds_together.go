@@ -68,18 +68,23 @@ func togetherWorlds() []world {
 		{name: "everything together", needs: []Feature{Affinity, SourceRanges}, config: config{clients: affinityClients}, run: func(w cluster) {
 			const all, local = "pod1 pod2 remote1 remote2", "pod1 pod2"
 			w.set(
-				service{name: "web", number: 1, kind: "LoadBalancer", externalLocal: true, affinity: 10800,
+				service{
+					name: "web", number: 1, kind: "LoadBalancer", externalLocal: true, affinity: 10800,
 					ports: []port{
 						{name: "a", protocol: tcp, port: 80, nodePort: 30080, target: podPort},
 						{name: "b", protocol: udp, port: 81, nodePort: 30081, target: podPort2},
 					},
 					externalIPs: true, loadBalancerIPs: true, sources: ranges,
-					endpoints: on("pod1", "pod2", "remote1", "remote2")},
-				service{name: "bystander", number: 2, kind: "LoadBalancer", externalLocal: true, affinity: 10800,
-					ports: tcpAndUDP(30090), loadBalancerIPs: true, sources: ranges, endpoints: on("pod2", "remote2")})
+					endpoints: on("pod1", "pod2", "remote1", "remote2"),
+				},
+				service{
+					name: "bystander", number: 2, kind: "LoadBalancer", externalLocal: true, affinity: 10800,
+					ports: tcpAndUDP(30090), loadBalancerIPs: true, sources: ranges, endpoints: on("pod2", "remote2"),
+				})
 			// The other Service must not be affected by changes of this one.
 			bystander := [][]row{
-				overUDP(row{from: "pod3", to: atPrimary(30090), want: "pod2 remote2"}), {},
+				overUDP(row{from: "pod3", to: atPrimary(30090), want: "pod2 remote2"}),
+				{},
 				overUDP(row{from: "client1", to: loadBalancerIP(2, 80), want: "pod2"},
 					row{from: "client2", to: loadBalancerIP(2, 80), want: "drop"}),
 				overUDP(row{from: "client2", to: clusterIP(2, 80), want: "pod2* remote2*"}),

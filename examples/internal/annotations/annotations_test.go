@@ -93,7 +93,10 @@ func TestChangedWeightsAreRead(t *testing.T) {
 		weights string
 		want    [2]uint16
 	}{
-		{"10.0.0.0=3", [2]uint16{3, 1}}, {"10.0.0.1=4", [2]uint16{1, 4}}, {"", [2]uint16{1, 1}}, {"10.0.0.1=4", [2]uint16{1, 4}},
+		{"10.0.0.0=3", [2]uint16{3, 1}},
+		{"10.0.0.1=4", [2]uint16{1, 4}},
+		{"", [2]uint16{1, 1}},
+		{"10.0.0.1=4", [2]uint16{1, 4}},
 		{"10.0.0.1=4,10.0.0.1=5,::ffff:10.0.0.0=9", [2]uint16{9, 5}},
 	} {
 		s.Annotations = map[string]string{Weights: c.weights}

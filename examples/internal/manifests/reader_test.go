@@ -79,32 +79,54 @@ func TestEveryFormOfAManifestIsRead(t *testing.T) {
 		{"empty", "", nil},
 		{"only comments", "# nothing\n---\n\n---\n# here\n...\n", nil},
 		{"one document", svc("a"), []string{"set Service default/a"}},
-		{"several", "# first\n" + svc("a") + "---\n---\n" + svc("b") + "--- # third\n" + svc("c") + "...\n" + svc("d"),
-			[]string{"set Service default/a", "set Service default/b", "set Service default/c", "set Service default/d"}},
+		{
+			"several", "# first\n" + svc("a") + "---\n---\n" + svc("b") + "--- # third\n" + svc("c") + "...\n" + svc("d"),
+			[]string{"set Service default/a", "set Service default/b", "set Service default/c", "set Service default/d"},
+		},
 		{"text on the marker's line", "--- " + slice + "\n", []string{"set EndpointSlice n/s"}},
-		{"byte order mark, directive and carriage returns", "\ufeff%YAML 1.2\r\n---\r\n" + strings.ReplaceAll(svc("a"), "\n", "\r\n"),
-			[]string{"set Service default/a"}},
+		{
+			"byte order mark, directive and carriage returns", "\ufeff%YAML 1.2\r\n---\r\n" + strings.ReplaceAll(svc("a"), "\n", "\r\n"),
+			[]string{"set Service default/a"},
+		},
 		{"no line break at the end", strings.TrimSpace(svc("a")), []string{"set Service default/a"}},
-		{"List as kubectl prints it", "apiVersion: v1\nitems:\n" + indent(svc("a"), "") + indent(svc("b"), "") + "kind: List\nmetadata:\n  resourceVersion: \"\"\n",
-			[]string{"set Service default/a", "set Service default/b"}},
-		{"List with indented items", "kind: List\napiVersion: v1\nitems: # here\n\n" + indent(svc("a"), "    ") + "    # next\n" + indent(svc("b"), "    "),
-			[]string{"set Service default/a", "set Service default/b"}},
-		{"typed list", "apiVersion: v1\nkind: ServiceList\nitems:\n- metadata:\n    name: a\n-\n  metadata:\n    name: b\n",
-			[]string{"set Service default/a", "set Service default/b"}},
-		{"List in flow style", "{kind: List, items: [{apiVersion: v1, kind: Service, metadata: {name: a}}]}",
-			[]string{"set Service default/a"}},
-		{"List with items in flow style", "kind: List\nitems: [{apiVersion: v1, kind: Service, metadata: {name: a}}]\n",
-			[]string{"set Service default/a"}},
+		{
+			"List as kubectl prints it", "apiVersion: v1\nitems:\n" + indent(svc("a"), "") + indent(svc("b"), "") + "kind: List\nmetadata:\n  resourceVersion: \"\"\n",
+			[]string{"set Service default/a", "set Service default/b"},
+		},
+		{
+			"List with indented items", "kind: List\napiVersion: v1\nitems: # here\n\n" + indent(svc("a"), "    ") + "    # next\n" + indent(svc("b"), "    "),
+			[]string{"set Service default/a", "set Service default/b"},
+		},
+		{
+			"typed list", "apiVersion: v1\nkind: ServiceList\nitems:\n- metadata:\n    name: a\n-\n  metadata:\n    name: b\n",
+			[]string{"set Service default/a", "set Service default/b"},
+		},
+		{
+			"List in flow style", "{kind: List, items: [{apiVersion: v1, kind: Service, metadata: {name: a}}]}",
+			[]string{"set Service default/a"},
+		},
+		{
+			"List with items in flow style", "kind: List\nitems: [{apiVersion: v1, kind: Service, metadata: {name: a}}]\n",
+			[]string{"set Service default/a"},
+		},
 		{"empty Lists", "kind: List\nitems: []\n---\nkind: List\nitems:\n---\nkind: ServiceList\napiVersion: v1\n---\n{\"kind\":\"List\",\"items\":null}", nil},
-		{"anchors between items", "kind: List\nitems:\n- &a\n  apiVersion: v1\n  kind: Service\n  metadata: {name: a}\n- <<: *a\n  metadata: {name: b}\n",
-			[]string{"set Service default/a", "set Service default/b"}},
+		{
+			"anchors between items", "kind: List\nitems:\n- &a\n  apiVersion: v1\n  kind: Service\n  metadata: {name: a}\n- <<: *a\n  metadata: {name: b}\n",
+			[]string{"set Service default/a", "set Service default/b"},
+		},
 		{"JSON", slice, []string{"set EndpointSlice n/s"}},
-		{"JSON values in a row", slice + "\n" + strings.Replace(slice, `"s"`, `"t"`, 1),
-			[]string{"set EndpointSlice n/s", "set EndpointSlice n/t"}},
-		{"JSON List", "{\n\t\"items\": [\n\t\t" + slice + "\n\t],\n\t\"apiVersion\": \"v1\",\n\t\"kind\": \"List\"\n}\n",
-			[]string{"set EndpointSlice n/s"}},
-		{"JSON typed list", `{"kind":"EndpointSliceList","apiVersion":"discovery.k8s.io/v1","items":[{"metadata":{"name":"x"}}]}`,
-			[]string{"set EndpointSlice default/x"}},
+		{
+			"JSON values in a row", slice + "\n" + strings.Replace(slice, `"s"`, `"t"`, 1),
+			[]string{"set EndpointSlice n/s", "set EndpointSlice n/t"},
+		},
+		{
+			"JSON List", "{\n\t\"items\": [\n\t\t" + slice + "\n\t],\n\t\"apiVersion\": \"v1\",\n\t\"kind\": \"List\"\n}\n",
+			[]string{"set EndpointSlice n/s"},
+		},
+		{
+			"JSON typed list", `{"kind":"EndpointSliceList","apiVersion":"discovery.k8s.io/v1","items":[{"metadata":{"name":"x"}}]}`,
+			[]string{"set EndpointSlice default/x"},
+		},
 		{"every kind", `
 {apiVersion: v1, kind: Node, metadata: {name: n, namespace: ignored}}
 ---
@@ -113,42 +135,75 @@ func TestEveryFormOfAManifestIsRead(t *testing.T) {
 {apiVersion: networking.k8s.io/v1beta1, kind: ServiceCIDR, metadata: {name: d}}
 `, []string{"set Node n", "set ServiceCIDR c", "set ServiceCIDR d"}},
 
-		{"other kinds", svc("a") + "---\napiVersion: apps/v1\nkind: Deployment\n---\nkind: EndpointSlice\napiVersion: discovery.k8s.io/v1beta1\n",
-			[]string{"set Service default/a", "f.yaml:10: apps/v1 Deployment is not used here",
-				"f.yaml:13: discovery.k8s.io/v1beta1 EndpointSlice is not used here"}},
-		{"bad syntax costs its document", svc("a") + "---\nfoo: [\n---\n" + svc("b"),
-			[]string{"set Service default/a", "set Service default/b", "f.yaml:10: did not find expected node content"}},
-		{"bad syntax in the middle", svc("a") + "---\nkind: Service\nmetadata:\n  name: b\n  labels: ]\nspec: {}\n",
-			[]string{"set Service default/a", "f.yaml:13: did not find expected node content"}},
-		{"bad indentation", "kind: Service\nmetadata:\n  name: b\n   labels: {}\n",
-			[]string{"f.yaml:4: mapping values are not allowed in this context"}},
-		{"a bad key", "kind: Service\nmetadata:\n  name: b\n [\n",
-			[]string{"f.yaml:4: did not find expected key"}},
-		{"bad syntax costs its item", "kind: List\nitems:\n" + indent(svc("a"), "") + "- foo: bar: baz\n" + indent(svc("b"), ""),
-			[]string{"set Service default/a", "set Service default/b", "f.yaml:11: mapping values are not allowed in this context"}},
-		{"a wrong type costs its item", "kind: List\nitems:\n" + indent(strings.Replace(svc("a"), "80", "http", 1), "") + indent(svc("b"), ""),
-			[]string{"set Service default/b", "f.yaml:10: Service: spec.ports.port must not be a string"}},
-		{"a list for a number", strings.Replace(svc("a"), "80", "[80]", 1),
-			[]string{"f.yaml:8: Service: spec.ports.port must not be an array"}},
-		{"a wrong type in a document", "\n\n" + strings.Replace(svc("a"), "80", "http", 1),
-			[]string{"f.yaml:10: Service: spec.ports.port must not be a string"}},
-		{"a wrong type in JSON", "\n{\n\"apiVersion\":\"v1\",\n\"kind\":\"Service\",\"metadata\":{\n\"name\":5}}",
-			[]string{"f.yaml:5: Service: metadata.name must not be a number"}},
-		{"a wrong type in a JSON List", "{\"kind\":\"List\",\"items\":[\n" + slice + ",\n{\"apiVersion\":\"v1\",\n\"kind\":\"Service\",\"metadata\":{\n\"name\":5}}]}",
-			[]string{"set EndpointSlice n/s", "f.yaml:5: Service: metadata.name must not be a number"}},
-		{"bad JSON", slice + "\n{\"a\": 1,,}\n",
-			[]string{"set EndpointSlice n/s", "f.yaml:2: invalid character ',' looking for beginning of object key string"}},
+		{
+			"other kinds", svc("a") + "---\napiVersion: apps/v1\nkind: Deployment\n---\nkind: EndpointSlice\napiVersion: discovery.k8s.io/v1beta1\n",
+			[]string{
+				"set Service default/a", "f.yaml:10: apps/v1 Deployment is not used here",
+				"f.yaml:13: discovery.k8s.io/v1beta1 EndpointSlice is not used here",
+			},
+		},
+		{
+			"bad syntax costs its document", svc("a") + "---\nfoo: [\n---\n" + svc("b"),
+			[]string{"set Service default/a", "set Service default/b", "f.yaml:10: did not find expected node content"},
+		},
+		{
+			"bad syntax in the middle", svc("a") + "---\nkind: Service\nmetadata:\n  name: b\n  labels: ]\nspec: {}\n",
+			[]string{"set Service default/a", "f.yaml:13: did not find expected node content"},
+		},
+		{
+			"bad indentation", "kind: Service\nmetadata:\n  name: b\n   labels: {}\n",
+			[]string{"f.yaml:4: mapping values are not allowed in this context"},
+		},
+		{
+			"a bad key", "kind: Service\nmetadata:\n  name: b\n [\n",
+			[]string{"f.yaml:4: did not find expected key"},
+		},
+		{
+			"bad syntax costs its item", "kind: List\nitems:\n" + indent(svc("a"), "") + "- foo: bar: baz\n" + indent(svc("b"), ""),
+			[]string{"set Service default/a", "set Service default/b", "f.yaml:11: mapping values are not allowed in this context"},
+		},
+		{
+			"a wrong type costs its item", "kind: List\nitems:\n" + indent(strings.Replace(svc("a"), "80", "http", 1), "") + indent(svc("b"), ""),
+			[]string{"set Service default/b", "f.yaml:10: Service: spec.ports.port must not be a string"},
+		},
+		{
+			"a list for a number", strings.Replace(svc("a"), "80", "[80]", 1),
+			[]string{"f.yaml:8: Service: spec.ports.port must not be an array"},
+		},
+		{
+			"a wrong type in a document", "\n\n" + strings.Replace(svc("a"), "80", "http", 1),
+			[]string{"f.yaml:10: Service: spec.ports.port must not be a string"},
+		},
+		{
+			"a wrong type in JSON", "\n{\n\"apiVersion\":\"v1\",\n\"kind\":\"Service\",\"metadata\":{\n\"name\":5}}",
+			[]string{"f.yaml:5: Service: metadata.name must not be a number"},
+		},
+		{
+			"a wrong type in a JSON List", "{\"kind\":\"List\",\"items\":[\n" + slice + ",\n{\"apiVersion\":\"v1\",\n\"kind\":\"Service\",\"metadata\":{\n\"name\":5}}]}",
+			[]string{"set EndpointSlice n/s", "f.yaml:5: Service: metadata.name must not be a number"},
+		},
+		{
+			"bad JSON", slice + "\n{\"a\": 1,,}\n",
+			[]string{"set EndpointSlice n/s", "f.yaml:2: invalid character ',' looking for beginning of object key string"},
+		},
 		{"no object", "- 1\n---\nfoo\n---\n[1]\n", []string{"f.yaml:1: is not an object", "f.yaml:3: is not an object", "f.yaml:5: is not an object"}},
-		{"no kind", "a: b\n---\nkind: Service\n---\napiVersion: v1\nkind: 5\n---\nkind: {}\n",
-			[]string{"f.yaml:1: has no kind", "f.yaml:3: Service has no apiVersion", "f.yaml:5: kind and apiVersion must be strings",
-				"f.yaml:8: kind and apiVersion must be strings"}},
+		{
+			"no kind", "a: b\n---\nkind: Service\n---\napiVersion: v1\nkind: 5\n---\nkind: {}\n",
+			[]string{
+				"f.yaml:1: has no kind", "f.yaml:3: Service has no apiVersion", "f.yaml:5: kind and apiVersion must be strings",
+				"f.yaml:8: kind and apiVersion must be strings",
+			},
+		},
 		{"no name", "apiVersion: v1\nkind: Service\nmetadata:\n  generateName: a-\n", []string{"f.yaml:1: Service has no name"}},
 		{"items is no list", "kind: List\nitems: 5\n---\n{\"kind\":\"List\",\n\"items\":5}", []string{
-			"f.yaml:2: items of a List is not a list", "f.yaml:5: items of a List is not a list"}},
+			"f.yaml:2: items of a List is not a list", "f.yaml:5: items of a List is not a list",
+		}},
 		{"a key twice", svc("a") + "spec: {}\n", []string{`f.yaml:9: "spec" is there twice`}},
 		{"a key that is no string", "? [a]\n: b\nkind: Service\n", []string{"f.yaml:1: a key is not a string"}},
-		{"a name twice", svc("a") + "---\n" + svc("b") + "---\n" + svc("a"),
-			[]string{"set Service default/a", "set Service default/b", "f.yaml:19: Service default/a is already at f.yaml:1"}},
+		{
+			"a name twice", svc("a") + "---\n" + svc("b") + "---\n" + svc("a"),
+			[]string{"set Service default/a", "set Service default/b", "f.yaml:19: Service default/a is already at f.yaml:1"},
+		},
 		{"an endless alias", "kind: Service\napiVersion: v1\nmetadata: &m\n  labels: *m\n", []string{"f.yaml:3: is nested too deeply or too large"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

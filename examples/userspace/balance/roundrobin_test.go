@@ -21,7 +21,7 @@ func TestRoundRobinFollowsAChangedPool(t *testing.T) {
 		{[]int{4}, "ee"},
 		{[]int{0, 1}, "ab"},
 	} {
-		var now = p[:0:0]
+		now := p[:0:0]
 		for _, i := range step.pool {
 			now = append(now, p[i])
 		}

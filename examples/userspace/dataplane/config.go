@@ -73,8 +73,11 @@ func (c Config) complete() (Config, error) {
 		name  string
 		value int64
 	}{
-		{"DialTimeout", int64(c.DialTimeout)}, {"Attempts", int64(c.Attempts)}, {"UDPTimeout", int64(c.UDPTimeout)},
-		{"MaxConnections", int64(c.MaxConnections)}, {"MaxServiceConnections", int64(c.MaxServiceConnections)},
+		{"DialTimeout", int64(c.DialTimeout)},
+		{"Attempts", int64(c.Attempts)},
+		{"UDPTimeout", int64(c.UDPTimeout)},
+		{"MaxConnections", int64(c.MaxConnections)},
+		{"MaxServiceConnections", int64(c.MaxServiceConnections)},
 		{"MaxSessions", int64(c.MaxSessions)},
 	} {
 		if x.value < 0 {

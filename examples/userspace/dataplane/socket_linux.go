@@ -28,7 +28,8 @@ func control(at netip.Addr, who audience) func(network, address string, c syscal
 // setAudience changes the audience of a listening socket. Accepted connections stay.
 func setAudience(s interface {
 	syscall.Conn
-}, who audience) error {
+}, who audience,
+) error {
 	c, err := s.SyscallConn()
 	if err != nil {
 		return err

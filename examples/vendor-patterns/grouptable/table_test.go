@@ -53,9 +53,11 @@ func (s *fakeSwitch) do(f func()) error {
 func (s *fakeSwitch) InstallEndpoint(e Endpoint) error {
 	return s.do(func() { s.endpoints[e] = true; s.installs++ })
 }
+
 func (s *fakeSwitch) RemoveEndpoint(e Endpoint) error {
 	return s.do(func() { delete(s.endpoints, e) })
 }
+
 func (s *fakeSwitch) InstallGroup(id uint32, g Group, b []Endpoint) error {
 	return s.do(func() { s.groups[id] = group{g, b} })
 }
@@ -64,6 +66,7 @@ func (s *fakeSwitch) RemoveGroup(id uint32) error { return s.do(func() { delete(
 func (s *fakeSwitch) Endpoints() ([]Endpoint, error) {
 	return slices.Collect(maps.Keys(s.endpoints)), nil
 }
+
 func (s *fakeSwitch) Groups() (map[uint32]Group, error) {
 	names := map[uint32]Group{}
 	for id, g := range s.groups {

@@ -215,7 +215,8 @@ func (p *plane) wait(ctx context.Context, what string, ready func(context.Contex
 func (p *plane) apiServerReady(ctx context.Context) error {
 	// /readyz needs no authentication. All other clients verify the certificate.
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true,
+	}}
 	r, err := client.Get("https://" + controlIP + ":6443/readyz")
 	if err != nil {
 		return err

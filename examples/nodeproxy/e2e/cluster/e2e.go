@@ -53,12 +53,14 @@ func test(ctx context.Context, o options, mode, focus string) error {
 		}
 		defer log.Close()
 		ginkgo := s.inside().bin("ginkgo")
-		args := []string{rolePrefix + "bounded", ginkgo, "run", "-v", "--no-color", "--keep-going", "--output-interceptor-mode=none",
+		args := []string{
+			rolePrefix + "bounded", ginkgo, "run", "-v", "--no-color", "--keep-going", "--output-interceptor-mode=none",
 			fmt.Sprintf("--procs=%d", o.procs), "--timeout=" + o.timeout.String(), fmt.Sprintf("--flake-attempts=%d", o.flakeAttempts),
 			"--focus=" + focus, "--skip=" + skip, s.inside().bin("e2e.test"), "--",
 			"--kubeconfig=" + s.inside().state("admin.conf"), "--provider=skeleton", fmt.Sprintf("--num-nodes=%d", s.Nodes),
 			"--kubectl-path=" + s.inside().bin("kubectl"), "--report-dir=" + inside, "--dump-logs-on-failure=false",
-			"--allowed-not-ready-nodes=0", "--node-os-distro=custom"}
+			"--allowed-not-ready-nodes=0", "--node-os-distro=custom",
+		}
 		read, write, err := os.Pipe()
 		if err != nil {
 			return err

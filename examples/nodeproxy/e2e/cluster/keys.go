@@ -25,8 +25,10 @@ type authority struct {
 // kubeconfigs of its users. The authority's key also signs the tokens of ServiceAccounts.
 func (p *plane) keys() error {
 	ca := &authority{}
-	if err := ca.issue(p.state("ca"), &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true,
-		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}); err != nil {
+	if err := ca.issue(p.state("ca"), &x509.Certificate{
+		Subject: pkix.Name{CommonName: "ca"}, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}); err != nil {
 		return err
 	}
 	server := &x509.Certificate{

@@ -32,8 +32,10 @@ func TestMain(m *testing.M) {
 // command "test" runs Ginkgo. Its argument is the PID of the cluster's process 1.
 func enters() error {
 	p := place{"cluster", "/proc/" + os.Args[1]}
-	proc, err := p.start(&exec.Cmd{Path: "/proc/self/exe", Stdout: os.Stdout, Stderr: os.Stderr,
-		Args: []string{rolePrefix + "bounded", "/bin/sh", "-c", "hostname; sleep 1000 & wait"}})
+	proc, err := p.start(&exec.Cmd{
+		Path: "/proc/self/exe", Stdout: os.Stdout, Stderr: os.Stderr,
+		Args: []string{rolePrefix + "bounded", "/bin/sh", "-c", "hostname; sleep 1000 & wait"},
+	})
 	if err != nil {
 		return err
 	}

@@ -134,8 +134,10 @@ func (s settings) cleanUp(ctx context.Context, node place) error {
 // kubectl runs kubectl in the cluster and returns its output.
 func (s settings) kubectl(ctx context.Context, control place, stdin io.Reader, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
-	err := control.run(ctx, &exec.Cmd{Path: s.inside().bin("kubectl"), Args: append([]string{"kubectl"}, args...),
-		Env: s.inside().environment(), Stdin: stdin, Stdout: &stdout, Stderr: &stderr})
+	err := control.run(ctx, &exec.Cmd{
+		Path: s.inside().bin("kubectl"), Args: append([]string{"kubectl"}, args...),
+		Env: s.inside().environment(), Stdin: stdin, Stdout: &stdout, Stderr: &stderr,
+	})
 	if err != nil {
 		err = fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
 	}

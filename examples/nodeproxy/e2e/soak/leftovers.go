@@ -26,7 +26,8 @@ type kernelState map[string][]string
 // are left out.
 var lists = [][]string{
 	{"nft", "-s", "list", "ruleset"},
-	{"iptables-legacy-save"}, {"ip6tables-legacy-save"},
+	{"iptables-legacy-save"},
+	{"ip6tables-legacy-save"},
 	{"ipset", "save"},
 	{"ipvsadm", "-Sn"},
 	{"ip", "-o", "addr", "show", "kube-ipvs0"},

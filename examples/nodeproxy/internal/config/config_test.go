@@ -307,10 +307,14 @@ func TestServersListenAsKubeProxyDocuments(t *testing.T) {
 		{"--metrics-port 5 --metrics-bind-address ::1", "0.0.0.0:10256", "[::1]:5", nil},
 		// The port of an address takes precedence over the deprecated flag, and the default
 		// address has one.
-		{"--healthz-port 5 --healthz-bind-address 192.0.2.1:1", "192.0.2.1:1", "127.0.0.1:10249",
-			[]string{"--healthz-port" + ignored + "--healthz-bind-address is an address without a port"}},
-		{"--metrics-port 5", "0.0.0.0:10256", "127.0.0.1:10249",
-			[]string{"--metrics-port" + ignored + "--metrics-bind-address is an address without a port"}},
+		{
+			"--healthz-port 5 --healthz-bind-address 192.0.2.1:1", "192.0.2.1:1", "127.0.0.1:10249",
+			[]string{"--healthz-port" + ignored + "--healthz-bind-address is an address without a port"},
+		},
+		{
+			"--metrics-port 5", "0.0.0.0:10256", "127.0.0.1:10249",
+			[]string{"--metrics-port" + ignored + "--metrics-bind-address is an address without a port"},
+		},
 		{"--healthz-port 5 --healthz-bind-address=", "", "127.0.0.1:10249", nil},
 	} {
 		c := of(t, strings.Fields(tt.args)...)
@@ -336,12 +340,20 @@ func TestGatesAreHonouredFixedOrNoted(t *testing.T) {
 		{"AllowServiceExternalIPs=true", map[featuregate.Feature]bool{AllowServiceExternalIPs: true}, nil},
 		{"ContextualLogging=false,LoggingAlphaOptions=true", map[featuregate.Feature]bool{logsapi.ContextualLogging: false, logsapi.LoggingAlphaOptions: true}, nil},
 		{"AllBeta=false,ComponentFlagz=true", map[featuregate.Feature]bool{zpages.ComponentFlagz: true, zpages.ComponentStatusz: false, AllowServiceExternalIPs: true}, nil},
-		{"AllAlpha=true", map[featuregate.Feature]bool{logsapi.LoggingAlphaOptions: true},
-			[]string{"feature gate AllAlpha does not turn on KubeProxyNFTablesLocalhostNodePorts, which is not supported in mode nftables"}},
-		{"GracefulNodeShutdown=false, NotOfToday1=true,WinDSR=true,NFTablesNetlink=false", map[featuregate.Feature]bool{AllowServiceExternalIPs: true},
-			[]string{"feature gates that have no effect here: GracefulNodeShutdown, NFTablesNetlink, NotOfToday1, WinDSR"}},
-		{"IPv6DualStack=true,KubeProxyNFTablesLocalhostNodePorts=false", nil,
-			[]string{"feature gates that are fixed here: IPv6DualStack=true, KubeProxyNFTablesLocalhostNodePorts=false"}},
+		{
+			"AllAlpha=true",
+			map[featuregate.Feature]bool{logsapi.LoggingAlphaOptions: true},
+			[]string{"feature gate AllAlpha does not turn on KubeProxyNFTablesLocalhostNodePorts, which is not supported in mode nftables"},
+		},
+		{
+			"GracefulNodeShutdown=false, NotOfToday1=true,WinDSR=true,NFTablesNetlink=false",
+			map[featuregate.Feature]bool{AllowServiceExternalIPs: true},
+			[]string{"feature gates that have no effect here: GracefulNodeShutdown, NFTablesNetlink, NotOfToday1, WinDSR"},
+		},
+		{
+			"IPv6DualStack=true,KubeProxyNFTablesLocalhostNodePorts=false", nil,
+			[]string{"feature gates that are fixed here: IPv6DualStack=true, KubeProxyNFTablesLocalhostNodePorts=false"},
+		},
 	} {
 		file := "mode: nftables\nfeatureGates:\n"
 		for gate := range strings.SplitSeq(tt.gates, ",") {
@@ -505,8 +517,10 @@ func TestListsHaveEveryField(t *testing.T) {
 
 	fl := NewFlags("run")
 	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
-	none := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
-		"nftables-offload", "service-traffic-metrics", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only"}
+	none := []string{
+		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
+		"nftables-offload", "service-traffic-metrics", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only",
+	}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {
 		field, one := flagFields()[f.Name]
@@ -596,8 +610,10 @@ func TestWrittenConfigIsReadBack(t *testing.T) {
 		{},
 		{"--config", "testdata/kubeadm.yaml"},
 		{"--config", "testdata/kubeadm-old-ipvs.yaml"},
-		{"--proxy-mode", "iptables", "--nodeport-addresses", "10.0.0.0/8,localhost", "--detect-local-mode", "NodeCIDR", "--logging-format", "json",
-			"--feature-gates", "NFTablesProxyMode=true", "--healthz-bind-address", "192.0.2.1:80", "--profiling", "-v", "3"},
+		{
+			"--proxy-mode", "iptables", "--nodeport-addresses", "10.0.0.0/8,localhost", "--detect-local-mode", "NodeCIDR", "--logging-format", "json",
+			"--feature-gates", "NFTablesProxyMode=true", "--healthz-bind-address", "192.0.2.1:80", "--profiling", "-v", "3",
+		},
 	} {
 		first := of(t, args...)
 		path := filepath.Join(t.TempDir(), "written.yaml")

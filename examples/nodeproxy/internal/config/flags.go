@@ -49,9 +49,11 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 // ignored reports whether a flag is ignored because --config is given and the file has a
 // field for it. The flags of logging and --hostname-override take precedence over the file.
 func (fl *Flags) ignored(name string) bool {
-	own := []string{"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
+	own := []string{
+		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
 		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics",
-		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only"}
+		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only",
+	}
 	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
 }
 
