@@ -213,7 +213,7 @@ func TestAdoptedPoolNumbersStay(t *testing.T) {
 		seen[n] = true
 	}
 	if n, ok := tab.sticky.take(); ok {
-		t.Fatalf("number %d of none", n)
+		t.Fatalf("take returned %d of an exhausted range", n)
 	}
 	tab.releaseAdopted()
 	for range had {
@@ -228,7 +228,7 @@ func TestNumbersAreReusedLate(t *testing.T) {
 	for want := uint32(1); want <= 4; want++ {
 		got, ok := n.take()
 		if !ok || got != want {
-			t.Fatalf("take gave %d, %t; want %d", got, ok, want)
+			t.Fatalf("take returned %d, %t; want %d", got, ok, want)
 		}
 		if want == 2 {
 			n.give(2)
@@ -237,11 +237,11 @@ func TestNumbersAreReusedLate(t *testing.T) {
 	}
 	for _, want := range []uint32{2, 1} {
 		if got, ok := n.take(); !ok || got != want {
-			t.Fatalf("take gave %d, %t; want %d", got, ok, want)
+			t.Fatalf("take returned %d, %t; want %d", got, ok, want)
 		}
 	}
 	if got, ok := n.take(); ok {
-		t.Fatalf("take gave %d of none", got)
+		t.Fatalf("take returned %d of an exhausted range", got)
 	}
 }
 

@@ -64,7 +64,7 @@ func TestRoleErrorEndsProcess(t *testing.T) {
 		}
 	}
 	// Without a Command, Enter does nothing.
-	if _, told := os.LookupEnv("PROXIER_CONFINED_ROLE"); told {
+	if _, confined := os.LookupEnv("PROXIER_CONFINED_ROLE"); confined {
 		t.Error("the test itself is confined")
 	}
 	all, err := confine.Effective()
