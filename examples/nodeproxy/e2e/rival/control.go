@@ -69,11 +69,14 @@ func newControl(ctx context.Context, lab *netlab.Lab, o *options, dir string) (_
 	return c, c.request(ctx, "POST", "/api/v1/nodes", []byte(node))
 }
 
-// logFile creates the log file of a program in the folder; without a folder it opens
-// /dev/null.
+// logFile creates the log file of a program, and the folder if it is missing. Without a folder it
+// opens /dev/null.
 func logFile(dir, name string) (*os.File, error) {
 	if dir == "" {
 		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
 	}
 	return os.Create(filepath.Join(dir, name+".log"))
 }
