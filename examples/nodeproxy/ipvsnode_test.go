@@ -333,6 +333,7 @@ func TestIPVSNode(t *testing.T) {
 	}
 	t.Run("privileges", privilegesIPVS)
 	t.Run("explain", explainIPVS)
+	t.Run("trace and top", traceIPVS)
 	t.Run("cleanup", cleanupIPVSNode)
 	t.Run("init-only", func(t *testing.T) { testInitOnly(t, "ipvs") })
 	t.Run("disabled IPv6", func(t *testing.T) { testDisabledIPv6(t, "ipvs") })
@@ -443,6 +444,33 @@ func explainIPVS(t *testing.T) {
 		t.Fatal(err)
 	}
 	asks(1, client, clusterVIP, "virtual server TCP 10.96.0.10:80 exists, but 10.96.0.10 is bound to no device", "DIFFERS from what the objects require")
+}
+
+// traceIPVS follows and counts connections through IPVS.
+func traceIPVS(t *testing.T) {
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[:2]...)+"---\n"+emptyService)
+	flags := []string{"--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs", "--cluster-cidr", "10.1.0.0/16"}
+	start(t, s.node, append([]string{"run", "--min-sync-period", "0s"}, flags...)...).synced(t, "services=2 endpoints=2 changed=2")
+	for _, by := range []string{"conntrack", "nftrace"} {
+		code, out := runTrace(t, s.node, func() { s.answeredBy(t, clusterVIP, podIPs[:2]...) },
+			append(flags, "--count", "5", "--by", by, clusterVIP)...)
+		contains(t, out, "connection: 192.0.2.9:", "kernel: endpoint 10.1.0.", ":8080, masqueraded", "must: forward: ",
+			"\n5 connections: 5 forwarded, 0 refused, 0 neither; kernel and objects AGREE\n")
+		if code != 0 {
+			t.Errorf("--by %s: exit status %d", by, code)
+		}
+	}
+	before := topRows(t, s.node, "--proxy-mode", "ipvs")["default/web IPv4"]["connections"]
+	const more = 7
+	if y := visits(s.client, "", clusterVIP, more); len(y.errs) != 0 {
+		t.Fatal(y.errs[0])
+	}
+	after := topRows(t, s.node, "--proxy-mode", "ipvs")["default/web IPv4"]["connections"]
+	if a, ok := after.(float64); !ok || a != before.(float64)+more {
+		t.Errorf("top counted %v connections before and %v after %d more", before, after, more)
+	}
 }
 
 // modprobe replaces modprobe(8). It loads all missing modules of the machine.
