@@ -1,3 +1,8 @@
+// The Go runtime reads the CPU limit of its cgroup at the start. By default it would also wake up
+// each second to read the limit again (runtime.SetDefaultGOMAXPROCS).
+
+//go:debug updatemaxprocs=0
+
 // Nodeproxy is a complete Service proxy for one node. It replaces kube-proxy and shows how
 // the library's packages fit together. It reads Services and EndpointSlices from an API
 // server or from files.
