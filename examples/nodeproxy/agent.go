@@ -175,6 +175,12 @@ func (a *agent) watchTraffic() {
 				return &ruleset.Traffic{}, nil
 			}
 			t, err := plane.Traffic(ctx)
+			if err == nil && a.sockets != nil {
+				var sockets *ruleset.Traffic
+				if sockets, err = a.sockets.Traffic(ctx); err == nil {
+					addTraffic(t, sockets)
+				}
+			}
 			if err != nil {
 				a.log.Warn("cannot read the traffic of Services", "error", err)
 			}
@@ -187,6 +193,15 @@ func (a *agent) watchTraffic() {
 			return 0
 		},
 	})
+}
+
+// addTraffic adds the counters of Services in from to those in to.
+func addTraffic(to, from *ruleset.Traffic) {
+	for k, c := range from.Services {
+		sum := to.Services[k]
+		sum.Add(c)
+		to.Services[k] = sum
+	}
 }
 
 type closeFunc func()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/toptable"
+	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/nftables"
@@ -129,6 +131,9 @@ func readTraffic(ctx context.Context, mode string) (s toptable.Sample, err error
 	case t.Known == 0:
 		return s, fmt.Errorf("the rules of mode %s have no counters: an earlier version of the agent wrote them", mode)
 	}
+	if err := addSockets(ctx, t, s.Ready); err != nil {
+		return s, err
+	}
 	s.At, s.Known = time.Now(), t.Known
 	s.Counters = map[toptable.Name]ruleset.Counters{}
 	for k, c := range t.Services {
@@ -139,6 +144,26 @@ func readTraffic(ctx context.Context, mode string) (s toptable.Sample, err error
 		s.Counters[toptable.Name{Service: d.Addr.String(), Protocol: string(d.Protocol), Family: family.String()}] = c
 	}
 	return s, nil
+}
+
+// addSockets adds the connections that --socket-lb translated, if it is in effect and the maps
+// may be read, to those of the Services in t and ready.
+func addSockets(ctx context.Context, t *ruleset.Traffic, ready map[tracker.Key]int) error {
+	services := maps.Clone(ready)
+	if services == nil {
+		services = map[tracker.Key]int{}
+	}
+	for k := range t.Services {
+		services[k] = 0
+	}
+	sockets, err := socketlb.Traffic(ctx, socketlb.Config{}, maps.Keys(services))
+	switch {
+	case errors.Is(err, ruleset.ErrNoRules), errors.Is(err, fs.ErrPermission):
+		return nil
+	case err == nil:
+		addTraffic(t, sockets)
+	}
+	return err
 }
 
 // nameOfPort returns the name of a Service port in the table.

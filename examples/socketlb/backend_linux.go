@@ -36,6 +36,8 @@ type state struct {
 	pools     map[poolKey]*slotTable
 	members   map[serviceID]map[memberKey]struct{}
 	addresses map[[16]byte]address
+	// names are the keys of the Services in the model.
+	names map[serviceID]tracker.Key
 
 	// writes counts the entries that were written or deleted.
 	writes int
@@ -219,6 +221,10 @@ func (b *Backend) apply(d *ruleset.Delta) (failed map[tracker.Key]error, err err
 		if err := b.prunePools(changes); err != nil {
 			return nil, err
 		}
+		b.names = map[serviceID]tracker.Key{}
+	}
+	if err := b.nameServices(changes, d.Full); err != nil {
+		return nil, err
 	}
 	if err := b.retry(changes, failed); err != nil {
 		return nil, err

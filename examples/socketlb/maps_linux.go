@@ -131,6 +131,8 @@ type bpfMaps struct {
 	clients   *ebpf.Map // clientKey -> client
 	peers     *ebpf.Map // cookie of a socket -> peer
 	counters  *ebpf.Map // uint32 -> uint64
+	// connections has an entry for each Service port to which a connection was translated.
+	connections *ebpf.Map // serviceID -> uint64
 }
 
 // mapFile is one of the maps and the name of its file.
@@ -154,6 +156,7 @@ func (m *bpfMaps) files(c *Config) []mapFile {
 		{"addresses", &m.addresses, hash(16, 12, maxAddresses)},
 		{"clients", &m.clients, lru(16, 32, c.Clients)},
 		{"peers", &m.peers, ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 40, MaxEntries: uint32(c.Connections)}},
+		{connectionsFile, &m.connections, ebpf.MapSpec{Type: ebpf.PerCPUHash, KeySize: 8, ValueSize: 8, MaxEntries: maxFrontends, Flags: noPrealloc}},
 		{"counters", &m.counters, ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: counterCount}},
 	}
 }

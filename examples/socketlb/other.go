@@ -4,9 +4,11 @@ package socketlb
 
 import (
 	"context"
+	"iter"
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // state is empty because there is no backend on this system.
@@ -44,6 +46,14 @@ func (*Backend) Watch(context.Context, time.Duration, func(error)) error { retur
 
 // Counters returns a [*ruleset.UnsupportedError].
 func (*Backend) Counters() (Counters, error) { return Counters{}, errSystem }
+
+// Traffic returns a [*ruleset.UnsupportedError].
+func Traffic(context.Context, Config, iter.Seq[tracker.Key]) (*ruleset.Traffic, error) {
+	return nil, errSystem
+}
+
+// Traffic returns a [*ruleset.UnsupportedError].
+func (*Backend) Traffic(context.Context) (*ruleset.Traffic, error) { return nil, errSystem }
 
 // Close does nothing.
 func (*Backend) Close() error { return nil }

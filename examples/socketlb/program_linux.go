@@ -31,6 +31,7 @@ import (
 //			clients[frontend.service, netns] = endpoint, if frontend.affinity != 0
 //		peers[socket] = to, endpoint; if there is no room: leave it alone
 //		to = endpoint
+//		connections[frontend.service]++
 //
 //	getpeername(socket, peer):
 //		if peers[socket] exists, and peers[socket].endpoint == peer: peer = peers[socket].service
@@ -136,6 +137,16 @@ func (p *program) socketCookie() {
 	)
 }
 
+// increment adds 1 to the number at R0, or jumps to a label if R0 is 0.
+func (p *program) increment(missing string) {
+	p.add(
+		asm.JEq.Imm(asm.R0, 0, missing),
+		asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
+		asm.Add.Imm(asm.R1, 1),
+		asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
+	)
+}
+
 // copyWords copies n words by way of R1.
 func (p *program) copyWords(dst asm.Register, to int16, src asm.Register, from int16, n int) {
 	for i := range int16(n) {
@@ -193,12 +204,13 @@ func connect(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
 	p.add(asm.JNE.Imm(asm.R0, 0, "leave"))
 	p.writePeer(asm.RFP, stackEndpoint)
 	p.lookup(m.counters, stackCounter)
-	p.add(
-		asm.JEq.Imm(asm.R0, 0, "leave"),
-		asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
-		asm.Add.Imm(asm.R1, 1),
-		asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
-	)
+	p.increment("leave")
+	p.lookup(m.connections, stackSlot) // slotKey.Service
+	p.increment("first")
+	p.add(asm.Ja.Label("leave"))
+	p.label("first", asm.Mov.Imm(asm.R1, 1))
+	p.add(asm.StoreMem(asm.RFP, stackNow, asm.R1, asm.DWord))
+	p.update(m.connections, stackSlot, stackNow)
 	p.label("leave", asm.Mov.Imm(asm.R0, 1)) // allow the connection
 	p.add(asm.Return())
 	return p.code

@@ -5,6 +5,7 @@ package socketlb
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -517,6 +518,74 @@ func TestConnectionsBeyondTheLimitAreLeftAlone(t *testing.T) {
 			t.Errorf("round %d: %d peers after all sockets were closed", round, got)
 		}
 	}
+}
+
+// TestConnectionsAreCountedByService compares the counters with the connections that were made,
+// through changes, a restart and the deletion of a Service.
+func TestConnectionsAreCountedByService(t *testing.T) {
+	l := newLab(t, nil)
+	if _, err := Traffic(t.Context(), Config{Dir: l.dir}, func(func(tracker.Key) bool) {}); !errors.Is(err, ruleset.ErrNoRules) {
+		t.Errorf("without a backend: %v, want ErrNoRules", err)
+	}
+	l.set("a", 1, 2)
+	l.set("b", 2, 1)
+	l.sync()
+	connect := func(to string, times int) {
+		t.Helper()
+		for range times {
+			if got := l.server(l.pod, "", to); got == left {
+				t.Fatalf("a connection to %s is left alone", to)
+			}
+		}
+	}
+	// wants compares the connections by name and family, as the backend and as others read them.
+	wants := func(what string, want map[string]uint64) {
+		t.Helper()
+		all, err := l.backend.Traffic(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, err := Traffic(t.Context(), Config{Dir: l.dir}, maps.Keys(all.Services))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, traffic := range []*ruleset.Traffic{all, read} {
+			got := map[string]uint64{}
+			for k, c := range traffic.Services {
+				got[k.Name+" "+k.Family.String()] = c.Connections
+			}
+			if !maps.Equal(got, want) {
+				t.Errorf("%s: %v, want %v", what, got, want)
+			}
+		}
+	}
+	connect("10.96.0.1:80", 3)
+	connect("[fd00:10:96::1]:80", 2)
+	connect("10.96.0.2:80", 1)
+	wants("connections", map[string]uint64{"a IPv4": 3, "a IPv6": 2, "b IPv4": 1})
+	l.set("a", 1, 1)
+	l.sync()
+	connect("10.96.0.1:80", 1)
+	l.backend.Close()
+	l.start(l.backend.config)
+	wants("after a restart, before the first delta", map[string]uint64{})
+	l.sync()
+	wants("after a restart", map[string]uint64{"a IPv4": 4, "a IPv6": 2, "b IPv4": 1})
+	l.tracker.DeleteService(name("a"))
+	l.sync()
+	l.set("a", 1, 2)
+	l.sync()
+	wants("after a Service was deleted and created", map[string]uint64{"b IPv4": 1})
+	connect("10.96.0.1:80", 1)
+	wants("after another connection", map[string]uint64{"a IPv4": 1, "b IPv4": 1})
+	// A Service that is deleted while no process runs is found by the next full delta.
+	l.backend.Close()
+	l.tracker.DeleteService(name("b"))
+	l.start(l.backend.config)
+	l.sync()
+	l.set("b", 2, 1)
+	l.sync()
+	wants("after a Service was deleted without a process", map[string]uint64{"a IPv4": 1})
 }
 
 // TestWritesDependOnTheChangeOnly counts the entries that a change writes and deletes among

@@ -1,0 +1,139 @@
+package socketlb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// connectionsFile is the file of the map with the connections of each Service port.
+const connectionsFile = "connections"
+
+// Traffic reads the number of translated connections of each Service port. Known is
+// connections: the programs see no packets. Connections that are left to the backend behind are
+// among that backend's counters, so the sum of both is the number of all connections.
+//
+// The counters survive changes and restarts, and are deleted with their Service. Service ports
+// beyond 65,536 are not counted. The error is ctx's, wraps [os.ErrClosed], or is that of reading
+// the map.
+func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, errClosed
+	}
+	counted, err := readConnections(b.maps.connections)
+	if err != nil {
+		return nil, err
+	}
+	out := newTraffic()
+	for id, n := range counted {
+		if k, ok := b.names[id]; ok {
+			out.Services[k] = ruleset.Counters{Connections: n}
+		}
+	}
+	return out, nil
+}
+
+// Traffic reads the counters that a [Backend] with the same Config.Dir keeps, in this process or
+// another, as [Backend.Traffic] does. It changes nothing. The kernel does not store names of
+// Services, so the result has those of the given Service ports. The error wraps
+// [ruleset.ErrNoRules] if there is no backend.
+func Traffic(ctx context.Context, c Config, services iter.Seq[tracker.Key]) (*ruleset.Traffic, error) {
+	c, err := c.withDefaults()
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	m, err := ebpf.LoadPinnedMap(filepath.Join(c.Dir, connectionsFile), &ebpf.LoadPinOptions{ReadOnly: true})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("socketlb: cannot read traffic: %w", ruleset.ErrNoRules)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("socketlb: cannot read traffic: %w", err)
+	}
+	defer m.Close()
+	counted, err := readConnections(m)
+	if err != nil {
+		return nil, err
+	}
+	out := newTraffic()
+	for k := range services {
+		if n := counted[idOf(k)]; n != 0 {
+			out.Services[k] = ruleset.Counters{Connections: n}
+		}
+	}
+	return out, nil
+}
+
+func newTraffic() *ruleset.Traffic {
+	return &ruleset.Traffic{Known: ruleset.CountsConnections, Services: map[tracker.Key]ruleset.Counters{}}
+}
+
+// readConnections returns the connections of each Service port, over all processors.
+func readConnections(m *ebpf.Map) (map[serviceID]uint64, error) {
+	out := map[serviceID]uint64{}
+	var id serviceID
+	var each []uint64
+	entries := m.Iterate()
+	for entries.Next(&id, &each) {
+		out[id] = 0
+		for _, n := range each {
+			out[id] += n
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("socketlb: cannot read traffic: %w", err)
+	}
+	return out, nil
+}
+
+// nameServices updates the names, and deletes the counters of Services that are gone.
+func (b *Backend) nameServices(changes []*ruleset.Change, full bool) error {
+	gone := func(id serviceID) error {
+		if err := b.maps.connections.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from %s: %w", b.maps.connections, err)
+		}
+		return nil
+	}
+	for _, c := range changes {
+		id := idOf(c.Key)
+		if c.New != nil {
+			b.names[id] = c.Key
+			continue
+		}
+		delete(b.names, id)
+		if err := gone(id); err != nil {
+			return err
+		}
+	}
+	if !full {
+		return nil
+	}
+	counted, err := readConnections(b.maps.connections)
+	if err != nil {
+		return err
+	}
+	for id := range counted {
+		if _, ok := b.names[id]; ok {
+			continue
+		}
+		if err := gone(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
