@@ -56,7 +56,7 @@ func findPort[E any](ports []Port[E], p *Port[E]) (int, bool) {
 	return slices.BinarySearchFunc(ports, p, func(a Port[E], b *Port[E]) int { return a.compare(b) })
 }
 
-// mergeChange returns taken with the endpoints of was replaced by those of now. taken
+// mergeChange returns taken with the endpoints in was replaced by those in now. taken
 // must contain every address of was. ok is false if the result would contain an
 // address twice.
 func (c *Cache[E]) mergeChange(taken, was, now []*E) (out []*E, changed, ok bool) {

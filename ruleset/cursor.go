@@ -196,8 +196,8 @@ func (c *Cursor) Detach() {
 }
 
 // Sync brings the backend up to date. It takes the changes from the tracker, compiles
-// them, and offers the backend the difference to what it last accepted. It does not
-// call the backend if there is none.
+// them, and offers the backend the difference to what it last accepted. If there is no
+// difference, Sync does not call the backend.
 //
 // While the tracker is not Synced, Sync does nothing. The first time, it returns a
 // [*NotSyncedError] with the missing sources, so that a source that is never marked
@@ -260,7 +260,7 @@ func (c *Cursor) round(ctx context.Context, info *SyncInfo) (err error) {
 	return err
 }
 
-// offer returns the delta for the backend, or nil if there is none.
+// offer returns the delta for the backend, or nil if nothing changed.
 func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
 	e := c.engine
 	e.mu.Lock()

@@ -185,7 +185,7 @@ func (r *Runner) wait(ctx context.Context, timer <-chan time.Time) {
 	}
 }
 
-// due returns the time of the next run. ok is false if there is none until a trigger.
+// due returns the time of the next run. ok is false if only a trigger causes a run.
 func (r *Runner) due() (at time.Time, ok bool) {
 	earliest := func(t time.Time) {
 		if !t.IsZero() && (!ok || t.Before(at)) {

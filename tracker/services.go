@@ -189,7 +189,7 @@ func (t *ServiceChangeTracker) addPending(s *trackedService) {
 	}
 }
 
-// reuse returns the element of ports that equals p, or p if there is none.
+// reuse returns the element of ports that equals p, or p if no element does.
 func reuse(p *ServicePort, ports []*ServicePort) *ServicePort {
 	i, ok := slices.BinarySearchFunc(ports, p.Key, func(p *ServicePort, k Key) int { return p.Key.Compare(k) })
 	if ok && ports[i].Equal(p) {

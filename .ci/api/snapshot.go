@@ -143,7 +143,7 @@ func unnamedTuple(t *types.Tuple) *types.Tuple {
 	return types.NewTuple(vars...)
 }
 
-// Broken returns the lines of before that are missing from after and were not deprecated.
+// Broken returns the lines of the old API that the new one lacks and that were not deprecated.
 // Callers may rely on them.
 func Broken(before, after []string) []string {
 	have := map[string]bool{}

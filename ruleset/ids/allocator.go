@@ -111,7 +111,7 @@ func (a *Allocator[K]) Lookup(key K) (uint32, bool) {
 	return id, ok
 }
 
-// Key returns the key with the given ID. The bool is false if there is none.
+// Key returns the key with the given ID. The bool is false if no key has the ID.
 func (a *Allocator[K]) Key(id uint32) (K, bool) {
 	k, ok := a.keys[id]
 	return k, ok

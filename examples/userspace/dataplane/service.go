@@ -121,7 +121,7 @@ func (s *service) choose(m method) {
 	s.choice.Store(c)
 }
 
-// pick chooses an endpoint that was not tried. It returns nil if there is none.
+// pick chooses an endpoint that was not tried. It returns nil if all were tried.
 func (s *service) pick(t ruleset.Target, from netip.AddrPort, tried []netip.AddrPort) *tracker.Endpoint {
 	pool := s.now.Load().Pool(t)
 	if len(tried) != 0 {
