@@ -15,7 +15,6 @@ import (
 // TestKubeProxyCanCleanUp deletes the rules of many Services as "kube-proxy --cleanup" does: its
 // jumps from the kernel's own chains, and in one transaction for each table the chains that it
 // recognizes by name or prefix. A chain that only this package has must not refer to one of them.
-// A running kube-proxy deletes chains of earlier Services in the same way.
 func TestKubeProxyCanCleanUp(t *testing.T) {
 	jumps := map[string][]string{
 		"filter": {

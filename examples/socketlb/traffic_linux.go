@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"iter"
+	"os"
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
@@ -58,10 +59,12 @@ func Traffic(ctx context.Context, c Config, services iter.Seq[tracker.Key]) (*ru
 	if err != nil {
 		return nil, err
 	}
-	m, err := ebpf.LoadPinnedMap(filepath.Join(c.Dir, connectionsFile), &ebpf.LoadPinOptions{ReadOnly: true})
-	if errors.Is(err, fs.ErrNotExist) {
+	// Without the file there is no need for a kernel with BPF.
+	file := filepath.Join(c.Dir, connectionsFile)
+	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("socketlb: cannot read traffic: %w", ruleset.ErrNoRules)
 	}
+	m, err := ebpf.LoadPinnedMap(file, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
 		return nil, fmt.Errorf("socketlb: cannot read traffic: %w", err)
 	}

@@ -20,6 +20,7 @@ import (
 
 // remedies are what provides a missing feature, by a word of the reason. The first match counts.
 var remedies = []struct{ word, remedy string }{
+	{"takes", "run without -short"},
 	{"kube-apiserver", "build it in examples/nodeproxy/e2e/apiserver; PROXIER_KUBE_APISERVER names it"},
 	{"etcd", "apt install etcd-server"},
 	{"virtual machine", "apt install qemu-system-x86 busybox-static; PROXIER_VM_KERNEL=$(.ci/vm-kernel)"},
@@ -29,7 +30,6 @@ var remedies = []struct{ word, remedy string }{
 	{"conntrack", "apt install conntrack"},
 	{"BPF", "run as root in the initial user namespace"},
 	{"root", "run as root"},
-	{"takes", "run without -short"},
 }
 
 func main() {
@@ -49,8 +49,8 @@ type event struct{ Action, Package, Test, Output string }
 // summarize reads the events of tests and writes the summary. It reports whether a test or
 // package failed.
 func summarize(in io.Reader, out io.Writer) (failed bool, err error) {
-	output := map[string]*strings.Builder{} // of each test that runs
-	skipped := map[string][]string{}        // tests by reason
+	output := map[string]string{}    // of each test that runs
+	skipped := map[string][]string{} // tests by reason
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 1<<24)
 	for lines.Scan() {
@@ -62,24 +62,19 @@ func summarize(in io.Reader, out io.Writer) (failed bool, err error) {
 		name := e.Package + " " + e.Test
 		switch e.Action {
 		case "output":
-			if output[name] == nil {
-				output[name] = &strings.Builder{}
-			}
-			output[name].WriteString(e.Output)
+			output[name] += e.Output
 			continue
 		case "skip":
 			if e.Test != "" {
-				why := reason(output[name].String())
+				why := reason(output[name])
 				skipped[why] = append(skipped[why], path.Base(e.Package)+"."+e.Test)
 			}
 		case "fail":
 			failed = true
-			if o := output[name]; o != nil {
-				fmt.Fprint(out, o)
-			}
+			fmt.Fprint(out, output[name])
 		case "pass":
-			if o := output[name]; o != nil && e.Test == "" {
-				fmt.Fprint(out, lastLine(o.String()))
+			if e.Test == "" {
+				fmt.Fprint(out, lastLine(output[name]))
 			}
 		default:
 			continue
