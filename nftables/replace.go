@@ -89,10 +89,13 @@ func (b *Backend) replaceOnce(ctx context.Context, d *ruleset.Delta) (map[tracke
 	return b.swap(ctx, d, other, b.config.Table)
 }
 
-// swap swaps in tables of another name and deletes the old ones.
+// swap swaps in tables of another name and deletes the old ones. In between it waits for the
+// packets in flight: a packet that began before the new tables were hooked in meets the old ones
+// only.
 func (b *Backend) swap(ctx context.Context, d *ruleset.Delta, old *kernelTables, name string) (map[tracker.Key]error, error) {
 	failed, err := b.swapIn(ctx, d, old, name)
 	if err == nil {
+		waitForPackets()
 		err = b.deleteTables(old)
 	}
 	return failed, err
