@@ -219,9 +219,7 @@ func fillUp(tb testing.TB, h *netlab.Host, most int) int {
 // TestFullTableCanBeCleanedUp fills the kernel's table to its last entry. Existing connections
 // live, stale flows can be deleted, and new connections work once there is room.
 func TestFullTableCanBeCleanedUp(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes some seconds and a hundred megabytes of kernel memory")
-	}
+	testtime.NeedThorough(t)
 	node := netlab.NewHost(t)
 	_, err := node.Output("nft", "--version")
 	netlab.Need(t, err == nil, "the nft command")
@@ -324,7 +322,7 @@ func TestCleanersDoNotLeak(t *testing.T) {
 	h := netlab.NewHost(t)
 	kept := cleanerAt(t, h, nil)
 	rounds := 100
-	if testing.Short() {
+	if !testtime.Thorough() {
 		rounds = 20
 	}
 	work := func() {

@@ -18,6 +18,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -90,7 +91,7 @@ func TestRandomChangesEqualAColdStart(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		steps := 20
-		if testing.Short() {
+		if !testtime.Thorough() {
 			steps = 15
 		}
 		rng := rand.New(rand.NewPCG(7, 7))

@@ -65,7 +65,7 @@ func TestKilledAgentLosesNoConnection(t *testing.T) {
 		if times == 0 {
 			times = 20
 		}
-		if testing.Short() {
+		if !testtime.Thorough() {
 			times = 5
 		}
 		rng := rand.New(rand.NewPCG(5, 5))

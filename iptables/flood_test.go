@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/runner"
@@ -20,9 +21,9 @@ import (
 )
 
 var (
-	flood    = flag.Duration("flood", 2*time.Second, "how long TestFloodLosesNoConnection changes objects")
-	services = flag.Int("services", 150, "how many Services TestFloodLosesNoConnection has")
-	thorough = flag.Bool("thorough", false, "create thousands of Services with iptables-nft, too, in TestChangesLeakNothing")
+	flood     = flag.Duration("flood", 2*time.Second, "how long TestFloodLosesNoConnection changes objects")
+	services  = flag.Int("services", 150, "how many Services TestFloodLosesNoConnection has")
+	thousands = flag.Bool("thousands", false, "create thousands of Services with iptables-nft, too, in TestChangesLeakNothing")
 )
 
 // TestFloodLosesNoConnection changes a thousand objects a second while it opens connections.
@@ -130,7 +131,7 @@ func TestChangesLeakNothing(t *testing.T) {
 	// Not parallel, because other tests have goroutines and files, too.
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		cycles, services := 20, 100
-		if testing.Short() || flavour == NFT && !*thorough { // takes minutes
+		if !testtime.Thorough() || flavour == NFT && !*thousands { // takes minutes
 			cycles, services = 4, 30
 		}
 		r := newRig(t, flavour)

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -21,7 +22,7 @@ func TestChangesAndRestartsLoseNoConnection(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		t.Parallel()
 		rounds := 60
-		if testing.Short() {
+		if !testtime.Thorough() {
 			rounds = 15
 		}
 		rng := rand.New(rand.NewPCG(3, 3))

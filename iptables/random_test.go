@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/backendtest"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
@@ -20,7 +21,7 @@ import (
 func TestRandomWorlds(t *testing.T) {
 	flavours(t, func(t *testing.T, flavour Flavour) {
 		worlds := 25
-		if testing.Short() {
+		if !testtime.Thorough() {
 			worlds = 3
 		}
 		conformance.RunRandom(t, conformance.Options{New: newForWorld(flavour), Skip: skips}, conformance.Random{

@@ -28,7 +28,7 @@ import (
 //
 //	go test -run '^$' -bench Kernel -benchtime 1x ./ipvs
 func BenchmarkKernel(b *testing.B) {
-	if !vm.Inside(b, vm.IPVS) {
+	if !vm.Inside(b, vm.IPVS, "") {
 		return
 	}
 	for _, services := range []int{1000, 10000} {

@@ -9,13 +9,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/testtime"
+	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
 
-// TestConformance runs the suite that all backends must pass.
+// TestConformance runs the suite that all backends must pass. Unless the tests are thorough, it
+// runs a few worlds of the suite.
 func TestConformance(t *testing.T) {
-	if !inMachine(t) {
+	if testing.Short() {
+		t.Skip("boots a virtual machine; run without -short")
+	}
+	worlds := "^(cluster_IP|node_port|external_policy_Local)$"
+	if testtime.Thorough() {
+		worlds = ""
+	}
+	if !vm.Inside(t, vm.IPVS, worlds) {
 		return
 	}
 	conformance.Run(t, conformance.Options{New: newForWorld, Skip: skips})

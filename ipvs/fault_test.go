@@ -35,11 +35,11 @@ import (
 )
 
 var (
-	kills    = flag.Int("kills", 5, "how often TestFaultsLoseNothing kills an agent")
-	flood    = flag.Duration("flood", 2*time.Second, "how long TestFaultsLoseNothing changes objects")
-	rate     = flag.Int("rate", 200, "how many objects TestFaultsLoseNothing changes in a second")
-	crowd    = flag.Int("services", 40, "how many Services TestFaultsLoseNothing has while it changes objects")
-	thorough = flag.Bool("thorough", false, "create and delete thousands of Services, and very large ones, in TestFaultsLoseNothing")
+	kills     = flag.Int("kills", 5, "how often TestFaultsLoseNothing kills an agent")
+	flood     = flag.Duration("flood", 2*time.Second, "how long TestFaultsLoseNothing changes objects")
+	rate      = flag.Int("rate", 200, "how many objects TestFaultsLoseNothing changes in a second")
+	crowd     = flag.Int("services", 40, "how many Services TestFaultsLoseNothing has while it changes objects")
+	thousands = flag.Bool("thousands", false, "create and delete thousands of Services, and very large ones, in TestFaultsLoseNothing")
 )
 
 // TestFaultsLoseNothing tests a Backend under failures, damage and load, in one machine.

@@ -22,7 +22,7 @@ import (
 // may reach the rules.
 func testHostileServicesAreServed(t *testing.T) {
 	ports, endpoints := int32(60), 500
-	if *thorough {
+	if *thousands {
 		ports, endpoints = 2000, 10000
 	}
 	r := newRig(t, newHost(t), Config{Families: []tracker.Family{tracker.IPv4}})

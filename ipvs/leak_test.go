@@ -20,7 +20,7 @@ import (
 // not use more resources of the process and of the kernel than the first.
 func testChangesLeakNothing(t *testing.T) {
 	cycles, services := 2, 8
-	if *thorough {
+	if *thousands {
 		cycles, services = 20, 50
 	}
 	r := newRig(t, newHost(t), Config{})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -52,11 +53,9 @@ func newAgent(c Config) (*agent, error) {
 }
 
 // inMachine reports whether the running kernel has IPVS. If not, it runs the test in a virtual
-// machine that has it. It skips the test if -short is set.
+// machine that has it, which takes minutes. It skips the test unless the tests are thorough.
 func inMachine(t *testing.T) bool {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("takes minutes in a virtual machine; run without -short")
-	}
-	return vm.Inside(t, vm.IPVS)
+	testtime.NeedThorough(t)
+	return vm.Inside(t, vm.IPVS, "")
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -70,7 +71,7 @@ func takenOver(t *testing.T, w *conformance.World) {
 func TestKilledAgentsLoseNoConnection(t *testing.T) {
 	t.Parallel()
 	times := *kills
-	if testing.Short() {
+	if !testtime.Thorough() {
 		times = min(times, 20)
 	}
 	w, s, _ := busyWorld(t)
@@ -424,9 +425,7 @@ func TestRulesOutliveAgentWithoutMemory(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector needs too much memory")
 	}
-	if testing.Short() {
-		t.Skip("takes some seconds")
-	}
+	testtime.NeedThorough(t)
 	t.Parallel()
 	w, s, _ := busyWorld(t)
 	spec, err := json.Marshal(s)

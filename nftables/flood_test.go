@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -156,7 +157,7 @@ func (f *flooded) verify() {
 func TestFloodOfChangesLosesNoConnection(t *testing.T) {
 	// Not parallel, because the test measures the heap.
 	services := 10000
-	if testing.Short() {
+	if !testtime.Thorough() {
 		services = 1000
 	}
 	f := newFlooded(t, services)
@@ -222,7 +223,7 @@ func mb(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
 func TestRollingRestartLosesNoConnection(t *testing.T) {
 	t.Parallel()
 	rounds := calledEach // each endpoint once
-	if testing.Short() {
+	if !testtime.Thorough() {
 		rounds = 2
 	}
 	f := newFlooded(t, 0)

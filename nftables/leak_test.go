@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/usage"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -23,7 +24,7 @@ import (
 func TestServicesAndBackendsDoNotLeak(t *testing.T) {
 	// Not parallel, because other tests have goroutines and files.
 	cycles := 100
-	if testing.Short() {
+	if !testtime.Thorough() {
 		cycles = 20
 	}
 	const services = 40

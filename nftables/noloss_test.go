@@ -20,6 +20,7 @@ import (
 
 	"github.com/go-proxier/proxier/internal/confine"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -108,7 +109,7 @@ func (s busy) hand(t *tracker.Tracker, rng *rand.Rand) {
 // NodePort, during everything that a node agent does.
 func TestNoConnectionIsLost(t *testing.T) {
 	changes := 2000
-	if testing.Short() {
+	if !testtime.Thorough() {
 		changes = 200
 	}
 	var b *Backend

@@ -29,7 +29,7 @@ import (
 //
 //	PROXIER_VM_KERNEL=$(.ci/vm-kernel) go test ./nftables -run '^$' -bench Offload -benchtime 30x
 func BenchmarkOffload(b *testing.B) {
-	if !vm.Inside(b, vm.Debian) {
+	if !vm.Inside(b, vm.Debian, "") {
 		return
 	}
 	const turn = 4 << 20

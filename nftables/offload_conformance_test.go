@@ -6,6 +6,7 @@ import (
 	"flag"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
@@ -23,10 +24,8 @@ var notOffload = []conformance.Feature{
 
 // TestOffloadConformance puts connections on the fast path as soon as they are established.
 func TestOffloadConformance(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes half a minute")
-	}
-	if !vm.Inside(t, vm.Debian) {
+	testtime.NeedThorough(t)
+	if !vm.Inside(t, vm.Debian, "") {
 		return
 	}
 	skip := skips()

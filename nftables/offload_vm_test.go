@@ -31,10 +31,8 @@ import (
 
 // TestOffloadByFlowtables runs on a kernel that has flowtables.
 func TestOffloadByFlowtables(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes half a minute")
-	}
-	if !vm.Inside(t, vm.Debian) {
+	testtime.NeedThorough(t)
+	if !vm.Inside(t, vm.Debian, "") {
 		return
 	}
 	for name, test := range map[string]func(*testing.T){

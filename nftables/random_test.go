@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/backendtest"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 )
@@ -18,7 +19,7 @@ import (
 // with those of a cold start.
 func TestRandomWorlds(t *testing.T) {
 	worlds := 50
-	if testing.Short() {
+	if !testtime.Thorough() {
 		worlds = 5
 	}
 	conformance.RunRandom(t, conformance.Options{New: newForWorld}, conformance.Random{

@@ -16,6 +16,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -516,7 +517,7 @@ func syncs(t *testing.T, c *Cursor) (ok bool) {
 // ruleset must equal that of a new engine with the same objects.
 func TestPlanesMatchRuleset(t *testing.T) {
 	worlds, steps := 60, 120
-	if testing.Short() {
+	if !testtime.Thorough() {
 		worlds = 10
 	}
 	succeeded := 0

@@ -14,6 +14,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -565,7 +566,7 @@ func steppedWorld(t *testing.T) (*tracker.Tracker, *Engine) {
 // on the way. After each successful Sync the plane must equal the ruleset.
 func TestStepsKeepFrontendsServed(t *testing.T) {
 	worlds, steps := 60, 120
-	if testing.Short() {
+	if !testtime.Thorough() {
 		worlds = 20
 	}
 	moved, swapped := 0, 0

@@ -350,7 +350,7 @@ func instructions(t *testing.T) []string {
 	return out
 }
 
-var thorough = flag.Bool("thorough", false, "build the image's program as the Containerfile does")
+var buildImage = flag.Bool("build-image", false, "build the image's program as the Containerfile does")
 
 // TestContainerfileBuildsTheProgram checks that the Containerfile builds the program, copies
 // the result, and runs it.
@@ -390,7 +390,7 @@ func TestContainerfileBuildsTheProgram(t *testing.T) {
 	}
 	out := filepath.Join(t.TempDir(), "nodeproxy")
 	build = strings.ReplaceAll(build, "-o "+built+" ", "-o "+out+" ")
-	if !*thorough {
+	if !*buildImage {
 		build = strings.Replace(build, "go build", "go build -n", 1)
 	}
 	_, err = exec.LookPath("go")
@@ -401,10 +401,10 @@ func TestContainerfileBuildsTheProgram(t *testing.T) {
 	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", build, err, text)
-	} else if !*thorough && !regexp.MustCompile(`-X k8s.io/component-base/version.gitVersion=v1\.\d+\.\d+ -X \S+gitMajor=1 -X \S+gitMinor=\d+["\s]`).Match(text) {
+	} else if !*buildImage && !regexp.MustCompile(`-X k8s.io/component-base/version.gitVersion=v1\.\d+\.\d+ -X \S+gitMajor=1 -X \S+gitMinor=\d+["\s]`).Match(text) {
 		t.Errorf("kubernetes_build_info has no version of Kubernetes; %s prints:\n%s", build, text)
 	}
-	if *thorough {
+	if *buildImage {
 		if text, err := exec.Command(out, "help").CombinedOutput(); err != nil || !strings.Contains(string(text), "nodeproxy run") {
 			t.Errorf("%v\n%s", err, text)
 		}

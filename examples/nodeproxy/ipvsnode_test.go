@@ -321,14 +321,12 @@ func cleanupIPVSNode(t *testing.T) {
 // TestIPVSNode runs the tests that need a kernel with IPVS in one machine, which takes long to
 // boot.
 func TestIPVSNode(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes minutes in an emulated machine")
-	}
+	testtime.NeedThorough(t)
 	for _, program := range []string{"ipset", "ipvsadm"} {
 		_, err := exec.LookPath(program)
 		netlab.Need(t, err == nil, program)
 	}
-	if !vm.Inside(t, vm.IPVS) {
+	if !vm.Inside(t, vm.IPVS, "") {
 		return
 	}
 	t.Run("privileges", privilegesIPVS)

@@ -82,10 +82,8 @@ func TestSwitchingModesBreaksNoConnection(t *testing.T) {
 
 // TestSwitchingIPVSBreaksNoConnection does the same with mode ipvs, in a kernel with IPVS.
 func TestSwitchingIPVSBreaksNoConnection(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a minute in an emulated machine")
-	}
-	if !vm.Inside(t, vm.IPVS) {
+	testtime.NeedThorough(t)
+	if !vm.Inside(t, vm.IPVS, "") {
 		return
 	}
 	switchModes(t, "ipvs", "iptables", "nftables")

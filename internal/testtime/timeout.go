@@ -1,4 +1,4 @@
-// Package testtime holds the timeout of tests.
+// Package testtime determines how long tests take and wait.
 package testtime
 
 import "time"

@@ -8,14 +8,16 @@ import (
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 )
 
 // TestExecReturnsStatusAndOutput runs a test that fails in a machine.
 func TestExecReturnsStatusAndOutput(t *testing.T) {
-	if testing.Short() || os.Getenv(endEnv) != "" {
-		t.Skip("boots a machine")
+	if os.Getenv(endEnv) != "" {
+		t.Skip("runs in the machine already")
 	}
+	testtime.NeedThorough(t)
 	t.Setenv(endEnv, "fail")
 	program, err := os.Executable()
 	if err != nil {

@@ -40,10 +40,11 @@ const insideEnv = "PROXIER_VM_INSIDE"
 // other process it starts the test binary in such a kernel, for this test or benchmark
 // alone, waits for its end, gives tb the same result, and reports false. It passes the
 // command line's flags on, including the test's own, so that -run, -v and -bench have
-// the same meaning there.
+// the same meaning there. If they select no subtests, it runs the subtests that the pattern
+// subtests matches, or all if the pattern is empty.
 //
 // A top-level test must call it, before t.Parallel.
-func Inside(tb testing.TB, kind Kind) bool {
+func Inside(tb testing.TB, kind Kind, subtests string) bool {
 	tb.Helper()
 	if os.Getenv(insideEnv) != "" {
 		return true
@@ -52,7 +53,7 @@ func Inside(tb testing.TB, kind Kind) bool {
 		tb.Fatal("vm.Inside is for top-level tests")
 	}
 	if kind == IPVS && nativeIPVS() {
-		native(tb).run(tb)
+		native(tb, subtests).run(tb)
 		return false
 	}
 	h, err := findHost()
@@ -67,7 +68,7 @@ func Inside(tb testing.TB, kind Kind) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+grace)
 	tb.Cleanup(cancel)
 	for range boots {
-		cmd, err := h.boot(ctx, tb.TempDir(), program, arguments(tb, timeout))
+		cmd, err := h.boot(ctx, tb.TempDir(), program, arguments(tb, timeout, subtests))
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -99,13 +100,16 @@ func nativeIPVS() bool {
 const grace = 10 * time.Second
 
 // arguments returns the command line for the one test, with the given timeout.
-func arguments(tb testing.TB, timeout time.Duration) []string {
+func arguments(tb testing.TB, timeout time.Duration, subtests string) []string {
 	name := regexp.QuoteMeta(tb.Name())
 	args := []string{"-test.v=true"}
 	selected := func(value string) string {
 		// Keep the user's selection of subtests, after the first slash.
 		if _, sub, ok := strings.Cut(value, "/"); ok {
 			return "^" + name + "$/" + sub
+		}
+		if subtests != "" {
+			return "^" + name + "$/" + subtests
 		}
 		return "^" + name + "$"
 	}
@@ -166,9 +170,9 @@ func environment() []string {
 }
 
 // native runs the test in a new network namespace of the running kernel.
-func native(tb testing.TB) *command {
+func native(tb testing.TB, subtests string) *command {
 	cmd := exec.CommandContext(tb.Context(), "/proc/self/exe")
-	cmd.Args = append(os.Args[:1:1], arguments(tb, remaining(tb))...)
+	cmd.Args = append(os.Args[:1:1], arguments(tb, remaining(tb), subtests)...)
 	cmd.Env = append(os.Environ(), environment()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	return &command{cmd, 0, func() (int, error) { return cmd.ProcessState.ExitCode(), nil }}

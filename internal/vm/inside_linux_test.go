@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 )
 
@@ -18,7 +19,7 @@ func TestMachineHasKernelAndTools(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots a machine")
 	}
-	if !vm.Inside(t, vm.Debian) {
+	if !vm.Inside(t, vm.Debian, "") {
 		return
 	}
 	var u unix.Utsname
@@ -57,7 +58,7 @@ func TestMachineChild(t *testing.T) {
 	if how == "" {
 		t.Skip("runs as a child of TestEndInMachineIsReported")
 	}
-	if !vm.Inside(t, vm.Debian) {
+	if !vm.Inside(t, vm.Debian, "") {
 		return
 	}
 	switch how {
@@ -77,9 +78,10 @@ func TestMachineChild(t *testing.T) {
 
 // TestEndInMachineIsReported has a test in the machine end in every way.
 func TestEndInMachineIsReported(t *testing.T) {
-	if testing.Short() || os.Getenv(endEnv) != "" {
-		t.Skip("boots machines")
+	if os.Getenv(endEnv) != "" {
+		t.Skip("runs in the machine already")
 	}
+	testtime.NeedThorough(t)
 	for _, c := range []struct {
 		how  string
 		ok   bool

@@ -60,7 +60,7 @@ func affinityPacketWorlds() []world {
 			for _, to := range []target{clusterIP(1, 80), atPrimary(30080), externalIP(1, 80)} {
 				for _, p := range []v1.Protocol{tcp, udp} {
 					before := w.chosen(p, to)
-					for range 20 {
+					for range 4 {
 						w.same("for no reason", before, w.chosen(p, to))
 					}
 					for _, f := range w.Env.Families {
@@ -112,7 +112,7 @@ func affinityPacketWorlds() []world {
 					w.tb.Errorf("%s is still sent to %s, which was removed", c, ep)
 				}
 			}
-			for range 5 {
+			for range 2 {
 				w.same("after it had moved", moved, w.chosen(tcp, to))
 			}
 			// The endpoint is added again: no client has a reason to move.

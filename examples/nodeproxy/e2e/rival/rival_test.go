@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/controlplane"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 )
 
 // TestSetOfInvertsEndpoint tests the first and the last Service.
@@ -33,9 +34,7 @@ func TestSetOfInvertsEndpoint(t *testing.T) {
 // TestEveryPhaseIsMeasured makes short runs in both modes, with kube-proxy if
 // PROXIER_KUBE_PROXY names it.
 func TestEveryPhaseIsMeasured(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes half a minute")
-	}
+	testtime.NeedThorough(t)
 	programs := controlplane.Need(t)
 	dir := t.TempDir()
 	var out strings.Builder

@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
 )
 
@@ -26,9 +27,7 @@ func TestMain(m *testing.M) { netlab.Main(m) }
 // short builds the agent and returns the options of a run of some seconds.
 func short(t *testing.T) *options {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("takes tens of seconds")
-	}
+	testtime.NeedThorough(t)
 	netlab.Require(t)
 	_, err := exec.LookPath("nft")
 	netlab.Need(t, err == nil, "nft")
@@ -117,7 +116,7 @@ func TestSoakIPVS(t *testing.T) {
 		}
 		t.Chdir(dir)
 	}
-	if !vm.Inside(t, vm.IPVS) {
+	if !vm.Inside(t, vm.IPVS, "") {
 		return
 	}
 	flags.mode, flags.apiserver = "ipvs", ""

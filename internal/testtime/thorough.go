@@ -1,0 +1,18 @@
+package testtime
+
+import (
+	"os"
+	"testing"
+)
+
+// Thorough reports whether tests should run their long forms, with more rounds and all worlds in
+// emulated machines: PROXIER_THOROUGH is 1 and -short is not set. .ci/run sets the variable.
+func Thorough() bool { return !testing.Short() && os.Getenv("PROXIER_THOROUGH") == "1" }
+
+// NeedThorough skips a test that takes long unless Thorough is true.
+func NeedThorough(tb testing.TB) {
+	tb.Helper()
+	if !Thorough() {
+		tb.Skip("takes long; set PROXIER_THOROUGH=1")
+	}
+}
