@@ -21,7 +21,7 @@ type distribution struct {
 }
 
 func distributionOf(s *ruleset.Service, t ruleset.Target) distribution {
-	if size := s.HashSlots(t); size != 0 {
+	if size := s.HashBuckets(t); size != 0 {
 		return distribution{size: size}
 	}
 	return distribution{weighted: s.Weighted(t)}
@@ -41,7 +41,7 @@ func bucketsOf(s *ruleset.Service, t ruleset.Target) int {
 
 // handlerBuckets returns the number of buckets that a handler chooses from.
 func handlerBuckets(s *ruleset.Service, t ruleset.Target) int {
-	if size := s.HashSlots(t); size != 0 {
+	if size := s.HashBuckets(t); size != 0 {
 		return size
 	}
 	return bucketsFor(bucketsOf(s, t))

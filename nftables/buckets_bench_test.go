@@ -45,7 +45,7 @@ func newHashedPipeline(tb testing.TB, netns *os.File, hook func(*v1.Service, *v1
 // byPort returns a hook that makes every Service choose by a hash.
 func byPort(buckets uint16) func(*v1.Service, *v1.ServicePort, *tracker.ServicePort) error {
 	return func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-		p.Hash, p.HashSlots = tracker.HashSourcePort, buckets
+		p.Hash, p.HashBuckets = tracker.HashSourcePort, buckets
 		return nil
 	}
 }

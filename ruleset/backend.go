@@ -134,7 +134,7 @@ const (
 	// or a policy that changes no frontend, or Selection.HasAny or Mode.
 	FieldOther
 	// FieldHash: the part of a connection that determines its endpoint, Port.Hash, or
-	// the size of the hash table, Port.HashSlots.
+	// the size of the hash table, Port.HashBuckets.
 	FieldHash
 	// FieldExt: the extension of the Service port, Port.Ext.
 	FieldExt

@@ -29,7 +29,7 @@ func diff(a, b *Service) Field {
 	if a.Port.Affinity != b.Port.Affinity {
 		f |= FieldAffinity
 	}
-	if a.Hash() != b.Hash() || a.Port.HashSlots != b.Port.HashSlots {
+	if a.Hash() != b.Hash() || a.Port.HashBuckets != b.Port.HashBuckets {
 		f |= FieldHash
 	}
 	if !equalEndpoints(a.Endpoints, b.Endpoints) {
@@ -57,7 +57,7 @@ func equalOther(a, b *Service, found Field) bool {
 	p := *b.Port
 	p.Ext = a.Port.Ext
 	p.Affinity = a.Port.Affinity
-	p.Hash, p.HashSlots = a.Port.Hash, a.Port.HashSlots
+	p.Hash, p.HashBuckets = a.Port.Hash, a.Port.HashBuckets
 	if found&FieldFrontends != 0 {
 		p.ClusterIP, p.Port, p.NodePort = a.Port.ClusterIP, a.Port.Port, a.Port.NodePort
 		p.ExternalIPs, p.LoadBalancerIPs = a.Port.ExternalIPs, a.Port.LoadBalancerIPs

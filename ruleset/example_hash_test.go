@@ -18,7 +18,7 @@ func ExampleService_HashOf() {
 	t, err := tracker.New(tracker.Config{
 		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
 			p.Hash = tracker.HashSourcePort
-			p.HashSlots = 1000 // fixed, whatever the number of endpoints
+			p.HashBuckets = 1000 // fixed, whatever the number of endpoints
 			return nil
 		},
 		OnEndpoint: func(_ *discovery.EndpointSlice, _ *discovery.Endpoint, ep *tracker.Endpoint) error {

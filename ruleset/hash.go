@@ -32,16 +32,16 @@ func (s *Service) HashOf(source netip.AddrPort, seed uint64) uint32 {
 	return 0
 }
 
-// HashSlots returns the number of buckets in the table that [Service.Maglev] makes
-// for a target: at least Port.HashSlots, or a size that suits the number of
+// HashBuckets returns the number of buckets in the table that [Service.Maglev] makes
+// for a target: at least Port.HashBuckets, or a size that suits the number of
 // endpoints. It returns 0 if Maglev returns nil.
-func (s *Service) HashSlots(t Target) int {
+func (s *Service) HashBuckets(t Target) int {
 	n := len(s.Pool(t))
 	switch {
 	case s.Hash() == tracker.HashNone || n == 0:
 		return 0
-	case s.Port.HashSlots != 0:
-		return maglev.SizeAtLeast(int(s.Port.HashSlots))
+	case s.Port.HashBuckets != 0:
+		return maglev.SizeAtLeast(int(s.Port.HashBuckets))
 	}
 	return maglev.SizeFor(n)
 }
@@ -53,7 +53,7 @@ func (s *Service) HashSlots(t Target) int {
 // computes the table again, at the cost that package maglev documents. Only the first
 // [maglev.MaxSize] endpoints of a pool are in the table.
 func (s *Service) Maglev(t Target, seed uint64) *maglev.Table {
-	size := s.HashSlots(t)
+	size := s.HashBuckets(t)
 	if size == 0 {
 		return nil
 	}

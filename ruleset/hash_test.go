@@ -15,7 +15,7 @@ import (
 
 // hashed compiles a Service with endpoints on n1 and n2.
 func hashed(h tracker.Hash, slots uint16, weights ...uint16) *Service {
-	p := &tracker.ServicePort{Key: key("web", tracker.IPv4), ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, NodePort: 30080, ExternalLocal: true, Hash: h, HashSlots: slots}
+	p := &tracker.ServicePort{Key: key("web", tracker.IPv4), ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, NodePort: 30080, ExternalLocal: true, Hash: h, HashBuckets: slots}
 	var eps []*tracker.Endpoint
 	for i, w := range weights {
 		ep := endpoint(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80).String(), []string{"n1", "n2"}[i%2])
@@ -41,8 +41,8 @@ func TestServiceMaglevCoversPool(t *testing.T) {
 	} {
 		for target, want := range map[Target]int{ToCluster: c.cluster, ToLocal: c.local, Reject: 0, Drop: 0} {
 			tab := c.s.Maglev(target, 1)
-			if tab.Len() != want || c.s.HashSlots(target) != want {
-				t.Errorf("%v, %v: %d buckets, HashSlots %d, want %d", c.s.Hash(), target, tab.Len(), c.s.HashSlots(target), want)
+			if tab.Len() != want || c.s.HashBuckets(target) != want {
+				t.Errorf("%v, %v: %d buckets, HashBuckets %d, want %d", c.s.Hash(), target, tab.Len(), c.s.HashBuckets(target), want)
 			}
 			for i := range tab.Len() {
 				if m := tab.At(i); m >= len(c.s.Pool(target)) {

@@ -314,7 +314,7 @@ func (p *stepPlane) Apply(_ context.Context, d *Delta) error {
 			value string
 		}{
 			{FieldAffinity, p.affinity, s.Port.Affinity.String()},
-			{FieldHash, p.hash, fmt.Sprint(s.Hash(), s.Port.HashSlots)},
+			{FieldHash, p.hash, fmt.Sprint(s.Hash(), s.Port.HashBuckets)},
 			{FieldExt, p.ext, fmt.Sprint(s.Port.Ext)},
 			{FieldEndpoints, p.known, knownText(s)},
 			{FieldOther, p.other, otherText(s)},
@@ -499,7 +499,7 @@ func (p *stepPlane) add(s *Service) {
 		p.pools[poolKey{s.ID, ToLocal}] = pool(s, ToLocal)
 	}
 	p.affinity[s.ID] = s.Port.Affinity.String()
-	p.hash[s.ID] = fmt.Sprint(s.Hash(), s.Port.HashSlots)
+	p.hash[s.ID] = fmt.Sprint(s.Hash(), s.Port.HashBuckets)
 	p.ext[s.ID] = fmt.Sprint(s.Port.Ext)
 	p.known[s.ID] = knownText(s)
 	p.other[s.ID] = otherText(s)

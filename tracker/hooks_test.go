@@ -258,8 +258,8 @@ func TestHookWarningsSkipNothing(t *testing.T) {
 	tr := newSynced(t, tracker.Config{
 		Events: &e,
 		OnService: func(_ *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {
-			p.HashSlots = 100
-			return tracker.Warning("%d slots are few", p.HashSlots)
+			p.HashBuckets = 100
+			return tracker.Warning("%d slots are few", p.HashBuckets)
 		},
 		OnEndpoint: func(_ *discovery.EndpointSlice, _ *discovery.Endpoint, ep *tracker.Endpoint) error {
 			if ep.Addr.Addr() == addr("10.0.0.3") {
@@ -272,7 +272,7 @@ func TestHookWarningsSkipNothing(t *testing.T) {
 	tr.SetService(service("ns", "svc", "10.96.0.1"))
 	tr.SetSlice(with(slice("ns", "a", "svc"), "10.0.0.1", "10.0.0.2", "10.0.0.3"))
 	c := tr.Take()
-	if show(c) != "svc http/IPv4=2" || c.Updates[0].Ports[0].Port.HashSlots != 100 || c.Updates[0].Ports[0].Endpoints[0].Weight != 5 {
+	if show(c) != "svc http/IPv4=2" || c.Updates[0].Ports[0].Port.HashBuckets != 100 || c.Updates[0].Ports[0].Endpoints[0].Weight != 5 {
 		t.Errorf("%s: %+v", show(c), c.Updates)
 	}
 	slices.Sort(e)

@@ -54,14 +54,14 @@ type ServicePort struct {
 	// endpoints are chosen at random. Only hooks set it. Unknown values count as
 	// HashNone.
 	Hash Hash
-	// HashSlots is the minimum number of buckets in the hash table, up to 65,521. It
+	// HashBuckets is the minimum number of buckets in the hash table, up to 65,521. It
 	// applies only if Hash is set. 0 chooses by the number of endpoints: 509 buckets
 	// for up to 15 endpoints, 4,093 for up to 150, 16,381 for up to 650, and 65,521
 	// above. A table of another size sends most connections to other endpoints; set
-	// HashSlots to keep the size when the number of endpoints crosses one of these
+	// HashBuckets to keep the size when the number of endpoints crosses one of these
 	// limits. With 100 buckets per endpoint, the shares are even to about one per
 	// cent.
-	HashSlots uint16
+	HashBuckets uint16
 
 	// Ext is the caller's own data, set by [Config.OnService], or nil.
 	Ext Extension
@@ -104,7 +104,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		p.ExternalLocal == o.ExternalLocal &&
 		p.NeedLocalSet == o.NeedLocalSet &&
 		p.Hash == o.Hash &&
-		p.HashSlots == o.HashSlots &&
+		p.HashBuckets == o.HashBuckets &&
 		equalExt(p.Ext, o.Ext)
 }
 

@@ -9,11 +9,11 @@ const (
 	SCTP Feature = "SCTP"
 	// Affinity: sessionAffinity ClientIP.
 	Affinity Feature = "affinity"
-	// AffinityNear: keeping a client with its endpoint, while that exists, also if
+	// AffinityInternal: keeping a client with its endpoint, while that exists, also if
 	// internal traffic uses other endpoints than external traffic
 	// ([ruleset.Frontend].Internal). Without it, changes of other endpoints may move
 	// the client, for some time after the change.
-	AffinityNear Feature = "affinity near"
+	AffinityInternal Feature = "affinity of internal traffic"
 	// AffinityTimeout: forgetting a client soon after its affinity timeout.
 	AffinityTimeout Feature = "affinity timeout"
 	// SourceRanges: loadBalancerSourceRanges.

@@ -173,7 +173,7 @@ func (w *World) mayMove(v ruleset.Verdict) bool {
 	}
 	f := v.Frontend
 	internal := f.ShortCircuit() && f.Internal != f.Target && slices.Equal(v.Endpoints, v.Service.Pool(f.Internal))
-	return internal && !w.does(AffinityNear)
+	return internal && !w.does(AffinityInternal)
 }
 
 // permitted returns the endpoint that was reached, or an error if it must not be.

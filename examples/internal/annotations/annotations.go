@@ -61,7 +61,7 @@ func (r *Reader) OnService(s *v1.Service, _ *v1.ServicePort, p *tracker.ServiceP
 		if err != nil || n == 0 {
 			r.warn("service", s.Namespace, s.Name, Slots, fmt.Errorf("%q is not a number from 1 to 65535", value))
 		} else {
-			p.HashSlots = n
+			p.HashBuckets = n
 		}
 	}
 	return nil

@@ -39,8 +39,8 @@ func TestServiceAnnotationsSetTheHash(t *testing.T) {
 		if err := (&Reader{Log: slog.New(slog.NewTextHandler(&log, nil))}).OnService(s, nil, p); err != nil {
 			t.Fatal(err)
 		}
-		if p.Hash != c.hash || p.HashSlots != c.want {
-			t.Errorf("%q, %q: %v, %d slots", c.balance, c.slots, p.Hash, p.HashSlots)
+		if p.Hash != c.hash || p.HashBuckets != c.want {
+			t.Errorf("%q, %q: %v, %d slots", c.balance, c.slots, p.Hash, p.HashBuckets)
 		}
 		if n := strings.Count(log.String(), "annotation is ignored"); n != c.warnings {
 			t.Errorf("%q, %q: %d warnings:\n%s", c.balance, c.slots, n, log.String())

@@ -22,7 +22,7 @@ func TestMaglevAgreesWithTheKernelsTable(t *testing.T) {
 			for round := range 30 {
 				p := pools[(round*round)%len(pools)]
 				s := &ruleset.Service{
-					Port:      &tracker.ServicePort{Hash: hash, HashSlots: slots},
+					Port:      &tracker.ServicePort{Hash: hash, HashBuckets: slots},
 					Selection: tracker.Selection{Cluster: p},
 				}
 				tab := s.Maglev(ruleset.ToCluster, seed)

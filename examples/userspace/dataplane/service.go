@@ -53,7 +53,7 @@ func methodOf(svc *ruleset.Service, a balance.Algorithm, n *ruleset.Node) method
 	m := method{algorithm: a, timeout: svc.Port.Affinity}
 	if h := svc.Hash(); h != tracker.HashNone {
 		m.algorithm, m.hash, m.seed = 0, h, n.HashSeed
-		m.clusterSlots, m.localSlots = svc.HashSlots(ruleset.ToCluster), svc.HashSlots(ruleset.ToLocal)
+		m.clusterSlots, m.localSlots = svc.HashBuckets(ruleset.ToCluster), svc.HashBuckets(ruleset.ToLocal)
 	}
 	return m
 }

@@ -320,8 +320,10 @@ func (p *population) create() *service {
 	return s
 }
 
-// setKind gives the Service the ports and policies of a kind.
+// setKind gives the Service the ports and policies of a kind. A health-check port that the
+// Service had stays: the API server refuses another one.
 func (p *population) setKind(s *service, k kind) {
+	healthPort := s.healthPort
 	s.kind, s.nodePort, s.udpNodePort, s.healthPort, s.externalLocal, s.ranges = k, 0, 0, 0, false, false
 	if k == nodePort || k == loadBalancer {
 		s.nodePort = p.takePort()
@@ -334,7 +336,10 @@ func (p *population) setKind(s *service, k kind) {
 	}
 	if k == loadBalancer {
 		if s.externalLocal {
-			s.healthPort = p.takePort()
+			s.healthPort = healthPort
+			if healthPort == 0 {
+				s.healthPort = p.takePort()
+			}
 		}
 		s.ranges = p.rng.IntN(perRanges) == 0
 	}
