@@ -164,6 +164,20 @@ func (h *Host) AddRoute(dst netip.Prefix, via netip.Addr, ifname string) error {
 	})
 }
 
+// AddLocal makes every address of a range local to the host.
+func (h *Host) AddLocal(r netip.Prefix) error {
+	return h.onLink("lo", func(nl *netlink.Handle, lo netlink.Link) error {
+		err := nl.RouteAdd(&netlink.Route{
+			Dst: ipNet(r), LinkIndex: lo.Attrs().Index,
+			Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+		})
+		if err != nil {
+			return fmt.Errorf("make %s local: %w", r, err)
+		}
+		return nil
+	})
+}
+
 // AddBridge adds a bridge with the named interfaces as its ports, and brings it up.
 func (h *Host) AddBridge(name string, ports ...string) error {
 	err := h.netlink(func(nl *netlink.Handle) error {

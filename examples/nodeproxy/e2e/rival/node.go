@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netlab"
@@ -53,7 +52,7 @@ func newNode(c *control, n int) (_ *node, err error) {
 		// end at the API server's host, which does not forward them.
 		func() error { return d.host.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), other, "") },
 		func() error { return d.host.Forward() },
-		func() error { return d.host.Do(localRoute) },
+		func() error { return d.host.AddLocal(endpointRange) },
 	} {
 		if err := f(); err != nil {
 			return nil, err
@@ -64,23 +63,6 @@ func newNode(c *control, n int) (_ *node, err error) {
 	}
 	go serve(d.listener)
 	return d, nil
-}
-
-// localRoute makes the addresses of all endpoints local.
-func localRoute() error {
-	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return err
-	}
-	defer nl.Close()
-	lo, err := nl.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	return nl.RouteAdd(&netlink.Route{
-		Dst: &net.IPNet{IP: endpointRange.Addr().AsSlice(), Mask: net.CIDRMask(endpointRange.Bits(), 32)}, LinkIndex: lo.Attrs().Index,
-		Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
-	})
 }
 
 // serve sends each client the address that its connection reached.

@@ -7,9 +7,6 @@ import (
 	"net/netip"
 	"sync/atomic"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -146,7 +143,9 @@ func newNetwork() (_ *network, err error) {
 	b.route(n.far, "eth0", "::/0", "2001:db8:2::1")
 	b.route(n.node, "eth1", "10.244.128.0/17", "198.51.100.2")
 	b.route(n.node, "eth1", "fd00:10:244:2::/64", "2001:db8:2::2")
-	b.do(func() error { return anyIP(n.far, "10.244.128.0/17", "fd00:10:244:2::/64") })
+	for _, r := range []string{"10.244.128.0/17", "fd00:10:244:2::/64"} {
+		b.do(func() error { return n.far.AddLocal(netip.MustParsePrefix(r)) })
+	}
 
 	b.link(n.node, "eth2", n.control, "eth0")
 	b.addrs(n.node, "eth2", "172.31.0.1/24")
@@ -189,31 +188,6 @@ func (n *network) close() {
 	if n.lab != nil {
 		n.lab.Close()
 	}
-}
-
-// anyIP makes ranges of addresses local to a host.
-func anyIP(h *netlab.Host, ranges ...string) error {
-	return h.Do(func() error {
-		nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer nl.Close()
-		lo, err := nl.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		for _, r := range ranges {
-			dst, err := netlink.ParseIPNet(r)
-			if err != nil {
-				return err
-			}
-			if err := nl.RouteAdd(&netlink.Route{Dst: dst, LinkIndex: lo.Attrs().Index, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}); err != nil {
-				return fmt.Errorf("local route %s: %w", r, err)
-			}
-		}
-		return nil
-	})
 }
 
 // builder runs steps until one fails, and holds its error.
