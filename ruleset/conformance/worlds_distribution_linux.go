@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"fmt"
 	"math"
 	"net/netip"
 	"sync"
@@ -35,58 +36,94 @@ func distributionWorlds() []world {
 const unlikely = 1e-10
 
 // distribution sends many UDP requests and compares their distribution with the pods'
-// weights by Pearson's chi-squared test. It fails if the outcome is unlikely. The
-// number of non-zero weights must be odd.
+// weights by Pearson's chi-squared test. It fails if the outcome is unlikely, and stops
+// early if it is ordinary. The number of non-zero weights must be odd.
 func (w *World) distribution(f tracker.Family, to netip.AddrPort, weights map[string]int) {
 	w.tb.Helper()
-	n, sum := 0, 0
-	for _, weight := range weights {
-		sum += weight
-		if weight != 0 {
-			n++
+	const requests, step, ordinary = 2000, 500, 0.3
+	seen := map[netip.AddrPort]int{}
+	for sent := step; sent <= requests; sent += step {
+		if !w.requests(to, step, seen) {
+			return
+		}
+		p, err := w.likelihood(f, seen, sent, weights)
+		switch {
+		case err != nil:
+			w.tb.Errorf("%s: %v", f, err)
+			return
+		case p > ordinary:
+			return
+		case p < unlikely:
+			w.tb.Errorf("%s: the distribution of %d requests over %d endpoints does not match their weights: %s (probability %.1g)", f, sent, positive(weights), counts(seen), p)
+			return
 		}
 	}
-	const requests, workers = 2000, 4
+}
+
+// requests sends n UDP requests and counts the endpoints that reply. It returns false after a
+// failure.
+func (w *World) requests(to netip.AddrPort, n int, seen map[netip.AddrPort]int) bool {
+	w.tb.Helper()
+	const workers = 4
 	var (
-		mu   sync.Mutex
-		seen = map[netip.AddrPort]int{}
-		wg   sync.WaitGroup
+		mu     sync.Mutex
+		failed bool
+		wg     sync.WaitGroup
 	)
 	for range workers {
 		wg.Go(func() {
-			for range requests / workers {
+			for range n / workers {
 				o := w.net.hosts["client1"].probe(w.tb.Context(), udp, to, w.timeout())
+				mu.Lock()
+				if failed = failed || o.kind != reached; !failed {
+					seen[o.server]++
+				}
+				mu.Unlock()
 				if o.kind != reached {
 					w.tb.Errorf("%s: %s", to, o)
 					return
 				}
-				mu.Lock()
-				seen[o.server]++
-				mu.Unlock()
 			}
 		})
 	}
 	wg.Wait()
-	chi2 := 0.0
+	return !failed
+}
+
+// likelihood returns the probability of a distribution of requests that matches the weights no
+// better than the given one.
+func (w *World) likelihood(f tracker.Family, seen map[netip.AddrPort]int, requests int, weights map[string]int) (float64, error) {
+	sum := 0
+	for _, weight := range weights {
+		sum += weight
+	}
+	chi2 := float64(requests)
 	for ep, got := range seen {
 		weight := weights[w.podAt(f, ep.Addr())]
 		if weight == 0 {
-			w.tb.Errorf("%s: %d requests went to %s, which must have none", f, got, ep)
-			return
+			return 0, fmt.Errorf("%d requests went to %s, which must have none", got, ep)
 		}
 		want := float64(requests) * float64(weight) / float64(sum)
-		// Endpoints without requests are accounted for below.
+		// The first value of chi2 is the sum of all wants, of which an endpoint without
+		// requests contributes its own.
 		chi2 += (float64(got)-want)*(float64(got)-want)/want - want
 	}
-	chi2 += requests
 	// With an even number 2k of degrees of freedom, a value above x has the
 	// probability e^(-x/2) * sum of (x/2)^i/i! for i < k.
 	p, term := 0.0, math.Exp(-chi2/2)
-	for i := 0; i < (n-1)/2; i++ {
+	for i := 0; i < (positive(weights)-1)/2; i++ {
 		p += term
 		term *= chi2 / 2 / float64(i+1)
 	}
-	if p < unlikely {
-		w.tb.Errorf("%s: the distribution of %d requests over %d endpoints does not match their weights: %s (chi-squared %.1f)", f, requests, n, counts(seen), chi2)
+	return p, nil
+}
+
+// positive returns the number of weights that are not 0.
+func positive(weights map[string]int) (n int) {
+	for _, weight := range weights {
+		if weight != 0 {
+			n++
+		}
 	}
+	return n
 }
