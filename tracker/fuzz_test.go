@@ -30,7 +30,7 @@ func FuzzService(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var s *v1.Service
 		if json.Unmarshal(data, &s) != nil {
-			t.Skip()
+			return
 		}
 		tr := newSynced(t, tracker.Config{})
 		tr.SetService(service("sound", "sound", "10.96.9.9"))
@@ -103,7 +103,7 @@ func FuzzSlice(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var s *discovery.EndpointSlice
 		if json.Unmarshal(data, &s) != nil {
-			t.Skip()
+			return
 		}
 		tr := newSynced(t, tracker.Config{})
 		svc := dualStack()

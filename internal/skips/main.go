@@ -19,8 +19,12 @@ import (
 )
 
 // remedies are what provides a missing feature, by a word of the reason. The first match counts.
+// A reason without a remedy, or that names its own, has "".
 var remedies = []struct{ word, remedy string }{
-	{"takes", "run without -short"},
+	{"does not support", ""},
+	{"PROXIER_THOROUGH", ""},
+	{"without -short", ""},
+	{"is given", ""},
 	{"kube-apiserver", "build it in examples/nodeproxy/e2e/apiserver; PROXIER_KUBE_APISERVER names it"},
 	{"etcd", "apt install etcd-server"},
 	{"virtual machine", "apt install qemu-system-x86 busybox-static; PROXIER_VM_KERNEL=$(.ci/vm-kernel)"},
@@ -88,10 +92,13 @@ func summarize(in io.Reader, out io.Writer) (failed bool, err error) {
 		tests := skipped[why]
 		fmt.Fprintf(out, "  %s: %d, such as %s\n", why, len(tests), tests[0])
 		for _, r := range remedies {
-			if strings.Contains(why, r.word) {
-				fmt.Fprintf(out, "      %s\n", r.remedy)
-				break
+			if !strings.Contains(why, r.word) {
+				continue
 			}
+			if r.remedy != "" {
+				fmt.Fprintf(out, "      %s\n", r.remedy)
+			}
+			break
 		}
 	}
 	return failed, lines.Err()
