@@ -11,18 +11,20 @@ import (
 )
 
 // Detector records stalls: periods in which a goroutine that only polls the clock was
-// not run on time, because the machine stood still or was overloaded. Its methods may
-// be called by several goroutines at once.
+// not run on time, because the machine or one of its processors stood still or was
+// overloaded. There is one such goroutine for each processor, since a host may take away
+// one processor of a virtual machine while the others run. Its methods may be called by
+// several goroutines at once.
 type Detector struct {
 	// Always makes Since and Within report true, for tests. It must not change while the
 	// Detector is in use.
 	Always bool
 
 	mu sync.Mutex
-	// stalls is sorted by time.
+	// stalls holds disjoint periods.
 	stalls []period
-	// last is when the clock was last polled.
-	last time.Time
+	// last holds when each goroutine last polled the clock.
+	last []time.Time
 	done chan struct{}
 	wg   sync.WaitGroup
 }
@@ -39,17 +41,21 @@ const (
 
 // Start returns a Detector that polls the clock until it is stopped.
 func Start() *Detector {
-	d := &Detector{last: time.Now(), done: make(chan struct{})}
-	d.wg.Go(func() {
-		for {
-			select {
-			case <-d.done:
-				return
-			case <-time.After(pollInterval):
-				d.poll(time.Now())
+	pins := processors()
+	d := &Detector{last: slices.Repeat([]time.Time{time.Now()}, len(pins)), done: make(chan struct{})}
+	for i, pin := range pins {
+		d.wg.Go(func() {
+			pin()
+			for {
+				select {
+				case <-d.done:
+					return
+				case <-time.After(pollInterval):
+					d.poll(i, time.Now())
+				}
 			}
-		}
-	})
+		})
+	}
 	return d
 }
 
@@ -59,14 +65,22 @@ func (d *Detector) Stop() {
 	d.wg.Wait()
 }
 
-// poll records a poll of the clock, and a stall if it is late.
-func (d *Detector) poll(now time.Time) {
+// poll records a poll of the clock by goroutine i, and a stall if it is late.
+func (d *Detector) poll(i int, now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if now.Sub(d.last) > pollInterval+threshold {
-		d.stalls = append(d.stalls, period{d.last, now})
+	if late := (period{d.last[i], now}); late.to.Sub(late.from) > pollInterval+threshold {
+		// Another processor may have stood still at the same time.
+		d.stalls = slices.DeleteFunc(d.stalls, func(s period) bool {
+			overlap := s.to.After(late.from) && s.from.Before(late.to)
+			if overlap && s.from.Before(late.from) {
+				late.from = s.from
+			}
+			return overlap
+		})
+		d.stalls = append(d.stalls, late)
 	}
-	d.last = now
+	d.last[i] = now
 }
 
 // Since reports whether a stall ended after t or is going on.
@@ -74,7 +88,9 @@ func (d *Detector) Since(t time.Time) bool { return d.Within(t, time.Now()) }
 
 // Within reports whether a part of a stall was after from and before to.
 func (d *Detector) Within(from, to time.Time) bool {
-	d.poll(time.Now()) // the polling goroutine may be late itself
+	for i := range d.last {
+		d.poll(i, time.Now()) // the polling goroutine may be late itself
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.Always || slices.ContainsFunc(d.stalls, func(s period) bool { return s.to.After(from) && s.from.Before(to) })
