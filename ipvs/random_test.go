@@ -14,5 +14,5 @@ func TestRandomWorlds(t *testing.T) {
 	if !inMachine(t) {
 		return
 	}
-	conformance.RunRandom(t, conformance.Options{New: newForWorld, Skip: skips}, conformance.Random{First: *backendtest.Seed, Worlds: 12, Steps: 3, Packets: 30, For: *backendtest.Soak})
+	conformance.RunRandom(t, conformance.Options{New: newForWorld, Skip: skips}, conformance.Random{First: *backendtest.Seed, Worlds: 5, Steps: 3, Packets: 30, For: *backendtest.Soak})
 }
