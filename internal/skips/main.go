@@ -22,9 +22,7 @@ import (
 // A reason without a remedy, or that names its own, has "".
 var remedies = []struct{ word, remedy string }{
 	{"does not support", ""},
-	{"PROXIER_THOROUGH", ""},
 	{"without -short", ""},
-	{"is given", ""},
 	{"kube-apiserver", "build it in examples/nodeproxy/e2e/apiserver; PROXIER_KUBE_APISERVER names it"},
 	{"etcd", "apt install etcd-server"},
 	{"virtual machine", "apt install qemu-system-x86 busybox-static; PROXIER_VM_KERNEL=$(.ci/vm-kernel)"},

@@ -13,7 +13,7 @@ func TestSkippedTestsAreListedByReason(t *testing.T) {
 {"Action":"skip","Package":"example.com/nf","Test":"TestA"}
 {"Action":"output","Package":"example.com/nf","Test":"TestB/sub","Output":"    rig_test.go:12: needs the nft tool\n"}
 {"Action":"skip","Package":"example.com/nf","Test":"TestB/sub"}
-{"Action":"output","Package":"example.com/nf","Test":"TestC","Output":"    c_test.go:1: takes long; set PROXIER_THOROUGH=1\n"}
+{"Action":"output","Package":"example.com/nf","Test":"TestC","Output":"    c_test.go:1: the backend does not support a hash: iptables has none\n"}
 {"Action":"skip","Package":"example.com/nf","Test":"TestC"}
 {"Action":"output","Package":"example.com/nf","Test":"TestB","Output":"a log line\n"}
 {"Action":"pass","Package":"example.com/nf","Test":"TestB"}
@@ -27,7 +27,7 @@ func TestSkippedTestsAreListedByReason(t *testing.T) {
 		t.Errorf("failed %v, %v", failed, err)
 	}
 	const want = "ok  \texample.com/nf\t0.01s\n\nskipped:\n  needs the nft tool: 2, such as nf.TestA\n      apt install nftables\n" +
-		"  takes long; set PROXIER_THOROUGH=1: 1, such as nf.TestC\n"
+		"  the backend does not support a hash: iptables has none: 1, such as nf.TestC\n"
 	if out.String() != want {
 		t.Errorf("summary:\n%s\nwant:\n%s", out.String(), want)
 	}

@@ -12,7 +12,7 @@ import (
 
 // Detector records stalls: periods in which a goroutine that only polls the clock was
 // not run on time, because the machine or one of its processors stood still or was
-// overloaded. There is one such goroutine for each processor, since a host may take away
+// overloaded. On machines with few processors there is one such goroutine for each, since a host may take away
 // one processor of a virtual machine while the others run. Its methods may be called by
 // several goroutines at once.
 type Detector struct {

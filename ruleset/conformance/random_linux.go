@@ -147,7 +147,7 @@ func (w *randomWorld) run() {
 		}
 		w.Errorf("seed %d, step %d: %v", w.seed, i, m.err)
 		if !testing.Verbose() {
-			w.Logf("go test -v -run '%s$' finds a small set of changes that fails, within two minutes", w.Name())
+			w.Logf("to find a small set of changes that fails, within two minutes, run it again with the same flags and environment and -v -run '%s$'", w.Name())
 			return
 		}
 		deadline := time.Now().Add(time.Minute)

@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -67,27 +68,26 @@ func (w *World) requests(to netip.AddrPort, n int, seen map[netip.AddrPort]int) 
 	const workers = 4
 	var (
 		mu     sync.Mutex
-		failed bool
+		failed atomic.Bool
 		wg     sync.WaitGroup
 	)
 	for range workers {
 		wg.Go(func() {
 			for range n / workers {
 				o := w.net.hosts["client1"].probe(w.tb.Context(), udp, to, w.timeout())
-				mu.Lock()
-				if failed = failed || o.kind != reached; !failed {
-					seen[o.server]++
-				}
-				mu.Unlock()
 				if o.kind != reached {
+					failed.Store(true)
 					w.tb.Errorf("%s: %s", to, o)
 					return
 				}
+				mu.Lock()
+				seen[o.server]++
+				mu.Unlock()
 			}
 		})
 	}
 	wg.Wait()
-	return !failed
+	return !failed.Load()
 }
 
 // likelihood returns the probability of a distribution of requests that matches the weights no
