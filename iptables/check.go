@@ -98,7 +98,7 @@ func (f *family) check(ctx context.Context) error {
 // full delta from the cursor and a sync.
 //
 // With iptables-nft, Watch calls Check after transactions that any process commits to
-// nf_tables in the network namespace, at most once an interval, and every ten seconds
+// nf_tables in the network namespace, at most once an interval, and every minute
 // otherwise. It opens a netlink socket of its own for the kernel's notifications. With
 // iptables-legacy, or without notifications, it calls Check at the interval.
 func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {

@@ -85,8 +85,8 @@ func drifted(f tracker.Family, format string, args ...any) error {
 // Watch calls [Backend.Check] after transactions that any process commits in the network
 // namespace, at most once an interval, until ctx is done or the backend is closed. It calls
 // drifted with the errors of Check, and returns ctx's error or one that wraps [os.ErrClosed].
-// drifted should make the cursor resync. While no process commits, Watch calls Check every ten
-// seconds. It opens a netlink socket of its own for the kernel's notifications. Without
+// drifted should make the cursor resync. While no process commits, Watch calls Check every
+// minute. It opens a netlink socket of its own for the kernel's notifications. Without
 // notifications, it calls Check at the interval.
 //
 // With Config.Offload, Watch also calls [Backend.SyncInterfaces] at its start and whenever a

@@ -21,6 +21,10 @@ func processLogger(c *config.Config, out, diag io.Writer) (*slog.Logger, error) 
 	if err := logsapi.ValidateAndApplyWithOptions(&c.Effective.Logging, streams, c.Gates); err != nil {
 		return nil, err
 	}
+	if f := c.Effective.Logging.Options; !f.Text.SplitStream && !f.JSON.SplitStream {
+		// Nothing is buffered, so the flush daemon would only wake the process.
+		klog.StopFlushDaemon()
+	}
 	return inFront(klog.Background()), nil
 }
 

@@ -14,13 +14,13 @@ import (
 
 // quietInterval is how long WatchCommits waits for a notification before it calls check
 // without one, in case another part of the process closed a socket.
-const quietInterval = 10 * time.Second
+const quietInterval = time.Minute
 
 // WatchCommits calls check after transactions that any process commits to nf_tables in the
 // network namespace that ns is an open file of, at most once an interval. It calls failed
 // with each error of check, except after ctx is done. When ctx is done, it returns ctx's cause.
 // If check returns an error that wraps [os.ErrClosed], WatchCommits returns that error. While
-// no process commits, it calls check every ten seconds. While it cannot listen, it calls check
+// no process commits, it calls check every minute. While it cannot listen, it calls check
 // at the interval. An interval that is not positive is an error.
 //
 // While a socket listens, the kernel writes a notification of every object of a transaction.
