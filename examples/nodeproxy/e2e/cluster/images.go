@@ -73,6 +73,7 @@ func (s settings) makeImages(ctx context.Context) (err error) {
 		mode       os.FileMode
 	}{
 		{layer("agnhost/agnhost"), filepath.Join(s.bin(), "agnhost"), 0o755},
+		{layer("agnhost/coredns"), filepath.Join(s.bin(), "coredns"), 0o755}, // for tests with a DNS server of their own
 		{layer("agnhost/localhost.crt"), filepath.Join(agnhost, "porter", "localhost.crt"), 0o644},
 		{layer("agnhost/localhost.key"), filepath.Join(agnhost, "porter", "localhost.key"), 0o644},
 		{layer("issue/regression-issue-74839"), filepath.Join(s.bin(), "regression-issue-74839"), 0o755},
@@ -106,7 +107,7 @@ func (s settings) makeImages(ctx context.Context) (err error) {
 		{[]string{image.GetE2EImage(image.Agnhost)}, full, []string{"/agnhost"}, []string{"pause"}},
 		{[]string{image.GetE2EImage(image.BusyBox), image.GetE2EImage(image.DistrolessIptables), image.GetE2EImage(image.GlibcDnsTesting)}, full, nil, []string{"/bin/sh"}},
 		{[]string{image.GetE2EImage(image.Nginx)}, full, nil, []string{"/agnhost", "test-webserver", "--port=80"}},
-		{[]string{image.GetE2EImage(image.RegressionIssue74839)}, []string{layer("issue")}, []string{"/regression-issue-74839"}, nil},
+		{[]string{image.GetE2EImage(image.RegressionIssue74839)}, []string{base, layer("issue")}, []string{"/regression-issue-74839"}, nil},
 		{[]string{pauseImage()}, []string{layer("pause")}, []string{"/pause"}, nil},
 	})
 }
