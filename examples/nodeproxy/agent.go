@@ -54,6 +54,8 @@ type agent struct {
 	sockets     *socketlb.Backend
 	socketRules *ruleset.Cursor
 	runner      *runner.Runner
+	// refresh fires when the node's addresses must be read again.
+	refresh *time.Timer
 	// mu is held while objects are handed in and while a sync runs, so that objects that
 	// are handed in together are synced together.
 	mu sync.Mutex
@@ -64,7 +66,7 @@ type agent struct {
 // newAgent returns an agent for the network namespace of the calling thread. After it
 // returns, only servers need the thread.
 func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writer, log *slog.Logger) (_ *agent, err error) {
-	a := &agent{started: time.Now()}
+	a := &agent{started: time.Now(), refresh: time.NewTimer(0)}
 	defer func() {
 		if err != nil {
 			a.close()
@@ -106,6 +108,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 
 	hooks := worldHooks{
 		own:            func() ([]netip.Addr, error) { return ownAddresses(nl) },
+		ownInUse:       func() { a.refresh.Reset(max(cfg.SyncPeriod, time.Second)) },
 		receiveService: a.metrics.ReceiveService,
 		receiveSlice:   a.metrics.ReceiveSlice,
 		eligible:       a.proxy.SetEligible,

@@ -57,15 +57,14 @@ func (a *agent) handIn(feed func()) {
 	a.runner.Trigger() // even without a difference, for the line on standard output
 }
 
-// followNode reads the node's addresses regularly, for a node without a Node object.
+// followNode reads the node's addresses regularly while they come from the routing table.
 func (a *agent) followNode(ctx context.Context) error {
-	tick := time.NewTicker(max(a.cfg.SyncPeriod, time.Second))
-	defer tick.Stop()
+	defer a.refresh.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
+		case <-a.refresh.C:
 			a.refreshNode()
 		}
 	}

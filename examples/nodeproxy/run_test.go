@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/nftables"
 )
 
@@ -392,4 +394,35 @@ func TestExternalIPsGateTurnsThemOff(t *testing.T) {
 	if pod, _, err := visit(s.client, "", external); err == nil {
 		t.Errorf("%s is answered by %s", external, pod)
 	}
+}
+
+// TestAddressesAreFollowedWithoutNode checks that NodePorts follow the node's addresses when no
+// Node object has them.
+func TestAddressesAreFollowedWithoutNode(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs...))
+	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--sync-period", "1s")
+	p.synced(t, "services=1 endpoints=3 changed=1")
+	const other = "10.1.0.1:30080" // the node, but not the source address of its default route
+	s.answeredBy(t, nodePort, podIPs...)
+	if c, err := dial(s.pods, "tcp", "", other, testtime.Timeout); err == nil {
+		c.Close()
+		t.Errorf("%s answers", other)
+	}
+	err := s.node.Do(func() error {
+		_, all, err := net.ParseCIDR("0.0.0.0/0")
+		return cmp.Or(err, netlink.RouteDel(&netlink.Route{Dst: all}))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all of the node's addresses serve NodePorts", func() bool {
+		c, err := dial(s.pods, "tcp", "", other, testtime.Timeout)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
 }

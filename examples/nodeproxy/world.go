@@ -40,6 +40,8 @@ type world struct {
 type worldHooks struct {
 	// own returns the node's addresses if neither a flag nor a Node object has them.
 	own func() ([]netip.Addr, error)
+	// ownInUse is called when the result of own is in use. It may change at any time.
+	ownInUse func()
 	// events receives what is wrong with objects.
 	events tracker.EventSink
 	// receiveService and receiveSlice count a Service or EndpointSlice that is received,
@@ -250,6 +252,9 @@ func (w *world) nodeInfo() tracker.NodeInfo {
 			w.log.Warn("cannot read the node's addresses", "error", err)
 		}
 		info.Addresses = own
+		if w.ownInUse != nil {
+			w.ownInUse()
+		}
 	}
 	return info
 }
