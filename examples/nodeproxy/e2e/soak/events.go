@@ -51,8 +51,8 @@ var allEvents = []event{
 	{name: "this node restarts", weight: 1, kills: true, outage: true, begins: (*soak).coldStart},
 
 	{name: "nft flush ruleset", weight: 2, modes: "n", outage: true, begins: command("nft flush ruleset")},
-	{name: "nft delete table", weight: 2, modes: "n", outage: true, begins: command("nft delete table ip proxier; nft delete table ip6 proxier")},
-	{name: "nft flush table", weight: 2, modes: "n", outage: true, begins: command("nft flush table ip proxier")},
+	{name: "nft delete table", weight: 2, modes: "n", outage: true, begins: command("nft delete table ip TABLE; nft delete table ip6 TABLE")},
+	{name: "nft flush table", weight: 2, modes: "n", outage: true, begins: command("nft flush table ip TABLE")},
 	{name: "iptables -F", weight: 2, modes: "n", begins: command("iptables -F; iptables -t nat -F; ip6tables -F; ip6tables -t nat -F")},
 	{name: "iptables -F", weight: 2, modes: "iv", outage: true, begins: command("IPTABLES -F; IP6TABLES -F")},
 	{name: "iptables -t nat -F", weight: 2, modes: "iv", outage: true, begins: command("IPTABLES -t nat -F; IP6TABLES -t nat -F")},
@@ -469,7 +469,8 @@ func command(text string) func(*soak) (string, func(context.Context) error) {
 }
 
 // commands runs commands on the node, which "; " separates. IPTABLES stands for the
-// agent's iptables.
+// agent's iptables. TABLE, at the end of a command of nft, stands for each of the agent's
+// tables in the family: there may be none, or two while the agent swaps them.
 func (s *soak) commands(text string) error {
 	flavour := ""
 	if s.o.iptables != "" {
@@ -479,10 +480,37 @@ func (s *soak) commands(text string) error {
 	for c := range strings.SplitSeq(text, "; ") {
 		name, rest, _ := strings.Cut(c, " ")
 		args := strings.Fields(rest)
+		if before, ok := strings.CutSuffix(rest, " TABLE"); ok {
+			if err := s.toTables(before); err != nil {
+				return err
+			}
+			continue
+		}
 		if name == "nft" { // it accepts its command as one argument
 			args = []string{rest}
 		}
 		if out, err := s.net.node.Output(name, args...); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	return nil
+}
+
+// toTables runs a command of nft, such as "flush table ip", with each of the agent's tables in
+// the family that ends the command.
+func (s *soak) toTables(command string) error {
+	family := command[strings.LastIndexByte(command, ' ')+1:]
+	list, err := s.net.node.Output("nft", "list tables "+family)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(list) {
+		table := strings.TrimPrefix(strings.TrimSpace(line), "table "+family+" ")
+		if !strings.HasPrefix(table, "proxier") {
+			continue
+		}
+		// The agent may delete the table at the same time.
+		if out, err := s.net.node.Output("nft", command+" "+table); err != nil && !strings.Contains(err.Error()+out, "No such file") {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 	}

@@ -22,15 +22,21 @@ import (
 // such as "nft: ip proxier map services" or "ipset: KUBE-CLUSTER-IP".
 type kernelState map[string][]string
 
-// lists holds the commands that list the kernel's state. Programs that are not installed
-// are left out.
-var lists = [][]string{
-	{"nft", "-s", "list", "ruleset"},
-	{"iptables-legacy-save"},
-	{"ip6tables-legacy-save"},
-	{"ipset", "save"},
-	{"ipvsadm", "-Sn"},
-	{"ip", "-o", "addr", "show", "kube-ipvs0"},
+// lists returns the commands that list the kernel's state in a mode. dump leaves out programs
+// that are not installed.
+func lists(mode string) [][]string {
+	out := [][]string{
+		{"iptables-legacy-save"},
+		{"ip6tables-legacy-save"},
+		{"ipset", "save"},
+		{"ipvsadm", "-Sn"},
+		{"ip", "-o", "addr", "show", "kube-ipvs0"},
+	}
+	if mode == "iptables" {
+		// nft takes many minutes to list the rules of 10,000 Services.
+		return append(out, []string{"iptables-nft-save"}, []string{"ip6tables-nft-save"})
+	}
+	return append(out, []string{"nft", "-s", "list", "ruleset"})
 }
 
 var (
@@ -48,7 +54,7 @@ var (
 // dump lists the kernel's state.
 func (s *soak) dump(ctx context.Context) (kernelState, error) {
 	out := kernelState{}
-	for _, args := range lists {
+	for _, args := range lists(s.o.mode) {
 		if _, err := exec.LookPath(args[0]); err != nil {
 			continue
 		}

@@ -89,7 +89,7 @@ func TestLossesAndLeftoversAreFound(t *testing.T) {
 	t.Parallel()
 	o := short(t)
 	o.length, o.drain = time.Millisecond, 0
-	o.events = []event{{name: "flush", weight: 1, begins: command("nft flush table ip proxier; nft add table inet left; nft add set inet left mine {type ipv4_addr;}")}}
+	o.events = []event{{name: "flush", weight: 1, begins: command("nft flush table ip TABLE; nft add table inet left; nft add set inet left mine {type ipv4_addr;}")}}
 	r := o.soak(t)
 	if r.Lost == 0 || !strings.HasPrefix(r.Failures[0].Event, "2 flush") {
 		t.Errorf("%d failures %v, want failures in event 2 flush", r.Lost, r.Failures)
