@@ -73,6 +73,7 @@ func unsupported() []exclusion {
 		{`Feature:Networking-(IPv4|IPv6|DNS)`, "no internet"},
 		{`Disruptive`, "no SSH to nodes, and the proxy does not run in a pod"},
 		{`DNS configMap nameserver`, "CoreDNS does not run in a pod, and has no ConfigMap"},
+		{`Feature:PerformanceDNS`, "a test of DNS alone, with 10,000 Services"},
 		{`Networking IPerf2`, "Debian's iperf prints fewer columns than the test expects"},
 		{`Netpol (NetworkPolicy|\[LinuxOnly\]|\[Feature)`, "CNI plugin ptp has no network policies"},
 	}
