@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -247,7 +245,7 @@ func (w *simWorld) compareDump() error {
 	}
 	inner := &quiet{TB: w.tb}
 	defer inner.cleanup()
-	cold := w.o.New(inner, SimEnv{Families: w.o.Families, Fail: func() error { return nil }, Look: func() {}})
+	cold := w.o.New(inner, SimEnv{Families: w.ipFamilies, Fail: func() error { return nil }, Look: func() {}})
 	cursor := w.engine.Attach("cold", cold.Backend())
 	defer cursor.Detach()
 	if err := cursor.Sync(w.tb.Context()); err != nil {
@@ -259,53 +257,4 @@ func (w *simWorld) compareDump() error {
 		}
 	}
 	return nil
-}
-
-// simHost is a source of packets.
-type simHost struct {
-	name, in string
-	addr     func(tracker.Family) netip.Addr
-}
-
-// host returns the host with a name, as in [row].
-func (w *simWorld) host(name string) simHost {
-	var n int
-	switch {
-	case name == nodeName:
-		return simHost{name, "", primary}
-	case name == "loopback":
-		return simHost{name, "", loopback}
-	case strings.HasPrefix(name, "client"):
-		fmt.Sscanf(name, "client%d", &n)
-		return simHost{name, "eth0", func(f tracker.Family) netip.Addr { return clientAddr(f, n) }}
-	}
-	node, addr := podNamed(name)
-	switch {
-	case node == remoteName:
-		return simHost{name, "eth1", addr}
-	case w.config.bridge:
-		return simHost{name, bridgeName, addr}
-	}
-	return simHost{name, interfacePrefix + name, addr}
-}
-
-// nodeAddresses returns the node's own addresses.
-func (w *simWorld) nodeAddresses(f tracker.Family) []netip.Addr {
-	out := nodeAddresses(f)
-	for _, t := range w.config.bound {
-		out = append(out, t.at(f).Addr())
-	}
-	return out
-}
-
-// podAt returns the name of the pod with the address, or "".
-func (w *simWorld) podAt(f tracker.Family, a netip.Addr) string {
-	i := slices.IndexFunc(w.pods, func(name string) bool {
-		_, addr := podNamed(name)
-		return addr(f) == a
-	})
-	if i < 0 {
-		return ""
-	}
-	return w.pods[i]
 }

@@ -56,7 +56,6 @@ func affinityPacketWorlds() []world {
 			w.set(
 				service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, affinity: 10800, endpoints: on(pods...)},
 				service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
-			w.Sync()
 			for _, to := range []target{clusterIP(1, 80), atPrimary(30080), externalIP(1, 80)} {
 				for _, p := range []v1.Protocol{tcp, udp} {
 					before := w.chosen(p, to)
@@ -80,13 +79,10 @@ func affinityPacketWorlds() []world {
 			to := clusterIP(1, 80)
 			before := w.chosen(tcp, to)
 			w.change("other", func(s *service) { s.endpoints = on("pod2") })
-			w.Sync()
 			w.same("though only another service changed", before, w.chosen(tcp, to))
 			w.remove("other")
-			w.Sync()
 			w.same("though only another service was removed", before, w.chosen(tcp, to))
 			w.Cursor.Resync()
-			w.Sync()
 			w.same("by a full resync", before, w.chosen(tcp, to))
 
 			// An endpoint is removed: its clients move once; the others stay.
@@ -98,7 +94,6 @@ func affinityPacketWorlds() []world {
 				}
 			}
 			w.change("web", func(s *service) { s.endpoints = on(rest...) })
-			w.Sync()
 			moved := w.chosen(tcp, to)
 			for c, ep := range before {
 				left := false
@@ -117,7 +112,6 @@ func affinityPacketWorlds() []world {
 			}
 			// The endpoint is added again: no client has a reason to move.
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
-			w.Sync()
 			w.same("when an endpoint was added", moved, w.chosen(tcp, to))
 		})},
 	}
@@ -174,9 +168,11 @@ func (w *World) outlive(c client, to target, timeout time.Duration) (judged, mov
 	return judged, ok && now.server != last.server
 }
 
-// chosen connects every client once and returns the endpoint that each reached.
+// chosen syncs the backend, connects every client once and returns the endpoint that
+// each reached.
 func (w *World) chosen(p v1.Protocol, to target) map[client]netip.AddrPort {
 	w.tb.Helper()
+	w.Sync()
 	out := map[client]netip.AddrPort{}
 	for _, f := range w.Env.Families {
 		for i := 1; i <= affinityClients; i++ {

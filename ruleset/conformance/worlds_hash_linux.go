@@ -22,13 +22,11 @@ func hashPacketWorlds() []world {
 		{name: "hash of the source", needs: need, config: c, run: packets(func(w *World) {
 			s := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, hash: tracker.HashSource, endpoints: on(pods...)}
 			w.set(s, service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
-			w.Sync()
 			// Another node that learned of the endpoints in another order.
 			other := newWorld(w.tb, w.options, c)
 			t := s
 			t.endpoints = on(reversed...)
 			other.set(t)
-			other.Sync()
 			for _, to := range []target{clusterIP(1, 80), atPrimary(30080), externalIP(1, 80)} {
 				before := w.chosen(tcp, to)
 				for range 3 {
@@ -51,16 +49,13 @@ func hashPacketWorlds() []world {
 			to := clusterIP(1, 80)
 			before := w.chosen(tcp, to)
 			w.change("other", func(s *service) { s.endpoints = on("pod2") })
-			w.Sync()
 			w.same("though only another service changed", before, w.chosen(tcp, to))
 			w.Cursor.Resync()
-			w.Sync()
 			w.same("by a full resync", before, w.chosen(tcp, to))
 
 			// An endpoint is removed: its clients move, and few others do. When it is
 			// added again, they return.
 			w.change("web", func(s *service) { s.endpoints = on(pods[1:]...) })
-			w.Sync()
 			moved := 0
 			now := w.chosen(tcp, to)
 			for c, ep := range before {
@@ -75,7 +70,6 @@ func hashPacketWorlds() []world {
 				w.tb.Errorf("%d of %d clients moved away from endpoints that stayed", moved, len(before))
 			}
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
-			w.Sync()
 			if now := w.chosen(tcp, to); w.does(HashOfEndpoints) {
 				w.same("after an endpoint was removed and added", before, now)
 			}
@@ -133,10 +127,7 @@ func hashPacketWorlds() []world {
 				{"pod1": 1, "pod2": 2, "pod3": 3, "remote1": 4, "remote2": 6},
 			} {
 				w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), hash: tracker.HashSourcePort, endpoints: weighing(weights, "pod1", "pod2", "pod3", "remote1", "remote2")})
-				w.Sync()
-				for _, f := range w.Env.Families {
-					w.distribution(f, clusterIP(1, 80).at(f), weights)
-				}
+				w.distribution(clusterIP(1, 80), weights)
 			}
 		})},
 	}
