@@ -15,6 +15,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/byname"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
@@ -110,14 +111,14 @@ func (w *simWorld) setServiceCIDRs(cidrs []netip.Prefix) {
 func (w *simWorld) attach() {
 	w.tb.Helper()
 	w.tracker, w.engine = w.start(w.info, w.cidrs)
-	names := slices.SortedFunc(maps.Keys(w.objects), compareNames)
+	names := slices.SortedFunc(maps.Keys(w.objects), byname.Compare)
 	if len(names) != 0 {
 		w.rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	}
 	for _, n := range names {
 		w.tracker.SetService(w.objects[n])
 	}
-	for _, n := range slices.SortedFunc(maps.Keys(w.slices), compareNames) {
+	for _, n := range slices.SortedFunc(maps.Keys(w.slices), byname.Compare) {
 		w.tracker.SetSlice(w.slices[n])
 	}
 	backend := w.plane.Backend()
