@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -38,19 +39,6 @@ type Random struct {
 	Dump func(tb testing.TB, env Env, b ruleset.Backend) string
 }
 
-func (r Random) withDefaults() Random {
-	if r.Worlds == 0 {
-		r.Worlds = 10
-	}
-	if r.Steps == 0 {
-		r.Steps = 4
-	}
-	if r.Packets == 0 {
-		r.Packets = 60
-	}
-	return r
-}
-
 // RunRandom tests a backend in random worlds, each a parallel sub-test named by its
 // seed. After each step of a series of changes, random connections must have the
 // result of Trace. If a world fails and -v is given, RunRandom prints a small set of
@@ -63,7 +51,7 @@ func RunRandom(t *testing.T, o Options, r Random) {
 	if !forwards(t, o) {
 		return
 	}
-	r = r.withDefaults()
+	r.Worlds, r.Steps, r.Packets = cmp.Or(r.Worlds, 10), cmp.Or(r.Steps, 4), cmp.Or(r.Packets, 60)
 	o.run = new(excuses)
 	t.Cleanup(func() { o.run.report(t) })
 	run := func(t *testing.T, first, worlds int) {

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -39,12 +40,7 @@ type scene struct {
 
 // newScene returns the scene of a world. It fills in the defaults of c.
 func newScene(tb testing.TB, c config, families []tracker.Family, skip skips, apply func(worldgen.Op)) scene {
-	if c.clients == 0 {
-		c.clients = 4
-	}
-	if c.remotePods == 0 {
-		c.remotePods = defaultRemotePods
-	}
+	c.clients, c.remotePods = cmp.Or(c.clients, 4), cmp.Or(c.remotePods, defaultRemotePods)
 	if c.localTraffic == nil {
 		c.localTraffic = &ruleset.LocalTraffic{CIDRs: each(families, localPodCIDR)}
 	}

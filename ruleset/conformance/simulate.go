@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -137,12 +138,7 @@ func (s Simulation) complete() (Simulation, error) {
 	if s.New == nil {
 		return s, errors.New("conformance: Simulation.New is required")
 	}
-	if s.Worlds == 0 {
-		s.Worlds = 24
-	}
-	if s.Steps == 0 {
-		s.Steps = 24
-	}
+	s.Worlds, s.Steps = cmp.Or(s.Worlds, 24), cmp.Or(s.Steps, 24)
 	var err error
 	s.Families, err = validFamilies(s.Families)
 	return s, err
@@ -170,20 +166,11 @@ func (s Simulation) script(tb testing.TB, world world, mode simMode) {
 // which it still fails.
 func (s Simulation) random(tb testing.TB, seed uint64) {
 	tb.Helper()
-	steps := worldgen.Steps{}
-	var config config
-	generate := func() *worldgen.Generator {
-		rng := rand.New(rand.NewPCG(seed, 1))
-		config = randomConfig(rng, s.Skip, seed%3 == 0)
-		return worldgen.New(seed, randomParams(s.Families, s.Skip, config))
-	}
-	g := generate()
-	for i := range 1 + s.Steps {
-		if i == 0 {
-			steps = append(steps, g.Start())
-		} else {
-			steps = append(steps, g.Step())
-		}
+	config := randomConfig(rand.New(rand.NewPCG(seed, 1)), s.Skip, seed%3 == 0)
+	g := worldgen.New(seed, randomParams(s.Families, s.Skip, config))
+	steps := worldgen.Steps{g.Start()}
+	for range s.Steps {
+		steps = append(steps, g.Step())
 	}
 	at, err := s.try(tb, seed, config, steps)
 	if err == nil {

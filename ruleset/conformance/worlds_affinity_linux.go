@@ -63,11 +63,7 @@ func affinityPacketWorlds() []world {
 						w.same("for no reason", before, w.chosen(p, to))
 					}
 					for _, f := range w.Env.Families {
-						used := map[netip.AddrPort]bool{}
-						for i := 1; i <= affinityClients; i++ {
-							used[before[client{f, i}]] = true
-						}
-						if len(used) == 1 {
+						if used(f, before) == 1 {
 							w.tb.Errorf("%s: %d clients were all sent to the same of %d endpoints", f, affinityClients, len(pods))
 						}
 					}
@@ -185,6 +181,17 @@ func (w *World) chosen(p v1.Protocol, to target) map[client]netip.AddrPort {
 		}
 	}
 	return out
+}
+
+// used returns the number of endpoints that clients of a family reached.
+func used(f tracker.Family, chosen map[client]netip.AddrPort) int {
+	out := map[netip.AddrPort]bool{}
+	for c, ep := range chosen {
+		if c.family == f {
+			out[ep] = true
+		}
+	}
+	return len(out)
 }
 
 // same fails the test if a client reached another endpoint than before.

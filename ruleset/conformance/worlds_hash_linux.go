@@ -2,12 +2,9 @@ package conformance
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
-	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -34,12 +31,8 @@ func hashPacketWorlds() []world {
 				}
 				other.same("on another node", before, other.chosen(tcp, to))
 				for _, f := range w.Env.Families {
-					used := map[netip.AddrPort]bool{}
-					for i := 1; i <= affinityClients; i++ {
-						used[before[client{f, i}]] = true
-					}
-					if len(used) < 3 {
-						w.tb.Errorf("%s: %d clients were sent to %d of %d endpoints", f, affinityClients, len(used), len(pods))
+					if n := used(f, before); n < 3 {
+						w.tb.Errorf("%s: %d clients were sent to %d of %d endpoints", f, affinityClients, n, len(pods))
 					}
 				}
 			}
@@ -140,27 +133,13 @@ func (w *World) flows(f tracker.Family, to target, first, n int) []netip.AddrPor
 	from := w.net.hosts["client1"]
 	out := make([]netip.AddrPort, n)
 	for i := range out {
-		o := from.askFrom(w.tb.Context(), uint16(first+i), to.at(f))
+		ctx, cancel := context.WithTimeout(w.tb.Context(), w.timeout())
+		o := outcomeOf(from.probeUDP(ctx, uint16(first+i), to.at(f)))
+		cancel()
 		if o.kind != reached {
 			w.tb.Fatalf("from port %d to %s (%s): %s", first+i, to.name, to.at(f), o)
 		}
 		out[i] = o.server
 	}
 	return out
-}
-
-// askFrom sends a datagram from a given port and returns the result.
-func (h host) askFrom(ctx context.Context, port uint16, to netip.AddrPort) outcome {
-	ctx, cancel := context.WithTimeout(ctx, testtime.Timeout)
-	defer cancel()
-	c, err := h.ns.Dial(ctx, "udp", h.local(to, port), to.String())
-	if err != nil {
-		return outcome{kind: failed, err: fmt.Errorf("port %d: %w", port, err)}
-	}
-	defer c.Close()
-	text, err := ask(ctx, c.(packetConn), []byte("hello\n"), func(b []byte) (string, bool) { return strings.TrimSpace(string(b)), true })
-	if err != nil {
-		return outcome{kind: failed, err: err}
-	}
-	return parseGreeting(text)
 }
