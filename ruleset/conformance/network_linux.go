@@ -56,9 +56,8 @@ func (h host) port() uint16 { return uint16(firstPort + h.ports.Add(1)%portCount
 
 // pod is a server that connections can reach.
 type pod struct {
-	name, node string
-	ns         *netlab.Host
-	addr       func(tracker.Family) netip.Addr
+	Pod
+	ns *netlab.Host
 }
 
 // network holds the namespaces of a world.
@@ -179,7 +178,7 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 			ns = hosts[name]
 		}
 		add(name, ns)
-		n.pods = append(n.pods, pod{name, of, ns, addr})
+		n.pods = append(n.pods, pod{Pod{name, of, addr}, ns})
 	}
 	add(nodeName, node)
 	add("loopback", node)

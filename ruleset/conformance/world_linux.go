@@ -144,7 +144,7 @@ func (Pod) Ports() [2]uint16 { return [2]uint16{podPort, podPort2} }
 func (w *World) Pods() []Pod {
 	out := make([]Pod, 0, len(w.net.pods))
 	for _, p := range w.net.pods {
-		out = append(out, Pod{Name: p.name, Node: p.node, addr: p.addr})
+		out = append(out, p.Pod)
 	}
 	return out
 }

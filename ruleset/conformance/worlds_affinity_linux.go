@@ -86,7 +86,7 @@ func affinityPacketWorlds() []world {
 			var rest []string
 			for _, p := range w.net.pods {
 				if p.addr(w.Env.Families[0]) != gone {
-					rest = append(rest, p.name)
+					rest = append(rest, p.Name)
 				}
 			}
 			w.change("web", func(s *service) { s.endpoints = on(rest...) })
@@ -94,7 +94,7 @@ func affinityPacketWorlds() []world {
 			for c, ep := range before {
 				left := false
 				for _, p := range w.net.pods {
-					left = left || p.addr(c.family) == ep.Addr() && slices.Contains(rest, p.name)
+					left = left || p.addr(c.family) == ep.Addr() && slices.Contains(rest, p.Name)
 				}
 				if left && moved[c] != ep {
 					w.tb.Errorf("%s was moved from %s to %s when another endpoint was removed", c, ep, moved[c])

@@ -47,9 +47,9 @@ func weightPacketWorlds() []world {
 			gone := before[client{w.Env.Families[0], 1}].Addr()
 			weights := map[string]int{}
 			for _, p := range w.net.pods {
-				weights[p.name] = 2
+				weights[p.Name] = 2
 				if p.addr(w.Env.Families[0]) == gone {
-					weights[p.name] = 0
+					weights[p.Name] = 0
 				}
 			}
 			w.change("web", func(s *service) { s.endpoints = weighing(weights, "pod1", "pod2", "pod3", "remote1", "remote2") })
