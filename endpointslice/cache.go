@@ -203,7 +203,7 @@ func (c *Cache[E]) Pending() iter.Seq[types.NamespacedName] {
 func (c *Cache[E]) Take() []Change[E] {
 	var out []Change[E]
 	c.TakeFunc(func(ch Change[E]) { out = append(out, ch) })
-	slices.SortFunc(out, func(a, b Change[E]) int { return compareNames(a.Service, b.Service) })
+	slices.SortFunc(out, func(a, b Change[E]) int { return byname.Compare(a.Service, b.Service) })
 	return out
 }
 
@@ -348,7 +348,7 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 	if len(eps) == 0 {
 		return nil, len(was) > 0
 	}
-	var bad problems
+	var bad []error
 	var zero E
 	for i := 0; i < len(numbers); {
 		p := numbers[i]
@@ -365,7 +365,7 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 				if err := c.config.Make(s, &s.Endpoints[eps[j].index], from, &c.values[len(c.values)-1]); err != nil {
 					c.values[len(c.values)-1] = zero
 					c.values = c.values[:len(c.values)-1]
-					bad.add(fmt.Errorf("endpoint %s: %w", from.Addr, err))
+					bad = append(bad, fmt.Errorf("endpoint %s: %w", from.Addr, err))
 				}
 			}
 		}
@@ -375,7 +375,7 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 		}
 		port := Port[E]{Name: p.name, Protocol: p.protocol, Type: s.AddressType}
 		var old []*E
-		if k, ok := slices.BinarySearchFunc(was, &port, func(a Port[E], b *Port[E]) int { return a.compare(b) }); ok {
+		if k, ok := findPort(was, &port); ok {
 			old = was[k].Endpoints
 		}
 		port.Type = addressType(s.AddressType)
@@ -493,9 +493,15 @@ func tidied[T any](s []T) []T {
 	return s[:0]
 }
 
-func (c *Cache[E]) report(s *discovery.EndpointSlice, p problems) {
-	if p.first != nil {
-		c.fail(s, p.err())
+// report reports the errors about a slice at once: a slice may have a thousand invalid
+// endpoints.
+func (c *Cache[E]) report(s *discovery.EndpointSlice, bad []error) {
+	switch len(bad) {
+	case 0:
+	case 1:
+		c.fail(s, bad[0])
+	default:
+		c.fail(s, fmt.Errorf("%w (and %d more)", bad[0], len(bad)-1))
 	}
 }
 
@@ -503,11 +509,4 @@ func (c *Cache[E]) fail(s *discovery.EndpointSlice, err error) {
 	if c.config.Report != nil {
 		c.config.Report(s, err)
 	}
-}
-
-func compareNames(a, b types.NamespacedName) int {
-	if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
-		return c
-	}
-	return strings.Compare(a.Name, b.Name)
 }

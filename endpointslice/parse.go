@@ -38,36 +38,14 @@ func (p parsedPort) compare(o parsedPort) int {
 	)
 }
 
-// problems collects the errors of one slice, so that a slice with a thousand invalid
-// endpoints is reported once.
-type problems struct {
-	first error
-	more  int
-}
-
-func (p *problems) add(err error) {
-	if p.first == nil {
-		p.first = err
-	} else {
-		p.more++
-	}
-}
-
-func (p *problems) err() error {
-	if p.more > 0 {
-		return fmt.Errorf("%w (and %d more)", p.first, p.more)
-	}
-	return p.first
-}
-
 // parsePorts returns the valid ports, sorted and without duplicates.
 func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 	out := c.numbers
-	var bad problems
+	var bad []error
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		if p.Name == nil {
-			bad.add(fmt.Errorf("%w: port %d has a nil name", ErrInvalid, i))
+			bad = append(bad, fmt.Errorf("%w: port %d has a nil name", ErrInvalid, i))
 			continue
 		}
 		if p.Port == nil || *p.Port == 0 {
@@ -75,7 +53,7 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 			continue
 		}
 		if *p.Port < 0 || *p.Port > 65535 {
-			bad.add(fmt.Errorf("%w: port %q: number %d is out of range", ErrInvalid, *p.Name, *p.Port))
+			bad = append(bad, fmt.Errorf("%w: port %q: number %d is out of range", ErrInvalid, *p.Name, *p.Port))
 			continue
 		}
 		proto := v1.ProtocolTCP
@@ -88,7 +66,7 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 			case v1.ProtocolSCTP:
 				proto = v1.ProtocolSCTP
 			default:
-				bad.add(fmt.Errorf("%w: port %q: unknown protocol %q", ErrInvalid, *p.Name, *p.Protocol))
+				bad = append(bad, fmt.Errorf("%w: port %q: unknown protocol %q", ErrInvalid, *p.Name, *p.Protocol))
 				continue
 			}
 		}
@@ -104,24 +82,24 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 // duplicates.
 func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 	out := slices.Grow(c.parsed, len(s.Endpoints))
-	var bad problems
+	var bad []error
 	for i := range s.Endpoints {
 		ep := &s.Endpoints[i]
 		if len(ep.Addresses) == 0 {
-			bad.add(fmt.Errorf("%w: endpoint %d has no address", ErrInvalid, i))
+			bad = append(bad, fmt.Errorf("%w: endpoint %d has no address", ErrInvalid, i))
 			continue
 		}
 		a, err := ParseAddr(ep.Addresses[0])
 		if err != nil {
-			bad.add(fmt.Errorf("%w: endpoint %d: %w", ErrInvalid, i, err))
+			bad = append(bad, fmt.Errorf("%w: endpoint %d: %w", ErrInvalid, i, err))
 			continue
 		}
 		if a.Is4() != (s.AddressType == discovery.AddressTypeIPv4) {
-			bad.add(fmt.Errorf("%w: endpoint %d: %s in a slice of type %s", ErrInvalid, i, a, s.AddressType))
+			bad = append(bad, fmt.Errorf("%w: endpoint %d: %s in a slice of type %s", ErrInvalid, i, a, s.AddressType))
 			continue
 		}
 		if a.IsUnspecified() || a.IsMulticast() {
-			bad.add(fmt.Errorf("%w: endpoint %d: %s is not a unicast address", ErrInvalid, i, a))
+			bad = append(bad, fmt.Errorf("%w: endpoint %d: %s is not a unicast address", ErrInvalid, i, a))
 			continue
 		}
 		// Fill the element in place: benchmarks show the cost of copying a struct of

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -54,11 +55,7 @@ type PartialError struct {
 
 // Error returns the number of failed Services and the first few with their errors.
 func (e *PartialError) Error() string {
-	keys := make([]tracker.Key, 0, len(e.Failed))
-	for k := range e.Failed {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, tracker.Key.Compare)
+	keys := slices.SortedFunc(maps.Keys(e.Failed), tracker.Key.Compare)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d services failed", len(keys))
 	for i, k := range keys {
@@ -73,11 +70,7 @@ func (e *PartialError) Error() string {
 
 // Unwrap returns the errors of all Services.
 func (e *PartialError) Unwrap() []error {
-	out := make([]error, 0, len(e.Failed))
-	for _, err := range e.Failed {
-		out = append(out, err)
-	}
-	return out
+	return slices.Collect(maps.Values(e.Failed))
 }
 
 // Delta holds the changes that one backend must apply to agree with the ruleset.
@@ -194,3 +187,5 @@ type move struct {
 	at  l4Key
 	key tracker.Key
 }
+
+func (m move) frontend() l4Key { return m.at }

@@ -54,9 +54,7 @@ func (b *byFamily) Apply(ctx context.Context, d *Delta) error {
 		case errors.Is(err, ErrNeedFull):
 			failed = append(failed, err)
 		case errors.As(err, &p) && p != nil:
-			for k, err := range p.Failed {
-				partial.Failed[k] = err
-			}
+			maps.Copy(partial.Failed, p.Failed)
 		case d.Full || d.Node != d.OldNode:
 			failed = append(failed, err)
 		default:

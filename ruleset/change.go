@@ -129,15 +129,9 @@ func (c Change) removed(list func(*Service) []*tracker.Endpoint) iter.Seq[*track
 // may yield the same frontend, and the data plane may not have it any more.
 func (c Change) GoneFrontends() iter.Seq[Frontend] {
 	return func(yield func(Frontend) bool) {
-		var lost map[l4Key]bool
-		if len(c.lost) != 0 {
-			lost = make(map[l4Key]bool, len(c.lost))
-			for _, m := range c.lost {
-				lost[m.at] = true
-			}
-		}
+		lost := newFinder(c.lost, move.frontend)
 		for at, f := range c.dropped() {
-			if !lost[at] && !yield(*f) {
+			if !lost.has(at) && !yield(*f) {
 				return
 			}
 		}
@@ -159,12 +153,9 @@ func (c Change) LostFrontends() iter.Seq2[Frontend, tracker.Key] {
 		if len(c.lost) == 0 {
 			return
 		}
-		to := make(map[l4Key]tracker.Key, len(c.lost))
-		for _, m := range c.lost {
-			to[m.at] = m.key
-		}
+		lost := newFinder(c.lost, move.frontend)
 		for at, f := range c.dropped() {
-			if key, ok := to[at]; ok && !yield(*f, key) {
+			if i := lost.first(at); i >= 0 && !yield(*f, c.lost[i].key) {
 				return
 			}
 		}

@@ -127,13 +127,10 @@ type FamilyInfo struct {
 
 // Family returns i.IPv4 or i.IPv6, or the zero value if f is not a family.
 func (i *SyncInfo) Family(f tracker.Family) FamilyInfo {
-	switch f {
-	case tracker.IPv4:
-		return i.IPv4
-	case tracker.IPv6:
-		return i.IPv6
+	if f.Bits() == 0 {
+		return FamilyInfo{}
 	}
-	return FamilyInfo{}
+	return *i.of(f)
 }
 
 // familyIndex returns the index of f in arrays by family.

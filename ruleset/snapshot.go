@@ -60,8 +60,12 @@ func (s *Snapshot) Lookup(to netip.AddrPort, p v1.Protocol) (*Service, *Frontend
 	if !to.IsValid() {
 		return nil, nil
 	}
+	return s.lookup(l4KeyAt(canonical(to.Addr()), to.Port(), p))
+}
+
+func (s *Snapshot) lookup(at l4Key) (*Service, *Frontend) {
 	s.index()
-	f := s.at[l4KeyAt(canonical(to.Addr()), to.Port(), p)]
+	f := s.at[at]
 	return f.service, f.frontend
 }
 

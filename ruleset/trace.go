@@ -132,7 +132,8 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 	// NodePort. Loopback addresses never serve NodePorts: packets from them cannot
 	// leave the node.
 	if toNode && s.Node.NodePorts(tracker.FamilyOf(p.To.Addr())).Allows(p.To.Addr()) {
-		if svc, f := s.nodePort(p); f != nil {
+		at := nodePortKey(tracker.FamilyOf(p.To.Addr()), p.To.Port(), p.Protocol)
+		if svc, f := s.lookup(at); f != nil {
 			return s.traceFrontend(p, toNode, svc, f)
 		}
 	}
@@ -145,7 +146,8 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 
 	// 3. A cluster IP is not a host: no other host could reply on a closed port, and
 	// the packet would leave by the default route.
-	if svc := s.clusterIP(p.To.Addr()); svc != nil {
+	s.index()
+	if svc := s.clusterIPs[p.To.Addr()]; svc != nil {
 		return Verdict{Action: ActionReject, MayFailSend: fromNode, Rule: fmt.Sprintf(
 			"%s %d is a closed port of a cluster IP (of %s)", p.Protocol, p.To.Port(), svc.Key.NamespacedName)}
 	}
@@ -212,17 +214,4 @@ func (s *Snapshot) traceFrontend(p Packet, toNode bool, svc *Service, f *Fronten
 	v.masquerade = f.Masquerade.Applies(fromPod, fromNode)
 	v.Rule = fmt.Sprintf("%s%s goes to its %s", name, whom, target)
 	return v
-}
-
-// nodePort returns the Service whose NodePort is the packet's port, or nil.
-func (s *Snapshot) nodePort(p Packet) (*Service, *Frontend) {
-	s.index()
-	f := s.at[nodePortKey(tracker.FamilyOf(p.To.Addr()), p.To.Port(), p.Protocol)]
-	return f.service, f.frontend
-}
-
-// clusterIP returns a Service with the cluster IP, or nil.
-func (s *Snapshot) clusterIP(a netip.Addr) *Service {
-	s.index()
-	return s.clusterIPs[a]
 }

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -114,12 +115,9 @@ func New(cfg Config, fn func(context.Context) error) (*Runner, error) {
 	case cfg.Pace.Factor != 0 && cfg.Max != 0 && cfg.Max < cfg.Pace.Most:
 		return nil, fmt.Errorf("runner: Max (%v) is less than Pace.Most (%v)", cfg.Max, cfg.Pace.Most)
 	}
-	if cfg.Retry == 0 {
-		cfg.Retry = DefaultRetry
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Retry = cmp.Or(cfg.Retry, DefaultRetry)
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	cfg.Trace = cmp.Or(cfg.Trace, &Trace{})
 	if cfg.Clock == nil {
 		cfg.Clock = systemClock{}
 	}
@@ -139,7 +137,7 @@ func (r *Runner) Trigger() {
 	r.queuedAt = r.cfg.Clock.Now()
 	// Hold the lock, so that Queued is called before the SyncStart of the resulting
 	// run.
-	r.cfg.Trace.queued(r.queuedAt)
+	call(r.cfg.Trace.Queued, r.queuedAt)
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -161,17 +159,17 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	for ctx.Err() == nil {
 		due, ok := r.due()
-		if !ok {
+		d := due.Sub(r.cfg.Clock.Now())
+		switch {
+		case !ok:
 			r.wait(ctx, nil)
-			continue
-		}
-		if d := due.Sub(r.cfg.Clock.Now()); d > 0 {
+		case d > 0:
 			t := r.cfg.Clock.NewTimer(d)
 			r.wait(ctx, t.C())
 			t.Stop()
-			continue
+		default:
+			r.sync(ctx)
 		}
-		r.sync(ctx)
 	}
 	return ctx.Err()
 }
@@ -219,8 +217,8 @@ func (r *Runner) sync(ctx context.Context) {
 		info.Reason = Retry
 	}
 
-	r.cfg.Trace.syncStart(info)
-	info.Err = r.call(ctx, info.Reason)
+	call(r.cfg.Trace.SyncStart, info)
+	info.Err = r.runOnce(ctx, info.Reason)
 	end := r.cfg.Clock.Now()
 	info.Duration = end.Sub(info.Start)
 
@@ -240,11 +238,11 @@ func (r *Runner) sync(ctx context.Context) {
 	if info.Err != nil {
 		r.report(ctx, info)
 	}
-	r.cfg.Trace.syncDone(info)
+	call(r.cfg.Trace.SyncDone, info)
 }
 
-// call calls the function and converts a panic to an error.
-func (r *Runner) call(ctx context.Context, why Reason) (err error) {
+// runOnce calls the function and converts a panic to an error.
+func (r *Runner) runOnce(ctx context.Context, why Reason) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &PanicError{Value: v, Stack: debug.Stack()}

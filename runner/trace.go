@@ -61,20 +61,9 @@ func (r Reason) String() string {
 	return "unknown reason"
 }
 
-func (t *Trace) queued(at time.Time) {
-	if t != nil && t.Queued != nil {
-		t.Queued(at)
-	}
-}
-
-func (t *Trace) syncStart(i Info) {
-	if t != nil && t.SyncStart != nil {
-		t.SyncStart(i)
-	}
-}
-
-func (t *Trace) syncDone(i Info) {
-	if t != nil && t.SyncDone != nil {
-		t.SyncDone(i)
+// call calls a function of a Trace, if it is set.
+func call[T any](f func(T), x T) {
+	if f != nil {
+		f(x)
 	}
 }

@@ -23,7 +23,7 @@ func (t *Tracker) complete(u Update) {
 	}
 	before := t.completed[u.Name]
 	after := make([]completed, len(u.Ports))
-	var warned, failed warnings
+	var warned, failed []error
 	for i := range u.Ports {
 		s := &u.Ports[i]
 		j, _ := slices.BinarySearchFunc(before, s.Port.Key, func(c completed, k Key) int { return c.port.Key.Compare(k) })
@@ -36,10 +36,10 @@ func (t *Tracker) complete(u Update) {
 	}
 	t.completed[u.Name] = after
 	for _, x := range []struct {
-		w      *warnings
+		errs   []error
 		reason string
-	}{{&failed, ReasonHookFailed}, {&warned, ReasonHookWarning}} {
-		if err := x.w.err(); err != nil {
+	}{{failed, ReasonHookFailed}, {warned, ReasonHookWarning}} {
+		if err := summary(x.errs); err != nil {
 			t.services.builder.reporter.endpoints(t.services.reference(u.Name), x.reason, err)
 		}
 	}
@@ -47,7 +47,7 @@ func (t *Tracker) complete(u Update) {
 
 // completePort runs the hook on the endpoints in of port p. was is the previous
 // result for the port.
-func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, warned, failed *warnings) completed {
+func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, warned, failed *[]error) completed {
 	same := was.port == p
 	if same && len(in) == len(was.in) && (len(in) == 0 || &in[0] == &was.in[0]) {
 		return was
@@ -77,7 +77,7 @@ func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, wa
 			if isWarning(err) {
 				report = warned
 			}
-			report.add(fmt.Errorf("port %q (%s): endpoint %s: %w", p.Key.Port, p.Key.Family, from.Addr, err))
+			*report = append(*report, fmt.Errorf("port %q (%s): endpoint %s: %w", p.Key.Port, p.Key.Family, from.Addr, err))
 			if report == failed {
 				continue
 			}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/endpointslice"
+	"github.com/go-proxier/proxier/internal/byname"
 )
 
 // EndpointsMap maps each Service port to its endpoints.
@@ -59,7 +60,7 @@ type EndpointsChangeTracker struct {
 	triggers map[types.NamespacedName][]time.Time
 	start    time.Time
 	// warned collects the hook's warnings about the slice that Set is processing.
-	warned warnings
+	warned []error
 }
 
 // maxTriggers bounds the trigger times kept for one Service between calls of Take.
@@ -97,7 +98,7 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 			err := hook(s, ep, e)
 			e.Addr = from.Addr
 			if err != nil && isWarning(err) {
-				t.warned.add(fmt.Errorf("endpoint %s: %w", from.Addr, err))
+				t.warned = append(t.warned, fmt.Errorf("endpoint %s: %w", from.Addr, err))
 				return nil
 			}
 			return err
@@ -148,11 +149,11 @@ func (t *EndpointsChangeTracker) Set(s *discovery.EndpointSlice) (changed bool) 
 	if len(t.triggers) > 0 { // rare; a look-up for every slice would slow the start
 		was, had = t.cache.Owner(name)
 	}
-	t.warned = warnings{}
+	t.warned = nil
 	changed = t.cache.Set(s)
-	if err := t.warned.err(); err != nil {
+	if err := summary(t.warned); err != nil {
 		t.reporter.slice(s, ReasonHookWarning, err)
-		t.warned = warnings{}
+		t.warned = nil
 	}
 	if !changed {
 		return false
@@ -216,7 +217,7 @@ func (t *EndpointsChangeTracker) delete(name types.NamespacedName) bool {
 func (t *EndpointsChangeTracker) PendingChanges() []types.NamespacedName {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.SortedFunc(t.cache.Pending(), compareNames)
+	return slices.SortedFunc(t.cache.Pending(), byname.Compare)
 }
 
 // Take returns the changes since the previous Take, sorted by name. A Service that

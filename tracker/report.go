@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -86,62 +87,46 @@ type reporter struct {
 
 // endpoints reports err about endpoints of the Service in ref.
 func (r reporter) endpoints(ref v1.ObjectReference, reason string, err error) {
-	text := "Skipped endpoints of a Service"
-	if reason == ReasonHookWarning {
-		text = "Hook warned about endpoints of a Service"
+	r.report("", "endpoints of a Service", "service", ref, reason, err)
+}
+
+func (r reporter) service(s *v1.Service, reason string, err error) {
+	r.report("part of ", "a Service", "service", reference("Service", "v1", &s.ObjectMeta), reason, err)
+}
+
+func (r reporter) slice(s *discovery.EndpointSlice, reason string, err error) {
+	ref := reference("EndpointSlice", discovery.SchemeGroupVersion.String(), &s.ObjectMeta)
+	r.report("part of ", "an EndpointSlice", "endpointSlice", ref, reason, err)
+}
+
+func reference(kind, version string, o *metav1.ObjectMeta) v1.ObjectReference {
+	return v1.ObjectReference{
+		Kind: kind, APIVersion: version,
+		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,
 	}
-	r.log.Warn(text, "service", ref.Namespace+"/"+ref.Name, "reason", reason, "err", err)
-	if r.events != nil {
+}
+
+// report logs err about the object in ref and sends an event. object describes the
+// object, and part the part of it that is skipped.
+func (r reporter) report(part, object, key string, ref v1.ObjectReference, reason string, err error) {
+	text := "Skipped " + part + object
+	if reason == ReasonHookWarning {
+		text = "Hook warned about " + object
+	}
+	r.log.Warn(text, key, ref.Namespace+"/"+ref.Name, "reason", reason, "err", err)
+	if r.events != nil && ref.Name != "" {
 		r.events.Event(ref, true, reason, err.Error())
 	}
 }
 
-func (r reporter) service(s *v1.Service, reason string, err error) {
-	text := "Skipped part of a Service"
-	if reason == ReasonHookWarning {
-		text = "Hook warned about a Service"
+// summary returns the first error with the number of the others, or nil if there are
+// none, so that the errors about one object are reported once.
+func summary(errs []error) error {
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
 	}
-	r.log.Warn(text, "service", s.Namespace+"/"+s.Name, "reason", reason, "err", err)
-	if r.events != nil && s.Name != "" {
-		r.events.Event(v1.ObjectReference{
-			Kind: "Service", APIVersion: "v1",
-			Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion,
-		}, true, reason, err.Error())
-	}
-}
-
-func (r reporter) slice(s *discovery.EndpointSlice, reason string, err error) {
-	text := "Skipped part of an EndpointSlice"
-	if reason == ReasonHookWarning {
-		text = "Hook warned about an EndpointSlice"
-	}
-	r.log.Warn(text, "endpointSlice", s.Namespace+"/"+s.Name, "reason", reason, "err", err)
-	if r.events != nil && s.Name != "" {
-		r.events.Event(v1.ObjectReference{
-			Kind: "EndpointSlice", APIVersion: discovery.SchemeGroupVersion.String(),
-			Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion,
-		}, true, reason, err.Error())
-	}
-}
-
-// warnings collects a hook's warnings about one object, so that they are reported
-// once.
-type warnings struct {
-	first error
-	n     int
-}
-
-func (w *warnings) add(err error) {
-	if w.n++; w.n == 1 {
-		w.first = err
-	}
-}
-
-// err returns the first warning with the number of further ones, or nil if there are
-// none.
-func (w *warnings) err() error {
-	if w.n > 1 {
-		return fmt.Errorf("%w (and %d more)", w.first, w.n-1)
-	}
-	return w.first
+	return fmt.Errorf("%w (and %d more)", errs[0], len(errs)-1)
 }

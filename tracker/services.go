@@ -207,7 +207,7 @@ func (t *ServiceChangeTracker) PendingChanges() []types.NamespacedName {
 	for _, s := range t.pending {
 		out = append(out, s.Name())
 	}
-	slices.SortFunc(out, compareNames)
+	slices.SortFunc(out, byname.Compare)
 	return out
 }
 
@@ -225,7 +225,7 @@ func (t *ServiceChangeTracker) Take() []ServiceChange {
 		t.take(s)
 	}
 	t.pending = emptied(t.pending)
-	slices.SortFunc(out, func(a, b ServiceChange) int { return compareNames(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b ServiceChange) int { return byname.Compare(a.Name, b.Name) })
 	return out
 }
 
@@ -299,13 +299,6 @@ func healthCheckNodePort(ports []*ServicePort) uint16 {
 		}
 	}
 	return 0
-}
-
-func compareNames(a, b types.NamespacedName) int {
-	if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
-		return c
-	}
-	return strings.Compare(a.Name, b.Name)
 }
 
 // emptied returns list with length 0, or nil if its capacity is large, to free the

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,7 +44,7 @@ type agent struct {
 	families []tracker.Family
 	takeOver *takeOver
 	servers  []*server
-	closers  []io.Closer
+	closers  []func()
 	started  time.Time
 
 	kernel *kernelSockets
@@ -79,13 +80,13 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	if err != nil {
 		return nil, fmt.Errorf("cannot open a netlink socket: %w", err)
 	}
-	a.closers = append(a.closers, closeFunc(nl.Close))
+	a.closers = append(a.closers, nl.Close)
 	src, client, err := newSource(cfg, log)
 	if err != nil {
 		return nil, err
 	}
 	a.source = src
-	a.closers = append(a.closers, closeFunc(src.close))
+	a.closers = append(a.closers, src.close)
 	if f, ok := src.(*files); ok {
 		f.locked = a.handIn
 	}
@@ -115,7 +116,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	}
 	if client != nil {
 		a.recorder = kubeapi.NewRecorder(client, component, cfg.NodeName)
-		a.closers = append(a.closers, closeFunc(a.recorder.Shutdown))
+		a.closers = append(a.closers, a.recorder.Shutdown)
 		hooks.events = a.recorder
 	}
 	node, err := src.node(ctx, cfg.Effective.DetectLocalMode == config.NodeCIDR)
@@ -146,7 +147,7 @@ func (a *agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 	if err != nil {
 		return err
 	}
-	a.closers = append(a.closers, netns)
+	a.closers = append(a.closers, func() { netns.Close() })
 	s := settings{Config: cfg, families: a.families, netns: netns, rules: a.metrics.Rules, log: log}
 	c := conntrack.Config{NetNS: netns, Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}
 	a.kernel = &kernelSockets{
@@ -157,7 +158,7 @@ func (a *agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 	if err := a.kernel.open(ctx); err != nil {
 		return err
 	}
-	a.closers = append(a.closers, a.kernel)
+	a.closers = append(a.closers, func() { a.kernel.Close() })
 	if _, counts := a.kernel.get().plane.(*iptables.Backend); counts {
 		a.metrics.WatchCounters(func() (map[metrics.Counted]uint64, error) {
 			return counted(a.kernel.get().plane.(*iptables.Backend))
@@ -207,14 +208,10 @@ func addTraffic(to, from *ruleset.Traffic) {
 	}
 }
 
-type closeFunc func()
-
-func (f closeFunc) Close() error { f(); return nil }
-
 // close closes everything and leaves the rules in place.
 func (a *agent) close() {
-	for i := len(a.closers) - 1; i >= 0; i-- {
-		a.closers[i].Close()
+	for _, f := range slices.Backward(a.closers) {
+		f()
 	}
 }
 

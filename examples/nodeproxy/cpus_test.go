@@ -13,19 +13,6 @@ import (
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
-func TestCPUListsAreCounted(t *testing.T) {
-	for list, want := range map[string]int{"0": 1, "0-3": 4, "0-3,8": 5, "1,3,5-6": 4} {
-		if got, err := countCPUs(list); got != want || err != nil {
-			t.Errorf("%q: %d CPUs, error %v, want %d", list, got, err, want)
-		}
-	}
-	for _, list := range []string{"", "x", "0-", "-1", "3-0", "0,,1"} {
-		if n, err := countCPUs(list); err == nil {
-			t.Errorf("%q: %d CPUs, want an error", list, n)
-		}
-	}
-}
-
 // TestPinnedProcessCountsAllCPUs pins the agent to one CPU. The limit of connections must
 // still be computed for all CPUs of the machine.
 func TestPinnedProcessCountsAllCPUs(t *testing.T) {

@@ -73,7 +73,11 @@ func (p *program) explain(ctx context.Context, args []string) error {
 	if !kernel {
 		return nil
 	}
-	return p.compare(ctx, cfg, q)
+	m, err := findMode(p.modes, cfg.Mode)
+	if err != nil {
+		return err
+	}
+	return q.compareKernel(ctx, p.out, m)
 }
 
 // peekTimeout is how long watchWorld waits for an API server.
@@ -290,13 +294,4 @@ func (q question) writeHash(out io.Writer, mode string, source netip.AddrPort, s
 	default:
 		fmt.Fprintf(out, "hash: %v goes to %v%s\n", source.Addr(), pool[table.Find(v.Service.HashOf(source, seed))].Addr, unless)
 	}
-}
-
-// compare compares the verdict with the kernel's rules of the configured mode.
-func (p *program) compare(ctx context.Context, cfg *config.Config, q question) error {
-	m, err := findMode(p.modes, cfg.Mode)
-	if err != nil {
-		return err
-	}
-	return q.compareKernel(ctx, p.out, m)
 }

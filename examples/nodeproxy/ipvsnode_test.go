@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/internal/vm"
@@ -517,7 +518,7 @@ func privilegesIPVS(t *testing.T) {
 	p := startWith(t, s.node, []string{"PATH=" + flavourPath(t, "legacy")}, "run", "--manifests", dir, "--hostname-override", "n1", "--proxy-mode", "ipvs")
 	p.synced(t, "services=1 endpoints=1 changed=1")
 	var want uint64
-	for _, c := range alwaysNeeded() {
+	for _, c := range needed(&config.Config{}) {
 		want |= 1 << c
 	}
 	for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -46,7 +46,7 @@ type observers struct {
 	handedInAt time.Time
 	// asked is when the oldest change that no sync has taken was handed in. It is for
 	// sources that do not call handedIn.
-	asked atomicTime
+	asked atomic.Pointer[time.Time]
 	// began is when the last sync began, applied when its last Apply ended, and changed the
 	// number of Service ports that it changed.
 	began   time.Time
@@ -95,7 +95,10 @@ func (o *observers) onSync(i ruleset.SyncInfo) {
 func (o *observers) begin() (asked time.Time) {
 	o.began, o.applied, o.changed = time.Now(), time.Time{}, 0
 	o.proxy.Started()
-	return o.asked.take()
+	if t := o.asked.Swap(nil); t != nil {
+		asked = *t
+	}
+	return asked
 }
 
 // done is called after a sync if all objects are listed. A Service that cannot be programmed
@@ -151,27 +154,4 @@ func (o *observers) serviceCheckFailed(service types.NamespacedName, port uint16
 		o.recorder.Event(v1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: service.Namespace, Name: service.Name, UID: types.UID(service.String())},
 			true, reasonServiceCheckFailed, fmt.Sprintf("node %s cannot answer health checks at port %d: %v", o.nodeName, port, err))
 	}
-}
-
-// atomicTime is a time that several goroutines set and take.
-type atomicTime struct {
-	mu sync.Mutex
-	t  time.Time
-}
-
-func (a *atomicTime) setIfZero(t time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.t.IsZero() {
-		a.t = t
-	}
-}
-
-// take returns the time and sets it to zero.
-func (a *atomicTime) take() time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	t := a.t
-	a.t = time.Time{}
-	return t
 }

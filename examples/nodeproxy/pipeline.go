@@ -39,7 +39,8 @@ func (a *agent) connect() (err error) {
 		return err
 	}
 	a.engine.Notify(func() {
-		a.asked.setIfZero(time.Now())
+		now := time.Now()
+		a.asked.CompareAndSwap(nil, &now)
 		a.runner.Trigger()
 	})
 	return nil
@@ -168,7 +169,7 @@ func (a *agent) resync() {
 func (a *agent) watchRules(ctx context.Context) error {
 	for {
 		k := a.kernel.get()
-		err := k.plane.Watch(ctx, a.mode.watch, a.drifted())
+		err := k.plane.Watch(ctx, a.mode.watch, a.drifted("rules", a.rules))
 		if !errors.Is(err, os.ErrClosed) || ctx.Err() != nil {
 			return err
 		}
@@ -184,22 +185,24 @@ func (a *agent) watchRules(ctx context.Context) error {
 	}
 }
 
-// drifted returns the function that handles what the data plane's Watch finds.
-func (a *agent) drifted() func(error) {
+// drifted returns the function that handles what a backend's Watch finds. what names the
+// backend's objects in messages.
+func (a *agent) drifted(what string, c *ruleset.Cursor) func(error) {
 	var last time.Time
 	return func(err error) {
 		switch {
 		case !a.upToDate.Load():
 			return // a sync runs, or failed and will be retried
 		case !errors.Is(err, ruleset.ErrNeedFull):
-			a.log.Warn("cannot check whether the rules were altered", "error", err)
+			a.log.Warn("cannot check whether the "+what+" were altered", "error", err)
 			return
 		}
-		a.log.Warn("repairing the rules", "error", err)
+		a.log.Warn("repairing the "+what, "error", err)
 		if time.Since(last) < 10*time.Second {
-			a.log.Warn("another process keeps altering the rules: does another agent run in this network namespace?")
+			a.log.Warn("another process keeps altering the " + what + ": does another agent run in this network namespace?")
 		}
 		last = time.Now()
-		a.resync()
+		c.Resync()
+		a.runner.Trigger()
 	}
 }

@@ -19,14 +19,11 @@ import (
 // configuration, manifests and credentials of another user. --socket-lb also needs CAP_BPF
 // and CAP_PERFMON.
 func needed(c *config.Config) []int {
+	keep := []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_NET_BIND_SERVICE, unix.CAP_DAC_READ_SEARCH}
 	if c.SocketLB.Enabled {
-		return append(alwaysNeeded(), unix.CAP_BPF, unix.CAP_PERFMON)
+		keep = append(keep, unix.CAP_BPF, unix.CAP_PERFMON)
 	}
-	return alwaysNeeded()
-}
-
-func alwaysNeeded() []int {
-	return []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_NET_BIND_SERVICE, unix.CAP_DAC_READ_SEARCH}
+	return keep
 }
 
 // superfluous returns the capabilities in the bounding set of the process, except keep.

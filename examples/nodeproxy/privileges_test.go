@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
@@ -38,7 +39,7 @@ func capabilities(t *testing.T, pid int, set string) uint64 {
 func TestOnlyNeededCapabilitiesAreKept(t *testing.T) {
 	netlab.Require(t)
 	var want uint64
-	for _, c := range alwaysNeeded() {
+	for _, c := range needed(&config.Config{}) {
 		want |= 1 << c
 	}
 	for _, mode := range []string{"nftables", "iptables"} {

@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"time"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/socketlb"
-	"github.com/go-proxier/proxier/ruleset"
 )
 
 // watchSocketsInterval is how often the maps and programs of --socket-lb are checked.
@@ -28,7 +26,7 @@ func (a *agent) openSockets(ctx context.Context, cfg *config.Config, log *slog.L
 		return err
 	}
 	a.sockets = b
-	a.closers = append(a.closers, b)
+	a.closers = append(a.closers, func() { b.Close() })
 	return nil
 }
 
@@ -39,18 +37,7 @@ func (a *agent) watchSockets(ctx context.Context) error {
 	if a.sockets == nil {
 		return a.removeSockets(ctx)
 	}
-	return a.sockets.Watch(ctx, watchSocketsInterval, func(err error) {
-		switch {
-		case !a.upToDate.Load():
-			return // a sync runs, or failed and will be retried
-		case !errors.Is(err, ruleset.ErrNeedFull):
-			a.log.Warn("cannot check whether the socket programs were altered", "error", err)
-			return
-		}
-		a.log.Warn("repairing the socket programs", "error", err)
-		a.socketRules.Resync()
-		a.runner.Trigger()
-	})
+	return a.sockets.Watch(ctx, watchSocketsInterval, a.drifted("socket programs", a.socketRules))
 }
 
 // removeSockets waits until the rules are in effect and then removes the socket programs.

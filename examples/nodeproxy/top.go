@@ -137,7 +137,7 @@ func readTraffic(ctx context.Context, mode string) (s toptable.Sample, err error
 	s.At, s.Known = time.Now(), t.Known
 	s.Counters = map[toptable.Name]ruleset.Counters{}
 	for k, c := range t.Services {
-		s.Counters[nameOfPort(k)] = c
+		s.Counters[toptable.NameOf(k)] = c
 	}
 	for d, c := range t.Unnamed {
 		family := tracker.FamilyOf(d.Addr.Addr())
@@ -164,9 +164,4 @@ func addSockets(ctx context.Context, t *ruleset.Traffic, ready map[tracker.Key]i
 		addTraffic(t, sockets)
 	}
 	return err
-}
-
-// nameOfPort returns the name of a Service port in the table.
-func nameOfPort(k tracker.Key) toptable.Name {
-	return toptable.Name{Service: k.NamespacedName.String(), Port: k.Port, Protocol: string(k.Protocol), Family: k.Family.String()}
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -17,8 +18,8 @@ import (
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/follow"
+	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 const traceUsage = `Usage: nodeproxy trace [flags] ADDR:PORT[/PROTOCOL]
@@ -222,7 +223,7 @@ func (t *tracing) connection(p *follow.Packet) {
 	writeAffinity(t.out, "must: ", v)
 	if err != nil {
 		for _, e := range v.Endpoints {
-			fmt.Fprintf(t.out, "must: %s\n", describeEndpoint(v, e))
+			fmt.Fprintf(t.out, "must: endpoint %v, %s\n", e.Addr, sourceKept(v.MasqueradeTo(e)))
 		}
 		fmt.Fprintf(t.out, "DIFFERS: %v\n", err)
 		return
@@ -354,12 +355,7 @@ func (h *history) add() {
 // ownsChain reports whether the agent writes the step's chain of nf_tables in a mode.
 func ownsChain(mode string, s follow.Step) bool {
 	if mode == config.ModeNFTables {
-		return isOwnTable(s.Table)
+		return s.Table == nftables.DefaultTable || s.Table == nftables.DefaultTable+"-shadow"
 	}
-	return isKubeChain(s.Chain)
-}
-
-// describeEndpoint returns an endpoint's address and whether its packets are masqueraded.
-func describeEndpoint(v ruleset.Verdict, e *tracker.Endpoint) string {
-	return fmt.Sprintf("endpoint %v, %s", e.Addr, sourceKept(v.MasqueradeTo(e)))
+	return strings.HasPrefix(s.Chain, "KUBE-") // also in mode ipvs
 }

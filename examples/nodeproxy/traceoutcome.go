@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/follow"
-	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -148,14 +147,6 @@ var familyNames = map[uint8]string{
 func tableName(s follow.Step) string {
 	return fmt.Sprintf("table %s %s", familyNames[s.Family], s.Table)
 }
-
-// isOwnTable reports whether a table belongs to mode nftables.
-func isOwnTable(name string) bool {
-	return name == nftables.DefaultTable || name == nftables.DefaultTable+"-shadow"
-}
-
-// isKubeChain reports whether modes iptables and ipvs write a chain.
-func isKubeChain(name string) bool { return strings.HasPrefix(name, "KUBE-") }
 
 // ruleText returns a rule as nft lists it, or "" if nft is missing, and whether the rule
 // rejects packets.

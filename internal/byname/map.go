@@ -5,6 +5,7 @@ package byname
 import (
 	"hash/maphash"
 	"iter"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -88,4 +89,12 @@ func (m *Map[V]) All() iter.Seq[V] {
 			}
 		}
 	}
+}
+
+// Compare orders names by namespace and then by name.
+func Compare(a, b types.NamespacedName) int {
+	if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
+		return c
+	}
+	return strings.Compare(a.Name, b.Name)
 }

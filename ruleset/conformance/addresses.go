@@ -26,10 +26,14 @@ const (
 
 // pick returns the address of family f.
 func pick(f tracker.Family, v4, v6 string) netip.Addr {
+	return pickFrom(f, netip.MustParseAddr, v4, v6)
+}
+
+func pickFrom[T any](f tracker.Family, parse func(string) T, v4, v6 string) T {
 	if f == tracker.IPv6 {
-		return netip.MustParseAddr(v6)
+		return parse(v6)
 	}
-	return netip.MustParseAddr(v4)
+	return parse(v4)
 }
 
 // numbered returns the base address plus n, for n below 200.
@@ -70,24 +74,15 @@ func remoteAddr(f tracker.Family, n int) netip.Addr {
 
 // The ranges of the addresses.
 func localPodCIDR(f tracker.Family) netip.Prefix {
-	if f == tracker.IPv6 {
-		return netip.MustParsePrefix("fd00:10:244:1::/64")
-	}
-	return netip.MustParsePrefix("10.244.1.0/24")
+	return pickFrom(f, netip.MustParsePrefix, "10.244.1.0/24", "fd00:10:244:1::/64")
 }
 
 func allPodsCIDR(f tracker.Family) netip.Prefix {
-	if f == tracker.IPv6 {
-		return netip.MustParsePrefix("fd00:10:244::/48")
-	}
-	return netip.MustParsePrefix("10.244.0.0/16")
+	return pickFrom(f, netip.MustParsePrefix, "10.244.0.0/16", "fd00:10:244::/48")
 }
 
 func serviceCIDR(f tracker.Family) netip.Prefix {
-	if f == tracker.IPv6 {
-		return netip.MustParsePrefix("fd00:10:96::/112")
-	}
-	return netip.MustParsePrefix("10.96.0.0/16")
+	return pickFrom(f, netip.MustParsePrefix, "10.96.0.0/16", "fd00:10:96::/112")
 }
 
 // podNamed returns the node and the addresses of the named pod.

@@ -56,14 +56,8 @@ func (h *Held) Len() int { return len(h.connections) }
 // back, for some minutes at most in total. The error joins one for each broken
 // connection. It is nil if there are none.
 func (h *Held) Check() error {
-	var errs []error
 	deadline := time.Now().Add(heldTimeout)
-	for _, c := range h.connections {
-		if err := c.echo(deadline); err != nil {
-			errs = append(errs, fmt.Errorf("open connection from %s to %s, served by %s: %w", c.from, c.to, c.server, err))
-		}
-	}
-	return errors.Join(errs...)
+	return h.each(func(c *connection) error { return c.echo(deadline) })
 }
 
 // Send sends a line through every connection without waiting for the reply, for which
@@ -71,9 +65,14 @@ func (h *Held) Check() error {
 // before the clients give up. The error joins one for each connection that is already
 // broken.
 func (h *Held) Send() error {
+	return h.each(func(c *connection) error { return c.send(time.Now().Add(testtime.Timeout)) })
+}
+
+// each calls f for every connection and joins the errors.
+func (h *Held) each(f func(*connection) error) error {
 	var errs []error
 	for _, c := range h.connections {
-		if err := c.send(time.Now().Add(testtime.Timeout)); err != nil {
+		if err := f(c); err != nil {
 			errs = append(errs, fmt.Errorf("open connection from %s to %s, served by %s: %w", c.from, c.to, c.server, err))
 		}
 	}

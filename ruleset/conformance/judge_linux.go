@@ -20,11 +20,12 @@ import (
 // Most of the time it waits for replies that must not arrive.
 const concurrentChecks = 16
 
-// check makes the connections of the rows in every family. It compares the results
+// check syncs the backend and makes the connections of the rows in every family. It compares the results
 // with Trace, and the backend's counters with both. If a connection fails, the world
 // ends, because later failures would mostly be the same.
 func (w *World) check(rows ...row) {
 	w.tb.Helper()
+	w.Sync()
 	snapshot := w.Engine.Snapshot()
 	w.made = tally{}
 	before := w.traffic()
@@ -67,12 +68,12 @@ func (w *World) check(rows ...row) {
 	}
 }
 
-// checkFor calls check unless the backend lacks the feature.
+// checkFor calls check, without the rows if the backend lacks the feature.
 func (w *World) checkFor(f Feature, rows ...row) {
 	w.tb.Helper()
-	if why, ok := w.options.Skip[f]; ok {
-		w.tb.Logf("not checked: the backend does not support %s: %s", f, why)
-		return
+	if !w.does(f) {
+		w.tb.Logf("not checked: the backend does not support %s: %s", f, w.skips[f])
+		rows = nil
 	}
 	w.check(rows...)
 }
@@ -80,12 +81,10 @@ func (w *World) checkFor(f Feature, rows ...row) {
 // judge makes the connections of one row from one host in one family.
 func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) error {
 	to := r.to.at(f)
-	p := ruleset.Packet{
-		From: from.addr(f), InInterface: from.in, Protocol: r.proto, To: to, NodeAddresses: w.net.nodeAddresses(f),
-	}
+	p := w.packet(from.origin, r.proto, to)
 	v := s.Trace(p)
-	if got := w.describe(v, f); got != sortWords(r.want) {
-		return fmt.Errorf("the verdict of Trace is %q (%s), but the world expects %q: one of them is wrong", got, v.Rule, r.want)
+	if err := w.unexpected(v, f, r.want); err != nil {
+		return err
 	}
 	ctx, timeout, silence := w.tb.Context(), w.timeout(), cmp.Or(w.options.silence, silence)
 	complain := func(o outcome, want string) error {
@@ -159,12 +158,6 @@ func (w *World) judgeForward(from host, p ruleset.Packet, v ruleset.Verdict) err
 	return nil
 }
 
-// does reports whether the backend supports the feature.
-func (w *World) does(f Feature) bool {
-	_, skipped := w.options.Skip[f]
-	return !skipped
-}
-
 // mayMove reports whether an earlier change of other endpoints may move a client that
 // has a fixed endpoint.
 func (w *World) mayMove(v ruleset.Verdict) bool {
@@ -189,9 +182,8 @@ func (w *World) permitted(o outcome, p ruleset.Packet, v ruleset.Verdict) (*trac
 		return nil, fmt.Errorf("%s, which is not among the endpoints allowed (%v)", o, v.Endpoints)
 	}
 	ep := v.Endpoints[i]
-	_, never := w.options.Skip[SourceAddress]
-	if never || w.options.masquerades(p, v, ep) {
-		if !slices.Contains(w.net.nodeAddresses(tracker.FamilyOf(p.From)), o.source) {
+	if !w.does(SourceAddress) || w.options.masquerades(p, v, ep) {
+		if !slices.Contains(w.nodeAddresses(tracker.FamilyOf(p.From)), o.source) {
 			return nil, fmt.Errorf("%s, which must be masqueraded to an address of the node", o)
 		}
 	} else if o.source != p.From {
@@ -211,22 +203,15 @@ func counts(seen map[netip.AddrPort]int) string {
 // unhandled returns the expected outcome for a packet that is not for a Service.
 func (w *World) unhandled(from host, to netip.AddrPort) outcome {
 	f := tracker.FamilyOf(to.Addr())
-	if slices.Contains(w.net.nodeAddresses(f), to.Addr()) {
+	if slices.Contains(w.nodeAddresses(f), to.Addr()) {
 		if to.Port() == nodePortOwn {
 			return outcome{kind: reached, server: to, source: from.addr(f)}
 		}
 		return outcome{kind: refused}
 	}
-	for _, p := range w.net.pods {
-		if p.addr(f) == to.Addr() {
-			return outcome{kind: reached, server: to, source: from.addr(f)}
-		}
+	if w.podAt(f, to.Addr()) != "" {
+		return outcome{kind: reached, server: to, source: from.addr(f)}
 	}
 	// The default route leads to a host that drops the packet.
 	return outcome{kind: silent}
-}
-
-// describe formats a verdict like row.want.
-func (w *World) describe(v ruleset.Verdict, f tracker.Family) string {
-	return describe(v, func(a netip.Addr) string { return w.podAt(f, a) })
 }

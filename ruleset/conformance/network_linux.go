@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"sync/atomic"
-	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/stall"
@@ -26,35 +25,10 @@ import (
 // own default route leads to the clients' host, which drops packets that are not for it:
 // packets to a virtual address that the backend passes get no reply.
 
-// nodeAddresses returns all local addresses of the node.
-func (n *network) nodeAddresses(f tracker.Family) []netip.Addr {
-	out := nodeAddresses(f)
-	for _, t := range n.bound {
-		out = append(out, t.at(f).Addr())
-	}
-	return out
-}
-
-// bind adds addresses to the node.
-func (n *network) bind(tb testing.TB, families []tracker.Family, addresses []target) {
-	tb.Helper()
-	n.bound = addresses
-	for _, f := range families {
-		for _, t := range addresses {
-			if err := n.node.AddAddr("lo", single(t.at(f).Addr())); err != nil {
-				tb.Fatal(err)
-			}
-		}
-	}
-}
-
 // host is a source of connections: one address of one namespace.
 type host struct {
-	name string
-	ns   *netlab.Host
-	// in is the node's interface on which its packets arrive, "" for the node itself.
-	in   string
-	addr func(tracker.Family) netip.Addr
+	origin
+	ns *netlab.Host
 	// ports counts the allocated source ports.
 	ports   *atomic.Uint32
 	stalls  *stall.Detector
@@ -82,9 +56,8 @@ func (h host) port() uint16 { return uint16(firstPort + h.ports.Add(1)%portCount
 
 // pod is a server that connections can reach.
 type pod struct {
-	name, node string
-	ns         *netlab.Host
-	addr       func(tracker.Family) netip.Addr
+	Pod
+	ns *netlab.Host
 }
 
 // network holds the namespaces of a world.
@@ -92,31 +65,23 @@ type network struct {
 	node  *netlab.Host
 	hosts map[string]host
 	pods  []pod
-	// bound holds further addresses of the node.
-	bound []target
 }
 
-// newNetwork builds the network with the given numbers of clients and remote pods.
-// bridge puts the local pods behind a bridge. Connections are excused because of
-// stalls and counted in counts.
-func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods int, bridge bool, stalls *stall.Detector, counts *excuses) *network {
-	tb.Helper()
-	netlab.Require(tb)
+// newNetwork builds the network of a world, with servers on all pods and the node.
+// Connections are excused because of stalls and counted in counts.
+func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
+	s.tb.Helper()
 	must := func(errs ...error) {
-		tb.Helper()
+		s.tb.Helper()
 		for _, err := range errs {
 			if err != nil {
-				tb.Fatal(err)
+				s.tb.Fatal(err)
 			}
 		}
 	}
-	lab, err := netlab.New()
-	must(err)
-	tb.Cleanup(func() { lab.Close() })
-	newHost := func(name string) *netlab.Host {
-		tb.Helper()
-		h, err := lab.Host(name)
-		must(err)
+	names := podNames(0)
+	lab, hosts := netlab.NewHosts(s.tb, append(names, nodeName, remoteName, "client")...)
+	for _, h := range hosts {
 		// Refusals are ICMP errors, which must not be rate-limited.
 		must(
 			h.Sysctl("net/ipv4/icmp_ratemask", "0"),
@@ -125,12 +90,11 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 			// arrived. The node then sends a redirect, in IPv6 whatever its settings.
 			// A pod that followed it would bypass the node's address translation.
 			h.Sysctl("net/ipv6/conf/default/accept_redirects", "0"))
-		return h
 	}
-	node, outside, remote := newHost(nodeName), newHost("client"), newHost(remoteName)
+	node, remote, outside := hosts[nodeName], hosts[remoteName], hosts["client"]
 	n := &network{node: node, hosts: map[string]host{}}
-	add := func(name string, ns *netlab.Host, in string, addr func(tracker.Family) netip.Addr) {
-		n.hosts[name] = host{name, ns, in, addr, new(atomic.Uint32), stalls, counts, nil}
+	add := func(name string, ns *netlab.Host) {
+		n.hosts[name] = host{s.origin(name), ns, new(atomic.Uint32), stalls, counts, nil}
 	}
 
 	must(node.Forward())
@@ -143,19 +107,17 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 		lab.Link(node, "eth0", outside, "eth0"),
 		lab.Link(node, "eth1", remote, "eth0"),
 	)
-	ports := make([]*netlab.Host, localPods)
-	names := make([]string, localPods)
-	for i := range ports {
-		ports[i] = newHost(fmt.Sprint("pod", i+1))
-		names[i] = fmt.Sprint(interfacePrefix, "pod", i+1)
-		must(lab.Link(node, names[i], ports[i], "eth0"))
+	var ports []string
+	for _, name := range names {
+		ports = append(ports, interfacePrefix+name)
+		must(lab.Link(node, interfacePrefix+name, hosts[name], "eth0"))
 	}
-	if bridge {
-		must(node.AddBridge(bridgeName, names...))
+	if s.config.bridge {
+		must(node.AddBridge(bridgeName, ports...))
 		// Bridged frames must not pass the rules for packets: everything is routed,
 		// through the bridge's own address.
-		for _, s := range []string{"ip", "ip6"} {
-			path := "net/bridge/bridge-nf-call-" + s + "tables"
+		for _, ip := range []string{"ip", "ip6"} {
+			path := "net/bridge/bridge-nf-call-" + ip + "tables"
 			if _, err := os.Stat("/proc/sys/" + path); err == nil {
 				must(node.Sysctl(path, "0"))
 			}
@@ -169,16 +131,16 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 		}
 		return netip.PrefixFrom(a, 64)
 	}
-	for _, f := range families {
+	for _, f := range s.ipFamilies {
 		must(
 			node.AddAddr("eth0", lan(primary(f))),
 			node.AddAddr("eth1", lan(secondary(f))),
 			remote.AddAddr("eth0", lan(pick(f, "198.51.100.2", "2001:db8:2::2"))),
 		)
-		for i := 1; i <= clients; i++ {
+		for i := 1; i <= s.config.clients; i++ {
 			must(outside.AddAddr("eth0", lan(clientAddr(f, i))))
 		}
-		for i := 1; i <= remotePods; i++ {
+		for i := 1; i <= s.config.remotePods; i++ {
 			must(
 				remote.AddAddr("eth0", single(remoteAddr(f, i))),
 				node.AddRoute(single(remoteAddr(f, i)), pick(f, "198.51.100.2", "2001:db8:2::2"), ""),
@@ -190,41 +152,40 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 			remote.AddRoute(everything(f), secondary(f), ""),
 		)
 		for i, name := range names {
-			if bridge {
-				name = bridgeName
-			}
-			if !bridge || i == 0 {
-				must(node.AddAddr(name, single(gateway(f))))
+			pod, at := hosts[name], s.origin(name)
+			if !s.config.bridge || i == 0 {
+				must(node.AddAddr(at.in, single(gateway(f))))
 			}
 			must(
-				node.AddRoute(single(podAddr(f, i+1)), netip.Addr{}, name),
-				ports[i].AddAddr("eth0", single(podAddr(f, i+1))),
-				ports[i].AddRoute(single(gateway(f)), netip.Addr{}, "eth0"),
-				ports[i].AddRoute(everything(f), gateway(f), "eth0"),
+				node.AddRoute(single(at.addr(f)), netip.Addr{}, at.in),
+				pod.AddAddr("eth0", single(at.addr(f))),
+				pod.AddRoute(single(gateway(f)), netip.Addr{}, "eth0"),
+				pod.AddRoute(everything(f), gateway(f), "eth0"),
 			)
+		}
+		for _, t := range s.config.bound {
+			must(node.AddAddr("lo", single(t.at(f).Addr())))
 		}
 	}
 
-	for i := 1; i <= clients; i++ {
-		add(fmt.Sprint("client", i), outside, "eth0", func(f tracker.Family) netip.Addr { return clientAddr(f, i) })
+	for i := 1; i <= s.config.clients; i++ {
+		add(fmt.Sprint("client", i), outside)
 	}
-	for i := 1; i <= localPods; i++ {
-		addr := func(f tracker.Family) netip.Addr { return podAddr(f, i) }
-		in := names[i-1]
-		if bridge {
-			in = bridgeName
+	for _, name := range s.pods {
+		of, addr := podNamed(name)
+		ns := remote
+		if of == nodeName {
+			ns = hosts[name]
 		}
-		add(ports[i-1].Name, ports[i-1], in, addr)
-		n.pods = append(n.pods, pod{ports[i-1].Name, nodeName, ports[i-1], addr})
+		add(name, ns)
+		n.pods = append(n.pods, pod{Pod{name, of, addr}, ns})
 	}
-	for i := 1; i <= remotePods; i++ {
-		addr := func(f tracker.Family) netip.Addr { return remoteAddr(f, i) }
-		name := fmt.Sprint(remoteName, i)
-		add(name, remote, "eth1", addr)
-		n.pods = append(n.pods, pod{name, remoteName, remote, addr})
+	add(nodeName, node)
+	add("loopback", node)
+	n.serve(s)
+	if s.config.sctp {
+		n.serveSCTP(s)
 	}
-	add(nodeName, node, "", primary)
-	add("loopback", node, "", loopback)
 	return n
 }
 

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -65,28 +66,16 @@ func on(pods ...string) []endpoint {
 
 // complete fills in the defaults.
 func (s service) complete() *service {
-	if s.kind == "" {
-		s.kind = v1.ServiceTypeClusterIP
-	}
+	s.kind = cmp.Or(s.kind, v1.ServiceTypeClusterIP)
 	if s.ports == nil {
 		s.ports = []port{{}}
 	}
 	s.ports = slices.Clone(s.ports)
 	for i := range s.ports {
 		p := &s.ports[i]
-		if p.protocol == "" {
-			p.protocol = v1.ProtocolTCP
-		}
-		if p.port == 0 {
-			p.port = 80
-		}
-		if p.target == 0 {
-			p.target = podPort
-		}
+		p.protocol, p.port, p.target = cmp.Or(p.protocol, tcp), cmp.Or(p.port, 80), cmp.Or(p.target, podPort)
 	}
-	if s.externalNumber == 0 {
-		s.externalNumber = s.number
-	}
+	s.externalNumber = cmp.Or(s.externalNumber, s.number)
 	return &s
 }
 

@@ -71,13 +71,12 @@ type Env struct {
 // error if it cannot enter the namespace.
 func (e Env) Do(f func() error) error { return e.do(f) }
 
-// validate returns an error if the options are invalid.
-func (o Options) validate() error {
+// validate returns the families under test, or an error if the options are invalid.
+func (o Options) validate() ([]tracker.Family, error) {
 	if o.New == nil {
-		return errors.New("conformance: Options.New is required")
+		return nil, errors.New("conformance: Options.New is required")
 	}
-	_, err := validFamilies(o.Families)
-	return err
+	return validFamilies(o.Families)
 }
 
 // masquerades reports whether ep must see an address of the node.
@@ -86,12 +85,4 @@ func (o Options) masquerades(p ruleset.Packet, v ruleset.Verdict, ep *tracker.En
 		return o.Masquerades(p, v, ep)
 	}
 	return v.MasqueradeTo(ep)
-}
-
-// families returns the families under test.
-func (o Options) families() []tracker.Family {
-	if o.Families == nil {
-		return []tracker.Family{tracker.IPv4, tracker.IPv6}
-	}
-	return o.Families
 }

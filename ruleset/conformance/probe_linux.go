@@ -68,10 +68,15 @@ func (h host) probe(ctx context.Context, proto v1.Protocol, to netip.AddrPort, w
 	case v1.ProtocolTCP:
 		text, err = h.probeTCP(ctx, to)
 	case v1.ProtocolUDP:
-		text, err = h.probeUDP(ctx, to)
+		text, err = h.probeUDP(ctx, h.port(), to)
 	case v1.ProtocolSCTP:
 		text, err = h.probeSCTP(ctx, to)
 	}
+	return outcomeOf(text, err)
+}
+
+// outcomeOf returns the outcome of a connection with its greeting or its error.
+func outcomeOf(text string, err error) outcome {
 	var timeout net.Error
 	switch {
 	case err == nil:
@@ -167,10 +172,10 @@ func (h host) probeTCP(ctx context.Context, to netip.AddrPort) (string, error) {
 	return text, c.Close()
 }
 
-func (h host) probeUDP(ctx context.Context, to netip.AddrPort) (string, error) {
+func (h host) probeUDP(ctx context.Context, port uint16, to netip.AddrPort) (string, error) {
 	var c net.Conn
 	err := h.open(func() (err error) {
-		c, err = h.ns.Dial(ctx, "udp", h.local(to, h.port()), to.String())
+		c, err = h.ns.Dial(ctx, "udp", h.local(to, port), to.String())
 		return err
 	})
 	if err != nil {

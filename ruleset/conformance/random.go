@@ -14,14 +14,13 @@ import (
 )
 
 // randomConfig returns the configuration of a random world.
-func randomConfig(rng *rand.Rand, skip map[Feature]string, sctp bool) (c config) {
-	does := func(f Feature) bool { _, skipped := skip[f]; return !skipped }
-	c.masqueradeAll = does(MasqueradeAll) && rng.IntN(6) == 0
-	if does(NodePortAddresses) && rng.IntN(4) == 0 {
+func randomConfig(rng *rand.Rand, skip skips, sctp bool) (c config) {
+	c.masqueradeAll = skip.does(MasqueradeAll) && rng.IntN(6) == 0
+	if skip.does(NodePortAddresses) && rng.IntN(4) == 0 {
 		c.nodePortAddresses = [][]string{{"primary"}, {"192.0.2.0/24", "2001:db8:1::/64"}, {"198.51.100.0/24"}}[rng.IntN(3)]
 	}
-	c.sctp = does(SCTP) && sctp
-	if does(InterfaceDetection) {
+	c.sctp = skip.does(SCTP) && sctp
+	if skip.does(InterfaceDetection) {
 		switch rng.IntN(5) {
 		case 0:
 			c.bridge = true
@@ -36,8 +35,7 @@ func randomConfig(rng *rand.Rand, skip map[Feature]string, sctp bool) (c config)
 }
 
 // randomParams returns the parameters of random worlds.
-func randomParams(families []tracker.Family, skip map[Feature]string, c config) worldgen.Params {
-	does := func(f Feature) bool { _, skipped := skip[f]; return !skipped }
+func randomParams(families []tracker.Family, skip skips, c config) worldgen.Params {
 	p := worldgen.Params{
 		Families:       families,
 		Node:           tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(families, primary)},
@@ -45,9 +43,9 @@ func randomParams(families []tracker.Family, skip map[Feature]string, c config) 
 		ExternalIP:     func(f tracker.Family, n int) netip.Addr { return externalIP(n, 0).at(f).Addr() },
 		LoadBalancerIP: func(f tracker.Family, n int) netip.Addr { return loadBalancerIP(n, 0).at(f).Addr() },
 		Protocols:      []v1.Protocol{tcp, udp},
-		Affinity:       does(Affinity),
-		Weights:        does(WeightedEndpoints),
-		Hash:           does(ConsistentHash),
+		Affinity:       skip.does(Affinity),
+		Weights:        skip.does(WeightedEndpoints),
+		Hash:           skip.does(ConsistentHash),
 	}
 	for _, name := range podNames(defaultRemotePods) {
 		node, addr := podNamed(name)
@@ -57,7 +55,7 @@ func randomParams(families []tracker.Family, skip map[Feature]string, c config) 
 		// The node itself is an endpoint too. It does not respond to SCTP.
 		p.Backends = append(p.Backends, worldgen.Backend{Node: nodeName, Addr: primary, Ports: []uint16{nodePortOwn}})
 	}
-	if does(SourceRanges) {
+	if skip.does(SourceRanges) {
 		p.Sources = []string{"192.0.2.10/32", "10.244.1.0/24", "2001:db8:1::/64", "fd00:10:244:1::11/128", "192.0.2.1/32", " 198.51.100.0/24", "2001:db8:2::/48"}
 	}
 	return p

@@ -1,7 +1,7 @@
 package conformance
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -39,58 +39,38 @@ type Random struct {
 	Dump func(tb testing.TB, env Env, b ruleset.Backend) string
 }
 
-func (r Random) withDefaults() Random {
-	if r.Worlds == 0 {
-		r.Worlds = 10
-	}
-	if r.Steps == 0 {
-		r.Steps = 4
-	}
-	if r.Packets == 0 {
-		r.Packets = 60
-	}
-	return r
-}
-
 // RunRandom tests a backend in random worlds, each a parallel sub-test named by its
 // seed. After each step of a series of changes, random connections must have the
 // result of Trace. If a world fails and -v is given, RunRandom prints a small set of
 // changes with which it still fails. Retransmissions are excused as by [Run].
 func RunRandom(t *testing.T, o Options, r Random) {
 	t.Helper()
-	if err := o.validate(); err != nil {
+	if _, err := o.validate(); err != nil {
 		t.Fatal(err)
 	}
 	if !forwards(t, o) {
 		return
 	}
-	r = r.withDefaults()
+	r.Worlds, r.Steps, r.Packets = cmp.Or(r.Worlds, 10), cmp.Or(r.Steps, 4), cmp.Or(r.Packets, 60)
 	o.run = new(excuses)
 	t.Cleanup(func() { o.run.report(t) })
-	start := time.Now()
-	one := func(seed uint64) {
-		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			t.Parallel()
-			newRandomWorld(t, o, r, seed).run()
-		})
+	run := func(t *testing.T, first, worlds int) {
+		for i := range worlds {
+			seed := r.First + uint64(first+i)
+			t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+				t.Parallel()
+				newRandomWorld(t, o, r, seed).run()
+			})
+		}
 	}
 	if r.For == 0 {
-		for i := range r.Worlds {
-			one(r.First + uint64(i))
-		}
+		run(t, 0, r.Worlds)
 		return
 	}
-	// Run eight worlds at a time.
-	for seed := r.First; time.Since(start) < r.For && !t.Failed(); {
-		t.Run(fmt.Sprintf("after=%v", time.Since(start).Round(time.Second)), func(t *testing.T) {
-			for range 8 {
-				t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-					t.Parallel()
-					newRandomWorld(t, o, r, seed).run()
-				})
-				seed++
-			}
-		})
+	const atOnce = 8
+	start := time.Now()
+	for first := 0; time.Since(start) < r.For && !t.Failed(); first += atOnce {
+		t.Run(fmt.Sprintf("after=%v", time.Since(start).Round(time.Second)), func(t *testing.T) { run(t, first, atOnce) })
 	}
 }
 
@@ -170,7 +150,7 @@ func (w *randomWorld) fails(steps worldgen.Steps, m failure) bool {
 				for _, o := range ops {
 					o.Apply(world.Tracker)
 				}
-				if world.Do(func() error { return world.Cursor.Sync(context.Background()) }) != nil {
+				if world.sync() != nil {
 					failed = m.packets == nil
 					return
 				}
@@ -188,7 +168,7 @@ func (w *randomWorld) step(world *World, ops []worldgen.Op, packets []packet) fa
 	for _, o := range ops {
 		o.Apply(world.Tracker)
 	}
-	if err := world.Do(func() error { return world.Cursor.Sync(context.Background()) }); err != nil {
+	if err := world.sync(); err != nil {
 		return failure{err: fmt.Errorf("sync: %w", err)}
 	}
 	if packets == nil {
@@ -206,15 +186,8 @@ func (w *randomWorld) step(world *World, ops []worldgen.Op, packets []packet) fa
 func (w *randomWorld) compare(world *World) error {
 	inner := &quiet{TB: w.TB}
 	defer inner.cleanup()
-	lab, err := netlab.New()
-	if err != nil {
-		return err
-	}
-	inner.Cleanup(func() { lab.Close() })
-	h, err := lab.Host("cold")
-	if err != nil {
-		return err
-	}
+	_, hosts := netlab.NewHosts(inner, "cold")
+	h := hosts["cold"]
 	for _, f := range world.Env.Families {
 		for _, a := range []netip.Addr{primary(f), secondary(f), gateway(f)} {
 			if err := h.AddAddr("lo", single(a)); err != nil {
@@ -222,12 +195,11 @@ func (w *randomWorld) compare(world *World) error {
 			}
 		}
 	}
-	env := Env{NetNS: h.File(), Families: world.Env.Families}
-	env.do = h.Do
-	cold := &World{Tracker: world.Tracker, Engine: world.Engine, Env: env, tb: inner, options: w.options, net: &network{node: h}}
+	env := Env{NetNS: h.File(), Families: world.Env.Families, do: h.Do}
+	cold := &World{Engine: world.Engine, Env: env, scene: scene{tb: inner}, options: w.options, net: &network{node: h}}
 	cold.attach()
 	defer cold.Cursor.Detach()
-	if err := cold.Do(func() error { return cold.Cursor.Sync(context.Background()) }); err != nil {
+	if err := cold.sync(); err != nil {
 		return fmt.Errorf("cold start: %w", err)
 	}
 	got, want := w.random.Dump(w.TB, world.Env, world.backend), w.random.Dump(w.TB, env, cold.backend)
@@ -240,7 +212,6 @@ func (w *randomWorld) compare(world *World) error {
 // packets returns random connections: to every frontend from some host, and to
 // addresses around them.
 func (w *randomWorld) packets(world *World) []packet {
-	skip := func(f Feature) bool { _, ok := w.options.Skip[f]; return ok }
 	hosts := []string{"client1", "client2", "remote1", "remote3", "pod1", "pod2", "pod3", nodeName}
 	var out []packet
 	snapshot := world.Engine.Snapshot()
@@ -268,14 +239,14 @@ func (w *randomWorld) packets(world *World) []packet {
 				addr = own[w.rng.IntN(len(own))]
 			}
 			add(s.Key.Protocol, netip.AddrPortFrom(addr, fe.Port))
-			if w.rng.IntN(6) == 0 && !skip(ClosedPorts) {
+			if w.rng.IntN(6) == 0 && world.does(ClosedPorts) {
 				add(protocols[w.rng.IntN(2)], netip.AddrPortFrom(addr, fe.Port+uint16(1+w.rng.IntN(3))))
 			}
 		}
 	}
 	for _, f := range world.Env.Families {
 		add(protocols[w.rng.IntN(2)], netip.AddrPortFrom(primary(f), nodePortOwn))
-		if !skip(ServiceCIDRs) {
+		if world.does(ServiceCIDRs) {
 			add(protocols[w.rng.IntN(2)], clusterIP(199, 80).at(f))
 		}
 		add(protocols[w.rng.IntN(2)], externalIP(1, 82).at(f))
@@ -286,8 +257,7 @@ func (w *randomWorld) packets(world *World) []packet {
 
 // trace returns the expected result of a connection.
 func (w *World) trace(s *ruleset.Snapshot, p packet) ruleset.Verdict {
-	from := w.net.hosts[p.from]
-	return s.Trace(ruleset.Packet{From: from.addr(p.f), InInterface: from.in, Protocol: p.row.proto, To: p.row.to.at(p.f), NodeAddresses: w.net.nodeAddresses(p.f)})
+	return s.Trace(w.packet(w.origin(p.from), p.row.proto, p.row.to.at(p.f)))
 }
 
 // judgeAll makes connections. It makes those to the same Service one after another:

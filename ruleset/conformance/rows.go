@@ -1,14 +1,10 @@
 package conformance
 
 import (
-	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-
-	"github.com/go-proxier/proxier/ruleset"
 )
 
 const (
@@ -33,29 +29,6 @@ type row struct {
 
 // enough bounds the failures reported for one check.
 const enough = 8
-
-// describe formats a verdict like row.want. name returns the name of the pod with an
-// address, or "".
-func describe(v ruleset.Verdict, name func(netip.Addr) string) string {
-	if v.Action != ruleset.ActionForward {
-		return v.Action.String()
-	}
-	var names []string
-	for _, ep := range v.Endpoints {
-		n := name(ep.Addr.Addr())
-		switch port := ep.Addr.Port(); {
-		case n == "":
-			n = ep.String()
-		case port != podPort:
-			n += fmt.Sprint(":", port)
-		}
-		if v.MasqueradeTo(ep) {
-			n += "*"
-		}
-		names = append(names, n)
-	}
-	return sortWords(strings.Join(names, " "))
-}
 
 func sortWords(s string) string {
 	words := strings.Fields(s)

@@ -20,7 +20,7 @@ import (
 // exceed 1 % of all connections (and 16, the cost of a single stall).
 func Run(t *testing.T, o Options) {
 	t.Helper()
-	if err := o.validate(); err != nil {
+	if _, err := o.validate(); err != nil {
 		t.Fatal(err)
 	}
 	o.run = new(excuses)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"testing"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -103,9 +102,9 @@ func parseSCTP(b []byte) (h sctpHeader, ok bool) {
 }
 
 // serveSCTP makes every pod respond to INITs to its ports with its greeting.
-func (n *network) serveSCTP(tb testing.TB, families []tracker.Family) {
-	tb.Helper()
-	for _, f := range families {
+func (n *network) serveSCTP(s *scene) {
+	s.tb.Helper()
+	for _, f := range s.ipFamilies {
 		for _, p := range n.pods {
 			var c *net.IPConn
 			err := p.ns.Do(func() (err error) {
@@ -113,9 +112,9 @@ func (n *network) serveSCTP(tb testing.TB, families []tracker.Family) {
 				return err
 			})
 			if err != nil {
-				tb.Fatal(err)
+				s.tb.Fatal(err)
 			}
-			tb.Cleanup(func() { c.Close() })
+			s.tb.Cleanup(func() { c.Close() })
 			go answerSCTP(c, p.addr(f))
 		}
 	}

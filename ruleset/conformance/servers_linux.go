@@ -1,15 +1,14 @@
 package conformance
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
-	"sync"
 	"testing"
 
 	"github.com/go-proxier/proxier/internal/netlab"
-	"github.com/go-proxier/proxier/tracker"
 )
 
 // Every server greets a new TCP connection or a datagram with a line of its own
@@ -18,18 +17,18 @@ import (
 // closed.
 
 // serve starts the servers of all pods and of the node itself.
-func (n *network) serve(tb testing.TB, families []tracker.Family) {
-	tb.Helper()
-	for _, f := range families {
+func (n *network) serve(s *scene) {
+	s.tb.Helper()
+	for _, f := range s.ipFamilies {
 		for _, p := range n.pods {
 			for _, port := range []uint16{podPort, podPort2} {
-				serveTCP(tb, p.ns, netip.AddrPortFrom(p.addr(f), port))
-				serveUDP(tb, p.ns, netip.AddrPortFrom(p.addr(f), port))
+				serveTCP(s.tb, p.ns, netip.AddrPortFrom(p.addr(f), port))
+				serveUDP(s.tb, p.ns, netip.AddrPortFrom(p.addr(f), port))
 			}
 		}
-		for _, a := range n.nodeAddresses(f) {
-			serveTCP(tb, n.node, netip.AddrPortFrom(a, nodePortOwn))
-			serveUDP(tb, n.node, netip.AddrPortFrom(a, nodePortOwn))
+		for _, a := range s.nodeAddresses(f) {
+			serveTCP(s.tb, n.node, netip.AddrPortFrom(a, nodePortOwn))
+			serveUDP(s.tb, n.node, netip.AddrPortFrom(a, nodePortOwn))
 		}
 	}
 }
@@ -40,51 +39,12 @@ func greeting(self netip.AddrPort, peer net.Addr) []byte {
 
 func serveTCP(tb testing.TB, ns *netlab.Host, at netip.AddrPort) {
 	tb.Helper()
-	l, err := ns.Listen("tcp", at.String())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	var (
-		mu   sync.Mutex
-		open = map[net.Conn]bool{}
-		done bool
-	)
-	tb.Cleanup(func() {
-		l.Close()
-		mu.Lock()
-		defer mu.Unlock()
-		done = true
-		for c := range open {
-			c.Close()
+	ns.ServeTCP(tb, at.String(), func(c net.Conn) {
+		defer context.AfterFunc(tb.Context(), func() { c.Close() })()
+		if _, err := c.Write(greeting(at, c.RemoteAddr())); err == nil {
+			io.Copy(c, c)
 		}
 	})
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			mu.Lock()
-			if done {
-				c.Close()
-				mu.Unlock()
-				return
-			}
-			open[c] = true
-			mu.Unlock()
-			go func() {
-				defer func() {
-					c.Close()
-					mu.Lock()
-					delete(open, c)
-					mu.Unlock()
-				}()
-				if _, err := c.Write(greeting(at, c.RemoteAddr())); err == nil {
-					io.Copy(c, c)
-				}
-			}()
-		}
-	}()
 }
 
 func serveUDP(tb testing.TB, ns *netlab.Host, at netip.AddrPort) {

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -21,11 +20,11 @@ var simHosts = []string{"client1", "client2", "remote1", "pod1", "pod2", "pod3",
 // host to every frontend, from some host to every former frontend, and to addresses
 // around them.
 func (w *simWorld) judge(s *ruleset.Snapshot) error {
-	var hosts []simHost
+	var hosts []origin
 	for _, name := range simHosts {
-		hosts = append(hosts, w.host(name))
+		hosts = append(hosts, w.origin(name))
 	}
-	try := func(from simHost, t simTarget) error {
+	try := func(from origin, t simTarget) error {
 		p := w.packet(from, t.proto, t.at)
 		if err := w.compare(s.Trace(p), p); err != nil {
 			return fmt.Errorf("%s from %s (%s) to %s: %w", t.proto, from.name, p.From, t.at, err)
@@ -44,7 +43,7 @@ func (w *simWorld) judge(s *ruleset.Snapshot) error {
 		}
 		if t.at.Addr().IsUnspecified() {
 			f := tracker.FamilyOf(t.at.Addr())
-			if err := try(w.host("loopback"), simTarget{netip.AddrPortFrom(loopback(f), t.at.Port()), t.proto}); err != nil {
+			if err := try(w.origin("loopback"), simTarget{netip.AddrPortFrom(loopback(f), t.at.Port()), t.proto}); err != nil {
 				return err
 			}
 		}
@@ -58,7 +57,7 @@ func (w *simWorld) judge(s *ruleset.Snapshot) error {
 			return fmt.Errorf("at a former frontend: %w", err)
 		}
 	}
-	for _, f := range w.o.Families {
+	for _, f := range w.ipFamilies {
 		for _, t := range []target{clusterIP(199, 80), clusterIP(1, 9), externalIP(1, 9), atPrimary(nodePortOwn), atPod(2, podPort)} {
 			for _, proto := range []v1.Protocol{tcp, udp} {
 				n++
@@ -236,7 +235,7 @@ func (w *simWorld) watch() []watched {
 				continue
 			}
 			done[t] = true
-			from := w.host(simHosts[w.rng.IntN(len(simHosts))])
+			from := w.origin(simHosts[w.rng.IntN(len(simHosts))])
 			t = w.concrete(t, w.rng.IntN(3))
 			p := watched{packet: w.packet(from, t.proto, t.at), from: from.name}
 			same, ok := true, true
@@ -290,8 +289,4 @@ func between(p watched, o Outcome) error {
 		}
 	}
 	return nil
-}
-
-func compareNames(a, b types.NamespacedName) int {
-	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }

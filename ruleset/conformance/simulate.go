@@ -1,12 +1,11 @@
 package conformance
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -139,12 +138,7 @@ func (s Simulation) complete() (Simulation, error) {
 	if s.New == nil {
 		return s, errors.New("conformance: Simulation.New is required")
 	}
-	if s.Worlds == 0 {
-		s.Worlds = 24
-	}
-	if s.Steps == 0 {
-		s.Steps = 24
-	}
+	s.Worlds, s.Steps = cmp.Or(s.Worlds, 24), cmp.Or(s.Steps, 24)
 	var err error
 	s.Families, err = validFamilies(s.Families)
 	return s, err
@@ -172,20 +166,11 @@ func (s Simulation) script(tb testing.TB, world world, mode simMode) {
 // which it still fails.
 func (s Simulation) random(tb testing.TB, seed uint64) {
 	tb.Helper()
-	steps := worldgen.Steps{}
-	var config config
-	generate := func() *worldgen.Generator {
-		rng := rand.New(rand.NewPCG(seed, 1))
-		config = randomConfig(rng, s.Skip, seed%3 == 0)
-		return worldgen.New(seed, randomParams(s.Families, s.Skip, config))
-	}
-	g := generate()
-	for i := range 1 + s.Steps {
-		if i == 0 {
-			steps = append(steps, g.Start())
-		} else {
-			steps = append(steps, g.Step())
-		}
+	config := randomConfig(rand.New(rand.NewPCG(seed, 1)), s.Skip, seed%3 == 0)
+	g := worldgen.New(seed, randomParams(s.Families, s.Skip, config))
+	steps := worldgen.Steps{g.Start()}
+	for range s.Steps {
+		steps = append(steps, g.Step())
 	}
 	at, err := s.try(tb, seed, config, steps)
 	if err == nil {
@@ -247,7 +232,7 @@ func (w *simWorld) compareDump() error {
 	}
 	inner := &quiet{TB: w.tb}
 	defer inner.cleanup()
-	cold := w.o.New(inner, SimEnv{Families: w.o.Families, Fail: func() error { return nil }, Look: func() {}})
+	cold := w.o.New(inner, SimEnv{Families: w.ipFamilies, Fail: func() error { return nil }, Look: func() {}})
 	cursor := w.engine.Attach("cold", cold.Backend())
 	defer cursor.Detach()
 	if err := cursor.Sync(w.tb.Context()); err != nil {
@@ -259,53 +244,4 @@ func (w *simWorld) compareDump() error {
 		}
 	}
 	return nil
-}
-
-// simHost is a source of packets.
-type simHost struct {
-	name, in string
-	addr     func(tracker.Family) netip.Addr
-}
-
-// host returns the host with a name, as in [row].
-func (w *simWorld) host(name string) simHost {
-	var n int
-	switch {
-	case name == nodeName:
-		return simHost{name, "", primary}
-	case name == "loopback":
-		return simHost{name, "", loopback}
-	case strings.HasPrefix(name, "client"):
-		fmt.Sscanf(name, "client%d", &n)
-		return simHost{name, "eth0", func(f tracker.Family) netip.Addr { return clientAddr(f, n) }}
-	}
-	node, addr := podNamed(name)
-	switch {
-	case node == remoteName:
-		return simHost{name, "eth1", addr}
-	case w.config.bridge:
-		return simHost{name, bridgeName, addr}
-	}
-	return simHost{name, interfacePrefix + name, addr}
-}
-
-// nodeAddresses returns the node's own addresses.
-func (w *simWorld) nodeAddresses(f tracker.Family) []netip.Addr {
-	out := nodeAddresses(f)
-	for _, t := range w.config.bound {
-		out = append(out, t.at(f).Addr())
-	}
-	return out
-}
-
-// podAt returns the name of the pod with the address, or "".
-func (w *simWorld) podAt(f tracker.Family, a netip.Addr) string {
-	i := slices.IndexFunc(w.pods, func(name string) bool {
-		_, addr := podNamed(name)
-		return addr(f) == a
-	})
-	if i < 0 {
-		return ""
-	}
-	return w.pods[i]
 }

@@ -15,6 +15,7 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/byname"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance/worldgen"
 	"github.com/go-proxier/proxier/tracker"
@@ -25,21 +26,17 @@ var errWrite = errors.New("conformance: injected write failure")
 
 // simWorld is a simulated [cluster].
 type simWorld struct {
-	tb     testing.TB
-	o      Simulation
-	config config
-	rng    *rand.Rand
-	mode   simMode
-	plane  Plane
-	pods   []string
+	scene
+	o     Simulation
+	rng   *rand.Rand
+	mode  simMode
+	plane Plane
 
 	// The objects of the API server, for a new process.
-	services map[types.NamespacedName]*v1.Service
-	slices   map[types.NamespacedName]*discovery.EndpointSlice
-	info     tracker.NodeInfo
-	cidrs    []netip.Prefix
-	// scripted holds the services last passed to set.
-	scripted map[string]*service
+	objects map[types.NamespacedName]*v1.Service
+	slices  map[types.NamespacedName]*discovery.EndpointSlice
+	info    tracker.NodeInfo
+	cidrs   []netip.Prefix
 
 	tracker *tracker.Tracker
 	engine  *ruleset.Engine
@@ -68,16 +65,12 @@ type simTarget struct {
 
 func newSimWorld(tb testing.TB, o Simulation, c config, rng *rand.Rand) *simWorld {
 	tb.Helper()
-	if c.remotePods == 0 {
-		c.remotePods = defaultRemotePods
-	}
 	w := &simWorld{
-		tb: tb, o: o, config: c, rng: rng, pods: podNames(c.remotePods),
-		services: map[types.NamespacedName]*v1.Service{}, slices: map[types.NamespacedName]*discovery.EndpointSlice{},
-		info:     tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(o.Families, primary)},
-		cidrs:    each(o.Families, serviceCIDR),
-		scripted: map[string]*service{}, seen: map[simTarget]bool{},
+		o: o, rng: rng, cidrs: each(o.Families, serviceCIDR), seen: map[simTarget]bool{},
+		objects: map[types.NamespacedName]*v1.Service{}, slices: map[types.NamespacedName]*discovery.EndpointSlice{},
 	}
+	w.scene = newScene(tb, c, o.Families, o.Skip, w.applyOp)
+	w.info = w.firstNode()
 	w.plane = o.New(tb, SimEnv{Families: o.Families, Fail: w.fail, Look: w.look})
 	if w.plane.Backend == nil || w.plane.Handle == nil {
 		tb.Fatal("conformance: Simulation.New returned a Plane without Backend or Handle")
@@ -87,15 +80,15 @@ func newSimWorld(tb testing.TB, o Simulation, c config, rng *rand.Rand) *simWorl
 	return w
 }
 
-// apply applies a change.
-func (w *simWorld) apply(o worldgen.Op) {
+// applyOp applies a change.
+func (w *simWorld) applyOp(o worldgen.Op) {
 	switch {
 	case o.SetService != nil:
-		w.services[types.NamespacedName{Namespace: o.SetService.Namespace, Name: o.SetService.Name}] = o.SetService
+		w.objects[types.NamespacedName{Namespace: o.SetService.Namespace, Name: o.SetService.Name}] = o.SetService
 	case o.SetSlice != nil:
 		w.slices[types.NamespacedName{Namespace: o.SetSlice.Namespace, Name: o.SetSlice.Name}] = o.SetSlice
 	case o.DeleteService != nil:
-		delete(w.services, *o.DeleteService)
+		delete(w.objects, *o.DeleteService)
 	case o.DeleteSlice != nil:
 		delete(w.slices, *o.DeleteSlice)
 	case o.SetNode != nil:
@@ -104,77 +97,28 @@ func (w *simWorld) apply(o worldgen.Op) {
 	o.Apply(w.tracker)
 }
 
-func (w *simWorld) set(services ...service) {
-	for _, s := range services {
-		c := s.complete()
-		w.scripted[c.name] = c
-		w.apply(worldgen.Op{SetService: c.object(w.o.Families)})
-		for _, f := range w.o.Families {
-			w.apply(worldgen.Op{SetSlice: c.slice(f)})
-		}
-	}
-}
-
-func (w *simWorld) change(name string, edit func(*service)) {
-	s := *w.scripted[name]
-	edit(&s)
-	w.set(s)
-}
-
-func (w *simWorld) remove(name string) {
-	delete(w.scripted, name)
-	w.apply(worldgen.Op{DeleteService: &types.NamespacedName{Namespace: namespace, Name: name}})
-	for _, f := range w.o.Families {
-		w.apply(worldgen.Op{DeleteSlice: &types.NamespacedName{Namespace: namespace, Name: sliceName(name, f)}})
-	}
-}
-
-func (w *simWorld) node() tracker.NodeInfo     { return w.tracker.Node() }
-func (w *simWorld) setNode(n tracker.NodeInfo) { w.apply(worldgen.Op{SetNode: &n}) }
+func (w *simWorld) node() tracker.NodeInfo { return w.tracker.Node() }
+func (w *simWorld) resync()                { w.cursor.Resync() }
+func (w *simWorld) detach()                { w.cursor.Detach() }
 
 func (w *simWorld) setServiceCIDRs(cidrs []netip.Prefix) {
 	w.cidrs = cidrs
 	w.engine.SetServiceCIDRs(cidrs)
 }
 
-func (w *simWorld) families() []tracker.Family { return w.o.Families }
-func (w *simWorld) resync()                    { w.cursor.Resync() }
-func (w *simWorld) detach()                    { w.cursor.Detach() }
-
 // attach starts a process: a new tracker and engine, all objects in any order, and a
 // backend on the data plane in its current state.
 func (w *simWorld) attach() {
 	w.tb.Helper()
-	must := func(err error) {
-		w.tb.Helper()
-		if err != nil {
-			w.tb.Fatal(err)
-		}
-	}
-	var err error
-	w.tracker, err = tracker.New(tracker.Config{
-		Node: w.info, Families: w.o.Families, OnService: worldgen.OnService, OnEndpoint: worldgen.OnEndpoint,
-	})
-	must(err)
-	local := w.config.localTraffic
-	if local == nil {
-		local = &ruleset.LocalTraffic{CIDRs: each(w.o.Families, localPodCIDR)}
-	}
-	addresses, err := ruleset.ParseNodePortAddresses(w.config.nodePortAddresses)
-	must(err)
-	w.engine, err = ruleset.NewEngine(ruleset.Config{
-		Tracker: w.tracker, MasqueradeAll: w.config.masqueradeAll, LocalTraffic: *local,
-		NodePortAddresses: addresses, ServiceCIDRs: w.cidrs, HashSeed: hashSeed,
-	})
-	must(err)
-	names := slices.SortedFunc(maps.Keys(w.services), compareNames)
+	w.tracker, w.engine = w.start(w.info, w.cidrs)
+	names := slices.SortedFunc(maps.Keys(w.objects), byname.Compare)
 	if len(names) != 0 {
 		w.rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	}
 	for _, n := range names {
-		w.tracker.SetService(w.services[n])
+		w.tracker.SetService(w.objects[n])
 	}
-	for _, n := range slices.SortedFunc(maps.Keys(w.slices), compareNames) {
+	for _, n := range slices.SortedFunc(maps.Keys(w.slices), byname.Compare) {
 		w.tracker.SetSlice(w.slices[n])
 	}
 	backend := w.plane.Backend()
@@ -237,23 +181,19 @@ func (w *simWorld) fail() error {
 	return errWrite
 }
 
-func (w *simWorld) does(f Feature) bool {
-	_, skipped := w.o.Skip[f]
-	return !skipped
-}
-
 func (w *simWorld) check(rows ...row) {
 	w.tb.Helper()
+	w.Sync()
 	s := w.engine.Snapshot()
 	failed := 0
 	for _, r := range rows {
 		for _, from := range strings.Fields(r.from) {
-			for _, f := range w.o.Families {
-				p := w.packet(w.host(from), r.proto, r.to.at(f))
+			for _, f := range w.ipFamilies {
+				p := w.packet(w.origin(from), r.proto, r.to.at(f))
 				v := s.Trace(p)
-				err := w.compare(v, p)
-				if got := describe(v, func(a netip.Addr) string { return w.podAt(f, a) }); got != sortWords(r.want) {
-					err = fmt.Errorf("the verdict of Trace is %q (%s), but the world expects %q: one of them is wrong", got, v.Rule, r.want)
+				err := w.unexpected(v, f, r.want)
+				if err == nil {
+					err = w.compare(v, p)
 				}
 				if err != nil && failed < enough {
 					failed++
@@ -269,26 +209,20 @@ func (w *simWorld) check(rows ...row) {
 
 func (w *simWorld) checkFor(f Feature, rows ...row) {
 	w.tb.Helper()
-	if w.does(f) {
-		w.check(rows...)
+	if !w.does(f) {
+		rows = nil
 	}
+	w.check(rows...)
 }
 
-func (w *simWorld) chosen(v1.Protocol, target) map[client]netip.AddrPort { return nil }
+func (w *simWorld) chosen(v1.Protocol, target) map[client]netip.AddrPort {
+	w.tb.Helper()
+	w.Sync()
+	return nil
+}
 
 func (w *simWorld) same(string, map[client]netip.AddrPort, map[client]netip.AddrPort) {}
 
 func (w *simWorld) undisturbed(_ []Target, f func()) { f() }
 
 func (w *simWorld) hold([]Target) func() error { return func() error { return nil } }
-
-func (w *simWorld) errorf(format string, args ...any) {
-	w.tb.Helper()
-	w.tb.Errorf(format, args...)
-}
-
-// packet returns a packet from a host.
-func (w *simWorld) packet(from simHost, proto v1.Protocol, to netip.AddrPort) ruleset.Packet {
-	f := tracker.FamilyOf(to.Addr())
-	return ruleset.Packet{From: from.addr(f), InInterface: from.in, Protocol: proto, To: to, NodeAddresses: w.nodeAddresses(f)}
-}

@@ -45,7 +45,7 @@ func (w *World) traffic() *ruleset.Traffic {
 	w.tb.Helper()
 	t := &ruleset.Traffic{}
 	r, ok := w.backend.(ruleset.TrafficReader)
-	if _, late := w.options.Skip[TrafficAtOnce]; !ok || late {
+	if !ok || !w.does(TrafficAtOnce) {
 		return t
 	}
 	err := w.Do(func() (err error) {

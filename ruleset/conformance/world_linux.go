@@ -28,12 +28,10 @@ type World struct {
 	// Env is the environment of the backend.
 	Env Env
 
-	tb      testing.TB
+	scene
 	options Options
 	net     *network
 	backend ruleset.Backend
-	// services holds the services last passed to set.
-	services map[string]*service
 	// made counts the results of the last check's connections.
 	made tally
 }
@@ -51,14 +49,8 @@ func NewWorld(tb testing.TB, o Options) *World {
 
 func newWorld(tb testing.TB, o Options, c config) *World {
 	tb.Helper()
-	if c.clients == 0 {
-		c.clients = 4
-	}
-	if c.remotePods == 0 {
-		c.remotePods = defaultRemotePods
-	}
-	families := o.families()
-	if err := o.validate(); err != nil {
+	families, err := o.validate()
+	if err != nil {
 		tb.Fatal(err)
 	}
 	netlab.Require(tb)
@@ -73,52 +65,18 @@ func newWorld(tb testing.TB, o Options, c config) *World {
 		tb.Log(counts)
 		o.run.add(counts)
 	})
-	n := newNetwork(tb, families, c.clients, c.remotePods, c.bridge, stalls, counts)
-	n.bind(tb, families, c.bound)
-	n.serve(tb, families)
-	if c.sctp {
-		n.serveSCTP(tb, families)
-	}
-	w := &World{
-		Env: Env{NetNS: n.node.File(), Families: families, do: n.node.Do},
-		tb:  tb, options: o, net: n, services: map[string]*service{},
-	}
+	w := &World{options: o}
+	w.scene = newScene(tb, c, families, o.Skip, func(o worldgen.Op) { o.Apply(w.Tracker) })
+	w.Tracker, w.Engine = w.start(w.firstNode(), each(families, serviceCIDR))
+	w.net = newNetwork(&w.scene, stalls, counts)
+	w.Env = Env{NetNS: w.net.node.File(), Families: families, do: w.net.node.Do}
 	if o.Client != nil {
-		for name, h := range n.hosts {
-			if name == nodeName || name == "loopback" || slices.ContainsFunc(n.pods, func(p pod) bool { return p.name == name && p.node == nodeName }) {
+		for name, h := range w.net.hosts {
+			if h.in == "" || slices.Contains(podNames(0), name) {
 				h.client = func(f func() error) error { return o.Client(w.Env, f) }
-				n.hosts[name] = h
+				w.net.hosts[name] = h
 			}
 		}
-	}
-
-	if c.localTraffic == nil {
-		c.localTraffic = &ruleset.LocalTraffic{CIDRs: each(families, localPodCIDR)}
-	}
-	addresses, err := ruleset.ParseNodePortAddresses(c.nodePortAddresses)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	w.Tracker, err = tracker.New(tracker.Config{
-		Node:     tracker.NodeInfo{Name: nodeName, Zone: zone, Addresses: each(families, primary)},
-		Families: families,
-		// Annotations carry the settings without an API field.
-		OnService:  worldgen.OnService,
-		OnEndpoint: worldgen.OnEndpoint,
-	})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	w.Engine, err = ruleset.NewEngine(ruleset.Config{
-		Tracker:           w.Tracker,
-		MasqueradeAll:     c.masqueradeAll,
-		LocalTraffic:      *c.localTraffic,
-		NodePortAddresses: addresses,
-		ServiceCIDRs:      each(families, serviceCIDR),
-		HashSeed:          hashSeed,
-	})
-	if err != nil {
-		tb.Fatal(err)
 	}
 	w.attach()
 	w.Tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
@@ -152,10 +110,22 @@ func (w *World) Do(f func() error) error { return w.net.node.Do(f) }
 // Sync calls the Cursor's Sync and fails the test on an error.
 func (w *World) Sync() {
 	w.tb.Helper()
-	if err := w.Do(func() error { return w.Cursor.Sync(context.Background()) }); err != nil {
+	if err := w.sync(); err != nil {
 		w.tb.Fatalf("sync: %v", err)
 	}
 }
+
+func (w *World) sync() error {
+	return w.Do(func() error { return w.Cursor.Sync(context.Background()) })
+}
+
+// The methods of [cluster] that scene does not have.
+
+func (w *World) node() tracker.NodeInfo               { return w.Tracker.Node() }
+func (w *World) setServiceCIDRs(cidrs []netip.Prefix) { w.Engine.SetServiceCIDRs(cidrs) }
+func (w *World) resync()                              { w.Cursor.Resync() }
+func (w *World) detach()                              { w.Cursor.Detach() }
+func (w *World) hold(to []Target) func() error        { return w.Hold(to).Check }
 
 // Pod is a server that Services can send to. It serves TCP and UDP at [Pod.Ports].
 type Pod struct {
@@ -174,7 +144,7 @@ func (Pod) Ports() [2]uint16 { return [2]uint16{podPort, podPort2} }
 func (w *World) Pods() []Pod {
 	out := make([]Pod, 0, len(w.net.pods))
 	for _, p := range w.net.pods {
-		out = append(out, Pod{Name: p.name, Node: p.node, addr: p.addr})
+		out = append(out, p.Pod)
 	}
 	return out
 }

@@ -51,8 +51,11 @@ type cluster interface {
 	setNode(tracker.NodeInfo)
 	setServiceCIDRs([]netip.Prefix)
 	families() []tracker.Family
+	// targets returns targets in every family, over each protocol.
+	targets(protocols []v1.Protocol, to ...target) []Target
 
-	// Sync syncs the backend and fails the test on an error.
+	// Sync syncs the backend and fails the test on an error. Scripts call it where no
+	// method below does.
 	Sync()
 	// resync makes the next delta full. detach stops the agent's process, and attach
 	// starts a new one.
@@ -60,13 +63,13 @@ type cluster interface {
 	detach()
 	attach()
 
-	// check fails the test if connections do not match Trace and the rows. checkFor
-	// does the same unless the backend lacks the feature.
+	// check syncs the backend. It fails the test if connections do not match Trace and
+	// the rows. checkFor only syncs if the backend lacks the feature.
 	check(rows ...row)
 	checkFor(f Feature, rows ...row)
-	// chosen returns the endpoint of each client. same fails the test if one differs
-	// from before. A simulated data plane has no clients: its [Outcome] states that
-	// they stay.
+	// chosen syncs the backend and returns the endpoint of each client. same fails the
+	// test if one differs from before. A simulated data plane has no clients: its
+	// [Outcome] states that they stay.
 	chosen(p v1.Protocol, to target) map[client]netip.AddrPort
 	same(why string, before, now map[client]netip.AddrPort)
 	// undisturbed fails the test if a connection fails while f runs.

@@ -14,16 +14,12 @@ func affinityWorlds() []world {
 		{name: "affinity switched on and off", needs: need, run: func(w cluster) {
 			row := row{"client1", tcp, clusterIP(1, 80), "pod1* pod2* remote1*"}
 			w.set(service{name: "web", number: 1, endpoints: on("pod1", "pod2", "remote1")})
-			w.Sync()
 			w.check(row)
 			w.change("web", func(s *service) { s.affinity = 60 })
-			w.Sync()
 			w.check(row)
 			w.change("web", func(s *service) { s.affinity = 0 })
-			w.Sync()
 			w.check(row)
 			w.change("web", func(s *service) { s.affinity = 3600 })
-			w.Sync()
 			w.check(row)
 		}},
 
@@ -32,11 +28,9 @@ func affinityWorlds() []world {
 			// clients to endpoints that the policy now excludes.
 			s := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), affinity: 10800, endpoints: on(pods...)}
 			w.set(s)
-			w.Sync()
 			w.chosen(tcp, atPrimary(30080))
 			s.externalLocal = true
 			w.set(s)
-			w.Sync()
 			w.check(row{"client1 client2 client3 client4 client5 client6", tcp, atPrimary(30080), "pod1 pod2 pod3"})
 		}},
 	}

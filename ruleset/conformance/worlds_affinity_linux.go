@@ -56,7 +56,6 @@ func affinityPacketWorlds() []world {
 			w.set(
 				service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, affinity: 10800, endpoints: on(pods...)},
 				service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
-			w.Sync()
 			for _, to := range []target{clusterIP(1, 80), atPrimary(30080), externalIP(1, 80)} {
 				for _, p := range []v1.Protocol{tcp, udp} {
 					before := w.chosen(p, to)
@@ -64,11 +63,7 @@ func affinityPacketWorlds() []world {
 						w.same("for no reason", before, w.chosen(p, to))
 					}
 					for _, f := range w.Env.Families {
-						used := map[netip.AddrPort]bool{}
-						for i := 1; i <= affinityClients; i++ {
-							used[before[client{f, i}]] = true
-						}
-						if len(used) == 1 {
+						if used(f, before) == 1 {
 							w.tb.Errorf("%s: %d clients were all sent to the same of %d endpoints", f, affinityClients, len(pods))
 						}
 					}
@@ -80,13 +75,10 @@ func affinityPacketWorlds() []world {
 			to := clusterIP(1, 80)
 			before := w.chosen(tcp, to)
 			w.change("other", func(s *service) { s.endpoints = on("pod2") })
-			w.Sync()
 			w.same("though only another service changed", before, w.chosen(tcp, to))
 			w.remove("other")
-			w.Sync()
 			w.same("though only another service was removed", before, w.chosen(tcp, to))
 			w.Cursor.Resync()
-			w.Sync()
 			w.same("by a full resync", before, w.chosen(tcp, to))
 
 			// An endpoint is removed: its clients move once; the others stay.
@@ -94,16 +86,15 @@ func affinityPacketWorlds() []world {
 			var rest []string
 			for _, p := range w.net.pods {
 				if p.addr(w.Env.Families[0]) != gone {
-					rest = append(rest, p.name)
+					rest = append(rest, p.Name)
 				}
 			}
 			w.change("web", func(s *service) { s.endpoints = on(rest...) })
-			w.Sync()
 			moved := w.chosen(tcp, to)
 			for c, ep := range before {
 				left := false
 				for _, p := range w.net.pods {
-					left = left || p.addr(c.family) == ep.Addr() && slices.Contains(rest, p.name)
+					left = left || p.addr(c.family) == ep.Addr() && slices.Contains(rest, p.Name)
 				}
 				if left && moved[c] != ep {
 					w.tb.Errorf("%s was moved from %s to %s when another endpoint was removed", c, ep, moved[c])
@@ -117,7 +108,6 @@ func affinityPacketWorlds() []world {
 			}
 			// The endpoint is added again: no client has a reason to move.
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
-			w.Sync()
 			w.same("when an endpoint was added", moved, w.chosen(tcp, to))
 		})},
 	}
@@ -174,9 +164,11 @@ func (w *World) outlive(c client, to target, timeout time.Duration) (judged, mov
 	return judged, ok && now.server != last.server
 }
 
-// chosen connects every client once and returns the endpoint that each reached.
+// chosen syncs the backend, connects every client once and returns the endpoint that
+// each reached.
 func (w *World) chosen(p v1.Protocol, to target) map[client]netip.AddrPort {
 	w.tb.Helper()
+	w.Sync()
 	out := map[client]netip.AddrPort{}
 	for _, f := range w.Env.Families {
 		for i := 1; i <= affinityClients; i++ {
@@ -189,6 +181,17 @@ func (w *World) chosen(p v1.Protocol, to target) map[client]netip.AddrPort {
 		}
 	}
 	return out
+}
+
+// used returns the number of endpoints that clients of a family reached.
+func used(f tracker.Family, chosen map[client]netip.AddrPort) int {
+	out := map[netip.AddrPort]bool{}
+	for c, ep := range chosen {
+		if c.family == f {
+			out[ep] = true
+		}
+	}
+	return len(out)
 }
 
 // same fails the test if a client reached another endpoint than before.

@@ -1,5 +1,7 @@
 package conformance
 
+import v1 "k8s.io/api/core/v1"
+
 // changeWorlds returns worlds about changes that must not affect other Services.
 func changeWorlds() []world {
 	return []world{
@@ -19,10 +21,8 @@ func changeWorlds() []world {
 			w.Sync()
 			w.remove("gone")
 			w.resync()
-			w.Sync()
 			w.check(rows...)
 			w.resync()
-			w.Sync()
 			w.check(rows...)
 		}},
 
@@ -32,13 +32,8 @@ func changeWorlds() []world {
 				service{name: "gone", number: 2, kind: "NodePort", ports: tcpAndUDP(30081), endpoints: on("pod2")},
 				service{name: "changed", number: 3, ports: tcpAndUDP(0), endpoints: on("pod2", "remote2")})
 			w.Sync()
-			var to []Target
-			for _, f := range w.families() {
-				to = append(to,
-					Target{clusterIP(1, 80).at(f), tcp},
-					Target{clusterIP(3, 80).at(f), udp},
-					Target{atPrimary(30080).at(f), tcp})
-			}
+			to := w.targets([]v1.Protocol{tcp}, clusterIP(1, 80), atPrimary(30080))
+			to = append(to, w.targets([]v1.Protocol{udp}, clusterIP(3, 80))...)
 			w.undisturbed(to, func() {
 				// Changes while the agent does not run.
 				w.detach()
@@ -55,7 +50,6 @@ func changeWorlds() []world {
 				row{from: "pod1", to: clusterIP(3, 80), want: "pod3 remote2"},
 			)...)
 			w.remove("web")
-			w.Sync()
 			w.check(overUDP(row{from: "client1", to: atPrimary(30080), want: "pass"})...)
 		}},
 	}

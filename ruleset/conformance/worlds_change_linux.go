@@ -17,14 +17,7 @@ func changePacketWorlds() []world {
 				service{name: "steady", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), endpoints: on("pod1", "remote1")},
 				service{name: "moving", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "pod2", "remote1")})
 			w.Sync()
-			var to []Target
-			for _, f := range w.Env.Families {
-				for _, t := range []target{clusterIP(1, 80), clusterIP(2, 80), atPrimary(30080)} {
-					for _, p := range []v1.Protocol{tcp, udp} {
-						to = append(to, Target{t.at(f), p})
-					}
-				}
-			}
+			to := w.targets([]v1.Protocol{tcp, udp}, clusterIP(1, 80), clusterIP(2, 80), atPrimary(30080))
 			w.undisturbed(to, func() {
 				pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2", "remote3"}
 				start := time.Now()
@@ -58,14 +51,7 @@ func changePacketWorlds() []world {
 			}
 			w.set(has(0, true), has(1, false), has(2, false))
 			w.Sync()
-			var to []Target
-			for _, f := range w.Env.Families {
-				for _, t := range []target{externalIP(1, 80), atPrimary(30080)} {
-					for _, p := range []v1.Protocol{tcp, udp} {
-						to = append(to, Target{t.at(f), p})
-					}
-				}
-			}
+			to := w.targets([]v1.Protocol{tcp, udp}, externalIP(1, 80), atPrimary(30080))
 			w.undisturbed(to, func() {
 				start := time.Now()
 				for i := 0; i < 30 || time.Since(start) < 2*time.Second; i++ {

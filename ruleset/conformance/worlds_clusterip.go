@@ -10,7 +10,6 @@ func clusterIPWorlds() []world {
 	return []world{
 		{name: "cluster IP", run: func(w cluster) {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "pod2", "remote1")})
-			w.Sync()
 			w.check(overUDP(
 				// Clients that are not recognised as local pods get their replies through the node.
 				row{from: "client1 remote2 remote1 node", to: clusterIP(1, 80), want: "pod1* pod2* remote1*"},
@@ -34,7 +33,6 @@ func clusterIPWorlds() []world {
 					endpoints: on("pod1", "remote1"),
 				},
 				service{name: "empty", number: 2, kind: "NodePort", ports: []port{{protocol: sctp, nodePort: 30081}}})
-			w.Sync()
 			w.check(
 				row{"client1 remote2 node", sctp, clusterIP(1, 80), "pod1* remote1*"},
 				row{"pod3", sctp, clusterIP(1, 80), "pod1 remote1"},
@@ -44,7 +42,6 @@ func clusterIPWorlds() []world {
 				row{"client1 pod3 node", sctp, atPrimary(30081), "reject"},
 			)
 			w.change("web", func(s *service) { s.endpoints = on("remote1") })
-			w.Sync()
 			w.check(
 				row{"client1", sctp, clusterIP(1, 80), "remote1*"},
 				row{"pod3", sctp, clusterIP(1, 80), "remote1"},
@@ -59,7 +56,6 @@ func clusterIPWorlds() []world {
 				// The same number over another protocol is another port.
 				{name: "dns-tcp", port: 53, protocol: tcp, target: podPort2},
 			}})
-			w.Sync()
 			w.check(
 				row{"client1", tcp, clusterIP(1, 80), "pod1* remote1*"},
 				row{"client1", tcp, clusterIP(1, 443), "pod1:8081* remote1:8081*"},
@@ -74,7 +70,6 @@ func clusterIPWorlds() []world {
 					{name: "dns", port: 53, protocol: udp, target: podPort2},
 				}
 			})
-			w.Sync()
 			w.check(
 				row{"client1", tcp, clusterIP(1, 8000), "pod1* remote1*"},
 				row{"client1", udp, clusterIP(1, 53), "pod1:8081* remote1:8081*"},
@@ -95,10 +90,8 @@ func clusterIPWorlds() []world {
 				rows = append(rows, row{"pod3", tcp, clusterIP(1, int(p.port)), pods})
 			}
 			w.set(s)
-			w.Sync()
 			w.check(rows...)
 			w.change("web", func(s *service) { s.ports = s.ports[:n/2] })
-			w.Sync()
 			w.check(rows[:n/2]...)
 		}},
 
@@ -116,15 +109,12 @@ func clusterIPWorlds() []world {
 					row{from: everyone, to: atGateway(30080), want: want},
 				)
 			}
-			w.Sync()
 			w.check(everywhere("reject")...)
 
 			w.change("web", func(s *service) { s.endpoints = []endpoint{{pod: "pod2", unready: true}} })
-			w.Sync()
 			w.check(everywhere("reject")...)
 
 			w.change("web", func(s *service) { s.endpoints = on("pod2") })
-			w.Sync()
 			w.check(overUDP(
 				row{from: "client1 node", to: clusterIP(1, 80), want: "pod2*"},
 				row{from: "pod1 pod3", to: clusterIP(1, 80), want: "pod2"},
@@ -134,7 +124,6 @@ func clusterIPWorlds() []world {
 			)...)
 
 			w.change("web", func(s *service) { s.endpoints = nil })
-			w.Sync()
 			w.check(everywhere("reject")...)
 			w.check(overUDP(row{from: "client1", to: clusterIP(2, 80), want: "pod1*"})...)
 		}},
@@ -143,14 +132,12 @@ func clusterIPWorlds() []world {
 			w.set(
 				service{name: "web", number: 1, ports: []port{{protocol: tcp}}, endpoints: on("pod1")},
 				service{name: "empty", number: 2})
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: clusterIP(1, 81), want: "reject"},
 				row{from: everyone, to: clusterIP(2, 81), want: "reject"},
 			)...)
 			w.check(row{everyone, udp, clusterIP(1, 80), "reject"})
 			w.change("web", func(s *service) { s.ports[0].port = 81 })
-			w.Sync()
 			w.check(
 				row{everyone, tcp, clusterIP(1, 80), "reject"},
 				row{"pod3", tcp, clusterIP(1, 81), "pod1"})
@@ -160,19 +147,16 @@ func clusterIPWorlds() []world {
 			w.set(
 				service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1")},
 				service{name: "gone", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1")})
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: clusterIP(99, 80), want: "drop"},
 				row{from: "pod3", to: clusterIP(2, 80), want: "pod1"},
 			)...)
 			w.remove("gone")
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: clusterIP(2, 80), want: "drop"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1"},
 			)...)
 			w.setServiceCIDRs(nil)
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: clusterIP(2, 80), want: "pass"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1"},
@@ -183,7 +167,6 @@ func clusterIPWorlds() []world {
 			for _, n := range []int{1, 2, 3, 8, 9, 16, 17, 18, manyPods, 19, 15, 4, 1} {
 				pods := remotes(n)
 				w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(pods...)})
-				w.Sync()
 				w.check(row{"pod3", udp, clusterIP(1, 80), strings.Join(pods, " ")})
 			}
 		}},

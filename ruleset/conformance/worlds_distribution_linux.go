@@ -5,7 +5,6 @@ import (
 	"math"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -16,18 +15,12 @@ func distributionWorlds() []world {
 		{name: "distribution", needs: []Feature{Distribution}, run: packets(func(w *World) {
 			pods := []string{"pod1", "pod2", "pod3", "remote1", "remote2"}
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(pods...)})
-			w.Sync()
-			for _, f := range w.Env.Families {
-				w.distribution(f, clusterIP(1, 80).at(f), equally(pods))
-			}
+			w.distribution(clusterIP(1, 80), equally(pods))
 		})},
 
 		{name: "distribution over many endpoints", needs: []Feature{Distribution}, config: config{remotePods: manyPods}, run: packets(func(w *World) {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on(remotes(manyPods)...)})
-			w.Sync()
-			for _, f := range w.Env.Families {
-				w.distribution(f, clusterIP(1, 80).at(f), equally(remotes(manyPods)))
-			}
+			w.distribution(clusterIP(1, 80), equally(remotes(manyPods)))
 		})},
 	}
 }
@@ -36,58 +29,65 @@ func distributionWorlds() []world {
 // checks about a dozen outcomes.
 const unlikely = 1e-10
 
-// distribution sends many UDP requests and compares their distribution with the pods'
-// weights by Pearson's chi-squared test. It fails if the outcome is unlikely, and stops
-// early if it is ordinary. The number of non-zero weights must be odd.
-func (w *World) distribution(f tracker.Family, to netip.AddrPort, weights map[string]int) {
+// distribution syncs the backend. In each family it then sends many UDP requests and
+// compares their distribution with the pods' weights by Pearson's chi-squared test. It
+// fails if the outcome is unlikely, and stops early if it is ordinary. The number of
+// non-zero weights must be odd.
+func (w *World) distribution(to target, weights map[string]int) {
 	w.tb.Helper()
-	const requests, step, ordinary = 2000, 500, 0.3
-	seen := map[netip.AddrPort]int{}
-	for sent := step; sent <= requests; sent += step {
-		if !w.requests(to, step, seen) {
-			return
-		}
-		p, err := w.likelihood(f, seen, sent, weights)
-		switch {
-		case err != nil:
+	w.Sync()
+	for _, f := range w.ipFamilies {
+		if err := w.distributionIn(f, to.at(f), weights); err != nil {
 			w.tb.Errorf("%s: %v", f, err)
-			return
-		case p > ordinary:
-			return
-		case p < unlikely:
-			w.tb.Errorf("%s: the distribution of %d requests over %d endpoints does not match their weights: %s (probability %.1g)", f, sent, positive(weights), counts(seen), p)
-			return
 		}
 	}
 }
 
-// requests sends n UDP requests and counts the endpoints that reply. It returns false after a
-// failure.
-func (w *World) requests(to netip.AddrPort, n int, seen map[netip.AddrPort]int) bool {
-	w.tb.Helper()
+func (w *World) distributionIn(f tracker.Family, to netip.AddrPort, weights map[string]int) error {
+	const requests, step, ordinary = 2000, 500, 0.3
+	seen := map[netip.AddrPort]int{}
+	for sent := step; sent <= requests; sent += step {
+		if err := w.requests(to, step, seen); err != nil {
+			return err
+		}
+		p, err := w.likelihood(f, seen, sent, weights)
+		switch {
+		case err != nil || p > ordinary:
+			return err
+		case p < unlikely:
+			return fmt.Errorf("the distribution of %d requests over %d endpoints does not match their weights: %s (probability %.1g)", sent, positive(weights), counts(seen), p)
+		}
+	}
+	return nil
+}
+
+// requests sends n UDP requests and counts the endpoints that reply.
+func (w *World) requests(to netip.AddrPort, n int, seen map[netip.AddrPort]int) (err error) {
 	const workers = 4
 	var (
-		mu     sync.Mutex
-		failed atomic.Bool
-		wg     sync.WaitGroup
+		mu sync.Mutex
+		wg sync.WaitGroup
 	)
 	for range workers {
 		wg.Go(func() {
 			for range n / workers {
 				o := w.net.hosts["client1"].probe(w.tb.Context(), udp, to, w.timeout())
-				if o.kind != reached {
-					failed.Store(true)
-					w.tb.Errorf("%s: %s", to, o)
+				mu.Lock()
+				if o.kind == reached {
+					seen[o.server]++
+				} else {
+					err = fmt.Errorf("%s: %s", to, o)
+				}
+				failed := err != nil
+				mu.Unlock()
+				if failed {
 					return
 				}
-				mu.Lock()
-				seen[o.server]++
-				mu.Unlock()
 			}
 		})
 	}
 	wg.Wait()
-	return !failed.Load()
+	return err
 }
 
 // likelihood returns the probability of a distribution of requests that matches the weights no

@@ -7,7 +7,6 @@ func externalWorlds() []world {
 	return []world{
 		{name: "external IP", run: func(w cluster) {
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), externalIPs: true, endpoints: on("pod1", "remote1")})
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: externalIP(1, 80), want: "pod1* remote1*"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
@@ -15,7 +14,6 @@ func externalWorlds() []world {
 			// An external IP may belong to a real host: other ports are not affected.
 			w.checkFor(OtherPorts, overUDP(row{from: everyone, to: externalIP(1, 81), want: "pass"})...)
 			w.change("web", func(s *service) { s.externalIPs = false })
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: externalIP(1, 80), want: "pass"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
@@ -27,18 +25,15 @@ func externalWorlds() []world {
 			run: func(w cluster) {
 				web := service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(0), externalIPs: true, loadBalancerIPs: true}
 				w.set(web)
-				w.Sync()
 				for _, to := range []target{externalIP(1, 80), loadBalancerIP(1, 80)} {
 					w.check(overUDP(row{from: everyone, to: to, want: "reject"})...)
 				}
 				// Restrict the sources.
 				w.change("web", func(s *service) { s.sources = []string{"192.0.2.0/24", "2001:db8:1::/64"} })
-				w.Sync()
 				w.checkFor(RefuseBySource, overUDP(
 					row{from: "client1 node", to: loadBalancerIP(1, 80), want: "reject"},
 					row{from: "pod1 remote3", to: loadBalancerIP(1, 80), want: "drop"})...)
 				w.change("web", func(s *service) { s.sources, s.endpoints = nil, on("pod1", "remote1") })
-				w.Sync()
 				for _, to := range []target{externalIP(1, 80), loadBalancerIP(1, 80)} {
 					w.check(overUDP(row{from: everyone, to: to, want: "pod1* remote1*"})...)
 				}
@@ -50,21 +45,17 @@ func externalWorlds() []world {
 			w.set(
 				service{name: "a", number: 1, externalIPs: true, ports: []port{{port: 80}}, endpoints: on("pod1")},
 				service{name: "b", number: 2, externalIPs: true, externalNumber: 1, ports: []port{{port: 81}}, endpoints: on("pod2")})
-			w.Sync()
 			w.check(
 				row{everyone, tcp, externalIP(1, 80), "pod1*"},
 				row{everyone, tcp, externalIP(1, 81), "pod2*"})
 			w.change("b", func(s *service) { s.ports = []port{{port: 80}} })
-			w.Sync()
 			w.check(
 				row{everyone, tcp, externalIP(1, 80), "pod1*"},
 				row{"pod3", tcp, clusterIP(2, 80), "pod2"})
 			w.checkFor(OtherPorts, row{everyone, tcp, externalIP(1, 81), "pass"})
 			w.remove("a")
-			w.Sync()
 			w.check(row{everyone, tcp, externalIP(1, 80), "pod2*"})
 			w.set(service{name: "a", number: 1, externalIPs: true, endpoints: on("pod1")})
-			w.Sync()
 			w.check(row{everyone, tcp, externalIP(1, 80), "pod1*"})
 		}},
 
@@ -85,7 +76,6 @@ func externalWorlds() []world {
 					w.set(s)
 					rows = append(rows, row{"client1", tcp, clusterIP(i+1, 80), pods[name] + "*"})
 				}
-				w.Sync()
 				w.check(rows...)
 			}
 			hold(1, 0, 0)
@@ -98,16 +88,13 @@ func externalWorlds() []world {
 			// The owner is deleted, and the other Service gets the frontends.
 			w.remove("a")
 			w.change("c", func(s *service) { s.externalNumber = 11 })
-			w.Sync()
 			w.check(row{"client1", tcp, externalIP(11, 80), "pod2*"})
 			w.remove("b")
-			w.Sync()
 			w.check(row{"client1", tcp, externalIP(11, 80), "pod3*"})
 		}},
 
 		{name: "load-balancer IP", run: func(w cluster) {
 			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), loadBalancerIPs: true, endpoints: on("pod1", "remote1")})
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: loadBalancerIP(1, 80), want: "pod1* remote1*"},
 				row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
@@ -116,13 +103,11 @@ func externalWorlds() []world {
 			w.checkFor(OtherPorts, overUDP(row{from: everyone, to: loadBalancerIP(1, 30080), want: "pass"})...)
 			// Packets to a load balancer that is a proxy must reach the proxy itself.
 			w.change("web", func(s *service) { s.ipMode = v1.LoadBalancerIPModeProxy })
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: loadBalancerIP(1, 80), want: "pass"},
 				row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
 			)...)
 			w.change("web", func(s *service) { s.ipMode = v1.LoadBalancerIPModeVIP })
-			w.Sync()
 			w.check(overUDP(row{from: everyone, to: loadBalancerIP(1, 80), want: "pod1* remote1*"})...)
 		}},
 
@@ -137,7 +122,6 @@ func externalWorlds() []world {
 				loadBalancerIPs: true, externalIPs: true, endpoints: on("pod1", "remote1"),
 				sources: []string{"192.0.2.10/32", " 198.51.0.0/16 ", "2001:db8:1::a/128", "2001:db8:77::/48"},
 			})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "client1", to: to, want: "pod1* remote1*"},
 				row{from: "client2 client3 remote3 pod1 pod3 node", to: to, want: "drop"},
@@ -146,7 +130,6 @@ func externalWorlds() []world {
 
 			// Allow the node's address and its network.
 			w.change("web", func(s *service) { s.sources = []string{"192.0.2.0/24", "2001:db8:1::/64"} })
-			w.Sync()
 			w.check(overUDP(
 				row{from: "client1 client2 node", to: to, want: "pod1* remote1*"},
 				row{from: "remote3 pod1 pod3", to: to, want: "drop"},
@@ -156,7 +139,6 @@ func externalWorlds() []world {
 			w.change("web", func(s *service) {
 				s.sources = []string{"10.244.0.0/16", "10.244.1.0/24", "10.244.1.11/32", "fd00:10:244::/48", "fd00:10:244:1::/64"}
 			})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "client1 client2 node", to: to, want: "drop"},
 				row{from: "remote3 pod1 pod3", to: to, want: "pod1* remote1*"},
@@ -167,7 +149,6 @@ func externalWorlds() []world {
 			w.change("web", func(s *service) {
 				s.sources, s.endpoints = []string{"192.0.2.10/32", "2001:db8:1::a/128"}, nil
 			})
-			w.Sync()
 			w.checkFor(RefuseBySource, overUDP(
 				row{from: "client1", to: to, want: "reject"},
 				row{from: "client2 pod1 node", to: to, want: "drop"},
@@ -177,10 +158,8 @@ func externalWorlds() []world {
 				w.change("web", func(s *service) {
 					s.sources, s.endpoints = []string{"192.0.2.99/32", "2001:db8:1::99/128"}, on("pod1", "remote1")
 				})
-				w.Sync()
 				w.check(overUDP(row{from: everyone, to: to, want: "drop"})...)
 				w.change("web", func(s *service) { s.sources = open })
-				w.Sync()
 				w.check(overUDP(row{from: everyone + " client2", to: to, want: "pod1* remote1*"})...)
 			}
 		}},
@@ -207,7 +186,6 @@ func externalWorlds() []world {
 					lb = "pod1* remote1*"
 				}
 				w.set(s)
-				w.Sync()
 				w.check(overUDP(
 					row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
 					row{from: "client1 pod3 node", to: atPrimary(30080), want: np},
@@ -217,12 +195,10 @@ func externalWorlds() []world {
 			// Another cluster IP, as after a Service is deleted and created again.
 			s.number = 2
 			w.set(s)
-			w.Sync()
 			w.check(overUDP(row{from: "pod3", to: clusterIP(2, 80), want: "pod1 remote1"})...)
 			s.kind = v1.ServiceTypeExternalName
 			w.set(s)
 			w.setServiceCIDRs(nil)
-			w.Sync()
 			w.check(overUDP(row{from: "pod3 client1", to: clusterIP(2, 80), want: "pass"})...)
 		}},
 	}

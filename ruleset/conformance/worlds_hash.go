@@ -10,7 +10,6 @@ func hashWorlds() []world {
 	return []world{
 		{name: "hash and policies", needs: need, run: func(w cluster) {
 			w.set(service{name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), loadBalancerIPs: true, externalLocal: true, hash: tracker.HashSource, endpoints: on("pod1", "pod2", "remote1")})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "client1 client2", to: atPrimary(30080), want: "pod1 pod2"},
 				row{from: "client1 client2", to: loadBalancerIP(1, 80), want: "pod1 pod2"},
@@ -18,13 +17,11 @@ func hashWorlds() []world {
 				row{from: "client1", to: clusterIP(1, 80), want: "pod1* pod2* remote1*"},
 			)...)
 			w.change("web", func(s *service) { s.endpoints = on("remote1", "remote2") })
-			w.Sync()
 			w.check(
 				row{"client1", tcp, atPrimary(30080), "drop"},
 				row{"pod3", tcp, atPrimary(30080), "remote1 remote2"},
 			)
 			w.change("web", func(s *service) { s.endpoints = nil })
-			w.Sync()
 			w.check(row{"client1", tcp, clusterIP(1, 80), "reject"})
 		}},
 
@@ -33,7 +30,6 @@ func hashWorlds() []world {
 			for _, h := range []tracker.Hash{tracker.HashNone, tracker.HashSource, tracker.HashSourcePort, tracker.HashNone, tracker.HashSourcePort} {
 				for _, pods := range [][]string{{"pod1", "pod2", "remote1"}, {"remote1"}, {"remote2", "pod1"}} {
 					w.set(service{name: "web", number: 1, endpoints: on(pods...), hash: h})
-					w.Sync()
 					row.want = ""
 					for _, p := range pods {
 						row.want += p + "* "
@@ -47,13 +43,11 @@ func hashWorlds() []world {
 			w.set(
 				service{name: "web", number: 1, ports: tcpAndUDP(0), hash: tracker.HashSource, affinity: 10800, endpoints: on(pods[:4]...)},
 				service{name: "plain", number: 2, ports: tcpAndUDP(0), hash: tracker.HashSource, endpoints: on(pods[:4]...)})
-			w.Sync()
 			to := clusterIP(1, 80)
 			before := w.chosen(tcp, to)
 			w.same("by affinity, though nothing was remembered", w.chosen(tcp, clusterIP(2, 80)), before)
 			// Clients with affinity keep endpoints that the hash would change.
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
-			w.Sync()
 			w.same("though it is remembered", before, w.chosen(tcp, to))
 		}},
 	}

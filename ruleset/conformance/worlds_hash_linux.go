@@ -2,12 +2,9 @@ package conformance
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
-	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -22,13 +19,11 @@ func hashPacketWorlds() []world {
 		{name: "hash of the source", needs: need, config: c, run: packets(func(w *World) {
 			s := service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, hash: tracker.HashSource, endpoints: on(pods...)}
 			w.set(s, service{name: "other", number: 2, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")})
-			w.Sync()
 			// Another node that learned of the endpoints in another order.
 			other := newWorld(w.tb, w.options, c)
 			t := s
 			t.endpoints = on(reversed...)
 			other.set(t)
-			other.Sync()
 			for _, to := range []target{clusterIP(1, 80), atPrimary(30080), externalIP(1, 80)} {
 				before := w.chosen(tcp, to)
 				for range 3 {
@@ -36,12 +31,8 @@ func hashPacketWorlds() []world {
 				}
 				other.same("on another node", before, other.chosen(tcp, to))
 				for _, f := range w.Env.Families {
-					used := map[netip.AddrPort]bool{}
-					for i := 1; i <= affinityClients; i++ {
-						used[before[client{f, i}]] = true
-					}
-					if len(used) < 3 {
-						w.tb.Errorf("%s: %d clients were sent to %d of %d endpoints", f, affinityClients, len(used), len(pods))
+					if n := used(f, before); n < 3 {
+						w.tb.Errorf("%s: %d clients were sent to %d of %d endpoints", f, affinityClients, n, len(pods))
 					}
 				}
 			}
@@ -51,16 +42,13 @@ func hashPacketWorlds() []world {
 			to := clusterIP(1, 80)
 			before := w.chosen(tcp, to)
 			w.change("other", func(s *service) { s.endpoints = on("pod2") })
-			w.Sync()
 			w.same("though only another service changed", before, w.chosen(tcp, to))
 			w.Cursor.Resync()
-			w.Sync()
 			w.same("by a full resync", before, w.chosen(tcp, to))
 
 			// An endpoint is removed: its clients move, and few others do. When it is
 			// added again, they return.
 			w.change("web", func(s *service) { s.endpoints = on(pods[1:]...) })
-			w.Sync()
 			moved := 0
 			now := w.chosen(tcp, to)
 			for c, ep := range before {
@@ -75,7 +63,6 @@ func hashPacketWorlds() []world {
 				w.tb.Errorf("%d of %d clients moved away from endpoints that stayed", moved, len(before))
 			}
 			w.change("web", func(s *service) { s.endpoints = on(pods...) })
-			w.Sync()
 			if now := w.chosen(tcp, to); w.does(HashOfEndpoints) {
 				w.same("after an endpoint was removed and added", before, now)
 			}
@@ -133,10 +120,7 @@ func hashPacketWorlds() []world {
 				{"pod1": 1, "pod2": 2, "pod3": 3, "remote1": 4, "remote2": 6},
 			} {
 				w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), hash: tracker.HashSourcePort, endpoints: weighing(weights, "pod1", "pod2", "pod3", "remote1", "remote2")})
-				w.Sync()
-				for _, f := range w.Env.Families {
-					w.distribution(f, clusterIP(1, 80).at(f), weights)
-				}
+				w.distribution(clusterIP(1, 80), weights)
 			}
 		})},
 	}
@@ -149,27 +133,13 @@ func (w *World) flows(f tracker.Family, to target, first, n int) []netip.AddrPor
 	from := w.net.hosts["client1"]
 	out := make([]netip.AddrPort, n)
 	for i := range out {
-		o := from.askFrom(w.tb.Context(), uint16(first+i), to.at(f))
+		ctx, cancel := context.WithTimeout(w.tb.Context(), w.timeout())
+		o := outcomeOf(from.probeUDP(ctx, uint16(first+i), to.at(f)))
+		cancel()
 		if o.kind != reached {
 			w.tb.Fatalf("from port %d to %s (%s): %s", first+i, to.name, to.at(f), o)
 		}
 		out[i] = o.server
 	}
 	return out
-}
-
-// askFrom sends a datagram from a given port and returns the result.
-func (h host) askFrom(ctx context.Context, port uint16, to netip.AddrPort) outcome {
-	ctx, cancel := context.WithTimeout(ctx, testtime.Timeout)
-	defer cancel()
-	c, err := h.ns.Dial(ctx, "udp", h.local(to, port), to.String())
-	if err != nil {
-		return outcome{kind: failed, err: fmt.Errorf("port %d: %w", port, err)}
-	}
-	defer c.Close()
-	text, err := ask(ctx, c.(packetConn), []byte("hello\n"), func(b []byte) (string, bool) { return strings.TrimSpace(string(b)), true })
-	if err != nil {
-		return outcome{kind: failed, err: err}
-	}
-	return parseGreeting(text)
 }

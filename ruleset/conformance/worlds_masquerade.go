@@ -16,7 +16,6 @@ func masqueradeWorlds() []world {
 		w.set(
 			service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")},
 			service{name: "local", number: 2, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, endpoints: on("pod1", "remote1")})
-		w.Sync()
 	}
 	// detected is the expected behaviour when the plane can distinguish local pods.
 	detected := func(w cluster) {
@@ -49,7 +48,6 @@ func masqueradeWorlds() []world {
 			// (A packet between two pods of the other node that keeps its source
 			// would be answered directly, bypassing this node.)
 			w.set(service{name: "here", number: 3, ports: tcpAndUDP(0), endpoints: on("pod1", "pod2")})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "client1 node", to: clusterIP(1, 80), want: "pod1* remote1*"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},

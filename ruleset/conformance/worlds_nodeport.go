@@ -6,7 +6,6 @@ func nodePortWorlds() []world {
 	return []world{
 		{name: "node port", run: func(w cluster) {
 			w.set(web)
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
 				row{from: everyone, to: atSecondary(30080), want: "pod1* remote1*"},
@@ -19,13 +18,11 @@ func nodePortWorlds() []world {
 			)...)
 			// Another number, then none.
 			w.change("web", func(s *service) { s.ports = tcpAndUDP(30081) })
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: atPrimary(30081), want: "pod1* remote1*"},
 				row{from: everyone, to: atPrimary(30080), want: "pass"},
 			)...)
 			w.remove("web")
-			w.Sync()
 			w.check(overUDP(row{from: everyone, to: atPrimary(30081), want: "pass"})...)
 		}},
 
@@ -33,7 +30,6 @@ func nodePortWorlds() []world {
 			name: "node port at primary addresses", needs: []Feature{NodePortAddresses},
 			config: config{nodePortAddresses: []string{"primary"}}, run: func(w cluster) {
 				w.set(web)
-				w.Sync()
 				w.check(overUDP(
 					row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
 					row{from: everyone, to: atSecondary(30080), want: "pass"},
@@ -43,7 +39,6 @@ func nodePortWorlds() []world {
 				n := w.node()
 				n.Addresses = each(w.families(), secondary)
 				w.setNode(n)
-				w.Sync()
 				w.check(overUDP(
 					row{from: everyone, to: atPrimary(30080), want: "pass"},
 					row{from: everyone, to: atSecondary(30080), want: "pod1* remote1*"},
@@ -55,7 +50,6 @@ func nodePortWorlds() []world {
 			name: "node port at CIDRs", needs: []Feature{NodePortAddresses},
 			config: config{nodePortAddresses: []string{"198.51.100.0/24", "2001:db8:2::/64", "127.0.0.0/8"}}, run: func(w cluster) {
 				w.set(web)
-				w.Sync()
 				w.check(overUDP(
 					row{from: everyone, to: atPrimary(30080), want: "pass"},
 					row{from: everyone, to: atSecondary(30080), want: "pod1* remote1*"},

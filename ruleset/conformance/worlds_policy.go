@@ -6,7 +6,6 @@ func policyWorlds() []world {
 		{name: "internal policy Local", run: func(w cluster) {
 			to := clusterIP(1, 80)
 			w.set(service{name: "web", number: 1, ports: tcpAndUDP(0), internalLocal: true, endpoints: on("pod1", "pod2", "remote1")})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "client1 remote3 node", to: to, want: "pod1* pod2*"},
 				row{from: "pod3", to: to, want: "pod1 pod2"},
@@ -14,17 +13,13 @@ func policyWorlds() []world {
 			)...)
 			// Only other nodes have endpoints.
 			w.change("web", func(s *service) { s.endpoints = on("remote1", "remote2") })
-			w.Sync()
 			w.check(overUDP(row{from: everyone, to: to, want: "drop"})...)
 			// No node has endpoints.
 			w.change("web", func(s *service) { s.endpoints = nil })
-			w.Sync()
 			w.check(overUDP(row{from: everyone, to: to, want: "reject"})...)
 			w.change("web", func(s *service) { s.endpoints = on("pod2", "remote1") })
-			w.Sync()
 			w.check(overUDP(row{from: "pod3 pod1", to: to, want: "pod2"})...)
 			w.change("web", func(s *service) { s.internalLocal = false })
-			w.Sync()
 			w.check(overUDP(row{from: "pod3 pod1", to: to, want: "pod2 remote1"})...)
 		}},
 
@@ -43,7 +38,6 @@ func policyWorlds() []world {
 				name: "web", number: 1, kind: "LoadBalancer", ports: tcpAndUDP(30080), externalLocal: true,
 				externalIPs: true, loadBalancerIPs: true, endpoints: on("pod1", "remote1"),
 			})
-			w.Sync()
 			w.check(everywhere(
 				// External clients: local endpoints, which see the client's address.
 				row{from: "client1 remote3", want: "pod1"},
@@ -59,7 +53,6 @@ func policyWorlds() []world {
 
 			// Only other nodes have endpoints.
 			w.change("web", func(s *service) { s.endpoints = on("remote1", "remote2") })
-			w.Sync()
 			w.check(everywhere(
 				row{from: "client1 remote3", want: "drop"},
 				row{from: "pod1 pod3", want: "remote1 remote2"},
@@ -68,7 +61,6 @@ func policyWorlds() []world {
 
 			// Only this node has endpoints.
 			w.change("web", func(s *service) { s.endpoints = on("pod1", "pod2") })
-			w.Sync()
 			w.check(everywhere(
 				row{from: "client1 remote3", want: "pod1 pod2"},
 				row{from: "pod3", want: "pod1 pod2"},
@@ -77,15 +69,12 @@ func policyWorlds() []world {
 
 			// No node has endpoints.
 			w.change("web", func(s *service) { s.endpoints = nil })
-			w.Sync()
 			w.check(everywhere(row{from: everyone, want: "reject"})...)
 
 			// The policy changes.
 			w.change("web", func(s *service) { s.endpoints = on("pod1", "remote1") })
-			w.Sync()
 			w.check(everywhere(row{from: "client1", want: "pod1"})...)
 			w.change("web", func(s *service) { s.externalLocal = false })
-			w.Sync()
 			w.check(everywhere(row{from: everyone, want: "pod1* remote1*"})...)
 		}},
 
@@ -94,7 +83,6 @@ func policyWorlds() []world {
 				name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true, internalLocal: true,
 				endpoints: on("pod1", "remote1"),
 			})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "client1 node", to: clusterIP(1, 80), want: "pod1*"},
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1"},
@@ -103,7 +91,6 @@ func policyWorlds() []world {
 				row{from: "node", to: atPrimary(30080), want: "pod1* remote1*"},
 			)...)
 			w.change("web", func(s *service) { s.endpoints = on("remote1") })
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: clusterIP(1, 80), want: "drop"},
 				row{from: "client1", to: atPrimary(30080), want: "drop"},
@@ -117,7 +104,6 @@ func policyWorlds() []world {
 				loadBalancerIPs: true, endpoints: on("pod1", "remote1"),
 				sources: []string{"192.0.2.10/32", "10.244.1.13/32", "2001:db8:1::a/128", "fd00:10:244:1::13/128"},
 			})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "client1", to: loadBalancerIP(1, 80), want: "pod1"},
 				row{from: "pod3", to: loadBalancerIP(1, 80), want: "pod1 remote1"},
@@ -135,7 +121,6 @@ func policyWorlds() []world {
 				name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalLocal: true,
 				endpoints: []endpoint{{pod: "pod1"}, leaving("pod2"), {pod: "remote1"}, leaving("remote2")},
 			})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
 				row{from: "client1", to: atPrimary(30080), want: "pod1"},
@@ -144,7 +129,6 @@ func policyWorlds() []world {
 			w.change("web", func(s *service) {
 				s.endpoints = []endpoint{left("pod1"), leaving("pod2"), {pod: "remote1"}, leaving("remote2")}
 			})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "remote1"},
 				row{from: "client1", to: atPrimary(30080), want: "pod2"},
@@ -154,13 +138,11 @@ func policyWorlds() []world {
 			w.change("web", func(s *service) {
 				s.endpoints = []endpoint{left("pod1"), leaving("pod2"), leaving("remote2")}
 			})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod2 remote2"},
 				row{from: "client1", to: atPrimary(30080), want: "pod2"},
 			)...)
 			w.change("web", func(s *service) { s.endpoints = []endpoint{left("pod1"), left("remote1")} })
-			w.Sync()
 			w.check(overUDP(
 				row{from: everyone, to: clusterIP(1, 80), want: "reject"},
 				row{from: everyone, to: atPrimary(30080), want: "reject"},

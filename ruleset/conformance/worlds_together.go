@@ -90,7 +90,6 @@ func togetherWorlds() []world {
 				overUDP(row{from: "client2", to: clusterIP(2, 80), want: "pod2* remote2*"}),
 			}
 			check := func(restricted bool, x wants) {
-				w.Sync()
 				groups := rows(restricted, x)
 				if x.cluster == "reject" { // there is no affinity
 					w.check(slices.Concat(groups[:]...)...)
@@ -106,13 +105,10 @@ func togetherWorlds() []world {
 			// Changes of another Service, and changes that do not affect endpoints, move no client.
 			before := w.chosen(tcp, atPrimary(30080))
 			w.change("bystander", func(s *service) { s.affinity = 600 })
-			w.Sync()
 			w.same("though only another service changed", before, w.chosen(tcp, atPrimary(30080)))
 			w.change("web", func(s *service) { s.sources = s.sources[:3] })
-			w.Sync()
 			w.same("though only source ranges changed", before, w.chosen(tcp, atPrimary(30080)))
 			w.resync()
-			w.Sync()
 			w.same("by a full resync", before, w.chosen(tcp, atPrimary(30080)))
 			w.change("web", func(s *service) { s.sources = ranges })
 			check(true, first)
@@ -152,7 +148,6 @@ func togetherWorlds() []world {
 			})
 			check(true, first)
 			w.remove("web")
-			w.Sync()
 			w.check(append(bystander[2],
 				row{from: "client1", proto: tcp, to: atPrimary(30080), want: "pass"},
 				row{from: "pod3", proto: tcp, to: clusterIP(1, 80), want: "drop"})...)

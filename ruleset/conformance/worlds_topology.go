@@ -18,7 +18,6 @@ func topologyWorlds() []world {
 					{pod: "remote1", zones: []string{zone}, nodes: []string{remoteName}},
 				}},
 				service{name: "plain", number: 3, ports: tcpAndUDP(0), endpoints: on("pod2", "remote3")})
-			w.Sync()
 			plain := row{from: "pod3", to: clusterIP(3, 80), want: "pod2 remote3"}
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
@@ -30,7 +29,6 @@ func topologyWorlds() []world {
 			n := w.node()
 			n.Zone = "zone-b"
 			w.setNode(n)
-			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "remote1 remote2"},
 				row{from: "pod3", to: clusterIP(2, 80), want: "pod1 pod2"},
@@ -38,7 +36,6 @@ func topologyWorlds() []world {
 			)...)
 			n.Zone = "zone-x"
 			w.setNode(n)
-			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1 remote2 remote3"},
 				plain,
@@ -50,7 +47,6 @@ func topologyWorlds() []world {
 			w.change("zones", func(s *service) {
 				s.endpoints = append(on("pod2"), s.endpoints...)
 			})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "pod1 pod2 remote1 remote2 remote3"},
 				plain,
@@ -60,7 +56,6 @@ func topologyWorlds() []world {
 			w.change("zones", func(s *service) {
 				s.endpoints = zones[2:]
 			})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "remote2 remote3"},
 				plain,
@@ -75,7 +70,6 @@ func topologyWorlds() []world {
 				{pod: "pod2", zones: []string{"zone-b"}},
 				{pod: "remote1", zones: []string{zone}},
 			}})
-			w.Sync()
 			w.check(overUDP(
 				row{from: "pod3", to: clusterIP(1, 80), want: "remote1"},
 				row{from: "client1", to: atPrimary(30080), want: "pod1 pod2"},

@@ -1,5 +1,7 @@
 package conformance
 
+import v1 "k8s.io/api/core/v1"
+
 // weightWorlds returns worlds about endpoints with weights.
 func weightWorlds() []world {
 	need := []Feature{WeightedEndpoints}
@@ -10,13 +12,11 @@ func weightWorlds() []world {
 				{}, {"pod1": 3}, {"pod1": 5, "pod2": 5, "remote1": 5}, {"pod1": 5, "pod2": 4, "remote1": 3}, {"remote1": 2}, {},
 			} {
 				w.set(service{name: "web", number: 1, endpoints: weighing(weights, "pod1", "pod2", "remote1")})
-				w.Sync()
 				w.check(row("pod1* pod2* remote1*"))
 			}
 			w.change("web", func(s *service) {
 				s.endpoints = weighing(map[string]int{"pod1": 3, "pod2": 0, "remote1": 2}, "pod1", "pod2", "remote1")
 			})
-			w.Sync()
 			w.check(row("pod1* remote1*"))
 		}},
 
@@ -24,13 +24,8 @@ func weightWorlds() []world {
 			none := map[string]int{"pod1": 0}
 			w.set(service{name: "web", number: 1, kind: "NodePort", ports: tcpAndUDP(30080), externalIPs: true, externalLocal: true, endpoints: on("pod1", "remote1")})
 			w.Sync()
-			var to []Target
-			for _, f := range w.families() {
-				to = append(to, Target{Addr: clusterIP(1, 80).at(f), Protocol: tcp})
-			}
-			live := w.hold(to)
+			live := w.hold(w.targets([]v1.Protocol{tcp}, clusterIP(1, 80)))
 			w.change("web", func(s *service) { s.endpoints = weighing(none, "pod1", "remote1") })
-			w.Sync()
 			w.check(
 				row{"client1", tcp, clusterIP(1, 80), "remote1*"},
 				row{"pod3", tcp, clusterIP(1, 80), "remote1"},
@@ -40,7 +35,6 @@ func weightWorlds() []world {
 			)
 			none["remote1"] = 0
 			w.change("web", func(s *service) { s.endpoints = weighing(none, "pod1", "remote1") })
-			w.Sync()
 			w.check(
 				row{"client1 pod3 node", tcp, clusterIP(1, 80), "reject"},
 				row{"client1", tcp, atPrimary(30080), "reject"},
@@ -49,7 +43,6 @@ func weightWorlds() []world {
 				w.errorf("by endpoints of weight 0: %v", err)
 			}
 			w.change("web", func(s *service) { s.endpoints = on("pod1", "remote1") })
-			w.Sync()
 			w.check(
 				row{"client1", tcp, clusterIP(1, 80), "pod1* remote1*"},
 				row{"client1", tcp, atPrimary(30080), "pod1"},

@@ -1,6 +1,7 @@
 package worldgen
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -61,9 +62,7 @@ type Generator struct {
 
 // New returns a Generator. Its results depend on the arguments alone.
 func New(seed uint64, p Params) *Generator {
-	if p.Services == 0 {
-		p.Services = 6
-	}
+	p.Services = cmp.Or(p.Services, 6)
 	return &Generator{p: p, rng: rand.New(rand.NewPCG(seed, 0x70726f78)), services: map[string]*v1.Service{}, slices: map[string]*discovery.EndpointSlice{}, node: p.Node}
 }
 

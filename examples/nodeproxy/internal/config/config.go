@@ -127,14 +127,11 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	out.PrimaryOnly = len(k.NodePortAddresses) == 1 && k.NodePortAddresses[0] == "primary"
 	bit := k.IPTables.MasqueradeBit
 	out.MasqueradeAll = k.IPTables.MasqueradeAll
-	out.SyncPeriod, out.MinSyncPeriod = k.IPTables.SyncPeriod.Duration, k.IPTables.MinSyncPeriod.Duration
-	switch out.Mode {
-	case ModeNFTables:
+	if out.Mode == ModeNFTables {
 		bit, out.MasqueradeAll = k.NFTables.MasqueradeBit, k.NFTables.MasqueradeAll
-		out.SyncPeriod, out.MinSyncPeriod = k.NFTables.SyncPeriod.Duration, k.NFTables.MinSyncPeriod.Duration
-	case ModeIPVS:
-		out.SyncPeriod, out.MinSyncPeriod = k.IPVS.SyncPeriod.Duration, k.IPVS.MinSyncPeriod.Duration
 	}
+	sync, least := periods(k)
+	out.SyncPeriod, out.MinSyncPeriod = *sync, *least
 	if !fl.paused {
 		out.Pace = runner.Pace{Factor: paceFactor, Most: max(out.MinSyncPeriod, defaultMinSync)}
 		out.MinSyncPeriod = paceFloor
@@ -147,6 +144,18 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 		UDPTimeout: ct.UDPTimeout.Duration, UDPStreamTimeout: ct.UDPStreamTimeout.Duration, TCPBeLiberal: ct.TCPBeLiberal,
 	}
 	return out, nil
+}
+
+// periods returns the fields for syncPeriod and minSyncPeriod of the configured mode. An
+// unknown mode, which validate rejects, has those of mode iptables.
+func periods(c *v1alpha1.KubeProxyConfiguration) (sync, least *time.Duration) {
+	switch c.Mode {
+	case ModeNFTables:
+		return &c.NFTables.SyncPeriod.Duration, &c.NFTables.MinSyncPeriod.Duration
+	case ModeIPVS:
+		return &c.IPVS.SyncPeriod.Duration, &c.IPVS.MinSyncPeriod.Duration
+	}
+	return &c.IPTables.SyncPeriod.Duration, &c.IPTables.MinSyncPeriod.Duration
 }
 
 // SocketLB configures the translation of connections at the socket.

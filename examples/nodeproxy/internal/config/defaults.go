@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"strconv"
@@ -49,9 +50,7 @@ const (
 
 // setDefaults sets kube-proxy's defaults in fields that are not set.
 func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
-	if c.Mode == "" {
-		c.Mode = ModeNFTables
-	}
+	def(&c.Mode, ModeNFTables)
 	def(&c.BindAddress, "0.0.0.0")
 	any, local := "0.0.0.0", "127.0.0.1"
 	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Is6() {
@@ -63,21 +62,19 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 	defPtr(&c.IPTables.MasqueradeBit, 14)
 	defPtr(&c.IPTables.LocalhostNodePorts, true)
 	defPtr(&c.NFTables.MasqueradeBit, 14)
-	defTime(&c.IPTables.SyncPeriod, 30*time.Second)
-	defTime(&c.IPTables.MinSyncPeriod, defaultMinSync)
-	defTime(&c.NFTables.SyncPeriod, 30*time.Second)
-	defTime(&c.NFTables.MinSyncPeriod, defaultMinSync)
-	defTime(&c.IPVS.SyncPeriod, 30*time.Second)
+	def(&c.IPTables.SyncPeriod.Duration, 30*time.Second)
+	def(&c.IPTables.MinSyncPeriod.Duration, defaultMinSync)
+	def(&c.NFTables.SyncPeriod.Duration, 30*time.Second)
+	def(&c.NFTables.MinSyncPeriod.Duration, defaultMinSync)
+	def(&c.IPVS.SyncPeriod.Duration, 30*time.Second)
 	def(&c.IPVS.Scheduler, "rr")
 
-	if c.DetectLocalMode == "" {
-		c.DetectLocalMode = ClusterCIDR
-	}
+	def(&c.DetectLocalMode, ClusterCIDR)
 	if len(c.NodePortAddresses) == 0 && c.Mode == ModeNFTables {
 		c.NodePortAddresses = []string{"primary"}
 	}
 	defPtr(&c.OOMScoreAdj, -999)
-	defTime(&c.ConfigSyncPeriod, 15*time.Minute)
+	def(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
 
 	ct := &c.Conntrack
 	defPtr(&ct.MaxPerCore, 32*1024)
@@ -86,33 +83,19 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
 	defPtr(&ct.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
 
 	def(&c.ClientConnection.ContentType, protobuf)
-	if c.ClientConnection.QPS == 0 {
-		c.ClientConnection.QPS = 5
-	}
-	if c.ClientConnection.Burst == 0 {
-		c.ClientConnection.Burst = 10
-	}
+	def(&c.ClientConnection.QPS, 5)
+	def(&c.ClientConnection.Burst, 10)
 	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
 	if c.FeatureGates == nil {
 		c.FeatureGates = map[string]bool{}
 	}
 }
 
-func def(s *string, value string) {
-	if *s == "" {
-		*s = value
-	}
-}
+func def[T comparable](p *T, value T) { *p = cmp.Or(*p, value) }
 
 func defPtr[T any](p **T, value T) {
 	if *p == nil {
 		*p = &value
-	}
-}
-
-func defTime(d *metav1.Duration, value time.Duration) {
-	if d.Duration == 0 {
-		d.Duration = value
 	}
 }
 

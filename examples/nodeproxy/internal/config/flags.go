@@ -183,21 +183,14 @@ func (fl *Flags) effective(read func(string) ([]byte, error)) (*v1alpha1.KubePro
 		}
 		fl.completeFlags(c, given)
 	}
-	for name, to := range map[string][]*time.Duration{
-		"sync-period":     {&c.NFTables.SyncPeriod.Duration, &c.IPTables.SyncPeriod.Duration, &c.IPVS.SyncPeriod.Duration},
-		"min-sync-period": {&c.NFTables.MinSyncPeriod.Duration, &c.IPTables.MinSyncPeriod.Duration, &c.IPVS.MinSyncPeriod.Duration},
-	} {
-		value := fl.sync
-		if name == "min-sync-period" {
-			value = fl.minSync
-		}
-		// Set only the mode in use, so that one of the two flags alone does not violate
-		// the defaults of another mode.
-		for i, mode := range []string{ModeNFTables, ModeIPTables, ModeIPVS} {
-			if given[name] && string(c.Mode) == mode {
-				*to[i] = value
-			}
-		}
+	// Set only the mode in use, so that one of the two flags alone does not violate the
+	// defaults of another mode.
+	sync, least := periods(c)
+	if given["sync-period"] {
+		*sync = fl.sync
+	}
+	if given["min-sync-period"] {
+		*least = fl.minSync
 	}
 	mode := string(c.Mode)
 	fl.paused = given["min-sync-period"] || fl.file == "" && given[mode+"-min-sync-period"] ||

@@ -43,12 +43,6 @@ func (v *validator) notNegative(path string, d time.Duration) {
 	v.check(d >= 0, path, d.String(), "must not be negative")
 }
 
-func (v *validator) periods(path string, sync, least metav1.Duration) {
-	v.check(sync.Duration > 0, path+".syncPeriod", sync.Duration.String(), "must be positive")
-	v.check(least.Duration >= 0 && least.Duration <= sync.Duration, path+".minSyncPeriod", least.Duration.String(),
-		"must not be negative, or longer than syncPeriod")
-}
-
 // cidr checks a CIDR as the API server checks CIDRs in new objects, except that bits beyond
 // the prefix length may be set, as is common in configurations.
 func (v *validator) cidr(path, s string) netip.Prefix {
@@ -84,16 +78,15 @@ func validate(c *v1alpha1.KubeProxyConfiguration, gates featuregate.FeatureGate)
 	v := &validator{}
 	modes := []string{ModeNFTables, ModeIPTables, ModeIPVS}
 	v.check(slices.Contains(modes, string(c.Mode)), "mode", c.Mode, "must be "+strings.Join(modes, ", "))
-	switch c.Mode {
-	case ModeNFTables:
+	if c.Mode == ModeNFTables {
 		v.bit("nftables.masqueradeBit", c.NFTables.MasqueradeBit)
-		v.periods("nftables", c.NFTables.SyncPeriod, c.NFTables.MinSyncPeriod)
-	case ModeIPTables:
+	} else {
 		v.bit("iptables.masqueradeBit", c.IPTables.MasqueradeBit)
-		v.periods("iptables", c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod)
-	case ModeIPVS:
-		v.bit("iptables.masqueradeBit", c.IPTables.MasqueradeBit)
-		v.periods("ipvs", c.IPVS.SyncPeriod, c.IPVS.MinSyncPeriod)
+	}
+	sync, least := periods(c)
+	v.check(*sync > 0, string(c.Mode)+".syncPeriod", sync.String(), "must be positive")
+	v.check(*least >= 0 && *least <= *sync, string(c.Mode)+".minSyncPeriod", least.String(), "must not be negative, or longer than syncPeriod")
+	if c.Mode == ModeIPVS {
 		v.notNegative("ipvs.tcpTimeout", c.IPVS.TCPTimeout.Duration)
 		v.notNegative("ipvs.tcpFinTimeout", c.IPVS.TCPFinTimeout.Duration)
 		v.notNegative("ipvs.udpTimeout", c.IPVS.UDPTimeout.Duration)

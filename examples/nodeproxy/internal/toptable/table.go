@@ -5,6 +5,7 @@ package toptable
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +21,11 @@ type Name struct {
 	Port     string `json:"port,omitempty"`
 	Protocol string `json:"protocol"`
 	Family   string `json:"family"`
+}
+
+// NameOf returns the name of a Service port.
+func NameOf(k tracker.Key) Name {
+	return Name{k.NamespacedName.String(), k.Port, string(k.Protocol), k.Family.String()}
 }
 
 // String returns the name as the table shows it.
@@ -80,12 +86,7 @@ var keys = map[byte]string{'c': ByConnections, 'b': ByBytes, 'r': ByReady, 'e': 
 
 // Sorts reports whether there is a column to sort by.
 func Sorts(column string) bool {
-	for _, c := range keys {
-		if c == column {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(slices.Collect(maps.Values(keys)), column)
 }
 
 // View selects and sorts rows. The zero value shows all rows by name.
@@ -99,7 +100,7 @@ type View struct {
 func (v View) Rows(first, last Sample) []Row {
 	ready := map[Name]int{}
 	for k, n := range last.Ready {
-		ready[Name{k.NamespacedName.String(), k.Port, string(k.Protocol), k.Family.String()}] = n
+		ready[NameOf(k)] = n
 	}
 	names := map[Name]bool{}
 	for n := range last.Counters {
@@ -192,23 +193,18 @@ func columns(nameWidth int) string {
 
 // cells returns a row's texts.
 func (r Row) cells() []any {
-	whole := func(n *uint64) string {
-		if n == nil {
-			return "-"
-		}
-		return short(float64(*n))
-	}
-	rate := func(f *float64) string {
-		if f == nil {
-			return "-"
-		}
-		return short(*f)
-	}
 	ready := "-"
 	if r.Ready != nil {
 		ready = fmt.Sprint(*r.Ready)
 	}
-	return []any{r.Name.String(), r.Family, rate(r.ConnectionsPerSecond), rate(r.BytesPerSecond), ready, whole(r.Refused), whole(r.Dropped)}
+	return []any{r.Name.String(), r.Family, cell(r.ConnectionsPerSecond), cell(r.BytesPerSecond), ready, cell(r.Refused), cell(r.Dropped)}
+}
+
+func cell[T uint64 | float64](n *T) string {
+	if n == nil {
+		return "-"
+	}
+	return short(float64(*n))
 }
 
 // short returns a number in at most six characters.
