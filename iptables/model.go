@@ -22,8 +22,8 @@ type settings struct {
 	localhost bool
 	// acceptInvalid accepts packets that connection tracking considers invalid.
 	acceptInvalid bool
-	// counters selects the rules that count into accounting objects.
-	counters         counters
+	// counters lists the accounting objects that rules count into.
+	counters         []string
 	endpointComments bool
 	// refuseHash rejects Services whose endpoints must follow from a hash.
 	refuseHash bool
@@ -255,7 +255,7 @@ func (m *model) fixed() []chain {
 	forward := chain{filter, chainForward, nil, rankTop}
 	if !m.acceptInvalid {
 		count := ""
-		if m.counters.invalid {
+		if slices.Contains(m.counters, InvalidDropped) {
 			count = counted(InvalidDropped)
 		}
 		forward.rules = append(forward.rules, join("-m conntrack --ctstate INVALID", count, "-j DROP"))

@@ -255,7 +255,7 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 			target = r.firewallChain(f, target)
 		}
 		d := dispatched{key: k, rule: join(r.to(f), comment(r.name, about), port, jump(target))}
-		if f.Kind == ruleset.NodePort && r.counters.localhost {
+		if f.Kind == ruleset.NodePort && slices.Contains(r.counters, LocalhostNodePorts) {
 			d.before = join(destination(loopback(r.family)), r.to(f), comment(r.name, about), port, counted(LocalhostNodePorts), jump(target))
 		}
 		r.out.rules = append(r.out.rules, placed{to, d, false})
