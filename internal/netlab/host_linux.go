@@ -207,18 +207,9 @@ func (h *Host) AddBridge(name string, ports ...string) error {
 	return nil
 }
 
-// netlink runs f with a handle to the namespace's rtnetlink.
+// netlink runs f in the namespace with a handle that opens a socket for each request.
 func (h *Host) netlink(f func(*netlink.Handle) error) error {
-	var nl *netlink.Handle
-	err := h.Do(func() (err error) {
-		nl, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	defer nl.Close()
-	if err := f(nl); err != nil {
+	if err := h.ns.Do(func() error { return f(&netlink.Handle{}) }); err != nil {
 		return fmt.Errorf("%s: %w", h.Name, err)
 	}
 	return nil

@@ -71,41 +71,25 @@ func (l *Lab) Close() error {
 // Link joins two hosts by a pair of virtual Ethernet interfaces. Both are up when Link
 // returns.
 func (l *Lab) Link(a *Host, ifA string, b *Host, ifB string) error {
-	err := a.netlink(func(nl *netlink.Handle) error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = ifA
-		return nl.LinkAdd(&netlink.Veth{
-			LinkAttrs:     attrs,
-			PeerName:      ifB,
-			PeerNamespace: netlink.NsFd(b.ns.File().Fd()),
+	add := func() error {
+		return a.netlink(func(nl *netlink.Handle) error {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = ifA
+			return nl.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: ifB, PeerNamespace: netlink.NsFd(b.ns.File().Fd())})
 		})
-	})
-	if err == nil {
-		err = a.linkUp(ifA)
 	}
-	if err == nil {
-		err = b.linkUp(ifB)
-	}
-	if err == nil {
-		err = a.waitUp(ifA)
-	}
-	if err == nil {
-		err = b.waitUp(ifB)
-	}
-	if err != nil {
-		return fmt.Errorf("netlab: link %s:%s to %s:%s: %w", a.Name, ifA, b.Name, ifB, err)
+	for _, do := range []func() error{
+		add,
+		func() error { return a.onLink(ifA, (*netlink.Handle).LinkSetUp) },
+		func() error { return b.onLink(ifB, (*netlink.Handle).LinkSetUp) },
+		func() error { return a.waitUp(ifA) },
+		func() error { return b.waitUp(ifB) },
+	} {
+		if err := do(); err != nil {
+			return fmt.Errorf("netlab: link %s:%s to %s:%s: %w", a.Name, ifA, b.Name, ifB, err)
+		}
 	}
 	return nil
-}
-
-func (h *Host) linkUp(name string) error {
-	return h.netlink(func(nl *netlink.Handle) error {
-		link, err := nl.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return nl.LinkSetUp(link)
-	})
 }
 
 // waitUp waits until the interface can send. Kernel workers must have passed on the carrier

@@ -83,14 +83,9 @@ func start(kinds uintptr) (*exec.Cmd, error) {
 
 // loopbackUp brings up the loopback interface of the calling thread's namespace.
 func loopbackUp() error {
-	nl, err := netlink.NewHandle(syscall.NETLINK_ROUTE)
-	if err != nil {
-		return fmt.Errorf("netlab: netlink: %w", err)
-	}
-	defer nl.Close()
-	lo, err := nl.LinkByName("lo")
+	lo, err := netlink.LinkByName("lo")
 	if err == nil {
-		err = nl.LinkSetUp(lo)
+		err = netlink.LinkSetUp(lo)
 	}
 	if err != nil {
 		return fmt.Errorf("netlab: loopback: %w", err)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -72,8 +73,6 @@ func writeImage(w io.Writer, k *kernel, program string, args, env []string) erro
 	for _, d := range []string{"proc", "sys", "dev", "tmp", "run", "bin", "sbin", "etc", "root", "work", "modules", "var/lib"} {
 		a.dir(d)
 	}
-	a.charDevice("dev/console", 5, 1)
-	a.charDevice("dev/null", 1, 3)
 	a.file("init", []byte(initScript))
 	a.file("arguments", []byte(strings.Join(args, "\n")+"\n"))
 	var exports strings.Builder
@@ -86,21 +85,22 @@ func writeImage(w io.Writer, k *kernel, program string, args, env []string) erro
 	// All modules are loaded at boot.
 	a.link("sbin/modprobe", "/bin/true")
 
-	p := packer{a: a, have: map[string]bool{}}
-	p.copy("/etc/protocols", "etc/protocols", false)
-	if err := p.program(program, "test"); err != nil {
+	if data, err := os.ReadFile("/etc/protocols"); err == nil {
+		a.file("etc/protocols", data)
+	}
+	if err := a.program(program, "test"); err != nil {
 		return err
 	}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return err
 	}
-	if err := p.program(busybox, "bin/busybox"); err != nil {
+	if err := a.program(busybox, "bin/busybox"); err != nil {
 		return err
 	}
 	for _, name := range tools {
 		if path, err := lookTool(name); err == nil {
-			if err := p.program(path, "sbin/"+name); err != nil {
+			if err := a.program(path, "sbin/"+name); err != nil {
 				return err
 			}
 		}
@@ -110,36 +110,27 @@ func writeImage(w io.Writer, k *kernel, program string, args, env []string) erro
 		return err
 	}
 	for _, path := range plugins {
-		if err := p.program(path, strings.TrimPrefix(path, "/")); err != nil {
+		if err := a.program(path, strings.TrimPrefix(path, "/")); err != nil {
 			return err
 		}
 	}
-	if err := p.tree("testdata", "work/testdata"); err != nil {
+	if err := a.tree("testdata", "work/testdata"); err != nil {
 		return err
 	}
-	files, err := k.ordered(without(k.matching(modules...), unwanted))
+	names := slices.DeleteFunc(k.matching(modules...), func(n string) bool { return unwanted[n] })
+	files, err := k.ordered(names)
 	if err != nil {
 		return err
 	}
 	var order strings.Builder
 	for _, f := range files {
 		fmt.Fprintln(&order, filepath.Base(f))
-		if err := p.copy(f, "modules/"+filepath.Base(f), true); err != nil {
+		if err := a.copy(f, "modules/"+filepath.Base(f)); err != nil {
 			return err
 		}
 	}
 	a.file("modules/order", []byte(order.String()))
 	return a.close()
-}
-
-func without(names []string, unwanted map[string]bool) []string {
-	var out []string
-	for _, n := range names {
-		if !unwanted[n] {
-			out = append(out, n)
-		}
-	}
-	return out
 }
 
 // lookTool finds a tool, also in folders that are not on an ordinary user's PATH.
@@ -154,36 +145,21 @@ func lookTool(name string) (string, error) {
 	return path, err
 }
 
-// packer copies files of this machine into an archive.
-type packer struct {
-	a *archive
-	// have holds the names of copied files.
-	have map[string]bool
-}
-
-// copy copies a file. A missing file is an error only if needed is set.
-func (p *packer) copy(from, to string, needed bool) error {
-	if p.have[to] {
-		return nil
-	}
-	p.have[to] = true
+// copy copies a file of this machine.
+func (a *archive) copy(from, to string) error {
 	data, err := os.ReadFile(from)
-	if err != nil {
-		if needed {
-			return err
-		}
-		return nil
+	if err == nil {
+		a.file(to, data)
 	}
-	p.a.file(to, data)
-	return nil
+	return err
 }
 
 // program copies a program, or a library, with all the libraries it needs.
-func (p *packer) program(from, to string) error {
-	if p.have[to] {
+func (a *archive) program(from, to string) error {
+	if a.have[to] {
 		return nil
 	}
-	if err := p.copy(from, to, true); err != nil {
+	if err := a.copy(from, to); err != nil {
 		return err
 	}
 	f, err := elf.Open(from)
@@ -200,7 +176,7 @@ func (p *packer) program(from, to string) error {
 			return err
 		}
 		loader := strings.TrimRight(string(name), "\x00")
-		if err := p.copy(loader, strings.TrimPrefix(loader, "/"), true); err != nil {
+		if err := a.copy(loader, strings.TrimPrefix(loader, "/")); err != nil {
 			return err
 		}
 	}
@@ -213,7 +189,7 @@ func (p *packer) program(from, to string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", from, err)
 		}
-		if err := p.program(path, strings.TrimPrefix(path, "/")); err != nil {
+		if err := a.program(path, strings.TrimPrefix(path, "/")); err != nil {
 			return err
 		}
 	}
@@ -232,7 +208,7 @@ func findLibrary(name string) (string, error) {
 }
 
 // tree copies a folder with its contents, if it exists.
-func (p *packer) tree(from, to string) error {
+func (a *archive) tree(from, to string) error {
 	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -241,7 +217,7 @@ func (p *packer) tree(from, to string) error {
 		if err != nil {
 			return err
 		}
-		return p.copy(path, filepath.Join(to, rel), true)
+		return a.copy(path, filepath.Join(to, rel))
 	})
 	if os.IsNotExist(err) {
 		return nil
