@@ -24,13 +24,11 @@ type Lab struct {
 }
 
 // New returns a Lab without hosts. The caller must call [Lab.Close].
-func New() (*Lab, error) {
-	return &Lab{hosts: map[string]*Host{}}, nil
-}
+func New() *Lab { return &Lab{hosts: map[string]*Host{}} }
 
 // Host adds a host: a new network namespace with the loopback interface up, forwarding
 // off, reverse-path filtering off, IPv6 addresses usable at once (no duplicate address
-// detection) and no limit on the rate of ICMP errors. The name is for messages and must be
+// detection), no limit on the rate of ICMP errors, and no following of redirects. The name is for messages and must be
 // unique in the lab.
 func (l *Lab) Host(name string) (*Host, error) {
 	l.mu.Lock()
@@ -47,7 +45,7 @@ func (l *Lab) Host(name string) (*Host, error) {
 	}
 	h := &Host{Name: name, ns: ns}
 	if err := h.setup(); err != nil {
-		h.close()
+		ns.Close()
 		return nil, err
 	}
 	l.hosts[name] = h
@@ -61,7 +59,7 @@ func (l *Lab) Close() error {
 	defer l.mu.Unlock()
 	var errs []error
 	for _, h := range l.hosts {
-		errs = append(errs, h.close())
+		errs = append(errs, h.ns.Close())
 	}
 	clear(l.hosts)
 	l.closed = true

@@ -110,21 +110,12 @@ func newNetwork(tb testing.TB, families []tracker.Family, clients, remotePods in
 			}
 		}
 	}
-	lab, err := netlab.New()
-	must(err)
+	lab := netlab.New()
 	tb.Cleanup(func() { lab.Close() })
 	newHost := func(name string) *netlab.Host {
 		tb.Helper()
 		h, err := lab.Host(name)
 		must(err)
-		// Refusals are ICMP errors, which must not be rate-limited.
-		must(
-			h.Sysctl("net/ipv4/icmp_ratemask", "0"),
-			h.Sysctl("net/ipv6/icmp/ratemask", "0"),
-			// Replies from pod to pod leave the node on the bridge on which they
-			// arrived. The node then sends a redirect, in IPv6 whatever its settings.
-			// A pod that followed it would bypass the node's address translation.
-			h.Sysctl("net/ipv6/conf/default/accept_redirects", "0"))
 		return h
 	}
 	node, outside, remote := newHost(nodeName), newHost("client"), newHost(remoteName)
