@@ -1,15 +1,18 @@
 package vm
 
 import (
-	"debug/elf"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // modules lists the modules that tests may need, by name or pattern. The machine loads all of
@@ -88,29 +91,17 @@ func writeImage(w io.Writer, k *kernel, program string, args, env []string) erro
 	if data, err := os.ReadFile("/etc/protocols"); err == nil {
 		a.file("etc/protocols", data)
 	}
-	if err := a.program(program, "test"); err != nil {
-		return err
-	}
-	busybox, err := exec.LookPath("busybox")
+	files, err := withLibraries(map[string]string{"test": program})
 	if err != nil {
 		return err
 	}
-	if err := a.program(busybox, "bin/busybox"); err != nil {
-		return err
-	}
-	for _, name := range tools {
-		if path, err := lookTool(name); err == nil {
-			if err := a.program(path, "sbin/"+name); err != nil {
-				return err
-			}
-		}
-	}
-	plugins, err := filepath.Glob("/usr/lib/*/xtables/*.so")
+	fromHost, err := hostFiles()
 	if err != nil {
 		return err
 	}
-	for _, path := range plugins {
-		if err := a.program(path, strings.TrimPrefix(path, "/")); err != nil {
+	maps.Copy(files, fromHost)
+	for name, path := range files {
+		if err := a.copy(path, name); err != nil {
 			return err
 		}
 	}
@@ -118,12 +109,12 @@ func writeImage(w io.Writer, k *kernel, program string, args, env []string) erro
 		return err
 	}
 	names := slices.DeleteFunc(k.matching(modules...), func(n string) bool { return unwanted[n] })
-	files, err := k.ordered(names)
+	loads, err := k.ordered(names)
 	if err != nil {
 		return err
 	}
 	var order strings.Builder
-	for _, f := range files {
+	for _, f := range loads {
 		fmt.Fprintln(&order, filepath.Base(f))
 		if err := a.copy(f, "modules/"+filepath.Base(f)); err != nil {
 			return err
@@ -154,57 +145,46 @@ func (a *archive) copy(from, to string) error {
 	return err
 }
 
-// program copies a program, or a library, with all the libraries it needs.
-func (a *archive) program(from, to string) error {
-	if a.have[to] {
-		return nil
+// hostFiles returns the files of programs of this system, by their names in the machine.
+var hostFiles = sync.OnceValues(func() (map[string]string, error) {
+	files := map[string]string{}
+	for _, name := range tools {
+		if path, err := lookTool(name); err == nil {
+			files["sbin/"+name] = path
+		}
 	}
-	if err := a.copy(from, to); err != nil {
-		return err
-	}
-	f, err := elf.Open(from)
+	plugins, err := filepath.Glob("/usr/lib/*/xtables/*.so")
 	if err != nil {
-		return fmt.Errorf("%s: %w", from, err)
+		return nil, err
 	}
-	defer f.Close()
-	for _, s := range f.Progs {
-		if s.Type != elf.PT_INTERP {
-			continue
-		}
-		name, err := io.ReadAll(s.Open())
-		if err != nil {
-			return err
-		}
-		loader := strings.TrimRight(string(name), "\x00")
-		if err := a.copy(loader, strings.TrimPrefix(loader, "/")); err != nil {
-			return err
-		}
+	for _, path := range plugins {
+		files[strings.TrimPrefix(path, "/")] = path
 	}
-	libs, err := f.ImportedLibraries()
-	if err != nil {
-		return err
+	if files["bin/busybox"], err = exec.LookPath("busybox"); err != nil {
+		return nil, err
 	}
-	for _, lib := range libs {
-		path, err := findLibrary(lib)
-		if err != nil {
-			return fmt.Errorf("%s: %w", from, err)
-		}
-		if err := a.program(path, strings.TrimPrefix(path, "/")); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+	return withLibraries(files)
+})
 
-// findLibrary searches the folders of Debian's loader.
-func findLibrary(name string) (string, error) {
-	for _, dir := range []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/lib", "/usr/lib"} {
-		path := filepath.Join(dir, name)
-		if _, err := os.Stat(path); err == nil {
-			return path, nil
-		}
+// loaded matches a library in the output of ldd.
+var loaded = regexp.MustCompile(`(?m)^\t(?:(\S+) => )?(/\S+|not found)`)
+
+// withLibraries adds the loader and the libraries that programs need.
+func withLibraries(programs map[string]string) (map[string]string, error) {
+	out, err := exec.Command("ldd", slices.Collect(maps.Values(programs))...).Output()
+	// Its status is not 0 if one of the programs is linked statically.
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return nil, err
 	}
-	return "", fmt.Errorf("library %s: %w", name, fs.ErrNotExist)
+	for _, m := range loaded.FindAllSubmatch(out, -1) {
+		path := string(m[2])
+		if path == "not found" {
+			return nil, fmt.Errorf("library %s: %w", m[1], fs.ErrNotExist)
+		}
+		programs[strings.TrimPrefix(path, "/")] = path
+	}
+	return programs, nil
 }
 
 // tree copies a folder with its contents, if it exists.
