@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
@@ -32,9 +33,9 @@ func fill(b *testing.B, h *netlab.Host, n, every int, protocol uint8) {
 				f.ReplySrc = ap("10.0.0.1:53")
 			}
 			start := len(req)
-			req = nfnl.Begin(req, subsystem, ctNew, flagAck|unix.NLM_F_CREATE, first+uint32(j-i), unix.AF_INET)
-			req = appendTuple(req, ctaTupleOrig, protocol, f.Src, f.Dst)
-			req = appendTuple(req, ctaTupleReply, protocol, f.ReplySrc, f.ReplyDst)
+			req = nfnl.Begin(req, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, first+uint32(j-i), unix.AF_INET)
+			req = appendTuple(req, nl.CTA_TUPLE_ORIG, protocol, f.Src, f.Dst)
+			req = appendTuple(req, nl.CTA_TUPLE_REPLY, protocol, f.ReplySrc, f.ReplyDst)
 			req = nfnl.AppendUint32(req, ctaTimeout, 512)
 			nfnl.End(req, start)
 		}
@@ -179,4 +180,22 @@ func BenchmarkLibraryDelete(b *testing.B) {
 			return int(n), err
 		}
 	})
+}
+
+func BenchmarkDecode(b *testing.B) {
+	for _, f := range []Flow{toOne, sixToOne} {
+		b.Run(tracker.FamilyOf(f.Dst.Addr()).String(), func(b *testing.B) {
+			m, _, err := nfnl.Next(encode(&f))
+			if err != nil {
+				b.Fatal(err)
+			}
+			var got Flow
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := decodeFlow(m.Attrs(), &got); err != nil || got.Dst != f.Dst {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -58,24 +57,6 @@ func BenchmarkJudge(b *testing.B) {
 			for b.Loop() {
 				if stale(&f) != (name == "stale") {
 					b.Fatal("wrong")
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkDecode(b *testing.B) {
-	for _, f := range []Flow{toOne, sixToOne} {
-		b.Run(tracker.FamilyOf(f.Dst.Addr()).String(), func(b *testing.B) {
-			m, _, err := nfnl.Next(encode(&f))
-			if err != nil {
-				b.Fatal(err)
-			}
-			var got Flow
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := decodeFlow(m.Attrs(), &got); err != nil || got.Dst != f.Dst {
-					b.Fatal(err)
 				}
 			}
 		})

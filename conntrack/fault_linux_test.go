@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/confine"
@@ -174,9 +175,9 @@ const (
 // appendAssured appends the request to create a UDP flow that the kernel must not drop.
 func appendAssured(req []byte, seq uint32, f Flow) []byte {
 	start := len(req)
-	req = nfnl.Begin(req, subsystem, ctNew, flagAck|unix.NLM_F_CREATE, seq, unix.AF_INET)
-	req = appendTuple(req, ctaTupleOrig, inet.UDP, f.Src, f.Dst)
-	req = appendTuple(req, ctaTupleReply, inet.UDP, f.ReplySrc, f.ReplyDst)
+	req = nfnl.Begin(req, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, seq, unix.AF_INET)
+	req = appendTuple(req, nl.CTA_TUPLE_ORIG, inet.UDP, f.Src, f.Dst)
+	req = appendTuple(req, nl.CTA_TUPLE_REPLY, inet.UDP, f.ReplySrc, f.ReplyDst)
 	req = nfnl.AppendUint32(req, ctaStatus, statusAssured)
 	req = nfnl.AppendUint32(req, ctaTimeout, 512)
 	nfnl.End(req, start)
@@ -234,10 +235,7 @@ func TestFullTableCanBeCleanedUp(t *testing.T) {
 	if most > 300000 {
 		t.Skipf("the table has room for %d entries, too many for a test", most)
 	}
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := netlab.New()
 	t.Cleanup(func() { lab.Close() })
 	client, err := lab.Host("client")
 	if err != nil {

@@ -68,7 +68,7 @@ func unsupported(feature string, err error) error {
 
 // probe requests the statistics, to find out whether the kernel has the subsystem.
 func (k *KernelTable) probe() error {
-	err := k.conn.Get(context.Background(), nfnl.Request{Subsystem: subsystem, Type: ctGetStats}, func([]byte) error { return nil })
+	err := k.conn.Get(context.Background(), nfnl.Request{Subsystem: unix.NFNL_SUBSYS_CTNETLINK, Type: ctGetStats}, func([]byte) error { return nil })
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		// nfnetlink returns these errors if a subsystem is missing.

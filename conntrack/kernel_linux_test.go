@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
@@ -79,10 +80,10 @@ func createInZone(tb testing.TB, h *netlab.Host, f Flow) {
 	tb.Helper()
 	k := kernelAt(tb, h)
 	seq := k.conn.Sequence(1)
-	b := nfnl.Begin(nil, subsystem, ctNew, flagAck|unix.NLM_F_CREATE, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
-	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.Src, f.Dst)
-	b = appendTuple(b, ctaTupleReply, f.Protocol, f.ReplySrc, f.ReplyDst)
-	b = nfnl.AppendUint16(b, ctaZone, f.Zone)
+	b := nfnl.Begin(nil, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
+	b = appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
+	b = appendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
+	b = nfnl.AppendUint16(b, nl.CTA_ZONE, f.Zone)
 	b = nfnl.AppendUint32(b, ctaTimeout, 512)
 	nfnl.End(b, 0)
 	if err := k.conn.Exchange(tb.Context(), b, seq, 1, nfnl.Message.Err); err != nil {

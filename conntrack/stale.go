@@ -287,6 +287,14 @@ func (p *staleFlows) needsLocal() bool {
 	return false
 }
 
+// inZones reports whether zone is one of zones. Empty zones means zone 0.
+func inZones(zones []uint16, zone uint16) bool {
+	if len(zones) == 0 {
+		return zone == 0
+	}
+	return slices.Contains(zones, zone)
+}
+
 // judge returns a function that reports whether a flow is stale. local holds the node's own
 // addresses. The function is valid until the next call of record, recordFailure, setNode,
 // examineAll or clear.

@@ -43,21 +43,12 @@ func (b *Backend) Counters() ([]Counter, error) {
 	return out, nil
 }
 
-// counters selects the rules that count.
-type counters struct{ invalid, localhost bool }
-
-var allCounters = counters{invalid: true, localhost: true}
-
-// names returns the objects that the rules count into.
-func (c counters) names() []string {
-	var out []string
-	if c.invalid {
-		out = append(out, InvalidDropped)
+// countersFor returns the objects that rules can count into.
+func countersFor(localhost bool) []string {
+	if localhost {
+		return []string{InvalidDropped, LocalhostNodePorts}
 	}
-	if c.localhost {
-		out = append(out, LocalhostNodePorts)
-	}
-	return out
+	return []string{InvalidDropped}
 }
 
 // counted returns the match that counts the packets for which a rule's earlier matches
@@ -80,7 +71,7 @@ func openAccounts(c Config, ns *netns.Namespace) (*nfacct.Conn, error) {
 		return nil, err
 	}
 	localhost := c.LocalhostNodePorts && slices.Contains(c.Families, tracker.IPv4)
-	if err := makeCounters(a, counters{invalid: true, localhost: localhost}); err != nil {
+	if err := makeCounters(a, countersFor(localhost)); err != nil {
 		a.Close()
 		return nil, err
 	}
@@ -89,8 +80,8 @@ func openAccounts(c Config, ns *netns.Namespace) (*nfacct.Conn, error) {
 
 // makeCounters creates the objects that do not exist. The kernel would refuse a rule that
 // names a missing one, and the whole input with it.
-func makeCounters(a *nfacct.Conn, c counters) error {
-	for _, name := range c.names() {
+func makeCounters(a *nfacct.Conn, names []string) error {
+	for _, name := range names {
 		if err := a.Add(name); err != nil {
 			return err
 		}
@@ -109,7 +100,7 @@ func deleteCounters(c Config) {
 		return
 	}
 	defer a.Close()
-	for _, name := range allCounters.names() {
+	for _, name := range countersFor(true) {
 		if err := a.Delete(name); err != nil && !errors.Is(err, unix.ENOENT) {
 			c.Log.Debug("iptables: cannot delete a counter", slog.String("name", name), slog.Any("error", err))
 		}

@@ -66,8 +66,8 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 		}
 		b.families = append(b.families, fam)
 	}
-	for _, name := range allCounters.names() {
-		if slices.ContainsFunc(b.families, func(f *family) bool { return slices.Contains(f.can.names(), name) }) {
+	for _, name := range countersFor(true) {
+		if slices.ContainsFunc(b.families, func(f *family) bool { return slices.Contains(f.can, name) }) {
 			b.counting = append(b.counting, name)
 		}
 	}

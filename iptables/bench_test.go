@@ -277,7 +277,7 @@ func BenchmarkRender(b *testing.B) {
 			s := ruleset.Compile(tracker.PortState{Port: sp, Endpoints: eps}, nil, tracker.TopologyOptions{})
 			b.ReportAllocs()
 			for b.Loop() {
-				r, err := renderService(&settings{family: tracker.IPv4, mark: 1 << 14}, localTraffic{}, s)
+				r, err := renderService(&settings{family: tracker.IPv4, mark: 1 << 14}, nil, s)
 				if err != nil || len(r.chains) < n {
 					b.Fatal(err, len(r.chains))
 				}

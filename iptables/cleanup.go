@@ -59,7 +59,7 @@ func (c Config) each(ctx context.Context, fn func(*family) error) (Config, error
 	for _, fam := range c.Families {
 		t, err := findTool(ctx, c, fam, ns)
 		if err == nil {
-			err = fn(&family{tool: t, log: c.Log, limit: firstLimit(t)})
+			err = fn(&family{settings: &settings{family: fam}, tool: t, log: c.Log, limit: firstLimit(t)})
 		}
 		if err != nil {
 			return c, err

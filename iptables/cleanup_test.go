@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -68,6 +69,17 @@ func TestKubeProxyCanCleanUp(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestFailedCleanupNamesFamily uses a program that cannot read the tables.
+func TestFailedCleanupNamesFamily(t *testing.T) {
+	r := newRig(t, NFT)
+	r.config.Tools6.Save = "false"
+	err := Cleanup(t.Context(), r.config)
+	var failed *CommandError
+	if !errors.As(err, &failed) || !strings.Contains(err.Error(), "cannot clean up IPv6") {
+		t.Errorf("%v", err)
+	}
 }
 
 // file writes lines to a file and returns its name.

@@ -249,7 +249,7 @@ func TestNoCountersCreatesNoObject(t *testing.T) {
 		r.everyKind()
 		r.sync()
 		r.verify()
-		for _, name := range allCounters.names() {
+		for _, name := range countersFor(true) {
 			if o, err := r.accounts().Get(name); err == nil {
 				t.Errorf("object %+v exists", o)
 			}
@@ -341,7 +341,7 @@ func TestMissingCountersAreLogged(t *testing.T) {
 			r.sync()
 			r.verify()
 			for _, f := range r.backend.families {
-				if f.counters != (counters{}) || strings.Contains(fmt.Sprint(r.kernel(f.family)), "nfacct") {
+				if f.counters != nil || strings.Contains(fmt.Sprint(r.kernel(f.family)), "nfacct") {
 					t.Errorf("%s: %v counts %+v", what, f.family, f.counters)
 				}
 			}
@@ -368,7 +368,7 @@ func TestMissingCountersAreLogged(t *testing.T) {
 		r.config.NoCounters = true
 		r.start()
 		r.sync()
-		for _, name := range allCounters.names() {
+		for _, name := range countersFor(true) {
 			eventually(t, "no rule uses "+name+" any more", func() bool { return r.accounts().Delete(name) == nil })
 		}
 		if err := r.host.Do(func() error { return makeQuota(InvalidDropped) }); err != nil {
@@ -447,7 +447,7 @@ func TestCleanupDeletesUnusedCounters(t *testing.T) {
 		needCounters(t, r.backend)
 		existing := func() (out []string) {
 			t.Helper()
-			for _, name := range allCounters.names() {
+			for _, name := range countersFor(true) {
 				if _, err := r.accounts().Get(name); err == nil {
 					out = append(out, name)
 				} else if !errors.Is(err, unix.ENOENT) {

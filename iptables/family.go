@@ -21,7 +21,7 @@ type family struct {
 	// accounts creates the objects that rules count into. can selects the counters that
 	// work on this system if the objects exist.
 	accounts *nfacct.Conn
-	can      counters
+	can      []string
 	// model holds the state of the tables, nil while it is unknown.
 	model *model
 	// canary is the rule in each table's canary.

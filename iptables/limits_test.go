@@ -28,7 +28,7 @@ func TestAffinityBeyondTheLimitIsRefused(t *testing.T) {
 		key.Namespace, key.Name, key.Protocol = "default", "web", v1.ProtocolTCP
 		p := &tracker.ServicePort{Key: key, ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, Affinity: c.affinity}
 		s := ruleset.Compile(tracker.PortState{Port: p}, &ruleset.Node{}, tracker.TopologyOptions{})
-		_, err := renderService(&settings{family: tracker.IPv4}, localTraffic{}, s)
+		_, err := renderService(&settings{family: tracker.IPv4}, nil, s)
 		if (err != nil) != c.fails {
 			t.Errorf("affinity %v: error %v", c.affinity, err)
 		}

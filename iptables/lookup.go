@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -24,24 +23,21 @@ import (
 //
 // The error wraps [ruleset.ErrNoRules] if the table has no chain KUBE-SERVICES.
 func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, error) {
-	c, ns, err := c.open()
-	if err != nil {
-		return ruleset.Found{}, err
-	}
-	defer ns.Close()
-	t, err := findTool(ctx, c, tracker.FamilyOf(q.Packet.To.Addr()), ns)
-	if err != nil {
-		return ruleset.Found{}, err
-	}
-	var saved bytes.Buffer
-	if err := t.Save(ctx, nat.String(), &saved); err != nil {
-		return ruleset.Found{}, fmt.Errorf("iptables: cannot read table nat: %w", err)
-	}
-	chains := parseRules(saved.String())
-	if _, ok := chains[chainServices]; !ok {
-		return ruleset.Found{}, fmt.Errorf("iptables: %w", ruleset.ErrNoRules)
-	}
-	return follow(chains, q.Packet), nil
+	c.Families = []tracker.Family{tracker.FamilyOf(q.Packet.To.Addr())}
+	var found ruleset.Found
+	_, err := c.each(ctx, func(f *family) error {
+		var saved strings.Builder
+		if err := f.tool.Save(ctx, nat.String(), &saved); err != nil {
+			return fmt.Errorf("iptables: cannot read table nat: %w", err)
+		}
+		chains := parseRules(saved.String())
+		if _, ok := chains[chainServices]; !ok {
+			return fmt.Errorf("iptables: %w", ruleset.ErrNoRules)
+		}
+		found = follow(chains, q.Packet)
+		return nil
+	})
+	return found, err
 }
 
 // savedRule is a rule that iptables-save printed.
@@ -65,6 +61,9 @@ func parseRules(text string) map[string][]savedRule {
 	out := map[string][]savedRule{}
 	for line := range strings.Lines(text) {
 		words := splitWords(strings.TrimSpace(line))
+		if len(words) > 0 && strings.HasPrefix(words[0], "[") {
+			words = words[1:] // the rule's counters
+		}
 		switch {
 		case len(words) > 0 && strings.HasPrefix(words[0], ":"):
 			out[words[0][1:]] = nil

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/iptool"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -21,8 +22,8 @@ type settings struct {
 	localhost bool
 	// acceptInvalid accepts packets that connection tracking considers invalid.
 	acceptInvalid bool
-	// counters selects the rules that count into accounting objects.
-	counters         counters
+	// counters lists the accounting objects that rules count into.
+	counters         []string
 	endpointComments bool
 	// refuseHash rejects Services whose endpoints must follow from a hash.
 	refuseHash bool
@@ -33,7 +34,7 @@ type settings struct {
 type model struct {
 	*settings
 	node     *ruleset.Node
-	local    localTraffic
+	pods     []string // the matches that recognise pods
 	trees    [len(dispatchers)]*tree
 	services map[uint32]*ruleset.Service
 	// own counts the rules of the Services' own chains, by table.
@@ -50,8 +51,8 @@ type sharedRule struct {
 func newModel(s *settings, node *ruleset.Node) (*model, error) {
 	m := &model{settings: s, node: node, services: map[uint32]*ruleset.Service{}, shared: map[sharedRule]int{}}
 	var err error
-	if m.local, err = localTrafficOf(node.LocalTraffic, s.family); err != nil {
-		return nil, err
+	if m.pods, err = iptool.PodMatches(node.LocalTraffic, s.family); err != nil {
+		return nil, fmt.Errorf("iptables: %w", err)
 	}
 	for i, d := range dispatchers {
 		addrBits := s.family.Bits()
@@ -88,7 +89,7 @@ func (m *model) render(s *ruleset.Service) (rendered, error) {
 	if strings.ContainsAny(s.Key.Name, ":/") || strings.ContainsAny(s.Key.Namespace, ":/") {
 		return rendered{}, errors.New("iptables: the name or namespace is not valid in Kubernetes")
 	}
-	return renderService(m.settings, m.local, s)
+	return renderService(m.settings, m.pods, s)
 }
 
 // set makes s the Service with that ID, or removes the Service if s is nil. Unless emit
@@ -243,9 +244,9 @@ func (m *model) fixed() []chain {
 	mark := fmt.Sprintf("0x%x/0x%x", m.mark, m.mark)
 	setMark := "-j MARK --set-xmark " + mark
 	out := []chain{{nat, chainMarkMasq, []string{setMark}, rankMark}}
-	if len(m.local.cidrs) > 1 {
+	if len(m.pods) > 1 {
 		c := chain{nat, chainMarkNotPods, nil, rankMark}
-		for _, match := range m.local.matches() {
+		for _, match := range m.pods {
 			c.rules = append(c.rules, join(match, "-j RETURN"))
 		}
 		c.rules = append(c.rules, setMark)
@@ -254,7 +255,7 @@ func (m *model) fixed() []chain {
 	forward := chain{filter, chainForward, nil, rankTop}
 	if !m.acceptInvalid {
 		count := ""
-		if m.counters.invalid {
+		if slices.Contains(m.counters, InvalidDropped) {
 			count = counted(InvalidDropped)
 		}
 		forward.rules = append(forward.rules, join("-m conntrack --ctstate INVALID", count, "-j DROP"))

@@ -3,7 +3,9 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -12,15 +14,13 @@ import (
 // programs and the kernel support. Even if the objects exist, rules can count into them only
 // if the kernel has xt_nfacct and iptables its counterpart.
 func (f *family) probe(ctx context.Context) error {
-	var count counters
 	if f.accounts != nil {
-		count = counters{invalid: true, localhost: f.localhost}
+		f.counters = countersFor(f.localhost)
 	}
-	f.counters = count
 	err := f.tryNeeded(ctx)
-	if refused(err) && count != (counters{}) {
+	if refused(err) && f.counters != nil {
 		uncounted := err
-		f.counters = counters{}
+		f.counters = nil
 		if err = f.tryNeeded(ctx); err == nil {
 			f.notCounted(uncounted)
 		}
@@ -29,11 +29,7 @@ func (f *family) probe(ctx context.Context) error {
 	if refused(err) {
 		err = &ruleset.UnsupportedError{Backend: "iptables", Family: f.family, Feature: "a rule that every Service needs", Err: err}
 	}
-	dropped := f.dropProbe(ctx)
-	if err == nil {
-		err = dropped
-	}
-	return err
+	return cmp.Or(err, f.dropProbe(ctx))
 }
 
 // tryNeeded tries the rules that do not depend on Services, and one of each other kind
@@ -44,7 +40,7 @@ func (f *family) tryNeeded(ctx context.Context) error {
 		return err
 	}
 	chains := []chain{{table: nat, rules: []string{probability(1, 2) + " -j RETURN"}}}
-	if f.counters.localhost {
+	if slices.Contains(f.counters, LocalhostNodePorts) {
 		chains = append(chains, chain{table: nat, rules: []string{counted(LocalhostNodePorts) + " -j RETURN"}})
 	}
 	m.allChains(func(c chain) { chains = append(chains, c) })

@@ -21,7 +21,7 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 	f.counters = f.can
 	if err := makeCounters(f.accounts, f.counters); err != nil {
 		f.notCounted(err)
-		f.counters = counters{}
+		f.counters = nil
 	}
 	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.tool.sysctl(tcpBeLiberal))
 	if f.localhost {
@@ -142,9 +142,9 @@ func (f *family) readTables(ctx context.Context) (*replacement, error) {
 // need notes that a chain must exist, and adds it to the batch unless the kernel has it.
 func (r *replacement) need(c chain) {
 	k := r.kernel[c.table]
-	hash, exists := k.chains[c.name]
+	hash := k.chains[c.name]
 	delete(k.chains, c.name)
-	if !exists || hash != hashChain(r.seed, c.rules) {
+	if hash == nil || hash.Sum64() != hashChain(r.seed, c.rules) {
 		r.batch.put(c)
 		r.lines += len(c.rules) + 1
 		r.touched[c.table] = true

@@ -14,7 +14,7 @@ import (
 // kernelTable holds the kernel's state of one table.
 type kernelTable struct {
 	// chains holds a hash of the rules of each of our chains.
-	chains map[string]uint64
+	chains map[string]*maphash.Hash
 	// hooks is the rules in other chains that lead to ours, in order.
 	hooks []hook
 	// canary is the rules of our canary.
@@ -49,8 +49,7 @@ func (t tool) readKernel(ctx context.Context, tab table, seed maphash.Seed) (*ke
 
 // parseSave reads the output of iptables-save about a table. It ignores unknown lines.
 func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
-	k := &kernelTable{chains: map[string]uint64{}}
-	hashes := map[string]*maphash.Hash{}
+	k := &kernelTable{chains: map[string]*maphash.Hash{}}
 	in := bufio.NewScanner(r)
 	in.Buffer(make([]byte, 64<<10), 1<<20)
 	inTable := false
@@ -68,14 +67,14 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 			if owned(tab, name) {
 				h := &maphash.Hash{}
 				h.SetSeed(seed)
-				hashes[name] = h
+				k.chains[name] = h
 			}
 		case bytes.HasPrefix(line, []byte("-A ")):
 			name, rule, _ := bytes.Cut(line[3:], []byte(" "))
 			rule = bytes.Replace(rule, nfacctSaved, nfacctWritten, 1)
 			if string(name) != last {
 				last = string(name)
-				lastHash = hashes[last]
+				lastHash = k.chains[last]
 			}
 			if lastHash != nil {
 				lastHash.Write(rule)
@@ -87,9 +86,6 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 				k.hooks = append(k.hooks, hook{tab, last, string(rule)})
 			}
 		}
-	}
-	for name, h := range hashes {
-		k.chains[name] = h.Sum64()
 	}
 	return k
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
@@ -30,7 +31,7 @@ type placed struct {
 // serviceRenderer renders one Service.
 type serviceRenderer struct {
 	*settings
-	local    localTraffic
+	pods     []string // the matches that recognise pods
 	s        *ruleset.Service
 	id, name string
 	protocol string
@@ -39,9 +40,9 @@ type serviceRenderer struct {
 }
 
 // renderService renders s. It fails if iptables cannot express something that s asks for.
-func renderService(c *settings, local localTraffic, s *ruleset.Service) (rendered, error) {
+func renderService(c *settings, pods []string, s *ruleset.Service) (rendered, error) {
 	r := serviceRenderer{
-		settings: c, local: local, s: s,
+		settings: c, pods: pods, s: s,
 		id: serviceID(s.Key), name: s.Key.ServicePortName.String(), protocol: protocolName(s.Key.Protocol),
 	}
 	if r.protocol == "" {
@@ -186,15 +187,15 @@ func (r *serviceRenderer) masquerade(f *ruleset.Frontend) []string {
 	case ruleset.MasqueradeAlways:
 		return rule("", "", chainMarkMasq)
 	case ruleset.MasqueradeNotPods:
-		switch l := r.local; {
-		case l.iface != "":
-			return rule("", "! -i "+l.iface, chainMarkMasq)
-		case len(l.cidrs) == 1:
-			return rule("! "+source(l.cidrs[0]), "", chainMarkMasq)
-		case len(l.cidrs) > 1:
+		switch {
+		case len(r.pods) > 1:
 			return rule("", "", chainMarkNotPods)
+		case len(r.pods) == 0:
+			return rule("", "", chainMarkMasq)
+		case strings.HasPrefix(r.pods[0], "-i "):
+			return rule("", "! "+r.pods[0], chainMarkMasq)
 		}
-		return rule("", "", chainMarkMasq)
+		return rule("! "+r.pods[0], "", chainMarkMasq)
 	}
 	return nil
 }
@@ -254,7 +255,7 @@ func (r *serviceRenderer) external(f *ruleset.Frontend) {
 			target = r.firewallChain(f, target)
 		}
 		d := dispatched{key: k, rule: join(r.to(f), comment(r.name, about), port, jump(target))}
-		if f.Kind == ruleset.NodePort && r.counters.localhost {
+		if f.Kind == ruleset.NodePort && slices.Contains(r.counters, LocalhostNodePorts) {
 			d.before = join(destination(loopback(r.family)), r.to(f), comment(r.name, about), port, counted(LocalhostNodePorts), jump(target))
 		}
 		r.out.rules = append(r.out.rules, placed{to, d, false})
@@ -335,7 +336,7 @@ func (r *serviceRenderer) externalChain(f *ruleset.Frontend) string {
 	}
 	why := func(what string) string { return comment(what, r.name, " external destinations") }
 	if f.ShortCircuit() {
-		for _, pods := range r.local.matches() {
+		for _, pods := range r.pods {
 			c.rules = append(c.rules, join(pods, why("pod traffic for "), leave(f.Internal)))
 		}
 		if isPool(f.Internal) {

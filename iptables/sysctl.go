@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/sysctl"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -28,18 +27,14 @@ const (
 // from the node's neighbours reach its loopback addresses. The error wraps
 // [ruleset.ErrConfig] if c is invalid; other errors are the system's.
 func SetSysctls(c Config) error {
-	c, err := c.withDefaults()
+	c, ns, err := c.open()
 	if err != nil {
 		return err
 	}
+	defer ns.Close()
 	if !c.LocalhostNodePorts || !slices.Contains(c.Families, tracker.IPv4) {
 		return nil
 	}
-	ns, err := netns.Open(c.NetNS)
-	if err != nil {
-		return fmt.Errorf("iptables: %w", err)
-	}
-	defer ns.Close()
 	return setSysctl(ns.Do, routeLocalnet, "1")
 }
 

@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -49,13 +48,13 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 	for _, f := range b.families {
 		text, err := f.tool.counted(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("iptables: cannot read the counters of table nat: %w", err)
-		}
-		if f.model == nil {
-			sumTraffic(poolConnections(text), poolOwners(text, f.family), out)
-			continue
+			return nil, err
 		}
 		counted := poolConnections(text)
+		if f.model == nil {
+			sumTraffic(counted, poolOwners(text, f.family), out)
+			continue
+		}
 		for pool, n := range f.kept {
 			counted[pool] = counted[pool].plus(n)
 		}
@@ -78,23 +77,15 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 // without a [Backend]. The chains may be kube-proxy's. It changes nothing. The error wraps
 // [ruleset.ErrNoRules] if table nat has no chain KUBE-SERVICES.
 func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
-	c, ns, err := c.open()
+	out, any := newTraffic(), false
+	_, err := c.each(ctx, func(f *family) error {
+		text, err := f.tool.counted(ctx)
+		any = any || strings.Contains(text, "\n:"+chainServices+" ")
+		sumTraffic(poolConnections(text), poolOwners(text, f.family), out)
+		return err
+	})
 	if err != nil {
 		return nil, err
-	}
-	defer ns.Close()
-	out, any := newTraffic(), false
-	for _, f := range c.Families {
-		t, err := findTool(ctx, c, f, ns)
-		if err != nil {
-			return nil, err
-		}
-		text, err := t.counted(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("iptables: cannot read the counters of table nat: %w", err)
-		}
-		any = any || strings.Contains(text, "\n:"+chainServices+" ")
-		sumTraffic(poolConnections(text), poolOwners(text, f), out)
 	}
 	if !any {
 		return nil, fmt.Errorf("iptables: cannot read traffic: %w", ruleset.ErrNoRules)
@@ -119,9 +110,11 @@ func sumTraffic(counted map[string]connections, owners map[string]tracker.Key, t
 
 // counted returns the output of iptables-save for table nat, with counters.
 func (t tool) counted(ctx context.Context) (string, error) {
-	var out bytes.Buffer
-	err := t.Save(ctx, nat.String(), &out, "-c")
-	return out.String(), err
+	var out strings.Builder
+	if err := t.Save(ctx, nat.String(), &out, "-c"); err != nil {
+		return "", fmt.Errorf("iptables: cannot read the counters of table nat: %w", err)
+	}
+	return out.String(), nil
 }
 
 // isPoolChain reports whether a chain chooses among the endpoints of a pool.
@@ -162,15 +155,8 @@ func poolConnections(text string) map[string]connections {
 // poolOwners returns the Service port of each pool's chain, from the comments of the rules that
 // lead there.
 func poolOwners(text string, f tracker.Family) map[string]tracker.Key {
-	var plain strings.Builder
-	for line := range strings.Lines(text) {
-		if _, rule, ok := strings.Cut(line, "] -A "); ok && line[0] == '[' {
-			line = "-A " + rule
-		}
-		plain.WriteString(line)
-	}
 	out := map[string]tracker.Key{}
-	chains := parseRules(plain.String())
+	chains := parseRules(text)
 	var follow func(chain string, k tracker.Key)
 	follow = func(chain string, k tracker.Key) {
 		if isPoolChain(chain) {

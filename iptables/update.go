@@ -18,7 +18,7 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 	if !sameRules(f.model.node, node) {
 		return nil, ruleset.ErrNeedFull
 	}
-	if f.counters.localhost && f.model.trees[toNodePorts].ahead == 0 {
+	if slices.Contains(f.counters, LocalhostNodePorts) && f.model.trees[toNodePorts].ahead == 0 {
 		// Another program can delete an object that no rule counts into.
 		if err := makeCounters(f.accounts, f.counters); err != nil {
 			return nil, f.unknown(err)

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
@@ -98,6 +99,32 @@ func (b *Backend) openOthers() (err error) {
 		return fmt.Errorf("ipvs: %w", err)
 	}
 	return nil
+}
+
+// openProgrammed returns a Backend with all sockets, to do what it is asked to in a namespace
+// that a Backend or kube-proxy has programmed. The error wraps [ruleset.ErrNoRules] if the
+// dummy device is missing. Opening the socket of IPVS would then load the module for nothing.
+func openProgrammed(c Config, what string) (*Backend, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	b := newBackend(c)
+	if err = b.openOthers(); err == nil {
+		_, err = b.device.link()
+		if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
+			err = fmt.Errorf("ipvs: cannot %s: %w", what, ruleset.ErrNoRules)
+		} else if err != nil {
+			err = fmt.Errorf("ipvs: find device %s: %w", c.Device, err)
+		} else {
+			err = b.openIPVS()
+		}
+	}
+	if err != nil {
+		b.close()
+		return nil, err
+	}
+	return b, nil
 }
 
 // openIPVS opens the socket of IPVS. The kernel loads the module ip_vs if it can.

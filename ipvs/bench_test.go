@@ -210,7 +210,7 @@ func (c *bare) destination(vip netip.Addr, n int) []byte {
 	dest := nl.NewRtAttr(2, nil)
 	addr := netip.MustParseAddr(fmt.Sprintf("10.%d.%d.%d", 245+n>>16, n>>8&0xff, n&0xff))
 	dest.AddRtAttr(1, addr.AsSlice())
-	dest.AddRtAttr(2, port(8080))
+	dest.AddRtAttr(2, binary.BigEndian.AppendUint16(nil, 8080))
 	for _, a := range [][2]uint32{{3, 0}, {4, 1}, {5, 0}, {6, 0}} {
 		dest.AddRtAttr(int(a[0]), binary.NativeEndian.AppendUint32(nil, a[1]))
 	}
@@ -222,7 +222,7 @@ func (c *bare) virtual(vip netip.Addr) *nl.RtAttr {
 	s.AddRtAttr(1, binary.NativeEndian.AppendUint16(nil, unix.AF_INET))
 	s.AddRtAttr(2, binary.NativeEndian.AppendUint16(nil, inet.TCP))
 	s.AddRtAttr(3, vip.AsSlice())
-	s.AddRtAttr(4, port(80))
+	s.AddRtAttr(4, binary.BigEndian.AppendUint16(nil, 80))
 	s.AddRtAttr(6, nl.ZeroTerminated("rr"))
 	s.AddRtAttr(7, binary.NativeEndian.AppendUint32(make([]byte, 4), 0xffffffff))
 	s.AddRtAttr(8, make([]byte, 4))

@@ -37,26 +37,19 @@ func Cleanup(ctx context.Context, c Config) error {
 }
 
 func (b *Backend) cleanup(ctx context.Context) error {
-	var errs []error
-	note := func(err error) {
-		if err != nil {
-			errs = append(errs, err)
-		}
-	}
 	// Rules and sets can exist without IPVS.
 	if err := b.open(); err != nil && !errors.Is(err, errNoFamily) {
 		return err
 	}
 	// Without addresses no packet reaches the other objects.
-	note(b.device.remove())
+	errs := []error{b.device.remove()}
 	for _, f := range b.config.Families {
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
-		note(b.cleanupVirtuals(f))
-		note(b.cleanupRules(ctx, f))
+		errs = append(errs, b.cleanupVirtuals(f), b.cleanupRules(ctx, f))
 		for id := range setCount {
-			note(b.sets.destroy(id, f))
+			errs = append(errs, b.sets.destroy(id, f))
 		}
 	}
 	return errors.Join(errs...)

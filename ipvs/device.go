@@ -4,14 +4,16 @@ package ipvs
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
@@ -26,8 +28,8 @@ type device struct {
 	index int
 	// calls counts requests.
 	calls int
-	// events is the descriptor of a socket that receives changes of addresses.
-	events int
+	// events is a socket that receives changes of addresses.
+	events *nl.NetlinkSocket
 	buf    [1 << 15]byte
 }
 
@@ -40,8 +42,8 @@ func dialDevice(name string) (*device, error) {
 	d := &device{name: name, route: route}
 	if err = route.SetSocketTimeout(netlinkTimeout); err != nil {
 		err = fmt.Errorf("set timeout of rtnetlink socket: %w", err)
-	} else {
-		d.events, err = dialAddressEvents()
+	} else if d.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR); err != nil {
+		err = fmt.Errorf("subscribe to changes of addresses: %w", err)
 	}
 	if err != nil {
 		route.Close()
@@ -52,7 +54,7 @@ func dialDevice(name string) (*device, error) {
 
 func (d *device) close() {
 	d.route.Close()
-	unix.Close(d.events)
+	d.events.Close()
 }
 
 // use makes a request, counts it, and converts its error.
@@ -231,7 +233,7 @@ func (d *device) remove() error {
 // device since the last call. It does not block.
 func (d *device) changed() (changed bool, err error) {
 	for {
-		n, _, err := unix.Recvfrom(d.events, d.buf[:], unix.MSG_DONTWAIT)
+		n, _, err := unix.Recvfrom(d.events.GetFd(), d.buf[:], unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return changed, nil
@@ -244,26 +246,17 @@ func (d *device) changed() (changed bool, err error) {
 		case err != nil:
 			return true, fmt.Errorf("read changes of addresses: %w", socketError(err))
 		}
-		for b := d.buf[:n]; len(b) >= unix.SizeofNlMsghdr; {
-			size := int(binary.NativeEndian.Uint32(b))
-			if size < unix.SizeofNlMsghdr || size > len(b) {
-				break
-			}
-			typ := binary.NativeEndian.Uint16(b[4:])
-			if typ == unix.RTM_NEWADDR || typ == unix.RTM_DELADDR {
-				changed = changed || d.concerns(b[unix.SizeofNlMsghdr:size])
-			}
-			b = b[min((size+3)&^3, len(b)):]
-		}
+		messages, err := syscall.ParseNetlinkMessage(d.buf[:n])
+		changed = changed || err != nil || slices.ContainsFunc(messages, d.concerns)
 	}
 }
 
 // concerns reports whether a message is about an address of another device that is not
 // link-local. IPv6 link-local addresses come and go with every pod.
-func (d *device) concerns(msg []byte) bool {
-	if len(msg) < unix.SizeofIfAddrmsg {
+func (d *device) concerns(m syscall.NetlinkMessage) bool {
+	if len(m.Data) < unix.SizeofIfAddrmsg {
 		return false
 	}
-	const scope, index = 3, 4 // struct ifaddrmsg of include/uapi/linux/if_addr.h
-	return int(binary.NativeEndian.Uint32(msg[index:])) != d.index && msg[scope] < unix.RT_SCOPE_LINK
+	a := nl.DeserializeIfAddrmsg(m.Data)
+	return int(a.Index) != d.index && a.Scope < unix.RT_SCOPE_LINK
 }

@@ -577,7 +577,7 @@ func faults() error {
 			return backendtest.Signals(30000)
 		}, 10},
 		{"overflow of address events", func() (func() error, error) {
-			fd := a.backend.device.events
+			fd := a.backend.device.events.GetFd()
 			size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 			if err != nil {
 				return nil, err

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -137,8 +138,8 @@ func FuzzPlan(f *testing.F) {
 // not panic. Encoded elements must decode to themselves.
 func FuzzAnswers(f *testing.F) {
 	seed := entry{set: setLoadBalancerSourceCIDR, family: tracker.IPv4, addr: netip.MustParseAddr("203.0.113.1"), proto: inet.TCP, port: 80, other: netip.MustParsePrefix("172.16.0.0/12")}
-	f.Add(encodeEntry(seed, 0, 1).Serialize(), uint8(seed.set), uint16(80), uint32(0))
-	f.Add(encodeEntry(entry{set: setIPs, family: tracker.IPv6, addr: netip.MustParseAddr("2001:db8::1")}, 0, 1).Serialize(), uint8(setIPs), uint16(0), uint32(7))
+	f.Add(appendEntry(nil, seed, 0, 1), uint8(seed.set), uint16(80), uint32(0))
+	f.Add(appendEntry(nil, entry{set: setIPs, family: tracker.IPv6, addr: netip.MustParseAddr("2001:db8::1")}, 0, 1), uint8(setIPs), uint16(0), uint32(7))
 	f.Add([]byte{4, 0, 1, 0, 255, 255, 7}, uint8(setShortCircuit), uint16(9), uint32(0x3001))
 	f.Add([]byte{}, uint8(0), uint16(0), uint32(0))
 	f.Fuzz(func(t *testing.T, data []byte, set uint8, port uint16, mark uint32) {
@@ -153,7 +154,7 @@ func FuzzAnswers(f *testing.F) {
 		}
 		d := &device{index: 7}
 		for b := data; len(b) > 0; b = b[min(len(b), 5):] {
-			d.concerns(b)
+			d.concerns(syscall.NetlinkMessage{Data: b})
 		}
 		// Encode an element and decode it.
 		addr := netip.AddrFrom4([4]byte{203, 0, byte(mark), byte(port)})
@@ -174,13 +175,13 @@ func FuzzAnswers(f *testing.F) {
 		case hashIPPortNet:
 			e.other = netip.PrefixFrom(addr.Next(), int(mark%32)+1)
 		}
-		for typ, data := range nfnl.Attributes(encodeEntry(e, mark, 1).Serialize()) {
+		for typ, data := range nfnl.Attributes(appendEntry(nil, e, mark, 1)) {
 			got, gotMark := decodeEntry(id, tracker.IPv4, data)
 			if typ != nl.IPSET_ATTR_DATA || got != e || kind == hashIPPortMark && gotMark != mark {
 				t.Errorf("attribute %d: %v with %#x, want %v with %#x", typ, got, gotMark, e, mark)
 			}
 		}
-		if n := binary.NativeEndian.Uint16(encodeEntry(e, mark, 1).Serialize()); int(n) < unix.SizeofNlAttr {
+		if n := binary.NativeEndian.Uint16(appendEntry(nil, e, mark, 1)); int(n) < unix.SizeofNlAttr {
 			t.Errorf("an attribute of %d bytes", n)
 		}
 	})

@@ -3,10 +3,12 @@
 package ipvs
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
@@ -21,10 +23,13 @@ import (
 // ipsets speaks the ipset protocol (include/uapi/linux/netfilter/ipset/ip_set.h)
 // over one socket.
 type ipsets struct {
-	socket *nl.SocketHandle
+	conn *nfnl.Conn
 	// calls counts requests.
 	calls int
 }
+
+// netOrder marks an attribute as a big-endian number, which ipset requires.
+const netOrder = unix.NLA_F_NET_BYTEORDER
 
 // maxElements is how many elements a hash may grow to. It starts small.
 const maxElements = 1 << 22
@@ -35,34 +40,32 @@ const bulk = 400
 
 // dialIPSets opens a socket in the calling thread's namespace.
 func dialIPSets() (*ipsets, error) {
-	s, err := dialNetfilter()
+	conn, err := nfnl.Dial(nil)
 	if err != nil {
 		return nil, err
 	}
-	return &ipsets{socket: s}, nil
+	return &ipsets{conn: conn}, nil
 }
 
-func (c *ipsets) close() { c.socket.Close() }
+func (c *ipsets) close() { c.conn.Close() }
 
-// request returns a request about a set.
-func (c *ipsets) request(cmd int, name string, flags int) *nl.NetlinkRequest {
-	req := nl.NewNetlinkRequest(cmd|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(cmd)|flags)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_NETLINK, Version: nl.NFNETLINK_V0})
-	req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
-	req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name)))
-	return req
-}
-
-func (c *ipsets) execute(req *nl.NetlinkRequest) ([][]byte, error) {
+// request makes a request about a set, with further attributes. It calls fn with the attributes
+// of each part of the answer.
+func (c *ipsets) request(cmd uint16, name string, attrs []byte, fn func([]byte)) error {
 	c.calls++
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.socket}
-	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	b := nfnl.AppendUint8(nil, nl.IPSET_ATTR_PROTOCOL, nl.IPSET_PROTOCOL)
+	b = nfnl.AppendString(b, nl.IPSET_ATTR_SETNAME, name)
+	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_IPSET, Type: cmd, Dump: cmd == nl.IPSET_CMD_LIST, Attrs: append(b, attrs...)}
+	err := c.conn.Get(context.Background(), r, func(attrs []byte) error { fn(attrs); return nil })
 	var errno syscall.Errno
 	if errors.As(err, &errno) && errno >= nl.IPSET_ERR_PRIVATE {
-		err = ipsetError(errno)
+		return ipsetError(errno)
 	}
-	return msgs, socketError(err)
+	return err
 }
+
+// unanswered is for requests that the kernel only acknowledges.
+func unanswered([]byte) {}
 
 // ipsetError is an error of ipset's own.
 type ipsetError uint
@@ -71,25 +74,27 @@ func (e ipsetError) Error() string { return nl.IPSetError(e).Error() }
 
 // create creates the set unless it exists.
 func (c *ipsets) create(s setID, f tracker.Family) error {
-	kind := sets[s].kind
-	typeName, revision := kind.typeName()
-	req := c.request(nl.IPSET_CMD_CREATE, s.name(f), 0)
-	req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_TYPENAME, nl.ZeroTerminated(typeName)))
-	req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_REVISION, nl.Uint8Attr(revision)))
-	data := nl.NewRtAttr(nl.IPSET_ATTR_DATA|unix.NLA_F_NESTED, nil)
+	kind, family := sets[s].kind, inet.AF(f)
 	if kind == bitmapPort {
-		req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, nl.Uint8Attr(unix.AF_UNSPEC)))
-		data.AddRtAttr(nl.IPSET_ATTR_PORT_FROM|unix.NLA_F_NET_BYTEORDER, port(0))
-		data.AddRtAttr(nl.IPSET_ATTR_PORT_TO|unix.NLA_F_NET_BYTEORDER, port(0xffff))
+		family = unix.AF_UNSPEC
+	}
+	typeName, revision := kind.typeName()
+	b := nfnl.AppendString(nil, nl.IPSET_ATTR_TYPENAME, typeName)
+	b = nfnl.AppendUint8(b, nl.IPSET_ATTR_REVISION, revision)
+	b = nfnl.AppendUint8(b, nl.IPSET_ATTR_FAMILY, family)
+	data := len(b)
+	b = nfnl.BeginNested(b, nl.IPSET_ATTR_DATA)
+	if kind == bitmapPort {
+		b = nfnl.AppendUint16(b, nl.IPSET_ATTR_PORT_FROM|netOrder, 0)
+		b = nfnl.AppendUint16(b, nl.IPSET_ATTR_PORT_TO|netOrder, 0xffff)
 	} else {
-		req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, nl.Uint8Attr(inet.AF(f))))
-		data.AddRtAttr(nl.IPSET_ATTR_MAXELEM|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint32(nil, maxElements))
+		b = nfnl.AppendUint32(b, nl.IPSET_ATTR_MAXELEM|netOrder, maxElements)
 	}
 	if kind == hashIPPortMark {
-		data.AddRtAttr(nl.IPSET_ATTR_CADT_FLAGS|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint32(nil, nl.IPSET_FLAG_WITH_SKBINFO))
+		b = nfnl.AppendUint32(b, nl.IPSET_ATTR_CADT_FLAGS|netOrder, nl.IPSET_FLAG_WITH_SKBINFO)
 	}
-	req.AddData(data)
-	_, err := c.execute(req)
+	nfnl.EndNested(b, data)
+	err := c.request(nl.IPSET_CMD_CREATE, s.name(f), b, unanswered)
 	if err == nil {
 		return nil
 	}
@@ -105,40 +110,34 @@ func (c *ipsets) create(s setID, f tracker.Family) error {
 
 // header returns the type of a set.
 func (c *ipsets) header(name string) (typeName string, err error) {
-	req := c.request(nl.IPSET_CMD_HEADER, name, 0)
-	msgs, err := c.execute(req)
-	for _, m := range msgs {
-		if len(m) < nl.SizeofNfgenmsg {
-			continue
-		}
-		for typ, data := range nfnl.Attributes(m[nl.SizeofNfgenmsg:]) {
+	err = c.request(nl.IPSET_CMD_HEADER, name, nil, func(attrs []byte) {
+		for typ, data := range nfnl.Attributes(attrs) {
 			if typ == nl.IPSET_ATTR_TYPENAME {
 				typeName = nfnl.String(data)
 			}
 		}
-	}
+	})
 	return typeName, err
 }
 
 // change adds elements to a set, or deletes them. It is no error if they exist already, or
 // do not exist. An existing element gets the new value.
-func (c *ipsets) change(cmd int, s setID, f tracker.Family, entries []entry, marks map[entry]uint32) error {
-	for len(entries) > 0 {
-		some := entries[:min(len(entries), bulk)]
-		entries = entries[len(some):]
-		req := c.request(cmd, s.name(f), 0)
+func (c *ipsets) change(cmd uint16, s setID, f tracker.Family, entries []entry, marks map[entry]uint32) error {
+	for some := range slices.Chunk(entries, bulk) {
+		var b []byte
 		if len(some) == 1 {
-			req.AddData(encodeEntry(some[0], marks[some[0]], 0))
+			b = appendEntry(b, some[0], marks[some[0]], 0)
 		} else {
-			list := nl.NewRtAttr(nl.IPSET_ATTR_ADT|unix.NLA_F_NESTED, nil)
-			for i, e := range some {
-				list.AddChild(encodeEntry(e, marks[e], uint32(i+1)))
-			}
 			// The kernel writes the line of an error in a list into this attribute.
-			req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_LINENO|unix.NLA_F_NET_BYTEORDER, make([]byte, 4)))
-			req.AddData(list)
+			b = nfnl.AppendUint32(b, nl.IPSET_ATTR_LINENO|netOrder, 0)
+			list := len(b)
+			b = nfnl.BeginNested(b, nl.IPSET_ATTR_ADT)
+			for i, e := range some {
+				b = appendEntry(b, e, marks[e], uint32(i+1))
+			}
+			nfnl.EndNested(b, list)
 		}
-		if _, err := c.execute(req); err != nil {
+		if err := c.request(cmd, s.name(f), b, unanswered); err != nil {
 			verb := "add to"
 			if cmd == nl.IPSET_CMD_DEL {
 				verb = "delete from"
@@ -153,55 +152,48 @@ func (c *ipsets) change(cmd int, s setID, f tracker.Family, entries []entry, mar
 	return nil
 }
 
-func encodeEntry(e entry, mark, line uint32) *nl.RtAttr {
-	data := nl.NewRtAttr(nl.IPSET_ATTR_DATA|unix.NLA_F_NESTED, nil)
-	kind := sets[e.set].kind
+// appendEntry appends the attribute of an element.
+func appendEntry(b []byte, e entry, mark, line uint32) []byte {
+	start, kind := len(b), sets[e.set].kind
+	b = nfnl.BeginNested(b, nl.IPSET_ATTR_DATA)
 	if kind != bitmapPort {
-		data.AddChild(encodeAddr(nl.IPSET_ATTR_IP, e.addr))
+		b = appendAddr(b, nl.IPSET_ATTR_IP, e.addr)
 	}
 	if kind != hashIP {
-		data.AddRtAttr(nl.IPSET_ATTR_PORT|unix.NLA_F_NET_BYTEORDER, port(e.port))
+		b = nfnl.AppendUint16(b, nl.IPSET_ATTR_PORT|netOrder, e.port)
 	}
 	if kind != hashIP && kind != bitmapPort {
-		data.AddRtAttr(nl.IPSET_ATTR_PROTO, []byte{e.proto})
+		b = nfnl.AppendUint8(b, nl.IPSET_ATTR_PROTO, e.proto)
 	}
 	switch kind {
 	case hashIPPortIP:
-		data.AddChild(encodeAddr(nl.IPSET_ATTR_IP2, e.other.Addr()))
+		b = appendAddr(b, nl.IPSET_ATTR_IP2, e.other.Addr())
 	case hashIPPortNet:
-		data.AddChild(encodeAddr(nl.IPSET_ATTR_IP2, e.other.Addr()))
-		data.AddRtAttr(nl.IPSET_ATTR_CIDR2, []byte{byte(e.other.Bits())})
+		b = appendAddr(b, nl.IPSET_ATTR_IP2, e.other.Addr())
+		b = nfnl.AppendUint8(b, nl.IPSET_ATTR_CIDR2, uint8(e.other.Bits()))
 	case hashIPPortMark:
 		// Value and mask, as one number.
-		data.AddRtAttr(nl.IPSET_ATTR_SKBMARK|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint64(nil, uint64(mark)<<32|0xffffffff))
+		b = nfnl.AppendUint64(b, nl.IPSET_ATTR_SKBMARK|netOrder, uint64(mark)<<32|0xffffffff)
 	}
-	data.AddRtAttr(nl.IPSET_ATTR_LINENO|unix.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint32(nil, line))
-	return data
+	b = nfnl.AppendUint32(b, nl.IPSET_ATTR_LINENO|netOrder, line)
+	nfnl.EndNested(b, start)
+	return b
 }
 
-func encodeAddr(typ int, a netip.Addr) *nl.RtAttr {
-	out := nl.NewRtAttr(typ|unix.NLA_F_NESTED, nil)
-	inner := nl.IPSET_ATTR_IPADDR_IPV4
+func appendAddr(b []byte, typ uint16, a netip.Addr) []byte {
+	start, inner := len(b), uint16(nl.IPSET_ATTR_IPADDR_IPV4)
 	if a.Is6() {
 		inner = nl.IPSET_ATTR_IPADDR_IPV6
 	}
-	out.AddRtAttr(inner|unix.NLA_F_NET_BYTEORDER, a.AsSlice())
-	return out
+	b = nfnl.AppendBytes(nfnl.BeginNested(b, typ), inner|netOrder, a.AsSlice())
+	nfnl.EndNested(b, start)
+	return b
 }
-
-func port(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
 
 // list calls fn with each element of a set and its packet mark, 0 if it has none.
 func (c *ipsets) list(s setID, f tracker.Family, fn func(e entry, mark uint32)) error {
-	msgs, err := c.execute(c.request(nl.IPSET_CMD_LIST, s.name(f), 0))
-	if err != nil {
-		return fmt.Errorf("list set %s: %w", s.name(f), err)
-	}
-	for _, m := range msgs {
-		if len(m) < nl.SizeofNfgenmsg {
-			continue
-		}
-		for typ, data := range nfnl.Attributes(m[nl.SizeofNfgenmsg:]) {
+	err := c.request(nl.IPSET_CMD_LIST, s.name(f), nil, func(attrs []byte) {
+		for typ, data := range nfnl.Attributes(attrs) {
 			if typ != nl.IPSET_ATTR_ADT {
 				continue
 			}
@@ -209,6 +201,9 @@ func (c *ipsets) list(s setID, f tracker.Family, fn func(e entry, mark uint32)) 
 				fn(decodeEntry(s, f, data))
 			}
 		}
+	})
+	if err != nil {
+		return fmt.Errorf("list set %s: %w", s.name(f), err)
 	}
 	return nil
 }
@@ -251,7 +246,7 @@ func decodeAddr(data []byte) (a netip.Addr) {
 
 // destroy removes the set if it exists, unless a rule uses it.
 func (c *ipsets) destroy(s setID, f tracker.Family) error {
-	_, err := c.execute(c.request(nl.IPSET_CMD_DESTROY, s.name(f), 0))
+	err := c.request(nl.IPSET_CMD_DESTROY, s.name(f), nil, unanswered)
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, ipsetError(nl.IPSET_ERR_BUSY)) {
 		return fmt.Errorf("destroy set %s: %w", s.name(f), err)
 	}

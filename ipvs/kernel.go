@@ -133,7 +133,9 @@ func (key virtualKey) String() string {
 func (k *kernel) virtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
 	found, err := sameTwice(func() (map[virtualKey]virtual, error) {
 		found := map[virtualKey]virtual{}
-		err := k.listVirtuals(f, func(key virtualKey, v virtual) { found[key] = v })
+		err := k.services(f, func(key virtualKey, s *moby.Service) {
+			found[key] = virtual{Scheduler(s.SchedName), s.Flags &^ flagHashed, s.Timeout}
+		})
 		return found, err
 	})
 	for key, v := range found {
@@ -161,7 +163,9 @@ func sameTwice[K, V comparable](list func() (map[K]V, error)) (map[K]V, error) {
 	return all, nil
 }
 
-func (k *kernel) listVirtuals(f tracker.Family, fn func(virtualKey, virtual)) error {
+// services reads the list once and calls fn with each virtual server of the family in moby's
+// representation.
+func (k *kernel) services(f tracker.Family, fn func(virtualKey, *moby.Service)) error {
 	var list []*moby.Service
 	err := k.use(func(h *moby.Handle) (err error) {
 		list, err = h.GetServices()
@@ -172,7 +176,7 @@ func (k *kernel) listVirtuals(f tracker.Family, fn func(virtualKey, virtual)) er
 	}
 	for _, s := range list {
 		if key, ok := keyOf(s); ok && key.family == f {
-			fn(key, virtual{Scheduler(s.SchedName), s.Flags &^ flagHashed, s.Timeout})
+			fn(key, s)
 		}
 	}
 	return nil

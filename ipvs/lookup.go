@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
@@ -32,27 +31,12 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 	to := netip.AddrPortFrom(q.Packet.To.Addr().Unmap(), q.Packet.To.Port())
 	k := virtualKey{family: tracker.FamilyOf(to.Addr()), proto: inet.Protocol(q.Packet.Protocol), at: to}
 	c.Families = []tracker.Family{k.family}
-	c, err := c.withDefaults()
-	if err == nil {
-		err = ctx.Err()
-	}
+	b, err := openProgrammed(c, "look up "+k.String())
 	if err != nil {
 		return ruleset.Found{}, err
 	}
-	b := newBackend(c)
 	defer b.close()
-	if err := b.openOthers(); err != nil {
-		return ruleset.Found{}, err
-	}
-	// Without the device, openIPVS would load the module for nothing.
-	_, err = b.device.link()
-	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
-		return ruleset.Found{}, fmt.Errorf("ipvs: cannot look up %s: %w", k, ruleset.ErrNoRules)
-	}
-	if err != nil {
-		return ruleset.Found{}, fmt.Errorf("ipvs: find device %s: %w", c.Device, err)
-	}
-	if err := b.openIPVS(); err != nil {
+	if err := ctx.Err(); err != nil {
 		return ruleset.Found{}, err
 	}
 	found, err := b.lookup(k, q.Internal)

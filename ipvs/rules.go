@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/go-proxier/proxier/internal/inet"
+	"github.com/go-proxier/proxier/internal/iptool"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -38,12 +39,8 @@ type rules struct {
 
 // validate returns an error if an interface name of the node is not one word of a rule.
 func (r rules) validate() error {
-	for _, name := range []string{r.node.LocalTraffic.Bridge, r.node.LocalTraffic.InterfacePrefix} {
-		if name != "" && !validDevice(name) {
-			return fmt.Errorf("interface name %q cannot be matched", name)
-		}
-	}
-	return nil
+	_, err := iptool.PodMatches(r.node.LocalTraffic, r.family)
+	return err
 }
 
 // chain is one of the backend's chains with its rules, each without "-A NAME".
@@ -70,17 +67,8 @@ func (r rules) set(s setID, dirs string) string {
 }
 
 // pods returns a match for each way in which packets of this node's pods are recognised.
-func (r rules) pods() (matches []string) {
-	switch l := r.node.LocalTraffic; {
-	case l.Bridge != "":
-		return []string{"-i " + l.Bridge}
-	case l.InterfacePrefix != "":
-		return []string{"-i " + l.InterfacePrefix + "+"}
-	default:
-		for _, c := range inet.Prefixes(l.CIDRs, r.family) {
-			matches = append(matches, "-s "+c.String())
-		}
-	}
+func (r rules) pods() []string {
+	matches, _ := iptool.PodMatches(r.node.LocalTraffic, r.family) // validate has no error
 	return matches
 }
 
@@ -262,28 +250,25 @@ func (r rules) filter() table {
 func restoreAll(tables []table, saved string) string {
 	var b strings.Builder
 	for _, t := range tables {
-		t.restore(&b, section(saved, t.name))
+		fmt.Fprintf(&b, "*%s\n", t.name)
+		for _, c := range t.chains {
+			fmt.Fprintf(&b, ":%s - [0:0]\n", c.name)
+		}
+		for _, c := range t.chains {
+			for _, rule := range c.rules {
+				fmt.Fprintf(&b, "-A %s %s\n", c.name, rule)
+			}
+		}
+		have := section(saved, t.name)
+		// The jump that is inserted last comes first.
+		for _, j := range slices.Backward(t.jumps) {
+			if !strings.Contains(have, "\n-A "+j.from+" "+j.rule+"\n") {
+				fmt.Fprintf(&b, "-I %s 1 %s\n", j.from, j.rule)
+			}
+		}
+		b.WriteString("COMMIT\n")
 	}
 	return b.String()
-}
-
-func (t table) restore(b *strings.Builder, saved string) {
-	fmt.Fprintf(b, "*%s\n", t.name)
-	for _, c := range t.chains {
-		fmt.Fprintf(b, ":%s - [0:0]\n", c.name)
-	}
-	for _, c := range t.chains {
-		for _, rule := range c.rules {
-			fmt.Fprintf(b, "-A %s %s\n", c.name, rule)
-		}
-	}
-	// The jump that is inserted last comes first.
-	for _, j := range slices.Backward(t.jumps) {
-		if !strings.Contains(saved, "\n-A "+j.from+" "+j.rule+"\n") {
-			fmt.Fprintf(b, "-I %s 1 %s\n", j.from, j.rule)
-		}
-	}
-	b.WriteString("COMMIT\n")
 }
 
 // removeAll renders the input for iptables-restore that removes the parts of the tables
@@ -291,29 +276,23 @@ func (t table) restore(b *strings.Builder, saved string) {
 func removeAll(tables []table, saved string) string {
 	var b strings.Builder
 	for _, t := range tables {
-		t.remove(&b, section(saved, t.name))
+		have := section(saved, t.name)
+		jumps, flush, remove := "", "", ""
+		for _, j := range t.jumps {
+			rule := " " + j.from + " " + j.rule + "\n"
+			jumps += strings.Repeat("-D"+rule, strings.Count(have, "\n-A"+rule))
+		}
+		for _, c := range t.chains {
+			if strings.Contains(have, "\n:"+c.name+" ") {
+				flush += "-F " + c.name + "\n"
+				remove += "-X " + c.name + "\n"
+			}
+		}
+		if lines := jumps + flush + remove; lines != "" {
+			fmt.Fprintf(&b, "*%s\n%sCOMMIT\n", t.name, lines)
+		}
 	}
 	return b.String()
-}
-
-func (t table) remove(b *strings.Builder, saved string) {
-	var lines []string
-	for _, j := range t.jumps {
-		rule := "-A " + j.from + " " + j.rule + "\n"
-		for range strings.Count(saved, "\n"+rule) {
-			lines = append(lines, "-D"+strings.TrimPrefix(rule, "-A"))
-		}
-	}
-	flush, remove := []string{}, []string{}
-	for _, c := range t.chains {
-		if strings.Contains(saved, "\n:"+c.name+" ") {
-			flush = append(flush, "-F "+c.name+"\n")
-			remove = append(remove, "-X "+c.name+"\n")
-		}
-	}
-	if lines = slices.Concat(lines, flush, remove); len(lines) != 0 {
-		fmt.Fprintf(b, "*%s\n%sCOMMIT\n", t.name, strings.Join(lines, ""))
-	}
 }
 
 // ownRules returns the tables' rules and jumps in the output of iptables-save.

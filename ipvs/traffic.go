@@ -9,7 +9,6 @@ import (
 	"net/netip"
 
 	moby "github.com/moby/ipvs"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
@@ -66,26 +65,11 @@ func (b *Backend) Traffic(ctx context.Context) (out *ruleset.Traffic, err error)
 //
 // The error wraps [ruleset.ErrNoRules] if the dummy device is missing.
 func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
-	c, err := c.withDefaults()
+	b, err := openProgrammed(c, "read traffic")
 	if err != nil {
 		return nil, err
 	}
-	b := newBackend(c)
 	defer b.close()
-	if err := b.openOthers(); err != nil {
-		return nil, err
-	}
-	// Without the device, openIPVS would load the module for nothing.
-	_, err = b.device.link()
-	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
-		return nil, fmt.Errorf("ipvs: cannot read traffic: %w", ruleset.ErrNoRules)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("ipvs: find device %s: %w", c.Device, err)
-	}
-	if err := b.openIPVS(); err != nil {
-		return nil, err
-	}
 	return b.unnamedTraffic(ctx)
 }
 
@@ -152,25 +136,18 @@ func protocolOf(number uint8) v1.Protocol {
 func (k *kernel) statistics(f tracker.Family) (map[virtualKey]ruleset.Counters, error) {
 	out := map[virtualKey]ruleset.Counters{}
 	for range 2 {
-		var list []*moby.Service
-		err := k.use(func(h *moby.Handle) (err error) {
-			list, err = h.GetServices()
-			return err
+		err := k.services(f, func(key virtualKey, s *moby.Service) {
+			c := ruleset.Counters{
+				Connections: uint64(s.Stats.Connections),
+				Packets:     uint64(s.Stats.PacketsIn) + uint64(s.Stats.PacketsOut),
+				Bytes:       s.Stats.BytesIn + s.Stats.BytesOut,
+			}
+			if c.Packets >= out[key].Packets {
+				out[key] = c
+			}
 		})
 		if err != nil {
-			return nil, fmt.Errorf("list virtual servers: %w", err)
-		}
-		for _, s := range list {
-			if key, ok := keyOf(s); ok && key.family == f {
-				c := ruleset.Counters{
-					Connections: uint64(s.Stats.Connections),
-					Packets:     uint64(s.Stats.PacketsIn) + uint64(s.Stats.PacketsOut),
-					Bytes:       s.Stats.BytesIn + s.Stats.BytesOut,
-				}
-				if c.Packets >= out[key].Packets {
-					out[key] = c
-				}
-			}
+			return nil, err
 		}
 	}
 	return out, nil

@@ -77,11 +77,8 @@ func FuzzNames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name, namespace, port string, seconds int64) {
 		netlab.Require(t)
 		if host == nil { // one host in each process of the fuzzer
-			lab, err := netlab.New()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if host, err = lab.Host("node"); err != nil {
+			var err error
+			if host, err = netlab.New().Host("node"); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -76,10 +76,7 @@ var (
 
 func newForwarder(tb testing.TB, o *Offload) *forwarder {
 	tb.Helper()
-	lab, err := netlab.New()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	lab := netlab.New()
 	tb.Cleanup(func() { lab.Close() })
 	host := func(name string) *netlab.Host {
 		h, err := lab.Host(name)

@@ -60,10 +60,7 @@ func TestCleanupFindsRulesOfEachFlavour(t *testing.T) {
 func needFlavour(t *testing.T, flavour string) {
 	t.Helper()
 	netlab.Require(t)
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := netlab.New()
 	defer lab.Close()
 	h, err := lab.Host("probe")
 	if err != nil {

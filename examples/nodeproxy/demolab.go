@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"strings"
 	"time"
 
@@ -57,47 +56,45 @@ func newDemoLab() (_ *demoLab, err error) {
 			d.close()
 		}
 	}()
-	if d.lab, err = netlab.New(); err != nil {
-		return nil, err
-	}
-	b := &builder{lab: d.lab}
-	d.node, d.far, d.client = b.host("node"), b.host("far"), b.host("client")
-	d.pod1, d.pod2 = b.host("pod-1"), b.host("pod-2")
-	b.try(func() error { return d.node.Forward() })
+	d.lab = netlab.New()
+	b := &netlab.Builder{Lab: d.lab}
+	d.node, d.far, d.client = b.Host("node"), b.Host("far"), b.Host("client")
+	d.pod1, d.pod2 = b.Host("pod-1"), b.Host("pod-2")
+	b.Do(func() error { return d.node.Forward() })
 
-	b.link(d.node, "eth0", d.far, "eth0")
-	b.addrs(d.node, "eth0", "192.0.2.1/24", "2001:db8::1/64")
-	b.addrs(d.far, "eth0", "192.0.2.2/24", "2001:db8::2/64")
-	b.routes(d.far, "", "192.0.2.1", "0.0.0.0/0")
-	b.routes(d.far, "", "2001:db8::1", "::/0")
-	b.routes(d.node, "", "192.0.2.2", "10.1.2.0/24")
-	b.routes(d.node, "", "2001:db8::2", "fd00:10:1:2::/64")
-	b.addrs(d.far, "lo", "10.1.2.2/32", "10.1.2.3/32", "fd00:10:1:2::2/128", "fd00:10:1:2::3/128")
+	b.Link(d.node, "eth0", d.far, "eth0")
+	b.Addrs(d.node, "eth0", "192.0.2.1/24", "2001:db8::1/64")
+	b.Addrs(d.far, "eth0", "192.0.2.2/24", "2001:db8::2/64")
+	b.Routes(d.far, "", "192.0.2.1", "0.0.0.0/0")
+	b.Routes(d.far, "", "2001:db8::1", "::/0")
+	b.Routes(d.node, "", "192.0.2.2", "10.1.2.0/24")
+	b.Routes(d.node, "", "2001:db8::2", "fd00:10:1:2::/64")
+	b.Addrs(d.far, "lo", "10.1.2.2/32", "10.1.2.3/32", "fd00:10:1:2::2/128", "fd00:10:1:2::3/128")
 
-	b.link(d.node, "eth1", d.client, "eth0")
-	b.addrs(d.node, "eth1", "198.51.100.1/24", "2001:db8:c::1/64")
-	b.addrs(d.client, "eth0", "198.51.100.9/24", "2001:db8:c::9/64", "198.51.100.200/24", "2001:db8:c::1:200/64")
-	b.routes(d.client, "", "198.51.100.1", "0.0.0.0/0")
-	b.routes(d.client, "", "2001:db8:c::1", "::/0")
-	b.routes(d.node, "", clientAddr[0], "0.0.0.0/0")
-	b.routes(d.node, "", clientAddr[1], "::/0")
+	b.Link(d.node, "eth1", d.client, "eth0")
+	b.Addrs(d.node, "eth1", "198.51.100.1/24", "2001:db8:c::1/64")
+	b.Addrs(d.client, "eth0", "198.51.100.9/24", "2001:db8:c::9/64", "198.51.100.200/24", "2001:db8:c::1:200/64")
+	b.Routes(d.client, "", "198.51.100.1", "0.0.0.0/0")
+	b.Routes(d.client, "", "2001:db8:c::1", "::/0")
+	b.Routes(d.node, "", clientAddr[0], "0.0.0.0/0")
+	b.Routes(d.node, "", clientAddr[1], "::/0")
 
 	for name, h := range map[string]*netlab.Host{"pod-1": d.pod1, "pod-2": d.pod2} {
 		veth, a := "veth-"+name, podAddr[name]
-		b.link(d.node, veth, h, "eth0")
-		b.addrs(d.node, veth, "10.1.1.1/32", "fd00:10:1:1::1/128")
-		b.routes(d.node, veth, "", a[0]+"/32", a[1]+"/128")
-		b.addrs(h, "eth0", a[0]+"/32", a[1]+"/128")
-		b.routes(h, "eth0", "", "10.1.1.1/32", "fd00:10:1:1::1/128")
-		b.routes(h, "eth0", "10.1.1.1", "0.0.0.0/0")
-		b.routes(h, "eth0", "fd00:10:1:1::1", "::/0")
+		b.Link(d.node, veth, h, "eth0")
+		b.Addrs(d.node, veth, "10.1.1.1/32", "fd00:10:1:1::1/128")
+		b.Routes(d.node, veth, "", a[0]+"/32", a[1]+"/128")
+		b.Addrs(h, "eth0", a[0]+"/32", a[1]+"/128")
+		b.Routes(h, "eth0", "", "10.1.1.1/32", "fd00:10:1:1::1/128")
+		b.Routes(h, "eth0", "10.1.1.1", "0.0.0.0/0")
+		b.Routes(h, "eth0", "fd00:10:1:1::1", "::/0")
 	}
 	for name, h := range map[string]*netlab.Host{"pod-1": d.pod1, "pod-2": d.pod2, "pod-3": d.far, "pod-4": d.far} {
 		for _, a := range podAddr[name] {
-			b.try(func() error { return d.serve(name, h, a) })
+			b.Do(func() error { return d.serve(name, h, a) })
 		}
 	}
-	return d, b.err
+	return d, b.Err
 }
 
 func (d *demoLab) close() {
@@ -106,45 +103,6 @@ func (d *demoLab) close() {
 	}
 	if d.lab != nil {
 		d.lab.Close()
-	}
-}
-
-// builder runs steps until one fails.
-type builder struct {
-	lab *netlab.Lab
-	err error
-}
-
-func (b *builder) try(f func() error) {
-	if b.err == nil {
-		b.err = f()
-	}
-}
-
-func (b *builder) host(name string) (h *netlab.Host) {
-	b.try(func() (err error) { h, err = b.lab.Host(name); return err })
-	return h
-}
-
-func (b *builder) link(x *netlab.Host, ifx string, y *netlab.Host, ify string) {
-	b.try(func() error { return b.lab.Link(x, ifx, y, ify) })
-}
-
-func (b *builder) addrs(h *netlab.Host, ifname string, prefixes ...string) {
-	for _, p := range prefixes {
-		b.try(func() error { return h.AddAddr(ifname, netip.MustParsePrefix(p)) })
-	}
-}
-
-func (b *builder) routes(h *netlab.Host, ifname, via string, to ...string) {
-	for _, dst := range to {
-		b.try(func() error {
-			var gw netip.Addr
-			if via != "" {
-				gw = netip.MustParseAddr(via)
-			}
-			return h.AddRoute(netip.MustParsePrefix(dst), gw, ifname)
-		})
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/testtime"
 	"github.com/go-proxier/proxier/ruleset/maglev"
 )
@@ -21,15 +22,15 @@ func annotated(manifest string, list ...string) string {
 func TestExplainPredictsHashedEndpoints(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	b := &builder{lab: s.lab}
+	b := &netlab.Builder{Lab: s.lab}
 	sources := []string{"192.0.2.9"}
 	for i := range 4 {
 		a := fmt.Sprintf("192.0.2.%d", 20+i)
-		b.addrs(s.client, "eth0", a+"/24")
+		b.Addrs(s.client, "eth0", a+"/24")
 		sources = append(sources, a)
 	}
-	if b.err != nil {
-		t.Fatal(b.err)
+	if b.Err != nil {
+		t.Fatal(b.Err)
 	}
 	dir := t.TempDir()
 	explains := func(from string) (all, to string) {

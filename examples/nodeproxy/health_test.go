@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-proxier/proxier/internal/netlab"
 )
 
 // fakeAPI is an API server without Services and EndpointSlices. Clients that watch its Nodes
@@ -121,11 +123,11 @@ func TestHealthChecksAnswerByFamily(t *testing.T) {
 		t.Run(strings.ReplaceAll(at, "/", "-"), func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			b := &builder{lab: s.lab}
-			b.addrs(s.node, "eth0", "2001:db8::1/64")
-			b.addrs(s.client, "eth0", "2001:db8::9/64")
-			if b.err != nil {
-				t.Fatal(b.err)
+			b := &netlab.Builder{Lab: s.lab}
+			b.Addrs(s.node, "eth0", "2001:db8::1/64")
+			b.Addrs(s.client, "eth0", "2001:db8::9/64")
+			if b.Err != nil {
+				t.Fatal(b.Err)
 			}
 			slice := func(name, typ, ip, node string) string {
 				return fmt.Sprintf(`---

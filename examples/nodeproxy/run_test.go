@@ -37,29 +37,26 @@ const (
 func newSite(t *testing.T) *site {
 	t.Helper()
 	netlab.Require(t)
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := netlab.New()
 	s := &site{demoLab: &demoLab{lab: lab}}
 	t.Cleanup(s.close)
-	b := &builder{lab: lab}
-	s.node, s.client, s.pods = b.host("node"), b.host("client"), b.host("pods")
-	b.try(func() error { return s.node.Forward() })
-	b.link(s.node, "eth0", s.client, "eth0")
-	b.addrs(s.node, "eth0", "192.0.2.1/24")
-	b.addrs(s.client, "eth0", "192.0.2.9/24")
-	b.routes(s.node, "", "192.0.2.9", "0.0.0.0/0")
-	b.routes(s.client, "", "192.0.2.1", "10.96.0.0/16")
-	b.link(s.node, "pods", s.pods, "eth0")
-	b.addrs(s.node, "pods", "10.1.0.1/24")
+	b := &netlab.Builder{Lab: lab}
+	s.node, s.client, s.pods = b.Host("node"), b.Host("client"), b.Host("pods")
+	b.Do(func() error { return s.node.Forward() })
+	b.Link(s.node, "eth0", s.client, "eth0")
+	b.Addrs(s.node, "eth0", "192.0.2.1/24")
+	b.Addrs(s.client, "eth0", "192.0.2.9/24")
+	b.Routes(s.node, "", "192.0.2.9", "0.0.0.0/0")
+	b.Routes(s.client, "", "192.0.2.1", "10.96.0.0/16")
+	b.Link(s.node, "pods", s.pods, "eth0")
+	b.Addrs(s.node, "pods", "10.1.0.1/24")
 	for _, ip := range podIPs {
-		b.addrs(s.pods, "eth0", ip+"/24")
-		b.try(func() error { return s.serve(ip, s.pods, ip) })
+		b.Addrs(s.pods, "eth0", ip+"/24")
+		b.Do(func() error { return s.serve(ip, s.pods, ip) })
 	}
-	b.routes(s.pods, "", "10.1.0.1", "0.0.0.0/0")
-	if b.err != nil {
-		t.Fatal(b.err)
+	b.Routes(s.pods, "", "10.1.0.1", "0.0.0.0/0")
+	if b.Err != nil {
+		t.Fatal(b.Err)
 	}
 	return s
 }
@@ -327,17 +324,14 @@ func TestExplainPrintsTheVerdict(t *testing.T) {
 
 func TestOwnAddressesComeFromDefaultRoutes(t *testing.T) {
 	netlab.Require(t)
-	lab, err := netlab.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := netlab.New()
 	defer lab.Close()
-	b := &builder{lab: lab}
-	h, peer := b.host("node"), b.host("peer")
+	b := &netlab.Builder{Lab: lab}
+	h, peer := b.Host("node"), b.Host("peer")
 	check := func(what string, want ...string) {
 		t.Helper()
-		if b.err != nil {
-			t.Fatal(b.err)
+		if b.Err != nil {
+			t.Fatal(b.Err)
 		}
 		var got []string
 		err := h.Do(func() error {
@@ -357,12 +351,12 @@ func TestOwnAddressesComeFromDefaultRoutes(t *testing.T) {
 		}
 	}
 	check("with nothing but a loopback interface")
-	b.link(h, "eth0", peer, "eth0")
-	b.addrs(h, "eth0", "192.0.2.1/24", "198.51.100.1/24", "2001:db8::1/64", "2001:db8:1::1/64")
-	b.addrs(h, "lo", "203.0.113.1/32")
+	b.Link(h, "eth0", peer, "eth0")
+	b.Addrs(h, "eth0", "192.0.2.1/24", "198.51.100.1/24", "2001:db8::1/64", "2001:db8:1::1/64")
+	b.Addrs(h, "lo", "203.0.113.1/32")
 	check("without a default route", "192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1", "2001:db8:1::1")
-	b.routes(h, "", "198.51.100.2", "0.0.0.0/0")
-	b.routes(h, "", "2001:db8:1::2", "::/0")
+	b.Routes(h, "", "198.51.100.2", "0.0.0.0/0")
+	b.Routes(h, "", "2001:db8:1::2", "::/0")
 	check("with default routes", "198.51.100.1", "2001:db8:1::1")
 }
 

@@ -45,21 +45,12 @@ const benchBlock = 8 << 20
 
 // benchNetwork is a node that forwards between a client pod and a server pod.
 func benchNetwork(b *testing.B) (node, client *netlab.Host) {
-	lab, err := netlab.New()
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { lab.Close() })
-	hosts := map[string]*netlab.Host{}
+	lab, hosts := netlab.NewHosts(b, "node", "client", "server")
 	must := func(err error) {
 		b.Helper()
 		if err != nil {
 			b.Fatal(err)
 		}
-	}
-	for _, n := range []string{"node", "client", "server"} {
-		hosts[n], err = lab.Host(n)
-		must(err)
 	}
 	node, client = hosts["node"], hosts["client"]
 	must(node.Forward())

@@ -56,15 +56,10 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 		}
 	}
 	l := &lab{TB: tb, node: newNode(tb)}
-	network, err := netlab.New()
-	must(err)
-	tb.Cleanup(func() { network.Close() })
-	l.nodeNS, err = network.Host("node")
-	must(err)
-	l.pod, err = network.Host("pod")
-	must(err)
-	server, err := network.Host("server")
-	must(err, network.Link(l.nodeNS, "eth0", server, "eth0"), network.Link(l.pod, "eth0", server, "eth1"))
+	network, hosts := netlab.NewHosts(tb, "node", "pod", "server")
+	l.nodeNS, l.pod = hosts["node"], hosts["pod"]
+	server := hosts["server"]
+	must(network.Link(l.nodeNS, "eth0", server, "eth0"), network.Link(l.pod, "eth0", server, "eth1"))
 	add := func(h *netlab.Host, dev string, prefixes ...string) {
 		for _, p := range prefixes {
 			must(h.AddAddr(dev, netip.MustParsePrefix(p)))
@@ -92,6 +87,7 @@ func newLab(tb testing.TB, edit func(*Config, *ruleset.Config)) *lab {
 	if edit != nil {
 		edit(&c, &rules)
 	}
+	var err error
 	l.tracker, err = tracker.New(tracker.Config{
 		Node: tracker.NodeInfo{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr(nodeAddr4), netip.MustParseAddr(nodeAddr6)}},
 		OnService: func(s *v1.Service, _ *v1.ServicePort, p *tracker.ServicePort) error {

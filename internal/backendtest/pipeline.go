@@ -55,40 +55,36 @@ type Life struct {
 
 // Run makes a backend do all its steps, from the first full delta to the clean-up.
 func (l Life) Run(ctx context.Context) error {
-	if err := l.Cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("first full delta: %w", err)
-	}
-	l.Change()
-	if err := l.Cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("change: %w", err)
-	}
-	if l.Tend != nil {
-		if err := l.Tend(ctx); err != nil {
-			return fmt.Errorf("tend: %w", err)
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"first full delta", l.Cursor.Sync},
+		{"change", func(ctx context.Context) error { l.Change(); return l.Cursor.Sync(ctx) }},
+		{"tend", l.Tend},
+		{"check", l.Check},
+		{"full delta", func(ctx context.Context) error { l.Cursor.Resync(); return l.Cursor.Sync(ctx) }},
+		{"inspect", l.Inspect},
+		{"owned", func(ctx context.Context) error {
+			if owned, err := l.Owned(ctx); !owned || err != nil {
+				return fmt.Errorf("%v, %w", owned, err)
+			}
+			return nil
+		}},
+		{"clean-up", l.Cleanup},
+		{"check after clean-up", func(ctx context.Context) error {
+			if err := l.Check(ctx); !errors.Is(err, ruleset.ErrNeedFull) {
+				return fmt.Errorf("want ErrNeedFull: %w", err)
+			}
+			return nil
+		}},
+	} {
+		if step.do == nil {
+			continue
 		}
-	}
-	if err := l.Check(ctx); err != nil {
-		return fmt.Errorf("check: %w", err)
-	}
-	l.Cursor.Resync()
-	if err := l.Cursor.Sync(ctx); err != nil {
-		return fmt.Errorf("full delta: %w", err)
-	}
-	if l.Inspect != nil {
-		if err := l.Inspect(ctx); err != nil {
-			return fmt.Errorf("inspect: %w", err)
+		if err := step.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
 		}
-	}
-	if l.Owned != nil {
-		if owned, err := l.Owned(ctx); !owned || err != nil {
-			return fmt.Errorf("owned: %v, %w", owned, err)
-		}
-	}
-	if err := l.Cleanup(ctx); err != nil {
-		return fmt.Errorf("clean-up: %w", err)
-	}
-	if err := l.Check(ctx); !errors.Is(err, ruleset.ErrNeedFull) {
-		return fmt.Errorf("check after clean-up: %w", err)
 	}
 	return nil
 }

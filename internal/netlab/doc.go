@@ -9,8 +9,7 @@
 // A test that needs the network calls Require first:
 //
 //	netlab.Require(t)
-//	lab, err := netlab.New()
-//	...
+//	lab := netlab.New()
 //	defer lab.Close()
 //	node, err := lab.Host("node")
 //	client, err := lab.Host("client")

@@ -10,10 +10,7 @@ import (
 // Two hosts with a link. One of them listens.
 func Example() {
 	err := func() error {
-		lab, err := netlab.New()
-		if err != nil {
-			return err
-		}
+		lab := netlab.New()
 		defer lab.Close()
 		a, err := lab.Host("a")
 		if err != nil {

@@ -40,10 +40,12 @@ func (h *Host) setup() error {
 			"net/ipv6/conf/all/accept_dad":     "0",
 			"net/ipv6/conf/default/accept_dad": "0",
 			"net/ipv6/conf/default/accept_ra":  "0",
-			// By default the kernel sends six refusals to a destination, and then one a second
-			// (icmp(7)).
-			"net/ipv4/icmp_ratelimit": "0",
-			"net/ipv6/icmp/ratelimit": "0",
+			// By default the kernel limits how many refusals it sends (icmp(7)).
+			"net/ipv4/icmp_ratemask": "0",
+			"net/ipv6/icmp/ratemask": "0",
+			// A router that sends a packet out of the interface at which it arrived reports this
+			// to the sender, in IPv6 whatever its settings. The sender must not bypass it.
+			"net/ipv6/conf/default/accept_redirects": "0",
 		} {
 			if err := sysctl.Set(path, value); err != nil {
 				return err
@@ -51,14 +53,6 @@ func (h *Host) setup() error {
 		}
 		return nil
 	})
-}
-
-// close removes the namespace. Further calls do nothing.
-func (h *Host) close() error {
-	if err := h.ns.Close(); !errors.Is(err, os.ErrClosed) {
-		return err
-	}
-	return nil
 }
 
 // Do runs f inside the namespace, on an OS thread that no other goroutine uses until
@@ -207,18 +201,9 @@ func (h *Host) AddBridge(name string, ports ...string) error {
 	return nil
 }
 
-// netlink runs f with a handle to the namespace's rtnetlink.
+// netlink runs f in the namespace with a handle that opens a socket for each request.
 func (h *Host) netlink(f func(*netlink.Handle) error) error {
-	var nl *netlink.Handle
-	err := h.Do(func() (err error) {
-		nl, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	defer nl.Close()
-	if err := f(nl); err != nil {
+	if err := h.ns.Do(func() error { return f(&netlink.Handle{}) }); err != nil {
 		return fmt.Errorf("%s: %w", h.Name, err)
 	}
 	return nil

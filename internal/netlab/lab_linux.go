@@ -24,13 +24,11 @@ type Lab struct {
 }
 
 // New returns a Lab without hosts. The caller must call [Lab.Close].
-func New() (*Lab, error) {
-	return &Lab{hosts: map[string]*Host{}}, nil
-}
+func New() *Lab { return &Lab{hosts: map[string]*Host{}} }
 
 // Host adds a host: a new network namespace with the loopback interface up, forwarding
 // off, reverse-path filtering off, IPv6 addresses usable at once (no duplicate address
-// detection) and no limit on the rate of ICMP errors. The name is for messages and must be
+// detection), no limit on the rate of ICMP errors, and no following of redirects. The name is for messages and must be
 // unique in the lab.
 func (l *Lab) Host(name string) (*Host, error) {
 	l.mu.Lock()
@@ -47,7 +45,7 @@ func (l *Lab) Host(name string) (*Host, error) {
 	}
 	h := &Host{Name: name, ns: ns}
 	if err := h.setup(); err != nil {
-		h.close()
+		ns.Close()
 		return nil, err
 	}
 	l.hosts[name] = h
@@ -61,7 +59,7 @@ func (l *Lab) Close() error {
 	defer l.mu.Unlock()
 	var errs []error
 	for _, h := range l.hosts {
-		errs = append(errs, h.close())
+		errs = append(errs, h.ns.Close())
 	}
 	clear(l.hosts)
 	l.closed = true
@@ -71,41 +69,25 @@ func (l *Lab) Close() error {
 // Link joins two hosts by a pair of virtual Ethernet interfaces. Both are up when Link
 // returns.
 func (l *Lab) Link(a *Host, ifA string, b *Host, ifB string) error {
-	err := a.netlink(func(nl *netlink.Handle) error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = ifA
-		return nl.LinkAdd(&netlink.Veth{
-			LinkAttrs:     attrs,
-			PeerName:      ifB,
-			PeerNamespace: netlink.NsFd(b.ns.File().Fd()),
+	add := func() error {
+		return a.netlink(func(nl *netlink.Handle) error {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = ifA
+			return nl.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: ifB, PeerNamespace: netlink.NsFd(b.ns.File().Fd())})
 		})
-	})
-	if err == nil {
-		err = a.linkUp(ifA)
 	}
-	if err == nil {
-		err = b.linkUp(ifB)
-	}
-	if err == nil {
-		err = a.waitUp(ifA)
-	}
-	if err == nil {
-		err = b.waitUp(ifB)
-	}
-	if err != nil {
-		return fmt.Errorf("netlab: link %s:%s to %s:%s: %w", a.Name, ifA, b.Name, ifB, err)
+	for _, do := range []func() error{
+		add,
+		func() error { return a.onLink(ifA, (*netlink.Handle).LinkSetUp) },
+		func() error { return b.onLink(ifB, (*netlink.Handle).LinkSetUp) },
+		func() error { return a.waitUp(ifA) },
+		func() error { return b.waitUp(ifB) },
+	} {
+		if err := do(); err != nil {
+			return fmt.Errorf("netlab: link %s:%s to %s:%s: %w", a.Name, ifA, b.Name, ifB, err)
+		}
 	}
 	return nil
-}
-
-func (h *Host) linkUp(name string) error {
-	return h.netlink(func(nl *netlink.Handle) error {
-		link, err := nl.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return nl.LinkSetUp(link)
-	})
 }
 
 // waitUp waits until the interface can send. Kernel workers must have passed on the carrier

@@ -23,13 +23,11 @@ func TestMain(m *testing.M) { Main(m) }
 func pair(t *testing.T) (client, node, server *Host) {
 	t.Helper()
 	Require(t)
-	lab, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := New()
 	t.Cleanup(func() { lab.Close() })
 	hosts := map[string]**Host{"client": &client, "node": &node, "server": &server}
 	for name, h := range hosts {
+		var err error
 		if *h, err = lab.Host(name); err != nil {
 			t.Fatal(err)
 		}
@@ -184,10 +182,7 @@ func TestErrorsNameTheHost(t *testing.T) {
 		t.Error("a name was resolved")
 	}
 
-	lab, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := New()
 	h, err := lab.Host("h")
 	if err != nil {
 		t.Fatal(err)

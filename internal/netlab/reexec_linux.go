@@ -41,21 +41,15 @@ func Reexec() (inside bool, code int, err error) {
 	}
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	done := make(chan struct{})
 	go func() {
-		for {
-			select {
-			case s := <-signals:
-				// Fails only if the child has just ended.
-				_ = cmd.Process.Signal(s)
-			case <-done:
-				return
-			}
+		for s := range signals {
+			// Fails only if the child has just ended.
+			_ = cmd.Process.Signal(s)
 		}
 	}()
 	err = cmd.Wait()
 	signal.Stop(signals)
-	close(done)
+	close(signals)
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		return false, 0, fmt.Errorf("netlab: wait: %w", err)
@@ -83,14 +77,9 @@ func start(kinds uintptr) (*exec.Cmd, error) {
 
 // loopbackUp brings up the loopback interface of the calling thread's namespace.
 func loopbackUp() error {
-	nl, err := netlink.NewHandle(syscall.NETLINK_ROUTE)
-	if err != nil {
-		return fmt.Errorf("netlab: netlink: %w", err)
-	}
-	defer nl.Close()
-	lo, err := nl.LinkByName("lo")
+	lo, err := netlink.LinkByName("lo")
 	if err == nil {
-		err = nl.LinkSetUp(lo)
+		err = netlink.LinkSetUp(lo)
 	}
 	if err != nil {
 		return fmt.Errorf("netlab: loopback: %w", err)

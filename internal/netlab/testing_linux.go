@@ -52,11 +52,9 @@ func Require(tb testing.TB) {
 		return
 	}
 	// Some systems let anyone create user namespaces but grant no privileges in them.
-	lab, err := New()
-	if err == nil {
-		_, err = lab.Host("probe")
-		lab.Close()
-	}
+	lab := New()
+	_, err := lab.Host("probe")
+	lab.Close()
 	Need(tb, err == nil, fmt.Sprintf("network namespaces: %v", err))
 }
 
@@ -85,13 +83,10 @@ func NewHost(tb testing.TB) *Host {
 // NewHosts returns a lab, which ends with the test, and its hosts by their names.
 func NewHosts(tb testing.TB, names ...string) (*Lab, map[string]*Host) {
 	tb.Helper()
-	lab, err := New()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	lab, hosts := New(), map[string]*Host{}
 	tb.Cleanup(func() { lab.Close() })
-	hosts := map[string]*Host{}
 	for _, name := range names {
+		var err error
 		if hosts[name], err = lab.Host(name); err != nil {
 			tb.Fatal(err)
 		}

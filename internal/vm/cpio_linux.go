@@ -13,26 +13,29 @@ type archive struct {
 	w    *bufio.Writer
 	n    int64
 	ino  int
-	dirs map[string]bool
+	have map[string]bool // the names in the archive
 	err  error
 }
 
 // File types (include/uapi/linux/stat.h).
 const (
-	modeDir, modeFile, modeLink, modeChar = 0o040000, 0o100000, 0o120000, 0o020000
+	modeDir, modeFile, modeLink = 0o040000, 0o100000, 0o120000
 )
 
 func newArchive(w io.Writer) *archive {
-	return &archive{w: bufio.NewWriterSize(w, 1<<20), dirs: map[string]bool{".": true, "/": true, "": true}}
+	return &archive{w: bufio.NewWriterSize(w, 1<<20), have: map[string]bool{".": true, "/": true, "": true}}
 }
 
-func (a *archive) entry(name string, mode, major, minor int, data []byte) {
-	if a.err != nil {
+// entry adds an entry, after the directories that it is in. Names do not begin with a slash.
+func (a *archive) entry(name string, mode int, data []byte) {
+	if a.err != nil || a.have[name] {
 		return
 	}
+	a.have[name] = true
+	a.dir(path.Dir(name))
 	a.ino++
 	header := fmt.Sprintf("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
-		a.ino, mode, 0, 0, 1, 0, len(data), 0, 0, major, minor, len(name)+1, 0)
+		a.ino, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0)
 	a.write([]byte(header))
 	a.write(append([]byte(name), 0))
 	a.pad()
@@ -54,36 +57,17 @@ func (a *archive) pad() {
 	}
 }
 
-// dir creates a directory and its parents, unless they exist.
-func (a *archive) dir(name string) {
-	if a.dirs[name] {
-		return
-	}
-	a.dirs[name] = true
-	a.dir(path.Dir(name))
-	a.entry(name, modeDir|0o755, 0, 0, nil)
-}
+func (a *archive) dir(name string) { a.entry(name, modeDir|0o755, nil) }
 
-// file creates a file that everybody may run. Names do not begin with a slash.
-func (a *archive) file(name string, data []byte) {
-	a.dir(path.Dir(name))
-	a.entry(name, modeFile|0o755, 0, 0, data)
-}
+// file adds a file that everybody may run.
+func (a *archive) file(name string, data []byte) { a.entry(name, modeFile|0o755, data) }
 
-func (a *archive) link(name, target string) {
-	a.dir(path.Dir(name))
-	a.entry(name, modeLink|0o777, 0, 0, []byte(target))
-}
-
-func (a *archive) charDevice(name string, major, minor int) {
-	a.dir(path.Dir(name))
-	a.entry(name, modeChar|0o600, major, minor, nil)
-}
+func (a *archive) link(name, target string) { a.entry(name, modeLink|0o777, []byte(target)) }
 
 // close ends the archive.
 func (a *archive) close() error {
 	a.ino = -1
-	a.entry("TRAILER!!!", 0, 0, 0, nil)
+	a.entry("TRAILER!!!", 0, nil)
 	if a.err != nil {
 		return a.err
 	}

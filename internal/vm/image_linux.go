@@ -1,14 +1,18 @@
 package vm
 
 import (
-	"debug/elf"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+	"sync"
 )
 
 // modules lists the modules that tests may need, by name or pattern. The machine loads all of
@@ -72,8 +76,6 @@ func writeImage(w io.Writer, k *kernel, program string, args, env []string) erro
 	for _, d := range []string{"proc", "sys", "dev", "tmp", "run", "bin", "sbin", "etc", "root", "work", "modules", "var/lib"} {
 		a.dir(d)
 	}
-	a.charDevice("dev/console", 5, 1)
-	a.charDevice("dev/null", 1, 3)
 	a.file("init", []byte(initScript))
 	a.file("arguments", []byte(strings.Join(args, "\n")+"\n"))
 	var exports strings.Builder
@@ -86,60 +88,40 @@ func writeImage(w io.Writer, k *kernel, program string, args, env []string) erro
 	// All modules are loaded at boot.
 	a.link("sbin/modprobe", "/bin/true")
 
-	p := packer{a: a, have: map[string]bool{}}
-	p.copy("/etc/protocols", "etc/protocols", false)
-	if err := p.program(program, "test"); err != nil {
-		return err
+	if data, err := os.ReadFile("/etc/protocols"); err == nil {
+		a.file("etc/protocols", data)
 	}
-	busybox, err := exec.LookPath("busybox")
+	files, err := withLibraries(map[string]string{"test": program})
 	if err != nil {
 		return err
 	}
-	if err := p.program(busybox, "bin/busybox"); err != nil {
-		return err
-	}
-	for _, name := range tools {
-		if path, err := lookTool(name); err == nil {
-			if err := p.program(path, "sbin/"+name); err != nil {
-				return err
-			}
-		}
-	}
-	plugins, err := filepath.Glob("/usr/lib/*/xtables/*.so")
+	fromHost, err := hostFiles()
 	if err != nil {
 		return err
 	}
-	for _, path := range plugins {
-		if err := p.program(path, strings.TrimPrefix(path, "/")); err != nil {
+	maps.Copy(files, fromHost)
+	for name, path := range files {
+		if err := a.copy(path, name); err != nil {
 			return err
 		}
 	}
-	if err := p.tree("testdata", "work/testdata"); err != nil {
+	if err := a.tree("testdata", "work/testdata"); err != nil {
 		return err
 	}
-	files, err := k.ordered(without(k.matching(modules...), unwanted))
+	names := slices.DeleteFunc(k.matching(modules...), func(n string) bool { return unwanted[n] })
+	loads, err := k.ordered(names)
 	if err != nil {
 		return err
 	}
 	var order strings.Builder
-	for _, f := range files {
+	for _, f := range loads {
 		fmt.Fprintln(&order, filepath.Base(f))
-		if err := p.copy(f, "modules/"+filepath.Base(f), true); err != nil {
+		if err := a.copy(f, "modules/"+filepath.Base(f)); err != nil {
 			return err
 		}
 	}
 	a.file("modules/order", []byte(order.String()))
 	return a.close()
-}
-
-func without(names []string, unwanted map[string]bool) []string {
-	var out []string
-	for _, n := range names {
-		if !unwanted[n] {
-			out = append(out, n)
-		}
-	}
-	return out
 }
 
 // lookTool finds a tool, also in folders that are not on an ordinary user's PATH.
@@ -154,85 +136,59 @@ func lookTool(name string) (string, error) {
 	return path, err
 }
 
-// packer copies files of this machine into an archive.
-type packer struct {
-	a *archive
-	// have holds the names of copied files.
-	have map[string]bool
-}
-
-// copy copies a file. A missing file is an error only if needed is set.
-func (p *packer) copy(from, to string, needed bool) error {
-	if p.have[to] {
-		return nil
-	}
-	p.have[to] = true
+// copy copies a file of this machine.
+func (a *archive) copy(from, to string) error {
 	data, err := os.ReadFile(from)
-	if err != nil {
-		if needed {
-			return err
-		}
-		return nil
+	if err == nil {
+		a.file(to, data)
 	}
-	p.a.file(to, data)
-	return nil
+	return err
 }
 
-// program copies a program, or a library, with all the libraries it needs.
-func (p *packer) program(from, to string) error {
-	if p.have[to] {
-		return nil
+// hostFiles returns the files of programs of this system, by their names in the machine.
+var hostFiles = sync.OnceValues(func() (map[string]string, error) {
+	files := map[string]string{}
+	for _, name := range tools {
+		if path, err := lookTool(name); err == nil {
+			files["sbin/"+name] = path
+		}
 	}
-	if err := p.copy(from, to, true); err != nil {
-		return err
-	}
-	f, err := elf.Open(from)
+	plugins, err := filepath.Glob("/usr/lib/*/xtables/*.so")
 	if err != nil {
-		return fmt.Errorf("%s: %w", from, err)
+		return nil, err
 	}
-	defer f.Close()
-	for _, s := range f.Progs {
-		if s.Type != elf.PT_INTERP {
-			continue
-		}
-		name, err := io.ReadAll(s.Open())
-		if err != nil {
-			return err
-		}
-		loader := strings.TrimRight(string(name), "\x00")
-		if err := p.copy(loader, strings.TrimPrefix(loader, "/"), true); err != nil {
-			return err
-		}
+	for _, path := range plugins {
+		files[strings.TrimPrefix(path, "/")] = path
 	}
-	libs, err := f.ImportedLibraries()
-	if err != nil {
-		return err
+	if files["bin/busybox"], err = exec.LookPath("busybox"); err != nil {
+		return nil, err
 	}
-	for _, lib := range libs {
-		path, err := findLibrary(lib)
-		if err != nil {
-			return fmt.Errorf("%s: %w", from, err)
-		}
-		if err := p.program(path, strings.TrimPrefix(path, "/")); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+	return withLibraries(files)
+})
 
-// findLibrary searches the folders of Debian's loader.
-func findLibrary(name string) (string, error) {
-	for _, dir := range []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/lib", "/usr/lib"} {
-		path := filepath.Join(dir, name)
-		if _, err := os.Stat(path); err == nil {
-			return path, nil
-		}
+// loaded matches a library in the output of ldd.
+var loaded = regexp.MustCompile(`(?m)^\t(?:(\S+) => )?(/\S+|not found)`)
+
+// withLibraries adds the loader and the libraries that programs need.
+func withLibraries(programs map[string]string) (map[string]string, error) {
+	out, err := exec.Command("ldd", slices.Collect(maps.Values(programs))...).Output()
+	// Its status is not 0 if one of the programs is linked statically.
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return nil, err
 	}
-	return "", fmt.Errorf("library %s: %w", name, fs.ErrNotExist)
+	for _, m := range loaded.FindAllSubmatch(out, -1) {
+		path := string(m[2])
+		if path == "not found" {
+			return nil, fmt.Errorf("library %s: %w", m[1], fs.ErrNotExist)
+		}
+		programs[strings.TrimPrefix(path, "/")] = path
+	}
+	return programs, nil
 }
 
 // tree copies a folder with its contents, if it exists.
-func (p *packer) tree(from, to string) error {
+func (a *archive) tree(from, to string) error {
 	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -241,7 +197,7 @@ func (p *packer) tree(from, to string) error {
 		if err != nil {
 			return err
 		}
-		return p.copy(path, filepath.Join(to, rel), true)
+		return a.copy(path, filepath.Join(to, rel))
 	})
 	if os.IsNotExist(err) {
 		return nil

@@ -81,16 +81,6 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 	}
 	names := podNames(0)
 	lab, hosts := netlab.NewHosts(s.tb, append(names, nodeName, remoteName, "client")...)
-	for _, h := range hosts {
-		// Refusals are ICMP errors, which must not be rate-limited.
-		must(
-			h.Sysctl("net/ipv4/icmp_ratemask", "0"),
-			h.Sysctl("net/ipv6/icmp/ratemask", "0"),
-			// Replies from pod to pod leave the node on the bridge on which they
-			// arrived. The node then sends a redirect, in IPv6 whatever its settings.
-			// A pod that followed it would bypass the node's address translation.
-			h.Sysctl("net/ipv6/conf/default/accept_redirects", "0"))
-	}
 	node, remote, outside := hosts[nodeName], hosts[remoteName], hosts["client"]
 	n := &network{node: node, hosts: map[string]host{}}
 	add := func(name string, ns *netlab.Host) {

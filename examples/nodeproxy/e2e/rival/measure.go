@@ -34,10 +34,7 @@ const (
 
 // measureAll makes all runs. It returns a nil report if it could not begin.
 func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
-	lab, err := netlab.New()
-	if err != nil {
-		return nil, err
-	}
+	lab := netlab.New()
 	defer lab.Close()
 	progress("starting the API server")
 	c, err := newControl(ctx, lab, o, dir)

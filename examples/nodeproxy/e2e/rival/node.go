@@ -35,9 +35,7 @@ func newNode(c *control, n int) (_ *node, err error) {
 			d.close()
 		}
 	}()
-	if d.lab, err = netlab.New(); err != nil {
-		return nil, err
-	}
+	d.lab = netlab.New()
 	if d.host, err = d.lab.Host(fmt.Sprintf("node-%d", n)); err != nil {
 		return nil, err
 	}

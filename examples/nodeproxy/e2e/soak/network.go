@@ -113,59 +113,57 @@ func newNetwork() (_ *network, err error) {
 			n.close()
 		}
 	}()
-	if n.lab, err = netlab.New(); err != nil {
-		return nil, err
-	}
-	b := &builder{lab: n.lab}
-	n.node, n.client, n.far, n.control = b.host(nodeName), b.host("client"), b.host("far"), b.host("control")
-	b.do(func() error { return n.node.Forward() })
+	n.lab = netlab.New()
+	b := &netlab.Builder{Lab: n.lab}
+	n.node, n.client, n.far, n.control = b.Host(nodeName), b.Host("client"), b.Host("far"), b.Host("control")
+	b.Do(func() error { return n.node.Forward() })
 	for path, value := range map[string]string{"net/ipv4/conf/all/send_redirects": "0", "net/ipv4/conf/default/send_redirects": "0"} {
-		b.do(func() error { return n.node.Sysctl(path, value) })
+		b.Do(func() error { return n.node.Sysctl(path, value) })
 	}
-	b.link(n.node, "eth0", n.client, "eth0")
-	b.addrs(n.node, "eth0", "192.0.2.1/24", "2001:db8:1::1/64")
+	b.Link(n.node, "eth0", n.client, "eth0")
+	b.Addrs(n.node, "eth0", "192.0.2.1/24", "2001:db8:1::1/64")
 	clientAddrs := func(i int) [2]netip.Addr {
 		return [2]netip.Addr{number("192.0.2.10", i), number("2001:db8:1::10", i)}
 	}
 	for i := range clients {
 		a := clientAddrs(i)
-		b.addrs(n.client, "eth0", a[0].String()+"/24", a[1].String()+"/64")
+		b.Addrs(n.client, "eth0", a[0].String()+"/24", a[1].String()+"/64")
 	}
-	b.route(n.client, "eth0", "0.0.0.0/0", "192.0.2.1")
-	b.route(n.client, "eth0", "::/0", "2001:db8:1::1")
-	b.route(n.node, "eth0", "0.0.0.0/0", "192.0.2.10")
-	b.route(n.node, "eth0", "::/0", "2001:db8:1::10")
+	b.Routes(n.client, "eth0", "192.0.2.1", "0.0.0.0/0")
+	b.Routes(n.client, "eth0", "2001:db8:1::1", "::/0")
+	b.Routes(n.node, "eth0", "192.0.2.10", "0.0.0.0/0")
+	b.Routes(n.node, "eth0", "2001:db8:1::10", "::/0")
 
-	b.link(n.node, "eth1", n.far, "eth0")
-	b.addrs(n.node, "eth1", "198.51.100.1/24", "2001:db8:2::1/64")
-	b.addrs(n.far, "eth0", "198.51.100.2/24", "2001:db8:2::2/64")
-	b.route(n.far, "eth0", "0.0.0.0/0", "198.51.100.1")
-	b.route(n.far, "eth0", "::/0", "2001:db8:2::1")
-	b.route(n.node, "eth1", "10.244.128.0/17", "198.51.100.2")
-	b.route(n.node, "eth1", "fd00:10:244:2::/64", "2001:db8:2::2")
+	b.Link(n.node, "eth1", n.far, "eth0")
+	b.Addrs(n.node, "eth1", "198.51.100.1/24", "2001:db8:2::1/64")
+	b.Addrs(n.far, "eth0", "198.51.100.2/24", "2001:db8:2::2/64")
+	b.Routes(n.far, "eth0", "198.51.100.1", "0.0.0.0/0")
+	b.Routes(n.far, "eth0", "2001:db8:2::1", "::/0")
+	b.Routes(n.node, "eth1", "198.51.100.2", "10.244.128.0/17")
+	b.Routes(n.node, "eth1", "2001:db8:2::2", "fd00:10:244:2::/64")
 	for _, r := range []string{"10.244.128.0/17", "fd00:10:244:2::/64"} {
-		b.do(func() error { return n.far.AddLocal(netip.MustParsePrefix(r)) })
+		b.Do(func() error { return n.far.AddLocal(netip.MustParsePrefix(r)) })
 	}
 
-	b.link(n.node, "eth2", n.control, "eth0")
-	b.addrs(n.node, "eth2", "172.31.0.1/24")
-	b.addrs(n.control, "eth0", controlAddr+"/24")
+	b.Link(n.node, "eth2", n.control, "eth0")
+	b.Addrs(n.node, "eth2", "172.31.0.1/24")
+	b.Addrs(n.control, "eth0", controlAddr+"/24")
 
 	for i := range localPods {
-		h, veth := b.host(fmt.Sprint("pod-", i+1)), fmt.Sprint("veth-pod", i+1)
-		b.link(n.node, veth, h, "eth0")
-		b.addrs(n.node, veth, "10.244.1.1/32", "fd00:10:244:1::1/128")
+		h, veth := b.Host(fmt.Sprint("pod-", i+1)), fmt.Sprint("veth-pod", i+1)
+		b.Link(n.node, veth, h, "eth0")
+		b.Addrs(n.node, veth, "10.244.1.1/32", "fd00:10:244:1::1/128")
 		for f, gw := range []string{"10.244.1.1", "fd00:10:244:1::1"} {
 			own, gateway := podAddr(i, f), netip.MustParseAddr(gw)
-			b.route(n.node, veth, single(own), "")
-			b.addrs(h, "eth0", single(own))
-			b.route(h, "eth0", single(gateway), "")
-			b.route(h, "eth0", []string{"0.0.0.0/0", "::/0"}[f], gw)
+			b.Routes(n.node, veth, "", single(own))
+			b.Addrs(h, "eth0", single(own))
+			b.Routes(h, "eth0", "", single(gateway))
+			b.Routes(h, "eth0", gw, []string{"0.0.0.0/0", "::/0"}[f])
 		}
 		n.pods = append(n.pods, h)
 	}
-	if b.err != nil {
-		return nil, b.err
+	if b.Err != nil {
+		return nil, b.Err
 	}
 	for _, h := range append([]*netlab.Host{n.far}, n.pods...) {
 		if err := serve(h); err != nil {
@@ -188,56 +186,4 @@ func (n *network) close() {
 	if n.lab != nil {
 		n.lab.Close()
 	}
-}
-
-// builder runs steps until one fails, and holds its error.
-type builder struct {
-	lab *netlab.Lab
-	err error
-}
-
-func (b *builder) do(f func() error) {
-	if b.err == nil {
-		b.err = f()
-	}
-}
-
-// host makes a host without a rate limit on ICMP errors, because every refusal counts, and
-// without redirects, because all packets must pass the node.
-func (b *builder) host(name string) (h *netlab.Host) {
-	b.do(func() (err error) {
-		if h, err = b.lab.Host(name); err != nil {
-			return err
-		}
-		for path, value := range map[string]string{
-			"net/ipv4/icmp_ratemask": "0", "net/ipv6/icmp/ratemask": "0", "net/ipv6/conf/default/accept_redirects": "0",
-		} {
-			if err := h.Sysctl(path, value); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return h
-}
-
-func (b *builder) link(x *netlab.Host, ifx string, y *netlab.Host, ify string) {
-	b.do(func() error { return b.lab.Link(x, ifx, y, ify) })
-}
-
-func (b *builder) addrs(h *netlab.Host, ifname string, prefixes ...string) {
-	for _, p := range prefixes {
-		b.do(func() error { return h.AddAddr(ifname, netip.MustParsePrefix(p)) })
-	}
-}
-
-// route adds a route through via, or a direct one if via is empty.
-func (b *builder) route(h *netlab.Host, ifname, dst, via string) {
-	b.do(func() error {
-		var gw netip.Addr
-		if via != "" {
-			gw = netip.MustParseAddr(via)
-		}
-		return h.AddRoute(netip.MustParsePrefix(dst), gw, ifname)
-	})
 }

@@ -5,6 +5,9 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/tracker"
@@ -12,12 +15,12 @@ import (
 
 // encode returns the message with which a kernel reports f.
 func encode(f *Flow) []byte {
-	b := nfnl.Begin(nil, subsystem, ctNew, 0, 1, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
-	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.Src, f.Dst)
-	b = appendTuple(b, ctaTupleReply, f.Protocol, f.ReplySrc, f.ReplyDst)
+	b := nfnl.Begin(nil, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, 0, 1, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
+	b = appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
+	b = appendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
 	b = nfnl.AppendUint32(b, 3, 14) // CTA_STATUS, which decodeFlow ignores
-	b = nfnl.AppendUint32(b, ctaID, f.ID)
-	b = nfnl.AppendUint16(b, ctaZone, f.Zone)
+	b = nfnl.AppendUint32(b, nl.CTA_ID, f.ID)
+	b = nfnl.AppendUint16(b, nl.CTA_ZONE, f.Zone)
 	nfnl.End(b, 0)
 	return b
 }
@@ -55,7 +58,7 @@ func TestEncodedFlowIsDecoded(t *testing.T) {
 
 func TestMalformedFlowsAreRejected(t *testing.T) {
 	tuple := func(kind uint16, inner []byte) []byte {
-		b := nfnl.BeginNested(nil, ctaTupleOrig)
+		b := nfnl.BeginNested(nil, nl.CTA_TUPLE_ORIG)
 		start := len(b)
 		b = append(nfnl.BeginNested(b, kind), inner...)
 		nfnl.EndNested(b, start)
@@ -68,8 +71,8 @@ func TestMalformedFlowsAreRejected(t *testing.T) {
 		"no attributes":      nil,
 		"length 0":           {0, 0, 1, 0},
 		"length too great":   {255, 255, 1, 0},
-		"id alone":           nfnl.AppendUint32(nil, ctaID, 1),
-		"address of 3 bytes": tuple(ctaTupleIP, nfnl.AppendBytes(nil, ctaIPv4Src, []byte{1, 2, 3})),
+		"id alone":           nfnl.AppendUint32(nil, nl.CTA_ID, 1),
+		"address of 3 bytes": tuple(nl.CTA_TUPLE_IP, nfnl.AppendBytes(nil, nl.CTA_IP_V4_SRC, []byte{1, 2, 3})),
 		"two families":       attrs(t, &mixed),
 	} {
 		var f Flow

@@ -3,47 +3,23 @@ package conntrack
 import (
 	"fmt"
 	"net/netip"
-	"slices"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// Message types, attributes and flags of the conntrack subsystem
-// (include/uapi/linux/netfilter/nfnetlink.h and nfnetlink_conntrack.h).
+// Numbers that package nl lacks (include/uapi/linux/netfilter/nfnetlink_conntrack.h).
 const (
-	subsystem = 1 // NFNL_SUBSYS_CTNETLINK
-
-	ctNew      = 0 // IPCTNL_MSG_CT_NEW
-	ctGet      = 1 // IPCTNL_MSG_CT_GET
-	ctDelete   = 2 // IPCTNL_MSG_CT_DELETE
-	ctGetStats = 5 // IPCTNL_MSG_CT_GET_STATS
-
-	ctaTupleOrig  = 1  // CTA_TUPLE_ORIG
-	ctaTupleReply = 2  // CTA_TUPLE_REPLY
-	ctaID         = 12 // CTA_ID
-	ctaZone       = 18 // CTA_ZONE
-	ctaFilter     = 25 // CTA_FILTER
-
-	ctaTupleIP    = 1 // CTA_TUPLE_IP
-	ctaTupleProto = 2 // CTA_TUPLE_PROTO
-	ctaTupleZone  = 3 // CTA_TUPLE_ZONE
-
-	ctaIPv4Src = 1 // CTA_IP_V4_SRC
-	ctaIPv4Dst = 2 // CTA_IP_V4_DST
-	ctaIPv6Src = 3 // CTA_IP_V6_SRC
-	ctaIPv6Dst = 4 // CTA_IP_V6_DST
-
-	ctaProtoNum     = 1 // CTA_PROTO_NUM
-	ctaProtoSrcPort = 2 // CTA_PROTO_SRC_PORT
-	ctaProtoDstPort = 3 // CTA_PROTO_DST_PORT
-
-	ctaFilterOrigFlags = 1 // CTA_FILTER_ORIG_FLAGS
+	ctGetStats         = 5  // IPCTNL_MSG_CT_GET_STATS
+	ctaTupleZone       = 3  // CTA_TUPLE_ZONE
+	ctaFilter          = 25 // CTA_FILTER
+	ctaFilterOrigFlags = 1  // CTA_FILTER_ORIG_FLAGS
 	// CTA_FILTER_F_CTA_PROTO_NUM of net/netfilter/nf_internals.h
 	filterProtoNum = 1 << 3
-
-	flagAck = 0x4 // NLM_F_ACK of include/uapi/linux/netlink.h
 )
 
 // dumpRequest returns the request for the flows of a family in some zones. Kernels from
@@ -52,20 +28,20 @@ const (
 // request for zone 0 does not name the zone, because a kernel without
 // CONFIG_NF_CONNTRACK_ZONES refuses the attribute.
 func dumpRequest(f tracker.Family, zones []uint16) nfnl.Request {
-	b := nfnl.BeginNested(nil, ctaTupleOrig)
+	b := nfnl.BeginNested(nil, nl.CTA_TUPLE_ORIG)
 	proto := len(b)
-	b = nfnl.BeginNested(b, ctaTupleProto)
-	b = nfnl.AppendUint8(b, ctaProtoNum, inet.UDP)
+	b = nfnl.BeginNested(b, nl.CTA_TUPLE_PROTO)
+	b = nfnl.AppendUint8(b, nl.CTA_PROTO_NUM, inet.UDP)
 	nfnl.EndNested(b, proto)
 	nfnl.EndNested(b, 0)
 	if len(zones) == 1 && zones[0] != 0 {
-		b = nfnl.AppendUint16(b, ctaZone, zones[0])
+		b = nfnl.AppendUint16(b, nl.CTA_ZONE, zones[0])
 	}
 	filter := len(b)
 	b = nfnl.BeginNested(b, ctaFilter)
 	b = nfnl.AppendNative32(b, ctaFilterOrigFlags, filterProtoNum)
 	nfnl.EndNested(b, filter)
-	return nfnl.Request{Subsystem: subsystem, Type: ctGet, Family: inet.AF(f), Dump: true, Attrs: b}
+	return nfnl.Request{Subsystem: unix.NFNL_SUBSYS_CTNETLINK, Type: nl.IPCTNL_MSG_CT_GET, Family: inet.AF(f), Dump: true, Attrs: b}
 }
 
 // appendTuple appends the addresses of one direction.
@@ -73,19 +49,19 @@ func appendTuple(b []byte, kind uint16, protocol uint8, src, dst netip.AddrPort)
 	tuple := len(b)
 	b = nfnl.BeginNested(b, kind)
 	part := len(b)
-	b = nfnl.BeginNested(b, ctaTupleIP)
-	from, to := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
+	b = nfnl.BeginNested(b, nl.CTA_TUPLE_IP)
+	from, to := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 	if dst.Addr().Is6() {
-		from, to = ctaIPv6Src, ctaIPv6Dst
+		from, to = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
 	}
 	b = nfnl.AppendBytes(b, from, src.Addr().AsSlice())
 	b = nfnl.AppendBytes(b, to, dst.Addr().AsSlice())
 	nfnl.EndNested(b, part)
 	part = len(b)
-	b = nfnl.BeginNested(b, ctaTupleProto)
-	b = nfnl.AppendUint8(b, ctaProtoNum, protocol)
-	b = nfnl.AppendUint16(b, ctaProtoSrcPort, src.Port())
-	b = nfnl.AppendUint16(b, ctaProtoDstPort, dst.Port())
+	b = nfnl.BeginNested(b, nl.CTA_TUPLE_PROTO)
+	b = nfnl.AppendUint8(b, nl.CTA_PROTO_NUM, protocol)
+	b = nfnl.AppendUint16(b, nl.CTA_PROTO_SRC_PORT, src.Port())
+	b = nfnl.AppendUint16(b, nl.CTA_PROTO_DST_PORT, dst.Port())
 	nfnl.EndNested(b, part)
 	nfnl.EndNested(b, tuple)
 	return b
@@ -94,23 +70,15 @@ func appendTuple(b []byte, kind uint16, protocol uint8, src, dst netip.AddrPort)
 // appendDelete appends a request to delete the entry of f and no other.
 func appendDelete(b []byte, seq uint32, f *Flow) []byte {
 	start := len(b)
-	b = nfnl.Begin(b, subsystem, ctDelete, flagAck, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
-	b = appendTuple(b, ctaTupleOrig, f.Protocol, f.Src, f.Dst)
+	b = nfnl.Begin(b, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, seq, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
+	b = appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
 	if f.Zone != 0 && !f.ReplyZone { // the zone of the original direction
-		b = nfnl.AppendUint16(b, ctaZone, f.Zone)
+		b = nfnl.AppendUint16(b, nl.CTA_ZONE, f.Zone)
 	}
 	// The ID keeps the kernel from deleting a newer entry with the same addresses.
-	b = nfnl.AppendUint32(b, ctaID, f.ID)
+	b = nfnl.AppendUint32(b, nl.CTA_ID, f.ID)
 	nfnl.End(b, start)
 	return b
-}
-
-// inZones reports whether zone is one of zones. Empty zones means zone 0.
-func inZones(zones []uint16, zone uint16) bool {
-	if len(zones) == 0 {
-		return zone == 0
-	}
-	return slices.Contains(zones, zone)
 }
 
 // decodeFlow reads the attributes of an IPCTNL_MSG_CT_NEW message and sets all fields of f.
@@ -118,13 +86,13 @@ func decodeFlow(attrs []byte, f *Flow) error {
 	*f = Flow{}
 	for kind, value := range nfnl.Attributes(attrs) {
 		switch kind {
-		case ctaTupleOrig:
+		case nl.CTA_TUPLE_ORIG:
 			f.Src, f.Dst = decodeTuple(value, f, false)
-		case ctaTupleReply:
+		case nl.CTA_TUPLE_REPLY:
 			f.ReplySrc, f.ReplyDst = decodeTuple(value, f, true)
-		case ctaID:
+		case nl.CTA_ID:
 			f.ID = nfnl.Uint32(value)
-		case ctaZone:
+		case nl.CTA_ZONE:
 			f.Zone, f.ReplyZone = nfnl.Uint16(value), false
 		}
 	}
@@ -143,25 +111,25 @@ func decodeTuple(tuple []byte, f *Flow, reply bool) (src, dst netip.AddrPort) {
 	var sport, dport uint16
 	for kind, part := range nfnl.Attributes(tuple) {
 		switch kind {
-		case ctaTupleIP:
+		case nl.CTA_TUPLE_IP:
 			for kind, value := range nfnl.Attributes(part) {
 				switch kind {
-				case ctaIPv4Src, ctaIPv6Src:
+				case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
 					from, _ = netip.AddrFromSlice(value)
-				case ctaIPv4Dst, ctaIPv6Dst:
+				case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
 					to, _ = netip.AddrFromSlice(value)
 				}
 			}
-		case ctaTupleProto:
+		case nl.CTA_TUPLE_PROTO:
 			for kind, value := range nfnl.Attributes(part) {
 				switch kind {
-				case ctaProtoNum:
+				case nl.CTA_PROTO_NUM:
 					if len(value) == 1 {
 						f.Protocol = value[0]
 					}
-				case ctaProtoSrcPort:
+				case nl.CTA_PROTO_SRC_PORT:
 					sport = nfnl.Uint16(value)
-				case ctaProtoDstPort:
+				case nl.CTA_PROTO_DST_PORT:
 					dport = nfnl.Uint16(value)
 				}
 			}
