@@ -129,11 +129,7 @@ func (b *Backend) syncInterfaces() error {
 				w.adds(t.family, setFastPathInterfaces).Add(interfaceName(name), nil, "")
 			}
 		}
-		batch, err := w.finish()
-		if err != nil {
-			return err
-		}
-		if err := b.conn.Commit(batch); err != nil {
+		if err := w.commit(b.conn); err != nil {
 			return err
 		}
 		for _, t := range b.tables {

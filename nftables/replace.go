@@ -109,8 +109,7 @@ func (b *Backend) deleteTables(k *kernelTables) error {
 			w.deleteTable(f)
 		}
 	}
-	batch, _ := w.finish()
-	return b.conn.Commit(batch)
+	return w.commit(b.conn)
 }
 
 // begin writes empty tables for d and adopts the sticky pools of the tables old. It sets b.whole
@@ -343,8 +342,7 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 			w.deleteChain(t.family, name)
 		}
 	}
-	batch, _ := w.finish()
-	if err := b.conn.Commit(batch); err != nil {
+	if err := w.commit(b.conn); err != nil {
 		t.unused = unused
 		b.config.Log.Info("nftables: cannot delete unused chains, they stay until the next full sync", slog.Any("error", err))
 	}
@@ -398,12 +396,14 @@ func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTable
 
 // addDivided adds elements to a set in several transactions.
 func (b *Backend) addDivided(table string, f tracker.Family, s set, list *nlbatch.Elements) error {
-	return list.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
+	for part := range list.Parts(b.conn.Limit() / 2) {
 		w := newWriter(table)
 		w.addElements(f, s, 0, part)
-		batch, _ := w.finish()
-		return b.conn.Commit(batch)
-	})
+		if err := w.commit(b.conn); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readClients reads the remembered clients, at most as many as the new table has room for.

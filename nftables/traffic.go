@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 
@@ -163,11 +161,8 @@ type counterKey struct {
 	at  string
 }
 
-// counter is the value of a counter.
-type counter struct{ packets, bytes uint64 }
-
-// counters holds the counters of one table.
-type counters map[counterKey]counter
+// counters holds the packets of the counters of one table.
+type counters map[counterKey]uint64
 
 // readCounters reads a table's counters.
 func readCounters(conn *nlbatch.Conn, table string, f tracker.Family) (counters, error) {
@@ -175,7 +170,9 @@ func readCounters(conn *nlbatch.Conn, table string, f tracker.Family) (counters,
 	for _, s := range trafficSets {
 		err := again(func() error {
 			return readElements(conn, table, f, s.name(), func(e kernelElement) {
-				out[counterKey{s, string(e.key)}] = parseCounter(e.expr)
+				counter := parse(e.expr)
+				values := parse(counter[unix.NFTA_EXPR_DATA])
+				out[counterKey{s, string(e.key)}] = nfnl.Uint64(values[unix.NFTA_COUNTER_PACKETS])
 			})
 		})
 		if err = ignoreInterrupted(err); err != nil {
@@ -183,24 +180,6 @@ func readCounters(conn *nlbatch.Conn, table string, f tracker.Family) (counters,
 		}
 	}
 	return out, nil
-}
-
-// parseCounter reads the attributes of a counter expression.
-func parseCounter(attrs []byte) (c counter) {
-	for typ, data := range nfnl.Attributes(attrs) {
-		if typ != unix.NFTA_EXPR_DATA {
-			continue
-		}
-		for typ, v := range nfnl.Attributes(data) {
-			switch typ {
-			case unix.NFTA_COUNTER_PACKETS:
-				c.packets = nfnl.Uint64(v)
-			case unix.NFTA_COUNTER_BYTES:
-				c.bytes = nfnl.Uint64(v)
-			}
-		}
-	}
-	return c
 }
 
 // sum adds the counters to the Service ports that own their destinations.
@@ -213,11 +192,11 @@ func (c counters) sum(o owners, to map[tracker.Key]ruleset.Counters) {
 		total := to[owner]
 		switch k.set {
 		case setConnections:
-			total.Connections += n.packets
+			total.Connections += n
 		case setRefused:
-			total.Refused += n.packets
+			total.Refused += n
 		case setDropped:
-			total.Dropped += n.packets
+			total.Dropped += n
 		}
 		to[owner] = total
 	}
@@ -243,27 +222,15 @@ func (o owners) of(at string) (tracker.Key, bool) {
 func (t *table) owners() owners {
 	out := owners{}
 	for _, s := range t.services {
-		if s != nil {
-			maps.Insert(out, ownersOf(s.rule))
+		if s == nil {
+			continue
+		}
+		for _, f := range s.rule.Frontends {
+			_, _, key := frontendKey(f.Kind == ruleset.NodePort, f.Addr, s.rule.Key.Protocol, f.Port)
+			out[string(key.bytes())] = s.rule.Key
 		}
 	}
 	return out
-}
-
-// ownersOf yields the keys of a Service's frontends. A nil Service has no frontends.
-func ownersOf(s *ruleset.Service) iter.Seq2[string, tracker.Key] {
-	return func(yield func(string, tracker.Key) bool) {
-		if s == nil {
-			return
-		}
-		for i := range s.Frontends {
-			f := &s.Frontends[i]
-			_, _, key := frontendKey(f.Kind == ruleset.NodePort, f.Addr, s.Key.Protocol, f.Port)
-			if !yield(string(key.bytes()), s.Key) {
-				return
-			}
-		}
-	}
 }
 
 // readOwners reads the Service ports from the kernel.
@@ -312,14 +279,12 @@ func (b *Backend) prune(t *table, c counters, o owners) {
 		delete(c, k)
 	}
 	for s, list := range lists {
-		err := list.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
+		for part := range list.Parts(b.conn.Limit() / 2) {
 			w := newWriter(b.name)
 			w.deleteElements(t.family, s, part)
-			batch, _ := w.finish()
-			return b.conn.Commit(batch)
-		})
-		if err != nil {
-			b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
+			if err := w.commit(b.conn); err != nil {
+				b.logLost(err)
+			}
 		}
 	}
 }
@@ -347,22 +312,21 @@ func (t *table) noteLost(old, now *ruleset.Service) {
 // before it deletes it, because the kernel rejects the deletion of a missing element, and the
 // element exists only if a packet was counted.
 func (b *Backend) deleteLost(t *table) {
-	if t.lost.Count() == 0 {
-		return
-	}
-	err := t.lost.Divide(b.conn.Limit()/(2*len(trafficSets)+1), func(part *nlbatch.Elements) error {
+	for part := range t.lost.Parts(b.conn.Limit() / (2*len(trafficSets) + 1)) {
 		b.writer.begin()
 		for _, s := range trafficSets {
 			b.writer.addElements(t.family, s, 0, part)
 			b.writer.deleteElements(t.family, s, part)
 		}
-		batch, _ := b.writer.finish()
-		return b.conn.Commit(batch)
-	})
-	t.lost.Reset()
-	if err != nil {
-		b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
+		if err := b.writer.commit(b.conn); err != nil {
+			b.logLost(err)
+		}
 	}
+	t.lost.Reset()
+}
+
+func (b *Backend) logLost(err error) {
+	b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
 }
 
 // copyCounters calls add with the counters of an earlier table, for each set that is not kept.
@@ -375,8 +339,8 @@ func (b *Backend) copyCounters(t *table, old *kernelTables, add func(set, *nlbat
 		err := again(func() error {
 			list.Reset()
 			return b.elements(old.name, t.family, s, func(e kernelElement) {
-				if c := parseCounter(e.expr); list.Count() < t.size[s] {
-					list.AddCounter(e.key, c.packets, c.bytes)
+				if e.expr != nil && list.Count() < t.size[s] {
+					list.AddCounter(e.key, e.expr)
 				}
 			})
 		})

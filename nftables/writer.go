@@ -84,6 +84,15 @@ func (w *writer) finish() (*nlbatch.Batch, error) {
 	return &w.batch, w.err
 }
 
+// commit commits the transaction.
+func (w *writer) commit(conn *nlbatch.Conn) error {
+	batch, err := w.finish()
+	if err != nil {
+		return err
+	}
+	return conn.Commit(batch)
+}
+
 // addElements adds elements at once.
 func (w *writer) addElements(f tracker.Family, s set, flags uint16, list *nlbatch.Elements) {
 	w.batch.Note("add elements to " + s.name())

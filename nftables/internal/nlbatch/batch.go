@@ -3,7 +3,6 @@
 package nlbatch
 
 import (
-	"encoding/binary"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -107,24 +106,14 @@ func (b *Batch) Unnest() {
 // Elements appends the messages that add (NFT_MSG_NEWSETELEM) or delete
 // (NFT_MSG_DELSETELEM) the elements of one set that e holds.
 func (b *Batch) Elements(typ, flags uint16, family byte, table, set string, e *Elements) {
-	elems := e.buf
-	for len(elems) > 0 {
-		n := 0
-		for n < len(elems) {
-			l := int(binary.NativeEndian.Uint16(elems[n:]))
-			if n > 0 && n+l > maxMessage {
-				break
-			}
-			n += l
-		}
+	for part := range e.Parts(maxMessage) {
 		b.Begin(typ, flags, family)
 		b.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 		b.String(unix.NFTA_SET_ELEM_LIST_SET, set)
 		b.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		b.buf = append(b.buf, elems[:n]...)
+		b.buf = append(b.buf, part.buf...)
 		b.Unnest()
 		b.End()
-		elems = elems[n:]
 	}
 }
 
