@@ -8,13 +8,9 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
@@ -61,11 +57,13 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 		return nil, errClosed
 	}
 	if b.tables == nil {
-		return readTraffic(ctx, b.conn, b.config)
+		c := b.config
+		c.NetNS = b.ns.File()
+		return Traffic(ctx, c)
 	}
 	out := newTraffic()
 	for _, t := range b.tables {
-		counted, err := readCounters(b.conn, b.name, t.family)
+		counted, err := reader{ctx, b.conn, b.name, t.family}.counters()
 		if err != nil {
 			return nil, fmt.Errorf("nftables: cannot read traffic: %w", err)
 		}
@@ -81,16 +79,27 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 // that are longer than 127 bytes are cut to that length. The error wraps [ruleset.ErrNoRules]
 // if there is no table. Known is empty if a version without counters wrote the table.
 func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
-	c, err := c.withDefaults()
-	if err != nil {
+	out, known := newTraffic(), true
+	err := readTables(ctx, c, "read traffic", func(r reader) error {
+		counted, err := r.counters()
+		if errors.Is(err, unix.ENOENT) {
+			known = false
+			return nil
+		}
+		owners := owners{}
+		if err == nil && len(counted) != 0 {
+			err = r.frontends(func(e kernelElement, k tracker.Key) { owners[string(e.key)] = k })
+		}
+		counted.sum(owners, out.Services)
+		return err
+	})
+	switch {
+	case err != nil:
 		return nil, err
+	case !known:
+		return &ruleset.Traffic{}, nil
 	}
-	conn, err := nlbatch.Dial(c.NetNS)
-	if err != nil {
-		return nil, unsupportedSocket(err)
-	}
-	defer conn.Close()
-	return readTraffic(ctx, conn, c)
+	return out, nil
 }
 
 func newTraffic() *ruleset.Traffic {
@@ -98,61 +107,6 @@ func newTraffic() *ruleset.Traffic {
 		Known:    ruleset.CountsConnections | ruleset.CountsRefused | ruleset.CountsDropped,
 		Services: map[tracker.Key]ruleset.Counters{},
 	}
-}
-
-// readTraffic reads the counters and the names of Service ports from the kernel.
-func readTraffic(ctx context.Context, conn *nlbatch.Conn, c Config) (*ruleset.Traffic, error) {
-	out, any := newTraffic(), false
-	for _, f := range c.Families {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		table, err := tableInUse(conn, c.Table, f)
-		if err == nil && table == "" {
-			continue
-		}
-		any = true
-		var counted counters
-		if err == nil {
-			counted, err = readCounters(conn, table, f)
-		}
-		if errors.Is(err, unix.ENOENT) {
-			return &ruleset.Traffic{}, nil
-		}
-		var owners owners
-		if err == nil && len(counted) != 0 {
-			owners, err = readOwners(conn, table, f)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("nftables: cannot read traffic: %w", err)
-		}
-		counted.sum(owners, out.Services)
-	}
-	if !any {
-		return nil, fmt.Errorf("nftables: cannot read traffic: %w", ruleset.ErrNoRules)
-	}
-	return out, nil
-}
-
-// tableInUse returns the name of the table that packets meet: the configured name, the name of
-// the staging table, or "" if there is no such table.
-func tableInUse(conn *nlbatch.Conn, name string, f tracker.Family) (string, error) {
-	for _, name := range []string{name, stagingOf(name)} {
-		head, err := readTable(conn, name, f)
-		if err != nil {
-			return "", err
-		}
-		if !head.exists {
-			continue
-		}
-		request := nfnl.AppendString(nil, unix.NFTA_CHAIN_TABLE, name)
-		request = nfnl.AppendString(request, unix.NFTA_CHAIN_NAME, chainNATPrerouting)
-		err = conn.Get(unix.NFT_MSG_GETCHAIN, inet.AF(f), false, request, func([]byte) error { return nil })
-		if !errors.Is(err, unix.ENOENT) {
-			return name, err
-		}
-	}
-	return "", nil
 }
 
 // counterKey identifies a counter: its set, and the destination in the kernel's encoding.
@@ -164,18 +118,16 @@ type counterKey struct {
 // counters holds the packets of the counters of one table.
 type counters map[counterKey]uint64
 
-// readCounters reads a table's counters.
-func readCounters(conn *nlbatch.Conn, table string, f tracker.Family) (counters, error) {
+// counters reads the table's counters.
+func (r reader) counters() (counters, error) {
 	out := counters{}
 	for _, s := range trafficSets {
-		err := again(func() error {
-			return readElements(conn, table, f, s.name(), func(e kernelElement) {
-				counter := parse(e.expr)
-				values := parse(counter[unix.NFTA_EXPR_DATA])
-				out[counterKey{s, string(e.key)}] = nfnl.Uint64(values[unix.NFTA_COUNTER_PACKETS])
-			})
+		err := r.each(s, func(e kernelElement) {
+			counter := parse(e.expr)
+			values := parse(counter[unix.NFTA_EXPR_DATA])
+			out[counterKey{s, string(e.key)}] = nfnl.Uint64(values[unix.NFTA_COUNTER_PACKETS])
 		})
-		if err = ignoreInterrupted(err); err != nil {
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -228,37 +180,6 @@ func (t *table) owners() owners {
 		for _, f := range s.rule.Frontends {
 			_, _, key := frontendKey(f.Kind == ruleset.NodePort, f.Addr, s.rule.Key.Protocol, f.Port)
 			out[string(key.bytes())] = s.rule.Key
-		}
-	}
-	return out
-}
-
-// readOwners reads the Service ports from the kernel.
-func readOwners(conn *nlbatch.Conn, table string, f tracker.Family) (owners, error) {
-	out := owners{}
-	for _, s := range []set{setServiceIPs, setNodePorts} {
-		err := again(func() error {
-			return readElements(conn, table, f, s.name(), func(e kernelElement) {
-				if len(e.key) >= portOffset && e.comment != "" {
-					out[string(e.key)] = tracker.Key{ServicePortName: parseName(e.comment, e.key[len(e.key)-portOffset]), Family: f}
-				}
-			})
-		})
-		if err = ignoreInterrupted(err); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-// parseName returns the Service port that a comment names.
-func parseName(comment string, protocol byte) tracker.ServicePortName {
-	namespace, name, _ := strings.Cut(comment, "/")
-	name, port, _ := strings.Cut(name, ":")
-	out := tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, Port: port}
-	for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP} {
-		if inet.Protocol(p) == protocol {
-			out.Protocol = p
 		}
 	}
 	return out

@@ -84,9 +84,6 @@ func (b *Batch) String(typ uint16, s string) { b.buf = nfnl.AppendString(b.buf, 
 // Uint32 appends a big-endian 32-bit attribute.
 func (b *Batch) Uint32(typ uint16, v uint32) { b.buf = nfnl.AppendUint32(b.buf, typ, v) }
 
-// Uint64 appends a big-endian 64-bit attribute.
-func (b *Batch) Uint64(typ uint16, v uint64) { b.buf = nfnl.AppendUint64(b.buf, typ, v) }
-
 // Bytes appends an attribute of raw bytes.
 func (b *Batch) Bytes(typ uint16, data []byte) { b.buf = nfnl.AppendBytes(b.buf, typ, data) }
 
