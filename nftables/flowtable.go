@@ -4,14 +4,13 @@ package nftables
 
 import (
 	"encoding/binary"
-	"errors"
-	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -162,58 +161,26 @@ func (b *Backend) compareFlowtables(t *table) error {
 	for name := range found {
 		return drifted(t.family, "unexpected flowtable %s", name)
 	}
-	if t.interfaces == nil || sameNames(t.interfaces, ft.devices) {
+	missing, unexpected := missingNames(t.interfaces, ft.devices), missingNames(ft.devices, t.interfaces)
+	if t.interfaces == nil || len(missing)+len(unexpected) == 0 {
 		return nil
 	}
 	links, err := b.interfaces.all()
 	if err != nil {
 		return err
 	}
-	known := map[int]bool{}
-	for name, index := range t.interfaces {
-		if known[index] = true; links[name] == index && !ft.devices[name] {
+	for _, name := range missing {
+		if links[name] == t.interfaces[name] {
 			return drifted(t.family, "flowtable %s has no interface %s", fastPath, name)
 		}
 	}
-	for name := range ft.devices {
-		if index, ok := links[name]; ok && !known[index] {
+	known := slices.Collect(maps.Values(t.interfaces))
+	for _, name := range unexpected {
+		if index, ok := links[name]; ok && !slices.Contains(known, index) {
 			return drifted(t.family, "flowtable %s has unexpected interface %s", fastPath, name)
 		}
 	}
 	return nil
-}
-
-func sameNames(a map[string]int, b map[string]bool) bool {
-	for name := range a {
-		if !b[name] {
-			return false
-		}
-	}
-	return len(a) == len(b)
-}
-
-// probeOffload makes the kernel check the objects and rules of Config.Offload, as probe does.
-func (b *Backend) probeOffload(f tracker.Family) error {
-	w := newWriter(probeTable)
-	t := newTable(f, &ruleset.Node{}, b.mark())
-	t.offload = b.config.Offload
-	t.measure(nil, b.config.StickyClients, 0)
-	w.newTable(f, unix.NLM_F_EXCL)
-	t.skeleton(w)
-	batch, err := w.finish()
-	if err != nil {
-		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
-	}
-	w.deleteTable(f)
-	err = b.conn.Commit(batch)
-	var missing *ruleset.UnsupportedError
-	if err == nil {
-		return nil
-	}
-	if err = unsupported(f, err); errors.As(err, &missing) {
-		missing.Feature = "offload by flowtables (CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NF_FLOW_TABLE_INET, and in Linux 5.10 CONFIG_NF_FLOW_TABLE_IPV4 and _IPV6): " + missing.Feature
-	}
-	return err
 }
 
 // established sends connections to the chain to-fast-path if they are established, have a
