@@ -59,8 +59,6 @@ type table struct {
 	interfaces    map[string]int
 	// unhooked is set while no packet meets the table.
 	unhooked bool
-	// handlerSize caches handlerBytes.
-	handlerSize map[handler]int
 	// adopted holds the sticky pools of an earlier table that no Service has taken over.
 	adopted map[stickyOwner]*adoptedPool
 
@@ -95,8 +93,8 @@ func newTable(f tracker.Family, n *ruleset.Node, mark uint32) *table {
 		family: f, node: n, mark: mark,
 		plain: numbers{max: maxPool}, sticky: numbers{max: maxSticky},
 		handlers: handlers{number: map[handler]uint32{}},
-		verdicts: map[set]map[uint32]string{setHandlers: {}, setInternalHandlers: {}, setOwnHandlers: {}}, handlerSize: map[handler]int{},
-		chains: map[string]int{}, prefixes: map[int]bool{}, clusterIPs: map[netip.Addr]int{},
+		verdicts: map[set]map[uint32]string{setHandlers: {}, setInternalHandlers: {}, setOwnHandlers: {}},
+		chains:   map[string]int{}, prefixes: map[int]bool{}, clusterIPs: map[netip.Addr]int{},
 		hairpin: hairpin{refs: map[netip.Addr]int{}}, ranges: map[set][]addrRange{}, kept: map[set]bool{},
 	}
 }
