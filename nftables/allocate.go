@@ -19,21 +19,17 @@ func (t *table) allocate(old *service, s *ruleset.Service, w *writer) (*service,
 		if !slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.Target == target || f.Internal == target }) {
 			continue
 		}
-		p := old.pool(target)
+		p := old.pools[target]
 		if p == nil || (p.affinity != 0) != (s.Port.Affinity != 0) {
 			var err error
 			if p, err = t.newPool(s, target); err != nil {
-				if now.cluster != nil && now.cluster != old.cluster {
-					t.freeNumber(now.cluster)
+				if made := now.pools[ruleset.ToCluster]; made != nil && made != old.pools[ruleset.ToCluster] {
+					t.freeNumber(made)
 				}
 				return nil, err
 			}
 		}
-		if target == ruleset.ToCluster {
-			now.cluster = p
-		} else {
-			now.local = p
-		}
+		now.pools[target] = p
 	}
 	now.keys = make([]dispatchKeys, len(s.Frontends))
 	for i := range s.Frontends {

@@ -13,6 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
@@ -41,8 +44,10 @@ type state struct {
 	// tables holds the models of the tables in the kernel, nil while their state is unknown.
 	tables  []*table
 	watched watched
-	// interfaces lists the namespace's network interfaces, nil without Config.Offload.
-	interfaces *interfaces
+	// route lists the namespace's network interfaces. It is nil without Config.Offload.
+	// staleInterfaces is set after syncInterfaces failed, until it succeeds.
+	route           *netlink.Handle
+	staleInterfaces bool
 	// inGrace holds, by family, the endpoints that earlier tables kept only for their grace
 	// period, and when the grace period began.
 	inGrace [2]map[netip.Addr]time.Time
@@ -74,7 +79,13 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 		b.ns, err = netns.Open(c.NetNS)
 	}
 	if err == nil && c.Offload != nil {
-		b.interfaces, err = openInterfaces(b.ns)
+		err = b.ns.Do(func() (err error) {
+			b.route, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+			return err
+		})
+		if err != nil {
+			err = fmt.Errorf("nftables: cannot open route socket: %w", err)
+		}
 	}
 	if err != nil {
 		b.Close()
@@ -90,7 +101,9 @@ func (b *Backend) Close() error {
 	defer b.mu.Unlock()
 	b.tables = nil
 	b.close()
-	b.interfaces.close()
+	if b.route != nil {
+		b.route.Close()
+	}
 	if b.ns != nil {
 		b.ns.Close()
 	}

@@ -188,6 +188,14 @@ func (b *Backend) elements(table string, f tracker.Family, s set, fn func(kernel
 	return readElements(b.conn, table, f, s.name(), fn)
 }
 
+// readAll calls fn with the elements of a set, and begin before each attempt.
+func (b *Backend) readAll(table string, f tracker.Family, s set, begin func(), fn func(kernelElement)) error {
+	return again(func() error {
+		begin()
+		return b.elements(table, f, s, fn)
+	})
+}
+
 // readElements calls fn with each element of a set. The element is valid only during the
 // call. BenchmarkLibraryReadElements compares readElements with the library.
 func readElements(conn *nlbatch.Conn, table string, f tracker.Family, set string, fn func(kernelElement)) error {

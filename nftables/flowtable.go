@@ -165,7 +165,7 @@ func (b *Backend) compareFlowtables(t *table) error {
 	if t.interfaces == nil || len(missing)+len(unexpected) == 0 {
 		return nil
 	}
-	links, err := b.interfaces.all()
+	links, err := b.links()
 	if err != nil {
 		return err
 	}

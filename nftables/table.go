@@ -70,9 +70,9 @@ type table struct {
 
 // service is a Service as programmed, with its pools and the dispatch keys of its frontends.
 type service struct {
-	rule           *ruleset.Service
-	cluster, local *pool
-	keys           []dispatchKeys
+	rule  *ruleset.Service
+	pools [ruleset.Drop + 1]*pool // by target
+	keys  []dispatchKeys
 }
 
 // targets are the targets that have a pool.
@@ -107,20 +107,9 @@ func (t *table) service(id uint32) *service {
 	return nil
 }
 
-// pool returns the Service's pool for a target, or nil.
-func (s *service) pool(target ruleset.Target) *pool {
-	switch target {
-	case ruleset.ToCluster:
-		return s.cluster
-	case ruleset.ToLocal:
-		return s.local
-	}
-	return nil
-}
-
 // number returns the number of the Service's pool for a target, or 0.
 func (s *service) number(target ruleset.Target) uint32 {
-	if p := s.pool(target); p != nil {
+	if p := s.pools[target]; p != nil {
 		return p.number
 	}
 	return 0
@@ -193,7 +182,7 @@ func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 
 // applyPool writes the buckets and the numbered endpoints by which a pool changes.
 func (t *table) applyPool(old, now *service, target ruleset.Target, w *writer) {
-	was, is := old.pool(target), now.pool(target)
+	was, is := old.pools[target], now.pools[target]
 	if was != nil && was != is {
 		was.set(old.endpoints(target), nil, distribution{}, nil, &t.change)
 		t.writePool(was, "", w)

@@ -257,13 +257,10 @@ func (b *Backend) copyCounters(t *table, old *kernelTables, add func(set, *nlbat
 			continue
 		}
 		list := &nlbatch.Elements{}
-		err := again(func() error {
-			list.Reset()
-			return b.elements(old.name, t.family, s, func(e kernelElement) {
-				if e.expr != nil && list.Count() < t.size[s] {
-					list.AddCounter(e.key, e.expr)
-				}
-			})
+		err := b.readAll(old.name, t.family, s, list.Reset, func(e kernelElement) {
+			if e.expr != nil && list.Count() < t.size[s] {
+				list.AddCounter(e.key, e.expr)
+			}
 		})
 		if err = ignoreInterrupted(err); err == nil {
 			err = add(s, list)
