@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/inet"
@@ -112,13 +111,9 @@ func (r reader) frontends(fn func(kernelElement, tracker.Key)) error {
 func parseName(comment string, protocol byte) tracker.ServicePortName {
 	namespace, name, _ := strings.Cut(comment, "/")
 	name, port, _ := strings.Cut(name, ":")
-	out := tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, Port: port}
-	for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP} {
-		if inet.Protocol(p) == protocol {
-			out.Protocol = p
-		}
+	return tracker.ServicePortName{
+		NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, Port: port, Protocol: inet.ProtocolOf(protocol),
 	}
-	return out
 }
 
 // endpoints returns a function that returns the chain of a dispatch key's handler and the
