@@ -130,14 +130,11 @@ const chunk = 10000
 // because the tables were not as the backend left them. If the kernel refuses a full delta,
 // the error wraps an [*Error] and the tables are unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
-	if err := ctx.Err(); err != nil {
+	if err := b.lock(ctx); err != nil {
 		return err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case b.conn.Closed():
-		return errClosed
 	case d.Full:
 		return b.replace(ctx, d)
 	case b.tables == nil || needsRewrite(b.tables[0].node, d.Node):
@@ -154,6 +151,19 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	b.discardModel(began)
 	return err
+}
+
+// lock locks b.mu, unless ctx is done or the backend is closed.
+func (b *Backend) lock(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	if b.conn.Closed() {
+		b.mu.Unlock()
+		return errClosed
+	}
+	return nil
 }
 
 // table returns the model of the family's table, or nil.

@@ -68,21 +68,19 @@ func (w *writer) deleteDevices(f tracker.Family, names []string) {
 }
 
 func (w *writer) devices(what string, typ, flags uint16, f tracker.Family, names []string) {
-	for len(names) > 0 {
-		n := min(len(names), maxDevices)
+	for names := range slices.Chunk(names, maxDevices) {
 		w.openFlowtable(what, typ, flags, f, fastPath)
 		w.batch.Nest(flowtableAttrHook)
 		// Kernels before 5.8 need these in changes, too.
 		w.batch.Uint32(flowtableHookNum, unix.NF_NETDEV_INGRESS)
 		w.batch.Uint32(flowtableHookPriority, uint32(priorityFilter))
 		w.batch.Nest(flowtableHookDevices)
-		for _, name := range names[:n] {
+		for _, name := range names {
 			w.batch.String(deviceName, name)
 		}
 		w.batch.Unnest()
 		w.batch.Unnest()
 		w.batch.End()
-		names = names[n:]
 	}
 }
 

@@ -91,16 +91,12 @@ func (h handler) stops() bool { return h.handling == handleReject || h.handling 
 
 // chain returns the name of the handler's chain.
 func (h handler) chain() string {
-	name := map[handling]string{
-		handleNotPods: "cluster-ip-", handleAlways: "external-", handleInternal: "local-",
+	name := [...]string{
+		handleDirect: "pool-", handleNotPods: "cluster-ip-", handleAlways: "external-", handleInternal: "local-",
 		handleInternalOrDrop: "local-none", handleReject: chainNoEndpoints, handleDrop: chainNoLocalEndpoints,
 	}[h.handling]
-	switch {
-	case h.handling != handleDirect:
-	case h.affinity != 0:
+	if h.handling == handleDirect && h.affinity != 0 {
 		name = "sticky-"
-	default:
-		name = "pool-"
 	}
 	if h.handling < handleInternalOrDrop {
 		name += h.choice()

@@ -47,14 +47,10 @@ func (o *Offload) chooses(name string) bool {
 // [os.ErrClosed], or is a [*ruleset.DriftError] if the flowtable is gone. Any other error may
 // be temporary.
 func (b *Backend) SyncInterfaces(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
+	if err := b.lock(ctx); err != nil {
 		return err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.conn.Closed() {
-		return errClosed
-	}
 	return b.syncInterfaces()
 }
 

@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
@@ -231,6 +229,15 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 	if len(failed) == 0 {
 		return nil
 	}
+	// Only one Service can own a frontend. A NodePort has the same key in both families.
+	type frontend struct {
+		family tracker.Family
+		key    octets
+	}
+	frontendOf := func(s *ruleset.Service, f *ruleset.Frontend) frontend {
+		_, _, key := keyOf(s, f)
+		return frontend{s.Key.Family, key}
+	}
 	owned := map[frontend]bool{}
 	for i := range changes {
 		if s := changes[i].New; s != nil && failed[s.Key] == nil {
@@ -261,22 +268,6 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 		}
 	}
 	return nil
-}
-
-// frontend identifies a frontend, which only one Service can own. A NodePort has no address.
-type frontend struct {
-	family   tracker.Family
-	addr     netip.Addr
-	port     uint16
-	protocol v1.Protocol
-}
-
-func frontendOf(s *ruleset.Service, f *ruleset.Frontend) frontend {
-	out := frontend{family: s.Key.Family, port: f.Port, protocol: s.Key.Protocol}
-	if f.Kind != ruleset.NodePort {
-		out.addr = f.Addr
-	}
-	return out
 }
 
 // rewrite replaces the contents of the tables in one transaction. If no table exists, it

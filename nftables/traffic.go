@@ -48,14 +48,10 @@ const nodePortAddresses = 16
 // Traffic deletes the counters of destinations that no longer belong to a Service. The error is
 // ctx's, wraps [os.ErrClosed], or is that of reading the tables.
 func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
-	if err := ctx.Err(); err != nil {
+	if err := b.lock(ctx); err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.conn.Closed() {
-		return nil, errClosed
-	}
 	if b.tables == nil {
 		c := b.config
 		c.NetNS = b.ns.File()
@@ -178,7 +174,7 @@ func (t *table) owners() owners {
 			continue
 		}
 		for _, f := range s.rule.Frontends {
-			_, _, key := frontendKey(f.Kind == ruleset.NodePort, f.Addr, s.rule.Key.Protocol, f.Port)
+			_, _, key := keyOf(s.rule, &f)
 			out[string(key.bytes())] = s.rule.Key
 		}
 	}
@@ -224,7 +220,7 @@ func (t *table) noteLost(old, now *ruleset.Service) {
 		}) {
 			continue
 		}
-		_, _, key := frontendKey(false, f.Addr, old.Key.Protocol, f.Port)
+		_, _, key := keyOf(old, f)
 		t.lost.Add(key.bytes(), nil, "")
 	}
 }

@@ -40,15 +40,11 @@ type watched struct {
 // (Linux 6.16) or there are at most 20,000. If other processes commit so fast that they
 // interrupt every read, Check returns nil, and the next call tries again.
 func (b *Backend) Check(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
+	if err := b.lock(ctx); err != nil {
 		return err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case b.conn.Closed():
-		return errClosed
-	case b.tables == nil:
+	if b.tables == nil {
 		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied after the last failure")
 	}
 	if b.staleInterfaces {

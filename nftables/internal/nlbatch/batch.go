@@ -50,14 +50,12 @@ func (b *Batch) Empty() bool { return b.seq <= 1 }
 func (b *Batch) Note(what string) { b.notes = append(b.notes, note{b.seq, what}) }
 
 func (b *Batch) what(seq uint32) string {
-	what := ""
-	for _, n := range b.notes {
-		if n.seq > seq {
-			break
+	for _, n := range slices.Backward(b.notes) {
+		if n.seq <= seq {
+			return n.what
 		}
-		what = n.what
 	}
-	return what
+	return ""
 }
 
 func (b *Batch) control(typ uint16) {
