@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -283,7 +284,7 @@ func (w rules) stickyChain(c handler, timeout time.Duration) []rule {
 	}
 	recall := rule(client).with(found(setStickyClients), storeDispatch())
 	endpoint := rule{load(expr.MetaKeyPRIORITY, firstReg), found(setStickyEndpoints)}
-	known := []part{load(expr.MetaKeyPRIORITY, firstReg), masked(firstReg, ^uint32(stickyMask), 0), differs(firstReg, word(0))}
+	known := under(^uint32(stickyMask), load(expr.MetaKeyPRIORITY, firstReg), differs(firstReg, word(0)))
 	draw := func(n int) rule {
 		bucket := []part{random(uint32(n))}
 		if c.hash != tracker.HashNone {
@@ -341,12 +342,9 @@ func (w rules) localTraffic(l ruleset.LocalTraffic, cmp func(uint32, []byte) par
 		return []rule{{load(expr.MetaKeyIIFNAME, firstReg), cmp(firstReg, []byte(l.InterfacePrefix))}}
 	}
 	var out []rule
-	for _, c := range l.CIDRs {
-		if tracker.FamilyOf(c.Addr()) != w.family {
-			continue
-		}
+	for _, c := range inet.Prefixes(l.CIDRs, w.family) {
 		r := rule{w.saddr(firstReg)}.with(w.prefixed(c.Bits())...)
-		out = append(out, r.with(cmp(firstReg, c.Masked().Addr().AsSlice())))
+		out = append(out, r.with(cmp(firstReg, c.Addr().AsSlice())))
 	}
 	return out
 }
