@@ -20,7 +20,6 @@ const fastPath = "fast-path"
 // Attributes that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h): NFTA_FLOWTABLE_*,
 // NFTA_FLOWTABLE_HOOK_* and NFTA_DEVICE_NAME.
 const (
-	flowtableAttrTable = 1
 	flowtableAttrName  = 2
 	flowtableAttrHook  = 3
 	flowtableAttrFlags = 7
@@ -44,17 +43,13 @@ const maxDevices = 128
 // messages cannot be in the same transaction as the rules and cannot delete one device.
 func (w *writer) newFlowtable(f tracker.Family) {
 	w.structural = true
-	w.openFlowtable("create flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f, fastPath)
+	w.open("create flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f)
+	w.batch.String(flowtableAttrName, fastPath)
 	w.batch.Nest(flowtableAttrHook)
 	w.batch.Uint32(flowtableHookNum, unix.NF_NETDEV_INGRESS)
 	w.batch.Uint32(flowtableHookPriority, uint32(priorityFilter))
 	w.batch.Unnest()
 	w.batch.Uint32(flowtableAttrFlags, flowtableCounter)
-	w.batch.End()
-}
-
-func (w *writer) deleteFlowtable(f tracker.Family, name string) {
-	w.openFlowtable("delete flowtable "+name, unix.NFT_MSG_DELFLOWTABLE, 0, f, name)
 	w.batch.End()
 }
 
@@ -69,7 +64,8 @@ func (w *writer) deleteDevices(f tracker.Family, names []string) {
 
 func (w *writer) devices(what string, typ, flags uint16, f tracker.Family, names []string) {
 	for names := range slices.Chunk(names, maxDevices) {
-		w.openFlowtable(what, typ, flags, f, fastPath)
+		w.open(what, typ, flags, f)
+		w.batch.String(flowtableAttrName, fastPath)
 		w.batch.Nest(flowtableAttrHook)
 		// Kernels before 5.8 need these in changes, too.
 		w.batch.Uint32(flowtableHookNum, unix.NF_NETDEV_INGRESS)
@@ -82,11 +78,6 @@ func (w *writer) devices(what string, typ, flags uint16, f tracker.Family, names
 		w.batch.Unnest()
 		w.batch.End()
 	}
-}
-
-func (w *writer) openFlowtable(what string, typ, flags uint16, f tracker.Family, name string) {
-	w.open(what, typ, flags, f, flowtableAttrTable)
-	w.batch.String(flowtableAttrName, name)
 }
 
 // kernelFlowtable is a flowtable as the kernel has it.
@@ -103,7 +94,7 @@ func (k kernelFlowtable) sound() bool {
 // readFlowtables returns the table's flowtables by name.
 func (b *Backend) readFlowtables(table string, f tracker.Family) (out map[string]kernelFlowtable, err error) {
 	begin := func() { out = map[string]kernelFlowtable{} }
-	err = b.dump(table, f, unix.NFT_MSG_GETFLOWTABLE, flowtableAttrTable, begin, func(a *attributes) {
+	err = b.dump(table, f, unix.NFT_MSG_GETFLOWTABLE, begin, func(a *attributes) {
 		hook := parse(a[flowtableAttrHook])
 		k := kernelFlowtable{
 			hook: hook.number(flowtableHookNum), priority: hook.number(flowtableHookPriority),
@@ -127,7 +118,7 @@ func (b *Backend) clearFlowtables(t *table, k *kernelTable) {
 			t.keptFlowtable = true
 			continue
 		}
-		b.writer.deleteFlowtable(t.family, name)
+		b.writer.delete("flowtable", unix.NFT_MSG_DELFLOWTABLE, flowtableAttrName, t.family, name)
 	}
 }
 

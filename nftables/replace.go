@@ -315,7 +315,7 @@ func (b *Backend) clear(t *table, k *kernelTable) {
 	for name, s := range k.sets {
 		// The kernel deletes anonymous sets with the foreign rules that they belong to.
 		if !kept[name] && s.flags&unix.NFT_SET_ANONYMOUS == 0 {
-			b.writer.deleteSet(t.family, name)
+			b.writer.delete("set", unix.NFT_MSG_DELSET, unix.NFTA_SET_NAME, t.family, name)
 		}
 	}
 	b.clearFlowtables(t, k)
@@ -330,7 +330,7 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 	for name := range k.chains {
 		if _, ok := used[name]; !ok {
 			unused[name] = true
-			w.deleteChain(t.family, name)
+			w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, t.family, name)
 		}
 	}
 	if err := w.commit(b.conn); err != nil {
