@@ -44,10 +44,10 @@ func (w rules) fixedChains() []chainSpec {
 	return append(offload, []chainSpec{
 		{chainFirewallCheck, nil, []rule{w.count(setDropped), {drop()}}},
 		{chainInternal, nil, w.internal()},
-		{chainNodePorts, nil, w.nodePorts()},
+		{chainNodePorts, nil, []rule{dispatchBy(nodePortKey(firstReg), setNodePorts, setHandlers)}},
 		{chainServices, nil, w.services()},
 		{chainClusterIPs, nil, w.clusterIPsCheck()},
-		{chainOwnNodePorts, nil, w.ownNodePorts()},
+		{chainOwnNodePorts, nil, []rule{dispatchBy(nodePortKey(firstReg), setNodePorts, setOwnHandlers)}},
 		{chainOwnServices, nil, w.ownServices()},
 		{chainMasquerading, nil, w.masquerading()},
 		{chainNATPrerouting, &baseChain{"nat", unix.NF_INET_PRE_ROUTING, priorityDstNAT}, []rule{{jump(chainServices)}}},
@@ -127,10 +127,6 @@ func (w rules) services() []rule {
 	}
 }
 
-func (w rules) nodePorts() []rule {
-	return []rule{dispatchBy(nodePortKey(firstReg), setNodePorts, setHandlers)}
-}
-
 // internal renders the chain that gives connections from this node and its pods their dispatch
 // key under externalTrafficPolicy Local.
 func (w rules) internal() []rule {
@@ -171,18 +167,14 @@ func (w rules) filterInput() []rule {
 	return []rule{own.with(jump(chainOwnServices))}
 }
 
-// ownServices and ownNodePorts find the Service of the node's connection to itself again. The
-// map own-handlers has only the handlers that reject or drop.
+// ownServices finds the Service of the node's connection to itself again. The map own-handlers
+// has only the handlers that reject or drop.
 func (w rules) ownServices() []rule {
 	return []rule{
 		dispatchBy(w.serviceKey(firstReg), setServiceIPs, setOwnHandlers),
 		w.toNodePort().with(jump(chainOwnNodePorts)),
 		rule(hasDispatch()).with(resetPriority()...),
 	}
-}
-
-func (w rules) ownNodePorts() []rule {
-	return []rule{dispatchBy(nodePortKey(firstReg), setNodePorts, setOwnHandlers)}
 }
 
 // stop renders a chain that counts a packet in a set and ends its connection by the verdict.

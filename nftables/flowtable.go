@@ -53,15 +53,7 @@ func (w *writer) newFlowtable(f tracker.Family) {
 	w.batch.End()
 }
 
-// addDevices and deleteDevices change the devices of the flowtable.
-func (w *writer) addDevices(f tracker.Family, names []string) {
-	w.devices("add interfaces to flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f, names)
-}
-
-func (w *writer) deleteDevices(f tracker.Family, names []string) {
-	w.devices("delete interfaces of flowtable "+fastPath, unix.NFT_MSG_DELFLOWTABLE, 0, f, names)
-}
-
+// devices adds devices to the flowtable or deletes them. what labels the message in errors.
 func (w *writer) devices(what string, typ, flags uint16, f tracker.Family, names []string) {
 	for names := range slices.Chunk(names, maxDevices) {
 		w.open(what, typ, flags, f)

@@ -76,8 +76,8 @@ func (b *Backend) syncInterfaces() error {
 			if !ok {
 				return drifted(t.family, "flowtable %s is missing", fastPath)
 			}
-			w.deleteDevices(t.family, missingNames(ft.devices, links))
-			w.addDevices(t.family, missingNames(links, ft.devices))
+			w.devices("delete interfaces of flowtable "+fastPath, unix.NFT_MSG_DELFLOWTABLE, 0, t.family, missingNames(ft.devices, links))
+			w.devices("add interfaces to flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, t.family, missingNames(links, ft.devices))
 			for _, name := range missingNames(t.interfaces, links) {
 				w.removes(t.family, setFastPathInterfaces).Add(interfaceName(name), nil, "")
 			}
