@@ -10,7 +10,6 @@ import (
 
 	moby "github.com/moby/ipvs"
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
@@ -89,7 +88,7 @@ func (b *Backend) unnamedTraffic(ctx context.Context) (*ruleset.Traffic, error) 
 			return nil, fmt.Errorf("ipvs: cannot read traffic: %w", err)
 		}
 		for k, c := range stats {
-			to, known := ruleset.Destination{Addr: k.at, Protocol: protocolOf(k.proto)}, true
+			to, known := ruleset.Destination{Addr: k.at, Protocol: inet.ProtocolOf(k.proto)}, true
 			if k.mark != 0 {
 				to, known = marks[k.mark]
 			}
@@ -109,7 +108,7 @@ func (b *Backend) unnamedTraffic(ctx context.Context) (*ruleset.Traffic, error) 
 func (b *Backend) markedDestinations(f tracker.Family) (map[uint32]ruleset.Destination, error) {
 	out := map[uint32]ruleset.Destination{}
 	err := b.sets.list(setShortCircuit, f, func(e entry, mark uint32) {
-		to := ruleset.Destination{Addr: netip.AddrPortFrom(e.addr, e.port), Protocol: protocolOf(e.proto)}
+		to := ruleset.Destination{Addr: netip.AddrPortFrom(e.addr, e.port), Protocol: inet.ProtocolOf(e.proto)}
 		if first, ok := out[mark]; !ok || to.Addr.Compare(first.Addr) < 0 {
 			out[mark] = to
 		}
@@ -118,16 +117,6 @@ func (b *Backend) markedDestinations(f tracker.Family) (map[uint32]ruleset.Desti
 		err = nil // kube-proxy has no such set
 	}
 	return out, err
-}
-
-// protocolOf returns the protocol with a number, "" for one that Services cannot have.
-func protocolOf(number uint8) v1.Protocol {
-	for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP} {
-		if inet.Protocol(p) == number {
-			return p
-		}
-	}
-	return ""
 }
 
 // statistics returns the counters of each virtual server. A list may lack some if others are

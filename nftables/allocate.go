@@ -19,21 +19,17 @@ func (t *table) allocate(old *service, s *ruleset.Service, w *writer) (*service,
 		if !slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.Target == target || f.Internal == target }) {
 			continue
 		}
-		p := old.pool(target)
+		p := old.pools[target]
 		if p == nil || (p.affinity != 0) != (s.Port.Affinity != 0) {
 			var err error
 			if p, err = t.newPool(s, target); err != nil {
-				if now.cluster != nil && now.cluster != old.cluster {
-					t.freeNumber(now.cluster)
+				if made := now.pools[ruleset.ToCluster]; made != nil && made != old.pools[ruleset.ToCluster] {
+					t.freeNumber(made)
 				}
 				return nil, err
 			}
 		}
-		if target == ruleset.ToCluster {
-			now.cluster = p
-		} else {
-			now.local = p
-		}
+		now.pools[target] = p
 	}
 	now.keys = make([]dispatchKeys, len(s.Frontends))
 	for i := range s.Frontends {
@@ -127,12 +123,23 @@ func (t *table) addVerdict(s set, number uint32, h handler, w *writer) {
 	w.adds(t.family, s).AddVerdict(k.bytes(), h.chain())
 }
 
-// use adds by to the use counts of the dispatch keys' handlers.
-func (t *table) use(keys []dispatchKeys, by int) {
-	for _, k := range keys {
-		t.handlers.use(k.any, by)
-		t.handlers.use(k.internal, by)
+// handlersWasted reports whether many handlers with affinity are no longer in use.
+func (t *table) handlersWasted() bool {
+	used := map[uint32]bool{}
+	for _, s := range t.services {
+		if s != nil {
+			for _, k := range s.keys {
+				used[k.any&handlerMask], used[k.internal&handlerMask] = true, true
+			}
+		}
 	}
+	wasted := 0
+	for h, n := range t.handlers.number {
+		if h.affinity != 0 && !used[dispatchKey(n, 0)] {
+			wasted++
+		}
+	}
+	return wasted >= maxStickyHandlers/8
 }
 
 // makeChain creates the handler's chain and the chains that it goes to.

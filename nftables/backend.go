@@ -9,8 +9,12 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
@@ -40,8 +44,10 @@ type state struct {
 	// tables holds the models of the tables in the kernel, nil while their state is unknown.
 	tables  []*table
 	watched watched
-	// interfaces lists the namespace's network interfaces, nil without Config.Offload.
-	interfaces *interfaces
+	// route lists the namespace's network interfaces. It is nil without Config.Offload.
+	// staleInterfaces is set after syncInterfaces failed, until it succeeds.
+	route           *netlink.Handle
+	staleInterfaces bool
 	// inGrace holds, by family, the endpoints that earlier tables kept only for their grace
 	// period, and when the grace period began.
 	inGrace [2]map[netip.Addr]time.Time
@@ -73,7 +79,13 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 		b.ns, err = netns.Open(c.NetNS)
 	}
 	if err == nil && c.Offload != nil {
-		b.interfaces, err = openInterfaces(b.ns)
+		err = b.ns.Do(func() (err error) {
+			b.route, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+			return err
+		})
+		if err != nil {
+			err = fmt.Errorf("nftables: cannot open route socket: %w", err)
+		}
 	}
 	if err != nil {
 		b.Close()
@@ -89,7 +101,9 @@ func (b *Backend) Close() error {
 	defer b.mu.Unlock()
 	b.tables = nil
 	b.close()
-	b.interfaces.close()
+	if b.route != nil {
+		b.route.Close()
+	}
 	if b.ns != nil {
 		b.ns.Close()
 	}
@@ -116,14 +130,11 @@ const chunk = 10000
 // because the tables were not as the backend left them. If the kernel refuses a full delta,
 // the error wraps an [*Error] and the tables are unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
-	if err := ctx.Err(); err != nil {
+	if err := b.lock(ctx); err != nil {
 		return err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case b.conn.Closed():
-		return errClosed
 	case d.Full:
 		return b.replace(ctx, d)
 	case b.tables == nil || needsRewrite(b.tables[0].node, d.Node):
@@ -140,6 +151,19 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	}
 	b.discardModel(began)
 	return err
+}
+
+// lock locks b.mu, unless ctx is done or the backend is closed.
+func (b *Backend) lock(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	if b.conn.Closed() {
+		b.mu.Unlock()
+		return errClosed
+	}
+	return nil
 }
 
 // table returns the model of the family's table, or nil.
@@ -199,12 +223,11 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 // handlersWasted reports whether a Service failed because no handler was free although many
 // handlers are no longer in use. Right after a full delta, all handlers are in use.
 func (b *Backend) handlersWasted(failed map[tracker.Key]error) bool {
+	full := map[tracker.Family]bool{}
 	for k, err := range failed {
-		if errors.Is(err, errTooManyHandlers) && b.table(k.Family).handlers.wasted() {
-			return true
-		}
+		full[k.Family] = full[k.Family] || errors.Is(err, errTooManyHandlers)
 	}
-	return false
+	return slices.ContainsFunc(b.tables, func(t *table) bool { return full[t.family] && t.handlersWasted() })
 }
 
 // writeServices writes changes for the next commit. It returns the Services that cannot be

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -43,10 +44,10 @@ func (w rules) fixedChains() []chainSpec {
 	return append(offload, []chainSpec{
 		{chainFirewallCheck, nil, []rule{w.count(setDropped), {drop()}}},
 		{chainInternal, nil, w.internal()},
-		{chainNodePorts, nil, w.nodePorts()},
+		{chainNodePorts, nil, []rule{dispatchBy(nodePortKey(firstReg), setNodePorts, setHandlers)}},
 		{chainServices, nil, w.services()},
 		{chainClusterIPs, nil, w.clusterIPsCheck()},
-		{chainOwnNodePorts, nil, w.ownNodePorts()},
+		{chainOwnNodePorts, nil, []rule{dispatchBy(nodePortKey(firstReg), setNodePorts, setOwnHandlers)}},
 		{chainOwnServices, nil, w.ownServices()},
 		{chainMasquerading, nil, w.masquerading()},
 		{chainNATPrerouting, &baseChain{"nat", unix.NF_INET_PRE_ROUTING, priorityDstNAT}, []rule{{jump(chainServices)}}},
@@ -126,10 +127,6 @@ func (w rules) services() []rule {
 	}
 }
 
-func (w rules) nodePorts() []rule {
-	return []rule{dispatchBy(nodePortKey(firstReg), setNodePorts, setHandlers)}
-}
-
 // internal renders the chain that gives connections from this node and its pods their dispatch
 // key under externalTrafficPolicy Local.
 func (w rules) internal() []rule {
@@ -170,18 +167,14 @@ func (w rules) filterInput() []rule {
 	return []rule{own.with(jump(chainOwnServices))}
 }
 
-// ownServices and ownNodePorts find the Service of the node's connection to itself again. The
-// map own-handlers has only the handlers that reject or drop.
+// ownServices finds the Service of the node's connection to itself again. The map own-handlers
+// has only the handlers that reject or drop.
 func (w rules) ownServices() []rule {
 	return []rule{
 		dispatchBy(w.serviceKey(firstReg), setServiceIPs, setOwnHandlers),
 		w.toNodePort().with(jump(chainOwnNodePorts)),
 		rule(hasDispatch()).with(resetPriority()...),
 	}
-}
-
-func (w rules) ownNodePorts() []rule {
-	return []rule{dispatchBy(nodePortKey(firstReg), setNodePorts, setOwnHandlers)}
 }
 
 // stop renders a chain that counts a packet in a set and ends its connection by the verdict.
@@ -283,7 +276,7 @@ func (w rules) stickyChain(c handler, timeout time.Duration) []rule {
 	}
 	recall := rule(client).with(found(setStickyClients), storeDispatch())
 	endpoint := rule{load(expr.MetaKeyPRIORITY, firstReg), found(setStickyEndpoints)}
-	known := []part{load(expr.MetaKeyPRIORITY, firstReg), masked(firstReg, ^uint32(stickyMask), 0), differs(firstReg, word(0))}
+	known := under(^uint32(stickyMask), load(expr.MetaKeyPRIORITY, firstReg), differs(firstReg, word(0)))
 	draw := func(n int) rule {
 		bucket := []part{random(uint32(n))}
 		if c.hash != tracker.HashNone {
@@ -341,12 +334,9 @@ func (w rules) localTraffic(l ruleset.LocalTraffic, cmp func(uint32, []byte) par
 		return []rule{{load(expr.MetaKeyIIFNAME, firstReg), cmp(firstReg, []byte(l.InterfacePrefix))}}
 	}
 	var out []rule
-	for _, c := range l.CIDRs {
-		if tracker.FamilyOf(c.Addr()) != w.family {
-			continue
-		}
+	for _, c := range inet.Prefixes(l.CIDRs, w.family) {
 		r := rule{w.saddr(firstReg)}.with(w.prefixed(c.Bits())...)
-		out = append(out, r.with(cmp(firstReg, c.Masked().Addr().AsSlice())))
+		out = append(out, r.with(cmp(firstReg, c.Addr().AsSlice())))
 	}
 	return out
 }

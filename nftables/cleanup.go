@@ -14,10 +14,7 @@ import (
 // such tables. Connections that were translated stay translated. The error is about the
 // configuration, a [*ruleset.UnsupportedError], or the kernel's.
 func Cleanup(ctx context.Context, c Config) error {
-	err := ownTables(ctx, c, func(conn *nlbatch.Conn, w *writer) error {
-		batch, _ := w.finish()
-		return conn.Commit(batch)
-	})
+	err := ownTables(ctx, c, func(conn *nlbatch.Conn, w *writer) error { return w.commit(conn) })
 	if err != nil {
 		return fmt.Errorf("nftables: cannot delete tables: %w", err)
 	}

@@ -104,17 +104,17 @@ func readTable(conn *nlbatch.Conn, name string, f tracker.Family) (head kernelHe
 	return head, err
 }
 
-// dump calls fn with each of the table's objects of one type. tableAttr is the attribute with
-// the name of the table. dump calls begin before each attempt. The library is several times
-// slower (BenchmarkLibraryList) and does not report dumps that a change interrupted.
-func (b *Backend) dump(table string, f tracker.Family, typ, tableAttr uint16, begin func(), fn func(a *attributes)) error {
+// dump calls fn with each of the table's objects of one type, and begin before each attempt. The
+// library is several times slower (BenchmarkLibraryList) and does not report dumps that a change
+// interrupted.
+func (b *Backend) dump(table string, f tracker.Family, typ uint16, begin func(), fn func(a *attributes)) error {
 	request := nfnl.AppendString(nil, tableAttr, table)
 	var a attributes
 	return again(func() error {
 		begin()
 		return b.conn.Get(typ, inet.AF(f), true, request, func(attrs []byte) error {
 			// Some kernels ignore the request's table.
-			if a = parse(attrs); a.text(int(tableAttr)) == table {
+			if a = parse(attrs); a.text(tableAttr) == table {
 				fn(&a)
 			}
 			return nil
@@ -125,7 +125,7 @@ func (b *Backend) dump(table string, f tracker.Family, typ, tableAttr uint16, be
 // readChains returns the table's chains by name.
 func (b *Backend) readChains(table string, f tracker.Family) (out map[string]kernelChain, err error) {
 	begin := func() { out = map[string]kernelChain{} }
-	err = b.dump(table, f, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, begin, func(a *attributes) {
+	err = b.dump(table, f, unix.NFT_MSG_GETCHAIN, begin, func(a *attributes) {
 		c := kernelChain{policy: a.number(unix.NFTA_CHAIN_POLICY)}
 		if a[unix.NFTA_CHAIN_HOOK] != nil {
 			hook := parse(a[unix.NFTA_CHAIN_HOOK])
@@ -142,7 +142,7 @@ func (b *Backend) readChains(table string, f tracker.Family) (out map[string]ker
 // readSets returns the table's sets and maps by name.
 func (b *Backend) readSets(table string, f tracker.Family) (out map[string]kernelSet, err error) {
 	begin := func() { out = map[string]kernelSet{} }
-	err = b.dump(table, f, unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, begin, func(a *attributes) {
+	err = b.dump(table, f, unix.NFT_MSG_GETSET, begin, func(a *attributes) {
 		desc := parse(a[unix.NFTA_SET_DESC])
 		s := kernelSet{spec: spec{
 			flags:   a.number(unix.NFTA_SET_FLAGS),
@@ -160,7 +160,7 @@ func (b *Backend) readSets(table string, f tracker.Family) (out map[string]kerne
 // readRules returns the table's rules.
 func (b *Backend) readRules(table string, f tracker.Family) (out []kernelRule, err error) {
 	begin := func() { out = out[:0] }
-	err = b.dump(table, f, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, begin, func(a *attributes) {
+	err = b.dump(table, f, unix.NFT_MSG_GETRULE, begin, func(a *attributes) {
 		sum := fnv.New64a()
 		sum.Write(a[unix.NFTA_RULE_EXPRESSIONS])
 		out = append(out, kernelRule{nfnl.Uint64(a[unix.NFTA_RULE_HANDLE]), sum.Sum64(), a.text(unix.NFTA_RULE_CHAIN)})
@@ -186,6 +186,14 @@ type kernelElement struct {
 // elements calls fn with the elements of a set, as readElements does.
 func (b *Backend) elements(table string, f tracker.Family, s set, fn func(kernelElement)) error {
 	return readElements(b.conn, table, f, s.name(), fn)
+}
+
+// readAll calls fn with the elements of a set, and begin before each attempt.
+func (b *Backend) readAll(table string, f tracker.Family, s set, begin func(), fn func(kernelElement)) error {
+	return again(func() error {
+		begin()
+		return b.elements(table, f, s, fn)
+	})
 }
 
 // readElements calls fn with each element of a set. The element is valid only during the

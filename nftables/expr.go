@@ -4,6 +4,7 @@ package nftables
 
 import (
 	"encoding/binary"
+	"net"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -207,12 +208,13 @@ func interfaceName(name string) []byte {
 	return out
 }
 
+// under compares the bits of mask in the number that load loads.
+func under(mask uint32, load, compare part) []part {
+	return []part{load, masked(firstReg, mask, 0), compare}
+}
+
 func ctHas(key expr.CtKey, bit uint32) []part {
-	return []part{
-		of(&expr.Ct{Key: key, Register: firstReg}),
-		masked(firstReg, bit, 0),
-		differs(firstReg, word(0)),
-	}
+	return under(bit, of(&expr.Ct{Key: key, Register: firstReg}), differs(firstReg, word(0)))
 }
 
 func ctNew() []part { return ctHas(expr.CtKeySTATE, expr.CtStateBitNEW) }
@@ -222,22 +224,14 @@ func ctNew() []part { return ctHas(expr.CtKeySTATE, expr.CtStateBitNEW) }
 func ctDNAT() []part { return ctHas(expr.CtKeySTATUS, ctStatusDNAT) }
 
 func ctNotDNAT() []part {
-	return []part{
-		of(&expr.Ct{Key: expr.CtKeySTATUS, Register: firstReg}),
-		masked(firstReg, ctStatusDNAT, 0),
-		equal(firstReg, word(0)),
-	}
+	return under(ctStatusDNAT, of(&expr.Ct{Key: expr.CtKeySTATUS, Register: firstReg}), equal(firstReg, word(0)))
 }
 
 const ctStatusDNAT = 1 << 5
 
 // hasDispatch matches packets that carry a dispatch key.
 func hasDispatch() []part {
-	return []part{
-		load(expr.MetaKeyPRIORITY, firstReg),
-		masked(firstReg, dispatchMark, 0),
-		equal(firstReg, word(dispatchMark)),
-	}
+	return under(dispatchMark, load(expr.MetaKeyPRIORITY, firstReg), equal(firstReg, word(dispatchMark)))
 }
 
 // storeDispatch stores the result of the last look-up as the packet's dispatch key.
@@ -267,12 +261,8 @@ func (w rules) prefixed(bits int) []part {
 	if bits == w.family.Bits() {
 		return nil
 	}
-	mask := make([]byte, w.addrLen())
-	for i := range bits {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
 	return []part{of(&expr.Bitwise{
 		SourceRegister: firstReg, DestRegister: firstReg, Len: w.addrLen(),
-		Mask: mask, Xor: make([]byte, w.addrLen()),
+		Mask: net.CIDRMask(bits, w.family.Bits()), Xor: make([]byte, w.addrLen()),
 	})}
 }

@@ -4,14 +4,13 @@ package nftables
 
 import (
 	"encoding/binary"
-	"errors"
-	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
-	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -21,7 +20,6 @@ const fastPath = "fast-path"
 // Attributes that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h): NFTA_FLOWTABLE_*,
 // NFTA_FLOWTABLE_HOOK_* and NFTA_DEVICE_NAME.
 const (
-	flowtableAttrTable = 1
 	flowtableAttrName  = 2
 	flowtableAttrHook  = 3
 	flowtableAttrFlags = 7
@@ -45,7 +43,8 @@ const maxDevices = 128
 // messages cannot be in the same transaction as the rules and cannot delete one device.
 func (w *writer) newFlowtable(f tracker.Family) {
 	w.structural = true
-	w.openFlowtable("create flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f, fastPath)
+	w.open("create flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f)
+	w.batch.String(flowtableAttrName, fastPath)
 	w.batch.Nest(flowtableAttrHook)
 	w.batch.Uint32(flowtableHookNum, unix.NF_NETDEV_INGRESS)
 	w.batch.Uint32(flowtableHookPriority, uint32(priorityFilter))
@@ -54,42 +53,23 @@ func (w *writer) newFlowtable(f tracker.Family) {
 	w.batch.End()
 }
 
-func (w *writer) deleteFlowtable(f tracker.Family, name string) {
-	w.openFlowtable("delete flowtable "+name, unix.NFT_MSG_DELFLOWTABLE, 0, f, name)
-	w.batch.End()
-}
-
-// addDevices and deleteDevices change the devices of the flowtable.
-func (w *writer) addDevices(f tracker.Family, names []string) {
-	w.devices("add interfaces to flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, f, names)
-}
-
-func (w *writer) deleteDevices(f tracker.Family, names []string) {
-	w.devices("delete interfaces of flowtable "+fastPath, unix.NFT_MSG_DELFLOWTABLE, 0, f, names)
-}
-
+// devices adds devices to the flowtable or deletes them. what labels the message in errors.
 func (w *writer) devices(what string, typ, flags uint16, f tracker.Family, names []string) {
-	for len(names) > 0 {
-		n := min(len(names), maxDevices)
-		w.openFlowtable(what, typ, flags, f, fastPath)
+	for names := range slices.Chunk(names, maxDevices) {
+		w.open(what, typ, flags, f)
+		w.batch.String(flowtableAttrName, fastPath)
 		w.batch.Nest(flowtableAttrHook)
 		// Kernels before 5.8 need these in changes, too.
 		w.batch.Uint32(flowtableHookNum, unix.NF_NETDEV_INGRESS)
 		w.batch.Uint32(flowtableHookPriority, uint32(priorityFilter))
 		w.batch.Nest(flowtableHookDevices)
-		for _, name := range names[:n] {
+		for _, name := range names {
 			w.batch.String(deviceName, name)
 		}
 		w.batch.Unnest()
 		w.batch.Unnest()
 		w.batch.End()
-		names = names[n:]
 	}
-}
-
-func (w *writer) openFlowtable(what string, typ, flags uint16, f tracker.Family, name string) {
-	w.open(what, typ, flags, f, flowtableAttrTable)
-	w.batch.String(flowtableAttrName, name)
 }
 
 // kernelFlowtable is a flowtable as the kernel has it.
@@ -106,7 +86,7 @@ func (k kernelFlowtable) sound() bool {
 // readFlowtables returns the table's flowtables by name.
 func (b *Backend) readFlowtables(table string, f tracker.Family) (out map[string]kernelFlowtable, err error) {
 	begin := func() { out = map[string]kernelFlowtable{} }
-	err = b.dump(table, f, unix.NFT_MSG_GETFLOWTABLE, flowtableAttrTable, begin, func(a *attributes) {
+	err = b.dump(table, f, unix.NFT_MSG_GETFLOWTABLE, begin, func(a *attributes) {
 		hook := parse(a[flowtableAttrHook])
 		k := kernelFlowtable{
 			hook: hook.number(flowtableHookNum), priority: hook.number(flowtableHookPriority),
@@ -130,7 +110,7 @@ func (b *Backend) clearFlowtables(t *table, k *kernelTable) {
 			t.keptFlowtable = true
 			continue
 		}
-		b.writer.deleteFlowtable(t.family, name)
+		b.writer.delete("flowtable", unix.NFT_MSG_DELFLOWTABLE, flowtableAttrName, t.family, name)
 	}
 }
 
@@ -162,58 +142,26 @@ func (b *Backend) compareFlowtables(t *table) error {
 	for name := range found {
 		return drifted(t.family, "unexpected flowtable %s", name)
 	}
-	if t.interfaces == nil || sameNames(t.interfaces, ft.devices) {
+	missing, unexpected := missingNames(t.interfaces, ft.devices), missingNames(ft.devices, t.interfaces)
+	if t.interfaces == nil || len(missing)+len(unexpected) == 0 {
 		return nil
 	}
-	links, err := b.interfaces.all()
+	links, err := b.links()
 	if err != nil {
 		return err
 	}
-	known := map[int]bool{}
-	for name, index := range t.interfaces {
-		if known[index] = true; links[name] == index && !ft.devices[name] {
+	for _, name := range missing {
+		if links[name] == t.interfaces[name] {
 			return drifted(t.family, "flowtable %s has no interface %s", fastPath, name)
 		}
 	}
-	for name := range ft.devices {
-		if index, ok := links[name]; ok && !known[index] {
+	known := slices.Collect(maps.Values(t.interfaces))
+	for _, name := range unexpected {
+		if index, ok := links[name]; ok && !slices.Contains(known, index) {
 			return drifted(t.family, "flowtable %s has unexpected interface %s", fastPath, name)
 		}
 	}
 	return nil
-}
-
-func sameNames(a map[string]int, b map[string]bool) bool {
-	for name := range a {
-		if !b[name] {
-			return false
-		}
-	}
-	return len(a) == len(b)
-}
-
-// probeOffload makes the kernel check the objects and rules of Config.Offload, as probe does.
-func (b *Backend) probeOffload(f tracker.Family) error {
-	w := newWriter(probeTable)
-	t := newTable(f, &ruleset.Node{}, b.mark())
-	t.offload = b.config.Offload
-	t.measure(nil, b.config.StickyClients, 0)
-	w.newTable(f, unix.NLM_F_EXCL)
-	t.skeleton(w)
-	batch, err := w.finish()
-	if err != nil {
-		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
-	}
-	w.deleteTable(f)
-	err = b.conn.Commit(batch)
-	var missing *ruleset.UnsupportedError
-	if err == nil {
-		return nil
-	}
-	if err = unsupported(f, err); errors.As(err, &missing) {
-		missing.Feature = "offload by flowtables (CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NF_FLOW_TABLE_INET, and in Linux 5.10 CONFIG_NF_FLOW_TABLE_IPV4 and _IPV6): " + missing.Feature
-	}
-	return err
 }
 
 // established sends connections to the chain to-fast-path if they are established, have a

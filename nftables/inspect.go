@@ -132,21 +132,13 @@ func (b *Backend) readUsable(k *kernelTable, table string, f tracker.Family, s s
 	if !k.has(s, f) {
 		return nil
 	}
-	return ignoreInterrupted(again(func() error {
-		begin()
-		return b.elements(table, f, s, fn)
-	}))
+	return ignoreInterrupted(b.readAll(table, f, s, begin, fn))
 }
 
 // readRanges returns the contents of an interval set.
 func (b *Backend) readRanges(table string, f tracker.Family, s set) ([]addrRange, error) {
 	var bounds []bound
-	err := again(func() error {
-		bounds = bounds[:0]
-		return b.elements(table, f, s, func(e kernelElement) {
-			bounds = appendBound(bounds, e)
-		})
-	})
+	err := b.readAll(table, f, s, func() { bounds = nil }, func(e kernelElement) { bounds = appendBound(bounds, e) })
 	return rangesOf(bounds), err
 }
 

@@ -14,45 +14,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/go-proxier/proxier/internal/netns"
 )
 
-// interfaces lists the network interfaces of a namespace. The caller of its methods, except
-// subscribe, holds the backend's lock.
-type interfaces struct {
-	ns    *netns.Namespace
-	route *netlink.Handle
-	// stale is set after syncInterfaces failed, until it succeeds.
-	stale bool
-}
-
-// openInterfaces opens a socket in a namespace. The namespace must stay open.
-func openInterfaces(ns *netns.Namespace) (*interfaces, error) {
-	l := &interfaces{ns: ns}
-	err := ns.Do(func() (err error) {
-		l.route, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("nftables: cannot open route socket: %w", err)
-	}
-	return l, nil
-}
-
-// close closes the socket. A nil l, or closing again, does nothing.
-func (l *interfaces) close() {
-	if l != nil {
-		l.route.Close()
-	}
-}
-
-// all returns the index of each interface by name.
-func (l *interfaces) all() (map[string]int, error) {
+// links returns the index of each network interface by name.
+func (b *Backend) links() (map[string]int, error) {
 	var links []netlink.Link
 	var err error
 	for range 10 {
-		if links, err = l.route.LinkList(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+		if links, err = b.route.LinkList(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
 	}
@@ -64,15 +33,6 @@ func (l *interfaces) all() (map[string]int, error) {
 		out[link.Attrs().Name] = link.Attrs().Index
 	}
 	return out, nil
-}
-
-// subscribe returns a socket that receives the changes of interfaces.
-func (l *interfaces) subscribe() (s *nl.NetlinkSocket, err error) {
-	err = l.ns.Do(func() (err error) {
-		s, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
-		return err
-	})
-	return s, err
 }
 
 // chooses reports whether the interface of a name is chosen.
@@ -87,14 +47,10 @@ func (o *Offload) chooses(name string) bool {
 // [os.ErrClosed], or is a [*ruleset.DriftError] if the flowtable is gone. Any other error may
 // be temporary.
 func (b *Backend) SyncInterfaces(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
+	if err := b.lock(ctx); err != nil {
 		return err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.conn.Closed() {
-		return errClosed
-	}
 	return b.syncInterfaces()
 }
 
@@ -105,7 +61,7 @@ func (b *Backend) syncInterfaces() error {
 		return nil
 	}
 	err := persist(func() error {
-		links, err := b.interfaces.all()
+		links, err := b.links()
 		if err != nil {
 			return err
 		}
@@ -120,8 +76,8 @@ func (b *Backend) syncInterfaces() error {
 			if !ok {
 				return drifted(t.family, "flowtable %s is missing", fastPath)
 			}
-			w.deleteDevices(t.family, missingNames(ft.devices, links))
-			w.addDevices(t.family, missingNames(links, ft.devices))
+			w.devices("delete interfaces of flowtable "+fastPath, unix.NFT_MSG_DELFLOWTABLE, 0, t.family, missingNames(ft.devices, links))
+			w.devices("add interfaces to flowtable "+fastPath, unix.NFT_MSG_NEWFLOWTABLE, unix.NLM_F_CREATE, t.family, missingNames(links, ft.devices))
 			for _, name := range missingNames(t.interfaces, links) {
 				w.removes(t.family, setFastPathInterfaces).Add(interfaceName(name), nil, "")
 			}
@@ -129,11 +85,7 @@ func (b *Backend) syncInterfaces() error {
 				w.adds(t.family, setFastPathInterfaces).Add(interfaceName(name), nil, "")
 			}
 		}
-		batch, err := w.finish()
-		if err != nil {
-			return err
-		}
-		if err := b.conn.Commit(batch); err != nil {
+		if err := w.commit(b.conn); err != nil {
 			return err
 		}
 		for _, t := range b.tables {
@@ -141,7 +93,7 @@ func (b *Backend) syncInterfaces() error {
 		}
 		return nil
 	})
-	b.interfaces.stale = err != nil
+	b.staleInterfaces = err != nil
 	if err != nil {
 		return fmt.Errorf("nftables: cannot update interfaces of the fast path: %w", err)
 	}
@@ -167,7 +119,11 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 	if b.config.Offload == nil {
 		return failed, func() {}, nil
 	}
-	s, err := b.interfaces.subscribe()
+	var s *nl.NetlinkSocket
+	err = b.ns.Do(func() (err error) {
+		s, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
+		return err
+	})
 	if errors.Is(err, os.ErrClosed) {
 		return nil, nil, errClosed
 	}
@@ -182,9 +138,7 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 		failed(err)
 	}
 	var done sync.WaitGroup
-	done.Add(1)
-	go func() {
-		defer done.Done()
+	done.Go(func() {
 		for {
 			if err := b.SyncInterfaces(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, os.ErrClosed) {
 				report(err)
@@ -196,7 +150,7 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 				return
 			}
 		}
-	}()
+	})
 	return report, func() { cancel(); s.Close(); done.Wait() }, nil
 }
 

@@ -167,7 +167,3 @@ func bucketsBelow(buckets int) int {
 // seconds rounds an affinity timeout up to seconds, as in the names of chains and in rules. The
 // kernel has a resolution of milliseconds, but Kubernetes of seconds.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
-
-// maxAffinity is the timeout with the longest name. Kubernetes allows a day at most
-// (v1.ClientIPConfig.TimeoutSeconds).
-const maxAffinity = 86400 * time.Second

@@ -5,13 +5,8 @@ package nftables
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
-	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -31,104 +26,65 @@ func Lookup(ctx context.Context, c Config, q ruleset.Query) (ruleset.Found, erro
 		return ruleset.Found{}, fmt.Errorf("nftables: cannot look up invalid address %v", q.Packet.To)
 	}
 	c.Families = []tracker.Family{family}
-	b, err := New(ctx, c)
-	if err != nil {
-		return ruleset.Found{}, err
-	}
-	defer b.Close()
 	all, inside, key := frontendKey(q.NodePort, to.Addr(), q.Packet.Protocol, to.Port())
-	for _, table := range []string{b.config.Table, stagingOf(b.config.Table)} {
-		l := lookup{b: b, ctx: ctx, table: table, family: family, key: string(key.bytes())}
-		found, err := l.find(all, setHandlers)
-		if errors.Is(err, unix.ENOENT) {
-			continue
+	var found ruleset.Found
+	err := readTables(ctx, c, "look up packet", func(r reader) (err error) {
+		found, err = r.find(string(key.bytes()), all, setHandlers)
+		if err != nil || !found.Entry || !q.Internal {
+			return err
 		}
-		if err == nil && found.Entry && q.Internal {
-			if internal, err := l.find(inside, setInternalHandlers); err != nil || internal.Entry {
-				return internal, err
-			}
+		internal, err := r.find(string(key.bytes()), inside, setInternalHandlers)
+		if err != nil || internal.Entry {
+			found = internal
 		}
-		return found, err
-	}
-	return ruleset.Found{}, fmt.Errorf("nftables: cannot look up packet: %w", ruleset.ErrNoRules)
+		return err
+	})
+	return found, err
 }
 
-// lookup is one Lookup in one table.
-type lookup struct {
-	b      *Backend
-	ctx    context.Context
-	table  string
-	family tracker.Family
-	key    string
-}
-
-// find resolves the packet's dispatch key in one map, if the map has one.
-func (l *lookup) find(dispatchKeys, handlers set) (found ruleset.Found, err error) {
+// find resolves the key of a packet's destination in a map of dispatch keys, if the map has
+// the key.
+func (r reader) find(key string, dispatchKeys, handlers set) (found ruleset.Found, err error) {
 	var dispatchKey uint32
-	err = l.each(dispatchKeys, func(e kernelElement) {
-		if string(e.key) == l.key {
+	err = r.each(dispatchKeys, func(e kernelElement) {
+		if string(e.key) == key {
 			dispatchKey, found.Service, found.Entry = binary.NativeEndian.Uint32(e.data), e.comment, true
 		}
 	})
 	if err != nil || !found.Entry {
 		return ruleset.Found{}, err
 	}
-	chain := ""
-	err = l.each(handlers, func(e kernelElement) {
-		if binary.NativeEndian.Uint32(e.key) == dispatchKey&handlerMask {
-			chain = e.chain
-		}
-	})
+	endpoints, err := r.endpoints(handlers)
 	if err != nil {
 		return ruleset.Found{}, err
 	}
-	found.Where = fmt.Sprintf("table %s, chain %s", l.table, chain)
-	found.Endpoints, err = l.pool(dispatchKey&poolMask, chain)
-	return found, err
+	chain, pool := endpoints(dispatchKey)
+	found.Where, found.Endpoints = fmt.Sprintf("table %s, chain %s", r.table, chain), pool
+	return found, nil
 }
 
-// pool returns the endpoints of a pool, sorted.
-func (l *lookup) pool(number uint32, chain string) ([]netip.AddrPort, error) {
-	var out []netip.AddrPort
-	if chain == chainNoEndpoints || chain == chainNoLocalEndpoints {
-		return nil, nil
-	}
-	// The name of a chain with client affinity ends in the timeout, as in 600s.
-	if !strings.HasSuffix(chain, "s") {
-		err := l.each(setEndpoints, func(e kernelElement) {
-			if a, ok := parseAddrPort(e.data); ok && binary.NativeEndian.Uint32(e.key) == number {
-				out = append(out, a)
-			}
-		})
-		return sorted(out), err
-	}
-	members := map[uint32]bool{}
-	err := l.each(setStickyBuckets, func(e kernelElement) {
-		if binary.NativeEndian.Uint32(e.key)>>stickyShift == number {
-			members[binary.NativeEndian.Uint32(e.data)] = true
+// Ready returns the number of endpoints to which each Service port forwards new connections.
+// It reads the kernel's tables of a [Backend] with the same configuration, in this process or
+// another. If the frontends of a Service port have different endpoints, the largest number
+// counts. Names of Service ports are as in [Traffic]. The error wraps [ruleset.ErrNoRules] if
+// there is no table.
+//
+// Ready is a debugging aid. It reads all endpoints, without a snapshot, so a concurrent change
+// can yield an inconsistent result.
+func Ready(ctx context.Context, c Config) (map[tracker.Key]int, error) {
+	out := map[tracker.Key]int{}
+	err := readTables(ctx, c, "read endpoints", func(r reader) error {
+		endpoints, err := r.endpoints(setHandlers)
+		if err != nil {
+			return err
 		}
-	})
-	if err == nil {
-		err = l.each(setStickyEndpoints, func(e kernelElement) {
-			if a, ok := parseAddrPort(e.data); ok && members[binary.NativeEndian.Uint32(e.key)] {
-				out = append(out, a)
-			}
+		return r.frontends(func(e kernelElement, k tracker.Key) {
+			_, pool := endpoints(binary.NativeEndian.Uint32(e.data))
+			out[k] = max(out[k], len(pool))
 		})
+	})
+	if err != nil {
+		return nil, err
 	}
-	return sorted(out), err
-}
-
-// sorted returns the addresses sorted and without duplicates. An endpoint may have several
-// buckets.
-func sorted(list []netip.AddrPort) []netip.AddrPort {
-	slices.SortFunc(list, netip.AddrPort.Compare)
-	return slices.Compact(list)
-}
-
-// each calls fn with the elements of a set.
-func (l *lookup) each(s set, fn func(kernelElement)) error {
-	if err := l.ctx.Err(); err != nil {
-		return err
-	}
-	return l.b.elements(l.table, l.family, s, fn)
+	return out, nil
 }

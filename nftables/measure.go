@@ -109,19 +109,7 @@ const prefixSize = 1 << 10
 
 // handlerBytes returns the number of bytes that the handler takes in a transaction.
 func (t *table) handlerBytes(h handler) int {
-	// The number of buckets and the timeout matter only by the length of names.
-	if h.buckets > exactBuckets {
-		h.buckets = bucketsFor(maxPool)
-	}
-	if h.affinity != 0 {
-		h.affinity = maxAffinity
-	}
-	n, ok := t.handlerSize[h]
-	if !ok {
-		w := newWriter(stagingOf(strings.Repeat("x", maxName)))
-		newTable(t.family, t.node, t.mark).internalHandler(h, w)
-		n = w.size()
-		t.handlerSize[h] = n
-	}
-	return n
+	w := newWriter(stagingOf(strings.Repeat("x", maxName)))
+	newTable(t.family, t.node, t.mark).internalHandler(h, w)
+	return w.size()
 }

@@ -81,12 +81,16 @@ func frontendKey(nodePort bool, addr netip.Addr, p v1.Protocol, port uint16) (al
 	return setServiceIPs, setInternalIPs, octets{}.addr(addr).proto(p).port(port)
 }
 
+func keyOf(s *ruleset.Service, f *ruleset.Frontend) (all, internal set, key octets) {
+	return frontendKey(f.Kind == ruleset.NodePort, f.Addr, s.Key.Protocol, f.Port)
+}
+
 // frontendElements appends the elements of a Service's frontends to list. keys holds the
 // dispatch keys of each frontend.
 func frontendElements(list []element, s *ruleset.Service, keys []dispatchKeys) []element {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		all, internal, key := frontendKey(f.Kind == ruleset.NodePort, f.Addr, s.Key.Protocol, f.Port)
+		all, internal, key := keyOf(s, f)
 		list = append(list, element{all, true, key, octets{}.word(keys[i].any)})
 		if keys[i].internal != 0 {
 			list = append(list, element{internal, true, key, octets{}.word(keys[i].internal)})

@@ -21,37 +21,52 @@ const minimumKernel = "Linux 5.10"
 func (b *Backend) mark() uint32 { return uint32(b.config.MasqueradeMark) }
 
 // probe makes the kernel check, for each family, a transaction that creates a table with every
-// kind of set, chain and rule, and deletes the table.
+// kind of set, chain and rule, and deletes the table. The objects and rules of Config.Offload
+// are in a transaction of their own, so that the error can name the feature.
 func (b *Backend) probe() error {
 	for _, f := range b.config.Families {
-		w := newWriter(probeTable)
-		t := newTable(f, &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}, b.mark())
-		t.measure(nil, b.config.StickyClients, 0)
-		w.newTable(f, unix.NLM_F_EXCL)
-		t.skeleton(w)
-		for h := handleNotPods; h <= handleDrop; h++ {
-			c := handler{handling: h, firewall: true}
-			if h < handleInternalOrDrop {
-				c.buckets = exactBuckets + 4
-			}
-			t.handler(c, w)
+		if err := b.probeTable(f, nil); err != nil {
+			return err
 		}
-		t.internalHandler(handler{buckets: 1, affinity: 10800e9}, w)
-		t.handler(handler{buckets: 251, hash: tracker.HashSourcePort}, w)
-		t.prefix(f.Bits()/2, w)
-		batch, err := w.finish()
+		if b.config.Offload == nil {
+			continue
+		}
+		err := b.probeTable(f, b.config.Offload)
+		var missing *ruleset.UnsupportedError
+		if errors.As(err, &missing) {
+			missing.Feature = "offload by flowtables (CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NF_FLOW_TABLE_INET, and in Linux 5.10 CONFIG_NF_FLOW_TABLE_IPV4 and _IPV6): " + missing.Feature
+		}
 		if err != nil {
-			return fmt.Errorf("nftables: cannot probe kernel: %w", err)
+			return err
 		}
-		w.deleteTable(f)
-		if err := b.conn.Commit(batch); err != nil {
-			return unsupported(f, err)
+	}
+	return nil
+}
+
+func (b *Backend) probeTable(f tracker.Family, offload *Offload) error {
+	w := newWriter(probeTable)
+	t := newTable(f, &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}, b.mark())
+	t.offload = offload
+	t.measure(nil, b.config.StickyClients, 0)
+	w.newTable(f, unix.NLM_F_EXCL)
+	t.skeleton(w)
+	for h := handleNotPods; h <= handleDrop; h++ {
+		c := handler{handling: h, firewall: true}
+		if h < handleInternalOrDrop {
+			c.buckets = exactBuckets + 4
 		}
-		if b.config.Offload != nil {
-			if err := b.probeOffload(f); err != nil {
-				return err
-			}
-		}
+		t.handler(c, w)
+	}
+	t.internalHandler(handler{buckets: 1, affinity: 10800e9}, w)
+	t.handler(handler{buckets: 251, hash: tracker.HashSourcePort}, w)
+	t.prefix(f.Bits()/2, w)
+	batch, err := w.finish()
+	if err != nil {
+		return fmt.Errorf("nftables: cannot probe kernel: %w", err)
+	}
+	w.deleteTable(f)
+	if err := b.conn.Commit(batch); err != nil {
+		return unsupported(f, err)
 	}
 	return nil
 }

@@ -130,11 +130,7 @@ func rangesOf(bounds []bound) []addrRange {
 	for _, b := range bounds {
 		switch {
 		case !b.end && !open:
-			last := netip.AddrFrom4([4]byte{255, 255, 255, 255})
-			if b.addr.Is6() {
-				last = rangeOf(netip.PrefixFrom(netip.IPv6Unspecified(), 0)).last
-			}
-			out = append(out, addrRange{b.addr, last})
+			out = append(out, rangeOf(netip.PrefixFrom(b.addr, 0))) // to the last address
 			open = true
 		case b.end && open:
 			out[len(out)-1].last = b.addr.Prev()

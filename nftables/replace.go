@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
@@ -109,8 +107,7 @@ func (b *Backend) deleteTables(k *kernelTables) error {
 			w.deleteTable(f)
 		}
 	}
-	batch, _ := w.finish()
-	return b.conn.Commit(batch)
+	return w.commit(b.conn)
 }
 
 // begin writes empty tables for d and adopts the sticky pools of the tables old. It sets b.whole
@@ -232,6 +229,15 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 	if len(failed) == 0 {
 		return nil
 	}
+	// Only one Service can own a frontend. A NodePort has the same key in both families.
+	type frontend struct {
+		family tracker.Family
+		key    octets
+	}
+	frontendOf := func(s *ruleset.Service, f *ruleset.Frontend) frontend {
+		_, _, key := keyOf(s, f)
+		return frontend{s.Key.Family, key}
+	}
 	owned := map[frontend]bool{}
 	for i := range changes {
 		if s := changes[i].New; s != nil && failed[s.Key] == nil {
@@ -262,22 +268,6 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 		}
 	}
 	return nil
-}
-
-// frontend identifies a frontend, which only one Service can own. A NodePort has no address.
-type frontend struct {
-	family   tracker.Family
-	addr     netip.Addr
-	port     uint16
-	protocol v1.Protocol
-}
-
-func frontendOf(s *ruleset.Service, f *ruleset.Frontend) frontend {
-	out := frontend{family: s.Key.Family, port: f.Port, protocol: s.Key.Protocol}
-	if f.Kind != ruleset.NodePort {
-		out.addr = f.Addr
-	}
-	return out
 }
 
 // rewrite replaces the contents of the tables in one transaction. If no table exists, it
@@ -325,7 +315,7 @@ func (b *Backend) clear(t *table, k *kernelTable) {
 	for name, s := range k.sets {
 		// The kernel deletes anonymous sets with the foreign rules that they belong to.
 		if !kept[name] && s.flags&unix.NFT_SET_ANONYMOUS == 0 {
-			b.writer.deleteSet(t.family, name)
+			b.writer.delete("set", unix.NFT_MSG_DELSET, unix.NFTA_SET_NAME, t.family, name)
 		}
 	}
 	b.clearFlowtables(t, k)
@@ -340,11 +330,10 @@ func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 	for name := range k.chains {
 		if _, ok := used[name]; !ok {
 			unused[name] = true
-			w.deleteChain(t.family, name)
+			w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, t.family, name)
 		}
 	}
-	batch, _ := w.finish()
-	if err := b.conn.Commit(batch); err != nil {
+	if err := w.commit(b.conn); err != nil {
 		t.unused = unused
 		b.config.Log.Info("nftables: cannot delete unused chains, they stay until the next full sync", slog.Any("error", err))
 	}
@@ -398,12 +387,14 @@ func (b *Backend) swapIn(ctx context.Context, d *ruleset.Delta, old *kernelTable
 
 // addDivided adds elements to a set in several transactions.
 func (b *Backend) addDivided(table string, f tracker.Family, s set, list *nlbatch.Elements) error {
-	return list.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
+	for part := range list.Parts(b.conn.Limit() / 2) {
 		w := newWriter(table)
 		w.addElements(f, s, 0, part)
-		batch, _ := w.finish()
-		return b.conn.Commit(batch)
-	})
+		if err := w.commit(b.conn); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readClients reads the remembered clients, at most as many as the new table has room for.

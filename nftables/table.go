@@ -59,8 +59,6 @@ type table struct {
 	interfaces    map[string]int
 	// unhooked is set while no packet meets the table.
 	unhooked bool
-	// handlerSize caches handlerBytes.
-	handlerSize map[handler]int
 	// adopted holds the sticky pools of an earlier table that no Service has taken over.
 	adopted map[stickyOwner]*adoptedPool
 
@@ -72,9 +70,9 @@ type table struct {
 
 // service is a Service as programmed, with its pools and the dispatch keys of its frontends.
 type service struct {
-	rule           *ruleset.Service
-	cluster, local *pool
-	keys           []dispatchKeys
+	rule  *ruleset.Service
+	pools [ruleset.Drop + 1]*pool // by target
+	keys  []dispatchKeys
 }
 
 // targets are the targets that have a pool.
@@ -94,8 +92,9 @@ func newTable(f tracker.Family, n *ruleset.Node, mark uint32) *table {
 	return &table{
 		family: f, node: n, mark: mark,
 		plain: numbers{max: maxPool}, sticky: numbers{max: maxSticky},
-		handlers: newHandlers(), verdicts: map[set]map[uint32]string{setHandlers: {}, setInternalHandlers: {}, setOwnHandlers: {}}, handlerSize: map[handler]int{},
-		chains: map[string]int{}, prefixes: map[int]bool{}, clusterIPs: map[netip.Addr]int{},
+		handlers: handlers{number: map[handler]uint32{}},
+		verdicts: map[set]map[uint32]string{setHandlers: {}, setInternalHandlers: {}, setOwnHandlers: {}},
+		chains:   map[string]int{}, prefixes: map[int]bool{}, clusterIPs: map[netip.Addr]int{},
 		hairpin: hairpin{refs: map[netip.Addr]int{}}, ranges: map[set][]addrRange{}, kept: map[set]bool{},
 	}
 }
@@ -108,20 +107,9 @@ func (t *table) service(id uint32) *service {
 	return nil
 }
 
-// pool returns the Service's pool for a target, or nil.
-func (s *service) pool(target ruleset.Target) *pool {
-	switch target {
-	case ruleset.ToCluster:
-		return s.cluster
-	case ruleset.ToLocal:
-		return s.local
-	}
-	return nil
-}
-
 // number returns the number of the Service's pool for a target, or 0.
 func (s *service) number(target ruleset.Target) uint32 {
-	if p := s.pool(target); p != nil {
+	if p := s.pools[target]; p != nil {
 		return p.number
 	}
 	return 0
@@ -194,7 +182,7 @@ func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 
 // applyPool writes the buckets and the numbered endpoints by which a pool changes.
 func (t *table) applyPool(old, now *service, target ruleset.Target, w *writer) {
-	was, is := old.pool(target), now.pool(target)
+	was, is := old.pools[target], now.pools[target]
 	if was != nil && was != is {
 		was.set(old.endpoints(target), nil, distribution{}, nil, &t.change)
 		t.writePool(was, "", w)
@@ -268,8 +256,6 @@ func (t *table) applyFrontends(old, now *service, w *writer) {
 		}
 		t.add(e, comment, w)
 	})
-	t.use(now.keys, +1)
-	t.use(old.keys, -1)
 }
 
 // add adds an element with a comment to its set. It creates a missing set of allowed sources.

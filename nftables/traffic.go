@@ -6,17 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
-	"maps"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
@@ -54,20 +48,18 @@ const nodePortAddresses = 16
 // Traffic deletes the counters of destinations that no longer belong to a Service. The error is
 // ctx's, wraps [os.ErrClosed], or is that of reading the tables.
 func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
-	if err := ctx.Err(); err != nil {
+	if err := b.lock(ctx); err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.conn.Closed() {
-		return nil, errClosed
-	}
 	if b.tables == nil {
-		return readTraffic(ctx, b.conn, b.config)
+		c := b.config
+		c.NetNS = b.ns.File()
+		return Traffic(ctx, c)
 	}
 	out := newTraffic()
 	for _, t := range b.tables {
-		counted, err := readCounters(b.conn, b.name, t.family)
+		counted, err := reader{ctx, b.conn, b.name, t.family}.counters()
 		if err != nil {
 			return nil, fmt.Errorf("nftables: cannot read traffic: %w", err)
 		}
@@ -83,16 +75,27 @@ func (b *Backend) Traffic(ctx context.Context) (*ruleset.Traffic, error) {
 // that are longer than 127 bytes are cut to that length. The error wraps [ruleset.ErrNoRules]
 // if there is no table. Known is empty if a version without counters wrote the table.
 func Traffic(ctx context.Context, c Config) (*ruleset.Traffic, error) {
-	c, err := c.withDefaults()
-	if err != nil {
+	out, known := newTraffic(), true
+	err := readTables(ctx, c, "read traffic", func(r reader) error {
+		counted, err := r.counters()
+		if errors.Is(err, unix.ENOENT) {
+			known = false
+			return nil
+		}
+		owners := owners{}
+		if err == nil && len(counted) != 0 {
+			err = r.frontends(func(e kernelElement, k tracker.Key) { owners[string(e.key)] = k })
+		}
+		counted.sum(owners, out.Services)
+		return err
+	})
+	switch {
+	case err != nil:
 		return nil, err
+	case !known:
+		return &ruleset.Traffic{}, nil
 	}
-	conn, err := nlbatch.Dial(c.NetNS)
-	if err != nil {
-		return nil, unsupportedSocket(err)
-	}
-	defer conn.Close()
-	return readTraffic(ctx, conn, c)
+	return out, nil
 }
 
 func newTraffic() *ruleset.Traffic {
@@ -102,105 +105,29 @@ func newTraffic() *ruleset.Traffic {
 	}
 }
 
-// readTraffic reads the counters and the names of Service ports from the kernel.
-func readTraffic(ctx context.Context, conn *nlbatch.Conn, c Config) (*ruleset.Traffic, error) {
-	out, any := newTraffic(), false
-	for _, f := range c.Families {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		table, err := tableInUse(conn, c.Table, f)
-		if err == nil && table == "" {
-			continue
-		}
-		any = true
-		var counted counters
-		if err == nil {
-			counted, err = readCounters(conn, table, f)
-		}
-		if errors.Is(err, unix.ENOENT) {
-			return &ruleset.Traffic{}, nil
-		}
-		var owners owners
-		if err == nil && len(counted) != 0 {
-			owners, err = readOwners(conn, table, f)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("nftables: cannot read traffic: %w", err)
-		}
-		counted.sum(owners, out.Services)
-	}
-	if !any {
-		return nil, fmt.Errorf("nftables: cannot read traffic: %w", ruleset.ErrNoRules)
-	}
-	return out, nil
-}
-
-// tableInUse returns the name of the table that packets meet: the configured name, the name of
-// the staging table, or "" if there is no such table.
-func tableInUse(conn *nlbatch.Conn, name string, f tracker.Family) (string, error) {
-	for _, name := range []string{name, stagingOf(name)} {
-		head, err := readTable(conn, name, f)
-		if err != nil {
-			return "", err
-		}
-		if !head.exists {
-			continue
-		}
-		request := nfnl.AppendString(nil, unix.NFTA_CHAIN_TABLE, name)
-		request = nfnl.AppendString(request, unix.NFTA_CHAIN_NAME, chainNATPrerouting)
-		err = conn.Get(unix.NFT_MSG_GETCHAIN, inet.AF(f), false, request, func([]byte) error { return nil })
-		if !errors.Is(err, unix.ENOENT) {
-			return name, err
-		}
-	}
-	return "", nil
-}
-
 // counterKey identifies a counter: its set, and the destination in the kernel's encoding.
 type counterKey struct {
 	set set
 	at  string
 }
 
-// counter is the value of a counter.
-type counter struct{ packets, bytes uint64 }
+// counters holds the packets of the counters of one table.
+type counters map[counterKey]uint64
 
-// counters holds the counters of one table.
-type counters map[counterKey]counter
-
-// readCounters reads a table's counters.
-func readCounters(conn *nlbatch.Conn, table string, f tracker.Family) (counters, error) {
+// counters reads the table's counters.
+func (r reader) counters() (counters, error) {
 	out := counters{}
 	for _, s := range trafficSets {
-		err := again(func() error {
-			return readElements(conn, table, f, s.name(), func(e kernelElement) {
-				out[counterKey{s, string(e.key)}] = parseCounter(e.expr)
-			})
+		err := r.each(s, func(e kernelElement) {
+			counter := parse(e.expr)
+			values := parse(counter[unix.NFTA_EXPR_DATA])
+			out[counterKey{s, string(e.key)}] = nfnl.Uint64(values[unix.NFTA_COUNTER_PACKETS])
 		})
-		if err = ignoreInterrupted(err); err != nil {
+		if err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
-}
-
-// parseCounter reads the attributes of a counter expression.
-func parseCounter(attrs []byte) (c counter) {
-	for typ, data := range nfnl.Attributes(attrs) {
-		if typ != unix.NFTA_EXPR_DATA {
-			continue
-		}
-		for typ, v := range nfnl.Attributes(data) {
-			switch typ {
-			case unix.NFTA_COUNTER_PACKETS:
-				c.packets = nfnl.Uint64(v)
-			case unix.NFTA_COUNTER_BYTES:
-				c.bytes = nfnl.Uint64(v)
-			}
-		}
-	}
-	return c
 }
 
 // sum adds the counters to the Service ports that own their destinations.
@@ -213,11 +140,11 @@ func (c counters) sum(o owners, to map[tracker.Key]ruleset.Counters) {
 		total := to[owner]
 		switch k.set {
 		case setConnections:
-			total.Connections += n.packets
+			total.Connections += n
 		case setRefused:
-			total.Refused += n.packets
+			total.Refused += n
 		case setDropped:
-			total.Dropped += n.packets
+			total.Dropped += n
 		}
 		to[owner] = total
 	}
@@ -243,55 +170,12 @@ func (o owners) of(at string) (tracker.Key, bool) {
 func (t *table) owners() owners {
 	out := owners{}
 	for _, s := range t.services {
-		if s != nil {
-			maps.Insert(out, ownersOf(s.rule))
-		}
-	}
-	return out
-}
-
-// ownersOf yields the keys of a Service's frontends. A nil Service has no frontends.
-func ownersOf(s *ruleset.Service) iter.Seq2[string, tracker.Key] {
-	return func(yield func(string, tracker.Key) bool) {
 		if s == nil {
-			return
+			continue
 		}
-		for i := range s.Frontends {
-			f := &s.Frontends[i]
-			_, _, key := frontendKey(f.Kind == ruleset.NodePort, f.Addr, s.Key.Protocol, f.Port)
-			if !yield(string(key.bytes()), s.Key) {
-				return
-			}
-		}
-	}
-}
-
-// readOwners reads the Service ports from the kernel.
-func readOwners(conn *nlbatch.Conn, table string, f tracker.Family) (owners, error) {
-	out := owners{}
-	for _, s := range []set{setServiceIPs, setNodePorts} {
-		err := again(func() error {
-			return readElements(conn, table, f, s.name(), func(e kernelElement) {
-				if len(e.key) >= portOffset && e.comment != "" {
-					out[string(e.key)] = tracker.Key{ServicePortName: parseName(e.comment, e.key[len(e.key)-portOffset]), Family: f}
-				}
-			})
-		})
-		if err = ignoreInterrupted(err); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-// parseName returns the Service port that a comment names.
-func parseName(comment string, protocol byte) tracker.ServicePortName {
-	namespace, name, _ := strings.Cut(comment, "/")
-	name, port, _ := strings.Cut(name, ":")
-	out := tracker.ServicePortName{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}, Port: port}
-	for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP} {
-		if inet.Protocol(p) == protocol {
-			out.Protocol = p
+		for _, f := range s.rule.Frontends {
+			_, _, key := keyOf(s.rule, &f)
+			out[string(key.bytes())] = s.rule.Key
 		}
 	}
 	return out
@@ -312,14 +196,12 @@ func (b *Backend) prune(t *table, c counters, o owners) {
 		delete(c, k)
 	}
 	for s, list := range lists {
-		err := list.Divide(b.conn.Limit()/2, func(part *nlbatch.Elements) error {
+		for part := range list.Parts(b.conn.Limit() / 2) {
 			w := newWriter(b.name)
 			w.deleteElements(t.family, s, part)
-			batch, _ := w.finish()
-			return b.conn.Commit(batch)
-		})
-		if err != nil {
-			b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
+			if err := w.commit(b.conn); err != nil {
+				b.logLost(err)
+			}
 		}
 	}
 }
@@ -338,7 +220,7 @@ func (t *table) noteLost(old, now *ruleset.Service) {
 		}) {
 			continue
 		}
-		_, _, key := frontendKey(false, f.Addr, old.Key.Protocol, f.Port)
+		_, _, key := keyOf(old, f)
 		t.lost.Add(key.bytes(), nil, "")
 	}
 }
@@ -347,22 +229,21 @@ func (t *table) noteLost(old, now *ruleset.Service) {
 // before it deletes it, because the kernel rejects the deletion of a missing element, and the
 // element exists only if a packet was counted.
 func (b *Backend) deleteLost(t *table) {
-	if t.lost.Count() == 0 {
-		return
-	}
-	err := t.lost.Divide(b.conn.Limit()/(2*len(trafficSets)+1), func(part *nlbatch.Elements) error {
+	for part := range t.lost.Parts(b.conn.Limit() / (2*len(trafficSets) + 1)) {
 		b.writer.begin()
 		for _, s := range trafficSets {
 			b.writer.addElements(t.family, s, 0, part)
 			b.writer.deleteElements(t.family, s, part)
 		}
-		batch, _ := b.writer.finish()
-		return b.conn.Commit(batch)
-	})
-	t.lost.Reset()
-	if err != nil {
-		b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
+		if err := b.writer.commit(b.conn); err != nil {
+			b.logLost(err)
+		}
 	}
+	t.lost.Reset()
+}
+
+func (b *Backend) logLost(err error) {
+	b.config.Log.Info("nftables: cannot delete counters of lost frontends", slog.Any("error", err))
 }
 
 // copyCounters calls add with the counters of an earlier table, for each set that is not kept.
@@ -372,13 +253,10 @@ func (b *Backend) copyCounters(t *table, old *kernelTables, add func(set, *nlbat
 			continue
 		}
 		list := &nlbatch.Elements{}
-		err := again(func() error {
-			list.Reset()
-			return b.elements(old.name, t.family, s, func(e kernelElement) {
-				if c := parseCounter(e.expr); list.Count() < t.size[s] {
-					list.AddCounter(e.key, c.packets, c.bytes)
-				}
-			})
+		err := b.readAll(old.name, t.family, s, list.Reset, func(e kernelElement) {
+			if e.expr != nil && list.Count() < t.size[s] {
+				list.AddCounter(e.key, e.expr)
+			}
 		})
 		if err = ignoreInterrupted(err); err == nil {
 			err = add(s, list)

@@ -30,7 +30,7 @@ func BenchmarkTraffic(b *testing.B) {
 		var a [4]byte
 		binary.BigEndian.PutUint32(a[:], 10<<24|96<<16+uint32(i))
 		key := octets{}.addr(netip.AddrFrom4(a)).proto(v1.ProtocolTCP).port(80)
-		w.adds(tracker.IPv4, setConnections).AddCounter(key.bytes(), 1, 1)
+		w.adds(tracker.IPv4, setConnections).AddCounter(key.bytes(), onePacket())
 	}
 	batch, err := w.finish()
 	if err == nil {

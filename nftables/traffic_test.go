@@ -10,11 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
+	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/conformance"
 	"github.com/go-proxier/proxier/tracker"
@@ -212,7 +214,7 @@ func TestCountersOfManyDeletedServices(t *testing.T) {
 		r.tracker.SetSlice(epSlice(i, tracker.IPv4, 1))
 		key := octets{}.addr(netip.MustParseAddr(s.Spec.ClusterIP)).proto(v1.ProtocolTCP).port(80)
 		for _, set := range trafficSets {
-			w.adds(tracker.IPv4, set).AddCounter(key.bytes(), 1, 1)
+			w.adds(tracker.IPv4, set).AddCounter(key.bytes(), onePacket())
 		}
 	}
 	r.sync()
@@ -267,7 +269,7 @@ func TestFullSetsForwardAll(t *testing.T) {
 		for _, set := range trafficSets {
 			for i := range 4096 {
 				key := octets{}.addr(from).proto(v1.ProtocolTCP).port(uint16(i))
-				wr.adds(f, set).AddCounter(key.bytes(), 1, 1)
+				wr.adds(f, set).AddCounter(key.bytes(), onePacket())
 			}
 		}
 		batch, err := wr.finish()
@@ -293,4 +295,12 @@ func TestFullSetsForwardAll(t *testing.T) {
 	if c = w.Churn(s.targets(), func() {}); int(total(traffic(t, b)).Connections) != c.Opened {
 		t.Errorf("%d connections were counted of %d after the sets had room again", total(traffic(t, b)).Connections, c.Opened)
 	}
+}
+
+// onePacket returns a counter of one packet of one byte.
+func onePacket() []byte {
+	values := nfnl.AppendUint64(nil, unix.NFTA_COUNTER_BYTES, 1)
+	values = nfnl.AppendUint64(values, unix.NFTA_COUNTER_PACKETS, 1)
+	expr := nfnl.AppendString(nil, unix.NFTA_EXPR_NAME, "counter")
+	return nfnl.AppendBytes(expr, unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, values)
 }

@@ -40,18 +40,14 @@ type watched struct {
 // (Linux 6.16) or there are at most 20,000. If other processes commit so fast that they
 // interrupt every read, Check returns nil, and the next call tries again.
 func (b *Backend) Check(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
+	if err := b.lock(ctx); err != nil {
 		return err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case b.conn.Closed():
-		return errClosed
-	case b.tables == nil:
+	if b.tables == nil {
 		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied after the last failure")
 	}
-	if b.config.Offload != nil && b.interfaces.stale {
+	if b.staleInterfaces {
 		if err := b.syncInterfaces(); err != nil {
 			b.discardModel(time.Now())
 			return err
@@ -223,15 +219,12 @@ func (t *table) expectedRules() map[string]int {
 func (b *Backend) compareMaps(t *table) error {
 	for s, want := range t.verdicts {
 		found := map[uint32]string{}
-		err := again(func() error {
-			clear(found)
-			return b.elements(b.name, t.family, s, func(e kernelElement) {
-				if len(e.key) == 4 && e.verdict == unix.NFT_GOTO {
-					found[binary.NativeEndian.Uint32(e.key)] = e.chain
-				} else {
-					found[0] = "" // no handler has the key 0, so the maps differ
-				}
-			})
+		err := b.readAll(b.name, t.family, s, func() { clear(found) }, func(e kernelElement) {
+			if len(e.key) == 4 && e.verdict == unix.NFT_GOTO {
+				found[binary.NativeEndian.Uint32(e.key)] = e.chain
+			} else {
+				found[0] = "" // no handler has the key 0, so the maps differ
+			}
 		})
 		if err != nil {
 			return err
@@ -266,10 +259,7 @@ func (b *Backend) compareCount(t *table, s set, count int) error {
 		if want > countable {
 			return nil
 		}
-		err := again(func() error {
-			count = 0
-			return b.elements(b.name, t.family, s, func(kernelElement) { count++ })
-		})
+		err := b.readAll(b.name, t.family, s, func() { count = 0 }, func(kernelElement) { count++ })
 		if err != nil {
 			return err
 		}

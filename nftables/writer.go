@@ -84,6 +84,15 @@ func (w *writer) finish() (*nlbatch.Batch, error) {
 	return &w.batch, w.err
 }
 
+// commit commits the transaction.
+func (w *writer) commit(conn *nlbatch.Conn) error {
+	batch, err := w.finish()
+	if err != nil {
+		return err
+	}
+	return conn.Commit(batch)
+}
+
 // addElements adds elements at once.
 func (w *writer) addElements(f tracker.Family, s set, flags uint16, list *nlbatch.Elements) {
 	w.batch.Note("add elements to " + s.name())
@@ -138,22 +147,32 @@ func index(f tracker.Family) int {
 	return 0
 }
 
-// open begins a message with the table's name in the attribute tableAttr. what labels the
-// message in errors.
-func (w *writer) open(what string, typ, flags uint16, f tracker.Family, tableAttr uint16) {
+// tableAttr is the attribute with the name of the table, of a table itself (NFTA_TABLE_NAME) and
+// of every object in it (NFTA_CHAIN_TABLE, NFTA_SET_TABLE and others).
+const tableAttr = unix.NFTA_TABLE_NAME
+
+// open begins a message about the table or an object in it. what labels the message in errors.
+func (w *writer) open(what string, typ, flags uint16, f tracker.Family) {
 	w.batch.Note(what)
 	w.batch.Begin(typ, flags, inet.AF(f))
 	w.batch.String(tableAttr, w.table)
 }
 
+// delete deletes an object of a kind. nameAttr is the attribute with its name.
+func (w *writer) delete(kind string, typ, nameAttr uint16, f tracker.Family, name string) {
+	w.open("delete "+kind+" "+name, typ, 0, f)
+	w.batch.String(nameAttr, name)
+	w.batch.End()
+}
+
 // newTable creates the family's table. With unix.NLM_F_EXCL the table must not exist.
 func (w *writer) newTable(f tracker.Family, flags uint16) {
-	w.open("create table "+w.table, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|flags, f, unix.NFTA_TABLE_NAME)
+	w.open("create table "+w.table, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|flags, f)
 	w.batch.End()
 }
 
 func (w *writer) deleteTable(f tracker.Family) {
-	w.open("delete table "+w.table, unix.NFT_MSG_DELTABLE, 0, f, unix.NFTA_TABLE_NAME)
+	w.open("delete table "+w.table, unix.NFT_MSG_DELTABLE, 0, f)
 	w.batch.End()
 }
 
@@ -162,7 +181,7 @@ func (w *writer) deleteTable(f tracker.Family) {
 func (w *writer) newSet(f tracker.Family, s set, size int) {
 	w.structural = true
 	sp := s.spec(f)
-	w.open("create set "+s.name(), unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, f, unix.NFTA_SET_TABLE)
+	w.open("create set "+s.name(), unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, f)
 	w.batch.String(unix.NFTA_SET_NAME, s.name())
 	w.batch.Uint32(unix.NFTA_SET_ID, uint32(s)+1)
 	w.batch.Uint32(unix.NFTA_SET_FLAGS, sp.flags)
@@ -183,12 +202,6 @@ func (w *writer) newSet(f tracker.Family, s set, size int) {
 	w.batch.End()
 }
 
-func (w *writer) deleteSet(f tracker.Family, name string) {
-	w.open("delete set "+name, unix.NFT_MSG_DELSET, 0, f, unix.NFTA_SET_TABLE)
-	w.batch.String(unix.NFTA_SET_NAME, name)
-	w.batch.End()
-}
-
 // baseChain is the hook of a base chain.
 type baseChain struct {
 	typ      string
@@ -199,7 +212,7 @@ type baseChain struct {
 // chain creates a chain with rules and the hook base, nil for no hook.
 func (w *writer) chain(f tracker.Family, name string, base *baseChain, rules []rule) {
 	w.structural = true
-	w.open("create chain "+name, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, f, unix.NFTA_CHAIN_TABLE)
+	w.open("create chain "+name, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, f)
 	w.batch.String(unix.NFTA_CHAIN_NAME, name)
 	if base != nil {
 		w.batch.Nest(unix.NFTA_CHAIN_HOOK)
@@ -214,16 +227,10 @@ func (w *writer) chain(f tracker.Family, name string, base *baseChain, rules []r
 	}
 }
 
-func (w *writer) deleteChain(f tracker.Family, name string) {
-	w.open("delete chain "+name, unix.NFT_MSG_DELCHAIN, 0, f, unix.NFTA_CHAIN_TABLE)
-	w.batch.String(unix.NFTA_CHAIN_NAME, name)
-	w.batch.End()
-}
-
 // rule adds a rule to a chain: at its end with unix.NLM_F_APPEND, otherwise at its beginning.
 // number, from 0, identifies the rule in errors.
 func (w *writer) rule(f tracker.Family, chain string, number int, flags uint16, r rule) {
-	w.open("add rule "+strconv.Itoa(number+1)+" of chain "+chain, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, f, unix.NFTA_RULE_TABLE)
+	w.open("add rule "+strconv.Itoa(number+1)+" of chain "+chain, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, f)
 	w.batch.String(unix.NFTA_RULE_CHAIN, chain)
 	w.batch.Nest(unix.NFTA_RULE_EXPRESSIONS)
 	for _, p := range r {
@@ -239,6 +246,6 @@ func (w *writer) rule(f tracker.Family, chain string, number int, flags uint16, 
 
 // deleteRules deletes the rules of all of the table's chains.
 func (w *writer) deleteRules(f tracker.Family) {
-	w.open("delete rules", unix.NFT_MSG_DELRULE, 0, f, unix.NFTA_RULE_TABLE)
+	w.open("delete rules", unix.NFT_MSG_DELRULE, 0, f)
 	w.batch.End()
 }

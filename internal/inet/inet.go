@@ -40,6 +40,16 @@ func Protocol(p v1.Protocol) uint8 {
 	return 0
 }
 
+// ProtocolOf returns the protocol with a number, or "" if a Service cannot have it.
+func ProtocolOf(number uint8) v1.Protocol {
+	for _, p := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP} {
+		if Protocol(p) == number {
+			return p
+		}
+	}
+	return ""
+}
+
 // AF returns the number of an address family.
 func AF(f tracker.Family) uint8 {
 	if f == tracker.IPv6 {

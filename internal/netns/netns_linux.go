@@ -16,15 +16,25 @@ const own = "/proc/thread-self/ns/net"
 // Namespace is a network namespace. Its methods may be called concurrently, except
 // Close.
 type Namespace struct {
-	file     *os.File
-	dev, ino uint64
+	file *os.File
+	info os.FileInfo // identifies the namespace
 }
 
 // Open returns the namespace that f is an open file of, or that of the calling
 // thread if f is nil. The caller may close f afterwards and must call Close.
 func Open(f *os.File) (*Namespace, error) {
-	n, err := open(f)
+	n := &Namespace{}
+	var err error
+	if f == nil {
+		n.file, err = os.Open(own)
+	} else {
+		n.file, err = dup(f)
+	}
+	if err == nil {
+		n.info, err = n.file.Stat()
+	}
 	if err != nil {
+		n.file.Close()
 		return nil, fmt.Errorf("open network namespace: %w", err)
 	}
 	return n, nil
@@ -48,35 +58,17 @@ func New() (*Namespace, error) {
 	return made, err
 }
 
-func open(f *os.File) (*Namespace, error) {
-	var fd int
-	var err error
-	if f == nil {
-		fd, err = unix.Open(own, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		err = os.NewSyscallError("open "+own, err)
-	} else {
-		fd, err = dup(f)
-	}
-	if err != nil {
-		return nil, err
-	}
-	n := &Namespace{file: os.NewFile(uintptr(fd), own)}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		n.file.Close()
-		return nil, os.NewSyscallError("fstat", err)
-	}
-	n.dev, n.ino = uint64(st.Dev), st.Ino
-	return n, nil
-}
-
-// dup returns another descriptor of an open file.
-func dup(f *os.File) (fd int, err error) {
-	err = control(f, func(old int) (err error) {
-		fd, err = unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 3)
-		return os.NewSyscallError("fcntl", err)
+// dup returns a file with another descriptor of an open file.
+func dup(f *os.File) (file *os.File, err error) {
+	err = control(f, func(old int) error {
+		fd, err := unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return os.NewSyscallError("fcntl", err)
+		}
+		file = os.NewFile(uintptr(fd), f.Name())
+		return nil
 	})
-	return fd, err
+	return file, err
 }
 
 // control calls f with the descriptor of an open file, which stays open until f
@@ -104,8 +96,7 @@ func (n *Namespace) Close() error { return n.file.Close() }
 // needs CAP_SYS_ADMIN unless the calling thread is in the namespace already.
 func (n *Namespace) Do(f func() error) error {
 	runtime.LockOSThread()
-	var st unix.Stat_t
-	if err := unix.Stat(own, &st); err == nil && uint64(st.Dev) == n.dev && st.Ino == n.ino {
+	if info, err := os.Stat(own); err == nil && os.SameFile(info, n.info) {
 		defer runtime.UnlockOSThread()
 		return f()
 	}

@@ -35,19 +35,13 @@ type Conn struct {
 // Dial opens a socket in the namespace that ns is an open file of, or in the calling
 // thread's if ns is nil. A namespace other than the thread's needs CAP_SYS_ADMIN.
 func Dial(ns *os.File) (*Conn, error) {
-	c := &Conn{fd: -1, buf: make([]byte, bufferSize)}
-	var err error
-	if ns == nil {
-		err = c.open()
-	} else {
-		var n *netns.Namespace
-		if n, err = netns.Open(ns); err != nil {
-			return nil, err
-		}
-		defer n.Close()
-		err = n.Do(c.open)
-	}
+	n, err := netns.Open(ns)
 	if err != nil {
+		return nil, err
+	}
+	defer n.Close()
+	c := &Conn{fd: -1, buf: make([]byte, bufferSize)}
+	if err := n.Do(c.open); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}

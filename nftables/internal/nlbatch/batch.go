@@ -3,7 +3,6 @@
 package nlbatch
 
 import (
-	"encoding/binary"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -51,14 +50,12 @@ func (b *Batch) Empty() bool { return b.seq <= 1 }
 func (b *Batch) Note(what string) { b.notes = append(b.notes, note{b.seq, what}) }
 
 func (b *Batch) what(seq uint32) string {
-	what := ""
-	for _, n := range b.notes {
-		if n.seq > seq {
-			break
+	for _, n := range slices.Backward(b.notes) {
+		if n.seq <= seq {
+			return n.what
 		}
-		what = n.what
 	}
-	return what
+	return ""
 }
 
 func (b *Batch) control(typ uint16) {
@@ -85,9 +82,6 @@ func (b *Batch) String(typ uint16, s string) { b.buf = nfnl.AppendString(b.buf, 
 // Uint32 appends a big-endian 32-bit attribute.
 func (b *Batch) Uint32(typ uint16, v uint32) { b.buf = nfnl.AppendUint32(b.buf, typ, v) }
 
-// Uint64 appends a big-endian 64-bit attribute.
-func (b *Batch) Uint64(typ uint16, v uint64) { b.buf = nfnl.AppendUint64(b.buf, typ, v) }
-
 // Bytes appends an attribute of raw bytes.
 func (b *Batch) Bytes(typ uint16, data []byte) { b.buf = nfnl.AppendBytes(b.buf, typ, data) }
 
@@ -107,24 +101,14 @@ func (b *Batch) Unnest() {
 // Elements appends the messages that add (NFT_MSG_NEWSETELEM) or delete
 // (NFT_MSG_DELSETELEM) the elements of one set that e holds.
 func (b *Batch) Elements(typ, flags uint16, family byte, table, set string, e *Elements) {
-	elems := e.buf
-	for len(elems) > 0 {
-		n := 0
-		for n < len(elems) {
-			l := int(binary.NativeEndian.Uint16(elems[n:]))
-			if n > 0 && n+l > maxMessage {
-				break
-			}
-			n += l
-		}
+	for part := range e.Parts(maxMessage) {
 		b.Begin(typ, flags, family)
 		b.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 		b.String(unix.NFTA_SET_ELEM_LIST_SET, set)
 		b.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		b.buf = append(b.buf, elems[:n]...)
+		b.buf = append(b.buf, part.buf...)
 		b.Unnest()
 		b.End()
-		elems = elems[n:]
 	}
 }
 

@@ -1,6 +1,10 @@
 package nlbatch
 
-import "github.com/go-proxier/proxier/internal/nfnl"
+import (
+	"strings"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
+)
 
 // MaxComment is the length of the longest element comment that the nft tool shows. With
 // its terminator, a comment must fit a one-byte length and the kernel's
@@ -15,20 +19,17 @@ const udataComment = 0
 // "?" for bytes that could confuse a terminal or a parser.
 func Printable(s string) string {
 	s = s[:min(len(s), MaxComment)]
-	odd := func(c byte) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
-	for i := range len(s) {
-		if !odd(s[i]) {
-			continue
-		}
-		b := []byte(s)
-		for i, c := range b {
-			if odd(c) {
-				b[i] = '?'
-			}
-		}
-		return string(b)
+	odd := func(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
+	if !strings.ContainsFunc(s, odd) {
+		return s
 	}
-	return s
+	b := []byte(s)
+	for i, c := range b {
+		if odd(rune(c)) {
+			b[i] = '?'
+		}
+	}
+	return string(b)
 }
 
 // CommentSize returns the number of bytes that a comment of the given length adds to an

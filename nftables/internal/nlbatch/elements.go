@@ -4,6 +4,7 @@ package nlbatch
 
 import (
 	"encoding/binary"
+	"iter"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -30,26 +31,26 @@ func (e *Elements) Size() int { return len(e.buf) }
 // Count returns the number of elements.
 func (e *Elements) Count() int { return e.n }
 
-// Divide calls fn with the elements in parts of at most limit bytes. It stops at the
-// first error of fn and returns it.
-func (e *Elements) Divide(limit int, fn func(*Elements) error) error {
-	for rest := e.buf; len(rest) > 0; {
-		part := Elements{}
-		n := 0
-		for n < len(rest) {
-			l := int(binary.NativeEndian.Uint16(rest[n:]))
-			if n > 0 && n+l > limit {
-				break
+// Parts yields the elements in parts of at most limit bytes, but at least one element.
+func (e *Elements) Parts(limit int) iter.Seq[*Elements] {
+	return func(yield func(*Elements) bool) {
+		for rest := e.buf; len(rest) > 0; {
+			part := Elements{}
+			n := 0
+			for n < len(rest) {
+				l := int(binary.NativeEndian.Uint16(rest[n:]))
+				if n > 0 && n+l > limit {
+					break
+				}
+				n += l
+				part.n++
 			}
-			n += l
-			part.n++
-		}
-		part.buf, rest = rest[:n], rest[n:]
-		if err := fn(&part); err != nil {
-			return err
+			part.buf, rest = rest[:n], rest[n:]
+			if !yield(&part) {
+				return
+			}
 		}
 	}
-	return nil
 }
 
 // Add appends an element. data is empty for an element of a set. comment may be "".
@@ -74,18 +75,11 @@ func (e *Elements) AddTimed(key, data, timeout, expiration []byte) {
 	e.close(at)
 }
 
-// AddCounter appends an element of a set with a counter of the given value.
-func (e *Elements) AddCounter(key []byte, packets, bytes uint64) {
+// AddCounter appends an element of a set with a counter, an expression in the kernel's
+// encoding.
+func (e *Elements) AddCounter(key, counter []byte) {
 	at := e.open(key)
-	expr := len(e.buf)
-	e.buf = nfnl.BeginNested(e.buf, unix.NFTA_SET_ELEM_EXPR)
-	e.buf = nfnl.AppendString(e.buf, unix.NFTA_EXPR_NAME, "counter")
-	data := len(e.buf)
-	e.buf = nfnl.BeginNested(e.buf, unix.NFTA_EXPR_DATA)
-	e.buf = nfnl.AppendUint64(e.buf, unix.NFTA_COUNTER_BYTES, bytes)
-	e.buf = nfnl.AppendUint64(e.buf, unix.NFTA_COUNTER_PACKETS, packets)
-	nfnl.EndNested(e.buf, data)
-	nfnl.EndNested(e.buf, expr)
+	e.buf = nfnl.AppendBytes(e.buf, unix.NFTA_SET_ELEM_EXPR|unix.NLA_F_NESTED, counter)
 	e.close(at)
 }
 
