@@ -107,6 +107,13 @@ var (
 // addNFT adds a listing of nftables, without shared objects and without other tables' base
 // chains that hold no rule.
 func (k kernelState) addNFT(listing string) {
+	// A full replacement swaps the table for one of the other name.
+	for _, family := range []string{"ip", "ip6"} {
+		name := "table " + family + " proxier"
+		if !strings.Contains(listing, name+" {") {
+			listing = strings.Replace(listing, name+"-shadow {", name+" {", 1)
+		}
+	}
 	table, object := "", ""
 	var lines []string
 	for line := range strings.Lines(listing) {

@@ -199,4 +199,9 @@ table ip nat {
 	if d := k.differences(other); len(d) != 2 {
 		t.Errorf("differences %q, want 2", d)
 	}
+	swapped := kernelState{}
+	swapped.addNFT(strings.Replace(listing, "table ip proxier {", "table ip proxier-shadow {", 1))
+	if d := k.differences(swapped); len(d) != 0 {
+		t.Errorf("differences after the tables were swapped: %q", d)
+	}
 }
