@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -140,7 +141,19 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 	var done sync.WaitGroup
 	done.Go(func() {
 		for {
-			if err := b.SyncInterfaces(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, os.ErrClosed) {
+			err := b.SyncInterfaces(ctx)
+			for range 10 {
+				if !errors.Is(err, unix.ENOENT) || ctx.Err() != nil {
+					break
+				}
+				// Interfaces are deleted faster than they can be listed.
+				select {
+				case <-ctx.Done():
+				case <-time.After(100 * time.Millisecond):
+				}
+				err = b.SyncInterfaces(ctx)
+			}
+			if err != nil && ctx.Err() == nil && !errors.Is(err, os.ErrClosed) {
 				report(err)
 			}
 			if err := b.waitInterfaces(ctx, s); err != nil {

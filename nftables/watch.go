@@ -48,7 +48,9 @@ func (b *Backend) Check(ctx context.Context) error {
 		return drifted(b.config.Families[0], "the state of the tables is unknown: no full delta was applied after the last failure")
 	}
 	if b.staleInterfaces {
-		if err := b.syncInterfaces(); err != nil {
+		// With ENOENT, interfaces are deleted faster than they can be listed, and the next call
+		// tries again. If a table is missing, the generation has changed.
+		if err := b.syncInterfaces(); err != nil && !errors.Is(err, unix.ENOENT) {
 			b.discardModel(time.Now())
 			return err
 		}

@@ -40,9 +40,9 @@ func lists(mode string) [][]string {
 }
 
 var (
-	// volatile matches text that differs in each listing: counters, times and the programs'
-	// comments.
-	volatile = regexp.MustCompile(`(?m)^# .*\n|\[\d+:\d+\]| packets \d+ bytes \d+| expires \S+`)
+	// volatile matches text that differs in each listing: counters, times, the programs'
+	// comments, and the number of an interface, which may be created again.
+	volatile = regexp.MustCompile(`(?m)^# .*\n|\[\d+:\d+\]| packets \d+ bytes \d+| expires \S+|^\d+: `)
 	// canary matches the canaries of mode iptables, which have a new comment each time.
 	canary = regexp.MustCompile(`KUBE-\w+-CANARY`)
 	// nothing matches the programs' errors if the kernel has no such objects.
