@@ -17,10 +17,17 @@ import (
 func encode(f *Flow) []byte {
 	b := nfnl.Begin(nil, unix.NFNL_SUBSYS_CTNETLINK, nl.IPCTNL_MSG_CT_NEW, 0, 1, inet.AF(tracker.FamilyOf(f.Dst.Addr())))
 	b = appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Src, f.Dst)
+	reply := len(b)
 	b = appendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.ReplySrc, f.ReplyDst)
+	if f.ReplyZone {
+		b = nfnl.AppendUint16(b, ctaTupleZone, f.Zone)
+		nfnl.EndNested(b, reply)
+	}
 	b = nfnl.AppendUint32(b, 3, 14) // CTA_STATUS, which decodeFlow ignores
 	b = nfnl.AppendUint32(b, nl.CTA_ID, f.ID)
-	b = nfnl.AppendUint16(b, nl.CTA_ZONE, f.Zone)
+	if !f.ReplyZone {
+		b = nfnl.AppendUint16(b, nl.CTA_ZONE, f.Zone)
+	}
 	nfnl.End(b, 0)
 	return b
 }
@@ -39,6 +46,7 @@ func TestEncodedFlowIsDecoded(t *testing.T) {
 	for _, f := range []Flow{
 		{Protocol: 17, Src: ap("10.9.0.1:1000"), Dst: ap("10.96.0.1:53"), ReplySrc: ap("10.0.0.1:5353"), ReplyDst: ap("10.9.0.2:2000"), ID: 1 << 31, Zone: 0x1234},
 		{Protocol: 17, Src: ap("[fd09::1]:65535"), Dst: ap("[fd96::1]:53"), ReplySrc: ap("[fd00::1]:1"), ReplyDst: ap("[fd09::1]:65535")},
+		{Protocol: 17, Src: ap("10.9.0.1:1000"), Dst: ap("10.96.0.1:53"), ReplySrc: ap("10.0.0.1:5353"), ReplyDst: ap("10.9.0.2:2000"), Zone: 7, ReplyZone: true},
 	} {
 		body := attrs(t, &f)
 		var got Flow
