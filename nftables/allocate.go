@@ -123,23 +123,12 @@ func (t *table) addVerdict(s set, number uint32, h handler, w *writer) {
 	w.adds(t.family, s).AddVerdict(k.bytes(), h.chain())
 }
 
-// handlersWasted reports whether many handlers with affinity are no longer in use.
-func (t *table) handlersWasted() bool {
-	used := map[uint32]bool{}
-	for _, s := range t.services {
-		if s != nil {
-			for _, k := range s.keys {
-				used[k.any&handlerMask], used[k.internal&handlerMask] = true, true
-			}
-		}
+// use adds by to the use counts of the dispatch keys' handlers.
+func (t *table) use(keys []dispatchKeys, by int) {
+	for _, k := range keys {
+		t.handlers.use(k.any, by)
+		t.handlers.use(k.internal, by)
 	}
-	wasted := 0
-	for h, n := range t.handlers.number {
-		if h.affinity != 0 && !used[dispatchKey(n, 0)] {
-			wasted++
-		}
-	}
-	return wasted >= maxStickyHandlers/8
 }
 
 // makeChain creates the handler's chain and the chains that it goes to.

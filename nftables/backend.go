@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -223,11 +222,12 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 // handlersWasted reports whether a Service failed because no handler was free although many
 // handlers are no longer in use. Right after a full delta, all handlers are in use.
 func (b *Backend) handlersWasted(failed map[tracker.Key]error) bool {
-	full := map[tracker.Family]bool{}
 	for k, err := range failed {
-		full[k.Family] = full[k.Family] || errors.Is(err, errTooManyHandlers)
+		if errors.Is(err, errTooManyHandlers) && b.table(k.Family).handlers.wasted() {
+			return true
+		}
 	}
-	return slices.ContainsFunc(b.tables, func(t *table) bool { return full[t.family] && t.handlersWasted() })
+	return false
 }
 
 // writeServices writes changes for the next commit. It returns the Services that cannot be

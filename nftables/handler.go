@@ -136,7 +136,17 @@ const (
 // numbers.
 type handlers struct {
 	number map[handler]uint32
-	sticky int // number of handlers with affinity
+	// uses counts, by number, the dispatch keys of a handler with affinity. Other handlers have
+	// noAffinity. No handler has the number 0.
+	uses []int
+	// sticky counts the handlers with affinity. used counts those that have dispatch keys.
+	sticky, used int
+}
+
+const noAffinity = -1
+
+func newHandlers() handlers {
+	return handlers{number: map[handler]uint32{}, uses: []int{noAffinity}}
 }
 
 // room reports whether there is room for more handlers.
@@ -152,12 +162,32 @@ func (l *handlers) room(more []handler) bool {
 	return plain <= maxPlainHandlers && (sticky <= maxStickyHandlers || sticky == l.sticky)
 }
 
+// wasted reports whether many handlers with affinity are no longer in use.
+func (l *handlers) wasted() bool { return l.sticky-l.used >= maxStickyHandlers/8 }
+
 // add numbers a handler.
 func (l *handlers) add(h handler) uint32 {
 	if h.affinity != 0 {
 		l.sticky++
+		l.uses = append(l.uses, 0)
+	} else {
+		l.uses = append(l.uses, noAffinity)
 	}
 	n := uint32(len(l.number) + 1)
 	l.number[h] = n
 	return n
+}
+
+// use adds by to the use count of a dispatch key's handler. The key 0 has no effect.
+func (l *handlers) use(key uint32, by int) {
+	uses := &l.uses[key&^dispatchMark>>handlerShift]
+	if *uses == noAffinity {
+		return
+	}
+	if *uses == 0 {
+		l.used++
+	}
+	if *uses += by; *uses == 0 {
+		l.used--
+	}
 }

@@ -59,7 +59,7 @@ func TestPlainHandlersAreBounded(t *testing.T) {
 	if len(found) > maxPlainHandlers {
 		t.Errorf("%d handlers, room for %d", len(found), maxPlainHandlers)
 	}
-	c := handlers{number: map[handler]uint32{}}
+	c := newHandlers()
 	for k := range found {
 		if !c.room([]handler{k}) {
 			t.Fatal("no room")

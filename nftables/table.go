@@ -92,7 +92,7 @@ func newTable(f tracker.Family, n *ruleset.Node, mark uint32) *table {
 	return &table{
 		family: f, node: n, mark: mark,
 		plain: numbers{max: maxPool}, sticky: numbers{max: maxSticky},
-		handlers: handlers{number: map[handler]uint32{}},
+		handlers: newHandlers(),
 		verdicts: map[set]map[uint32]string{setHandlers: {}, setInternalHandlers: {}, setOwnHandlers: {}},
 		chains:   map[string]int{}, prefixes: map[int]bool{}, clusterIPs: map[netip.Addr]int{},
 		hairpin: hairpin{refs: map[netip.Addr]int{}}, ranges: map[set][]addrRange{}, kept: map[set]bool{},
@@ -256,6 +256,8 @@ func (t *table) applyFrontends(old, now *service, w *writer) {
 		}
 		t.add(e, comment, w)
 	})
+	t.use(now.keys, +1)
+	t.use(old.keys, -1)
 }
 
 // add adds an element with a comment to its set. It creates a missing set of allowed sources.
