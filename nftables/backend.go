@@ -61,16 +61,12 @@ type state struct {
 // or wraps [ruleset.ErrConfig]. Any other error may be temporary. Apply writes the tables
 // when it gets the first full delta. The tables stay in place when the backend is closed.
 func New(ctx context.Context, c Config) (*Backend, error) {
-	c, err := c.withDefaults()
-	if err != nil {
-		return nil, err
-	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	conn, err := nlbatch.Dial(c.NetNS)
+	c, conn, err := c.dial()
 	if err != nil {
-		return nil, unsupportedSocket(err)
+		return nil, err
 	}
 	b := &Backend{state{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table), gracePeriod: time.Second}}
 	b.open, b.close = context.WithCancel(context.Background())

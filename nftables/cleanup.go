@@ -37,13 +37,9 @@ func Owned(ctx context.Context, c Config) (owned bool, err error) {
 // ownTables calls fn with a writer that deletes each existing table of a Backend with the
 // configuration. It calls fn again if another process changes the tables concurrently.
 func ownTables(ctx context.Context, c Config, fn func(*nlbatch.Conn, *writer) error) error {
-	c, err := c.withDefaults()
+	c, conn, err := c.dial()
 	if err != nil {
 		return err
-	}
-	conn, err := nlbatch.Dial(c.NetNS)
-	if err != nil {
-		return unsupportedSocket(err)
 	}
 	defer conn.Close()
 	return persist(func() error {

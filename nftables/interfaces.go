@@ -142,11 +142,8 @@ func (b *Backend) followInterfaces(ctx context.Context, failed func(error)) (ser
 	done.Go(func() {
 		for {
 			err := b.SyncInterfaces(ctx)
-			for range 10 {
-				if !errors.Is(err, unix.ENOENT) || ctx.Err() != nil {
-					break
-				}
-				// Interfaces are deleted faster than they can be listed.
+			// ENOENT means that interfaces are deleted faster than they can be listed.
+			for attempt := 0; attempt < 10 && errors.Is(err, unix.ENOENT); attempt++ {
 				select {
 				case <-ctx.Done():
 				case <-time.After(100 * time.Millisecond):

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -86,6 +87,19 @@ func unsupported(f tracker.Family, err error) error {
 		e.Feature, e.Minimum = "programming without CAP_NET_ADMIN in the network namespace's user namespace", ""
 	}
 	return e
+}
+
+// dial returns c with defaults, and a socket in its network namespace.
+func (c Config) dial() (Config, *nlbatch.Conn, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return c, nil, err
+	}
+	conn, err := nlbatch.Dial(c.NetNS)
+	if err != nil {
+		return c, nil, unsupportedSocket(err)
+	}
+	return c, conn, nil
 }
 
 // unsupportedSocket returns the error of opening a socket: a

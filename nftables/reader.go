@@ -33,13 +33,9 @@ type reader struct {
 // there is no table, or a set is missing because another version wrote the table, the error
 // wraps [ruleset.ErrNoRules].
 func readTables(ctx context.Context, c Config, purpose string, fn func(reader) error) error {
-	c, err := c.withDefaults()
+	c, conn, err := c.dial()
 	if err != nil {
 		return err
-	}
-	conn, err := nlbatch.Dial(c.NetNS)
-	if err != nil {
-		return unsupportedSocket(err)
 	}
 	defer conn.Close()
 	found := false

@@ -66,15 +66,16 @@ func (l Life) Run(ctx context.Context) error {
 		{"full delta", func(ctx context.Context) error { l.Cursor.Resync(); return l.Cursor.Sync(ctx) }},
 		{"inspect", l.Inspect},
 		{"owned", func(ctx context.Context) error {
-			if owned, err := l.Owned(ctx); !owned || err != nil {
-				return fmt.Errorf("%v, %w", owned, err)
+			owned, err := l.Owned(ctx)
+			if err == nil && !owned {
+				err = errors.New("nothing is owned")
 			}
-			return nil
+			return err
 		}},
 		{"clean-up", l.Cleanup},
 		{"check after clean-up", func(ctx context.Context) error {
 			if err := l.Check(ctx); !errors.Is(err, ruleset.ErrNeedFull) {
-				return fmt.Errorf("want ErrNeedFull: %w", err)
+				return fmt.Errorf("error is %v, want ErrNeedFull", err)
 			}
 			return nil
 		}},

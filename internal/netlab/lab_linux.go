@@ -28,8 +28,8 @@ func New() *Lab { return &Lab{hosts: map[string]*Host{}} }
 
 // Host adds a host: a new network namespace with the loopback interface up, forwarding
 // off, reverse-path filtering off, IPv6 addresses usable at once (no duplicate address
-// detection), no limit on the rate of ICMP errors, and no following of redirects. The name is for messages and must be
-// unique in the lab.
+// detection), no limit on the rate of ICMP errors, and no following of redirects. The name
+// is for messages and must be unique in the lab.
 func (l *Lab) Host(name string) (*Host, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

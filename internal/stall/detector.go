@@ -12,9 +12,9 @@ import (
 
 // Detector records stalls: periods in which a goroutine that only polls the clock was
 // not run on time, because the machine or one of its processors stood still or was
-// overloaded. On machines with few processors there is one such goroutine for each, since a host may take away
-// one processor of a virtual machine while the others run. Its methods may be called by
-// several goroutines at once.
+// overloaded. On machines with few processors there is one such goroutine for each, since
+// a host may take away one processor of a virtual machine while the others run. Its
+// methods may be called by several goroutines at once.
 type Detector struct {
 	// Always makes Since and Within report true, for tests. It must not change while the
 	// Detector is in use.

@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 )
 
 // modules lists the modules that tests may need, by name or pattern. The machine loads all of
@@ -146,7 +145,7 @@ func (a *archive) copy(from, to string) error {
 }
 
 // hostFiles returns the files of programs of this system, by their names in the machine.
-var hostFiles = sync.OnceValues(func() (map[string]string, error) {
+func hostFiles() (map[string]string, error) {
 	files := map[string]string{}
 	for _, name := range tools {
 		if path, err := lookTool(name); err == nil {
@@ -164,7 +163,7 @@ var hostFiles = sync.OnceValues(func() (map[string]string, error) {
 		return nil, err
 	}
 	return withLibraries(files)
-})
+}
 
 // loaded matches a library in the output of ldd.
 var loaded = regexp.MustCompile(`(?m)^\t(?:(\S+) => )?(/\S+|not found)`)
