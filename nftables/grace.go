@@ -17,7 +17,7 @@ import (
 // masquerades a connection some time after it chose the endpoint.
 type hairpin struct {
 	// refs counts, by address, the Services' endpoints and the grace entries.
-	refs map[netip.Addr]int
+	refs uses
 	// grace is sorted by time.
 	grace []graceEntry
 }
@@ -59,8 +59,8 @@ func (t *table) applyHairpin(old, now *service, w *writer) {
 	}
 }
 
-func (t *table) countHairpin(a netip.Addr, by int, w *writer) {
-	if !recount(t.hairpin.refs, a, by) {
+func (t *table) countHairpin(a netip.Addr, by int32, w *writer) {
+	if !t.hairpin.refs.add(a, by) {
 		return
 	}
 	e := hairpinElement(a)
@@ -105,7 +105,7 @@ func (h *hairpin) inGrace(from time.Time) map[netip.Addr]time.Time {
 		}
 	}
 	maps.DeleteFunc(last, func(a netip.Addr, since time.Time) bool {
-		return entries[a] != h.refs[a] || !since.Before(from)
+		return entries[a] != h.refs.of(a) || !since.Before(from)
 	})
 	return last
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -172,8 +173,8 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kerne
 		return nil, err
 	}
 	for _, t := range b.tables {
-		for a := range t.clusterIPs {
-			e := clusterIPElement(a)
+		for key := range t.clusterIPs {
+			e := clusterIPElement(netip.AddrFrom16(key).Unmap())
 			if err := b.makeRoom(ctx, e.size()+messageSize); err != nil {
 				return nil, err
 			}

@@ -39,7 +39,7 @@ type table struct {
 	prefixes map[int]bool
 	// clusterIPs counts the Services that need an address in the set of cluster IPs. While
 	// deferClusterIPs is set, no element of the set is written.
-	clusterIPs      map[netip.Addr]int
+	clusterIPs      uses
 	deferClusterIPs bool
 	hairpin         hairpin
 	// lost holds the addresses and ports that Services lost since the last commit. Their
@@ -94,8 +94,8 @@ func newTable(f tracker.Family, n *ruleset.Node, mark uint32) *table {
 		plain: numbers{max: maxPool}, sticky: numbers{max: maxSticky},
 		handlers: newHandlers(),
 		verdicts: map[set]map[uint32]string{setHandlers: {}, setInternalHandlers: {}, setOwnHandlers: {}},
-		chains:   map[string]int{}, prefixes: map[int]bool{}, clusterIPs: map[netip.Addr]int{},
-		hairpin: hairpin{refs: map[netip.Addr]int{}}, ranges: map[set][]addrRange{}, kept: map[set]bool{},
+		chains:   map[string]int{}, prefixes: map[int]bool{}, clusterIPs: uses{},
+		hairpin: hairpin{refs: uses{}}, ranges: map[set][]addrRange{}, kept: map[set]bool{},
 	}
 }
 
@@ -264,7 +264,7 @@ func (t *table) applyFrontends(old, now *service, w *writer) {
 func (t *table) add(e *element, comment string, w *writer) {
 	switch {
 	case e.set == setClusterIPs:
-		if changed := recount(t.clusterIPs, e.key.ip(), +1); !changed || t.deferClusterIPs {
+		if changed := t.clusterIPs.add(e.key.ip(), +1); !changed || t.deferClusterIPs {
 			return
 		}
 	case e.set >= firstAllowed:
@@ -280,24 +280,32 @@ func (t *table) write(e *element, comment string, w *writer) {
 
 // remove deletes an element from its set.
 func (t *table) remove(e *element, w *writer) {
-	if e.set == setClusterIPs && !recount(t.clusterIPs, e.key.ip(), -1) {
+	if e.set == setClusterIPs && !t.clusterIPs.add(e.key.ip(), -1) {
 		return
 	}
 	t.count[e.set]--
 	w.remove(t.family, e)
 }
 
-// recount adds by to an address's count of uses, and reports whether the set gains or loses the
-// address. In one transaction a count may fall to 0 and rise again, because the transaction
-// deletes elements before it adds others. A count cannot rise from 0 and fall to 0 again, because
+// uses counts the uses of addresses. Its keys have no pointers, so the garbage collector does not
+// read them: there may be a hundred thousand.
+type uses map[[16]byte]int32
+
+// of returns the number of uses of an address.
+func (u uses) of(a netip.Addr) int { return int(u[a.As16()]) }
+
+// add adds by to an address's number of uses, and reports whether the set gains or loses the
+// address. In one transaction a number may fall to 0 and rise again, because the transaction
+// deletes elements before it adds others. A number cannot rise from 0 and fall to 0 again, because
 // each Service changes once.
-func recount(refs map[netip.Addr]int, a netip.Addr, by int) (changed bool) {
-	before := refs[a]
+func (u uses) add(a netip.Addr, by int32) (changed bool) {
+	key := a.As16()
+	before := u[key]
 	if now := before + by; now != 0 {
-		refs[a] = now
+		u[key] = now
 		return before == 0
 	}
-	delete(refs, a)
+	delete(u, key)
 	return true
 }
 

@@ -25,9 +25,14 @@ func hasIPv6() bool {
 // servedFamilies returns the address families that the node can serve: both, unless the
 // system lacks one. It returns an error if the family of --bind-address cannot be served.
 func servedFamilies(ctx context.Context, m mode, c *config.Config, ipv6 bool, log *slog.Logger) ([]tracker.Family, error) {
+	both := []tracker.Family{tracker.IPv4, tracker.IPv6}
+	// A probe can take 20 ms, because the kernel waits when its socket is closed.
+	if ipv6 && m.probe(ctx, settings{Config: c, families: both}) == nil {
+		return both, nil
+	}
 	var out []tracker.Family
 	lacking := map[tracker.Family]error{}
-	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+	for _, f := range both {
 		err := m.probe(ctx, settings{Config: c, families: []tracker.Family{f}})
 		if f == tracker.IPv6 && !ipv6 {
 			err = errors.New("the kernel has no IPv6, or net.ipv6.conf.all.disable_ipv6 turns it off")
