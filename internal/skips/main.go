@@ -24,7 +24,7 @@ var remedies = []struct{ word, remedy string }{
 	{"does not support", ""},
 	{"without -short", ""},
 	{"kube-apiserver", "build it in examples/nodeproxy/e2e/apiserver; PROXIER_KUBE_APISERVER names it"},
-	{"etcd", "apt install etcd-server"},
+	{"etcd", "build it in examples/nodeproxy/e2e/apiserver; PROXIER_ETCD names it"},
 	{"virtual machine", "apt install qemu-system-x86 busybox-static; PROXIER_VM_KERNEL=$(.ci/vm-kernel)"},
 	{"nft", "apt install nftables"},
 	{"iptables", "apt install iptables"},

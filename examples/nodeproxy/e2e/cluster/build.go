@@ -33,8 +33,11 @@ func kubernetesVersion() (string, error) {
 	return "", fmt.Errorf("cannot determine the version of Kubernetes: this program was built without module %s", upstream)
 }
 
-// programs lists the packages of a cluster's programs. Their build flags are those of CI's
-// build of ../apiserver, so both use the same entries of Go's build cache.
+// etcdPackage is the program etcd, in the version of the client that Kubernetes requires.
+const etcdPackage = "go.etcd.io/etcd/server/v3"
+
+// programs lists the packages of a cluster's programs besides etcd. Their build flags are
+// those of CI's build of ../apiserver, so both use the same entries of Go's build cache.
 var programs = []string{
 	upstream + "/cmd/kube-apiserver",
 	upstream + "/cmd/kube-proxy",
@@ -67,6 +70,9 @@ func build(ctx context.Context, o options) (settings, error) {
 		if err := s.compile(ctx, filepath.Base(p), "build", ldflags, p); err != nil {
 			return s, err
 		}
+	}
+	if err := s.compile(ctx, "etcd", "build", ldflags, etcdPackage); err != nil {
+		return s, err
 	}
 	if err := s.compile(ctx, "e2e.test", "test", "-c", "-vet=off", ldflags, upstream+"/test/e2e"); err != nil {
 		return s, err

@@ -20,7 +20,6 @@ var needed = []struct{ program, pkg string }{
 	{"containerd", "containerd"},
 	{"ctr", "containerd"},
 	{"debootstrap", "debootstrap"},
-	{"etcd", "etcd-server"},
 	{"gcc", "gcc libc6-dev"},
 	{"go", "golang"},
 	{"ip", "iproute2"},

@@ -101,11 +101,7 @@ func (p *plane) start(ctx context.Context) error {
 	if err := p.keys(); err != nil {
 		return err
 	}
-	etcd, err := exec.LookPath("etcd")
-	if err != nil {
-		return err
-	}
-	if err := p.daemon("etcd", etcd, "--data-dir", p.state("etcd"), "--unsafe-no-fsync",
+	if err := p.daemon("etcd", p.bin("etcd"), "--data-dir", p.state("etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380"); err != nil {
 		return err

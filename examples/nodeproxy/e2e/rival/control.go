@@ -31,6 +31,8 @@ type control struct {
 	services   int
 	endpoints  int
 	generation []int
+	// nodes is the number of nodes so far.
+	nodes int
 }
 
 // newControl starts the API server.
@@ -148,6 +150,13 @@ func serviceObject(i int) []byte {
 		i, clusterIP(i), servicePort, endpointPort)
 }
 
+// nodes is the number of nodes that the endpoints of all Services are distributed over. Their
+// addresses are local to the proxy's node nevertheless, so that every connection is answered.
+const nodes = 1000
+
+// nodeOf returns the name of an endpoint's node. One of them is the proxy's.
+func nodeOf(service, n int) string { return fmt.Sprintf("n%d", (service*maxEndpoints+n)%nodes+1) }
+
 func sliceObject(i, set, n int) []byte {
 	b := fmt.Appendf(nil, `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"s%d-1","labels":{"kubernetes.io/service-name":"s%d"}},"addressType":"IPv4","ports":[{"name":"","port":%d,"protocol":"TCP"}],"endpoints":[`,
 		i, i, endpointPort)
@@ -155,7 +164,7 @@ func sliceObject(i, set, n int) []byte {
 		if j > 0 {
 			b = append(b, ',')
 		}
-		b = fmt.Appendf(b, `{"addresses":["%s"],"nodeName":"%s","conditions":{"ready":true,"serving":true,"terminating":false}}`, endpoint(i, set, j), nodeName)
+		b = fmt.Appendf(b, `{"addresses":["%s"],"nodeName":"%s","conditions":{"ready":true,"serving":true,"terminating":false}}`, endpoint(i, set, j), nodeOf(i, j))
 	}
 	return append(b, "]}"...)
 }

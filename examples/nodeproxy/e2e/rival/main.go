@@ -6,7 +6,8 @@
 //	rival --table FILE       print the table of an earlier run's JSON
 //
 // One run measures the proxies one after the other, each alone in its own network
-// namespace, against the same kube-apiserver and etcd. The Services have no selector; rival
+// namespace, against the same kube-apiserver and etcd. Only idle proxies are measured
+// together, those of one number of Services at a time. The Services have no selector; rival
 // writes their EndpointSlices. All endpoint addresses are local to the proxy's namespace. One
 // server answers at all of them and sends the address that the connection reached, so
 // every measured connection consists of real packets and shows its endpoint. Both proxies
@@ -14,8 +15,8 @@
 //
 // It needs three binaries besides nodeproxy:
 //
-//	apt-get install etcd-server
 //	cd examples/nodeproxy/e2e/apiserver
+//	GOWORK=off go build -o /tmp/rival/etcd go.etcd.io/etcd/server/v3
 //	GOWORK=off go build -o /tmp/rival/kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver
 //	GOWORK=off go build -o /tmp/rival/kube-proxy k8s.io/kubernetes/cmd/kube-proxy
 //
@@ -58,6 +59,7 @@ type options struct {
 	changes          int
 	kubeProxyChanges int
 	rate, rated      int
+	starts           int
 	idle, gap        time.Duration
 	jsonFile, mdFile string
 	endpoints        int
@@ -135,19 +137,20 @@ func parse(args []string) (*options, string, error) {
 	o := &options{}
 	f := flag.NewFlagSet("rival", flag.ExitOnError)
 	table := f.String("table", "", "print the table of this JSON file and measure nothing")
-	f.StringVar(&o.apiserver, "kube-apiserver", os.Getenv(controlplane.Env), "path of kube-apiserver; if empty, the one in PATH")
-	f.StringVar(&o.etcd, "etcd", "", "path of etcd; if empty, the one in PATH")
+	f.StringVar(&o.apiserver, "kube-apiserver", os.Getenv(controlplane.APIServerEnv), "path of kube-apiserver; if empty, the one in PATH")
+	f.StringVar(&o.etcd, "etcd", os.Getenv(controlplane.EtcdEnv), "path of etcd; if empty, the one in PATH")
 	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
 	f.StringVar(&o.rival, "kube-proxy", os.Getenv("PROXIER_KUBE_PROXY"), "path of kube-proxy; if empty, the one in PATH; without any, only nodeproxy is measured")
 	modes := f.String("modes", "nftables,iptables", "proxy modes")
 	services := f.String("services", "100,1000,3000", "numbers of Services to measure both proxies with")
 	alone := f.String("alone", "10000,45000", "numbers of Services to measure nodeproxy alone with")
 	f.IntVar(&o.endpoints, "endpoints", 10, "endpoints of each Service")
+	f.IntVar(&o.starts, "starts", 5, "starts of each proxy, fewer if they take longer than 40 seconds; the median counts")
 	f.IntVar(&o.changes, "changes", 200, "changes to measure one by one")
 	f.IntVar(&o.kubeProxyChanges, "kube-proxy-changes", 30, "changes to measure one by one for kube-proxy, which takes a second for each")
 	f.IntVar(&o.rated, "burst", 1000, "changes to measure at a rate")
 	f.IntVar(&o.rate, "rate", 1000, "changes per second in the burst; the API server may limit it")
-	f.DurationVar(&o.idle, "idle", 10*time.Minute, "duration of the measurement of idle proxies")
+	f.DurationVar(&o.idle, "idle", 10*time.Minute, "duration of the measurement of idle proxies; 0 to leave it out")
 	f.DurationVar(&o.gap, "gap", 50*time.Millisecond, "pause between a change that is in effect and the next change")
 	f.StringVar(&o.jsonFile, "json", "", "file for the JSON")
 	f.StringVar(&o.mdFile, "markdown", "", "file for the table; standard output if empty")
@@ -170,6 +173,7 @@ func parse(args []string) (*options, string, error) {
 		}
 		def("services", func() { *services = "100" })
 		def("alone", func() { *alone = "" })
+		def("starts", func() { o.starts = 2 })
 		def("changes", func() { o.changes = 30 })
 		def("kube-proxy-changes", func() { o.kubeProxyChanges = 5 })
 		def("burst", func() { o.rated = 300 })
@@ -189,8 +193,8 @@ func parse(args []string) (*options, string, error) {
 		return nil, "", fmt.Errorf("numbers of Services must be from %d to %d", minServices, maxServices)
 	case o.endpoints < 1 || o.endpoints > maxEndpoints:
 		return nil, "", fmt.Errorf("--endpoints must be from 1 to %d", maxEndpoints)
-	case o.changes < 1 || o.kubeProxyChanges < 1 || o.rated < 2*watchedChanges || o.rate < 1:
-		return nil, "", fmt.Errorf("--changes, --kube-proxy-changes and --rate must be positive, and --burst at least %d", 2*watchedChanges)
+	case o.starts < 1 || o.changes < 1 || o.kubeProxyChanges < 1 || o.rated < 2*watchedChanges || o.rate < 1:
+		return nil, "", fmt.Errorf("--starts, --changes, --kube-proxy-changes and --rate must be positive, and --burst at least %d", 2*watchedChanges)
 	}
 	return o, *table, nil
 }

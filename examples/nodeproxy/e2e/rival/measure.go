@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,7 @@ const (
 
 // Bounds of the time until a proxy has started, and until a change is in effect.
 const (
-	startTimeout  = 3 * time.Minute
+	startTimeout  = 10 * time.Minute
 	changeTimeout = time.Minute
 )
 
@@ -54,12 +55,13 @@ func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
 		if err := c.grow(ctx, size); err != nil {
 			return r, err
 		}
+		first := len(r.Runs)
 		for _, mode := range o.modes {
 			for _, proxy := range []string{kubeProxy, nodeproxy} {
 				if proxy == kubeProxy && (o.rival == "" || size > maxKubeProxy || !slices.Contains(o.services, size)) {
 					continue
 				}
-				run, err := c.measure(ctx, o, proxy, mode, len(r.Runs))
+				run, err := c.measure(ctx, o, proxy, mode)
 				if err != nil {
 					if ctx.Err() != nil {
 						return r, ctx.Err()
@@ -70,6 +72,13 @@ func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
 				r.Runs = append(r.Runs, *run)
 			}
 		}
+		if o.idle > 0 {
+			progress("all proxies, %d Services: idle", size)
+			c.idle(ctx, o, r.Runs[first:])
+		}
+		if ctx.Err() != nil {
+			return r, ctx.Err()
+		}
 	}
 	return r, nil
 }
@@ -78,44 +87,30 @@ func progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
 }
 
-// measure makes one run.
-func (c *control) measure(ctx context.Context, o *options, proxy, mode string, n int) (*Run, error) {
+// measure makes one run, except for its idle phase.
+func (c *control) measure(ctx context.Context, o *options, proxy, mode string) (*Run, error) {
 	r := &Run{Proxy: proxy, Mode: mode, Services: c.services, Endpoints: c.endpoints}
-	d, err := newNode(c, n)
-	if err != nil {
-		return r, err
-	}
-	defer d.close()
-	bin, args, changes := o.rival, []string{}, o.kubeProxyChanges
+	bin, changes := o.rival, o.kubeProxyChanges
 	if proxy == nodeproxy {
-		bin, args, changes = o.nodeproxy, append(args, "run"), o.changes
+		bin, changes = o.nodeproxy, o.changes
 	}
 	if text, err := exec.Command(bin, "--version").Output(); err == nil {
 		r.Version = strings.TrimSpace(string(text))
 	}
-	args = append(args, "--kubeconfig", c.server.Kubeconfig(), "--hostname-override", nodeName, "--proxy-mode", mode,
-		// The proxies must not change the limits of connection tracking, which apply to the
-		// whole machine.
-		"--conntrack-max-per-core", "0", "--conntrack-min", "0")
-	if proxy == nodeproxy {
-		args = append(args, o.extra...)
+	progress("%s, %s, %d Services: start", proxy, mode, c.services)
+	m, err := c.starts(ctx, o, r)
+	if err != nil {
+		return r, fmt.Errorf("start: %w", err)
 	}
-	m := &measurement{control: c, node: d, run: r}
-	began := time.Now()
-	if m.process, err = d.startProxy(bin, args, o.logs, fmt.Sprintf("%s-%s-%d", proxy, mode, c.services)); err != nil {
-		return r, err
-	}
-	defer m.process.stop()
+	defer m.end()
 	for _, phase := range []struct {
 		name string
 		do   func() error
 	}{
-		{"start", func() error { return m.start(ctx, began) }},
 		{"connections", m.connections},
 		{"changes", func() error { return m.changes(ctx, changes, o.gap) }},
 		{"changes of the number of endpoints", func() error { return m.resizes(ctx, o.gap) }},
 		{"burst", func() error { return m.burst(ctx, o.rated, o.rate) }},
-		{"idle", func() error { return m.idle(ctx, o.idle) }},
 	} {
 		progress("%s, %s, %d Services: %s", proxy, mode, c.services, phase.name)
 		if err := phase.do(); err != nil {
@@ -125,11 +120,72 @@ func (c *control) measure(ctx context.Context, o *options, proxy, mode string, n
 	return r, nil
 }
 
+// launch starts the run's proxy on a new node. The caller must call end.
+func (c *control) launch(o *options, r *Run) (_ *measurement, err error) {
+	bin, args := o.rival, []string{}
+	if r.Proxy == nodeproxy {
+		bin, args = o.nodeproxy, append(args, "run")
+	}
+	args = append(args, "--kubeconfig", c.server.Kubeconfig(), "--hostname-override", nodeName, "--proxy-mode", r.Mode,
+		// The proxies must not change the limits of connection tracking, which apply to the
+		// whole machine.
+		"--conntrack-max-per-core", "0", "--conntrack-min", "0")
+	if r.Proxy == nodeproxy {
+		args = append(args, o.extra...)
+	}
+	c.nodes++
+	m := &measurement{control: c, run: r}
+	if m.node, err = newNode(c, c.nodes); err != nil {
+		return nil, err
+	}
+	m.began = time.Now()
+	if m.process, err = m.node.startProxy(bin, args, o.logs, fmt.Sprintf("%s-%s-%d-%d", r.Proxy, r.Mode, c.services, c.nodes)); err != nil {
+		m.node.close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// end stops the proxy and removes its node.
+func (m *measurement) end() {
+	m.process.stop()
+	m.node.close()
+}
+
+// startsLength bounds the time for the starts of one run, except for the first start.
+const startsLength = 40 * time.Second
+
+// starts starts the proxy several times, each time on a new node, and stores the median start.
+// It returns the last one, which runs.
+func (c *control) starts(ctx context.Context, o *options, r *Run) (*measurement, error) {
+	var all []Start
+	for began := time.Now(); ; {
+		m, err := c.launch(o, r)
+		if err != nil {
+			return nil, err
+		}
+		s, err := m.start(ctx)
+		if err != nil {
+			m.end()
+			return nil, err
+		}
+		all = append(all, s)
+		if len(all) == o.starts || time.Since(began) > startsLength {
+			slices.SortFunc(all, func(a, b Start) int { return cmp.Compare(a.Seconds, b.Seconds) })
+			r.Start = all[len(all)/2]
+			r.Start.Count, r.Start.MinSeconds, r.Start.MaxSeconds = len(all), all[0].Seconds, all[len(all)-1].Seconds
+			return m, nil
+		}
+		m.end()
+	}
+}
+
 // measurement is one run while it is made.
 type measurement struct {
 	*control
 	node    *node
 	process *process
+	began   time.Time // the start of the process
 	run     *Run
 	// last is the reading at the end of the last phase.
 	last spent
@@ -145,8 +201,9 @@ func (m *measurement) used(u *Usage) (err error) {
 // sampled is the number of Services that measure the start.
 const sampled = 64
 
-func (m *measurement) start(ctx context.Context, began time.Time) error {
-	end := began.Add(startTimeout)
+// start waits until every Service answers.
+func (m *measurement) start(ctx context.Context) (s Start, err error) {
+	end := m.began.Add(startTimeout)
 	answers := func(service int) error {
 		for {
 			_, err := visit(service)
@@ -162,14 +219,14 @@ func (m *measurement) start(ctx context.Context, began time.Time) error {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	err := m.node.host.Do(func() error {
+	err = m.node.host.Do(func() error {
 		for i := range sampled {
 			if err := answers(i * (m.services - 1) / (sampled - 1)); err != nil {
 				return err
 			}
 		}
-		m.run.Start.Seconds = time.Since(began).Seconds()
-		if err := m.used(&m.run.Start.Usage); err != nil {
+		s.Seconds = time.Since(m.began).Seconds()
+		if err := m.used(&s.Usage); err != nil {
 			return err
 		}
 		for i := range m.services {
@@ -179,30 +236,30 @@ func (m *measurement) start(ctx context.Context, began time.Time) error {
 			if err := answers(i); err != nil {
 				return err
 			}
-			m.run.Start.Seconds = time.Since(began).Seconds()
+			s.Seconds = time.Since(m.began).Seconds()
 		}
 		return nil
 	})
 	if err != nil {
-		return err
+		return s, err
 	}
 	// The start's background work counts as the start's CPU time.
 	time.Sleep(phaseRest)
-	before := m.run.Start.Usage
-	if err := m.used(&m.run.Start.Usage); err != nil {
-		return err
+	before := s.Usage
+	if err := m.used(&s.Usage); err != nil {
+		return s, err
 	}
-	m.run.Start.CPUSeconds += before.CPUSeconds
-	m.run.Start.PeakMiB = max(m.run.Start.PeakMiB, before.PeakMiB)
-	return nil
+	s.CPUSeconds += before.CPUSeconds
+	s.PeakMiB = max(s.PeakMiB, before.PeakMiB)
+	return s, nil
 }
 
 // phaseRest is the pause after a phase. The phase's deferred work, such as the sync at the
 // end of a proxy's rate limit, counts as part of the phase.
 const phaseRest = 1500 * time.Millisecond
 
-// burstRest is the pause before the idle phase. After it the burst's deferred work is over.
-const burstRest = 8 * time.Second
+// startRest is the pause before the idle phase. After it the deferred work of the start is over.
+const startRest = 30 * time.Second
 
 func (m *measurement) connections() (err error) {
 	const clients, length = 2, 2 * time.Second
@@ -404,27 +461,56 @@ func watchAll(ctx context.Context, made <-chan watched) (took []time.Duration, e
 	return took, nil
 }
 
-func (m *measurement) idle(ctx context.Context, length time.Duration) error {
-	if length <= 0 {
-		return nil
+// idle measures the idle proxies of all runs together. It starts each again on a new node.
+func (c *control) idle(ctx context.Context, o *options, runs []Run) {
+	var all []*measurement
+	fail := func(r *Run, err error) {
+		r.Failed = fmt.Sprintf("idle: %v", err)
+		progress("%s %s %d: %s", r.Proxy, r.Mode, r.Services, r.Failed)
 	}
-	time.Sleep(burstRest)
-	if err := m.used(new(Usage)); err != nil {
-		return err
+	for i := range runs {
+		r := &runs[i]
+		if r.Failed != "" {
+			continue
+		}
+		m, err := c.launch(o, r)
+		if err != nil {
+			fail(r, err)
+			continue
+		}
+		defer m.end()
+		if _, err := m.start(ctx); err != nil {
+			fail(r, err)
+			continue
+		}
+		all = append(all, m)
 	}
-	before := m.last
+	pause(ctx, startRest)
+	before := make([]spent, len(all))
+	for i, m := range all {
+		if err := m.used(new(Usage)); err != nil {
+			fail(m.run, err)
+		}
+		before[i] = m.last
+	}
+	pause(ctx, o.idle)
+	for i, m := range all {
+		idle := Idle{}
+		if err := errors.Join(ctx.Err(), m.process.ended(), m.used(&idle.Usage)); err != nil {
+			fail(m.run, err)
+			continue
+		}
+		idle.Seconds = m.last.when.Sub(before[i].when).Seconds()
+		idle.WakeupsPerSecond = float64(m.last.wakeupsSince(before[i])) / idle.Seconds
+		idle.Programs = m.last.childFaults != before[i].childFaults
+		m.run.Idle = idle
+	}
+}
+
+// pause waits until the time is over or ctx ends.
+func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
-		return ctx.Err()
-	case <-m.process.done:
-		return m.process.ended()
-	case <-time.After(length):
+	case <-time.After(d):
 	}
-	i := Idle{}
-	err := m.used(&i.Usage)
-	i.Seconds = m.last.when.Sub(before.when).Seconds()
-	i.WakeupsPerSecond = float64(m.last.wakeupsSince(before)) / i.Seconds
-	i.Programs = m.last.childFaults != before.childFaults
-	m.run.Idle = i
-	return err
 }

@@ -51,12 +51,17 @@ type Usage struct {
 	PeakMiB float64 `json:"peakMiB"`
 }
 
-// Start is the phase from the start of the process until every Service answers.
+// Start is the phase from the start of the process until every Service answers. The proxy
+// starts Count times, on a new node each time; the median start counts.
 type Start struct {
 	// Seconds is the time until each of 64 evenly spread Services, among them the first and
 	// the last, has answered a connection. Then all Services are tried once. If one does not
 	// answer at once, Seconds is the time until all have answered.
 	Seconds float64 `json:"seconds"`
+	// Of the shortest and of the longest start.
+	Count      int     `json:"count"`
+	MinSeconds float64 `json:"minSeconds"`
+	MaxSeconds float64 `json:"maxSeconds"`
 	Usage
 }
 
@@ -99,7 +104,7 @@ type Connections struct {
 	DirectPerSecond float64 `json:"directPerSecond"`
 }
 
-// Idle is a phase without changes.
+// Idle is a phase without changes, 30 seconds after a start.
 type Idle struct {
 	Seconds float64 `json:"seconds"`
 	// WakeupsPerSecond is the number of voluntary context switches of the proxy's process

@@ -11,8 +11,9 @@
 // Soak builds its own network of namespaces (network.go): the node, clients, pods of the
 // node, and one host that holds all pods of 128 other nodes. Every endpoint answers. The
 // real nodeproxy, built or named by -nodeproxy, runs on the node. It reads its objects from
-// a real API server, which -apiserver or PROXIER_KUBE_APISERVER names (build it in
-// examples/nodeproxy/e2e/apiserver; etcd must be installed), or from a folder of manifests.
+// a real API server, which -apiserver or PROXIER_KUBE_APISERVER names, or from a folder of
+// manifests. The API server needs etcd: the one that PROXIER_ETCD names, or else the one in
+// PATH. examples/nodeproxy/e2e/apiserver builds both.
 // Soak needs the right to create user namespaces, or root. It needs nft, and in mode
 // iptables the iptables programs.
 //
@@ -117,7 +118,7 @@ func newFlags(f *flag.FlagSet) *options {
 	f.DurationVar(&o.pause, "pause", 500*time.Millisecond, "average pause between two events")
 	f.DurationVar(&o.repair, "repair", 90*time.Second, "longest time until a change is in effect or rules are repaired")
 	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
-	f.StringVar(&o.apiserver, "apiserver", os.Getenv(controlplane.Env), "path of kube-apiserver, which needs etcd; if empty, the agent reads a folder of manifests")
+	f.StringVar(&o.apiserver, "apiserver", os.Getenv(controlplane.APIServerEnv), "path of kube-apiserver, which needs etcd; if empty, the agent reads a folder of manifests")
 	f.StringVar(&o.logFile, "log", "soak.log", "file for the log")
 	f.StringVar(&o.out, "o", "", "file for the report as JSON")
 	f.StringVar(&o.only, "only", "", "names of the events to run, separated by commas; all if empty")
