@@ -38,12 +38,12 @@ func (h *hooks) load(c *Config, m *bpfMaps, cookie uint64) error {
 		code    asm.Instructions
 		minimum string
 	}{
-		// The minimum of connect has bpf_get_netns_cookie, and the minimum of getpeername has
-		// that attach type.
-		{hook{name: hookNames[0], attach: ebpf.AttachCGroupInet4Connect}, tracker.IPv4, connect(tracker.IPv4, m, cookie), "Linux 5.7"},
+		// The minimum of connect has BPF_CMPXCHG, and the minimum of getpeername has that attach
+		// type.
+		{hook{name: hookNames[0], attach: ebpf.AttachCGroupInet4Connect}, tracker.IPv4, connect(tracker.IPv4, m, cookie), "Linux 5.12"},
 		{hook{name: hookNames[1], attach: ebpf.AttachCgroupInet4GetPeername}, tracker.IPv4, getpeername(tracker.IPv4, m), "Linux 5.8"},
 		// Loaded without IPv6, too: a socket of IPv6 may connect to IPv4-mapped addresses.
-		{hook{name: hookNames[2], attach: ebpf.AttachCGroupInet6Connect}, tracker.IPv6, connect(tracker.IPv6, m, cookie), "Linux 5.7"},
+		{hook{name: hookNames[2], attach: ebpf.AttachCGroupInet6Connect}, tracker.IPv6, connect(tracker.IPv6, m, cookie), "Linux 5.12"},
 		{hook{name: hookNames[3], attach: ebpf.AttachCgroupInet6GetPeername}, tracker.IPv6, getpeername(tracker.IPv6, m), "Linux 5.8"},
 		{hook{name: hookNames[4], attach: ebpf.AttachCgroupInetSockRelease}, 0, release(m), "Linux 5.9"},
 	} {

@@ -29,15 +29,26 @@ import (
 //		else:
 //			endpoint = endpoints[pool, random number below its size]
 //			clients[frontend.service, netns] = endpoint, if frontend.affinity != 0
-//		peers[socket] = to, endpoint; if there is no room: leave it alone
+//		r = recent[socket modulo the size of recent]
+//		if r is free, or already the socket's:
+//			r = socket, to, endpoint
+//		else:
+//			peers[socket] = to, endpoint; if there is no room: leave it alone
+//			r.overflow++, unless peers had the socket
 //		to = endpoint
 //		connections[frontend.service]++
 //
 //	getpeername(socket, peer):
-//		if peers[socket] exists, and peers[socket].endpoint == peer: peer = peers[socket].service
+//		r = recent[socket modulo the size of recent]
+//		if r is the socket's:    known = r
+//		else if r.overflow != 0: known = peers[socket]
+//		if known, and known.endpoint == peer: peer = known.service
 //
 //	release(socket):
-//		delete peers[socket], if socket is TCP
+//		if socket is not TCP: return
+//		r = recent[socket modulo the size of recent]
+//		free r, if it is the socket's
+//		if r.overflow != 0: delete peers[socket], and r.overflow-- if it existed
 //
 // A connection that is left alone goes to the backend behind. So does a connection for which
 // a lookup fails, such as the lookup of a slot that is being removed.
@@ -70,13 +81,21 @@ const (
 	stackNow      = stackVisit - 8   // uint64
 	stackCounter  = stackNow - 8     // uint32
 	stackCookie   = stackCounter - 8 // uint64
+	stackRecent   = stackCookie - 8  // uint32
+)
+
+// Fields of a recentPeer.
+const (
+	atCookie   = 0
+	atOverflow = 8
+	atPeer     = 16
 )
 
 // Registers that keep their values across calls.
 const (
 	sockAddr = asm.R6 // pointer to a struct bpf_sock_addr
 	frontend = asm.R7 // pointer to a frontendValue
-	target   = asm.R8 // later a pointer to a client
+	target   = asm.R8 // later a pointer to a client or a recentPeer
 	size     = asm.R9
 )
 
@@ -115,25 +134,16 @@ func (p *program) lookup(m *ebpf.Map, key int32) {
 	)
 }
 
-// update calls bpf_map_update_elem. It ignores a failure: the entry is then missing.
-func (p *program) update(m *ebpf.Map, key, value int32) {
+// update calls bpf_map_update_elem. R0 is 0 if it succeeded.
+func (p *program) update(m *ebpf.Map, key, value int32, flags ebpf.MapUpdateFlags) {
 	p.add(
 		asm.LoadMapPtr(asm.R1, m.FD()),
 		asm.Mov.Reg(asm.R2, asm.RFP),
 		asm.Add.Imm(asm.R2, key),
 		asm.Mov.Reg(asm.R3, asm.RFP),
 		asm.Add.Imm(asm.R3, value),
-		asm.Mov.Imm(asm.R4, int32(ebpf.UpdateAny)),
+		asm.Mov.Imm(asm.R4, int32(flags)),
 		asm.FnMapUpdateElem.Call(),
-	)
-}
-
-// socketCookie writes the cookie of the context's socket to the stack. It changes R0 to R5.
-func (p *program) socketCookie() {
-	p.add(
-		asm.Mov.Reg(asm.R1, sockAddr),
-		asm.FnGetSocketCookie.Call(),
-		asm.StoreMem(asm.RFP, stackCookie, asm.R0, asm.DWord),
 	)
 }
 
@@ -198,10 +208,7 @@ func connect(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
 	p.choosePool(host)
 	p.chooseEndpoint()
 
-	p.label("translate", asm.Mov.Imm(asm.R0, 0))
-	p.socketCookie()
-	p.update(m.peers, stackCookie, stackPeer)
-	p.add(asm.JNE.Imm(asm.R0, 0, "leave"))
+	p.storePeer()
 	p.writePeer(asm.RFP, stackEndpoint)
 	p.lookup(m.counters, stackCounter)
 	p.increment("leave")
@@ -210,7 +217,7 @@ func connect(f tracker.Family, m *bpfMaps, host uint64) asm.Instructions {
 	p.add(asm.Ja.Label("leave"))
 	p.label("first", asm.Mov.Imm(asm.R1, 1))
 	p.add(asm.StoreMem(asm.RFP, stackNow, asm.R1, asm.DWord))
-	p.update(m.connections, stackSlot, stackNow)
+	p.update(m.connections, stackSlot, stackNow, ebpf.UpdateAny)
 	p.label("leave", asm.Mov.Imm(asm.R0, 1)) // allow the connection
 	p.add(asm.Return())
 	return p.code
@@ -326,30 +333,101 @@ func (p *program) chooseEndpoint() {
 		asm.StoreImm(asm.RFP, stackVisit+28, 0, asm.Word),
 	)
 	p.copyWords(asm.RFP, stackVisit+8, asm.RFP, stackEndpoint, 5)
-	p.update(p.maps.clients, stackClient, stackVisit)
+	p.update(p.maps.clients, stackClient, stackVisit, ebpf.UpdateAny)
+}
+
+// findRecent loads a pointer to the recentPeer of the context's socket into target, and the
+// socket's cookie into R2.
+func (p *program) findRecent() {
+	p.add(
+		asm.Mov.Reg(asm.R1, sockAddr),
+		asm.FnGetSocketCookie.Call(),
+		asm.StoreMem(asm.RFP, stackCookie, asm.R0, asm.DWord),
+		asm.And.Imm(asm.R0, int32(p.maps.recent.MaxEntries()-1)),
+		asm.StoreMem(asm.RFP, stackRecent, asm.R0, asm.Word),
+	)
+	p.lookup(p.maps.recent, stackRecent)
+	p.add(
+		asm.JEq.Imm(asm.R0, 0, "leave"), // for the verifier
+		asm.Mov.Reg(target, asm.R0),
+		asm.LoadMem(asm.R2, asm.RFP, stackCookie, asm.DWord),
+	)
+}
+
+// storePeer stores the peer on the stack for getpeername, or leaves the connection alone if there
+// is no room.
+func (p *program) storePeer() {
+	p.label("translate", asm.Mov.Imm(asm.R0, 0))
+	p.findRecent()
+	p.add(
+		// The comparison must be atomic: two processors may find it free.
+		asm.Mov.Imm(asm.R0, 0),
+		compareAndSwap(target, asm.R2, atCookie),
+		asm.JEq.Imm(asm.R0, 0, "own"),
+		asm.JEq.Reg(asm.R0, asm.R2, "own"),
+	)
+	p.update(p.maps.peers, stackCookie, stackPeer, ebpf.UpdateNoExist)
+	p.add(
+		asm.JNE.Imm(asm.R0, 0, "again"),
+		asm.Mov.Imm(asm.R1, 1),
+		asm.AddAtomic.Mem(target, asm.R1, asm.DWord, atOverflow),
+		asm.Ja.Label("stored"),
+	)
+	// The socket was connected before, or there is no room.
+	p.label("again", asm.Mov.Imm(asm.R0, 0))
+	p.update(p.maps.peers, stackCookie, stackPeer, ebpf.UpdateExist)
+	p.add(
+		asm.JNE.Imm(asm.R0, 0, "leave"),
+		asm.Ja.Label("stored"),
+	)
+	p.label("own", asm.Mov.Imm(asm.R0, 0))
+	for i := range int16(5) {
+		p.add(
+			asm.LoadMem(asm.R1, asm.RFP, stackPeer+8*i, asm.DWord),
+			asm.StoreMem(target, atPeer+8*i, asm.R1, asm.DWord),
+		)
+	}
+	p.label("stored", asm.Mov.Imm(asm.R0, 0))
+}
+
+// compareAndSwap stores src in memory if that has the value of R0. R0 is the value before it.
+func compareAndSwap(dst, src asm.Register, offset int16) asm.Instruction {
+	i := asm.CmpXchg.Mem(dst, src, asm.DWord, offset)
+	// github.com/cilium/ebpf 0.22 writes Constant, and so an addition if it is 0.
+	i.Constant = int64(asm.CmpXchg >> 8)
+	return i
 }
 
 // getpeername returns the program that replaces the endpoint's address by the Service's.
 func getpeername(f tracker.Family, m *bpfMaps) asm.Instructions {
 	p := newProgram(f, m)
 	p.add(asm.Mov.Reg(sockAddr, asm.R1))
-	p.socketCookie()
+	p.findRecent()
+	p.add(
+		asm.LoadMem(asm.R1, target, atCookie, asm.DWord),
+		asm.Mov.Reg(asm.R0, target),
+		asm.Add.Imm(asm.R0, atPeer),
+		asm.JEq.Reg(asm.R1, asm.R2, "known"),
+		asm.LoadMem(asm.R1, target, atOverflow, asm.DWord),
+		asm.JEq.Imm(asm.R1, 0, "leave"),
+	)
 	p.lookup(m.peers, stackCookie)
 	p.add(asm.JEq.Imm(asm.R0, 0, "leave"))
+	p.label("known", asm.Mov.Reg(target, asm.R0))
 	// The socket may have been connected again to another address.
 	for i := range int16(p.words) {
 		p.add(
 			asm.LoadMem(asm.R1, sockAddr, p.ip+4*i, asm.Word),
-			asm.LoadMem(asm.R2, asm.R0, 20+16-4*int16(p.words)+4*i, asm.Word), // peer.Endpoint
+			asm.LoadMem(asm.R2, target, 20+16-4*int16(p.words)+4*i, asm.Word), // peer.Endpoint
 			asm.JNE.Reg(asm.R1, asm.R2, "leave"),
 		)
 	}
 	p.add(
 		asm.LoadMem(asm.R1, sockAddr, ctxPort, asm.Word),
-		asm.LoadMem(asm.R2, asm.R0, 20+16, asm.Half),
+		asm.LoadMem(asm.R2, target, 20+16, asm.Half),
 		asm.JNE.Reg(asm.R1, asm.R2, "leave"),
 	)
-	p.writePeer(asm.R0, 0)
+	p.writePeer(target, 0)
 	p.label("leave", asm.Mov.Imm(asm.R0, 1))
 	p.add(asm.Return())
 	return p.code
@@ -363,12 +441,23 @@ func release(m *bpfMaps) asm.Instructions {
 		asm.LoadMem(asm.R1, sockAddr, sockProtocol, asm.Word),
 		asm.JNE.Imm(asm.R1, protocolTCP, "leave"),
 	)
-	p.socketCookie()
+	p.findRecent()
 	p.add(
+		asm.LoadMem(asm.R1, target, atCookie, asm.DWord),
+		asm.JNE.Reg(asm.R1, asm.R2, "others"),
+		asm.Mov.Imm(asm.R1, 0),
+		asm.StoreMem(target, atCookie, asm.R1, asm.DWord),
+	)
+	p.label("others", asm.LoadMem(asm.R1, target, atOverflow, asm.DWord))
+	p.add(
+		asm.JEq.Imm(asm.R1, 0, "leave"),
 		asm.LoadMapPtr(asm.R1, m.peers.FD()),
 		asm.Mov.Reg(asm.R2, asm.RFP),
 		asm.Add.Imm(asm.R2, stackCookie),
 		asm.FnMapDeleteElem.Call(),
+		asm.JNE.Imm(asm.R0, 0, "leave"),
+		asm.Mov.Imm(asm.R1, -1),
+		asm.AddAtomic.Mem(target, asm.R1, asm.DWord, atOverflow),
 	)
 	p.label("leave", asm.Mov.Imm(asm.R0, 1))
 	p.add(asm.Return())

@@ -37,6 +37,11 @@ func storedPeer(b *Backend, c net.Conn) (p peer, err error) {
 	cerr := raw.Control(func(fd uintptr) {
 		var cookie uint64
 		if cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE); err == nil {
+			var r recentPeer
+			if err = b.maps.recent.Lookup(uint32(cookie)%b.config.recentSize(), &r); err == nil && r.Cookie == cookie {
+				p = r.Peer
+				return
+			}
 			err = b.maps.peers.Lookup(cookie, &p)
 		}
 	})
@@ -204,47 +209,67 @@ func TestMappedAddressesAreTranslated(t *testing.T) {
 }
 
 // TestReconnectedSocketReturnsItsNewPeer connects a socket to a Service and then to another
-// address.
+// address. The socket's peer is in the map recent or, if that has no room, in peers.
 func TestReconnectedSocketReturnsItsNewPeer(t *testing.T) {
-	l := newLab(t, nil)
-	l.set("web", 1, 1)
-	l.sync()
-	for _, other := range []*unix.SockaddrInet4{
-		{Addr: netip.MustParseAddr(endpoints4[1]).As4(), Port: 8080},
-		{Addr: netip.MustParseAddr(endpoints4[0]).As4(), Port: 8081},
-	} {
-		c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		raw, err := c.(*net.TCPConn).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = raw.Control(func(fd uintptr) {
-			// AF_UNSPEC ends the connection (connect(2)).
-			if _, _, errno := unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&unix.RawSockaddr{})), unix.SizeofSockaddrInet4); errno != 0 {
-				t.Error(errno)
-			}
-			if err := unix.Connect(int(fd), other); err != nil && !errors.Is(err, unix.EINPROGRESS) {
-				t.Error(err)
-			}
-			until(t, "the connection", func() bool {
-				got, err := unix.Getpeername(int(fd))
+	for name, room := range map[string]int{"recent": 0, "peers": 1} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Connections = room })
+			l.set("web", 1, 1)
+			l.set("other", 2, 2)
+			l.sync()
+			if name == "peers" {
+				c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
 				if err != nil {
-					return false
+					t.Fatal(err)
 				}
-				if g := got.(*unix.SockaddrInet4); g.Addr != other.Addr || g.Port != other.Port {
-					t.Errorf("getpeername returns %v", g)
+				defer c.Close()
+			}
+			for _, other := range []string{endpoints4[1] + ":8080", endpoints4[0] + ":8081", "10.96.0.2:80"} {
+				c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
+				if err != nil {
+					t.Fatal(err)
 				}
-				return true
-			})
+				before := l.peers()
+				to := netip.MustParseAddrPort(other)
+				raw, err := c.(*net.TCPConn).SyscallConn()
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = raw.Control(func(fd uintptr) { l.reconnect(int(fd), to) })
+				if err != nil {
+					t.Error(err)
+				}
+				if after := l.peers(); after != before {
+					t.Errorf("%d peers before the socket was connected to %s, and %d after it", before, other, after)
+				}
+				c.Close()
+			}
 		})
-		if err != nil {
-			t.Error(err)
-		}
 	}
+}
+
+// reconnect connects a connected socket to another address, and waits until that is its peer.
+func (l *lab) reconnect(fd int, to netip.AddrPort) {
+	l.Helper()
+	// AF_UNSPEC ends the connection (connect(2)).
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&unix.RawSockaddr{})), unix.SizeofSockaddrInet4); errno != 0 {
+		l.Error(errno)
+	}
+	if err := l.Do(func() error {
+		return unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+	}); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		l.Error(err)
+	}
+	until(l, "the connection", func() bool {
+		got, err := unix.Getpeername(fd)
+		if err != nil {
+			return false
+		}
+		if g := got.(*unix.SockaddrInet4); netip.AddrPortFrom(netip.AddrFrom4(g.Addr), uint16(g.Port)) != to {
+			l.Errorf("getpeername returns %v, want %s", g, to)
+		}
+		return true
+	})
 }
 
 // TestAffinityIsByNetworkNamespace checks that a network namespace keeps its endpoint until
@@ -483,41 +508,75 @@ func TestServiceThatDoesNotFitIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestConnectionsBeyondTheLimitAreLeftAlone opens more connections than there is room for.
+// TestConnectionsBeyondTheLimitAreLeftAlone opens connections until there is no more room.
 func TestConnectionsBeyondTheLimitAreLeftAlone(t *testing.T) {
-	l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Connections = 3 })
-	l.set("a", 1, 1)
-	l.sync()
-	peers := func() int {
-		t.Helper()
-		entries, err := readMap[uint64, peer](l.backend.maps.peers)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(entries)
-	}
-	for round := range 2 {
-		var open []net.Conn
-		for range 3 {
-			c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
-			if err != nil {
-				t.Fatalf("round %d: %v", round, err)
+	for _, limit := range []int{1, 3, 4} {
+		t.Run(fmt.Sprint(limit), func(t *testing.T) {
+			l := newLab(t, func(c *Config, _ *ruleset.Config) { c.Connections = limit })
+			l.set("a", 1, 1)
+			l.sync()
+			recent := int(l.backend.config.recentSize())
+			for round := range 3 {
+				var open []net.Conn
+				for {
+					c, err := l.dial(l.pod, "tcp", "", "10.96.0.1:80")
+					if err != nil {
+						break // the backend behind would serve it
+					}
+					open = append(open, c)
+					if got := c.RemoteAddr().String(); got != "10.96.0.1:80" {
+						t.Errorf("round %d: the peer of connection %d is %s", round, len(open), got)
+					}
+				}
+				if n := len(open); n < limit || n > limit+recent {
+					t.Errorf("round %d: %d connections, want %d to %d", round, n, limit, limit+recent)
+				}
+				if got := l.peers(); got != len(open) {
+					t.Errorf("round %d: %d peers of %d connections", round, got, len(open))
+				}
+				// Half of them first, so that later ones find entries of earlier ones.
+				for i, c := range open {
+					if i%2 == 0 {
+						c.Close()
+					}
+				}
+				if got := l.peers(); got != len(open)/2 {
+					t.Errorf("round %d: %d peers of %d connections after half were closed", round, got, len(open)/2)
+				}
+				for _, c := range open {
+					c.Close()
+				}
+				if got := l.peers(); got != 0 {
+					t.Errorf("round %d: %d peers after all sockets were closed", round, got)
+				}
 			}
-			open = append(open, c)
-		}
-		if got := l.server(l.pod, "", "10.96.0.1:80"); got != left {
-			t.Errorf("round %d: a fourth connection reached %s", round, got)
-		}
-		if got := peers(); got != 3 {
-			t.Errorf("round %d: %d peers of 3 connections", round, got)
-		}
-		for _, c := range open {
-			c.Close()
-		}
-		if got := peers(); got != 0 {
-			t.Errorf("round %d: %d peers after all sockets were closed", round, got)
-		}
+		})
 	}
+}
+
+// peers returns the number of stored peers. It checks the overflow of all entries.
+func (l *lab) peers() (n int) {
+	l.Helper()
+	m := l.backend.maps
+	hashed, err := readMap[uint64, peer](m.peers)
+	if err != nil {
+		l.Fatal(err)
+	}
+	overflow := 0
+	for i := range l.backend.config.recentSize() {
+		var r recentPeer
+		if err := m.recent.Lookup(i, &r); err != nil {
+			l.Fatal(err)
+		}
+		if r.Cookie != 0 {
+			n++
+		}
+		overflow += int(r.Overflow)
+	}
+	if overflow != len(hashed) {
+		l.Errorf("the overflow is %d, but there are %d peers", overflow, len(hashed))
+	}
+	return n + len(hashed)
 }
 
 // TestConnectionsAreCountedByService compares the counters with the connections that were made,
