@@ -95,6 +95,8 @@ func (s *soak) events(ctx context.Context) error {
 // happen makes an event, waits until it is in effect, and judges some connections.
 func (s *soak) happen(ctx context.Context, e event) error {
 	detail, do := e.begins(s)
+	before := s.net.drops()
+	s.dropped.Store(&before)
 	s.rec.begin(e.name, detail)
 	over := func() {}
 	if e.outage {

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -54,7 +55,9 @@ type soak struct {
 	// number depends on time.
 	rng, samples *rand.Rand
 	barriers     int // counts the barriers
-	deadline     time.Time
+	// dropped holds the counters at the begin of the last event.
+	dropped  atomic.Pointer[drops]
+	deadline time.Time
 }
 
 // run makes a whole run. It returns an error if the run could not continue; losses are in

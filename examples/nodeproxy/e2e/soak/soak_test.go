@@ -4,6 +4,8 @@ package main
 
 import (
 	"flag"
+	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -207,5 +209,25 @@ table ip nat {
 	swapped.addNFT(strings.Replace(listing, "table ip proxier {", "table ip proxier-shadow {", 1))
 	if d := k.differences(swapped); len(d) != 0 {
 		t.Errorf("differences after the tables were swapped: %q", d)
+	}
+}
+
+func TestDropsNamesCountersThatGrew(t *testing.T) {
+	netstat := "TcpExt: SyncookiesSent ListenOverflows ListenDrops\nTcpExt: 7 %d 5\nIpExt: InNoRoutes ListenDrops\nIpExt: 1 9\n"
+	tracking := "entries  clashres found insert_failed drop\n00000010 00000001 00000005 0000000a %08x\n00000010 00000000 00000005 00000002 00000001\n"
+	read := func(overflows, dropped int) drops {
+		d := drops{}
+		d.add("n", fmt.Sprintf(netstat, overflows), fmt.Sprintf(tracking, dropped))
+		return d
+	}
+	before := read(3, 0)
+	if want := (drops{"n ListenOverflows": 3, "n ListenDrops": 5, "n clashres": 1, "n insert_failed": 12, "n drop": 1}); !maps.Equal(before, want) {
+		t.Errorf("read %v, want %v", before, want)
+	}
+	if got := before.since(before); got != "nothing" {
+		t.Errorf("without growth: %q", got)
+	}
+	if got, want := read(4, 31).since(before), "n ListenOverflows 1, n drop 31"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

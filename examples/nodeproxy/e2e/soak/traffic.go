@@ -173,7 +173,11 @@ func (s *soak) count(kind string, v *version, from *place, to target, o outcome)
 			reason = stalled
 		}
 	}
-	s.rec.lost(kind, o.begun, reason, fmt.Errorf("%s from %s to %s: %w", to.proto, from.name, to.to, err))
+	dropped := ""
+	if before := s.dropped.Load(); reason == "" && before != nil {
+		dropped = "; dropped by the kernel since the begin of the event: " + s.net.drops().since(*before)
+	}
+	s.rec.lost(kind, o.begun, reason, fmt.Errorf("%s from %s to %s: %w%s", to.proto, from.name, to.to, err, dropped))
 	return false
 }
 
