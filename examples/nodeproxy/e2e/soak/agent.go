@@ -44,6 +44,9 @@ func newAgent(o *options, h *netlab.Host, src source, dir string, ended func(err
 	a := &agent{host: h, bin: o.nodeproxy, dir: filepath.Join(dir, "agent"), ended: ended, args: append([]string{
 		"run", "--hostname-override", nodeName, "--proxy-mode", o.mode, "--cluster-cidr", localPodCIDRs[0] + "," + localPodCIDRs[1],
 		"--nodeport-addresses", "primary", "--profiling", "--metrics-bind-address", metricsAddr,
+		// The agent must not change the limits of connection tracking, which apply to the whole
+		// machine.
+		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
 	}, src.args()...)}
 	if err := os.Mkdir(a.dir, 0o755); err != nil {
 		return nil, err

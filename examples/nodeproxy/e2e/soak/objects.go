@@ -262,7 +262,7 @@ func newPopulation(rng *rand.Rand, each int) *population {
 // barrier returns the Service of the n-th barrier. Its port and its endpoint differ from the
 // port and the endpoint of the barrier before.
 func (p *population) barrier(n int) *service {
-	return &service{id: barrierID, port: int32(10000 + n%20000), endpoints: []endpoint{{pod: n % localPods}}}
+	return &service{id: barrierID, dual: true, port: int32(10000 + n%20000), endpoints: []endpoint{{pod: n % localPods}}}
 }
 
 func (p *population) takePort() int32 {

@@ -120,20 +120,22 @@ func (o *oracle) until(v *version) []*version {
 
 // judge returns nil if any version from v to the latest allows the outcome of a connection,
 // and otherwise an error. v was known to be in effect when the connection began. A Service
-// and its slices reach the agent by different watches: if one of several versions does not
-// forward, the connection may be refused or get no answer.
+// and its slices reach the agent one after the other, and parts of them may be in effect for a
+// while: if one of several versions does not forward, the connection may be refused, lose packets
+// or get no answer.
 func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
 	var first error
-	right, drops := false, false
+	right, mayDrop := false, false
 	list := o.until(v)
 	for _, w := range list {
 		verdict := w.Trace(from.packet(t))
-		if verdict.Action != ruleset.ActionForward && len(list) > 1 && (got.kind == refused || got.kind == silent) {
+		partial := verdict.Action != ruleset.ActionForward && len(list) > 1
+		if partial && (got.kind == refused || got.kind == silent) {
 			return nil
 		}
-		drops = drops || verdict.Action == ruleset.ActionDrop
+		mayDrop = mayDrop || partial || verdict.Action == ruleset.ActionDrop
 		err := from.check(got, verdict)
-		if right = right || err == nil; right && (got.again == 0 || drops) {
+		if right = right || err == nil; right && (got.again == 0 || mayDrop) {
 			return nil
 		}
 		if first == nil {

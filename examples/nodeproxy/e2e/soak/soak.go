@@ -293,8 +293,8 @@ func (s *soak) commit(ctx context.Context, changes ...change) error {
 }
 
 // barrier waits until every committed change is in effect. The changes of one sync may take
-// effect one after the other, in any order. When the second ping is in effect, the sync
-// with the first one is over.
+// effect one after the other, in any order, and in one family later than in the other. When the
+// second ping is in effect, the sync with the first one is over.
 func (s *soak) barrier(ctx context.Context) error {
 	for range 2 {
 		if err := s.ping(ctx); err != nil {
@@ -306,7 +306,7 @@ func (s *soak) barrier(ctx context.Context) error {
 }
 
 // ping changes the port and the endpoint of the barrier's Service and connects until the
-// new endpoint answers at the new port. Earlier syncs are in effect by then: the API server
+// new endpoint answers at the new port, in both families. Earlier syncs are in effect by then: the API server
 // sends changes of Services in order, and changes of slices in order.
 func (s *soak) ping(ctx context.Context) error {
 	begun := time.Now()
@@ -315,22 +315,25 @@ func (s *soak) ping(ctx context.Context) error {
 	if err := s.set(ctx, b); err != nil {
 		return err
 	}
-	want := netip.AddrPortFrom(podAddr(b.endpoints[0].pod, 0), podPort)
-	t := target{netip.AddrPortFrom(b.addr(clusterIPs, 0), uint16(b.port)), v1.ProtocolTCP}
-	for complained := false; ; sleep(ctx, 10*time.Millisecond) {
-		o := s.net.places[0].probe(ctx, t, 2*time.Second)
-		if o.kind == reached && o.server == want {
-			break
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if !complained && time.Since(begun) > s.o.repair {
-			complained = true
-			s.rec.failf("not in effect after %v: %s", s.o.repair, o)
-		}
-		if time.Since(begun) > s.o.repair+2*time.Minute {
-			return errors.New("the agent stopped applying changes")
+	complained := false
+	for f := range families {
+		want := netip.AddrPortFrom(podAddr(b.endpoints[0].pod, f), podPort)
+		t := target{netip.AddrPortFrom(b.addr(clusterIPs, f), uint16(b.port)), v1.ProtocolTCP}
+		for ; ; sleep(ctx, 10*time.Millisecond) {
+			o := s.net.places[0].probe(ctx, t, 2*time.Second)
+			if o.kind == reached && o.server == want {
+				break
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if !complained && time.Since(begun) > s.o.repair {
+				complained = true
+				s.rec.failf("%s: not in effect after %v: %s", t, s.o.repair, o)
+			}
+			if time.Since(begun) > s.o.repair+2*time.Minute {
+				return errors.New("the agent stopped applying changes")
+			}
 		}
 	}
 	return nil
