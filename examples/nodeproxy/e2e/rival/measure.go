@@ -461,6 +461,9 @@ func watchAll(ctx context.Context, made <-chan watched) (took []time.Duration, e
 	return took, nil
 }
 
+// activePeriod is the period in which a proxy is active or not.
+const activePeriod = 100 * time.Millisecond
+
 // idle measures the idle proxies of all runs together. It starts each again on a new node.
 func (c *control) idle(ctx context.Context, o *options, runs []Run) {
 	var all []*measurement
@@ -493,7 +496,20 @@ func (c *control) idle(ctx context.Context, o *options, runs []Run) {
 		}
 		before[i] = m.last
 	}
-	pause(ctx, o.idle)
+	active := make([]int, len(all))
+	last := make([]uint64, len(all))
+	ticker := time.NewTicker(activePeriod)
+	defer ticker.Stop()
+	for end := time.Now().Add(o.idle); time.Now().Before(end) && ctx.Err() == nil; {
+		for i, m := range all {
+			ran := m.process.ran()
+			if last[i] != 0 && ran != last[i] {
+				active[i]++
+			}
+			last[i] = ran
+		}
+		<-ticker.C
+	}
 	for i, m := range all {
 		idle := Idle{}
 		if err := errors.Join(ctx.Err(), m.process.ended(), m.used(&idle.Usage)); err != nil {
@@ -502,6 +518,7 @@ func (c *control) idle(ctx context.Context, o *options, runs []Run) {
 		}
 		idle.Seconds = m.last.when.Sub(before[i].when).Seconds()
 		idle.WakeupsPerSecond = float64(m.last.wakeupsSince(before[i])) / idle.Seconds
+		idle.ActivePerSecond = float64(active[i]) / idle.Seconds
 		idle.Programs = m.last.childFaults != before[i].childFaults
 		m.run.Idle = idle
 	}

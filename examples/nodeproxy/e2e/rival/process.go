@@ -108,6 +108,19 @@ func (p *process) spent() (s spent, err error) {
 	return s, err
 }
 
+// ran returns how often threads of the process have run (sched-stats.rst of the kernel).
+func (p *process) ran() (n uint64) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.cmd.Process.Pid))
+	for _, t := range tasks {
+		text, _ := os.ReadFile(t)
+		if f := strings.Fields(string(text)); len(f) > 2 {
+			v, _ := strconv.ParseUint(f[2], 10, 64)
+			n += v
+		}
+	}
+	return n
+}
+
 // status returns a number in /proc/PID/status, or 0.
 func status(file, field string) uint64 {
 	text, _ := os.ReadFile(file)

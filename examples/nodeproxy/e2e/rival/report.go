@@ -110,6 +110,9 @@ type Idle struct {
 	// WakeupsPerSecond is the number of voluntary context switches of the proxy's process
 	// per second, over all threads.
 	WakeupsPerSecond float64 `json:"wakeupsPerSecond"`
+	// ActivePerSecond is the number of tenths of a second, per second, in which a thread of the
+	// proxy ran. When one thread of a Go program wakes up, it wakes up others several times.
+	ActivePerSecond float64 `json:"activePerSecond"`
 	// Programs reports that the proxy ran other programs.
 	Programs bool `json:"programs"`
 	Usage
@@ -118,7 +121,7 @@ type Idle struct {
 // Markdown writes the runs as a table, sorted by mode and number of Services.
 func (r *Report) Markdown(w io.Writer) error {
 	var b strings.Builder
-	b.WriteString("| Mode | Services | Proxy | Start | Change p50 / p99 | New size p50 / max | Burst: rate, max wait, core | Peak memory | CPU: start / burst | Idle: CPU a minute, wake-ups/s | Connections/s (direct) |\n")
+	b.WriteString("| Mode | Services | Proxy | Start | Change p50 / p99 | New size p50 / max | Burst: rate, max wait, core | Peak memory | CPU: start / burst | Idle: CPU a minute, thread switches/s, active tenths/s | Connections/s (direct) |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, run := range r.Runs {
 		peak := max(run.Start.PeakMiB, run.Change.PeakMiB, run.Burst.PeakMiB, run.Idle.PeakMiB)
@@ -128,7 +131,11 @@ func (r *Report) Markdown(w io.Writer) error {
 			if run.Idle.Programs {
 				programs = ", runs programs"
 			}
-			idle = fmt.Sprintf("%.0f ms, %.1f%s", run.Idle.CPUSeconds*1000/run.Idle.Seconds*60, run.Idle.WakeupsPerSecond, programs)
+			active := "–" // measured with an earlier rival
+			if run.Idle.ActivePerSecond > 0 {
+				active = fmt.Sprintf("%.2f", run.Idle.ActivePerSecond)
+			}
+			idle = fmt.Sprintf("%.0f ms, %.1f, %s%s", run.Idle.CPUSeconds*1000/run.Idle.Seconds*60, run.Idle.WakeupsPerSecond, active, programs)
 		}
 		fmt.Fprintf(&b, "| %s | %d | %s | %.2f s | %s / %s | %s / %s | %.0f/s, %s, %.0f %% | %.0f MiB | %.2f s / %.2f s | %s | %.0f (%.0f) |",
 			run.Mode, run.Services, run.Proxy, run.Start.Seconds,
