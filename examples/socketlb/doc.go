@@ -73,8 +73,8 @@
 // Config.Clients the clients with affinity: when there are more, the least recently used client
 // is removed and may get another endpoint.
 //
-// The packets of a translated connection need no translation. Connections are made at 98 % of the
-// rate to the endpoint's own address, and at 95 % through package nftables. Translated connections
+// The packets of a translated connection need no translation. Connections are made at 97 to 98 % of
+// the rate to the endpoint's own address, and at 95 % through package nftables. Translated connections
 // are still tracked, because network policies and firewalls depend on that. DESIGN.md beside the
 // code describes the maps, the programs and the benchmarks.
 //

@@ -172,9 +172,9 @@ func (m *bpfMaps) files(c *Config) []mapFile {
 	}
 }
 
-// maxRecent is the most entries of the map recent. The kernel numbers sockets in sequence
-// (net/core/sock_diag.c), so a new socket finds its entry free unless an older socket is still
-// open. These 256 KiB stay in a processor's cache; a map of all peers does not, and a lookup in it
+// maxRecent is the most entries of the map recent. Each processor numbers sockets in sequence
+// (include/linux/cookie.h), so a new socket finds its entry free unless an open socket has the
+// same remainder. These 256 KiB stay in a processor's cache; a map of all peers does not, and a lookup in it
 // takes half a microsecond.
 const maxRecent = 4096
 

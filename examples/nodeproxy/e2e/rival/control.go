@@ -31,8 +31,8 @@ type control struct {
 	services   int
 	endpoints  int
 	generation []int
-	// nodes is the number of nodes so far.
-	nodes int
+	// launched is the number of proxies that were started.
+	launched int
 }
 
 // newControl starts the API server.

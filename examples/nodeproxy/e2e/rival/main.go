@@ -137,8 +137,8 @@ func parse(args []string) (*options, string, error) {
 	o := &options{}
 	f := flag.NewFlagSet("rival", flag.ExitOnError)
 	table := f.String("table", "", "print the table of this JSON file and measure nothing")
-	f.StringVar(&o.apiserver, "kube-apiserver", os.Getenv(controlplane.APIServerEnv), "path of kube-apiserver; if empty, the one in PATH")
-	f.StringVar(&o.etcd, "etcd", os.Getenv(controlplane.EtcdEnv), "path of etcd; if empty, the one in PATH")
+	f.StringVar(&o.apiserver, "kube-apiserver", "", "path of kube-apiserver; if empty, "+controlplane.APIServerEnv+" names it, or else it is the one in PATH")
+	f.StringVar(&o.etcd, "etcd", "", "path of etcd; if empty, "+controlplane.EtcdEnv+" names it, or else it is the one in PATH")
 	f.StringVar(&o.nodeproxy, "nodeproxy", "", "path of nodeproxy; built from source if empty")
 	f.StringVar(&o.rival, "kube-proxy", os.Getenv("PROXIER_KUBE_PROXY"), "path of kube-proxy; if empty, the one in PATH; without any, only nodeproxy is measured")
 	modes := f.String("modes", "nftables,iptables", "proxy modes")

@@ -133,13 +133,13 @@ func (c *control) launch(o *options, r *Run) (_ *measurement, err error) {
 	if r.Proxy == nodeproxy {
 		args = append(args, o.extra...)
 	}
-	c.nodes++
+	c.launched++
 	m := &measurement{control: c, run: r}
-	if m.node, err = newNode(c, c.nodes); err != nil {
+	if m.node, err = newNode(c, c.launched); err != nil {
 		return nil, err
 	}
 	m.began = time.Now()
-	if m.process, err = m.node.startProxy(bin, args, o.logs, fmt.Sprintf("%s-%s-%d-%d", r.Proxy, r.Mode, c.services, c.nodes)); err != nil {
+	if m.process, err = m.node.startProxy(bin, args, o.logs, fmt.Sprintf("%s-%s-%d-%d", r.Proxy, r.Mode, c.services, c.launched)); err != nil {
 		m.node.close()
 		return nil, err
 	}

@@ -58,7 +58,7 @@ type Start struct {
 	// the last, has answered a connection. Then all Services are tried once. If one does not
 	// answer at once, Seconds is the time until all have answered.
 	Seconds float64 `json:"seconds"`
-	// Of the shortest and of the longest start.
+	// MinSeconds and MaxSeconds are the times of the shortest and of the longest start.
 	Count      int     `json:"count"`
 	MinSeconds float64 `json:"minSeconds"`
 	MaxSeconds float64 `json:"maxSeconds"`

@@ -306,8 +306,8 @@ func (s *soak) barrier(ctx context.Context) error {
 }
 
 // ping changes the port and the endpoint of the barrier's Service and connects until the
-// new endpoint answers at the new port, in both families. Earlier syncs are in effect by then: the API server
-// sends changes of Services in order, and changes of slices in order.
+// new endpoint answers at the new port, in both families. Earlier syncs are in effect by then:
+// the API server sends changes of Services in order, and changes of slices in order.
 func (s *soak) ping(ctx context.Context) error {
 	begun := time.Now()
 	s.barriers++
