@@ -231,3 +231,33 @@ func TestDropsNamesCountersThatGrew(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// TestLostPacketIsAcceptedWhileServiceHasNoEndpoints judges a connection that was established
+// after a retransmission.
+func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
+	o, err := newOracle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := &service{id: 7, vip: 7, port: 80, endpoints: []endpoint{{pod: localPods}}}
+	empty := &service{id: 7, vip: 7, port: 80}
+	o.commit(nil, full)
+	o.publish()
+	o.inEffect()
+	v := o.since()
+	from := &place{name: "pod-1", in: "veth-pod1", addr: [2]netip.Addr{podAddr(0, 0), podAddr(0, 1)}}
+	to := target{netip.AddrPortFrom(full.addr(clusterIPs, 0), 80), v1.ProtocolTCP}
+	got := outcome{kind: reached, server: netip.AddrPortFrom(podAddr(localPods, 0), podPort), source: from.addr[0]}
+	if err := o.judge(v, from, to, got); err != nil {
+		t.Errorf("without a loss: %v", err)
+	}
+	got.again = 1
+	if o.judge(v, from, to, got) == nil {
+		t.Error("a loss is accepted though the Service always had an endpoint")
+	}
+	o.commit(full, empty)
+	o.publish()
+	if err := o.judge(v, from, to, got); err != nil {
+		t.Errorf("a loss while the endpoints change: %v", err)
+	}
+}
