@@ -11,7 +11,8 @@
 // writes their EndpointSlices. All endpoint addresses are local to the proxy's namespace. One
 // server answers at all of them and sends the address that the connection reached, so
 // every measured connection consists of real packets and shows its endpoint. Both proxies
-// get the same flags, and their defaults for everything else.
+// get the same flags, and their defaults for everything else. A watch of rival's own receives
+// the same changes, as the floor of their latencies.
 //
 // It needs three binaries besides nodeproxy:
 //

@@ -103,6 +103,10 @@ func (c *control) measure(ctx context.Context, o *options, proxy, mode string) (
 		return r, fmt.Errorf("start: %w", err)
 	}
 	defer m.end()
+	if m.watch, err = c.watch(ctx); err != nil {
+		return r, err
+	}
+	defer m.watch.end()
 	for _, phase := range []struct {
 		name string
 		do   func() error
@@ -139,6 +143,7 @@ func (c *control) launch(o *options, r *Run) (_ *measurement, err error) {
 		return nil, err
 	}
 	m.began = time.Now()
+	m.last = spent{when: m.began, stolen: stolen()}
 	if m.process, err = m.node.startProxy(bin, args, o.logs, fmt.Sprintf("%s-%s-%d-%d", r.Proxy, r.Mode, c.services, c.launched)); err != nil {
 		m.node.close()
 		return nil, err
@@ -187,7 +192,8 @@ type measurement struct {
 	process *process
 	began   time.Time // the start of the process
 	run     *Run
-	// last is the reading at the end of the last phase.
+	watch   *watch // nil during a start and in the idle phase
+	// last is the reading at the end of the last phase, or at the start of the process.
 	last spent
 }
 
@@ -250,6 +256,7 @@ func (m *measurement) start(ctx context.Context) (s Start, err error) {
 		return s, err
 	}
 	s.CPUSeconds += before.CPUSeconds
+	s.Stolen = before.Stolen
 	s.PeakMiB = max(s.PeakMiB, before.PeakMiB)
 	return s, nil
 }
@@ -272,9 +279,30 @@ func (m *measurement) connections() (err error) {
 	return err
 }
 
-// latencies summarizes the durations of changes made one by one.
-func latencies(list []time.Duration) Latency {
-	return Latency{Count: len(list), P50ms: quantile(list, 0.5), P99ms: quantile(list, 0.99), MaxMs: quantile(list, 1)}
+// took holds the durations of changes.
+type took struct {
+	whole []time.Duration // from the API server's answer to the packet
+	watch []time.Duration // from the API server's answer to the event in rival's own watch
+	proxy []time.Duration // the rest
+}
+
+// add adds a change.
+func (t *took) add(answered, event, packet time.Time) {
+	whole := packet.Sub(answered)
+	// An event can arrive before the answer, and a packet before the event.
+	watch := min(max(event.Sub(answered), 0), whole)
+	t.whole = append(t.whole, whole)
+	t.watch = append(t.watch, watch)
+	t.proxy = append(t.proxy, whole-watch)
+}
+
+// parts returns the two parts of the latency.
+func (t *took) parts() Parts {
+	return Parts{Watch: quantiles(t.watch), Proxy: quantiles(t.proxy)}
+}
+
+func quantiles(list []time.Duration) Quantiles {
+	return Quantiles{P50ms: quantile(list, 0.5), P99ms: quantile(list, 0.99), MaxMs: quantile(list, 1)}
 }
 
 // quantile returns the nearest-rank quantile in milliseconds.
@@ -328,7 +356,7 @@ func (m *measurement) oneByOne(ctx context.Context, n int, gap time.Duration, ch
 	if err := m.used(new(Usage)); err != nil {
 		return Latency{}, err
 	}
-	var took []time.Duration
+	var t took
 	for i := range n {
 		time.Sleep(gap)
 		service, set, err := change(i)
@@ -340,9 +368,14 @@ func (m *measurement) oneByOne(ctx context.Context, n int, gap time.Duration, ch
 		if err != nil {
 			return Latency{}, err
 		}
-		took = append(took, time.Since(answered))
+		packet := time.Now()
+		event, err := m.watch.when(ctx, service, set)
+		if err != nil {
+			return Latency{}, err
+		}
+		t.add(answered, event, packet)
 	}
-	l := latencies(took)
+	l := Latency{Count: n, Quantiles: quantiles(t.whole), Parts: t.parts()}
 	return l, m.used(&l.Usage)
 }
 
@@ -353,6 +386,7 @@ const watchedChanges = 50
 type watched struct {
 	service, set int
 	answered     time.Time
+	packet       time.Time // the first one in the new set; zero until then
 }
 
 func (m *measurement) burst(ctx context.Context, n, rate int) error {
@@ -360,12 +394,12 @@ func (m *measurement) burst(ctx context.Context, n, rate int) error {
 		return err
 	}
 	made := make(chan watched, watchedChanges)
-	var took []time.Duration
+	var effective []watched
 	var watching sync.WaitGroup
 	var failed error
 	watching.Go(func() {
 		failed = m.node.host.Do(func() (err error) {
-			took, err = watchAll(ctx, made)
+			effective, err = watchAll(ctx, made)
 			return err
 		})
 	})
@@ -398,7 +432,7 @@ func (m *measurement) burst(ctx context.Context, n, rate int) error {
 			now := time.Now()
 			last.Store(max(last.Load(), int64(now.Sub(began))))
 			if watch {
-				made <- watched{service, set, now}
+				made <- watched{service: service, set: set, answered: now}
 			}
 		}
 		return nil
@@ -408,7 +442,16 @@ func (m *measurement) burst(ctx context.Context, n, rate int) error {
 	if err := errors.Join(err, failed); err != nil {
 		return err
 	}
-	b := Burst{Changes: n, Seconds: time.Since(began).Seconds(), P50ms: quantile(took, 0.5), P99ms: quantile(took, 0.99), MaxMs: quantile(took, 1)}
+	seconds := time.Since(began).Seconds()
+	var t took
+	for _, w := range effective {
+		event, err := m.watch.when(ctx, w.service, w.set)
+		if err != nil {
+			return err
+		}
+		t.add(w.answered, event, w.packet)
+	}
+	b := Burst{Changes: n, Seconds: seconds, Quantiles: quantiles(t.whole), Parts: t.parts()}
 	sent := time.Duration(last.Load())
 	b.PerSecond = float64(n) / sent.Seconds()
 	time.Sleep(phaseRest)
@@ -419,8 +462,8 @@ func (m *measurement) burst(ctx context.Context, n, rate int) error {
 }
 
 // watchAll connects to the Services of the changes in turn until each change is in effect.
-// It returns the latencies.
-func watchAll(ctx context.Context, made <-chan watched) (took []time.Duration, err error) {
+// It returns the changes in the order in which they came into effect.
+func watchAll(ctx context.Context, made <-chan watched) (effective []watched, err error) {
 	var pending []watched
 	for open := true; open || len(pending) != 0; {
 		if len(pending) == 0 {
@@ -448,17 +491,18 @@ func watchAll(ctx context.Context, made <-chan watched) (took []time.Duration, e
 			if _, set := setOf(a); set != w.set {
 				return false
 			}
-			took = append(took, time.Since(w.answered))
+			w.packet = time.Now()
+			effective = append(effective, w)
 			return true
 		})
 		if len(pending) != 0 && time.Since(pending[0].answered) > changeTimeout {
-			return took, fmt.Errorf("a change of service %d is not in effect after %s", pending[0].service, changeTimeout)
+			return effective, fmt.Errorf("a change of service %d is not in effect after %s", pending[0].service, changeTimeout)
 		}
 		if ctx.Err() != nil {
-			return took, ctx.Err()
+			return effective, ctx.Err()
 		}
 	}
-	return took, nil
+	return effective, nil
 }
 
 // activePeriod is the period in which a proxy is active or not.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -71,6 +72,7 @@ type spent struct {
 	childFaults uint64        // page faults of ended children: more of them mean that a program ran
 	wakeups     map[string]uint64
 	peakMiB     float64
+	stolen      time.Duration // from all CPUs of the machine since it started
 	when        time.Time
 }
 
@@ -99,6 +101,7 @@ func (p *process) spent() (s spent, err error) {
 		return s, os.NewSyscallError("clock_gettime", err)
 	}
 	s.cpu = time.Duration(own.Nano()) + time.Duration(field(16)+field(17))*time.Second/userHZ
+	s.stolen = stolen()
 	s.peakMiB = float64(status(proc+"/status", "VmHWM")) / 1024
 	tasks, err := filepath.Glob(proc + "/task/*")
 	s.wakeups = map[string]uint64{}
@@ -106,6 +109,19 @@ func (p *process) spent() (s spent, err error) {
 		s.wakeups[t] = status(t+"/status", "voluntary_ctxt_switches")
 	}
 	return s, err
+}
+
+// stolen returns the time since the machine's start in which the hypervisor let other guests run
+// although this machine had work (proc_stat(5)). It is 0 if the hypervisor does not report it.
+func stolen() time.Duration {
+	text, _ := os.ReadFile("/proc/stat")
+	line, _, _ := strings.Cut(string(text), "\n")
+	f := strings.Fields(line)
+	if len(f) < 9 || f[0] != "cpu" {
+		return 0
+	}
+	ticks, _ := strconv.ParseInt(f[8], 10, 64)
+	return time.Duration(ticks) * time.Second / userHZ
 }
 
 // ran returns how often threads of the process have run (sched-stats.rst of the kernel).
@@ -141,7 +157,11 @@ func (p *process) resetPeak() {
 // since returns the usage since an earlier reading, and the new reading.
 func (p *process) since(before spent) (Usage, spent, error) {
 	now, err := p.spent()
-	return Usage{CPUSeconds: (now.cpu - before.cpu).Seconds(), PeakMiB: now.peakMiB}, now, err
+	u := Usage{CPUSeconds: (now.cpu - before.cpu).Seconds(), PeakMiB: now.peakMiB}
+	if length := now.when.Sub(before.when); length > 0 {
+		u.Stolen = (now.stolen - before.stolen).Seconds() / length.Seconds() / float64(runtime.NumCPU())
+	}
+	return u, now, err
 }
 
 // wakeupsSince returns the number of wake-ups since an earlier reading.

@@ -49,6 +49,10 @@ type Usage struct {
 	// PeakMiB is the largest resident set of the proxy's process in the phase, without
 	// child processes and without the kernel's memory.
 	PeakMiB float64 `json:"peakMiB"`
+	// Stolen is the share of the machine's CPU time that the hypervisor gave to other guests
+	// while this machine had work. Latencies of milliseconds are only comparable if it is
+	// small: a change runs through rival, the API server, etcd and the proxy.
+	Stolen float64 `json:"stolen"`
 }
 
 // Start is the phase from the start of the process until every Service answers. The proxy
@@ -71,11 +75,28 @@ type Start struct {
 // Each update of Resize leaves a Service with a number of endpoints that no Service has
 // had since the start.
 type Latency struct {
-	Count int     `json:"count"`
+	Count int `json:"count"`
+	Quantiles
+	Parts
+	Usage
+}
+
+// Quantiles are quantiles of durations in milliseconds.
+type Quantiles struct {
 	P50ms float64 `json:"p50Ms"`
 	P99ms float64 `json:"p99Ms"`
 	MaxMs float64 `json:"maxMs"`
-	Usage
+}
+
+// Parts separates the API server's part of a latency from the proxy's. Rival watches the same
+// EndpointSlices with client-go and does nothing else with them.
+type Parts struct {
+	// Watch is the time from the API server's answer until rival's watch receives the change,
+	// which is the floor for every program that follows the API server. It is 0 if the watch
+	// is before the answer, and the whole latency if the packet is before the watch.
+	Watch Quantiles `json:"watch"`
+	// Proxy is the rest of each latency.
+	Proxy Quantiles `json:"proxy"`
 }
 
 // Burst is a phase of many changes, each of the endpoints of one Service, at a given rate.
@@ -85,10 +106,9 @@ type Burst struct {
 	PerSecond float64 `json:"perSecond"`
 	// Seconds is the time from the first update until all are in effect.
 	Seconds float64 `json:"seconds"`
-	// The latencies of 50 evenly spread changes.
-	P50ms float64 `json:"p50Ms"`
-	P99ms float64 `json:"p99Ms"`
-	MaxMs float64 `json:"maxMs"`
+	// Quantiles and Parts are the latencies of 50 evenly spread changes.
+	Quantiles
+	Parts
 	// Core is the proxy's CPU time divided by the duration of the updates. 1 is one core.
 	Core float64 `json:"core"`
 	Usage
@@ -121,8 +141,8 @@ type Idle struct {
 // Markdown writes the runs as a table, sorted by mode and number of Services.
 func (r *Report) Markdown(w io.Writer) error {
 	var b strings.Builder
-	b.WriteString("| Mode | Services | Proxy | Start | Change p50 / p99 | New size p50 / max | Burst: rate, max wait, core | Peak memory | CPU: start / burst | Idle: CPU a minute, thread switches/s, active tenths/s | Connections/s (direct) |\n")
-	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("| Mode | Services | Proxy | Start | Change p50 / p99 (bare watch) | New size p50 / max | Burst: rate, max wait (bare watch), core | Peak memory | CPU: start / burst | Idle: CPU a minute, thread switches/s, active tenths/s | Connections/s (direct) | Stolen CPU: changes / burst |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, run := range r.Runs {
 		peak := max(run.Start.PeakMiB, run.Change.PeakMiB, run.Burst.PeakMiB, run.Idle.PeakMiB)
 		idle := "–"
@@ -137,11 +157,12 @@ func (r *Report) Markdown(w io.Writer) error {
 			}
 			idle = fmt.Sprintf("%.0f ms, %.1f, %s%s", run.Idle.CPUSeconds*1000/run.Idle.Seconds*60, run.Idle.WakeupsPerSecond, active, programs)
 		}
-		fmt.Fprintf(&b, "| %s | %d | %s | %.2f s | %s / %s | %s / %s | %.0f/s, %s, %.0f %% | %.0f MiB | %.2f s / %.2f s | %s | %.0f (%.0f) |",
+		fmt.Fprintf(&b, "| %s | %d | %s | %.2f s | %s / %s%s | %s / %s | %.0f/s, %s%s, %.0f %% | %.0f MiB | %.2f s / %.2f s | %s | %.0f (%.0f) | %s |",
 			run.Mode, run.Services, run.Proxy, run.Start.Seconds,
-			milliseconds(run.Change.P50ms), milliseconds(run.Change.P99ms), milliseconds(run.Resize.P50ms), milliseconds(run.Resize.MaxMs),
-			run.Burst.PerSecond, milliseconds(run.Burst.MaxMs), 100*run.Burst.Core,
-			peak, run.Start.CPUSeconds, run.Burst.CPUSeconds, idle, run.Connections.PerSecond, run.Connections.DirectPerSecond)
+			milliseconds(run.Change.P50ms), milliseconds(run.Change.P99ms), floor(run.Change.Watch.P99ms, run.Change.Parts), milliseconds(run.Resize.P50ms), milliseconds(run.Resize.MaxMs),
+			run.Burst.PerSecond, milliseconds(run.Burst.MaxMs), floor(run.Burst.Watch.MaxMs, run.Burst.Parts), 100*run.Burst.Core,
+			peak, run.Start.CPUSeconds, run.Burst.CPUSeconds, idle, run.Connections.PerSecond, run.Connections.DirectPerSecond,
+			run.stolen())
 		if run.Failed != "" {
 			fmt.Fprintf(&b, " failed: %s |", run.Failed)
 		}
@@ -149,6 +170,22 @@ func (r *Report) Markdown(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// stolen formats the stolen CPU time of the phases that measure latencies.
+func (r *Run) stolen() string {
+	if r.Change.Parts == (Parts{}) {
+		return "–" // measured with an earlier rival
+	}
+	return fmt.Sprintf("%.1f %% / %.1f %%", 100*r.Change.Stolen, 100*r.Burst.Stolen)
+}
+
+// floor formats the watch's part of a latency, if it was measured.
+func floor(ms float64, p Parts) string {
+	if p == (Parts{}) {
+		return "" // measured with an earlier rival
+	}
+	return " (" + milliseconds(ms) + ")"
 }
 
 func milliseconds(ms float64) string {
