@@ -237,11 +237,20 @@ const (
 // heapProfile is the file that receives the agent's heap profile if something is left over.
 const heapProfile = "heap.pprof"
 
+// ipvsTimeout is the longest time for which IPVS keeps a TCP connection that has ended or that
+// was never answered (net/netfilter/ipvs/ip_vs_proto_tcp.c: two minutes). A virtual server of a
+// deleted Service stays until then.
+const ipvsTimeout = 2 * time.Minute
+
 // same compares the agent and the kernel with an earlier measurement and records leftovers.
 func (s *soak) same(ctx context.Context, when string, want measured) error {
 	var got measured
 	var left []string
-	for end := time.Now().Add(s.o.drain); ; sleep(ctx, time.Second) {
+	limit := s.o.drain
+	if s.o.mode == "ipvs" {
+		limit += ipvsTimeout
+	}
+	for end := time.Now().Add(limit); ; sleep(ctx, time.Second) {
 		var err error
 		if got, err = s.measure(ctx, when); err != nil {
 			return err

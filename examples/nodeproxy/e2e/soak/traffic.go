@@ -310,11 +310,21 @@ func (t *traffic) drain(services map[int]bool, leaves func(service int, server n
 
 const (
 	// talkInterval is the average time between two requests of a socket. A request counts
-	// as lost after talkTries attempts, each with talkTimeout.
+	// as lost after several attempts, each with talkTimeout and followed by talkPause.
 	talkInterval = time.Second
-	talkTries    = 3
 	talkTimeout  = 2 * time.Second
+	talkPause    = 200 * time.Millisecond
 )
+
+// talkTries returns the number of attempts of a request. Mode ipvs removes a UDP endpoint from the
+// kernel one to two seconds after its removal from the Service (ipvs/DESIGN.md), and until then
+// the endpoint answers.
+func (o *options) talkTries() int {
+	if o.mode == "ipvs" {
+		return int(3 * time.Second / talkPause)
+	}
+	return 3
+}
 
 // talk sends requests from one UDP socket after another. Connection tracking keeps sending
 // a socket's packets to the same endpoint, so the agent must delete the flow when the
@@ -345,7 +355,8 @@ func (t *traffic) request(c net.Conn, from *place, to target) bool {
 	v := t.oracle.since()
 	begun := time.Now()
 	var err error
-	for range talkTries {
+	tries := t.o.talkTries()
+	for range tries {
 		o := outcome{begun: time.Now()}
 		var text string
 		text, o.err = ask(c, time.Now().Add(talkTimeout))
@@ -362,8 +373,8 @@ func (t *traffic) request(c net.Conn, from *place, to target) bool {
 			t.rec.made("talk")
 			return false // the Service is gone, or has no endpoints
 		}
-		sleep(t.ctx, 200*time.Millisecond)
+		sleep(t.ctx, talkPause)
 	}
-	t.rec.lost("talk", begun, "", fmt.Errorf("UDP socket %s at %s to %s: %d requests, the last: %w", c.LocalAddr(), from.name, to.to, talkTries, err))
+	t.rec.lost("talk", begun, "", fmt.Errorf("UDP socket %s at %s to %s: %d requests, the last: %w", c.LocalAddr(), from.name, to.to, tries, err))
 	return false
 }
