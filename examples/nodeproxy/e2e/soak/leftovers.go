@@ -239,7 +239,7 @@ const heapProfile = "heap.pprof"
 
 // ipvsTimeout is the longest time for which IPVS keeps a TCP connection that has ended or that
 // was never answered (net/netfilter/ipvs/ip_vs_proto_tcp.c: two minutes). A virtual server of a
-// deleted Service stays until then.
+// deleted Service drains until then.
 const ipvsTimeout = 2 * time.Minute
 
 // same compares the agent and the kernel with an earlier measurement and records leftovers.
