@@ -14,16 +14,25 @@ func (u *update) bind(it *item) error {
 		if slices.Contains(it.state.bound, a) {
 			continue
 		}
-		if !u.s.bound.has(a) {
-			if err := u.b.device.bind(a); err != nil {
-				return err
-			}
-			if a.Is6() {
-				u.s.notLocalYet = append(u.s.notLocalYet, a)
-			}
+		if err := u.bindOne(a); err != nil {
+			return err
 		}
 		u.s.bound.take(a)
 		it.state.bound = append(it.state.bound, a)
+	}
+	return nil
+}
+
+// bindOne adds an address to the dummy device unless it is there.
+func (u *update) bindOne(a netip.Addr) error {
+	if u.s.bound.has(a) {
+		return nil
+	}
+	if err := u.b.device.bind(a); err != nil {
+		return err
+	}
+	if a.Is6() {
+		u.s.notLocalYet = append(u.s.notLocalYet, a)
 	}
 	return nil
 }

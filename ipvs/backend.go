@@ -33,8 +33,9 @@ type backend struct {
 	kernel *kernel
 	sets   *ipsets
 	device *device
-	// states holds the kernel's state in each family, or nil while that is unknown.
-	states []*state
+	// states holds the kernel's state in each family, or nil while that is unknown. before
+	// then holds the last known state, until a full delta is complete.
+	states, before []*state
 	// rules holds the iptables rules that were last written.
 	rules  map[tracker.Family]written
 	closed bool
@@ -190,7 +191,7 @@ func (b *Backend) Close() error {
 	defer b.mu.Unlock()
 	if !b.closed {
 		b.closed = true
-		b.states = nil
+		b.states, b.before = nil, nil
 		b.close()
 	}
 	return nil
@@ -213,7 +214,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	return b.do(ctx, func() error {
 		if d.Full {
 			if err := b.read(ctx, d); err != nil {
-				b.states = nil
+				b.forget()
 				return err
 			}
 		}
@@ -228,12 +229,13 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 					b.config.Log.Warn("ipvs: state of the kernel is unknown, a full sync will repair it", slog.Any("error", err))
 				}
 				if d.Full || errors.Is(err, ruleset.ErrNeedFull) {
-					b.states = nil
+					b.forget()
 				}
 				return fmt.Errorf("ipvs: %w", err)
 			}
 		}
 		if d.Full {
+			b.remember()
 			// Binding addresses causes events, which may overflow the socket's buffer.
 			if err := b.followAddresses(); err != nil {
 				return fmt.Errorf("ipvs: %w", err)
@@ -247,6 +249,23 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 		return &ruleset.PartialError{Failed: failed}
 	})
+}
+
+// forget records that the kernel's state is unknown. The last known state is kept, because
+// another program may have removed the elements that identify virtual servers.
+func (b *Backend) forget() {
+	if b.before == nil {
+		b.before = b.states
+	}
+	b.states = nil
+}
+
+// remember records that the kernel's state is known, after a full delta.
+func (b *Backend) remember() {
+	b.before = nil
+	for _, s := range b.states {
+		s.before = nil
+	}
 }
 
 // do runs f with the lock held.
@@ -275,9 +294,9 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 	if err := b.device.ensure(); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
-	b.states = nil
+	b.forget()
 	var states []*state
-	for _, f := range b.config.Families {
+	for i, f := range b.config.Families {
 		for id := range setCount {
 			if err := b.sets.create(id, f); err != nil {
 				return fmt.Errorf("ipvs: %w", err)
@@ -286,6 +305,9 @@ func (b *Backend) read(ctx context.Context, d *ruleset.Delta) error {
 		s, err := b.readFamily(f, time.Now())
 		if err != nil {
 			return fmt.Errorf("ipvs: %w", err)
+		}
+		if b.before != nil {
+			s.before = b.before[i]
 		}
 		if err := b.writeRules(ctx, s, d.Node, true); err != nil {
 			return fmt.Errorf("ipvs: %w", err)

@@ -66,6 +66,8 @@
 //     the client's address replaces it for internal traffic.
 //   - The address of a deleted Service stays bound while the Service has connections. New
 //     connections get no answer.
+//   - Under externalTrafficPolicy Local, connections from this node's pods to an external or
+//     load-balancer IP end when the IP is removed from the Service.
 //   - Where a Service has no endpoints, a UDP socket on the node gets EPERM from sending,
 //     at NodePorts too, and can read ECONNREFUSED next.
 //

@@ -197,6 +197,9 @@ func (u *update) keepRetired(k virtualKey, v *virtualState) error {
 		r = u.s.retirement(k)
 	}
 	if r.bound.IsValid() {
+		if err := u.bindOne(r.bound); err != nil {
+			return err
+		}
 		u.s.bound.take(r.bound)
 	}
 	for _, e := range r.entries {
@@ -212,8 +215,8 @@ func (u *update) keepRetired(k virtualKey, v *virtualState) error {
 }
 
 // retirement returns the objects that a virtual server needs until it has drained: the
-// element by which it is recognised, its address if it is bound, and the elements that
-// stop new connections.
+// element by which it is recognised, its address if it is bound, or was before another
+// program deleted it, and the elements that stop new connections.
 func (s *state) retirement(k virtualKey) (r retired) {
 	identity, cluster := s.identity(k)
 	if cluster {
@@ -221,7 +224,8 @@ func (s *state) retirement(k virtualKey) (r retired) {
 		cluster = identity.set == setClusterIP
 	}
 	a := k.at.Addr()
-	if !s.bound.has(a) {
+	ips := entry{set: setIPs, family: k.family, addr: a}
+	if !s.bound.has(a) && (s.own[a] || !s.knows(ips)) {
 		return r
 	}
 	services := s.bound[a].owners
@@ -231,7 +235,7 @@ func (s *state) retirement(k virtualKey) (r retired) {
 		}
 	}
 	r.bound = a
-	r.entries = append(r.entries, entry{set: setIPs, family: k.family, addr: a})
+	r.entries = append(r.entries, ips)
 	if services == 0 {
 		r.entries = append(r.entries, entry{set: setBoundExternal, family: k.family, addr: a})
 	}

@@ -56,6 +56,7 @@ func TestFaultsLoseNothing(t *testing.T) {
 		{{"altered objects are repaired", testAlteredObjectsAreRepaired}, {"refused elements affect nothing else", testRefusedElementsAffectNothingElse}},
 		{{"NodePorts follow addresses", testNodePortsFollowAddresses}, {"read-only sysctls are reported", testReadOnlySysctlsAreReported}, {"socket errors lose nothing", testSocketErrorsLoseNothing}},
 		{{"killed agents lose nothing", testKilledAgentsLoseNothing}, {"affinity lasts", testAffinityLasts}, {"endpoints are chosen evenly", testEndpointsAreChosenEvenly}},
+		{{"connections outlive their Service", testConnectionsOutliveTheirService}},
 		{{"changed UDP endpoints lose no request", testChangedUDPEndpointsLoseNoRequest}, {"a flood of changes loses nothing", testFloodLosesNothing}},
 	} {
 		t.Run(group[0].name, func(t *testing.T) {

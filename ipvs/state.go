@@ -38,6 +38,8 @@ type state struct {
 	// stale reports that the node's addresses have changed since Services were programmed.
 	stale bool
 	node  *ruleset.Node
+	// before is the state that was known before this one, during a full delta.
+	before *state
 }
 
 type virtualState struct {
@@ -76,6 +78,11 @@ func newState(f tracker.Family) *state {
 	}
 }
 
+// knows reports whether an element is in the kernel, or was when this process last knew.
+func (s *state) knows(e entry) bool {
+	return s.entries.has(e) || s.before != nil && s.before.entries.has(e)
+}
+
 // recognised reports whether a Backend, perhaps in an earlier process, has added a virtual
 // server that no Service wants. The virtual server's mark identifies it, or an element in a
 // set that is added before it and deleted after it.
@@ -91,7 +98,7 @@ func (s *state) recognised(c Config, k virtualKey) bool {
 func (s *state) identity(k virtualKey) (entry, bool) {
 	for _, id := range []setID{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setNodePortSCTP} {
 		e := entry{set: id, family: k.family, addr: k.at.Addr(), proto: k.proto, port: k.at.Port()}
-		if s.entries.has(e) {
+		if s.knows(e) {
 			return e, true
 		}
 	}
@@ -100,7 +107,7 @@ func (s *state) identity(k virtualKey) (entry, bool) {
 		return entry{}, false
 	}
 	e := entry{set: set, family: k.family, port: k.at.Port()}
-	return e, s.entries.has(e)
+	return e, s.knows(e)
 }
 
 // allocate returns the packet mark of a Service port: preferred if it is not 0, or else a

@@ -34,7 +34,7 @@ func (b *Backend) Check(ctx context.Context) error {
 				return ctx.Err()
 			}
 			if err != nil {
-				b.states = nil
+				b.forget()
 				return err
 			}
 		}
@@ -160,7 +160,7 @@ func (b *Backend) followAddresses() error {
 		}
 		if err != nil {
 			// The events are consumed, so only a full delta can recover.
-			b.states = nil
+			b.forget()
 			return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
 		}
 		s.stale = s.stale || !maps.Equal(own, s.own)
