@@ -29,10 +29,10 @@ import (
 type host struct {
 	origin
 	ns *netlab.Host
-	// ports counts the allocated source ports.
-	ports   *atomic.Uint32
-	stalls  *stall.Detector
-	excuses *excuses
+	// ports counts the allocated source ports, and tcpPorts those for TCP.
+	ports, tcpPorts *atomic.Uint32
+	stalls          *stall.Detector
+	excuses         *excuses
 	// client is Options.Client for a host on the node.
 	client func(func() error) error
 }
@@ -45,14 +45,19 @@ func (h host) open(f func() error) error {
 	return f()
 }
 
-// firstPort is the first source port for UDP and SCTP, and portCount the number of
-// ports.
+// firstPort is the first source port, and portCount the number of ports.
 const firstPort, portCount = 10000, 50000
 
 // port returns a source port that was not used for a long time. The node's connection
 // tracking remembers for half a minute where the last datagrams from a port were
 // sent, and sends the next ones there too.
 func (h host) port() uint16 { return uint16(firstPort + h.ports.Add(1)%portCount) }
+
+// tcpPort returns such a port for TCP. Connection tracking remembers a packet without an answer,
+// or with an ICMP error, for two minutes, and a refused one for ten seconds: if a Service gets the
+// destination in between, a connection from the same port does not reach it. The port may be in
+// use.
+func (h host) tcpPort() uint16 { return uint16(firstPort + h.tcpPorts.Add(1)%portCount) }
 
 // pod is a server that connections can reach.
 type pod struct {
@@ -84,7 +89,7 @@ func newNetwork(s *scene, stalls *stall.Detector, counts *excuses) *network {
 	node, remote, outside := hosts[nodeName], hosts[remoteName], hosts["client"]
 	n := &network{node: node, hosts: map[string]host{}}
 	add := func(name string, ns *netlab.Host) {
-		n.hosts[name] = host{s.origin(name), ns, new(atomic.Uint32), stalls, counts, nil}
+		n.hosts[name] = host{s.origin(name), ns, new(atomic.Uint32), new(atomic.Uint32), stalls, counts, nil}
 	}
 
 	must(node.Forward())

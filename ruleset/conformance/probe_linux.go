@@ -143,8 +143,14 @@ func (h host) dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, err
 	begun := time.Now()
 	var conn *net.TCPConn
 	var again int
+	from := h.addr(tracker.FamilyOf(to.Addr()))
 	err := h.open(func() (err error) {
-		conn, again, err = h.ns.DialTCP(ctx, netip.AddrPortFrom(h.addr(tracker.FamilyOf(to.Addr())), 0), to)
+		for range portCount {
+			conn, again, err = h.ns.DialTCP(ctx, netip.AddrPortFrom(from, h.tcpPort()), to)
+			if !errors.Is(err, unix.EADDRINUSE) {
+				break
+			}
+		}
 		return err
 	})
 	if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
