@@ -23,14 +23,14 @@
 //     first one, after the start of Run.
 //
 // A run does not start before a pause has passed since the end of the last run. The
-// pause is [Config].Min or, with a [Pace], a multiple of that run's duration. The
+// pause is [Config].Min or, with a [Pace], depends on that run's duration and triggers. The
 // first trigger after a quiet period therefore starts a run at once. Any number of
 // triggers during a run and the pause after it lead to one more run.
 //
 // A constant Min must suit the most expensive run and delays every change by as
 // much. With a Pace, cheap runs follow each other closely:
 //
-//	Min: time.Millisecond, Pace: runner.Pace{Factor: 1, Most: time.Second}
+//	Min: time.Millisecond, Pace: runner.Pace{Factor: 1, Most: time.Second, Burst: 10 * time.Millisecond}
 //
 // # Differences from kube-proxy's runner
 //
@@ -41,7 +41,7 @@
 //   - A panic in the function counts as an error: it is reported as a [PanicError],
 //     and the function runs again after Retry.
 //   - A second Run respects the pause and the Retry of the first.
-//   - The pause can depend on the duration of a run.
+//   - The pause can depend on a run's duration and triggers.
 //
 // # Observability and time
 //

@@ -38,6 +38,9 @@ func spacing(t *testing.T, rng *rand.Rand) {
 	var pace runner.Pace
 	if rng.IntN(2) == 0 {
 		pace = runner.Pace{Factor: float64(1+rng.IntN(8)) / 2, Most: minGap + time.Duration(rng.Int64N(int64(maxGap-minGap)+1))}
+		if rng.IntN(2) == 0 {
+			pace.Burst = time.Duration(rng.Int64N(int64(pace.Most) + 1))
+		}
 	}
 	begin := time.Unix(1_000_000, 0)
 	clock := &scriptClock{now: begin, end: begin.Add(500 * ms)}
@@ -122,7 +125,11 @@ func spacing(t *testing.T, rng *rand.Rand) {
 		}
 		pauseEnds, retryDue = end+minGap, never
 		if pace.Factor != 0 {
-			pauseEnds = end + min(max(minGap, time.Duration(pace.Factor*float64(run.Duration))), pace.Most)
+			least := minGap
+			if count > 1 {
+				least = max(least, pace.Burst)
+			}
+			pauseEnds = end + min(max(least, time.Duration(pace.Factor*float64(run.Duration))), pace.Most)
 		}
 		if run.Err != nil {
 			retryDue = end + retry

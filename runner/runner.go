@@ -45,8 +45,8 @@ type Config struct {
 
 // Pace makes the pause after a run proportional to its duration: Factor times the
 // duration, but at least [Config].Min and at most Most. While triggers keep coming,
-// runs take about 1/(1+Factor) of the time, however expensive they are. A trigger
-// after a quiet period still starts a run at once.
+// runs take about 1/(1+Factor) of the time, however expensive they are, and with Burst
+// there are fewer of them. A trigger after a quiet period still starts a run at once.
 type Pace struct {
 	// Factor is the pause in multiples of the last run's duration. 0 means that the
 	// pause is Config.Min. It must not be negative.
@@ -54,16 +54,24 @@ type Pace struct {
 	// Most is the maximum pause. It must not be less than Config.Min, nor greater
 	// than Config.Max unless that is 0.
 	Most time.Duration
+	// Burst is the minimum pause after a run that served more than one trigger, since
+	// more are likely to follow. Values below Config.Min have no effect. It must not be
+	// negative, and nonzero only if Factor is. It must not be greater than Most.
+	Burst time.Duration
 }
 
-// pause returns the pause after a run of the given duration.
-func (c *Config) pause(took time.Duration) time.Duration {
+// pause returns the pause after a run of the given duration that served the triggers.
+func (c *Config) pause(took time.Duration, triggers int) time.Duration {
 	if c.Pace.Factor == 0 {
 		return c.Min
 	}
+	least := c.Min
+	if triggers > 1 {
+		least = max(least, c.Pace.Burst)
+	}
 	// Floating point, because a duration could overflow.
 	if d := c.Pace.Factor * float64(took); d < float64(c.Pace.Most) {
-		return max(c.Min, time.Duration(d))
+		return max(least, time.Duration(d))
 	}
 	return c.Pace.Most
 }
@@ -112,6 +120,12 @@ func New(cfg Config, fn func(context.Context) error) (*Runner, error) {
 		return nil, fmt.Errorf("runner: Pace.Factor is negative: %v", cfg.Pace.Factor)
 	case cfg.Pace.Factor != 0 && cfg.Pace.Most < cfg.Min:
 		return nil, fmt.Errorf("runner: Pace.Most (%v) is less than Min (%v)", cfg.Pace.Most, cfg.Min)
+	case cfg.Pace.Burst < 0:
+		return nil, fmt.Errorf("runner: Pace.Burst is negative: %v", cfg.Pace.Burst)
+	case cfg.Pace.Burst != 0 && cfg.Pace.Factor == 0:
+		return nil, fmt.Errorf("runner: Pace.Burst is %v, but Pace.Factor is 0", cfg.Pace.Burst)
+	case cfg.Pace.Burst > cfg.Pace.Most:
+		return nil, fmt.Errorf("runner: Pace.Most (%v) is less than Pace.Burst (%v)", cfg.Pace.Most, cfg.Pace.Burst)
 	case cfg.Pace.Factor != 0 && cfg.Max != 0 && cfg.Max < cfg.Pace.Most:
 		return nil, fmt.Errorf("runner: Max (%v) is less than Pace.Most (%v)", cfg.Max, cfg.Pace.Most)
 	}
@@ -222,7 +236,7 @@ func (r *Runner) sync(ctx context.Context) {
 	end := r.cfg.Clock.Now()
 	info.Duration = end.Sub(info.Start)
 
-	r.notBefore = end.Add(r.cfg.pause(info.Duration))
+	r.notBefore = end.Add(r.cfg.pause(info.Duration, info.Triggers))
 	r.retryAt = time.Time{}
 	switch {
 	case info.Err != nil:

@@ -24,15 +24,18 @@ func TestInvalidIntervalsAreRejected(t *testing.T) {
 		cfg runner.Config
 		fn  func(context.Context) error
 	}{
-		"no function":        {runner.Config{}, nil},
-		"negative Min":       {runner.Config{Min: -1}, fn},
-		"negative Retry":     {runner.Config{Retry: -1}, fn},
-		"negative Max":       {runner.Config{Max: -1}, fn},
-		"Max less than Min":  {runner.Config{Min: 2, Max: 1}, fn},
-		"negative Factor":    {runner.Config{Pace: runner.Pace{Factor: -1, Most: 1}}, fn},
-		"no Factor at all":   {runner.Config{Pace: runner.Pace{Factor: math.NaN(), Most: 1}}, fn},
-		"Most less than Min": {runner.Config{Min: 2, Pace: runner.Pace{Factor: 1, Most: 1}}, fn},
-		"Max less than Most": {runner.Config{Max: 2, Pace: runner.Pace{Factor: 1, Most: 3}}, fn},
+		"no function":          {runner.Config{}, nil},
+		"negative Min":         {runner.Config{Min: -1}, fn},
+		"negative Retry":       {runner.Config{Retry: -1}, fn},
+		"negative Max":         {runner.Config{Max: -1}, fn},
+		"Max less than Min":    {runner.Config{Min: 2, Max: 1}, fn},
+		"negative Factor":      {runner.Config{Pace: runner.Pace{Factor: -1, Most: 1}}, fn},
+		"no Factor at all":     {runner.Config{Pace: runner.Pace{Factor: math.NaN(), Most: 1}}, fn},
+		"Most less than Min":   {runner.Config{Min: 2, Pace: runner.Pace{Factor: 1, Most: 1}}, fn},
+		"negative Burst":       {runner.Config{Pace: runner.Pace{Factor: 1, Most: 1, Burst: -1}}, fn},
+		"Burst alone":          {runner.Config{Pace: runner.Pace{Most: 1, Burst: 1}}, fn},
+		"Most less than Burst": {runner.Config{Pace: runner.Pace{Factor: 1, Most: 1, Burst: 2}}, fn},
+		"Max less than Most":   {runner.Config{Max: 2, Pace: runner.Pace{Factor: 1, Most: 3}}, fn},
 	} {
 		if r, err := runner.New(c.cfg, c.fn); err == nil || r != nil {
 			t.Errorf("%s: %v, %v", name, r, err)
@@ -219,6 +222,28 @@ func TestPauseFollowsCost(t *testing.T) {
 		if last := runs[len(runs)-1].Start; !last.Equal(before) {
 			t.Errorf("a trigger after a quiet period was served after %v", last.Sub(before))
 		}
+		s.stop()
+	})
+}
+
+// TestBurstLengthensPause triggers every 0.4 ms, and twice after a quiet period.
+func TestBurstLengthensPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ms = time.Millisecond
+		s := tell(t, runner.Config{Min: ms, Pace: runner.Pace{Factor: 1, Most: time.Second, Burst: 10 * ms}}, succeed)
+		for range 25 { // at 0, 0.4, 0.8 ... 9.6 ms
+			s.Trigger()
+			synctest.Wait()
+			time.Sleep(400 * time.Microsecond)
+		}
+		time.Sleep(time.Hour - 10*ms)
+		s.Trigger()
+		synctest.Wait()
+		time.Sleep(ms)
+		s.Trigger()
+		time.Sleep(time.Hour)
+		// The first run serves one trigger, the second two, and the third the rest.
+		expect(t, "starts", s.starts(), 0, ms, 11*ms, time.Hour, time.Hour+ms)
 		s.stop()
 	})
 }

@@ -134,6 +134,9 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	out.SyncPeriod, out.MinSyncPeriod = *sync, *least
 	if !fl.paused {
 		out.Pace = runner.Pace{Factor: paceFactor, Most: max(out.MinSyncPeriod, defaultMinSync)}
+		if out.Mode != ModeIPTables {
+			out.Pace.Burst = paceBurst
+		}
 		out.MinSyncPeriod = paceFloor
 	}
 	out.MasqueradeBit = uint8(*bit)

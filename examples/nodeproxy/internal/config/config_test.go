@@ -88,13 +88,18 @@ func TestPauseFollowsSyncsUnlessConfigured(t *testing.T) {
 	for name, args := range map[string][]string{
 		"defaults":             nil,
 		"ipvs":                 {"--proxy-mode=ipvs"},
+		"iptables":             {"--proxy-mode=iptables"},
 		"another mode's flag":  {"--proxy-mode=nftables", "--iptables-min-sync-period=5s"},
 		"kubeadm":              {"--config", "testdata/kubeadm.yaml"},
 		"0 in the file":        file("mode: nftables\nnftables: {minSyncPeriod: 0s}\n"),
 		"another mode's field": file("mode: nftables\niptables: {minSyncPeriod: 5s}\n"),
 	} {
 		c := of(t, args...)
-		if c.MinSyncPeriod != paceFloor || c.Pace != (runner.Pace{Factor: paceFactor, Most: time.Second}) {
+		want := runner.Pace{Factor: paceFactor, Most: time.Second, Burst: paceBurst}
+		if c.Mode == ModeIPTables {
+			want.Burst = 0
+		}
+		if c.MinSyncPeriod != paceFloor || c.Pace != want {
 			t.Errorf("%s: MinSyncPeriod %v, Pace %+v", name, c.MinSyncPeriod, c.Pace)
 		}
 	}

@@ -42,10 +42,13 @@ const defaultMinSync = time.Second
 // Unless minSyncPeriod is configured, the pause after a sync is as long as the sync was,
 // between paceFloor and defaultMinSync. Syncs then use at most half of one core's time, and
 // a change waits no longer than about two syncs. The floor lets changes that arrive
-// together, such as the changes of a rollout, share a sync.
+// together share a sync. If they did, more are likely to follow, as in a rollout: the pause is
+// then at least paceBurst, except in mode iptables, where syncs take several milliseconds anyway
+// and no pause exceeds the last one.
 const (
 	paceFactor = 1
 	paceFloor  = time.Millisecond
+	paceBurst  = 10 * time.Millisecond
 )
 
 // setDefaults sets kube-proxy's defaults in fields that are not set.
