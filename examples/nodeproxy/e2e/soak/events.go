@@ -333,9 +333,6 @@ func (s *soak) edit() (string, func(context.Context) error) {
 		what = append(what, fmt.Sprintf("%s of %s", e, svc.name()))
 	}
 	return strings.Join(what, ", "), func(ctx context.Context) error {
-		if s.o.mode == "ipvs" { // a deleted virtual server ends its connections
-			s.traffic.drain(idsOf(list), nil)
-		}
 		return s.set(ctx, list...)
 	}
 }

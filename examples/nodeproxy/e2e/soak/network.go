@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 
 	"github.com/go-proxier/proxier/internal/netlab"
@@ -38,6 +39,9 @@ type place struct {
 	// ports counts the source ports that were used.
 	ports atomic.Uint32
 }
+
+// isPod reports whether the place is a pod of this node.
+func (p *place) isPod() bool { return strings.HasPrefix(p.in, "veth-pod") }
 
 const (
 	nodeName = "node-1"

@@ -261,3 +261,47 @@ func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
 		t.Errorf("a loss while the endpoints change: %v", err)
 	}
 }
+
+// TestModeIPVSIsAllowedWhatItDocuments checks which connections are held, and how long a request
+// may go to a removed UDP endpoint.
+func TestModeIPVSIsAllowedWhatItDocuments(t *testing.T) {
+	o, err := newOracle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	local := &service{id: 7, vip: 7, port: 80, kind: external, externalLocal: true, endpoints: []endpoint{{pod: 0}}}
+	everywhere := &service{id: 8, vip: 8, port: 80, kind: external, endpoints: []endpoint{{pod: 0}}}
+	o.commit(nil, local)
+	o.commit(nil, everywhere)
+	o.publish()
+	o.inEffect()
+	pod := &place{name: "pod-1", in: "veth-pod1", addr: [2]netip.Addr{podAddr(0, 0), podAddr(0, 1)}}
+	client := &place{name: "client-1", in: "eth0", addr: [2]netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8:1::10")}}
+	node := &place{name: "node", addr: [2]netip.Addr{nodeAddresses[0][0], nodeAddresses[1][0]}}
+	for _, c := range []struct {
+		from       *place
+		to         netip.Addr
+		ipvs, rest bool
+	}{
+		{pod, local.addr(externalIPs, 0), false, true},
+		{client, local.addr(externalIPs, 0), true, true},
+		{node, local.addr(externalIPs, 0), true, true},
+		{pod, local.addr(clusterIPs, 0), true, true},
+		{pod, everywhere.addr(externalIPs, 0), true, true},
+		{pod, netip.MustParseAddr("10.96.200.1"), false, false}, // no Service
+	} {
+		v := o.since().Trace(c.from.packet(target{netip.AddrPortFrom(c.to, 80), v1.ProtocolTCP}))
+		for mode, want := range map[string]bool{"ipvs": c.ipvs, "nftables": c.rest, "iptables": c.rest} {
+			if got := (&soak{o: &options{mode: mode}}).lasts(c.from, v); got != want {
+				t.Errorf("mode %s: a connection from %s to %s lasts: %t, want %t", mode, c.from.name, c.to, got, want)
+			}
+		}
+	}
+	// A removed UDP endpoint answers for up to two seconds in mode ipvs.
+	span := func(mode string) time.Duration {
+		return time.Duration((&options{mode: mode}).talkTries()) * talkPause
+	}
+	if span("ipvs") <= 2*time.Second || span("nftables") >= time.Second || span("iptables") >= time.Second {
+		t.Errorf("attempts end after %v, %v and %v, want more than 2 s in mode ipvs and less than 1 s in the others", span("ipvs"), span("nftables"), span("iptables"))
+	}
+}

@@ -199,7 +199,7 @@ func (t *traffic) open(rng *rand.Rand) *held {
 		return nil
 	}
 	v := t.oracle.since()
-	if v.Trace(from.packet(to)).Action != ruleset.ActionForward {
+	if !t.lasts(from, v.Trace(from.packet(to))) {
 		return nil
 	}
 	h := &held{service: id, from: from, to: to, leave: make(chan struct{}), left: make(chan struct{})}
@@ -226,6 +226,16 @@ func (t *traffic) open(rng *rand.Rand) *held {
 	defer t.mu.Unlock()
 	t.held[h] = true
 	return h
+}
+
+// lasts reports whether a connection is forwarded and may live for as long as its endpoint. In
+// mode ipvs, connections from this node's pods under externalTrafficPolicy Local end when the
+// Service loses the external or load-balancer IP (ipvs/doc.go).
+func (s *soak) lasts(from *place, v ruleset.Verdict) bool {
+	if v.Action != ruleset.ActionForward {
+		return false
+	}
+	return s.o.mode != "ipvs" || !from.isPod() || v.Frontend.Kind == ruleset.NodePort || !v.Frontend.ShortCircuit()
 }
 
 // began adds to the number of connections to a Service that are being opened.
