@@ -103,10 +103,10 @@ func (c *control) measure(ctx context.Context, o *options, proxy, mode string) (
 		return r, fmt.Errorf("start: %w", err)
 	}
 	defer m.end()
-	if m.watch, err = c.watch(ctx); err != nil {
+	if m.events, err = c.watch(ctx); err != nil {
 		return r, err
 	}
-	defer m.watch.end()
+	defer m.events.end()
 	for _, phase := range []struct {
 		name string
 		do   func() error
@@ -192,7 +192,7 @@ type measurement struct {
 	process *process
 	began   time.Time // the start of the process
 	run     *Run
-	watch   *watch // nil during a start and in the idle phase
+	events  *watch // nil during a start and in the idle phase
 	// last is the reading at the end of the last phase, or at the start of the process.
 	last spent
 }
@@ -369,7 +369,7 @@ func (m *measurement) oneByOne(ctx context.Context, n int, gap time.Duration, ch
 			return Latency{}, err
 		}
 		packet := time.Now()
-		event, err := m.watch.when(ctx, service, set)
+		event, err := m.events.when(ctx, service, set)
 		if err != nil {
 			return Latency{}, err
 		}
@@ -445,7 +445,7 @@ func (m *measurement) burst(ctx context.Context, n, rate int) error {
 	seconds := time.Since(began).Seconds()
 	var t took
 	for _, w := range effective {
-		event, err := m.watch.when(ctx, w.service, w.set)
+		event, err := m.events.when(ctx, w.service, w.set)
 		if err != nil {
 			return err
 		}
