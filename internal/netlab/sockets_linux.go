@@ -87,12 +87,12 @@ func (h *Host) Dial(ctx context.Context, network, laddr, raddr string) (conn net
 }
 
 // DialTCP connects from one of the namespace's addresses, with port 0 for any, to
-// another address. retransmitted is the number of packets that the kernel sent again until
-// the connection was accepted or refused, and 0 if neither happened. conn is nil if there
-// is an error.
-func (h *Host) DialTCP(ctx context.Context, from, to netip.AddrPort) (conn *net.TCPConn, retransmitted int, err error) {
+// another address. lost is the number of packets without an answer that the kernel sent before
+// the connection was accepted or refused, and 0 if neither happened. conn is nil if there is an
+// error.
+func (h *Host) DialTCP(ctx context.Context, from, to netip.AddrPort) (conn *net.TCPConn, lost int, err error) {
 	// Dial closes the socket of a refused connection. A duplicate still has the number of
-	// retransmissions.
+	// retransmissions and the ICMP errors.
 	dup := -1
 	six := to.Addr().Is6()
 	d := net.Dialer{
@@ -124,18 +124,44 @@ func (h *Host) DialTCP(ctx context.Context, from, to netip.AddrPort) (conn *net.
 	if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 		return nil, 0, err
 	}
-	info, ierr := unix.GetsockoptTCPInfo(dup, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if ierr == nil {
-		retransmitted = int(info.Total_retrans)
-		ierr = reportICMPErrors(dup, six, false)
+	lost, lerr := unanswered(dup, err != nil)
+	if lerr == nil {
+		lerr = reportICMPErrors(dup, six, false)
 	}
-	if ierr != nil {
+	if lerr != nil {
 		if conn != nil {
 			conn.Close()
 		}
-		return nil, 0, ierr
+		return nil, 0, lerr
 	}
-	return conn, retransmitted, err
+	return conn, lost, err
+}
+
+// unanswered returns the number of packets without an answer that the kernel sent for a socket
+// before its connection was accepted or refused. A socket that was refused by an ICMP error
+// during connect(2) still counts as connecting. The kernel retransmits after a second unless the
+// process has read the error by then, which it has not if it got no processor. The error of
+// each packet is in the socket's queue.
+func unanswered(fd int, refused bool) (int, error) {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return 0, err
+	}
+	// Attempts that the kernel could not send are not counted.
+	lost := int(info.Total_retrans)
+	if !refused {
+		return lost, nil
+	}
+	// The last packet was answered, by an ICMP error or a reset.
+	for answered := -1; ; answered++ {
+		_, _, _, _, err := unix.Recvmsg(fd, nil, make([]byte, 512), unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EAGAIN) {
+			return max(0, lost-max(0, answered)), nil
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
 }
 
 // reportICMPErrors makes the socket report ICMP errors at once (ip(7), IP_RECVERR; during

@@ -7,8 +7,8 @@ import (
 )
 
 // excuses counts the TCP connections of a world and the UDP requests of its Churn,
-// and those excused because of a stall: connections with a retransmitted packet and
-// requests without a reply. It is safe for concurrent use.
+// and those excused because of a stall: connections with a lost packet and requests
+// without a reply. It is safe for concurrent use.
 type excuses struct{ connections, excused atomic.Int64 }
 
 const (

@@ -18,9 +18,8 @@ import (
 )
 
 // silence is the time to wait for a connection that must get no reply. Connections
-// that must be accepted or refused get [testtime.Timeout]. A TCP connection that is
-// accepted or refused only after a retransmission fails even so, unless the machine
-// stalled.
+// that must be accepted or refused get [testtime.Timeout]. A TCP connection whose first
+// packet gets no answer fails even so, unless the machine stalled.
 const silence = 250 * time.Millisecond
 
 // outcome is the result of a connection.
@@ -104,9 +103,9 @@ func (h host) local(to netip.AddrPort, port uint16) string {
 	return netip.AddrPortFrom(h.addr(tracker.FamilyOf(to.Addr())), port).String()
 }
 
-// errRetransmitted means that a connection was accepted or refused only after a
-// retransmission by the client's kernel: the first packet was lost.
-var errRetransmitted = errors.New("the first packet was lost")
+// errLost means that the first packet of a connection got no answer, and only one that the
+// client's kernel sent again was accepted or refused.
+var errLost = errors.New("the first packet was lost")
 
 // connect opens a TCP connection and reads the server's greeting.
 func (h host) connect(ctx context.Context, to netip.AddrPort) (*net.TCPConn, *bufio.Reader, string, error) {
@@ -137,16 +136,15 @@ func receiveGreeting(ctx context.Context, c *net.TCPConn, r *bufio.Reader) (stri
 	return strings.TrimSpace(text), err
 }
 
-// dialTCP opens a TCP connection. It fails with errRetransmitted if the connection was
-// accepted or refused only after a retransmission, unless the machine stalled.
+// dialTCP opens a TCP connection. It fails with errLost unless the machine stalled.
 func (h host) dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
 	begun := time.Now()
 	var conn *net.TCPConn
-	var again int
+	var lost int
 	from := h.addr(tracker.FamilyOf(to.Addr()))
 	err := h.open(func() (err error) {
 		for range portCount {
-			conn, again, err = h.ns.DialTCP(ctx, netip.AddrPortFrom(from, h.tcpPort()), to)
+			conn, lost, err = h.ns.DialTCP(ctx, netip.AddrPortFrom(from, h.tcpPort()), to)
 			if !errors.Is(err, unix.EADDRINUSE) {
 				break
 			}
@@ -158,16 +156,16 @@ func (h host) dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, err
 	}
 	h.excuses.connections.Add(1)
 	switch {
-	case again == 0:
+	case lost == 0:
 		return conn, err
 	case h.stalls.Since(begun):
 		h.excuses.excused.Add(1)
 		return conn, err
 	case err != nil:
-		return nil, fmt.Errorf("%w, a later one refused", errRetransmitted)
+		return nil, fmt.Errorf("%w, a later one refused", errLost)
 	}
 	conn.Close()
-	return nil, errRetransmitted
+	return nil, errLost
 }
 
 func (h host) probeTCP(ctx context.Context, to netip.AddrPort) (string, error) {

@@ -14,7 +14,7 @@ import (
 // first sub-test fails within a second if the backend forwards nothing; Run then
 // skips all others, which would mostly wait for timeouts.
 //
-// TCP connections with a retransmitted packet fail, and so do UDP requests without a
+// TCP connections with a packet that gets no answer fail, and so do UDP requests without a
 // reply. If the machine stalled, [World.Churn] excuses such requests and every world
 // such connections. Each world logs the number of excused ones, and Run fails if they
 // exceed 1 % of all connections (and 16, the cost of a single stall).

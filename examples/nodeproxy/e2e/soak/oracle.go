@@ -135,7 +135,7 @@ func (o *oracle) judge(v *version, from *place, t target, got outcome) error {
 		}
 		mayDrop = mayDrop || partial || verdict.Action == ruleset.ActionDrop
 		err := from.check(got, verdict)
-		if right = right || err == nil; right && (got.again == 0 || mayDrop) {
+		if right = right || err == nil; right && (got.lost == 0 || mayDrop) {
 			return nil
 		}
 		if first == nil {

@@ -35,9 +35,9 @@ type outcome struct {
 	// server is the address that answered, and source the client address that it saw.
 	server netip.AddrPort
 	source netip.Addr
-	// again is the number of retransmissions before the connection was accepted or refused.
-	again int
-	err   error
+	// lost is the number of packets without an answer before the connection was accepted or refused.
+	lost int
+	err  error
 }
 
 type outcomeKind string
@@ -57,8 +57,8 @@ func (o outcome) String() string {
 	case o.err != nil:
 		s += fmt.Sprintf(" (%v)", o.err)
 	}
-	if o.again > 0 {
-		s += fmt.Sprintf(", after %d packets were lost", o.again)
+	if o.lost > 0 {
+		s += fmt.Sprintf(", after %d packets were lost", o.lost)
 	}
 	return fmt.Sprintf("%s after %v", s, time.Since(o.begun).Round(time.Millisecond))
 }
@@ -84,7 +84,7 @@ func (p *place) probe(ctx context.Context, t target, wait time.Duration) outcome
 		}
 	} else {
 		var c net.Conn
-		if c, _, text, o.again, o.err = p.connect(ctx, t.to); o.err == nil {
+		if c, _, text, o.lost, o.err = p.connect(ctx, t.to); o.err == nil {
 			o.err = c.Close()
 		}
 	}
@@ -115,15 +115,15 @@ func (o *outcome) finish(text string) {
 }
 
 // connect opens a TCP connection and reads the server's greeting.
-func (p *place) connect(ctx context.Context, to netip.AddrPort) (c *net.TCPConn, r *bufio.Reader, text string, again int, err error) {
+func (p *place) connect(ctx context.Context, to netip.AddrPort) (c *net.TCPConn, r *bufio.Reader, text string, lost int, err error) {
 	for range 10 {
-		c, again, err = p.host.DialTCP(ctx, p.local(familyOf(to.Addr())), to)
+		c, lost, err = p.host.DialTCP(ctx, p.local(familyOf(to.Addr())), to)
 		if !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}
 	}
 	if err != nil {
-		return nil, nil, "", again, err
+		return nil, nil, "", lost, err
 	}
 	// Close resets the connection, so no socket stays in TIME_WAIT.
 	err = c.SetLinger(0)
@@ -136,10 +136,10 @@ func (p *place) connect(ctx context.Context, to netip.AddrPort) (c *net.TCPConn,
 	}
 	if err != nil {
 		c.Close()
-		return nil, nil, "", again, err
+		return nil, nil, "", lost, err
 	}
 	c.SetDeadline(time.Time{})
-	return c, r, strings.TrimSpace(text), again, nil
+	return c, r, strings.TrimSpace(text), lost, nil
 }
 
 func (p *place) dialUDP(ctx context.Context, to netip.AddrPort) (c net.Conn, err error) {

@@ -251,7 +251,7 @@ func TestLostPacketIsAcceptedWhileServiceHasNoEndpoints(t *testing.T) {
 	if err := o.judge(v, from, to, got); err != nil {
 		t.Errorf("without a loss: %v", err)
 	}
-	got.again = 1
+	got.lost = 1
 	if o.judge(v, from, to, got) == nil {
 		t.Error("a loss is accepted though the Service always had an endpoint")
 	}

@@ -167,8 +167,8 @@ func (s *soak) count(kind string, v *version, from *place, to target, o outcome)
 	reason := ""
 	if s.stalls.Since(o.begun) {
 		intime := o
-		intime.again = 0
-		late := to.proto == v1.ProtocolUDP && o.kind == silent || o.again > 0 && s.oracle.judge(v, from, to, intime) == nil
+		intime.lost = 0
+		late := to.proto == v1.ProtocolUDP && o.kind == silent || o.lost > 0 && s.oracle.judge(v, from, to, intime) == nil
 		if late { // and not wrong otherwise
 			reason = stalled
 		}
@@ -210,7 +210,7 @@ func (t *traffic) open(rng *rand.Rand) *held {
 	defer t.began(id, -1)
 	var c *net.TCPConn
 	var text string
-	c, h.r, text, o.again, o.err = from.connect(ctx, to.to)
+	c, h.r, text, o.lost, o.err = from.connect(ctx, to.to)
 	o.finish(text)
 	if t.ctx.Err() != nil {
 		return nil
