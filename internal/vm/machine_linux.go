@@ -103,8 +103,9 @@ func (h *host) boot(ctx context.Context, dir, program string, args []string) (*c
 		"-accel", "tcg,thread=multi", "-smp", "2", "-m", "3072",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", h.kernel.image, "-initrd", "/dev/fd/3",
-		// The guest's check of its timer fails on a busy host.
-		"-append", "console=ttyS0 panic=-1 quiet no_timer_check",
+		// The guest's check of its timer fails on a busy host. A kernel that hangs for a minute
+		// writes the stacks of its processors and ends.
+		"-append", "console=ttyS0 panic=-1 loglevel=5 no_timer_check watchdog_thresh=30 softlockup_panic=1 softlockup_all_cpu_backtrace=1",
 		"-chardev", "file,id=console,path="+console, "-serial", "chardev:console",
 		"-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out",
 		"-chardev", "file,id=status,path="+status, "-serial", "chardev:status")
