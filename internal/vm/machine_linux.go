@@ -103,9 +103,10 @@ func (h *host) boot(ctx context.Context, dir, program string, args []string) (*c
 		"-accel", "tcg,thread=multi", "-smp", "2", "-m", "3072",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", h.kernel.image, "-initrd", "/dev/fd/3",
-		// The guest's check of its timer fails on a busy host. A kernel that hangs for a minute
-		// writes the stacks of its processors and ends.
-		"-append", "console=ttyS0 panic=-1 loglevel=5 no_timer_check watchdog_thresh=30 softlockup_panic=1 softlockup_all_cpu_backtrace=1",
+		// The guest's check of its timer fails on a busy host. A kernel that hangs writes
+		// the stacks of its processors and ends, within two minutes. With a watchdog_thresh of 30
+		// one hung for longer: each warning about a stalled RCU seems to put the watchdog off.
+		"-append", "console=ttyS0 panic=-1 loglevel=5 no_timer_check watchdog_thresh=20 softlockup_panic=1 softlockup_all_cpu_backtrace=1",
 		"-chardev", "file,id=console,path="+console, "-serial", "chardev:console",
 		"-chardev", "stdio,id=out,signal=off", "-serial", "chardev:out",
 		"-chardev", "file,id=status,path="+status, "-serial", "chardev:status")
