@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -38,10 +37,7 @@ type point struct{ services, seconds float64 }
 type points []point
 
 // read opens a file and calls add with it.
-func (d *data) read(file string, add func(io.Reader, string) error) error {
-	if file == "" {
-		return errors.New("--bench and --rival need a file each")
-	}
+func read(file string, add func(io.Reader, string) error) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err

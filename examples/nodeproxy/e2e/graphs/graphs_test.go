@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -12,15 +13,23 @@ import (
 )
 
 // draw runs the command and returns its pictures by name.
-func draw(t *testing.T, bench, rival string) (map[string]string, error) {
+func draw(t *testing.T, bench string, rivals ...string) (map[string]string, error) {
 	t.Helper()
 	dir := t.TempDir()
-	for name, text := range map[string]string{"bench": bench, "rival": rival} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+	args := []string{"--out", dir}
+	file := func(option, name, text string) {
+		t.Helper()
+		name = filepath.Join(dir, name)
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
+		args = append(args, option, name)
 	}
-	if err := run([]string{"--bench", filepath.Join(dir, "bench"), "--rival", filepath.Join(dir, "rival"), "--out", dir}, io.Discard); err != nil {
+	file("--bench", "bench", bench)
+	for i, text := range rivals {
+		file("--rival", fmt.Sprint("rival", i), text)
+	}
+	if err := run(args, io.Discard); err != nil {
 		return nil, err
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.svg"))
@@ -87,19 +96,25 @@ func TestSameInputGivesSameBytes(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, first["cold-start-dark.svg"])
 		}
 	}
+	later, err := draw(t, benchText, rivalText, strings.Replace(rivalText, "0.6", "0.7", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "kube-proxy: 700 ms with 100 Services."; !strings.Contains(later["cold-start-dark.svg"], want) {
+		t.Errorf("with a later file, no %q in\n%s", want, later["cold-start-dark.svg"])
+	}
 	if strings.Contains(first["cold-start-light.svg"], "45,000") {
 		t.Error("a graph mixes numbers of endpoints")
 	}
 
-	bench, err := os.ReadFile("data/nftables.txt")
-	if err != nil {
-		t.Fatal(err)
+	data := func(name string) string {
+		text, err := os.ReadFile(filepath.Join("data", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
 	}
-	rival, err := os.ReadFile("data/rival.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	kept, err := draw(t, string(bench), string(rival))
+	kept, err := draw(t, data("nftables.txt"), data("rival-45000.json"), data("rival.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,10 +133,10 @@ func TestBadInputIsRejected(t *testing.T) {
 		{"BenchmarkColdStart/services=100/endpoints=10-2 10 5 ns/op\n", rivalText, "no floor-sec/op"},
 		{"BenchmarkColdStart/services=many/endpoints=10-2 10 5 ns/op 5 floor-ns/op\n", rivalText, "ColdStart/services=many/endpoints=10-2: bad number"},
 		{strings.ReplaceAll(benchText, "ColdStart", "Other"), rivalText, ""},
-		{benchText, "", "rival: EOF"},
-		{benchText, "{}", "rival: no run in mode nftables with 10 endpoints"},
-		{benchText, strings.ReplaceAll(rivalText, "kube-proxy", "other"), `rival: unknown proxy "other"`},
-		{benchText, strings.ReplaceAll(rivalText, `{"seconds": 0.6}`, `{}`), "rival: kube-proxy with 100 Services has no time"},
+		{benchText, "", "rival0: EOF"},
+		{benchText, "{}", "rival0: no run in mode nftables with 10 endpoints"},
+		{benchText, strings.ReplaceAll(rivalText, "kube-proxy", "other"), `rival0: unknown proxy "other"`},
+		{benchText, strings.ReplaceAll(rivalText, `{"seconds": 0.6}`, `{}`), "rival0: kube-proxy with 100 Services has no time"},
 	} {
 		_, err := draw(t, tt.bench, tt.rival)
 		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {

@@ -9,14 +9,15 @@
 //	go test -run '^$' -bench 'ColdStart|OneEndpointChanged' -benchtime 10x \
 //		-sizes 100x10,1000x10,3000x10,10000x10,45000x10 ./nftables
 //
-// FILE of --rival is the JSON of ../rival. It measures nodeproxy and kube-proxy with an API
+// FILE of --rival is the JSON of ../rival; the flag may be repeated, and later files replace runs of
+// earlier ones. rival measures nodeproxy and kube-proxy with an API
 // server, until an endpoint answers the first connection. The same input gives the same
 // bytes. This command draws the graphs beside this file from data/:
 //
 //	go generate ./examples/nodeproxy/e2e/graphs
 package main
 
-//go:generate go run . --bench data/nftables.txt --rival data/rival.json --out .
+//go:generate go run . --bench data/nftables.txt --rival data/rival-45000.json --rival data/rival.json --out .
 
 import (
 	"errors"
@@ -42,17 +43,26 @@ func run(args []string, diag io.Writer) error {
 	f := flag.NewFlagSet("graphs", flag.ContinueOnError)
 	f.SetOutput(diag)
 	bench := f.String("bench", "", "the `file` with the output of go test -bench")
-	rival := f.String("rival", "", "the `file` with the JSON of rival")
+	var rival []string
+	f.Func("rival", "a `file` with the JSON of rival; may be repeated", func(file string) error {
+		rival = append(rival, file)
+		return nil
+	})
 	out := f.String("out", ".", "the `folder` to write the graphs to")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
 	var d data
-	if err := d.read(*bench, d.addBench); err != nil {
+	if *bench == "" || len(rival) == 0 {
+		return errors.New("--bench and --rival need a file each")
+	}
+	if err := read(*bench, d.addBench); err != nil {
 		return err
 	}
-	if err := d.read(*rival, d.addRival); err != nil {
-		return err
+	for _, file := range rival {
+		if err := read(file, d.addRival); err != nil {
+			return err
+		}
 	}
 	for _, g := range d.graphs() {
 		if len(g.lines) == 0 {

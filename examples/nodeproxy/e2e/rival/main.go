@@ -6,8 +6,8 @@
 //	rival --table FILE       print the table of an earlier run's JSON
 //
 // One run measures the proxies one after the other, each alone in its own network
-// namespace, against the same kube-apiserver and etcd. Only idle proxies are measured
-// together, those of one number of Services at a time. The Services have no selector; rival
+// namespace, against the same kube-apiserver and etcd. Idle proxies and connections are measured
+// with all proxies of one number of Services running. The Services have no selector; rival
 // writes their EndpointSlices. All endpoint addresses are local to the proxy's namespace. One
 // server answers at all of them and sends the address that the connection reached, so
 // every measured connection consists of real packets and shows its endpoint. Both proxies
@@ -60,7 +60,7 @@ type options struct {
 	changes          int
 	kubeProxyChanges int
 	rate, rated      int
-	starts           int
+	starts, rounds   int
 	idle, gap        time.Duration
 	jsonFile, mdFile string
 	endpoints        int
@@ -152,6 +152,7 @@ func parse(args []string) (*options, string, error) {
 	f.IntVar(&o.rated, "burst", 1000, "changes to measure at a rate")
 	f.IntVar(&o.rate, "rate", 1000, "changes per second in the burst; the API server may limit it")
 	f.DurationVar(&o.idle, "idle", 10*time.Minute, "duration of the measurement of idle proxies; 0 to leave it out")
+	f.IntVar(&o.rounds, "rounds", 60, "rounds of connections, 0.4 seconds for each proxy")
 	f.DurationVar(&o.gap, "gap", 50*time.Millisecond, "pause between a change that is in effect and the next change")
 	f.StringVar(&o.jsonFile, "json", "", "file for the JSON")
 	f.StringVar(&o.mdFile, "markdown", "", "file for the table; standard output if empty")
@@ -178,6 +179,7 @@ func parse(args []string) (*options, string, error) {
 		def("changes", func() { o.changes = 30 })
 		def("kube-proxy-changes", func() { o.kubeProxyChanges = 5 })
 		def("burst", func() { o.rated = 300 })
+		def("rounds", func() { o.rounds = 5 })
 		def("idle", func() { o.idle = 5 * time.Second })
 	}
 	o.modes = list(*modes)
@@ -194,8 +196,8 @@ func parse(args []string) (*options, string, error) {
 		return nil, "", fmt.Errorf("numbers of Services must be from %d to %d", minServices, maxServices)
 	case o.endpoints < 1 || o.endpoints > maxEndpoints:
 		return nil, "", fmt.Errorf("--endpoints must be from 1 to %d", maxEndpoints)
-	case o.starts < 1 || o.changes < 1 || o.kubeProxyChanges < 1 || o.rated < 2*watchedChanges || o.rate < 1:
-		return nil, "", fmt.Errorf("--starts, --changes, --kube-proxy-changes and --rate must be positive, and --burst at least %d", 2*watchedChanges)
+	case o.starts < 1 || o.rounds < 1 || o.changes < 1 || o.kubeProxyChanges < 1 || o.rated < 2*watchedChanges || o.rate < 1:
+		return nil, "", fmt.Errorf("--starts, --rounds, --changes, --kube-proxy-changes and --rate must be positive, and --burst at least %d", 2*watchedChanges)
 	}
 	return o, *table, nil
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -72,10 +73,7 @@ func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
 				r.Runs = append(r.Runs, *run)
 			}
 		}
-		if o.idle > 0 {
-			progress("all proxies, %d Services: idle", size)
-			c.idle(ctx, o, r.Runs[first:])
-		}
+		c.together(ctx, o, r.Runs[first:])
 		if ctx.Err() != nil {
 			return r, ctx.Err()
 		}
@@ -87,7 +85,7 @@ func progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
 }
 
-// measure makes one run, except for its idle phase.
+// measure makes one run, except for the phases that together measures.
 func (c *control) measure(ctx context.Context, o *options, proxy, mode string) (*Run, error) {
 	r := &Run{Proxy: proxy, Mode: mode, Services: c.services, Endpoints: c.endpoints}
 	bin, changes := o.rival, o.kubeProxyChanges
@@ -111,7 +109,6 @@ func (c *control) measure(ctx context.Context, o *options, proxy, mode string) (
 		name string
 		do   func() error
 	}{
-		{"connections", m.connections},
 		{"changes", func() error { return m.changes(ctx, changes, o.gap) }},
 		{"changes of the number of endpoints", func() error { return m.resizes(ctx, o.gap) }},
 		{"burst", func() error { return m.burst(ctx, o.rated, o.rate) }},
@@ -192,7 +189,7 @@ type measurement struct {
 	process *process
 	began   time.Time // the start of the process
 	run     *Run
-	events  *watch // nil during a start and in the idle phase
+	events  *watch // nil during a start and in the phases that together measures
 	// last is the reading at the end of the last phase, or at the start of the process.
 	last spent
 }
@@ -267,17 +264,6 @@ const phaseRest = 1500 * time.Millisecond
 
 // startRest is the pause before the idle phase. After it the deferred work of the start is over.
 const startRest = 30 * time.Second
-
-func (m *measurement) connections() (err error) {
-	const clients, length = 2, 2 * time.Second
-	last := m.services - 1
-	direct := netip.AddrPortFrom(endpoint(last, m.generation[last], 0), endpointPort)
-	if m.run.Connections.DirectPerSecond, err = m.node.connections(direct, clients, length); err != nil {
-		return err
-	}
-	m.run.Connections.PerSecond, err = m.node.connections(netip.AddrPortFrom(clusterIP(last), servicePort), clients, length)
-	return err
-}
 
 // took holds the durations of changes.
 type took struct {
@@ -508,35 +494,50 @@ func watchAll(ctx context.Context, made <-chan watched) (effective []watched, er
 // activePeriod is the period in which a proxy is active or not.
 const activePeriod = 100 * time.Millisecond
 
-// idle measures the idle proxies of all runs together. It starts each again on a new node.
-func (c *control) idle(ctx context.Context, o *options, runs []Run) {
+// together measures what does not change the Services: the idle phase and connections. It starts
+// the proxies of all runs again, each on a new node, and measures them at the same time or in
+// turn, so that the host's other guests affect all of them alike.
+func (c *control) together(ctx context.Context, o *options, runs []Run) {
 	var all []*measurement
-	fail := func(r *Run, err error) {
-		r.Failed = fmt.Sprintf("idle: %v", err)
-		progress("%s %s %d: %s", r.Proxy, r.Mode, r.Services, r.Failed)
-	}
 	for i := range runs {
 		r := &runs[i]
 		if r.Failed != "" {
 			continue
 		}
+		progress("%s, %s, %d Services: start for the idle phase and connections", r.Proxy, r.Mode, r.Services)
 		m, err := c.launch(o, r)
 		if err != nil {
-			fail(r, err)
+			r.fail(err)
 			continue
 		}
 		defer m.end()
 		if _, err := m.start(ctx); err != nil {
-			fail(r, err)
+			r.fail(err)
 			continue
 		}
 		all = append(all, m)
 	}
+	if o.idle > 0 {
+		progress("all proxies, %d Services: idle", c.services)
+		idle(ctx, o.idle, all)
+	}
+	progress("all proxies, %d Services: connections", c.services)
+	connections(ctx, o.rounds, all)
+}
+
+// fail records an error that ended a run.
+func (r *Run) fail(err error) {
+	r.Failed = err.Error()
+	progress("%s %s %d: %s", r.Proxy, r.Mode, r.Services, r.Failed)
+}
+
+// idle measures idle proxies.
+func idle(ctx context.Context, length time.Duration, all []*measurement) {
 	pause(ctx, startRest)
 	before := make([]spent, len(all))
 	for i, m := range all {
 		if err := m.used(new(Usage)); err != nil {
-			fail(m.run, err)
+			m.run.fail(fmt.Errorf("idle: %w", err))
 		}
 		before[i] = m.last
 	}
@@ -544,7 +545,7 @@ func (c *control) idle(ctx context.Context, o *options, runs []Run) {
 	last := make([]uint64, len(all))
 	ticker := time.NewTicker(activePeriod)
 	defer ticker.Stop()
-	for end := time.Now().Add(o.idle); time.Now().Before(end) && ctx.Err() == nil; {
+	for end := time.Now().Add(length); time.Now().Before(end) && ctx.Err() == nil; {
 		for i, m := range all {
 			ran := m.process.ran()
 			if last[i] != 0 && ran != last[i] {
@@ -557,7 +558,7 @@ func (c *control) idle(ctx context.Context, o *options, runs []Run) {
 	for i, m := range all {
 		idle := Idle{}
 		if err := errors.Join(ctx.Err(), m.process.ended(), m.used(&idle.Usage)); err != nil {
-			fail(m.run, err)
+			m.run.fail(fmt.Errorf("idle: %w", err))
 			continue
 		}
 		idle.Seconds = m.last.when.Sub(before[i].when).Seconds()
@@ -566,6 +567,66 @@ func (c *control) idle(ctx context.Context, o *options, runs []Run) {
 		idle.Programs = m.last.childFaults != before[i].childFaults
 		m.run.Idle = idle
 	}
+}
+
+// connections measures the proxies in turn, in many short rounds: the rate changes by a tenth from
+// one second to the next.
+func connections(ctx context.Context, rounds int, all []*measurement) {
+	const clients, length = 2, 200 * time.Millisecond
+	service, direct := make([][]float64, len(all)), make([][]float64, len(all))
+	for round := range rounds {
+		for i, m := range all {
+			if ctx.Err() != nil {
+				return
+			}
+			if m.run.Failed != "" {
+				continue
+			}
+			last := m.services - 1
+			through := func() error {
+				r, err := m.node.connections(netip.AddrPortFrom(clusterIP(last), servicePort), clients, length)
+				service[i] = append(service[i], r)
+				return err
+			}
+			straight := func() error {
+				r, err := m.node.connections(netip.AddrPortFrom(endpoint(last, m.generation[last], 0), endpointPort), clients, length)
+				direct[i] = append(direct[i], r)
+				return err
+			}
+			first, second := through, straight
+			if round%2 == 1 {
+				first, second = straight, through
+			}
+			if err := errors.Join(first(), second()); err != nil {
+				m.run.fail(fmt.Errorf("connections: %w", err))
+			}
+		}
+	}
+	for i, m := range all {
+		if m.run.Failed == "" {
+			m.run.Connections = rates(service[i], direct[i])
+		}
+	}
+}
+
+// rates returns the means of the rates in several rounds.
+func rates(service, direct []float64) Connections {
+	n := float64(len(service))
+	var c Connections
+	for i := range service {
+		c.PerSecond += service[i] / n
+		c.DirectPerSecond += direct[i] / n
+	}
+	c.Rounds, c.Share = len(service), c.PerSecond/c.DirectPerSecond
+	// The error of a quotient of means, by the differences from it in each round.
+	var squares float64
+	for i := range service {
+		squares += math.Pow(service[i]-c.Share*direct[i], 2)
+	}
+	if n > 1 {
+		c.ShareError = math.Sqrt(squares/n/(n-1)) / c.DirectPerSecond
+	}
+	return c
 }
 
 // pause waits until the time is over or ctx ends.

@@ -116,12 +116,17 @@ type Burst struct {
 
 // Connections is the number of TCP connections per second that two clients reach together.
 // Each client makes one connection after another: it connects, reads four bytes and resets
-// the connection.
+// the connection. All proxies with the same number of Services are measured in turn, in rounds of
+// a fifth of a second through the last Service and another directly. The rates are means.
 type Connections struct {
+	// Rounds is 0 in the JSON of an earlier rival, which measured each rate once.
+	Rounds int `json:"rounds,omitempty"`
 	// PerSecond is the rate through the last Service, and DirectPerSecond the rate to one of
-	// its endpoints.
+	// its endpoints. Share is their quotient, and ShareError its standard error.
 	PerSecond       float64 `json:"perSecond"`
 	DirectPerSecond float64 `json:"directPerSecond"`
+	Share           float64 `json:"share,omitempty"`
+	ShareError      float64 `json:"shareError,omitempty"`
 }
 
 // Idle is a phase without changes, 30 seconds after a start.
@@ -141,7 +146,7 @@ type Idle struct {
 // Markdown writes the runs as a table, sorted by mode and number of Services.
 func (r *Report) Markdown(w io.Writer) error {
 	var b strings.Builder
-	b.WriteString("| Mode | Services | Proxy | Start | Change p50 / p99 (bare watch) | New size p50 / max | Burst: rate, max wait (bare watch), core | Peak memory | CPU: start / burst | Idle: CPU a minute, thread switches/s, active tenths/s | Connections/s (direct) | Stolen CPU: changes / burst |\n")
+	b.WriteString("| Mode | Services | Proxy | Start | Change p50 / p99 (bare watch) | New size p50 / max | Burst: rate, max wait (bare watch), core | Peak memory | CPU: start / burst | Idle: CPU a minute, thread switches/s, active tenths/s | Connections/s (of direct) | Stolen CPU: changes / burst |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, run := range r.Runs {
 		peak := max(run.Start.PeakMiB, run.Change.PeakMiB, run.Burst.PeakMiB, run.Idle.PeakMiB)
@@ -152,16 +157,16 @@ func (r *Report) Markdown(w io.Writer) error {
 				programs = ", runs programs"
 			}
 			active := "–" // measured with an earlier rival
-			if run.Idle.ActivePerSecond > 0 {
+			if run.Idle.ActivePerSecond > 0 || run.Connections.Rounds > 0 {
 				active = fmt.Sprintf("%.2f", run.Idle.ActivePerSecond)
 			}
 			idle = fmt.Sprintf("%.0f ms, %.1f, %s%s", run.Idle.CPUSeconds*1000/run.Idle.Seconds*60, run.Idle.WakeupsPerSecond, active, programs)
 		}
-		fmt.Fprintf(&b, "| %s | %d | %s | %.2f s | %s / %s%s | %s / %s | %.0f/s, %s%s, %.0f %% | %.0f MiB | %.2f s / %.2f s | %s | %.0f (%.0f) | %s |",
+		fmt.Fprintf(&b, "| %s | %d | %s | %.2f s | %s / %s%s | %s / %s | %.0f/s, %s%s, %.0f %% | %.0f MiB | %.2f s / %.2f s | %s | %.0f (%s) | %s |",
 			run.Mode, run.Services, run.Proxy, run.Start.Seconds,
 			milliseconds(run.Change.P50ms), milliseconds(run.Change.P99ms), floor(run.Change.Watch.P99ms, run.Change.Parts), milliseconds(run.Resize.P50ms), milliseconds(run.Resize.MaxMs),
 			run.Burst.PerSecond, milliseconds(run.Burst.MaxMs), floor(run.Burst.Watch.MaxMs, run.Burst.Parts), 100*run.Burst.Core,
-			peak, run.Start.CPUSeconds, run.Burst.CPUSeconds, idle, run.Connections.PerSecond, run.Connections.DirectPerSecond,
+			peak, run.Start.CPUSeconds, run.Burst.CPUSeconds, idle, run.Connections.PerSecond, run.Connections.share(),
 			run.stolen())
 		if run.Failed != "" {
 			fmt.Fprintf(&b, " failed: %s |", run.Failed)
@@ -178,6 +183,14 @@ func (r *Run) stolen() string {
 		return "–" // measured with an earlier rival
 	}
 	return fmt.Sprintf("%.1f %% / %.1f %%", 100*r.Change.Stolen, 100*r.Burst.Stolen)
+}
+
+// share formats the share of the rate without a proxy.
+func (c Connections) share() string {
+	if c.Rounds == 0 {
+		return fmt.Sprintf("%.0f %%", 100*c.PerSecond/max(c.DirectPerSecond, 1)) // measured with an earlier rival
+	}
+	return fmt.Sprintf("%.1f ± %.1f %%", 100*c.Share, 100*c.ShareError)
 }
 
 // floor formats the watch's part of a latency, if it was measured.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,6 +47,26 @@ func TestPartsOfALatencyAddUp(t *testing.T) {
 	}
 }
 
+// TestShareIsAQuotientOfMeans computes rates whose quotient and error are known.
+func TestShareIsAQuotientOfMeans(t *testing.T) {
+	for _, c := range []struct {
+		service, direct []float64
+		want            Connections
+	}{
+		{[]float64{90}, []float64{100}, Connections{Rounds: 1, PerSecond: 90, DirectPerSecond: 100, Share: 0.9}},
+		{[]float64{90, 180}, []float64{100, 200}, Connections{Rounds: 2, PerSecond: 135, DirectPerSecond: 150, Share: 0.9}},
+		// The differences from 90 % are 3 and -3: the mean's error is 3, of 100.
+		{[]float64{93, 87}, []float64{100, 100}, Connections{Rounds: 2, PerSecond: 90, DirectPerSecond: 100, Share: 0.9, ShareError: 0.03}},
+	} {
+		got := rates(c.service, c.direct)
+		near := func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+		if got.Rounds != c.want.Rounds || !near(got.PerSecond, c.want.PerSecond) || !near(got.DirectPerSecond, c.want.DirectPerSecond) ||
+			!near(got.Share, c.want.Share) || !near(got.ShareError, c.want.ShareError) {
+			t.Errorf("rates(%v, %v) = %+v, want %+v", c.service, c.direct, got, c.want)
+		}
+	}
+}
+
 // TestEveryPhaseIsMeasured makes short runs in both modes, with kube-proxy if
 // PROXIER_KUBE_PROXY names it.
 func TestEveryPhaseIsMeasured(t *testing.T) {
@@ -72,7 +93,7 @@ func TestEveryPhaseIsMeasured(t *testing.T) {
 		if run.Failed != "" {
 			t.Errorf("%s in mode %s: %s", run.Proxy, run.Mode, run.Failed)
 		}
-		if run.Start.Seconds == 0 || run.Change.Count == 0 || run.Resize.Count == 0 || run.Burst.Changes == 0 || run.Connections.PerSecond == 0 || run.Idle.Seconds == 0 {
+		if run.Start.Seconds == 0 || run.Change.Count == 0 || run.Resize.Count == 0 || run.Burst.Changes == 0 || run.Connections.Rounds == 0 || run.Connections.PerSecond == 0 || run.Connections.Share == 0 || run.Idle.Seconds == 0 {
 			t.Errorf("a phase was not measured: %+v", run)
 		}
 		for _, l := range []struct {
