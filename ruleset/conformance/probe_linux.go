@@ -136,7 +136,8 @@ func receiveGreeting(ctx context.Context, c *net.TCPConn, r *bufio.Reader) (stri
 	return strings.TrimSpace(text), err
 }
 
-// dialTCP opens a TCP connection. It fails with errLost unless the machine stalled.
+// dialTCP opens a TCP connection. If its first packet gets no answer, dialTCP fails with errLost
+// unless the machine stalled.
 func (h host) dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
 	begun := time.Now()
 	var conn *net.TCPConn

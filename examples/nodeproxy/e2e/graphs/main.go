@@ -10,9 +10,8 @@
 //		-sizes 100x10,1000x10,3000x10,10000x10,45000x10 ./nftables
 //
 // FILE of --rival is the JSON of ../rival; the flag may be repeated, and later files replace runs of
-// earlier ones. rival measures nodeproxy and kube-proxy with an API
-// server, until an endpoint answers the first connection. The same input gives the same
-// bytes. This command draws the graphs beside this file from data/:
+// earlier ones. rival measures nodeproxy and kube-proxy with an API server, until an endpoint
+// answers the first connection. The same input gives the same bytes. This command draws the graphs beside this file from data/:
 //
 //	go generate ./examples/nodeproxy/e2e/graphs
 package main
