@@ -54,14 +54,20 @@
 //
 // # Differences from kube-proxy
 //
-// Like kube-proxy's reconciler (as of Kubernetes 1.36), the package compares the address
-// and the port of endpoints. The differences are:
+// Like kube-proxy's reconciler (as of Kubernetes 1.37), the package compares the address
+// and the port of endpoints, and deletes flows of a Service that has lost its last
+// endpoint. The differences are:
 //
 //   - Flows to an endpoint that is ready but not serving are kept, because new flows may
 //     be sent there. kube-proxy deletes them at every clean-up.
 //   - Flows to an endpoint through a frontend that the Service lost, such as a removed
-//     external IP, and flows of a Service that was deleted or lost its last endpoint are
-//     deleted. kube-proxy leaves them alone.
+//     external IP, and flows of a Service that was deleted are deleted. kube-proxy leaves
+//     them alone.
+//   - When a Service loses its last endpoint, its flows at NodePorts are deleted, too.
+//     kube-proxy leaves these alone.
+//   - Flows to a Service without endpoints that were not sent to an endpoint stay until the
+//     Service gets one. To delete them earlier would end nothing: the next packet would
+//     make the same entry.
 //   - A clean-up that a failed sync prevented is done later. kube-proxy drops it.
 //   - A flow to a NodePort's number is a flow to the Service only as described above.
 //     kube-proxy ignores the destination address.

@@ -531,3 +531,94 @@ func TestKernelClientReachesNextEndpoint(t *testing.T) {
 		})
 	}
 }
+
+// TestServiceWithoutEndpointsLosesItsFlows has the sockets of two clients send to a cluster IP
+// and to a NodePort while the Service loses its last endpoint. Their packets keep the flows
+// alive, so only a clean-up keeps them from the endpoint.
+func TestServiceWithoutEndpointsLosesItsFlows(t *testing.T) {
+	lab, hosts := netlab.NewHosts(t, "node", "client")
+	node, client := hosts["node"], hosts["client"]
+	if _, err := node.Output("nft", "--version"); err != nil {
+		netlab.Need(t, false, "the nft command")
+	}
+	if err := errors.Join(
+		lab.Link(client, "eth0", node, "eth0"),
+		client.AddAddr("eth0", netip.MustParsePrefix("10.9.0.2/24")),
+		node.AddAddr("eth0", netip.MustParsePrefix("10.9.0.1/24")),
+		node.AddAddr("lo", netip.MustParsePrefix("10.0.0.1/32")),
+		client.AddRoute(netip.MustParsePrefix("10.96.0.1/32"), addr("10.9.0.1"), "eth0"),
+	); err != nil {
+		t.Fatal(err)
+	}
+	server, err := node.ListenPacket("udp", "10.0.0.1:53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		b := make([]byte, 64)
+		for {
+			n, from, err := server.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			server.WriteTo(b[:n], from)
+		}
+	}()
+	rules := func(text string) {
+		t.Helper()
+		// The kernel translates packets of old flows while it has a NAT chain and a rule that
+		// needs connection tracking.
+		if out, err := node.Output("nft", "table ip t {\nchain c { type nat hook prerouting priority dstnat\n}\n}\nflush chain ip t c\nadd rule ip t c ct state new\n"+text); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	rules("add rule ip t c ip daddr 10.96.0.1 udp dport 53 dnat to 10.0.0.1:53\nadd rule ip t c udp dport 30053 dnat to 10.0.0.1:53\n")
+	var sockets []net.Conn
+	for _, to := range []string{"10.96.0.1:53", "10.9.0.1:30053"} {
+		conn, err := client.Dial(t.Context(), "udp", "", to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		sockets = append(sockets, conn)
+	}
+	answered := func(conn net.Conn, wait time.Duration) bool {
+		conn.SetDeadline(time.Now().Add(wait))
+		if _, err := conn.Write([]byte("who")); err != nil {
+			return false
+		}
+		_, err := conn.Read(make([]byte, 64))
+		return err == nil
+	}
+	c := cleanerAt(t, node, nil)
+	info := everyAddress()
+	svc := service{name: "dns", cluster: "10.96.0.1:53", nodePort: 30053, endpoints: eps("10.0.0.1:53")}
+	first := svc.compile(info)
+	svc.endpoints = nil
+	second := svc.compile(info)
+	c.Record(&ruleset.Delta{Full: true, Node: info, Changes: []ruleset.Change{change(nil, first)}}, nil)
+	if err := c.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, conn := range sockets {
+		if !answered(conn, testtime.Timeout) {
+			t.Fatalf("%v does not answer", conn.RemoteAddr())
+		}
+	}
+	rules("") // without endpoints there is no rule
+	for _, conn := range sockets {
+		if !answered(conn, testtime.Timeout) {
+			t.Fatalf("%v does not answer without a clean-up, so the test proves nothing", conn.RemoteAddr())
+		}
+	}
+	c.Record(&ruleset.Delta{Node: info, OldNode: info, Changes: []ruleset.Change{change(first, second)}}, nil)
+	if err := c.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, conn := range sockets {
+		if answered(conn, time.Second) {
+			t.Errorf("%v still sends to the endpoint", conn.RemoteAddr())
+		}
+	}
+}

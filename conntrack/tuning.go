@@ -21,8 +21,9 @@ const MaxEntries = 1 << 20
 // nothing. The caller chooses the defaults. The comment of each field gives kube-proxy's.
 type Tuning struct {
 	// MaxPerCore is the number of connections to track for each CPU, up to
-	// [MaxEntries] for the whole machine (net.netfilter.nf_conntrack_max). 0 changes
-	// neither the limit nor the size of the hash table. kube-proxy's default is 32,768.
+	// [MaxEntries] for the whole machine (net.netfilter.nf_conntrack_max). A limit that
+	// is higher already stays, as with kube-proxy 1.37. 0 changes neither the limit nor
+	// the size of the hash table. kube-proxy's default is 32,768.
 	MaxPerCore int
 	// Min is the smallest limit, even if MaxPerCore yields less. [MaxEntries] does not
 	// bound it. It has no effect if MaxPerCore is 0. kube-proxy's default is 131,072.
@@ -80,7 +81,8 @@ func (t Tuning) Settings(cores int) ([]Setting, error) {
 		}
 		limit = max(limit, t.Min)
 		out = append(out,
-			Setting{Path: sysctlFolder + "max", Value: limit},
+			// A smaller table would lose connections of a node that was tuned for more.
+			Setting{Path: sysctlFolder + "max", Value: limit, AtLeast: true},
 			// The kernel uses four entries for each bucket on small machines.
 			Setting{Path: hashSizeFile, Value: limit / 4, AtLeast: true})
 	}

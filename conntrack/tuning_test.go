@@ -44,7 +44,7 @@ func TestLimitGrowsWithCores(t *testing.T) {
 		got, err := conntrack.Tuning{MaxPerCore: tt.perCore, Min: tt.least}.Settings(tt.cores)
 		var want []conntrack.Setting
 		if tt.want != 0 {
-			want = []conntrack.Setting{{Path: maxFile, Value: tt.want}, {Path: hashFile, Value: tt.want / 4, AtLeast: true}}
+			want = []conntrack.Setting{{Path: maxFile, Value: tt.want, AtLeast: true}, {Path: hashFile, Value: tt.want / 4, AtLeast: true}}
 		}
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v: %v, error %v", tt, got, err)
@@ -119,6 +119,25 @@ func TestTuneWritesOnlyDifferences(t *testing.T) {
 	for _, r := range conntrack.Tune(root, settings[:2]) {
 		if r.Changed || r.Err != nil {
 			t.Errorf("again: %v", r)
+		}
+	}
+}
+
+// TestLimitIsOnlyRaised tunes nodes whose limit is lower and higher than the computed one.
+func TestLimitIsOnlyRaised(t *testing.T) {
+	settings, err := conntrack.Tuning{MaxPerCore: 32768, Min: 131072}.Settings(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for was, want := range map[string]string{"65536": "131072", "131072": "131072", "262144": "262144"} {
+		root := sysctls(t, map[string]string{maxFile: was, hashFile: "65536"})
+		for _, r := range conntrack.Tune(root, settings) {
+			if r.Err != nil || r.Changed && was == want {
+				t.Errorf("limit %s: %+v", was, r)
+			}
+		}
+		if got, err := os.ReadFile(filepath.Join(root, maxFile)); err != nil || string(got) != want {
+			t.Errorf("limit %s became %q, want %s; error %v", was, got, want, err)
 		}
 	}
 }

@@ -78,8 +78,8 @@
 //     choose it. kube-proxy then admits every load-balancer IP of the Service at each.
 //   - loadBalancerSourceRanges restrict an address that is both an external IP and a
 //     load-balancer IP. kube-proxy's iptables mode admits every source there.
-//   - [ParseNodePortAddresses] accepts "primary" together with CIDRs. kube-proxy 1.36
-//     accepts "primary" only alone.
+//   - [ParseNodePortAddresses] accepts a keyword more than once. kube-proxy 1.37, which
+//     accepts "primary" together with CIDRs as well, rejects a repeated keyword.
 //
 // # See also
 //

@@ -32,9 +32,11 @@
 // iptables has no nfacct, the second also if NodePorts do not answer at loopback
 // addresses.
 //
-// kube-proxy 1.37 adds kubeproxy_nftables_localhost_nodeport_rejected_packets_total. The
-// agent does not have it: in mode nftables it has no rule that rejects packets to
-// NodePorts at loopback addresses.
+// kube-proxy 1.37 adds three metrics of mode nftables, with the names
+// kubeproxy_nftables_localhost_nodeport_ and listeners, listener_creation_failures_total and
+// rejected_packets_total. They count the work of its userspace proxy for NodePorts at
+// loopback addresses (the feature gate KubeProxyNFTablesLocalhostNodePorts, off by
+// default), which this package's hooks do not describe.
 //
 // # Counts
 //
