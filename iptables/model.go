@@ -39,17 +39,19 @@ type model struct {
 	services map[uint32]*ruleset.Service
 	// own counts the rules of the Services' own chains, by table.
 	own [tables]int
-	// shared counts the Services that have the same rule.
-	shared map[sharedRule]int
+	// shared holds the rules of Service ports for keys that several Services may have, in
+	// order. The first of a key is in effect: which one that is must not depend on history.
+	shared map[sharedKey][]string
 }
 
-type sharedRule struct {
+// sharedKey is a key in the tree of a dispatcher.
+type sharedKey struct {
 	dispatcher int
 	key        key
 }
 
 func newModel(s *settings, node *ruleset.Node) (*model, error) {
-	m := &model{settings: s, node: node, services: map[uint32]*ruleset.Service{}, shared: map[sharedRule]int{}}
+	m := &model{settings: s, node: node, services: map[uint32]*ruleset.Service{}, shared: map[sharedKey][]string{}}
 	var err error
 	if m.pods, err = iptool.PodMatches(node.LocalTraffic, s.family); err != nil {
 		return nil, fmt.Errorf("iptables: %w", err)
@@ -104,24 +106,24 @@ func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain
 	if err != nil {
 		return fmt.Errorf("iptables: cannot render the acknowledged Service: %w", err)
 	}
+	// A rule that stays is added before it is removed, so that its chain does not change.
+	for _, p := range now.rules {
+		if p.shared {
+			m.share(p)
+		}
+	}
 	for _, p := range before.rules {
 		if p.shared {
-			k := sharedRule{p.dispatcher, p.key}
-			if m.shared[k]--; m.shared[k] > 0 {
-				continue
-			}
-			delete(m.shared, k)
-		}
-		if !slices.ContainsFunc(now.rules, func(q placed) bool { return q.dispatcher == p.dispatcher && q.key == p.key }) {
+			m.unshare(p)
+		} else if !slices.ContainsFunc(now.rules, func(q placed) bool { return q.dispatcher == p.dispatcher && q.key == p.key }) {
 			// If another Service has this frontend by now, its rule stays.
 			m.trees[p.dispatcher].remove(p.dispatched)
 		}
 	}
 	for _, p := range now.rules {
-		if p.shared {
-			m.shared[sharedRule{p.dispatcher, p.key}]++
+		if !p.shared {
+			m.trees[p.dispatcher].put(p.dispatched)
 		}
-		m.trees[p.dispatcher].put(p.dispatched)
 	}
 	if s == nil {
 		delete(m.services, id)
@@ -138,6 +140,35 @@ func (m *model) set(id uint32, s *ruleset.Service, emit func(before, now []chain
 		emit(before.chains, now.chains)
 	}
 	return nil
+}
+
+// share adds a rule for a key that several Services may have.
+func (m *model) share(p placed) {
+	k := sharedKey{p.dispatcher, p.key}
+	rules := m.shared[k]
+	i, found := slices.BinarySearch(rules, p.rule)
+	if found {
+		p.rule = rules[i] // store the text once
+	}
+	m.shared[k] = slices.Insert(rules, i, p.rule)
+	m.trees[p.dispatcher].put(dispatched{key: p.key, rule: m.shared[k][0]})
+}
+
+// unshare removes a rule that share added.
+func (m *model) unshare(p placed) {
+	k := sharedKey{p.dispatcher, p.key}
+	rules, t := m.shared[k], m.trees[p.dispatcher]
+	i, found := slices.BinarySearch(rules, p.rule)
+	if !found {
+		return
+	}
+	if first := rules[0]; len(rules) == 1 {
+		delete(m.shared, k)
+		t.remove(dispatched{key: p.key, rule: first})
+		return
+	}
+	m.shared[k] = slices.Delete(rules, i, i+1)
+	t.put(dispatched{key: p.key, rule: m.shared[k][0]})
 }
 
 // size returns how many rules our chains have in each table.
@@ -198,12 +229,15 @@ func (m *model) after(dispatcher int) []string {
 	case refusedExternal:
 		return m.nodePorts("kubernetes service nodeports", chainRefusedNodePorts)
 	case refusedServices:
-		// From OUTPUT. kube-proxy has no such jump, and one in the kernel's own chain would keep
-		// it from deleting KUBE-EXTERNAL-SERVICES. Packets from the node to its own addresses
-		// also meet INPUT, where refusing them gives the socket a better error than the EPERM
-		// of OUTPUT.
+		// An address of the node is a host even if it is a cluster IP: its other ports answer.
+		// Packets from the node to its own addresses meet KUBE-EXTERNAL-SERVICES in INPUT, where
+		// refusing them gives the socket a better error than the EPERM of OUTPUT.
+		//
+		// The jump is for OUTPUT. kube-proxy has no such jump, and one in the kernel's own chain
+		// would keep it from deleting KUBE-EXTERNAL-SERVICES.
 		out := []string{
-			join(comment("kubernetes externally-visible service portals"), "-m addrtype ! --dst-type LOCAL", jump(chainExternalServices)),
+			join(comment("addresses of the node"), "-m addrtype --dst-type LOCAL -j RETURN"),
+			join(comment("kubernetes externally-visible service portals"), jump(chainExternalServices)),
 			jump(chainClusterIPs),
 		}
 		for _, c := range inet.Prefixes(m.node.ServiceCIDRs, m.family) {

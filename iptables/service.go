@@ -24,7 +24,7 @@ type rendered struct {
 type placed struct {
 	dispatcher int
 	dispatched
-	// shared reports that other Services may have the very same rule.
+	// shared reports that other Services may have a rule for the same key.
 	shared bool
 }
 

@@ -179,7 +179,7 @@ func (r *reference) render(s *script) {
 		svc := r.services[key]
 		if f := svc.Frontends; len(f) != 0 && f[0].Kind == ruleset.ClusterIP && !r.faults.noClosedPorts {
 			for _, chain := range []string{"filter_fwd", "filter_out"} {
-				s.add(chain, "%s daddr %s ct state new reject", ip(key.Family), f[0].Addr)
+				s.add(chain, "%s daddr %s fib daddr type != local ct state new reject", ip(key.Family), f[0].Addr)
 			}
 		}
 	}
@@ -191,7 +191,7 @@ func (r *reference) render(s *script) {
 			break
 		}
 		for _, chain := range []string{"filter_fwd", "filter_out"} {
-			s.add(chain, "%s daddr %s ct state new drop", ip(tracker.FamilyOf(p.Addr())), p)
+			s.add(chain, "%s daddr %s fib daddr type != local ct state new drop", ip(tracker.FamilyOf(p.Addr())), p)
 		}
 	}
 }

@@ -143,6 +143,27 @@ func clusterIPWorlds() []world {
 				row{"pod3", tcp, clusterIP(1, 81), "pod1"})
 		}},
 
+		{
+			name: "cluster IPs of the node", needs: []Feature{ClosedPorts}, config: config{bound: []target{clusterIP(1, 80), clusterIP(2, 80)}},
+			run: func(w cluster) {
+				w.set(
+					service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1", "remote1")},
+					service{name: "other", number: 3, ports: tcpAndUDP(0), endpoints: on("pod2")})
+				w.check(overUDP(
+					row{from: "pod3", to: clusterIP(1, 80), want: "pod1 remote1"},
+					row{from: "client1 node", to: clusterIP(1, 80), want: "pod1* remote1*"},
+					row{from: everyone, to: clusterIP(1, 81), want: "pass"},
+					row{from: everyone, to: clusterIP(2, 80), want: "pass"},
+					row{from: everyone, to: clusterIP(3, 81), want: "reject"},
+				)...)
+				w.change("web", func(s *service) { s.endpoints = nil })
+				w.check(overUDP(
+					row{from: everyone, to: clusterIP(1, 80), want: "reject"},
+					row{from: everyone, to: clusterIP(1, 81), want: "pass"},
+				)...)
+			},
+		},
+
 		{name: "service CIDR", needs: []Feature{ServiceCIDRs}, run: func(w cluster) {
 			w.set(
 				service{name: "web", number: 1, ports: tcpAndUDP(0), endpoints: on("pod1")},
