@@ -1,0 +1,139 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// meaning is the state of a kernel: facts by their names, without names and numbers that an
+// agent chooses.
+type meaning map[string]string
+
+// withoutUnused returns m without facts about chains that no rule leads to.
+func (m meaning) withoutUnused() meaning {
+	out := maps.Clone(m)
+	maps.DeleteFunc(out, func(name, _ string) bool { return strings.HasPrefix(name, unused) })
+	return out
+}
+
+// differences returns the facts that differ from those of a new agent.
+func (got meaning) differences(want meaning) (out []string) {
+	both := maps.Clone(want)
+	maps.Copy(both, got)
+	for _, name := range slices.Sorted(maps.Keys(both)) {
+		g, inGot := got[name]
+		w, inWant := want[name]
+		switch {
+		case !inWant:
+			out = append(out, fmt.Sprintf("too much: %s = %s", name, g))
+		case !inGot:
+			out = append(out, fmt.Sprintf("missing:  %s = %s", name, w))
+		case g != w:
+			out = append(out, fmt.Sprintf("differs:  %s\n    is        %s\n    should be %s", name, g, w))
+		}
+	}
+	return out
+}
+
+// unused begins the names of facts about chains that no rule leads to.
+const unused = "unused "
+
+// counters matches what the tools print about traffic.
+var counters = regexp.MustCompile(`\[\d+:\d+\]`)
+
+// addRules adds the chains and rules that iptables-save and ip6tables-save list. The order of a
+// chain's rules counts.
+func (m meaning) addRules(n *node) error {
+	for _, tool := range []string{"iptables-save", "ip6tables-save"} {
+		text, err := n.Output(tool)
+		if err != nil {
+			return err
+		}
+		for table, chains := range parseSave(text) {
+			reached := reachable(chains)
+			for chain, rules := range chains {
+				name := tool + " " + table + " " + chain
+				if !reached[chain] {
+					name = unused + name
+				}
+				m[name] = fmt.Sprintf("%d rules", len(rules))
+				for i, rule := range rules {
+					m[fmt.Sprintf("%s %03d", name, i+1)] = rule
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// parseSave returns the rules that iptables-save lists, by table and chain.
+func parseSave(text string) map[string]map[string][]string {
+	out, table := map[string]map[string][]string{}, ""
+	for line := range strings.Lines(text) {
+		line = counters.ReplaceAllString(strings.TrimSpace(line), "")
+		f := strings.Fields(line)
+		switch {
+		case line == "" || strings.Contains(line, "-CANARY"): // a canary has a new comment each time
+		case line[0] == '*':
+			table = line[1:]
+			out[table] = map[string][]string{}
+		case line[0] == ':':
+			out[table][f[0][1:]] = nil
+		case f[0] == "-A":
+			out[table][f[1]] = append(out[table][f[1]], sharedComment.ReplaceAllString(line, ""))
+		}
+	}
+	return out
+}
+
+var jump = regexp.MustCompile(`-[jg] (\S+)`)
+
+// reachable returns the chains of a table that the built-in chains lead to.
+func reachable(chains map[string][]string) map[string]bool {
+	reached, next := map[string]bool{}, []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+	for ; len(next) != 0; next = next[1:] {
+		if reached[next[0]] {
+			continue
+		}
+		reached[next[0]] = true
+		for _, rule := range chains[next[0]] {
+			for _, to := range jump.FindAllStringSubmatch(rule, -1) {
+				next = append(next, to[1])
+			}
+		}
+	}
+	return reached
+}
+
+// sharedComment matches the comments of rules that several Services share. It names one of them.
+var sharedComment = regexp.MustCompile(` -m comment --comment "[^"]*health check node port"`)
+
+func iptablesMeaning(n *node, _ environment) (meaning, error) {
+	m := meaning{}
+	return m, m.addRules(n)
+}
+
+// volatileLine matches what the listings of mode ipvs contain by chance.
+var volatileLine = regexp.MustCompile(`^\d+: | (hashsize|initval|bucketsize) \S+| valid_lft \S+| preferred_lft \S+`)
+
+func ipvsMeaning(n *node, _ environment) (meaning, error) {
+	m := meaning{}
+	if err := m.addRules(n); err != nil {
+		return nil, err
+	}
+	for _, args := range [][]string{{"ipvsadm", "-Sn"}, {"ipset", "save"}, {"ip", "-o", "addr", "show", "kube-ipvs0"}} {
+		text, err := n.Output(args[0], args[1:]...)
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(text) {
+			m[args[0]+" "+volatileLine.ReplaceAllString(strings.TrimSpace(line), "")] = "exists"
+		}
+	}
+	return m, nil
+}

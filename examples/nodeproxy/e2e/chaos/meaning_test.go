@@ -1,0 +1,122 @@
+//go:build linux
+
+package main
+
+import (
+	"maps"
+	"strings"
+	"testing"
+)
+
+const nftListing = `table ip proxier {
+	map service-ips {
+		type ipv4_addr . inet_proto . inet_service : classid
+		elements = { 10.96.0.1 . tcp . 80 comment "a/x:p, q" : 8010:1,
+			     10.96.0.2 . tcp . 80 comment "a/y:" : 8020:8001 }
+	}
+
+	map handlers {
+		type classid : verdict
+		elements = { 8010:0 : goto pool-1, 8020:0 : goto sticky-1-9s }
+	}
+
+	map endpoints {
+		type classid . mark : ipv4_addr . inet_service
+		elements = { 0:1 . 0x00000000 : 10.1.1.2 . 8080 }
+	}
+
+	map sticky-buckets {
+		type classid . mark : classid
+		elements = { 8001:0 . 0x00000000 : 8001:1 }
+	}
+
+	map sticky-endpoints {
+		type classid : ipv4_addr . inet_service
+		elements = { 8001:1 comment "a/y:" : 10.1.1.3 . 8080 }
+	}
+
+	set cluster-ips {
+		type ipv4_addr
+		elements = { 10.96.0.1 }
+	}
+
+	chain services {
+		ip daddr . meta l4proto . th dport vmap @handlers
+		jump masquerading
+	}
+
+	chain masquerading {
+		masquerade
+	}
+
+	chain pool-1 {
+		dnat to x
+	}
+
+	chain sticky-1-9s {
+		dnat to y
+	}
+
+	chain unused {
+		drop
+	}
+}
+`
+
+func nftMeaningOf(text string) meaning {
+	m := meaning{}
+	parseNFT(text).addTo(m, "ip")
+	return m
+}
+
+// TestNumbersOfTablesHaveNoMeaning changes numbers and order, which must not differ, and then
+// facts, which must.
+func TestNumbersOfTablesHaveNoMeaning(t *testing.T) {
+	want := nftMeaningOf(nftListing)
+	if got := want["ip service-ips: 10.96.0.2 . tcp . 80 by handlers"]; got != `"a/y:": sticky-1-9s 10.1.1.3 . 8080` {
+		t.Errorf("affinity: %q", got)
+	}
+	if len(want) != 7 {
+		t.Errorf("facts: %q, want 2 frontends, 1 cluster IP and 4 chains", maps.Collect(maps.All(want)))
+	}
+	same := strings.NewReplacer("8010:1", "8030:7", "8010:0", "8030:0", "0:1 . ", "0:7 . ", "8001:1", "8001:4", "\tchain unused {\n\t\tdrop\n\t}\n", "").Replace(nftListing)
+	if d := nftMeaningOf(same).differences(want); len(d) != 0 {
+		t.Errorf("other numbers make differences: %q", d)
+	}
+	for _, edit := range [][2]string{
+		{"10.1.1.2", "10.1.1.9"}, {"10.1.1.3", "10.1.1.9"}, {"8001:1 comment", "8001:2 comment"}, {"goto pool-1", "goto pool-2"},
+		{"a/x:p", "a/z:p"}, {"{ 10.96.0.1 }", "{ 10.96.0.1, 10.96.0.2 }"}, {"\t\tmasquerade\n", ""}, {"dnat to x", "dnat to z"}, {"10.96.0.2 . tcp", "10.96.0.2 . udp"},
+	} {
+		if d := nftMeaningOf(strings.Replace(nftListing, edit[0], edit[1], 1)).differences(want); len(d) == 0 {
+			t.Errorf("%q instead of %q makes no difference", edit[1], edit[0])
+		}
+	}
+}
+
+func TestChainsThatNoRuleLeadsToAreUnused(t *testing.T) {
+	tables := parseSave(`*nat
+:PREROUTING ACCEPT [1:2]
+:KUBE-A - [0:0]
+:KUBE-B - [0:0]
+:KUBE-C - [0:0]
+:KUBE-PROXY-CANARY - [0:0]
+-A PREROUTING -j KUBE-A
+-A KUBE-A -s 10.0.0.0/8 -g KUBE-B
+-A KUBE-C -j KUBE-A
+-A KUBE-PROXY-CANARY -m comment --comment 77
+COMMIT
+`)
+	got := reachable(tables["nat"])
+	for chain, want := range map[string]bool{"KUBE-A": true, "KUBE-B": true, "KUBE-C": false} {
+		if got[chain] != want {
+			t.Errorf("%s is reachable: %t, want %t", chain, got[chain], want)
+		}
+	}
+	if _, ok := tables["nat"]["KUBE-PROXY-CANARY"]; ok {
+		t.Error("the canary counts")
+	}
+	m := meaning{"a": "1", unused + "b": "2"}
+	if d := m.withoutUnused().differences(meaning{"a": "1"}); len(d) != 0 {
+		t.Errorf("unused chains count: %q", d)
+	}
+}
