@@ -53,7 +53,10 @@ func newForWorld(flavour Flavour) func(testing.TB, conformance.Env) ruleset.Back
 }
 
 // skips lists the features of the suite that iptables lacks.
-var skips = map[conformance.Feature]string{conformance.ConsistentHash: "iptables has no match that hashes"}
+var skips = map[conformance.Feature]string{
+	conformance.ConsistentHash:    "iptables has no match that hashes",
+	conformance.LoopbackNodePorts: "Config.LocalhostNodePorts serves them in IPv4, whatever the ruleset says",
+}
 
 // TestConformance runs the suite that all backends must pass.
 func TestConformance(t *testing.T) {

@@ -18,7 +18,7 @@ var offloadAll = flag.Bool("offload.all", false, "run all worlds with offload, i
 // notOffload are the features whose worlds are about a connection's first packet.
 var notOffload = []conformance.Feature{
 	conformance.SCTP, conformance.Affinity, conformance.AffinityInternal, conformance.AffinityTimeout, conformance.SourceRanges,
-	conformance.NodePortAddresses, conformance.ClosedPorts, conformance.ServiceCIDRs, conformance.Distribution, conformance.WeightedEndpoints,
+	conformance.NodePortAddresses, conformance.LoopbackNodePorts, conformance.ClosedPorts, conformance.ServiceCIDRs, conformance.Distribution, conformance.WeightedEndpoints,
 	conformance.ConsistentHash, conformance.HashOfEndpoints, conformance.OtherPorts, conformance.RefuseBySource,
 }
 

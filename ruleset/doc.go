@@ -78,8 +78,8 @@
 //     choose it. kube-proxy then admits every load-balancer IP of the Service at each.
 //   - loadBalancerSourceRanges restrict an address that is both an external IP and a
 //     load-balancer IP. kube-proxy's iptables mode admits every source there.
-//   - [ParseNodePortAddresses] accepts a keyword more than once. kube-proxy 1.37, which
-//     accepts "primary" together with CIDRs as well, rejects a repeated keyword.
+//   - NodePorts at loopback addresses ([NodePorts].Loopback) are for TCP and UDP.
+//     kube-proxy 1.37 serves TCP there, in mode nftables.
 //
 // # See also
 //

@@ -35,13 +35,17 @@ func (n *Node) NodePorts(f tracker.Family) NodePorts {
 }
 
 // NodePorts is the set of the node's own addresses of one family that serve
-// NodePorts. It never includes loopback addresses. The zero value is empty.
+// NodePorts. The zero value is empty.
 type NodePorts struct {
-	// All means every address of the node.
+	// All means every address of the node except loopback addresses.
 	All bool
 	// Prefixes, if All is false, means every address of the node in one of these
-	// prefixes.
+	// prefixes except loopback addresses.
 	Prefixes []netip.Prefix
+	// Loopback means, whatever All is, the loopback addresses in these prefixes. Data
+	// planes in the kernel may ignore it: packets from loopback addresses cannot leave
+	// the node, so a data plane in userspace usually serves them.
+	Loopback []netip.Prefix
 }
 
 // LocalTraffic distinguishes packets of this node's pods from others. At most one of

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -23,12 +24,18 @@ var ErrNodePortAddresses = errors.New("ruleset: invalid NodePort addresses")
 // --nodeport-addresses. An empty list selects all addresses. A CIDR selects the
 // addresses in it. The keyword "primary" selects the addresses in the Node object.
 // "all" means 0.0.0.0/0 and ::/0, and "localhost" means 127.0.0.0/8 and ::1/128. A
-// family is not restricted if the list has no value for it. The error wraps
-// [ErrNodePortAddresses] and contains the invalid value.
+// keyword must not occur twice. A family is not restricted if the list has no value for
+// it. The error wraps [ErrNodePortAddresses] and contains the invalid value.
 func ParseNodePortAddresses(values []string) (NodePortAddresses, error) {
 	primary := false
 	var prefixes []netip.Prefix
-	for _, v := range values {
+	for i, v := range values {
+		switch v {
+		case "primary", "all", "localhost":
+			if slices.Contains(values[:i], v) {
+				return NodePortAddresses{}, fmt.Errorf("%w: %q occurs twice", ErrNodePortAddresses, v)
+			}
+		}
 		switch v {
 		case "primary":
 			primary = true
@@ -69,23 +76,28 @@ func NewNodePortAddresses(primary bool, prefixes ...netip.Prefix) (NodePortAddre
 	return n, nil
 }
 
-// Resolve returns the selected addresses of a node in one family. They never include
-// loopback addresses. A prefix of length 0 selects all addresses, whatever else is
-// given.
+// Resolve returns the selected addresses of a node in one family. A prefix of length 0
+// selects all addresses, whatever else is given, except loopback addresses. Only a prefix
+// in the loopback range selects those.
 func (n NodePortAddresses) Resolve(info tracker.NodeInfo, f tracker.Family) NodePorts {
-	given := n.primary
-	var within []netip.Prefix
+	given, all := n.primary, false
+	var within, loopback []netip.Prefix
 	for _, p := range n.prefixes {
 		if tracker.FamilyOf(p.Addr()) != f {
 			continue
 		}
-		if p.Bits() == 0 {
-			return NodePorts{All: true}
-		}
 		given = true
-		if !p.Addr().IsLoopback() {
+		switch {
+		case p.Bits() == 0:
+			all = true
+		case p.Addr().IsLoopback():
+			loopback = append(loopback, p)
+		default:
 			within = append(within, p)
 		}
+	}
+	if len(loopback) != 0 {
+		loopback = reducePrefixes(loopback)
 	}
 	if n.primary {
 		for _, a := range info.Addresses {
@@ -94,15 +106,21 @@ func (n NodePortAddresses) Resolve(info tracker.NodeInfo, f tracker.Family) Node
 			}
 		}
 	}
-	if !given {
-		return NodePorts{All: true}
+	if all || !given {
+		return NodePorts{All: true, Loopback: loopback}
 	}
-	return NodePorts{Prefixes: reducePrefixes(within)}
+	return NodePorts{Prefixes: reducePrefixes(within), Loopback: loopback}
 }
 
 // Allows reports whether a serves NodePorts. a must be one of the node's own
-// addresses.
+// addresses. Allows reports false for loopback addresses, for which there is
+// [NodePorts.AllowsLoopback].
 func (n NodePorts) Allows(a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
 	return !a.IsLoopback() && (n.All || containsAddr(n.Prefixes, a))
+}
+
+// AllowsLoopback reports whether a is a loopback address that serves NodePorts.
+func (n NodePorts) AllowsLoopback(a netip.Addr) bool {
+	return containsAddr(n.Loopback, a.Unmap().WithZone(""))
 }

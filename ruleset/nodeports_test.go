@@ -19,6 +19,10 @@ func TestParsedNodePortAddressesResolve(t *testing.T) {
 		}
 		return n
 	}
+	local := func(n NodePorts, list ...string) NodePorts {
+		n.Loopback = prefixes(list...)
+		return n
+	}
 	for _, c := range []struct {
 		name   string
 		values []string
@@ -34,11 +38,13 @@ func TestParsedNodePortAddressesResolve(t *testing.T) {
 		{"both", []string{"2001:db8::/64", "192.0.2.0/24", "192.0.2.0/25"}, info, some("192.0.2.0/24"), some("2001:db8::/64")},
 		{"a zero CIDR wins", []string{"192.0.2.0/24", "0.0.0.0/0", "2001:db8::/64"}, info, all, some("2001:db8::/64")},
 		{"both zero", []string{"0.0.0.0/0", "::/0"}, info, all, all},
-		{"loopback", []string{"127.0.0.0/8", "::1/128"}, info, some(), some()},
-		{"localhost", []string{"localhost"}, info, some(), some()},
+		{"loopback", []string{"127.0.0.0/8", "::1/128"}, info, local(some(), "127.0.0.0/8"), local(some(), "::1/128")},
+		{"localhost", []string{"localhost"}, info, local(some(), "127.0.0.0/8"), local(some(), "::1/128")},
+		{"one loopback address", []string{"127.0.0.1/32", "127.0.0.1/32"}, info, local(some(), "127.0.0.1/32"), all},
 		{"everything", []string{"all"}, info, all, all},
-		{"primary and more", []string{"10.0.0.0/8", "primary", "localhost"}, info, some("10.0.0.0/8", "192.0.2.1/32"), some("2001:db8::1/128")},
-		{"loopback and more", []string{"127.0.0.0/8", "192.0.2.0/24"}, info, some("192.0.2.0/24"), all},
+		{"everything with loopback", []string{"all", "localhost"}, info, local(all, "127.0.0.0/8"), local(all, "::1/128")},
+		{"primary and more", []string{"10.0.0.0/8", "primary", "localhost"}, info, local(some("10.0.0.0/8", "192.0.2.1/32"), "127.0.0.0/8"), local(some("2001:db8::1/128"), "::1/128")},
+		{"loopback and more", []string{"127.0.0.0/8", "192.0.2.0/24"}, info, local(some("192.0.2.0/24"), "127.0.0.0/8"), all},
 	} {
 		n, err := ParseNodePortAddresses(c.values)
 		if err != nil {
@@ -52,7 +58,7 @@ func TestParsedNodePortAddressesResolve(t *testing.T) {
 			t.Errorf("%s: IPv6 %+v, want %+v", c.name, got, c.v6)
 		}
 	}
-	for _, bad := range [][]string{{"primary", "10.0.0.0"}, {"Primary"}, {""}, {"10.0.0.1"}, {"10.0.0.0/33"}, {"eth0"}, {"::ffff:10.0.0.0/104"}} {
+	for _, bad := range [][]string{{"primary", "10.0.0.0"}, {"Primary"}, {""}, {"10.0.0.1"}, {"10.0.0.0/33"}, {"eth0"}, {"::ffff:10.0.0.0/104"}, {"all", "10.0.0.0/8", "all"}, {"primary", "primary"}, {"localhost", "localhost"}} {
 		if _, err := ParseNodePortAddresses(bad); !errors.Is(err, ErrNodePortAddresses) {
 			t.Errorf("%q: error %v", bad, err)
 		}

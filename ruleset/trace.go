@@ -129,9 +129,10 @@ func (s *Snapshot) Trace(p Packet) Verdict {
 	}
 
 	// 2. The address is one of the node's own that serve NodePorts, and the port is a
-	// NodePort. Loopback addresses never serve NodePorts: packets from them cannot
-	// leave the node.
-	if toNode && s.Node.NodePorts(tracker.FamilyOf(p.To.Addr())).Allows(p.To.Addr()) {
+	// NodePort. A loopback address serves NodePorts only if the configuration selects
+	// it explicitly.
+	ports := s.Node.NodePorts(tracker.FamilyOf(p.To.Addr()))
+	if toNode && (ports.Allows(p.To.Addr()) || ports.AllowsLoopback(p.To.Addr())) {
 		at := nodePortKey(tracker.FamilyOf(p.To.Addr()), p.To.Port(), p.Protocol)
 		if svc, f := s.lookup(at); f != nil {
 			return s.traceFrontend(p, toNode, svc, f)

@@ -20,6 +20,9 @@ const (
 	SourceRanges Feature = "source ranges"
 	// NodePortAddresses: NodePorts at some of the node's addresses only.
 	NodePortAddresses Feature = "node port addresses"
+	// LoopbackNodePorts: NodePorts at loopback addresses ([ruleset.NodePorts].Loopback).
+	// Data planes in the kernel usually lack it.
+	LoopbackNodePorts Feature = "loopback node ports"
 	// ClosedPorts: refusing connections to closed ports of a cluster IP.
 	ClosedPorts Feature = "closed ports"
 	// ServiceCIDRs: dropping packets to unused addresses of the Service CIDRs.

@@ -299,7 +299,8 @@ func (p *simPlane) handle(pk ruleset.Packet) Outcome {
 	}
 	toNode, f := slices.Contains(pk.NodeAddresses, pk.To.Addr()), tracker.FamilyOf(pk.To.Addr())
 	e, ok := p.find(pk.To.Addr(), pk)
-	if !ok && toNode && p.nodes.NodePorts(f).Allows(pk.To.Addr()) {
+	ports := p.nodes.NodePorts(f)
+	if !ok && toNode && (ports.Allows(pk.To.Addr()) || ports.AllowsLoopback(pk.To.Addr())) {
 		e, ok = p.find(netip.Addr{}, pk)
 	}
 	switch {

@@ -48,7 +48,7 @@ func nodePortWorlds() []world {
 
 		{
 			name: "node port at CIDRs", needs: []Feature{NodePortAddresses},
-			config: config{nodePortAddresses: []string{"198.51.100.0/24", "2001:db8:2::/64", "127.0.0.0/8"}}, run: func(w cluster) {
+			config: config{nodePortAddresses: []string{"198.51.100.0/24", "2001:db8:2::/64"}}, run: func(w cluster) {
 				w.set(web)
 				w.check(overUDP(
 					row{from: everyone, to: atPrimary(30080), want: "pass"},
@@ -56,6 +56,29 @@ func nodePortWorlds() []world {
 					row{from: everyone, to: atGateway(30080), want: "pass"},
 					row{from: "loopback", to: atLoopback(30080), want: "pass"},
 				)...)
+			},
+		},
+
+		{
+			name: "node port at loopback", needs: []Feature{NodePortAddresses, LoopbackNodePorts},
+			config: config{nodePortAddresses: []string{"primary", "localhost"}}, run: func(w cluster) {
+				local := func(s *service) { s.externalLocal = true }
+				w.set(web)
+				w.check(overUDP(
+					row{from: "loopback", to: atLoopback(30080), want: "pod1* remote1*"},
+					row{from: "loopback", to: atLoopback(30081), want: "pass"},
+					row{from: everyone, to: atPrimary(30080), want: "pod1* remote1*"},
+					row{from: everyone, to: atSecondary(30080), want: "pass"},
+				)...)
+				// The policy Local does not restrict the node itself.
+				w.change("web", local)
+				w.check(overUDP(row{from: "loopback", to: atLoopback(30080), want: "pod1* remote1*"})...)
+				w.change("web", func(s *service) { s.endpoints = nil })
+				w.check(overUDP(row{from: "loopback", to: atLoopback(30080), want: "reject"})...)
+				w.change("web", func(s *service) { s.endpoints = on("pod2") })
+				w.check(overUDP(row{from: "loopback", to: atLoopback(30080), want: "pod2*"})...)
+				w.remove("web")
+				w.check(overUDP(row{from: "loopback", to: atLoopback(30080), want: "pass"})...)
 			},
 		},
 	}
