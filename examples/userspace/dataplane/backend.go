@@ -104,6 +104,19 @@ func (b *Backend) Listens(at netip.AddrPort, protocol v1.Protocol) bool {
 	return bi != nil && bi.socket != nil
 }
 
+// Sockets returns the number of listening sockets in an address family.
+func (b *Backend) Sockets(f tracker.Family) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := 0
+	for p, bi := range b.bindings {
+		if bi.socket != nil && tracker.FamilyOf(p.at.Addr()) == f {
+			n++
+		}
+	}
+	return n
+}
+
 // counters holds the fields of [Stats] that only grow.
 type counters struct {
 	accepted, limited, dialFailures, evicted atomic.Uint64
@@ -261,13 +274,17 @@ func (f bound) slot() slot { return slot{f.place, f.frontend.Kind == ruleset.Nod
 func (b *Backend) wants(d *ruleset.Delta, node bool) []want {
 	out := make([]want, 0, len(d.Changes))
 	add := func(k tracker.Key, now *ruleset.Service) {
-		if now != nil && k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP {
-			b.config.Log.Warn("Service port is not served: only TCP and UDP are supported", "service", k)
-			now = nil
-		}
 		w := want{key: k, now: now, service: b.services[k]}
 		if now != nil {
 			w.frontends = b.places(now, d.Node)
+		}
+		switch {
+		case len(w.frontends) == 0 && !hasNodePort(now): // a change of the node does not matter
+			w.now = nil
+		case len(w.frontends) == 0:
+		case k.Protocol != v1.ProtocolTCP && k.Protocol != v1.ProtocolUDP:
+			b.config.Log.Warn("Service port is not served: only TCP and UDP are supported", "service", k)
+			w.now = nil
 		}
 		if w.now != nil || w.service != nil {
 			out = append(out, w)
@@ -292,18 +309,28 @@ func (b *Backend) wants(d *ruleset.Delta, node bool) []want {
 	return out
 }
 
+func hasNodePort(s *ruleset.Service) bool {
+	return s != nil && slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.Kind == ruleset.NodePort })
+}
+
 // places returns the places of a Service's frontends.
 func (b *Backend) places(svc *ruleset.Service, n *ruleset.Node) []bound {
 	out := make([]bound, 0, len(svc.Frontends))
+	add := func(f ruleset.Frontend, a netip.Addr) {
+		at := netip.AddrPortFrom(a, f.Port)
+		if b.config.Serves(&f, svc.Key.Protocol, at) {
+			out = append(out, bound{place{at, svc.Key.Protocol}, f})
+		}
+	}
 	for _, f := range svc.Frontends {
 		if f.Kind != ruleset.NodePort {
-			out = append(out, bound{place{netip.AddrPortFrom(f.Addr, f.Port), svc.Key.Protocol}, f})
+			add(f, f.Addr)
 			continue
 		}
 		ports := n.NodePorts(svc.Key.Family)
 		for _, a := range b.internal.own {
-			if tracker.FamilyOf(a) == svc.Key.Family && ports.Allows(a) {
-				out = append(out, bound{place{netip.AddrPortFrom(a, f.Port), svc.Key.Protocol}, f})
+			if tracker.FamilyOf(a) == svc.Key.Family && (ports.Allows(a) || ports.AllowsLoopback(a)) {
+				add(f, a)
 			}
 		}
 	}
@@ -417,7 +444,13 @@ func (b *Backend) listen(bi *binding, r *rule) error {
 		bi.heard = who
 		return nil
 	}
+	if most := b.config.MaxSockets; most != 0 && b.sockets.Load() >= int64(most) {
+		return fmt.Errorf("cannot listen at %s: %w", bi.at, ErrTooManySockets)
+	}
 	lc := net.ListenConfig{Control: control(bi.at.Addr(), who)}
+	// Package net would accept Multipath TCP, which costs time and which no kernel data plane
+	// translates.
+	lc.SetMultipathTCP(false)
 	var err error
 	if bi.proto == v1.ProtocolUDP {
 		bi.socket, err = b.listenUDP(&lc, bi)

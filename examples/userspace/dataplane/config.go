@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/examples/userspace/balance"
 	"github.com/go-proxier/proxier/ruleset"
 )
@@ -20,6 +22,10 @@ type Config struct {
 	// addresses. Nil means that the node already has all addresses of Services, and that
 	// no address serves NodePorts.
 	Addresses Addresses
+	// Serves reports whether the Backend serves a frontend of a protocol at an address and
+	// port. The Backend calls it for each address of a new or changed Service, and for all
+	// Services with each full delta. Nil means that it serves all.
+	Serves func(f *ruleset.Frontend, protocol v1.Protocol, at netip.AddrPort) bool
 	// Algorithm returns the load balancer of a Service without a hash
 	// ([ruleset.Service.Hash]). Nil means weighted round robin for all.
 	Algorithm func(*ruleset.Service) balance.Algorithm
@@ -44,6 +50,13 @@ type Config struct {
 	// MaxSessions is the most UDP sessions at a time, each with a file descriptor. A further
 	// session ends the least recently used one. 0 means 5,000.
 	MaxSessions int
+	// MaxSockets is the most listening sockets, each with a file descriptor. Services that
+	// need more fail, and those that have sockets keep them. 0 means no limit.
+	MaxSockets int
+	// Refused, if not nil, is called for each TCP connection that is reset before an endpoint
+	// accepted it, and for each UDP datagram of a client without a session. It must be safe
+	// for concurrent use and return quickly.
+	Refused func(protocol v1.Protocol, at netip.AddrPort)
 	// Log receives failures, and Services that cannot be served. Nil discards.
 	Log *slog.Logger
 }
@@ -64,6 +77,10 @@ type Addresses interface {
 // ErrConfig is wrapped by all errors of [New].
 var ErrConfig = errors.New("dataplane: bad configuration")
 
+// ErrTooManySockets is wrapped by the error of a Service that would need more sockets than
+// [Config.MaxSockets].
+var ErrTooManySockets = errors.New("dataplane: too many listening sockets")
+
 // ErrClosed is returned by [Backend.Apply] after [Backend.Shutdown].
 var ErrClosed = errors.New("dataplane: closed")
 
@@ -79,6 +96,7 @@ func (c Config) complete() (Config, error) {
 		{"MaxConnections", int64(c.MaxConnections)},
 		{"MaxServiceConnections", int64(c.MaxServiceConnections)},
 		{"MaxSessions", int64(c.MaxSessions)},
+		{"MaxSockets", int64(c.MaxSockets)},
 	} {
 		if x.value < 0 {
 			return c, fmt.Errorf("%w: %s is negative", ErrConfig, x.name)
@@ -92,6 +110,12 @@ func (c Config) complete() (Config, error) {
 		c.Dial = func(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
 			return d.DialContext(ctx, network, to.String())
 		}
+	}
+	if c.Serves == nil {
+		c.Serves = func(*ruleset.Frontend, v1.Protocol, netip.AddrPort) bool { return true }
+	}
+	if c.Refused == nil {
+		c.Refused = func(v1.Protocol, netip.AddrPort) {}
 	}
 	if c.Addresses == nil {
 		c.Addresses = noAddresses{}

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
 )
 
 // tcpSocket accepts the connections of a place.
@@ -57,6 +59,7 @@ func (b *Backend) serve(client *net.TCPConn, bi *binding) {
 	defer c.close()
 	if !b.admit(&b.connections, b.config.MaxConnections) {
 		c.cut()
+		b.config.Refused(v1.ProtocolTCP, bi.at)
 		return
 	}
 	defer b.connections.Add(-1)
@@ -73,6 +76,7 @@ func (b *Backend) serve(client *net.TCPConn, bi *binding) {
 	service, at := b.connect(ctx, c, bi, from)
 	if service == nil {
 		c.cut()
+		b.config.Refused(v1.ProtocolTCP, bi.at)
 		return
 	}
 	defer service.current.Add(-1)

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/go-proxier/proxier/ruleset"
 )
 
@@ -66,21 +68,36 @@ func (b *Backend) listenUDP(lc *net.ListenConfig, bi *binding) (socket, error) {
 
 // receive forwards the clients' datagrams until the socket is closed.
 func (u *udpSocket) receive() {
-	buf := new([maxDatagram]byte)
 	for {
-		n, from, err := u.conn.ReadFromUDPAddrPort(buf[:])
+		// A socket takes a buffer only to read: most sockets wait most of the time.
+		err := readable(u.conn)
+		if err == nil {
+			err = u.forward()
+		}
+		// Other errors are ICMP errors for a sent datagram.
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil {
-			continue // an ICMP error for a sent datagram
-		}
-		if s := u.session(from); s != nil {
-			s.used()
-			// A read reports an endpoint that cannot be reached.
-			_, _ = s.conn.Write(buf[:n])
-		}
 	}
+}
+
+// forward forwards one datagram to the client's endpoint.
+func (u *udpSocket) forward() error {
+	buf := buffers.Get().(*[maxDatagram]byte)
+	defer buffers.Put(buf)
+	n, from, err := u.conn.ReadFromUDPAddrPort(buf[:])
+	if err != nil {
+		return err
+	}
+	s := u.session(from)
+	if s == nil {
+		u.backend.config.Refused(v1.ProtocolUDP, u.binding.at)
+		return nil
+	}
+	s.used()
+	// A read reports an endpoint that cannot be reached.
+	_, _ = s.conn.Write(buf[:n])
+	return nil
 }
 
 // session returns the session of a client, and opens one if necessary. It returns nil if no
