@@ -32,11 +32,15 @@
 // iptables has no nfacct, the second also if NodePorts do not answer at loopback
 // addresses.
 //
-// kube-proxy 1.37 adds three metrics of mode nftables, with the names
-// kubeproxy_nftables_localhost_nodeport_ and listeners, listener_creation_failures_total and
-// rejected_packets_total. They count the work of its userspace proxy for NodePorts at
-// loopback addresses (the feature gate KubeProxyNFTablesLocalhostNodePorts, off by
-// default), which this package's hooks do not describe.
+// [Set.WatchLocalhostNodePorts] adds kube-proxy 1.37's metrics of NodePorts at loopback
+// addresses, in every mode in which the agent's process serves them:
+//   - nftables_localhost_nodeport_listeners also counts UDP sockets.
+//   - nftables_localhost_nodeport_listener_creation_failures_total counts every attempt.
+//   - nftables_localhost_nodeport_rejected_packets_total has the protocols TCP and UDP. It
+//     counts connections that were reset because a limit was reached or no endpoint answered,
+//     and UDP datagrams that no endpoint could get. In kube-proxy it counts packets of UDP and
+//     SCTP, which kube-proxy does not serve there. The agent does not count SCTP, which the
+//     kernel refuses. Neither counts connections to Services without endpoints.
 //
 // # Counts
 //

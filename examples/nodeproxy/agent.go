@@ -54,7 +54,9 @@ type agent struct {
 	// sockets is nil without --socket-lb, and socketRules is its cursor.
 	sockets     *socketlb.Backend
 	socketRules *ruleset.Cursor
-	runner      *runner.Runner
+	// localhost is nil unless this process serves NodePorts at loopback addresses.
+	localhost *localhost
+	runner    *runner.Runner
 	// refresh fires when the node's addresses must be read again.
 	refresh *time.Timer
 	// mu is held while objects are handed in and while a sync runs, so that objects that
@@ -137,6 +139,9 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	if err := a.connect(); err != nil {
 		return nil, err
 	}
+	if err := a.openLocalhost(log); err != nil {
+		return nil, err
+	}
 	a.servers = a.newServers()
 	return a, nil
 }
@@ -179,10 +184,12 @@ func (a *agent) watchTraffic() {
 				return &ruleset.Traffic{}, nil
 			}
 			t, err := plane.Traffic(ctx)
-			if err == nil && a.sockets != nil {
-				var sockets *ruleset.Traffic
-				if sockets, err = a.sockets.Traffic(ctx); err == nil {
-					addTraffic(t, sockets)
+			for _, r := range a.moreTraffic() {
+				if err == nil {
+					var more *ruleset.Traffic
+					if more, err = r.Traffic(ctx); err == nil {
+						addTraffic(t, more)
+					}
 				}
 			}
 			if err != nil {
@@ -197,6 +204,17 @@ func (a *agent) watchTraffic() {
 			return 0
 		},
 	})
+}
+
+// moreTraffic returns what counts the connections that the rules of the mode do not meet.
+func (a *agent) moreTraffic() (out []ruleset.TrafficReader) {
+	if a.sockets != nil {
+		out = append(out, a.sockets)
+	}
+	if a.localhost != nil {
+		out = append(out, a.localhost.plane)
+	}
+	return out
 }
 
 // addTraffic adds the counters of Services in from to those in to.

@@ -47,6 +47,9 @@ func (p *program) explain(ctx context.Context, args []string) error {
 		return err
 	}
 	packet.NodeAddresses = w.tracker.Node().Addresses
+	if packet.To.Addr().IsLoopback() { // which every node has
+		packet.NodeAddresses = []netip.Addr{packet.To.Addr()}
+	}
 	packet.InInterface = in
 	var source netip.AddrPort
 	if from != "" {
@@ -70,6 +73,10 @@ func (p *program) explain(ctx context.Context, args []string) error {
 	q.internal = internal(snapshot.Node, packet, q.verdict.Frontend)
 	writeVerdict(p.out, q.verdict)
 	q.writeHash(p.out, cfg.Mode, source, snapshot.Node.HashSeed)
+	if why := cfg.LoopbackServer(packet.To.Addr()); why != "" && q.verdict.Frontend != nil {
+		_, err := fmt.Fprintln(p.out, "kernel: has no rule for it;", why)
+		return err
+	}
 	if !kernel {
 		return nil
 	}

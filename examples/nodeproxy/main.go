@@ -81,6 +81,29 @@
 // Mode iptables supports weights only. Annotations that cannot be parsed are logged and
 // ignored.
 //
+// # NodePorts at loopback addresses
+//
+// A packet from a loopback address cannot leave the node, so the rules of modes nftables and
+// ipvs do not serve NodePorts there, and those of mode iptables only in IPv4. If
+// nodePortAddresses has the keyword localhost, or a CIDR in the loopback range, the agent's
+// process serves them instead: it listens at 127.0.0.1 and ::1, over TCP and UDP, connects to
+// an endpoint and copies the data. "all" and 0.0.0.0/0 do not include loopback addresses. The
+// feature gate KubeProxyNFTablesLocalhostNodePorts, which is on by default, turns this off.
+//
+//   - Affinity, weights and both traffic policies apply as for other connections from the
+//     node. Connections to a Service without endpoints are refused.
+//   - Connections end with the process, and between two runs of the agent they are refused.
+//   - If another process uses a port, the agent logs that once and tries again every
+//     --sync-period. Other Services are not affected.
+//   - Sockets, connections and sessions are limited by the number of files that the process
+//     may open (RLIMIT_NOFILE): half of the files for listening sockets, a quarter for
+//     connections, at most 20,000, of which a Service port gets a quarter, and an eighth for
+//     UDP sessions, at most 5,000. Further connections are reset. Further UDP sessions replace
+//     the least recently used ones.
+//   - SCTP is not served.
+//   - --service-traffic-metrics includes these connections. "nodeproxy top" does not: it reads
+//     the kernel's counters.
+//
 // # Data planes
 //
 // With --socket-lb, BPF programs translate TCP connections of the node's own processes and
@@ -100,7 +123,7 @@
 // ruleset; pipeline.go brings the ruleset into the kernel, with the modes of backends.go and
 // the sockets of kernelsockets.go. observers.go and servers.go are metrics, health checks
 // and output. takeover.go removes the rules of another mode or of kube-proxy. socketlb.go
-// serves --socket-lb. demo.go is a tour with real packets. The folder deploy has what an
+// serves --socket-lb, and localhost.go NodePorts at loopback addresses. demo.go is a tour with real packets. The folder deploy has what an
 // operator needs to run nodeproxy.
 package main
 

@@ -99,6 +99,9 @@ func (a *agent) sync(ctx context.Context) error {
 		for _, c := range a.followers {
 			err = errors.Join(err, ignoreNotSynced(c.Sync(ctx)))
 		}
+		if a.localhost != nil {
+			err = errors.Join(err, a.localhost.sync(ctx))
+		}
 		a.report(listed, failed, asked) // after the followers: everything must be in effect
 		if listed {
 			err = errors.Join(err, a.takeOver.tidy(ctx))

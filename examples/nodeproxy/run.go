@@ -166,6 +166,9 @@ func (a *agent) logStart() {
 		"clusterCIDR", c.Effective.ClusterCIDR, "masqueradeAll", c.MasqueradeAll,
 		"minSyncPeriod", c.MinSyncPeriod, "syncPeriod", c.SyncPeriod,
 		"healthz", c.Effective.HealthzBindAddress, "metrics", c.Effective.MetricsBindAddress)
+	if a.localhost != nil {
+		a.log.Info("this process serves NodePorts at loopback addresses: connections to them end with it", "families", fmt.Sprint(c.LoopbackFamilies(a.families)))
+	}
 	if len(addresses) == 0 && c.PrimaryOnly {
 		a.log.Warn("NodePorts are not served yet: the node's addresses are not known")
 	}

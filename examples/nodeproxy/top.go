@@ -30,7 +30,8 @@ namespace it runs in: beside a running agent, or without one. It needs no object
 READY is the number of endpoints that get new connections. REFUSED counts packets to
 Services without endpoints. DROPPED counts packets from sources that are not allowed,
 and packets for which this node has no endpoint. A dash means that the mode's kernel
-does not count the value.
+does not count the value. Connections to NodePorts at loopback addresses that the
+agent's process serves are not counted.
 
 Keys: c, b, r, e, d and n sort by connections, bytes, ready endpoints, refused, dropped
 or name; the same key again reverses the order. / filters by a part of the name, and Esc

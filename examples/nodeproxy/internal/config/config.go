@@ -124,6 +124,7 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	if out.NodePorts, err = ruleset.ParseNodePortAddresses(k.NodePortAddresses); err != nil {
 		return nil, err
 	}
+	out.noteLoopback()
 	out.PrimaryOnly = len(k.NodePortAddresses) == 1 && k.NodePortAddresses[0] == "primary"
 	bit := k.IPTables.MasqueradeBit
 	out.MasqueradeAll = k.IPTables.MasqueradeAll

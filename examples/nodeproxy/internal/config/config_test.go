@@ -182,7 +182,7 @@ func TestBadValuesAreRejectedByName(t *testing.T) {
 		{"--feature-gates Fly-ing=true", "feature gate \"Fly-ing\": not the name of a feature gate"},
 		{"--feature-gates =true", "feature gate \"\": not the name of a feature gate"},
 		{"--feature-gates ProxyTerminatingEndpoints=false", "ProxyTerminatingEndpoints=false is not supported"},
-		{"--feature-gates KubeProxyNFTablesLocalhostNodePorts=true", "KubeProxyNFTablesLocalhostNodePorts=true is not supported in mode nftables"},
+		{"--nodeport-addresses localhost,primary,localhost", "\"localhost\" occurs twice"},
 		{"--feature-gates KubeProxyIPVS=false --proxy-mode ipvs", "mode ipvs is disabled by the feature gate KubeProxyIPVS"},
 		{"--feature-gates AllBeta=perhaps", "invalid value of AllBeta"},
 		{"--feature-gates AllBeta", "malformed pair"},
@@ -347,8 +347,7 @@ func TestGatesAreHonouredFixedOrNoted(t *testing.T) {
 		{"AllBeta=false,ComponentFlagz=true", map[featuregate.Feature]bool{zpages.ComponentFlagz: true, zpages.ComponentStatusz: false, AllowServiceExternalIPs: true}, nil},
 		{
 			"AllAlpha=true",
-			map[featuregate.Feature]bool{logsapi.LoggingAlphaOptions: true},
-			[]string{"feature gate AllAlpha does not turn on KubeProxyNFTablesLocalhostNodePorts, which is not supported in mode nftables"},
+			map[featuregate.Feature]bool{logsapi.LoggingAlphaOptions: true, LocalhostNodePorts: true}, nil,
 		},
 		{
 			"GracefulNodeShutdown=false, NotOfToday1=true,WinDSR=true,NFTablesNetlink=false",
@@ -356,8 +355,9 @@ func TestGatesAreHonouredFixedOrNoted(t *testing.T) {
 			[]string{"feature gates that have no effect here: GracefulNodeShutdown, NFTablesNetlink, NotOfToday1, WinDSR"},
 		},
 		{
-			"IPv6DualStack=true,KubeProxyNFTablesLocalhostNodePorts=false", nil,
-			[]string{"feature gates that are fixed here: IPv6DualStack=true, KubeProxyNFTablesLocalhostNodePorts=false"},
+			"IPv6DualStack=true,KubeProxyNFTablesLocalhostNodePorts=false",
+			map[featuregate.Feature]bool{LocalhostNodePorts: false},
+			[]string{"feature gates that are fixed here: IPv6DualStack=true"},
 		},
 	} {
 		file := "mode: nftables\nfeatureGates:\n"
@@ -373,8 +373,7 @@ func TestGatesAreHonouredFixedOrNoted(t *testing.T) {
 			wantNotes(t, c, tt.notes...)
 		}
 	}
-	wantNotes(t, of(t, "--proxy-mode", "iptables", "--feature-gates", "KubeProxyNFTablesLocalhostNodePorts=true,AllAlpha=true"),
-		"feature gates that have no effect here: KubeProxyNFTablesLocalhostNodePorts")
+	wantNotes(t, of(t, "--proxy-mode", "iptables", "--feature-gates", "KubeProxyNFTablesLocalhostNodePorts=true,AllAlpha=true"))
 }
 
 // TestUnusedSectionsAreNotedOnly has invalid values in the sections of other modes. They are
@@ -605,7 +604,7 @@ func TestLoggingFlagsOverrideTheFile(t *testing.T) {
 func TestMissingModeIsNoted(t *testing.T) {
 	const mode = ": mode nftables is used, where kube-proxy's default is iptables, and NodePorts answer "
 	wantNotes(t, ofFile(t, "mode: ''\nnodePortAddresses: [10.0.0.0/8]\n"),
-		"the configuration file names no mode"+mode+"at the addresses in nodePortAddresses, but not at localhost")
+		"the configuration file names no mode"+mode+"at the addresses in nodePortAddresses, and at localhost only if these contain it")
 	wantNotes(t, of(t, "--proxy-mode="), "--proxy-mode is empty"+mode+"only at the node's primary addresses, not at its other addresses or at localhost")
 }
 

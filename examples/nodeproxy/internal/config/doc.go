@@ -22,8 +22,8 @@
 // # Feature gates
 //
 // Any name that is a valid name of a feature gate is accepted. The agent honours
-// AllowServiceExternalIPs, KubeProxyIPVS, AllAlpha, AllBeta, and the gates of logging,
-// /flagz and /statusz. Some other gates matter to a proxy but are fixed, because the agent
+// AllowServiceExternalIPs, KubeProxyIPVS, KubeProxyNFTablesLocalhostNodePorts, AllAlpha,
+// AllBeta, and the gates of logging, /flagz and /statusz. Some other gates matter to a proxy but are fixed, because the agent
 // always has the feature or never has it. Setting such a gate to the other value is an
 // error. All other gates have no effect, which a note reports.
 //
@@ -36,6 +36,7 @@
 //   - Addresses and CIDRs with leading zeros, and IPv4-mapped ones, are errors, as in
 //     objects that the API server of Kubernetes 1.36 and later validates. kube-proxy
 //     accepts them in its configuration.
-//   - AllAlpha does not turn on KubeProxyNFTablesLocalhostNodePorts.
+//   - KubeProxyNFTablesLocalhostNodePorts is on by default and concerns every mode, and UDP.
+//     It has no effect unless nodePortAddresses explicitly contains loopback addresses.
 //   - An empty --metrics-bind-address means no server, as kube-proxy documents it.
 package config

@@ -22,11 +22,11 @@ const (
 	AllowServiceExternalIPs featuregate.Feature = "AllowServiceExternalIPs"
 	// KubeProxyIPVS, if off, makes mode ipvs an error (KEP-5495).
 	KubeProxyIPVS featuregate.Feature = "KubeProxyIPVS"
+	// LocalhostNodePorts, if off, makes the agent's process serve no NodePorts at loopback
+	// addresses, in any mode (KEP-6032). Unlike in kube-proxy it is on by default: only
+	// loopback addresses in nodePortAddresses have the effect.
+	LocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePorts"
 )
-
-// localhostNodePorts is the gate for NodePorts at loopback addresses, which only mode
-// iptables has rules for.
-const localhostNodePorts = "KubeProxyNFTablesLocalhostNodePorts"
 
 // fixed returns the value of a gate that matters to a proxy but is fixed in the mode. ok is
 // false for other gates.
@@ -39,8 +39,6 @@ func fixed(gate, mode string) (value, ok bool) {
 		"ServiceInternalTrafficPolicy", "ServiceTrafficDistribution",
 		"SupportIPVSProxyMode", "TopologyAwareHints":
 		return true, true
-	case localhostNodePorts:
-		return false, mode == ModeNFTables
 	}
 	return false, false
 }
@@ -56,6 +54,7 @@ func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersione
 	err = errors.Join(logsapi.AddFeatureGates(gates), zpages.AddFeatureGates(gates), gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
 		AllowServiceExternalIPs: {Default: true, PreRelease: featuregate.Deprecated},
 		KubeProxyIPVS:           {Default: true, PreRelease: featuregate.Deprecated},
+		LocalhostNodePorts:      {Default: true, PreRelease: featuregate.Alpha},
 	}))
 	if err != nil {
 		return nil, nil, err
@@ -89,9 +88,6 @@ func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersione
 	}
 	if len(ignored) != 0 {
 		notes = append(notes, "feature gates that have no effect here: "+strings.Join(ignored, ", "))
-	}
-	if set["AllAlpha"] && mode == ModeNFTables {
-		notes = append(notes, "feature gate AllAlpha does not turn on "+localhostNodePorts+", which is not supported in mode nftables")
 	}
 	return gates, notes, nil
 }

@@ -80,7 +80,7 @@ func NewFlags(verb string) *Flags {
 	f.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "the bridge that pods are attached to, for BridgeInterface")
 	f.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "the prefix of the names of pods' interfaces, for InterfaceNamePrefix")
 	f.BoolVar(&fl.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
-	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "the node's addresses at which NodePorts answer: the addresses in some `CIDRs`, primary (the addresses of the Node object, or else the source addresses of the default routes), all or localhost; if empty, primary in mode nftables and all in other modes")
+	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "the node's addresses at which NodePorts answer: the addresses in some `CIDRs`, primary (the addresses of the Node object, or else the source addresses of the default routes), all (except loopback addresses) or localhost; if empty, primary in mode nftables and all in other modes. At loopback addresses the agent's process serves them, over TCP and UDP, or in IPv4 the rules of mode iptables (see --iptables-localhost-nodeports)")
 	f.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "the node's own primary `address`, if it is neither 0.0.0.0 nor ::; nothing listens there")
 	f.DurationVar(&fl.minSync, "min-sync-period", time.Second, "the least pause between syncs, in any mode; unless configured, the pause is as long as the last sync took, at most 1s")
 	f.DurationVar(&fl.sync, "sync-period", 30*time.Second, "how long after a failed sync to retry it, in any mode, and how often to read the node's addresses if no Node object has them")
@@ -228,7 +228,7 @@ func (fl *Flags) readFile(read func(string) ([]byte, error)) (*v1alpha1.KubeProx
 func (fl *Flags) noteDefaultMode(what string, c *v1alpha1.KubeProxyConfiguration) {
 	where := "only at the node's primary addresses, not at its other addresses or at localhost"
 	if len(c.NodePortAddresses) != 0 {
-		where = "at the addresses in nodePortAddresses, but not at localhost"
+		where = "at the addresses in nodePortAddresses, and at localhost only if these contain it"
 	}
 	fl.note("%s: mode %s is used, where kube-proxy's default is %s, and NodePorts answer %s", what, ModeNFTables, ModeIPTables, where)
 }

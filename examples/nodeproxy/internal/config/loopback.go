@@ -1,0 +1,81 @@
+package config
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// LoopbackFamilies returns those of the served families in which the agent's process must
+// serve NodePorts at a loopback address: nodePortAddresses explicitly contains the address, and
+// the rules of the mode do not serve NodePorts there.
+func (c *Config) LoopbackFamilies(served []tracker.Family) (out []tracker.Family) {
+	if c.loopbackOff() != "" {
+		return nil
+	}
+	for _, f := range loopbackFamilies(c.NodePorts) {
+		kernel := c.Mode == ModeIPTables && f == tracker.IPv4
+		if !kernel && slices.Contains(served, f) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// LoopbackServer returns who serves NodePorts at a loopback address, as text, or "" if the
+// kernel does or may, or to is no loopback address.
+func (c *Config) LoopbackServer(to netip.Addr) string {
+	f := tracker.FamilyOf(to)
+	switch {
+	case !to.IsLoopback() || c.Mode == ModeIPTables && f == tracker.IPv4 && *c.Effective.IPTables.LocalhostNodePorts:
+		return ""
+	case c.loopbackOff() != "":
+		return "nothing serves it, since " + c.loopbackOff()
+	case to != loopback(f):
+		return "nothing serves it, since the agent listens only at " + loopback(f).String()
+	}
+	return "the agent's process serves it"
+}
+
+// loopbackFamilies returns the families in which ports has the usual loopback address.
+func loopbackFamilies(ports ruleset.NodePortAddresses) (out []tracker.Family) {
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if ports.Resolve(tracker.NodeInfo{}, f).AllowsLoopback(loopback(f)) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// loopbackOff returns why the agent's process serves no NodePorts, or "".
+func (c *Config) loopbackOff() string {
+	switch {
+	case c.Mode == ModeIPTables && !*c.Effective.IPTables.LocalhostNodePorts:
+		return "iptables.localhostNodePorts is false"
+	case !c.Gates.Enabled(LocalhostNodePorts):
+		return "the feature gate " + string(LocalhostNodePorts) + " is off"
+	}
+	return ""
+}
+
+// noteLoopback adds a note if loopback addresses in nodePortAddresses have no effect.
+func (c *Config) noteLoopback() {
+	why := c.loopbackOff()
+	if why == "" || len(loopbackFamilies(c.NodePorts)) == 0 {
+		return
+	}
+	where := "loopback addresses"
+	if c.Mode == ModeIPTables && *c.Effective.IPTables.LocalhostNodePorts {
+		where = "::1"
+	}
+	c.Notes = append(c.Notes, "NodePorts do not answer at "+where+" in nodePortAddresses, since "+why)
+}
+
+func loopback(f tracker.Family) netip.Addr {
+	if f == tracker.IPv6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
