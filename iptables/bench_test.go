@@ -5,9 +5,11 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -284,4 +286,54 @@ func BenchmarkRender(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkCheck measures Check after another process changed a table, beside iptables-save of
+// both tables. The CPU time includes that of the programs.
+func BenchmarkCheck(b *testing.B) {
+	for _, flavour := range []Flavour{NFT, Legacy} {
+		for _, services := range []int{90, 10000} {
+			needFlavour(b, flavour)
+			r := newRig(b, flavour, func(c *Config) { c.Families = []tracker.Family{tracker.IPv4} })
+			for i := range services {
+				r.tracker.SetService(benchService(i))
+				r.tracker.SetSlice(slice(i, tracker.IPv4, 1+2*i, 2+2*i))
+			}
+			r.sync()
+			bench := func(what string, do func() error) {
+				b.Run(fmt.Sprintf("flavour=%s/services=%d/%s", flavour, services, what), func(b *testing.B) {
+					before := cpu()
+					for b.Loop() {
+						if err := do(); err != nil {
+							b.Fatal(err)
+						}
+					}
+					b.ReportMetric(float64((cpu()-before).Milliseconds())/float64(b.N), "cpu-ms/op")
+				})
+			}
+			bench("check", func() error {
+				r.backend.known = false
+				return r.backend.Check(b.Context())
+			})
+			bench("save", func() error {
+				for t := range tables {
+					if err := r.fam().tool.Save(b.Context(), t.String(), io.Discard); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// cpu returns the CPU time of the process and of its children that have ended.
+func cpu() time.Duration {
+	sum := time.Duration(0)
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		_ = unix.Getrusage(who, &u)
+		sum += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	return sum
 }

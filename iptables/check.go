@@ -16,15 +16,26 @@ import (
 )
 
 // Check returns a [*ruleset.DriftError] if the tables were flushed, restored to an earlier
-// state, or lost a jump to the backend's chains, or if the state of the tables is unknown.
-// It returns nil if everything is in place. [ErrLocked], [os.ErrClosed] and other errors
-// mean that the check failed. After a DriftError the next delta must be a full one, which
-// [Backend.Apply] requests.
+// state, lost a jump to the backend's chains or a rule of the chains below, or if the state
+// of the tables is unknown. It returns nil if everything is in place. [ErrLocked],
+// [os.ErrClosed] and other errors mean that the check failed. After a DriftError the next
+// delta must be a full one, which [Backend.Apply] requests.
 //
-// Check looks for the jumps and for the rule in KUBE-PROXY-CANARY, whose comment is a
-// fresh random value after every change. It calls iptables-restore once for each table,
-// which changes nothing. It does not detect other alterations; full deltas at long
-// intervals repair those.
+// Check looks for the jumps in the kernel's own chains, for the rule in KUBE-PROXY-CANARY,
+// whose comment is a fresh random value after every change, and for the rules of
+//
+//	KUBE-POSTROUTING, KUBE-MARK-MASQ, KUBE-MARK-NOT-PODS, KUBE-FORWARD, KUBE-PROXY-LOCALNET,
+//	KUBE-SERVICES, KUBE-EXTERNAL-SERVICES, KUBE-CLUSTER-IPS, KUBE-NODEPORTS,
+//	KUBE-REFUSED-NODEPORTS, KUBE-PROXY-FIREWALL
+//
+// It calls iptables-restore once for each table, which changes nothing. With iptables-nft
+// it also compares the number of rules in these chains, which detects added rules, and
+// makes one small request to the kernel for each chain.
+//
+// Check does not detect a reordered chain, alterations of the chains of Services and
+// endpoints and of the chains below those listed (KUBE-SVC-…, KUBE-SEP-…), a rule for a
+// Service that was replaced by another one, and, with iptables-legacy, rules that were
+// added. Full deltas at long intervals repair those.
 //
 // While nothing has changed since Check last found everything in place, it runs no program
 // and makes a few small requests to the kernel instead. With iptables-nft, nothing has
@@ -44,12 +55,21 @@ func (b *Backend) Check(ctx context.Context) error {
 		return nil
 	}
 	b.known = false
+	counted := true
 	for _, f := range b.families {
 		if err := f.check(ctx); err != nil {
 			return err
 		}
+		if f.tool.NFT() && ok {
+			switch err := f.countRules(ctx, b.genConn); {
+			case errors.Is(err, nfnl.ErrInterrupted):
+				counted = false // the next call counts again
+			case err != nil:
+				return err
+			}
+		}
 	}
-	b.checked, b.ran, b.known = gen, time.Now(), ok
+	b.checked, b.ran, b.known = gen, time.Now(), ok && counted
 	return nil
 }
 
@@ -64,12 +84,18 @@ func (f *family) check(ctx context.Context) error {
 		drift.What = "the state of the tables is unknown until a full sync"
 		return drift
 	}
-	hooks := f.model.hooks()
+	rules, jumps := f.model.hooks(), [tables]int{}
+	for _, h := range rules {
+		jumps[h.table]++
+	}
+	if !f.jumpsOnly {
+		rules = append(rules, f.compared()...)
+	}
 	for t := range tables {
 		in := &input{table: t}
 		in.add("*", t.String())
 		in.add("-C ", chainCanary, " ", f.canary[t])
-		for _, h := range hooks {
+		for _, h := range rules {
 			if h.table == t {
 				in.add("-C ", h.chain, " ", h.rule)
 			}
@@ -83,6 +109,7 @@ func (f *family) check(ctx context.Context) error {
 			drift.What = "a rule is missing in table " + t.String()
 			var e *CommandError
 			if errors.As(err, &e) && e.Text != "" {
+				f.missed = e.Line > jumps[t]+2 // behind the table's name, the canary and the jumps
 				drift.What += ": " + strings.TrimPrefix(e.Text, "-C ")
 			}
 			return drift

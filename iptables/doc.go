@@ -27,8 +27,9 @@
 //   - A Service that the kernel refuses does not hold up others. [Backend.Apply] finds it
 //     by bisection and returns the line that was refused.
 //   - [Backend.Check] detects flushed tables, tables that were restored to an earlier
-//     state, and missing jumps. The next full delta repairs these and everything else
-//     that differs. The backend touches only its own chains and jumps.
+//     state, and missing jumps and rules of the chains that every node has, such as
+//     KUBE-POSTROUTING and KUBE-SERVICES. The next full delta repairs these and everything
+//     else that differs. The backend touches only its own chains and jumps.
 //
 // # Differences from kube-proxy
 //

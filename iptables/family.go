@@ -26,6 +26,10 @@ type family struct {
 	model *model
 	// canary is the rule in each table's canary.
 	canary [tables]string
+	// missed is set if Check last reported that a compared rule is missing. jumpsOnly is set
+	// once iptables-restore has reported that of rules that were there: then Check does not
+	// compare rules.
+	missed, jumpsOnly bool
 	// countTraffic carries counters over when chains are written. kept holds the counters of
 	// pools without a chain.
 	countTraffic bool

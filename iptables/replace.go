@@ -110,6 +110,7 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 	if err := r.dropStale(ctx); err != nil {
 		return nil, nil, err
 	}
+	f.afterFull(r.touched[filter] || r.touched[nat])
 	return m, nil, r.adoptCanaries(ctx)
 }
 
