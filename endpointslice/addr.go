@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // ParseAddr parses an IP address in the forms that Kubernetes APIs accept. Parts of
@@ -16,10 +18,10 @@ func ParseAddr(s string) (netip.Addr, error) {
 		if a, ok := parseSloppy(s); ok {
 			return a, nil
 		}
-		return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
+		return netip.Addr{}, fmt.Errorf("%q is not an IP address", complaint.Value(s))
 	}
 	if a.Zone() != "" {
-		return netip.Addr{}, fmt.Errorf("%q: addresses with a zone are not supported", s)
+		return netip.Addr{}, fmt.Errorf("%q: addresses with a zone are not supported", complaint.Value(s))
 	}
 	return a.Unmap(), nil
 }

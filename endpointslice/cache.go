@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/byname"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // Config configures a [Cache] for endpoints of type E. [Plain] returns a complete
@@ -128,7 +129,7 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 	}
 	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	if name.Namespace == "" || name.Name == "" {
-		c.fail(s, fmt.Errorf("%w: missing name or namespace (name %q, namespace %q)", ErrInvalid, name.Name, name.Namespace))
+		c.fail(s, fmt.Errorf("%w: missing name or namespace (name %q, namespace %q)", ErrInvalid, complaint.Value(name.Name), complaint.Value(name.Namespace)))
 		return false
 	}
 	owner := types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discovery.LabelServiceName]}
@@ -136,7 +137,7 @@ func (c *Cache[E]) Set(s *discovery.EndpointSlice) (changed bool) {
 	case s.AddressType == discovery.AddressTypeFQDN:
 		return c.Delete(name)
 	case s.AddressType != discovery.AddressTypeIPv4 && s.AddressType != discovery.AddressTypeIPv6:
-		c.fail(s, fmt.Errorf("%w: unknown address type %q", ErrInvalid, s.AddressType))
+		c.fail(s, fmt.Errorf("%w: unknown address type %q", ErrInvalid, complaint.Value(s.AddressType)))
 		return c.Delete(name)
 	case owner.Name == "":
 		c.fail(s, fmt.Errorf("%w: no label %s", ErrInvalid, discovery.LabelServiceName))

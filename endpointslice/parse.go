@@ -10,6 +10,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // ErrInvalid is wrapped by the errors passed to [Config].Report that concern invalid
@@ -53,7 +55,7 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 			continue
 		}
 		if *p.Port < 0 || *p.Port > 65535 {
-			bad = append(bad, fmt.Errorf("%w: port %q: number %d is out of range", ErrInvalid, *p.Name, *p.Port))
+			bad = append(bad, fmt.Errorf("%w: port %q: number %d is out of range", ErrInvalid, complaint.Value(*p.Name), *p.Port))
 			continue
 		}
 		proto := v1.ProtocolTCP
@@ -66,7 +68,7 @@ func (c *Cache[E]) parsePorts(s *discovery.EndpointSlice) []parsedPort {
 			case v1.ProtocolSCTP:
 				proto = v1.ProtocolSCTP
 			default:
-				bad = append(bad, fmt.Errorf("%w: port %q: unknown protocol %q", ErrInvalid, *p.Name, *p.Protocol))
+				bad = append(bad, fmt.Errorf("%w: port %q: unknown protocol %q", ErrInvalid, complaint.Value(*p.Name), complaint.Value(*p.Protocol)))
 				continue
 			}
 		}

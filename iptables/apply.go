@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/iptables/internal/nfacct"
@@ -168,8 +169,7 @@ func (f *family) logHashFallback(changes []ruleset.Change) {
 			continue
 		}
 		if c.Old == nil || c.Old.Hash() != c.New.Hash() {
-			f.log.Warn("iptables: endpoints are chosen at random, not by a hash",
-				slog.String("service", c.Key.String()), slog.String("hash", c.New.Hash().String()))
+			backendconf.Complain(f.complaints, slog.LevelWarn, c.Key, "iptables: endpoints are chosen at random, not by a hash", nil)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/iptables/internal/nfacct"
 	"github.com/go-proxier/proxier/ruleset"
@@ -18,6 +19,8 @@ type family struct {
 	*settings
 	tool tool
 	log  *slog.Logger
+	// complaints receives what is wrong with Services.
+	complaints *complaint.Log
 	// accounts creates the objects that rules count into. can selects the counters that
 	// work on this system if the objects exist.
 	accounts *nfacct.Conn
@@ -62,9 +65,10 @@ func newFamily(ctx context.Context, c Config, f tracker.Family, ns *netns.Namesp
 			endpointComments: c.EndpointComments,
 			refuseHash:       c.Hash == HashRefused,
 		},
-		tool:     t,
-		log:      c.Log.With(slog.String("family", f.String())),
-		accounts: accounts, countTraffic: c.CountTraffic,
+		tool:       t,
+		log:        c.Log.With(slog.String("family", f.String())),
+		complaints: complaint.NewLog(c.Log),
+		accounts:   accounts, countTraffic: c.CountTraffic,
 		limit: firstLimit(t),
 	}
 	return out, out.probe(ctx)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -141,5 +142,5 @@ type undo struct {
 
 func (f *family) fail(failed map[tracker.Key]error, k tracker.Key, err error) {
 	failed[k] = err
-	f.log.Error("iptables: service refused, its previous rules stay", slog.String("service", k.String()), slog.Any("error", err))
+	backendconf.Complain(f.complaints, slog.LevelError, k, "iptables: service refused, its previous rules stay", err)
 }

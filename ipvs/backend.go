@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/internal/iptool"
 	"github.com/go-proxier/proxier/internal/netns"
@@ -26,6 +28,8 @@ import (
 // backend is the state of a [Backend] on Linux.
 type backend struct {
 	config Config
+	// complaints receives Services that cannot be programmed.
+	complaints *complaint.Log
 
 	mu     sync.Mutex
 	ns     *netns.Namespace
@@ -73,7 +77,7 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 
 // newBackend returns a Backend without sockets.
 func newBackend(c Config) *Backend {
-	return &Backend{backend{config: c, rules: map[tracker.Family]written{}}}
+	return &Backend{backend{config: c, complaints: complaint.NewLog(c.Log), rules: map[tracker.Family]written{}}}
 }
 
 // open opens the namespace and all sockets in it.
@@ -245,7 +249,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 			return nil
 		}
 		for k, err := range failed {
-			b.config.Log.Error("ipvs: service not programmed", slog.String("service", k.String()), slog.Any("error", err))
+			backendconf.Complain(b.complaints, slog.LevelError, k, "ipvs: service not programmed", err)
 		}
 		return &ruleset.PartialError{Failed: failed}
 	})

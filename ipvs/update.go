@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/inet"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -200,7 +202,7 @@ func (u *update) makePlans(full bool) {
 		m := u.s.allocate(u.b.config.Marks, it.key, it.state.mark)
 		if m == 0 {
 			// Internal traffic is then treated like external traffic.
-			u.b.config.Log.Warn("ipvs: no packet mark left, internal traffic is treated as external", "service", it.key.String())
+			backendconf.Complain(u.b.complaints, slog.LevelWarn, it.key, "ipvs: no packet mark left, internal traffic is treated as external", nil)
 			it.plan.internal = nil
 			continue
 		}

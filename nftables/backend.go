@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/internal/netns"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
@@ -24,7 +26,9 @@ import (
 // state is the state of a [Backend].
 type state struct {
 	config Config
-	ns     *netns.Namespace
+	// complaints receives Services that cannot be programmed.
+	complaints *complaint.Log
+	ns         *netns.Namespace
 	// close cancels open when the backend is closed.
 	open  context.Context
 	close context.CancelFunc
@@ -68,7 +72,7 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{state{config: c, name: c.Table, conn: conn, writer: newWriter(c.Table), gracePeriod: time.Second}}
+	b := &Backend{state{config: c, complaints: complaint.NewLog(c.Log), name: c.Table, conn: conn, writer: newWriter(c.Table), gracePeriod: time.Second}}
 	b.open, b.close = context.WithCancel(context.Background())
 	if err = b.probe(); err == nil {
 		b.ns, err = netns.Open(c.NetNS)
@@ -245,7 +249,7 @@ func (b *Backend) writeServices(ctx context.Context, changes []ruleset.Change) (
 				failed = map[tracker.Key]error{}
 			}
 			failed[c.Key] = refused
-			b.config.Log.Error("nftables: cannot program service, it stays as it was", slog.String("service", c.Key.String()), slog.Any("error", refused))
+			backendconf.Complain(b.complaints, slog.LevelError, c.Key, "nftables: cannot program service, it stays as it was", refused)
 		}
 	}
 	return failed, nil

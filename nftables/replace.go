@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -265,7 +266,7 @@ func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed 
 			return err
 		}
 		if refused != nil {
-			b.config.Log.Error("nftables: cannot program service, it is not served", slog.String("service", c.Key.String()), slog.Any("error", refused))
+			backendconf.Complain(b.complaints, slog.LevelError, c.Key, "nftables: cannot program service, it is not served", refused)
 		}
 	}
 	return nil

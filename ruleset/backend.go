@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -63,7 +64,7 @@ func (e *PartialError) Error() string {
 			b.WriteString("; ...")
 			break
 		}
-		fmt.Fprintf(&b, "; %s: %v", k, e.Failed[k])
+		fmt.Fprintf(&b, "; %s: %s", complaint.Name(k.String()), complaint.Text(fmt.Sprint(e.Failed[k])))
 	}
 	return b.String()
 }

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -36,8 +37,9 @@ type Config struct {
 	// same HashSeed. 0 is a seed like any other.
 	HashSeed uint64
 	// Log receives frontends that several Services ask for, and Services that exceed
-	// the [Limits] of a backend. Nil discards them. The Tracker also reports both as
-	// events to its [tracker.Config].Events.
+	// the [Limits] of a backend. Length, repetition and rate of the messages are bounded as
+	// for [tracker.Config].Log. Nil discards them. The Tracker also reports both as events
+	// to its [tracker.Config].Events.
 	Log *slog.Logger
 }
 
@@ -56,6 +58,8 @@ type Engine struct {
 	topology tracker.TopologyOptions
 	nodePort NodePortAddresses
 	log      *slog.Logger
+	// complaints receives what objects cause, at a bounded rate.
+	complaints *complaint.Log
 
 	mu     sync.Mutex
 	gen    uint64
@@ -127,6 +131,7 @@ func NewEngine(c Config) (*Engine, error) {
 		topology:   c.Topology,
 		nodePort:   c.NodePortAddresses,
 		log:        c.Log,
+		complaints: complaint.NewLog(c.Log),
 		slots:      make([]slot, 1),
 		names:      map[types.NamespacedName][]uint32{},
 		gone:       map[tracker.Key]uint32{},
@@ -481,15 +486,16 @@ func (e *Engine) strip(now *Service, s *slot) {
 		})
 		if !s.live || had || !sameFrontends(s.svc.Port, now.Port) {
 			winner := e.slots[owner].port.Key
-			e.log.Warn("cannot use a frontend that another service owns",
-				"kind", f.Kind, "address", f.Addr, "port", f.Port, "protocol", now.Key.Protocol,
-				"service", now.Key, "winner", winner)
 			text := fmt.Sprintf("%s %s port %d (%s)", f.Kind, f.Addr, f.Port, now.Key.Protocol)
 			if f.Kind == NodePort {
 				text = fmt.Sprintf("%s %d (%s)", f.Kind, f.Port, now.Key.Protocol)
 			}
-			e.tracker.Event(now.Key.NamespacedName, true, tracker.ReasonFrontendConflict,
-				fmt.Sprintf("port %q (%s): %s belongs to %s", now.Key.Port, now.Key.Family, text, winner))
+			owned := objectOf(winner).String()
+			if e.complaints.Write(slog.LevelWarn, objectOf(now.Key), "cannot use a frontend that another service owns",
+				"frontend", text, "winner", owned) {
+				e.tracker.Event(now.Key.NamespacedName, true, tracker.ReasonFrontendConflict,
+					fmt.Sprintf("port %q (%s): %s belongs to %s", complaint.Value(now.Key.Port), now.Key.Family, text, owned))
+			}
 		}
 		return true
 	})
@@ -508,4 +514,10 @@ func (e *Engine) desired(id uint32) *Service {
 		return s.svc
 	}
 	return nil
+}
+
+// objectOf returns the object of a message about a Service port.
+func objectOf(k tracker.Key) complaint.Object {
+	return complaint.Object{Kind: "service", Namespace: k.Namespace, Name: k.Name, Part: k.Port,
+		Suffix: "/" + string(k.Protocol) + "/" + k.Family.String()}
 }

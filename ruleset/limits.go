@@ -2,9 +2,11 @@ package ruleset
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -124,9 +126,10 @@ func (c *Cursor) limited(s *Service, before excess) excess {
 	x := l.exceeded(s)
 	if news := x &^ before; news != 0 {
 		what := l.describe(s, news)
-		c.engine.log.Warn("service exceeds a limit of the data plane", "backend", c.name, "service", s.Key, "limit", what)
-		c.engine.tracker.Event(s.Key.NamespacedName, true, tracker.ReasonLimitExceeded,
-			fmt.Sprintf("port %q (%s): backend %s: %s", s.Key.Port, s.Key.Family, c.name, what))
+		if c.engine.complaints.Write(slog.LevelWarn, objectOf(s.Key), "service exceeds a limit of the data plane", "backend", c.name, "limit", what) {
+			c.engine.tracker.Event(s.Key.NamespacedName, true, tracker.ReasonLimitExceeded,
+				fmt.Sprintf("port %q (%s): backend %s: %s", complaint.Value(s.Key.Port), s.Key.Family, c.name, what))
+		}
 	}
 	return x
 }

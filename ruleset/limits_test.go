@@ -128,13 +128,18 @@ func TestExceededLimitIsReportedOnce(t *testing.T) {
 	tr.SetSlice(slice("a", addresses(3)...))
 	step("no weights")
 	tr.SetService(service("a", "172.30.0.1", sticky(60), func(s *v1.Service) { s.Annotations = map[string]string{"hash": "yes"} }))
-	step("hash", "3 endpoints with weights or a hash are more than 2")
+	tr.SetSlice(slice("a", addresses(4)...))
+	step("hash", "4 endpoints with client affinity are more than 3; 4 endpoints with weights or a hash are more than 2")
 	c.Resync()
 	step("in a full delta")
 	tr.DeleteService(name("a"))
 	step("deleted")
 	tr.SetService(service("a", "172.30.0.1", sticky(7200)))
-	step("back", "affinity timeout 2h0m0s is longer than 1h0m0s")
+	step("back", "affinity timeout 2h0m0s is longer than 1h0m0s; 4 endpoints with client affinity are more than 3")
+	tr.DeleteService(name("a"))
+	step("deleted again")
+	tr.SetService(service("a", "172.30.0.1", sticky(7200)))
+	step("back again: the same message is not repeated")
 }
 
 // TestConflictEvents checks that the Service that loses a frontend gets an event.

@@ -10,10 +10,18 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // DefaultRetry is the value of [Config].Retry if it is 0.
 const DefaultRetry = time.Second
+
+// failureBurst failed runs are logged one after the other, and then one in each failureEvery.
+const (
+	failureBurst = 20
+	failureEvery = 10 * time.Second
+)
 
 // Config configures a [Runner].
 type Config struct {
@@ -35,7 +43,8 @@ type Config struct {
 	// panic in it counts as a panic of the run. With ruleset's Cursor.Resync, each
 	// periodic run compares everything.
 	Resync func()
-	// Log receives one line for each failed run. Nil discards them.
+	// Log receives one line for each failed run, of at most 20 runs and then one every 10
+	// seconds. A line has the number of runs before it that have none. Nil discards them.
 	Log *slog.Logger
 	// Trace observes each run. It may be nil.
 	Trace *Trace
@@ -94,6 +103,8 @@ type Runner struct {
 	running atomic.Bool
 	// The goroutine in Run owns the fields below.
 
+	// failures bounds the rate of log lines about failed runs.
+	failures complaint.Bucket
 	// notBefore is the end of the pause after the last run.
 	notBefore time.Time
 	// retryAt is the time to retry a failed run, zero after a success.
@@ -135,7 +146,10 @@ func New(cfg Config, fn func(context.Context) error) (*Runner, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = systemClock{}
 	}
-	return &Runner{cfg: cfg, fn: fn, wake: make(chan struct{}, 1)}, nil
+	return &Runner{
+		cfg: cfg, fn: fn, wake: make(chan struct{}, 1),
+		failures: complaint.Bucket{Burst: failureBurst, Every: failureEvery},
+	}, nil
 }
 
 // Trigger requests a run that starts after this call. It does not wait for the run,
@@ -270,7 +284,7 @@ func (r *Runner) runOnce(ctx context.Context, why Reason) (err error) {
 
 func (r *Runner) report(ctx context.Context, info Info) {
 	attrs := []slog.Attr{
-		slog.Any("error", info.Err),
+		slog.String("error", complaint.Long(info.Err.Error())),
 		slog.String("reason", info.Reason.String()),
 		slog.Duration("took", info.Duration),
 	}
@@ -283,6 +297,13 @@ func (r *Runner) report(ctx context.Context, info Info) {
 	if ctx.Err() != nil {
 		return // the failure is the effect of stopping
 	}
+	suppressed, ok := r.failures.Take(r.cfg.Clock.Now())
+	if !ok {
+		return
+	}
 	attrs = append(attrs, slog.Duration("retry", r.cfg.Retry))
+	if suppressed != 0 {
+		attrs = append(attrs, slog.Int("suppressed", suppressed))
+	}
 	r.cfg.Log.LogAttrs(ctx, slog.LevelWarn, "sync failed", attrs...)
 }

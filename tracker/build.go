@@ -1,6 +1,7 @@
 package tracker
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/endpointslice"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // defaultAffinity is the default of sessionAffinityConfig.clientIP.timeoutSeconds.
@@ -23,6 +25,8 @@ type builder struct {
 	noExternalIPs bool
 	hook          func(*v1.Service, *v1.ServicePort, *ServicePort) error
 	reporter      reporter
+	// skipped holds what the current call reports, by reason.
+	skipped []skipped
 
 	// Scratch space, empty between calls.
 	usable []usablePort
@@ -35,6 +39,7 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	if s.Spec.Type == v1.ServiceTypeExternalName || s.Spec.ClusterIP == "" || s.Spec.ClusterIP == v1.ClusterIPNone {
 		return nil
 	}
+	defer b.report(s)
 	ports := b.ports(s)
 	defer func() { b.usable = emptied(ports) }()
 	ips := b.clusterIPs(s, make([]netip.Addr, 0, 2))
@@ -74,7 +79,7 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 			// restriction.
 			common.SourceRanges = []netip.Prefix{noSource(f)}
 			if len(common.LoadBalancerIPs) > 0 {
-				b.reporter.service(s, ReasonClosed, fmt.Errorf("no usable %s range in loadBalancerSourceRanges: the load-balancer addresses are closed to everyone", f))
+				b.skip(ReasonClosed, fmt.Errorf("no usable %s range in loadBalancerSourceRanges: the load-balancer addresses are closed to everyone", f))
 			}
 		}
 		for _, from := range ports {
@@ -89,12 +94,12 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 			if b.hook != nil {
 				key := p.Key
 				if err := b.hook(s, from.source, p); err != nil {
-					at := fmt.Errorf("port %q (%s): %w", from.source.Name, f, err)
+					at := fmt.Errorf("port %q (%s): %w", complaint.Value(from.source.Name), f, err)
 					if !isWarning(err) {
-						b.reporter.service(s, ReasonHookFailed, at)
+						b.skip(ReasonHookFailed, at)
 						continue
 					}
-					b.reporter.service(s, ReasonHookWarning, at)
+					b.skip(ReasonHookWarning, at)
 				}
 				p.Key = key
 			}
@@ -138,22 +143,22 @@ func (b *builder) ports(s *v1.Service) []usablePort {
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
 		if p.Port <= 0 || p.Port > 65535 {
-			b.invalid(s, "port %q: number %d is out of range", p.Name, p.Port)
+			b.invalid("port %q: number %d is out of range", complaint.Value(p.Name), p.Port)
 			continue
 		}
 		u := usablePort{source: p, protocol: protocol(p.Protocol), port: uint16(p.Port)}
 		if u.protocol == "" {
-			b.invalid(s, "port %q: unknown protocol %q", p.Name, p.Protocol)
+			b.invalid("port %q: unknown protocol %q", complaint.Value(p.Name), complaint.Value(p.Protocol))
 			continue
 		}
 		if j := slices.IndexFunc(out, func(o usablePort) bool {
 			return o.protocol == u.protocol && (o.port == u.port || o.source.Name == p.Name)
 		}); j >= 0 {
-			b.invalid(s, "port %q (%s %d) repeats the name or number of port %q", p.Name, u.protocol, p.Port, out[j].source.Name)
+			b.invalid("port %q (%s %d) repeats the name or number of port %q", complaint.Value(p.Name), u.protocol, p.Port, complaint.Value(out[j].source.Name))
 			continue
 		}
 		if p.NodePort < 0 || p.NodePort > 65535 {
-			b.invalid(s, "port %q: node port %d is out of range", p.Name, p.NodePort)
+			b.invalid("port %q: node port %d is out of range", complaint.Value(p.Name), p.NodePort)
 		} else {
 			u.nodePort = uint16(p.NodePort)
 		}
@@ -186,18 +191,18 @@ func (b *builder) clusterIPs(s *v1.Service, out []netip.Addr) []netip.Addr {
 		texts = []string{s.Spec.ClusterIP}
 	}
 	if len(s.Spec.IPFamilies) > len(texts) {
-		b.invalid(s, "%d ipFamilies but %d cluster IPs", len(s.Spec.IPFamilies), len(texts))
+		b.invalid("%d ipFamilies but %d cluster IPs", len(s.Spec.IPFamilies), len(texts))
 	}
 	for i, text := range texts {
 		ip, err := parseAddr(text)
 		f := FamilyOf(ip)
 		switch {
 		case err != nil:
-			b.invalid(s, "cluster IP: %w", err)
+			b.invalid("cluster IP: %w", err)
 		case len(s.Spec.IPFamilies) > 0 && (i >= len(s.Spec.IPFamilies) || string(s.Spec.IPFamilies[i]) != f.String()):
-			b.invalid(s, "cluster IP %[2]s: its entry in ipFamilies is not %[1]s", f, ip)
+			b.invalid("cluster IP %[2]s: its entry in ipFamilies is not %[1]s", f, ip)
 		case slices.ContainsFunc(out, func(o netip.Addr) bool { return FamilyOf(o) == f }):
-			b.invalid(s, "cluster IP %s: there is another %s cluster IP before it", ip, f)
+			b.invalid("cluster IP %s: there is another %s cluster IP before it", ip, f)
 		case slices.Contains(b.families, f):
 			out = append(out, ip)
 		}
@@ -236,7 +241,7 @@ func (b *builder) addrs(s *v1.Service, what string, texts []string) []netip.Addr
 	for _, text := range texts {
 		a, err := parseAddr(text)
 		if err != nil {
-			b.invalid(s, "%s: %w", what, err)
+			b.invalid("%s: %w", what, err)
 		} else if !slices.Contains(out, a) {
 			out = append(out, a)
 		}
@@ -250,7 +255,7 @@ func (b *builder) ranges(s *v1.Service) (out []netip.Prefix, bad bool) {
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
 		p, err := parsePrefix(strings.TrimSpace(text))
 		if err != nil {
-			b.invalid(s, "loadBalancerSourceRanges: %w", err)
+			b.invalid("loadBalancerSourceRanges: %w", err)
 			bad = true
 		} else if !slices.Contains(out, p) {
 			out = append(out, p)
@@ -264,11 +269,11 @@ func (b *builder) ranges(s *v1.Service) (out []netip.Prefix, bad bool) {
 func parsePrefix(s string) (netip.Prefix, error) {
 	ip, length, ok := strings.Cut(s, "/")
 	if !ok {
-		return netip.Prefix{}, fmt.Errorf("%q is not a range of addresses", s)
+		return netip.Prefix{}, fmt.Errorf("%q is not a range of addresses", complaint.Value(s))
 	}
 	a, err := endpointslice.ParseAddr(ip)
 	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%q is not a range of addresses", s)
+		return netip.Prefix{}, fmt.Errorf("%q is not a range of addresses", complaint.Value(s))
 	}
 	// ParseUint accepts leading zeros and rejects signs.
 	n, err := strconv.ParseUint(length, 10, 8)
@@ -277,7 +282,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 		n -= 96
 	}
 	if err != nil || n > uint64(a.BitLen()) {
-		return netip.Prefix{}, fmt.Errorf("%q is not a range of addresses", s)
+		return netip.Prefix{}, fmt.Errorf("%q is not a range of addresses", complaint.Value(s))
 	}
 	return netip.PrefixFrom(a, int(n)).Masked(), nil
 }
@@ -312,7 +317,7 @@ func (b *builder) affinity(s *v1.Service) time.Duration {
 		return defaultAffinity
 	}
 	if *c.ClientIP.TimeoutSeconds <= 0 {
-		b.invalid(s, "session affinity timeout of %d seconds is not positive", *c.ClientIP.TimeoutSeconds)
+		b.invalid("session affinity timeout of %d seconds is not positive", *c.ClientIP.TimeoutSeconds)
 		return defaultAffinity
 	}
 	return time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
@@ -346,12 +351,53 @@ func (b *builder) healthCheckNodePort(s *v1.Service) uint16 {
 	}
 	n := s.Spec.HealthCheckNodePort
 	if n <= 0 || n > 65535 {
-		b.invalid(s, "health-check node port %d is out of range", n)
+		b.invalid("health-check node port %d is out of range", n)
 		return 0
 	}
 	return uint16(n)
 }
 
-func (b *builder) invalid(s *v1.Service, format string, args ...any) {
-	b.reporter.service(s, ReasonInvalid, fmt.Errorf(format, args...))
+func (b *builder) invalid(format string, args ...any) {
+	b.skip(ReasonInvalid, fmt.Errorf(format, args...))
+}
+
+// skipped holds the first errors for a reason and the number of further errors.
+type skipped struct {
+	reason string
+	first  []error
+	more   int
+}
+
+// maxSkipped is the number of errors in one report. A Service may have thousands of invalid
+// ports.
+const maxSkipped = 4
+
+// skip records an error for report.
+func (b *builder) skip(reason string, err error) {
+	i := slices.IndexFunc(b.skipped, func(k skipped) bool { return k.reason == reason })
+	if i < 0 {
+		i = len(b.skipped)
+		b.skipped = append(b.skipped, skipped{reason: reason})
+	}
+	if k := &b.skipped[i]; len(k.first) < maxSkipped {
+		k.first = append(k.first, err)
+	} else {
+		k.more++
+	}
+}
+
+// report reports what was skipped, once for each reason.
+func (b *builder) report(s *v1.Service) {
+	for _, k := range b.skipped {
+		texts := make([]string, len(k.first))
+		for i, err := range k.first {
+			texts[i] = err.Error()
+		}
+		text := strings.Join(texts, "; ")
+		if k.more > 0 {
+			text += fmt.Sprintf(" (and %d more)", k.more)
+		}
+		b.reporter.service(s, k.reason, errors.New(text))
+	}
+	b.skipped = emptied(b.skipped)
 }

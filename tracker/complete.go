@@ -3,6 +3,8 @@ package tracker
 import (
 	"fmt"
 	"slices"
+
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // completed holds the results of [Config.OnServiceEndpoint] for one port.
@@ -77,7 +79,7 @@ func (t *Tracker) completePort(p *ServicePort, in []*Endpoint, was completed, wa
 			if isWarning(err) {
 				report = warned
 			}
-			*report = append(*report, fmt.Errorf("port %q (%s): endpoint %s: %w", p.Key.Port, p.Key.Family, from.Addr, err))
+			*report = append(*report, fmt.Errorf("port %q (%s): endpoint %s: %w", complaint.Value(p.Key.Port), p.Key.Family, from.Addr, err))
 			if report == failed {
 				continue
 			}

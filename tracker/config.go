@@ -66,8 +66,12 @@ type Config struct {
 	// for. Nil means all of them. A caller without Node objects, for example, leaves
 	// out [Nodes]. Only [Tracker] uses it.
 	Sources []Source
-	// Log receives a warning for each part of an object that is skipped. Nil discards
-	// the warnings.
+	// Log receives a warning for each reason for which parts of an object are skipped. A
+	// value from an object is cut at 100 bytes. A warning is not repeated while it stays
+	// the same, even if the object changes. Of different warnings, the tracker writes 20
+	// about the objects of one namespace and then one every 10 seconds, and 200 in all and
+	// then 2 a second. The next warning has the number of suppressed ones. The same bounds
+	// hold again for warnings about EndpointSlices. Nil discards the warnings.
 	Log *slog.Logger
 	// Events receives the same as events. Nil discards them.
 	Events EventSink

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-proxier/proxier/endpointslice"
 	"github.com/go-proxier/proxier/internal/byname"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // EndpointsMap maps each Service port to its endpoints.
@@ -80,7 +81,7 @@ func newEndpoints(c Config) *EndpointsChangeTracker {
 	t := &EndpointsChangeTracker{
 		selector: c.Selector,
 		families: c.Families,
-		reporter: reporter{c.Log, c.Events},
+		reporter: reporter{complaint.NewLog(c.Log), c.Events},
 		triggers: map[types.NamespacedName][]time.Time{},
 		start:    c.Now(),
 	}
@@ -189,7 +190,7 @@ func (t *EndpointsChangeTracker) trigger(s *discovery.EndpointSlice) (time.Time,
 	}
 	at, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
-		t.reporter.slice(s, ReasonInvalid, fmt.Errorf("annotation %s: %w", v1.EndpointsLastChangeTriggerTime, err))
+		t.reporter.slice(s, ReasonInvalid, fmt.Errorf("annotation %s: %q is not a time", v1.EndpointsLastChangeTriggerTime, complaint.Value(text)))
 		return time.Time{}, false
 	}
 	return at, at.After(t.start)

@@ -9,6 +9,8 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // EventSink receives messages that an operator should see at an object, as a
@@ -79,9 +81,11 @@ func (t *Tracker) Event(service types.NamespacedName, warning bool, reason, mess
 	}
 }
 
-// reporter logs skipped parts of objects and sends events for them.
+// reporter logs skipped parts of objects and sends events for them. Each message about an
+// object is written once while its text stays the same, and the rate is bounded; see package
+// complaint.
 type reporter struct {
-	log    *slog.Logger
+	log    *complaint.Log
 	events EventSink
 }
 
@@ -113,9 +117,9 @@ func (r reporter) report(part, object, key string, ref v1.ObjectReference, reaso
 	if reason == ReasonHookWarning {
 		text = "Hook warned about " + object
 	}
-	r.log.Warn(text, key, ref.Namespace+"/"+ref.Name, "reason", reason, "err", err)
-	if r.events != nil && ref.Name != "" {
-		r.events.Event(ref, true, reason, err.Error())
+	about := complaint.Object{Kind: key, Namespace: ref.Namespace, Name: ref.Name, UID: string(ref.UID)}
+	if r.log.Write(slog.LevelWarn, about, text, "reason", reason, "err", err) && r.events != nil && ref.Name != "" {
+		r.events.Event(ref, true, reason, complaint.Text(err.Error()))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/byname"
+	"github.com/go-proxier/proxier/internal/complaint"
 )
 
 // ServicePortMap maps keys to Service ports.
@@ -79,7 +80,7 @@ func NewServiceChangeTracker(c Config) (*ServiceChangeTracker, error) {
 func newServices(c Config) *ServiceChangeTracker {
 	return &ServiceChangeTracker{
 		selector: c.Selector,
-		builder:  builder{families: c.Families, noExternalIPs: c.IgnoreExternalIPs, hook: c.OnService, reporter: reporter{c.Log, c.Events}},
+		builder:  builder{families: c.Families, noExternalIPs: c.IgnoreExternalIPs, hook: c.OnService, reporter: reporter{complaint.NewLog(c.Log), c.Events}},
 		services: byname.New[*trackedService](),
 		health:   map[types.NamespacedName]uint16{},
 	}
@@ -110,7 +111,7 @@ func (t *ServiceChangeTracker) Set(s *v1.Service) (changed bool) {
 		return false
 	}
 	if s.Namespace == "" || s.Name == "" {
-		t.builder.reporter.service(s, ReasonInvalid, fmt.Errorf("missing name or namespace (name %q, namespace %q)", s.Name, s.Namespace))
+		t.builder.reporter.service(s, ReasonInvalid, fmt.Errorf("missing name or namespace (name %q, namespace %q)", complaint.Value(s.Name), complaint.Value(s.Namespace)))
 		return false
 	}
 	var ports []*ServicePort

@@ -35,7 +35,7 @@ func TestExplainPredictsHashedEndpoints(t *testing.T) {
 	dir := t.TempDir()
 	explains := func(from string) (all, to string) {
 		t.Helper()
-		e := start(t, s.node, "explain", "--manifests", dir, "--hostname-override", "n1", "--from", from, clusterVIP)
+		e := start(t, s.node, "explain", "--manifests", dir, "--hostname-override", "n1", "--allow-annotations", "balance,weights", "--from", from, clusterVIP)
 		code, out := e.exit(t)
 		all = strings.Join(out, "\n")
 		if code != 0 {
@@ -50,7 +50,7 @@ func TestExplainPredictsHashedEndpoints(t *testing.T) {
 	for _, how := range []string{"source", "source-port"} {
 		put(t, dir, "web.yaml", annotated(webService, "go-proxier.github.io/balance: "+how)+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: 10.1.0.2=2"))
 		if p == nil {
-			p = start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s")
+			p = start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--min-sync-period", "0s", "--allow-annotations", "balance,weights")
 		}
 		p.synced(t, "services=1 endpoints=3 changed=1")
 		met := map[string]bool{}
@@ -98,7 +98,7 @@ func TestExplainDescribesTheHashOfEachMode(t *testing.T) {
 	} {
 		var out, diag strings.Builder
 		p := &program{modes: allModes(), out: &out, diag: &diag}
-		code := p.dispatch(t.Context(), []string{"explain", "--manifests", dir, "--hostname-override", "n1", "--kernel=false", "--proxy-mode", mode, "--from", "192.0.2.9", clusterVIP})
+		code := p.dispatch(t.Context(), []string{"explain", "--manifests", dir, "--hostname-override", "n1", "--kernel=false", "--allow-annotations", "balance,weights", "--proxy-mode", mode, "--from", "192.0.2.9", clusterVIP})
 		text := out.String()
 		if code != 0 || !strings.Contains(text, want) || strings.Contains(text, "10.1.0.4") ||
 			!strings.Contains(text, "endpoint: 10.1.0.2:8080 on node \"\", source kept, weight 2 (66.7 %)\n") {

@@ -64,7 +64,9 @@
 //
 // # Annotations
 //
-// Annotations configure what the API has no fields for:
+// Annotations configure what the API has no fields for. They are in force only if
+// --allow-annotations names them, because anyone who may write a Service or an
+// EndpointSlice can use them:
 //
 //	go-proxier.github.io/balance        on a Service: "source" or "source-port" chooses
 //	                                    endpoints by a hash of the client's address, or
@@ -78,8 +80,8 @@
 //	go-proxier.github.io/weights        on an EndpointSlice: the weights of some of its
 //	                                    endpoints, "10.244.1.7=3,10.244.2.4=0"
 //
-// Mode iptables supports weights only. Annotations that cannot be parsed are logged and
-// ignored.
+// Mode iptables supports weights only. An annotation that is not allowed or cannot be parsed
+// is ignored, and a log line and an Event name it.
 //
 // # NodePorts at loopback addresses
 //

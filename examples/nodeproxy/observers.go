@@ -13,6 +13,7 @@ import (
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/metrics"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner/health"
 	"github.com/go-proxier/proxier/tracker"
@@ -52,6 +53,8 @@ type observers struct {
 	began   time.Time
 	applied time.Time
 	changed int
+	// lines bounds the rate of lines about changes from an API server.
+	lines complaint.Bucket
 	// synced is the outcome of the last sync.
 	synced ruleset.SyncInfo
 }
@@ -62,6 +65,7 @@ func newObservers(cfg *config.Config, families []tracker.Family, out io.Writer, 
 		nodeName:  cfg.NodeName,
 		out:       out,
 		manifests: cfg.Manifests != "",
+		lines:     complaint.Bucket{Burst: 60, Every: time.Second},
 	}
 	cfg.Gates.AddMetrics()
 	var err error
@@ -139,6 +143,16 @@ func (o *observers) report(listed bool, failed int, asked time.Time) {
 		o.synced.Services, o.synced.Endpoints, o.changed, o.applied.Sub(o.began), max(0, o.began.Sub(o.handedInAt)))
 	if failed != 0 {
 		line += fmt.Sprintf(" failed=%d", failed)
+	}
+	// With manifests, a test or a person waits for each line.
+	if !o.manifests {
+		omitted, ok := o.lines.Take(time.Now())
+		if !ok {
+			return
+		}
+		if omitted != 0 {
+			line += fmt.Sprintf(" omitted=%d", omitted)
+		}
 	}
 	fmt.Fprintln(o.out, line)
 }

@@ -104,7 +104,7 @@ func TestTopCountsEndpointsOnce(t *testing.T) {
 	s := newSite(t)
 	dir := t.TempDir()
 	put(t, dir, "web.yaml", webService+"---\n"+annotated(webSlice(podIPs...), "go-proxier.github.io/weights: 10.1.0.2=3"))
-	start(t, s.node, "run", "--manifests", dir).synced(t, "services=1 endpoints=3 changed=1")
+	start(t, s.node, "run", "--manifests", dir, "--allow-annotations", "weights").synced(t, "services=1 endpoints=3 changed=1")
 	if rows := topRows(t, s.node); rows["default/web IPv4"]["ready"] != 3.0 {
 		t.Errorf("%v", rows)
 	}

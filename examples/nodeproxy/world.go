@@ -63,7 +63,10 @@ func newWorld(cfg *config.Config, families []tracker.Family, node *v1.Node, hook
 	if err != nil {
 		return nil, err
 	}
-	how := &annotations.Reader{Log: log}
+	how, err := annotations.NewReader(cfg.Annotations)
+	if err != nil {
+		return nil, err
+	}
 	w.tracker, err = tracker.New(tracker.Config{
 		Node: w.nodeInfo(), Families: families, Log: log, Events: hooks.events,
 		OnService: how.OnService, OnEndpoint: how.OnEndpoint,

@@ -15,6 +15,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/go-proxier/proxier/internal/backendconf"
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/ruleset/slots"
 	"github.com/go-proxier/proxier/tracker"
@@ -23,6 +25,8 @@ import (
 // state is the state of a [Backend].
 type state struct {
 	config Config
+	// complaints receives Services that cannot be programmed.
+	complaints *complaint.Log
 
 	mu     sync.Mutex
 	closed bool
@@ -85,7 +89,7 @@ func New(ctx context.Context, c Config) (_ *Backend, err error) {
 			return nil, err
 		}
 	}
-	b := &Backend{state{config: c}}
+	b := &Backend{state{config: c, complaints: complaint.NewLog(c.Log)}}
 	defer func() {
 		if err != nil {
 			b.Close()
@@ -251,7 +255,7 @@ func (b *Backend) retry(changes []*ruleset.Change, failed map[tracker.Key]error)
 			continue
 		}
 		failed[c.Key] = err
-		b.config.Log.Error("socketlb: cannot write a service; the backend behind serves it", slog.String("service", c.Key.String()), slog.Any("error", err))
+		backendconf.Complain(b.complaints, slog.LevelError, c.Key, "socketlb: cannot write a service; the backend behind serves it", err)
 		if err := errors.Join(b.deleteFrontends(c, true), b.deletePools(c)); err != nil {
 			return err
 		}

@@ -83,7 +83,11 @@ func newAgent(o options, out, diag io.Writer) (_ *agent, err error) {
 		pods.CIDRs = append(pods.CIDRs, p)
 	}
 
-	choice := &annotations.Reader{Log: a.log}
+	// The objects are the operator's own, so every annotation is allowed.
+	choice, err := annotations.NewReader(annotations.Known())
+	if err != nil {
+		return nil, err
+	}
 	hook := func(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
 		return errors.Join(readAnnotation(s, p), choice.OnService(s, port, p))
 	}

@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -36,8 +37,8 @@ type NodePortsConfig struct {
 	// of the interfaces.
 	LocalAddrs func() ([]netip.Addr, error)
 	// Failed, if not nil, is called when a port cannot be opened, and again only if
-	// the port fails with another error or after it was open. It must return quickly
-	// and must not call the NodePorts.
+	// the port fails with another error. Like the log lines about it, the calls have a
+	// bounded rate. Failed must return quickly and must not call the NodePorts.
 	Failed func(service types.NamespacedName, port uint16, err error)
 	// Log receives opened, closed and failed ports. Nil discards them.
 	Log *slog.Logger
@@ -49,8 +50,9 @@ type NodePortsConfig struct {
 // Apply that removes it, or until Close. The only goroutines serve open ports. The
 // methods are safe for concurrent use.
 type NodePorts struct {
-	cfg NodePortsConfig
-	log *slog.Logger
+	cfg        NodePortsConfig
+	log        *slog.Logger
+	complaints *complaint.Log
 
 	mu     sync.Mutex
 	closed bool
@@ -86,7 +88,7 @@ func NewNodePorts(c NodePortsConfig) *NodePorts {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return &NodePorts{
-		cfg: c, log: c.Log,
+		cfg: c, log: c.Log, complaints: complaint.NewLog(c.Log),
 		open:   map[types.NamespacedName]*openPort{},
 		failed: map[types.NamespacedName]string{},
 	}
@@ -259,8 +261,8 @@ func (n *NodePorts) listen(ctx context.Context, name types.NamespacedName, port 
 	}
 	if n.failed[name] != err.Error() {
 		n.failed[name] = err.Error()
-		n.log.Warn("cannot open a health-check node port", "service", name, "port", port, "error", err)
-		if n.cfg.Failed != nil {
+		about := complaint.Object{Kind: "service", Namespace: name.Namespace, Name: name.Name}
+		if n.complaints.Write(slog.LevelWarn, about, "cannot open a health-check node port", "port", port, "error", err) && n.cfg.Failed != nil {
 			n.cfg.Failed(name, port, err)
 		}
 	}

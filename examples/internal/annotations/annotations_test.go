@@ -1,8 +1,7 @@
 package annotations
 
 import (
-	"bytes"
-	"log/slog"
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -29,21 +28,18 @@ func TestServiceAnnotationsSetTheHash(t *testing.T) {
 		{"source", "-1", tracker.HashSource, 0, 1},
 		{"source", "many", tracker.HashSource, 0, 1},
 	} {
-		var log bytes.Buffer
 		s := &v1.Service{}
 		s.Annotations = map[string]string{Balance: c.balance}
 		if c.slots != "" {
 			s.Annotations[Slots] = c.slots
 		}
 		p := &tracker.ServicePort{}
-		if err := (&Reader{Log: slog.New(slog.NewTextHandler(&log, nil))}).OnService(s, nil, p); err != nil {
-			t.Fatal(err)
-		}
+		warned := count(t, allowing(t, Known()...).OnService(s, nil, p))
 		if p.Hash != c.hash || p.HashBuckets != c.want {
 			t.Errorf("%q, %q: %v, %d slots", c.balance, c.slots, p.Hash, p.HashBuckets)
 		}
-		if n := strings.Count(log.String(), "annotation is ignored"); n != c.warnings {
-			t.Errorf("%q, %q: %d warnings:\n%s", c.balance, c.slots, n, log.String())
+		if warned != c.warnings {
+			t.Errorf("%q, %q: %d warnings", c.balance, c.slots, warned)
 		}
 	}
 }
@@ -61,8 +57,7 @@ func TestSliceAnnotationsSetWeights(t *testing.T) {
 		{"x", "10.244.1.7=3", [2]uint16{3, 1}, 1},
 		{"-1", "10.244.1.7=3,nonsense,fd00::1=70000", [2]uint16{3, 1}, 2},
 	} {
-		var log bytes.Buffer
-		r := &Reader{Log: slog.New(slog.NewTextHandler(&log, nil))}
+		r, warned := allowing(t, Known()...), 0
 		s := &discovery.EndpointSlice{}
 		s.Annotations = map[string]string{Weights: c.weights}
 		if c.weight != "" {
@@ -71,15 +66,13 @@ func TestSliceAnnotationsSetWeights(t *testing.T) {
 		s.Endpoints = make([]discovery.Endpoint, 2)
 		for i, a := range []string{"10.244.1.7", "fd00::1"} {
 			e := &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 80), Weight: 1}
-			if err := r.OnEndpoint(s, &s.Endpoints[i], e); err != nil {
-				t.Fatal(err)
-			}
+			warned += count(t, r.OnEndpoint(s, &s.Endpoints[i], e))
 			if e.Weight != c.want[i] {
 				t.Errorf("%q, %q: %s has weight %d, want %d", c.weight, c.weights, a, e.Weight, c.want[i])
 			}
 		}
-		if n := strings.Count(log.String(), "annotation is ignored"); n != c.warnings {
-			t.Errorf("%q, %q: %d warnings:\n%s", c.weight, c.weights, n, log.String())
+		if warned != c.warnings {
+			t.Errorf("%q, %q: %d warnings", c.weight, c.weights, warned)
 		}
 	}
 }
@@ -87,7 +80,7 @@ func TestSliceAnnotationsSetWeights(t *testing.T) {
 // TestChangedWeightsAreRead reads several slices with one reader, starting at any endpoint,
 // and the same object with changed annotations.
 func TestChangedWeightsAreRead(t *testing.T) {
-	r := &Reader{Log: slog.New(slog.DiscardHandler)}
+	r := allowing(t, Known()...)
 	s := &discovery.EndpointSlice{Endpoints: make([]discovery.Endpoint, 2)}
 	for i, c := range []struct {
 		weights string
@@ -110,4 +103,86 @@ func TestChangedWeightsAreRead(t *testing.T) {
 			}
 		}
 	}
+}
+
+// allowing returns a Reader that allows the annotations.
+func allowing(t testing.TB, names ...string) *Reader {
+	t.Helper()
+	r, err := NewReader(names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// count returns the number of ignored annotations in a warning. Any other error is fatal.
+func count(t testing.TB, err error) int {
+	t.Helper()
+	var w *tracker.WarningError
+	if err != nil && !errors.As(err, &w) {
+		t.Fatal(err)
+	}
+	if err == nil {
+		return 0
+	}
+	return strings.Count(err.Error(), "is ignored")
+}
+
+func TestAnnotationsNeedPermission(t *testing.T) {
+	s := &v1.Service{}
+	s.Annotations = map[string]string{Balance: "source", Slots: "1000"}
+	for _, c := range []struct {
+		allowed []string
+		hash    tracker.Hash
+		slots   uint16
+		warned  int
+	}{
+		{nil, tracker.HashNone, 0, 2},
+		{[]string{"balance"}, tracker.HashSource, 0, 1},
+		{[]string{"balance-slots", "weights"}, tracker.HashNone, 1000, 1},
+		{Known(), tracker.HashSource, 1000, 0},
+	} {
+		p := &tracker.ServicePort{}
+		warned := count(t, allowing(t, c.allowed...).OnService(s, nil, p))
+		if p.Hash != c.hash || p.HashBuckets != c.slots || warned != c.warned {
+			t.Errorf("%q: hash %v, %d slots, %d warnings", c.allowed, p.Hash, p.HashBuckets, warned)
+		}
+	}
+	es := &discovery.EndpointSlice{Endpoints: make([]discovery.Endpoint, 2)}
+	es.Annotations = map[string]string{Weight: "7", Weights: "10.0.0.1=9"}
+	warned := 0
+	for i := range es.Endpoints {
+		e := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Weight: 1}
+		warned += count(t, allowing(t, "balance").OnEndpoint(es, &es.Endpoints[i], e))
+		if e.Weight != 1 {
+			t.Errorf("weight %d without permission", e.Weight)
+		}
+	}
+	if warned != 2 {
+		t.Errorf("%d warnings", warned)
+	}
+	if _, err := NewReader([]string{"bogus"}); err == nil {
+		t.Error("an unknown annotation is accepted")
+	}
+}
+
+func FuzzWarningsAreBounded(f *testing.F) {
+	f.Add("10.0.0.1=3, fd00::1 = 65535", "source", "65535", "7")
+	f.Add(strings.Repeat("x", 1<<17), strings.Repeat("\x1b", 1<<17), strings.Repeat("9", 1<<17), "-1")
+	f.Fuzz(func(t *testing.T, weights, balance, slots, weight string) {
+		r := allowing(t, Known()...)
+		s := &v1.Service{}
+		s.Annotations = map[string]string{Balance: balance, Slots: slots}
+		short := func(err error) {
+			if err != nil && len(err.Error()) > 1500 {
+				t.Errorf("a warning of %d bytes", len(err.Error()))
+			}
+		}
+		short(r.OnService(s, &v1.ServicePort{}, &tracker.ServicePort{}))
+		es := &discovery.EndpointSlice{Endpoints: make([]discovery.Endpoint, 2)}
+		es.Annotations = map[string]string{Weights: weights, Weight: weight}
+		for i := range es.Endpoints {
+			short(r.OnEndpoint(es, &es.Endpoints[i], &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:80")}))
+		}
+	})
 }

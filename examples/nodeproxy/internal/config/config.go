@@ -13,6 +13,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/conntrack"
+	"github.com/go-proxier/proxier/examples/internal/annotations"
 	"github.com/go-proxier/proxier/nftables"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/runner"
@@ -44,6 +45,8 @@ type Config struct {
 	// Offload has the patterns of the interfaces between which mode nftables offloads
 	// connections. Nil offloads none.
 	Offload []string
+	// Annotations holds the names of the allowed annotations, without their prefix.
+	Annotations []string
 	// TrafficMetrics enables metrics of each Service's traffic.
 	TrafficMetrics bool
 
@@ -96,6 +99,9 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	out.Effective, out.Mode = k, string(k.Mode)
 	if _, err := nftables.InterfacesMatching(out.Offload...); err != nil {
 		return nil, fmt.Errorf("--nftables-offload: %w", err)
+	}
+	if _, err := annotations.NewReader(out.Annotations); err != nil {
+		return nil, fmt.Errorf("--allow-annotations: %w", err)
 	}
 	if len(out.Offload) != 0 && out.Mode != ModeNFTables {
 		out.Notes = append(out.Notes, "--nftables-offload has no effect in mode "+out.Mode)

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -13,6 +14,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // adds the logging format json
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/go-proxier/proxier/examples/internal/annotations"
 )
 
 // Flags is a command line. Call Parse once, then Config once.
@@ -51,7 +54,7 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 func (fl *Flags) ignored(name string) bool {
 	own := []string{
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
-		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics",
+		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics", "allow-annotations",
 		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only",
 	}
 	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
@@ -111,6 +114,8 @@ func NewFlags(verb string) *Flags {
 	f.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "the oom_score_adj of this process, -1000 to 1000: when memory runs out, the kernel kills processes with high scores first")
 
 	f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; in mode nftables. Network policies see only the first packets of these connections")
+
+	f.StringSliceVar(&fl.out.Annotations, "allow-annotations", nil, "the `names` of the annotations go-proxier.github.io/NAME that are in force, for every user who may write Services or EndpointSlices: "+strings.Join(annotations.Known(), ", "))
 
 	f.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", 14, "the bit of the packet mark that requests masquerading, in modes iptables and ipvs")
 	f.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "serve NodePorts at IPv4 loopback addresses, in mode iptables")

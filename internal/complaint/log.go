@@ -1,0 +1,170 @@
+// Package complaint bounds what users of the API can write to logs and events through their
+// objects: the length of each value and each message, how often a message is repeated, and
+// the rate of messages.
+//
+// A [Log] passes a message about an object once, as long as the message stays the same.
+// Changing the object does not repeat it. Of different messages, a Log passes 20 about the
+// objects of one namespace and then one every 10 seconds, and 200 about all objects and then
+// 2 a second. The next message that it passes has the number of those that it suppressed.
+package complaint
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// namespaceBurst and namespaceEvery are the number of messages about the objects of one
+	// namespace that may follow each other, and the time in which another is allowed.
+	namespaceBurst = 20
+	namespaceEvery = 10 * time.Second
+	// burst and every are the same for all namespaces together.
+	burst = 200
+	every = time.Second / 2
+	// remembered is the number of messages, and of namespaces, that are remembered at least.
+	// An hour after it was remembered, a message may be forgotten.
+	remembered    = 4096
+	rememberedFor = time.Hour
+)
+
+// Log writes messages about objects. Its methods are safe for concurrent use.
+type Log struct {
+	log *slog.Logger
+	now func() time.Time
+
+	mu         sync.Mutex
+	seed       maphash.Seed
+	seen       generations[uint64, struct{}]
+	namespaces generations[string, *Bucket]
+	all        Bucket
+	suppressed int
+}
+
+// NewLog returns a Log that writes to log.
+func NewLog(log *slog.Logger) *Log { return newLog(log, time.Now) }
+
+func newLog(log *slog.Logger, now func() time.Time) *Log {
+	return &Log{log: log, now: now, seed: maphash.MakeSeed(), all: Bucket{Burst: burst, Every: every}}
+}
+
+// Object is the object of a message.
+type Object struct {
+	// Kind is the attribute that holds the object's name, such as "service".
+	Kind string
+	// Namespace and Name are the name of the object. Part names a part of it, such as a
+	// port, or is "". Suffix follows the name; it does not come from the object.
+	Namespace, Name, Part, Suffix string
+	// UID distinguishes objects of the same name. It may be "".
+	UID string
+}
+
+// String returns the name of the object, cut at MaxName bytes, and its part.
+func (o Object) String() string {
+	name := o.Name
+	if o.Namespace != "" {
+		name = o.Namespace + "/" + o.Name
+	}
+	name = Name(name)
+	if o.Part != "" {
+		name += ":" + Value(o.Part)
+	}
+	return name + o.Suffix
+}
+
+// Write logs a message about an object, unless it is suppressed, and reports whether it did.
+// A caller that also sends an event sends it only then. The values of args that are strings,
+// errors or implement [fmt.Stringer] are cut at MaxText bytes; the caller cuts values from
+// objects with [Value].
+func (l *Log) Write(level slog.Level, o Object, message string, args ...any) bool {
+	attrs := make([]slog.Attr, 0, 2+len(args)/2)
+	attrs = append(attrs, slog.String(o.Kind, o.String()))
+	for i := 0; i+1 < len(args); i += 2 {
+		attrs = append(attrs, slog.Any(args[i].(string), bounded(args[i+1])))
+	}
+	skipped, ok := l.admit(o, message, attrs)
+	if !ok {
+		return false
+	}
+	if skipped > 0 {
+		attrs = append(attrs, slog.Int("suppressed", skipped))
+	}
+	l.log.LogAttrs(context.Background(), level, message, attrs...)
+	return true
+}
+
+// bounded returns v with its text cut. Numbers are kept.
+func bounded(v any) any {
+	switch v := v.(type) {
+	case string:
+		return Text(v)
+	case error:
+		return Text(v.Error())
+	case fmt.Stringer:
+		return Text(v.String())
+	}
+	return v
+}
+
+// admit reports whether a message is passed, and how many were suppressed since the last one
+// that was. A repeated message does not count as suppressed.
+func (l *Log) admit(o Object, message string, attrs []slog.Attr) (suppressed int, ok bool) {
+	var h maphash.Hash
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h.SetSeed(l.seed)
+	for _, s := range []string{o.UID, o.Namespace, o.Name, message} {
+		h.WriteString(s)
+		h.WriteByte(0)
+	}
+	for _, a := range attrs {
+		h.WriteString(a.Value.String())
+		h.WriteByte(0)
+	}
+	now, id := l.now(), h.Sum64()
+	if _, ok := l.seen.get(now, id); ok {
+		return 0, false
+	}
+	b, ok := l.namespaces.get(now, o.Namespace)
+	if !ok {
+		b = &Bucket{Burst: namespaceBurst, Every: namespaceEvery}
+		l.namespaces.put(strings.Clone(o.Namespace), b)
+	}
+	// A message that no token is left for is not remembered: it may be written later.
+	if !b.has(now) || !l.all.has(now) {
+		l.suppressed++
+		return 0, false
+	}
+	b.take()
+	l.all.take()
+	l.seen.put(id, struct{}{})
+	suppressed, l.suppressed = l.suppressed, 0
+	return suppressed, true
+}
+
+// generations is a map of bounded size. It drops entries that were not used for long: when the
+// current generation is full or old, it becomes the previous one.
+type generations[K comparable, V any] struct {
+	current, previous map[K]V
+	since             time.Time
+}
+
+// get returns the value of a key. It keeps the entry's generation, so that an entry expires
+// even if it is in use.
+func (g *generations[K, V]) get(now time.Time, k K) (V, bool) {
+	if g.current == nil || len(g.current) >= remembered || now.Sub(g.since) > rememberedFor {
+		g.previous, g.current, g.since = g.current, map[K]V{}, now
+	}
+	v, ok := g.current[k]
+	if !ok {
+		v, ok = g.previous[k]
+	}
+	return v, ok
+}
+
+// put adds an entry after get.
+func (g *generations[K, V]) put(k K, v V) { g.current[k] = v }
