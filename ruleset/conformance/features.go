@@ -67,4 +67,18 @@ const (
 	// ECONNREFUSED, and not EPERM, if the packet is refused, and no error if it is
 	// dropped (see [ruleset.Verdict].MayFailSend). Skipping it skips no world.
 	LocalErrors Feature = "local errors"
+	// Refuse: answering or dropping connections to a frontend without endpoints for
+	// them. Without it, such packets are not forwarded to an endpoint, and what else
+	// happens to them is not checked.
+	Refuse Feature = "refuse"
+	// ShortCircuit: under externalTrafficPolicy Local, sending traffic from this node
+	// and its pods to the endpoints of every node ([ruleset.Frontend.ShortCircuit]).
+	// Without it, such traffic is not checked.
+	ShortCircuit Feature = "short circuit"
+	// Masquerade: replacing the client's address where the ruleset asks for it, and
+	// nowhere else. Without it, the source that endpoints see is not checked.
+	Masquerade Feature = "masquerade"
+	// EndpointPorts: endpoints of one Service port with different ports. Without it,
+	// traffic to such a Service port is not checked.
+	EndpointPorts Feature = "endpoint ports"
 )

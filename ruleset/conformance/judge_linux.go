@@ -86,11 +86,20 @@ func (w *World) judge(s *ruleset.Snapshot, from host, r row, f tracker.Family) e
 	if err := w.unexpected(v, f, r.want); err != nil {
 		return err
 	}
+	if v.Service != nil && !w.judges(s.Node, v, p) {
+		return nil
+	}
 	ctx, timeout, silence := w.tb.Context(), w.timeout(), cmp.Or(w.options.silence, silence)
 	complain := func(o outcome, want string) error {
 		return fmt.Errorf("%s, must %s: %s", o, want, v.Rule)
 	}
 	wrongError := func(o outcome) bool { return o.notSent && !v.MayFailSend && w.does(LocalErrors) }
+	if stops := v.Action == ruleset.ActionReject || v.Action == ruleset.ActionDrop; stops && v.Service != nil && !w.does(Refuse) {
+		if o := from.probe(ctx, r.proto, to, silence); o.kind == reached {
+			return complain(o, "not reach an endpoint")
+		}
+		return nil
+	}
 	switch v.Action {
 	case ruleset.ActionReject:
 		if o := from.probe(ctx, r.proto, to, timeout); o.kind != refused || wrongError(o) {
@@ -182,6 +191,9 @@ func (w *World) permitted(o outcome, p ruleset.Packet, v ruleset.Verdict) (*trac
 		return nil, fmt.Errorf("%s, which is not among the endpoints allowed (%v)", o, v.Endpoints)
 	}
 	ep := v.Endpoints[i]
+	if !w.does(Masquerade) {
+		return ep, nil
+	}
 	if !w.does(SourceAddress) || w.options.masquerades(p, v, ep) {
 		if !slices.Contains(w.nodeAddresses(tracker.FamilyOf(p.From)), o.source) {
 			return nil, fmt.Errorf("%s, which must be masqueraded to an address of the node", o)

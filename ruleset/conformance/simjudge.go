@@ -26,7 +26,7 @@ func (w *simWorld) judge(s *ruleset.Snapshot) error {
 	}
 	try := func(from origin, t simTarget) error {
 		p := w.packet(from, t.proto, t.at)
-		if err := w.compare(s.Trace(p), p); err != nil {
+		if err := w.compare(s, p); err != nil {
 			return fmt.Errorf("%s from %s (%s) to %s: %w", t.proto, from.name, p.From, t.at, err)
 		}
 		return nil
@@ -101,14 +101,14 @@ func (w *simWorld) concrete(t simTarget, n int) simTarget {
 }
 
 // judged reports whether a verdict does not depend on a feature that the backend lacks.
-func (w *simWorld) judged(v ruleset.Verdict, p ruleset.Packet) bool {
+func (w *simWorld) judged(n *ruleset.Node, v ruleset.Verdict, p ruleset.Packet) bool {
 	toNode := slices.Contains(p.NodeAddresses, p.To.Addr())
 	switch {
 	case v.Service == nil:
 		return (v.Action != ruleset.ActionReject || w.does(ClosedPorts)) &&
 			(v.Action != ruleset.ActionDrop || w.does(ServiceCIDRs)) &&
 			(v.Action != ruleset.ActionPass || toNode || w.does(OtherPorts))
-	case v.Service.Key.Protocol == sctp && !w.does(SCTP):
+	case v.Service.Key.Protocol == sctp && !w.does(SCTP), !w.judges(n, v, p):
 		return false
 	case len(v.Frontend.Sources) != 0:
 		return w.does(SourceRanges) && (w.does(RefuseBySource) || v.Frontend.Target != ruleset.Reject && v.Frontend.Internal != ruleset.Reject)
@@ -117,11 +117,18 @@ func (w *simWorld) judged(v ruleset.Verdict, p ruleset.Packet) bool {
 }
 
 // compare compares the outcome of a packet with its verdict.
-func (w *simWorld) compare(v ruleset.Verdict, p ruleset.Packet) error {
-	if !w.judged(v, p) {
+func (w *simWorld) compare(s *ruleset.Snapshot, p ruleset.Packet) error {
+	v := s.Trace(p)
+	if !w.judged(s.Node, v, p) {
 		return nil
 	}
 	o := w.handle(p)
+	if !w.does(Refuse) && v.Service != nil && v.Action != ruleset.ActionForward {
+		if o.Action == ruleset.ActionForward {
+			return fmt.Errorf("%s, must not be forwarded: %s", o, v.Rule)
+		}
+		return nil
+	}
 	if o.Action != v.Action {
 		return fmt.Errorf("%s, must be %s: %s", o, v.Action, v.Rule)
 	}
@@ -149,7 +156,7 @@ func (w *simWorld) compare(v ruleset.Verdict, p ruleset.Packet) error {
 		ep := v.Endpoints[j]
 		must := v.MasqueradeTo(ep) || !w.does(SourceAddress)
 		// Packets to the node itself are not masqueraded.
-		if here := slices.Contains(p.NodeAddresses, ep.Addr.Addr()); !here && c.Masquerade != must {
+		if here := slices.Contains(p.NodeAddresses, ep.Addr.Addr()); !here && c.Masquerade != must && w.does(Masquerade) {
 			return fail("to %s masquerade is %t, must be %t", c.Addr, c.Masquerade, must)
 		}
 		if w.does(WeightedEndpoints) && c.Weight*sum != int(ep.Weight)*has {
@@ -241,7 +248,7 @@ func (w *simWorld) watch() []watched {
 			same, ok := true, true
 			for _, s := range w.pending {
 				v := s.Trace(p.packet)
-				ok = ok && w.judged(v, p.packet)
+				ok = ok && w.judged(s.Node, v, p.packet)
 				same = same && (len(p.verdicts) == 0 || v.Service == p.verdicts[0].Service)
 				if v.Action == ruleset.ActionForward {
 					p.forwards++

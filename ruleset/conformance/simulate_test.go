@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"regexp"
 	"runtime"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // TestSimulatedPlanesPass runs the suite against data planes with and without owners
@@ -143,4 +145,65 @@ func TestIdleBackendFailsSimulation(t *testing.T) {
 		}
 	}
 	t.Logf("all failures within %v", time.Since(start))
+}
+
+// TestSkippedFeaturesAreNotJudged runs data planes that lack one feature each. They must fail,
+// and pass once the feature is skipped.
+func TestSkippedFeaturesAreNotJudged(t *testing.T) {
+	lacking := map[Feature]struct {
+		world  string
+		handle func(ruleset.Packet, func(ruleset.Packet) Outcome) Outcome
+	}{
+		Refuse: {"no endpoints", func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+			o := h(p)
+			if o.Action != ruleset.ActionForward {
+				return Outcome{}
+			}
+			return o
+		}},
+		Masquerade: {"cluster IP", func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+			o := h(p)
+			for i := range o.Endpoints {
+				o.Endpoints[i].Masquerade = false
+			}
+			return o
+		}},
+		ShortCircuit: {"external policy Local", func(p ruleset.Packet, h func(ruleset.Packet) Outcome) Outcome {
+			p.From, p.InInterface = outsider(p.From), "eth0"
+			o := h(p)
+			for i := range o.Endpoints {
+				o.Endpoints[i].Masquerade = true
+			}
+			return o
+		}},
+	}
+	for feature, test := range lacking {
+		t.Run(string(feature), func(t *testing.T) {
+			for _, skip := range []map[Feature]string{nil, {feature: "lacking", Masquerade: "not simulated", ServiceCIDRs: "not simulated", ClosedPorts: "not simulated"}} {
+				s, err := Simulation{Skip: skip, New: func(tb testing.TB, env SimEnv) Plane {
+					p := simPlanes(false, "")(tb, env)
+					handle := p.Handle
+					p.Handle = func(pk ruleset.Packet) Outcome { return test.handle(pk, handle) }
+					return p
+				}}.complete()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, world := range scriptedWorlds() {
+					if world.name != test.world {
+						continue
+					}
+					failures := complaints(t, func(tb testing.TB) { s.script(tb, world, plain) })
+					if (failures != "") != (skip == nil) {
+						t.Errorf("%q with %v skipped: %q", world.name, skip, failures)
+					}
+				}
+			}
+		})
+	}
+}
+
+// outsider returns a client's address of the same family.
+func outsider(a netip.Addr) netip.Addr {
+	return pick(tracker.FamilyOf(a), "192.0.2.10", "2001:db8:1::a")
 }

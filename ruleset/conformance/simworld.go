@@ -193,7 +193,7 @@ func (w *simWorld) check(rows ...row) {
 				v := s.Trace(p)
 				err := w.unexpected(v, f, r.want)
 				if err == nil {
-					err = w.compare(v, p)
+					err = w.compare(s, p)
 				}
 				if err != nil && failed < enough {
 					failed++

@@ -1,0 +1,480 @@
+package winkernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// apply is one call of Backend.Apply.
+type apply struct {
+	*Backend
+	ctx  context.Context
+	full bool
+	// plans holds the load balancers of each Service that changes and stays.
+	plans map[tracker.Key][]wanted
+	// failed holds the errors of Services that fail alone.
+	failed map[tracker.Key]error
+	// uncertain is set after a write whose outcome is unknown.
+	uncertain bool
+	// listed and readNetwork are set once the endpoints and the network were read in this call.
+	listed, readNetwork bool
+}
+
+// run brings the changes into effect. Endpoints come before the load balancers that use them
+// and go after them, and a load balancer that stays is never missing. An error means that the
+// rest was not done.
+func (a *apply) run(changes []ruleset.Change) error {
+	a.listed, a.readNetwork = a.full, a.full
+	a.plans = make(map[tracker.Key][]wanted, len(changes))
+	for i := range changes {
+		if err := a.claim(&changes[i]); err != nil {
+			return err
+		}
+	}
+	if a.full {
+		if err := a.beginFull(); err != nil {
+			return err
+		}
+	}
+	for _, step := range []func(*ruleset.Change) error{a.write, a.releaseLoadBalancers, a.releaseEndpoints} {
+		for i := range changes {
+			if c := &changes[i]; a.failed[c.Key] == nil || isWaiting(a.failed[c.Key]) {
+				if err := a.judge(c.Key, step(c)); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if a.full {
+		return a.prune()
+	}
+	return nil
+}
+
+// judge records an error of a Service. It returns errors that concern more than the Service.
+func (a *apply) judge(k tracker.Key, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case a.ctx.Err() != nil:
+		return err
+	case errors.Is(err, ErrNotRunning), errors.Is(err, ErrNotFound):
+		a.uncertain = true
+		return err
+	case !errors.Is(err, ErrExists) && !isWaiting(err):
+		a.uncertain = true
+	}
+	a.failed[k] = err
+	return nil
+}
+
+func isWaiting(err error) bool {
+	var w *WaitingError
+	return errors.As(err, &w)
+}
+
+// claim plans a Service and records what it uses.
+func (a *apply) claim(c *ruleset.Change) error {
+	delete(a.waiting, c.Key)
+	if c.New == nil || !a.config.serves(c.Key.Family) {
+		return nil
+	}
+	if err := a.learnSubnets(c.New); err != nil {
+		return err
+	}
+	p := a.planner()
+	plan := p.plan(c.New)
+	for i := range plan {
+		w := &plan[i]
+		a.lbs.Claim(c.Key, w.settings.Frontend)
+		if a.needsVIP(c.New, w) {
+			a.addresses.Claim(c.Key, address{w.settings.Frontend.VIP, true})
+		}
+		for _, e := range w.pool {
+			if !p.local(e) {
+				a.addresses.Claim(c.Key, address{e.Addr.Addr(), false})
+			}
+		}
+	}
+	a.plans[c.Key] = plan
+	return nil
+}
+
+// learnSubnets reads an overlay's network again if it does not know an endpoint of the Service:
+// a node may have joined.
+func (a *apply) learnSubnets(s *ruleset.Service) error {
+	if a.readNetwork || a.state.network.Type != Overlay {
+		return nil
+	}
+	p := a.planner()
+	if !slices.ContainsFunc(s.Selection.Reachable, func(e *tracker.Endpoint) bool {
+		_, known := a.state.network.provider(e.Addr.Addr())
+		return !known && !p.local(e)
+	}) {
+		return nil
+	}
+	n, err := a.config.HNS.Network(a.config.Network)
+	if err == nil && n.ID != a.state.network.ID {
+		err = fmt.Errorf("%w: it was replaced", ErrNotFound)
+	}
+	if err != nil {
+		a.uncertain = true
+		return fmt.Errorf("winkernel: cannot read network %q: %w", a.config.Network, err)
+	}
+	a.state.network, a.readNetwork = n, true
+	return nil
+}
+
+// needsVIP reports whether a load balancer needs an endpoint of its cluster IP.
+func (a *apply) needsVIP(s *ruleset.Service, w *wanted) bool {
+	return a.state.network.Type == Overlay && w.settings.Frontend.VIP == s.Port.ClusterIP
+}
+
+// beginFull makes the source VIP of an overlay and deletes endpoints for pods that moved to
+// another node.
+func (a *apply) beginFull() error {
+	if a.state.network.Type != Overlay {
+		return nil
+	}
+	p := a.planner()
+	if a.state.at[a.config.SourceVIP].local == "" {
+		if err := a.createEndpoint(p.sourceEndpoint()); err != nil {
+			a.uncertain = true
+			return err
+		}
+	}
+	for _, e := range a.state.endpoints {
+		if !p.isRemotePod(&e) || p.remoteEndpoint(e.Addrs[0]).Provider == e.Provider {
+			continue
+		}
+		// The service refuses a second endpoint with the address.
+		if err := a.withdraw(e); err != nil {
+			a.uncertain = true
+			return err
+		}
+	}
+	return nil
+}
+
+// withdraw deletes an endpoint that load balancers may have.
+func (a *apply) withdraw(e Endpoint) error {
+	for _, f := range a.state.usedBy(e.ID) {
+		lb := a.state.lbs[f]
+		lb.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return id == e.ID })
+		err := error(nil)
+		if len(lb.Endpoints) == 0 {
+			err = a.deleteLoadBalancer(f)
+		} else {
+			err = a.change(lb)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return a.deleteEndpoint(e)
+}
+
+// write makes the endpoints and load balancers of a Service.
+func (a *apply) write(c *ruleset.Change) error {
+	wait := &WaitingError{}
+	plan := a.plans[c.Key]
+	for i := range plan {
+		w := &plan[i]
+		if a.needsVIP(c.New, w) {
+			if _, err := a.remote(a.planner().vipEndpoint(w.settings.Frontend.VIP)); err != nil {
+				return err
+			}
+		}
+		lb := w.settings
+		var err error
+		if lb.Endpoints, err = a.resolve(w, wait); err != nil {
+			return err
+		}
+		if err := a.put(lb); err != nil {
+			return err
+		}
+	}
+	if len(wait.Addrs) == 0 {
+		return nil
+	}
+	slices.SortFunc(wait.Addrs, netip.Addr.Compare)
+	wait.Addrs = slices.Compact(wait.Addrs)
+	a.waiting[c.Key] = wait.Addrs
+	return wait
+}
+
+// resolve returns the IDs of a load balancer's endpoints. It makes those of other nodes.
+func (a *apply) resolve(w *wanted, wait *WaitingError) ([]string, error) {
+	if w.root {
+		if a.state.root == "" {
+			return nil, nil // Check notices it
+		}
+		return []string{a.state.root}, nil
+	}
+	out := make([]string, 0, len(w.pool))
+	for _, e := range w.pool {
+		id, err := a.endpoint(e)
+		switch {
+		case err != nil:
+			return nil, err
+		case id != "":
+			out = append(out, id)
+		case !slices.Contains(a.config.NodeIPs, e.Addr.Addr()):
+			wait.Addrs = append(wait.Addrs, e.Addr.Addr())
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// endpoint returns the ID of an endpoint. It returns "" for a pod of this node whose endpoint
+// the network plugin has not made, and for one of another node whose address still belongs to
+// a pod here.
+func (a *apply) endpoint(e *tracker.Endpoint) (string, error) {
+	addr, local := e.Addr.Addr(), a.planner().local(e)
+	if local && a.state.at[addr].local == "" || !local && a.state.at[addr].local != "" && e.Node != "" {
+		if err := a.list(); err != nil {
+			return "", err
+		}
+	}
+	at := a.state.at[addr]
+	switch {
+	case local, at.local != "" && e.Node == "":
+		return at.local, nil
+	case at.local != "":
+		return "", nil
+	}
+	return a.remote(a.planner().remoteEndpoint(addr))
+}
+
+// list reads the endpoints of the service, unless this call of Apply did.
+func (a *apply) list() error {
+	if a.listed {
+		return nil
+	}
+	if err := a.state.readEndpoints(&a.config); err != nil {
+		a.uncertain = true
+		return err
+	}
+	a.listed = true
+	return nil
+}
+
+// remote returns the ID of the remote endpoint with the address of e, and makes e if there is
+// none.
+func (a *apply) remote(e Endpoint) (string, error) {
+	addr := e.Addrs[0]
+	if id := a.state.at[addr].remote; id != "" {
+		return id, nil
+	}
+	for try := uint32(0); e.MAC == "" || hasRemoteMAC(e.MAC) && a.state.macs[e.MAC] > 0 && addr.Is6(); try++ {
+		e.MAC = remoteMAC(addr, try)
+	}
+	err := a.createEndpoint(e)
+	return a.state.at[addr].remote, err
+}
+
+func (a *apply) createEndpoint(e Endpoint) error {
+	if err := a.ctx.Err(); err != nil {
+		return err
+	}
+	made, err := a.config.HNS.CreateEndpoint(e)
+	if err != nil {
+		return fmt.Errorf("cannot create endpoint %v: %w", e.Addrs[0], err)
+	}
+	a.state.add(made)
+	return nil
+}
+
+func (a *apply) deleteEndpoint(e Endpoint) error {
+	if err := a.ctx.Err(); err != nil {
+		return err
+	}
+	if err := a.config.HNS.DeleteEndpoint(e.ID); err != nil && !errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("cannot delete endpoint %v: %w", e.Addrs[0], err)
+	}
+	a.state.remove(e.ID)
+	return nil
+}
+
+// put makes the service have a load balancer. One without endpoints is deleted: it would
+// only hold the port.
+func (a *apply) put(lb LoadBalancer) error {
+	old, ok := a.state.lbs[lb.Frontend]
+	lb.ID = old.ID
+	switch {
+	case len(lb.Endpoints) == 0 && ok:
+		return a.deleteLoadBalancer(lb.Frontend)
+	case len(lb.Endpoints) == 0, ok && old.equal(&lb):
+		return nil
+	case ok:
+		return a.change(lb)
+	}
+	return a.createLoadBalancer(lb)
+}
+
+// change changes a load balancer in place, or deletes it and makes it again if the service can
+// do no better.
+func (a *apply) change(lb LoadBalancer) error {
+	if err := a.ctx.Err(); err != nil {
+		return err
+	}
+	if !a.replaces {
+		has, err := a.config.HNS.ModifyLoadBalancer(lb)
+		switch {
+		case err == nil && has.equal(&lb):
+			a.state.lbs[lb.Frontend] = lb
+			return nil
+		case err == nil: // HNS 15.4 accepts and does nothing (kubernetes/kubernetes#131466)
+		case !errors.Is(err, ErrNotImplemented):
+			return fmt.Errorf("cannot modify load balancer %v: %w", lb.Frontend, err)
+		}
+		a.replaces = true
+		a.config.Log.Warn("this version of Windows cannot modify load balancers: changed ones are deleted and created, which interrupts their Services for a moment")
+	}
+	if err := a.deleteLoadBalancer(lb.Frontend); err != nil {
+		return err
+	}
+	return a.createLoadBalancer(lb)
+}
+
+func (a *apply) createLoadBalancer(lb LoadBalancer) error {
+	if err := a.ctx.Err(); err != nil {
+		return err
+	}
+	made, err := a.config.HNS.CreateLoadBalancer(lb)
+	if err != nil {
+		return fmt.Errorf("cannot create load balancer %v: %w", lb.Frontend, err)
+	}
+	lb.ID = made.ID
+	a.state.lbs[lb.Frontend] = lb
+	a.lbs.Installed(lb.Frontend)
+	return nil
+}
+
+func (a *apply) deleteLoadBalancer(f Frontend) error {
+	if err := a.ctx.Err(); err != nil {
+		return err
+	}
+	if err := a.config.HNS.DeleteLoadBalancer(a.state.lbs[f].ID); err != nil && !errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("cannot delete load balancer %v: %w", f, err)
+	}
+	delete(a.state.lbs, f)
+	return nil
+}
+
+// releaseLoadBalancers deletes the load balancers that the Service had and no Service wants.
+func (a *apply) releaseLoadBalancers(c *ruleset.Change) error {
+	for f := range a.lbs.Items(c.Key) {
+		if slices.ContainsFunc(a.plans[c.Key], func(w wanted) bool { return w.settings.Frontend == f }) || !a.lbs.Release(c.Key, f) {
+			continue
+		}
+		if _, ok := a.state.lbs[f]; ok {
+			if err := a.deleteLoadBalancer(f); err != nil {
+				a.lbs.Claim(c.Key, f) // the retry releases it again
+				return err
+			}
+		}
+		a.lbs.Removed(f)
+	}
+	return nil
+}
+
+// releaseEndpoints deletes the remote endpoints that the Service had and no Service wants.
+func (a *apply) releaseEndpoints(c *ruleset.Change) error {
+	wanted := a.wantedAddresses(c)
+	for item := range a.addresses.Items(c.Key) {
+		if wanted[item] || !a.addresses.Release(c.Key, item) {
+			continue
+		}
+		if err := a.deleteRemote(item); err != nil {
+			a.addresses.Claim(c.Key, item) // the retry releases it again
+			return err
+		}
+		a.addresses.Removed(item)
+	}
+	return nil
+}
+
+// wantedAddresses returns the remote endpoints in the plan of a Service.
+func (a *apply) wantedAddresses(c *ruleset.Change) map[address]bool {
+	out := map[address]bool{}
+	p, plan := a.planner(), a.plans[c.Key]
+	for i := range plan {
+		if a.needsVIP(c.New, &plan[i]) {
+			out[address{plan[i].settings.Frontend.VIP, true}] = true
+		}
+		for _, e := range plan[i].pool {
+			if !p.local(e) {
+				out[address{e.Addr.Addr(), false}] = true
+			}
+		}
+	}
+	return out
+}
+
+// deleteRemote deletes a remote endpoint if the backend made it.
+func (a *apply) deleteRemote(item address) error {
+	e, ok := a.state.endpoints[a.state.at[item.Addr].remote]
+	if p := a.planner(); !ok || item.vip && !p.isVIP(&e) || !item.vip && !p.isRemotePod(&e) {
+		return nil
+	}
+	return a.deleteEndpoint(e)
+}
+
+// prune deletes the load balancers that no Service wants, and the remote endpoints of an
+// earlier process that no Service wants.
+func (a *apply) prune() error {
+	err := a.pruneLoadBalancers()
+	return errors.Join(err, a.pruneEndpoints())
+}
+
+func (a *apply) pruneLoadBalancers() error {
+	var errs []error
+	for f := range a.lbs.Unused() {
+		if _, ok := a.state.lbs[f]; ok {
+			if err := a.deleteLoadBalancer(f); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		a.lbs.Removed(f)
+	}
+	for _, id := range a.state.broken {
+		if err := a.config.HNS.DeleteLoadBalancer(id); err != nil && !errors.Is(err, ErrNotFound) {
+			errs = append(errs, fmt.Errorf("cannot delete load balancer %s without a port: %w", id, err))
+		}
+	}
+	a.uncertain = a.uncertain || len(errs) != 0
+	return errors.Join(errs...)
+}
+
+func (a *apply) pruneEndpoints() error {
+	used := map[string]bool{}
+	for _, lb := range a.state.lbs {
+		for _, id := range lb.Endpoints {
+			used[id] = true
+		}
+	}
+	p := a.planner()
+	var errs []error
+	for id, e := range a.state.endpoints {
+		vip := p.isVIP(&e)
+		if !vip && !p.isRemotePod(&e) || used[id] {
+			continue
+		}
+		if addr := e.Addrs[0]; a.addresses.Users(address{addr, vip}) != 0 && a.state.at[addr].remote == id && (vip || a.state.at[addr].local == "") {
+			continue
+		}
+		errs = append(errs, a.deleteEndpoint(e))
+	}
+	err := errors.Join(errs...)
+	a.uncertain = a.uncertain || err != nil
+	return err
+}

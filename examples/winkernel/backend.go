@@ -1,0 +1,187 @@
+package winkernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/ledger"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// Backend programs Services into Windows' Host Networking Service. It is a
+// [ruleset.Backend] for both families. Its methods are safe for concurrent use.
+type Backend struct {
+	config Config
+	open   context.Context // done when the backend is closed
+	end    context.CancelFunc
+
+	mu sync.Mutex
+	// state is what the service has, or nil if that is unknown.
+	state *state
+	// replaces is set once the service turned out to be unable to modify load balancers.
+	replaces bool
+	// lbs and addresses record which Services use a load balancer and a remote endpoint.
+	lbs       ledger.Ledger[tracker.Key, Frontend]
+	addresses ledger.Ledger[tracker.Key, address]
+	// waiting holds the addresses of pods that the network plugin must make an endpoint for,
+	// or delete one.
+	waiting map[tracker.Key][]netip.Addr
+}
+
+// address is a remote endpoint that the backend makes: for a pod of another node, or for a
+// cluster IP in an overlay.
+type address struct {
+	netip.Addr
+	vip bool
+}
+
+// New returns a Backend. It calls [Probe], and writes nothing.
+func New(ctx context.Context, c Config) (*Backend, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.probe(ctx); err != nil {
+		return nil, err
+	}
+	b := &Backend{config: c}
+	b.open, b.end = context.WithCancel(context.Background())
+	return b, nil
+}
+
+// Close ends Watch. What was programmed stays in effect. Further calls of Apply and Check
+// return [os.ErrClosed]. It returns nil.
+func (b *Backend) Close() error {
+	b.end()
+	return nil
+}
+
+// Limits returns what the service cannot do: see the package documentation.
+func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{} }
+
+// Apply implements [ruleset.Backend]. It writes load balancers and endpoints one by one. A
+// failed write fails its Service alone. If the service is not running, Apply fails as a whole
+// and forgets nothing.
+//
+// A Service whose pod has no endpoint yet is programmed without the pod and reported in the
+// *PartialError with a *[WaitingError], so that it is offered again.
+func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open.Err() != nil {
+		return os.ErrClosed
+	}
+	if d.Full {
+		if err := b.adopt(); err != nil {
+			return err
+		}
+	}
+	if b.state == nil {
+		return ruleset.ErrNeedFull
+	}
+	a := &apply{Backend: b, ctx: ctx, full: d.Full, failed: map[tracker.Key]error{}}
+	err := a.run(d.Changes)
+	if a.uncertain {
+		b.state = nil
+	}
+	switch {
+	case err != nil && errors.Is(err, ErrNotFound):
+		return fmt.Errorf("%w: %w", ruleset.ErrNeedFull, err)
+	case err != nil:
+		return err
+	case len(a.failed) != 0:
+		return &ruleset.PartialError{Failed: a.failed}
+	}
+	return nil
+}
+
+// adopt reads the state of the service and forgets which Services use it.
+func (b *Backend) adopt() error {
+	b.state = nil
+	s, err := b.config.read()
+	if err != nil {
+		return err
+	}
+	if err := b.config.forNetwork(&s.network); err != nil {
+		return err
+	}
+	b.state, b.waiting = s, map[tracker.Key][]netip.Addr{}
+	b.lbs, b.addresses = ledger.Ledger[tracker.Key, Frontend]{}, ledger.Ledger[tracker.Key, address]{}
+	for f := range s.lbs {
+		b.lbs.Installed(f)
+	}
+	return nil
+}
+
+func (b *Backend) planner() planner { return planner{&b.config, &b.state.network} }
+
+// WaitingError means that a Service is in effect without some of its endpoints, because the
+// node's network plugin has not yet made their HNS endpoints, or not yet deleted old ones.
+type WaitingError struct {
+	// Addrs holds the endpoints' addresses, sorted.
+	Addrs []netip.Addr
+}
+
+// Error returns a message with the addresses, at most eight of them.
+func (e *WaitingError) Error() string {
+	text := make([]string, 0, 8)
+	for _, a := range e.Addrs[:min(len(e.Addrs), 8)] {
+		text = append(text, a.String())
+	}
+	more := ""
+	if n := len(e.Addrs) - len(text); n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	return "network plugin has no endpoint yet for " + strings.Join(text, ", ") + more
+}
+
+// Check compares the service with what the backend wrote. It returns a *[ruleset.DriftError]
+// if another process changed a load balancer or an endpoint, if the network was replaced, or
+// if the network plugin made an endpoint that a Service waits for. The next delta must then
+// be a full one, which Apply requests. Other errors mean that the check failed.
+//
+// It lists all endpoints and load balancers.
+func (b *Backend) Check(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open.Err() != nil {
+		return os.ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if b.state == nil {
+		return &ruleset.DriftError{Backend: "winkernel", What: "the state of the service is unknown until a full sync"}
+	}
+	now, err := b.config.read()
+	if err != nil {
+		return err
+	}
+	what, family := b.state.differs(now, b.planner(), b.waiting)
+	if what == "" {
+		return nil
+	}
+	b.state = nil
+	return &ruleset.DriftError{Backend: "winkernel", Family: family, What: what}
+}
+
+// Watch calls Check at the interval until ctx is done or the backend is closed, and drifted
+// with each of its errors. It returns ctx's error or [os.ErrClosed]. The function drifted
+// should request a full delta from the cursor and a sync.
+func (b *Backend) Watch(ctx context.Context, interval time.Duration, drifted func(error)) error {
+	open, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(b.open, cancel)()
+	err := ruleset.Watch(open, interval, b.Check, drifted)
+	if b.open.Err() != nil && ctx.Err() == nil {
+		return os.ErrClosed
+	}
+	return err
+}

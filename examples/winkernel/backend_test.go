@@ -1,0 +1,382 @@
+package winkernel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var nodeIP = netip.MustParseAddr("192.168.0.11")
+
+// cluster is a Backend with Services of its own making, each with a cluster IP.
+type cluster struct {
+	hns     *fakehns.Service
+	config  winkernel.Config
+	backend *winkernel.Backend
+	old     map[int]*ruleset.Service
+}
+
+func newCluster(tb testing.TB) *cluster {
+	tb.Helper()
+	c := &cluster{hns: fakehns.New(winkernel.Network{ID: "net", Name: "cluster", Type: winkernel.L2Bridge}, true), old: map[int]*ruleset.Service{}}
+	c.config = winkernel.Config{HNS: c.hns, Network: "cluster", Node: "win-1", NodeIPs: []netip.Addr{nodeIP}}
+	c.restart(tb)
+	return c
+}
+
+func (c *cluster) restart(tb testing.TB) {
+	tb.Helper()
+	var err error
+	if c.backend, err = winkernel.New(context.Background(), c.config); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func service(n int, endpoints ...string) *ruleset.Service {
+	p := &tracker.ServicePort{
+		Key:       tracker.Key{Family: tracker.IPv4},
+		ClusterIP: netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)}), Port: 80,
+	}
+	p.Key.Protocol = v1.ProtocolTCP
+	p.Key.Namespace, p.Key.Name = "ns", fmt.Sprint("svc-", n)
+	state := tracker.PortState{Port: p}
+	for _, a := range endpoints {
+		e := &tracker.Endpoint{Addr: netip.MustParseAddrPort(a), Ready: true, Serving: true, Weight: 1, Node: "other"}
+		if e.Addr.Addr().As4()[2] == 1 {
+			e.Node = "win-1"
+		}
+		state.Endpoints = append(state.Endpoints, e)
+	}
+	return ruleset.Compile(state, &ruleset.Node{Info: tracker.NodeInfo{Name: "win-1"}}, tracker.TopologyOptions{})
+}
+
+// delta returns the delta that makes the Services exist, and records them.
+func (c *cluster) delta(full bool, services map[int]*ruleset.Service) *ruleset.Delta {
+	d := &ruleset.Delta{Full: full, Node: &ruleset.Node{}}
+	for n, s := range services {
+		ch := ruleset.Change{Old: c.old[n], New: s, What: ruleset.FieldAll}
+		if s != nil {
+			ch.Key, c.old[n] = s.Key, s
+		} else {
+			ch.Key = ch.Old.Key
+			delete(c.old, n)
+		}
+		d.Changes = append(d.Changes, ch)
+	}
+	return d
+}
+
+func (c *cluster) apply(tb testing.TB, full bool, services map[int]*ruleset.Service) map[fakehns.Call]int {
+	tb.Helper()
+	c.hns.Calls()
+	if err := c.backend.Apply(context.Background(), c.delta(full, services)); err != nil {
+		tb.Fatal(err)
+	}
+	return c.hns.Calls()
+}
+
+// fill programs n Services of two remote endpoints each.
+func (c *cluster) fill(tb testing.TB, n int) {
+	services := map[int]*ruleset.Service{}
+	for i := range n {
+		services[i] = service(i, fmt.Sprintf("10.244.2.%d:8080", i%250), fmt.Sprintf("10.245.%d.%d:8080", 10+i/250, i%250))
+	}
+	c.apply(tb, true, services)
+}
+
+// TestChangeCostsTheCallsItNeeds counts the calls for one endpoint, whatever exists.
+func TestChangeCostsTheCallsItNeeds(t *testing.T) {
+	for _, n := range []int{1, 100, 1000} {
+		c := newCluster(t)
+		c.fill(t, n)
+		if got, want := c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.0:8080", "10.246.0.1:8080")}),
+			(map[fakehns.Call]int{fakehns.CreateEndpoint: 1, fakehns.ModifyLoadBalancer: 1, fakehns.DeleteEndpoint: 1}); !equal(got, want) {
+			t.Errorf("with %d Services an endpoint was replaced by %v, want %v", n, got, want)
+		}
+		if got, want := c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.0:8080")}),
+			(map[fakehns.Call]int{fakehns.ModifyLoadBalancer: 1, fakehns.DeleteEndpoint: 1}); !equal(got, want) {
+			t.Errorf("with %d Services an endpoint was removed by %v, want %v", n, got, want)
+		}
+	}
+}
+
+func equal(a, b map[fakehns.Call]int) bool {
+	return fmt.Sprint(a) == fmt.Sprint(b)
+}
+
+// TestRestartWithoutChangesWritesNothing restarts the process with the same Services.
+func TestRestartWithoutChangesWritesNothing(t *testing.T) {
+	c := newCluster(t)
+	c.fill(t, 100)
+	c.restart(t)
+	calls := c.apply(t, true, c.old)
+	if delete(calls, fakehns.Read); len(calls) != 0 {
+		t.Errorf("a restart wrote %v", calls)
+	}
+}
+
+// TestLoadBalancerGoesWhileItsOnlyPodHasNoEndpoint keeps no load balancer that holds the port and
+// leads nowhere, and makes it once the endpoint is there.
+func TestLoadBalancerGoesWhileItsOnlyPodHasNoEndpoint(t *testing.T) {
+	c := newCluster(t)
+	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.5")}})
+	c.apply(t, true, map[int]*ruleset.Service{0: service(0, "10.244.1.5:80")})
+	var partial *ruleset.PartialError
+	var waiting *winkernel.WaitingError
+	err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Service{0: service(0, "10.244.1.6:80")}))
+	if !errors.As(err, &partial) || !errors.As(err, &waiting) || !slices.Equal(waiting.Addrs, []netip.Addr{netip.MustParseAddr("10.244.1.6")}) {
+		t.Fatalf("Apply with a pod without an endpoint: %v", err)
+	}
+	if lbs, _ := c.hns.LoadBalancers(); len(lbs) != 0 {
+		t.Errorf("load balancers are left: %v", lbs)
+	}
+	if err := c.backend.Check(t.Context()); err != nil {
+		t.Errorf("Check while nothing happened: %v", err)
+	}
+	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.6")}})
+	var drift *ruleset.DriftError
+	if err := c.backend.Check(t.Context()); !errors.As(err, &drift) {
+		t.Errorf("Check after the endpoint was made: %v", err)
+	}
+	if err := c.backend.Apply(t.Context(), c.delta(false, nil)); !errors.Is(err, ruleset.ErrNeedFull) {
+		t.Errorf("Apply after a drift: %v", err)
+	}
+	c.apply(t, true, c.old)
+	if lbs, _ := c.hns.LoadBalancers(); len(lbs) != 1 {
+		t.Errorf("load balancers are %v", lbs)
+	}
+}
+
+// TestCheckFindsForeignChanges changes each kind of object behind the backend's back.
+func TestCheckFindsForeignChanges(t *testing.T) {
+	lb := func(c *cluster) winkernel.LoadBalancer {
+		lbs, err := c.hns.LoadBalancers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lbs[0]
+	}
+	for what, change := range map[string]func(*cluster) error{
+		"load balancer deleted": func(c *cluster) error { return c.hns.DeleteLoadBalancer(lb(c).ID) },
+		"load balancer changed": func(c *cluster) error {
+			l := lb(c)
+			l.DSR = true
+			_, err := c.hns.ModifyLoadBalancer(l)
+			return err
+		},
+		"load balancer added": func(c *cluster) error {
+			l := lb(c)
+			l.Frontend.Port = 81
+			c.hns.Place(l)
+			return nil
+		},
+		"endpoint deleted": func(c *cluster) error { return c.hns.DeleteEndpoint(lb(c).Endpoints[0]) },
+		"network replaced": func(c *cluster) error {
+			c.hns.SetNetwork(winkernel.Network{ID: "new", Name: "cluster", Type: winkernel.L2Bridge})
+			return nil
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := newCluster(t)
+			c.fill(t, 3)
+			if err := c.backend.Check(t.Context()); err != nil {
+				t.Fatalf("Check before: %v", err)
+			}
+			if err := change(c); err != nil {
+				t.Fatal(err)
+			}
+			var drift *ruleset.DriftError
+			if err := c.backend.Check(t.Context()); !errors.As(err, &drift) {
+				t.Fatalf("Check after: %v", err)
+			}
+			c.apply(t, true, c.old)
+			if err := c.backend.Check(t.Context()); err != nil {
+				t.Errorf("Check after a full delta: %v", err)
+			}
+		})
+	}
+}
+
+// TestCheckIgnoresOtherObjects makes endpoints and networks that do not concern Services.
+func TestCheckIgnoresOtherObjects(t *testing.T) {
+	c := newCluster(t)
+	c.fill(t, 3)
+	other := c.hns.Plug(winkernel.Endpoint{Network: "nat", Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.5")}})
+	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.77")}})
+	c.hns.Place(winkernel.LoadBalancer{Frontend: winkernel.Frontend{Port: 8080, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}, Endpoints: []string{other}})
+	if err := c.backend.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	c.restart(t)
+	c.apply(t, true, nil)
+	if lbs, _ := c.hns.LoadBalancers(); len(lbs) != 1 {
+		t.Errorf("the load balancer of another network is not the only one left: %v", lbs)
+	}
+}
+
+// TestStoppedServiceForgetsNothing stops the service during changes.
+func TestStoppedServiceForgetsNothing(t *testing.T) {
+	c := newCluster(t)
+	c.fill(t, 3)
+	c.hns.Stop()
+	s := service(1, "10.244.2.9:8080")
+	for range 2 {
+		err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Service{1: s}))
+		if err == nil || errors.As(err, new(*ruleset.PartialError)) {
+			t.Fatalf("Apply while the service is stopped: %v", err)
+		}
+	}
+	c.hns.Start()
+	c.apply(t, true, c.old)
+	f, err := winkernel.Lookup(t.Context(), c.config, ruleset.Query{Packet: ruleset.Packet{Protocol: v1.ProtocolTCP, To: netip.AddrPortFrom(s.Port.ClusterIP, 80)}})
+	if want := []netip.AddrPort{netip.MustParseAddrPort("10.244.2.9:8080")}; err != nil || !slices.Equal(f.Endpoints, want) {
+		t.Errorf("Lookup: %v, %v; want %v", f, err, want)
+	}
+}
+
+// TestFailedWriteFailsItsServiceAlone refuses one load balancer.
+func TestFailedWriteFailsItsServiceAlone(t *testing.T) {
+	c := newCluster(t)
+	c.fill(t, 3)
+	// Another program has the port.
+	bad, good := service(7, "10.244.2.9:8080"), service(8, "10.244.2.9:8080")
+	other := c.hns.Plug(winkernel.Endpoint{Network: "nat", Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.5")}})
+	c.hns.Place(winkernel.LoadBalancer{Endpoints: []string{other},
+		Frontend: winkernel.Frontend{VIP: bad.Port.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}})
+	var partial *ruleset.PartialError
+	err := c.backend.Apply(t.Context(), c.delta(false, map[int]*ruleset.Service{7: bad, 8: good}))
+	if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(partial.Failed[bad.Key], winkernel.ErrExists) {
+		t.Fatalf("Apply: %v", err)
+	}
+	if _, _, ok := c.hns.Find(winkernel.Frontend{VIP: good.Port.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4}); !ok {
+		t.Error("the other Service has no load balancer")
+	}
+}
+
+// TestUselessModifyIsNoticed uses a service that accepts changes and does nothing, as HNS 15.4.
+func TestUselessModifyIsNoticed(t *testing.T) {
+	c := newCluster(t)
+	c.config.HNS = deaf{c.hns}
+	c.restart(t)
+	c.apply(t, true, map[int]*ruleset.Service{0: service(0, "10.244.2.1:80")})
+	c.apply(t, false, map[int]*ruleset.Service{0: service(0, "10.244.2.2:80")})
+	_, eps, _ := c.hns.Find(winkernel.Frontend{VIP: c.old[0].Port.ClusterIP, Port: 80, Protocol: v1.ProtocolTCP, Family: tracker.IPv4})
+	if len(eps) != 1 || eps[0].Addrs[0] != netip.MustParseAddr("10.244.2.2") {
+		t.Errorf("the load balancer has the endpoints %v", eps)
+	}
+}
+
+type deaf struct{ *fakehns.Service }
+
+func (d deaf) ModifyLoadBalancer(lb winkernel.LoadBalancer) (winkernel.LoadBalancer, error) {
+	lbs, err := d.LoadBalancers()
+	return lbs[slices.IndexFunc(lbs, func(l winkernel.LoadBalancer) bool { return l.ID == lb.ID })], err
+}
+
+// TestCleanupLeavesWhatOthersMade deletes load balancers and remote endpoints only.
+func TestCleanupLeavesWhatOthersMade(t *testing.T) {
+	c := newCluster(t)
+	if owned, err := winkernel.Owned(t.Context(), c.config); owned || err != nil {
+		t.Errorf("Owned before: %v, %v", owned, err)
+	}
+	c.fill(t, 3)
+	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.77")}})
+	c.hns.Plug(winkernel.Endpoint{Addrs: []netip.Addr{netip.MustParseAddr("10.244.7.7")}, Remote: true, MAC: "00-15-5d-00-00-07"})
+	if owned, err := winkernel.Owned(t.Context(), c.config); !owned || err != nil {
+		t.Errorf("Owned: %v, %v", owned, err)
+	}
+	if err := winkernel.Cleanup(t.Context(), c.config); err != nil {
+		t.Fatal(err)
+	}
+	lbs, _ := c.hns.LoadBalancers()
+	endpoints, _ := c.hns.Endpoints()
+	if len(lbs) != 0 || len(endpoints) != 2 || len(c.hns.Mistakes()) != 0 {
+		t.Errorf("left are %v and %v; mistakes %v", lbs, endpoints, c.hns.Mistakes())
+	}
+	if _, err := winkernel.Lookup(t.Context(), c.config, ruleset.Query{}); !errors.Is(err, ruleset.ErrNoRules) {
+		t.Errorf("Lookup after Cleanup: %v", err)
+	}
+}
+
+// TestInvalidConfigIsRefused changes one field at a time.
+func TestInvalidConfigIsRefused(t *testing.T) {
+	for what, change := range map[string]func(*winkernel.Config){
+		"no HNS":      func(c *winkernel.Config) { c.HNS = nil },
+		"no network":  func(c *winkernel.Config) { c.Network = "" },
+		"no node":     func(c *winkernel.Config) { c.Node = "" },
+		"no node IP":  func(c *winkernel.Config) { c.NodeIPs = nil },
+		"two of IPv4": func(c *winkernel.Config) { c.NodeIPs = []netip.Addr{nodeIP, nodeIP.Next()} },
+		"no root":     func(c *winkernel.Config) { c.ForwardHealthCheckVIP = true },
+		"mapped IPv4": func(c *winkernel.Config) { c.NodeIPs = []netip.Addr{netip.AddrFrom16(nodeIP.As16())} },
+		"overlay": func(c *winkernel.Config) {
+			c.HNS = fakehns.New(winkernel.Network{ID: "n", Name: "cluster", Type: winkernel.Overlay}, true)
+		},
+		"transparent": func(c *winkernel.Config) {
+			c.HNS = fakehns.New(winkernel.Network{ID: "n", Name: "cluster", Type: "Transparent"}, true)
+		},
+	} {
+		c := newCluster(t).config
+		change(&c)
+		if err := winkernel.Probe(t.Context(), c); !errors.Is(err, ruleset.ErrConfig) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	c := newCluster(t)
+	c.config.Network = "other"
+	if err := winkernel.Probe(t.Context(), c.config); !errors.Is(err, winkernel.ErrNotFound) {
+		t.Errorf("network that does not exist: %v", err)
+	}
+	c = newCluster(t)
+	c.config.DSR, c.hns.Lacks = true, []winkernel.Feature{winkernel.DSR}
+	if err := winkernel.Probe(t.Context(), c.config); !errors.Is(err, ruleset.ErrUnsupported) {
+		t.Errorf("DSR without support: %v", err)
+	}
+}
+
+// TestClosedBackendReturnsErrClosed calls every method after Close.
+func TestClosedBackendReturnsErrClosed(t *testing.T) {
+	c := newCluster(t)
+	watch := make(chan error, 1)
+	go func() { watch <- c.backend.Watch(context.Background(), time.Hour, func(error) {}) }()
+	c.backend.Close()
+	for what, err := range map[string]error{
+		"Apply": c.backend.Apply(t.Context(), &ruleset.Delta{Full: true, Node: &ruleset.Node{}}),
+		"Check": c.backend.Check(t.Context()),
+		"Watch": <-watch,
+	} {
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// BenchmarkOneEndpoint replaces an endpoint of one of n Services. The calls count: the service in
+// memory looks through all its objects in each.
+func BenchmarkOneEndpoint(b *testing.B) {
+	for _, n := range []int{100, 1000} {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			c := newCluster(b)
+			c.fill(b, n)
+			calls := 0
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				for _, k := range c.apply(b, false, map[int]*ruleset.Service{0: service(0, "10.244.2.0:8080", fmt.Sprintf("10.246.0.%d:8080", i%250))}) {
+					calls += k
+				}
+			}
+			b.ReportMetric(float64(calls)/float64(b.N), "calls/op")
+		})
+	}
+}

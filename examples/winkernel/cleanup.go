@@ -1,0 +1,76 @@
+package winkernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Owned reports whether the service has objects that Cleanup would delete.
+func Owned(ctx context.Context, c Config) (bool, error) {
+	c, s, err := c.inspect(ctx)
+	if err != nil {
+		return false, err
+	}
+	if len(s.lbs) != 0 || len(s.broken) != 0 {
+		return true, nil
+	}
+	p := planner{&c, &s.network}
+	for _, e := range s.endpoints {
+		if p.isRemotePod(&e) || p.isVIP(&e) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Cleanup deletes what a service proxy made: all load balancers, except those with an endpoint
+// in a network other than c.Network, and the remote endpoints that a Backend or kube-proxy makes
+// for pods of other nodes and for cluster IPs. Load balancers have no names and no owner, so
+// Cleanup cannot tell those of a Backend from kube-proxy's. It leaves the endpoint of the source
+// VIP, which the network plugin may have made, and the plugin's endpoints. It continues after
+// an error.
+func Cleanup(ctx context.Context, c Config) error {
+	c, s, err := c.inspect(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	remove := func(what string, err error) {
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			errs = append(errs, fmt.Errorf("winkernel: cannot delete %s: %w", what, err))
+		}
+	}
+	for f, lb := range s.lbs {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		remove("load balancer "+f.String(), c.HNS.DeleteLoadBalancer(lb.ID))
+	}
+	for _, id := range s.broken {
+		remove("load balancer "+id, c.HNS.DeleteLoadBalancer(id))
+	}
+	p := planner{&c, &s.network}
+	for id, e := range s.endpoints {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		if p.isRemotePod(&e) || p.isVIP(&e) {
+			remove(fmt.Sprintf("endpoint %v", e.Addrs[0]), c.HNS.DeleteEndpoint(id))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// inspect returns the completed configuration and the state of the service.
+func (c Config) inspect(ctx context.Context) (Config, *state, error) {
+	c, err := c.withDefaults()
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return c, nil, err
+	}
+	s, err := c.read()
+	return c, s, err
+}

@@ -1,0 +1,334 @@
+// Package fakehns is Windows' Host Networking Service in memory, for tests on every system. It
+// follows the rules that hcsshim, hnslib and reports of users tell: it refuses a second load
+// balancer for a frontend, a load balancer with an endpoint that does not exist, and an endpoint
+// at an address that another one has. It lists objects in random order. It moves no packets.
+package fakehns
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/go-proxier/proxier/examples/winkernel"
+)
+
+// Call is the name of a call of the service that writes.
+type Call string
+
+// The calls.
+const (
+	CreateEndpoint     Call = "CreateEndpoint"
+	DeleteEndpoint     Call = "DeleteEndpoint"
+	CreateLoadBalancer Call = "CreateLoadBalancer"
+	ModifyLoadBalancer Call = "ModifyLoadBalancer"
+	DeleteLoadBalancer Call = "DeleteLoadBalancer"
+	// Read counts the objects that were read: a list of n objects is n+1 calls of Windows.
+	Read Call = "Read"
+)
+
+// Service is a [winkernel.HNS] in memory. It must be made with [New]. Its methods are safe for
+// concurrent use.
+type Service struct {
+	// Before, if not nil, is called before each call that writes takes effect. If it returns
+	// an error, the call has no effect and returns the error.
+	Before func(Call) error
+	// Lacks holds the features that the service lacks.
+	Lacks []winkernel.Feature
+	// After, if not nil, is called after each call that wrote.
+	After func(Call)
+
+	mu        sync.Mutex
+	network   winkernel.Network
+	endpoints map[string]winkernel.Endpoint
+	lbs       map[string]winkernel.LoadBalancer
+	lastID    int
+	stopped   bool
+	noModify  bool
+	calls     map[Call]int
+	mistakes  []string
+}
+
+// New returns a service with one network. If modify is false, the service cannot modify load
+// balancers, as Windows Server 2019.
+func New(n winkernel.Network, modify bool) *Service {
+	return &Service{network: n, endpoints: map[string]winkernel.Endpoint{}, lbs: map[string]winkernel.LoadBalancer{},
+		noModify: !modify, calls: map[Call]int{}}
+}
+
+func (s *Service) id() string {
+	s.lastID++
+	return fmt.Sprintf("%08x-0000-4000-8000-000000000000", s.lastID)
+}
+
+// SetNetwork changes the network. If its ID differs, the service forgets its endpoints and all
+// load balancers, as if the network had been made again.
+func (s *Service) SetNetwork(n winkernel.Network) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n.ID != s.network.ID {
+		maps.DeleteFunc(s.endpoints, func(_ string, e winkernel.Endpoint) bool { return e.Network == s.network.ID })
+		clear(s.lbs)
+	}
+	s.network = n
+}
+
+// Plug makes an endpoint as the network plugin does, whatever exists. It returns its ID.
+func (s *Service) Plug(e winkernel.Endpoint) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.ID = s.id()
+	if e.Network == "" {
+		e.Network = s.network.ID
+	}
+	s.endpoints[e.ID] = e
+	return e.ID
+}
+
+// Unplug deletes the local endpoint with an address as the network plugin does. Load balancers
+// lose it.
+func (s *Service) Unplug(a netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, e := range s.endpoints {
+		if e.Remote || !slices.Contains(e.Addrs, a) {
+			continue
+		}
+		delete(s.endpoints, id)
+		for k, lb := range s.lbs {
+			lb.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(has string) bool { return has == id })
+			s.lbs[k] = lb
+		}
+	}
+}
+
+// Place makes a load balancer whatever exists, as an earlier process or another program.
+func (s *Service) Place(lb winkernel.LoadBalancer) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lb.ID = s.id()
+	s.lbs[lb.ID] = lb
+	return lb.ID
+}
+
+// Stop stops the service: every call fails until Start. It keeps its objects.
+func (s *Service) Stop() { s.set(true) }
+
+// Start starts a stopped service.
+func (s *Service) Start() { s.set(false) }
+
+func (s *Service) set(stopped bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = stopped
+}
+
+// Calls returns the number of calls since the last call of Calls.
+func (s *Service) Calls() map[Call]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := s.calls
+	s.calls = map[Call]int{}
+	return out
+}
+
+// Mistakes returns what a caller did that Windows may punish: it deleted an endpoint of a load
+// balancer, or an endpoint of the network plugin.
+func (s *Service) Mistakes() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.mistakes)
+}
+
+// Find returns the load balancer of a frontend and its endpoints. An endpoint that does not
+// exist is the zero Endpoint.
+func (s *Service) Find(f winkernel.Frontend) (winkernel.LoadBalancer, []winkernel.Endpoint, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, lb := range s.lbs {
+		if lb.Frontend == f {
+			out := make([]winkernel.Endpoint, len(lb.Endpoints))
+			for i, id := range lb.Endpoints {
+				out[i] = s.endpoints[id]
+			}
+			return lb, out, true
+		}
+	}
+	return winkernel.LoadBalancer{}, nil, false
+}
+
+// Supports implements [winkernel.HNS].
+func (s *Service) Supports(f winkernel.Feature) error {
+	if slices.Contains(s.Lacks, f) {
+		return winkernel.ErrNotImplemented
+	}
+	return nil
+}
+
+// Network implements [winkernel.HNS].
+func (s *Service) Network(name string) (winkernel.Network, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls[Read]++
+	switch {
+	case s.stopped:
+		return winkernel.Network{}, winkernel.ErrNotRunning
+	case name != s.network.Name:
+		return winkernel.Network{}, fmt.Errorf("network %q: %w", name, winkernel.ErrNotFound)
+	}
+	return s.network, nil
+}
+
+// Endpoints implements [winkernel.HNS].
+func (s *Service) Endpoints() ([]winkernel.Endpoint, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return list(s, s.endpoints)
+}
+
+// LoadBalancers implements [winkernel.HNS].
+func (s *Service) LoadBalancers() ([]winkernel.LoadBalancer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return list(s, s.lbs)
+}
+
+func list[T any](s *Service, m map[string]T) ([]T, error) {
+	s.calls[Read] += len(m) + 1
+	if s.stopped {
+		return nil, winkernel.ErrNotRunning
+	}
+	out := slices.Collect(maps.Values(m))
+	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out, nil
+}
+
+// write performs a call that writes.
+func (s *Service) write(c Call, f func() error) error {
+	s.mu.Lock()
+	before, after := s.Before, s.After
+	s.mu.Unlock()
+	if before != nil {
+		if err := before(c); err != nil {
+			s.count(c)
+			return err
+		}
+	}
+	s.mu.Lock()
+	s.calls[c]++
+	err := winkernel.ErrNotRunning
+	if !s.stopped {
+		err = f()
+	}
+	s.mu.Unlock()
+	if err == nil && after != nil {
+		after(c)
+	}
+	return err
+}
+
+func (s *Service) count(c Call) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls[c]++
+}
+
+// CreateEndpoint implements [winkernel.HNS].
+func (s *Service) CreateEndpoint(e winkernel.Endpoint) (winkernel.Endpoint, error) {
+	err := s.write(CreateEndpoint, func() error {
+		if e.Network != s.network.ID {
+			return fmt.Errorf("network %s: %w", e.Network, winkernel.ErrNotFound)
+		}
+		for _, o := range s.endpoints {
+			if o.Network == e.Network && slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return slices.Contains(o.Addrs, a) }) {
+				return fmt.Errorf("endpoint %v: %w", e.Addrs, winkernel.ErrExists)
+			}
+		}
+		e.ID = s.id()
+		s.endpoints[e.ID] = e
+		return nil
+	})
+	return e, err
+}
+
+// DeleteEndpoint implements [winkernel.HNS].
+func (s *Service) DeleteEndpoint(id string) error {
+	return s.write(DeleteEndpoint, func() error {
+		e, ok := s.endpoints[id]
+		if !ok {
+			return fmt.Errorf("endpoint %s: %w", id, winkernel.ErrNotFound)
+		}
+		if !e.Remote {
+			s.mistakes = append(s.mistakes, fmt.Sprintf("deleted the local endpoint %v", e.Addrs))
+		}
+		for _, lb := range s.lbs {
+			if slices.Contains(lb.Endpoints, id) {
+				s.mistakes = append(s.mistakes, fmt.Sprintf("deleted endpoint %v of load balancer %v", e.Addrs, lb.Frontend))
+			}
+		}
+		delete(s.endpoints, id)
+		return nil
+	})
+}
+
+// CreateLoadBalancer implements [winkernel.HNS].
+func (s *Service) CreateLoadBalancer(lb winkernel.LoadBalancer) (winkernel.LoadBalancer, error) {
+	err := s.write(CreateLoadBalancer, func() error {
+		lb.ID = ""
+		if err := s.check(lb); err != nil {
+			return err
+		}
+		lb.ID = s.id()
+		lb.Endpoints = slices.Clone(lb.Endpoints)
+		s.lbs[lb.ID] = lb
+		return nil
+	})
+	return lb, err
+}
+
+// ModifyLoadBalancer implements [winkernel.HNS].
+func (s *Service) ModifyLoadBalancer(lb winkernel.LoadBalancer) (winkernel.LoadBalancer, error) {
+	err := s.write(ModifyLoadBalancer, func() error {
+		if s.noModify {
+			return winkernel.ErrNotImplemented
+		}
+		if _, ok := s.lbs[lb.ID]; !ok {
+			return fmt.Errorf("load balancer %s: %w", lb.ID, winkernel.ErrNotFound)
+		}
+		if err := s.check(lb); err != nil {
+			return err
+		}
+		lb.Endpoints = slices.Clone(lb.Endpoints)
+		s.lbs[lb.ID] = lb
+		return nil
+	})
+	return lb, err
+}
+
+// check returns an error if the service refuses the settings.
+func (s *Service) check(lb winkernel.LoadBalancer) error {
+	for _, id := range lb.Endpoints {
+		if _, ok := s.endpoints[id]; !ok {
+			return fmt.Errorf("endpoint %s: %w", id, winkernel.ErrNotFound)
+		}
+	}
+	for _, o := range s.lbs {
+		if o.Frontend == lb.Frontend && o.ID != lb.ID {
+			return fmt.Errorf("load balancer %v: %w", lb.Frontend, winkernel.ErrExists)
+		}
+	}
+	return nil
+}
+
+// DeleteLoadBalancer implements [winkernel.HNS].
+func (s *Service) DeleteLoadBalancer(id string) error {
+	return s.write(DeleteLoadBalancer, func() error {
+		if _, ok := s.lbs[id]; !ok {
+			return fmt.Errorf("load balancer %s: %w", id, winkernel.ErrNotFound)
+		}
+		delete(s.lbs, id)
+		return nil
+	})
+}

@@ -1,0 +1,11 @@
+//go:build !windows
+
+package winkernel
+
+import "github.com/go-proxier/proxier/ruleset"
+
+// Open returns the service of this machine. On systems other than Windows it returns a
+// [*ruleset.UnsupportedError].
+func Open() (HNS, error) {
+	return nil, &ruleset.UnsupportedError{Backend: "winkernel", Feature: "Host Networking Service", Minimum: "Windows Server 2019"}
+}

@@ -1,0 +1,215 @@
+package winkernel
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// HNS is the part of Windows' Host Networking Service, version 2, that a Backend uses. [Open]
+// returns the service of this machine, and package fakehns has one in memory. Each method
+// that writes is one call of the service. A Backend calls one method at a time.
+//
+// Errors wrap one of the sentinels of this package where one fits.
+type HNS interface {
+	// Supports returns nil if the service has a feature, and otherwise an error that wraps
+	// ErrNotImplemented or the reason why this cannot be said.
+	Supports(Feature) error
+	// Network returns the network with the given name. Without one, the error wraps
+	// ErrNotFound.
+	Network(name string) (Network, error)
+	// Endpoints returns the endpoints of all networks.
+	Endpoints() ([]Endpoint, error)
+	// LoadBalancers returns all load balancers.
+	LoadBalancers() ([]LoadBalancer, error)
+	// CreateEndpoint creates an endpoint in the network e.Network, ignores e.ID, and returns
+	// the endpoint with its ID.
+	CreateEndpoint(e Endpoint) (Endpoint, error)
+	// DeleteEndpoint deletes an endpoint by its ID.
+	DeleteEndpoint(id string) error
+	// CreateLoadBalancer creates a load balancer, ignores lb.ID, and returns the load balancer
+	// with its ID.
+	CreateLoadBalancer(lb LoadBalancer) (LoadBalancer, error)
+	// ModifyLoadBalancer replaces the settings of the load balancer lb.ID in place and returns
+	// the settings that the service then has. A service that cannot do this returns
+	// ErrNotImplemented.
+	ModifyLoadBalancer(lb LoadBalancer) (LoadBalancer, error)
+	// DeleteLoadBalancer deletes a load balancer by its ID.
+	DeleteLoadBalancer(id string) error
+}
+
+var (
+	// ErrNotRunning means that the service does not run or stopped during the call
+	// (RPC_S_SERVER_UNAVAILABLE, 0x6b5). It keeps its objects over a restart.
+	ErrNotRunning = errors.New("host networking service is not running")
+	// ErrNotFound means that the network, endpoint or load balancer does not exist
+	// (ERROR_NOT_FOUND, HCN_E_NETWORK_NOT_FOUND, HCN_E_ENDPOINT_NOT_FOUND).
+	ErrNotFound = errors.New("not found")
+	// ErrExists means that another object has the address or the port
+	// (HCN_E_PORT_ALREADY_EXISTS, ERROR_ALREADY_EXISTS).
+	ErrExists = errors.New("already exists")
+	// ErrNotImplemented means that this version of Windows cannot do it (E_NOTIMPL).
+	ErrNotImplemented = errors.New("not implemented by this version of Windows")
+)
+
+// Feature is something that only some versions of the service have.
+type Feature string
+
+// The features, with the version of HNS that a feature first appeared in.
+const (
+	// DSR is direct server return: 9.3 and 10.2.
+	DSR Feature = "direct server return"
+	// RemoteSubnets is overlay networks: 9.2.
+	RemoteSubnets Feature = "overlay networks"
+	// DualStack is load balancers for IPv6: 11.10.
+	DualStack Feature = "IPv6"
+	// ClientAffinity is distribution by source address: 12.0.
+	ClientAffinity Feature = "session affinity"
+)
+
+// NetworkType is the kind of a network.
+type NetworkType string
+
+// The kinds of network that a Backend supports.
+const (
+	// L2Bridge is a network whose pods have addresses that the nodes' network routes.
+	L2Bridge NetworkType = "L2Bridge"
+	// Overlay is a network whose packets to other nodes are encapsulated (VXLAN).
+	Overlay NetworkType = "Overlay"
+)
+
+// Network is a network of the service: the one that the node's network plugin made for pods.
+type Network struct {
+	// ID is the network's GUID.
+	ID string
+	// Name is the name by which the network is configured.
+	Name string
+	// Type is the kind of the network, in the spelling of the constants.
+	Type NetworkType
+	// RemoteSubnets lists the pod ranges of other nodes in an overlay, by prefix.
+	RemoteSubnets []RemoteSubnet
+}
+
+// RemoteSubnet is the pod range of another node in an overlay.
+type RemoteSubnet struct {
+	// Prefix is the range, masked.
+	Prefix netip.Prefix
+	// Provider is the address of the node that has the range.
+	Provider netip.Addr
+}
+
+// equal reports whether two networks are the same in all fields.
+func (n *Network) equal(o *Network) bool {
+	return n.ID == o.ID && n.Name == o.Name && n.Type == o.Type && slices.Equal(n.RemoteSubnets, o.RemoteSubnets)
+}
+
+// provider returns the address of the node that has the pod or node address a, or false if
+// the network does not tell.
+func (n *Network) provider(a netip.Addr) (netip.Addr, bool) {
+	for _, s := range n.RemoteSubnets {
+		if s.Prefix.Contains(a) {
+			return s.Provider, true
+		}
+	}
+	return n.node(a)
+}
+
+// node returns a if a is the address of another node.
+func (n *Network) node(a netip.Addr) (netip.Addr, bool) {
+	for _, s := range n.RemoteSubnets {
+		if s.Provider == a {
+			return a, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// Endpoint is an address that load balancers can send to. The network plugin makes one for
+// each pod of the node. A Backend makes remote ones for pods of other nodes.
+type Endpoint struct {
+	// ID is the endpoint's GUID.
+	ID string
+	// Network is the ID of the endpoint's network.
+	Network string
+	// Name is the name that the maker of the endpoint gave it; it may be "".
+	Name string
+	// Addrs holds one address, or one of each family.
+	Addrs []netip.Addr
+	// MAC is the endpoint's hardware address, in lower case with "-" between the bytes.
+	MAC string
+	// Remote reports whether the address is not this node's.
+	Remote bool
+	// Provider is, in an overlay, the address of the node that has the endpoint; the zero
+	// Addr means none.
+	Provider netip.Addr
+}
+
+// Frontend identifies a load balancer. The service refuses a second one that is equal.
+type Frontend struct {
+	// VIP is the address, or the zero Addr for a node port: all addresses of the node.
+	VIP netip.Addr
+	// Port is the port that clients connect to.
+	Port uint16
+	// Protocol is TCP, UDP or SCTP.
+	Protocol v1.Protocol
+	// Family is the address family. It distinguishes node ports.
+	Family tracker.Family
+}
+
+// String returns the frontend for messages, such as "TCP 10.96.0.10:80" and "TCP node port
+// 30080 IPv6".
+func (f Frontend) String() string {
+	if f.VIP.IsValid() {
+		return string(f.Protocol) + " " + netip.AddrPortFrom(f.VIP, f.Port).String()
+	}
+	return string(f.Protocol) + " node port " + itoa(f.Port) + " " + f.Family.String()
+}
+
+// PortFlags is a set of properties of a load balancer's port
+// (HCN_LOAD_BALANCER_PORT_MAPPING_FLAGS).
+type PortFlags uint32
+
+// The flags that Services need. The service has another one, ILB = 1.
+const (
+	// LocalRoutedVIP lets the host itself connect.
+	LocalRoutedVIP PortFlags = 2
+	// UseMux means that a multiplexer in front of the node chose it.
+	UseMux PortFlags = 4
+	// PreserveDIP keeps the destination of packets: pods see the VIP.
+	PreserveDIP PortFlags = 8
+	// VIPExternalIP means that clients outside the cluster use the address.
+	VIPExternalIP PortFlags = 16
+)
+
+// LoadBalancer forwards the connections to one Frontend.
+type LoadBalancer struct {
+	// ID is the load balancer's GUID.
+	ID string
+	// Frontend is what clients connect to. The zero value means that the service lists a
+	// load balancer that is half made, without a port, or one of another kind.
+	Frontend Frontend
+	// InternalPort is the port of all endpoints.
+	InternalPort uint16
+	// Endpoints holds the IDs of the endpoints, sorted.
+	Endpoints []string
+	// DSR means direct server return: replies do not pass through the load balancer.
+	DSR bool
+	// Flags holds the port's properties.
+	Flags PortFlags
+	// ClientAffinity keeps a client at its endpoint (distribution SourceIP). The service has
+	// no timeout for it.
+	ClientAffinity bool
+	// SourceVIP is, in an overlay, the source address towards remote endpoints; the zero Addr
+	// means none.
+	SourceVIP netip.Addr
+}
+
+// equal reports whether two load balancers have the same settings, apart from their IDs.
+func (lb *LoadBalancer) equal(o *LoadBalancer) bool {
+	return lb.Frontend == o.Frontend && lb.InternalPort == o.InternalPort && slices.Equal(lb.Endpoints, o.Endpoints) &&
+		lb.DSR == o.DSR && lb.Flags == o.Flags && lb.ClientAffinity == o.ClientAffinity && lb.SourceVIP == o.SourceVIP
+}

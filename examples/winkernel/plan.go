@@ -1,0 +1,197 @@
+package winkernel
+
+import (
+	"net/netip"
+	"slices"
+
+	"k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// wanted is a load balancer that a Service needs. Its endpoints are addresses, because the
+// service's IDs are not part of a plan.
+type wanted struct {
+	// settings has no Endpoints and no ID.
+	settings LoadBalancer
+	// pool holds the endpoints, all with the port settings.InternalPort. It is empty if root
+	// is set.
+	pool []*tracker.Endpoint
+	// root means that the only endpoint is the root endpoint.
+	root bool
+}
+
+// planner turns compiled Services into load balancers. It is pure.
+type planner struct {
+	config  *Config
+	network *Network
+}
+
+// plan returns the load balancers of a Service, at most one for each Frontend.
+func (p planner) plan(s *ruleset.Service) []wanted {
+	out := make([]wanted, 0, len(s.Frontends))
+	source := p.sourceVIP(s)
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		pool := p.pool(s, f)
+		if len(pool) == 0 {
+			continue // the service cannot reject
+		}
+		w := wanted{settings: LoadBalancer{
+			Frontend:       Frontend{f.Addr, f.Port, s.Key.Protocol, s.Key.Family},
+			ClientAffinity: s.Port.Affinity != 0,
+			SourceVIP:      source,
+		}}
+		w.settings.DSR, w.settings.Flags = p.properties(s, f)
+		w.settings.InternalPort, w.pool = onePort(pool)
+		out = append(out, w)
+	}
+	return p.addHealthChecks(out, s)
+}
+
+// pool returns the endpoints of new connections to a frontend.
+func (p planner) pool(s *ruleset.Service, f *ruleset.Frontend) []*tracker.Endpoint {
+	switch {
+	case f.Kind == ruleset.ClusterIP:
+		return s.Pool(f.Internal)
+	case preserves(s, f):
+		return s.Selection.Local
+	}
+	return s.Pool(f.Target)
+}
+
+// preserves reports whether the annotation PreserveDestination applies to a frontend. It means
+// that traffic keeps its destination and uses endpoints of this node only.
+func preserves(s *ruleset.Service, f *ruleset.Frontend) bool {
+	return preservesDestination(s.Port) && (f.Kind == ruleset.NodePort || isIngress(s, f))
+}
+
+// isIngress reports whether a frontend is a load-balancer IP, even if it is an external IP as
+// well.
+func isIngress(s *ruleset.Service, f *ruleset.Frontend) bool {
+	return f.Kind == ruleset.LoadBalancerIP || f.Kind == ruleset.ExternalIP && slices.Contains(s.Port.LoadBalancerIPs, f.Addr)
+}
+
+// properties returns whether a frontend's load balancer uses direct server return, and its
+// flags.
+func (p planner) properties(s *ruleset.Service, f *ruleset.Frontend) (dsr bool, flags PortFlags) {
+	switch {
+	case f.Kind == ruleset.ClusterIP:
+		return p.config.DSR, 0
+	case f.Kind == ruleset.NodePort:
+		return s.Port.ExternalLocal, LocalRoutedVIP | VIPExternalIP
+	case preserves(s, f):
+		return true, VIPExternalIP | UseMux | PreserveDIP
+	}
+	return s.Port.ExternalLocal, VIPExternalIP
+}
+
+// onePort returns the endpoints of a pool that share one port, and that port: a load balancer
+// has one port for all endpoints. It chooses the port of most endpoints, and of these the
+// lowest, so that a new target port takes over in the middle of a rolling update.
+func onePort(pool []*tracker.Endpoint) (uint16, []*tracker.Endpoint) {
+	first := pool[0].Addr.Port()
+	if !slices.ContainsFunc(pool, func(e *tracker.Endpoint) bool { return e.Addr.Port() != first }) {
+		return first, pool
+	}
+	count := map[uint16]int{}
+	for _, e := range pool {
+		count[e.Addr.Port()]++
+	}
+	best := first
+	for port, n := range count {
+		if n > count[best] || n == count[best] && port < best {
+			best = port
+		}
+	}
+	return best, slices.DeleteFunc(slices.Clone(pool), func(e *tracker.Endpoint) bool { return e.Addr.Port() != best })
+}
+
+// sourceVIP returns the source address of a Service's connections to remote endpoints. Nodes,
+// and endpoints that the network does not know, cannot answer to the configured address.
+func (p planner) sourceVIP(s *ruleset.Service) netip.Addr {
+	if p.network.Type != Overlay {
+		return netip.Addr{}
+	}
+	for _, e := range s.Selection.Reachable {
+		if p.local(e) {
+			continue
+		}
+		_, isNode := p.network.node(e.Addr.Addr())
+		if _, known := p.network.provider(e.Addr.Addr()); isNode || !known {
+			return p.config.NodeIPs[0]
+		}
+	}
+	return p.config.SourceVIP
+}
+
+// local reports whether an endpoint is a pod of this node.
+func (p planner) local(e *tracker.Endpoint) bool { return e.IsLocal(p.config.Node) }
+
+// addHealthChecks adds the load balancers that forward health checks of load-balancer IPs to
+// the node, unless a frontend of the Service has the port.
+func (p planner) addHealthChecks(out []wanted, s *ruleset.Service) []wanted {
+	if !p.config.ForwardHealthCheckVIP {
+		return out
+	}
+	port := s.Port.HealthCheckNodePort
+	if port == 0 {
+		port = p.config.HealthzPort
+	}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		if port == 0 || !isIngress(s, f) {
+			continue
+		}
+		w := wanted{root: true, settings: LoadBalancer{
+			Frontend:     Frontend{f.Addr, port, v1.ProtocolTCP, s.Key.Family},
+			InternalPort: port,
+		}}
+		if slices.ContainsFunc(out, func(o wanted) bool { return o.settings.Frontend == w.settings.Frontend }) {
+			continue
+		}
+		if p.network.Type == Overlay {
+			w.settings.SourceVIP = p.config.SourceVIP
+		}
+		if preservesDestination(s.Port) {
+			w.settings.Flags = UseMux | PreserveDIP
+		}
+		out = append(out, w)
+	}
+	return out
+}
+
+// remoteEndpoint returns the endpoint to make for a pod of another node. The caller chooses
+// the MAC.
+func (p planner) remoteEndpoint(a netip.Addr) Endpoint {
+	e := Endpoint{Network: p.network.ID, Addrs: []netip.Addr{a}, Remote: true}
+	if p.network.Type == Overlay {
+		var ok bool
+		if e.Provider, ok = p.network.provider(a); !ok {
+			e.Provider = p.config.NodeIPs[0]
+		}
+	}
+	return e
+}
+
+// vipEndpoint returns the endpoint of a cluster IP, which an overlay needs.
+func (p planner) vipEndpoint(a netip.Addr) Endpoint {
+	return Endpoint{Network: p.network.ID, Addrs: []netip.Addr{a}, Remote: true, MAC: p.config.HostMAC, Provider: p.config.NodeIPs[0]}
+}
+
+// sourceEndpoint returns the endpoint of the source VIP, which an overlay needs.
+func (p planner) sourceEndpoint() Endpoint {
+	return Endpoint{Network: p.network.ID, Addrs: []netip.Addr{p.config.SourceVIP}, MAC: p.config.HostMAC}
+}
+
+// isRemotePod reports whether e is an endpoint that a Backend made for a pod of another node.
+func (p planner) isRemotePod(e *Endpoint) bool {
+	return e.Remote && e.Network == p.network.ID && len(e.Addrs) == 1 && hasRemoteMAC(e.MAC)
+}
+
+// isVIP reports whether e is an endpoint that a Backend made for a cluster IP.
+func (p planner) isVIP(e *Endpoint) bool {
+	return p.network.Type == Overlay && e.Remote && e.Network == p.network.ID && len(e.Addrs) == 1 &&
+		e.MAC == p.config.HostMAC && e.Provider == p.config.NodeIPs[0]
+}

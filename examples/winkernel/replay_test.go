@@ -1,0 +1,402 @@
+package winkernel_test
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+var worlds = flag.String("worlds", "testdata/worlds", "folder of worlds to replay")
+
+// TestWorlds replays recorded worlds. After each step the service must have the expected state,
+// and no frontend that is wanted before and after a step may be missing during it.
+func TestWorlds(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(*worlds, "*.json"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no worlds in %s: %v", *worlds, err)
+	}
+	var least, writes, steps atomic.Int64
+	t.Run("world", func(t *testing.T) {
+		for _, file := range files {
+			w, err := readWorld(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Run(w.Name, func(t *testing.T) {
+				t.Parallel()
+				r := newReplay(t, w)
+				for i := range w.Steps {
+					if !t.Run(strings.ReplaceAll(w.Steps[i].Name, " ", "_"), func(t *testing.T) { r.step(t, &w.Steps[i]) }) {
+						return
+					}
+				}
+				least.Add(int64(r.least))
+				writes.Add(int64(r.writes))
+				steps.Add(int64(r.steps))
+			})
+		}
+	})
+	t.Logf("%d steps with an expectation; %d writes where the least is %d", steps.Load(), writes.Load(), least.Load())
+	if writes.Load()*10 > least.Load()*12 {
+		t.Errorf("%d writes are more than 1.2 times the least, %d", writes.Load(), least.Load())
+	}
+}
+
+// replay is an agent beside a service in memory.
+type replay struct {
+	world   *world
+	hns     *fakehns.Service
+	tracker *tracker.Tracker
+	backend *winkernel.Backend
+	cursor  *ruleset.Cursor
+	// had holds the frontends after the last step.
+	had map[winkernel.Frontend]bool
+	// objects remembers the current objects, which a new process gets.
+	objects map[string][]byte
+	// steps, writes and least count what TestWorlds reports.
+	steps, writes, least int
+}
+
+func newReplay(t *testing.T, w *world) *replay {
+	r := &replay{world: w, hns: fakehns.New(w.network(&w.HNS.Network), w.HNS.Features.ModifyLoadBalancer), objects: map[string][]byte{}}
+	for i := range w.HNS.Endpoints {
+		r.hns.Plug(w.HNS.Endpoints[i].endpoint())
+	}
+	for i := range w.HNS.LoadBalancers {
+		r.hns.Place(w.HNS.LoadBalancers[i].lb(func(a netip.Addr) string { return r.endpointAt(t, a) }))
+	}
+	r.start(t)
+	return r
+}
+
+// endpointAt returns the ID of an endpoint with an address, a local one if there are two, or
+// an ID that does not exist.
+func (r *replay) endpointAt(t *testing.T, a netip.Addr) string {
+	t.Helper()
+	out := "missing-" + a.String()
+	endpoints, err := r.hns.Endpoints()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range endpoints {
+		if slices.Contains(e.Addrs, a) && (!e.Remote || strings.HasPrefix(out, "missing-")) {
+			out = e.ID
+		}
+	}
+	return out
+}
+
+// start makes a new process.
+func (r *replay) start(t *testing.T) {
+	t.Helper()
+	c := &r.world.Config
+	var families []tracker.Family
+	for _, f := range r.world.Families {
+		families = append(families, map[string]tracker.Family{"IPv4": tracker.IPv4, "IPv6": tracker.IPv6}[f])
+	}
+	var err error
+	r.tracker, err = tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: c.NodeName}, Families: families, OnService: winkernel.OnService})
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine, err := ruleset.NewEngine(ruleset.Config{Tracker: r.tracker})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.backend, err = winkernel.New(t.Context(), winkernel.Config{
+		HNS: r.hns, Network: c.NetworkName, Node: c.NodeName, NodeIPs: c.NodeIPs, DSR: r.world.DSR, HostMAC: c.HostMAC, SourceVIP: c.SourceVIP,
+		ForwardHealthCheckVIP: c.ForwardHealthCheckVIP, RootEndpoint: c.RootEndpointName, HealthzPort: c.HealthzPort,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.cursor = engine.Attach("winkernel", r.backend)
+	for _, key := range slices.Sorted(maps.Keys(r.objects)) {
+		if err := apply(r.tracker, r.objects[key]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.tracker.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+}
+
+// play performs the events and the changes of objects of a step.
+func (r *replay) play(t *testing.T, s *worldStep) {
+	t.Helper()
+	r.events(t, s)
+	for _, d := range s.Delete {
+		name := types.NamespacedName{Namespace: d.Namespace, Name: d.Name}
+		delete(r.objects, d.Kind+"/"+name.String())
+		switch d.Kind {
+		case "Service":
+			r.tracker.DeleteService(name)
+		case "EndpointSlice":
+			r.tracker.DeleteSlice(name)
+		}
+	}
+	for _, raw := range s.Apply {
+		r.objects[objectKey(t, raw)] = raw
+		if err := apply(r.tracker, raw); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.Restart {
+		r.start(t)
+	}
+	r.hns.Calls()
+}
+
+// step plays a step and compares the state.
+func (r *replay) step(t *testing.T, s *worldStep) {
+	t.Helper()
+	r.play(t, s)
+	missed := r.watchFrontends(t, s)
+	r.sync(t, s.Expect == nil)
+	r.count(s)
+	if t.Failed() || s.Expect == nil {
+		r.remember(t)
+		return
+	}
+	r.steps++
+	r.compare(t, s)
+	for _, m := range missed() {
+		t.Errorf("missing during the step: %s", m)
+	}
+	for _, m := range r.hns.Mistakes() {
+		t.Errorf("mistake: %s", m)
+	}
+	r.remember(t)
+}
+
+func objectKey(t *testing.T, raw []byte) string {
+	t.Helper()
+	o := struct {
+		Kind     string
+		Metadata struct{ Namespace, Name string }
+	}{}
+	if err := json.Unmarshal(raw, &o); err != nil {
+		t.Fatal(err)
+	}
+	return o.Kind + "/" + o.Metadata.Namespace + "/" + o.Metadata.Name
+}
+
+// events performs what happens to the service.
+func (r *replay) events(t *testing.T, s *worldStep) {
+	t.Helper()
+	r.hns.Before = nil
+	for _, e := range s.HNS {
+		switch {
+		case e.CreateEndpoint != nil:
+			r.hns.Plug(e.CreateEndpoint.endpoint())
+		case e.DeleteEndpoint != nil:
+			r.hns.Unplug(*e.DeleteEndpoint)
+		case e.SetNetwork != nil:
+			r.hns.SetNetwork(r.world.network(e.SetNetwork))
+		case e.Fail != nil:
+			left, call, err := e.Fail.Times, fakehns.Call(e.Fail.Call), code(e.Fail.Error)
+			r.hns.Before = func(c fakehns.Call) error {
+				if c != call || left == 0 {
+					return nil
+				}
+				left--
+				return err
+			}
+		case e.Stop:
+			r.hns.Stop()
+		case e.Start:
+			r.hns.Start()
+		default:
+			t.Fatalf("unknown event %+v", e)
+		}
+	}
+}
+
+// sync does what an agent does: it checks the service, and syncs until nothing is pending,
+// three times at most.
+func (r *replay) sync(t *testing.T, mayFail bool) {
+	t.Helper()
+	if err := r.backend.Check(t.Context()); errors.Is(err, ruleset.ErrNeedFull) {
+		r.cursor.Resync()
+	}
+	var err error
+	for range 3 {
+		if err = r.cursor.Sync(t.Context()); err == nil {
+			return
+		}
+	}
+	var waiting *winkernel.WaitingError
+	if !mayFail && !errors.As(err, &waiting) {
+		t.Errorf("sync: %v", err)
+	}
+}
+
+// count adds up the writes of a step for which the least number is known.
+func (r *replay) count(s *worldStep) {
+	calls := r.hns.Calls()
+	delete(calls, fakehns.Read)
+	if s.Writes.Least == nil || s.Expect == nil {
+		return
+	}
+	for _, n := range calls {
+		r.writes += n
+	}
+	for _, n := range s.Writes.Least {
+		r.least += n
+	}
+}
+
+// watchFrontends looks at the frontends after each write. The result returns those that the
+// service had before the step, has after it, and lacked in between. A service that cannot
+// modify load balancers cannot avoid this.
+func (r *replay) watchFrontends(t *testing.T, s *worldStep) func() []string {
+	lacked := map[winkernel.Frontend]bool{}
+	before := r.had
+	r.hns.After = func(fakehns.Call) {
+		now := r.frontends(t)
+		for f := range before {
+			if !now[f] {
+				lacked[f] = true
+			}
+		}
+	}
+	return func() (out []string) {
+		r.hns.After = nil
+		failing := slices.ContainsFunc(s.HNS, func(e worldEvent) bool { return e.Fail != nil || e.SetNetwork != nil })
+		if failing || !r.world.HNS.Features.ModifyLoadBalancer {
+			return nil
+		}
+		now := r.frontends(t)
+		for f := range lacked {
+			if now[f] {
+				out = append(out, f.String())
+			}
+		}
+		return out
+	}
+}
+
+func (r *replay) frontends(t *testing.T) map[winkernel.Frontend]bool {
+	t.Helper()
+	lbs, err := r.hns.LoadBalancers()
+	if err != nil {
+		return nil // the service is stopped
+	}
+	out := map[winkernel.Frontend]bool{}
+	for _, lb := range lbs {
+		out[lb.Frontend] = true
+	}
+	return out
+}
+
+func (r *replay) remember(t *testing.T) { r.had = r.frontends(t) }
+
+// compare compares the state of the service with the expected one.
+func (r *replay) compare(t *testing.T, s *worldStep) {
+	t.Helper()
+	endpoints, err := r.hns.Endpoints()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lbs, err := r.hns.LoadBalancers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := map[string]string{}
+	var have, may []string
+	for _, e := range endpoints {
+		line := describeEndpoint(e)
+		have = append(have, line)
+		for i, a := range e.Addrs {
+			if i == 0 || a.Is6() {
+				addr[e.ID+a.String()] = a.String()
+			}
+		}
+	}
+	var want []string
+	for i := range s.Expect.Endpoints {
+		line := describeEndpoint(s.Expect.Endpoints[i].endpoint())
+		if s.Expect.Endpoints[i].Optional {
+			may = append(may, line)
+		} else {
+			want = append(want, line)
+		}
+	}
+	byID := map[string]winkernel.Endpoint{}
+	for _, e := range endpoints {
+		byID[e.ID] = e
+	}
+	for _, lb := range lbs {
+		have = append(have, describeLB(lb, byID))
+	}
+	for i := range s.Expect.LoadBalancers {
+		l := &s.Expect.LoadBalancers[i]
+		lines := []string{describeLB(l.lb(netip.Addr.String), nil)}
+		for _, o := range l.AnyOf {
+			other := *l
+			other.InternalPort, other.Endpoints = o.InternalPort, o.Endpoints
+			lines = append(lines, describeLB(other.lb(netip.Addr.String), nil))
+		}
+		if at := slices.IndexFunc(lines, func(line string) bool { return slices.Contains(have, line) }); at > 0 {
+			lines[0] = lines[at]
+		}
+		if l.Optional {
+			may = append(may, lines[0])
+		} else {
+			want = append(want, lines[0])
+		}
+	}
+	for _, line := range want {
+		if i := slices.Index(have, line); i >= 0 {
+			have = slices.Delete(have, i, i+1)
+		} else {
+			t.Errorf("missing: %s", line)
+		}
+	}
+	for _, line := range have {
+		if i := slices.Index(may, line); i >= 0 {
+			may = slices.Delete(may, i, i+1)
+		} else {
+			t.Errorf("unexpected: %s", line)
+		}
+	}
+}
+
+// describeEndpoint returns an endpoint as a line. Only the prefix of a remote IPv6 endpoint's
+// MAC is defined.
+func describeEndpoint(e winkernel.Endpoint) string {
+	mac := e.MAC
+	if e.Remote && e.Addrs[0].Is6() {
+		mac = mac[:6]
+	}
+	return fmt.Sprintf("endpoint %v remote=%v mac=%s provider=%v", e.Addrs, e.Remote, mac, e.Provider)
+}
+
+// describeLB returns a load balancer as a line, with addresses in place of the IDs in byID.
+func describeLB(lb winkernel.LoadBalancer, byID map[string]winkernel.Endpoint) string {
+	var addrs []string
+	for _, id := range lb.Endpoints {
+		a := id
+		for _, is := range byID[id].Addrs {
+			if tracker.FamilyOf(is) == lb.Frontend.Family {
+				a = is.String()
+			}
+		}
+		addrs = append(addrs, a)
+	}
+	slices.Sort(addrs)
+	return fmt.Sprintf("load balancer %v to %d of %v dsr=%v flags=%d affinity=%v source=%v", lb.Frontend, lb.InternalPort, addrs, lb.DSR, lb.Flags, lb.ClientAffinity, lb.SourceVIP)
+}

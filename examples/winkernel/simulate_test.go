@@ -1,0 +1,201 @@
+package winkernel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/examples/winkernel/fakehns"
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/ruleset/conformance"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// lacks lists what the service cannot do.
+var lacks = map[conformance.Feature]string{
+	conformance.SourceRanges:       "HNS has no filter by source",
+	conformance.RefuseBySource:     "as source ranges",
+	conformance.AffinityTimeout:    "HNS has no timeout",
+	conformance.NodePortAddresses:  "a node port answers at every address",
+	conformance.ClosedPorts:        "HNS cannot refuse",
+	conformance.ServiceCIDRs:       "HNS cannot refuse",
+	conformance.Refuse:             "HNS cannot refuse",
+	conformance.MasqueradeAll:      "HNS decides about the source",
+	conformance.Masquerade:         "HNS decides about the source",
+	conformance.InterfaceDetection: "there is no internal traffic to detect",
+	conformance.ShortCircuit:       "a load balancer has one list of endpoints",
+	conformance.WeightedEndpoints:  "HNS has no weights",
+	conformance.ConsistentHash:     "HNS has no hash",
+	conformance.EndpointPorts:      "a load balancer has one internal port",
+}
+
+// host is a node with a service in memory and a network plugin that makes endpoints before
+// the agent hears of pods.
+type host struct {
+	*fakehns.Service
+	network winkernel.Network
+	node    *ruleset.Node
+	local   map[tracker.Key][]netip.Addr
+}
+
+func newHost(n winkernel.Network, modify bool) *host {
+	return &host{Service: fakehns.New(n, modify), network: n, local: map[tracker.Key][]netip.Addr{}}
+}
+
+// plug makes the local endpoints that the delta asks for. It returns a function that deletes
+// those of pods that are gone, or only some, as the network plugin does once their Services do without them.
+func (h *host) plug(node string, d *ruleset.Delta) (unplug func(only ...netip.Addr)) {
+	for _, c := range d.Changes {
+		delete(h.local, c.Key)
+		if c.New == nil {
+			continue
+		}
+		for _, e := range c.New.Endpoints {
+			if e.IsLocal(node) {
+				h.local[c.Key] = append(h.local[c.Key], e.Addr.Addr())
+			}
+		}
+	}
+	want, has := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for _, list := range h.local {
+		for _, a := range list {
+			want[a] = true
+		}
+	}
+	endpoints, _ := h.Endpoints()
+	for _, e := range endpoints {
+		has[e.Addrs[0]] = has[e.Addrs[0]] || !e.Remote
+	}
+	for a := range want {
+		if !has[a] {
+			h.Plug(winkernel.Endpoint{Addrs: []netip.Addr{a}, MAC: "00-15-5d-00-00-02"})
+		}
+	}
+	return func(only ...netip.Addr) {
+		for a, local := range has {
+			if local && !want[a] && (len(only) == 0 || slices.Contains(only, a)) {
+				h.Unplug(a)
+			}
+		}
+	}
+}
+
+// handle looks a packet up in the load balancers, as the service does.
+func (h *host) handle(p ruleset.Packet) conformance.Outcome {
+	f := winkernel.Frontend{VIP: p.To.Addr(), Port: p.To.Port(), Protocol: p.Protocol, Family: tracker.FamilyOf(p.To.Addr())}
+	lb, endpoints, ok := h.Find(f)
+	if !ok && slices.Contains(p.NodeAddresses, p.To.Addr()) && !p.To.Addr().IsLoopback() {
+		f.VIP = netip.Addr{}
+		lb, endpoints, ok = h.Find(f)
+	}
+	if !ok {
+		return conformance.Outcome{}
+	}
+	out := conformance.Outcome{Action: ruleset.ActionForward}
+	if lb.ClientAffinity {
+		out.Affinity = 1
+	}
+	for _, e := range endpoints {
+		c := conformance.Choice{Weight: 1}
+		if len(e.Addrs) != 0 && tracker.FamilyOf(e.Addrs[0]) == f.Family {
+			c.Addr = netip.AddrPortFrom(e.Addrs[0], lb.InternalPort)
+		}
+		out.Endpoints = append(out.Endpoints, c)
+	}
+	return out
+}
+
+// dump returns the load balancers, without IDs, and the remote endpoints.
+func (h *host) dump() string {
+	lbs, _ := h.LoadBalancers()
+	endpoints, _ := h.Endpoints()
+	byID := map[string]winkernel.Endpoint{}
+	var lines []string
+	for _, e := range endpoints {
+		byID[e.ID] = e
+		if e.Remote {
+			lines = append(lines, fmt.Sprint("remote ", e.Addrs))
+		}
+	}
+	for _, lb := range lbs {
+		lines = append(lines, describeLB(lb, byID))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// allWaiting returns the addresses that Services wait for.
+func allWaiting(err error) (out []netip.Addr) {
+	var partial *ruleset.PartialError
+	if errors.As(err, &partial) {
+		for _, err := range partial.Failed {
+			var waiting *winkernel.WaitingError
+			if errors.As(err, &waiting) {
+				out = append(out, waiting.Addrs...)
+			}
+		}
+	}
+	return out
+}
+
+func TestConformance(t *testing.T) {
+	for _, c := range []struct {
+		network  winkernel.NetworkType
+		families []tracker.Family
+		modify   bool
+	}{
+		{winkernel.L2Bridge, nil, true},
+		{winkernel.L2Bridge, nil, false},
+		{winkernel.Overlay, []tracker.Family{tracker.IPv4}, true},
+	} {
+		t.Run(fmt.Sprintf("%s/modify=%v", c.network, c.modify), func(t *testing.T) {
+			conformance.Simulate(t, conformance.Simulation{Skip: lacks, Families: c.families, New: func(tb testing.TB, env conformance.SimEnv) conformance.Plane {
+				return simulated(env, c.network, c.modify)
+			}})
+		})
+	}
+}
+
+func simulated(env conformance.SimEnv, network winkernel.NetworkType, modify bool) conformance.Plane {
+	h := newHost(winkernel.Network{ID: "net", Name: "cluster", Type: network}, modify)
+	h.Before = func(fakehns.Call) error { return env.Fail() }
+	if modify { // otherwise a changed load balancer is missing for a moment
+		h.After = func(fakehns.Call) { env.Look() }
+	}
+	return conformance.Plane{
+		Handle: h.handle, Dump: h.dump,
+		Backend: func() ruleset.Backend {
+			var ips []netip.Addr
+			for _, f := range env.Families {
+				ips = append(ips, map[tracker.Family]netip.Addr{tracker.IPv4: netip.MustParseAddr("192.0.2.250"), tracker.IPv6: netip.MustParseAddr("2001:db8::250")}[f])
+			}
+			var b *winkernel.Backend
+			return ruleset.BackendFunc(func(ctx context.Context, d *ruleset.Delta) error {
+				if b == nil {
+					var err error
+					if b, err = winkernel.New(ctx, winkernel.Config{
+						HNS: h, Network: "cluster", Node: d.Node.Info.Name, NodeIPs: ips,
+						HostMAC: "00-15-5d-00-00-01", SourceVIP: netip.MustParseAddr("192.0.2.251"),
+					}); err != nil {
+						return err
+					}
+				}
+				unplug := h.plug(d.Node.Info.Name, d)
+				err := b.Apply(ctx, d)
+				if waiting := (*winkernel.WaitingError)(nil); errors.As(err, &waiting) {
+					unplug(allWaiting(err)...)
+					err = b.Apply(ctx, d)
+				}
+				if err == nil {
+					unplug()
+				}
+				return err
+			})
+		},
+	}
+}

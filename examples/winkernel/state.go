@@ -1,0 +1,197 @@
+package winkernel
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// state is what the service has: read from it, and kept up to date by a Backend's own writes.
+type state struct {
+	network   Network
+	endpoints map[string]Endpoint
+	at        map[netip.Addr]addressed
+	lbs       map[Frontend]LoadBalancer
+	// broken holds the IDs of load balancers without a frontend, and of second ones.
+	broken []string
+	// root is the ID of the root endpoint, or "".
+	root string
+	// macs counts the endpoints by hardware address.
+	macs map[string]int
+}
+
+// addressed holds the IDs of the endpoints with an address in the state's network, or "". The
+// service may have a local and a remote one.
+type addressed struct{ local, remote string }
+
+// read returns the state of the service.
+func (c *Config) read() (*state, error) {
+	s := &state{lbs: map[Frontend]LoadBalancer{}}
+	var err error
+	if s.network, err = c.HNS.Network(c.Network); err != nil {
+		return nil, fmt.Errorf("winkernel: cannot read network %q: %w", c.Network, err)
+	}
+	if err := s.readEndpoints(c); err != nil {
+		return nil, err
+	}
+	lbs, err := c.HNS.LoadBalancers()
+	if err != nil {
+		return nil, fmt.Errorf("winkernel: cannot list load balancers: %w", err)
+	}
+	// The service returns them in any order. A fixed one makes the choice among equal
+	// frontends repeatable.
+	slices.SortFunc(lbs, func(a, b LoadBalancer) int { return strings.Compare(a.ID, b.ID) })
+	for _, lb := range lbs {
+		if !s.owns(&lb) {
+			continue
+		}
+		if _, second := s.lbs[lb.Frontend]; second || lb.Frontend == (Frontend{}) {
+			s.broken = append(s.broken, lb.ID)
+			continue
+		}
+		s.lbs[lb.Frontend] = lb
+	}
+	return s, nil
+}
+
+// owns reports whether a load balancer belongs to the node's service proxy: none of its
+// endpoints is in another network. It has no other mark.
+func (s *state) owns(lb *LoadBalancer) bool {
+	return !slices.ContainsFunc(lb.Endpoints, func(id string) bool {
+		e, ok := s.endpoints[id]
+		return ok && e.Network != s.network.ID
+	})
+}
+
+// readEndpoints replaces the endpoints of the state by those of the service.
+func (s *state) readEndpoints(c *Config) error {
+	list, err := c.HNS.Endpoints()
+	if err != nil {
+		return fmt.Errorf("winkernel: cannot list endpoints: %w", err)
+	}
+	s.endpoints, s.at, s.macs, s.root = make(map[string]Endpoint, len(list)), make(map[netip.Addr]addressed, len(list)), map[string]int{}, ""
+	for _, e := range list {
+		s.add(e)
+		if e.Name == c.RootEndpoint && e.Name != "" {
+			s.root = e.ID
+		}
+	}
+	return nil
+}
+
+// add adds an endpoint.
+func (s *state) add(e Endpoint) {
+	s.endpoints[e.ID] = e
+	s.macs[e.MAC]++
+	if e.Network != s.network.ID {
+		return
+	}
+	for _, a := range e.Addrs {
+		at := s.at[a]
+		if e.Remote {
+			at.remote = e.ID
+		} else {
+			at.local = e.ID
+		}
+		s.at[a] = at
+	}
+}
+
+// remove removes an endpoint.
+func (s *state) remove(id string) {
+	for _, a := range s.endpoints[id].Addrs {
+		at := s.at[a]
+		if at.local == id {
+			at.local = ""
+		}
+		if at.remote == id {
+			at.remote = ""
+		}
+		if at == (addressed{}) {
+			delete(s.at, a)
+		} else {
+			s.at[a] = at
+		}
+	}
+	s.macs[s.endpoints[id].MAC]--
+	delete(s.endpoints, id)
+}
+
+// usedBy yields the frontends whose load balancers have an endpoint. It looks at every load
+// balancer.
+func (s *state) usedBy(id string) []Frontend {
+	var out []Frontend
+	for f, lb := range s.lbs {
+		if slices.Contains(lb.Endpoints, id) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// differs describes the first difference that matters between what a Backend wrote and what
+// the service has now, or returns "". Other endpoints of pods, and other networks, do not
+// matter. waiting holds the addresses of pods that had no endpoint.
+func (s *state) differs(now *state, p planner, waiting map[tracker.Key][]netip.Addr) (what string, f tracker.Family) {
+	if s.network.ID != now.network.ID {
+		return fmt.Sprintf("network %q was replaced", s.network.Name), p.families()
+	}
+	if s.root != now.root && p.config.ForwardHealthCheckVIP {
+		return fmt.Sprintf("endpoint %q was made, replaced or deleted", p.config.RootEndpoint), p.families()
+	}
+	if len(now.broken) != 0 {
+		return "a load balancer has no port or has the frontend of another", p.families()
+	}
+	for front, lb := range s.lbs {
+		if is, ok := now.lbs[front]; !ok || is.ID != lb.ID || !is.equal(&lb) {
+			return "load balancer " + front.String() + " was changed or deleted", front.Family
+		}
+	}
+	for front := range now.lbs {
+		if _, ok := s.lbs[front]; !ok {
+			return "load balancer " + front.String() + " was added", front.Family
+		}
+	}
+	for id, e := range s.endpoints {
+		if !p.isRemotePod(&e) && !p.isVIP(&e) {
+			continue
+		}
+		if is, ok := now.endpoints[id]; !ok || !slices.Equal(is.Addrs, e.Addrs) {
+			return fmt.Sprintf("endpoint %v was deleted", e.Addrs[0]), tracker.FamilyOf(e.Addrs[0])
+		}
+		if now := (planner{p.config, &now.network}); p.isRemotePod(&e) && now.remoteEndpoint(e.Addrs[0]).Provider != e.Provider {
+			return fmt.Sprintf("endpoint %v is on another node", e.Addrs[0]), tracker.FamilyOf(e.Addrs[0])
+		}
+	}
+	// A pod's endpoint that a load balancer has was compared with the load balancer, unless
+	// the service still names the deleted one there.
+	for _, lb := range s.lbs {
+		for _, id := range lb.Endpoints {
+			if _, ok := now.endpoints[id]; !ok {
+				return "an endpoint of load balancer " + lb.Frontend.String() + " was deleted", lb.Frontend.Family
+			}
+		}
+	}
+	for _, list := range waiting {
+		for _, a := range list {
+			if now.at[a] != s.at[a] {
+				return fmt.Sprintf("endpoint %v was made or deleted", a), tracker.FamilyOf(a)
+			}
+		}
+	}
+	if now.network.Type == Overlay && now.at[p.config.SourceVIP].local == "" {
+		return fmt.Sprintf("endpoint %v was deleted", p.config.SourceVIP), tracker.IPv4
+	}
+	return "", 0
+}
+
+// families returns the family of a single-stack node, and 0 for both.
+func (p planner) families() tracker.Family {
+	if len(p.config.NodeIPs) == 1 {
+		return tracker.FamilyOf(p.config.NodeIPs[0])
+	}
+	return 0
+}

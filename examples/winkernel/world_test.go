@@ -1,0 +1,200 @@
+package winkernel_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/go-proxier/proxier/examples/winkernel"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// world is a story in a file: objects go in, and each step has the state that the service must
+// have after it.
+type world struct {
+	Name, About, Network string
+	Format               int
+	DSR                  bool
+	Families             []string
+	Config               struct {
+		NodeName              string
+		NodeIPs               []netip.Addr
+		HostMAC               string
+		SourceVIP             netip.Addr
+		NetworkName           string
+		ForwardHealthCheckVIP bool
+		RootEndpointName      string
+		HealthzPort           uint16
+	}
+	HNS struct {
+		Features      struct{ ModifyLoadBalancer bool }
+		Network       worldNetwork
+		Endpoints     []worldEndpoint
+		LoadBalancers []worldLB
+	}
+	Steps []worldStep
+}
+
+type worldNetwork struct {
+	ID, Type      string
+	RemoteSubnets []struct {
+		Prefix          netip.Prefix
+		ProviderAddress netip.Addr
+	}
+}
+
+type worldEndpoint struct {
+	Name            string
+	IPs             []netip.Addr
+	Remote          bool
+	MAC             string
+	ProviderAddress netip.Addr
+	Optional        bool `json:"optional"`
+}
+
+type worldLB struct {
+	For, VIP, Protocol         string
+	ExternalPort, InternalPort uint16
+	Endpoints                  []netip.Addr
+	Flags, PortFlags           []string
+	Distribution               string
+	SourceVIP                  string
+	Optional                   bool
+	AnyOf                      []struct {
+		InternalPort uint16
+		Endpoints    []netip.Addr
+	}
+}
+
+// worldEvent is what happens to the service: one of its fields is set.
+type worldEvent struct {
+	CreateEndpoint *worldEndpoint
+	DeleteEndpoint *netip.Addr
+	SetNetwork     *worldNetwork
+	Fail           *struct {
+		Call, Error string
+		Times       int
+	}
+	Stop, Start bool
+}
+
+type worldStep struct {
+	Name    string
+	Restart bool
+	HNS     []worldEvent
+	Delete  []struct{ Kind, Namespace, Name string }
+	Apply   []json.RawMessage
+	Expect  *struct {
+		LoadBalancers []worldLB
+		Endpoints     []worldEndpoint
+	}
+	Writes struct{ Least map[string]int }
+	Note   string
+}
+
+func readWorld(file string) (*world, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	w := &world{}
+	if err := json.Unmarshal(text, w); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if w.Format != 1 {
+		return nil, fmt.Errorf("%s: format %d is unknown", file, w.Format)
+	}
+	return w, nil
+}
+
+func (w *world) network(n *worldNetwork) winkernel.Network {
+	out := winkernel.Network{ID: n.ID, Name: w.Config.NetworkName, Type: winkernel.L2Bridge}
+	if strings.EqualFold(n.Type, "overlay") {
+		out.Type = winkernel.Overlay
+	}
+	for _, s := range n.RemoteSubnets {
+		out.RemoteSubnets = append(out.RemoteSubnets, winkernel.RemoteSubnet{Prefix: s.Prefix, Provider: s.ProviderAddress})
+	}
+	return out
+}
+
+func (e *worldEndpoint) endpoint() winkernel.Endpoint {
+	return winkernel.Endpoint{Name: e.Name, Addrs: e.IPs, Remote: e.Remote, Provider: e.ProviderAddress,
+		MAC: strings.ToLower(strings.ReplaceAll(e.MAC, ":", "-"))}
+}
+
+// lb returns the load balancer, with the IDs that id returns for its endpoints. A load balancer
+// that is half made has no port.
+func (l *worldLB) lb(id func(netip.Addr) string) winkernel.LoadBalancer {
+	out := winkernel.LoadBalancer{InternalPort: l.InternalPort, DSR: slices.Contains(l.Flags, "DSR"),
+		ClientAffinity: l.Distribution == "SourceIP"}
+	if l.Protocol != "" {
+		out.Frontend = winkernel.Frontend{Port: l.ExternalPort, Protocol: v1.Protocol(l.Protocol), Family: tracker.IPv4}
+	}
+	if l.VIP != "" && l.Protocol != "" {
+		out.Frontend.VIP = netip.MustParseAddr(l.VIP)
+	}
+	if slices.Contains(l.Flags, "IPv6") {
+		out.Frontend.Family = tracker.IPv6
+	}
+	if l.SourceVIP != "" {
+		out.SourceVIP = netip.MustParseAddr(l.SourceVIP)
+	}
+	for _, f := range l.PortFlags {
+		out.Flags |= map[string]winkernel.PortFlags{"LocalRoutedVIP": winkernel.LocalRoutedVIP, "UseMux": winkernel.UseMux,
+			"PreserveDIP": winkernel.PreserveDIP, "VipExternalIP": winkernel.VIPExternalIP}[f]
+	}
+	for _, a := range l.Endpoints {
+		out.Endpoints = append(out.Endpoints, id(a))
+	}
+	slices.Sort(out.Endpoints)
+	return out
+}
+
+// apply passes an object to the tracker.
+func apply(t *tracker.Tracker, raw json.RawMessage) error {
+	var kind struct{ Kind string }
+	if err := json.Unmarshal(raw, &kind); err != nil {
+		return err
+	}
+	var err error
+	switch kind.Kind {
+	case "Service":
+		s := &v1.Service{}
+		if err = json.Unmarshal(raw, s); err == nil {
+			t.SetService(s)
+		}
+	case "EndpointSlice":
+		s := &discovery.EndpointSlice{}
+		if err = json.Unmarshal(raw, s); err == nil {
+			t.SetSlice(s)
+		}
+	case "Node":
+		n := &v1.Node{}
+		if err = json.Unmarshal(raw, n); err == nil {
+			t.SetNode(tracker.NodeInfoOf(n))
+		}
+	default:
+		err = fmt.Errorf("object of kind %q", kind.Kind)
+	}
+	return err
+}
+
+// code returns the error of an HRESULT.
+func code(text string) error {
+	n, err := strconv.ParseUint(text, 0, 32)
+	if err != nil {
+		return err
+	}
+	if n == 0x80004001 {
+		return winkernel.ErrNotImplemented
+	}
+	return fmt.Errorf("HRESULT %#x", n)
+}
