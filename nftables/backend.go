@@ -57,6 +57,7 @@ type state struct {
 	// gracePeriod is how long an endpoint's connections to itself are still masqueraded after
 	// the endpoint is gone.
 	gracePeriod time.Duration
+	limits      limits
 }
 
 // New returns a backend for the network namespace that c names. It opens a netlink
@@ -65,6 +66,10 @@ type state struct {
 // or wraps [ruleset.ErrConfig]. Any other error may be temporary. Apply writes the tables
 // when it gets the first full delta. The tables stay in place when the backend is closed.
 func New(ctx context.Context, c Config) (*Backend, error) {
+	return newBackend(ctx, c, defaultLimits)
+}
+
+func newBackend(ctx context.Context, c Config, l limits) (*Backend, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -72,7 +77,7 @@ func New(ctx context.Context, c Config) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{state{config: c, complaints: complaint.NewLog(c.Log), name: c.Table, conn: conn, writer: newWriter(c.Table), gracePeriod: time.Second}}
+	b := &Backend{state{config: c, complaints: complaint.NewLog(c.Log), name: c.Table, conn: conn, writer: newWriter(c.Table), gracePeriod: time.Second, limits: l}}
 	b.open, b.close = context.WithCancel(context.Background())
 	if err = b.probe(); err == nil {
 		b.ns, err = netns.Open(c.NetNS)
@@ -124,8 +129,9 @@ const chunk = 10000
 // send, Apply fills a staging table in several transactions and then swaps it in.
 //
 // A [*ruleset.PartialError] names Services that cannot be programmed. Such a Service stays
-// as it was last acknowledged, also in a full delta, except for frontends that another
-// Service owns now. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction
+// as it was last acknowledged, also in a full delta, except for frontends and endpoints that
+// it has no more (see [ruleset.Service.Remaining]). "Limits" in the package documentation
+// lists the reasons. Apply returns [ruleset.ErrNeedFull] if the kernel refused a transaction
 // because the tables were not as the backend left them. If the kernel refuses a full delta,
 // the error wraps an [*Error] and the tables are unchanged.
 func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
@@ -143,6 +149,7 @@ func (b *Backend) Apply(ctx context.Context, d *ruleset.Delta) error {
 	failed, err := b.update(ctx, d)
 	switch {
 	case err == nil:
+		b.logLacking()
 		return partial(failed)
 	case ctx.Err() == nil:
 		b.config.Log.Warn("nftables: cannot apply change, a full sync is needed", slog.Any("error", err))
@@ -192,10 +199,11 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 		if t.node != d.Node {
 			t.setNode(d.Node, b.writer)
 		}
+		t.collectSticky(b.writer)
 	}
 	failed, err := b.writeServices(ctx, d.Changes)
-	if err == nil && b.handlersWasted(failed) {
-		err = errTooManyHandlers // a full delta creates only the handlers in use
+	if err == nil {
+		err = b.retryLacking(ctx, d.Changes)
 	}
 	for _, t := range b.tables {
 		for err == nil && t.expireGrace(b.gracePeriod, b.writer) {
@@ -210,6 +218,7 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 	}
 	for _, t := range b.tables {
 		b.deleteLost(t)
+		b.deleteGarbage(t)
 	}
 	if b.writer.structural {
 		// Changes that another process made before or during the transaction must not pass
@@ -217,17 +226,6 @@ func (b *Backend) update(ctx context.Context, d *ruleset.Delta) (map[tracker.Key
 		return failed, ignoreInterrupted(b.examine(false))
 	}
 	return failed, nil
-}
-
-// handlersWasted reports whether a Service failed because no handler was free although many
-// handlers are no longer in use. Right after a full delta, all handlers are in use.
-func (b *Backend) handlersWasted(failed map[tracker.Key]error) bool {
-	for k, err := range failed {
-		if errors.Is(err, errTooManyHandlers) && b.table(k.Family).handlers.wasted() {
-			return true
-		}
-	}
-	return false
 }
 
 // writeServices writes changes for the next commit. It returns the Services that cannot be
@@ -249,23 +247,39 @@ func (b *Backend) writeServices(ctx context.Context, changes []ruleset.Change) (
 				failed = map[tracker.Key]error{}
 			}
 			failed[c.Key] = refused
-			backendconf.Complain(b.complaints, slog.LevelError, c.Key, "nftables: cannot program service, it stays as it was", refused)
+			backendconf.Complain(b.complaints, slog.LevelError, c.Key, "nftables: cannot program service, it stays as it was but for what is gone", refused)
 		}
 	}
 	return failed, nil
 }
 
-// writeService writes one change. If the Service cannot be programmed, refused is the reason,
-// and the Service stays as it was.
+// writeService writes one change. If the Service cannot be programmed, refused is the reason. What
+// remains of a Service that was programmed is written instead.
 func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change) (refused, err error) {
-	if c.New != nil {
-		if refused := t.check(c.New); refused != nil {
+	refused, err = b.tryService(ctx, t, c.ID(), t.fitted(c.New))
+	if refused == nil || err != nil {
+		return nil, err
+	}
+	last := c.Old
+	if old := t.service(c.ID()); last == nil && old != nil {
+		last = old.rule // another Backend than this one acknowledged it
+	}
+	if left := last.Remaining(c.New); left != nil {
+		_, err = b.tryService(ctx, t, c.ID(), t.fitted(left))
+	}
+	return refused, err
+}
+
+// tryService replaces the Service with the ID by s, unless it returns the reason why it cannot.
+func (b *Backend) tryService(ctx context.Context, t *table, id uint32, s *ruleset.Service) (refused, err error) {
+	if s != nil {
+		if refused := t.check(s); refused != nil {
 			return refused, nil
 		}
 	}
 	if !b.whole {
-		bytes := t.bytes(c.New)
-		if old := t.service(c.ID()); old != nil {
+		bytes := t.bytes(s)
+		if old := t.service(id); old != nil {
 			bytes += t.bytes(old.rule)
 		} else if limit := b.conn.Limit() - emptySize; bytes > limit {
 			// The change of an existing Service may be small enough.
@@ -275,7 +289,11 @@ func (b *Backend) writeService(ctx context.Context, t *table, c *ruleset.Change)
 			return nil, err
 		}
 	}
-	return t.apply(c.ID(), c.New, b.writer), nil
+	refused = t.apply(id, s, b.writer)
+	if errors.Is(refused, errOverflow) {
+		return nil, refused
+	}
+	return refused, nil
 }
 
 // emptySize is the size of an empty writer.
@@ -354,6 +372,4 @@ var (
 	errServiceTooLarge = fmt.Errorf("service does not fit into one transaction: %w", ErrTooLarge)
 	// errClosed is the error of a closed backend.
 	errClosed = fmt.Errorf("nftables: backend: %w", os.ErrClosed)
-	// errOverflow requires a full delta, which gives the sets more room.
-	errOverflow = errors.New("a set has more elements than its size")
 )

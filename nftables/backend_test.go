@@ -40,6 +40,8 @@ type rig struct {
 	limit int
 	// offload is Config.Offload.
 	offload *Offload
+	// limits are the backend's, nil for the default.
+	limits *limits
 }
 
 // smallLimit is too small for a full delta of more than a few Services. A process without
@@ -63,7 +65,11 @@ func (r *rig) start() {
 		r.cursor.Detach()
 		r.backend.Close()
 	}
-	b, err := New(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload})
+	l := defaultLimits
+	if r.limits != nil {
+		l = *r.limits
+	}
+	b, err := newBackend(r.Context(), Config{NetNS: r.host.File(), Offload: r.offload}, l)
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -419,15 +425,14 @@ func TestServiceBeyondLimitsFailsAlone(t *testing.T) {
 	for range 2 { // as a whole and as a change
 		err = b.Apply(context.Background(), d)
 		var partial *ruleset.PartialError
-		if !errors.As(err, &partial) || len(partial.Failed) != 3 {
+		if !errors.As(err, &partial) || len(partial.Failed) != 1 || !errors.Is(err, errProtocol) {
 			t.Fatalf("Apply returned %v", err)
 		}
-		if !errors.Is(err, errTooManyNumbered) || !errors.Is(err, errTooManyEndpoints) || !errors.Is(err, errProtocol) {
-			t.Errorf("Apply returned %v", err)
-		}
-		v := kernelView(t, b, tracker.IPv4)
-		if len(v) != 2 || v["service 10.96.0.2 6 80"] == "" {
-			t.Errorf("the kernel has %v", v)
+		for at, want := range map[string]int{"10.96.0.1:80": limits.AffinityEndpoints, "10.96.0.2:80": 3, "10.96.0.3:80": 0, "10.96.0.4:80": limits.WeightedEndpoints} {
+			f, err := lookUp(t.Context(), b.config, netip.MustParseAddrPort(at), v1.ProtocolTCP)
+			if err != nil || f.Entry != (want != 0) || len(f.Endpoints) != want {
+				t.Errorf("%s: %d endpoints, want %d, error %v", at, len(f.Endpoints), want, err)
+			}
 		}
 		d.Full = false
 	}
@@ -521,8 +526,8 @@ func TestConfigIsChecked(t *testing.T) {
 }
 
 // TestFailedServiceKeepsItsRules changes Services in ways that cannot be programmed. They must
-// be served as before, also after a full delta, except for frontends that another Service owns
-// now.
+// be served as before, also after a full delta, except for frontends that are gone, which another
+// Service owns now.
 func TestFailedServiceKeepsItsRules(t *testing.T) {
 	netlab.Require(t)
 	for name, limit := range map[string]int{"in place": 0, "by a staging table": smallLimit} {
@@ -531,6 +536,7 @@ func TestFailedServiceKeepsItsRules(t *testing.T) {
 			r := newRig(t, netlab.NewHost(t))
 			needNFT(t, r.host)
 			r.limit = limit
+			r.limits = &limits{plain: 60, sticky: maxSticky}
 			r.start()
 			nodePort := func(port int32) func(*v1.Service) {
 				return func(s *v1.Service) {
@@ -544,11 +550,10 @@ func TestFailedServiceKeepsItsRules(t *testing.T) {
 			}
 			r.sync()
 			before := kernelView(t, r.backend, tracker.IPv4)
-			// More endpoints than there may be with a hash.
-			r.tracker.SetSlice(epSlice(3, tracker.IPv4, upTo(maxNumberedEndpoints+1)...))
-			r.tracker.SetService(svc(3, nodePort(30103), func(s *v1.Service) { worldgen.SetHash(s, tracker.HashSource) }))
+			// There is no room for a second pool.
+			r.tracker.SetSlice(epSlice(3, tracker.IPv4, 3, 4))
+			r.tracker.SetService(svc(3, nodePort(30103), func(s *v1.Service) { s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal }))
 			r.tracker.SetService(svc(70, nodePort(30003))) // takes a frontend of svc-3
-			r.tracker.SetSlice(epSlice(70, tracker.IPv4, 70))
 			for _, step := range []struct {
 				what string
 				do   func()
@@ -574,7 +579,7 @@ func TestFailedServiceKeepsItsRules(t *testing.T) {
 						t.Errorf("%s: %s is %q", step.what, k, now)
 					}
 				}
-				if now["cluster IP 10.96.0.4"] != "" || len(now) != len(before)+3 {
+				if now["cluster IP 10.96.0.4"] != "" || len(now) != len(before)+2 {
 					t.Errorf("%s: %d facts, were %d: %v", step.what, len(now), len(before), now)
 				}
 				if err := r.backend.Check(context.Background()); err != nil {

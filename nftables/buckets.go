@@ -56,7 +56,7 @@ const maxNumberedEndpoints = 1<<15 - 1
 func (p *pool) set(old, list []*tracker.Endpoint, how distribution, hashed func() *maglev.Table, c *poolChange) {
 	plain := distribution{}
 	if p.distribution == plain && how == plain {
-		p.numbered = p.affinity != 0
+		p.numbered = p.sticky
 		p.setEndpoints(old, list, c)
 		return
 	}
@@ -86,7 +86,7 @@ func (p *pool) set(old, list []*tracker.Endpoint, how distribution, hashed func(
 			c.buckets = append(c.buckets, bucket)
 		}
 	}
-	if how == plain && p.affinity == 0 {
+	if how == plain && !p.sticky {
 		p.numbered, p.members, p.last, p.wrapped = false, nil, 0, false
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -21,9 +20,9 @@ import (
 // TestDistributedPoolAgreesWithModel changes pools at random, between all distributions, and
 // applies the resulting changes to a model of the kernel's map.
 func TestDistributedPoolAgreesWithModel(t *testing.T) {
-	for _, affinity := range []time.Duration{0, time.Hour} {
-		rng := rand.New(rand.NewPCG(9, uint64(affinity)))
-		p := &pool{number: 3, affinity: affinity}
+	for seed, sticky := range []bool{false, true} {
+		rng := rand.New(rand.NewPCG(9, uint64(seed)))
+		p := &pool{number: 3, sticky: sticky}
 		var c poolChange
 		var list []*tracker.Endpoint
 		kernel := map[int]netip.AddrPort{}
@@ -83,7 +82,7 @@ func TestDistributedPoolAgreesWithModel(t *testing.T) {
 					t.Fatalf("step %d: bucket %d has %s, not %s", step, bucket, kernel[bucket], addr(bucket))
 				}
 				has[kernel[bucket]]++
-				if affinity != 0 && members[p.member(bucket)] != kernel[bucket] {
+				if sticky && members[p.member(bucket)] != kernel[bucket] {
 					t.Fatalf("step %d: number %d is of %s, not %s", step, p.member(bucket), members[p.member(bucket)], kernel[bucket])
 				}
 				if tab != nil && next[tab.At(bucket)].Addr != kernel[bucket] {

@@ -3,8 +3,6 @@
 package nftables
 
 import (
-	"time"
-
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
@@ -101,8 +99,8 @@ func (c handler) chainRules(w rules, local ruleset.LocalTraffic) []rule {
 	case handleNotPods:
 		return []rule{w.notInternal(local).with(w.markForMasquerade()...), toPool}
 	}
-	if c.affinity != 0 {
-		return w.stickyChain(c, time.Duration(seconds(c.affinity))*time.Second)
+	if c.sticky {
+		return []rule{w.toStickyHandler()}
 	}
 	return w.poolChain(c)
 }
@@ -255,59 +253,6 @@ func (w rules) poolChain(c handler) []rule {
 		// last rule draws from the buckets that are never empty.
 		return []rule{count, draw(n), draw(n), draw(n), draw(n), draw(bucketsBelow(n))}
 	}
-}
-
-// send returns two rules that send the connection to the chosen endpoint. The first also counts
-// the connection, and does nothing if the set of counters is full.
-func (w rules) send(choice rule) []rule {
-	return []rule{choice.with(w.count(setConnections)...).with(w.dnat()), choice.with(w.dnat())}
-}
-
-// stickyChain sends the connection to its client's last endpoint if that is still in the pool.
-// Otherwise it draws an endpoint, or finds it by a hash, and remembers it.
-func (w rules) stickyChain(c handler, timeout time.Duration) []rule {
-	buckets := c.buckets
-	client := append(loadDispatch(stickyMask), w.saddr(firstReg+1))
-	remember := func(op uint32) rule {
-		return rule(client).with(load(expr.MetaKeyPRIORITY, dynsetDataReg), of(&expr.Dynset{
-			SetName: setStickyClients.name(), SrcRegKey: firstReg, SrcRegData: dynsetDataReg,
-			Operation: op, Timeout: timeout,
-		}))
-	}
-	recall := rule(client).with(found(setStickyClients), storeDispatch())
-	endpoint := rule{load(expr.MetaKeyPRIORITY, firstReg), found(setStickyEndpoints)}
-	known := under(^uint32(stickyMask), load(expr.MetaKeyPRIORITY, firstReg), differs(firstReg, word(0)))
-	draw := func(n int) rule {
-		bucket := []part{random(uint32(n))}
-		if c.hash != tracker.HashNone {
-			bucket = w.hashed(c.hash, uint32(n))
-		}
-		return rule(loadDispatch(stickyMask)).with(bucket...).with(found(setStickyBuckets), storeDispatch())
-	}
-
-	rules := []rule{
-		{load(expr.MetaKeyPRIORITY, firstReg), shifted(firstReg, stickyShift), storeDispatch()},
-		recall,
-	}
-	rules = append(rules, w.send(rule(known).with(remember(unix.NFT_DYNSET_OP_UPDATE)...).with(endpoint...))...)
-	rules = append(rules,
-		// The client is not remembered, or its endpoint is gone.
-		remember(dynsetDelete),
-		rule(loadDispatch(stickyMask)).with(storeDispatch()),
-	)
-	// A draw of an empty bucket leaves the dispatch key as it was. A draw of another bucket
-	// stores its endpoint's key, from whose pool the next rule draws again. So the draw that
-	// always finds an endpoint comes first, and the draws with equal chances come last.
-	if buckets > exactBuckets && c.hash == tracker.HashNone {
-		rules = append(rules, draw(bucketsBelow(buckets)), draw(buckets), draw(buckets), draw(buckets))
-	}
-	rules = append(rules,
-		draw(buckets),
-		remember(unix.NFT_DYNSET_OP_UPDATE),
-		// Another connection of the same client may have been remembered first.
-		recall,
-	)
-	return append(rules, w.send(endpoint)...)
 }
 
 // isInternal returns a condition for each way in which a connection comes from one of this

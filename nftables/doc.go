@@ -84,12 +84,34 @@
 // endpoint and 110 for each Service port. More than net.core.wmem_max needs CAP_NET_ADMIN in
 // the initial user namespace, which a node agent has. Without it, the backend fills a staging
 // table, "proxier-shadow", in several transactions and then swaps it in. The two names
-// alternate. A Service that is too large for any transaction fails alone, with [ErrTooLarge].
+// alternate.
 //
-// Each family has room for 1257 combinations of an affinity timeout, a number of buckets and
-// a way to the endpoints. Services with a cluster IP and a NodePort, one timeout and one number
-// of endpoints take two. Services with affinity beyond that fail alone. Services without
-// affinity always have room. A Service may have any number of ports and, with client affinity,
-// 65,535 endpoints. With a hash, a Service takes about 120 bytes of kernel memory for each
-// bucket of its table: 60 kB in each family for 15 endpoints.
+// # Limits
+//
+// These are all limits, in each family. None of them makes a Service that has rules lose them to
+// another.
+//
+//   - 1,048,575 pools. A Service port takes one, and two if externalTrafficPolicy Local applies
+//     and this node has endpoints. A Service beyond that fails alone. If it had rules, it keeps
+//     them, without frontends and endpoints that are gone (see [ruleset.Service.Remaining]).
+//   - 32,767 pools with client affinity. Services beyond that are forwarded without affinity, and
+//     a log line tells how many. They get affinity when others give it up.
+//   - 65,535 endpoints of a pool with client affinity, and 32,767 with weights or a hash. Only the
+//     first ones of a larger pool are used (see [Backend.Limits]).
+//   - Config.StickyClients remembered clients, of all Services together. Clients beyond that are
+//     served without being remembered, until others expire.
+//   - Traffic is counted for twice the number of frontends that the last full delta had, and at
+//     least 4,096. Connections to further destinations are forwarded without being counted.
+//   - A transaction is at most as large as the socket's buffer. A Service that does not fit fails
+//     alone, with [ErrTooLarge], and keeps what remains of its rules.
+//
+// After a restart, Services that have rules in the kernel come before others if there is not
+// enough room. Sets of Service addresses and endpoints
+// have room for twice what the last full delta needed, at least 4,096; when one is full, Apply
+// asks for a full delta, which makes room. Numbers of handlers (see DESIGN.md) and affinity
+// timeouts have no limit that a Service could reach.
+//
+// With a hash, a Service takes about 120 bytes of kernel memory for each bucket of its table:
+// 60 kB in each family for 15 endpoints. A Service with client affinity takes about 5 kB for a
+// timeout that no other uses.
 package nftables

@@ -57,9 +57,12 @@ var alterations = []string{
 	"flush chain ip proxier own-services",
 	"delete chain ip proxier filter-input",
 	"flush chain ip proxier internal; delete map ip proxier internal-service-ips; add map ip proxier internal-service-ips { type ipv4_addr . inet_proto . inet_service : mark; }",
-	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-clients; add map ip proxier sticky-clients { type ipv4_addr : mark; }",
-	"flush chain ip proxier sticky-3-600s; delete map ip proxier sticky-endpoints",
-	"delete element ip proxier layout { 0x3 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
+	"flush chain ip proxier sticky-3-600s; flush chain ip proxier sticky-recall; flush chain ip proxier sticky-confirm; flush chain ip proxier choose-3; delete map ip proxier sticky-clients; add map ip proxier sticky-clients { type ipv4_addr : mark; }",
+	"flush chain ip proxier sticky-send; delete map ip proxier sticky-endpoints",
+	"flush chain ip proxier sticky-3-600s",
+	"delete element ip proxier sticky-handlers { \"0:1\" }",
+	"flush map ip proxier sticky-pools",
+	"delete element ip proxier layout { 0x4 }; add element ip proxier layout { 0x63 }; add rule ip proxier services counter",
 }
 
 // alteredRig returns a rig with two Services, one with affinity.

@@ -9,7 +9,6 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/nfnl"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -26,14 +25,9 @@ const (
 	countReg      = firstReg + 8
 )
 
-// Numbers that golang.org/x/sys/unix lacks (linux/netfilter/nf_tables.h):
-// NFTA_BITWISE_OP, NFTA_BITWISE_DATA, NFT_BITWISE_LSHIFT, NFT_DYNSET_OP_DELETE.
-const (
-	bitwiseOp        = 6
-	bitwiseData      = 7
-	bitwiseLeftShift = 1
-	dynsetDelete     = 2
-)
+// dynsetDelete is NFT_DYNSET_OP_DELETE of linux/netfilter/nf_tables.h, which
+// golang.org/x/sys/unix lacks.
+const dynsetDelete = 2
 
 // rule is the expressions of a rule. Rules use only sequences of expressions that the nft tool
 // generates for some statement. The tool aborts on others: nft 1.0.6 does on a register that is
@@ -108,21 +102,6 @@ func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 // masked sets the register to (itself AND mask) XOR xor.
 func masked(reg, mask, xor uint32) part {
 	return of(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(mask), Xor: word(xor)})
-}
-
-// shifted shifts the register left. The library has no such expression.
-func shifted(reg, bits uint32) part {
-	return func(byte) ([]byte, error) {
-		var value, data []byte
-		value = nfnl.AppendBytes(value, unix.NFTA_DATA_VALUE, word(bits))
-		data = nfnl.AppendUint32(data, unix.NFTA_BITWISE_SREG, reg)
-		data = nfnl.AppendUint32(data, unix.NFTA_BITWISE_DREG, reg)
-		data = nfnl.AppendUint32(data, unix.NFTA_BITWISE_LEN, 4)
-		data = nfnl.AppendUint32(data, bitwiseOp, bitwiseLeftShift)
-		data = nfnl.AppendBytes(data, bitwiseData|unix.NLA_F_NESTED, value)
-		out := nfnl.AppendString(nil, unix.NFTA_EXPR_NAME, "bitwise")
-		return nfnl.AppendBytes(out, unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, data), nil
-	}
 }
 
 func equal(reg uint32, data []byte) part {

@@ -41,6 +41,11 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 			tb.Fatal(err)
 		}
 	}
+	stickyChains, stickyKeys := map[uint32]string{}, map[uint32]uint32{}
+	if err := b.verdicts(f, setStickyHandlers, func(key []byte, chain string) { stickyChains[number(key)] = chain }); err != nil {
+		tb.Fatal(err)
+	}
+	all(setStickyPools, func(e kernelElement) { stickyKeys[number(e.key)] = number(e.data) })
 	members := map[uint32]string{}
 	all(setStickyEndpoints, func(e kernelElement) {
 		a, _ := parseAddrPort(e.data)
@@ -71,8 +76,12 @@ func kernelView(tb testing.TB, b *Backend, f tracker.Family) view {
 			t := number(e.data)
 			chain := handlers[internal][t&handlerMask]
 			pool := t & poolMask
-			if strings.Contains(chain, "s") && pool&stickyMark != 0 && pools[pool] == nil {
-				pool <<= stickyShift
+			if strings.HasSuffix(chain, chainSticky) {
+				key := stickyKeys[pool]
+				chain += " " + stickyChains[key&maxMember]
+				if pool <<= stickyShift; key&stickyMask != pool {
+					tb.Errorf("pool %x has the sticky key %x", pool, key)
+				}
 			}
 			used[pool] = true
 			if slices.Contains(pools[pool], "") {
@@ -164,7 +173,7 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 			list := []string{}
 			eps := s.Pool(target)
 			switch {
-			case handler.hash != tracker.HashNone:
+			case s.Hash() != tracker.HashNone && handler.hasPool():
 				tab := s.Maglev(target, node.HashSeed)
 				for bucket := range tab.Len() {
 					list = append(list, eps[tab.At(bucket)].Addr.String())
@@ -180,7 +189,11 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 				}
 				slices.Sort(list)
 			}
-			return fmt.Sprintf("%s %s %v", nlbatch.Printable(s.Key.ServicePortName.String()), handler.chain(), list)
+			chain := handler.chain()
+			if handler.sticky {
+				chain += " " + stickyHandlerOf(s, target).chain()
+			}
+			return fmt.Sprintf("%s %s %v", nlbatch.Printable(s.Key.ServicePortName.String()), chain, list)
 		}
 		for i := range s.Frontends {
 			fr := &s.Frontends[i]
@@ -188,10 +201,9 @@ func rulesetView(services []*ruleset.Service, node *ruleset.Node, f tracker.Fami
 			if fr.Kind == ruleset.NodePort {
 				at = fmt.Sprintf("node port %d %d", inet.Protocol(s.Key.Protocol), fr.Port)
 			}
-			v["service "+at] = line(handlerOf(s, fr), fr.Target)
+			v["service "+at] = line(handlerOf(s, fr, wantedSticky(s)), fr.Target)
 			if fr.ShortCircuit() && fr.Internal == ruleset.ToCluster {
-				direct := handler{buckets: handlerBuckets(s, ruleset.ToCluster), affinity: s.Port.Affinity, hash: s.Hash()}
-				v["internal "+at] = line(direct, ruleset.ToCluster)
+				v["internal "+at] = line(poolHandler(s, ruleset.ToCluster, wantedSticky(s)), ruleset.ToCluster)
 			}
 			if fr.Kind == ruleset.ClusterIP {
 				v["cluster IP "+fr.Addr.String()] = ""

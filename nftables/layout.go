@@ -7,7 +7,7 @@ import (
 
 // layoutVersion increases whenever this package cannot rewrite a table of an earlier
 // version in place.
-const layoutVersion = 3
+const layoutVersion = 4
 
 // adoptableVersion is the oldest layout whose remembered clients, sticky endpoints and
 // hairpin connections have the same meaning as in this one.
@@ -35,6 +35,11 @@ const (
 	chainNoLocalEndpoints = "no-local-endpoints"
 	chainOwnServices      = "own-services"
 	chainOwnNodePorts     = "own-nodeports"
+	// The chains of sticky pools exist once a Service has client affinity.
+	chainSticky        = "sticky"
+	chainStickyRecall  = "sticky-recall"
+	chainStickySend    = "sticky-send"
+	chainStickyConfirm = "sticky-confirm"
 	// chainToFastPath exists with Config.Offload.
 	chainToFastPath = "to-fast-path"
 )
@@ -53,7 +58,9 @@ const (
 	setHandlers
 	setInternalHandlers
 	setOwnHandlers
+	setStickyHandlers
 	setEndpoints
+	setStickyPools
 	setStickyBuckets
 	setStickyEndpoints
 	setStickyClients
@@ -87,7 +94,9 @@ func (s set) name() string {
 		setHandlers:           "handlers",
 		setInternalHandlers:   "internal-handlers",
 		setOwnHandlers:        "own-handlers",
+		setStickyHandlers:     "sticky-handlers",
 		setEndpoints:          "endpoints",
+		setStickyPools:        "sticky-pools",
 		setStickyBuckets:      "sticky-buckets",
 		setStickyEndpoints:    "sticky-endpoints",
 		setStickyClients:      "sticky-clients",
@@ -112,8 +121,10 @@ func (s set) name() string {
 //	bits 20-30  the handler's number
 //	bits 0-19   the pool's number
 //
-// A sticky pool's number has 16 bits, the highest of which is set. The pool's chain shifts the
-// number up. This sets bit 31 again and leaves the lower half for the number of an endpoint.
+// A sticky pool's number has 16 bits, the highest of which is set. The map sticky-pools replaces
+// the dispatch key of a sticky pool by a sticky key: the pool's number in the upper half, which
+// sets bit 31 again, and the number of a sticky handler in the lower half. The sticky handler's
+// chain replaces that half by the number of an endpoint.
 const (
 	dispatchMark = 1 << 31
 	handlerShift = 20
@@ -125,11 +136,18 @@ const (
 	maxSticky    = stickyMark - 1
 	stickyShift  = 16
 	stickyMask   = 0xffff << stickyShift
+	maxMember    = 1<<stickyShift - 1
+	// maxStickyHandlers is the largest number of sticky handlers. It is twice the number of
+	// sticky pools, so that there is room even if one transaction changes the handler of each.
+	maxStickyHandlers = 1<<stickyShift - 1
 	// maxStickyEndpoints is the largest number of endpoints of a Service with client affinity.
-	maxStickyEndpoints = 1<<stickyShift - 1
+	maxStickyEndpoints = maxMember
 )
 
 func dispatchKey(handler, pool uint32) uint32 { return dispatchMark | handler<<handlerShift | pool }
+
+// stickyKey returns a sticky pool's element of the map sticky-pools.
+func stickyKey(handler, pool uint32) uint32 { return pool<<stickyShift | handler }
 
 // exactBuckets is the largest number of endpoints up to which every pool has as many buckets
 // as endpoints.

@@ -108,15 +108,19 @@ func TestLookupAgreesWithRuleset(t *testing.T) {
 			}
 			to := netip.AddrPortFrom(addr, f.Port)
 			found := func(c handler, target ruleset.Target) ruleset.Found {
+				chain := c.chain()
+				if c.sticky {
+					chain += ", chain " + stickyHandlerOf(s, target).chain()
+				}
 				return ruleset.Found{
 					Entry: true, Service: s.Key.ServicePortName.String(), Endpoints: addrs(s.Pool(target)),
-					Where: fmt.Sprintf("table %s, chain %s", DefaultTable, c.chain()),
+					Where: fmt.Sprintf("table %s, chain %s", DefaultTable, chain),
 				}
 			}
-			external := found(handlerOf(s, f), f.Target)
+			external := found(handlerOf(s, f, wantedSticky(s)), f.Target)
 			internal := external
 			if f.ShortCircuit() && f.Internal == ruleset.ToCluster {
-				internal = found(handler{buckets: bucketsFor(len(s.Selection.Cluster)), affinity: s.Port.Affinity}, f.Internal)
+				internal = found(poolHandler(s, ruleset.ToCluster, wantedSticky(s)), f.Internal)
 			}
 			q := ruleset.Query{Packet: ruleset.Packet{To: to, Protocol: v1.ProtocolUDP}, NodePort: f.Kind == ruleset.NodePort}
 			for fromInside, want := range map[bool]ruleset.Found{false: external, true: internal} {

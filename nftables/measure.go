@@ -47,6 +47,12 @@ func (t *table) demand(s *ruleset.Service, add func(s set, n, bytes int)) {
 	comment := nlbatch.CommentSize(len(s.Key.Namespace) + len(s.Key.Name) + len(s.Key.Port) + len("//:/SCTP/IPv6 local"))
 	buckets := bucketsOf(s, ruleset.ToCluster) + bucketsOf(s, ruleset.ToLocal)
 	if s.Port.Affinity != 0 {
+		for _, target := range targets {
+			if len(s.Pool(target)) != 0 {
+				add(setStickyPools, 1, nlbatch.ElementSize(4, 4))
+				add(setStickyHandlers, 1, 0) // at most, and missingSticky has the bytes
+			}
+		}
 		add(setStickyBuckets, buckets, nlbatch.ElementSize(2*4, 4))
 		add(setStickyEndpoints, len(s.Selection.Cluster)+len(s.Selection.Local), nlbatch.ElementSize(4, t.family.Bits()/8+4)+comment)
 	} else {
@@ -55,7 +61,7 @@ func (t *table) demand(s *ruleset.Service, add func(s set, n, bytes int)) {
 	t.keys = t.keys[:0]
 	for i := range s.Frontends {
 		k := dispatchKeys{any: dispatchMark}
-		if _, ok := internalHandlerOf(s, &s.Frontends[i]); ok {
+		if hasInternalHandler(&s.Frontends[i]) {
 			k.internal = dispatchMark
 		}
 		t.keys = append(t.keys, k)
@@ -100,8 +106,12 @@ func (t *table) bytes(s *ruleset.Service) int {
 	for _, h := range t.missingHandlers(s) {
 		total += t.handlerBytes(h)
 	}
-	return total + prefixes*prefixSize
+	return total + prefixes*prefixSize + len(t.missingSticky(s))*stickyHandlerSize
 }
+
+// stickyHandlerSize is an upper bound of the bytes that take a sticky handler and all chains that
+// it jumps to.
+const stickyHandlerSize = 12 << 10
 
 // prefixSize is an upper bound of the bytes that take a set for the sources of one prefix length
 // and its rule.
@@ -110,6 +120,6 @@ const prefixSize = 1 << 10
 // handlerBytes returns the number of bytes that the handler takes in a transaction.
 func (t *table) handlerBytes(h handler) int {
 	w := newWriter(stagingOf(strings.Repeat("x", maxName)))
-	newTable(t.family, t.node, t.mark).internalHandler(h, w)
+	newTable(t.family, t.node, t.mark, defaultLimits).internalHandler(h, w)
 	return w.size()
 }

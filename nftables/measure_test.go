@@ -30,7 +30,7 @@ func TestServiceTakesNoMoreThanMeasured(t *testing.T) {
 		rng := rand.New(rand.NewPCG(7, uint64(f)))
 		node := &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}
 		node.Info.Name = thisNode
-		tab := newTable(f, node, 1)
+		tab := newTable(f, node, 1, defaultLimits)
 		w := newWriter("proxier")
 		random := func(id int) *ruleset.Service {
 			long := func(n int) string { return strings.Repeat("x", rng.IntN(n)) }

@@ -117,7 +117,7 @@ func hairpinElement(a netip.Addr) element {
 
 // emptyBucket returns the element of a pool's bucket without its data.
 func emptyBucket(p *pool, bucket int) element {
-	if p.affinity != 0 {
+	if p.sticky {
 		return element{set: setStickyBuckets, key: octets{}.word(p.number << stickyShift).word(uint32(bucket))}
 	}
 	return element{set: setEndpoints, key: octets{}.word(p.number).word(uint32(bucket))}
@@ -126,7 +126,7 @@ func emptyBucket(p *pool, bucket int) element {
 // bucketElement returns the element of a pool's bucket with the endpoint at addr.
 func bucketElement(p *pool, bucket int, addr netip.AddrPort) element {
 	e := emptyBucket(p, bucket)
-	if p.affinity != 0 {
+	if p.sticky {
 		e.data = octets{}.word(p.number<<stickyShift | uint32(p.member(bucket)))
 	} else {
 		e.data = octets{}.addr(addr.Addr()).port(addr.Port())
@@ -140,6 +140,11 @@ func memberElement(p *pool, number uint16, addr netip.AddrPort) element {
 		set: setStickyEndpoints, key: octets{}.word(p.number<<stickyShift | uint32(number)),
 		data: octets{}.addr(addr.Addr()).port(addr.Port()),
 	}
+}
+
+// stickyPoolElement returns the element that leads from a sticky pool to its handler.
+func stickyPoolElement(p *pool) element {
+	return element{set: setStickyPools, key: octets{}.word(p.number), data: octets{}.word(stickyKey(p.handler.number, p.number))}
 }
 
 // diff calls remove with each element that only before has, and then add with each element that

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -56,7 +55,7 @@ func TestElementsOfPools(t *testing.T) {
 	if got, want := bucketElement(plain, 0, ep.Addr), (element{setEndpoints, false, octets{}.word(5).word(0), data}); got != want {
 		t.Errorf("bucket %v, want %v", got, want)
 	}
-	sticky := &pool{number: stickyMark | 5, affinity: time.Hour}
+	sticky := &pool{number: stickyMark | 5, sticky: true}
 	sticky.set(nil, []*tracker.Endpoint{ep}, distribution{}, nil, &c)
 	number := sticky.number << stickyShift
 	if got, want := bucketElement(sticky, 0, ep.Addr), (element{setStickyBuckets, false, octets{}.word(number).word(0), octets{}.word(number | 1)}); got != want {

@@ -4,7 +4,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/go-proxier/proxier/internal/listdiff"
 	"github.com/go-proxier/proxier/tracker"
@@ -14,10 +13,13 @@ import (
 // a gap, as in the kernel.
 type pool struct {
 	number uint32
-	// affinity, if not 0, makes the pool sticky: the kernel remembers clients by the number of
+	// sticky pools are for client affinity: the kernel remembers clients by the number of
 	// their endpoint. An endpoint keeps its number as long as it is in the pool, although its
 	// bucket may change.
-	affinity time.Duration
+	sticky bool
+	// handler is the sticky handler in the pool's element of sticky-pools, nil before the pool
+	// has one.
+	handler *stickyEntry
 	// buckets holds the endpoint of each bucket. If there is a table, it holds each endpoint
 	// once.
 	buckets []*tracker.Endpoint
@@ -34,20 +36,54 @@ type pool struct {
 	// adopted holds the numbers that endpoints had in an earlier process, until the pool gets
 	// its first endpoints.
 	adopted map[netip.AddrPort]uint16
+	// taken is for newMember in a large pool, during a call of set only. leaving holds the buckets
+	// of endpoints that are removed during the call.
+	taken   *memberSet
+	leaving []int
 }
 
-// newMember returns the number that has been unused the longest.
+// memberSet is a set of numbers of endpoints.
+type memberSet [1 << stickyShift / 64]uint64
+
+func (s *memberSet) has(n uint16) bool { return s[n/64]>>(n%64)&1 != 0 }
+func (s *memberSet) add(n uint16)      { s[n/64] |= 1 << (n % 64) }
+
+// newMember returns the number that has been unused the longest. Numbers of endpoints that are
+// removed by the same change come last of all.
 func (p *pool) newMember() uint16 {
-	for {
-		p.last++
-		if p.last == 0 {
+	for tried := 0; ; tried++ {
+		if p.last++; p.last == 0 {
 			p.wrapped = true
 			continue
 		}
-		if !p.wrapped || !slices.Contains(p.members, p.last) {
+		if !p.wrapped {
+			return p.last
+		}
+		if len(p.members) <= 128 {
+			if !slices.Contains(p.members, p.last) {
+				return p.last
+			}
+			continue
+		}
+		if p.taken == nil || tried > maxMember {
+			p.taken, tried = p.takenMembers(tried <= maxMember), 0
+		}
+		if !p.taken.has(p.last) {
+			p.taken.add(p.last)
 			return p.last
 		}
 	}
+}
+
+// takenMembers returns the numbers of the pool's endpoints, with or without those that leave.
+func (p *pool) takenMembers(leaving bool) *memberSet {
+	out := &memberSet{}
+	for bucket, n := range p.members {
+		if _, leaves := slices.BinarySearch(p.leaving, bucket); leaving || !leaves {
+			out.add(n)
+		}
+	}
+	return out
 }
 
 // poolChange is how a pool changed.
@@ -96,6 +132,10 @@ func (p *pool) setEndpoints(old, list []*tracker.Endpoint, c *poolChange) {
 		}
 		holes = append(holes, bucket)
 	}
+	p.taken, p.leaving = nil, nil
+	if p.numbered && len(wanted) > 0 && len(list) > 128 {
+		p.leaving = slices.Sorted(slices.Values(holes))
+	}
 	// The endpoints left in wanted are new. They get buckets in the order of list.
 	for _, ep := range list {
 		if wanted[ep.Addr] != ep {
@@ -140,6 +180,7 @@ func (p *pool) setEndpoints(old, list []*tracker.Endpoint, c *poolChange) {
 	}
 	slices.Sort(c.buckets)
 	c.buckets = slices.Compact(c.buckets)
+	p.taken, p.leaving = nil, nil
 }
 
 // fill sets the endpoints of an empty pool. An endpoint keeps its number of an earlier process.

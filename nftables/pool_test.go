@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -16,9 +15,9 @@ import (
 // TestPoolAgreesWithModel applies random lists of endpoints to a pool, and the pool's changes to a
 // map, which stands for the kernel's.
 func TestPoolAgreesWithModel(t *testing.T) {
-	for _, affinity := range []time.Duration{0, time.Hour} {
-		rng := rand.New(rand.NewPCG(1, uint64(affinity)))
-		p := &pool{number: 7, affinity: affinity}
+	for seed, sticky := range []bool{false, true} {
+		rng := rand.New(rand.NewPCG(1, uint64(seed)))
+		p := &pool{number: 7, sticky: sticky}
 		kernel := map[int]netip.AddrPort{}
 		members := map[uint16]netip.AddrPort{}
 		numberOf := map[netip.AddrPort]uint16{}
@@ -83,7 +82,7 @@ func TestPoolAgreesWithModel(t *testing.T) {
 				}
 				members[m.number] = m.addr
 			}
-			if affinity != 0 {
+			if sticky {
 				if len(members) != len(next) {
 					t.Fatalf("round %d: %d numbers for %d endpoints", round, len(members), len(next))
 				}
@@ -125,7 +124,7 @@ func difference(old, list []*tracker.Endpoint) (come, gone int) {
 
 // TestMemberNumbersWrapAround gives a sticky pool more endpoints over time than there are numbers.
 func TestMemberNumbersWrapAround(t *testing.T) {
-	p := &pool{affinity: time.Hour}
+	p := &pool{sticky: true}
 	stays := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:80")}
 	var c poolChange
 	list := []*tracker.Endpoint{stays}
@@ -152,7 +151,7 @@ func TestAdoptedNumbersStay(t *testing.T) {
 		if round == 0 {
 			had, now = 40000, maxStickyEndpoints // more than there are unused numbers for
 		}
-		p := &pool{affinity: time.Hour, adopted: map[netip.AddrPort]uint16{}}
+		p := &pool{sticky: true, adopted: map[netip.AddrPort]uint16{}}
 		gone := map[uint16]bool{}
 		for i := range had {
 			n := uint16(maxStickyEndpoints - i) // 65535 and below
@@ -201,7 +200,7 @@ func TestAdoptedNumbersStay(t *testing.T) {
 
 // TestAdoptedPoolNumbersStay takes numbers for pools beside those of an earlier process.
 func TestAdoptedPoolNumbersStay(t *testing.T) {
-	tab := newTable(tracker.IPv4, &ruleset.Node{}, 1)
+	tab := newTable(tracker.IPv4, &ruleset.Node{}, 1, defaultLimits)
 	had := map[stickyOwner]*adoptedPool{"a": {number: stickyMark | 1}, "b": {number: stickyMark | maxSticky}, "c": {number: stickyMark | 700}}
 	tab.adopt(had)
 	seen := map[uint32]bool{1: true, maxSticky: true, 700: true}
@@ -259,5 +258,32 @@ func TestBucketsAreNearlyFull(t *testing.T) {
 		case below > 0 && bucketsFor(below) != below:
 			t.Fatalf("%d is not a number of buckets", below)
 		}
+	}
+}
+
+// TestFullPoolFindsNumbers replaces endpoints of a pool that has as many as there are numbers, one
+// half at a time.
+func TestFullPoolFindsNumbers(t *testing.T) {
+	endpoints := make([]*tracker.Endpoint, 2*maxStickyEndpoints)
+	for i := range endpoints {
+		endpoints[i] = &tracker.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80)}
+	}
+	p := &pool{sticky: true}
+	var c poolChange
+	var list []*tracker.Endpoint
+	for first := 0; first <= maxStickyEndpoints; first += maxStickyEndpoints / 2 {
+		next := endpoints[first:][:maxStickyEndpoints]
+		p.set(list, next, distribution{}, nil, &c)
+		list = next
+		var seen memberSet
+		for bucket, n := range p.members {
+			if n == 0 || seen.has(n) {
+				t.Fatalf("from %d: bucket %d has the number %d", first, bucket, n)
+			}
+			seen.add(n)
+		}
+	}
+	if p.taken != nil || p.leaving != nil {
+		t.Error("the pool keeps its buffers")
 	}
 }

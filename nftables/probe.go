@@ -46,7 +46,7 @@ func (b *Backend) probe() error {
 
 func (b *Backend) probeTable(f tracker.Family, offload *Offload) error {
 	w := newWriter(probeTable)
-	t := newTable(f, &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}, b.mark())
+	t := newTable(f, &ruleset.Node{LocalTraffic: ruleset.LocalTraffic{InterfacePrefix: "veth"}}, b.mark(), b.limits)
 	t.offload = offload
 	t.measure(nil, b.config.StickyClients, 0)
 	w.newTable(f, unix.NLM_F_EXCL)
@@ -58,7 +58,8 @@ func (b *Backend) probeTable(f tracker.Family, offload *Offload) error {
 		}
 		t.handler(c, w)
 	}
-	t.internalHandler(handler{buckets: 1, affinity: 10800e9}, w)
+	t.internalHandler(handler{sticky: true}, w)
+	t.stickyHandler(stickyHandler{buckets: exactBuckets + 4, seconds: 10800}, w)
 	t.handler(handler{buckets: 251, hash: tracker.HashSourcePort}, w)
 	t.prefix(f.Bits()/2, w)
 	batch, err := w.finish()

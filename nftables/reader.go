@@ -113,9 +113,11 @@ func parseName(comment string, protocol byte) tracker.ServicePortName {
 }
 
 // endpoints returns a function that returns the chain of a dispatch key's handler and the
-// endpoints of its pool, sorted. handlers is the map of the handlers' chains.
+// endpoints of its pool, sorted. For a sticky pool it returns the chain of the sticky handler, too,
+// behind the other. handlers is the map of the handlers' chains.
 func (r reader) endpoints(handlers set) (func(dispatchKey uint32) (chain string, pool []netip.AddrPort), error) {
-	chains := map[uint32]string{}
+	chains, stickyChains := map[uint32]string{}, map[uint32]string{}
+	stickyKeys := map[uint32]uint32{}
 	// The shifted number of a sticky pool has the highest bit, which numbers of other pools lack.
 	pools := map[uint32][]netip.AddrPort{}
 	inBucket := map[uint32]bool{}
@@ -129,6 +131,8 @@ func (r reader) endpoints(handlers set) (func(dispatchKey uint32) (chain string,
 		fn  func(key uint32, e kernelElement)
 	}{
 		{handlers, func(key uint32, e kernelElement) { chains[key] = e.chain }},
+		{setStickyHandlers, func(key uint32, e kernelElement) { stickyChains[key] = e.chain }},
+		{setStickyPools, func(key uint32, e kernelElement) { stickyKeys[key] = binary.NativeEndian.Uint32(e.data) }},
 		{setEndpoints, add},
 		{setStickyBuckets, func(_ uint32, e kernelElement) { inBucket[binary.NativeEndian.Uint32(e.data)] = true }},
 		{setStickyEndpoints, func(member uint32, e kernelElement) {
@@ -146,11 +150,14 @@ func (r reader) endpoints(handlers set) (func(dispatchKey uint32) (chain string,
 		pools[number] = slices.Compact(list) // an endpoint may have several buckets
 	}
 	return func(dispatchKey uint32) (string, []netip.AddrPort) {
-		chain := chains[dispatchKey&handlerMask]
-		// The name of a chain with client affinity ends in the timeout, as in 600s.
-		if strings.HasSuffix(chain, "s") {
-			return chain, pools[dispatchKey<<stickyShift]
+		chain, pool := chains[dispatchKey&handlerMask], dispatchKey&poolMask
+		if !strings.HasSuffix(chain, chainSticky) {
+			return chain, pools[pool]
 		}
-		return chain, pools[dispatchKey&poolMask]
+		key := stickyKeys[pool]
+		if sticky := stickyChains[key&maxMember]; sticky != "" {
+			chain += ", chain " + sticky
+		}
+		return chain, pools[key&stickyMask]
 	}, nil
 }

@@ -7,12 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/nftables/internal/nlbatch"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
@@ -46,6 +47,7 @@ func (b *Backend) replace(ctx context.Context, d *ruleset.Delta) error {
 		// Check tries again.
 		b.config.Log.Warn("nftables: interfaces of the fast path are outdated, the next check tries again", slog.Any("error", err))
 	}
+	b.logLacking()
 	return partial(failed)
 }
 
@@ -118,7 +120,7 @@ func (b *Backend) begin(name string, d *ruleset.Delta, old *kernelTables, whole 
 	b.writer, b.spare, b.whole = newWriter(name), nil, whole
 	b.tables = nil
 	for _, f := range b.config.Families {
-		t, k := newTable(f, d.Node, b.mark()), old.families[f]
+		t, k := newTable(f, d.Node, b.mark(), b.limits), old.families[f]
 		need := t.measure(d.Changes, b.config.StickyClients, len(k.hairpin))
 		t.offload = b.config.Offload
 		t.adopt(k.sticky)
@@ -155,6 +157,10 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kerne
 	if err := b.makeHandlers(ctx, d.Changes); err != nil {
 		return nil, err
 	}
+	changes, err := b.byPrecedence(d.Changes, old)
+	if err != nil {
+		return nil, err
+	}
 	for _, t := range b.tables {
 		for _, g := range b.graceEntries(t.family, old.families[t.family].hairpin) {
 			if err := b.makeRoom(ctx, hairpinSize(t.family)+messageSize); err != nil {
@@ -166,10 +172,7 @@ func (b *Backend) fillServices(ctx context.Context, d *ruleset.Delta, old *kerne
 		// is in the table.
 		t.deferClusterIPs = true
 	}
-	failed, err := b.writeServices(ctx, d.Changes)
-	if err == nil {
-		err = b.keepOld(ctx, d.Changes, failed)
-	}
+	failed, err := b.writeServices(ctx, changes)
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +206,7 @@ func (b *Backend) makeHandlers(ctx context.Context, changes []ruleset.Change) er
 			if err := b.makeRoom(ctx, t.handlerBytes(h)); err != nil {
 				return err
 			}
-			t.makeChain(h, b.writer)
+			t.makeHandlerChain(h, b.writer)
 		}
 	}
 	for i := range changes {
@@ -211,62 +214,17 @@ func (b *Backend) makeHandlers(ctx context.Context, changes []ruleset.Change) er
 		if s == nil || t == nil {
 			continue
 		}
-		missing := t.missingHandlers(s)
-		if !t.handlers.room(missing) {
-			continue
-		}
-		for _, h := range missing {
+		for _, h := range t.missingHandlers(s) {
 			if err := b.makeRoom(ctx, t.handlerBytes(h)); err != nil {
 				return err
 			}
 			t.handler(h, b.writer)
 		}
-	}
-	return nil
-}
-
-// keepOld writes failed Services as they were last acknowledged, without the frontends that
-// another Service owns now.
-func (b *Backend) keepOld(ctx context.Context, changes []ruleset.Change, failed map[tracker.Key]error) error {
-	if len(failed) == 0 {
-		return nil
-	}
-	// Only one Service can own a frontend. A NodePort has the same key in both families.
-	type frontend struct {
-		family tracker.Family
-		key    octets
-	}
-	frontendOf := func(s *ruleset.Service, f *ruleset.Frontend) frontend {
-		_, _, key := keyOf(s, f)
-		return frontend{s.Key.Family, key}
-	}
-	owned := map[frontend]bool{}
-	for i := range changes {
-		if s := changes[i].New; s != nil && failed[s.Key] == nil {
-			for j := range s.Frontends {
-				owned[frontendOf(s, &s.Frontends[j])] = true
+		for _, h := range t.missingSticky(s) {
+			if err := b.makeRoom(ctx, stickyHandlerSize); err != nil {
+				return err
 			}
-		}
-	}
-	for i := range changes {
-		c := &changes[i]
-		if failed[c.Key] == nil || c.Old == nil || c.Old == c.New {
-			continue
-		}
-		last := *c.Old
-		last.Frontends = nil
-		for j := range c.Old.Frontends {
-			if f := frontendOf(c.Old, &c.Old.Frontends[j]); !owned[f] {
-				owned[f] = true
-				last.Frontends = append(last.Frontends, c.Old.Frontends[j])
-			}
-		}
-		refused, err := b.writeService(ctx, b.table(c.Key.Family), &ruleset.Change{Key: c.Key, New: &last})
-		if err != nil {
-			return err
-		}
-		if refused != nil {
-			backendconf.Complain(b.complaints, slog.LevelError, c.Key, "nftables: cannot program service, it is not served", refused)
+			t.stickyHandler(h, b.writer)
 		}
 	}
 	return nil
@@ -327,18 +285,45 @@ func (b *Backend) clear(t *table, k *kernelTable) {
 // deletion fails, the chains stay and do no harm, because no rule goes to them.
 func (b *Backend) deleteUnused(t *table, k *kernelTable) {
 	used := t.expectedRules()
-	w := newWriter(b.name)
 	unused := map[string]bool{}
 	for name := range k.chains {
 		if _, ok := used[name]; !ok {
 			unused[name] = true
-			w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, t.family, name)
 		}
 	}
-	if err := w.commit(b.conn); err != nil {
+	if err := b.deleteChains(t.family, unused); err != nil {
 		t.unused = unused
+	}
+}
+
+// deleteGarbage deletes the chains in t.garbage with their rules. If the deletion fails, they stay
+// like chains in use.
+func (b *Backend) deleteGarbage(t *table) {
+	if len(t.garbage) == 0 {
+		return
+	}
+	if err := b.deleteChains(t.family, t.garbage); err == nil {
+		for name := range t.garbage {
+			delete(t.chains, name)
+		}
+		if i := slices.Index(b.tables, t); i < len(b.watched.rules) {
+			maps.DeleteFunc(b.watched.rules[i], func(_ uint64, r kernelRule) bool { return t.garbage[r.chain] })
+		}
+	}
+	clear(t.garbage)
+}
+
+// deleteChains deletes chains with their rules. It logs the error that it returns.
+func (b *Backend) deleteChains(f tracker.Family, names map[string]bool) error {
+	w := newWriter(b.name)
+	for name := range names {
+		w.delete("chain", unix.NFT_MSG_DELCHAIN, unix.NFTA_CHAIN_NAME, f, name)
+	}
+	err := w.commit(b.conn)
+	if err != nil {
 		b.config.Log.Info("nftables: cannot delete unused chains, they stay until the next full sync", slog.Any("error", err))
 	}
+	return err
 }
 
 // swapIn writes tables of another name in several transactions and then hooks them in, beside

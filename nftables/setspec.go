@@ -53,10 +53,12 @@ func (s set) spec(f tracker.Family) spec {
 		key, data = []field{addr, proto, port}, []field{class}
 	case setNodePorts, setInternalNodePorts:
 		key, data = []field{proto, port}, []field{class}
-	case setHandlers, setInternalHandlers, setOwnHandlers:
+	case setHandlers, setInternalHandlers, setOwnHandlers, setStickyHandlers:
 		key, data = []field{class}, []field{verdict}
 	case setEndpoints:
 		key, data = []field{class, mark}, []field{addr, port}
+	case setStickyPools:
+		key, data = []field{class}, []field{class}
 	case setStickyBuckets:
 		key, data = []field{class, mark}, []field{class}
 	case setStickyEndpoints:

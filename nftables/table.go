@@ -27,16 +27,26 @@ type table struct {
 	services []*service
 	plain    numbers
 	sticky   numbers
-	// handlers holds the handlers that have a chain. verdicts holds the contents of the verdict
-	// maps, which lead to the chains.
-	handlers handlers
-	verdicts map[set]map[uint32]string
-	// chains holds the number of rules of each handler's chain.
-	chains map[string]int
+	// handlers and stickyHandlers hold the handlers that have a chain. verdicts holds the
+	// contents of the verdict maps, which lead to the chains.
+	handlers       handlers
+	stickyHandlers stickyHandlers
+	verdicts       map[set]map[uint32]string
+	// chains holds the number of rules of each handler's chain. garbage holds those of chains
+	// that no rule or element leads to any more.
+	chains  map[string]int
+	garbage map[string]bool
 	// unused holds the chains of an earlier table that could not be deleted.
 	unused map[string]bool
 	// prefixes holds the lengths of source prefixes that have a set.
 	prefixes map[int]bool
+	// lacking holds the IDs of Services that are programmed without client affinity that they ask
+	// for. newlyLacking is one of those that were not before, and counts them.
+	lacking      map[uint32]bool
+	newlyLacking struct {
+		count int
+		key   tracker.Key
+	}
 	// clusterIPs counts the Services that need an address in the set of cluster IPs. While
 	// deferClusterIPs is set, no element of the set is written.
 	clusterIPs      uses
@@ -73,28 +83,41 @@ type service struct {
 	rule  *ruleset.Service
 	pools [ruleset.Drop + 1]*pool // by target
 	keys  []dispatchKeys
+	// lacks is the reason why the Service is programmed without client affinity that it asks
+	// for, or nil.
+	lacks error
 }
 
-// targets are the targets that have a pool.
-var targets = [...]ruleset.Target{ruleset.ToCluster, ruleset.ToLocal}
+// sticky returns the targets whose pools are sticky.
+func (s *service) sticky() (out stickyTargets) {
+	for _, target := range targets {
+		out[target] = s.pools[target] != nil && s.pools[target].sticky
+	}
+	return out
+}
 
 // Errors about one Service.
 var (
-	errTooManyPools     = errors.New("too many Services with endpoints (at most 1048575 pools a family)")
-	errTooManySticky    = errors.New("too many Services with client affinity (at most 32767 pools a family)")
-	errTooManyEndpoints = fmt.Errorf("too many endpoints for client affinity (at most %d)", maxStickyEndpoints)
-	errTooManyNumbered  = fmt.Errorf("too many endpoints for weights or a hash (at most %d)", maxNumberedEndpoints)
-	errTooManyHandlers  = fmt.Errorf("too many combinations of endpoint counts and affinity timeouts (at most %d a family)", maxStickyHandlers)
-	errProtocol         = errors.New("protocol is not TCP, UDP or SCTP")
+	errTooManyPools  = fmt.Errorf("too many Services with endpoints (at most %d pools a family)", maxPool)
+	errTooManySticky = fmt.Errorf("too many Services have client affinity (at most %d pools a family)", maxSticky)
+	errProtocol      = errors.New("protocol is not TCP, UDP or SCTP")
+	// errOverflow requires a full delta, which gives the sets more room.
+	errOverflow = errors.New("a set has more elements than its size")
 )
 
-func newTable(f tracker.Family, n *ruleset.Node, mark uint32) *table {
+// limits are the largest numbers of pools of one family.
+type limits struct{ plain, sticky uint32 }
+
+// defaultLimits are the limits of the encoding. Tests set smaller ones.
+var defaultLimits = limits{plain: maxPool, sticky: maxSticky}
+
+func newTable(f tracker.Family, n *ruleset.Node, mark uint32, l limits) *table {
 	return &table{
 		family: f, node: n, mark: mark,
-		plain: numbers{max: maxPool}, sticky: numbers{max: maxSticky},
-		handlers: newHandlers(),
-		verdicts: map[set]map[uint32]string{setHandlers: {}, setInternalHandlers: {}, setOwnHandlers: {}},
-		chains:   map[string]int{}, prefixes: map[int]bool{}, clusterIPs: uses{},
+		plain: numbers{max: l.plain}, sticky: numbers{max: l.sticky},
+		handlers: handlers{}, stickyHandlers: newStickyHandlers(),
+		verdicts: map[set]map[uint32]string{setHandlers: {}, setInternalHandlers: {}, setOwnHandlers: {}, setStickyHandlers: {}},
+		chains:   map[string]int{}, garbage: map[string]bool{}, lacking: map[uint32]bool{}, prefixes: map[int]bool{}, clusterIPs: uses{},
 		hairpin: hairpin{refs: uses{}}, ranges: map[set][]addrRange{}, kept: map[set]bool{},
 	}
 }
@@ -150,32 +173,57 @@ func (t *table) apply(id uint32, s *ruleset.Service, w *writer) error {
 	if s == nil {
 		t.services[id] = nil
 	}
+	t.noteLacking(id, now)
 	return nil
 }
 
-// check returns an error if the Service cannot be programmed in any transaction. It does not
-// check for free pools; apply does.
+// noteLacking updates t.lacking after the Service with the ID changed.
+func (t *table) noteLacking(id uint32, now *service) {
+	switch {
+	case now.lacks == nil:
+		delete(t.lacking, id)
+	case !t.lacking[id]:
+		t.lacking[id] = true
+		t.newlyLacking.count++
+		t.newlyLacking.key = now.rule.Key
+	}
+}
+
+// check returns an error if no table can have the Service.
 func (t *table) check(s *ruleset.Service) error {
 	if inet.Protocol(s.Key.Protocol) == 0 {
 		return fmt.Errorf("%w: %q", errProtocol, s.Key.Protocol)
 	}
-	for _, target := range targets {
-		n := len(s.Pool(target))
-		switch {
-		case s.Port.Affinity != 0 && n > maxStickyEndpoints:
-			return fmt.Errorf("%d endpoints: %w", n, errTooManyEndpoints)
-		case n > maxNumberedEndpoints && distributionOf(s, target) != (distribution{}):
-			return fmt.Errorf("%d endpoints: %w", n, errTooManyNumbered)
-		}
-	}
-	if !t.handlers.room(t.missingHandlers(s)) {
-		return errTooManyHandlers
-	}
 	return nil
 }
 
-// Limits returns the limits of one Service, which are the same in both families. Apply refuses
-// a Service that exceeds them, with a [*ruleset.PartialError].
+// fitted returns s with the endpoints for which there are numbers: s itself except for very many
+// endpoints. It keeps the first ones, so that all nodes keep the same.
+func (t *table) fitted(s *ruleset.Service) *ruleset.Service {
+	if s == nil {
+		return nil
+	}
+	pool := func(list []*tracker.Endpoint, target ruleset.Target) []*tracker.Endpoint {
+		most := maxPool
+		if s.Port.Affinity != 0 {
+			most = maxStickyEndpoints
+		}
+		if len(list) > maxNumberedEndpoints && distributionOf(s, target) != (distribution{}) {
+			most = maxNumberedEndpoints
+		}
+		return list[:min(len(list), most)]
+	}
+	cluster, local := pool(s.Selection.Cluster, ruleset.ToCluster), pool(s.Selection.Local, ruleset.ToLocal)
+	if len(cluster) == len(s.Selection.Cluster) && len(local) == len(s.Selection.Local) {
+		return s
+	}
+	out := *s
+	out.Selection.Cluster, out.Selection.Local = cluster, local
+	return &out
+}
+
+// Limits returns the limits of one Service, which are the same in both families. Apply programs
+// a Service that exceeds them with the first endpoints, as many as allowed.
 func (b *Backend) Limits(tracker.Family) ruleset.Limits {
 	return ruleset.Limits{AffinityEndpoints: maxStickyEndpoints, WeightedEndpoints: maxNumberedEndpoints}
 }
@@ -186,6 +234,7 @@ func (t *table) applyPool(old, now *service, target ruleset.Target, w *writer) {
 	if was != nil && was != is {
 		was.set(old.endpoints(target), nil, distribution{}, nil, &t.change)
 		t.writePool(was, "", w)
+		t.setStickyHandler(was, nil, w)
 		t.freeNumber(was)
 	}
 	if is == nil {
@@ -200,12 +249,31 @@ func (t *table) applyPool(old, now *service, target ruleset.Target, w *writer) {
 		hashed := func() *maglev.Table { return now.rule.Maglev(target, t.node.HashSeed) }
 		is.set(before, after, how, hashed, &t.change)
 		comment := ""
-		if is.affinity != 0 {
+		if is.sticky {
 			comment = string(ownerOf(now.rule.Key, target))
 		}
 		t.writePool(is, comment, w)
 	}
-	is.affinity = now.rule.Port.Affinity
+	if is.sticky {
+		t.setStickyHandler(is, t.stickyHandlers.entries[stickyHandlerOf(now.rule, target)], w)
+	}
+}
+
+// setStickyHandler writes the handler of a sticky pool, nil for none.
+func (t *table) setStickyHandler(p *pool, h *stickyEntry, w *writer) {
+	if p.handler == h {
+		return
+	}
+	if p.handler != nil {
+		e := stickyPoolElement(p)
+		t.remove(&e, w)
+		t.stickyHandlers.use(p.handler, -1)
+	}
+	if p.handler = h; h != nil {
+		e := stickyPoolElement(p)
+		t.add(&e, "", w)
+		t.stickyHandlers.use(h, +1)
+	}
 }
 
 func sameSlice(a, b []*tracker.Endpoint) bool {
@@ -226,7 +294,7 @@ func (t *table) writePool(p *pool, comment string, w *writer) {
 			t.add(&e, "", w)
 		}
 	}
-	if p.affinity == 0 {
+	if !p.sticky {
 		return
 	}
 	for _, n := range c.gone {
@@ -256,8 +324,6 @@ func (t *table) applyFrontends(old, now *service, w *writer) {
 		}
 		t.add(e, comment, w)
 	})
-	t.use(now.keys, +1)
-	t.use(old.keys, -1)
 }
 
 // add adds an element with a comment to its set. It creates a missing set of allowed sources.

@@ -93,7 +93,7 @@ var (
 	// shared matches the objects that mode nftables creates for the first Service that
 	// needs one and keeps until it writes the table again, by design: chains that many
 	// Services share, at most some hundreds, and the maps that lead to them.
-	shared = regexp.MustCompile(`proxier (chain ((firewall-)?((cluster-ip|external|local|sticky|pool)-\S+|no-endpoints|no-local-endpoints))|map (internal-|own-)?handlers)$`)
+	shared = regexp.MustCompile(`proxier (chain ((firewall-)?((cluster-ip|external|local|sticky|choose|pool)-\S+|sticky|no-endpoints|no-local-endpoints))|map (internal-|own-|sticky-)?handlers)$`)
 	// counters matches the sets that count traffic: their elements depend on which
 	// Services had traffic.
 	counters = regexp.MustCompile(`proxier set (connections|refused-packets|dropped-packets)$`)

@@ -1,0 +1,75 @@
+package ruleset_test
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// TestRemainingLosesWhatIsGone refuses changes of a Service and checks what stays of it.
+func TestRemainingLosesWhatIsGone(t *testing.T) {
+	node := &ruleset.Node{Info: tracker.NodeInfo{Name: "n"}}
+	compile := func(eps []string, edit func(*tracker.ServicePort)) *ruleset.Service {
+		p := tracker.PortState{Port: &tracker.ServicePort{
+			ClusterIP: netip.MustParseAddr("10.96.0.1"), Port: 80, NodePort: 30080,
+			ExternalIPs: []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.100.2")},
+		}}
+		p.Port.Key.Namespace, p.Port.Key.Name = "ns", "a"
+		p.Port.Key.Protocol, p.Port.Key.Family = v1.ProtocolTCP, tracker.IPv4
+		for _, a := range eps {
+			p.Endpoints = append(p.Endpoints, &tracker.Endpoint{Addr: netip.MustParseAddrPort(a), Ready: true, Serving: true, Weight: 1})
+		}
+		if edit != nil {
+			edit(p.Port)
+		}
+		s := ruleset.Compile(p, node, tracker.TopologyOptions{})
+		s.ID = 7
+		return s
+	}
+	old := compile([]string{"10.0.0.1:80", "10.0.0.2:80"}, nil)
+	addresses := func(list []*tracker.Endpoint) (out []string) {
+		for _, ep := range list {
+			out = append(out, ep.Addr.String())
+		}
+		return out
+	}
+
+	got := old.Remaining(compile([]string{"10.0.0.2:80", "10.0.0.3:80"}, func(p *tracker.ServicePort) {
+		p.Affinity = time.Hour
+		p.ExternalIPs = p.ExternalIPs[1:]
+	}))
+	if a := addresses(got.Pool(ruleset.ToCluster)); !slices.Equal(a, []string{"10.0.0.2:80"}) || len(got.Selection.Reachable) != 1 {
+		t.Errorf("endpoints %v, reachable %d", a, len(got.Selection.Reachable))
+	}
+	if got.Port.Affinity != 0 || got.ID != 7 || got.Key != old.Key {
+		t.Errorf("%+v", got)
+	}
+	if n := len(got.Frontends); n != 3 || len(old.Frontends) != 4 {
+		t.Errorf("%d frontends of %d", n, len(old.Frontends))
+	}
+	for _, f := range got.Frontends {
+		if f.Target != ruleset.ToCluster || f.Addr == netip.MustParseAddr("198.51.100.1") {
+			t.Errorf("%+v", f)
+		}
+	}
+	if len(old.Selection.Cluster) != 2 {
+		t.Error("the old Service changed")
+	}
+
+	// All endpoints are replaced: nothing is left to forward to.
+	got = old.Remaining(compile([]string{"10.0.0.9:80"}, nil))
+	for _, f := range got.Frontends {
+		if f.Target != ruleset.Reject || f.Internal != ruleset.Reject {
+			t.Errorf("%+v", f)
+		}
+	}
+	if old.Remaining(nil) != nil {
+		t.Error("something is left of a deleted Service")
+	}
+}
