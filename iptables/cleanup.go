@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"hash/maphash"
+	"log/slog"
 	"slices"
 	"strings"
 )
@@ -35,17 +36,122 @@ func Cleanup(ctx context.Context, c Config) error {
 	return err
 }
 
-// Owned reports whether a [Backend] has programmed the tables, in any family of the
+// Owned reports whether a [Backend] was the last to program the tables, in any family of the
 // configuration. If not, chains of the same names are kube-proxy's, which [Cleanup] would
 // remove, too. The error is a [*ruleset.UnsupportedError] if a program is missing.
+//
+// kube-proxy and a Backend both write the chain KUBE-SERVICES of table filter at every sync of
+// all rules. A Backend's version leads to KUBE-CLUSTER-IPS, which kube-proxy does not have.
 func Owned(ctx context.Context, c Config) (owned bool, err error) {
 	_, err = c.each(ctx, func(f *family) error {
-		// Every table has a canary, and filter is the smaller one.
 		k, err := f.tool.readKernel(ctx, filter, maphash.MakeSeed())
-		owned = owned || err == nil && slices.ContainsFunc(k.canary, isCanary)
+		owned = owned || err == nil && k.ours()
 		return err
 	})
 	return owned, err
+}
+
+// Foreign reports whether kube-proxy was the last to program the tables, in any family of the
+// configuration: there is a chain KUBE-SERVICES, and a [Backend] has not written it. Such rules
+// stay in effect when kube-proxy ends. The error is a [*ruleset.UnsupportedError] if a program
+// is missing.
+func Foreign(ctx context.Context, c Config) (foreign bool, err error) {
+	_, err = c.each(ctx, func(f *family) error {
+		k, err := f.tool.readKernel(ctx, filter, maphash.MakeSeed())
+		foreign = foreign || err == nil && k.chains[chainServices] != nil && !k.ours()
+		return err
+	})
+	return foreign, err
+}
+
+// ours reports whether a Backend was the last to program the table filter.
+func (k *kernelTable) ours() bool { return k.refuses }
+
+// CleanupOwn is like [Cleanup], except that it leaves kube-proxy's rules. In a family whose
+// tables kube-proxy programmed last, it removes only the chains and rules that kube-proxy does
+// not have and that kube-proxy's chains do not lead to. Its errors are like those of Cleanup.
+func CleanupOwn(ctx context.Context, c Config) error {
+	c, err := c.each(ctx, func(f *family) error {
+		if err := f.cleanupOwn(ctx); err != nil {
+			return fmt.Errorf("iptables: cannot clean up %v: %w", f.family, err)
+		}
+		return nil
+	})
+	if err == nil {
+		deleteCounters(c)
+	}
+	return err
+}
+
+func (f *family) cleanupOwn(ctx context.Context) error {
+	k, err := f.tool.readKernel(ctx, filter, maphash.MakeSeed())
+	if err != nil {
+		return err
+	}
+	if k.ours() {
+		return f.cleanup(ctx)
+	}
+	left := slices.ContainsFunc(k.canary, isCanary)
+	for name := range k.chains {
+		left = left || extra(filter, name)
+	}
+	if !left {
+		return nil
+	}
+	for t := range tables {
+		if err := f.cleanupExtra(ctx, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cleanupExtra removes what a Backend has left in a table that kube-proxy programs.
+func (f *family) cleanupExtra(ctx context.Context, t table) error {
+	k, err := f.tool.readKernel(ctx, t, maphash.MakeSeed())
+	if err != nil {
+		return err
+	}
+	b := newBatch()
+	for name := range k.chains {
+		if extra(t, name) {
+			b.drop(t, name)
+		}
+	}
+	if slices.ContainsFunc(k.canary, isCanary) {
+		b.put(chain{table: t, name: chainCanary})
+	}
+	var commands []string
+	for _, h := range k.hooks {
+		if to := target([]byte(h.rule)); extra(t, to) && slices.Contains(kernelChains, h.chain) {
+			commands = append(commands, "-D "+h.chain+" "+h.rule)
+		}
+	}
+	_, err = f.write(ctx, b.inputs(t, commands, f.limit, nil))
+	if !refused(err) {
+		return err
+	}
+	// One of kube-proxy's chains leads to one of these chains: kube-proxy has not synced all
+	// rules yet, and will delete them itself.
+	f.log.Warn("iptables: chains stay because kube-proxy's chains lead to them", slog.String("table", t.String()), slog.Any("error", err))
+	return nil
+}
+
+// extra reports whether a chain is one of a Backend's that kube-proxy never has.
+func extra(t table, name string) bool {
+	if !owned(t, name) {
+		return false
+	}
+	switch name {
+	case chainMarkNotPods, chainRefusedNodePorts, chainClusterIPs, chainLocalnet, chainProbe:
+		return true
+	}
+	if strings.HasPrefix(name, prefixGroup) {
+		return true
+	}
+	return slices.ContainsFunc(dispatchers[:], func(d dispatcher) bool {
+		return d.table == t && strings.HasPrefix(name, d.prefix) && name != d.root
+	})
 }
 
 // each calls fn for each family of the configuration until fn fails. It returns c with its

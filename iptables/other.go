@@ -24,6 +24,12 @@ func Cleanup(context.Context, Config) error { return errSystem }
 // Owned returns a [*ruleset.UnsupportedError].
 func Owned(context.Context, Config) (bool, error) { return false, errSystem }
 
+// CleanupOwn returns a [*ruleset.UnsupportedError].
+func CleanupOwn(context.Context, Config) error { return errSystem }
+
+// Foreign returns a [*ruleset.UnsupportedError].
+func Foreign(context.Context, Config) (bool, error) { return false, errSystem }
+
 // Lookup returns a [*ruleset.UnsupportedError].
 func Lookup(context.Context, Config, ruleset.Query) (ruleset.Found, error) {
 	return ruleset.Found{}, errSystem

@@ -19,6 +19,8 @@ type kernelTable struct {
 	hooks []hook
 	// canary is the rules of our canary.
 	canary []string
+	// refuses reports that KUBE-SERVICES leads to KUBE-CLUSTER-IPS.
+	refuses bool
 }
 
 // hashChain returns the hash of a chain's rules.
@@ -79,8 +81,11 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 			if lastHash != nil {
 				lastHash.Write(rule)
 				lastHash.WriteByte('\n')
-				if last == chainCanary {
+				switch {
+				case last == chainCanary:
 					k.canary = append(k.canary, string(rule))
+				case last == chainServices && string(rule) == jump(chainClusterIPs):
+					k.refuses = true
 				}
 			} else if to := target(rule); to != "" && owned(tab, to) {
 				k.hooks = append(k.hooks, hook{tab, last, string(rule)})

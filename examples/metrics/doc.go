@@ -58,6 +58,12 @@
 // have, with the prefix proxier_service. Their number is bounded by TrafficConfig.Limit: up to
 // six series for each Service port and family.
 //
+// # Other proxies
+//
+// [Set.OtherRules] sets proxier_other_proxy_rules, which kube-proxy does not have. It is 1 for
+// the rules of another proxy in one of its modes: with state "in-use" while that proxy runs,
+// and with state "left" when it has ended. Rules that are left no longer follow the endpoints.
+//
 // # Differences from kube-proxy
 //
 // These are intended:

@@ -49,6 +49,7 @@ type Set struct {
 	fullDuration, partialDuration    *prometheus.HistogramVec
 	partialFailures, cleanupFailures *prometheus.CounterVec
 	rules, rulesWritten              *prometheus.GaugeVec
+	otherRules                       *prometheus.GaugeVec
 
 	mu sync.Mutex
 	// pending holds the Services that changed since the last sync began.
@@ -82,6 +83,10 @@ func NewSet(c Config) *Set {
 	s.endpointChanges = s.counter("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received").WithLabelValues()
 	s.serviceChanges = s.counter("sync_proxy_rules_service_changes_total", "Changes of Services that were received").WithLabelValues()
 	s.conntrackDeleted = s.counter("conntrack_reconciler_deleted_entries_total", "Stale UDP flows that were deleted", familyLabel)
+	s.otherRules = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "proxier_other_proxy_rules", Help: "1 while rules of another proxy are in the network namespace, whose owner runs (in-use) or has ended (left)",
+	}, []string{"proxy", "mode", "state"})
+	s.registry.MustRegister(s.otherRules)
 	s.healthz = s.counter("proxy_healthz_total", "Answers of /healthz, by status code", "code")
 	s.livez = s.counter("proxy_livez_total", "Answers of /livez, by status code", "code")
 	switch c.Mode {
@@ -269,6 +274,15 @@ func (s *Set) Synced(i ruleset.SyncInfo) {
 func (s *Set) CleanupFailed() {
 	if s.cleanupFailures != nil {
 		s.eachFamily(func(f string) { s.cleanupFailures.WithLabelValues(f).Inc() })
+	}
+}
+
+// OtherRules stores the state of the rules of another proxy in one of its modes. The state is
+// "in-use", "left", or "absent", which has no series.
+func (s *Set) OtherRules(proxy, mode, state string) {
+	s.otherRules.DeletePartialMatch(prometheus.Labels{"proxy": proxy, "mode": mode})
+	if state != "absent" {
+		s.otherRules.WithLabelValues(proxy, mode, state).Set(1)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http/httptest"
 	"net/url"
 	"os"
@@ -286,6 +287,7 @@ func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]b
 			Endpoints: func(tracker.Key) int { return 1 },
 		})
 		s.latency.WithLabelValues("IPv4").Observe(1)
+		s.OtherRules("kube-proxy", "iptables", "in-use")
 		for name, f := range families(t, s) {
 			has := map[string]bool{}
 			for _, l := range f.GetMetric()[0].GetLabel() {
@@ -301,6 +303,30 @@ func exported(t *testing.T) (out map[string]bool, labels map[string]map[string]b
 		}
 	}
 	return out, labels
+}
+
+// TestOtherRulesHaveOneState sets several states of the same rules.
+func TestOtherRulesHaveOneState(t *testing.T) {
+	s := NewSet(Config{Mode: "nftables", Families: []tracker.Family{tracker.IPv4}})
+	for _, state := range []string{"in-use", "left", "absent"} {
+		s.OtherRules("kube-proxy", "ipvs", "in-use")
+		s.OtherRules("kube-proxy", "iptables", state)
+		got := map[string]string{}
+		for _, m := range families(t, s)["proxier_other_proxy_rules"].GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			got[labels["proxy"]+" "+labels["mode"]] += labels["state"]
+		}
+		want := map[string]string{"kube-proxy ipvs": "in-use", "kube-proxy iptables": state}
+		if state == "absent" {
+			delete(want, "kube-proxy iptables")
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("state %s: %v, want %v", state, got, want)
+		}
+	}
 }
 
 // metricName matches names of metrics in a query.

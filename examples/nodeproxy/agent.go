@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"github.com/go-proxier/proxier/examples/kubeapi"
 	"github.com/go-proxier/proxier/examples/metrics"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
 	"github.com/go-proxier/proxier/examples/socketlb"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ruleset"
@@ -46,6 +48,11 @@ type agent struct {
 	servers  []*server
 	closers  []func()
 	started  time.Time
+
+	// netns is the network namespace, and instance identifies this process in the answers of
+	// its servers.
+	netns    *os.File
+	instance string
 
 	kernel *kernelSockets
 	rules  *ruleset.Cursor
@@ -132,10 +139,10 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	if a.world, err = newWorld(cfg, a.families, node, hooks, log); err != nil {
 		return nil, err
 	}
-	a.takeOver = &takeOver{
-		modes: modes, inUse: cfg.Mode, adopt: cfg.Adopt, retry: cfg.SyncPeriod,
-		failed: a.metrics.CleanupFailed, log: log, inEffect: make(chan struct{}),
-	}
+	a.instance = rand.Text()
+	a.takeOver = newTakeOver(cfg, modes, a.netns, a.instance, a.boundTo, log)
+	a.takeOver.failed = a.metrics.CleanupFailed
+	a.takeOver.report = func(k takeover.Kind, s takeover.State) { a.metrics.OtherRules(string(k.Owner), k.Mode, string(s)) }
 	if err := a.connect(); err != nil {
 		return nil, err
 	}
@@ -152,6 +159,7 @@ func (a *agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 	if err != nil {
 		return err
 	}
+	a.netns = netns
 	a.closers = append(a.closers, func() { netns.Close() })
 	s := settings{Config: cfg, families: a.families, netns: netns, rules: a.metrics.Rules, log: log}
 	c := conntrack.Config{NetNS: netns, Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}
@@ -246,7 +254,7 @@ func (a *agent) run(parent context.Context) error {
 		a.nodeEvent(true, reasonIPVSDeprecation, ipvsDeprecation)
 	}
 	loops := []func(context.Context) error{
-		a.runner.Run, a.followSource, a.followNode, a.watchRules, a.watchSockets, a.watchConfig, a.takeOver.retireOthers,
+		a.runRules, a.followSource, a.followNode, a.watchRules, a.watchSockets, a.watchConfig, a.takeOver.run,
 	}
 	for _, s := range a.servers {
 		loops = append(loops, s.run)

@@ -82,6 +82,9 @@ type contract[C any, B dataplane] struct {
 	setSysctls func(C) error // may be nil
 	owned      func(context.Context, C) (bool, error)
 	cleanup    func(context.Context, C) error
+	// cleanupOwn, if not nil, is like cleanup, but removes nothing that kube-proxy wrote. It
+	// does nothing if the agent has left nothing.
+	cleanupOwn func(context.Context, C) error
 	lookup     func(context.Context, C, ruleset.Query) (ruleset.Found, error)
 	// config returns the configuration of the backend.
 	config func(settings) (C, error)
@@ -128,11 +131,14 @@ func (p contract[C, B]) mode(m mode) mode {
 		return len(list) != 0, err
 	}
 	m.cleanup = func(ctx context.Context, log *slog.Logger) error {
+		if p.cleanupOwn != nil {
+			return p.cleanupAll(ctx, p.cleanupOwn, p.left(false, log), log)
+		}
 		list, err := p.ownedOf(ctx, log)
-		return errors.Join(err, p.cleanupAll(ctx, list, log))
+		return errors.Join(err, p.cleanupAll(ctx, p.cleanup, list, log))
 	}
 	m.cleanupKubeProxy = func(ctx context.Context, log *slog.Logger) error {
-		return p.cleanupAll(ctx, p.left(true, log), log)
+		return p.cleanupAll(ctx, p.cleanup, p.left(true, log), log)
 	}
 	return m
 }
@@ -149,13 +155,13 @@ func (p contract[C, B]) ownedOf(ctx context.Context, log *slog.Logger) (out []C,
 	return out, err
 }
 
-// cleanupAll cleans up each configuration. It retries once after a failure, because rules of
+// cleanupAll calls cleanup for each configuration. It retries once after a failure, because rules of
 // one flavour of iptables can refer to sets of the other.
-func (p contract[C, B]) cleanupAll(ctx context.Context, list []C, log *slog.Logger) (err error) {
+func (p contract[C, B]) cleanupAll(ctx context.Context, cleanup func(context.Context, C) error, list []C, log *slog.Logger) (err error) {
 	for range 2 {
 		err = nil
 		for _, c := range list {
-			err = errors.Join(err, missing(p.cleanup(ctx, c), log))
+			err = errors.Join(err, missing(cleanup(ctx, c), log))
 		}
 		if err == nil {
 			break
@@ -212,7 +218,7 @@ func iptablesMode() mode { return iptablesModeWith(func(*iptables.Config) {}) }
 // iptablesModeWith returns mode iptables with a function that edits each configuration.
 func iptablesModeWith(edit func(*iptables.Config)) mode {
 	return contract[iptables.Config, *iptables.Backend]{
-		new: iptables.New, probe: iptables.Probe, setSysctls: iptables.SetSysctls, owned: iptables.Owned, cleanup: iptables.Cleanup, lookup: iptables.Lookup,
+		new: iptables.New, probe: iptables.Probe, setSysctls: iptables.SetSysctls, owned: iptables.Owned, cleanup: iptables.Cleanup, cleanupOwn: iptables.CleanupOwn, lookup: iptables.Lookup,
 		config: func(s settings) (iptables.Config, error) {
 			c := iptables.Config{
 				Families: s.families, MasqueradeMark: s.mark(), NetNS: s.netns, Log: s.log, LocalhostNodePorts: localhostNodePorts(s.Config), CountTraffic: s.TrafficMetrics,

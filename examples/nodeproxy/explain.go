@@ -84,7 +84,11 @@ func (p *program) explain(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	return q.compareKernel(ctx, p.out, m)
+	err = q.compareKernel(ctx, p.out, m)
+	if others := writeOthers(ctx, p.out, m, log); err == nil {
+		err = others
+	}
+	return err
 }
 
 // peekTimeout is how long watchWorld waits for an API server.

@@ -5,16 +5,47 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
 // errDiffers ends explain when the kernel treats a packet differently.
 var errDiffers = errors.New("the kernel's rules differ from what the objects require")
+
+// errOthers ends explain when rules of another proxy may treat the packet first.
+var errOthers = errors.New("rules of another proxy may take the packet first")
+
+// writeOthers prints the rules of other proxies in the network namespace, and returns errOthers
+// if there are any.
+func writeOthers(ctx context.Context, out io.Writer, m mode, log *slog.Logger) error {
+	k := takeover.Kernel{Legacy: func(ctx context.Context) (map[takeover.Owner]bool, error) { return legacyOwners(ctx, log) }}
+	defer k.Close()
+	rules, err := k.Look(ctx)
+	if err != nil {
+		return err
+	}
+	kinds := slices.SortedFunc(maps.Keys(rules), func(a, b takeover.Kind) int { return strings.Compare(a.String(), b.String()) })
+	for _, kind := range kinds {
+		if !rules[kind].Present || kind == (takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.name}) {
+			continue
+		}
+		err = errOthers
+		if m.takesOver && kind.Mode == m.name {
+			fmt.Fprintf(out, "kernel: kube-proxy has written the rules of mode %s last\n", m.name)
+			continue
+		}
+		fmt.Fprintf(out, "kernel: rules of %s are there, too, and may take this packet first\n", kind)
+	}
+	return err
+}
 
 // question is a packet that explain looks up in the kernel, and its verdict.
 type question struct {

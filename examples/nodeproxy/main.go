@@ -116,16 +116,40 @@
 //
 // If --proxy-mode changes between two runs, the new rules are in effect before the rules of
 // the other mode are removed. With --adopt-from-kube-proxy the same holds for the rules of
-// kube-proxy. If another part of the process closes a netlink socket, the agent opens new
+// kube-proxy; "Taking over" below has the details. If another part of the process closes a netlink socket, the agent opens new
 // sockets and repairs all rules.
+//
+// # Taking over
+//
+// A proxy that ends leaves its rules in the kernel, where they no longer follow the endpoints,
+// and may come before others. So run looks for the rules of other proxies for as long as it
+// runs: for those of kube-proxy, and of nodeproxy's other modes. Kube-proxy and nodeproxy may
+// be started and stopped in any order; every connection is forwarded meanwhile.
+//
+// While another proxy runs, its rules stay. Run asks the loopback addresses at ports 10249 and
+// 10256 whether one runs. A proxy that does not answer there runs if its rules appear or change,
+// and follow each change of the endpoints within 40 s. When it has ended, run removes its rules
+// within seconds, those of kube-proxy only with --adopt-from-kube-proxy. The metric
+// proxier_other_proxy_rules, a line of the log for each change, and explain report them.
+//
+// Modes iptables and ipvs use the chains and virtual servers of kube-proxy's same mode. There
+// run writes nothing while that kube-proxy answers. /readyz, at the address of /healthz,
+// answers 200 when the rules are in effect. kube-proxy has no such page, so a probe of /readyz
+// does not take a kube-proxy that still holds the port for nodeproxy.
+//
+// To go back, stop nodeproxy, start kube-proxy, wait until it is ready, and run "nodeproxy run
+// --cleanup". In that order no connection is lost, from and to any of the modes nftables and
+// iptables. --cleanup leaves what kube-proxy has written. With --adopt-from-kube-proxy,
+// --cleanup removes the rules of kube-proxy, too, even if it runs.
 //
 // # Code
 //
 // agent.go assembles the agent. source.go reads objects; world.go turns them into the
 // ruleset; pipeline.go brings the ruleset into the kernel, with the modes of backends.go and
 // the sockets of kernelsockets.go. observers.go and servers.go are metrics, health checks
-// and output. takeover.go removes the rules of another mode or of kube-proxy. socketlb.go
-// serves --socket-lb, and localhost.go NodePorts at loopback addresses. demo.go is a tour with real packets. The folder deploy has what an
+// and output. takeover.go and internal/takeover find and remove the rules of other proxies.
+// socketlb.go serves --socket-lb, and localhost.go NodePorts at loopback addresses. demo.go is a
+// tour with real packets. The folder deploy has what an
 // operator needs to run nodeproxy.
 package main
 

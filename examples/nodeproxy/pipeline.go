@@ -79,6 +79,14 @@ func (a *agent) starting(runner.Info) {
 	}
 }
 
+// runRules syncs the rules. It first waits for a kube-proxy that uses the same objects.
+func (a *agent) runRules(ctx context.Context) error {
+	if err := a.takeOver.waitTurn(ctx); err != nil {
+		return err
+	}
+	return a.runner.Run(ctx)
+}
+
 // sync brings the kernel up to date. An error makes the runner call it again.
 func (a *agent) sync(ctx context.Context) error {
 	a.mu.Lock()
@@ -104,7 +112,7 @@ func (a *agent) sync(ctx context.Context) error {
 		}
 		a.report(listed, failed, asked) // after the followers: everything must be in effect
 		if listed {
-			err = errors.Join(err, a.takeOver.tidy(ctx))
+			a.takeOver.done()
 		}
 	}
 	return errors.Join(err, a.flush(ctx)) // if the flush in applyAndFlush failed
@@ -140,6 +148,9 @@ func (a *agent) apply(ctx context.Context, d *ruleset.Delta) error {
 		}
 	}
 	a.appliedDelta(d, err)
+	if err == nil && !d.Full && a.observers.changed != 0 {
+		a.takeOver.changed()
+	}
 	return err
 }
 

@@ -8,9 +8,14 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
 )
 
 // restartPeriod is how long after a failure a server is restarted, as in kube-proxy.
@@ -25,6 +30,43 @@ type server struct {
 	// failed is called with each failure.
 	failed func(error)
 	log    *slog.Logger
+	// bound reports that the server listens.
+	bound atomic.Bool
+}
+
+// boundTo reports whether one of the agent's servers listens at an address, host:port.
+func (a *agent) boundTo(addr string) bool {
+	host, port, err := net.SplitHostPort(addr)
+	return err == nil && slices.ContainsFunc(a.servers, func(s *server) bool {
+		own, ownPort, err := net.SplitHostPort(s.addr)
+		ip, _ := netip.ParseAddr(own)
+		return err == nil && s.bound.Load() && ownPort == port && (own == host || own == "" || ip.IsUnspecified())
+	})
+}
+
+// readyz answers 200 if the rules are in effect and follow the objects. kube-proxy has no such
+// page. So a probe of it does not take a kube-proxy that still holds the port for the agent.
+func (a *agent) readyz(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	select {
+	case <-a.takeOver.inEffect:
+		if a.proxy.Healthy() {
+			fmt.Fprint(w, "ok")
+			return
+		}
+	default:
+	}
+	w.WriteHeader(http.StatusServiceUnavailable)
+	fmt.Fprint(w, "the rules are not in effect")
+}
+
+// identified adds the header by which another agent recognizes answers of this one.
+func (a *agent) identified(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(takeover.InstanceHeader, a.instance)
+		h.ServeHTTP(w, r)
+	})
 }
 
 // run serves until ctx ends.
@@ -53,6 +95,8 @@ func (s *server) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.bound.Store(true)
+	defer s.bound.Store(false)
 	hs := &http.Server{
 		Handler:           s.handler,
 		ReadHeaderTimeout: 10 * time.Second,
@@ -80,7 +124,7 @@ func (a *agent) newServers() []*server {
 	add := func(name, addr, reason string, h http.Handler) {
 		if addr != "" {
 			out = append(out, &server{
-				name: name, addr: addr, handler: h, hardFail: e.BindAddressHardFail, log: a.log,
+				name: name, addr: addr, handler: a.identified(h), hardFail: e.BindAddressHardFail, log: a.log,
 				failed: func(err error) { a.nodeEvent(true, reason, err.Error()) },
 			})
 		}
@@ -88,6 +132,7 @@ func (a *agent) newServers() []*server {
 	healthz := http.NewServeMux()
 	healthz.Handle("/healthz", a.proxy.Healthz())
 	healthz.Handle("/livez", a.proxy.Livez())
+	healthz.HandleFunc("/readyz", a.readyz)
 	add("healthz", e.HealthzBindAddress, reasonHealthzFailed, healthz)
 	add("metrics", e.MetricsBindAddress, reasonMetricsFailed, a.metricsHandler())
 	return out

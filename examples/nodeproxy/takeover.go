@@ -5,79 +5,292 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
+	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// takeOver removes the rules that another mode or, if adopt is set, kube-proxy left. It
-// waits until the rules of the agent's mode are in effect; until then the old rules carry
-// the traffic.
+// The intervals of looks for the rules of other proxies: while there are none, while there are
+// some, and while the agent is going to remove them.
+const (
+	lookInterval    = 30 * time.Second
+	presentInterval = 15 * time.Second
+	waitInterval    = time.Second
+)
+
+// takeOver finds the rules of other proxies: of kube-proxy, and of nodeproxy's other modes. It
+// removes them when their owner has ended and the rules of the agent's mode are in effect. It
+// removes kube-proxy's only if adopt is set. It looks for as long as the agent runs, because a
+// proxy that still runs, or is started, writes its rules again.
 type takeOver struct {
 	modes []mode
 	inUse string // the agent's mode
 	adopt bool
 	// retry is how long to wait after a failure.
 	retry time.Duration
-	// failed is called for each failure.
+	// failed is called for each failure, and report with each new state of a kind.
 	failed func()
+	report func(takeover.Kind, takeover.State)
 	log    *slog.Logger
 
-	// tidied reports that tidy has removed everything. inEffect is closed then.
-	tidied   bool
+	kernel *takeover.Kernel
+	prober *takeover.Prober
+
+	// inEffect is closed when the rules of the agent's mode are in effect. done is the
+	// function that closes it.
 	inEffect chan struct{}
+	done     func()
+	// ownChange is when objects last changed the agent's rules, in Unix nanoseconds.
+	ownChange atomic.Int64
+
+	kinds   map[takeover.Kind]*otherRules
+	looked  bool
+	retired sync.WaitGroup
 }
 
-// tidy removes the rules that can be removed at once. After it has succeeded, it does
-// nothing.
-func (t *takeOver) tidy(ctx context.Context) error {
-	if t.tidied {
-		return nil
+// otherRules is what takeOver knows of the rules of one kind.
+type otherRules struct {
+	takeover.Watch
+	state takeover.State
+	// next is the earliest time of the next attempt at a removal. removing reports that one
+	// runs in the background.
+	next     time.Time
+	removing atomic.Bool
+	// again requests a removal that could not be complete while another mode was removed.
+	again atomic.Bool
+}
+
+// newTakeOver returns the takeOver of an agent. bound reports whether one of the agent's own
+// servers listens at an address.
+func newTakeOver(cfg *config.Config, modes []mode, netns *os.File, instance string, bound func(addr string) bool, log *slog.Logger) *takeOver {
+	t := &takeOver{
+		modes: modes, inUse: cfg.Mode, adopt: cfg.Adopt, retry: cfg.SyncPeriod, log: log,
+		kernel:   &takeover.Kernel{NetNS: netns, Legacy: func(ctx context.Context) (map[takeover.Owner]bool, error) { return legacyOwners(ctx, log) }},
+		prober:   &takeover.Prober{Own: instance, Skip: bound},
+		inEffect: make(chan struct{}), kinds: map[takeover.Kind]*otherRules{},
 	}
-	if err := leftovers(ctx, t.modes, t.inUse, t.adopt, t.log); err != nil {
-		t.failed()
+	t.done = sync.OnceFunc(func() { close(t.inEffect) })
+	t.prober.Metrics, t.prober.Healthz = takeover.DefaultAddresses()
+	for _, m := range modes {
+		if m.name != t.inUse {
+			t.kinds[takeover.Kind{Owner: takeover.Nodeproxy, Mode: m.name}] = &otherRules{}
+		}
+		if m.name != t.inUse || !m.takesOver {
+			t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: m.name}] = &otherRules{}
+		}
+	}
+	return t
+}
+
+// legacyOwners returns the owners of rules in iptables-legacy.
+func legacyOwners(ctx context.Context, log *slog.Logger) (map[takeover.Owner]bool, error) {
+	out := map[takeover.Owner]bool{}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		if !legacyInUse(f) {
+			continue
+		}
+		c := iptables.Config{Flavour: iptables.Legacy, Families: []tracker.Family{f}, Log: log}
+		foreign, err := iptables.Foreign(ctx, c)
+		owned, err2 := iptables.Owned(ctx, c)
+		if err := errors.Join(missing(err, log), missing(err2, log)); err != nil {
+			return nil, err
+		}
+		if foreign {
+			out[takeover.KubeProxy] = true
+		}
+		if owned {
+			out[takeover.Nodeproxy] = true
+		}
+	}
+	return out, nil
+}
+
+// waitTurn waits while a kube-proxy runs whose objects have the same names as those of the
+// agent's mode: each would remove what the other writes.
+func (t *takeOver) waitTurn(ctx context.Context) error {
+	m, err := findMode(t.modes, t.inUse)
+	if err != nil || !m.takesOver {
 		return err
 	}
-	t.tidied = true
-	close(t.inEffect)
+	same := takeover.Kind{Owner: takeover.KubeProxy, Mode: t.inUse}
+	for misses := 0; misses < 2; {
+		if misses++; slices.Contains(t.prober.Look(ctx), same) {
+			if misses = 0; t.kinds[same] == nil {
+				t.kinds[same] = &otherRules{} // only for the metric
+				t.report(same, takeover.InUse)
+				t.log.Warn("kube-proxy runs in the same mode: waiting until it ends before rules are written", "mode", t.inUse)
+			}
+		} else if t.kinds[same] == nil {
+			return nil
+		}
+		if err := sleep(ctx, waitInterval); err != nil {
+			return err
+		}
+	}
+	delete(t.kinds, same)
+	t.report(same, takeover.Absent)
+	t.log.Info("kube-proxy has ended", "mode", t.inUse)
 	return nil
 }
 
-// retireOthers waits for tidy and then retires each mode that has a retire function. It
-// retries after failures and returns when ctx is done.
-func (t *takeOver) retireOthers(ctx context.Context) error {
+// changed notes that objects changed the agent's rules.
+func (t *takeOver) changed() { t.ownChange.Store(time.Now().UnixNano()) }
+
+// run looks for rules of other proxies from when the agent's own are in effect until ctx is
+// done. It leaves rules that it was removing.
+func (t *takeOver) run(ctx context.Context) error {
+	defer t.kernel.Close()
+	defer t.retired.Wait()
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-t.inEffect:
 	}
-	for _, m := range t.modes {
-		if m.name == t.inUse || m.retire == nil {
-			continue
+	for {
+		interval, err := t.look(ctx)
+		if err != nil && ctx.Err() == nil {
+			t.log.Warn("cannot look for rules of other proxies", "error", err)
+			interval = t.retry
 		}
-		for {
-			err := m.retire(ctx, m, t.adopt, t.log)
-			if err == nil && t.adopt {
-				// Chains that only the retired mode's rules used can be removed now, and then
-				// the sets that they used.
-				err = errors.Join(leftovers(ctx, t.modes, t.inUse, true, t.log), m.cleanupKubeProxy(ctx, t.log))
-			}
-			if err == nil {
-				break
-			}
-			t.log.Warn("cannot remove the rules of another mode yet", "mode", m.name, "error", err)
-			t.failed()
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(t.retry):
-			}
+		if err := sleep(ctx, interval); err != nil {
+			return err
 		}
 	}
-	<-ctx.Done()
-	return ctx.Err()
+}
+
+// look makes one look, and returns the time until the next one.
+func (t *takeOver) look(ctx context.Context) (time.Duration, error) {
+	rules, err := t.kernel.Look(ctx)
+	if err != nil {
+		return 0, err
+	}
+	first := !t.looked
+	var answers []takeover.Kind
+	if present := func(k takeover.Kind) bool { return rules[k].Present }; first || slices.ContainsFunc(slices.Collect(maps.Keys(t.kinds)), present) {
+		answers = t.prober.Look(ctx)
+	}
+	t.looked = true
+	var own time.Time
+	if n := t.ownChange.Load(); n != 0 {
+		own = time.Unix(0, n)
+	}
+	interval := lookInterval
+	for k, o := range t.kinds {
+		s := takeover.Sighting{Present: rules[k].Present, Stamp: rules[k].Stamp, Answers: slices.Contains(answers, k), OwnChange: own}
+		state := o.Look(time.Now(), s)
+		t.note(k, o, state)
+		// Not everything that nodeproxy leaves is found. So all of it is removed once.
+		unknown := first && k.Owner == takeover.Nodeproxy && !s.Answers
+		again := o.again.Swap(false) && state != takeover.InUse
+		if again {
+			o.next = time.Time{}
+		}
+		if state == takeover.Left || unknown || again {
+			t.remove(ctx, k, o, again)
+		}
+		switch {
+		case o.state == takeover.Absent:
+		case t.removes(k):
+			interval = min(interval, waitInterval)
+		default:
+			interval = min(interval, presentInterval)
+		}
+	}
+	return interval, nil
+}
+
+// removes reports whether rules of this kind are removed when their owner has ended.
+func (t *takeOver) removes(k takeover.Kind) bool { return t.adopt || k.Owner == takeover.Nodeproxy }
+
+// note logs and reports a state that differs from the last one.
+func (t *takeOver) note(k takeover.Kind, o *otherRules, now takeover.State) {
+	if o.state == now || o.state == "" && now == takeover.Absent {
+		o.state = now
+		return
+	}
+	o.state = now
+	t.report(k, now)
+	switch {
+	case now == takeover.Absent:
+		t.log.Info("the rules of another proxy are gone", "proxy", k.Owner, "mode", k.Mode)
+	case now == takeover.InUse && t.removes(k):
+		t.log.Warn("another proxy runs: its rules are removed when it has ended", "proxy", k.Owner, "mode", k.Mode)
+	case now == takeover.InUse:
+		t.log.Warn("another proxy runs, and its rules may come first: they stay without --adopt-from-kube-proxy", "proxy", k.Owner, "mode", k.Mode)
+	case t.removes(k):
+		t.log.Info("removing the rules of a proxy that has ended", "proxy", k.Owner, "mode", k.Mode)
+	default:
+		t.log.Warn("a proxy has ended and left its rules, which may come first and send connections to endpoints that are gone: --adopt-from-kube-proxy removes them", "proxy", k.Owner, "mode", k.Mode)
+	}
+}
+
+// remove removes the rules of a kind. Removing mode ipvs takes until its connections have ended,
+// and runs in the background. again reports that mode ipvs was removed before.
+func (t *takeOver) remove(ctx context.Context, k takeover.Kind, o *otherRules, again bool) {
+	m, err := findMode(t.modes, k.Mode)
+	if err != nil || !t.removes(k) || time.Now().Before(o.next) || o.removing.Load() {
+		return
+	}
+	o.next = time.Now().Add(t.retry)
+	if m.retire != nil {
+		o.removing.Store(true)
+		t.retired.Go(func() {
+			defer o.removing.Store(false)
+			t.result(ctx, k, t.retire(ctx, m, k.Owner == takeover.KubeProxy))
+		})
+		return
+	}
+	cleanup := m.cleanup
+	if k.Owner == takeover.KubeProxy {
+		cleanup = m.cleanupKubeProxy
+	}
+	err = cleanup(ctx, t.log)
+	if other, failed := findMode(t.modes, config.ModeIPVS); failed == nil && again {
+		err = errors.Join(err, other.cleanupKubeProxy(ctx, t.log)) // the sets that the chains used
+	}
+	t.result(ctx, k, err)
+}
+
+// result logs and counts the failure of a removal. The next look tries again.
+func (t *takeOver) result(ctx context.Context, k takeover.Kind, err error) {
+	if err != nil && ctx.Err() == nil {
+		t.log.Warn("cannot remove the rules of another proxy yet", "proxy", k.Owner, "mode", k.Mode, "error", err)
+		t.failed()
+	}
+}
+
+// retire removes a mode that has a retire function. Afterwards, chains of kube-proxy's mode
+// iptables that only the retired mode's rules used can be removed.
+func (t *takeOver) retire(ctx context.Context, m mode, kubeProxy bool) error {
+	if err := m.retire(ctx, m, kubeProxy, t.log); err != nil || !kubeProxy {
+		return err
+	}
+	if o := t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPTables}]; o != nil {
+		o.again.Store(true)
+	}
+	return m.cleanupKubeProxy(ctx, t.log)
+}
+
+// sleep waits for a time, or returns the error of ctx when it is done.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
 }
 
 // leftovers removes the rules of every mode except inUse, and kube-proxy's rules if adopt is

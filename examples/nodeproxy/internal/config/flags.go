@@ -95,8 +95,8 @@ func NewFlags(verb string) *Flags {
 	f.BoolVar(&c.EnableProfiling, "profiling", false, "serve /debug/pprof with the metrics, and let PUT /debug/flags/v change --v")
 	f.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "has no effect: no metric is hidden")
 
-	f.BoolVar(&fl.out.Cleanup, "cleanup", false, "remove all rules of every mode and exit; with --adopt-from-kube-proxy, also kube-proxy's rules")
-	f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "after the agent's rules are in effect, remove the rules that kube-proxy left on the node, so that no traffic is lost; kube-proxy must not be running")
+	f.BoolVar(&fl.out.Cleanup, "cleanup", false, "remove all rules of every mode and exit; with --adopt-from-kube-proxy, also kube-proxy's rules, even if it runs")
+	f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "when the agent's rules are in effect and kube-proxy has ended, remove the rules that kube-proxy left on the node, so that no traffic is lost")
 	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this needs a writable /proc/sys, and run then needs none")
 
 	f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections of this node's processes and pods when they connect, by BPF programs, so that their packets need no translation; the rules of the mode serve all other traffic")

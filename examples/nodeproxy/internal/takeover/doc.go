@@ -1,0 +1,31 @@
+// Package takeover finds the rules of other Service proxies in a network namespace and
+// decides when their owner is gone, so that they can be removed without breaking
+// connections.
+//
+// A proxy that ends leaves its rules in the kernel. They no longer follow the endpoints, and
+// they may come before the agent's own: of two nftables base chains with the same priority,
+// the newer one is first. A proxy that still runs repairs rules that another process deletes,
+// and its new rules are again the first. So rules may only be removed after their owner has
+// ended, and must be looked for as long as the agent runs.
+//
+// [Kernel] reads which rules exist, [Prober] asks which proxies run, and [Watch] decides.
+// Kernel and Prober change nothing. Watch does no I/O.
+package takeover
+
+// Owner is a program that programs rules for Services.
+type Owner string
+
+// The owners.
+const (
+	KubeProxy Owner = "kube-proxy"
+	Nodeproxy Owner = "nodeproxy"
+)
+
+// Kind is the rules of a program in one of its modes: nftables, iptables or ipvs.
+type Kind struct {
+	Owner Owner
+	Mode  string
+}
+
+// String returns a form like "kube-proxy's mode iptables".
+func (k Kind) String() string { return string(k.Owner) + "'s mode " + k.Mode }

@@ -1,0 +1,298 @@
+package takeover
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
+)
+
+// Rules is what the kernel has of one kind.
+type Rules struct {
+	Present bool
+	// Stamp changes when rules are written.
+	Stamp uint64
+}
+
+// tablesOf holds the names of the tables of each owner's nftables mode.
+var tablesOf = map[Owner][]string{KubeProxy: {"kube-proxy"}, Nodeproxy: {"proxier", "proxier-shadow"}}
+
+// Chains by which the owners of rules in iptables are recognized. kubelet has none of them.
+// kube-proxy has chainServices in its modes iptables and ipvs, and writes it at every sync.
+const (
+	chainServices     = "KUBE-SERVICES"
+	chainIPVSServices = "KUBE-IPVS-SERVICES" // of nodeproxy's mode ipvs only
+	// chainClusterIPs is what nodeproxy's chainServices of table filter leads to.
+	chainClusterIPs = "KUBE-CLUSTER-IPS"
+)
+
+// ipvsDevice has the addresses of Services in mode ipvs, of both owners.
+const ipvsDevice = "kube-ipvs0"
+
+// legacyInterval is how often Look calls Legacy at most.
+const legacyInterval = time.Minute
+
+// Kernel reads which rules exist in a network namespace. It is not safe for concurrent use.
+type Kernel struct {
+	// NetNS is an open file of the namespace, or nil for the calling thread's.
+	NetNS *os.File
+	// Legacy reports which owners have rules in the tables of iptables-legacy. It may run
+	// programs. Nil means that there are none.
+	Legacy func(context.Context) (map[Owner]bool, error)
+
+	conn *nfnl.Conn
+	link *netlink.Handle
+
+	generation uint32
+	looked     bool
+	last       map[Kind]Rules
+	legacy     map[Owner]bool
+	legacyAt   time.Time
+}
+
+// Close closes the sockets. Look opens them again.
+func (k *Kernel) Close() {
+	if k.conn != nil {
+		k.conn.Close()
+		k.conn = nil
+	}
+	if k.link != nil {
+		k.link.Close()
+		k.link = nil
+	}
+}
+
+// Look returns the kinds of rules that exist. While no process writes rules of nf_tables it
+// makes a few small requests. Otherwise it also reads the rules of other proxies' tables in
+// nf_tables, if there are any.
+func (k *Kernel) Look(ctx context.Context) (map[Kind]Rules, error) {
+	if err := k.open(); err != nil {
+		return nil, err
+	}
+	out, err := k.look(ctx)
+	if err != nil {
+		k.Close()
+		k.looked = false
+		return nil, fmt.Errorf("cannot look for rules of other proxies: %w", err)
+	}
+	return out, nil
+}
+
+func (k *Kernel) open() (err error) {
+	if k.conn == nil {
+		if k.conn, err = nfnl.Dial(k.NetNS); err != nil {
+			return err
+		}
+	}
+	if k.link == nil {
+		k.link, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+	}
+	return err
+}
+
+func (k *Kernel) look(ctx context.Context) (map[Kind]Rules, error) {
+	generation, err := k.currentGeneration(ctx)
+	if err != nil {
+		return nil, err
+	}
+	device, addresses, err := k.device()
+	if err != nil {
+		return nil, err
+	}
+	legacyBefore := k.legacy
+	if k.Legacy != nil && time.Since(k.legacyAt) >= legacyInterval {
+		if k.legacy, err = k.Legacy(ctx); err != nil {
+			return nil, err
+		}
+		k.legacyAt = time.Now()
+	}
+	ipvsBefore := k.last[Kind{KubeProxy, "ipvs"}].Present || k.last[Kind{Nodeproxy, "ipvs"}].Present
+	if !k.looked || generation != k.generation || !maps.Equal(k.legacy, legacyBefore) || device != ipvsBefore {
+		now, err := k.readRules(ctx, device)
+		if errors.Is(err, nfnl.ErrInterrupted) && k.looked {
+			return k.last, nil // the next look tries again
+		}
+		if err != nil {
+			return nil, err
+		}
+		k.last, k.generation, k.looked = now, generation, true
+	}
+	for _, o := range []Owner{KubeProxy, Nodeproxy} {
+		if r, ok := k.last[Kind{o, "ipvs"}]; ok {
+			r.Stamp = addresses
+			k.last[Kind{o, "ipvs"}] = r
+		}
+	}
+	return k.last, nil
+}
+
+// currentGeneration returns the number of transactions of nf_tables, which wraps around.
+func (k *Kernel) currentGeneration(ctx context.Context) (gen uint32, err error) {
+	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETGEN, Family: unix.AF_UNSPEC}
+	err = k.get(ctx, r, func(typ uint16, data []byte) {
+		if typ == unix.NFTA_GEN_ID {
+			gen = nfnl.Uint32(data)
+		}
+	})
+	return gen, err
+}
+
+// readRules reads everything but addresses. device reports that ipvsDevice exists.
+func (k *Kernel) readRules(ctx context.Context, device bool) (map[Kind]Rules, error) {
+	out := map[Kind]Rules{}
+	for owner, names := range tablesOf {
+		var rules Rules
+		for _, name := range names {
+			if err := k.addTable(ctx, &rules, name); err != nil {
+				return nil, err
+			}
+		}
+		out[Kind{owner, "nftables"}] = rules
+	}
+	var services, own Rules
+	if err := errors.Join(k.addChain(ctx, &services, chainServices), k.addChain(ctx, &own, chainIPVSServices)); err != nil {
+		return nil, err
+	}
+	// kube-proxy's mode ipvs has KUBE-SERVICES, too.
+	ipvs := KubeProxy
+	if own.Present {
+		ipvs = Nodeproxy
+	}
+	if device {
+		out[Kind{ipvs, "ipvs"}] = Rules{Present: true}
+	}
+	for owner, present := range k.legacy {
+		out[Kind{owner, "iptables"}] = Rules{Present: present}
+	}
+	if services.Present {
+		owner, err := k.writer(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out[Kind{owner, "iptables"}] = services
+	}
+	if device && ipvs == KubeProxy {
+		delete(out, Kind{KubeProxy, "iptables"})
+	}
+	return out, nil
+}
+
+// writer returns who wrote KUBE-SERVICES of iptables-nft last.
+func (k *Kernel) writer(ctx context.Context) (Owner, error) {
+	owner := KubeProxy
+	for _, family := range families {
+		attrs := nfnl.AppendString(nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, "filter"), unix.NFTA_RULE_CHAIN, chainServices)
+		r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETRULE, Family: family, Dump: true, Attrs: attrs}
+		err := k.get(ctx, r, func(typ uint16, data []byte) {
+			if typ == unix.NFTA_RULE_EXPRESSIONS && bytes.Contains(data, []byte(chainClusterIPs+"\x00")) {
+				owner = Nodeproxy
+			}
+		})
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return "", err
+		}
+	}
+	return owner, nil
+}
+
+var families = []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}
+
+// addTable adds a table, in both families, to rules.
+func (k *Kernel) addTable(ctx context.Context, rules *Rules, name string) error {
+	for _, family := range families {
+		attrs := nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, name)
+		found, err := k.exists(ctx, unix.NFT_MSG_GETTABLE, family, attrs)
+		if err != nil {
+			return err
+		}
+		if found {
+			rules.Present = true
+			if err := k.addStamp(ctx, rules, family, nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// addChain adds a chain of iptables-nft's tables nat to rules.
+func (k *Kernel) addChain(ctx context.Context, rules *Rules, name string) error {
+	for _, family := range families {
+		attrs := nfnl.AppendString(nfnl.AppendString(nil, unix.NFTA_CHAIN_TABLE, "nat"), unix.NFTA_CHAIN_NAME, name)
+		found, err := k.exists(ctx, unix.NFT_MSG_GETCHAIN, family, attrs)
+		if err != nil {
+			return err
+		}
+		if found {
+			rules.Present = true
+			attrs := nfnl.AppendString(nfnl.AppendString(nil, unix.NFTA_RULE_TABLE, "nat"), unix.NFTA_RULE_CHAIN, name)
+			if err := k.addStamp(ctx, rules, family, attrs); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// exists reports whether an object exists.
+func (k *Kernel) exists(ctx context.Context, typ uint16, family uint8, attrs []byte) (bool, error) {
+	err := k.get(ctx, nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: typ, Family: family, Attrs: attrs}, func(uint16, []byte) {})
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// addStamp mixes the handles of the rules that attrs select into the stamp. The kernel gives
+// a handle to a rule once.
+func (k *Kernel) addStamp(ctx context.Context, rules *Rules, family uint8, attrs []byte) error {
+	h := fnv.New64a()
+	fmt.Fprint(h, rules.Stamp, family)
+	err := k.get(ctx, nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETRULE, Family: family, Dump: true, Attrs: attrs},
+		func(typ uint16, data []byte) {
+			if typ == unix.NFTA_RULE_HANDLE {
+				h.Write(data)
+			}
+		})
+	rules.Stamp = h.Sum64()
+	return err
+}
+
+func (k *Kernel) get(ctx context.Context, r nfnl.Request, fn func(typ uint16, data []byte)) error {
+	return k.conn.Get(ctx, r, func(attrs []byte) error {
+		for typ, data := range nfnl.Attributes(attrs) {
+			fn(typ, data)
+		}
+		return nil
+	})
+}
+
+// device reports whether ipvsDevice exists, and a hash of its addresses.
+func (k *Kernel) device() (exists bool, stamp uint64, err error) {
+	link, err := k.link.LinkByName(ipvsDevice)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return false, 0, nil
+	}
+	if err != nil {
+		return false, 0, err
+	}
+	addrs, err := k.link.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return false, 0, err
+	}
+	h := fnv.New64a()
+	for _, a := range addrs {
+		h.Write([]byte(strings.TrimSpace(a.IPNet.String())))
+	}
+	return true, h.Sum64(), nil
+}
