@@ -6,7 +6,7 @@
 //
 //	chaos -for 1h                     all modes that this machine supports
 //	chaos -for 10m -mode iptables     one mode
-//	chaos -mode nftables -seed 17 -worlds 1   repeats one world
+//	chaos -mode nftables -seed 17 -worlds 5 -repeat   repeats one world five times
 //	chaos -only 'SIGKILL,flush nat'   these faults alone
 //	chaos -help                       all flags
 //
@@ -38,7 +38,8 @@
 //
 // Chaos prints a line for each world and the differences of a failed round. A failure names the
 // world's seed, which repeats the same objects and faults in the same order; the timing of
-// processes still varies. The folder -dir keeps the log, the objects and the steps of worlds that
+// processes still varies. In worlds with an even seed there is a pause after each step, so that
+// a repetition has the same result, unless that depends on the order of concurrent work (-repeat). The folder -dir keeps the log, the objects and the steps of worlds that
 // failed. The exit status is 1 after a failure.
 package main
 
@@ -70,6 +71,7 @@ type options struct {
 	seed      uint64
 	worlds    int
 	rounds    int
+	repeat    bool
 	settle    time.Duration
 	only      string
 	nodeproxy string
@@ -85,6 +87,7 @@ func newFlags(f *flag.FlagSet) *options {
 	f.StringVar(&o.modes, "mode", "all", "modes, separated by commas: "+strings.Join(modeNames(), ", ")+"; or all that this machine supports")
 	f.Uint64Var(&o.seed, "seed", uint64(time.Now().Unix()), "seed of the first world; each world adds 1")
 	f.IntVar(&o.worlds, "worlds", 0, "number of worlds of each mode; 0 means as many as -for allows")
+	f.BoolVar(&o.repeat, "repeat", false, "give all worlds the same seed, to repeat a failure that depends on timing")
 	f.IntVar(&o.rounds, "rounds", 6, "number of rounds of a world")
 	f.DurationVar(&o.settle, "settle", time.Minute, "longest time until the state must be right after a round")
 	f.StringVar(&o.only, "only", "", "names of the faults to run, separated by commas; all if empty")
@@ -202,9 +205,13 @@ func (o *options) runMode(ctx context.Context, m *mode, out io.Writer) (failures
 		if ctx.Err() != nil || o.worlds != 0 && n == o.worlds || o.worlds == 0 && n != 0 && time.Since(start) >= o.length {
 			return failures, nil
 		}
-		r, err := o.runWorld(ctx, m, o.seed+uint64(n))
+		seed := o.seed
+		if !o.repeat {
+			seed += uint64(n)
+		}
+		r, err := o.runWorld(ctx, m, seed)
 		if err != nil {
-			return failures, fmt.Errorf("seed %d: %w", o.seed+uint64(n), err)
+			return failures, fmt.Errorf("seed %d: %w", seed, err)
 		}
 		failures += r.failures
 		fmt.Fprint(out, r)

@@ -117,23 +117,3 @@ func iptablesMeaning(n *node, _ environment) (meaning, error) {
 	m := meaning{}
 	return m, m.addRules(n)
 }
-
-// volatileLine matches what the listings of mode ipvs contain by chance.
-var volatileLine = regexp.MustCompile(`^\d+: | (hashsize|initval|bucketsize) \S+| valid_lft \S+| preferred_lft \S+`)
-
-func ipvsMeaning(n *node, _ environment) (meaning, error) {
-	m := meaning{}
-	if err := m.addRules(n); err != nil {
-		return nil, err
-	}
-	for _, args := range [][]string{{"ipvsadm", "-Sn"}, {"ipset", "save"}, {"ip", "-o", "addr", "show", "kube-ipvs0"}} {
-		text, err := n.Output(args[0], args[1:]...)
-		if err != nil {
-			return nil, err
-		}
-		for line := range strings.Lines(text) {
-			m[args[0]+" "+volatileLine.ReplaceAllString(strings.TrimSpace(line), "")] = "exists"
-		}
-	}
-	return m, nil
-}

@@ -120,3 +120,36 @@ COMMIT
 		t.Errorf("unused chains count: %q", d)
 	}
 }
+
+func TestMarksOfServersHaveNoMeaning(t *testing.T) {
+	read := func(servers, sets string) meaning {
+		m := meaning{}
+		m.addServers(servers, sets)
+		return m
+	}
+	const servers = `-A -t 10.96.0.1:80 -s rr
+-a -t 10.96.0.1:80 -r 10.1.1.2:8080 -m -w 1
+-A -f 12289 -s rr
+-a -f 12289 -r 10.1.1.3:8080 -m -w 1
+-A -f 12289 -6 -s rr
+-a -f 12289 -6 -r [fd00::3]:8080 -m -w 1
+`
+	const sets = `create KUBE-SHORT hash:ip,port family inet hashsize 1024 maxelem 65536 skbinfo
+add KUBE-SHORT 203.0.113.1,tcp:80 skbmark 0x3001
+add KUBE-6-SHORT 2001:db8::1,tcp:80 skbmark 0x3001
+add KUBE-CLUSTER-IP 10.96.0.1,tcp:80
+`
+	want := read(servers, sets)
+	if len(want) != 5 {
+		t.Errorf("facts: %q, want 1 server, 1 set and 3 elements", want)
+	}
+	other := strings.NewReplacer("12289 -s", "12300 -s", "12289 -r 10", "12300 -r 10", "203.0.113.1,tcp:80 skbmark 0x3001", "203.0.113.1,tcp:80 skbmark 0x300c", "1024", "2048")
+	if d := read(other.Replace(servers), other.Replace(sets)).differences(want); len(d) != 0 {
+		t.Errorf("another mark makes differences: %q", d)
+	}
+	for _, edit := range [][2]string{{"10.1.1.3", "10.1.1.4"}, {"[fd00::3]", "[fd00::4]"}, {"12289 -s", "12290 -s"}, {"-A -t 10.96.0.1:80", "-A -t 10.96.0.2:80"}} {
+		if d := read(strings.Replace(servers, edit[0], edit[1], 1), sets).differences(want); len(d) == 0 {
+			t.Errorf("%q instead of %q makes no difference", edit[1], edit[0])
+		}
+	}
+}

@@ -153,14 +153,26 @@ func (w *world) round(ctx context.Context) error {
 			return err
 		}
 		w.result.steps++
-		if w.rng.IntN(3) == 0 {
-			time.Sleep(time.Duration(w.rng.IntN(60)) * time.Millisecond)
-		}
+		w.pause()
 	}
 	w.server.behave()
 	w.agent.cmd.Process.Signal(syscall.SIGCONT)
 	w.result.rounds++
 	return w.judge(ctx)
+}
+
+// pacedPause is long enough for most syncs.
+const pacedPause = 100 * time.Millisecond
+
+// pause waits after a step. In worlds with an even seed, the agent can bring most steps into
+// effect one by one. In the others, it meets several at a time.
+func (w *world) pause() {
+	switch {
+	case w.seed%2 == 0:
+		time.Sleep(pacedPause)
+	case w.rng.IntN(3) == 0:
+		time.Sleep(time.Duration(w.rng.IntN(60)) * time.Millisecond)
+	}
 }
 
 // step changes objects or runs a fault.
