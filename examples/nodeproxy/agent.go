@@ -122,6 +122,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		receiveService: a.metrics.ReceiveService,
 		receiveSlice:   a.metrics.ReceiveSlice,
 		eligible:       a.proxy.SetEligible,
+		apiServer:      findAPIAddresses(ctx, cfg, log),
 	}
 	if client != nil {
 		a.recorder = kubeapi.NewRecorder(client, component, cfg.NodeName)

@@ -141,8 +141,9 @@ func watchWorld(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *l
 	}
 	stop = append(stop, nl.Close)
 	w, err := newWorld(cfg, nil, node, worldHooks{
-		own:    func() ([]netip.Addr, error) { return ownAddresses(nl) },
-		failed: func(error) {},
+		apiServer: findAPIAddresses(wait, cfg, log),
+		own:       func() ([]netip.Addr, error) { return ownAddresses(nl) },
+		failed:    func(error) {},
 	}, log)
 	if err != nil {
 		return nil, err

@@ -76,6 +76,7 @@ func newObservers(cfg *config.Config, families []tracker.Family, out io.Writer, 
 	o.ports = health.NewNodePorts(health.NodePortsConfig{
 		Services: health.NewServices(health.ServicesConfig{ProxyHealthy: o.proxy.Healthy}),
 		Families: families,
+		Listen:   newListenLimit().listen,
 		Failed:   o.serviceCheckFailed,
 		Log:      log,
 	})

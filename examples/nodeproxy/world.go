@@ -49,6 +49,8 @@ type worldHooks struct {
 	// difference. addressType is "" for a slice that is deleted.
 	receiveService func(name types.NamespacedName, update func() (changed bool))
 	receiveSlice   func(addressType string, update func() (changed bool))
+	// apiServer holds the addresses that no external IP may take.
+	apiServer apiAddresses
 	// eligible is called with whether the node may get load-balancer traffic.
 	eligible func(bool)
 	// failed is called with an error that requires a restart of the agent.
@@ -69,7 +71,14 @@ func newWorld(cfg *config.Config, families []tracker.Family, node *v1.Node, hook
 	}
 	w.tracker, err = tracker.New(tracker.Config{
 		Node: w.nodeInfo(), Families: families, Log: log, Events: hooks.events,
-		OnService: how.OnService, OnEndpoint: how.OnEndpoint,
+		OnService: func(s *v1.Service, port *v1.ServicePort, p *tracker.ServicePort) error {
+			warning := hooks.apiServer.onService(p)
+			if err := how.OnService(s, port, p); err != nil {
+				return err
+			}
+			return warning
+		},
+		OnEndpoint:        how.OnEndpoint,
 		IgnoreExternalIPs: !cfg.Gates.Enabled(config.AllowServiceExternalIPs),
 	})
 	if err != nil {

@@ -4,12 +4,17 @@ package main
 
 import (
 	"flag"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
 	"github.com/go-proxier/proxier/internal/vm"
@@ -119,5 +124,47 @@ func TestChaosInVM(t *testing.T) {
 	for _, name := range logs {
 		text, _ := os.ReadFile(name)
 		t.Logf("%s:\n%s", filepath.Base(name), text)
+	}
+}
+
+// TestExternalIPAtAPIServerLocksNoAgentOut gives a Service the address of the API server and ends
+// the agent's watches. The agent must receive later changes.
+func TestExternalIPAtAPIServerLocksNoAgentOut(t *testing.T) {
+	for _, name := range []string{"nftables", "iptables"} {
+		t.Run(name, func(t *testing.T) {
+			o := brief(t, name)
+			o.settle = 20 * time.Second
+			m := modes[slices.Index(modeNames(), name)]
+			w := &world{o: o, mode: m, rng: rand.New(rand.NewPCG(1, 1)), seed: 1}
+			defer w.close()
+			if err := w.open(); err != nil {
+				t.Fatal(err)
+			}
+			thief := &v1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: "thief"},
+				Spec: v1.ServiceSpec{
+					ClusterIP: "10.96.0.77", ClusterIPs: []string{"10.96.0.77"}, ExternalIPs: []string{nodeAddr4},
+					Ports: []v1.ServicePort{{Name: "p", Port: 6443, Protocol: v1.ProtocolTCP}},
+				},
+			}
+			port, portName := int32(6443), "p"
+			slice := &discovery.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: "tenant", Name: "thief-1", Labels: map[string]string{discovery.LabelServiceName: "thief"}},
+				AddressType: discovery.AddressTypeIPv4, Ports: []discovery.EndpointPort{{Name: &portName, Port: &port}},
+				Endpoints: []discovery.Endpoint{{Addresses: []string{"10.244.0.99"}}},
+			}
+			w.server.set(services, thief)
+			w.server.set(slicesOf, slice)
+			if err := w.judge(t.Context()); err != nil || w.result.failures != 0 {
+				t.Fatalf("at the start: error %v\n%s", err, w.result.text)
+			}
+			w.server.endWatches(true)
+			later := thief.DeepCopy()
+			later.Name, later.Spec.ClusterIP, later.Spec.ClusterIPs, later.Spec.ExternalIPs = "later", "10.96.0.78", []string{"10.96.0.78"}, nil
+			w.server.set(services, later)
+			if err := w.judge(t.Context()); err != nil || w.result.failures != 0 {
+				t.Errorf("after the watches ended: error %v\n%s", err, w.result.text)
+			}
+		})
 	}
 }

@@ -99,7 +99,8 @@ func (s *apiServer) copyOf() *apiServer {
 	return c
 }
 
-const apiAddress = "127.0.0.1:6443"
+// apiAddress is an address of the node, as on a node of the control plane.
+const apiAddress = nodeAddr4 + ":6443"
 
 // serve answers requests on a host until close.
 func (s *apiServer) serve(h *netlab.Host) error {
