@@ -88,6 +88,9 @@
 // flows. A new endpoint beside others does not. It reads the table once for each family
 // concerned, however many Services changed, and keeps only the stale flows in memory.
 //
+// The package remembers up to 65,536 frontends whose flows are to be examined, if clean-ups fail
+// again and again. Beyond that it examines every flow instead, so no stale flow is left.
+//
 // [Tuning] and [Tune] set the limits and timeouts of connection tracking that kube-proxy sets
 // at its start.
 package conntrack

@@ -105,7 +105,8 @@ func (b *Backend) Close() error {
 //
 // A [*ruleset.PartialError] names the Services that were refused, each with a
 // [*CommandError]. These Services stay as last acknowledged, also after a full delta,
-// except for frontends that another Service has taken over. The error wraps
+// except for frontends and endpoints that they have no more (see
+// [ruleset.Service.Remaining]). The error wraps
 // [ruleset.ErrNeedFull] if the state of the tables is unknown, or if no Service is at
 // fault. After [ErrLocked], and after an error of the context before the first write, the
 // tables are unchanged.

@@ -59,6 +59,15 @@
 //
 // # Limits
 //
+// None of these limits makes a Service that has rules lose them to another. A Service that cannot
+// be programmed keeps what remains of its rules: frontends and endpoints that it has no more
+// leave them (see [ruleset.Service.Remaining]).
+//
+// An affinity timeout is at most 48 days; a Service with a longer one is refused (see
+// [Backend.Limits]). The number of Services is limited by the time for a change and by memory
+// only: the backend takes no packet marks, sets or numbers for a Service. Names of chains are 80
+// bits of a hash, as kube-proxy's.
+//
 // Weights of endpoints are probabilities of the rules that choose, exact to 2^-31.
 // Endpoints cannot be chosen by a hash of the client's address and port; see
 // [HashFallback] for Services that ask for it.

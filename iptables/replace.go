@@ -55,8 +55,7 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 }
 
 // fallBack adds the bad Services to failed, and returns the changes to attempt next. They
-// have the bad Services as last acknowledged, or not at all. The bad Services come first,
-// so that other Services can take over their frontends.
+// have what remains of the bad Services as last acknowledged, or nothing of them.
 func (f *family) fallBack(changes []ruleset.Change, bad, failed map[tracker.Key]error) []ruleset.Change {
 	var kept, rest []ruleset.Change
 	for _, c := range changes {
@@ -68,9 +67,8 @@ func (f *family) fallBack(changes []ruleset.Change, bad, failed map[tracker.Key]
 		if failed[c.Key] == nil {
 			f.fail(failed, c.Key, err)
 		}
-		if c.Old != nil && c.Old != c.New {
-			c.New = c.Old
-			kept = append(kept, c)
+		if left := c.Old.Remaining(c.New); left != nil {
+			kept = append(kept, ruleset.Change{Key: c.Key, New: left})
 		}
 	}
 	return append(kept, rest...)

@@ -40,7 +40,31 @@ func (f *family) update(ctx context.Context, node *ruleset.Node, changes []rules
 			return nil, err
 		}
 	}
-	return failed, nil
+	return failed, f.keepRemaining(ctx, node, changes, failed)
+}
+
+// keepRemaining removes from the failed Services what is gone: frontends, and endpoints.
+func (f *family) keepRemaining(ctx context.Context, node *ruleset.Node, changes []ruleset.Change, failed map[tracker.Key]error) error {
+	var left []ruleset.Change
+	for _, c := range changes {
+		if failed[c.Key] == nil {
+			continue
+		}
+		last := c.Old
+		if last == nil {
+			last = f.model.services[c.ID()]
+		}
+		if s := last.Remaining(c.New); s != nil {
+			left = append(left, ruleset.Change{Key: c.Key, New: s})
+		}
+	}
+	for _, part := range parts(left, f.limit, changeSize) {
+		// What is refused even so stays as it was.
+		if err := f.updateSome(ctx, node, part, map[tracker.Key]error{}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // parts divides changes into parts of about limit lines. A change that failed before is
@@ -142,5 +166,5 @@ type undo struct {
 
 func (f *family) fail(failed map[tracker.Key]error, k tracker.Key, err error) {
 	failed[k] = err
-	backendconf.Complain(f.complaints, slog.LevelError, k, "iptables: service refused, its previous rules stay", err)
+	backendconf.Complain(f.complaints, slog.LevelError, k, "iptables: service refused, its previous rules stay but for what is gone", err)
 }

@@ -71,6 +71,21 @@
 //   - Where a Service has no endpoints, a UDP socket on the node gets EPERM from sending,
 //     at NodePorts too, and can read ECONNREFUSED next.
 //
+// # Limits
+//
+// These are all limits. None of them makes a Service that has rules lose them to another.
+//
+//   - Config.Marks, by default 4,095 packet marks in each family: one for each Service port that
+//     treats internal traffic differently (see ruleset.Frontend.Internal). For a Service port
+//     beyond that, internal traffic is treated like external traffic. A Service port keeps its
+//     mark while it needs one, and after a restart gets the one that it had.
+//   - 4,194,304 elements of each ipset. A change of a Service that needs more fails alone, and the
+//     Service keeps its previous objects.
+//   - The affinity timeout of a virtual server, 24 days. A longer one is shortened (see
+//     [Backend.Limits]).
+//   - A change of a virtual server or of an endpoint that the kernel refuses, for want of memory
+//     for example, fails alone. It is tried again with the next delta.
+//
 // # Requirements
 //
 // The package needs Linux 4.18 or later with IPVS, ipset, connection tracking and the

@@ -3,7 +3,6 @@
 package nftables
 
 import (
-	"errors"
 	"slices"
 
 	"github.com/go-proxier/proxier/ruleset"
@@ -27,12 +26,13 @@ func (t *table) allocate(old *service, s *ruleset.Service, w *writer) (*service,
 		if !slices.ContainsFunc(s.Frontends, func(f ruleset.Frontend) bool { return f.Target == target || f.Internal == target }) {
 			continue
 		}
-		p, err := t.pool(old.pools[target], s, target)
+		p := t.pool(old.pools[target], s, target)
 		if p == nil {
 			free()
-			return nil, err
+			return nil, errTooManyPools
 		}
-		now.pools[target], now.lacks = p, errors.Join(now.lacks, err)
+		now.pools[target] = p
+		now.lacksAffinity = now.lacksAffinity || p.sticky != (s.Port.Affinity != 0)
 		if p.sticky && t.stickyHandler(stickyHandlerOf(s, target), w) == nil {
 			free()
 			return nil, errOverflow
@@ -52,25 +52,25 @@ func (t *table) allocate(old *service, s *ruleset.Service, w *writer) (*service,
 }
 
 // pool returns the pool of the Service for a target: old if that is of the right kind, or a new
-// one. If there is no number for a sticky pool, the pool is of the other kind, and err is the
-// reason. Without a number for any pool it returns nil.
-func (t *table) pool(old *pool, s *ruleset.Service, target ruleset.Target) (p *pool, err error) {
+// one. If there is no number for a sticky pool, the pool is of the other kind. Without a number
+// for any pool, it returns nil.
+func (t *table) pool(old *pool, s *ruleset.Service, target ruleset.Target) *pool {
 	if old != nil && old.sticky == (s.Port.Affinity != 0) {
-		return old, nil
+		return old
 	}
 	if s.Port.Affinity != 0 {
 		if p := t.newSticky(s, target); p != nil {
-			return p, nil
+			return p
 		}
-		if err = errTooManySticky; old != nil {
-			return old, err
+		if old != nil {
+			return old
 		}
 	}
 	n, ok := t.plain.take()
 	if !ok {
-		return nil, errTooManyPools
+		return nil
 	}
-	return &pool{number: n}, err
+	return &pool{number: n}
 }
 
 // newSticky returns a new sticky pool, or the one that the Service had in an earlier table. It

@@ -83,9 +83,9 @@ type service struct {
 	rule  *ruleset.Service
 	pools [ruleset.Drop + 1]*pool // by target
 	keys  []dispatchKeys
-	// lacks is the reason why the Service is programmed without client affinity that it asks
-	// for, or nil.
-	lacks error
+	// lacksAffinity is set if the Service is programmed without client affinity that it asks
+	// for.
+	lacksAffinity bool
 }
 
 // sticky returns the targets whose pools are sticky.
@@ -180,7 +180,7 @@ func (t *table) apply(id uint32, s *ruleset.Service, w *writer) error {
 // noteLacking updates t.lacking after the Service with the ID changed.
 func (t *table) noteLacking(id uint32, now *service) {
 	switch {
-	case now.lacks == nil:
+	case !now.lacksAffinity:
 		delete(t.lacking, id)
 	case !t.lacking[id]:
 		t.lacking[id] = true
