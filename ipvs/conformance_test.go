@@ -21,7 +21,7 @@ func TestConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots a virtual machine; run without -short")
 	}
-	worlds := "^(cluster_IP|node_port|external_policy_Local)$"
+	worlds := "^(cluster_IP|node_port|external_policy_Local|oldest_service_keeps_an_address|external_IP_takes_no_load-balancer_IP)$"
 	if testtime.Thorough() {
 		worlds = ""
 	}

@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"iter"
 	"net/netip"
 	"slices"
@@ -66,6 +67,7 @@ func frontendKeys(p *tracker.ServicePort) iter.Seq2[l4Key, Kind] {
 }
 
 // sameFrontends reports whether a and b, ports of the same key, ask for the same frontends.
+// It does not compare their rank among others that ask for them.
 func sameFrontends(a, b *tracker.ServicePort) bool {
 	return a == b || a != nil && b != nil &&
 		a.ClusterIP == b.ClusterIP && a.Port == b.Port && a.NodePort == b.NodePort &&
@@ -78,11 +80,21 @@ func sameFrontends(a, b *tracker.ServicePort) bool {
 // deleted and another created, two Services can have the same frontend of any kind.
 // Backends' maps have room for one.
 //
-// A cluster IP wins over other kinds, so that no Service takes another's cluster IP
-// with an external IP. Then the lowest key wins. The result depends only on the
-// contenders, so it is the same on every node and after every restart.
+// The owner is the first in this order:
+//
+//  1. A cluster IP before a load-balancer IP before an external IP. The API server
+//     assigns the first and a controller the second, but whoever may edit a Service
+//     chooses its external IPs. So no Service takes another's cluster IP or
+//     load-balancer IP with an external IP.
+//  2. The Service that was created first (metadata.creationTimestamp, in seconds). A
+//     new Service takes nothing from one that exists. A Service of unknown age comes
+//     last.
+//  3. The lowest key.
+//
+// The result depends only on the contenders, so it is the same on every node and after
+// every restart.
 type ownership struct {
-	key   func(id uint32) tracker.Key
+	port  func(id uint32) *tracker.ServicePort
 	owner map[l4Key]contender
 	// conflicts holds the other contenders in order, for frontends with several.
 	conflicts map[l4Key][]contender
@@ -93,18 +105,35 @@ type contender struct {
 	kind Kind
 }
 
-func newOwnership(key func(id uint32) tracker.Key) ownership {
-	return ownership{key: key, owner: map[l4Key]contender{}, conflicts: map[l4Key][]contender{}}
+func newOwnership(port func(id uint32) *tracker.ServicePort) ownership {
+	return ownership{port: port, owner: map[l4Key]contender{}, conflicts: map[l4Key][]contender{}}
 }
 
+// compare compares contenders for the same frontend. The owner is the lowest.
 func (c *ownership) compare(a, b contender) int {
-	if (a.kind == ClusterIP) != (b.kind == ClusterIP) {
-		if a.kind == ClusterIP {
-			return -1
-		}
+	p, q := c.port(a.id), c.port(b.id)
+	return cmp.Or(
+		cmp.Compare(a.kind.rank(), b.kind.rank()),
+		cmp.Compare(age(p), age(q)),
+		p.Key.Compare(q.Key))
+}
+
+// rank orders the kinds of frontends that can have the same address. NodePorts compete
+// only with each other.
+func (k Kind) rank() int {
+	switch k {
+	case ClusterIP:
+		return 0
+	case LoadBalancerIP:
 		return 1
 	}
-	return c.key(a.id).Compare(c.key(b.id))
+	return 2
+}
+
+// age returns a number that is lower for a Service that was created earlier.
+func age(p *tracker.ServicePort) uint64 {
+	// 0, which means unknown, becomes the highest number.
+	return uint64(p.Created) - 1
 }
 
 // add adds a contender. It returns the ID of the Service that loses the frontend, or 0.

@@ -331,7 +331,7 @@ func (c *Cursor) add(d *Delta, id uint32) {
 	}
 	for at := range ch.dropped() {
 		if o, owned := c.engine.ownership.owner[at]; owned {
-			ch.lost = append(ch.lost, move{at, c.engine.ownership.key(o.id)})
+			ch.lost = append(ch.lost, move{at, c.engine.ownership.port(o.id).Key})
 		}
 	}
 	if !s.held {

@@ -55,6 +55,9 @@ func equalOther(a, b *Service, found Field) bool {
 	}
 	// Frontends, affinity, hash and the extension have bits of their own.
 	p := *b.Port
+	// The time of creation decides who owns a frontend, and FieldFrontends reports the
+	// result. Alone it changes nothing.
+	p.Created = a.Port.Created
 	p.Ext = a.Port.Ext
 	p.Affinity = a.Port.Affinity
 	p.Hash, p.HashBuckets = a.Port.Hash, a.Port.HashBuckets

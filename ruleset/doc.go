@@ -35,9 +35,13 @@
 //   - IDs are unique among the Services that exist or that a backend may still have.
 //     They are small: about as many as there are Service ports.
 //   - No two Services have the same frontend. If several ask for one, a cluster IP wins
-//     over other kinds, then the lowest [tracker.Key] wins. The other Service gets the
-//     frontend when it becomes free. A log line and an event with
-//     [tracker.ReasonFrontendConflict] name the winner.
+//     over a load-balancer IP, which wins over an external IP; then the Service that was
+//     created first wins ([tracker.ServicePort].Created), then the lowest [tracker.Key].
+//     So a new Service takes nothing from one that exists, and an external IP takes
+//     neither a cluster IP nor a load-balancer IP. An older Service can still take an
+//     external IP from a younger one when it is edited, because nothing records when a
+//     Service got an address. The other Service gets the frontend when it becomes free.
+//     A log line and an event with [tracker.ReasonFrontendConflict] name the winner.
 //   - No backend is called before all sources of the tracker are synced
 //     ([tracker.Config].Sources). The first early Sync returns a [*NotSyncedError].
 //   - The package starts no goroutine. While a backend runs, the Engine is not locked.
@@ -80,6 +84,8 @@
 //     load-balancer IP. kube-proxy's iptables mode admits every source there.
 //   - NodePorts at loopback addresses ([NodePorts].Loopback) are for TCP and UDP.
 //     kube-proxy 1.37 serves TCP there, in mode nftables.
+//   - One address and port that several Services ask for belongs to the same Service on
+//     every node; see Guarantees. In kube-proxy it differs by node and by sync.
 //
 // # See also
 //

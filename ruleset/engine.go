@@ -137,7 +137,7 @@ func NewEngine(c Config) (*Engine, error) {
 		gone:       map[tracker.Key]uint32{},
 		restricted: map[uint32]struct{}{},
 	}
-	e.ownership = newOwnership(func(id uint32) tracker.Key { return e.slots[id].port.Key })
+	e.ownership = newOwnership(func(id uint32) *tracker.ServicePort { return e.slots[id].port })
 	e.node = e.newNode(Node{
 		Info:          c.Tracker.Node(),
 		ServiceCIDRs:  reducePrefixes(c.ServiceCIDRs),
@@ -400,7 +400,7 @@ func (e *Engine) release(id uint32) {
 func (e *Engine) own(id uint32, p *tracker.ServicePort) {
 	s := &e.slots[id]
 	before := s.port
-	if sameFrontends(before, p) {
+	if sameFrontends(before, p) && (p == nil || before.Created == p.Created) {
 		s.port = p
 	} else {
 		if before != nil {
@@ -436,7 +436,7 @@ func (e *Engine) queue(id uint32, state *tracker.PortState) {
 // newer input is queued.
 func (e *Engine) recompile(id uint32) {
 	if s := &e.slots[id]; s.live && s.job == 0 {
-		e.queue(id, &tracker.PortState{Port: s.svc.Port, Endpoints: s.svc.Endpoints})
+		e.queue(id, &tracker.PortState{Port: s.port, Endpoints: s.svc.Endpoints})
 	}
 }
 

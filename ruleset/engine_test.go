@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -451,6 +452,85 @@ func TestConflictsHaveOneOwner(t *testing.T) {
 		if n := strings.Count(logged.String(), "another service owns"); n != step.logs {
 			t.Errorf("%q: %d messages, want %d: %s", step.want, n, step.logs, &logged)
 		}
+		if strings.Contains(logged.String(), "invalid") {
+			t.Errorf("%q: a NodePort has no address: %s", step.want, &logged)
+		}
+	}
+}
+
+// TestOldestServiceKeepsFrontends orders Services that ask for one address by kind, then
+// by age, then by name. A Service that is recreated is young again, also if it never
+// seemed to be gone.
+func TestOldestServiceKeepsFrontends(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	const at = "192.0.2.1"
+	born := func(seconds int64) func(*v1.Service) {
+		return func(s *v1.Service) {
+			if seconds != 0 {
+				s.CreationTimestamp = metav1.Unix(seconds, 0)
+			}
+		}
+	}
+	external := func(s *v1.Service) { s.Spec.ExternalIPs = []string{at} }
+	ingress := func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: at}}
+	}
+	cluster := map[string]string{"a": "172.30.0.1", "b": "172.30.0.2", "c": "172.30.0.3", "z": "172.30.0.9", "at": at}
+	set := func(n string, edits ...func(*v1.Service)) func() {
+		return func() { tr.SetService(service(n, cluster[n], edits...)) }
+	}
+	gone := func(n string) func() { return func() { tr.DeleteService(name(n)) } }
+	for i, step := range []struct {
+		do   func()
+		want string
+	}{
+		{set("z", external), "z"},
+		{set("c", external), "c"},             // unknown ages: by name
+		{set("z", external, born(2000)), "z"}, // a known age before an unknown one
+		{set("b", external, born(3000)), "z"},
+		{set("a", external, born(1000)), "a"},
+		{set("b", ingress, born(3000)), "b"}, // a controller's address before a user's
+		{set("z", ingress, born(2000)), "z"},
+		{set("at", born(9000)), "at"}, // a cluster IP before all others
+		{gone("at"), "z"},
+		{set("a", ingress, born(2000)), "a"}, // the same age: by name
+		// Deleted and created again within one Sync, with nothing else changed.
+		{func() { gone("a")(); set("a", ingress, born(2001))() }, "z"},
+		{func() { gone("z")(); set("z", ingress, born(4000))() }, "a"},
+		{set("a", external, born(2001)), "b"},
+		{gone("b"), "z"},
+		{gone("z"), "a"},
+		{gone("a"), "c"},
+		{gone("c"), ""},
+	} {
+		step.do()
+		owner := ""
+		for _, s := range e.Snapshot().Services {
+			if slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.Addr.String() == at }) {
+				owner += s.Key.Name
+			}
+		}
+		if owner != step.want {
+			t.Errorf("step %d: %s belongs to %q, want %q", i, at, owner, step.want)
+		}
+	}
+}
+
+// TestCreationTimeAloneIsNoChange recreates a Service that conflicts with nothing. No
+// backend hears of it.
+func TestCreationTimeAloneIsNoChange(t *testing.T) {
+	tr, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	changes := 0
+	c := e.Attach("b", BackendFunc(func(_ context.Context, d *Delta) error { changes += len(d.Changes); return nil }))
+	for _, created := range []int64{1000, 2000, 0} {
+		tr.SetService(service("a", "172.30.0.1", func(s *v1.Service) { s.CreationTimestamp = metav1.Unix(created, 0) }))
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if changes != 1 {
+		t.Errorf("%d changes, want 1", changes)
 	}
 }
 

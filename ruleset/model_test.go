@@ -1,10 +1,12 @@
 package ruleset
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -14,6 +16,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/go-proxier/proxier/internal/testtime"
@@ -334,6 +337,7 @@ func (o *objects) randomService(i int) *v1.Service {
 		four = "172.30.0.1"
 	}
 	s := service(fmt.Sprintf("s%d", i), four, func(s *v1.Service) {
+		s.CreationTimestamp = pick(r, metav1.Time{}, metav1.Unix(1000, 0), metav1.Unix(2000, 0), metav1.Unix(3000, 0))
 		s.Spec.Type = pick(r, v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer)
 		switch r.IntN(4) {
 		case 0:
@@ -356,7 +360,7 @@ func (o *objects) randomService(i int) *v1.Service {
 			s.Spec.Ports = append(s.Spec.Ports, p)
 		}
 		if r.IntN(2) == 0 {
-			s.Spec.ExternalIPs = []string{pick(r, "192.0.2.1", "192.0.2.2", "172.30.0.2"), pick(r, "2001:db8::1", "203.0.113.1")}
+			s.Spec.ExternalIPs = []string{pick(r, "192.0.2.1", "192.0.2.2", "172.30.0.2", "203.0.113.1"), pick(r, "2001:db8::1", "203.0.113.1")}
 		}
 		if s.Spec.Type == v1.ServiceTypeLoadBalancer {
 			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: pick(r, "203.0.113.1", "203.0.113.2")}, {IP: "2001:db8::2"}}
@@ -420,7 +424,7 @@ func (o *objects) randomSlice(i, j int) *discovery.EndpointSlice {
 func (o *objects) step(tr *tracker.Tracker, e *Engine) {
 	r := o.r
 	const n = 6
-	switch r.IntN(20) {
+	switch r.IntN(21) {
 	case 0, 1, 2, 3, 4, 5:
 		s := o.randomService(r.IntN(n))
 		o.services[types.NamespacedName{Namespace: s.Namespace, Name: s.Name}] = s
@@ -446,6 +450,65 @@ func (o *objects) step(tr *tracker.Tracker, e *Engine) {
 	case 19:
 		o.cidrs = prefixes("172.30.0.0/16", "fd00::/64")[:r.IntN(3)]
 		e.SetServiceCIDRs(o.cidrs)
+	case 20: // a Service is recreated with nothing changed but its age
+		s := o.services[types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("s%d", r.IntN(n))}]
+		if s == nil {
+			return
+		}
+		s = s.DeepCopy()
+		s.CreationTimestamp = metav1.Unix(r.Int64N(4)*1000, 0)
+		name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+		o.services[name] = s
+		if r.IntN(2) == 0 {
+			tr.DeleteService(name)
+		}
+		tr.SetService(s)
+	}
+}
+
+// checkOwners compares the owner of every frontend with that of a simple model, which
+// sorts everything that the Services ask for.
+func (o *objects) checkOwners(t *testing.T, s *Snapshot) {
+	t.Helper()
+	type claim struct {
+		rank    int
+		created int64
+		key     tracker.Key
+	}
+	claims := map[l4Key][]claim{}
+	tr, err := tracker.New(tracker.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.MarkSynced(tracker.Services, tracker.Slices, tracker.Nodes)
+	for _, svc := range o.services {
+		tr.SetService(svc)
+	}
+	for _, u := range tr.Take().Updates {
+		for _, p := range u.Ports {
+			for at, kind := range frontendKeys(p.Port) {
+				c := claim{map[Kind]int{ClusterIP: 0, LoadBalancerIP: 1, ExternalIP: 2}[kind], p.Port.Created, p.Port.Key}
+				if c.created == 0 {
+					c.created = math.MaxInt64
+				}
+				claims[at] = append(claims[at], c)
+			}
+		}
+	}
+	got := map[l4Key]tracker.Key{}
+	for _, svc := range s.Services {
+		for i := range svc.Frontends {
+			got[l4KeyOf(svc, &svc.Frontends[i])] = svc.Key
+		}
+	}
+	want := map[l4Key]tracker.Key{}
+	for at, all := range claims {
+		want[at] = slices.MinFunc(all, func(a, b claim) int {
+			return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.created, b.created), a.key.Compare(b.key))
+		}).key
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("owners\n got %v\nwant %v", got, want)
 	}
 }
 
@@ -571,6 +634,7 @@ func TestPlanesMatchRuleset(t *testing.T) {
 			}
 			if !moved && r.IntN(10) == 0 {
 				same(t, before, o.fresh(t))
+				o.checkOwners(t, before)
 			}
 			if t.Failed() {
 				t.Fatalf("seed %d", seed)

@@ -51,6 +51,7 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	ingress := b.addrs(s, "load-balancer ingress", ingressIPs(s))
 	ranges, badRange := b.ranges(s)
 	common := ServicePort{
+		Created:             created(s),
 		HealthCheckNodePort: b.healthCheckNodePort(s),
 		Affinity:            b.affinity(s),
 		InternalLocal:       s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal,
@@ -108,6 +109,15 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	}
 	slices.SortFunc(out, func(a, b *ServicePort) int { return a.Key.Compare(b.Key) })
 	return out
+}
+
+// created returns the value of [ServicePort].Created. The API server sets the time of
+// every object; a time before 1970 counts as not set.
+func created(s *v1.Service) int64 {
+	if s.CreationTimestamp.IsZero() {
+		return 0
+	}
+	return max(0, s.CreationTimestamp.Unix())
 }
 
 // name returns the Service's name and sets the names of its ports. All are parts of

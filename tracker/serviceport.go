@@ -15,6 +15,11 @@ type ServicePort struct {
 	// Key identifies the port. All addresses below are of Key.Family.
 	Key Key
 
+	// Created is the Service's metadata.creationTimestamp in seconds since 1970 UTC,
+	// or 0 if it is not set. Package ruleset uses it to decide which Service keeps an
+	// address and port that several ask for.
+	Created int64
+
 	// ClusterIP is always valid: a Service without a cluster IP in a family has no
 	// ServicePort in that family.
 	ClusterIP netip.Addr
@@ -92,6 +97,7 @@ func (p *ServicePort) Equal(o *ServicePort) bool {
 		return p == o
 	}
 	return p == o || p.Key == o.Key &&
+		p.Created == o.Created &&
 		p.ClusterIP == o.ClusterIP &&
 		p.Port == o.Port &&
 		p.NodePort == o.NodePort &&

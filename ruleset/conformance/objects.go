@@ -27,13 +27,16 @@ type service struct {
 	externalIPs, loadBalancerIPs bool
 	// externalNumber, if not 0, chooses the external IPs in place of number.
 	externalNumber int
-	ipMode         v1.LoadBalancerIPMode
-	sources        []string
-	internalLocal  bool
-	externalLocal  bool
-	affinity       int32 // seconds, 0 for none
-	hash           tracker.Hash
-	endpoints      []endpoint
+	// externalAt, if not nil, chooses the external IPs in place of externalIP.
+	externalAt    func(n, port int) target
+	created       int64 // seconds since 1970, 0 for not set
+	ipMode        v1.LoadBalancerIPMode
+	sources       []string
+	internalLocal bool
+	externalLocal bool
+	affinity      int32 // seconds, 0 for none
+	hash          tracker.Hash
+	endpoints     []endpoint
 }
 
 // port is a Service port.
@@ -75,6 +78,9 @@ func (s service) complete() *service {
 		p := &s.ports[i]
 		p.protocol, p.port, p.target = cmp.Or(p.protocol, tcp), cmp.Or(p.port, 80), cmp.Or(p.target, podPort)
 	}
+	if s.externalAt == nil {
+		s.externalAt = externalIP
+	}
 	s.externalNumber = cmp.Or(s.externalNumber, s.number)
 	return &s
 }
@@ -90,11 +96,14 @@ func (s *service) object(families []tracker.Family) *v1.Service {
 			LoadBalancerSourceRanges: s.sources,
 		},
 	}
+	if s.created != 0 {
+		o.CreationTimestamp = metav1.Unix(s.created, 0)
+	}
 	for _, f := range families {
 		o.Spec.IPFamilies = append(o.Spec.IPFamilies, v1.IPFamily(f.String()))
 		o.Spec.ClusterIPs = append(o.Spec.ClusterIPs, clusterIP(s.number, 0).at(f).Addr().String())
 		if s.externalIPs {
-			o.Spec.ExternalIPs = append(o.Spec.ExternalIPs, externalIP(s.externalNumber, 0).at(f).Addr().String())
+			o.Spec.ExternalIPs = append(o.Spec.ExternalIPs, s.externalAt(s.externalNumber, 0).at(f).Addr().String())
 		}
 		if s.loadBalancerIPs {
 			in := v1.LoadBalancerIngress{IP: loadBalancerIP(s.number, 0).at(f).Addr().String()}

@@ -59,6 +59,58 @@ func externalWorlds() []world {
 			w.check(row{everyone, tcp, externalIP(1, 80), "pod1*"})
 		}},
 
+		{name: "oldest service keeps an address", run: func(w cluster) {
+			// The names sort against the ages.
+			a := service{name: "a", number: 1, created: 3000, externalIPs: true, externalNumber: 9, endpoints: on("pod1")}
+			b := service{name: "b", number: 2, created: 2000, externalIPs: true, externalNumber: 9, endpoints: on("pod2")}
+			has := func(pod string) {
+				w.check(row{everyone, tcp, externalIP(9, 80), pod + "*"})
+			}
+			w.set(b)
+			has("pod2")
+			w.set(a)
+			has("pod2")
+			w.resync()
+			has("pod2")
+			w.remove("b")
+			has("pod1")
+			w.set(b)
+			has("pod2")
+			// A recreated Service is young.
+			w.remove("b")
+			b.created = 4000
+			w.set(b)
+			has("pod1")
+			w.set(service{name: "c", number: 3, externalIPs: true, externalNumber: 9, endpoints: on("pod3")}) // of unknown age
+			has("pod1")
+			w.remove("a")
+			has("pod2")
+			w.check(row{"client1", tcp, clusterIP(2, 80), "pod2*"}, row{"client1", tcp, clusterIP(3, 80), "pod3*"})
+		}},
+
+		{name: "external IP takes no load-balancer IP", run: func(w cluster) {
+			w.set(service{name: "b", number: 2, created: 2000, kind: "LoadBalancer", loadBalancerIPs: true, endpoints: on("pod2")})
+			w.check(row{everyone, tcp, loadBalancerIP(2, 80), "pod2*"})
+			// The older Service has another port of the address, then the same.
+			w.set(service{
+				name: "a", number: 1, created: 1000, externalIPs: true, externalAt: loadBalancerIP, externalNumber: 2,
+				ports: []port{{port: 81}}, endpoints: on("pod1"),
+			})
+			w.check(
+				row{everyone, tcp, loadBalancerIP(2, 80), "pod2*"},
+				row{everyone, tcp, loadBalancerIP(2, 81), "pod1*"})
+			w.change("a", func(s *service) { s.ports = []port{{port: 80}} })
+			w.check(
+				row{everyone, tcp, loadBalancerIP(2, 80), "pod2*"},
+				row{"client1", tcp, clusterIP(1, 80), "pod1*"})
+			w.change("b", func(s *service) { s.endpoints = nil })
+			w.check(row{everyone, tcp, loadBalancerIP(2, 80), "reject"})
+			w.change("b", func(s *service) { s.loadBalancerIPs = false })
+			w.check(row{everyone, tcp, loadBalancerIP(2, 80), "pod1*"})
+			w.change("b", func(s *service) { s.loadBalancerIPs, s.endpoints = true, on("pod2") })
+			w.check(row{everyone, tcp, loadBalancerIP(2, 80), "pod2*"})
+		}},
+
 		{name: "frontends move between services", run: func(w cluster) {
 			pods := map[string]string{"a": "pod1", "b": "pod2", "c": "pod3"}
 			// hold sets the Services so that each has the external IP and the

@@ -155,6 +155,9 @@ func (g *Generator) setService(i int) Op {
 		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, g.p.ClusterIP(f, i+1).String())
 		if hasExternal {
 			s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, g.p.ExternalIP(f, external).String())
+			if external == balancer { // and sometimes for another's load-balancer IP
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, g.p.LoadBalancerIP(f, external).String())
+			}
 		}
 		if s.Spec.Type == v1.ServiceTypeLoadBalancer && !g.chance(5) {
 			in := v1.LoadBalancerIngress{IP: g.p.LoadBalancerIP(f, balancer).String()}
@@ -194,6 +197,9 @@ func (g *Generator) setService(i int) Op {
 	if g.chance(4) {
 		local := v1.ServiceInternalTrafficPolicyLocal
 		s.Spec.InternalTrafficPolicy = &local
+	}
+	if !g.chance(4) { // the time of creation changes if the Service is recreated
+		s.CreationTimestamp = metav1.Unix(1e9+int64(g.rng.IntN(4)), 0)
 	}
 	if g.p.Affinity && g.chance(4) {
 		seconds := int32(600 + g.rng.IntN(600))
