@@ -225,9 +225,9 @@ func parsePacket(s string) (ruleset.Packet, error) {
 }
 
 func writeVerdict(out io.Writer, v ruleset.Verdict) {
-	fmt.Fprintf(out, "%v: %s\n", v.Action, v.Rule)
+	printLine(out, "%v: %s", v.Action, v.Rule)
 	if v.Service != nil {
-		fmt.Fprintf(out, "service: %v, by its %v\n", v.Service.Key, v.Frontend.Kind)
+		printLine(out, "service: %v, by its %v", v.Service.Key, v.Frontend.Kind)
 	}
 	writeAffinity(out, "", v)
 	for _, e := range v.Endpoints {

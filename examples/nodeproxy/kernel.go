@@ -69,7 +69,8 @@ func (q question) compareKernel(ctx context.Context, out io.Writer, m mode) erro
 		fmt.Fprintf(out, "kernel: mode %s has no rules in this network namespace\n", m.name)
 		return nil
 	case errors.As(err, &drift):
-		fmt.Fprintf(out, "kernel: %s\nkernel: DIFFERS from what the objects require\n", drift.What)
+		printLine(out, "kernel: %s", drift.What)
+		fmt.Fprintln(out, "kernel: DIFFERS from what the objects require")
 		return errDiffers
 	case err != nil:
 		return err
@@ -95,24 +96,22 @@ func (q question) entry() []*tracker.Endpoint {
 
 // compare prints what was found in the kernel, and whether it agrees with expected.
 func (q question) compare(out io.Writer, found ruleset.Found, expected []*tracker.Endpoint) error {
-	fmt.Fprintf(out, "kernel: %s", found.Where)
+	where := found.Where
 	if found.Service != "" {
-		fmt.Fprintf(out, ", for %s", found.Service)
+		where += ", for " + found.Service
 	}
-	fmt.Fprintln(out)
+	printLine(out, "kernel: %s", where)
 	for _, ep := range found.Endpoints {
 		fmt.Fprintf(out, "kernel: endpoint %v\n", ep)
 	}
 	var want []netip.AddrPort
-	wantService := ""
-	if q.verdict.Service != nil {
-		wantService = q.verdict.Service.Key.ServicePortName.String()
-	}
 	for _, ep := range expected {
 		want = append(want, ep.Addr)
 	}
 	slices.SortFunc(want, netip.AddrPort.Compare)
-	if !slices.Equal(found.Endpoints, want) || found.Service != "" && found.Service != wantService {
+	s := q.verdict.Service
+	other := found.Service != "" && (s == nil || !storedAs(found.Service, s.Key.ServicePortName))
+	if !slices.Equal(found.Endpoints, want) || other {
 		fmt.Fprintln(out, "kernel: DIFFERS from what the objects require")
 		return errDiffers
 	}

@@ -201,7 +201,7 @@ func (t *tracing) connection(p *follow.Packet) {
 	fmt.Fprintf(t.out, "\nconnection: %v to %v/%s%s\n", p.From, p.To, packet.Protocol, came)
 	o := t.outcome(p)
 	for _, line := range o.lines {
-		fmt.Fprintf(t.out, "kernel: %s\n", line)
+		printLine(t.out, "kernel: %s", line)
 	}
 	switch {
 	case o.action == ruleset.ActionForward:
@@ -219,13 +219,13 @@ func (t *tracing) connection(p *follow.Packet) {
 		v := s.Trace(packet)
 		return v, o.agrees(v)
 	})
-	fmt.Fprintf(t.out, "must: %v: %s\n", v.Action, v.Rule)
+	printLine(t.out, "must: %v: %s", v.Action, v.Rule)
 	writeAffinity(t.out, "must: ", v)
 	if err != nil {
 		for _, e := range v.Endpoints {
 			fmt.Fprintf(t.out, "must: endpoint %v, %s\n", e.Addr, sourceKept(v.MasqueradeTo(e)))
 		}
-		fmt.Fprintf(t.out, "DIFFERS: %v\n", err)
+		printLine(t.out, "DIFFERS: %v", err)
 		return
 	}
 	t.agreed++
