@@ -4,16 +4,23 @@
 //	...
 //	go func() { done <- informers.Feed(ctx, informers.Config{Client: client, Tracker: t, Node: nodeName}) }()
 //
-// It is all the code between client-go and the library, in one file to import or copy:
+// It is all the code between client-go and the library:
 //
 //   - A deletion that was missed while the API server could not be reached arrives as
 //     a tombstone (cache.DeletedFinalStateUnknown). The tracker deletes by name, so Feed
 //     uses the tombstone's name alone.
+//
 //   - A deleted Node leaves node information that consists of the name alone, so endpoints
 //     on the node stay local.
+//
 //   - The tracker ignores unchanged objects, which a resync or a list after a lost watch
 //     passes to it.
+//
 //   - Each source is marked synced when its own handler has received the first list.
+//
+//   - After an outage of the API server every node follows it again within 10 seconds, not
+//     within a minute as with client-go's own pauses, and Feed returns soon after its
+//     context ends, also during an outage.
 //
 // Informers keep every object that they list. Package kubeapi, beside this one, follows
 // objects without keeping them; nodeproxy uses it.

@@ -3,17 +3,21 @@ package informers
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/go-proxier/proxier/examples/internal/apiretry"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -29,27 +33,30 @@ type Config struct {
 	// Resync is the interval at which the informers pass on every object again. 0 means
 	// never, which is enough.
 	Resync time.Duration
+	// Log receives failures to read from the API server, with their cause: the first one,
+	// and after that one line a minute. Nil discards them.
+	Log *slog.Logger
 }
 
 // Feed passes the Services, EndpointSlices and the Node to the tracker until ctx is done,
-// and returns ctx's error. It marks each source as synced.
+// and returns ctx's error. It marks each source as synced. After a failure of the API
+// server it retries at random intervals of up to 6 seconds.
 func Feed(ctx context.Context, c Config) error {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	retrier := apiretry.New(c.Log)
 	label, field := c.Selector.ServiceListOptions()
-	services := c.informer(label, field, func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-		return f.Core().V1().Services().Informer()
-	})
+	services := informer(c, retrier, "services", &v1.Service{}, c.Client.CoreV1().Services(""), label, field)
 	label, field = c.Selector.SliceListOptions()
-	slices := c.informer(label, field, func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-		return f.Discovery().V1().EndpointSlices().Informer()
-	})
+	slices := informer(c, retrier, "endpointslices", &discovery.EndpointSlice{}, c.Client.DiscoveryV1().EndpointSlices(""), label, field)
 	sources := []source{
 		{tracker.Services, services, handler(c.Tracker.SetService, c.Tracker.DeleteService)},
 		{tracker.Slices, slices, handler(c.Tracker.SetSlice, c.Tracker.DeleteSlice)},
 	}
 	if c.Node != "" {
-		node := c.informer("", fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String(), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Core().V1().Nodes().Informer()
-		})
+		field := fields.OneTermEqualSelector(metav1.ObjectNameField, c.Node).String()
+		node := informer(c, retrier, "nodes", &v1.Node{}, c.Client.CoreV1().Nodes(), "", field)
 		sources = append(sources, source{tracker.Nodes, node, handler(c.setNode, c.deleteNode)})
 	}
 	var synced []cache.InformerSynced
@@ -80,11 +87,26 @@ type source struct {
 	handler  cache.ResourceEventHandler
 }
 
+// lister is a typed client of one resource.
+type lister[L runtime.Object] interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
 // informer returns an informer of the objects that the selectors select.
-func (c Config) informer(label, field string, of func(informers.SharedInformerFactory) cache.SharedIndexInformer) cache.SharedIndexInformer {
-	return of(informers.NewSharedInformerFactoryWithOptions(c.Client, c.Resync, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.LabelSelector, o.FieldSelector = label, field
-	})))
+func informer[L runtime.Object](c Config, r *apiretry.Retrier, resource string, kind runtime.Object, from lister[L], label, field string) cache.SharedIndexInformer {
+	lw := r.ListWatch(resource, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector, o.FieldSelector = label, field
+			return from.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector, o.FieldSelector = label, field
+			return from.Watch(ctx, o)
+		},
+	})
+	return cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, c.Client), kind,
+		cache.SharedIndexInformerOptions{ResyncPeriod: c.Resync, ObjectDescription: resource})
 }
 
 // setNode passes the followed Node to the tracker and ignores other Nodes.

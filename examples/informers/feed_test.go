@@ -1,10 +1,15 @@
 package informers_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
+	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -205,6 +210,47 @@ func TestResyncChangesNothing(t *testing.T) {
 	w.until("two resyncs", func() bool { return w.handed.Load() >= before+2 })
 	if now := w.engine.Snapshot().Gen; now != gen {
 		t.Errorf("generation %d after a resync, %d before", now, gen)
+	}
+}
+
+// TestOutageIsLoggedAndLeft starts while the API server refuses connections. Feed logs the
+// cause, ends with its context, and in another run follows the server when it serves.
+func TestOutageIsLoggedAndLeft(t *testing.T) {
+	for _, returns := range []bool{false, true} {
+		client := fake.NewClientset(service("web", "10.96.0.1"))
+		var up atomic.Bool
+		client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return !up.Load(), nil, syscall.ECONNREFUSED
+		})
+		tr, err := tracker.New(tracker.Config{Node: tracker.NodeInfo{Name: "here"}, Sources: []tracker.Source{tracker.Services, tracker.Slices}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synced := make(chan struct{}, 10)
+		tr.Notify(func() { synced <- struct{}{} })
+		r, w := io.Pipe()
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error)
+		go func() {
+			done <- informers.Feed(ctx, informers.Config{Client: client, Tracker: tr, Log: slog.New(slog.NewTextHandler(w, nil))})
+			w.Close()
+		}()
+		lines := bufio.NewScanner(r)
+		if !lines.Scan() || !strings.Contains(lines.Text(), "connection refused") {
+			t.Errorf("the first line is %q", lines.Text())
+		}
+		go func() {
+			for lines.Scan() {
+			}
+		}()
+		if returns {
+			up.Store(true)
+			<-synced
+		}
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Feed returned %v", err)
+		}
 	}
 }
 

@@ -16,9 +16,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
+	"github.com/go-proxier/proxier/examples/internal/apiretry"
 	"github.com/go-proxier/proxier/tracker"
 )
 
@@ -52,8 +55,13 @@ type Handler struct {
 }
 
 // Follow passes all objects to the handler, and then every change, until ctx ends. It
-// retries after every failure of the API server. It follows the Services and EndpointSlices
-// that a proxy with the selector serves, the ServiceCIDRs, and the Node of the given name.
+// follows the Services and EndpointSlices that a proxy with the selector serves, the
+// ServiceCIDRs, and the Node of the given name. It returns soon after ctx ends, and leaves
+// no goroutine behind that does more than to end its request.
+//
+// Follow retries after every failure of the API server, at random intervals of up to 6
+// seconds, and logs failures with their cause: the first one, and after that one line a
+// minute.
 //
 // If the API server does not have ServiceCIDRs (before Kubernetes 1.33) or does not allow to
 // read them, Follow logs that once and follows the other kinds.
@@ -66,20 +74,25 @@ func Follow(ctx context.Context, c *Client, sel tracker.Selector, node string, h
 	nodes := newStore(h.SetNode, func(types.NamespacedName) { h.DeleteNode() }, listed(Nodes))
 	cidrs := newStore(h.SetServiceCIDR, func(n types.NamespacedName) { h.DeleteServiceCIDR(n.Name) }, listed(ServiceCIDRs))
 
+	retrier := apiretry.New(log)
+	// The embedded Handler keeps logr from unwrapping a Handler that it made from a
+	// LogSink: it would initialize the sink, which may be in use.
+	logger := logr.FromSlogHandler(struct{ slog.Handler }{log.Handler()})
 	var wg sync.WaitGroup
 	follow := func(s Source, client rest.Interface, label, field string, expected any, store cache.ReflectorStore) {
-		lw := cache.NewFilteredListWatchFromClient(client, string(s), metav1.NamespaceAll, func(o *metav1.ListOptions) {
+		lw := retrier.ListWatch(string(s), cache.NewFilteredListWatchFromClient(client, string(s), metav1.NamespaceAll, func(o *metav1.ListOptions) {
 			o.LabelSelector, o.FieldSelector = label, field
-		})
-		logger := logr.FromSlogHandler(log.Handler())
+		}))
 		r := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), expected, store, cache.ReflectorOptions{
 			Logger: &logger, Name: string(s), TypeDescription: string(s),
+			// For errors that are not repeated by the retrier.
+			Backoff: &wait.Backoff{Duration: apiretry.FirstPause, Cap: apiretry.LongestPause, Factor: 2, Jitter: 1, Steps: 10},
 		})
 		wg.Go(func() {
 			if s == ServiceCIDRs {
 				readable(ctx, client, log)
 			}
-			r.RunWithContext(ctx)
+			r.RunWithContext(klog.NewContext(ctx, logger))
 		})
 	}
 	follow(Services, c.core, label, field, &v1.Service{}, services)

@@ -43,6 +43,25 @@ func newCluster(t *testing.T, h *netlab.Host, addr string) *cluster {
 	return &cluster{s, t}
 }
 
+// newCluster starts an API server on a new host beside the node.
+func (s *site) newCluster(t *testing.T) *cluster {
+	t.Helper()
+	b := &netlab.Builder{Lab: s.lab}
+	control := b.Host("control")
+	b.Link(s.node, "ctl", control, "eth0")
+	b.Addrs(s.node, "ctl", "10.0.0.1/24")
+	b.Addrs(control, "eth0", "10.0.0.2/24")
+	b.Routes(control, "", "10.0.0.1", "0.0.0.0/0")
+	if b.Err != nil {
+		t.Fatal(b.Err)
+	}
+	c := newCluster(t, control, "10.0.0.2")
+	if err := c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // tail is the end of what is written to it.
 type tail struct {
 	mu sync.Mutex

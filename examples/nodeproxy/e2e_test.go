@@ -70,19 +70,7 @@ func endpoints(service string, list ...string) string {
 // manifest gives it, and sends packets.
 func TestEndToEnd(t *testing.T) {
 	s := newSite(t)
-	b := &netlab.Builder{Lab: s.lab}
-	control := b.Host("control")
-	b.Link(s.node, "ctl", control, "eth0")
-	b.Addrs(s.node, "ctl", "10.0.0.1/24")
-	b.Addrs(control, "eth0", "10.0.0.2/24")
-	b.Routes(control, "", "10.0.0.1", "0.0.0.0/0")
-	if b.Err != nil {
-		t.Fatal(b.Err)
-	}
-	c := newCluster(t, control, "10.0.0.2")
-	if err := c.WaitFor(t.Context(), "/api/v1/namespaces/kube-system"); err != nil {
-		t.Fatal(err)
-	}
+	c := s.newCluster(t)
 	c.validate("deploy/rbac.yaml")
 	c.validate("deploy/daemonset.yaml")
 	c.apply("deploy/rbac.yaml")

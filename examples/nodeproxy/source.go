@@ -170,12 +170,15 @@ func (s *apiServer) close() {}
 // nodeInterval is how often apiServer.node requests the Node.
 const nodeInterval = time.Second
 
+// nodeLogInterval is how often apiServer.node logs that it waits.
+const nodeLogInterval = time.Minute
+
 // node returns nil unless podCIDRs are needed: all else of a Node can come later.
 func (s *apiServer) node(ctx context.Context, needCIDRs bool) (*v1.Node, error) {
 	if !needCIDRs {
 		return nil, nil
 	}
-	last := ""
+	var logged time.Time
 	for {
 		n, err := s.client.Node(ctx, s.cfg.NodeName)
 		if err == nil && len(podCIDRs(n)) != 0 {
@@ -184,9 +187,9 @@ func (s *apiServer) node(ctx context.Context, needCIDRs bool) (*v1.Node, error) 
 		if err == nil {
 			err = fmt.Errorf("the Node object %s has no podCIDRs yet", s.cfg.NodeName)
 		}
-		if err.Error() != last {
+		if time.Since(logged) >= nodeLogInterval {
 			s.log.Warn("waiting for the node's podCIDRs", "error", err)
-			last = err.Error()
+			logged = time.Now()
 		}
 		select {
 		case <-ctx.Done():

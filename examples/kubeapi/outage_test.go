@@ -1,0 +1,197 @@
+package kubeapi
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	v1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// handlerOf returns a Handler that calls seen for each object and each list.
+func handlerOf(seen func(what string)) Handler {
+	return Handler{
+		SetService: func(*v1.Service) { seen("service") }, DeleteService: func(types.NamespacedName) {},
+		SetSlice: func(*discovery.EndpointSlice) { seen("slice") }, DeleteSlice: func(types.NamespacedName) {},
+		SetNode: func(*v1.Node) { seen("node") }, DeleteNode: func() {},
+		SetServiceCIDR: func(*networking.ServiceCIDR) { seen("cidr") }, DeleteServiceCIDR: func(string) {},
+		Synced: func(s Source) { seen("synced " + string(s)) },
+	}
+}
+
+// follow calls Follow with an API server at a URL until the test calls stop, which returns
+// after Follow.
+func follow(t *testing.T, url string, log *slog.Logger, seen func(string)) (stop func()) {
+	t.Helper()
+	c, err := NewClient(&rest.Config{Host: url, QPS: 1e6, Burst: 1e6, TLSClientConfig: rest.TLSClientConfig{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { Follow(ctx, c, tracker.Selector{}, "n", handlerOf(seen), log) })
+	stop = func() { cancel(); wg.Wait() }
+	t.Cleanup(stop)
+	return stop
+}
+
+// lines is a log that a test reads line by line.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	for line := range bytes.Lines(p) {
+		select {
+		case l <- string(line):
+		default:
+		}
+	}
+	return len(p), nil
+}
+
+// answer writes a Status with an HTTP status code.
+func answer(w http.ResponseWriter, code int, reason string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"reason":%q,"message":"it is %s"}`, code, reason, reason)
+}
+
+// serveLists answers lists with one object, and refuses watches as an API server does that
+// cannot stream lists.
+func serveLists(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Query().Get("watch") != "" {
+		answer(w, http.StatusUnprocessableEntity, "Invalid")
+		return
+	}
+	kinds := map[string]string{"services": "v1 Service", "endpointslices": "discovery.k8s.io/v1 EndpointSlice", "nodes": "v1 Node", "servicecidrs": "networking.k8s.io/v1 ServiceCIDR"}
+	p := strings.Split(r.URL.Path, "/")
+	version, kind, _ := strings.Cut(kinds[p[len(p)-1]], " ")
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `{"kind":"%sList","apiVersion":%q,"metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a","namespace":"b"}}]}`, kind, version)
+}
+
+// TestOutageIsLoggedAndEndsAtOnce starts with API servers that do not serve. The cause must
+// be in the log, and Follow must not wait for its next attempt when its context ends.
+func TestOutageIsLoggedAndEndsAtOnce(t *testing.T) {
+	refusing := func(code int, reason string) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, code, reason) }))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	closed := httptest.NewServer(nil)
+	closed.Close()
+	tls := httptest.NewTLSServer(nil) // with a certificate that the client does not trust
+	tls.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	t.Cleanup(tls.Close)
+	for name, tt := range map[string]struct{ url, cause string }{
+		"refused": {closed.URL, "connection refused"},
+		"401":     {refusing(http.StatusUnauthorized, "Unauthorized"), "Unauthorized"},
+		"403":     {refusing(http.StatusForbidden, "Forbidden"), "it is Forbidden"},
+		"503":     {refusing(http.StatusServiceUnavailable, "ServiceUnavailable"), "it is ServiceUnavailable"},
+		"TLS":     {tls.URL, "x509"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			log := make(lines, 100)
+			stop := follow(t, tt.url, slog.New(slog.NewTextHandler(log, nil)), func(string) {})
+			var line string
+			for !strings.Contains(line, "cannot read from the API server") {
+				select {
+				case line = <-log:
+				case <-time.After(time.Minute):
+					t.Fatal("nothing was logged")
+				}
+			}
+			if !strings.Contains(line, tt.cause) {
+				t.Errorf("no cause %q in %s", tt.cause, line)
+			}
+			time.Sleep(time.Second) // until the pauses are longer than what follows
+			start := time.Now()
+			stop()
+			t.Logf("Follow returned after %v", time.Since(start))
+			for len(log) > 0 {
+				if line := <-log; !strings.Contains(line, "ServiceCIDRs") {
+					t.Errorf("a second line: %s", line)
+				}
+			}
+		})
+	}
+}
+
+// TestReturnedServerIsFollowed follows an API server that does not serve for longer than
+// a few pauses. It counts the attempts: the pauses must not grow without bound.
+func TestReturnedServerIsFollowed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 20 s; run without -short")
+	}
+	t.Parallel()
+	var mu sync.Mutex
+	up, attempts := false, 0
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		serves := up
+		if !up && strings.HasSuffix(r.URL.Path, "services") {
+			attempts++
+		}
+		mu.Unlock()
+		if !serves {
+			answer(w, http.StatusServiceUnavailable, "ServiceUnavailable")
+			return
+		}
+		serveLists(w, r)
+	}))
+	t.Cleanup(s.Close)
+	synced := make(chan string, 1000)
+	follow(t, s.URL, slog.New(slog.DiscardHandler), func(what string) { synced <- what })
+	time.Sleep(20 * time.Second)
+	mu.Lock()
+	up = true
+	n := attempts
+	mu.Unlock()
+	start := time.Now()
+	for what := range synced {
+		if what == "synced services" {
+			break
+		}
+	}
+	t.Logf("%d attempts in 20 s, followed %v after the return", n, time.Since(start))
+	if n < 4 || n > 15 { // 0.8 + 1.6 + 3.2 s at most, then 3 to 6 s
+		t.Errorf("%d attempts in 20 s", n)
+	}
+}
+
+// TestSharedLogSinkIsNotInitialized proves with the race detector that Follow does not
+// write to the LogSink of its Logger while others log.
+func TestSharedLogSinkIsNotInitialized(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(serveLists))
+	t.Cleanup(s.Close)
+	log := slog.New(logr.ToSlogHandler(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))))
+	for range 10 {
+		seen := make(chan string, 100)
+		stop := follow(t, s.URL, log, func(what string) {
+			log.Warn("x")
+			select {
+			case seen <- what:
+			default:
+			}
+		})
+		log.Warn("y")
+		<-seen
+		stop()
+	}
+}
