@@ -16,6 +16,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
+	"github.com/go-proxier/proxier/runner/health"
 )
 
 // restartPeriod is how long after a failure a server is restarted, as in kube-proxy.
@@ -97,11 +98,7 @@ func (s *server) serve(ctx context.Context) error {
 	}
 	s.bound.Store(true)
 	defer s.bound.Store(false)
-	hs := &http.Server{
-		Handler:           s.handler,
-		ReadHeaderTimeout: 10 * time.Second,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-	}
+	hs := health.NewServer(s.handler, s.log)
 	ended := make(chan error, 1)
 	go func() { ended <- hs.Serve(l) }()
 	select {

@@ -52,8 +52,17 @@
 // IPv6 addresses. If the Service has only the other family, that family's endpoints
 // count.
 //
+// # Bounds
+//
+// A client can take up to [MaxConns] connections of a server that [NewServer] made, and of
+// all health-check node ports together: about 10 MB. A new connection replaces the one
+// that has waited longest, so that a probe is answered however many connections others
+// hold. Requests and answers that take too long, and connections without a request for a
+// minute, are ended.
+//
 // # Differences from kube-proxy
 //
+//   - kube-proxy's servers keep idle connections forever and accept any number.
 //   - kube-proxy serves the check of a single-stack Service only at addresses of the
 //     Service's family. A load balancer that checks an address of the other family
 //     takes the node out of service.

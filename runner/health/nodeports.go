@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -48,11 +47,14 @@ type NodePortsConfig struct {
 // responds as [Services.Handler] does for IPv4, at IPv6 addresses as for IPv6. It is
 // a [ruleset.Backend]. A port is open from the Apply that adds its Service until the
 // Apply that removes it, or until Close. The only goroutines serve open ports. The
+// timeouts of [NewServer] apply, and its bound of [MaxConns] to all ports together. The
 // methods are safe for concurrent use.
 type NodePorts struct {
 	cfg        NodePortsConfig
 	log        *slog.Logger
 	complaints *complaint.Log
+	// conns bounds the connections of all ports together.
+	conns *conns
 
 	mu     sync.Mutex
 	closed bool
@@ -88,7 +90,7 @@ func NewNodePorts(c NodePortsConfig) *NodePorts {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return &NodePorts{
-		cfg: c, log: c.Log, complaints: complaint.NewLog(c.Log),
+		cfg: c, log: c.Log, complaints: complaint.NewLog(c.Log), conns: newConns(MaxConns),
 		open:   map[types.NamespacedName]*openPort{},
 		failed: map[types.NamespacedName]string{},
 	}
@@ -221,16 +223,10 @@ func (n *NodePorts) listenAddrs(node *ruleset.Node) ([]netip.Addr, error) {
 // listen opens a Service's port at every address. If it fails at some addresses, it
 // keeps the others open and returns an error.
 func (n *NodePorts) listen(ctx context.Context, name types.NamespacedName, port uint16) error {
-	o := &openPort{port: port, addrs: n.addrs, server: &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			n.cfg.Services.serve(w, name, requestFamily(r.Context()))
-		}),
-		BaseContext: listenerContext,
-		// A health check is one short request.
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       time.Minute,
-		ErrorLog:          slog.NewLogLogger(n.log.Handler(), slog.LevelDebug),
-	}}
+	o := &openPort{port: port, addrs: n.addrs, server: newServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n.cfg.Services.serve(w, name, requestFamily(r.Context()))
+	}), n.conns, n.log)}
+	o.server.BaseContext = listenerContext
 	var errs []error
 	opened := 0
 	for _, a := range n.addrs {

@@ -1,0 +1,150 @@
+package health
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// serveTest serves "ok" with a limit of connections until the test ends.
+func serveTest(t *testing.T, limit int) (addr string, c *conns) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = newConns(limit)
+	s := newServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }), c, nil)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }()
+	t.Cleanup(func() { s.Close(); <-done })
+	return l.Addr().String(), c
+}
+
+func (c *conns) open() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := c.waiting.Len() + c.busy.Len(); n != len(c.at) {
+		panic(fmt.Sprintf("%d connections in lists, %d in the map", n, len(c.at)))
+	}
+	return len(c.at)
+}
+
+// TestManyConnectionsKeepNobodyOut opens far more connections than a server may have.
+// Its connections must stay bounded, and others must be answered.
+func TestManyConnectionsKeepNobodyOut(t *testing.T) {
+	const limit, many = 20, 2000
+	for name, send := range map[string]string{
+		"idle from the start":  "",
+		"idle after a request": "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+		"half a request":       "GET / HTTP/1.1\r\nHost: x\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr, c := serveTest(t, limit)
+			probe := func() {
+				t.Helper()
+				client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
+				r, err := client.Get("http://" + addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Body.Close()
+			}
+			for i := range many {
+				conn, err := net.Dial("tcp", addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { conn.Close() })
+				if send != "" {
+					// An error means that the server has closed it.
+					_, _ = conn.Write([]byte(send))
+				}
+				if n := c.open(); n > limit {
+					t.Fatalf("%d connections are open, want at most %d", n, limit)
+				}
+				if i%500 == 499 {
+					probe()
+				}
+			}
+			probe()
+		})
+	}
+}
+
+// TestBusyConnectionIsKept opens connections beyond the limit while one client sends
+// requests over its own. That one must stay.
+func TestBusyConnectionIsKept(t *testing.T) {
+	const limit = 10
+	addr, _ := serveTest(t, limit)
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	answers := bufio.NewReader(conn)
+	for range 20 {
+		for range limit / 2 {
+			other, err := net.Dial("tcp", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { other.Close() })
+		}
+		fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		r, err := http.ReadResponse(answers, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+	}
+}
+
+func TestVictims(t *testing.T) {
+	pipe := func() net.Conn { a, b := net.Pipe(); t.Cleanup(func() { a.Close(); b.Close() }); return a }
+	a, b, x, y := pipe(), pipe(), pipe(), pipe()
+	c := newConns(2)
+	for i, step := range []struct {
+		conn  net.Conn
+		state http.ConnState
+		want  net.Conn
+	}{
+		{a, http.StateNew, nil},
+		{b, http.StateNew, nil},
+		{a, http.StateActive, nil},
+		{x, http.StateNew, b},      // the one that waits
+		{b, http.StateClosed, nil}, // is no longer known
+		{x, http.StateActive, nil},
+		{y, http.StateNew, a}, // all are busy: the first, and not the new one
+		{y, http.StateActive, nil},
+		{x, http.StateIdle, nil},
+		{x, http.StateActive, nil},
+		{a, http.StateNew, y},
+		{a, http.StateHijacked, nil},
+		{y, http.StateClosed, nil},
+		{x, http.StateClosed, nil},
+	} {
+		if got := c.record(step.conn, step.state); got != step.want {
+			t.Errorf("step %d: closes %v, want %v", i, got, step.want)
+		}
+	}
+	if n := c.open(); n != 0 {
+		t.Errorf("%d connections are left", n)
+	}
+}
+
+func TestServerHasTimeouts(t *testing.T) {
+	s := NewServer(http.NotFoundHandler(), nil)
+	if s.ReadHeaderTimeout == 0 || s.ReadTimeout == 0 || s.WriteTimeout == 0 || s.IdleTimeout == 0 || s.ConnState == nil || s.ErrorLog == nil {
+		t.Errorf("%+v", s)
+	}
+	_ = s.Shutdown(context.Background())
+}
