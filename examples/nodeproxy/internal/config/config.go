@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/go-proxier/proxier/conntrack"
@@ -167,6 +168,9 @@ func periods(c *v1alpha1.KubeProxyConfiguration) (sync, least *time.Duration) {
 	}
 	return &c.IPTables.SyncPeriod.Duration, &c.IPTables.MinSyncPeriod.Duration
 }
+
+// JSON reports whether every line that the agent writes is JSON.
+func (c *Config) JSON() bool { return c.Effective.Logging.Format == logsapi.JSONLogFormat }
 
 // SocketLB configures the translation of connections at the socket.
 type SocketLB struct {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -179,8 +180,11 @@ func TestBadValuesAreRejectedByName(t *testing.T) {
 		{"--proxy-mode ipvs --ipvs-tcp-timeout=-1s", "ipvs.tcpTimeout"},
 		{"--kube-api-burst=-1", "clientConnection.burst"},
 		{"--hostname-override \u00a0", "--hostname-override is empty"},
-		{"--feature-gates Fly-ing=true", "feature gate \"Fly-ing\": not the name of a feature gate"},
-		{"--feature-gates =true", "feature gate \"\": not the name of a feature gate"},
+		{"--feature-gates Fly-ing=true", "unrecognized feature gate \"Fly-ing\""},
+		{"--feature-gates =true", "unrecognized feature gate \"\""},
+		{"--feature-gates AllowServiceExternalIP=false", "unrecognized feature gate \"AllowServiceExternalIP\": no release of Kubernetes up to 1.37 has it"},
+		{"--feature-gates allowserviceexternalips=false", "unrecognized feature gate"},
+		{"--feature-gates #=false", "unrecognized feature gate"},
 		{"--feature-gates ProxyTerminatingEndpoints=false", "ProxyTerminatingEndpoints=false is not supported"},
 		{"--nodeport-addresses localhost,primary,localhost", "\"localhost\" occurs twice"},
 		{"--feature-gates KubeProxyIPVS=false --proxy-mode ipvs", "mode ipvs is disabled by the feature gate KubeProxyIPVS"},
@@ -194,10 +198,9 @@ func TestBadValuesAreRejectedByName(t *testing.T) {
 		{"--log-json-split-stream", "logging.options.json.splitStream: Forbidden: Feature LoggingAlphaOptions is disabled"},
 		{"--v=-1", "invalid argument"},
 		{"--config " + dir + "/none", "no such file"},
-		{"file winkernel: {networkName: x}", "winkernel: Unsupported value: \"given\": this is not Windows"},
-		{"file windowsRunAsService: true", "windowsRunAsService"},
 		{"file logging: {format: json, vmodule: [{filePattern: x, verbosity: 3}]}", "logging.vmodule"},
 		{"file logging: {format: json, options: {json: {splitStream: true}}}", "logging.options.json.splitStream"},
+		{"file featureGates: {AllowServiceExternalIP: false}", "unrecognized feature gate \"AllowServiceExternalIP\""},
 		{"file featureGates: {ProxyTerminatingEndpoints: false}", "ProxyTerminatingEndpoints=false is not supported"},
 		{"file mode: userspace", "mode: Invalid value: \"userspace\""},
 		{"file conntrack: {maxPerCore: many}", "conntrack"},
@@ -350,9 +353,9 @@ func TestGatesAreHonouredFixedOrNoted(t *testing.T) {
 			map[featuregate.Feature]bool{logsapi.LoggingAlphaOptions: true, LocalhostNodePorts: true}, nil,
 		},
 		{
-			"GracefulNodeShutdown=false, NotOfToday1=true,WinDSR=true,NFTablesNetlink=false",
+			"GracefulNodeShutdown=false, EndpointSliceTerminatingCondition=true,WinDSR=true,NFTablesNetlink=false",
 			map[featuregate.Feature]bool{AllowServiceExternalIPs: true},
-			[]string{"feature gates that have no effect here: GracefulNodeShutdown, NFTablesNetlink, NotOfToday1, WinDSR"},
+			[]string{"feature gates that have no effect here: EndpointSliceTerminatingCondition, GracefulNodeShutdown, NFTablesNetlink, WinDSR"},
 		},
 		{
 			"IPv6DualStack=true,KubeProxyNFTablesLocalhostNodePorts=false",
@@ -374,6 +377,27 @@ func TestGatesAreHonouredFixedOrNoted(t *testing.T) {
 		}
 	}
 	wantNotes(t, of(t, "--proxy-mode", "iptables", "--feature-gates", "KubeProxyNFTablesLocalhostNodePorts=true,AllAlpha=true"))
+}
+
+// TestGateListIsSorted checks the form of the list, so that a diff of an update is easy to read.
+func TestGateListIsSorted(t *testing.T) {
+	var names []string
+	for line := range strings.Lines(gateNames) {
+		if !strings.HasPrefix(line, "#") {
+			names = append(names, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	if !slices.IsSorted(names) || len(slices.Compact(slices.Clone(names))) != len(names) || len(names) < 400 {
+		t.Errorf("%d names, sorted %v", len(names), slices.IsSorted(names))
+	}
+	for _, name := range names {
+		if !regexp.MustCompile(`^[A-Z][A-Za-z0-9]*$`).MatchString(name) {
+			t.Errorf("%q is not the name of a feature gate", name)
+		}
+	}
+	if _, minor, _ := strings.Cut(Kubernetes, "."); !strings.Contains(gateNames[:strings.Index(gateNames, "\nA")], "v1."+minor+".") {
+		t.Errorf("the list is not from Kubernetes %s", Kubernetes)
+	}
 }
 
 // TestUnusedSectionsAreNotedOnly has invalid values in the sections of other modes. They are
@@ -406,6 +430,14 @@ func TestUnusedSectionsAreNotedOnly(t *testing.T) {
 		}
 		wantNotes(t, ofFile(t, file), want...)
 	}
+}
+
+// TestFieldsForWindowsAreOneNote reads a file that nodes with Windows use too. kube-proxy on
+// Linux accepts it.
+func TestFieldsForWindowsAreOneNote(t *testing.T) {
+	wantNotes(t, ofFile(t, "mode: nftables\nwindowsRunAsService: true\nwinkernel: {enableDSR: true, networkName: x, sourceVip: \"\"}\n"),
+		"in the configuration file: fields for Windows have no effect: winkernel.networkName, winkernel.enableDSR, windowsRunAsService")
+	wantNotes(t, ofFile(t, "mode: nftables\nwindowsRunAsService: false\nwinkernel: {enableDSR: false, networkName: \"\"}\n"))
 }
 
 // everything sets every supported field except the mode, to a value that differs from a
@@ -506,10 +538,10 @@ func TestListsHaveEveryField(t *testing.T) {
 	set := setFields(c)
 	var all []string
 	for _, field := range fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]()) {
-		refused := strings.HasPrefix(field, "winkernel.") || field == "windowsRunAsService"
+		windows := strings.HasPrefix(field, "winkernel.") || field == "windowsRunAsService"
 		// These are 0 or false unless an alpha feature gate is on.
 		alpha := strings.HasPrefix(field, "logging.options.")
-		if !refused && !alpha {
+		if !windows && !alpha {
 			all = append(all, field)
 		}
 	}

@@ -14,18 +14,21 @@
 // decoded.
 //
 // Nothing is ignored silently. Config.Notes names each flag and each field of the file that
-// was set but has no effect, such as the sections of other modes. Null, 0, false and "" in a
+// was set but has no effect, such as the sections of other modes. One note names all fields
+// for Windows, which nodes with Windows may need in a shared file. Null, 0, false and "" in a
 // file are the same as a missing field. A value that has an effect in kube-proxy but is not
 // supported is an error that names it. Values in sections of other modes are not validated,
 // and neither is clusterCIDR with another detectLocalMode.
 //
 // # Feature gates
 //
-// Any name that is a valid name of a feature gate is accepted. The agent honours
-// AllowServiceExternalIPs, KubeProxyIPVS, KubeProxyNFTablesLocalhostNodePorts, AllAlpha,
-// AllBeta, and the gates of logging, /flagz and /statusz. Some other gates matter to a proxy but are fixed, because the agent
-// always has the feature or never has it. Setting such a gate to the other value is an
-// error. All other gates have no effect, which a note reports.
+// A name that no release of Kubernetes up to [Kubernetes] has is an error, as in kube-proxy:
+// a misspelt gate would have no effect. Gates of other components and of earlier releases are
+// accepted. The agent honors AllowServiceExternalIPs, KubeProxyIPVS,
+// KubeProxyNFTablesLocalhostNodePorts, AllAlpha, AllBeta, and the gates of logging, /flagz and
+// /statusz. Some other gates matter to a proxy but are fixed, because the agent always has the
+// feature or never has it. Setting such a gate to the other value is an error. All other gates
+// have no effect, which a note reports.
 //
 // # Differences from kube-proxy
 //

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -43,12 +42,9 @@ func fixed(gate, mode string) (value, ok bool) {
 	return false, false
 }
 
-// gateName matches valid names of feature gates.
-var gateName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9]*$`)
-
 // setGates returns the gates that the agent honours, with the given values or their
 // defaults, and notes about given gates that have no effect. The error names a gate that
-// selects behaviour that the agent does not support.
+// selects behavior that the agent does not support, or that Kubernetes does not have.
 func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersionedFeatureGate, notes []string, err error) {
 	gates := featuregate.NewFeatureGate()
 	err = errors.Join(logsapi.AddFeatureGates(gates), zpages.AddFeatureGates(gates), gates.Add(map[featuregate.Feature]featuregate.FeatureSpec{
@@ -65,14 +61,14 @@ func setGates(given map[string]bool, mode string) (_ featuregate.MutableVersione
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		value, isFixed := fixed(name, mode)
 		switch _, ok := honoured[featuregate.Feature(name)]; {
-		case !gateName.MatchString(name):
-			return nil, nil, fmt.Errorf("feature gate %q: not the name of a feature gate", name)
 		case ok:
 			set[name] = given[name]
 		case isFixed && given[name] != value:
 			return nil, nil, fmt.Errorf("feature gate %s=%v is not supported in mode %s: here it is always %v", name, given[name], mode, value)
 		case isFixed:
 			always = append(always, fmt.Sprintf("%s=%v", name, value))
+		case !isKnownGate(name):
+			return nil, nil, fmt.Errorf("unrecognized feature gate %q: no release of Kubernetes up to %s has it", name, Kubernetes)
 		default:
 			ignored = append(ignored, name)
 		}

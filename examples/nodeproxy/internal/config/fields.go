@@ -107,7 +107,8 @@ func overridden(field, flag string, given map[string]bool) rule {
 }
 
 // noteNoEffect adds a note for each field of the file, and each flag, that was set
-// and has no effect.
+// and has no effect. The fields for Windows share one note: a file is often used by nodes of
+// both systems.
 func (fl *Flags) noteNoEffect(c *v1alpha1.KubeProxyConfiguration, fileFields []string, given map[string]bool) {
 	rules := fl.rules(c, given)
 	for _, flag := range slices.Sorted(maps.Keys(given)) {
@@ -124,10 +125,17 @@ func (fl *Flags) noteNoEffect(c *v1alpha1.KubeProxyConfiguration, fileFields []s
 			rules = append(rules, overridden(flagFields()[flag], flag, given))
 		}
 	}
+	var windows []string
 	for _, field := range fileFields {
 		if why, none := noEffect(rules, field); none {
 			fl.note("in the configuration file: %s has no effect%s", field, why)
 		}
+		if field == "windowsRunAsService" || strings.HasPrefix(field, "winkernel.") {
+			windows = append(windows, field)
+		}
+	}
+	if len(windows) != 0 {
+		fl.note("in the configuration file: fields for Windows have no effect: %s", strings.Join(windows, ", "))
 	}
 }
 

@@ -29,12 +29,6 @@ func (v *validator) check(ok bool, path string, value any, message string) {
 	}
 }
 
-func (v *validator) notSupported(given bool, path string, value any, why string) {
-	if given {
-		v.errs = append(v.errs, &field.Error{Type: field.ErrorTypeNotSupported, Field: path, BadValue: value, Detail: why})
-	}
-}
-
 func (v *validator) bit(path string, p *int32) {
 	v.check(p != nil && *p >= 0 && *p <= 31, path, deref(p), "must be 0 to 31")
 }
@@ -73,7 +67,7 @@ func deref[T any](p *T) any {
 }
 
 // validate returns the errors that kube-proxy would report for a configuration with its
-// defaults, and the options that are not supported.
+// defaults.
 func validate(c *v1alpha1.KubeProxyConfiguration, gates featuregate.FeatureGate) error {
 	v := &validator{}
 	modes := []string{ModeNFTables, ModeIPTables, ModeIPVS}
@@ -126,10 +120,6 @@ func validate(c *v1alpha1.KubeProxyConfiguration, gates featuregate.FeatureGate)
 	}
 
 	v.errs = append(v.errs, logsapi.Validate(&c.Logging, gates, field.NewPath("logging"))...)
-	w := c.Winkernel
-	v.notSupported(w.NetworkName != "" || w.SourceVip != "" || w.EnableDSR || w.RootHnsEndpointName != "" || w.ForwardHealthCheckVip,
-		"winkernel", "given", "this is not Windows")
-	v.notSupported(c.WindowsRunAsService, "windowsRunAsService", true, "this is not Windows")
 	return v.errs.ToAggregate()
 }
 
