@@ -13,10 +13,9 @@
 // hooks of the runner, the cursor and the conntrack cleaner.
 //
 // Metrics of the whole process come from k8s.io/component-base and its global registry:
-// kubernetes_build_info, kubernetes_feature_enabled (which the agent sets when it starts),
-// rest_client_* (which exist once a client of an API server was made), and those of the Go
-// runtime and the process. [Set.Handler] serves both. The linker sets the version in
-// kubernetes_build_info (k8s.io/component-base/version), as in deploy/Containerfile.
+// kubernetes_feature_enabled (which the agent sets when it starts), rest_client_* (which exist
+// once a client of an API server was made), and those of the Go runtime and the process.
+// [Set.Handler] serves both.
 //
 // # Modes
 //
@@ -44,9 +43,10 @@
 //
 // # Counts
 //
-// A change of a Service counts once, whatever the number of its families and ports.
-// sync_proxy_rules_service_changes_total and sync_proxy_rules_endpoint_changes_total count
-// every received object; the gauges of pending changes count objects that differed.
+// sync_proxy_rules_service_changes_total counts every received Service once for each served
+// family, whatever its families and ports are: kube-proxy serves each family by a proxier of
+// its own, and both receive all Services. sync_proxy_rules_endpoint_changes_total counts every
+// received EndpointSlice once. The gauges of pending changes count objects that differed, once.
 //
 // One sync covers every family, so its duration is observed once for each family. A
 // sync that fails as a whole counts as a failure of each family. If only some Services
@@ -70,6 +70,9 @@
 //   - Mode ipvs counts every failed sync in
 //     sync_proxy_rules_iptables_restore_failures_total, even if only virtual servers
 //     failed. In kube-proxy that metric covers iptables-restore alone.
+//   - kubernetes_build_info is missing. It is the version of a build of Kubernetes, which
+//     the agent is not, and the alert KubeVersionMismatch of kubernetes-mixin fires if its
+//     values differ in a cluster. /statusz has the agent's version.
 //   - Counters and gauges with the labels ip_family and traffic_policy start at 0 for
 //     each served family. In kube-proxy such a series begins with its first value.
 //

@@ -81,7 +81,7 @@ func NewSet(c Config) *Set {
 	s.servicesPending = s.gauge("sync_proxy_rules_service_changes_pending", "Services that changed since the last sync began").WithLabelValues()
 	s.noLocal = s.gauge("sync_proxy_rules_no_local_endpoints_total", "Services with a traffic policy of Local that have endpoints, but none on this node", familyLabel, policyLabel)
 	s.endpointChanges = s.counter("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received").WithLabelValues()
-	s.serviceChanges = s.counter("sync_proxy_rules_service_changes_total", "Changes of Services that were received").WithLabelValues()
+	s.serviceChanges = s.counter("sync_proxy_rules_service_changes_total", "Changes of Services that were received, for each address family").WithLabelValues()
 	s.conntrackDeleted = s.counter("conntrack_reconciler_deleted_entries_total", "Stale UDP flows that were deleted", familyLabel)
 	s.otherRules = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "proxier_other_proxy_rules", Help: "1 while rules of another proxy are in the network namespace, whose owner runs (in-use) or has ended (left)",
@@ -159,11 +159,11 @@ func (s *Set) Handler() http.Handler {
 	return promhttp.HandlerFor(prometheus.Gatherers{s.registry, processGatherer()}, promhttp.HandlerOpts{})
 }
 
-// ReceiveService counts a received Service, or its deletion. It calls update once, which
-// passes the Service to the tracker and reports whether its ports changed. A concurrent
+// ReceiveService counts a received Service, or its deletion, once for each served family,
+// whatever the families of the Service are. It calls update once, which passes the Service to the tracker and reports whether its ports changed. A concurrent
 // [Set.Starting] waits, so the sync that a change triggers finds the change counted.
 func (s *Set) ReceiveService(name types.NamespacedName, update func() (changed bool)) {
-	s.serviceChanges.Inc()
+	s.serviceChanges.Add(float64(len(s.cfg.Families)))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if update() {

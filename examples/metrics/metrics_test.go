@@ -96,7 +96,7 @@ func TestHooksSetMetrics(t *testing.T) {
 	s.Starting()
 	expect("sync_proxy_rules_service_changes_pending", "", 0)
 	expect("sync_proxy_rules_endpoint_changes_pending", "", 0)
-	expect("sync_proxy_rules_service_changes_total", "", 3)
+	expect("sync_proxy_rules_service_changes_total", "", 6) // three for each family
 	expect("sync_proxy_rules_endpoint_changes_total", "", 2)
 	expect("sync_proxy_rules_last_queued_timestamp_seconds", "ip_family=IPv4", float64(epoch.Unix()-1))
 	expect("proxy_healthz_total", "code=503", 1)

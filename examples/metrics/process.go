@@ -4,7 +4,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // registers rest_client_*
-	_ "k8s.io/component-base/metrics/prometheus/version"    // registers kubernetes_build_info
 )
 
 // processGatherer returns the gatherer of the metrics of the whole process, which
