@@ -3,6 +3,7 @@ module github.com/go-proxier/proxier/examples
 go 1.26.0
 
 require (
+	github.com/Microsoft/hnslib v0.1.3
 	github.com/cilium/ebpf v0.22.0
 	github.com/go-logr/logr v1.4.4
 	github.com/go-proxier/proxier v0.0.0
@@ -30,6 +31,7 @@ require (
 )
 
 require (
+	github.com/Microsoft/go-winio v0.6.2 // indirect
 	github.com/aclements/go-moremath v0.0.0-20210112150236-f10218a38794 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/blang/semver/v4 v4.0.0 // indirect

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -32,8 +33,9 @@ import (
 // shutdownTimeout limits how long servers finish their requests after the agent ends.
 const shutdownTimeout = 2 * time.Second
 
-// ipvsDeprecation is the warning to operators of mode ipvs, as kube-proxy's.
-const ipvsDeprecation = "mode ipvs is deprecated in Kubernetes: prefer mode nftables"
+// ipvsDeprecation is the warning to operators of mode ipvs: that of kube-proxy, and what holds
+// for this agent.
+const ipvsDeprecation = "kube-proxy has deprecated its mode ipvs and removes it in Kubernetes 1.43 (KEP-5495); nodeproxy keeps its mode ipvs"
 
 // agent programs a network namespace with the objects of a source. The world has the
 // objects and the engine; pipeline.go connects the engine to the kernel; observers.go
@@ -46,8 +48,11 @@ type agent struct {
 	families []tracker.Family
 	takeOver *takeOver
 	servers  []*server
-	closers  []func()
-	started  time.Time
+	// listeners are those of servers that must not fail, by address. They are opened before
+	// the kernel's rules change.
+	listeners map[string]net.Listener
+	closers   []func()
+	started   time.Time
 
 	// netns is the network namespace, and instance identifies this process in the answers of
 	// its servers.
@@ -107,6 +112,13 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	if a.observers, err = newObservers(cfg, a.families, out, log); err != nil {
 		return nil, err
 	}
+	if client != nil {
+		a.recorder = kubeapi.NewRecorder(client, component, cfg.NodeName)
+		a.closers = append(a.closers, a.recorder.Shutdown)
+	}
+	if err := a.listen(ctx, cfg.Effective); err != nil {
+		return nil, err
+	}
 	if err := a.openKernel(ctx, cfg, log); err != nil {
 		return nil, err
 	}
@@ -125,8 +137,6 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		apiServer:      findAPIAddresses(ctx, cfg, log),
 	}
 	if client != nil {
-		a.recorder = kubeapi.NewRecorder(client, component, cfg.NodeName)
-		a.closers = append(a.closers, a.recorder.Shutdown)
 		hooks.events = a.recorder
 	}
 	node, err := src.node(ctx, cfg.Effective.DetectLocalMode == config.NodeCIDR)

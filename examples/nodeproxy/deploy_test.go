@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -147,6 +146,72 @@ func TestDaemonSetMatchesTheProgram(t *testing.T) {
 	}
 	if spec.ServiceAccountName != "nodeproxy" || !spec.HostNetwork {
 		t.Errorf("service account %q, host network %v", spec.ServiceAccountName, spec.HostNetwork)
+	}
+}
+
+// TestDaemonSetFitsOperatorsTools checks what other tools expect of kube-proxy's pods.
+func TestDaemonSetFitsOperatorsTools(t *testing.T) {
+	for _, o := range objects(t, "daemonset.yaml") {
+		ds, ok := o.(*apps.DaemonSet)
+		if !ok {
+			continue
+		}
+		labels := ds.Spec.Template.Labels
+		if labels["k8s-app"] != "kube-proxy" {
+			t.Errorf("kube-prometheus does not select pods with the labels %v", labels)
+		}
+		if ds.Spec.Selector.MatchLabels["k8s-app"] != "" {
+			t.Error("the DaemonSet kube-proxy would have the same selector")
+		}
+		for name, value := range ds.Spec.Selector.MatchLabels {
+			if labels[name] != value {
+				t.Errorf("the pods have no label %s=%s", name, value)
+			}
+		}
+		spec := ds.Spec.Template.Spec
+		for _, c := range append(spec.InitContainers, spec.Containers...) {
+			if c.ImagePullPolicy != v1.PullIfNotPresent {
+				t.Errorf("%s: an image that was loaded into the node is not used: policy %q", c.Name, c.ImagePullPolicy)
+			}
+		}
+		c := spec.Containers[0]
+		if p := c.ReadinessProbe; p == nil || p.HTTPGet.Path != "/readyz" || p.HTTPGet.Port != c.LivenessProbe.HTTPGet.Port || p.HTTPGet.Host != "127.0.0.1" {
+			t.Errorf("the readiness probe is %v", p)
+		}
+		// Without it each start logs that the OOM score cannot be set.
+		if !slices.Contains(c.SecurityContext.Capabilities.Add, "SYS_RESOURCE") {
+			t.Errorf("without SYS_RESOURCE: %v", c.SecurityContext.Capabilities.Add)
+		}
+	}
+}
+
+// TestParametersOnNodesThatAreContainers runs the init container's command in a network
+// namespace, which cannot set the limit of connections, with and without the settings that the
+// DaemonSet's comment names.
+func TestParametersOnNodesThatAreContainers(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	text, err := os.ReadFile("deploy/daemonset.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const kind = "conntrack: {maxPerCore: 0}"
+	if !strings.Contains(string(text), kind) {
+		t.Errorf("the comment does not name %s", kind)
+	}
+	for setting, want := range map[string]int{kind: 0, "conntrack: {min: 2000000000}": 1} {
+		for _, o := range objects(t, "daemonset.yaml") {
+			m, ok := o.(*v1.ConfigMap)
+			if !ok {
+				continue
+			}
+			dir := t.TempDir()
+			put(t, dir, "config.yaml", m.Data["config.yaml"]+"\n"+setting+"\n")
+			p := start(t, s.node, "run", "--init-only", "--config", filepath.Join(dir, "config.yaml"))
+			if code, _ := p.exit(t); code != want {
+				t.Errorf("%s: exit status %d, want %d, log:\n%s", setting, code, want, p.log())
+			}
+		}
 	}
 }
 
@@ -355,7 +420,7 @@ var buildImage = flag.Bool("build-image", false, "build the image's program as t
 // TestContainerfileBuildsTheProgram checks that the Containerfile builds the program, copies
 // the result, and runs it.
 func TestContainerfileBuildsTheProgram(t *testing.T) {
-	var version, build, built, copied, entry, command string
+	var version, build, built, copied, link, entry, command string
 	packages := ""
 	for _, line := range instructions(t) {
 		name, rest, _ := strings.Cut(line, " ")
@@ -365,6 +430,8 @@ func TestContainerfileBuildsTheProgram(t *testing.T) {
 		case name == "FROM" || name == "WORKDIR" || line == "COPY . .":
 		case name == "RUN" && strings.Contains(rest, "go build"):
 			build = rest
+		case name == "RUN" && strings.HasPrefix(rest, "ln -s "):
+			link = rest
 		case name == "RUN":
 			packages = rest
 		case name == "COPY":
@@ -388,6 +455,10 @@ func TestContainerfileBuildsTheProgram(t *testing.T) {
 	if entry != copied || command != "run" || !strings.Contains(build, "-o "+built+" ") || !strings.Contains(packages, " iptables ") {
 		t.Errorf("built by %q, %s is copied to %s; %s %s is run, with %q", build, built, copied, entry, command, packages)
 	}
+	// The path of the program in kubeadm's DaemonSet.
+	if link != "ln -s nodeproxy /usr/local/bin/kube-proxy" || copied != "/usr/local/bin/nodeproxy" {
+		t.Errorf("%q does not link %s to kube-proxy", link, copied)
+	}
 	out := filepath.Join(t.TempDir(), "nodeproxy")
 	build = strings.ReplaceAll(build, "-o "+built+" ", "-o "+out+" ")
 	if !*buildImage {
@@ -401,8 +472,6 @@ func TestContainerfileBuildsTheProgram(t *testing.T) {
 	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", build, err, text)
-	} else if !*buildImage && !regexp.MustCompile(`-X k8s.io/component-base/version.gitVersion=v1\.\d+\.\d+ -X \S+gitMajor=1 -X \S+gitMinor=\d+["\s]`).Match(text) {
-		t.Errorf("kubernetes_build_info has no version of Kubernetes; %s prints:\n%s", build, text)
 	}
 	if *buildImage {
 		if text, err := exec.Command(out, "help").CombinedOutput(); err != nil || !strings.Contains(string(text), "nodeproxy run") {

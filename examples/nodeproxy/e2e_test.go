@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
 
 	"github.com/go-proxier/proxier/internal/netlab"
 )
@@ -186,6 +189,7 @@ func TestEndToEnd(t *testing.T) {
 	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "podCIDRs changed: restart needed") {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
 	}
+	s.swap(t, c, vip)
 	// Events were written.
 	var events v1.EventList
 	c.do("GET", "/api/v1/namespaces/default/events", "", &events)
@@ -194,6 +198,51 @@ func TestEndToEnd(t *testing.T) {
 	}
 	if strings.Contains(p.log(), "forbidden") {
 		t.Errorf("a request was forbidden:\n%s", p.log())
+	}
+}
+
+// swap runs the agent as kubeadm's DaemonSet of kube-proxy does after "kubectl set image", on a
+// node with kube-proxy's rules.
+func (s *site) swap(t *testing.T, c *cluster, vip string) {
+	t.Helper()
+	text, err := os.ReadFile("internal/config/testdata/kubeadm.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	put(t, dir, "config.conf", strings.NewReplacer("/var/lib/kube-proxy/kubeconfig.conf", c.Kubeconfig(), "10.244.0.0/16,fd00:10:244::/56", "10.1.0.0/24").Replace(string(text)))
+	_, err = exec.LookPath("iptables-restore")
+	if withIPTables := err == nil; withIPTables {
+		put(t, dir, "old", kubeProxyIPTables)
+		if _, err := s.node.Output("sh", "-c", "iptables-restore --noflush < "+dir+"/old"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := startWith(t, s.node, []string{asKubeProxyEnv + "=1"}, "--config="+dir+"/config.conf", "--hostname-override=n1")
+	p.synced(t, "services=2 endpoints=2 changed=2")
+	s.answeredBy(t, vip, podIPs[2])
+	eventually(t, "kube-proxy's rules are gone", func() bool { return !rules(t, s.node)["kube-proxy iptables"] })
+	p.logged(t, "called as kube-proxy: --adopt-from-kube-proxy is on by default")
+	if p.loggedErrors() {
+		t.Errorf("log:\n%s", p.log())
+	}
+	// kubeadm's pod has kube-proxy's rights, of this role.
+	var role rbac.ClusterRole
+	c.do("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:node-proxier", "", &role)
+	for _, o := range objects(t, "rbac.yaml") {
+		ours, ok := o.(*rbac.ClusterRole)
+		if !ok {
+			continue
+		}
+		for _, r := range ours.Rules {
+			for _, verb := range r.Verbs {
+				if !slices.ContainsFunc(role.Rules, func(has rbac.PolicyRule) bool {
+					return slices.Contains(has.Verbs, verb) && slices.Contains(has.Resources, r.Resources[0]) && slices.Contains(has.APIGroups, r.APIGroups[0])
+				}) {
+					t.Errorf("kube-proxy may not %s %v", verb, r.Resources)
+				}
+			}
+		}
 	}
 }
 

@@ -25,20 +25,28 @@ func processLogger(c *config.Config, out, diag io.Writer) (*slog.Logger, error) 
 		// Nothing is buffered, so the flush daemon would only wake the process.
 		klog.StopFlushDaemon()
 	}
-	return inFront(klog.Background()), nil
+	depth := textDepth
+	if c.JSON() {
+		depth = 0
+	}
+	return inFront(klog.Background(), depth), nil
 }
 
 // ownLogger returns a logger in text format with the configuration's verbosity. It shares no
 // state with other loggers of the process.
 func ownLogger(c *config.Config, diag io.Writer) *slog.Logger {
-	return inFront(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(diag), textlogger.Verbosity(int(c.Effective.Logging.Verbosity)))))
+	return inFront(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(diag), textlogger.Verbosity(int(c.Effective.Logging.Verbosity)))), textDepth)
 }
 
-// inFront returns a slog logger that logs to l. The call depth skips the frames of
-// slog.Logger.Info, slog.Logger.log and slog.Handler.Enabled, so that --vmodule
-// matches the file of the caller.
-func inFront(l logr.Logger) *slog.Logger {
-	return slog.New(logr.ToSlogHandler(l.WithCallDepth(3)))
+// textDepth is the call depth for inFront with a logger in text format: the frames of
+// slog.Logger.Info, slog.Logger.log and slog.Handler.Enabled, so that --vmodule matches the
+// file of the caller. The JSON format has no --vmodule and takes the caller from slog. With a
+// call depth it would report an error, not in JSON, if the stack has fewer frames.
+const textDepth = 3
+
+// inFront returns a slog logger that logs to l with a call depth.
+func inFront(l logr.Logger, depth int) *slog.Logger {
+	return slog.New(logr.ToSlogHandler(l.WithCallDepth(depth)))
 }
 
 // quiet returns a logger that leaves out infos, unless the verbosity is more than 0.

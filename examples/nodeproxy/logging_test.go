@@ -1,14 +1,17 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 
+	logsjson "k8s.io/component-base/logs/json"
 	"k8s.io/klog/v2/textlogger"
 )
 
@@ -25,7 +28,7 @@ func TestVModuleMatchesTheCallersFile(t *testing.T) {
 		if err := c.VModule().Set(pattern); err != nil {
 			t.Fatal(err)
 		}
-		log := inFront(textlogger.NewLogger(c)).With("with", 1).WithGroup("group")
+		log := inFront(textlogger.NewLogger(c), textDepth).With("with", 1).WithGroup("group")
 		log.Debug("debug")
 		log.InfoContext(t.Context(), "info")
 		got := ""
@@ -137,6 +140,88 @@ func TestVerbosityChangesAtRunTime(t *testing.T) {
 	}
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
 	p.logged(t, debug)
+}
+
+// TestModeIPVSLogsThatItStays checks the warning of mode ipvs, and that other modes have none.
+func TestModeIPVSLogsThatItStays(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	for _, name := range []string{"ipvs", "nftables"} {
+		var log strings.Builder
+		s.agentIn(t, (&fakePlane{}).mode(name), func(a *agent) error {
+			a.world.log = slog.New(slog.NewTextHandler(&log, nil))
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			return a.run(ctx)
+		})
+		for _, want := range []string{"removes it in Kubernetes 1.43 (KEP-5495)", "nodeproxy keeps its mode ipvs"} {
+			if has := strings.Contains(log.String(), want); has != (name == "ipvs") {
+				t.Errorf("mode %s: %q in the log: %v:\n%s", name, want, has, log.String())
+			}
+		}
+	}
+}
+
+// TestEveryLineIsJSON runs the agent with format json, and reads what it writes to both
+// outputs.
+func TestEveryLineIsJSON(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[0]))
+	p := start(t, s.node, "run", "--manifests", dir, "--hostname-override", "n1", "--logging-format=json", "--min-sync-period=0")
+	synced := func() (n int) {
+		for line := range strings.Lines(p.log()) {
+			var entry struct {
+				Msg, Took, Waited            string
+				Services, Endpoints, Changed int
+			}
+			if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "synced" && entry.Services == 1 && entry.Endpoints > 0 && entry.Changed == 1 && entry.Took != "" && entry.Waited != "" {
+				n++
+			}
+		}
+		return n
+	}
+	eventually(t, "a sync is logged", func() bool { return synced() == 1 })
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1:]...))
+	eventually(t, "a second sync is logged", func() bool { return synced() == 2 })
+	if err := p.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	code, out := p.exit(t)
+	if code != 0 || len(out) != 0 {
+		t.Errorf("exit status %d, standard output %q", code, out)
+	}
+	for line := range strings.Lines(p.log()) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("not JSON: %s", line)
+		}
+	}
+}
+
+// TestJSONNeedsNoDeepStack logs from a goroutine whose stack has only the logger's frames.
+func TestJSONNeedsNoDeepStack(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stderr := os.Stderr
+	os.Stderr = w // the logger reports its own errors there
+	l, _ := logsjson.NewJSONLogger(0, w, nil, nil)
+	os.Stderr = stderr
+	log := inFront(l, 0)
+	go log.Info("first")
+	go slog.NewLogLogger(log.Handler(), slog.LevelInfo).Print("second")
+	var lines []string
+	for in := bufio.NewScanner(r); len(lines) < 2 && in.Scan(); {
+		lines = append(lines, in.Text())
+		if !json.Valid(in.Bytes()) {
+			t.Errorf("not JSON: %s", in.Text())
+		}
+	}
+	if all := strings.Join(lines, "\n"); !strings.Contains(all, `"msg":"first"`) || !strings.Contains(all, `"msg":"second"`) {
+		t.Errorf("logged:\n%s", all)
+	}
 }
 
 // TestJSONInfosGoToStandardOutput also checks that errors go to standard error, and that the

@@ -53,14 +53,22 @@
 //
 //	synced services=2 endpoints=5 changed=1 took=412.3µs waited=1.2ms
 //
-// "nodeproxy run --help" explains the fields. Run logs everything else to standard error, as
-// kube-proxy's logging flags select. It logs errors, warnings and infos at any verbosity,
+// "nodeproxy run --help" explains the fields. With --logging-format=json the line is an entry
+// of the log with the same fields, so that every line is JSON. Run logs everything else to
+// standard error, as kube-proxy's logging flags select. It logs errors, warnings and infos at any verbosity,
 // and debugging messages at -v=4.
 //
 // With an API server, /healthz answers 503 until the agent has received the Node object
 // of its own name, and again after that object is deleted. /livez and the rules do not
 // depend on the Node. With --manifests no Node is needed: without one, the node counts as
 // eligible for load-balancer traffic.
+//
+// # Under kube-proxy's name
+//
+// A program that is called as kube-proxy, as by a link with this name, takes kube-proxy's
+// place with the same command line. It runs without a verb, and --adopt-from-kube-proxy is on
+// by default. The image of the folder deploy has such a link, so that "kubectl set image"
+// replaces kube-proxy in kubeadm's DaemonSet.
 //
 // # Annotations
 //
@@ -107,6 +115,10 @@
 //     the kernel's counters.
 //
 // # Data planes
+//
+// kube-proxy has deprecated its mode ipvs and removes it in Kubernetes 1.43 (KEP-5495). Mode
+// ipvs stays here. Run repeats the deprecation, and says that the mode stays, in its log and
+// in an Event of the node.
 //
 // With --socket-lb, BPF programs translate TCP connections of the node's own processes and
 // of its pods when they connect: see [github.com/go-proxier/proxier/examples/socketlb]. The
@@ -161,6 +173,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -187,7 +200,7 @@ const usage = `Usage:
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges, process: true}
+	p := newProgram(os.Args[0])
 	code := p.dispatch(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
@@ -203,6 +216,17 @@ type program struct {
 	restrict func(log *slog.Logger, keep []int, prepare func(modules bool))
 	// process allows the program to set up logging for the whole process.
 	process bool
+	// asKubeProxy reports that the program was called as kube-proxy, in whose place it then
+	// is: the verb is run even without flags, and kube-proxy's rules are adopted.
+	asKubeProxy bool
+}
+
+// newProgram returns the program of this process, which was called by a name.
+func newProgram(name string) *program {
+	return &program{
+		modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges, process: true,
+		asKubeProxy: filepath.Base(name) == "kube-proxy",
+	}
 }
 
 // logger returns the logger that the configuration selects.
@@ -216,6 +240,9 @@ func (p *program) logger(c *config.Config) (*slog.Logger, error) {
 // dispatch runs the verb that args begin with and returns the exit status.
 func (p *program) dispatch(ctx context.Context, args []string) int {
 	defer klog.Flush() // --log-text-info-buffer-size buffers messages
+	if len(args) == 0 && p.asKubeProxy {
+		args = []string{"run"}
+	}
 	if len(args) == 0 {
 		fmt.Fprint(p.diag, usage)
 		return 2
@@ -246,13 +273,14 @@ func (p *program) dispatch(ctx context.Context, args []string) int {
 		fmt.Fprintf(p.diag, "nodeproxy: no verb %q\n%s", verb, usage)
 		return 2
 	}
-	switch {
-	case err == nil || errors.Is(err, pflag.ErrHelp):
+	if err == nil || errors.Is(err, pflag.ErrHelp) {
 		return 0
-	case errors.Is(err, errUsage):
+	}
+	if !errors.As(err, new(loggedError)) {
 		fmt.Fprintf(p.diag, "nodeproxy %s: %v\n", verb, err)
+	}
+	if errors.Is(err, errUsage) {
 		return 2
 	}
-	fmt.Fprintf(p.diag, "nodeproxy %s: %v\n", verb, err)
 	return 1
 }

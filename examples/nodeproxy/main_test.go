@@ -41,8 +41,7 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	p := &program{modes: allModes(), out: os.Stdout, diag: os.Stderr, restrict: dropPrivileges, process: true}
-	os.Exit(p.dispatch(ctx, os.Args[1:]))
+	os.Exit(newProgram(os.Args[0]).dispatch(ctx, os.Args[1:]))
 }
 
 // process is nodeproxy in another process.
@@ -60,12 +59,18 @@ func start(t *testing.T, h *netlab.Host, args ...string) *process {
 	return startWith(t, h, nil, args...)
 }
 
+// asKubeProxyEnv makes startWith call the program as kubeadm's DaemonSet does.
+const asKubeProxyEnv = "NODEPROXY_TEST_AS_KUBE_PROXY"
+
 // startWith is start with additional environment variables.
 func startWith(t *testing.T, h *netlab.Host, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command("/proc/self/exe", args...), lines: make(chan string, 1000)}
 	p.Env = append(append(os.Environ(), programEnv+"=1"), env...)
 	p.Stderr = p
+	if slices.Contains(env, asKubeProxyEnv+"=1") {
+		p.Args[0] = "/usr/local/bin/kube-proxy"
+	}
 	if slices.Contains(env, readOnlyEnv+"=1") {
 		p.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	}
@@ -197,7 +202,7 @@ func TestDispatchReturnsTheExitStatus(t *testing.T) {
 		{"run --manifests /nonexistent more", 2, "1 arguments instead of 0"},
 		{"--manifests /nonexistent", 1, "/nonexistent: no such file"},
 		{"run --manifests x --proxy-mode kernelspace", 2, `mode: Invalid value: "kernelspace"`},
-		{"run --manifests x --feature-gates Fly-ing=true", 2, `feature gate "Fly-ing": not the name of a feature gate`},
+		{"run --manifests x --feature-gates Fly-ing=true", 2, `unrecognized feature gate "Fly-ing"`},
 		{"run --manifests x --config /nonexistent", 2, "/nonexistent: no such file"},
 		{"run --kubeconfig /nonexistent", 1, "/nonexistent: no such file"},
 		{"explain --manifests x", 2, "0 arguments instead of 1"},

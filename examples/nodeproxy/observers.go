@@ -38,7 +38,10 @@ type observers struct {
 	recorder *kubeapi.Recorder // nil without an API server
 	nodeName string
 
-	out io.Writer
+	// out receives the lines about changes that are in effect. With the logging format json,
+	// entries receives them instead; otherwise it is nil.
+	out     io.Writer
+	entries *slog.Logger
 	// manifests reports that the source calls handedIn for each change.
 	manifests bool
 	// due reports that report must write a line about the objects that were handed in at
@@ -66,6 +69,9 @@ func newObservers(cfg *config.Config, families []tracker.Family, out io.Writer, 
 		out:       out,
 		manifests: cfg.Manifests != "",
 		lines:     complaint.Bucket{Burst: 60, Every: time.Second},
+	}
+	if cfg.JSON() {
+		o.entries = log
 	}
 	cfg.Gates.AddMetrics()
 	var err error
@@ -140,8 +146,17 @@ func (o *observers) report(listed bool, failed int, asked time.Time) {
 	if o.applied.IsZero() {
 		o.applied = time.Now() // the kernel needed no change
 	}
+	took, waited := o.applied.Sub(o.began), max(0, o.began.Sub(o.handedInAt))
+	if o.entries != nil {
+		list := []any{"services", o.synced.Services, "endpoints", o.synced.Endpoints, "changed", o.changed, "took", took.String(), "waited", waited.String()}
+		if failed != 0 {
+			list = append(list, "failed", failed)
+		}
+		o.entries.Info("synced", list...)
+		return
+	}
 	line := fmt.Sprintf("synced services=%d endpoints=%d changed=%d took=%v waited=%v",
-		o.synced.Services, o.synced.Endpoints, o.changed, o.applied.Sub(o.began), max(0, o.began.Sub(o.handedInAt)))
+		o.synced.Services, o.synced.Endpoints, o.changed, took, waited)
 	if failed != 0 {
 		line += fmt.Sprintf(" failed=%d", failed)
 	}

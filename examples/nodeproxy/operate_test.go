@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,18 +39,13 @@ logging: {format: json}
 `)
 	file := filepath.Join(etc, "config.yaml")
 	p := start(t, s.node, "run", "--manifests", dir, "--config", file, "--masquerade-all")
-	p.synced(t, "services=1 endpoints=1 changed=1")
+	eventually(t, "the Service is in effect", func() bool { return strings.Count(p.log(), `"msg":"synced"`) == 1 })
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	if _, source, err := visit(s.client, "", clusterVIP); err != nil || source != "10.1.0.1" {
 		t.Errorf("the pod sees %q, error %v", source, err)
 	}
 	p.logged(t, `--masquerade-all is ignored`)
 	p.logged(t, `unknown field \"udpIdleTimeout\"`)
-	for line := range strings.Lines(p.log()) {
-		if !json.Valid([]byte(line)) {
-			t.Errorf("not JSON: %s", line)
-		}
-	}
 	if value, err := s.node.Output("cat", "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"); err != nil || value != "10800\n" {
 		t.Errorf("the timeout is %q, error %v", value, err)
 	}
@@ -67,10 +63,15 @@ logging: {format: json}
 	}
 	put(t, etc, "config.yaml", string(text))
 	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
-	p.synced(t, "services=1 endpoints=1 changed=1")
+	eventually(t, "the new endpoint is in effect", func() bool { return strings.Count(p.log(), `"msg":"synced"`) == 2 })
 	put(t, etc, "config.yaml", string(text)+"\n# Something else.\n")
 	if code, _ := p.exit(t); code != 1 || !strings.Contains(p.log(), "configuration file changed: restart needed") {
 		t.Errorf("exit status %d, log:\n%s", code, p.log())
+	}
+	for line := range strings.Lines(p.log()) {
+		if !json.Valid([]byte(line)) {
+			t.Errorf("not JSON: %s", line)
+		}
 	}
 	s.answeredBy(t, clusterVIP, podIPs[1])
 }
@@ -87,6 +88,40 @@ func TestEffectiveConfigIsWritten(t *testing.T) {
 	if err != nil || !strings.Contains(string(text), "\nmode: iptables\n") || !strings.Contains(string(text), "\nclusterCIDR: 10.0.0.0/8\n") {
 		t.Errorf("error %v:\n%s", err, text)
 	}
+}
+
+// TestHardFailChangesNoRule starts a second agent, with other endpoints, while the first has
+// the ports.
+func TestHardFailChangesNoRule(t *testing.T) {
+	t.Parallel()
+	_, err := exec.LookPath("nft")
+	netlab.Need(t, err == nil, "nft")
+	s := newSite(t)
+	s.serveWeb(t, podIPs[:1], "--metrics-bind-address", "192.0.2.1:10249")
+	listing := func() string {
+		t.Helper()
+		text, err := s.node.Output("nft", "--stateless", "--handle", "list", "ruleset")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	was := listing()
+	dir := t.TempDir()
+	put(t, dir, "web.yaml", webService+"---\n"+webSlice(podIPs[1]))
+	for _, flags := range [][]string{
+		{"--metrics-bind-address", "192.0.2.1:10248"},
+		{"--metrics-bind-address", "192.0.2.1:10249", "--healthz-bind-address", "192.0.2.1:10255"},
+	} {
+		p := start(t, s.node, append([]string{"run", "--manifests", dir, "--hostname-override", "n1", "--bind-address-hard-fail"}, flags...)...)
+		if code, out := p.exit(t); code != 1 || len(out) != 0 || !strings.Contains(p.log(), "address already in use") {
+			t.Errorf("%q: exit status %d, output %q, log:\n%s", flags, code, out, p.log())
+		}
+	}
+	if now := listing(); now != was {
+		t.Errorf("the rules changed from\n%s\nto\n%s", was, now)
+	}
+	s.answeredBy(t, clusterVIP, podIPs[0])
 }
 
 // TestServersFailOrRetryIfPortsAreTaken starts the agent while its ports are in use.

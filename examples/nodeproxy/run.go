@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"runtime/debug"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -37,6 +39,7 @@ server, for each sync that had something to do:
              object of a change of the manifests, or from the first one of an API server
   failed     Service ports that could not be programmed and will be retried; missing
              if 0
+With --logging-format=json the line is an entry of the log with these fields.
 
 `
 
@@ -77,14 +80,37 @@ func parse(flags *config.Flags, args []string, n int) (*config.Config, error) {
 
 // run runs the verb run.
 func (p *program) run(ctx context.Context, args []string) error {
-	cfg, err := parse(newFlags("run", runUsage, p.diag), args, 0)
+	flags := newFlags("run", runUsage, p.diag)
+	if p.asKubeProxy {
+		if err := flags.Set("adopt-from-kube-proxy", "true"); err != nil {
+			return err
+		}
+	}
+	cfg, err := parse(flags, args, 0)
 	if err != nil {
 		return err
+	}
+	if p.asKubeProxy && cfg.Adopt {
+		cfg.Notes = append(cfg.Notes, "called as kube-proxy: --adopt-from-kube-proxy is on by default, and removes the rules that kube-proxy left")
 	}
 	log, err := p.logger(cfg)
 	if err != nil {
 		return err
 	}
+	if err = p.runWith(ctx, cfg, log); err != nil && cfg.JSON() {
+		log.Error("nodeproxy run failed", "error", err)
+		return loggedError{err}
+	}
+	return err
+}
+
+// loggedError is an error that is in the log already.
+type loggedError struct{ error }
+
+func (e loggedError) Unwrap() error { return e.error }
+
+// runWith runs the verb run with a configuration.
+func (p *program) runWith(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	m, err := findMode(p.modes, cfg.Mode)
 	if err != nil {
 		return bad("%w", err)
@@ -189,7 +215,12 @@ func version() string {
 
 // setOOMScore sets this process's oom_score_adj (proc_pid_oom_score_adj(5)).
 func setOOMScore(adj int32) error {
-	return os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(adj))), 0)
+	const path = "/proc/self/oom_score_adj"
+	value := strconv.Itoa(int(adj))
+	if was, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(was)) == value {
+		return nil // after dropPrivileges it could not be written again
+	}
+	return os.WriteFile(path, []byte(value), 0)
 }
 
 // errConfigChanged ends an agent whose configuration file changed since it started. Its

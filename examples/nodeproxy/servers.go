@@ -22,12 +22,20 @@ import (
 // restartPeriod is how long after a failure a server is restarted, as in kube-proxy.
 const restartPeriod = 5 * time.Second
 
+// The names of the servers.
+const (
+	healthzServer = "healthz"
+	metricsServer = "metrics"
+)
+
 // server is an HTTP server that is restarted when it fails.
 type server struct {
 	name, addr string
 	handler    http.Handler
 	// hardFail makes the first failure end the agent.
 	hardFail bool
+	// listener is the listener to use first. If it is nil, serve opens one.
+	listener net.Listener
 	// failed is called with each failure.
 	failed func(error)
 	log    *slog.Logger
@@ -92,15 +100,20 @@ func (s *server) run(ctx context.Context) error {
 }
 
 func (s *server) serve(ctx context.Context) error {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", s.addr)
-	if err != nil {
-		return err
+	l := s.listener
+	s.listener = nil
+	if l == nil {
+		var err error
+		if l, err = new(net.ListenConfig).Listen(ctx, "tcp", s.addr); err != nil {
+			return err
+		}
 	}
 	s.bound.Store(true)
 	defer s.bound.Store(false)
 	hs := health.NewServer(s.handler, s.log)
 	ended := make(chan error, 1)
 	go func() { ended <- hs.Serve(l) }()
+	var err error
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
@@ -114,6 +127,32 @@ func (s *server) serve(ctx context.Context) error {
 	return err
 }
 
+// listen opens the listeners of all servers if none may fail. An agent that is started beside
+// another one, which has the ports, then fails before it has changed a rule.
+func (a *agent) listen(ctx context.Context, e *v1alpha1.KubeProxyConfiguration) error {
+	if !e.BindAddressHardFail {
+		return nil
+	}
+	a.listeners = map[string]net.Listener{}
+	for _, s := range []struct{ name, addr, reason string }{
+		{healthzServer, e.HealthzBindAddress, reasonHealthzFailed},
+		{metricsServer, e.MetricsBindAddress, reasonMetricsFailed},
+	} {
+		if s.addr == "" {
+			continue
+		}
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", s.addr)
+		if err != nil {
+			err = fmt.Errorf("%s at %s: %w", s.name, s.addr, err)
+			a.nodeEvent(true, s.reason, err.Error())
+			return err
+		}
+		a.listeners[s.addr] = l
+		a.closers = append(a.closers, func() { l.Close() })
+	}
+	return nil
+}
+
 // newServers returns the servers that the configuration enables.
 func (a *agent) newServers() []*server {
 	e := a.cfg.Effective
@@ -121,7 +160,7 @@ func (a *agent) newServers() []*server {
 	add := func(name, addr, reason string, h http.Handler) {
 		if addr != "" {
 			out = append(out, &server{
-				name: name, addr: addr, handler: a.identified(h), hardFail: e.BindAddressHardFail, log: a.log,
+				name: name, addr: addr, handler: a.identified(h), hardFail: e.BindAddressHardFail, listener: a.listeners[addr], log: a.log,
 				failed: func(err error) { a.nodeEvent(true, reason, err.Error()) },
 			})
 		}
@@ -130,8 +169,8 @@ func (a *agent) newServers() []*server {
 	healthz.Handle("/healthz", a.proxy.Healthz())
 	healthz.Handle("/livez", a.proxy.Livez())
 	healthz.HandleFunc("/readyz", a.readyz)
-	add("healthz", e.HealthzBindAddress, reasonHealthzFailed, healthz)
-	add("metrics", e.MetricsBindAddress, reasonMetricsFailed, a.metricsHandler())
+	add(healthzServer, e.HealthzBindAddress, reasonHealthzFailed, healthz)
+	add(metricsServer, e.MetricsBindAddress, reasonMetricsFailed, a.metricsHandler())
 	return out
 }
 
