@@ -26,6 +26,14 @@ func ParseAddr(s string) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
+// IsUnicast reports whether a can be the address of one host or Service: it is valid, and
+// neither the unspecified address, nor multicast, nor 255.255.255.255. The directed
+// broadcast address of a network looks like any other.
+func IsUnicast(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
 // withoutLeadingZeros removes the leading zeros of each number in an address, but not
 // its last digit.
 func withoutLeadingZeros(s string) string {

@@ -123,6 +123,7 @@ func TestSliceContents(t *testing.T) {
 		{name: "IPv4-mapped is IPv4", slice: slice("s", "svc", ep("::ffff:10.0.0.1")), want: "http/TCP/IPv4 10.0.0.1:80"},
 		{name: "zone", slice: v6(slice("s", "svc", ep("fe80::1%eth0"))), reports: "with a zone"},
 		{name: "unspecified", slice: slice("s", "svc", ep("0.0.0.0")), reports: "not a unicast address"},
+		{name: "broadcast", slice: slice("s", "svc", ep("255.255.255.255")), reports: "not a unicast address"},
 		{name: "multicast", slice: slice("s", "svc", ep("224.0.0.1")), reports: "not a unicast address"},
 		{name: "FQDN", slice: edit(slice("s", "svc", ep("example.com")), func(s *discovery.EndpointSlice) { s.AddressType = discovery.AddressTypeFQDN })},
 		{name: "unknown type", slice: edit(slice("s", "svc", ep("10.0.0.1")), func(s *discovery.EndpointSlice) { s.AddressType = "IPX" }), reports: "unknown address type"},

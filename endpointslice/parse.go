@@ -100,7 +100,7 @@ func (c *Cache[E]) parseEndpoints(s *discovery.EndpointSlice) []parsedEndpoint {
 			bad = append(bad, fmt.Errorf("%w: endpoint %d: %s in a slice of type %s", ErrInvalid, i, a, s.AddressType))
 			continue
 		}
-		if a.IsUnspecified() || a.IsMulticast() {
+		if !IsUnicast(a) {
 			bad = append(bad, fmt.Errorf("%w: endpoint %d: %s is not a unicast address", ErrInvalid, i, a))
 			continue
 		}

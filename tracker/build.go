@@ -226,10 +226,22 @@ func parseAddr(s string) (netip.Addr, error) {
 	if err != nil {
 		return a, err
 	}
-	if a.IsUnspecified() || a.IsMulticast() {
+	if !endpointslice.IsUnicast(a) {
 		return netip.Addr{}, fmt.Errorf("%s is not a unicast address", a)
 	}
 	return a, nil
+}
+
+// parseExternal parses an address at which other hosts can reach a Service. The API
+// server refuses loopback and link-local addresses in spec.externalIPs and in
+// EndpointSlices, but not in the status of a Service. There they would redirect the
+// node's own servers, such as 127.0.0.1:10256, or the metadata of a cloud's machine.
+func parseExternal(s string) (netip.Addr, error) {
+	a, err := parseAddr(s)
+	if err == nil && (a.IsLoopback() || a.IsLinkLocalUnicast()) {
+		return netip.Addr{}, fmt.Errorf("%s is valid on one host or link only", a)
+	}
+	return a, err
 }
 
 // ingressIPs returns the status.loadBalancer.ingress addresses whose packets arrive
@@ -245,11 +257,11 @@ func ingressIPs(s *v1.Service) []string {
 	return out
 }
 
-// addrs parses a list of addresses of any family and removes duplicates.
+// addrs parses a list of external addresses of any family and removes duplicates.
 func (b *builder) addrs(s *v1.Service, what string, texts []string) []netip.Addr {
 	var out []netip.Addr
 	for _, text := range texts {
-		a, err := parseAddr(text)
+		a, err := parseExternal(text)
 		if err != nil {
 			b.invalid("%s: %w", what, err)
 		} else if !slices.Contains(out, a) {

@@ -42,8 +42,10 @@
 // is selected. The following rules go beyond the fields of ServicePort:
 //
 //   - Addresses may have leading zeros ([endpointslice.ParseAddr]), and source
-//     ranges may have spaces around them. Unspecified and multicast addresses are
-//     rejected.
+//     ranges may have spaces around them. Unspecified, multicast and broadcast
+//     addresses are rejected everywhere ([endpointslice.IsUnicast]), loopback and
+//     link-local addresses as external and load-balancer IPs. kube-proxy accepts all of
+//     them in the status of a Service, where the API server does not check them.
 //   - A port is skipped if its protocol is not TCP, UDP or SCTP, if its number is
 //     out of range, or if it repeats the name or number of an earlier port with the
 //     same protocol.

@@ -154,6 +154,13 @@ func TestServicePorts(t *testing.T) {
 			four: {Key: four, ClusterIP: addr("10.96.0.1"), Port: 80, LoadBalancerIPs: addrs("192.0.2.1")},
 			six:  {Key: six, ClusterIP: addr("fd00::1"), Port: 80, LoadBalancerIPs: addrs("fd01::1")},
 		}, reports: []string{"load-balancer ingress"}},
+		{name: "addresses that reach no Service", edit: func(s *v1.Service) {
+			for _, a := range []string{"127.0.0.1", "::1", "169.254.169.254", "fe80::1", "224.0.0.1", "ff02::1", "0.0.0.0", "::", "255.255.255.255", "::ffff:127.0.0.1"} {
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, a)
+				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: a})
+			}
+		}, want: plain(), reports: []string{"externalIPs: 127.0.0.1 is valid on one host or link only", "and 16 more"}},
+		{name: "broadcast cluster IP", edit: func(s *v1.Service) { s.Spec.ClusterIPs[0] = "255.255.255.255" }, want: only(six), reports: []string{"not a unicast address"}},
 		{name: "source ranges", edit: func(s *v1.Service) {
 			s.Spec.LoadBalancerSourceRanges = []string{" 203.0.113.000/025 ", "\tfd02::1/64\n", "203.0.113.77/25", "0.0.0.0/0"}
 		}, want: ports{
