@@ -55,6 +55,8 @@ type Config struct {
 // [Cleaner.Flush] examines the table. [After] calls both. The methods are safe for
 // concurrent use. For each frontend of a UDP Service, a Cleaner holds a pointer to the
 // Service.
+//
+// [New] makes one; the zero value must not be used.
 type Cleaner struct {
 	log   *slog.Logger
 	trace *Trace

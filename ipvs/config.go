@@ -23,6 +23,8 @@ import (
 // concurrent use. After [Backend.Close], methods change nothing and return an error that
 // wraps [os.ErrClosed]. They return it, too, after another part of the process has closed
 // one of the Backend's sockets; the caller then makes a new Backend.
+//
+// [New] makes one; the zero value must not be used.
 type Backend struct {
 	backend
 }

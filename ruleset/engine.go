@@ -53,6 +53,8 @@ const maxInterfaceName = 15
 //
 // The Engine works only when a [Cursor] is synced or a [Snapshot] is taken, and only
 // on the Services that changed.
+//
+// [NewEngine] makes one; the zero value must not be used.
 type Engine struct {
 	tracker  *tracker.Tracker
 	topology tracker.TopologyOptions
@@ -202,8 +204,12 @@ func (e *Engine) SetServiceCIDRs(cidrs []netip.Prefix) {
 
 // Notify registers f, which is called after each change in the tracker or in the
 // Engine that a Sync may have to apply. No lock is held during the call. f must
-// return quickly. It must not call [Cursor.Sync], but may trigger it.
+// return quickly. It must not call [Cursor.Sync], but may trigger it. Notify ignores a nil
+// f.
 func (e *Engine) Notify(f func()) {
+	if f == nil {
+		return
+	}
 	e.mu.Lock()
 	e.notify = append(e.notify, f)
 	e.mu.Unlock()

@@ -548,3 +548,16 @@ func TestInvalidPortsAreIgnored(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+// TestNilArguments passes nil where a caller may by mistake. Nothing may panic later, when
+// locks are held.
+func TestNilArguments(t *testing.T) {
+	_, e := world(t, Config{}, tracker.NodeInfo{Name: "n1"})
+	e.Notify(nil)
+	e.SetServiceCIDRs(prefixes("172.30.0.0/16"))
+	e.Snapshot()
+	s := &Service{}
+	if s.Hash() != tracker.HashNone || s.HashBuckets(ToCluster) != 0 || s.HashOf(netip.AddrPort{}, 1) != 0 || s.Maglev(ToCluster, 1) != nil {
+		t.Error("a Service without a Port has a hash")
+	}
+}

@@ -8,8 +8,11 @@ import (
 )
 
 // Hash returns [tracker.ServicePort].Hash, or [tracker.HashNone] if that is not one
-// of its constants.
+// of its constants or s has no Port.
 func (s *Service) Hash() tracker.Hash {
+	if s.Port == nil {
+		return tracker.HashNone
+	}
 	switch h := s.Port.Hash; h {
 	case tracker.HashSource, tracker.HashSourcePort:
 		return h

@@ -42,7 +42,8 @@ func TotalShares(eps []*tracker.Endpoint) int {
 // remainders, with at least one for each endpoint. No endpoint then has more than one
 // share above its exact proportion. None has more than one share below it, apart from
 // the shares that raised other endpoints to one. The result does not depend on the
-// order of the endpoints, whose addresses must differ. The caller owns the result.
+// order of the endpoints, which must not be nil and whose addresses must differ. The
+// caller owns the result.
 func Shares(eps []*tracker.Endpoint) []int {
 	out := make([]int, len(eps))
 	sum, divisor := reduced(eps)

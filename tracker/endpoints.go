@@ -52,6 +52,8 @@ type EndpointsChange struct {
 //     update.
 //   - Package conntrack, not the tracker, decides which conntrack entries to delete.
 //   - Locality is a method of the endpoint that takes a node name.
+//
+// [NewEndpointsChangeTracker] makes one; the zero value must not be used.
 type EndpointsChangeTracker struct {
 	mu       sync.Mutex
 	selector Selector
@@ -267,7 +269,7 @@ func (t *EndpointsChangeTracker) Map() EndpointsMap {
 }
 
 // KeyOf returns the key of port p of a Service, which is also the key of the matching
-// [ServicePort].
+// [ServicePort]. p must not be nil.
 func KeyOf(service types.NamespacedName, p *PortEndpoints) Key {
 	return Key{ServicePortName{service, p.Name, p.Protocol}, familyOf(p.Type)}
 }
@@ -299,13 +301,13 @@ func (t *EndpointsChangeTracker) LocalReadyEndpoints(node string) map[types.Name
 }
 
 // LocalReady returns the count of [EndpointsChangeTracker.LocalReadyEndpoints] for
-// one Service.
+// one Service. It ignores nil endpoints.
 func LocalReady(ports []PortEndpoints, node string) int {
 	var seen map[netip.Addr]struct{}
 	count := map[Family]int{}
 	for i := range ports {
 		for _, e := range ports[i].Endpoints {
-			if !e.Ready || !e.IsLocal(node) {
+			if e == nil || !e.Ready || !e.IsLocal(node) {
 				continue
 			}
 			a := e.Addr.Addr()

@@ -53,8 +53,11 @@ func (s Selector) SliceListOptions() (labelSelector, fieldSelector string) {
 	return "!" + v1.IsHeadlessService, ""
 }
 
-// MatchesService reports whether s selects svc.
+// MatchesService reports whether s selects svc. It selects no nil Service.
 func (s Selector) MatchesService(svc *v1.Service) bool {
+	if svc == nil {
+		return false
+	}
 	name, named := svc.Labels[LabelServiceProxyName]
 	if named != (s.ProxyName != "") || name != s.ProxyName {
 		return false
@@ -66,8 +69,12 @@ func (s Selector) MatchesService(svc *v1.Service) bool {
 }
 
 // MatchesSlice reports whether slice matches the selectors of
-// [Selector.SliceListOptions]. It ignores the Service that owns slice.
+// [Selector.SliceListOptions]. It ignores the Service that owns slice. A nil slice does not
+// match.
 func (s Selector) MatchesSlice(slice *discovery.EndpointSlice) bool {
+	if slice == nil {
+		return false
+	}
 	_, headless := slice.Labels[v1.IsHeadlessService]
 	return !headless
 }

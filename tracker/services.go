@@ -42,6 +42,8 @@ type ServiceChange struct {
 //     does not.
 //   - Take returns old and new values. There is no map to update, and no previous
 //     object to pass.
+//
+// [NewServiceChangeTracker] makes one; the zero value must not be used.
 type ServiceChangeTracker struct {
 	mu       sync.Mutex
 	selector Selector

@@ -48,6 +48,8 @@ func (s Source) String() string {
 // that are still needed.
 //
 // All methods are safe for concurrent use.
+//
+// [New] makes one; the zero value must not be used.
 type Tracker struct {
 	mu        sync.Mutex
 	services  *ServiceChangeTracker
@@ -186,8 +188,11 @@ func (t *Tracker) Synced() bool {
 // synced, and when the last source is synced. The goroutine that made the change
 // calls f without the tracker's lock, so calls may be concurrent. f should return
 // quickly, as the runner's Trigger does. Several functions can be registered. They
-// cannot be removed.
+// cannot be removed. Notify ignores a nil f.
 func (t *Tracker) Notify(f func()) {
+	if f == nil {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.notify = append(t.notify, f)

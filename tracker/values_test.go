@@ -88,3 +88,20 @@ func TestStrings(t *testing.T) {
 		}
 	}
 }
+
+// TestNilElements passes nil where a caller may by mistake.
+func TestNilElements(t *testing.T) {
+	var s tracker.Selector
+	if s.MatchesService(nil) || s.MatchesSlice(nil) {
+		t.Error("nil is selected")
+	}
+	ready := &tracker.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Node: "n", Ready: true}
+	if n := tracker.LocalReady([]tracker.PortEndpoints{{Endpoints: []*tracker.Endpoint{nil, ready}}}, "n"); n != 1 {
+		t.Errorf("%d local endpoints, want 1", n)
+	}
+	tr := newSynced(t, tracker.Config{})
+	tr.Notify(nil)
+	if tr.SetService(nil) || tr.SetSlice(nil) || !tr.SetService(service("ns", "svc", "10.96.0.1")) {
+		t.Error("nil is a change, or nothing is after it")
+	}
+}

@@ -140,7 +140,7 @@ func (t *Table) Len() int {
 	return len(t.slots)
 }
 
-// At returns the number of the member of a bucket from 0 to Len()-1.
+// At returns the number of the member of a bucket from 0 to Len()-1. It panics for others.
 func (t *Table) At(slot int) int { return int(t.slots[slot]) }
 
 // Find returns the number of the member for a hash: that of the bucket hash * Len() /

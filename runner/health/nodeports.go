@@ -49,6 +49,8 @@ type NodePortsConfig struct {
 // Apply that removes it, or until Close. The only goroutines serve open ports. The
 // timeouts of [NewServer] apply, and its bound of [MaxConns] to all ports together. The
 // methods are safe for concurrent use.
+//
+// [NewNodePorts] makes one; the zero value must not be used.
 type NodePorts struct {
 	cfg        NodePortsConfig
 	log        *slog.Logger

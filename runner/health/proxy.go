@@ -44,6 +44,8 @@ const (
 
 // Proxy tracks the health of a proxy: whether updates come into effect in time, and
 // whether the node is eligible for traffic. Its methods are safe for concurrent use.
+//
+// [NewProxy] makes one; the zero value must not be used.
 type Proxy struct {
 	cfg ProxyConfig
 

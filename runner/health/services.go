@@ -25,6 +25,8 @@ type ServicesConfig struct {
 
 // Services counts the local ready endpoints of the Services that have a health-check
 // node port. It is a [ruleset.Backend]. Its methods are safe for concurrent use.
+//
+// [NewServices] makes one; the zero value must not be used.
 type Services struct {
 	cfg ServicesConfig
 
@@ -63,7 +65,8 @@ func NewServices(c ServicesConfig) *Services {
 
 // Apply applies a delta, as [ruleset.Backend] specifies. It never fails. Its cost is
 // proportional to the endpoints of the changed Services with a health-check node
-// port.
+// port. d must not be nil. A Service without a Port counts as removed, and nil endpoints do
+// not count.
 func (s *Services) Apply(_ context.Context, d *ruleset.Delta) error {
 	s.apply(d)
 	return nil
@@ -85,7 +88,7 @@ func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
 		c := &d.Changes[i]
 		name := c.Key.NamespacedName
 		e := s.ports[name]
-		if c.New != nil && c.New.Port.HealthCheckNodePort != 0 {
+		if c.New != nil && c.New.Port != nil && c.New.Port.HealthCheckNodePort != 0 {
 			if e == nil {
 				e = &service{rules: map[tracker.Key]*ruleset.Service{}}
 				s.ports[name] = e
@@ -98,8 +101,8 @@ func (s *Services) apply(d *ruleset.Delta) map[types.NamespacedName]bool {
 		}
 		touched[name] = true
 	}
-	if name := d.Node.Info.Name; name != s.node {
-		s.node = name
+	if d.Node != nil && d.Node.Info.Name != s.node {
+		s.node = d.Node.Info.Name
 		for name := range s.ports {
 			touched[name] = true
 		}
@@ -127,6 +130,9 @@ func (e *service) count(node string) {
 		}
 		e.local[key.Family] += 0 // make an entry for the family
 		for _, ep := range r.Endpoints {
+			if ep == nil {
+				continue
+			}
 			if a := ep.Addr.Addr(); ep.Ready && ep.IsLocal(node) && !seen[a] {
 				seen[a] = true
 				e.local[key.Family]++
