@@ -20,9 +20,13 @@ import (
 //
 // Cleanup touches nothing else. A chain that another program's chain leads to stays:
 // KUBE-MARK-MASQ and KUBE-POSTROUTING with their rules, others without. KUBE-FIREWALL is
-// kubelet's. Translated connections stay as they are, and so does the sysctl
-// route_localnet. If there is nothing to remove, Cleanup returns nil. The error is a
-// [*ruleset.UnsupportedError] if a program is missing.
+// kubelet's. Translated connections stay as they are. If there is nothing to remove, Cleanup
+// returns nil. The error is a [*ruleset.UnsupportedError] if a program is missing.
+//
+// Cleanup sets the sysctl route_localnet back to 0 if a Backend or [SetSysctls] has set it:
+// a rule in KUBE-PROXY-LOCALNET records that it was 0 before. This ends connections from
+// loopback addresses to NodePorts. If the sysctl had been set before, or cannot be set, it
+// stays, and KUBE-PROXY-LOCALNET stays to guard the loopback range; a failure is logged.
 func Cleanup(ctx context.Context, c Config) error {
 	c, err := c.each(ctx, func(f *family) error {
 		if err := f.cleanup(ctx); err != nil {
@@ -112,9 +116,11 @@ func (f *family) cleanupExtra(ctx context.Context, t table) error {
 	if err != nil {
 		return err
 	}
+	guarded := f.guardStays(t, k)
+	removed := func(name string) bool { return extra(t, name) && !(guarded && name == chainLocalnet) }
 	b := newBatch()
 	for name := range k.chains {
-		if extra(t, name) {
+		if removed(name) {
 			b.drop(t, name)
 		}
 	}
@@ -123,7 +129,7 @@ func (f *family) cleanupExtra(ctx context.Context, t table) error {
 	}
 	var commands []string
 	for _, h := range k.hooks {
-		if to := target([]byte(h.rule)); extra(t, to) && slices.Contains(kernelChains, h.chain) {
+		if to := target([]byte(h.rule)); removed(to) && slices.Contains(kernelChains, h.chain) {
 			commands = append(commands, "-D "+h.chain+" "+h.rule)
 		}
 	}
@@ -202,15 +208,19 @@ func (f *family) cleanupTable(ctx context.Context, t table) (found bool, err err
 	if err != nil {
 		return false, err
 	}
-	found = len(k.chains) != 0
+	guarded := f.guardStays(t, k)
 	b := newBatch()
 	for name := range k.chains {
-		b.drop(t, name)
+		if !guarded || name != chainLocalnet {
+			b.drop(t, name)
+		}
 	}
+	found = len(b.drops[t]) != 0
 	var commands []string
 	for _, h := range k.hooks {
 		to := target([]byte(h.rule))
 		switch {
+		case guarded && to == chainLocalnet:
 		case slices.Contains(kernelChains, h.chain):
 			commands = append(commands, "-D "+h.chain+" "+h.rule)
 		case to == chainMarkMasq || to == chainPostrouting:

@@ -100,7 +100,7 @@ func ExampleTraffic() {
 
 // A privileged init container sets the sysctl for an agent that may not write /proc/sys.
 func ExampleSetSysctls() {
-	if err := iptables.SetSysctls(iptables.Config{LocalhostNodePorts: true}); err != nil {
+	if err := iptables.SetSysctls(context.Background(), iptables.Config{LocalhostNodePorts: true}); err != nil {
 		log.Fatal(err)
 	}
 }

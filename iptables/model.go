@@ -20,6 +20,9 @@ type settings struct {
 	mark   uint32
 	// localhost makes NodePorts answer at loopback addresses, too.
 	localhost bool
+	// guarded makes the guard of the loopback range exist. setsBack makes it record that
+	// route_localnet was 0 before.
+	guarded, setsBack bool
 	// acceptInvalid accepts packets that connection tracking considers invalid.
 	acceptInvalid bool
 	// counters lists the accounting objects that rules count into.
@@ -304,11 +307,8 @@ func (m *model) fixed() []chain {
 			comment("kubernetes service traffic requiring SNAT") + " -j MASQUERADE --random-fully",
 		}, rankTop},
 		forward)
-	if m.localhost {
-		lo := loopback(m.family)
-		out = append(out, chain{filter, chainLocalnet, []string{
-			join("! "+source(lo), destination(lo), comment("block incoming localnet connections"), "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", "-j DROP"),
-		}, rankTop})
+	if m.guarded {
+		out = append(out, m.guardChain())
 	}
 	return out
 }
@@ -340,8 +340,8 @@ func (m *model) hooks() []hook {
 	add(filter, join(isNew, comment("kubernetes load balancer firewall"), jump(chainFirewall)), "INPUT", "OUTPUT", "FORWARD")
 	add(nat, join(comment("kubernetes service portals"), jump(chainServices)), "OUTPUT", "PREROUTING")
 	add(nat, join(comment("kubernetes postrouting rules"), jump(chainPostrouting)), "POSTROUTING")
-	if m.localhost {
-		add(filter, jump(chainLocalnet), "INPUT", "OUTPUT")
+	if m.guarded {
+		out = append(out, guardHooks()...)
 	}
 	return out
 }

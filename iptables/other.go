@@ -36,7 +36,7 @@ func Lookup(context.Context, Config, ruleset.Query) (ruleset.Found, error) {
 }
 
 // SetSysctls returns a [*ruleset.UnsupportedError].
-func SetSysctls(Config) error { return errSystem }
+func SetSysctls(context.Context, Config) error { return errSystem }
 
 // Counters returns a [*ruleset.UnsupportedError].
 func (*Backend) Counters() ([]Counter, error) { return nil, errSystem }

@@ -24,11 +24,6 @@ func (f *family) replace(ctx context.Context, node *ruleset.Node, changes []rule
 		f.counters = nil
 	}
 	f.acceptInvalid = !slices.Contains([]string{"", "0"}, f.tool.sysctl(tcpBeLiberal))
-	if f.localhost {
-		if err := setSysctl(f.tool.Do, routeLocalnet, "1"); err != nil {
-			f.log.Error("iptables: NodePorts do not answer at loopback addresses", slog.Any("error", err))
-		}
-	}
 	failed := map[tracker.Key]error{}
 	for {
 		m, bad, err := f.replaceOnce(ctx, node, changes)
@@ -84,6 +79,13 @@ func (f *family) replaceOnce(ctx context.Context, node *ruleset.Node, changes []
 	r, err := f.readTables(ctx)
 	if err != nil {
 		return nil, nil, err
+	}
+	unset, err := r.guardLoopback(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if unset != nil && f.localhost {
+		f.log.Error("iptables: NodePorts do not answer at loopback addresses", slog.Any("error", unset))
 	}
 	// Every chain comes before the chains that lead to it.
 	for _, c := range m.fixed() {

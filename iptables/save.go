@@ -21,6 +21,8 @@ type kernelTable struct {
 	canary []string
 	// refuses reports that KUBE-SERVICES leads to KUBE-CLUSTER-IPS.
 	refuses bool
+	// setsBack reports that the guard of the loopback range has guardMark.
+	setsBack bool
 }
 
 // hashChain returns the hash of a chain's rules.
@@ -87,6 +89,7 @@ func parseSave(r io.Reader, tab table, seed maphash.Seed) *kernelTable {
 				case last == chainServices && string(rule) == jump(chainClusterIPs):
 					k.refuses = true
 				}
+				k.setsBack = k.setsBack || last == chainLocalnet && string(rule) == guardMark
 			} else if to := target(rule); to != "" && owned(tab, to) {
 				k.hooks = append(k.hooks, hook{tab, last, string(rule)})
 			}

@@ -74,7 +74,7 @@ func TestSetSysctlsSetsRouteLocalnet(t *testing.T) {
 			if err := h.Sysctl("net/ipv4/conf/all/route_localnet", "0"); err != nil {
 				t.Fatal(err)
 			}
-			set := func() error { return SetSysctls(c.config) }
+			set := func() error { return SetSysctls(t.Context(), c.config) }
 			var err error
 			if ns == nil {
 				err = h.Do(set)
@@ -87,7 +87,7 @@ func TestSetSysctlsSetsRouteLocalnet(t *testing.T) {
 			}
 		}
 	}
-	if err := SetSysctls(Config{Flavour: "none"}); err == nil {
+	if err := SetSysctls(t.Context(), Config{Flavour: "none"}); err == nil {
 		t.Error("an invalid configuration was accepted")
 	}
 }

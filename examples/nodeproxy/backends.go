@@ -58,7 +58,10 @@ type mode struct {
 	probe func(context.Context, settings) error
 	// setSysctls, if not nil, sets the kernel parameters that otherwise the first sync
 	// sets. Neither writes a parameter that already has its value.
-	setSysctls func(settings) error
+	setSysctls func(context.Context, settings) error
+	// resetSysctls, if not nil, sets the kernel parameters back that this mode has set and
+	// that other modes do not need.
+	resetSysctls func(context.Context, *slog.Logger) error
 	// open opens the data plane.
 	open func(context.Context, settings) (dataplane, error)
 	// owned reports whether the agent has left rules in this mode.
@@ -79,7 +82,7 @@ type mode struct {
 type contract[C any, B dataplane] struct {
 	new        func(context.Context, C) (B, error)
 	probe      func(context.Context, C) error
-	setSysctls func(C) error // may be nil
+	setSysctls func(context.Context, C) error // may be nil
 	owned      func(context.Context, C) (bool, error)
 	cleanup    func(context.Context, C) error
 	// cleanupOwn, if not nil, is like cleanup, but removes nothing that kube-proxy wrote. It
@@ -114,12 +117,12 @@ func (p contract[C, B]) mode(m mode) mode {
 		return b, nil
 	}
 	if p.setSysctls != nil {
-		m.setSysctls = func(s settings) error {
+		m.setSysctls = func(ctx context.Context, s settings) error {
 			c, err := p.config(s)
 			if err != nil {
 				return err
 			}
-			return p.setSysctls(c)
+			return p.setSysctls(ctx, c)
 		}
 	}
 	m.lookup = func(ctx context.Context, q ruleset.Query) (ruleset.Found, error) {
@@ -217,7 +220,7 @@ func iptablesMode() mode { return iptablesModeWith(func(*iptables.Config) {}) }
 
 // iptablesModeWith returns mode iptables with a function that edits each configuration.
 func iptablesModeWith(edit func(*iptables.Config)) mode {
-	return contract[iptables.Config, *iptables.Backend]{
+	p := contract[iptables.Config, *iptables.Backend]{
 		new: iptables.New, probe: iptables.Probe, setSysctls: iptables.SetSysctls, owned: iptables.Owned, cleanup: iptables.Cleanup, cleanupOwn: iptables.CleanupOwn, lookup: iptables.Lookup,
 		config: func(s settings) (iptables.Config, error) {
 			c := iptables.Config{
@@ -237,17 +240,24 @@ func iptablesModeWith(edit func(*iptables.Config)) mode {
 			}
 			return out
 		},
-	}.mode(mode{
+	}
+	return p.mode(mode{
 		name:      config.ModeIPTables,
 		watch:     5 * time.Second, // one request to the kernel for each table
 		takesOver: true,
 		noEntry:   "no rule for it",
+		resetSysctls: func(ctx context.Context, log *slog.Logger) (err error) {
+			for _, c := range p.left(false, log) {
+				err = errors.Join(err, missing(iptables.SetSysctls(ctx, c), log))
+			}
+			return err
+		},
 	})
 }
 
 func ipvsMode() mode {
 	return contract[ipvs.Config, *ipvs.Backend]{
-		new: ipvs.New, probe: ipvs.Probe, setSysctls: ipvs.SetSysctls, owned: ipvs.Owned, cleanup: ipvs.Cleanup, lookup: ipvs.Lookup,
+		new: ipvs.New, probe: ipvs.Probe, setSysctls: func(_ context.Context, c ipvs.Config) error { return ipvs.SetSysctls(c) }, owned: ipvs.Owned, cleanup: ipvs.Cleanup, lookup: ipvs.Lookup,
 		config: func(s settings) (ipvs.Config, error) {
 			e := s.Effective.IPVS
 			c := ipvs.Config{

@@ -154,8 +154,9 @@ func (p *program) runWith(ctx context.Context, cfg *config.Config, log *slog.Log
 		}
 		err := tune(cfg, log)
 		if m.setSysctls != nil {
-			err = errors.Join(err, m.setSysctls(settings{Config: cfg}))
+			err = errors.Join(err, m.setSysctls(ctx, settings{Config: cfg}))
 		}
+		err = errors.Join(err, resetSysctls(ctx, p.modes, cfg.Mode, log))
 		if err == nil {
 			log.Info("all kernel parameters are set", "mode", cfg.Mode)
 		}

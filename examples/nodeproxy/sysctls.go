@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -30,6 +31,16 @@ func tune(cfg *config.Config, log *slog.Logger) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// resetSysctls sets the kernel parameters back that modes other than inUse have set.
+func resetSysctls(ctx context.Context, modes []mode, inUse string, log *slog.Logger) (err error) {
+	for _, m := range modes {
+		if m.name != inUse && m.resetSysctls != nil {
+			err = errors.Join(err, m.resetSysctls(ctx, log))
+		}
+	}
+	return err
 }
 
 // skipFlag returns the flag that leaves a parameter unchanged.
