@@ -73,7 +73,9 @@ func (k *kernelTable) ours() bool { return k.refuses }
 
 // CleanupOwn is like [Cleanup], except that it leaves kube-proxy's rules. In a family whose
 // tables kube-proxy programmed last, it removes only the chains and rules that kube-proxy does
-// not have and that kube-proxy's chains do not lead to. Its errors are like those of Cleanup.
+// not have and that kube-proxy's chains do not lead to. There it leaves the sysctl
+// route_localnet, which kube-proxy may need, and KUBE-PROXY-LOCALNET if the sysctl is set. Its
+// errors are like those of Cleanup.
 func CleanupOwn(ctx context.Context, c Config) error {
 	c, err := c.each(ctx, func(f *family) error {
 		if err := f.cleanupOwn(ctx); err != nil {

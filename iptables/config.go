@@ -62,7 +62,8 @@ type Config struct {
 	// LocalhostNodePorts makes NodePorts answer at IPv4 loopback addresses, too, as
 	// kube-proxy's --iptables-localhost-nodeports does, whatever other addresses they
 	// answer at. The backend sets the sysctl net.ipv4.conf.all.route_localnet, which
-	// would let packets from other hosts reach the loopback range, and drops those.
+	// would let packets from other hosts reach the loopback range, and drops those before
+	// it sets the sysctl and for as long as it is set: see [SetSysctls] and [Cleanup].
 	LocalhostNodePorts bool
 	// NoCounters turns off the kernel's accounting objects: see [Backend.Counters].
 	NoCounters bool

@@ -51,7 +51,7 @@
 //     filter table, which no rule leads to; [Cleanup] deletes them, too.
 //   - Packets for NodePorts are refused only at addresses at which NodePorts answer.
 //   - The guard of the loopback range is in KUBE-PROXY-LOCALNET. KUBE-FIREWALL is
-//     kubelet's and stays untouched.
+//     kubelet's and stays untouched. route_localnet is set back to 0 if it was 0 before.
 //   - KUBE-PROXY-CANARY holds one rule whose comment is a fresh random value after every
 //     change.
 //   - Packets from sources that are not allowed are dropped, and others refused, also

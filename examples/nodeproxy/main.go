@@ -34,7 +34,9 @@
 // "nodeproxy run --init-only" does everything that needs a writable /proc/sys in the
 // configured mode. It sets the parameters of connection tracking, in mode ipvs also the
 // parameters of [github.com/go-proxier/proxier/ipvs.SetSysctls], and in mode iptables
-// route_localnet if NodePorts answer at loopback addresses. Afterwards run works with the
+// route_localnet if NodePorts answer at loopback addresses, after the rules that guard
+// these. In the other modes it sets route_localnet back to 0 if mode iptables has set it. A
+// page lists [all parameters]. Afterwards run works with the
 // same flags and configuration file where /proc/sys is read-only: it does not write a
 // parameter that already has its value. No mode writes net.ipv6.conf.all.forwarding; run
 // warns if it is 0 and IPv6 is served.
@@ -163,6 +165,8 @@
 // socketlb.go serves --socket-lb, and localhost.go NodePorts at loopback addresses. demo.go is a
 // tour with real packets. The folder deploy has what an
 // operator needs to run nodeproxy.
+//
+// [all parameters]: https://github.com/go-proxier/proxier/blob/main/.github/PARAMETERS.md
 package main
 
 import (
