@@ -5,6 +5,7 @@ package iptables
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"net/netip"
 	"strings"
 
 	"github.com/go-proxier/proxier/tracker"
@@ -41,6 +42,13 @@ const (
 func hashOf(parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "")))
 	return base32.StdEncoding.EncodeToString(sum[:10])
+}
+
+// EndpointChain returns the name of the chain of an endpoint of a Service port, in a [Backend]
+// and in kube-proxy's mode iptables. With client affinity it is also the name of the kernel's
+// list of the endpoint's clients (xt_recent).
+func EndpointChain(k tracker.Key, endpoint netip.AddrPort) string {
+	return prefixEndpoint + hashOf(serviceID(k), endpoint.String())
 }
 
 // serviceID returns the text that the names of a Service port's chains are hashes of.

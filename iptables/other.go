@@ -4,9 +4,11 @@ package iptables
 
 import (
 	"context"
+	"net/netip"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/ruleset"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // state has no state: there are no backends on other systems than Linux.
@@ -26,6 +28,9 @@ func Owned(context.Context, Config) (bool, error) { return false, errSystem }
 
 // CleanupOwn returns a [*ruleset.UnsupportedError].
 func CleanupOwn(context.Context, Config) error { return errSystem }
+
+// EndpointChain returns "".
+func EndpointChain(tracker.Key, netip.AddrPort) string { return "" }
 
 // Foreign returns a [*ruleset.UnsupportedError].
 func Foreign(context.Context, Config) (bool, error) { return false, errSystem }

@@ -285,6 +285,9 @@ func (b *Backend) tryService(ctx context.Context, t *table, id uint32, s *rulese
 			// The change of an existing Service may be small enough.
 			return fmt.Errorf("%w: %d bytes, at most %d", errServiceTooLarge, bytes, limit), nil
 		}
+		if t.recalled != nil {
+			bytes += t.recallClients(b.config.Clients, s, b.conn.Limit()-emptySize-bytes)
+		}
 		if err := b.makeRoom(ctx, bytes); err != nil {
 			return nil, err
 		}

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
 	"github.com/go-proxier/proxier/internal/nfnl"
@@ -50,6 +52,13 @@ type Config struct {
 	// limit. A table that replaces another one (see [Backend.Apply]) has the new limit and
 	// takes over no more clients than that.
 	StickyClients int
+	// Clients, if not nil, returns the clients that another data plane remembers for an
+	// endpoint of a Service port with client affinity, each with the time since its last
+	// connection. [Backend.Apply] calls it for every such endpoint when it creates a table, and
+	// remembers these clients as if it had sent them to the endpoint. A client with the wrong
+	// address family, or whose time is up, is ignored. Clients that do not fit into one
+	// transaction with their Service are lost. Clients must not call methods of the Backend.
+	Clients func(k tracker.Key, endpoint netip.AddrPort) map[netip.Addr]time.Duration
 	// Offload sends established connections of Services that cross the node through a
 	// flowtable; nil means no offload. [New] returns a [*ruleset.UnsupportedError] if the
 	// kernel has no flowtables.

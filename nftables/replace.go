@@ -240,6 +240,9 @@ func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTabl
 			}
 		}
 		b.clear(t, k)
+		if b.config.Clients != nil && !old.exist {
+			t.recalled = map[netip.AddrPort][]recalled{}
+		}
 	})
 	for _, t := range b.tables {
 		if !t.kept[setStickyClients] {
@@ -251,6 +254,9 @@ func (b *Backend) rewrite(ctx context.Context, d *ruleset.Delta, old *kernelTabl
 		}
 	}
 	failed, err := b.fill(ctx, d, old)
+	for _, t := range b.tables {
+		t.recalled = nil
+	}
 	if err == nil {
 		for _, t := range b.tables {
 			b.deleteUnused(t, old.families[t.family])

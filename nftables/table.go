@@ -76,6 +76,9 @@ type table struct {
 	before, after []element
 	keys          []dispatchKeys
 	change        poolChange
+	// recalled holds clients of another data plane by endpoint, for the Service that is being
+	// written. It is nil unless Apply creates the table and Config.Clients is set.
+	recalled map[netip.AddrPort][]recalled
 }
 
 // service is a Service as programmed, with its pools and the dispatch keys of its frontends.
@@ -253,6 +256,9 @@ func (t *table) applyPool(old, now *service, target ruleset.Target, w *writer) {
 			comment = string(ownerOf(now.rule.Key, target))
 		}
 		t.writePool(is, comment, w)
+		if t.recalled != nil {
+			t.writeClients(is, now.rule.Port.Affinity, w)
+		}
 	}
 	if is.sticky {
 		t.setStickyHandler(is, t.stickyHandlers.entries[stickyHandlerOf(now.rule, target)], w)

@@ -172,7 +172,7 @@ func (a *agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 	}
 	a.netns = netns
 	a.closers = append(a.closers, func() { netns.Close() })
-	s := settings{Config: cfg, families: a.families, netns: netns, rules: a.metrics.Rules, log: log}
+	s := settings{Config: cfg, families: a.families, clients: rememberedClients(netns, log), netns: netns, rules: a.metrics.Rules, log: log}
 	c := conntrack.Config{NetNS: netns, Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}
 	a.kernel = &kernelSockets{
 		openPlane:   func(ctx context.Context) (dataplane, error) { return a.mode.open(ctx, s) },

@@ -35,6 +35,9 @@ type dataplane interface {
 type settings struct {
 	*config.Config
 	families []tracker.Family
+	// clients returns the clients that kube-proxy remembers for an endpoint, each with the time
+	// since its last connection. It may be nil.
+	clients func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration
 	// netns is the network namespace, nil for the calling thread's.
 	netns *os.File
 	// rules is called with the number of rules in a table of iptables, and the number that
@@ -193,7 +196,7 @@ func nftablesMode() mode {
 	return contract[nftables.Config, *nftables.Backend]{
 		new: nftables.New, probe: nftables.Probe, owned: nftables.Owned, cleanup: nftables.Cleanup, lookup: nftables.Lookup,
 		config: func(s settings) (nftables.Config, error) {
-			c := nftables.Config{Families: s.families, MasqueradeMark: s.mark(), NetNS: s.netns, Log: s.log}
+			c := nftables.Config{Families: s.families, MasqueradeMark: s.mark(), Clients: s.clients, NetNS: s.netns, Log: s.log}
 			if len(s.Offload) != 0 {
 				chosen, err := nftables.InterfacesMatching(s.Offload...)
 				if err != nil {

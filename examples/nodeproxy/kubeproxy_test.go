@@ -14,11 +14,13 @@ import (
 // is missing, replaces what differs, and leaves the rest of its tables. It runs in no mode but
 // nftables and iptables, and for IPv4 only.
 type scriptedKubeProxy struct {
-	t      *testing.T
-	node   *netlab.Host
-	mode   string
-	closed []func()
-	mu     sync.Mutex
+	t    *testing.T
+	node *netlab.Host
+	mode string
+	// affinity makes clients keep their endpoint for three hours.
+	affinity bool
+	closed   []func()
+	mu       sync.Mutex
 }
 
 // startKubeProxy starts a kube-proxy on a node, with endpoints of the Service web. With ports, it
@@ -26,13 +28,18 @@ type scriptedKubeProxy struct {
 func startKubeProxy(t *testing.T, node *netlab.Host, mode string, ports bool, ips ...string) *scriptedKubeProxy {
 	t.Helper()
 	p := &scriptedKubeProxy{t: t, node: node, mode: mode}
+	p.start(ports, ips...)
+	return p
+}
+
+func (p *scriptedKubeProxy) start(ports bool, ips ...string) {
+	p.t.Helper()
 	if ports {
-		p.serve("127.0.0.1:10249", mode)
+		p.serve("127.0.0.1:10249", p.mode)
 		p.serve("0.0.0.0:10256", `{"lastUpdated":"2026-11-23T12:00:00Z","currentTime":"2026-11-23T12:00:00Z","nodeEligible":true}`)
 	}
 	p.sync(ips...)
-	t.Cleanup(p.stop)
-	return p
+	p.t.Cleanup(p.stop)
 }
 
 // serve answers every request at an address, except that kube-proxy has no /readyz.
@@ -68,11 +75,15 @@ func (p *scriptedKubeProxy) sync(ips ...string) {
 	defer p.mu.Unlock()
 	dir := p.t.TempDir()
 	if p.mode == "nftables" {
-		put(p.t, dir, "rules", kubeProxyTableWith(ips))
+		text := kubeProxyTableWith(ips)
+		if p.affinity {
+			text = kubeProxyTableWithAffinity(ips)
+		}
+		put(p.t, dir, "rules", text)
 		p.run("nft", "-f", dir+"/rules")
 		return
 	}
-	put(p.t, dir, "rules", kubeProxyChainsWith(ips))
+	put(p.t, dir, "rules", kubeProxyChainsWith(ips, p.affinity))
 	p.run("sh", "-c", "iptables-restore -w 10 --noflush < "+dir+"/rules")
 	for _, hook := range kubeProxyHooks {
 		check := strings.Replace(hook, "-I ", "-C ", 1)
@@ -115,6 +126,26 @@ add rule ip kube-proxy services ip daddr 192.0.2.1 tcp dport 30080 goto ` + serv
 	return strings.TrimSuffix(b.String(), ",") + " }\n"
 }
 
+// kubeProxyTableWithAffinity is kubeProxyTableWith for a Service with client affinity.
+func kubeProxyTableWithAffinity(ips []string) string {
+	const service = "service-SUSTUHLJ-default/web/tcp/http"
+	head, _, _ := strings.Cut(kubeProxyTableWith(ips), "add rule ip kube-proxy "+service)
+	var b strings.Builder
+	b.WriteString(head)
+	var known, drawn strings.Builder
+	for i, ip := range ips {
+		name := fmt.Sprintf("ABCDEFG%d-default/web/tcp/http__%s/8080", i, ip)
+		fmt.Fprintf(&b, "add set ip kube-proxy affinity-%s { type ipv4_addr ; flags dynamic,timeout ; timeout 3h ; }\n", name)
+		fmt.Fprintf(&b, "add chain ip kube-proxy endpoint-%s\nflush chain ip kube-proxy endpoint-%s\n", name, name)
+		fmt.Fprintf(&b, "add rule ip kube-proxy endpoint-%s update @affinity-%s { ip saddr }\n", name, name)
+		fmt.Fprintf(&b, "add rule ip kube-proxy endpoint-%s meta l4proto tcp mark set mark or 0x4000 dnat to %s:8080\n", name, ip)
+		fmt.Fprintf(&known, "add rule ip kube-proxy %s ip saddr @affinity-%s goto endpoint-%s\n", service, name, name)
+		fmt.Fprintf(&drawn, " %d : goto endpoint-%s,", i, name)
+	}
+	fmt.Fprintf(&b, "%sadd rule ip kube-proxy %s numgen random mod %d vmap {%s }\n", known.String(), service, len(ips), strings.TrimSuffix(drawn.String(), ","))
+	return b.String()
+}
+
 // kubeProxyHooks are the jumps that kube-proxy's mode iptables adds where they are missing.
 var kubeProxyHooks = []string{
 	`-t filter -I FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`,
@@ -126,8 +157,18 @@ var kubeProxyHooks = []string{
 
 // kubeProxyChainsWith returns the input of iptables-restore that gives the Service web endpoints
 // in kube-proxy's mode iptables.
-func kubeProxyChainsWith(ips []string) string {
+func kubeProxyChainsWith(ips []string, affinity bool) string {
 	var chains, rules strings.Builder
+	set := func(string) string { return "" }
+	if affinity {
+		set = func(sep string) string {
+			return "-m recent --set --name " + sep + " --mask 255.255.255.255 --rsource "
+		}
+		for _, ip := range ips {
+			sep := kubeProxyEndpointChains[ip]
+			fmt.Fprintf(&rules, "-A KUBE-SVC-CDGGSHYLG3RE2FKL -m recent --rcheck --seconds 10800 --reap --name %s --mask 255.255.255.255 --rsource -j %s\n", sep, sep)
+		}
+	}
 	for i, ip := range ips {
 		sep := kubeProxyEndpointChains[ip]
 		fmt.Fprintf(&chains, ":%s - [0:0]\n", sep)
@@ -136,7 +177,7 @@ func kubeProxyChainsWith(ips []string) string {
 			draw = fmt.Sprintf("-m statistic --mode random --probability %.10f ", 1/float64(left))
 		}
 		fmt.Fprintf(&rules, "-A KUBE-SVC-CDGGSHYLG3RE2FKL -m comment --comment \"default/web:http -> %s:8080\" %s-j %s\n", ip, draw, sep)
-		fmt.Fprintf(&rules, "-A %s -p tcp -m comment --comment default/web:http -m tcp -j DNAT --to-destination %s:8080\n", sep, ip)
+		fmt.Fprintf(&rules, "-A %s -p tcp -m comment --comment default/web:http %s-m tcp -j DNAT --to-destination %s:8080\n", sep, set(sep), ip)
 	}
 	return `*filter
 :KUBE-SERVICES - [0:0]
@@ -168,5 +209,5 @@ COMMIT
 // kubeProxyEndpointChains holds the chains of the endpoints of the Service web, whose names are
 // hashes.
 var kubeProxyEndpointChains = map[string]string{
-	podIPs[0]: "KUBE-SEP-IMFC5XQKDZMFROSF", podIPs[1]: "KUBE-SEP-KWIA54J3D4XB7XP3", podIPs[2]: "KUBE-SEP-THIRDTHIRDTHIRDT",
+	podIPs[0]: "KUBE-SEP-IMFC5XQKDZMFROSF", podIPs[1]: "KUBE-SEP-KWIA54J3D4XB7XP3", podIPs[2]: "KUBE-SEP-THIRDTHIRDTHIRD",
 }

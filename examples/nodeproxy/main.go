@@ -151,10 +151,19 @@
 // answers 200 when the rules are in effect. kube-proxy has no such page, so a probe of /readyz
 // does not take a kube-proxy that still holds the port for nodeproxy.
 //
-// To go back, stop nodeproxy, start kube-proxy, wait until it is ready, and run "nodeproxy run
-// --cleanup". In that order no connection is lost, from and to any of the modes nftables and
-// iptables. --cleanup leaves what kube-proxy has written. With --adopt-from-kube-proxy,
-// --cleanup removes the rules of kube-proxy, too, even if it runs.
+// Clients of Services with client affinity keep their endpoint if mode nftables takes over from
+// kube-proxy's modes nftables or iptables, or mode iptables from mode iptables. Otherwise they
+// may get another endpoint: xt_recent of mode iptables has no way to set the time of a client's
+// last connection, and IPVS keeps its memory for virtual servers only. A Service whose name is so
+// long that kube-proxy cuts the names of its sets also loses it.
+//
+// To go back, stop nodeproxy, start kube-proxy, wait until its rules are in effect, and run
+// "nodeproxy run --cleanup". The answer 200 of kube-proxy's /healthz does not mean that: wait
+// for its first connection, or for its table or its rules in KUBE-SERVICES. In that order no
+// connection is lost, except from mode iptables to kube-proxy's nftables mode: that kube-proxy
+// deletes all chains with its names when it starts, before its own rules are in effect. Run
+// nodeproxy in mode nftables first. --cleanup leaves what kube-proxy has written. With
+// --adopt-from-kube-proxy, --cleanup removes the rules of kube-proxy, too, even if it runs.
 //
 // # Code
 //

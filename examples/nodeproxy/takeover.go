@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -113,6 +114,22 @@ func legacyOwners(ctx context.Context, log *slog.Logger) (map[takeover.Owner]boo
 		}
 	}
 	return out, nil
+}
+
+// rememberedClients returns a function that returns the clients that kube-proxy remembers for an
+// endpoint. It reads them once, at its first call. The agent's own memory, if there is any, is in
+// the table that the agent keeps.
+func rememberedClients(netns *os.File, log *slog.Logger) func(tracker.Key, netip.AddrPort) map[netip.Addr]time.Duration {
+	read := sync.OnceValue(func() *takeover.Clients {
+		c, err := takeover.ReadClients(context.Background(), netns)
+		if err != nil {
+			log.Warn("cannot read which endpoints clients of kube-proxy have: they may get others", "error", err)
+		}
+		return c
+	})
+	return func(k tracker.Key, endpoint netip.AddrPort) map[netip.Addr]time.Duration {
+		return read().Of(k, endpoint)
+	}
 }
 
 // waitTurn waits while a kube-proxy runs whose objects have the same names as those of the

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/go-proxier/proxier/internal/netlab"
+)
+
+// TestClientsKeepTheirEndpointAtTakeOver takes a Service with client affinity over from a
+// kube-proxy. Each client must keep the endpoint that kube-proxy chose for it.
+func TestClientsKeepTheirEndpointAtTakeOver(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	for _, tt := range []struct{ from, to string }{{"nftables", "nftables"}, {"iptables", "nftables"}, {"iptables", "iptables"}} {
+		t.Run(fmt.Sprintf("from=%s/to=%s", tt.from, tt.to), func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			var clients []string
+			b := &netlab.Builder{Lab: s.lab}
+			for i := range 24 {
+				clients = append(clients, fmt.Sprintf("192.0.2.%d", 100+i))
+				b.Addrs(s.client, "eth0", clients[i]+"/24")
+			}
+			if b.Err != nil {
+				t.Fatal(b.Err)
+			}
+			dir := t.TempDir()
+			service := strings.Replace(webService, "spec:\n", "spec:\n  sessionAffinity: ClientIP\n", 1)
+			put(t, dir, "web.yaml", service+"---\n"+webSlice(podIPs[:2]...))
+			old := &scriptedKubeProxy{t: t, node: s.node, mode: tt.from, affinity: true}
+			old.start(true, podIPs[:2]...)
+			visitAll := func() map[string]string {
+				t.Helper()
+				out := map[string]string{}
+				for _, c := range clients {
+					name, _, err := visit(s.client, c, clusterVIP)
+					if err != nil {
+						t.Fatal(err)
+					}
+					out[c] = name
+				}
+				return out
+			}
+			before := visitAll()
+			if again := visitAll(); !maps.Equal(before, again) {
+				t.Fatalf("kube-proxy's rules of the test have no affinity: %v, then %v", before, again)
+			}
+			p := start(t, s.node, agentArgs(dir, tt.to, "--adopt-from-kube-proxy")...)
+			if tt.from != tt.to || tt.to != "iptables" {
+				p.synced(t, "services=1 endpoints=2 changed=1")
+				if now := visitAll(); !maps.Equal(before, now) {
+					t.Errorf("while both run: %v, before %v", now, before)
+				}
+				old.stop()
+			} else {
+				p.logged(t, "kube-proxy runs in the same mode")
+				old.stop()
+				p.synced(t, "services=1 endpoints=2 changed=1")
+			}
+			eventually(t, "kube-proxy's rules are gone", func() bool {
+				got := rules(t, s.node)
+				return !got["kube-proxy nftables"] && (tt.to == "iptables" || !got["iptables"])
+			})
+			if now := visitAll(); !maps.Equal(before, now) {
+				t.Errorf("after the take-over: %v, before %v", now, before)
+			}
+		})
+	}
+}
