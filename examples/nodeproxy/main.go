@@ -165,6 +165,10 @@
 // nodeproxy in mode nftables first. --cleanup leaves what kube-proxy has written. With
 // --adopt-from-kube-proxy, --cleanup removes the rules of kube-proxy, too, even if it runs.
 //
+// Nothing proves whose the virtual servers of mode ipvs are. So --cleanup refuses to remove them
+// while a kube-proxy in mode ipvs runs. To go back from mode ipvs, run nodeproxy in mode nftables
+// first. It removes mode ipvs when its last connection has ended.
+//
 // # Code
 //
 // agent.go assembles the agent. source.go reads objects; world.go turns them into the

@@ -136,12 +136,14 @@ func (p *program) runWith(ctx context.Context, cfg *config.Config, log *slog.Log
 		log.Info("wrote the configuration", "file", cfg.WriteConfigTo)
 		return nil
 	case cfg.Cleanup:
-		err := leftovers(ctx, p.modes, "", cfg.Adopt, log)
+		modes, refused := cleanable(ctx, p.modes, cfg.Adopt, log)
+		err := leftovers(ctx, modes, "", cfg.Adopt, log)
 		if cfg.Adopt {
 			// The rules of kube-proxy's modes refer to each other's chains and sets. The
 			// first pass leaves out what is still in use.
-			err = leftovers(ctx, p.modes, "", cfg.Adopt, log)
+			err = leftovers(ctx, modes, "", cfg.Adopt, log)
 		}
+		err = errors.Join(err, refused)
 		if err := errors.Join(err, socketlb.Cleanup(ctx, socketlb.Config{})); err != nil {
 			return err
 		}

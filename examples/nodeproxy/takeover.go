@@ -310,6 +310,25 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// errIPVSInUse is the refusal to clean up mode ipvs beside a kube-proxy in mode ipvs.
+var errIPVSInUse = errors.New("rules of mode ipvs stay: kube-proxy runs in mode ipvs and uses the same virtual servers and sets; stop it, or run nodeproxy in mode nftables first, which removes them")
+
+// cleanable returns the modes whose rules --cleanup may remove. Without adopt it leaves out mode
+// ipvs, and returns errIPVSInUse, if the agent has left rules in it and a kube-proxy in the same
+// mode runs: nothing proves whose the virtual servers are.
+func cleanable(ctx context.Context, modes []mode, adopt bool, log *slog.Logger) ([]mode, error) {
+	m, err := findMode(modes, config.ModeIPVS)
+	if err != nil || adopt {
+		return modes, nil
+	}
+	var p takeover.Prober
+	p.Metrics, p.Healthz = takeover.DefaultAddresses()
+	if owned, err := m.owned(ctx, log); err != nil || !owned || !slices.Contains(p.Look(ctx), takeover.Kind{Owner: takeover.KubeProxy, Mode: m.name}) {
+		return modes, nil // cleaning up reports an error that persists
+	}
+	return slices.DeleteFunc(slices.Clone(modes), func(o mode) bool { return o.name == m.name }), errIPVSInUse
+}
+
 // leftovers removes the rules of every mode except inUse, and kube-proxy's rules if adopt is
 // set. It continues after an error. If inUse is "", it removes the rules of all modes;
 // otherwise it leaves out modes that have a retire function.

@@ -94,9 +94,9 @@ func TestTakeOverFromRunningKubeProxy(t *testing.T) {
 				s.explains(t, dir, to, 0, "kernel: agrees")
 				stream.held(t, "at the end")
 				stream.stop()
-				if strings.Contains(metricsOn(t, s.node, "127.0.0.1:10250"), "proxier_other_proxy_rules{") {
-					t.Error("the metric of kube-proxy's rules stays")
-				}
+				eventually(t, "the metric of kube-proxy's rules is gone", func() bool {
+					return !strings.Contains(metricsOn(t, s.node, "127.0.0.1:10250"), "proxier_other_proxy_rules{")
+				})
 			})
 		}
 	}
@@ -180,5 +180,29 @@ func TestRulesOfRunningKubeProxyStay(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestCleanupLeavesModeIPVSToRunningKubeProxy has a chain of the agent's mode ipvs, and a
+// kube-proxy in that mode.
+func TestCleanupLeavesModeIPVSToRunningKubeProxy(t *testing.T) {
+	t.Parallel()
+	takeOverTools(t)
+	s := newSite(t)
+	for _, args := range []string{"-N KUBE-IPVS-SERVICES"} {
+		if out, err := s.node.Output("iptables", append([]string{"-t", "nat"}, strings.Fields(args)...)...); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	old := &scriptedKubeProxy{t: t, node: s.node, mode: "ipvs"}
+	old.serve("127.0.0.1:10249", old.mode)
+	c := start(t, s.node, "run", "--cleanup")
+	if code, _ := c.exit(t); code != 1 || !strings.Contains(c.log(), "kube-proxy runs in mode ipvs") || !rules(t, s.node)["ipvs"] {
+		t.Errorf("exit status %d, rules %v, log:\n%s", code, rules(t, s.node), c.log())
+	}
+	old.stop()
+	c = start(t, s.node, "run", "--cleanup")
+	if code, _ := c.exit(t); code != 0 || rules(t, s.node)["ipvs"] {
+		t.Errorf("without kube-proxy: exit status %d, rules %v, log:\n%s", code, rules(t, s.node), c.log())
 	}
 }
