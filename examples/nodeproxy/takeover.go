@@ -57,18 +57,18 @@ type takeOver struct {
 	kinds   map[takeover.Kind]*otherRules
 	looked  bool
 	retired sync.WaitGroup
+	// retiring reports that rules of mode ipvs are being removed in the background.
+	retiring atomic.Bool
 }
 
 // otherRules is what takeOver knows of the rules of one kind.
 type otherRules struct {
 	takeover.Watch
 	state takeover.State
-	// next is the earliest time of the next attempt at a removal. removing reports that one
-	// runs in the background.
-	next     time.Time
-	removing atomic.Bool
-	// again requests a removal that could not be complete while another mode was removed.
-	again atomic.Bool
+	// next is the earliest time of the next attempt at a removal.
+	next time.Time
+	// inUse reports that the state is InUse.
+	inUse atomic.Bool
 }
 
 // newTakeOver returns the takeOver of an agent. bound reports whether one of the agent's own
@@ -203,17 +203,18 @@ func (t *takeOver) look(ctx context.Context) (time.Duration, error) {
 	}
 	interval := lookInterval
 	for k, o := range t.kinds {
+		if k.Mode == config.ModeIPVS && t.retiring.Load() {
+			interval = waitInterval
+			continue
+		}
 		s := takeover.Sighting{Present: rules[k].Present, Stamp: rules[k].Stamp, Answers: slices.Contains(answers, k), OwnChange: own}
 		state := o.Look(time.Now(), s)
 		t.note(k, o, state)
 		// Not everything that nodeproxy leaves is found. So all of it is removed once.
 		unknown := first && k.Owner == takeover.Nodeproxy && !s.Answers
-		again := o.again.Swap(false) && state != takeover.InUse
-		if again {
-			o.next = time.Time{}
-		}
-		if state == takeover.Left || unknown || again {
-			t.remove(ctx, k, o, again)
+		o.inUse.Store(state == takeover.InUse)
+		if state == takeover.Left || unknown {
+			t.remove(ctx, k, o)
 		}
 		switch {
 		case o.state == takeover.Absent:
@@ -252,18 +253,25 @@ func (t *takeOver) note(k takeover.Kind, o *otherRules, now takeover.State) {
 }
 
 // remove removes the rules of a kind. Removing mode ipvs takes until its connections have ended,
-// and runs in the background. again reports that mode ipvs was removed before.
-func (t *takeOver) remove(ctx context.Context, k takeover.Kind, o *otherRules, again bool) {
+// and runs in the background.
+func (t *takeOver) remove(ctx context.Context, k takeover.Kind, o *otherRules) {
 	m, err := findMode(t.modes, k.Mode)
-	if err != nil || !t.removes(k) || time.Now().Before(o.next) || o.removing.Load() {
+	if err != nil || !t.removes(k) || time.Now().Before(o.next) {
 		return
 	}
 	o.next = time.Now().Add(t.retry)
 	if m.retire != nil {
-		o.removing.Store(true)
+		// Meanwhile the mode's rules are the agent's own.
+		t.retiring.Store(true)
 		t.retired.Go(func() {
-			defer o.removing.Store(false)
-			t.result(ctx, k, t.retire(ctx, m, k.Owner == takeover.KubeProxy))
+			defer t.retiring.Store(false)
+			for {
+				err := t.retire(ctx, m, k.Owner == takeover.KubeProxy)
+				t.result(ctx, k, err)
+				if err == nil || sleep(ctx, t.retry) != nil {
+					return
+				}
+			}
 		})
 		return
 	}
@@ -271,11 +279,7 @@ func (t *takeOver) remove(ctx context.Context, k takeover.Kind, o *otherRules, a
 	if k.Owner == takeover.KubeProxy {
 		cleanup = m.cleanupKubeProxy
 	}
-	err = cleanup(ctx, t.log)
-	if other, failed := findMode(t.modes, config.ModeIPVS); failed == nil && again {
-		err = errors.Join(err, other.cleanupKubeProxy(ctx, t.log)) // the sets that the chains used
-	}
-	t.result(ctx, k, err)
+	t.result(ctx, k, cleanup(ctx, t.log))
 }
 
 // result logs and counts the failure of a removal. The next look tries again.
@@ -286,16 +290,20 @@ func (t *takeOver) result(ctx context.Context, k takeover.Kind, err error) {
 	}
 }
 
-// retire removes a mode that has a retire function. Afterwards, chains of kube-proxy's mode
-// iptables that only the retired mode's rules used can be removed.
+// retire removes a mode that has a retire function, and then the chains of kube-proxy's mode
+// iptables that only the retired mode's rules used, and the sets that these chains used.
 func (t *takeOver) retire(ctx context.Context, m mode, kubeProxy bool) error {
 	if err := m.retire(ctx, m, kubeProxy, t.log); err != nil || !kubeProxy {
 		return err
 	}
-	if o := t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPTables}]; o != nil {
-		o.again.Store(true)
+	var err error
+	if o := t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPTables}]; o != nil && !o.inUse.Load() {
+		var chains mode
+		if chains, err = findMode(t.modes, config.ModeIPTables); err == nil {
+			err = chains.cleanupKubeProxy(ctx, t.log)
+		}
 	}
-	return m.cleanupKubeProxy(ctx, t.log)
+	return errors.Join(err, m.cleanupKubeProxy(ctx, t.log))
 }
 
 // sleep waits for a time, or returns the error of ctx when it is done.
