@@ -101,7 +101,7 @@ func TestChaosInVM(t *testing.T) {
 		t.Skip("takes many minutes: runs if -for or -worlds is given")
 	}
 	const agent = "testdata/nodeproxy"
-	if os.Getenv("PROXIER_VM_INSIDE") == "" {
+	if !inMachine() {
 		// The machine gets the folder testdata. It lacks shared libraries.
 		dir := t.TempDir()
 		if err := buildAgent(t.Context(), filepath.Join(dir, agent), append(os.Environ(), "CGO_ENABLED=0")); err != nil {

@@ -25,7 +25,8 @@
 // which are changed to invalid and unusual ones at times (mangle.go). A round makes up to 25 steps.
 // A step is a few changes of objects, or a fault: of the API server (misbehave.go), of the process
 // (SIGKILL, SIGTERM, SIGSTOP), of the node (addresses and interfaces), or of the rules (flushed
-// tables, deleted elements and rules, foreign tables; faults_*.go).
+// tables, deleted elements and rules, foreign tables; faults_*.go). In a virtual machine, the clock
+// also jumps by up to two days, and the kernel refuses to track more connections.
 //
 // # Judgement
 //

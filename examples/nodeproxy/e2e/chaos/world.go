@@ -90,6 +90,9 @@ func (o *options) runWorld(ctx context.Context, m *mode, seed uint64) (*result, 
 // chosenFaults returns the faults of a mode that the options select.
 func (o *options) chosenFaults(m *mode) []fault {
 	all := slices.Concat(commonFaults, m.faults)
+	if inMachine() {
+		all = append(all, machineFaults...)
+	}
 	if o.only == "" {
 		return all
 	}
