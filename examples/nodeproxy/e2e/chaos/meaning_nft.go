@@ -133,7 +133,21 @@ var dispatchMaps = []struct{ frontends, handlers string }{
 	{"service-ips", "own-handlers"}, {"service-nodeports", "own-handlers"},
 }
 
-// chains with a hash in their name choose an endpoint by its bucket.
+// stickyChain returns the chain of a pool with client affinity, or "" for other pools.
+func (t *nftTable) stickyChain(pool uint32) string {
+	value, ok := t.sets["sticky-pools"][fmt.Sprintf("%x:%x", pool>>16, pool&0xffff)]
+	if !ok {
+		return ""
+	}
+	_, handler, _ := strings.Cut(value, ":")
+	chain, ok := t.sets["sticky-handlers"]["0:"+handler]
+	if !ok {
+		return "no sticky handler " + handler
+	}
+	return strings.TrimPrefix(chain, "goto ")
+}
+
+// hashInName is in the names of chains that choose an endpoint by its bucket.
 const hashInName = "-by-"
 
 // addFrontends adds what happens to connections to each frontend, and returns the chains that
@@ -153,6 +167,10 @@ func (t *nftTable) addFrontends(m meaning, family string) (used map[string]bool)
 			}
 			chain = strings.TrimPrefix(chain, "goto ")
 			used[chain] = true
+			if sticky := t.stickyChain(id & poolBits); sticky != "" {
+				used[sticky] = true
+				chain += " " + sticky
+			}
 			list := pools[id&poolBits]
 			if !strings.Contains(chain, hashInName) {
 				list = unordered(list)

@@ -17,7 +17,17 @@ const nftListing = `table ip proxier {
 
 	map handlers {
 		type classid : verdict
-		elements = { 8010:0 : goto pool-1, 8020:0 : goto sticky-1-9s }
+		elements = { 8010:0 : goto pool-1, 8020:0 : goto cluster-ip-sticky }
+	}
+
+	map sticky-pools {
+		type classid : classid
+		elements = { 0:8001 : 8001:3 }
+	}
+
+	map sticky-handlers {
+		type classid : verdict
+		elements = { 0:3 : goto sticky-1-9s }
 	}
 
 	map endpoints {
@@ -57,6 +67,10 @@ const nftListing = `table ip proxier {
 		dnat to y
 	}
 
+	chain cluster-ip-sticky {
+		vmap @sticky-handlers
+	}
+
 	chain unused {
 		drop
 	}
@@ -73,19 +87,19 @@ func nftMeaningOf(text string) meaning {
 // facts, which must.
 func TestNumbersOfTablesHaveNoMeaning(t *testing.T) {
 	want := nftMeaningOf(nftListing)
-	if got := want["ip service-ips: 10.96.0.2 . tcp . 80 by handlers"]; got != `"a/y:": sticky-1-9s 10.1.1.3 . 8080` {
+	if got := want["ip service-ips: 10.96.0.2 . tcp . 80 by handlers"]; got != `"a/y:": cluster-ip-sticky sticky-1-9s 10.1.1.3 . 8080` {
 		t.Errorf("affinity: %q", got)
 	}
-	if len(want) != 7 {
-		t.Errorf("facts: %q, want 2 frontends, 1 cluster IP and 4 chains", maps.Collect(maps.All(want)))
+	if len(want) != 8 {
+		t.Errorf("facts: %q, want 2 frontends, 1 cluster IP and 5 chains", maps.Collect(maps.All(want)))
 	}
-	same := strings.NewReplacer("8010:1", "8030:7", "8010:0", "8030:0", "0:1 . ", "0:7 . ", "8001:1", "8001:4", "\tchain unused {\n\t\tdrop\n\t}\n", "").Replace(nftListing)
+	same := strings.NewReplacer("8010:1", "8030:7", "8010:0", "8030:0", "0:1 . ", "0:7 . ", "8001:1", "8001:4", "8001:3", "8001:9", "{ 0:3", "{ 0:9", "\tchain unused {\n\t\tdrop\n\t}\n", "").Replace(nftListing)
 	if d := nftMeaningOf(same).differences(want); len(d) != 0 {
 		t.Errorf("other numbers make differences: %q", d)
 	}
 	for _, edit := range [][2]string{
 		{"10.1.1.2", "10.1.1.9"}, {"10.1.1.3", "10.1.1.9"}, {"8001:1 comment", "8001:2 comment"}, {"goto pool-1", "goto pool-2"},
-		{"a/x:p", "a/z:p"}, {"{ 10.96.0.1 }", "{ 10.96.0.1, 10.96.0.2 }"}, {"\t\tmasquerade\n", ""}, {"dnat to x", "dnat to z"}, {"10.96.0.2 . tcp", "10.96.0.2 . udp"},
+		{"a/x:p", "a/z:p"}, {"{ 10.96.0.1 }", "{ 10.96.0.1, 10.96.0.2 }"}, {"\t\tmasquerade\n", ""}, {"dnat to x", "dnat to z"}, {"goto sticky-1-9s", "goto sticky-1-8s"}, {"0:8001 :", "0:8002 :"}, {"10.96.0.2 . tcp", "10.96.0.2 . udp"},
 	} {
 		if d := nftMeaningOf(strings.Replace(nftListing, edit[0], edit[1], 1)).differences(want); len(d) == 0 {
 			t.Errorf("%q instead of %q makes no difference", edit[1], edit[0])
