@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/go-proxier/proxier/conntrack"
 	"github.com/go-proxier/proxier/internal/netlab"
 )
 
@@ -28,6 +29,7 @@ func TestPinnedProcessCountsAllCPUs(t *testing.T) {
 	}
 	online := strings.Count("\n"+string(info), "\nprocessor\t:")
 	netlab.Need(t, online > 1, "two CPUs")
+	share := conntrack.MaxEntries / online // more than most limits, which are only raised
 
 	// A child inherits the affinity of the thread that starts it. The thread stays locked
 	// and ends with its goroutine.
@@ -49,7 +51,7 @@ func TestPinnedProcessCountsAllCPUs(t *testing.T) {
 			done <- result{nil, err}
 			return
 		}
-		cmd := exec.Command("/proc/self/exe", "run", "--init-only", "--conntrack-max-per-core=1000", "--conntrack-min=0",
+		cmd := exec.Command("/proc/self/exe", "run", "--init-only", fmt.Sprintf("--conntrack-max-per-core=%d", share), "--conntrack-min=0",
 			"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 		cmd.Env = append(os.Environ(), programEnv+"=1")
 		out, err := cmd.CombinedOutput()
@@ -64,7 +66,7 @@ func TestPinnedProcessCountsAllCPUs(t *testing.T) {
 	if !strings.Contains(string(r.out), want) {
 		t.Fatalf("no %q in the log; error %v:\n%s", want, r.err, r.out)
 	}
-	machine := fmt.Sprintf("cannot be set to %d000 ", online)
+	machine := fmt.Sprintf("cannot be set to at least %d ", online*share)
 	if !strings.Contains(string(r.out), machine) {
 		t.Errorf("no %q in the log:\n%s", machine, r.out)
 	}

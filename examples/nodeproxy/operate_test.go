@@ -294,7 +294,8 @@ func TestLiveSwitchBreaksNoConnection(t *testing.T) {
 func TestReadOnlyParametersAreLogged(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	p, _ := s.serveWeb(t, podIPs[:1])
+	const more = "--conntrack-min=2000000000" // the limit is only raised
+	p, _ := s.serveWeb(t, podIPs[:1], more)
 	_, err := s.node.Output("test", "-e", "/proc/sys/net/netfilter/nf_conntrack_max")
 	netlab.Need(t, err == nil, "nf_conntrack sysctls in network namespaces")
 	for _, want := range []string{"] \"cannot set a kernel parameter\"", "/proc/sys/net/netfilter/nf_conntrack_max is ", "cannot be set to ", "set it on the host, or ask for no change", `skipWith="--conntrack-max-per-core=0"`} {
@@ -302,7 +303,7 @@ func TestReadOnlyParametersAreLogged(t *testing.T) {
 	}
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	for args, code := range map[string]int{"--init-only": 1, "--init-only --conntrack-max-per-core=0": 0} {
-		p := start(t, s.node, append([]string{"run"}, strings.Fields(args)...)...)
+		p := start(t, s.node, append([]string{"run", more}, strings.Fields(args)...)...)
 		if got, _ := p.exit(t); got != code || (code == 0) == strings.Contains(p.log(), "nf_conntrack_max") {
 			t.Errorf("%s: exit status %d, want %d, log:\n%s", args, got, code, p.log())
 		}
