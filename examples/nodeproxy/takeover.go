@@ -290,20 +290,34 @@ func (t *takeOver) result(ctx context.Context, k takeover.Kind, err error) {
 	}
 }
 
-// retire removes a mode that has a retire function, and then the chains of kube-proxy's mode
-// iptables that only the retired mode's rules used, and the sets that these chains used.
+// retire removes a mode that has a retire function. kube-proxy's mode ipvs shares chains with its
+// mode iptables: they lead to chains, and use sets, of mode ipvs only. So they are removed first,
+// and again when the mode is gone, since some were in use.
 func (t *takeOver) retire(ctx context.Context, m mode, kubeProxy bool) error {
-	if err := m.retire(ctx, m, kubeProxy, t.log); err != nil || !kubeProxy {
+	if !kubeProxy {
+		return m.retire(ctx, m, false, t.log)
+	}
+	if err := t.removeShared(ctx); err != nil {
 		return err
 	}
-	var err error
-	if o := t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPTables}]; o != nil && !o.inUse.Load() {
-		var chains mode
-		if chains, err = findMode(t.modes, config.ModeIPTables); err == nil {
-			err = chains.cleanupKubeProxy(ctx, t.log)
-		}
+	if err := m.retire(ctx, m, true, t.log); err != nil {
+		return err
 	}
-	return errors.Join(err, m.cleanupKubeProxy(ctx, t.log))
+	return errors.Join(t.removeShared(ctx), m.cleanupKubeProxy(ctx, t.log))
+}
+
+// removeShared removes the chains of kube-proxy's mode iptables, unless that mode runs or is the
+// agent's own.
+func (t *takeOver) removeShared(ctx context.Context) error {
+	o := t.kinds[takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeIPTables}]
+	if o == nil || o.inUse.Load() {
+		return nil
+	}
+	m, err := findMode(t.modes, config.ModeIPTables)
+	if err != nil {
+		return err
+	}
+	return m.cleanupKubeProxy(ctx, t.log)
 }
 
 // sleep waits for a time, or returns the error of ctx when it is done.
