@@ -78,7 +78,8 @@
 //   - Config.Marks, by default 4,095 packet marks in each family: one for each Service port that
 //     treats internal traffic differently (see ruleset.Frontend.Internal). For a Service port
 //     beyond that, internal traffic is treated like external traffic. A Service port keeps its
-//     mark while it needs one, and after a restart gets the one that it had.
+//     mark while it needs one, and after a restart gets the one that it had. Free
+//     marks go to older Services first.
 //   - 4,194,304 elements of each ipset. A change of a Service that needs more fails alone, and the
 //     Service keeps its previous objects.
 //   - The affinity timeout of a virtual server, 24 days. A longer one is shortened (see

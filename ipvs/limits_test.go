@@ -3,9 +3,13 @@
 package ipvs
 
 import (
+	"fmt"
+	"log/slog"
+	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/go-proxier/proxier/internal/complaint"
 	"github.com/go-proxier/proxier/ruleset"
 	"github.com/go-proxier/proxier/tracker"
 )
@@ -23,5 +27,41 @@ func TestAffinityIsShortenedToTheLimit(t *testing.T) {
 		if got := time.Duration(v.timeout) * time.Second; got != c.want {
 			t.Errorf("affinity %v: timeout %v, want %v", c.affinity, got, c.want)
 		}
+	}
+}
+
+// TestScarceMarksGoToTheOldest has more Services that need a packet mark than there are marks. In a
+// full delta the oldest get them, whatever their names, and later a Service keeps its mark.
+func TestScarceMarksGoToTheOldest(t *testing.T) {
+	b := &Backend{backend{complaints: complaint.NewLog(slog.New(slog.DiscardHandler))}}
+	b.config.Marks = Marks{Value: 0x3000, Mask: 0xfffffffe} // one mark
+	s := newState(tracker.IPv4)
+	s.node = &ruleset.Node{Info: tracker.NodeInfo{Name: "here"}}
+	service := func(n int, created int64) *ruleset.Service {
+		return testService(func(p *tracker.ServicePort) {
+			p.Key.Name, p.Created = fmt.Sprint("s", n), created
+			p.ExternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{198, 51, 100, byte(n)})}
+			p.ExternalLocal = true
+		})
+	}
+	marked := func(full bool, list ...*ruleset.Service) (names []string) {
+		u := newUpdate(b, s, map[tracker.Key]error{})
+		for _, svc := range list {
+			u.add(svc.Key, svc)
+		}
+		u.makePlans(full)
+		for _, it := range u.items {
+			if it.plan.mark != 0 {
+				names = append(names, it.key.Name)
+			}
+		}
+		return names
+	}
+	one, two, three := service(1, 0), service(2, 300), service(3, 200)
+	if got := marked(true, one, two, three); fmt.Sprint(got) != "[s3]" {
+		t.Errorf("marks for %v", got)
+	}
+	if got := marked(false, service(0, 100), three); fmt.Sprint(got) != "[s3]" {
+		t.Errorf("marks for %v after another Service came", got)
 	}
 }

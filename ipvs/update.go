@@ -3,10 +3,12 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"os"
 	"slices"
@@ -191,7 +193,9 @@ func (u *update) makePlans(full bool) {
 			}
 		}
 	}
-	for _, it := range u.items {
+	// After a restart, new marks go to the oldest Services first.
+	byAge := slices.SortedStableFunc(slices.Values(u.items), func(a, b *item) int { return cmp.Compare(a.age(), b.age()) })
+	for _, it := range byAge {
 		switch {
 		case len(it.plan.internal) == 0 || u.failed[it.key] != nil:
 			continue
@@ -209,6 +213,14 @@ func (u *update) makePlans(full bool) {
 		it.state.mark = m
 		makePlan(it)
 	}
+}
+
+// age returns a number that is lower for an older Service.
+func (it *item) age() uint64 {
+	if it.service == nil {
+		return math.MaxUint64
+	}
+	return uint64(it.service.Port.Created) - 1 // 0 means unknown
 }
 
 // local returns the information about the node that plans depend on.

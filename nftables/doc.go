@@ -95,7 +95,7 @@
 //     and this node has endpoints. A Service beyond that fails alone. If it had rules, it keeps
 //     them, without frontends and endpoints that are gone (see [ruleset.Service.Remaining]).
 //   - 32,767 pools with client affinity. Services beyond that are forwarded without affinity, and
-//     a log line tells how many. They get affinity when others give it up.
+//     a log line tells how many. They get affinity, the oldest first, when others give it up.
 //   - 65,535 endpoints of a pool with client affinity, and 32,767 with weights or a hash. Only the
 //     first ones of a larger pool are used (see [Backend.Limits]).
 //   - Config.StickyClients remembered clients, of all Services together. Clients beyond that are
@@ -106,12 +106,12 @@
 //     alone, with [ErrTooLarge], and keeps what remains of its rules.
 //
 // After a restart, Services that have rules in the kernel come before others if there is not
-// enough room. Sets of Service addresses and endpoints
+// enough room, and older Services before newer ones (see tracker.ServicePort.Created). Sets of Service addresses and endpoints
 // have room for twice what the last full delta needed, at least 4,096; when one is full, Apply
 // asks for a full delta, which makes room. Numbers of handlers (see DESIGN.md) and affinity
 // timeouts have no limit that a Service could reach.
 //
 // With a hash, a Service takes about 120 bytes of kernel memory for each bucket of its table:
-// 60 kB in each family for 15 endpoints. A Service with client affinity takes about 5 kB for a
+// 60 kB in each family for 15 endpoints. A Service with client affinity takes about 3 kB for a
 // timeout that no other uses.
 package nftables

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/go-proxier/proxier/internal/backendtest"
 	"github.com/go-proxier/proxier/internal/netlab"
@@ -185,12 +186,31 @@ func TestTooFewStickyPools(t *testing.T) {
 	r.cursor.Resync()
 	r.sync()
 	expect(3, 4, 5)
-	// So do Services that get affinity later.
-	r.tracker.DeleteService(backendtest.ServiceName(4))
+	// From an empty kernel, the oldest have, whatever their names.
+	for i := range 8 {
+		r.tracker.DeleteService(backendtest.ServiceName(i))
+	}
 	r.sync()
-	set(2, 1) // any change
+	for i := range 8 {
+		if i != 2 {
+			r.setBoth(i, []int{2, 3, 4}, sticky(int32(600+i)), func(s *v1.Service) {
+				s.CreationTimestamp = metav1.Unix(int64(1000-i), 0)
+			})
+		}
+	}
+	if err := Cleanup(t.Context(), r.backend.config); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
 	r.sync()
-	expect(0, 3, 5)
+	expect(5, 6, 7)
+	// Another gets affinity when one gives it up.
+	r.tracker.DeleteService(backendtest.ServiceName(6))
+	r.sync()
+	expect(4, 5, 7)
+	set(2, 1) // it is new
+	r.sync()
+	expect(4, 5, 7)
 }
 
 // TestTooFewPools has more Services than there is room for. Those beyond fail alone, those that have

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/go-proxier/proxier/internal/backendconf"
@@ -18,7 +19,7 @@ import (
 // byPrecedence returns the changes of a full delta in the order in which Services get the numbers
 // of pools. The order matters only if there are fewer numbers than Services want. Then Services
 // that have rules come first, in this process or in the tables old, and of these the ones that want
-// a single pool. So neither a new Service, nor one that wants
+// a single pool. The oldest of the others come next. So neither a new Service, nor one that wants
 // more than it has, nor a restart takes the rules of another Service.
 func (b *Backend) byPrecedence(changes []ruleset.Change, old *kernelTables) ([]ruleset.Change, error) {
 	if !b.scarce(changes) {
@@ -41,9 +42,21 @@ func (b *Backend) byPrecedence(changes []ruleset.Change, old *kernelTables) ([]r
 	}
 	out := slices.Clone(changes)
 	slices.SortFunc(out, func(a, b ruleset.Change) int {
-		return cmp.Or(rank(&a)-rank(&b), a.Key.Compare(b.Key))
+		return cmp.Or(rank(&a)-rank(&b), compareAge(a.New, b.New), a.Key.Compare(b.Key))
 	})
 	return out, nil
+}
+
+// compareAge orders Services by age, the oldest first. Services of unknown age come last, and nil
+// after them.
+func compareAge(a, b *ruleset.Service) int {
+	age := func(s *ruleset.Service) uint64 {
+		if s == nil {
+			return math.MaxUint64
+		}
+		return uint64(s.Port.Created) - 1 // 0 means unknown
+	}
+	return cmp.Compare(age(a), age(b))
 }
 
 // poolsOf returns the number of pools that the Service wants, 0 for nil.
@@ -93,7 +106,7 @@ func (b *Backend) installed(old *kernelTables) (map[tracker.Key]bool, error) {
 }
 
 // retryLacking writes Services that lack client affinity again, except those in changes, once there
-// are numbers of sticky pools for them.
+// are numbers of sticky pools for them. The oldest come first.
 func (b *Backend) retryLacking(ctx context.Context, changes []ruleset.Change) error {
 	for _, t := range b.tables {
 		if len(t.lacking) == 0 || t.sticky.exhausted() {
@@ -107,7 +120,7 @@ func (b *Backend) retryLacking(ctx context.Context, changes []ruleset.Change) er
 		for id := range waiting {
 			list = append(list, t.services[id].rule)
 		}
-		slices.SortFunc(list, func(a, b *ruleset.Service) int { return a.Key.Compare(b.Key) })
+		slices.SortFunc(list, func(a, b *ruleset.Service) int { return cmp.Or(compareAge(a, b), a.Key.Compare(b.Key)) })
 		for _, s := range list {
 			if t.sticky.exhausted() {
 				break
