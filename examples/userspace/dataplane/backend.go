@@ -337,19 +337,51 @@ func (b *Backend) places(svc *ruleset.Service, n *ruleset.Node) []bound {
 	return out
 }
 
-// look stores the node's own addresses and the rules that identify pods. It reports whether
-// they changed.
-func (b *Backend) look(own []netip.Addr, pods ruleset.LocalTraffic) bool {
-	n := &internalTraffic{pods: pods}
+// Check returns an error that wraps [ruleset.ErrNeedFull] if the node's own addresses have
+// changed since the last full delta, or if a held address is missing. A full delta repairs
+// both.
+func (b *Backend) Check() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || b.internal == nil {
+		return nil
+	}
+	own, err := b.config.Addresses.Own()
+	if err != nil {
+		return fmt.Errorf("dataplane: cannot list the node's addresses: %w", err)
+	}
+	if own = usable(own); !slices.Equal(own, b.internal.own) {
+		return fmt.Errorf("dataplane: the node's addresses changed: %w", ruleset.ErrNeedFull)
+	}
+	held, err := b.config.Addresses.Held()
+	if err != nil {
+		return fmt.Errorf("dataplane: cannot list the held addresses: %w", err)
+	}
+	for a := range b.addresses {
+		if !slices.Contains(held, a) && !slices.Contains(own, a) {
+			return fmt.Errorf("dataplane: address %s is missing: %w", a, ruleset.ErrNeedFull)
+		}
+	}
+	return nil
+}
+
+// usable returns the addresses that a socket can use, sorted.
+func usable(own []netip.Addr) (out []netip.Addr) {
 	for _, a := range own {
 		a = a.Unmap()
 		// Link-local addresses cannot be used without an interface.
 		if a.IsValid() && a.Zone() == "" && !a.IsLinkLocalUnicast() {
-			n.own = append(n.own, a)
+			out = append(out, a)
 		}
 	}
-	slices.SortFunc(n.own, netip.Addr.Compare)
-	n.own = slices.Compact(n.own)
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}
+
+// look stores the node's own addresses and the rules that identify pods. It reports whether
+// they changed.
+func (b *Backend) look(own []netip.Addr, pods ruleset.LocalTraffic) bool {
+	n := &internalTraffic{pods: pods, own: usable(own)}
 	if b.internal != nil && slices.Equal(b.internal.own, n.own) && b.internal.pods.Bridge == pods.Bridge &&
 		b.internal.pods.InterfacePrefix == pods.InterfacePrefix && slices.Equal(b.internal.pods.CIDRs, pods.CIDRs) {
 		return false

@@ -111,7 +111,7 @@ var nextPort atomic.Int32
 
 // freePort returns an unused port of 127.0.0.1. Neither the system nor another test will
 // allocate it.
-func freePort(t *testing.T, network string) uint16 {
+func freePort(t testing.TB, network string) uint16 {
 	t.Helper()
 	for {
 		n := 20000 + nextPort.Add(1)

@@ -75,6 +75,22 @@ func again[T any](list func() ([]T, error)) (out []T, err error) {
 	return out, err
 }
 
+// Permitted returns an error if the process may not add addresses: it lacks CAP_NET_ADMIN.
+func (a *Addresses) Permitted() error {
+	// Packets never go to 240.0.0.0/4 (RFC 1112, section 4), so no address in it is held.
+	return a.Release(netip.AddrFrom4([4]byte{240, 0, 0, 1}))
+}
+
+// Local reports whether the node treats x as one of its own addresses: an interface has it, it
+// is held, or it is in a range with a local route. It needs no privileges.
+func (a *Addresses) Local(x netip.Addr) bool {
+	if a.nl == nil || !x.IsValid() {
+		return false
+	}
+	routes, err := a.nl.RouteGet(net.IP(x.Unmap().AsSlice()))
+	return err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL
+}
+
 // Hold adds an address to the node. If an interface already has the address, or it is already
 // held, Hold returns nil.
 func (a *Addresses) Hold(x netip.Addr) error {

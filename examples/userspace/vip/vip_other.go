@@ -22,6 +22,12 @@ func (*Addresses) Close() error { return nil }
 // Own returns [ErrNotSupported].
 func (*Addresses) Own() ([]netip.Addr, error) { return nil, ErrNotSupported }
 
+// Permitted returns [ErrNotSupported].
+func (*Addresses) Permitted() error { return ErrNotSupported }
+
+// Local reports false.
+func (*Addresses) Local(netip.Addr) bool { return false }
+
 // Hold returns [ErrNotSupported].
 func (*Addresses) Hold(netip.Addr) error { return ErrNotSupported }
 
