@@ -23,6 +23,7 @@
 //   - sync_full_proxy_rules_duration_seconds and sync_partial_proxy_rules_duration_seconds
 //     exist in modes iptables and nftables.
 //   - sync_proxy_rules_iptables_restore_failures_total exists in modes iptables and ipvs.
+//   - Mode userspace has none of these.
 //   - The other metrics with iptables in their names exist in mode iptables, those with
 //     nftables in mode nftables.
 //

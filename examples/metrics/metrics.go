@@ -26,7 +26,7 @@ const (
 
 // Config is the configuration of a Set. Mode and Families are required.
 type Config struct {
-	// Mode is the proxy mode: nftables, iptables or ipvs. Some metrics depend on it.
+	// Mode is the proxy mode: nftables, iptables, ipvs or userspace. Some metrics depend on it.
 	Mode string
 	// Families holds the served address families.
 	Families []tracker.Family
@@ -45,7 +45,7 @@ type Set struct {
 	endpointChanges, serviceChanges          prometheus.Counter
 	conntrackDeleted, syncFailures           *prometheus.CounterVec
 	healthz, livez                           *prometheus.CounterVec
-	// Metrics that are nil in some modes.
+	// Metrics that are nil in some modes, as is syncFailures in mode userspace.
 	fullDuration, partialDuration    *prometheus.HistogramVec
 	partialFailures, cleanupFailures *prometheus.CounterVec
 	rules, rulesWritten              *prometheus.GaugeVec
@@ -93,7 +93,7 @@ func NewSet(c Config) *Set {
 	case "nftables":
 		s.syncFailures = s.counter("sync_proxy_rules_nftables_sync_failures_total", "Syncs that failed", familyLabel)
 		s.cleanupFailures = s.counter("sync_proxy_rules_nftables_cleanup_failures_total", "Failed removals of objects that are no longer needed", familyLabel)
-	default:
+	case "iptables", "ipvs":
 		s.syncFailures = s.counter("sync_proxy_rules_iptables_restore_failures_total", "Syncs that failed", familyLabel)
 	}
 	if c.Mode == "iptables" {
@@ -101,7 +101,7 @@ func NewSet(c Config) *Set {
 		s.rules = s.gauge("sync_proxy_rules_iptables_total", "Rules in the table", familyLabel, tableLabel)
 		s.rulesWritten = s.gauge("sync_proxy_rules_iptables_last", "Rules that the last sync wrote", familyLabel, tableLabel)
 	}
-	if c.Mode != "ipvs" {
+	if c.Mode == "nftables" || c.Mode == "iptables" {
 		s.fullDuration = s.histogram("sync_full_proxy_rules_duration_seconds", "Duration of a sync of all rules", durations)
 		s.partialDuration = s.histogram("sync_partial_proxy_rules_duration_seconds", "Duration of a sync of changed rules", durations)
 	}
@@ -236,7 +236,7 @@ func (s *Set) Applied(d *ruleset.Delta, err error) {
 		}
 	}
 	for _, f := range s.cfg.Families {
-		if some && !failed[f] {
+		if s.syncFailures == nil || some && !failed[f] {
 			continue
 		}
 		s.syncFailures.WithLabelValues(f.String()).Inc()

@@ -125,8 +125,10 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	if err := a.openSockets(ctx, cfg, log); err != nil {
 		return nil, err
 	}
-	tune(cfg, log)
-	checkForwarding(a.families, cfg.Mode, log)
+	if cfg.Mode != config.ModeUserspace {
+		tune(cfg, log)
+		checkForwarding(a.families, cfg.Mode, log)
+	}
 
 	hooks := worldHooks{
 		own:            func() ([]netip.Addr, error) { return ownAddresses(nl) },
@@ -154,6 +156,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 	a.takeOver = newTakeOver(cfg, modes, a.netns, a.instance, a.boundTo, log)
 	a.takeOver.failed = a.metrics.CleanupFailed
 	a.takeOver.report = func(k takeover.Kind, s takeover.State) { a.metrics.OtherRules(string(k.Owner), k.Mode, string(s)) }
+	a.takeOver.powerless = !takesOverIn(a.kernel.get().plane, cfg.Adopt, log)
 	if err := a.connect(); err != nil {
 		return nil, err
 	}
@@ -175,9 +178,14 @@ func (a *agent) openKernel(ctx context.Context, cfg *config.Config, log *slog.Lo
 	s := settings{Config: cfg, families: a.families, clients: rememberedClients(netns, log), netns: netns, rules: a.metrics.Rules, log: log}
 	c := conntrack.Config{NetNS: netns, Log: log, Trace: &conntrack.Trace{FlushedFamily: a.metrics.Flushed}}
 	a.kernel = &kernelSockets{
-		openPlane:   func(ctx context.Context) (dataplane, error) { return a.mode.open(ctx, s) },
-		openCleaner: func() (*conntrack.Cleaner, error) { return conntrack.New(c) },
-		log:         log,
+		openPlane: func(ctx context.Context) (dataplane, error) { return a.mode.open(ctx, s) },
+		openCleaner: func() (*conntrack.Cleaner, error) {
+			if cfg.Mode == config.ModeUserspace {
+				return nil, nil // the kernel translates no flow
+			}
+			return conntrack.New(c)
+		},
+		log: log,
 	}
 	if err := a.kernel.open(ctx); err != nil {
 		return err

@@ -76,7 +76,8 @@ type mode struct {
 	// retire, if not nil, replaces cleanup and cleanupKubeProxy when the agent changes to
 	// another mode. It waits until the connections that cleanup would break have ended.
 	retire func(ctx context.Context, m mode, adopt bool, log *slog.Logger) error
-	// lookup reads from the kernel where it sends a packet.
+	// lookup reads from the kernel where it sends a packet. It is nil if the mode has no rules
+	// in the kernel.
 	lookup func(context.Context, ruleset.Query) (ruleset.Found, error)
 }
 
@@ -190,7 +191,7 @@ func missing(err error, log *slog.Logger) error {
 const kubeProxyTable = "kube-proxy"
 
 // allModes returns all modes.
-func allModes() []mode { return []mode{nftablesMode(), iptablesMode(), ipvsMode()} }
+func allModes() []mode { return []mode{nftablesMode(), iptablesMode(), ipvsMode(), userspaceMode()} }
 
 func nftablesMode() mode {
 	return contract[nftables.Config, *nftables.Backend]{
@@ -335,7 +336,7 @@ func legacyTables(f tracker.Family) (tables []string, known bool) {
 // loadModules loads the modules that the kernel does not load on demand: ip_tables and
 // ip6_tables, for which iptables-legacy runs modprobe, which needs CAP_SYS_MODULE.
 func (m mode) loadModules(ctx context.Context, c *config.Config, log *slog.Logger) {
-	if m.name == config.ModeNFTables {
+	if m.name == config.ModeNFTables || m.name == config.ModeUserspace {
 		return
 	}
 	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {

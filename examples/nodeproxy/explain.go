@@ -84,6 +84,10 @@ func (p *program) explain(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	if m.lookup == nil {
+		_, err := fmt.Fprintf(p.out, "kernel: has no rules in mode %s; the agent's process serves the Service if the node has the address\n", cfg.Mode)
+		return err
+	}
 	err = q.compareKernel(ctx, p.out, m)
 	if others := writeOthers(ctx, p.out, m, log); err == nil {
 		err = others

@@ -26,7 +26,7 @@
 //
 // # Requirements
 //
-// Run needs Linux 5.10 or later and CAP_NET_ADMIN. Mode iptables with iptables-legacy also
+// Run needs Linux 5.10 or later and, except in mode userspace, CAP_NET_ADMIN. Mode iptables with iptables-legacy also
 // needs CAP_NET_RAW. Run loads the kernel modules of its mode and then, before it serves,
 // gives up all capabilities except these two, CAP_NET_BIND_SERVICE, CAP_DAC_READ_SEARCH and
 // the capabilities of --socket-lb.
@@ -116,6 +116,35 @@
 //   - --service-traffic-metrics includes these connections. "nodeproxy top" does not: it reads
 //     the kernel's counters.
 //
+// # Mode userspace
+//
+// With --proxy-mode userspace the kernel has no rules. The agent's process listens at the
+// addresses of Services, connects to an endpoint for each connection, and copies the data, with
+// the data plane of [github.com/go-proxier/proxier/examples/userspace/dataplane]. Mode nftables
+// is faster, keeps the client's address, and serves on without the agent. Mode userspace is for
+// nodes without CAP_NET_ADMIN or without netfilter. TCP and UDP are served; SCTP is not.
+//
+//   - With CAP_NET_ADMIN the agent adds the addresses of Services to the node, as local routes
+//     with the protocol number 112 ("ip route show table local proto 112"). It removes them
+//     when it ends. A later run in another mode, or run --cleanup, removes those that a killed
+//     agent left.
+//   - Without CAP_NET_ADMIN the agent serves the addresses that the node already has: NodePorts
+//     at its own addresses, and the cluster IPs, external and load-balancer IPs that are its
+//     own. If an operator adds a local route for the Service CIDR before the agent starts
+//     ("ip route add local 10.96.0.0/12 dev lo"), all cluster IPs are its own. The agent
+//     cannot remove the rules of other modes, and ignores --adopt-from-kube-proxy.
+//   - Without CAP_NET_BIND_SERVICE it does not serve ports below
+//     net.ipv4.ip_unprivileged_port_start (1024 by default).
+//   - It logs at the start what it cannot serve. These Services do not count as failed.
+//   - Endpoints see an address of the node as the client. Pods are recognised by
+//     --cluster-cidr alone, not by interface.
+//   - Connections end with the process, and the Services are not served between two runs.
+//   - The limits on files are those of NodePorts at loopback addresses, above.
+//   - The agent notices a change of the node's addresses within ten seconds.
+//   - explain prints what the objects require and has no rules to compare with; top and trace
+//     return an error. /metrics, with --service-traffic-metrics, counts connections.
+//     --socket-lb is not supported, and the parameters of connection tracking stay unchanged.
+//
 // # Data planes
 //
 // kube-proxy has deprecated its mode ipvs and removes it in Kubernetes 1.43 (KEP-5495). Mode
@@ -175,8 +204,8 @@
 // ruleset; pipeline.go brings the ruleset into the kernel, with the modes of backends.go and
 // the sockets of kernelsockets.go. observers.go and servers.go are metrics, health checks
 // and output. takeover.go and internal/takeover find and remove the rules of other proxies.
-// socketlb.go serves --socket-lb, and localhost.go NodePorts at loopback addresses. demo.go is a
-// tour with real packets. The folder deploy has what an
+// socketlb.go serves --socket-lb, localhost.go NodePorts at loopback addresses, and userspace.go
+// mode userspace. demo.go is a tour with real packets. The folder deploy has what an
 // operator needs to run nodeproxy.
 //
 // [all parameters]: https://github.com/go-proxier/proxier/blob/main/.github/PARAMETERS.md

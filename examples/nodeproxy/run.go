@@ -149,6 +149,9 @@ func (p *program) runWith(ctx context.Context, cfg *config.Config, log *slog.Log
 		}
 		log.Info("removed all rules")
 		return nil
+	case cfg.InitOnly && cfg.Mode == config.ModeUserspace:
+		log.Info("mode userspace needs no kernel parameters")
+		return nil
 	case cfg.InitOnly:
 		// Opening connection tracking loads its module, which has the parameters.
 		if c, err := conntrack.New(conntrack.Config{}); err == nil {
@@ -175,7 +178,11 @@ func (p *program) runWith(ctx context.Context, cfg *config.Config, log *slog.Log
 		return err
 	}
 	a.logStart()
-	if err = a.run(ctx); err == nil {
+	switch err = a.run(ctx); {
+	case err != nil:
+	case cfg.Mode == config.ModeUserspace:
+		log.Info("stopped; Services are not served until the next start")
+	default:
 		log.Info("stopped; the rules stay in effect")
 	}
 	return err
@@ -195,6 +202,9 @@ func (a *agent) logStart() {
 		"clusterCIDR", c.Effective.ClusterCIDR, "masqueradeAll", c.MasqueradeAll,
 		"minSyncPeriod", c.MinSyncPeriod, "syncPeriod", c.SyncPeriod,
 		"healthz", c.Effective.HealthzBindAddress, "metrics", c.Effective.MetricsBindAddress)
+	if p, ok := a.kernel.get().plane.(*userspacePlane); ok {
+		p.logRights(a.log)
+	}
 	if a.localhost != nil {
 		a.log.Info("this process serves NodePorts at loopback addresses: connections to them end with it", "families", fmt.Sprint(c.LoopbackFamilies(a.families)))
 	}

@@ -37,6 +37,8 @@ type takeOver struct {
 	modes []mode
 	inUse string // the agent's mode
 	adopt bool
+	// powerless reports that the process cannot read or remove rules.
+	powerless bool
 	// retry is how long to wait after a failure.
 	retry time.Duration
 	// failed is called for each failure, and report with each new state of a kind.
@@ -172,6 +174,10 @@ func (t *takeOver) run(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-t.inEffect:
+	}
+	if t.powerless {
+		<-ctx.Done()
+		return ctx.Err()
 	}
 	for {
 		interval, err := t.look(ctx)

@@ -119,6 +119,8 @@ func readTraffic(ctx context.Context, mode string) (s toptable.Sample, err error
 		t, err = iptables.Traffic(ctx, iptables.Config{})
 	case config.ModeIPVS:
 		t, err = ipvs.Traffic(ctx, ipvs.Config{})
+	case config.ModeUserspace:
+		return s, errInProcess
 	default:
 		err = fmt.Errorf("--proxy-mode %s has no counters", mode)
 	}

@@ -71,6 +71,9 @@ func (p *program) trace(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	if cfg.Mode == config.ModeUserspace {
+		return errInProcess
+	}
 	t := &tracing{out: p.out, mode: cfg.Mode, packet: packet}
 	filter := follow.Filter{To: netip.AddrPortFrom(packet.To.Addr().Unmap(), packet.To.Port()), Protocol: protocolNumber(packet.Protocol)}
 	if from != "" {

@@ -104,6 +104,12 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	if _, err := annotations.NewReader(out.Annotations); err != nil {
 		return nil, fmt.Errorf("--allow-annotations: %w", err)
 	}
+	if out.Mode == ModeUserspace && out.SocketLB.Enabled {
+		return nil, fmt.Errorf("--socket-lb is not supported in mode %s", ModeUserspace)
+	}
+	if out.Mode == ModeUserspace && fl.masqueradeAll && fl.file == "" {
+		out.Notes = append(out.Notes, "--masquerade-all has no effect in mode userspace: endpoints always see an address of the node")
+	}
 	if len(out.Offload) != 0 && out.Mode != ModeNFTables {
 		out.Notes = append(out.Notes, "--nftables-offload has no effect in mode "+out.Mode)
 	}

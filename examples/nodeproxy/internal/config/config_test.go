@@ -202,7 +202,7 @@ func TestBadValuesAreRejectedByName(t *testing.T) {
 		{"file logging: {format: json, options: {json: {splitStream: true}}}", "logging.options.json.splitStream"},
 		{"file featureGates: {AllowServiceExternalIP: false}", "unrecognized feature gate \"AllowServiceExternalIP\""},
 		{"file featureGates: {ProxyTerminatingEndpoints: false}", "ProxyTerminatingEndpoints=false is not supported"},
-		{"file mode: userspace", "mode: Invalid value: \"userspace\""},
+		{"file mode: kernelspace", "mode: Invalid value: \"kernelspace\""},
 		{"file conntrack: {maxPerCore: many}", "conntrack"},
 		{"file mode: [", "yaml"},
 		{"raw apiVersion: kubeproxy.config.k8s.io/v1alpha2\nkind: KubeProxyConfiguration", "v1alpha2"},

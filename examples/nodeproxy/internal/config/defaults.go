@@ -17,6 +17,9 @@ const (
 	ModeNFTables = "nftables"
 	ModeIPTables = "iptables"
 	ModeIPVS     = "ipvs"
+	// ModeUserspace has no rules in the kernel: the agent's process accepts connections and
+	// copies data, as in kube-proxy's former mode of that name.
+	ModeUserspace = "userspace"
 )
 
 // The values of DetectLocalMode.

@@ -41,5 +41,6 @@
 //     accepts them in its configuration.
 //   - KubeProxyNFTablesLocalhostNodePorts is on by default and concerns every mode, and UDP.
 //     It has no effect unless nodePortAddresses explicitly contains loopback addresses.
+//   - Mode userspace exists. kube-proxy has removed its own long ago, and rejects the name.
 //   - An empty --metrics-bind-address means no server, as kube-proxy documents it.
 package config

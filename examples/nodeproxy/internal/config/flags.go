@@ -77,7 +77,7 @@ func NewFlags(verb string) *Flags {
 	f.StringVar(&fl.out.WriteConfigTo, "write-config-to", "", "write the effective configuration to a `file` and exit")
 	f.StringVar(&c.HostnameOverride, "hostname-override", "", "the `name` of this node, as in the Node object and in endpoints; if empty, the host's name")
 
-	f.StringVar((*string)(&c.Mode), "proxy-mode", ModeNFTables, "the data plane: nftables, iptables or ipvs")
+	f.StringVar((*string)(&c.Mode), "proxy-mode", ModeNFTables, "the data plane: nftables, iptables, ipvs or userspace (no kernel rules: the agent copies data, and needs no privileges for NodePorts)")
 	f.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", ClusterCIDR, "how traffic of this node's pods is recognised: ClusterCIDR, NodeCIDR (the Node object's podCIDRs), BridgeInterface or InterfaceNamePrefix")
 	f.StringVar(&c.ClusterCIDR, "cluster-cidr", "", "the `CIDRs` of the cluster's pods, at most one in each address family; without it ClusterCIDR recognises no traffic")
 	f.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "the bridge that pods are attached to, for BridgeInterface")

@@ -10,14 +10,14 @@ import (
 
 // LoopbackFamilies returns those of the served families in which the agent's process must
 // serve NodePorts at a loopback address: nodePortAddresses explicitly contains the address, and
-// the rules of the mode do not serve NodePorts there.
+// the mode does not serve NodePorts there.
 func (c *Config) LoopbackFamilies(served []tracker.Family) (out []tracker.Family) {
 	if c.loopbackOff() != "" {
 		return nil
 	}
 	for _, f := range loopbackFamilies(c.NodePorts) {
-		kernel := c.Mode == ModeIPTables && f == tracker.IPv4
-		if !kernel && slices.Contains(served, f) {
+		other := c.Mode == ModeUserspace || c.Mode == ModeIPTables && f == tracker.IPv4
+		if !other && slices.Contains(served, f) {
 			out = append(out, f)
 		}
 	}
@@ -52,6 +52,8 @@ func loopbackFamilies(ports ruleset.NodePortAddresses) (out []tracker.Family) {
 // loopbackOff returns why the agent's process serves no NodePorts, or "".
 func (c *Config) loopbackOff() string {
 	switch {
+	case c.Mode == ModeUserspace: // its data plane serves them
+		return ""
 	case c.Mode == ModeIPTables && !*c.Effective.IPTables.LocalhostNodePorts:
 		return "iptables.localhostNodePorts is false"
 	case !c.Gates.Enabled(LocalhostNodePorts):

@@ -50,3 +50,15 @@ func TestLoopbackNodePortsNeedAnExplicitAddress(t *testing.T) {
 		t.Errorf("on a node with IPv6 alone: %v", got)
 	}
 }
+
+// TestModeUserspaceNotesWhatHasNoEffect sets options of rules in the kernel.
+func TestModeUserspaceNotesWhatHasNoEffect(t *testing.T) {
+	wantNotes(t, of(t, "--proxy-mode", "userspace", "--nodeport-addresses", "localhost", "--iptables-sync-period", "9s"))
+	wantNotes(t, of(t, "--proxy-mode", "userspace", "--masquerade-all", "--iptables-masquerade-bit", "3", "--conntrack-min", "5"),
+		"--masquerade-all has no effect in mode userspace: endpoints always see an address of the node",
+		"--conntrack-min has no effect in mode userspace",
+		"--iptables-masquerade-bit has no effect in mode userspace")
+	wantNotes(t, ofFile(t, "mode: userspace\nipvs: {scheduler: sh}\ndetectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0}\n"),
+		"in the configuration file: detectLocal.bridgeInterface has no effect in mode userspace",
+		"in the configuration file: ipvs.scheduler has no effect in mode userspace")
+}

@@ -70,7 +70,7 @@ func deref[T any](p *T) any {
 // defaults.
 func validate(c *v1alpha1.KubeProxyConfiguration, gates featuregate.FeatureGate) error {
 	v := &validator{}
-	modes := []string{ModeNFTables, ModeIPTables, ModeIPVS}
+	modes := []string{ModeNFTables, ModeIPTables, ModeIPVS, ModeUserspace}
 	v.check(slices.Contains(modes, string(c.Mode)), "mode", c.Mode, "must be "+strings.Join(modes, ", "))
 	if c.Mode == ModeNFTables {
 		v.bit("nftables.masqueradeBit", c.NFTables.MasqueradeBit)
