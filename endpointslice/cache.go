@@ -350,6 +350,10 @@ func (c *Cache[E]) parse(s *discovery.EndpointSlice, was []Port[E]) (ports []Por
 		return nil, len(was) > 0
 	}
 	var bad []error
+	if most := max(1, MaxEndpoints/len(eps)); len(numbers) > most {
+		bad = append(bad, fmt.Errorf("%w: %d ports with %d endpoints each are more than %d endpoints: only %d ports are used", ErrInvalid, len(numbers), len(eps), MaxEndpoints, most))
+		numbers = numbers[:most]
+	}
 	var zero E
 	for i := 0; i < len(numbers); {
 		p := numbers[i]

@@ -18,6 +18,12 @@ import (
 // objects. Errors returned by [Config].Make do not wrap it.
 var ErrInvalid = errors.New("endpointslice: invalid")
 
+// MaxEndpoints is the maximum number of endpoints that a [Cache] stores for one EndpointSlice:
+// of its addresses times its ports. The API allows 1,000 addresses and 20,000 ports. Of a
+// slice with more, the last ports in the order of their names are not used, and
+// [Config].Report is called.
+const MaxEndpoints = 20_000
+
 // parsedEndpoint is an endpoint of the slice being parsed. The port of its Addr
 // changes while parse iterates over the ports.
 type parsedEndpoint struct {

@@ -65,6 +65,11 @@ type Cursor struct {
 	node     *Node // last acknowledged
 	states   []state
 	dirty    []uint32
+	// marks counts the times that an ID became dirty.
+	marks uint64
+	// growing holds the IDs whose change in the current delta adds only a part of the
+	// endpoints.
+	growing []uint32
 	// tried has an entry for each ID whose last attempt failed: the versions offered
 	// since states[id].acked. The entry is empty if only the removal was offered.
 	tried    map[uint32][]*Service
@@ -77,8 +82,10 @@ type state struct {
 	acked *Service
 	// held reports whether the backend may have parts of the ID.
 	held bool
-	// dirty reports whether the ID is in Cursor.dirty.
+	// dirty reports whether the ID is in Cursor.dirty. since is the value of Cursor.marks
+	// when it got there.
 	dirty bool
+	since uint64
 	// over holds the limits that were reported as exceeded.
 	over excess
 }
@@ -94,8 +101,9 @@ type SyncInfo struct {
 	Applied bool
 	// Full reports whether the last delta was full.
 	Full bool
-	// Changes is the number of changes in the last delta, and Failed the number of
-	// them that were not acknowledged.
+	// Changes is the number of changes in all deltas, and Failed the number of them that
+	// were not acknowledged. A delta that the backend answered with [ErrNeedFull] does not
+	// count.
 	Changes, Failed int
 	// Triggers holds the triggers of the acknowledged changes.
 	Triggers []Trigger
@@ -208,6 +216,14 @@ func (c *Cursor) Detach() {
 // full state once. Only one Sync of a Cursor runs at a time. Syncs of different
 // Cursors run concurrently.
 //
+// If the changes cost more than [Budget].Delta, Sync offers them in several deltas, unless the
+// delta is Full. Each has the cheapest changes first, and then those that have waited longest,
+// at least one. A pool that gains more endpoints than Budget.Delta grows in several deltas.
+// Changes that arrive during the Sync join the next delta, so a cheap change waits for one
+// delta and not for all. Sync returns when it has offered all changes that existed when it
+// began, or a delta fails. If changes are left then, it calls the functions that
+// [Engine.Notify] registered.
+//
 // The work is proportional to the changes, except for a Full delta.
 func (c *Cursor) Sync(ctx context.Context) error {
 	c.syncing.Lock()
@@ -223,11 +239,7 @@ func (c *Cursor) Sync(ctx context.Context) error {
 		return fmt.Errorf("ruleset: sync %s: %w", c.name, &NotSyncedError{missing})
 	}
 	info := SyncInfo{Name: c.name, Start: time.Now()}
-	err := c.round(ctx, &info)
-	if errors.Is(err, ErrNeedFull) {
-		c.Resync()
-		err = c.round(ctx, &info)
-	}
+	left, err := c.rounds(ctx, &info)
 	if errors.Is(err, ErrDetached) {
 		return err
 	}
@@ -241,39 +253,75 @@ func (c *Cursor) Sync(ctx context.Context) error {
 	if hook != nil {
 		hook(info)
 	}
+	if left {
+		c.engine.callNotify()
+	}
 	return err
 }
 
-// round builds one delta and applies it.
-func (c *Cursor) round(ctx context.Context, info *SyncInfo) (err error) {
-	d, err := c.offer(info)
+// rounds offers deltas until it has offered all changes that existed when it began, or one
+// fails. left reports that there are others.
+func (c *Cursor) rounds(ctx context.Context, info *SyncInfo) (left bool, err error) {
+	c.engine.mu.Lock()
+	until := c.marks
+	c.engine.mu.Unlock()
+	for first := true; ; first = false {
+		oldest, err := c.round(ctx, info)
+		if errors.Is(err, ErrNeedFull) {
+			c.Resync()
+			info.Changes, info.IPv4.Changes, info.IPv6.Changes = 0, 0, 0
+			info.Failed, info.IPv4.Failed, info.IPv6.Failed = 0, 0, 0
+			oldest, err = c.round(ctx, info)
+		}
+		if first {
+			// The first round takes the changes from the tracker.
+			c.engine.mu.Lock()
+			until = c.marks
+			c.engine.mu.Unlock()
+		}
+		switch {
+		case err != nil || oldest == 0 || oldest > until:
+			return oldest != 0, err
+		case ctx.Err() != nil:
+			return true, ctx.Err()
+		}
+	}
+}
+
+// round builds one delta and applies it. oldest is the value of c.marks when the oldest change
+// that is left for another delta became dirty, or 0 if there is none.
+func (c *Cursor) round(ctx context.Context, info *SyncInfo) (oldest uint64, err error) {
+	d, oldest, err := c.offer(info)
 	if d == nil || err != nil {
-		return err
+		return oldest, err
 	}
 	// If Apply panics, record a failure and let the panic continue.
 	err = errUnfinished
 	defer func() { c.acknowledge(d, err, info) }()
 	err = c.backend.Apply(ctx, d)
-	return err
+	return oldest, err
 }
 
-// offer returns the delta for the backend, or nil if nothing changed.
-func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
+// offer returns the delta for the backend, or nil if nothing changed, and the oldest as in
+// round.
+func (c *Cursor) offer(info *SyncInfo) (d *Delta, oldest uint64, err error) {
 	e := c.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if c.detached {
-		return nil, ErrDetached
+		return nil, 0, ErrDetached
 	}
 	e.pull()
-	d := &Delta{Full: c.full, Gen: e.gen, Node: e.node, OldNode: c.node, Triggers: c.triggers}
+	d = &Delta{Full: c.full, Gen: e.gen, Node: e.node, OldNode: c.node}
 	c.full = false
 	c.grow(len(e.slots))
+	c.growing = c.growing[:0]
 	if d.Full {
 		d.Changes = make([]Change, 0, e.totals[0].Ports+e.totals[1].Ports+len(e.gone))
 		for id := range c.states {
 			c.add(d, uint32(id))
 		}
+		e.budget.cheapFirst(d.Changes)
 	} else {
 		for _, id := range c.dirty {
 			c.add(d, id)
@@ -281,6 +329,50 @@ func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
 		slices.SortFunc(d.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
 	}
 	link(d.Changes)
+	var later []Change
+	if !d.Full {
+		d.Changes, later = c.divide(d.Changes)
+	}
+	d.Triggers = c.splitTriggers(later)
+	oldest = c.keepDirty(d.Changes, later)
+	c.hold(d.Changes)
+
+	info.Gen, info.Full = d.Gen, d.Full
+	info.Changes += len(d.Changes)
+	info.IPv4.setTotals(e.totals[0])
+	info.IPv6.setTotals(e.totals[1])
+	info.Services, info.Ports, info.Endpoints = len(e.names), info.IPv4.Ports+info.IPv6.Ports, info.IPv4.Endpoints+info.IPv6.Endpoints
+	for i := range d.Changes {
+		info.of(d.Changes[i].Key.Family).Changes++
+	}
+	if !d.Full && len(d.Changes) == 0 && d.Node == d.OldNode {
+		// The triggers' changes needed no update of the backend.
+		info.Triggers, c.triggers = append(info.Triggers, c.triggers...), nil
+		return nil, 0, nil
+	}
+	info.Applied = true
+	return d, oldest, nil
+}
+
+// setTotals sets the numbers that are not of changes.
+func (i *FamilyInfo) setTotals(t FamilyInfo) {
+	i.Services, i.Ports, i.Endpoints = t.Services, t.Ports, t.Endpoints
+}
+
+// keepDirty empties c.dirty, except for the changes in later and for those of now that are
+// growing. It returns when the oldest of these became dirty, or 0.
+func (c *Cursor) keepDirty(now, later []Change) (oldest uint64) {
+	keep := make([]uint32, 0, len(later))
+	for i := range later {
+		keep = append(keep, later[i].ID())
+	}
+	if len(c.growing) != 0 {
+		for i := range now {
+			if id := now[i].ID(); slices.Contains(c.growing, id) {
+				keep = append(keep, id)
+			}
+		}
+	}
 	for _, id := range c.dirty {
 		c.states[id].dirty = false
 	}
@@ -288,29 +380,44 @@ func (c *Cursor) offer(info *SyncInfo) (*Delta, error) {
 	if cap(c.dirty) > 1024 {
 		c.dirty = nil
 	}
-
-	info.Gen, info.Full, info.Changes = d.Gen, d.Full, len(d.Changes)
-	info.Failed, info.IPv4, info.IPv6 = 0, e.totals[0], e.totals[1]
-	info.Services, info.Ports, info.Endpoints = len(e.names), info.IPv4.Ports+info.IPv6.Ports, info.IPv4.Endpoints+info.IPv6.Endpoints
-	for i := range d.Changes {
-		info.of(d.Changes[i].Key.Family).Changes++
+	for _, id := range keep {
+		s := &c.states[id]
+		s.dirty = true
+		c.dirty = append(c.dirty, id)
+		if oldest == 0 || s.since < oldest {
+			oldest = s.since
+		}
 	}
-	if !d.Full && len(d.Changes) == 0 && d.Node == d.OldNode {
-		// The triggers' changes needed no update of the backend.
-		info.Triggers, c.triggers = c.triggers, nil
-		return nil, nil
-	}
-	info.Applied = true
-	return d, nil
+	return oldest
 }
 
-// add adds the change of id, if any, to d. It records that the backend may have the
-// ID from now on.
+// hold records that the backend may have the Services of changes from now on.
+func (c *Cursor) hold(changes []Change) {
+	for i := range changes {
+		id := changes[i].ID()
+		s := &c.states[id]
+		if !s.held {
+			s.held = true
+			c.engine.slots[id].holders++
+		}
+		if now := changes[i].New; now != nil {
+			s.over = c.limited(now, s.over)
+		}
+	}
+}
+
+// add adds the change of id, if any, to d.
 func (c *Cursor) add(d *Delta, id uint32) {
 	s, now := &c.states[id], c.engine.desired(id)
 	tried, failed := c.tried[id]
 	if now == nil && s.acked == nil && !failed {
 		return
+	}
+	if most := c.engine.budget.Delta; most != 0 && !d.Full && now != nil {
+		if part := grown(s.acked, now, most); part != now {
+			now = part
+			c.growing = append(c.growing, id)
+		}
 	}
 	what := FieldAll
 	if !failed {
@@ -330,16 +437,9 @@ func (c *Cursor) add(d *Delta, id uint32) {
 		ch.Key = tried[0].Key
 	}
 	for at := range ch.dropped() {
-		if o, owned := c.engine.ownership.owner[at]; owned {
+		if o, owned := c.engine.ownership.owner[at]; owned && o.id != id && c.engine.serves(o.id, at) {
 			ch.lost = append(ch.lost, move{at, c.engine.ownership.port(o.id).Key})
 		}
-	}
-	if !s.held {
-		s.held = true
-		c.engine.slots[id].holders++
-	}
-	if now != nil {
-		s.over = c.limited(now, s.over)
 	}
 	d.Changes = append(d.Changes, ch)
 }
@@ -361,7 +461,6 @@ func (c *Cursor) acknowledge(d *Delta, err error, info *SyncInfo) {
 	if c.detached {
 		return
 	}
-	info.Triggers = nil
 	var partial *PartialError
 	all := err == nil
 	some := !all && !errors.Is(err, ErrNeedFull) && errors.As(err, &partial) && partial != nil
@@ -445,7 +544,8 @@ func (c *Cursor) fail(ch *Change, again bool) {
 // drop records that one cursor's backend has nothing of id any more.
 func (e *Engine) drop(id uint32) {
 	s := &e.slots[id]
-	if s.holders--; s.holders == 0 && !s.live {
+	s.holders--
+	if _, waits := e.refused[id]; s.holders == 0 && !s.live && !waits {
 		e.release(id)
 	}
 }
@@ -458,6 +558,8 @@ func (c *Cursor) markDirty(id uint32) {
 	c.grow(int(id) + 1)
 	if s := &c.states[id]; !s.dirty {
 		s.dirty = true
+		c.marks++
+		s.since = c.marks
 		c.dirty = append(c.dirty, id)
 	}
 }

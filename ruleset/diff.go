@@ -26,6 +26,15 @@ func diff(a, b *Service) Field {
 	if a.Selection.UsesLocal != b.Selection.UsesLocal || !equalEndpoints(a.Selection.Local, b.Selection.Local) {
 		f |= FieldLocal
 	}
+	// A Service that gave up its weights has equal endpoints.
+	if a.uniform != b.uniform {
+		if a.Weighted(ToCluster) != b.Weighted(ToCluster) {
+			f |= FieldCluster
+		}
+		if a.Weighted(ToLocal) != b.Weighted(ToLocal) {
+			f |= FieldLocal
+		}
+	}
 	if a.Port.Affinity != b.Port.Affinity {
 		f |= FieldAffinity
 	}

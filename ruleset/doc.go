@@ -42,6 +42,9 @@
 //     external IP from a younger one when it is edited, because nothing records when a
 //     Service got an address. The other Service gets the frontend when it becomes free.
 //     A log line and an event with [tracker.ReasonFrontendConflict] name the winner.
+//   - A Service has a bounded cost, and a cheap change does not wait for expensive ones, if
+//     [Config] has a [Budget]. All Services together have a bounded cost, and a Service that
+//     has rules does not lose them to a new one.
 //   - No backend is called before all sources of the tracker are synced
 //     ([tracker.Config].Sources). The first early Sync returns a [*NotSyncedError].
 //   - The package starts no goroutine. While a backend runs, the Engine is not locked.

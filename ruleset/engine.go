@@ -36,6 +36,11 @@ type Config struct {
 	// HashSeed becomes [Node].HashSeed. Nodes choose the same endpoints only with the
 	// same HashSeed. 0 is a seed like any other.
 	HashSeed uint64
+	// Budget bounds the cost of Services. The zero value bounds nothing.
+	Budget Budget
+	// OverBudget, if not nil, is called with each Service port that exceeds the Budget, each
+	// time it is compiled. It is for metrics. It must not call the Engine.
+	OverBudget func(tracker.Key)
 	// Log receives frontends that several Services ask for, and Services that exceed
 	// the [Limits] of a backend. Length, repetition and rate of the messages are bounded as
 	// for [tracker.Config].Log. Nil discards them. The Tracker also reports both as events
@@ -60,6 +65,7 @@ type Engine struct {
 	topology tracker.TopologyOptions
 	nodePort NodePortAddresses
 	log      *slog.Logger
+	budget   Budget
 	// complaints receives what objects cause, at a bounded rate.
 	complaints *complaint.Log
 
@@ -83,6 +89,12 @@ type Engine struct {
 	// on the node's addresses.
 	restricted map[uint32]struct{}
 	ownership  ownership
+	// used is the cost of the live slots. refused holds, by ID, the ports that have no rules
+	// because Budget.Total is used up. freed reports that used fell since they were refused.
+	used         int
+	refused      map[uint32]tracker.PortState
+	freed        bool
+	onOverBudget func(tracker.Key)
 	// jobs holds the Services to compile before the lock is released.
 	jobs []job
 	// totals counts, by familyIndex, the names with an ID of the family, the live
@@ -102,6 +114,8 @@ type slot struct {
 	holders int32
 	// job is 1 + the index of the slot's job in Engine.jobs, or 0 for none.
 	job int32
+	// cost is the cost of svc, if it is live.
+	cost int32
 	// live reports whether svc is part of the ruleset.
 	live bool
 }
@@ -119,6 +133,9 @@ func NewEngine(c Config) (*Engine, error) {
 	if err := c.LocalTraffic.validate(); err != nil {
 		return nil, fmt.Errorf("ruleset: %w: LocalTraffic: %w", ErrConfig, err)
 	}
+	if err := c.Budget.validate(); err != nil {
+		return nil, fmt.Errorf("ruleset: %w: Budget: %w", ErrConfig, err)
+	}
 	for _, p := range c.ServiceCIDRs {
 		if !p.IsValid() {
 			return nil, fmt.Errorf("ruleset: %w: ServiceCIDRs: invalid prefix", ErrConfig)
@@ -129,15 +146,18 @@ func NewEngine(c Config) (*Engine, error) {
 	}
 	c.LocalTraffic.CIDRs = reducePrefixes(c.LocalTraffic.CIDRs)
 	e := &Engine{
-		tracker:    c.Tracker,
-		topology:   c.Topology,
-		nodePort:   c.NodePortAddresses,
-		log:        c.Log,
-		complaints: complaint.NewLog(c.Log),
-		slots:      make([]slot, 1),
-		names:      map[types.NamespacedName][]uint32{},
-		gone:       map[tracker.Key]uint32{},
-		restricted: map[uint32]struct{}{},
+		tracker:      c.Tracker,
+		topology:     c.Topology,
+		nodePort:     c.NodePortAddresses,
+		log:          c.Log,
+		budget:       c.Budget,
+		onOverBudget: c.OverBudget,
+		refused:      map[uint32]tracker.PortState{},
+		complaints:   complaint.NewLog(c.Log),
+		slots:        make([]slot, 1),
+		names:        map[types.NamespacedName][]uint32{},
+		gone:         map[tracker.Key]uint32{},
+		restricted:   map[uint32]struct{}{},
 	}
 	e.ownership = newOwnership(func(id uint32) *tracker.ServicePort { return e.slots[id].port })
 	e.node = e.newNode(Node{
@@ -246,10 +266,17 @@ func (e *Engine) pull() {
 		}
 	}
 	// Compile last: only now does each frontend have its final owner.
+	if e.budget.Total != 0 && e.used == 0 {
+		// Which Services get rules must not depend on the order of their arrival.
+		e.sortJobs()
+	}
 	for i := range e.jobs {
 		if e.compile(e.jobs[i]) {
 			changed = true
 		}
+	}
+	if e.admit() {
+		changed = true
 	}
 	if cap(e.jobs) > 1024 {
 		e.jobs = nil
@@ -378,9 +405,11 @@ func (e *Engine) add(k tracker.Key) uint32 {
 func (e *Engine) remove(id uint32) {
 	e.own(id, nil)
 	s := &e.slots[id]
+	delete(e.refused, id)
 	if s.live {
 		s.live = false
 		e.count(s.svc, -1)
+		e.charge(s, 0)
 	}
 	switch {
 	case s.svc == nil: // never compiled
@@ -456,6 +485,9 @@ func (e *Engine) compile(j job) bool {
 	now := Compile(*j.state, e.node, e.topology)
 	now.ID = j.id
 	e.strip(now, s)
+	if now = e.bound(now, s, j.state); now == nil {
+		return false
+	}
 	if s.live {
 		if diff(s.svc, now) == 0 {
 			return false
@@ -463,6 +495,7 @@ func (e *Engine) compile(j job) bool {
 		e.count(s.svc, -1)
 	}
 	s.svc, s.live = now, true
+	e.charge(s, e.budget.cost(now))
 	e.count(now, 1)
 	e.markDirty(j.id)
 	return true

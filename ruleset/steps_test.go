@@ -535,7 +535,7 @@ func (p *stepPlane) compare(s *Snapshot) {
 }
 
 // steppedWorld returns a tracker whose hooks set fields without an API field.
-func steppedWorld(t *testing.T) (*tracker.Tracker, *Engine) {
+func steppedWorld(t *testing.T, b Budget) (*tracker.Tracker, *Engine) {
 	t.Helper()
 	tr, err := tracker.New(tracker.Config{
 		Node: tracker.NodeInfo{Name: "n1"},
@@ -552,7 +552,7 @@ func steppedWorld(t *testing.T) (*tracker.Tracker, *Engine) {
 		t.Fatal(err)
 	}
 	c := modelConfig
-	c.Tracker = tr
+	c.Tracker, c.Budget = tr, b
 	e, err := NewEngine(c)
 	if err != nil {
 		t.Fatal(err)
@@ -572,7 +572,8 @@ func TestStepsKeepFrontendsServed(t *testing.T) {
 	moved, swapped := 0, 0
 	for seed := range uint64(worlds) {
 		r := rand.New(rand.NewPCG(seed, 9))
-		tr, e := steppedWorld(t)
+		// In some worlds, most Syncs have several deltas.
+		tr, e := steppedWorld(t, Budget{Delta: 4 * int(seed%3)})
 		o := &objects{
 			r: r, services: map[types.NamespacedName]*v1.Service{}, slices: map[types.NamespacedName]*discovery.EndpointSlice{},
 			node: tracker.NodeInfo{Name: "n1"},

@@ -49,6 +49,9 @@ func (b *builder) build(s *v1.Service) []*ServicePort {
 	name := b.name(s, ports)
 	external := b.addrs(s, "externalIPs", b.externalIPs(s))
 	ingress := b.addrs(s, "load-balancer ingress", ingressIPs(s))
+	room := MaxFrontends / len(ports)
+	ingress = first(b, "load-balancer ingress addresses for each port", ingress, room)
+	external = first(b, "externalIPs for each port", external, room-len(ingress))
 	ranges, badRange := b.ranges(s)
 	common := ServicePort{
 		Created:             created(s),
@@ -150,8 +153,9 @@ type usablePort struct {
 // ports returns the valid ports. It reuses the memory of b.usable.
 func (b *builder) ports(s *v1.Service) []usablePort {
 	out := b.usable
-	for i := range s.Spec.Ports {
-		p := &s.Spec.Ports[i]
+	list := first(b, "ports", s.Spec.Ports, MaxPorts)
+	for i := range list {
+		p := &list[i]
 		if p.Port <= 0 || p.Port > 65535 {
 			b.invalid("port %q: number %d is out of range", complaint.Value(p.Name), p.Port)
 			continue
@@ -260,7 +264,7 @@ func ingressIPs(s *v1.Service) []string {
 // addrs parses a list of external addresses of any family and removes duplicates.
 func (b *builder) addrs(s *v1.Service, what string, texts []string) []netip.Addr {
 	var out []netip.Addr
-	for _, text := range texts {
+	for _, text := range first(b, what, texts, MaxAddresses) {
 		a, err := parseExternal(text)
 		if err != nil {
 			b.invalid("%s: %w", what, err)
@@ -274,7 +278,7 @@ func (b *builder) addrs(s *v1.Service, what string, texts []string) []netip.Addr
 // ranges parses spec.loadBalancerSourceRanges and reports whether some entries are
 // invalid.
 func (b *builder) ranges(s *v1.Service) (out []netip.Prefix, bad bool) {
-	for _, text := range s.Spec.LoadBalancerSourceRanges {
+	for _, text := range first(b, "loadBalancerSourceRanges", s.Spec.LoadBalancerSourceRanges, MaxAddresses) {
 		p, err := parsePrefix(strings.TrimSpace(text))
 		if err != nil {
 			b.invalid("loadBalancerSourceRanges: %w", err)

@@ -34,8 +34,9 @@ const (
 	// ReasonFrontendConflict: another Service already uses an address and port of
 	// this Service. Package ruleset reports it.
 	ReasonFrontendConflict = "ProxyFrontendConflict"
-	// ReasonLimitExceeded: the Service exceeds a limit of the data plane. Package
-	// ruleset reports it.
+	// ReasonLimitExceeded: the Service exceeds [MaxPorts], [MaxAddresses] or
+	// [MaxFrontends], or, as package ruleset reports, a limit of the data plane or a
+	// budget.
 	ReasonLimitExceeded = "ProxyLimitExceeded"
 	// ReasonClosed: none of the Service's source ranges is usable, so its
 	// load-balancer addresses accept no traffic.

@@ -43,6 +43,7 @@ type Set struct {
 	lastSync, lastQueued, noLocal            *prometheus.GaugeVec
 	endpointsPending, servicesPending        prometheus.Gauge
 	endpointChanges, serviceChanges          prometheus.Counter
+	overBudget                               prometheus.Counter
 	conntrackDeleted, syncFailures           *prometheus.CounterVec
 	healthz, livez                           *prometheus.CounterVec
 	// Metrics that are nil in some modes, as is syncFailures in mode userspace.
@@ -82,6 +83,8 @@ func NewSet(c Config) *Set {
 	s.noLocal = s.gauge("sync_proxy_rules_no_local_endpoints_total", "Services with a traffic policy of Local that have endpoints, but none on this node", familyLabel, policyLabel)
 	s.endpointChanges = s.counter("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received").WithLabelValues()
 	s.serviceChanges = s.counter("sync_proxy_rules_service_changes_total", "Changes of Services that were received, for each address family").WithLabelValues()
+	s.overBudget = prometheus.NewCounter(prometheus.CounterOpts{Name: "proxier_service_over_budget_total", Help: "Service ports that are incomplete because they exceed the budget, each time that they change"})
+	s.registry.MustRegister(s.overBudget)
 	s.conntrackDeleted = s.counter("conntrack_reconciler_deleted_entries_total", "Stale UDP flows that were deleted", familyLabel)
 	s.otherRules = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "proxier_other_proxy_rules", Help: "1 while rules of another proxy are in the network namespace, whose owner runs (in-use) or has ended (left)",
@@ -327,3 +330,6 @@ func (s *Set) Apply(_ context.Context, d *ruleset.Delta) error {
 }
 
 func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
+
+// OverBudget is the OverBudget function of a [ruleset.Config].
+func (s *Set) OverBudget(tracker.Key) { s.overBudget.Inc() }

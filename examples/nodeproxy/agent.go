@@ -137,6 +137,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		receiveSlice:   a.metrics.ReceiveSlice,
 		eligible:       a.proxy.SetEligible,
 		apiServer:      findAPIAddresses(ctx, cfg, log),
+		overBudget:     a.metrics.OverBudget,
 	}
 	if client != nil {
 		hooks.events = a.recorder

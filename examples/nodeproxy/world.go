@@ -53,6 +53,8 @@ type worldHooks struct {
 	apiServer apiAddresses
 	// eligible is called with whether the node may get load-balancer traffic.
 	eligible func(bool)
+	// overBudget counts a Service port that exceeds the budget.
+	overBudget func(tracker.Key)
 	// failed is called with an error that requires a restart of the agent.
 	failed func(error)
 }
@@ -89,9 +91,36 @@ func newWorld(cfg *config.Config, families []tracker.Family, node *v1.Node, hook
 		MasqueradeAll:     cfg.MasqueradeAll,
 		LocalTraffic:      local,
 		NodePortAddresses: cfg.NodePorts,
+		Budget:            serviceBudget(cfg),
+		OverBudget:        hooks.overBudget,
 		Log:               log,
 	})
 	return w, err
+}
+
+// serviceBudget returns the budget for the configured mode.
+func serviceBudget(cfg *config.Config) ruleset.Budget {
+	b := cfg.Budget
+	if cfg.Mode == config.ModeIPVS {
+		b.Cost = ipvsCost
+	}
+	return b
+}
+
+// ipvsCost is the cost of a Service in mode ipvs, where every frontend has its own list of
+// endpoints. A NodePort has one for each of the node's addresses; a node is taken to have four.
+func ipvsCost(s *ruleset.Service) int {
+	n := 0
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		servers := max(len(s.Pool(f.Target)), len(s.Pool(f.Internal)))
+		times := 1
+		if f.Kind == ruleset.NodePort {
+			times = 4
+		}
+		n += times*(1+servers) + len(f.Sources)
+	}
+	return n
 }
 
 func (w *world) setService(s *v1.Service) {

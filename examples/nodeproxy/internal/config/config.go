@@ -46,6 +46,8 @@ type Config struct {
 	// Offload has the patterns of the interfaces between which mode nftables offloads
 	// connections. Nil offloads none.
 	Offload []string
+	// Budget bounds the cost of Services.
+	Budget ruleset.Budget
 	// Annotations holds the names of the allowed annotations, without their prefix.
 	Annotations []string
 	// TrafficMetrics enables metrics of each Service's traffic.
@@ -100,6 +102,9 @@ func (fl *Flags) config(read func(string) ([]byte, error), hostname func() (stri
 	out.Effective, out.Mode = k, string(k.Mode)
 	if _, err := nftables.InterfacesMatching(out.Offload...); err != nil {
 		return nil, fmt.Errorf("--nftables-offload: %w", err)
+	}
+	if out.Budget, err = budget(fl.budget); err != nil {
+		return nil, fmt.Errorf("--budget: %w", err)
 	}
 	if _, err := annotations.NewReader(out.Annotations); err != nil {
 		return nil, fmt.Errorf("--allow-annotations: %w", err)

@@ -555,7 +555,7 @@ func TestListsHaveEveryField(t *testing.T) {
 	several := []string{"masquerade-all", "healthz-port", "metrics-port", "sync-period", "min-sync-period"}
 	none := []string{
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
-		"nftables-offload", "service-traffic-metrics", "allow-annotations", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only",
+		"nftables-offload", "service-traffic-metrics", "allow-annotations", "budget", "socket-lb", "socket-lb-cgroup", "socket-lb-node-only",
 	}
 	fields := fieldsOf("", reflect.TypeFor[v1alpha1.KubeProxyConfiguration]())
 	fl.VisitAll(func(f *pflag.Flag) {

@@ -28,6 +28,7 @@ type Flags struct {
 	masqueradeAll           bool
 	healthzPort, metricPort int
 	sync, minSync           time.Duration
+	budget                  map[string]int
 	// paused reports that the mode's minSyncPeriod was configured.
 	paused bool
 }
@@ -54,7 +55,7 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 func (fl *Flags) ignored(name string) bool {
 	own := []string{
 		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
-		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics", "allow-annotations",
+		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics", "allow-annotations", "budget",
 		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only",
 	}
 	return fl.file != "" && loggingFlags()[name] == nil && !slices.Contains(own, name) && fl.kubeProxys(name)
@@ -116,6 +117,7 @@ func NewFlags(verb string) *Flags {
 	f.StringSliceVar(&fl.out.Offload, "nftables-offload", nil, "send established TCP connections of Services through a flowtable if they cross the node between interfaces whose names match one of the `patterns`, such as eth0,veth*; in mode nftables. Network policies see only the first packets of these connections")
 
 	f.StringSliceVar(&fl.out.Annotations, "allow-annotations", nil, "the `names` of the annotations go-proxier.github.io/NAME that are in force, for every user who may write Services or EndpointSlices: "+strings.Join(annotations.Known(), ", "))
+	f.StringToIntVar(&fl.budget, "budget", nil, "bounds of what Services may cost, in elements of the data plane, as `BOUND=NUMBER`,...; 0 means none. "+budgetHelp())
 
 	f.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", 14, "the bit of the packet mark that requests masquerading, in modes iptables and ipvs")
 	f.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "serve NodePorts at IPv4 loopback addresses, in mode iptables")

@@ -1,0 +1,54 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/go-proxier/proxier/ruleset"
+)
+
+// bound is a bound that --budget sets.
+type bound struct {
+	name, what string
+	field      func(*ruleset.Budget) *int
+}
+
+func bounds() []bound {
+	return []bound{
+		{"port", "a port of a Service in one address family", func(b *ruleset.Budget) *int { return &b.Port }},
+		{"service", "a Service", func(b *ruleset.Budget) *int { return &b.Service }},
+		{"total", "all Services", func(b *ruleset.Budget) *int { return &b.Total }},
+		{"slots", "a hash table", func(b *ruleset.Budget) *int { return &b.Buckets }},
+		{"slots-per-endpoint", "a hash table, for each endpoint", func(b *ruleset.Budget) *int { return &b.BucketsPerEndpoint }},
+		{"delta", "one change of the rules", func(b *ruleset.Budget) *int { return &b.Delta }},
+	}
+}
+
+// budgetHelp describes the bounds and their defaults.
+func budgetHelp() string {
+	def := ruleset.DefaultBudget()
+	var out []string
+	for _, b := range bounds() {
+		out = append(out, fmt.Sprintf("%s: %s (default %d)", b.name, b.what, *b.field(&def)))
+	}
+	return strings.Join(out, "; ")
+}
+
+// budget returns the default budget with the given bounds.
+func budget(given map[string]int) (ruleset.Budget, error) {
+	out := ruleset.DefaultBudget()
+	list := bounds()
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		i := slices.IndexFunc(list, func(b bound) bool { return b.name == name })
+		if i < 0 {
+			return out, fmt.Errorf("no bound %q", name)
+		}
+		if given[name] < 0 {
+			return out, fmt.Errorf("%s is negative: %d", name, given[name])
+		}
+		*list[i].field(&out) = given[name]
+	}
+	return out, nil
+}

@@ -1,0 +1,362 @@
+package ruleset
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// budgeted returns a tracker and an engine with a Budget. Services with the annotation "hash"
+// choose by a hash, and their names end up in over when they exceed the Budget.
+func budgeted(t testing.TB, b Budget) (*tracker.Tracker, *Engine, map[string]int) {
+	over := map[string]int{}
+	c := modelConfig
+	c.Budget = b
+	c.OverBudget = func(k tracker.Key) { over[k.Name]++ }
+	tr, e := world(t, c, tracker.NodeInfo{Name: "n1"})
+	return tr, e, over
+}
+
+// many returns n addresses.
+func many(net, n int) (out []string) {
+	for i := range n {
+		out = append(out, fmt.Sprintf("10.%d.%d.%d", net, i/250, i%250+1))
+	}
+	return out
+}
+
+// TestFitBoundsTheCost cuts random Services at random bounds.
+func TestFitBoundsTheCost(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	cuts := 0
+	for range 20_000 {
+		p := &tracker.ServicePort{Key: key("a", tracker.IPv4), ClusterIP: addrs("172.30.0.1")[0], Port: 80,
+			Affinity: pick[time.Duration](r, 0, time.Minute), Hash: pick(r, tracker.HashNone, tracker.HashNone, tracker.HashSource), HashBuckets: pick[uint16](r, 0, 251, 4000, 65535),
+			ExternalIPs: addrs(many(1, r.IntN(6))...), LoadBalancerIPs: addrs(many(2, r.IntN(6))...), ExternalLocal: r.IntN(2) == 0}
+		for _, a := range many(3, r.IntN(5)) {
+			p.SourceRanges = append(p.SourceRanges, prefixes(a+"/32")...)
+		}
+		var eps []*tracker.Endpoint
+		for i, a := range many(4, r.IntN(40)) {
+			ep := endpoint(a+":80", pick(r, "n1", "n2"))
+			ep.Ready, ep.Weight = true, 1
+			if i == 0 {
+				ep.Weight = pick[uint16](r, 1, 1, 1000)
+			}
+			eps = append(eps, ep)
+		}
+		b := Budget{Buckets: pick(r, 0, 251, 509, 4093), BucketsPerEndpoint: pick(r, 0, 100)}
+		most := pick(r, 0, 1+r.IntN(100))
+		s := Compile(tracker.PortState{Port: p, Endpoints: eps}, &Node{Info: tracker.NodeInfo{Name: "n1"}}, tracker.TopologyOptions{})
+		out, what := b.fit(s, most)
+		if out == nil {
+			least := withEndpoints(withFrontends(withTable(s, 0), 1), 1)
+			least.uniform = true
+			if least.Cost() <= most {
+				t.Fatalf("refused at %d, but a part costs %d: %s", most, least.Cost(), what)
+			}
+			continue
+		}
+		if most != 0 && out.Cost() > most {
+			t.Fatalf("costs %d of %d: %s", out.Cost(), most, what)
+		}
+		if b.Buckets != 0 && out.HashBuckets(ToCluster) > b.Buckets {
+			t.Fatalf("%d buckets of %d", out.HashBuckets(ToCluster), b.Buckets)
+		}
+		if (out == s) != (what == "") {
+			t.Fatalf("changed: %v, but reported %q", out != s, what)
+		}
+		if out == s {
+			continue
+		}
+		cuts++
+		if n := len(s.Frontends); n != 0 && (len(out.Frontends) == 0 || out.Frontends[0].Kind != ClusterIP) {
+			t.Fatal("the cluster IP is left out")
+		}
+		for _, target := range []Target{ToCluster, ToLocal} {
+			before, now := s.Pool(target), out.Pool(target)
+			if len(before) != 0 && len(now) == 0 || !slices.Equal(now, before[:len(now)]) {
+				t.Fatalf("%s: %d endpoints of %d", target, len(now), len(before))
+			}
+			for _, ep := range now {
+				if !slices.Contains(out.Selection.Reachable, ep) {
+					t.Fatal("Reachable lacks an endpoint of a pool")
+				}
+			}
+		}
+		if n := len(out.Selection.Reachable); n > len(out.Selection.Cluster)+len(out.Selection.Local) {
+			t.Fatalf("%d reachable endpoints", n)
+		}
+		again, _ := b.fit(s, most)
+		if diff(again, out) != 0 {
+			t.Fatal("the result is not determined")
+		}
+	}
+	if cuts < 1000 {
+		t.Errorf("only %d Services were cut", cuts)
+	}
+}
+
+// recorder records the deltas that it gets.
+type deltaRecorder struct {
+	deltas [][]string
+	costs  []int
+	b      Budget
+	during func(n int)
+	fail   func(d *Delta) error
+}
+
+func (r *deltaRecorder) Apply(_ context.Context, d *Delta) error {
+	var names []string
+	cost := 0
+	for i := range d.Changes {
+		names = append(names, d.Changes[i].Key.Name)
+		cost += r.b.changeCost(&d.Changes[i])
+	}
+	r.deltas, r.costs = append(r.deltas, names), append(r.costs, cost)
+	if r.during != nil {
+		r.during(len(r.deltas))
+	}
+	if r.fail != nil {
+		return r.fail(d)
+	}
+	return nil
+}
+
+// largeService returns a Service with ports p0 to pN that have endpoints at the addresses.
+func setLarge(tr *tracker.Tracker, name string, ports int, addresses []string) {
+	s := service(name, "172.30.9.9", func(s *v1.Service) {
+		s.Spec.Ports = nil
+		for i := range ports {
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(1000 + i), Protocol: v1.ProtocolTCP})
+		}
+	})
+	tr.SetService(s)
+	es := slice(name, addresses...)
+	base := es.Ports[0]
+	es.Ports = nil
+	for i := range ports {
+		p := base
+		p.Name, p.Port = ptr(fmt.Sprint("p", i)), ptr(int32(8000+i))
+		es.Ports = append(es.Ports, p)
+	}
+	tr.SetSlice(es)
+}
+
+// TestCheapChangePassesExpensiveOnes changes a small Service while a large one is offered.
+func TestCheapChangePassesExpensiveOnes(t *testing.T) {
+	b := Budget{Delta: 100}
+	tr, e, _ := budgeted(t, b)
+	r := &deltaRecorder{b: b}
+	c := e.Attach("b", r)
+	tr.SetService(service("victim", "172.30.0.1"))
+	sync := func() {
+		t.Helper()
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sync()
+	r.deltas, r.costs = nil, nil
+	notified := 0
+	e.Notify(func() { notified++ })
+	setLarge(tr, "evil", 50, many(1, 40)) // 50 ports of 41 elements
+	r.during = func(n int) {
+		if n == 3 {
+			tr.SetSlice(slice("victim", "10.0.0.1"))
+		}
+	}
+	sync()
+	if len(r.deltas) < 20 {
+		t.Errorf("%d deltas", len(r.deltas))
+	}
+	if !slices.Contains(r.deltas[3], "victim") {
+		t.Errorf("the victim's change is not in the next delta: %v", r.deltas)
+	}
+	if most := slices.Max(r.costs); most > 100+41 {
+		t.Errorf("a delta of %d elements", most)
+	}
+	for _, s := range e.Snapshot().Services {
+		if diff(c.Service(s.Key), s) != 0 {
+			t.Errorf("%s is not in effect after one Sync", s.Key)
+		}
+	}
+	before := len(r.deltas)
+	sync()
+	if len(r.deltas) != before {
+		t.Error("a Sync without a change has a delta")
+	}
+}
+
+// TestExpensiveChangeDoesNotStarve offers a large change while small ones keep arriving.
+func TestExpensiveChangeDoesNotStarve(t *testing.T) {
+	b := Budget{Delta: 100}
+	tr, e, _ := budgeted(t, b)
+	r := &deltaRecorder{b: b}
+	c := e.Attach("b", r)
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	churn := func() {
+		for range 200 {
+			n++
+			tr.SetService(service(fmt.Sprint("small", n), fmt.Sprintf("172.31.%d.%d", n/250%250, n%250+1)))
+		}
+	}
+	r.during = func(int) { churn() }
+	setLarge(tr, "evil", 10, many(1, 40))
+	churn()
+	syncs := 0
+	for e.Snapshot(); ; syncs++ {
+		if err := c.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		served := 0
+		for _, s := range e.Snapshot().Services {
+			if s.Key.Name == "evil" && c.Service(s.Key) != nil {
+				served++
+			}
+		}
+		if served == 10 {
+			break
+		}
+		if syncs > 5 {
+			t.Fatalf("%d of 10 ports are served after %d syncs", served, syncs)
+		}
+	}
+	if len(r.deltas) > 60 {
+		t.Errorf("%d deltas", len(r.deltas))
+	}
+}
+
+// TestPoolGrowsInSeveralDeltas gives a Service many endpoints at once.
+func TestPoolGrowsInSeveralDeltas(t *testing.T) {
+	b := Budget{Delta: 100}
+	tr, e, _ := budgeted(t, b)
+	r := &deltaRecorder{b: b}
+	c := e.Attach("b", r)
+	tr.SetService(service("a", "172.30.0.1"))
+	tr.SetSlice(slice("a", "10.9.0.1"))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.deltas, r.costs = nil, nil
+	last := 0
+	k := e.Snapshot().Services[0].Key
+	r.during = func(int) {
+		n := len(c.Service(k).Selection.Cluster)
+		if n < last {
+			t.Errorf("%d endpoints after %d", n, last)
+		}
+		last = n
+	}
+	tr.SetSlice(slice("a", many(1, 1000)...))
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.deltas) != 10 || slices.Max(r.costs) > 110 {
+		t.Errorf("%d deltas of %v elements", len(r.deltas), r.costs)
+	}
+	if n := len(c.Service(k).Selection.Cluster); n != 1000 {
+		t.Errorf("%d endpoints", n)
+	}
+}
+
+// TestFailedDeltaLeavesTheRestForTheNextSync fails in the middle.
+func TestFailedDeltaLeavesTheRestForTheNextSync(t *testing.T) {
+	b := Budget{Delta: 100}
+	tr, e, _ := budgeted(t, b)
+	r := &deltaRecorder{b: b}
+	c := e.Attach("b", r)
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	setLarge(tr, "evil", 20, many(1, 40))
+	notified := 0
+	e.Notify(func() { notified++ })
+	r.fail = func(d *Delta) error {
+		if len(r.deltas) == 4 {
+			return &PartialError{Failed: map[tracker.Key]error{d.Changes[0].Key: errInjected}}
+		}
+		return nil
+	}
+	if err := c.Sync(t.Context()); err == nil || notified == 0 {
+		t.Fatalf("error %v, %d notifications", err, notified)
+	}
+	if err := c.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range e.Snapshot().Services {
+		if diff(c.Service(s.Key), s) != 0 {
+			t.Errorf("%s is not in effect", s.Key)
+		}
+	}
+}
+
+// TestTotalKeepsTheRulesOfOthers uses up the Budget.
+func TestTotalKeepsTheRulesOfOthers(t *testing.T) {
+	tr, e, over := budgeted(t, Budget{Total: 10})
+	served := func() string {
+		var out []string
+		for _, s := range e.Snapshot().Services {
+			out = append(out, fmt.Sprintf("%s:%d", s.Key.Name, len(s.Selection.Cluster)))
+		}
+		slices.Sort(out)
+		return strings.Join(out, " ")
+	}
+	for _, step := range []struct {
+		what string
+		do   func()
+		want string
+	}{
+		{"a victim", func() { tr.SetService(service("v", "172.30.0.1")); tr.SetSlice(slice("v", many(1, 3)...)) }, "v:3"},
+		{"an attacker gets what is left", func() { tr.SetService(service("a", "172.30.0.2")); tr.SetSlice(slice("a", many(2, 100)...)) }, "a:5 v:3"},
+		{"another gets nothing", func() { tr.SetService(service("b", "172.30.0.3")); tr.SetSlice(slice("b", many(3, 1)...)) }, "a:5 v:3"},
+		{"the victim replaces an endpoint", func() { tr.SetSlice(slice("v", "10.1.0.1", "10.1.0.2", "10.1.0.9")) }, "a:5 v:3"},
+		{"the victim grows in vain", func() { tr.SetSlice(slice("v", many(1, 4)...)) }, "a:5 v:3"},
+		{"the victim loses endpoints", func() { tr.SetSlice(slice("v", many(1, 1)...)) }, "a:5 b:1 v:1"},
+		{"the attacker goes", func() { tr.DeleteService(name("a")) }, "b:1 v:1"},
+		{"the victim grows", func() { tr.SetSlice(slice("v", many(1, 4)...)) }, "b:1 v:4"},
+		{"everything goes", func() { tr.DeleteService(name("b")); tr.DeleteService(name("v")) }, ""},
+	} {
+		step.do()
+		if got := served(); got != step.want {
+			t.Errorf("%s: served %q, want %q", step.what, got, step.want)
+		}
+	}
+	if e.used != 0 || len(e.refused) != 0 || over["a"] == 0 || over["b"] == 0 {
+		t.Errorf("used %d, refused %d, over %v", e.used, len(e.refused), over)
+	}
+}
+
+// TestOrderOfArrivalDoesNotDecide starts engines whose objects exceed the Budget.
+func TestOrderOfArrivalDoesNotDecide(t *testing.T) {
+	var want string
+	for seed := range uint64(20) {
+		tr, e, _ := budgeted(t, Budget{Total: 20})
+		for _, i := range rand.New(rand.NewPCG(seed, 0)).Perm(10) {
+			tr.SetService(service(fmt.Sprint("s", i), fmt.Sprintf("172.30.0.%d", i+1)))
+			tr.SetSlice(slice(fmt.Sprint("s", i), many(i, 4)...))
+		}
+		var got []string
+		for _, s := range e.Snapshot().Services {
+			got = append(got, fmt.Sprintf("%s:%d", s.Key.Name, len(s.Selection.Cluster)))
+		}
+		slices.Sort(got)
+		if want == "" {
+			want = fmt.Sprint(got)
+		}
+		if fmt.Sprint(got) != want || len(got) == 10 {
+			t.Fatalf("served %v, want %s", got, want)
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package ruleset
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// divide returns the changes to offer now, if all together are larger than the Budget allows.
+// The others stay dirty. Changes that exchange frontends stay together. changes is sorted as
+// in a Delta, and so is the result.
+//
+// Three quarters of the delta are for the smallest changes, and the rest is for the changes
+// that have waited longest, at least one. So a small change need not wait for large ones, and
+// no change waits forever.
+func (c *Cursor) divide(changes []Change) (now, later []Change) {
+	b := &c.engine.budget
+	if b.Delta == 0 || len(changes) < 2 {
+		return changes, nil
+	}
+	costs, total := make([]int, len(changes)), 0
+	for i := range changes {
+		costs[i] = b.changeCost(&changes[i])
+		total += costs[i]
+	}
+	if total <= b.Delta {
+		return changes, nil
+	}
+	groups := c.groups(changes, costs)
+	slices.SortFunc(groups, func(x, y group) int {
+		if x.cost != y.cost {
+			return x.cost - y.cost
+		}
+		return int(x.since) - int(y.since)
+	})
+	left := b.Delta
+	chosen := make([]bool, len(changes))
+	choose := func(g group) {
+		left -= g.cost
+		for _, i := range g.members {
+			chosen[i] = true
+		}
+	}
+	for len(groups) != 0 && left-groups[0].cost >= b.Delta/4 {
+		choose(groups[0])
+		groups = groups[1:]
+	}
+	slices.SortFunc(groups, func(x, y group) int { return int(x.since) - int(y.since) })
+	for i, g := range groups {
+		if i == 0 || g.cost <= left {
+			choose(g)
+		}
+	}
+	for i := range changes {
+		if chosen[i] {
+			now = append(now, changes[i])
+		} else {
+			later = append(later, changes[i])
+		}
+	}
+	return now, later
+}
+
+// group is a set of changes that must be in one delta.
+type group struct {
+	members []int // indices of the changes
+	cost    int
+	since   uint64 // when the first of them became dirty
+}
+
+// groups returns the groups of changes that exchange frontends, each change in one group.
+func (c *Cursor) groups(changes []Change, costs []int) []group {
+	root := make([]int, len(changes))
+	for i := range root {
+		root[i] = i
+	}
+	find := func(i int) int {
+		for root[i] != i {
+			root[i] = root[root[i]]
+			i = root[i]
+		}
+		return i
+	}
+	var byKey map[tracker.Key]int
+	for i := range changes {
+		if len(changes[i].taken) == 0 {
+			continue
+		}
+		if byKey == nil {
+			byKey = make(map[tracker.Key]int, len(changes))
+			for j := range changes {
+				byKey[changes[j].Key] = j
+			}
+		}
+		for _, m := range changes[i].taken {
+			if j, ok := byKey[m.key]; ok {
+				root[find(j)] = find(i)
+			}
+		}
+	}
+	if len(c.tried) != 0 {
+		// After a failure, several Services may have the same frontend in the data plane. If
+		// one of them deleted it alone, the others would seem to have it.
+		first := map[l4Key]int{}
+		for i := range changes {
+			for at := range changes[i].dropped() {
+				if j, ok := first[at]; ok {
+					root[find(i)] = find(j)
+				} else {
+					first[at] = i
+				}
+			}
+		}
+	}
+	out := make([]group, 0, len(changes))
+	at := make([]int, len(changes)) // 1 + the index in out of a root's group
+	for i := range changes {
+		r := find(i)
+		since := c.states[changes[i].ID()].since
+		if at[r] == 0 {
+			out = append(out, group{since: since})
+			at[r] = len(out)
+		}
+		g := &out[at[r]-1]
+		g.members = append(g.members, i)
+		g.cost += costs[i]
+		g.since = min(g.since, since)
+	}
+	return out
+}
+
+// splitTriggers moves the triggers of Services with a change in later to the end of
+// c.triggers, and returns the others.
+func (c *Cursor) splitTriggers(later []Change) []Trigger {
+	if len(later) == 0 || len(c.triggers) == 0 {
+		return c.triggers
+	}
+	waits := make(map[types.NamespacedName]bool, len(later))
+	for i := range later {
+		waits[later[i].Key.NamespacedName] = true
+	}
+	var now, kept []Trigger
+	for _, t := range c.triggers {
+		if waits[t.Service] {
+			kept = append(kept, t)
+		} else {
+			now = append(now, t)
+		}
+	}
+	c.triggers = append(now, kept...)
+	return c.triggers[:len(now):len(now)]
+}
