@@ -47,11 +47,11 @@ type Budget struct {
 	Cost func(*Service) int
 }
 
-// DefaultBudget returns a Budget for a node: 10,000 elements for a port in a family, 500,000
+// DefaultBudget returns a Budget for a node: 6,000 elements for a port in a family, 500,000
 // for a Service, 5,000,000 in all, tables of at most 4,093 buckets and 256 for each endpoint,
 // and deltas of 2,000 elements.
 func DefaultBudget() Budget {
-	return Budget{Port: 10_000, Service: 500_000, Total: 5_000_000, Buckets: 4093, BucketsPerEndpoint: 256, Delta: 2_000}
+	return Budget{Port: 6_000, Service: 500_000, Total: 5_000_000, Buckets: 4093, BucketsPerEndpoint: 256, Delta: 2_000}
 }
 
 func (b *Budget) validate() error {

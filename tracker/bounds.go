@@ -12,7 +12,7 @@ const (
 	// ranges.
 	MaxAddresses = 1000
 	// MaxFrontends is the maximum number of ports times external and load-balancer IPs.
-	MaxFrontends = 20_000
+	MaxFrontends = 10_000
 )
 
 // first returns the first most elements of list. It reports the others.

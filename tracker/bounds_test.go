@@ -19,8 +19,8 @@ func TestProductsOfAServiceAreBounded(t *testing.T) {
 	}{
 		{10, 100, 10, 200, 100},
 		{3, 20_000, 3, 2000, 1000},
-		{5000, 3, 2000, 6, 3},
-		{1000, 1000, 1000, 20, 1000},
+		{5000, 3, 2000, 5, 3},
+		{1000, 1000, 1000, 10, 1000},
 	} {
 		s, e := newServices(t, tracker.Config{})
 		obj := dualStack()

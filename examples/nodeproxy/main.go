@@ -74,6 +74,12 @@
 //
 // # Annotations
 //
+// --budget bounds what a Service may cost, in elements of the rules: port=6000 for a port of
+// a Service in one address family, service=500000, total=5000000, slots=4093 and
+// slots-per-endpoint=256 for hash tables, and delta=2000 for one change of the rules. Beyond
+// a bound a Service is served in part, with an Event. A Service with a hash,
+// externalTrafficPolicy Local and more than 15 endpoints needs port=9000.
+//
 // Annotations configure what the API has no fields for. They are in force only if
 // --allow-annotations names them, because anyone who may write a Service or an
 // EndpointSlice can use them:
