@@ -102,11 +102,6 @@ type RemoteSubnet struct {
 	Provider netip.Addr
 }
 
-// equal reports whether two networks are the same in all fields.
-func (n *Network) equal(o *Network) bool {
-	return n.ID == o.ID && n.Name == o.Name && n.Type == o.Type && slices.Equal(n.RemoteSubnets, o.RemoteSubnets)
-}
-
 // provider returns the address of the node that has the pod or node address a, or false if
 // the network does not tell.
 func (n *Network) provider(a netip.Addr) (netip.Addr, bool) {

@@ -39,7 +39,6 @@ var lacks = map[conformance.Feature]string{
 type host struct {
 	*fakehns.Service
 	network winkernel.Network
-	node    *ruleset.Node
 	local   map[tracker.Key][]netip.Addr
 }
 

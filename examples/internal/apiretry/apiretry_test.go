@@ -153,7 +153,6 @@ func TestErrorsForTheReflectorPass(t *testing.T) {
 		{apierrors.NewInternalError(errors.New("x")), true},
 		{apierrors.NewGenericServerResponse(http.StatusBadGateway, "GET", services, "", "x", 0, true), true},
 		{apierrors.NewResourceExpired("x"), false},
-		{apierrors.NewGone("x"), false},
 		{apierrors.NewBadRequest("x"), false},
 		{apierrors.NewInvalid(schema.GroupKind{}, "x", nil), false},
 		{tooLarge, false},

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"slices"
 	"sync"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -185,13 +184,6 @@ func (s *apiServer) names(r resource) []string {
 	return slices.Sorted(maps.Keys(s.objects[r]))
 }
 
-// count returns the number of a resource's objects.
-func (s *apiServer) count(r resource) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.objects[r])
-}
-
 // dump returns all objects as JSON.
 func (s *apiServer) dump() []byte {
 	s.mu.Lock()
@@ -247,20 +239,4 @@ func (s *apiServer) chance(n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.rng.IntN(n) == 0
-}
-
-// portFree reports whether nothing listens at the API server's address of a host.
-func portFree(h *netlab.Host) bool {
-	l, err := h.Listen("tcp", apiAddress)
-	if err == nil {
-		l.Close()
-	}
-	return err == nil
-}
-
-// waitPort waits until an earlier API server's port is free.
-func waitPort(h *netlab.Host) {
-	for end := time.Now().Add(5 * time.Second); !portFree(h) && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond)
-	}
 }
