@@ -3,6 +3,7 @@ package ruleset
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,6 +26,53 @@ type Limits struct {
 	// WeightedEndpoints is the maximum number of endpoints in a pool whose endpoints
 	// have different weights or are chosen by a hash.
 	WeightedEndpoints int
+	// Lacks holds what the data plane ignores in every Service.
+	Lacks Lacks
+}
+
+// Lacks is a set of bits for parts of a Service that a data plane ignores. The zero value
+// ignores nothing.
+type Lacks uint8
+
+// The bits of Lacks.
+const (
+	// LacksSourceRanges: every source may use load-balancer IPs.
+	LacksSourceRanges Lacks = 1 << iota
+	// LacksAffinityTimeout: clients are not forgotten after the affinity timeout.
+	LacksAffinityTimeout
+	// LacksWeights: all endpoints of a pool get equal shares.
+	LacksWeights
+	// LacksHash: endpoints are not chosen by a hash.
+	LacksHash
+	// LacksEndpointPorts: of the endpoints of a pool, only those with one port are used.
+	LacksEndpointPorts
+)
+
+// texts describes the bits of Lacks, in their order.
+func (Lacks) texts() [5]string {
+	return [...]string{"loadBalancerSourceRanges are not enforced", "the affinity timeout is ignored", "weights are ignored",
+		"the hash is ignored", "endpoints have different ports, and only those with one of them are used"}
+}
+
+// in returns the bits of l that matter to s.
+func (l Lacks) in(s *Service) (out Lacks) {
+	if l == 0 {
+		return 0
+	}
+	set := func(bit Lacks, matters bool) {
+		if matters {
+			out |= bit & l
+		}
+	}
+	set(LacksSourceRanges, len(s.Port.SourceRanges) != 0)
+	set(LacksAffinityTimeout, s.Port.Affinity != 0)
+	set(LacksHash, s.Hash() != tracker.HashNone)
+	for _, t := range []Target{ToCluster, ToLocal} {
+		set(LacksWeights, s.Weighted(t))
+		pool := s.Pool(t)
+		set(LacksEndpointPorts, slices.ContainsFunc(pool, func(e *tracker.Endpoint) bool { return e.Addr.Port() != pool[0].Addr.Port() }))
+	}
+	return out
 }
 
 // Limiter is a [Backend] that declares its limits. [Engine.Attach] calls Limits once
@@ -59,14 +107,15 @@ type withLimits struct {
 
 func (w withLimits) Limits(f tracker.Family) Limits { return LimitsOf(w.inner, f) }
 
-// excess is a set of bits, one for each field of Limits.
-type excess uint8
+// excess is a set of bits: one for each limit, and from excessLacks on those of Lacks.
+type excess uint16
 
 const (
 	excessAffinity excess = 1 << iota
 	excessEndpoints
 	excessAffinityEndpoints
 	excessWeightedEndpoints
+	excessLacks
 )
 
 // exceeded returns the limits that s exceeds. For most Services it takes a few
@@ -90,7 +139,7 @@ func (l *Limits) exceeded(s *Service) (x excess) {
 			}
 		}
 	}
-	return x
+	return x | excess(l.Lacks.in(s))*excessLacks
 }
 
 // describe returns a text that names the limits in x, which s exceeds.
@@ -111,6 +160,11 @@ func (l *Limits) describe(s *Service, x excess) string {
 	} {
 		if x&e.bit != 0 {
 			out = append(out, fmt.Sprintf("%d endpoints%s are more than %d", n, e.what, e.limit))
+		}
+	}
+	for i, text := range l.Lacks.texts() {
+		if x&(excessLacks<<i) != 0 {
+			out = append(out, text)
 		}
 	}
 	return strings.Join(out, "; ")

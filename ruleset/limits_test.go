@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -140,6 +141,44 @@ func TestExceededLimitIsReportedOnce(t *testing.T) {
 	step("deleted again")
 	tr.SetService(service("a", "172.30.0.1", sticky(7200)))
 	step("back again: the same message is not repeated")
+}
+
+// TestIgnoredPartsAreReported gives a data plane that ignores everything it may ignore each part
+// of a Service in turn.
+func TestIgnoredPartsAreReported(t *testing.T) {
+	all := LacksSourceRanges | LacksAffinityTimeout | LacksWeights | LacksHash | LacksEndpointPorts
+	port := func(edit func(*tracker.ServicePort)) *tracker.ServicePort {
+		p := &tracker.ServicePort{Key: tracker.Key{Family: tracker.IPv4}, ClusterIP: netip.MustParseAddr("172.30.0.1"), Port: 80}
+		edit(p)
+		return p
+	}
+	endpoint := func(at string, weight uint16) *tracker.Endpoint {
+		return &tracker.Endpoint{Addr: netip.MustParseAddrPort(at), Ready: true, Serving: true, Weight: weight}
+	}
+	same := []*tracker.Endpoint{endpoint("10.0.0.1:80", 1), endpoint("10.0.0.2:80", 1)}
+	for want, state := range map[Lacks]tracker.PortState{
+		0: {Port: port(func(*tracker.ServicePort) {}), Endpoints: same},
+		LacksSourceRanges: {Port: port(func(p *tracker.ServicePort) {
+			p.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+		}), Endpoints: same},
+		LacksAffinityTimeout: {Port: port(func(p *tracker.ServicePort) { p.Affinity = time.Hour }), Endpoints: same},
+		LacksHash:            {Port: port(func(p *tracker.ServicePort) { p.Hash = tracker.HashSource }), Endpoints: same},
+		LacksWeights:         {Port: port(func(*tracker.ServicePort) {}), Endpoints: []*tracker.Endpoint{same[0], endpoint("10.0.0.2:80", 2)}},
+		LacksEndpointPorts:   {Port: port(func(*tracker.ServicePort) {}), Endpoints: []*tracker.Endpoint{same[0], endpoint("10.0.0.2:81", 1)}},
+	} {
+		s := Compile(state, &Node{}, tracker.TopologyOptions{})
+		l := Limits{Lacks: all}
+		if got := all.in(s); got != want {
+			t.Errorf("%b is ignored, want %b", got, want)
+		}
+		if text := l.describe(s, l.exceeded(s)); (text == "") != (want == 0) || strings.Contains(text, ";") {
+			t.Errorf("%b: %q", want, text)
+		}
+		l.Lacks &^= want
+		if x := l.exceeded(s); x != 0 {
+			t.Errorf("%b: %q although nothing of it is ignored", want, l.describe(s, x))
+		}
+	}
 }
 
 // TestConflictEvents checks that the Service that loses a frontend gets an event.

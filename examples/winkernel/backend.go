@@ -64,7 +64,10 @@ func (b *Backend) Close() error {
 }
 
 // Limits returns what the service cannot do: see the package documentation.
-func (b *Backend) Limits(tracker.Family) ruleset.Limits { return ruleset.Limits{} }
+func (b *Backend) Limits(tracker.Family) ruleset.Limits {
+	return ruleset.Limits{Lacks: ruleset.LacksSourceRanges | ruleset.LacksAffinityTimeout | ruleset.LacksWeights |
+		ruleset.LacksHash | ruleset.LacksEndpointPorts}
+}
 
 // Apply implements [ruleset.Backend]. It writes load balancers and endpoints one by one. A
 // failed write fails its Service alone. If the service is not running, Apply fails as a whole

@@ -47,7 +47,7 @@
 // no choice of the addresses that node ports answer at. Traffic of the node and its pods to a
 // frontend with externalTrafficPolicy Local gets local endpoints, too. If endpoints of one Service
 // port have different ports, those of the commonest port are served, and of equally common ones
-// those of the lowest.
+// those of the lowest. A Service that asks for one of these gets an Event: see [Backend.Limits].
 //
 // # Differences from kube-proxy
 //
