@@ -155,7 +155,7 @@
 //
 // kube-proxy has deprecated its mode ipvs and removes it in Kubernetes 1.43 (KEP-5495). Mode
 // ipvs stays here. Run repeats the deprecation, and says that the mode stays, in its log and
-// in an Event of the node.
+// in an Event of the node. The page IPVS.md in the folder deploy is for operators of that mode.
 //
 // With --socket-lb, BPF programs translate TCP connections of the node's own processes and
 // of its pods when they connect: see [github.com/go-proxier/proxier/examples/socketlb]. The
