@@ -26,21 +26,26 @@ func (e *Engine) bound(now *Service, s *slot, state *tracker.PortState) *Service
 	if s.live {
 		had = int(s.cost)
 	}
-	fitting, what := b.fit(now, most)
-	if b.Total != 0 && (fitting == nil || e.used-had+b.cost(fitting) > b.Total) {
-		if most = max(b.Total-(e.used-had), had); most > 0 {
-			fitting, what = b.fit(now, most)
-		} else {
-			fitting, what = nil, "all elements of the budget are in use"
-		}
+	// One frontend with one endpoint must always be possible.
+	least := func(frontends int) *Service {
+		return withEndpoints(withFrontends(withTable(now, 0), max(1, frontends)), 1)
 	}
-	if fitting == nil && (s.live || b.Total == 0) {
-		// One frontend with one endpoint must always be possible.
-		frontends := 1
-		if s.live {
-			frontends = max(1, len(s.svc.Frontends))
+	fitting, what := b.fit(now, most)
+	if fitting == nil {
+		fitting = least(1)
+	}
+	if b.Total != 0 && e.used-had+b.cost(fitting) > b.Total {
+		left := max(b.Total-(e.used-had), had)
+		if most != 0 {
+			left = min(left, most)
 		}
-		fitting = withEndpoints(withFrontends(withTable(now, 0), frontends), 1)
+		fitting, what = nil, "all elements of the budget are in use"
+		if left > 0 {
+			fitting, what = b.fit(now, left)
+		}
+		if fitting == nil && s.live {
+			fitting = least(len(s.svc.Frontends))
+		}
 	}
 	if what != "" {
 		e.overBudget(now.Key, what)

@@ -14,9 +14,10 @@ import (
 // maps are built on first use and updated with each acknowledgement.
 type effect struct {
 	// frontends maps each frontend to the ID of the Service last acknowledged with
-	// it. Two Services may have the same frontend while the removal from one of them
-	// fails.
+	// it. others maps it to the IDs of further such Services, in that order: several
+	// have it while the removal from one of them fails or waits for another delta.
 	frontends map[l4Key]uint32
+	others    map[l4Key][]uint32
 	// endpoints maps each endpoint to the ID of a Service with it. shared maps it to
 	// the IDs of further such Services.
 	endpoints map[l4Key]uint32
@@ -135,16 +136,41 @@ func (x *effect) set(id uint32, old, now *Service) {
 func (x *effect) setFrontends(id uint32, old, now *Service) {
 	if old != nil {
 		for i := range old.Frontends {
-			if at := l4KeyOf(old, &old.Frontends[i]); x.frontends[at] == id {
-				delete(x.frontends, at)
-			}
+			x.removeFrontend(l4KeyOf(old, &old.Frontends[i]), id)
 		}
 	}
 	if now != nil {
-		// Set unchanged frontends too: another Service may have had them in between.
+		// Add unchanged frontends too: another Service may have had them in between.
 		for i := range now.Frontends {
-			x.frontends[l4KeyOf(now, &now.Frontends[i])] = id
+			x.addFrontend(l4KeyOf(now, &now.Frontends[i]), id)
 		}
+	}
+}
+
+func (x *effect) addFrontend(at l4Key, id uint32) {
+	if last, ok := x.frontends[at]; ok {
+		if x.others == nil {
+			x.others = map[l4Key][]uint32{}
+		}
+		x.others[at] = append(x.others[at], last)
+	}
+	x.frontends[at] = id
+}
+
+func (x *effect) removeFrontend(at l4Key, id uint32) {
+	others := x.others[at]
+	switch {
+	case x.frontends[at] != id:
+		others = slices.DeleteFunc(others, func(o uint32) bool { return o == id })
+	case len(others) != 0:
+		x.frontends[at], others = others[len(others)-1], others[:len(others)-1]
+	default:
+		delete(x.frontends, at)
+	}
+	if len(others) == 0 {
+		delete(x.others, at)
+	} else {
+		x.others[at] = others
 	}
 }
 
