@@ -175,11 +175,14 @@ func (r *reference) render(s *script) {
 		}
 		r.pools(s, svc)
 	}
+	for _, chain := range []string{"filter_fwd", "filter_out"} {
+		s.add(chain, "fib daddr type local accept") // a cluster IP of the node itself
+	}
 	for _, key := range slices.SortedFunc(maps.Keys(r.services), tracker.Key.Compare) {
 		svc := r.services[key]
 		if f := svc.Frontends; len(f) != 0 && f[0].Kind == ruleset.ClusterIP && !r.faults.noClosedPorts {
 			for _, chain := range []string{"filter_fwd", "filter_out"} {
-				s.add(chain, "%s daddr %s fib daddr type != local ct state new reject", ip(key.Family), f[0].Addr)
+				s.add(chain, "%s daddr %s ct state new reject", ip(key.Family), f[0].Addr)
 			}
 		}
 	}
@@ -191,7 +194,7 @@ func (r *reference) render(s *script) {
 			break
 		}
 		for _, chain := range []string{"filter_fwd", "filter_out"} {
-			s.add(chain, "%s daddr %s fib daddr type != local ct state new drop", ip(tracker.FamilyOf(p.Addr())), p)
+			s.add(chain, "%s daddr %s ct state new drop", ip(tracker.FamilyOf(p.Addr())), p)
 		}
 	}
 }
