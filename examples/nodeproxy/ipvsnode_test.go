@@ -527,7 +527,7 @@ func privilegesIPVS(t *testing.T) {
 		}
 	}
 	s.answeredBy(t, clusterVIP, podIPs[0])
-	p.logged(t, "mode ipvs is deprecated")
+	p.logged(t, "kube-proxy has deprecated its mode ipvs")
 
 	// As with kube-proxy, a higher limit of connections is lowered to the configured one,
 	// unless that is 0.

@@ -27,7 +27,6 @@ var errOthers = errors.New("rules of another proxy may take the packet first")
 // if there are any.
 func writeOthers(ctx context.Context, out io.Writer, m mode, log *slog.Logger) error {
 	k := takeover.Kernel{Legacy: func(ctx context.Context) (map[takeover.Owner]bool, error) { return legacyOwners(ctx, log) }}
-	defer k.Close()
 	rules, err := k.Look(ctx)
 	if err != nil {
 		return err

@@ -168,7 +168,6 @@ func (t *takeOver) changed() { t.ownChange.Store(time.Now().UnixNano()) }
 // run looks for rules of other proxies from when the agent's own are in effect until ctx is
 // done. It leaves rules that it was removing.
 func (t *takeOver) run(ctx context.Context) error {
-	defer t.kernel.Close()
 	defer t.retired.Wait()
 	select {
 	case <-ctx.Done():

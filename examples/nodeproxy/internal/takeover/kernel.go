@@ -62,8 +62,7 @@ type Kernel struct {
 	legacyAt   time.Time
 }
 
-// Close closes the sockets. Look opens them again.
-func (k *Kernel) Close() {
+func (k *Kernel) close() {
 	if k.conn != nil {
 		k.conn.Close()
 		k.conn = nil
@@ -76,18 +75,18 @@ func (k *Kernel) Close() {
 
 // Look returns the kinds of rules that exist. While no process writes rules of nf_tables it
 // makes a few small requests. Otherwise it also reads the rules of other proxies' tables in
-// nf_tables, if there are any.
+// nf_tables, if there are any. It opens sockets and closes them again: looks are rare.
 func (k *Kernel) Look(ctx context.Context) (map[Kind]Rules, error) {
-	if err := k.open(); err != nil {
-		return nil, err
+	defer k.close()
+	err := k.open()
+	if err == nil {
+		var out map[Kind]Rules
+		if out, err = k.look(ctx); err == nil {
+			return out, nil
+		}
 	}
-	out, err := k.look(ctx)
-	if err != nil {
-		k.Close()
-		k.looked = false
-		return nil, fmt.Errorf("cannot look for rules of other proxies: %w", err)
-	}
-	return out, nil
+	k.looked = false
+	return nil, fmt.Errorf("cannot look for rules of other proxies: %w", err)
 }
 
 func (k *Kernel) open() (err error) {
