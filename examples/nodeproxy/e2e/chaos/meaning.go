@@ -79,6 +79,8 @@ func parseSave(text string) map[string]map[string][]string {
 		f := strings.Fields(line)
 		switch {
 		case line == "" || strings.Contains(line, "-CANARY"): // a canary has a new comment each time
+		case strings.Contains(line, `"route_localnet was 0 before"`):
+			// A record without a target, which an agent that starts after a flush cannot restore.
 		case line[0] == '*':
 			table = line[1:]
 			out[table] = map[string][]string{}
