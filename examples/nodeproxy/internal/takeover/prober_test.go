@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -52,9 +53,10 @@ func TestProberTellsProxiesApart(t *testing.T) {
 
 // TestSilentProxyKeepsItsLastAnswer asks a server that stops answering, but keeps its port.
 func TestSilentProxyKeepsItsLastAnswer(t *testing.T) {
-	silent, done := false, make(chan struct{})
+	var silent atomic.Bool
+	done := make(chan struct{})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if silent {
+		if silent.Load() {
 			<-done
 		}
 		fmt.Fprint(w, "nftables")
@@ -65,8 +67,8 @@ func TestSilentProxyKeepsItsLastAnswer(t *testing.T) {
 	want := []Kind{{KubeProxy, "nftables"}}
 	for range 3 {
 		if got := p.Look(t.Context()); !slices.Equal(got, want) {
-			t.Errorf("silent %v: %v, want %v", silent, got, want)
+			t.Errorf("silent %v: %v, want %v", silent.Load(), got, want)
 		}
-		silent = true
+		silent.Store(true)
 	}
 }
