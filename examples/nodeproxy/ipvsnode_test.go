@@ -529,11 +529,10 @@ func privilegesIPVS(t *testing.T) {
 	s.answeredBy(t, clusterVIP, podIPs[0])
 	p.logged(t, "kube-proxy has deprecated its mode ipvs")
 
-	// As with kube-proxy, a higher limit of connections is lowered to the configured one,
-	// unless that is 0.
+	// As with kube-proxy, the limit of connections is only raised.
 	const limit = "/proc/sys/net/netfilter/nf_conntrack_max"
-	for _, tt := range []struct{ perCore, want string }{{"0", "777777\n"}, {"1", "200000\n"}} {
-		if err := os.WriteFile(limit, []byte("777777"), 0); err != nil {
+	for _, tt := range []struct{ perCore, was, want string }{{"0", "77777", "77777\n"}, {"1", "77777", "200000\n"}, {"1", "777777", "777777\n"}} {
+		if err := os.WriteFile(limit, []byte(tt.was), 0); err != nil {
 			t.Fatal(err)
 		}
 		cmd := exec.Command("/proc/self/exe", "run", "--init-only", "--conntrack-max-per-core", tt.perCore, "--conntrack-min", "200000")
@@ -542,7 +541,7 @@ func privilegesIPVS(t *testing.T) {
 			t.Errorf("--init-only: %v\n%s", err, out)
 		}
 		if got, err := os.ReadFile(limit); err != nil || string(got) != tt.want {
-			t.Errorf("--conntrack-max-per-core %s: the limit is %s, want %s, error %v", tt.perCore, got, tt.want, err)
+			t.Errorf("--conntrack-max-per-core %s: the limit was %s and is %s, want %s, error %v", tt.perCore, tt.was, got, tt.want, err)
 		}
 	}
 }
