@@ -15,7 +15,7 @@ import (
 // servers of the node that listen at loopback addresses only (CVE-2020-8558). The guard is the
 // chain KUBE-PROXY-LOCALNET and the jumps to it from INPUT and OUTPUT, which drop such packets.
 // It is in effect before this package sets the sysctl, and stays for as long as the sysctl is
-// set, whoever set it.
+// set, no matter which program set it.
 //
 // A rule of the guard without a target, guardMark, records that the sysctl was 0 before. Only
 // then does this package set it back, also in another process.

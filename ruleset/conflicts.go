@@ -83,7 +83,7 @@ func sameFrontends(a, b *tracker.ServicePort) bool {
 // The owner is the first in this order:
 //
 //  1. A cluster IP before a load-balancer IP before an external IP. The API server
-//     assigns the first and a controller the second, but whoever may edit a Service
+//     assigns the first and a controller the second, but any user who may edit a Service
 //     chooses its external IPs. So no Service takes another's cluster IP or
 //     load-balancer IP with an external IP.
 //  2. The Service that was created first (metadata.creationTimestamp, in seconds). A

@@ -14,7 +14,7 @@ import (
 
 // TestOutageOfTheAPIServer stops the API server, for long enough that the pauses between
 // two attempts have grown. The agent logs the cause and keeps the rules, follows the API
-// server after its return, and ends when it is told to during an outage.
+// server after its return, and ends at a signal during an outage.
 func TestOutageOfTheAPIServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a minute; run without -short")

@@ -53,7 +53,7 @@ var (
 	// (HCN_E_PORT_ALREADY_EXISTS, ERROR_ALREADY_EXISTS).
 	ErrExists = errors.New("already exists")
 	// ErrNotImplemented means that this version of Windows cannot do it (E_NOTIMPL).
-	ErrNotImplemented = errors.New("not implemented by this version of Windows")
+	ErrNotImplemented = errors.New("this version of Windows lacks the call")
 )
 
 // Feature is something that only some versions of the service have.
