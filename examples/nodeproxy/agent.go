@@ -154,7 +154,7 @@ func newAgent(ctx context.Context, cfg *config.Config, modes []mode, out io.Writ
 		return nil, err
 	}
 	a.instance = rand.Text()
-	a.takeOver = newTakeOver(cfg, modes, a.netns, a.instance, a.boundTo, log)
+	a.takeOver = newTakeOver(cfg, modes, a.families, a.netns, a.instance, a.boundTo, log)
 	a.takeOver.failed = a.metrics.CleanupFailed
 	a.takeOver.report = func(k takeover.Kind, s takeover.State) { a.metrics.OtherRules(string(k.Owner), k.Mode, string(s)) }
 	a.takeOver.powerless = !takesOverIn(a.kernel.get().plane, cfg.Adopt, log)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-proxier/proxier/examples/metrics"
 	"github.com/go-proxier/proxier/examples/nodeproxy/internal/config"
+	"github.com/go-proxier/proxier/examples/nodeproxy/internal/takeover"
 	"github.com/go-proxier/proxier/iptables"
 	"github.com/go-proxier/proxier/ipvs"
 	"github.com/go-proxier/proxier/nftables"
@@ -194,7 +195,7 @@ const kubeProxyTable = "kube-proxy"
 func allModes() []mode { return []mode{nftablesMode(), iptablesMode(), ipvsMode(), userspaceMode()} }
 
 func nftablesMode() mode {
-	return contract[nftables.Config, *nftables.Backend]{
+	m := contract[nftables.Config, *nftables.Backend]{
 		new: nftables.New, probe: nftables.Probe, owned: nftables.Owned, cleanup: nftables.Cleanup, lookup: nftables.Lookup,
 		config: func(s settings) (nftables.Config, error) {
 			c := nftables.Config{Families: s.families, MasqueradeMark: s.mark(), Clients: s.clients, NetNS: s.netns, Log: s.log}
@@ -218,6 +219,20 @@ func nftablesMode() mode {
 		watch:   250 * time.Millisecond, // after transactions only
 		noEntry: "no entry for it",
 	})
+	cleanup := m.cleanup
+	m.cleanup = func(ctx context.Context, log *slog.Logger) error {
+		return errors.Join(cleanup(ctx, log), unmark(ctx, log))
+	}
+	return m
+}
+
+// unmark deletes the agent's markers, if the kernel has nf_tables.
+func unmark(ctx context.Context, log *slog.Logger) error {
+	found, err := nftables.Owned(ctx, nftables.Config{Table: kubeProxyTable, Log: log})
+	if err != nil || !found {
+		return missing(err, log)
+	}
+	return takeover.Unmark(ctx)
 }
 
 func iptablesMode() mode { return iptablesModeWith(func(*iptables.Config) {}) }

@@ -186,6 +186,14 @@
 // answers 200 when the rules are in effect. kube-proxy has no such page, so a probe of /readyz
 // does not take a kube-proxy that still holds the port for nodeproxy.
 //
+// Other programs find out by kube-proxy's tables whether Services are in nftables: Calico's Felix,
+// with nftablesMode Auto, looks for chains in the tables kube-proxy of families ip and ip6 every
+// 15 s, and restarts with another data plane when they come or go. So when mode nftables has
+// removed the rules of kube-proxy's nftables mode, it keeps tables of this name with the chain
+// nodeproxy-marker, which no packet enters. --kube-proxy-table=always makes them on every node, and
+// never leaves them out. Another mode, and --cleanup, remove them. A kube-proxy that starts again
+// adds its own chains.
+//
 // Clients of Services with client affinity keep their endpoint if mode nftables takes over from
 // kube-proxy's modes nftables or iptables, or mode iptables from mode iptables. Otherwise they
 // may get another endpoint: xt_recent of mode iptables has no way to set the time of a client's

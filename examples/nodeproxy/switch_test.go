@@ -42,7 +42,7 @@ func rules(t *testing.T, h *netlab.Host) map[string]bool {
 	}
 	listing := list("nft", "list", "tables")
 	out["nftables"] = strings.Contains(listing, "table ip proxier\n")
-	out["kube-proxy nftables"] = strings.Contains(listing, "table ip kube-proxy\n")
+	out["kube-proxy nftables"] = strings.Contains(listing, "table ip kube-proxy\n") && slices.ContainsFunc(chainsOfKubeProxy(t, h, "ip"), func(chain string) bool { return chain != "nodeproxy-marker" })
 	saved := list("iptables-save")
 	out["iptables"] = strings.Contains(saved, "\n:KUBE-SERVICES ")
 	out["ipvs"] = strings.Contains(saved, "\n:KUBE-IPVS-SERVICES ")

@@ -37,6 +37,11 @@ type takeOver struct {
 	modes []mode
 	inUse string // the agent's mode
 	adopt bool
+	// marks is when markers are made, and marking reports that they are kept. families are
+	// those of the markers.
+	marks    config.KubeProxyTable
+	marking  bool
+	families []tracker.Family
 	// powerless reports that the process cannot read or remove rules.
 	powerless bool
 	// retry is how long to wait after a failure.
@@ -75,9 +80,9 @@ type otherRules struct {
 
 // newTakeOver returns the takeOver of an agent. bound reports whether one of the agent's own
 // servers listens at an address.
-func newTakeOver(cfg *config.Config, modes []mode, netns *os.File, instance string, bound func(addr string) bool, log *slog.Logger) *takeOver {
+func newTakeOver(cfg *config.Config, modes []mode, families []tracker.Family, netns *os.File, instance string, bound func(addr string) bool, log *slog.Logger) *takeOver {
 	t := &takeOver{
-		modes: modes, inUse: cfg.Mode, adopt: cfg.Adopt, retry: cfg.SyncPeriod, log: log,
+		modes: modes, inUse: cfg.Mode, adopt: cfg.Adopt, marks: cfg.KubeProxyTable, families: families, retry: cfg.SyncPeriod, log: log,
 		kernel:   &takeover.Kernel{NetNS: netns, Legacy: func(ctx context.Context) (map[takeover.Owner]bool, error) { return legacyOwners(ctx, log) }},
 		prober:   &takeover.Prober{Own: instance, Skip: bound},
 		inEffect: make(chan struct{}), kinds: map[takeover.Kind]*otherRules{},
@@ -229,7 +234,41 @@ func (t *takeOver) look(ctx context.Context) (time.Duration, error) {
 			interval = min(interval, presentInterval)
 		}
 	}
-	return interval, nil
+	return interval, t.mark(ctx, rules)
+}
+
+// mark makes the markers that are wanted and missing, or removes those that are not wanted. In
+// modes other than nftables the removal of that mode removes them.
+func (t *takeOver) mark(ctx context.Context, rules map[takeover.Kind]takeover.Rules) error {
+	if t.inUse != config.ModeNFTables {
+		return nil
+	}
+	marked := t.kernel.Marked()
+	switch t.marks {
+	case config.TableNever:
+		if len(marked) != 0 {
+			return takeover.Unmark(ctx)
+		}
+		return nil
+	case config.TableAlways:
+		t.marking = true
+	case config.TableAdopted:
+		t.marking = t.marking || len(marked) != 0
+	}
+	if !t.marking || rules[takeover.Kind{Owner: takeover.KubeProxy, Mode: config.ModeNFTables}].Present || !slices.ContainsFunc(t.families, func(f tracker.Family) bool { return !slices.Contains(marked, f) }) {
+		return nil
+	}
+	return takeover.Mark(t.families)
+}
+
+// replaceByMarker removes the rules of kube-proxy's nftables mode, and makes markers in the same
+// transaction.
+func (t *takeOver) replaceByMarker(context.Context, *slog.Logger) error {
+	if err := takeover.Mark(t.families); err != nil {
+		return err
+	}
+	t.marking = true
+	return nil
 }
 
 // removes reports whether rules of this kind are removed when their owner has ended.
@@ -283,6 +322,9 @@ func (t *takeOver) remove(ctx context.Context, k takeover.Kind, o *otherRules) {
 	cleanup := m.cleanup
 	if k.Owner == takeover.KubeProxy {
 		cleanup = m.cleanupKubeProxy
+		if k.Mode == config.ModeNFTables && t.inUse == k.Mode && t.marks != config.TableNever {
+			cleanup = t.replaceByMarker
+		}
 	}
 	t.result(ctx, k, cleanup(ctx, t.log))
 }

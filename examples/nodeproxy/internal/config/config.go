@@ -41,8 +41,10 @@ type Config struct {
 	WriteConfigTo string
 	Cleanup       bool
 	Adopt         bool
-	InitOnly      bool
-	SocketLB      SocketLB
+	// KubeProxyTable is when the agent, in mode nftables, keeps a table named like kube-proxy's.
+	KubeProxyTable KubeProxyTable
+	InitOnly       bool
+	SocketLB       SocketLB
 	// Offload has the patterns of the interfaces between which mode nftables offloads
 	// connections. Nil offloads none.
 	Offload []string

@@ -54,7 +54,7 @@ func loggingFlags() map[string]func(to, from *logsapi.LoggingConfiguration) {
 // field for it. The flags of logging and --hostname-override take precedence over the file.
 func (fl *Flags) ignored(name string) bool {
 	own := []string{
-		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy",
+		"config", "write-config-to", "manifests", "master", "cleanup", "init-only", "adopt-from-kube-proxy", "kube-proxy-table",
 		"hostname-override", "sync-period", "min-sync-period", "nftables-offload", "service-traffic-metrics", "allow-annotations", "budget",
 		"socket-lb", "socket-lb-cgroup", "socket-lb-node-only",
 	}
@@ -98,6 +98,7 @@ func NewFlags(verb string) *Flags {
 
 	f.BoolVar(&fl.out.Cleanup, "cleanup", false, "remove all rules of every mode and exit; with --adopt-from-kube-proxy, also kube-proxy's rules, even if it runs")
 	f.BoolVar(&fl.out.Adopt, "adopt-from-kube-proxy", false, "when the agent's rules are in effect and kube-proxy has ended, remove the rules that kube-proxy left on the node, so that no traffic is lost")
+	f.Var(&fl.out.KubeProxyTable, "kube-proxy-table", "`when` to keep a table kube-proxy with an empty chain, in mode nftables, for programs that look for kube-proxy's chains, such as Calico's Felix with nftablesMode Auto: always, adopted (once the agent has taken over from kube-proxy's nftables mode) or never")
 	f.BoolVar(&fl.out.InitOnly, "init-only", false, "set all kernel parameters that the mode needs and exit: this needs a writable /proc/sys, and run then needs none")
 
 	f.BoolVar(&fl.out.SocketLB.Enabled, "socket-lb", false, "translate TCP connections of this node's processes and pods when they connect, by BPF programs, so that their packets need no translation; the rules of the mode serve all other traffic")

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/tracker"
 )
 
 // Rules is what the kernel has of one kind.
@@ -27,7 +28,7 @@ type Rules struct {
 }
 
 // tablesOf holds the names of the tables of each owner's nftables mode.
-var tablesOf = map[Owner][]string{KubeProxy: {"kube-proxy"}, Nodeproxy: {"proxier", "proxier-shadow"}}
+var tablesOf = map[Owner][]string{KubeProxy: {kubeProxyTable}, Nodeproxy: {"proxier", "proxier-shadow"}}
 
 // Chains by which the owners of rules in iptables are recognized. kubelet has none of them.
 // kube-proxy has chainServices in its modes iptables and ipvs, and writes it at every sync.
@@ -58,6 +59,7 @@ type Kernel struct {
 	generation uint32
 	looked     bool
 	last       map[Kind]Rules
+	marked     []tracker.Family
 	legacy     map[Owner]bool
 	legacyAt   time.Time
 }
@@ -137,6 +139,10 @@ func (k *Kernel) look(ctx context.Context) (map[Kind]Rules, error) {
 	return k.last, nil
 }
 
+// Marked returns the address families that had a marker at the last look. The caller must not
+// change it.
+func (k *Kernel) Marked() []tracker.Family { return k.marked }
+
 // currentGeneration returns the number of transactions of nf_tables, which wraps around.
 func (k *Kernel) currentGeneration(ctx context.Context) (gen uint32, err error) {
 	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETGEN, Family: unix.AF_UNSPEC}
@@ -159,6 +165,14 @@ func (k *Kernel) readRules(ctx context.Context, device bool) (map[Kind]Rules, er
 			}
 		}
 		out[Kind{owner, "nftables"}] = rules
+	}
+	marked, err := k.markers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k.marked = marked
+	if own := (Kind{Nodeproxy, "nftables"}); len(marked) != 0 {
+		out[own] = Rules{Present: true, Stamp: out[own].Stamp}
 	}
 	var services, own Rules
 	if err := errors.Join(k.addChain(ctx, &services, chainServices), k.addChain(ctx, &own, chainIPVSServices)); err != nil {
@@ -215,6 +229,13 @@ func (k *Kernel) addTable(ctx context.Context, rules *Rules, name string) error 
 		found, err := k.exists(ctx, unix.NFT_MSG_GETTABLE, family, attrs)
 		if err != nil {
 			return err
+		}
+		if found && name == kubeProxyTable {
+			marker, err := k.isMarker(ctx, family)
+			if err != nil {
+				return err
+			}
+			found = !marker
 		}
 		if found {
 			rules.Present = true

@@ -1,0 +1,107 @@
+//go:build linux
+
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/go-proxier/proxier/internal/nfnl"
+	"github.com/go-proxier/proxier/tracker"
+)
+
+// markerChain is the only chain of a marker.
+const markerChain = "nodeproxy-marker"
+
+// kubeProxyTable is the name of the tables of kube-proxy's nftables mode.
+const kubeProxyTable = "kube-proxy"
+
+// A marker is a table named like kube-proxy's, with one chain that no packet enters. Other
+// programs look for kube-proxy's chains to find out whether Services are in nftables: Calico's
+// Felix, with NFTablesMode Auto, chooses its own data plane by them.
+
+// Mark makes markers in the calling thread's network namespace. A table of kube-proxy, with all of
+// its rules, is replaced by the marker in one transaction.
+func Mark(families []tracker.Family) error {
+	return edit(families, func(conn *nftables.Conn, t *nftables.Table) {
+		conn.AddTable(t) // there must be one to delete
+		conn.DelTable(t)
+		conn.AddTable(t)
+		conn.AddChain(&nftables.Chain{Name: markerChain, Table: t})
+	})
+}
+
+// Unmark deletes the markers in the calling thread's network namespace. It leaves tables of
+// kube-proxy.
+func Unmark(ctx context.Context) error {
+	var k Kernel
+	defer k.close()
+	marked, err := k.markers(ctx)
+	if err != nil || len(marked) == 0 {
+		return err
+	}
+	return edit(marked, func(conn *nftables.Conn, t *nftables.Table) { conn.DelTable(t) })
+}
+
+// edit calls fn with kube-proxy's table of each family and commits what it adds to conn.
+func edit(families []tracker.Family, fn func(*nftables.Conn, *nftables.Table)) error {
+	conn, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("cannot edit table %s: %w", kubeProxyTable, err)
+	}
+	for _, f := range families {
+		family := nftables.TableFamilyIPv4
+		if f == tracker.IPv6 {
+			family = nftables.TableFamilyIPv6
+		}
+		fn(conn, &nftables.Table{Name: kubeProxyTable, Family: family})
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("cannot edit table %s: %w", kubeProxyTable, err)
+	}
+	return nil
+}
+
+// markers returns the families that have a marker.
+func (k *Kernel) markers(ctx context.Context) (out []tracker.Family, err error) {
+	if err := k.open(); err != nil {
+		return nil, err
+	}
+	for _, f := range []tracker.Family{tracker.IPv4, tracker.IPv6} {
+		family := uint8(unix.NFPROTO_IPV4)
+		if f == tracker.IPv6 {
+			family = unix.NFPROTO_IPV6
+		}
+		marker, err := k.isMarker(ctx, family)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read table %s: %w", kubeProxyTable, err)
+		}
+		if marker {
+			out = append(out, f)
+		}
+	}
+	return out, nil
+}
+
+// isMarker reports whether kube-proxy's table exists and has markerChain and nothing else.
+func (k *Kernel) isMarker(ctx context.Context, family uint8) (bool, error) {
+	var use uint32 // the number of chains, sets and other objects
+	r := nfnl.Request{Subsystem: unix.NFNL_SUBSYS_NFTABLES, Type: unix.NFT_MSG_GETTABLE, Family: family, Attrs: nfnl.AppendString(nil, unix.NFTA_TABLE_NAME, kubeProxyTable)}
+	err := k.get(ctx, r, func(typ uint16, data []byte) {
+		if typ == unix.NFTA_TABLE_USE {
+			use = nfnl.Uint32(data)
+		}
+	})
+	if errors.Is(err, unix.ENOENT) || err == nil && use != 1 {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	attrs := nfnl.AppendString(nfnl.AppendString(nil, unix.NFTA_CHAIN_TABLE, kubeProxyTable), unix.NFTA_CHAIN_NAME, markerChain)
+	return k.exists(ctx, unix.NFT_MSG_GETCHAIN, family, attrs)
+}
