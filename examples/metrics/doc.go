@@ -1,12 +1,12 @@
 // Package metrics exports Prometheus metrics of a node agent, with the names, types, labels
-// and buckets of kube-proxy 1.36, so that dashboards and alerts for kube-proxy work:
+// and buckets of kube-proxy 1.37, so that dashboards and alerts for kube-proxy work:
 //
 //	set := metrics.NewSet(metrics.Config{Mode: "nftables", Families: families})
 //	cursor := engine.Attach("metrics", set) // to be synced after the cursor of the rules
 //	http.Handle("/metrics", set.Handler())
 //
-// The source of names, types, labels and buckets is the Kubernetes Metrics Reference for
-// v1.36; a test holds them as a table.
+// The source of names, types, labels and buckets is the Kubernetes Metrics Reference; a test
+// holds them as a table.
 //
 // A [Set] holds one agent's metrics in its own registry. Hooks of the library feed it: it
 // is a ruleset.Backend that follows the deltas that are in effect, and has methods for the

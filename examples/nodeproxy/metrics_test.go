@@ -36,9 +36,10 @@ type metricFact struct {
 	buckets            []float64
 }
 
-// kubeProxyMetrics returns the metrics of kube-proxy 1.36 on Linux. Names, types and labels
-// come from the Kubernetes Metrics Reference for v1.36, which calls the type of a metric of a
-// collector "custom".
+// kubeProxyMetrics returns the metrics of kube-proxy 1.37 on Linux, except those of its feature
+// gate for NodePorts at loopback addresses. Names, types and labels come from the Kubernetes
+// Metrics Reference, which calls the type of a metric of a collector "custom". All that
+// kube-proxy 1.37.2 served in modes nftables and iptables is here.
 func kubeProxyMetrics() []metricFact {
 	const iptables, nftables, all = "i", "n", "inv" // v is ipvs
 	var syncs, latencies []float64

@@ -16,9 +16,9 @@ import (
 
 const upstream = "k8s.io/kubernetes"
 
-// corednsModule is CoreDNS in the version that Kubernetes v1.36 deploys. It is built
+// corednsModule is CoreDNS in the version that Kubernetes v1.37 deploys. It is built
 // outside of this module, because it needs other versions of dependencies than Kubernetes.
-const corednsModule = "github.com/coredns/coredns@v1.14.2"
+const corednsModule = "github.com/coredns/coredns@v1.14.6"
 
 // kubernetesVersion returns the version of Kubernetes that go.mod requires.
 func kubernetesVersion() (string, error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/go-proxier/proxier/tracker"
 )
 
-// TestNamesOfMemoriesAreKubeProxys compares with names that kube-proxy 1.36 wrote.
+// TestNamesOfMemoriesAreKubeProxys compares with names that kube-proxy 1.37 wrote.
 func TestNamesOfMemoriesAreKubeProxys(t *testing.T) {
 	k := tracker.Key{ServicePortName: tracker.ServicePortName{
 		NamespacedName: types.NamespacedName{Namespace: "default", Name: "web"}, Port: "http", Protocol: v1.ProtocolTCP,
