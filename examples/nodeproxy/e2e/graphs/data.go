@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/perf/benchfmt"
 )
@@ -18,13 +19,15 @@ const endpoints = 10
 // data holds the figures of cold starts and of changes, by kind.
 type data struct {
 	start, change [kinds]points
+	period        time.Duration // the minSyncPeriod of kubeProxyShort, or 0
 }
 
 // kind is the subject of a line in a graph.
 type kind int
 
 const (
-	kubeProxy kind = iota
+	kubeProxy      kind = iota // with its default minSyncPeriod
+	kubeProxyShort             // with another
 	nodeproxy
 	library
 	floor
@@ -117,6 +120,7 @@ func (d *data) addRival(r io.Reader, file string) error {
 	var report struct {
 		Runs []struct {
 			Proxy, Mode         string
+			MinSyncPeriod       string
 			Services, Endpoints int
 			Start               struct{ Seconds float64 }
 			Change              struct {
@@ -139,8 +143,22 @@ func (d *data) addRival(r io.Reader, file string) error {
 		case run.Services <= 0:
 			return fmt.Errorf("%s: %s: %d Services", file, run.Proxy, run.Services)
 		}
-		// A failed run counts with its measurements before the failure.
-		if run.Start.Seconds > 0 {
+		if k == kubeProxy && run.MinSyncPeriod != "" {
+			k = kubeProxyShort
+			switch period, err := time.ParseDuration(run.MinSyncPeriod); {
+			case err != nil || period <= 0:
+				return fmt.Errorf("%s: bad minSyncPeriod %q", file, run.MinSyncPeriod)
+			case d.period > 0 && d.period != period:
+				return fmt.Errorf("%s: two values of minSyncPeriod, %s and %s", file, d.period, period)
+			default:
+				d.period = period
+			}
+		}
+		// A failed run counts with its measurements before the failure. The period has no
+		// part in a start.
+		if run.Start.Seconds > 0 && k == kubeProxyShort {
+			n++
+		} else if run.Start.Seconds > 0 {
 			d.start[k].add(float64(run.Services), run.Start.Seconds)
 			n++
 		}

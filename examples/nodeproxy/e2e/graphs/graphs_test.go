@@ -60,6 +60,7 @@ PASS
 	rivalText = `{"runs": [
 {"proxy": "kube-proxy", "mode": "nftables", "services": 100, "endpoints": 10, "start": {"seconds": 0.6}, "change": {"p50Ms": 1000}},
 {"proxy": "nodeproxy", "mode": "nftables", "services": 100, "endpoints": 10, "start": {"seconds": 0.15}, "change": {"p50Ms": 0.6}},
+{"proxy": "kube-proxy", "minSyncPeriod": "1ms", "mode": "nftables", "services": 100, "endpoints": 10, "start": {"seconds": 0.6}, "change": {"p50Ms": 28}},
 {"proxy": "kube-proxy", "mode": "iptables", "services": 100, "endpoints": 10, "start": {"seconds": 0.7}, "change": {"p50Ms": 960}}
 ]}`
 )
@@ -94,6 +95,11 @@ func TestSameInputGivesSameBytes(t *testing.T) {
 	for _, want := range []string{"kube-proxy: 600 ms with 100 Services.", "library alone: 4.0 ms with 100 Services, 30 ms with 1,000 Services.", "floor: 2.0 ms with"} {
 		if !strings.Contains(first["cold-start-dark.svg"], want) {
 			t.Errorf("no %q in\n%s", want, first["cold-start-dark.svg"])
+		}
+	}
+	for _, want := range []string{"kube-proxy: 1.0 s with 100 Services.", "kube-proxy, 1 ms: 28 ms with 100 Services.", "with its default minSyncPeriod of 1 s, and with one of 1 ms."} {
+		if !strings.Contains(first["one-change-dark.svg"], want) {
+			t.Errorf("no %q in\n%s", want, first["one-change-dark.svg"])
 		}
 	}
 	later, err := draw(t, benchText, rivalText, strings.Replace(rivalText, "0.6", "0.7", 1))
@@ -136,6 +142,8 @@ func TestBadInputIsRejected(t *testing.T) {
 		{benchText, "", "rival0: EOF"},
 		{benchText, "{}", "rival0: no run in mode nftables with 10 endpoints"},
 		{benchText, strings.ReplaceAll(rivalText, "kube-proxy", "other"), `rival0: unknown proxy "other"`},
+		{benchText, strings.Replace(rivalText, `"mode": "nftables"`, `"minSyncPeriod": "2ms", "mode": "nftables"`, 1), "rival0: two values of minSyncPeriod, 2ms and 1ms"},
+		{benchText, strings.Replace(rivalText, "1ms", "-1s", 1), `rival0: bad minSyncPeriod "-1s"`},
 		{benchText, strings.ReplaceAll(rivalText, `{"seconds": 0.6}`, `{}`), "rival0: kube-proxy with 100 Services has no time"},
 	} {
 		_, err := draw(t, tt.bench, tt.rival)

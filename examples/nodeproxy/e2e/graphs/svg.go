@@ -16,16 +16,17 @@ type theme struct {
 }
 
 var themes = []theme{
-	{"light", "#1f2328", "#59636e", "#d1d9e0", "#ffffff", [kinds]string{kubeProxy: "#bc4c00", nodeproxy: "#0a53be", library: "#0a53be", floor: "#6e7781"}},
-	{"dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", [kinds]string{kubeProxy: "#f0883e", nodeproxy: "#6cb6ff", library: "#6cb6ff", floor: "#9198a1"}},
+	{"light", "#1f2328", "#59636e", "#d1d9e0", "#ffffff", [kinds]string{kubeProxy: "#bc4c00", kubeProxyShort: "#bc4c00", nodeproxy: "#0a53be", library: "#0a53be", floor: "#6e7781"}},
+	{"dark", "#f0f6fc", "#9198a1", "#3d444d", "#0d1117", [kinds]string{kubeProxy: "#f0883e", kubeProxyShort: "#f0883e", nodeproxy: "#6cb6ff", library: "#6cb6ff", floor: "#9198a1"}},
 }
 
 // dashes are the patterns of lines.
-var dashes = [kinds]string{library: "7 5", floor: "1.5 5"}
+var dashes = [kinds]string{kubeProxyShort: "7 5", library: "7 5", floor: "1.5 5"}
 
 // graph is one picture.
 type graph struct {
 	file, title, subtitle string
+	notes                 []string
 	lines                 []line
 }
 
@@ -40,6 +41,12 @@ func (d *data) graphs() []graph {
 	labels := [kinds]string{
 		kubeProxy: "kube-proxy", nodeproxy: "nodeproxy", library: "library alone", floor: "floor",
 	}
+	periods := "kube-proxy with its default minSyncPeriod of 1 s."
+	if d.period > 0 {
+		period := duration(d.period.Seconds(), 1)
+		labels[kubeProxyShort] = "kube-proxy, " + period
+		periods = "kube-proxy: with its default minSyncPeriod of 1 s, and with one of " + period + "."
+	}
 	lines := func(all [kinds]points) (out []line) {
 		for k, p := range all {
 			if len(p) > 0 {
@@ -50,21 +57,24 @@ func (d *data) graphs() []graph {
 	}
 	const axes = "nftables mode, 10 endpoints a Service, logarithmic axes"
 	return []graph{
-		{"cold-start", "Cold start: until every Service works", axes, lines(d.start)},
-		{"one-change", "One change: until it is in effect", axes, lines(d.change)},
+		{"cold-start", "Cold start: until every Service works", axes, notes, lines(d.start)},
+		{"one-change", "One change: until it is in effect", axes, append([]string{periods}, notes...), lines(d.change)},
 	}
 }
 
-// notes explain the lines.
+// notes explain the lines of all graphs.
 var notes = []string{
 	"kube-proxy, nodeproxy: beside an API server, to the first connection that is answered.",
+	"kube-proxy was not measured with more than 3,000 Services, with which it can block nf_tables for minutes.",
 	"library alone: from objects in memory to the kernel's commit. floor: as many elements, or one, by bare netlink.",
 }
 
-// The picture's size and the margins of the plot in it, in pixels.
+// The size of the picture without notes and the margins of the plot in it, in pixels. Each note
+// adds a line.
 const (
-	width, height            = 760, 462
-	left, right, top, bottom = 76, 190, 72, 90
+	width, plain             = 760, 432
+	left, right, top, bottom = 76, 190, 72, 60
+	noteLine                 = 17
 )
 
 // svg draws the graph. The coordinates are rounded to tenths.
@@ -74,10 +84,11 @@ func (g graph) svg(t theme) []byte {
 		return left + (width-left-right)*(math.Log10(v)-x0)/(x1-x0)
 	}
 	y := func(v float64) float64 {
-		return height - bottom - (height-top-bottom)*(math.Log10(v)-y0)/(y1-y0)
+		return plain - bottom - (plain-top-bottom)*(math.Log10(v)-y0)/(y1-y0)
 	}
 	var b bytes.Buffer
 	p := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	height := plain + noteLine*len(g.notes)
 	p(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" font-family="system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif">`, width, height, width, height)
 	p(`<title>%s</title>`, g.title)
 	p(`<desc>%s</desc>`, g.describe())
@@ -90,10 +101,10 @@ func (g graph) svg(t theme) []byte {
 		p(`<text x="%d" y="%.1f" font-size="13" text-anchor="end" fill="%s">%s</text>`, left-10, y(v)+4.5, t.faint, duration(v, 1))
 	}
 	for _, n := range g.ticks() {
-		p(`<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="%s"/>`, x(n), height-bottom, x(n), height-bottom+5, t.faint)
-		p(`<text x="%.1f" y="%d" font-size="13" text-anchor="middle" fill="%s">%s</text>`, x(n), height-bottom+22, t.faint, thousands(n))
+		p(`<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="%s"/>`, x(n), plain-bottom, x(n), plain-bottom+5, t.faint)
+		p(`<text x="%.1f" y="%d" font-size="13" text-anchor="middle" fill="%s">%s</text>`, x(n), plain-bottom+22, t.faint, thousands(n))
 	}
-	p(`<text x="%.1f" y="%d" font-size="13" text-anchor="middle" fill="%s">Services</text>`, float64(left+width-right)/2, height-bottom+44, t.faint)
+	p(`<text x="%.1f" y="%d" font-size="13" text-anchor="middle" fill="%s">Services</text>`, float64(left+width-right)/2, plain-bottom+44, t.faint)
 
 	for _, l := range g.lines {
 		colour, dash := t.lines[l.kind], ""
@@ -118,8 +129,8 @@ func (g graph) svg(t theme) []byte {
 		}
 		p(`<text x="%.1f" y="%.1f" font-size="14" text-anchor="%s" fill="%s" stroke="%s" stroke-width="5" stroke-linejoin="round" paint-order="stroke"><tspan font-weight="600">%s</tspan> %s</text>`, lx, ly, anchor, t.lines[l.kind], t.background, l.label, duration(last.seconds, 2))
 	}
-	for i, note := range notes {
-		p(`<text x="20" y="%d" font-size="12" fill="%s">%s</text>`, height-bottom+68+17*i, t.faint, note)
+	for i, note := range g.notes {
+		p(`<text x="20" y="%d" font-size="12" fill="%s">%s</text>`, plain-bottom+68+noteLine*i, t.faint, note)
 	}
 	p(`</svg>`)
 	return b.Bytes()

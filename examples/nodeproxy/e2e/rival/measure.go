@@ -28,6 +28,10 @@ const (
 	kubeProxy = "kube-proxy"
 )
 
+// shortestPeriod is the minSyncPeriod of kube-proxy's second measurement. With its default of
+// 1 s, most of a change's latency is a pause. A period of 0 means the default.
+const shortestPeriod = time.Millisecond
+
 // Bounds of the time until a proxy has started, and until a change is in effect.
 const (
 	startTimeout  = 10 * time.Minute
@@ -58,17 +62,17 @@ func measureAll(ctx context.Context, o *options, dir string) (*Report, error) {
 		}
 		first := len(r.Runs)
 		for _, mode := range o.modes {
-			for _, proxy := range []string{kubeProxy, nodeproxy} {
-				if proxy == kubeProxy && (o.rival == "" || size > maxKubeProxy || !slices.Contains(o.services, size)) {
+			for _, run := range []*Run{{Proxy: kubeProxy}, {Proxy: kubeProxy, MinSyncPeriod: shortestPeriod.String()}, {Proxy: nodeproxy}} {
+				if run.Proxy == kubeProxy && (o.rival == "" || size > maxKubeProxy || !slices.Contains(o.services, size)) {
 					continue
 				}
-				run, err := c.measure(ctx, o, proxy, mode)
-				if err != nil {
+				run.Mode, run.Services, run.Endpoints = mode, c.services, c.endpoints
+				if err := c.measure(ctx, o, run); err != nil {
 					if ctx.Err() != nil {
 						return r, ctx.Err()
 					}
 					run.Failed = err.Error()
-					progress("%s %s %d: %v", proxy, mode, size, err)
+					progress("%s, %s, %d Services: %v", run.title(), mode, size, err)
 				}
 				r.Runs = append(r.Runs, *run)
 			}
@@ -85,24 +89,26 @@ func progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
 }
 
-// measure makes one run, except for the phases that together measures.
-func (c *control) measure(ctx context.Context, o *options, proxy, mode string) (*Run, error) {
-	r := &Run{Proxy: proxy, Mode: mode, Services: c.services, Endpoints: c.endpoints}
-	bin, changes := o.rival, o.kubeProxyChanges
-	if proxy == nodeproxy {
-		bin, changes = o.nodeproxy, o.changes
+// measure makes the run r, except for the phases that together measures.
+func (c *control) measure(ctx context.Context, o *options, r *Run) error {
+	bin, changes := o.rival, o.changes
+	switch {
+	case r.Proxy == nodeproxy:
+		bin = o.nodeproxy
+	case r.MinSyncPeriod == "":
+		changes = o.kubeProxyChanges
 	}
 	if text, err := exec.Command(bin, "--version").Output(); err == nil {
 		r.Version = strings.TrimSpace(string(text))
 	}
-	progress("%s, %s, %d Services: start", proxy, mode, c.services)
+	progress("%s, %s, %d Services: start", r.title(), r.Mode, c.services)
 	m, err := c.starts(ctx, o, r)
 	if err != nil {
-		return r, fmt.Errorf("start: %w", err)
+		return fmt.Errorf("start: %w", err)
 	}
 	defer m.end()
 	if m.events, err = c.watch(ctx); err != nil {
-		return r, err
+		return err
 	}
 	defer m.events.end()
 	for _, phase := range []struct {
@@ -113,12 +119,12 @@ func (c *control) measure(ctx context.Context, o *options, proxy, mode string) (
 		{"changes of the number of endpoints", func() error { return m.resizes(ctx, o.gap) }},
 		{"burst", func() error { return m.burst(ctx, o.rated, o.rate) }},
 	} {
-		progress("%s, %s, %d Services: %s", proxy, mode, c.services, phase.name)
+		progress("%s, %s, %d Services: %s", r.title(), r.Mode, c.services, phase.name)
 		if err := phase.do(); err != nil {
-			return r, errors.Join(fmt.Errorf("%s: %w", phase.name, err), m.process.ended())
+			return errors.Join(fmt.Errorf("%s: %w", phase.name, err), m.process.ended())
 		}
 	}
-	return r, nil
+	return nil
 }
 
 // launch starts the run's proxy on a new node. The caller must call end.
@@ -133,6 +139,9 @@ func (c *control) launch(o *options, r *Run) (_ *measurement, err error) {
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0")
 	if r.Proxy == nodeproxy {
 		args = append(args, o.extra...)
+	}
+	if r.MinSyncPeriod != "" {
+		args = append(args, "--iptables-min-sync-period", r.MinSyncPeriod) // in mode nftables, too
 	}
 	c.launched++
 	m := &measurement{control: c, run: r}
@@ -504,7 +513,7 @@ func (c *control) together(ctx context.Context, o *options, runs []Run) {
 		if r.Failed != "" {
 			continue
 		}
-		progress("%s, %s, %d Services: start for the idle phase and connections", r.Proxy, r.Mode, r.Services)
+		progress("%s, %s, %d Services: start for the idle phase and connections", r.title(), r.Mode, r.Services)
 		m, err := c.launch(o, r)
 		if err != nil {
 			r.fail(err)
@@ -528,7 +537,7 @@ func (c *control) together(ctx context.Context, o *options, runs []Run) {
 // fail records an error that ended a run.
 func (r *Run) fail(err error) {
 	r.Failed = err.Error()
-	progress("%s %s %d: %s", r.Proxy, r.Mode, r.Services, r.Failed)
+	progress("%s, %s, %d Services: %s", r.title(), r.Mode, r.Services, r.Failed)
 }
 
 // idle measures idle proxies.

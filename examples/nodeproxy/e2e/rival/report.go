@@ -25,6 +25,9 @@ type Run struct {
 	// Proxy is "nodeproxy" or "kube-proxy". Version is its output for --version.
 	Proxy   string `json:"proxy"`
 	Version string `json:"version,omitempty"`
+	// MinSyncPeriod is kube-proxy's least time between two syncs, as its configuration names
+	// it. It is empty for a proxy with its default: 1 s for kube-proxy, none for nodeproxy.
+	MinSyncPeriod string `json:"minSyncPeriod,omitempty"`
 	// Mode is "nftables" or "iptables".
 	Mode string `json:"mode"`
 	// Services is the number of Services. Endpoints is the number of each Service's
@@ -40,6 +43,14 @@ type Run struct {
 	Idle        Idle        `json:"idle"`
 	// Failed is the error that ended the run early. Later phases were not measured.
 	Failed string `json:"failed,omitempty"`
+}
+
+// title names the proxy and its settings.
+func (r *Run) title() string {
+	if r.MinSyncPeriod == "" {
+		return r.Proxy
+	}
+	return r.Proxy + " (" + r.MinSyncPeriod + ")"
 }
 
 // Usage is the resource usage of a phase.
@@ -163,7 +174,7 @@ func (r *Report) Markdown(w io.Writer) error {
 			idle = fmt.Sprintf("%.0f ms, %.1f, %s%s", run.Idle.CPUSeconds*1000/run.Idle.Seconds*60, run.Idle.WakeupsPerSecond, active, programs)
 		}
 		fmt.Fprintf(&b, "| %s | %d | %s | %.2f s | %s / %s%s | %s / %s | %.0f/s, %s%s, %.0f %% | %.0f MiB | %.2f s / %.2f s | %s | %.0f (%s) | %s |",
-			run.Mode, run.Services, run.Proxy, run.Start.Seconds,
+			run.Mode, run.Services, run.title(), run.Start.Seconds,
 			milliseconds(run.Change.P50ms), milliseconds(run.Change.P99ms), floor(run.Change.Watch.P99ms, run.Change.Parts), milliseconds(run.Resize.P50ms), milliseconds(run.Resize.MaxMs),
 			run.Burst.PerSecond, milliseconds(run.Burst.MaxMs), floor(run.Burst.Watch.MaxMs, run.Burst.Parts), 100*run.Burst.Core,
 			peak, run.Start.CPUSeconds, run.Burst.CPUSeconds, idle, run.Connections.PerSecond, run.Connections.share(),

@@ -89,9 +89,11 @@ func TestEveryPhaseIsMeasured(t *testing.T) {
 	if len(r.Runs) < 2 {
 		t.Errorf("%d runs, want at least 2", len(r.Runs))
 	}
+	kinds := map[string]bool{}
 	for _, run := range r.Runs {
+		kinds[run.title()] = true
 		if run.Failed != "" {
-			t.Errorf("%s in mode %s: %s", run.Proxy, run.Mode, run.Failed)
+			t.Errorf("%s in mode %s: %s", run.title(), run.Mode, run.Failed)
 		}
 		if run.Start.Seconds == 0 || run.Change.Count == 0 || run.Resize.Count == 0 || run.Burst.Changes == 0 || run.Connections.Rounds == 0 || run.Connections.PerSecond == 0 || run.Connections.Share == 0 || run.Idle.Seconds == 0 {
 			t.Errorf("a phase was not measured: %+v", run)
@@ -101,12 +103,15 @@ func TestEveryPhaseIsMeasured(t *testing.T) {
 			Parts
 		}{{run.Change.Quantiles, run.Change.Parts}, {run.Resize.Quantiles, run.Resize.Parts}, {run.Burst.Quantiles, run.Burst.Parts}} {
 			if l.MaxMs < max(l.Watch.MaxMs, l.Proxy.MaxMs) || l.MaxMs > l.Watch.MaxMs+l.Proxy.MaxMs+0.001 { // a microsecond for rounding
-				t.Errorf("%s in mode %s: the parts do not add up: %+v", run.Proxy, run.Mode, l)
+				t.Errorf("%s in mode %s: the parts do not add up: %+v", run.title(), run.Mode, l)
 			}
 		}
-		if row := "| " + run.Mode + " | 100 | " + run.Proxy + " |"; !strings.Contains(out.String(), row) {
+		if row := "| " + run.Mode + " | 100 | " + run.title() + " |"; !strings.Contains(out.String(), row) {
 			t.Errorf("no row %q in the table:\n%s", row, &out)
 		}
+	}
+	if os.Getenv("PROXIER_KUBE_PROXY") != "" && len(kinds) != 3 {
+		t.Errorf("measured %v, want kube-proxy with two periods and nodeproxy", kinds)
 	}
 }
 
